@@ -1,0 +1,1 @@
+"""Foretune: know the fast configs before you tune."""

@@ -1,0 +1,1 @@
+"""Collection: wide config spaces measured on real GPUs."""

@@ -1,0 +1,70 @@
+"""Ground floor: the vocabulary that every floor speaks, and the store that keeps measurements.
+
+Imports nothing of ours above it. The store (pandas, pyarrow) is only imported when a dataset is read.
+"""
+
+from __future__ import annotations
+
+from importlib import resources
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from .case import Case
+from .config import KernelConfig
+from .device import DeviceSpec
+from .errors import BundleError, DatasetError, ForetuneError
+from .family import Family
+from .measurement import TIMED, Measurement, Status
+from .models import Model, load_models
+from .problem import DTYPES, GroupSummary, Problem
+
+if TYPE_CHECKING:
+    from .dataset import Dataset
+
+__all__ = [
+    "DTYPES",
+    "TIMED",
+    "BundleError",
+    "Case",
+    "DatasetError",
+    "DeviceSpec",
+    "Family",
+    "ForetuneError",
+    "GroupSummary",
+    "KernelConfig",
+    "Measurement",
+    "Model",
+    "Problem",
+    "Status",
+    "load",
+    "load_models",
+    "names",
+]
+
+
+def names() -> list[str]:
+    """Names of the datasets that are shipped with the package.
+
+    >>> names()
+    ['h200']
+    """
+    root = Path(str(resources.files(__package__)))
+    return sorted(manifest.parent.name for manifest in root.glob("*/dataset.json"))
+
+
+def load(name_or_path: str | Path) -> Dataset:
+    """A shipped dataset by name, or the one in a directory.
+
+    Raises `DatasetError` naming the file that is truncated, foreign, of another schema or filled with NaN,
+    or listing the shipped names where nothing of that name exists.
+
+    >>> load("h200").families
+    ('grouped_gemm_fwd',)
+    """
+    from .store import read
+
+    if str(name_or_path) in names():
+        return read(Path(str(resources.files(__package__))) / str(name_or_path))
+    if not Path(name_or_path).is_dir():
+        raise DatasetError(f"{name_or_path}: neither a directory nor a shipped dataset (shipped: {', '.join(names())})")
+    return read(name_or_path)

@@ -1,0 +1,90 @@
+"""`Dataset`: what a store holds, in memory."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from .case import Case
+from .config import KernelConfig
+from .device import DeviceSpec
+from .errors import DatasetError
+from .grid import Grid
+from .measurement import TIMED
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """Cases, configs and their measurements. Made by `foretune.datasets.load`.
+
+    `measurements` has the columns of `schema.MEASUREMENTS`; `problem` and `config` are positions in `cases`
+    and `configs`. `ignored` names the half-written parts that a killed run left behind.
+    """
+
+    name: str
+    schema_version: int
+    devices: tuple[DeviceSpec, ...]
+    provenance: dict[str, Any]
+    cases: tuple[Case, ...]
+    configs: tuple[KernelConfig, ...]
+    measurements: pd.DataFrame
+    ignored: tuple[str, ...] = ()
+
+    @property
+    def families(self) -> tuple[str, ...]:
+        return tuple(sorted({case.problem.family for case in self.cases}))
+
+    def rows(self, family: str) -> pd.DataFrame:
+        """The measurements of one family. Raises `DatasetError` listing the families that are in it."""
+        if family not in self.families:
+            raise DatasetError(
+                f"{self.name}: no measurements of {family!r}; it has {', '.join(self.families) or 'none'}"
+            )
+        wanted = np.array([case.problem.family == family for case in self.cases])
+        return self.measurements.loc[wanted[self.measurements["problem"].to_numpy()]]
+
+    def grid(self, family: str) -> Grid:
+        """One family as dense arrays. Problems on which nothing ran are left out."""
+        rows = self.rows(family)
+        timed = rows[rows["status"].isin([status.value for status in TIMED])]
+        if timed.empty:
+            raise DatasetError(f"{self.name}: no config of {family!r} ran, so there is nothing to learn from")
+        specs = {spec.name: spec for spec in self.devices}
+        # One row a (problem, device), one column a config; a re-measured cell keeps its last value.
+        passes = [
+            part.groupby(["problem", "device", "config"], observed=True)["time_us"].last().unstack("config")
+            for part in (timed[timed["timing_pass"] == 1], timed[timed["timing_pass"] == 2])
+        ]
+        first = passes[0]
+        second = passes[1].reindex(index=first.index, columns=first.columns).fillna(first)
+        return Grid(
+            family=family,
+            cases=tuple(self.cases[problem] for problem, _ in first.index),
+            devices=tuple(specs[device] for _, device in first.index),
+            configs=tuple(self.configs[config] for config in first.columns),
+            first_us=first.to_numpy(dtype=np.float64),
+            second_us=second.to_numpy(dtype=np.float64),
+        )
+
+    def describe(self) -> dict[str, Any]:
+        """Counts and origin, as `foretune datasets --json` prints them."""
+        families = {}
+        for family in self.families:
+            rows = self.rows(family)
+            families[family] = {
+                "problems": int(rows["problem"].nunique()),
+                "measurements": len(rows),
+                "configs": int(rows["config"].nunique()),
+                "statuses": {str(status): int(n) for status, n in rows["status"].value_counts().items()},
+            }
+        return {
+            "name": self.name,
+            "device": ", ".join(spec.name for spec in self.devices),
+            "schema_version": self.schema_version,
+            "families": families,
+            "provenance": self.provenance,
+            "ignored": list(self.ignored),
+        }

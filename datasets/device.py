@@ -1,0 +1,119 @@
+"""`DeviceSpec`: what a GPU is to a kernel."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from importlib import resources
+from typing import Any
+
+from .errors import ForetuneError
+
+# Dense fp16/bf16 matrix FLOPs per SM and clock, for cards nobody has measured yet (vendor whitepapers:
+# A100 312 TF / 108 SM / 1.41 GHz, H100 990 / 132 / 1.83, B200 2250 / 148 / 1.9, MI300X 1307 / 304 / 2.1).
+_MATRIX_FLOPS_PER_SM_CLOCK = {
+    "sm_80": 2048,
+    "sm_86": 512,
+    "sm_89": 512,
+    "sm_90": 4096,
+    "sm_100": 8192,
+    "gfx942": 2048,
+}
+# What a copy and a cuBLAS product reach of the theoretical figure on an H200 (4.3 of 4.8 TB/s, 785 of 1070 TFLOP/s).
+_COPY_SHARE, _MATRIX_SHARE = 0.9, 0.73
+
+
+@dataclass(frozen=True)
+class DeviceSpec:
+    """A GPU's limits and rates. Heuristics take this and never query a device.
+
+    `rates_measured` says whether the two rates were measured on such a card or estimated from its clocks.
+
+    >>> DeviceSpec.named("h200").sm_count
+    132
+    """
+
+    name: str
+    backend: str  # cuda, hip, xpu or cpu
+    arch: str  # sm_90, gfx942, ...
+    sm_count: int
+    smem_per_block_bytes: int
+    smem_per_sm_bytes: int
+    registers_per_sm: int
+    l2_bytes: int
+    warp_size: int
+    clock_mhz: float
+    copy_bandwidth_gbs: float  # device copy, bytes read + written
+    matrix_tflops: float  # dense bf16 product on random data
+    rates_measured: bool = False
+
+    @classmethod
+    def live(cls, index: int | None = None) -> DeviceSpec:
+        """The spec of a live device (the current one unless `index` names another): queried limits, and the
+        measured rates of a shipped spec of the same card where there is one.
+
+        Raises `ForetuneError` where there is no device.
+        """
+        import torch
+
+        if not torch.cuda.is_available():
+            raise ForetuneError("no GPU is visible here; name one instead, for example DeviceSpec.named('h200')")
+        properties = torch.cuda.get_device_properties(torch.cuda.current_device() if index is None else index)
+        spec = _from_properties(properties, hip=torch.version.hip is not None)
+        for known in (cls.named(name) for name in cls.names()):
+            if (known.name, known.sm_count) == (spec.name, spec.sm_count):
+                return known
+        return spec
+
+    @classmethod
+    def named(cls, name: str) -> DeviceSpec:
+        """A shipped spec, by its short name. Raises `ForetuneError` listing the names that exist."""
+        if name not in cls.names():
+            raise ForetuneError(f"unknown device {name!r}; known: {', '.join(cls.names())}")
+        return cls.from_json(json.loads((_devices() / f"{name}.json").read_text()))
+
+    @staticmethod
+    def names() -> list[str]:
+        """Short names of the shipped specs."""
+        return sorted(file.name.removesuffix(".json") for file in _devices().iterdir())
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> DeviceSpec:
+        """The inverse of `to_json`. Raises `ForetuneError` naming fields that are missing or unknown."""
+        known = {field.name for field in fields(cls)}
+        required = known - {"rates_measured"}
+        wrong = sorted((required - value.keys()) | (value.keys() - known))
+        if wrong:
+            raise ForetuneError(f"not a device spec: fields missing or unknown: {', '.join(wrong)}")
+        return cls(**value)
+
+
+def _devices() -> Any:
+    return resources.files(__package__) / "devices"
+
+
+def _from_properties(p: Any, *, hip: bool) -> DeviceSpec:
+    """A spec from `torch.cuda.get_device_properties`, with rates estimated from clocks and bus width."""
+    arch = p.gcnArchName.split(":")[0] if hip else f"sm_{p.major}{p.minor}"
+    clock_mhz = getattr(p, "clock_rate", 1_500_000) / 1000
+    bus_gbs = 2 * getattr(p, "memory_clock_rate", 2_000_000) * 1e3 * getattr(p, "memory_bus_width", 4096) / 8 / 1e9
+    flops = _MATRIX_FLOPS_PER_SM_CLOCK.get(arch, 1024)
+    smem_per_block = getattr(p, "shared_memory_per_block_optin", 0) or p.shared_memory_per_block
+    return DeviceSpec(
+        name=p.name,
+        backend="hip" if hip else "cuda",
+        arch=arch,
+        sm_count=p.multi_processor_count,
+        smem_per_block_bytes=smem_per_block,
+        smem_per_sm_bytes=getattr(p, "shared_memory_per_multiprocessor", smem_per_block),
+        registers_per_sm=getattr(p, "regs_per_multiprocessor", 65536),
+        l2_bytes=p.L2_cache_size,
+        warp_size=p.warp_size,
+        clock_mhz=clock_mhz,
+        copy_bandwidth_gbs=round(_COPY_SHARE * bus_gbs, 1),
+        matrix_tflops=round(_MATRIX_SHARE * p.multi_processor_count * clock_mhz * 1e6 * flops / 1e12, 1),
+    )

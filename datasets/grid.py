@@ -1,0 +1,59 @@
+"""`Grid`: one family's measurements as dense arrays, which is what ranking and evaluation work on."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from .case import Case
+from .config import KernelConfig
+from .device import DeviceSpec
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+
+
+@dataclass(frozen=True)
+class Grid:
+    """Times of every config on every problem of one family.
+
+    A config that failed, or was never tried, has NaN in both passes. The second pass re-measures only the
+    leading configs; elsewhere it repeats the first, so that both arrays are comparable everywhere.
+    """
+
+    family: str
+    cases: tuple[Case, ...]  # (n_problems,)
+    devices: tuple[DeviceSpec, ...]  # (n_problems,) where each problem was measured
+    configs: tuple[KernelConfig, ...]  # (n_configs,)
+    first_us: NDArray[np.float64]  # (n_problems, n_configs)
+    second_us: NDArray[np.float64]  # (n_problems, n_configs)
+
+    def __len__(self) -> int:
+        return len(self.cases)
+
+    @property
+    def times_us(self) -> NDArray[np.float64]:
+        """The best estimate: the mean of both passes, (n_problems, n_configs)."""
+        return (self.first_us + self.second_us) / 2
+
+    @property
+    def slowdowns(self) -> NDArray[np.float64]:
+        """Each time over its problem's best, (n_problems, n_configs); NaN where there is none."""
+        times = self.times_us
+        result: NDArray[np.float64] = times / np.nanmin(times, axis=1, keepdims=True)
+        return result
+
+    def select(self, rows: Sequence[int] | NDArray[np.intp]) -> Grid:
+        """The same grid with only these problems."""
+        index = [int(row) for row in rows]
+        return replace(
+            self,
+            cases=tuple(self.cases[i] for i in index),
+            devices=tuple(self.devices[i] for i in index),
+            first_us=self.first_us[index],
+            second_us=self.second_us[index],
+        )

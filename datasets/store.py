@@ -1,0 +1,277 @@
+"""The store: a directory that runs append to, crash-safely, and that can be sealed for shipping.
+
+    DIR/dataset.json        schema version, name, DeviceSpecs, provenance, SHA-256 of the sealed tables
+    DIR/parts/*.parquet     appended during a run, each complete and self-contained
+    DIR/{problems,configs,measurements}.parquet     the same rows, sealed: small enough for git
+
+A part is written beside its final name, flushed to the disk and renamed, so a killed run leaves at most one
+half-written part. Such a part is ignored on load and named in `Dataset.ignored`; damage to a sealed table is
+an error, because the manifest vouches for it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from .case import Case
+from .config import KernelConfig
+from .dataset import Dataset
+from .device import DeviceSpec
+from .errors import DatasetError, ForetuneError
+from .measurement import TIMED, Measurement, Status
+from .problem import Problem
+from .schema import CONFIGS, MEASUREMENTS, PART, PROBLEMS, SCHEMA_VERSION
+
+MANIFEST = "dataset.json"
+_SEALED = {"problems": PROBLEMS, "configs": CONFIGS, "measurements": MEASUREMENTS}
+
+
+class Writer:
+    """Appends measurements to a dataset directory, which it makes if need be.
+
+    >>> import tempfile; folder = tempfile.mkdtemp()
+    >>> writer = Writer(folder, "mine", [DeviceSpec.named("h200")], {}, run_id="r1")
+    >>> problem = Problem.of("grouped_gemm_fwd", groups=1, rows=8, n=8, k=8)
+    >>> outcome = Measurement(problem, "NVIDIA H200", KernelConfig.of(BLOCK_M=16), Status.OK, time_us=9.0)
+    >>> writer.append(Case(problem, ("random",), "uniform"), [outcome])
+    >>> read(folder).describe()["families"]["grouped_gemm_fwd"]["measurements"]
+    1
+    """
+
+    def __init__(
+        self,
+        directory: Path | str,
+        name: str,
+        devices: Sequence[DeviceSpec],
+        provenance: Mapping[str, Any],
+        *,
+        run_id: str,
+    ) -> None:
+        self.directory, self.run_id = Path(directory), run_id
+        self._parts = self.directory / "parts"
+        self._parts.mkdir(parents=True, exist_ok=True)
+        manifest = _read_manifest(self.directory) if (self.directory / MANIFEST).exists() else None
+        specs = {spec["name"]: spec for spec in (manifest or {}).get("devices", [])}
+        specs |= {spec.name: spec.to_json() for spec in devices}
+        runs = (manifest or {}).get("provenance", {}).get("runs", {})
+        _write_manifest(
+            self.directory,
+            {
+                "name": manifest["name"] if manifest else name,
+                "devices": list(specs.values()),
+                "provenance": {"runs": runs | {run_id: dict(provenance)}},
+                "sealed": manifest["sealed"] if manifest else {},
+            },
+        )
+        self._sequence = 0
+
+    def append(self, case: Case, measurements: Iterable[Measurement]) -> None:
+        """Writes one part; when this returns, the rows are on the disk."""
+        rows = [_row(case, measurement, self.run_id) for measurement in measurements]
+        if not rows:
+            return
+        table = pa.Table.from_pylist(rows, schema=PART)
+        _write_table(table, self._parts / f"{self.run_id}-{self._sequence:06d}.parquet")
+        self._sequence += 1
+
+
+def _row(case: Case, measurement: Measurement, run_id: str) -> dict[str, Any]:
+    return {
+        "problem": json.dumps(measurement.problem.to_json()),
+        "sources": json.dumps(case.sources),
+        "routing": case.routing,
+        "config": json.dumps(measurement.config.to_json()),
+        "status": measurement.status.value,
+        "run_id": run_id,
+    } | {
+        name: getattr(measurement, name)
+        for name in PART.names
+        if name not in ("problem", "sources", "routing", "config", "status", "run_id")
+    }
+
+
+def read(directory: Path | str) -> Dataset:
+    """The dataset in a directory. Raises `DatasetError` naming the file that is wrong, and how."""
+    directory = Path(directory)
+    manifest = _read_manifest(directory)
+    frames, ignored = [], []
+    if manifest["sealed"]:
+        frames.append(_read_sealed(directory, manifest["sealed"]))
+    for path in sorted((directory / "parts").glob("*")):
+        if path.suffix == ".parquet":
+            try:
+                frames.append(_checked(_read_table(path, PART).to_pandas(), path))
+                continue
+            except _UnreadableError:
+                pass  # torn by a power cut: no more than a part that was never finished
+        ignored.append(path.name)
+    if not frames:
+        frames.append(PART.empty_table().to_pandas())
+    rows = pd.concat(frames, ignore_index=True)
+    return _assemble(directory, manifest, rows, ignored)
+
+
+def _assemble(directory: Path, manifest: dict[str, Any], rows: pd.DataFrame, ignored: list[str]) -> Dataset:
+    cases = rows.drop_duplicates("problem")[["problem", "sources", "routing"]].reset_index(drop=True)
+    problem_codes = pd.Categorical(rows["problem"], categories=cases["problem"]).codes
+    configs = pd.unique(rows["config"])
+    try:
+        return Dataset(
+            name=manifest["name"],
+            schema_version=manifest["schema_version"],
+            devices=tuple(DeviceSpec.from_json(spec) for spec in manifest["devices"]),
+            provenance=manifest["provenance"],
+            cases=tuple(
+                Case(Problem.from_json(json.loads(problem)), tuple(json.loads(sources)), routing)
+                for problem, sources, routing in cases.itertuples(index=False)
+            ),
+            configs=tuple(KernelConfig.from_json(json.loads(config)) for config in configs),
+            measurements=rows.drop(columns=["sources", "routing"]).assign(
+                problem=problem_codes, config=pd.Categorical(rows["config"], categories=configs).codes
+            ),
+            ignored=tuple(ignored),
+        )
+    except (ForetuneError, json.JSONDecodeError) as error:
+        raise DatasetError(f"{directory}: {error}") from None
+
+
+def seal(source: Path | str, target: Path | str, *, name: str) -> None:
+    """Writes all rows of one dataset directory as the three sealed tables of another, for shipping."""
+    dataset, target = read(source), Path(target)
+    target.mkdir(parents=True, exist_ok=True)
+    problems = [
+        {"problem": json.dumps(c.problem.to_json()), "sources": json.dumps(c.sources), "routing": c.routing}
+        for c in dataset.cases
+    ]
+    configs = [{"config": json.dumps(config.to_json())} for config in dataset.configs]
+    rows = dataset.measurements.sort_values(["problem", "timing_pass", "config"], kind="stable")
+    tables = {
+        "problems": pa.Table.from_pylist(problems, schema=PROBLEMS),
+        "configs": pa.Table.from_pylist(configs, schema=CONFIGS),
+        "measurements": pa.Table.from_pandas(rows, schema=MEASUREMENTS, preserve_index=False),
+    }
+    for table, content in tables.items():
+        _write_table(content.replace_schema_metadata(None), target / f"{table}.parquet")
+    _write_manifest(
+        target,
+        {
+            "name": name,
+            "devices": [spec.to_json() for spec in dataset.devices],
+            "provenance": dataset.provenance,
+            "sealed": {f"{table}.parquet": _sha256(target / f"{table}.parquet") for table in tables},
+        },
+    )
+
+
+def _read_sealed(directory: Path, digests: Mapping[str, str]) -> pd.DataFrame:
+    tables = {}
+    for table, schema in _SEALED.items():
+        path = directory / f"{table}.parquet"
+        try:
+            tables[table] = _read_table(path, schema).to_pandas()
+        except _UnreadableError as error:
+            raise DatasetError(f"{path}: {error}") from None
+        if _sha256(path) != digests.get(path.name):
+            raise DatasetError(f"{path}: its content is not what dataset.json vouches for (SHA-256 differs)")
+    rows = _checked(tables["measurements"], directory / "measurements.parquet")
+    for column, table in (("problem", "problems"), ("config", "configs")):
+        if not rows[column].between(0, len(tables[table]) - 1).all():
+            raise DatasetError(f"{directory / 'measurements.parquet'}: points past the end of {table}.parquet")
+    problems = tables["problems"].iloc[rows["problem"]].reset_index(drop=True)
+    configs = tables["configs"].iloc[rows["config"]].reset_index(drop=True)
+    joined = pd.concat([problems, configs, rows.drop(columns=["problem", "config"])], axis=1)
+    return joined.reindex(columns=PART.names)
+
+
+class _UnreadableError(Exception):
+    """Why a Parquet file cannot be taken as it is."""
+
+
+def _read_table(path: Path, schema: pa.Schema) -> pa.Table:
+    if not path.is_file():
+        raise _UnreadableError("the file is missing")
+    try:
+        table = pq.read_table(path)
+    except (pa.ArrowException, OSError) as error:
+        raise _UnreadableError(f"truncated or not a Parquet file ({str(error).splitlines()[0]})") from None
+    missing = [name for name in schema.names if name not in table.column_names]
+    if missing:
+        raise _UnreadableError(f"not a Foretune table: columns missing: {', '.join(missing)}")
+    try:
+        return table.select(schema.names).cast(schema)
+    except (pa.ArrowException, ValueError) as error:
+        raise _UnreadableError(f"not a Foretune table: {error}") from None
+
+
+def _checked(rows: pd.DataFrame, path: Path) -> pd.DataFrame:
+    """The rows, if every status is known and a time is there exactly where the status says so."""
+    unknown = set(rows["status"].dropna()) - {status.value for status in Status}
+    if unknown or rows["status"].isna().any():
+        raise DatasetError(f"{path}: unknown measurement status {sorted(unknown) or 'null'}")
+    timed = rows["status"].isin([status.value for status in TIMED])
+    finite = rows["time_us"].gt(0) & rows["time_us"].lt(float("inf"))
+    wrong = int((timed != finite).sum()) + int((~timed & rows["time_us"].notna()).sum())
+    if wrong:
+        raise DatasetError(
+            f"{path}: {wrong} measurements have a time_us that does not go with their status "
+            "(ok and hopeless need a positive number, all others null)"
+        )
+    return rows
+
+
+def _read_manifest(directory: Path) -> dict[str, Any]:
+    path = directory / MANIFEST
+    try:
+        manifest = json.loads(path.read_text())
+        version = manifest["schema_version"]
+    except FileNotFoundError:
+        raise DatasetError(f"{path}: no such file, so {directory} is not a Foretune dataset") from None
+    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
+        raise DatasetError(f"{path}: cannot be read as JSON: {error}") from None
+    except (KeyError, TypeError):
+        raise DatasetError(f"{path}: not a Foretune manifest: it has no schema_version") from None
+    if version != SCHEMA_VERSION:
+        raise DatasetError(
+            f"{path}: schema_version is {version!r} but this Foretune reads {SCHEMA_VERSION}"
+            + ("; a newer Foretune wrote it" if isinstance(version, int) and version > SCHEMA_VERSION else "")
+        )
+    missing = [key for key in ("name", "devices", "provenance", "sealed") if key not in manifest]
+    if missing:
+        raise DatasetError(f"{path}: keys missing: {', '.join(missing)}")
+    return dict(manifest)
+
+
+def _write_manifest(directory: Path, content: Mapping[str, Any]) -> None:
+    text = json.dumps({"schema_version": SCHEMA_VERSION, **content}, indent=1) + "\n"
+    _replace(directory / MANIFEST, lambda path: path.write_text(text))
+
+
+def _write_table(table: pa.Table, path: Path) -> None:
+    _replace(path, lambda temporary: pq.write_table(table, temporary, compression="zstd", compression_level=9))
+
+
+def _replace(path: Path, write: Any) -> None:
+    """Writes a file so that at any moment either the old content or the whole new one is there."""
+    temporary = path.with_suffix(path.suffix + ".tmp")
+    write(temporary)
+    for target in (temporary, path.parent):
+        handle = os.open(target, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
+        if target is temporary:
+            temporary.replace(path)
+
+
+def _sha256(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()

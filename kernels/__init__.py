@@ -1,0 +1,1 @@
+"""The tunable kernels, each a Family, and their registry."""

@@ -1,0 +1,1 @@
+"""Grouped GEMM: one matrix product a group, rows sorted by group."""

@@ -1,0 +1,1 @@
+"""Shortlists at run time: prune callbacks and timing."""
