@@ -82,6 +82,10 @@ class Family(ABC):
         The binary is the one that `launch` uses for every problem of that dtype.
         """
 
+    def binary_of(self, config: KernelConfig) -> KernelConfig:
+        """The config to compile for this one: several share a binary where a knob is a runtime argument."""
+        return config
+
     @abstractmethod
     def source_hash(self) -> str:
         """A hash of the kernel's source: a dataset measured with another one is another dataset."""
