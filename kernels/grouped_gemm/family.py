@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +14,7 @@ from .space import KNOBS, full_space, smem_bytes
 if TYPE_CHECKING:
     import numpy as np
     import torch
+    import triton
     from numpy.typing import NDArray
 
     from .tiles import TileMap
@@ -121,6 +122,26 @@ class GroupedGemmForward(Family):
         from .forward import launch
 
         launch(inputs.x, inputs.w, inputs.y, inputs.tile_map, config, inputs.device.sm_count)
+        return inputs.y
+
+    def autotuner(self, configs: Sequence[triton.Config], early_config_prune: Callable[..., Any] | None = None) -> Any:
+        import triton
+
+        from .forward import KEY, UNSPECIALIZED, grouped_gemm_fwd_kernel
+
+        pruned_by = {"early_config_prune": early_config_prune} if early_config_prune else None
+        kernel = triton.jit(do_not_specialize=UNSPECIALIZED)(grouped_gemm_fwd_kernel.fn)
+        return triton.autotune(configs=list(configs), key=KEY, prune_configs_by=pruned_by)(kernel)
+
+    def launch_autotuned(self, autotuner: Any, inputs: Inputs) -> torch.Tensor:
+        from .forward import arguments
+        from .scratch import ensure_allocator
+
+        ensure_allocator()
+        sm_count = inputs.device.sm_count
+        autotuner[lambda meta: (sm_count * meta["PROGRAMS_PER_SM"],)](
+            *arguments(inputs.x, inputs.w, inputs.y, inputs.tile_map)
+        )
         return inputs.y
 
     def reference(self, inputs: Inputs) -> torch.Tensor:

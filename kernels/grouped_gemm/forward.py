@@ -17,10 +17,15 @@ if TYPE_CHECKING:
     from .tiles import TileMap
 
 
+UNSPECIALIZED = ["rows", "groups", "N8", "K8", "GROUP_M", "PROGRAMS_PER_SM"]
+#: What an autotuner of the kernel tunes anew for. The group sizes are tensor contents, which no key can see.
+KEY = ["rows", "groups", "N8", "K8"]
+
+
 # One binary per config serves every shape: no runtime integer is specialised (Triton would otherwise compile
 # again for E=64 and E=8, or for N divisible by 16 and not), and N and K come divided by 8, so that the compiler
 # still knows that rows are 16-byte aligned. GROUP_M and PROGRAMS_PER_SM are runtime integers for the same reason.
-@triton.jit(do_not_specialize=["rows", "groups", "N8", "K8", "GROUP_M", "PROGRAMS_PER_SM"])
+@triton.jit(do_not_specialize=UNSPECIALIZED)
 def grouped_gemm_fwd_kernel(
     x_ptr,  # (rows, K), sorted by group
     w_ptr,  # (groups, N, K)
@@ -84,11 +89,17 @@ def launch(
     x: torch.Tensor, w: torch.Tensor, y: torch.Tensor, tile_map: TileMap, config: KernelConfig, sm_count: int
 ) -> None:
     """Launches the kernel with explicit arguments and does not wait for it."""
-    groups, n, k = w.shape
+    groups, n, _ = w.shape
     m_tiles = triton.cdiv(tile_map.rows, config["BLOCK_M"]) + groups
     grid = min(sm_count * config["PROGRAMS_PER_SM"], m_tiles * triton.cdiv(n, config["BLOCK_N"]))
     if tile_map.rows == 0 or grid == 0:
         return
     if config["USE_TMA"]:
         ensure_allocator()
-    grouped_gemm_fwd_kernel[(grid,)](x, w, y, tile_map.tiles, tile_map.rows, groups, n // 8, k // 8, **config.to_json())
+    grouped_gemm_fwd_kernel[(grid,)](*arguments(x, w, y, tile_map), **config.to_json())
+
+
+def arguments(x: torch.Tensor, w: torch.Tensor, y: torch.Tensor, tile_map: TileMap) -> tuple[Any, ...]:
+    """The kernel's positional arguments, less the knobs."""
+    groups, n, k = w.shape
+    return x, w, y, tile_map.tiles, tile_map.rows, groups, n // 8, k // 8
