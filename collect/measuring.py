@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -16,9 +15,9 @@ HOPELESS_SLOWDOWN = 4.0
 #: One that is this much slower gets a few samples: it will never be a candidate.
 ALSO_RAN_SLOWDOWN = 1.5
 ALSO_RAN_SAMPLES = 3
-#: Kernel microseconds to spend on a candidate, in the first pass and in the second.
-BUDGET_US = {1: 3_000.0, 2: 10_000.0}
-SAMPLES = {1: 8, 2: 20}
+#: Kernel microseconds to spend on a candidate in each pass, and the most samples.
+BUDGET_US = {1: 3_000.0, 2: 20_000.0}
+SAMPLES = {1: 7, 2: 21}
 
 
 class DeviceLostError(ForetuneError):
@@ -80,14 +79,15 @@ class GpuRunner:
         def launch() -> object:
             return self._family.launch(self._inputs, config)
 
-        timing = self._timer.time(launch, samples=1, budget_us=math.inf, abort_above_us=None)
-        hopeless = timing.time_us > HOPELESS_SLOWDOWN * best_us
-        if not hopeless:
-            also_ran = timing.time_us > ALSO_RAN_SLOWDOWN * best_us
-            wanted = ALSO_RAN_SAMPLES if also_ran else SAMPLES[timing_pass]
-            affordable = int(BUDGET_US[timing_pass] / timing.time_us)
-            samples = max(ALSO_RAN_SAMPLES, min(wanted, affordable))
-            timing = self._timer.time(launch, samples=samples, budget_us=math.inf, abort_above_us=None)
+        def samples(first_us: float) -> int:
+            if first_us > HOPELESS_SLOWDOWN * best_us:
+                return 1
+            if first_us > ALSO_RAN_SLOWDOWN * best_us:
+                return ALSO_RAN_SAMPLES
+            return max(ALSO_RAN_SAMPLES, min(SAMPLES[timing_pass], int(BUDGET_US[timing_pass] / first_us)))
+
+        timing = self._timer.time(launch, samples=samples)
+        hopeless = timing.samples == 1
         return Outcome(
             Status.HOPELESS if hopeless else Status.OK,
             time_us=timing.time_us,

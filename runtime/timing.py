@@ -25,31 +25,31 @@ from .clock import Clock, CudaClock
 
 MIN_SAMPLES, MAX_SAMPLES = 5, 30
 _HOST_US = 50.0  # what a launch costs the host, until one has been seen
+_HOLD_US = 60.0  # the shortest hold: what queueing the hold itself and its mark costs the host
 _TRIES = 8  # the hold doubles at each
 _SHORTEST_US = 0.01  # a launch that queues nothing reads 0 or less, but a time is positive
 
 
 @dataclass(frozen=True)
 class Timing:
-    """What some launches of one kernel took. `hopeless`: the first took too long for more to be spent on it.
+    """What some launches of one kernel took.
 
     >>> Timing.of([12.0, 10.0, 11.0])
-    Timing(time_us=11.0, spread=0.09090909090909091, samples=3, hopeless=False)
+    Timing(time_us=11.0, spread=0.09090909090909091, samples=3)
     """
 
     time_us: float  # median
     spread: float  # interquartile range over median; 0.0 for one sample
     samples: int
-    hopeless: bool = False
 
     @classmethod
-    def of(cls, times_us: Sequence[float], *, hopeless: bool = False) -> Timing:
+    def of(cls, times_us: Sequence[float]) -> Timing:
         """The summary of at least one sample."""
         median = statistics.median(times_us)
         if len(times_us) == 1:
-            return cls(median, 0.0, 1, hopeless)
+            return cls(median, 0.0, 1)
         low, _, high = statistics.quantiles(times_us, n=4, method="inclusive")
-        return cls(median, (high - low) / median, len(times_us), hopeless)
+        return cls(median, (high - low) / median, len(times_us))
 
 
 class Timer:
@@ -77,38 +77,41 @@ class Timer:
         self,
         launch: Callable[[], Any],
         *,
-        samples: int | None = None,
+        samples: int | Callable[[float], int] | None = None,
         budget_us: float = 5000.0,
-        abort_above_us: float | None = None,
     ) -> Timing:
         """The time of `launch`, which must queue its work on the current stream and not wait for it.
 
-        One launch is measured first, alone: above `abort_above_us` it is the only one. Then come `samples`, or as
-        many as take about `budget_us` of device time, flushes included, but 5 at least and 30 at most.
+        One launch is measured first, alone. It is a sample like the others, and it decides how many there are in all:
+        `samples`, or what `samples` makes of its time (so that a hopeless config costs one launch), or as many as
+        take about `budget_us` of device time, flushes included, but 5 at least and 30 at most.
 
         Raises `ForetuneError` for a launch that waits for the device, and whatever `launch` raises.
         """
-        if samples is not None and samples < 1:
+        first = self._measure(launch, 1)
+        if samples is None:
+            samples = _samples(budget_us, first[0] + self._flush_us)
+        elif callable(samples):
+            samples = samples(first[0])
+        if samples < 1:
             raise ForetuneError(f"samples must be >= 1 but got {samples}")
-        first = self._measure(launch, 1)[0]
-        if abort_above_us is not None and first > abort_above_us:
-            return Timing.of([first], hopeless=True)
-        return Timing.of(self._measure(launch, samples or _samples(budget_us, first + self._flush_us)))
+        return Timing.of(first + self._measure(launch, samples - 1) if samples > 1 else first)
 
     def _measure(self, launch: Callable[[], Any], samples: int) -> list[float]:
         """The time of each launch, in microseconds, (samples,). The first launch of a kernel loads its binary, which
         outlasts the hold: it then counts as a rehearsal."""
-        hold_us = 2 * self._host_us * (samples + 1)
+        hold_us = _HOLD_US + 1.5 * self._host_us * samples
         for _ in range(_TRIES):
-            began = time.perf_counter()
             self._clock.hold(hold_us)
             gate = self._clock.mark()
+            began = time.perf_counter()
             marks = [self._queue(launch) for _ in range(samples)]
-            in_time = not self._clock.passed(gate)
             host_us = (time.perf_counter() - began) * 1e6
+            in_time = not self._clock.passed(gate)
             self._clock.wait()
             if in_time:
-                self._host_us = host_us / samples
+                # Half the old value: one slow call (a garbage collection, say) must not lengthen every hold.
+                self._host_us = (self._host_us + host_us / samples) / 2
                 return [
                     max(self._clock.elapsed_us(start, end) - self.overhead_us, _SHORTEST_US) for start, end in marks
                 ]
