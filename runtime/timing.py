@@ -24,7 +24,7 @@ from ..datasets import ForetuneError
 from .clock import Clock, CudaClock
 
 MIN_SAMPLES, MAX_SAMPLES = 5, 30
-_HOST_US = 50.0  # what a launch costs the host, until one has been seen
+_HOST_US = (50.0, 300.0)  # what a launch costs the host: assumed until one has been seen, and the most that is believed
 _TRIES = 8  # the hold doubles at each
 _SHORTEST_US = 0.01  # a launch that queues nothing reads 0 or less, but a time is positive
 
@@ -68,7 +68,7 @@ class Timer:
         self, device_index: int | None = None, flush_bytes: int | None = None, *, clock: Clock | None = None
     ) -> None:
         self._clock = clock or CudaClock(device_index, flush_bytes)
-        self._host_us = _HOST_US
+        self._host_us = _HOST_US[0]
         self.overhead_us = 0.0
         self.overhead_us = statistics.median(self._measure(lambda: None, MAX_SAMPLES))
         self._flush_us = statistics.median(self._measure(self._clock.flush, MIN_SAMPLES))
@@ -108,7 +108,7 @@ class Timer:
             host_us = (time.perf_counter() - began) * 1e6
             self._clock.wait()
             if in_time:
-                self._host_us = host_us / samples
+                self._host_us = min(max(host_us / samples, _HOST_US[0]), _HOST_US[1])
                 return [
                     max(self._clock.elapsed_us(start, end) - self.overhead_us, _SHORTEST_US) for start, end in marks
                 ]
