@@ -1,8 +1,15 @@
-"""A collection run: every case, every config, two passes, into a store that survives being killed."""
+"""A collection run: every case, every config, into a store that survives being killed.
+
+Pass 1 scans the whole space. Passes 2 and 3 confirm the leading configs, several turns each, the two passes and
+all configs interleaved and shuffled: a heavy kernel's clock depends on what ran just before it (on an H200 at its
+power limit the same config read 0-20 % slower one second later, 2026-11), and interleaving gives every config
+the same share of it. A config is then chosen on pass 2 and its time reported from pass 3.
+"""
 
 from __future__ import annotations
 
 import datetime
+import itertools
 import time
 import uuid
 from collections import Counter
@@ -14,13 +21,17 @@ import numpy as np
 
 from ..datasets import TIMED, Case, DeviceSpec, Family, ForetuneError, KernelConfig, Measurement, Problem, Status
 from ..datasets.store import MANIFEST, Writer, read
+from ..runtime.timing import Timing
 from .compiling import Compiled, CompilePool
-from .measuring import DeviceLostError, GpuRunner, Outcome, Runner
+from .measuring import DeviceLostError, GpuRunner, LaunchFailedError, Outcome, Runner
 from .provenance import provenance
 
-#: The second pass re-measures the configs within this of the first pass's best, at least and at most so many.
-LEADING_SLOWDOWN = 1.12
-LEADING_LEAST, LEADING_MOST = 16, 64
+SCAN, CONFIRMING = 1, (2, 3)
+#: Configs within this of the scan's best are confirmed, at least and at most so many.
+LEADING_SLOWDOWN = 1.15
+LEADING_LEAST, LEADING_MOST = 20, 64
+#: Turns of each confirming pass.
+TURNS = 4
 #: Rows reach the disk at least this often.
 FLUSH_SECONDS = 10.0
 
@@ -77,17 +88,22 @@ def collect(
 class _Known:
     """What is already known of one case: outcomes by pass, from this run and earlier ones."""
 
-    times_us: dict[int, dict[KernelConfig, float]] = field(default_factory=lambda: {1: {}, 2: {}})
-    tried: dict[int, set[KernelConfig]] = field(default_factory=lambda: {1: set(), 2: set()})
+    scanned_us: dict[KernelConfig, float | None] = field(default_factory=dict)  # None where it failed
+    confirmed: bool = False
+    best_us: float = float("inf")  # of the scan
 
     def add(self, config: KernelConfig, timing_pass: int, time_us: float | None) -> None:
-        self.tried[timing_pass].add(config)
-        if time_us is not None:
-            self.times_us[timing_pass][config] = time_us
+        if timing_pass != SCAN:
+            self.confirmed = True
+            return
+        self.scanned_us[config] = time_us
+        self.best_us = min(self.best_us, time_us or self.best_us)
 
-    @property
-    def best_us(self) -> float:
-        return min(self.times_us[1].values(), default=float("inf"))
+    def leading(self) -> list[KernelConfig]:
+        """The configs to confirm, fastest first."""
+        times = {config: time_us for config, time_us in self.scanned_us.items() if time_us is not None}
+        near = sum(time_us <= LEADING_SLOWDOWN * self.best_us for time_us in times.values())
+        return sorted(times, key=lambda config: times[config])[: min(max(near, LEADING_LEAST), LEADING_MOST)]
 
 
 class Campaign:
@@ -112,6 +128,7 @@ class Campaign:
         self._writer = Writer(out, Path(out).name, [device], provenance(family, device), run_id=run_id)
         self._pending: list[Measurement] = []
         self._statuses: Counter[str] = Counter()
+        self._skipped = 0  # cases with nothing left to do
 
     def measure(self, cases: Sequence[Case], on_progress: Callable[[Progress], None]) -> Summary:
         done = 0
@@ -119,7 +136,9 @@ class Campaign:
             if self._clock() > self._deadline:
                 break
             on_progress(self._progress(done, len(cases), case))
+            before = self._statuses.total()
             self._measure_case(case)
+            self._skipped += self._statuses.total() == before
         else:
             done = len(cases)
         seconds = self._clock() - self._start
@@ -129,7 +148,7 @@ class Campaign:
     def _measure_case(self, case: Case) -> None:
         known = self._known.setdefault(case.problem, _Known())
         configs = self._by_promise(case)
-        todo = [config for config in configs if config not in known.tried[1]]
+        todo = [config for config in configs if config not in known.scanned_us]
         prepared = False
         try:
             for config, compiled in self._pool.finished(todo, case.problem.dtype):
@@ -138,14 +157,12 @@ class Campaign:
                 if not prepared:
                     self._runner.prepare(case.problem)
                     prepared = True
-                self._one(case, known, config, compiled, 1)
-            again = [config for config in self._leading(known) if config not in known.tried[2]]
-            if again and not prepared:
+                self._scan(case, known, config, compiled)
+            if known.confirmed or self._clock() > self._deadline:
+                return
+            if not prepared:
                 self._runner.prepare(case.problem)
-            for config in again:
-                if self._clock() > self._deadline:
-                    return
-                self._one(case, known, config, Compiled(0.0), 2)
+            self._confirm(case, known)
         finally:
             self._flush(case)
 
@@ -157,16 +174,7 @@ class Campaign:
         ]
         return [space[i] for i in np.argsort(estimate, kind="stable")]
 
-    def _leading(self, known: _Known) -> list[KernelConfig]:
-        """The second pass's configs, shuffled: an order of merit would turn drift into a bias."""
-        times = known.times_us[1]
-        ranked = sorted(times, key=lambda config: times[config])
-        near = sum(time_us <= LEADING_SLOWDOWN * known.best_us for time_us in times.values())
-        leading = ranked[: min(max(near, LEADING_LEAST), LEADING_MOST)]
-        order = np.random.default_rng(0).permutation(len(leading))
-        return [leading[i] for i in order]
-
-    def _one(self, case: Case, known: _Known, config: KernelConfig, compiled: Compiled, timing_pass: int) -> None:
+    def _scan(self, case: Case, known: _Known, config: KernelConfig, compiled: Compiled) -> None:
         reason = self._family.supports(config, case.problem, self._device)
         if reason is not None:
             outcome = Outcome(Status.INVALID, error=reason)
@@ -174,19 +182,46 @@ class Campaign:
             outcome = Outcome(Status.COMPILE_FAILED, error=compiled.error)
         else:
             try:
-                outcome = self._runner.run(config, timing_pass=timing_pass, best_us=known.best_us)
+                outcome = self._runner.scan(config, known.best_us)
             except DeviceLostError as error:
                 # The row says which config did it, so that a resumed run does not meet it again.
-                self._record(
-                    case, known, config, compiled, timing_pass, Outcome(Status.LAUNCH_FAILED, error=str(error))
-                )
+                self._record(case, known, config, SCAN, Outcome(Status.LAUNCH_FAILED, error=str(error)))
                 raise
-        self._record(case, known, config, compiled, timing_pass, outcome)
+        self._record(case, known, config, SCAN, outcome, compiled.compile_ms)
         if self._clock() - self._flushed > FLUSH_SECONDS:
             self._flush(case)
 
+    def _confirm(self, case: Case, known: _Known) -> None:
+        # Compiled already, unless an earlier run did the scan.
+        compiled = self._pool.finished(known.leading(), case.problem.dtype)
+        leading = [config for config, binary in compiled if binary.error is None]
+        samples: dict[int, dict[KernelConfig, list[float]]] = {p: {c: [] for c in leading} for p in CONFIRMING}
+        failures: dict[KernelConfig, str] = {}
+        shuffle = np.random.default_rng(0)
+        for turn in range(TURNS * len(CONFIRMING)):
+            timing_pass = CONFIRMING[turn % len(CONFIRMING)]
+            for i in shuffle.permutation(len(leading)):
+                if leading[i] in failures:
+                    continue
+                try:
+                    samples[timing_pass][leading[i]] += self._runner.turn(leading[i], known.best_us)
+                except LaunchFailedError as error:
+                    failures[leading[i]] = str(error)
+        for timing_pass, config in itertools.product(CONFIRMING, leading):
+            if config in failures:
+                outcome = Outcome(Status.LAUNCH_FAILED, error=failures[config])
+            else:
+                outcome = Outcome(Status.OK, **vars(Timing.of(samples[timing_pass][config])))
+            self._record(case, known, config, timing_pass, outcome)
+
     def _record(
-        self, case: Case, known: _Known, config: KernelConfig, compiled: Compiled, timing_pass: int, outcome: Outcome
+        self,
+        case: Case,
+        known: _Known,
+        config: KernelConfig,
+        timing_pass: int,
+        outcome: Outcome,
+        compile_ms: float = 0.0,
     ) -> None:
         known.add(config, timing_pass, outcome.time_us)
         self._statuses[outcome.status.value] += 1
@@ -196,7 +231,7 @@ class Campaign:
                 device=self._device.name,
                 config=config,
                 timing_pass=timing_pass,
-                compile_ms=compiled.compile_ms or None,
+                compile_ms=compile_ms or None,
                 run_id=self._writer.run_id,
                 **vars(outcome),
             )
@@ -211,7 +246,9 @@ class Campaign:
         seconds = self._clock() - self._start
         measurements = self._statuses.total()
         rate = measurements / seconds if seconds > 0 else 0.0
-        eta_s = seconds / done * (total - done) if done else None
+        # Cases that an earlier run measured take no time, so they say nothing of the rest.
+        fresh = done - self._skipped
+        eta_s = seconds / fresh * (total - done) if fresh else None
         return Progress(done, total, case, measurements, rate, eta_s)
 
 

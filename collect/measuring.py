@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 from ..datasets import DeviceSpec, Family, ForetuneError, KernelConfig, Problem, Status
@@ -15,13 +15,18 @@ HOPELESS_SLOWDOWN = 4.0
 #: One that is this much slower gets a few samples: it will never be a candidate.
 ALSO_RAN_SLOWDOWN = 1.5
 ALSO_RAN_SAMPLES = 3
-#: Kernel microseconds to spend on a candidate in each pass, and the most samples.
-BUDGET_US = {1: 3_000.0, 2: 20_000.0}
-SAMPLES = {1: 7, 2: 21}
+#: Kernel microseconds to spend on a candidate's scan, and the most samples.
+SCAN_BUDGET_US, SCAN_SAMPLES = 3_000.0, 7
+#: The same for one turn of a confirming pass, of which there are several.
+TURN_BUDGET_US, TURN_SAMPLES, LEAST_TURN_SAMPLES = 2_000.0, 10, 2
 
 
 class DeviceLostError(ForetuneError):
     """The process cannot use the GPU any more (an illegal memory access, say); a new one can go on."""
+
+
+class LaunchFailedError(ForetuneError):
+    """One launch failed; the process and the device are fine."""
 
 
 @dataclass(frozen=True)
@@ -44,8 +49,11 @@ class Runner(Protocol):
     def prepare(self, problem: Problem) -> None:
         """Makes the inputs of the problem that the following calls run."""
 
-    def run(self, config: KernelConfig, *, timing_pass: int, best_us: float) -> Outcome:
+    def scan(self, config: KernelConfig, best_us: float) -> Outcome:
         """Runs one config on the prepared problem; `best_us` is the best time so far (inf if none)."""
+
+    def turn(self, config: KernelConfig, best_us: float) -> list[float]:
+        """A few times of a config that the scan has run, in microseconds. Raises `LaunchFailedError`."""
 
 
 class GpuRunner:
@@ -66,37 +74,31 @@ class GpuRunner:
         self._inputs = self._family.inputs(problem, self._device)
         self._dtype = problem.dtype
 
-    def run(self, config: KernelConfig, *, timing_pass: int, best_us: float) -> Outcome:
+    def scan(self, config: KernelConfig, best_us: float) -> Outcome:
         binary = self._check(config)
         if binary.status is not Status.OK:
             return binary
-        try:
-            return self._time(config, binary, timing_pass, best_us)
-        except Exception as error:  # noqa: BLE001 - a launch can fail in any way; each is a row
-            return _failure(error)
-
-    def _time(self, config: KernelConfig, binary: Outcome, timing_pass: int, best_us: float) -> Outcome:
-        def launch() -> object:
-            return self._family.launch(self._inputs, config)
 
         def samples(first_us: float) -> int:
             if first_us > HOPELESS_SLOWDOWN * best_us:
                 return 1
             if first_us > ALSO_RAN_SLOWDOWN * best_us:
                 return ALSO_RAN_SAMPLES
-            return max(ALSO_RAN_SAMPLES, min(SAMPLES[timing_pass], int(BUDGET_US[timing_pass] / first_us)))
+            return max(ALSO_RAN_SAMPLES, min(SCAN_SAMPLES, int(SCAN_BUDGET_US / first_us)))
 
-        timing = self._timer.time(launch, samples=samples)
-        hopeless = timing.samples == 1
-        return Outcome(
-            Status.HOPELESS if hopeless else Status.OK,
-            time_us=timing.time_us,
-            spread=timing.spread,
-            samples=timing.samples,
-            registers=binary.registers,
-            spills=binary.spills,
-            smem_bytes=binary.smem_bytes,
-        )
+        try:
+            timing = self._timer.time(lambda: self._family.launch(self._inputs, config), samples=samples)
+        except Exception as error:  # noqa: BLE001 - a launch can fail in any way; each is a row
+            return _failure(error)
+        status = Status.HOPELESS if timing.samples == 1 else Status.OK
+        return replace(binary, status=status, **vars(timing))
+
+    def turn(self, config: KernelConfig, best_us: float) -> list[float]:
+        samples = max(LEAST_TURN_SAMPLES, min(TURN_SAMPLES, int(TURN_BUDGET_US / best_us)))
+        try:
+            return self._timer.sample(lambda: self._family.launch(self._inputs, config), samples)
+        except Exception as error:
+            raise LaunchFailedError(_failure(error).error) from error
 
     def _check(self, config: KernelConfig) -> Outcome:
         """Loads the config's binary and compares its result with the reference, once a (config, dtype)."""

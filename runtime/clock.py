@@ -40,7 +40,7 @@ class CudaClock:
     def __init__(self, index: int | None = None, flush_bytes: int | None = None) -> None:
         import torch
 
-        self._cuda = torch.cuda
+        self._cuda: Any = torch.cuda  # large parts of it are untyped
         self._device = torch.device("cuda", torch.cuda.current_device() if index is None else index)
         if flush_bytes is None:
             flush_bytes = _FLUSH_L2_SIZES * torch.cuda.get_device_properties(self._device).L2_cache_size

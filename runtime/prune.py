@@ -45,6 +45,9 @@ class Pruner:
 
     Hands back the autotuner's own `Config` objects, fastest first; never none of them, never a changed one, and
     never an exception: whatever is wrong, all supported configs go through with one warning that says why.
+
+    In a function under `torch.compile`, static shapes are traced whole (also with `fullgraph=True`). Dynamic ones
+    cannot be: there the graph breaks at the launch, which then runs, and is pruned, outside it (torch 2.13).
     """
 
     def __init__(
@@ -61,7 +64,7 @@ class Pruner:
         mode()  # a value that does not exist is refused here, where the kernel is declared, not in a launch
         self.family, self.k, self.device, self.bundle = family, k, device, bundle
         self.problem = problem or family.problem_from_call
-        self._known: tuple[list[triton.Config], tuple[KernelConfig, ...]] = ([], ())
+        self._known: tuple[tuple[triton.Config, ...], tuple[KernelConfig, ...]] = ((), ())
 
     def __repr__(self) -> str:
         return f"<Pruner of {self.family.name}, k={self.k}>"
@@ -73,28 +76,42 @@ class Pruner:
         along with `grid` and `warmup`. (The two parameters are positional only, so that a kernel can have
         arguments of these names.)"""
         try:
-            return [configs[position] for position in self._positions(configs, {**named_args, **kwargs})]
+            problem = self.problem({**named_args, **kwargs})
+            positions = self._positions(problem.family, problem.dims, problem.dtype, problem.flags, *configs)
+            return [configs[position] for position in positions]
         except Exception as error:  # noqa: BLE001 - the promise of this floor: no trouble of ours stops a launch
             why = str(error) if isinstance(error, ForetuneError) else f"{type(error).__name__}: {error}"
             warn_once(f"{self.family.name}: no prediction, so every config goes through ({why})")
             return list(configs)
 
-    def _positions(self, configs: Sequence[triton.Config], arguments: Mapping[str, Any]) -> tuple[int, ...]:
-        wanted = mode()
-        problem, device = self.problem(arguments), self.device or _live(_current_device())
-        values = self._values(configs)
+    def _positions(
+        self,
+        family: str,
+        dims: tuple[tuple[str, int], ...],
+        dtype: str,
+        flags: tuple[str, ...],
+        *configs: triton.Config,
+    ) -> tuple[int, ...]:
+        """Which configs go through. It takes plain values and the configs one by one, because so Dynamo can call it."""
+        problem, device = Problem(family, dims, dtype, flags), self.device or _live(_current_device())
+        values, wanted = self._values(configs), mode()
         if wanted is Mode.OFF:
             return supported(self.family, problem, device, values)
         k = 1 if wanted is Mode.PREDICT else self.k
         return shortlist(self.family, problem, device, k=k, configs=values, bundle=self.bundle).positions
 
-    def _values(self, configs: Sequence[triton.Config]) -> tuple[KernelConfig, ...]:
+    # When a torch.compile'd function calls the kernel, Dynamo traces `__call__`. It cannot trace a prediction, so it
+    # is told to call `_positions` and take the answer as a constant. This is all that
+    # `torch.compiler.assume_constant_result` does, and torch must not be imported for it.
+    _positions.__dict__["_dynamo_marked_constant"] = True
+
+    def _values(self, configs: tuple[triton.Config, ...]) -> tuple[KernelConfig, ...]:
         """The configs as values. An autotuner passes the same list at every call, so the last one is remembered:
         converting a thousand takes milliseconds, comparing identities microseconds."""
         known, values = self._known
         if len(known) != len(configs) or not all(map(operator.is_, known, configs)):
             values = tuple(KernelConfig.from_triton(config) for config in configs)
-            self._known = (list(configs), values)
+            self._known = (configs, values)
         return values
 
 

@@ -132,7 +132,8 @@ class Chooser:
         """Positions of all configs, fastest first, and their predicted slowdowns, both (n_configs,)."""
         import numpy as np  # takes as long to import as the rest of Foretune: not before it is needed
 
-        if problem not in self._rankings:
+        ranking = self._rankings.get(problem)
+        if ranking is None:
             bundle = _bundle(self.bundle)
             archs = sorted({spec.arch for spec in bundle.trained_on(self.family.name)})
             if self.device.arch not in archs:
@@ -143,8 +144,9 @@ class Chooser:
                 raise ForetuneError(f"{len(self.configs)} slowdowns were due but the ranker gave {slowdowns.shape}")
             if not (np.isfinite(slowdowns) & (slowdowns > 0)).all():
                 raise ForetuneError("the ranker gave slowdowns that are not positive numbers")
-            _remember(self._rankings, problem, (np.argsort(slowdowns, kind="stable"), slowdowns))
-        return self._rankings[problem]
+            ranking = np.argsort(slowdowns, kind="stable"), slowdowns
+            _remember(self._rankings, problem, ranking)
+        return ranking
 
     def _unranked(self, problem: Problem, reason: str) -> Shortlist:
         positions = supported(self.family, problem, self.device, self.configs)

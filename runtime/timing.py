@@ -24,7 +24,7 @@ from ..datasets import ForetuneError
 from .clock import Clock, CudaClock
 
 MIN_SAMPLES, MAX_SAMPLES = 5, 30
-_HOST_US = 50.0  # what a launch costs the host, until one has been seen
+_HOST_US = (50.0, 300.0)  # what a launch costs the host: assumed until one has been seen, and the most that is believed
 _HOLD_US = 60.0  # the shortest hold: what queueing the hold itself and its mark costs the host
 _TRIES = 8  # the hold doubles at each
 _SHORTEST_US = 0.01  # a launch that queues nothing reads 0 or less, but a time is positive
@@ -68,10 +68,10 @@ class Timer:
         self, device_index: int | None = None, flush_bytes: int | None = None, *, clock: Clock | None = None
     ) -> None:
         self._clock = clock or CudaClock(device_index, flush_bytes)
-        self._host_us = _HOST_US
+        self._host_us = _HOST_US[0]
         self.overhead_us = 0.0
-        self.overhead_us = statistics.median(self._measure(lambda: None, MAX_SAMPLES))
-        self._flush_us = statistics.median(self._measure(self._clock.flush, MIN_SAMPLES))
+        self.overhead_us = statistics.median(self.sample(lambda: None, MAX_SAMPLES))
+        self._flush_us = statistics.median(self.sample(self._clock.flush, MIN_SAMPLES))
 
     def time(
         self,
@@ -88,18 +88,19 @@ class Timer:
 
         Raises `ForetuneError` for a launch that waits for the device, and whatever `launch` raises.
         """
-        first = self._measure(launch, 1)
+        first = self.sample(launch, 1)
         if samples is None:
             samples = _samples(budget_us, first[0] + self._flush_us)
         elif callable(samples):
             samples = samples(first[0])
         if samples < 1:
             raise ForetuneError(f"samples must be >= 1 but got {samples}")
-        return Timing.of(first + self._measure(launch, samples - 1) if samples > 1 else first)
+        return Timing.of(first + self.sample(launch, samples - 1) if samples > 1 else first)
 
-    def _measure(self, launch: Callable[[], Any], samples: int) -> list[float]:
-        """The time of each launch, in microseconds, (samples,). The first launch of a kernel loads its binary, which
-        outlasts the hold: it then counts as a rehearsal."""
+    def sample(self, launch: Callable[[], Any], samples: int) -> list[float]:
+        """The time of each of some launches, in microseconds, (samples,), queued together. Raises as `time` does.
+
+        A kernel's very first launch loads its binary, which outlasts the hold: it then counts as a rehearsal."""
         hold_us = _HOLD_US + 1.5 * self._host_us * samples
         for _ in range(_TRIES):
             self._clock.hold(hold_us)
@@ -110,8 +111,7 @@ class Timer:
             in_time = not self._clock.passed(gate)
             self._clock.wait()
             if in_time:
-                # Half the old value: one slow call (a garbage collection, say) must not lengthen every hold.
-                self._host_us = (self._host_us + host_us / samples) / 2
+                self._host_us = min(max(host_us / samples, _HOST_US[0]), _HOST_US[1])
                 return [
                     max(self._clock.elapsed_us(start, end) - self.overhead_us, _SHORTEST_US) for start, end in marks
                 ]

@@ -116,6 +116,16 @@ def test_the_target_comes_from_the_spec():
         gpu_target(replace(h200, arch="avx512", backend="cpu"))
 
 
+@pytest.mark.parametrize(
+    ("backend", "arch", "warp_size"), [("cuda", "sm_80", 32), ("cuda", "sm_100", 32), ("hip", "gfx942", 64)]
+)
+def test_compiles_for_devices_that_are_not_here(toy, backend, arch, warp_size):
+    with stub_driver(replace(toy.H200, backend=backend, arch=arch, warp_size=warp_size)):
+        kernel = toy.warm_up()
+    assert kernel.metadata.target.arch == (arch if backend == "hip" else int(arch[3:]))
+    assert len(kernel.kernel) > 1000
+
+
 WORKER = """
 import sys
 sys.path.insert(0, sys.argv[1])
