@@ -21,7 +21,8 @@ from .datasets import ForetuneError
 
 if TYPE_CHECKING:
     from .collect.campaign import Progress
-    from .datasets import Dataset, Family
+    from .datasets import Family
+    from .datasets.dataset import Dataset
     from .runtime import Shortlist
 
 P = ParamSpec("P")
@@ -31,7 +32,6 @@ app = typer.Typer(
 
 SHIPPED = "h200"  # the dataset that quickstart and evaluate take where none is named
 FAMILY = "grouped_gemm_fwd"
-EXAMPLE_LAYER = {"groups": 64, "rows": 8192, "n": 2048, "k": 1024}
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON to stdout instead of tables.")]
 FamilyName = Annotated[str, typer.Argument(metavar="FAMILY", help=f"A kernel family, for example {FAMILY}.")]
@@ -81,7 +81,7 @@ def quickstart(
     from .runtime import shortlist
 
     out = out or Path(os.environ.get("XDG_CACHE_HOME", "~/.cache")).expanduser() / "foretune" / "quickstart"
-    problem, kernel = Problem.of(FAMILY, **EXAMPLE_LAYER), family(FAMILY)
+    problem, kernel = Problem.of(FAMILY, groups=64, rows=8192, n=2048, k=1024), family(FAMILY)
     with _status("loading the shipped measurements") as say:
         dataset = load(SHIPPED)
         say("training without some models' layers, and ranking those")
@@ -206,7 +206,7 @@ def predict(
         raise typer.BadParameter(f"{dtype!r} is not one of {', '.join(kernel.dtypes)}", param_hint="--dtype")
     spec = DeviceSpec.live() if device is None else DeviceSpec.named(device)
     given = None if bundle is None else load_bundle(bundle)
-    chosen = shortlist(kernel, Problem.of(family, dtype=dtype, **dims), spec, k=top, bundle=given)
+    chosen = shortlist(kernel, Problem(family, tuple(sorted(dims.items())), dtype), spec, k=top, bundle=given)
     _emit(_prediction(chosen, spec.name), as_json, _show_prediction)
 
 
