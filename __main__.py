@@ -21,7 +21,7 @@ from .datasets import ForetuneError
 
 if TYPE_CHECKING:
     from .collect.campaign import Progress
-    from .datasets import Family
+    from .datasets import DeviceSpec, Family
     from .datasets.dataset import Dataset
     from .runtime import Shortlist
 
@@ -85,18 +85,18 @@ def quickstart(
     with _status("loading the shipped measurements") as say:
         dataset = load(SHIPPED)
         say("training without some models' layers, and ranking those")
-        judged = cross_validate(dataset, kernel, max_splits=1)
+        judged = cross_validate(dataset, kernel, folds=3)
         say("training on all layers")
         bundle = fit(dataset, {FAMILY: kernel})
         bundle.save(out)
         spec = DeviceSpec.named(SHIPPED)
         chosen = shortlist(kernel, problem, spec, k=4, bundle=bundle)
-        say("tuning the example layer on this machine's GPU, if it has one")
-        compared = first_call.compare(kernel, problem, bundle=bundle)
+        gpu = _live()
+        compared = [] if gpu is None else first_call.compare(kernel, problem, gpu, bundle, on_start=say)
     result = {
         "evaluation": {"families": {FAMILY: judged.to_json()}},
         "prediction": {"problem": problem.to_json(), **_prediction(chosen, spec.name)},
-        "first_call": compared,
+        "first_call": [asdict(way) | {"chosen": way.chosen.to_json()} for way in compared],
         "bundle": str(out),
     }
     _emit(result, as_json, _show_quickstart)
@@ -113,7 +113,7 @@ def collect(
     tokens: Annotated[
         str | None, typer.Option(help="Token counts, as in 16,256,4096.", show_default="16 ... 65536")
     ] = None,
-    random: Annotated[int, typer.Option(min=0, help="Random shapes besides the models' layers.")] = 0,
+    random: Annotated[int, typer.Option(min=0, help="Random shapes besides the models' layers.")] = 40,
     resume: Annotated[bool, typer.Option(help="Continue an earlier run, or refuse a folder that has one.")] = True,
     as_json: AsJson = False,
 ) -> None:
@@ -124,9 +124,10 @@ def collect(
     from .datasets import load_models
     from .kernels import family as find
 
-    cases = shapes.cases(load_models(models), tokens=token_counts, random=random)
+    kernel = find(family)
+    cases = shapes.cases(family, load_models(models), tokens=token_counts, random=random)
     with _bar() as on_progress:
-        summary = campaign.collect(find(family), cases, out, budget_s=budget_s, resume=resume, on_progress=on_progress)
+        summary = campaign.collect(kernel, cases, out, budget_s=budget_s, resume=resume, on_progress=on_progress)
     _emit({**asdict(summary), "out": str(out)}, as_json, _show_summary)
 
 
@@ -258,6 +259,15 @@ def _dimensions(arguments: Sequence[str], family: Family) -> dict[str, int]:
     return dims
 
 
+def _live() -> DeviceSpec | None:
+    from .datasets import DeviceSpec
+
+    try:
+        return DeviceSpec.live()
+    except ForetuneError:
+        return None
+
+
 def _families(dataset: Dataset, only: str | None = None) -> dict[str, Family]:
     from .kernels import family
 
@@ -321,7 +331,7 @@ def _bar() -> Iterator[Callable[[Progress], None]]:
 
         def show(now: Progress) -> None:
             eta = "?" if now.eta_s is None else f"{now.eta_s / 60:.0f} min"
-            text = f"{now.problem} · {now.rate_per_s:.0f} configs/s · {eta} left"
+            text = f"{now.case.problem} · {now.rate_per_s:.0f} configs/s · {eta} left"
             bar.update(task, description=text, completed=now.done, total=now.total)
             if not console.is_terminal:
                 console.print(f"{now.done}/{now.total} {text}", soft_wrap=True)
@@ -334,16 +344,16 @@ def _show_quickstart(result: Mapping[str, Any]) -> None:
     problem = " ".join(f"{name}={size}" for name, size in result["prediction"]["problem"]["dims"].items())
     typer.echo(f"\nAn example layer: {problem}")
     _show_prediction(result["prediction"])
-    if compared := result["first_call"]:
-        rows = [(way, f"{one['first_call_s']:.1f} s", f"{one['latency_us']:.1f} us") for way, one in compared.items()]
-        _table("That layer on this machine's GPU", ("configs tried", "first call", "latency of the choice"), rows)
+    if ways := result["first_call"]:
+        columns = ("label", "declared", "benchmarked", "first_call_s", "time_us")
+        rows = [[f"{way[name]:.1f}" if name.endswith("s") else way[name] for name in columns] for way in ways]
+        _table("That layer on this machine's GPU, tuned from cold", columns, rows)
     typer.echo(f"\nThe bundle lies in {result['bundle']}")
 
 
 def _show_summary(result: Mapping[str, Any]) -> None:
-    failures = ", ".join(f"{count} {status}" for status, count in result["failures"].items()) or "none"
-    typer.echo(f"{result['problems']} problems, {result['measurements']} measurements, {result['seconds']:.0f} s")
-    typer.echo(f"Failures (kept as rows): {failures}")
+    statuses = ", ".join(f"{count} {status}" for status, count in result["statuses"].items()) or "none"
+    typer.echo(f"{result['cases']} problems in {result['seconds']:.0f} s; measurements: {statuses}")
     if not result["complete"]:
         typer.echo("The budget ended first: run the same command again to go on.")
     typer.echo(f"The dataset lies in {result['out']}")
@@ -360,7 +370,7 @@ def _show_evaluation(result: Mapping[str, Any]) -> None:
         rows += [["  95 % interval", *(" - ".join(map(_percent, regret[k]["ci95"])) for k in ks)]]
         rows += [[f"  {key}", *(_percent(regret[k][key]) for k in ks)] for key in ("p95", "max")]
         for baseline, curve in family["baselines"].items():
-            rows += [[baseline, *(_percent(curve[k]) for k in ks)]]
+            rows += [[baseline, *(_percent(curve[k]["geomean"]) for k in ks)]]
         noise = _percent(family["noise_floor"])
         _table(
             f"{name}: % slower than the best config, over {family['problems']} problems (noise {noise} %)",
