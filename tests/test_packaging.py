@@ -35,11 +35,9 @@ if foretune.datasets.names():
 
 
 def packages_on_disk() -> set[str]:
-    folders = {path.parent.relative_to(ROOT) for path in ROOT.rglob("__init__.py")}
-    ours = {
-        folder.parts for folder in folders if not folder.parts or folder.parts[0] not in ("tests", "build", ".venv")
-    }
-    return {".".join(("foretune", *parts)) for parts in ours}
+    floors = [path for path in ROOT.iterdir() if path.name not in ("tests", "build") and not path.name.startswith(".")]
+    inits = [path.parent.relative_to(ROOT) for floor in floors for path in floor.rglob("__init__.py")]
+    return {"foretune", *(".".join(("foretune", *folder.parts)) for folder in inits)}
 
 
 def shipped_files() -> set[str]:
