@@ -159,8 +159,8 @@ def evaluate(
 ) -> None:
     """Print regret@k: how much slower the best of the first k choices runs than the best config there is.
 
-    With a bundle, that bundle is judged as it is. Without one, new ones are trained and judged, each on the
-    layers of models it never saw.
+    With a bundle, that bundle is judged as it is: name data that it was not trained on. Without one, new ones
+    are trained and judged, each on the layers of models it never saw.
     """
     from .datasets import load
     from .model import load_bundle
@@ -206,8 +206,8 @@ def predict(
     if dtype not in kernel.dtypes:
         raise typer.BadParameter(f"{dtype!r} is not one of {', '.join(kernel.dtypes)}", param_hint="--dtype")
     spec = DeviceSpec.live() if device is None else DeviceSpec.named(device)
-    given = None if bundle is None else load_bundle(bundle)
-    chosen = shortlist(kernel, Problem(family, tuple(sorted(dims.items())), dtype), spec, k=top, bundle=given)
+    problem = Problem(family, tuple(sorted(dims.items())), dtype)
+    chosen = shortlist(kernel, problem, spec, k=top, bundle=load_bundle(bundle))
     _emit(_prediction(chosen, spec.name), as_json, _show_prediction)
 
 
@@ -369,6 +369,7 @@ def _show_evaluation(result: Mapping[str, Any]) -> None:
         rows = [["foretune", *(_percent(regret[k]["geomean"]) for k in ks)]]
         rows += [["  95 % interval", *(" - ".join(map(_percent, regret[k]["ci95"])) for k in ks)]]
         rows += [[f"  {key}", *(_percent(regret[k][key]) for k in ks)] for key in ("p95", "max")]
+        rows += [["  group sizes unknown", *(_percent(family["regret_sizes_unknown"][k]["geomean"]) for k in ks)]]
         for baseline, curve in family["baselines"].items():
             rows += [[baseline, *(_percent(curve[k]["geomean"]) for k in ks)]]
         noise = _percent(family["noise_floor"])
@@ -385,13 +386,12 @@ def _percent(ratio: float) -> str:
 
 def _show_prediction(result: Mapping[str, Any]) -> None:
     listed = result["shortlist"]
-    knobs = list(dict.fromkeys(knob for entry in listed for knob in entry["config"]))
+    knobs = [knob for knob in dict.fromkeys(knob for entry in listed for knob in entry["config"]) if knob != "num_ctas"]
     rows = [
         [f"{entry['predicted_slowdown']:.3f}x", *(entry["config"].get(knob, "") for knob in knobs)] for entry in listed
     ]
     _table(f"Predicted fastest on {result['device']}", ("slowdown", *knobs), rows)
-    if result["reason"]:
-        typer.echo(f"Note: {result['reason']}")
+    typer.echo(result["reason"])
 
 
 def _show_datasets(listed: Sequence[Mapping[str, Any]]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import shlex
 import subprocess
@@ -178,8 +179,8 @@ def check_evaluation(evaluation: dict[str, Any]) -> None:
     assert family["problems"] > 0
     assert 1.0 <= family["noise_floor"] < 1.1
     assert set(family["baselines"]) == {"random", "static", "nearest", "roofline"}
-    for k in ("1", "2", "4", "8", "16"):
-        entry = family["regret"][k]
+    for key, k in itertools.product(("regret", "regret_sizes_unknown"), ("1", "2", "4", "8", "16")):
+        entry = family[key][k]
         low, high = entry["ci95"]
         assert 0.95 < low <= entry["geomean"] <= high
         assert entry["geomean"] <= entry["max"]
