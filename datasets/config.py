@@ -56,6 +56,8 @@ class KernelConfig:
     @classmethod
     def from_json(cls, knobs: Mapping[str, Any]) -> KernelConfig:
         """The inverse of `to_json`. Raises `ForetuneError` for a value that is not a number or a string."""
+        if not isinstance(knobs, Mapping):
+            raise ForetuneError(f"not a config: {knobs!r}")
         for name, value in knobs.items():
             if not isinstance(value, (int, float, str)):
                 raise ForetuneError(f"config knob {name} must be a number or a string but got {value!r}")

@@ -44,7 +44,8 @@ class Dataset:
                 f"{self.name}: no measurements of {family!r}; it has {', '.join(self.families) or 'none'}"
             )
         wanted = np.array([case.problem.family == family for case in self.cases])
-        return self.measurements.loc[wanted[self.measurements["problem"].to_numpy()]]
+        rows: pd.DataFrame = self.measurements.loc[wanted[self.measurements["problem"].to_numpy()]]
+        return rows
 
     def grid(self, family: str) -> Grid:
         """One family as dense arrays. Problems on which nothing ran are left out."""

@@ -84,6 +84,8 @@ class DeviceSpec:
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> DeviceSpec:
         """The inverse of `to_json`. Raises `ForetuneError` naming fields that are missing or unknown."""
+        if not isinstance(value, Mapping):
+            raise ForetuneError(f"not a device spec: {value!r}")
         known = {field.name for field in fields(cls)}
         required = known - {"rates_measured"}
         wrong = sorted((required - value.keys()) | (value.keys() - known))

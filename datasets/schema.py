@@ -7,32 +7,35 @@ import pyarrow as pa
 #: Raised by one whenever a column changes meaning, type or name.
 SCHEMA_VERSION = 1
 
+
+def _required(name: str, kind: pa.DataType) -> pa.Field:
+    return pa.field(name, kind, nullable=False)
+
+
+_PROBLEM = [
+    _required("problem", pa.string()),  # JSON of a Problem
+    _required("sources", pa.string()),  # JSON of Case.sources
+    _required("routing", pa.string()),
+]
+_CONFIG = [_required("config", pa.string())]  # JSON of a KernelConfig
 _OUTCOME = [
-    ("device", pa.string()),  # a DeviceSpec's name; the spec is in dataset.json
-    ("status", pa.string()),  # a measurement.Status value
-    ("time_us", pa.float32()),  # null unless ok or hopeless
-    ("spread", pa.float32()),  # interquartile range / median of the samples
-    ("samples", pa.int16()),
-    ("timing_pass", pa.int8()),  # 1 = the scan of every config, 2 and 3 = the leading ones again, interleaved
-    ("compile_ms", pa.float32()),
-    ("registers", pa.int16()),
-    ("spills", pa.int32()),
-    ("smem_bytes", pa.int32()),
-    ("run_id", pa.string()),
-    ("error", pa.string()),
+    _required("device", pa.string()),  # a DeviceSpec's name; the spec is in dataset.json
+    _required("status", pa.string()),  # a measurement.Status value
+    pa.field("time_us", pa.float32()),  # null unless ok or hopeless
+    pa.field("spread", pa.float32()),  # interquartile range / median of the samples
+    _required("samples", pa.int16()),
+    _required("timing_pass", pa.int8()),  # 1 = the scan of every config, 2 and 3 = the leading ones again, interleaved
+    pa.field("compile_ms", pa.float32()),
+    pa.field("registers", pa.int16()),
+    pa.field("spills", pa.int32()),
+    pa.field("smem_bytes", pa.int32()),
+    _required("run_id", pa.string()),
+    pa.field("error", pa.string()),
 ]
 
 #: A part, as appended during a run: self-contained rows (dictionary encoding makes the repetition free).
-PART = pa.schema(
-    [
-        ("problem", pa.string()),
-        ("sources", pa.string()),
-        ("routing", pa.string()),
-        ("config", pa.string()),
-        *_OUTCOME,
-    ]
-)
+PART = pa.schema([*_PROBLEM, *_CONFIG, *_OUTCOME])
 #: The three sealed tables: rows of measurements point into the other two by position.
-PROBLEMS = pa.schema([("problem", pa.string()), ("sources", pa.string()), ("routing", pa.string())])
-CONFIGS = pa.schema([("config", pa.string())])
-MEASUREMENTS = pa.schema([("problem", pa.int32()), ("config", pa.int32()), *_OUTCOME])
+PROBLEMS = pa.schema(_PROBLEM)
+CONFIGS = pa.schema(_CONFIG)
+MEASUREMENTS = pa.schema([_required("problem", pa.int32()), _required("config", pa.int32()), *_OUTCOME])

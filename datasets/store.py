@@ -72,7 +72,9 @@ class Writer:
                 "sealed": manifest["sealed"] if manifest else {},
             },
         )
-        self._sequence = 0
+        # A run that is taken up again under its old id goes on counting: its earlier parts are not replaced.
+        taken = [path.stem.rpartition("-")[2] for path in self._parts.glob(f"{run_id}-*.parquet")]
+        self._sequence = max((int(number) for number in taken if number.isdecimal()), default=-1) + 1
 
     def append(self, case: Case, measurements: Iterable[Measurement]) -> None:
         """Writes one part; when this returns, the rows are on the disk."""
@@ -125,10 +127,16 @@ def _assemble(directory: Path, manifest: dict[str, Any], rows: pd.DataFrame, ign
     problem_codes = pd.Categorical(rows["problem"], categories=cases["problem"]).codes
     configs = pd.unique(rows["config"])
     try:
+        devices = tuple(DeviceSpec.from_json(spec) for spec in manifest["devices"])
+    except (ForetuneError, TypeError) as error:
+        raise DatasetError(f"{directory / MANIFEST}: {error}") from None
+    if strangers := set(rows["device"]) - {spec.name for spec in devices}:
+        raise DatasetError(f"{directory / MANIFEST}: has no device named {', '.join(sorted(strangers))}")
+    try:
         return Dataset(
             name=manifest["name"],
             schema_version=manifest["schema_version"],
-            devices=tuple(DeviceSpec.from_json(spec) for spec in manifest["devices"]),
+            devices=devices,
             provenance=manifest["provenance"],
             cases=tuple(
                 Case(Problem.from_json(json.loads(problem)), tuple(json.loads(sources)), routing)
@@ -140,13 +148,18 @@ def _assemble(directory: Path, manifest: dict[str, Any], rows: pd.DataFrame, ign
             ),
             ignored=tuple(ignored),
         )
-    except (ForetuneError, json.JSONDecodeError) as error:
+    except (ForetuneError, json.JSONDecodeError, TypeError) as error:
         raise DatasetError(f"{directory}: {error}") from None
 
 
 def seal(source: Path | str, target: Path | str, *, name: str) -> None:
-    """Writes all rows of one dataset directory as the three sealed tables of another, for shipping."""
+    """Writes all rows of one dataset directory as the three sealed tables of another, for shipping.
+
+    Raises `DatasetError` for a target that holds parts: their rows would count twice.
+    """
     dataset, target = read(source), Path(target)
+    if (target / "parts").exists():
+        raise DatasetError(f"{target}: has parts of its own; seal into another directory")
     target.mkdir(parents=True, exist_ok=True)
     problems = [
         {"problem": json.dumps(c.problem.to_json()), "sources": json.dumps(c.sources), "routing": c.routing}
@@ -176,20 +189,21 @@ def _read_sealed(directory: Path, digests: Mapping[str, str]) -> pd.DataFrame:
     tables = {}
     for table, schema in _SEALED.items():
         path = directory / f"{table}.parquet"
+        # The digest comes first: a parser need not see bytes that nobody vouches for.
+        if path.is_file() and _sha256(path) != digests.get(path.name):
+            raise DatasetError(f"{path}: truncated or altered: its SHA-256 is not the one in {MANIFEST}")
         try:
             tables[table] = _read_table(path, schema).to_pandas()
         except _UnreadableError as error:
             raise DatasetError(f"{path}: {error}") from None
-        if _sha256(path) != digests.get(path.name):
-            raise DatasetError(f"{path}: its content is not what dataset.json vouches for (SHA-256 differs)")
     rows = _checked(tables["measurements"], directory / "measurements.parquet")
     for column, table in (("problem", "problems"), ("config", "configs")):
         if not rows[column].between(0, len(tables[table]) - 1).all():
             raise DatasetError(f"{directory / 'measurements.parquet'}: points past the end of {table}.parquet")
     problems = tables["problems"].iloc[rows["problem"]].reset_index(drop=True)
     configs = tables["configs"].iloc[rows["config"]].reset_index(drop=True)
-    joined: pd.DataFrame = pd.concat([problems, configs, rows.drop(columns=["problem", "config"])], axis=1)
-    return joined.reindex(columns=PART.names)
+    joined: pd.DataFrame = pd.concat([problems, configs, rows.drop(columns=["problem", "config"])], axis=1)[PART.names]
+    return joined
 
 
 class _UnreadableError(Exception):
@@ -200,7 +214,7 @@ def _read_table(path: Path, schema: pa.Schema) -> pa.Table:
     if not path.is_file():
         raise _UnreadableError("the file is missing")
     try:
-        table = pq.read_table(path)
+        table = pq.read_table(path, partitioning=None)  # else a folder named a=b becomes a column
     except (pa.ArrowException, OSError) as error:
         raise _UnreadableError(f"truncated or not a Parquet file ({str(error).splitlines()[0]})") from None
     missing = [name for name in schema.names if name not in table.column_names]
@@ -214,9 +228,9 @@ def _read_table(path: Path, schema: pa.Schema) -> pa.Table:
 
 def _checked(rows: pd.DataFrame, path: Path) -> pd.DataFrame:
     """The rows, if every status is known and a time is there exactly where the status says so."""
-    unknown = set(rows["status"].dropna()) - {status.value for status in Status}
-    if unknown or rows["status"].isna().any():
-        raise DatasetError(f"{path}: unknown measurement status {sorted(unknown) or 'null'}")
+    unknown = set(rows["status"]) - {status.value for status in Status}
+    if unknown:
+        raise DatasetError(f"{path}: unknown measurement status {', '.join(sorted(unknown))}")
     timed = rows["status"].isin([status.value for status in TIMED])
     finite = rows["time_us"].gt(0) & rows["time_us"].lt(float("inf"))
     wrong = int((timed != finite).sum()) + int((~timed & rows["time_us"].notna()).sum())

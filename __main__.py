@@ -1,0 +1,410 @@
+"""The command line: each command parses, calls a floor and prints. Tables go to stdout, progress to stderr.
+
+Exit codes: 0 done; 1 bad input or a failed run, with one line that names it; 2 wrong usage.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, ParamSpec
+
+import typer
+
+from .datasets import ForetuneError
+
+if TYPE_CHECKING:
+    from .collect.campaign import Progress
+    from .datasets import DeviceSpec, Family
+    from .datasets.dataset import Dataset
+    from .runtime import Shortlist
+
+P = ParamSpec("P")
+app = typer.Typer(
+    help="Know the fast configs of a Triton kernel before you tune.", no_args_is_help=True, add_completion=False
+)
+
+SHIPPED = "h200"  # the dataset that quickstart and evaluate take where none is named
+FAMILY = "grouped_gemm_fwd"
+
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON to stdout instead of tables.")]
+FamilyName = Annotated[str, typer.Argument(metavar="FAMILY", help=f"A kernel family, for example {FAMILY}.")]
+
+
+def main() -> None:
+    """The console script."""
+    app()
+
+
+def _command(name: str, example: str, **settings: Any) -> Callable[[Callable[P, None]], Callable[P, None]]:
+    """Registers a command. Bad input ends it with one line and exit code 1, never with a traceback."""
+
+    def register(function: Callable[P, None]) -> Callable[P, None]:
+        @functools.wraps(function)
+        def run(*args: P.args, **options: P.kwargs) -> None:
+            try:
+                function(*args, **options)
+            except (ForetuneError, OSError) as error:
+                if options.get("as_json"):
+                    typer.echo(json.dumps({"error": str(error)}))
+                typer.echo(f"Error: {error}", err=True)
+                raise typer.Exit(1) from None
+
+        app.command(name, epilog=f"Example: {example}", **settings)(run)
+        return run
+
+    return register
+
+
+@_command("quickstart", "foretune quickstart")
+def quickstart(
+    out: Annotated[
+        Path | None, typer.Option(help="Folder for the bundle.", show_default="~/.cache/foretune/quickstart")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Train on the shipped H200 measurements and see what the ranker is worth, without a GPU.
+
+    Prints how far off its choices are on models it never saw, next to simpler choices, and the shortlist of
+    an example layer. On a machine with a GPU it also tunes that layer there, with and without the shortlist.
+    """
+    from .datasets import DeviceSpec, Problem, load
+    from .kernels import family, first_call
+    from .model.evaluate import cross_validate
+    from .model.train import train as fit
+    from .runtime import shortlist
+
+    out = out or Path(os.environ.get("XDG_CACHE_HOME", "~/.cache")).expanduser() / "foretune" / "quickstart"
+    problem, kernel = Problem.of(FAMILY, groups=64, rows=8192, n=2048, k=1024), family(FAMILY)
+    with _status("loading the shipped measurements") as say:
+        dataset = load(SHIPPED)
+        say("training without some models' layers, and ranking those")
+        judged = cross_validate(dataset, kernel, folds=3)
+        say("training on all layers")
+        bundle = fit(dataset, {FAMILY: kernel})
+        bundle.save(out)
+        spec = DeviceSpec.named(SHIPPED)
+        chosen = shortlist(kernel, problem, spec, k=4, bundle=bundle)
+        gpu = _live()
+        compared = [] if gpu is None else first_call.compare(kernel, problem, gpu, bundle, on_start=say)
+    result = {
+        "evaluation": {"families": {FAMILY: judged.to_json()}},
+        "prediction": {"problem": problem.to_json(), **_prediction(chosen, spec.name)},
+        "first_call": [asdict(way) | {"chosen": way.chosen.to_json()} for way in compared],
+        "bundle": str(out),
+    }
+    _emit(result, as_json, _show_quickstart)
+
+
+@_command("collect", f"foretune collect {FAMILY} --models models.csv --out measured --budget 20m")
+def collect(
+    family: FamilyName,
+    models: Annotated[Path, typer.Option(help="CSV of MoE models: model, num_experts, top_k, hidden_size, ...")],
+    out: Annotated[Path, typer.Option(help="Dataset folder; an earlier run's is continued.")],
+    budget: Annotated[
+        str | None, typer.Option(help="Stop in time, for example 90s, 20m or 1h.", show_default="none")
+    ] = None,
+    tokens: Annotated[
+        str | None, typer.Option(help="Token counts, as in 16,256,4096.", show_default="16 ... 65536")
+    ] = None,
+    random: Annotated[int, typer.Option(min=0, help="Random shapes besides the models' layers.")] = 40,
+    resume: Annotated[bool, typer.Option(help="Continue an earlier run, or refuse a folder that has one.")] = True,
+    as_json: AsJson = False,
+) -> None:
+    """Measure a kernel's whole config space on this machine's GPU. Ctrl-C loses at most the problem at hand."""
+    budget_s, token_counts = _seconds(budget), _integers(tokens)
+
+    from .collect import campaign, shapes
+    from .datasets import load_models
+    from .kernels import family as find
+
+    kernel = find(family)
+    cases = shapes.cases(family, load_models(models), tokens=token_counts, random=random)
+    with _bar() as on_progress:
+        summary = campaign.collect(kernel, cases, out, budget_s=budget_s, resume=resume, on_progress=on_progress)
+    _emit({**asdict(summary), "out": str(out)}, as_json, _show_summary)
+
+
+@_command("train", "foretune train --data measured --out my-bundle")
+def train(
+    data: Annotated[str, typer.Option(help="Dataset folder, or the name of a shipped one.")],
+    out: Annotated[Path, typer.Option(help="Folder for the bundle.")],
+    family: Annotated[str | None, typer.Option(help="Only this family.", show_default="all in the data")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Train a bundle on measurements."""
+    from .datasets import load
+    from .model.train import train as fit
+
+    with _status(f"training on {data}"):
+        dataset = load(data)
+        families = _families(dataset, family)
+        fit(dataset, families).save(out)
+    _emit({"bundle": str(out), "families": sorted(families)}, as_json, _show_trained)
+
+
+@_command("evaluate", "foretune evaluate --data measured --bundle my-bundle --json")
+def evaluate(
+    data: Annotated[str | None, typer.Option(help="Dataset folder or shipped name.", show_default=SHIPPED)] = None,
+    bundle: Annotated[
+        Path | None, typer.Option(help="Judge this bundle as it is.", show_default="cross-validate")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Print regret@k: how much slower the best of the first k choices runs than the best config there is.
+
+    With a bundle, that bundle is judged as it is: name data that it was not trained on. Without one, new ones
+    are trained and judged, each on the layers of models it never saw.
+    """
+    from .datasets import load
+    from .model import load_bundle
+    from .model.evaluate import cross_validate, evaluate_bundle
+
+    given = None if bundle is None else load_bundle(bundle)
+    with _status("judging the bundle" if given else "training and judging, split by model family"):
+        dataset = load(data or SHIPPED)
+        judged = {
+            name: cross_validate(dataset, kernel) if given is None else evaluate_bundle(dataset, given, kernel)
+            for name, kernel in _families(dataset).items()
+        }
+    _emit({"families": {name: one.to_json() for name, one in judged.items()}}, as_json, _show_evaluation)
+
+
+@_command(
+    "predict",
+    f"foretune predict {FAMILY} --device h200 --groups 64 --rows 8192 --n 2048 --k 1024 --top 4",
+    context_settings={"allow_extra_args": True, "ignore_unknown_options": True},  # a family's own dimensions
+)
+def predict(
+    context: typer.Context,
+    family: FamilyName,
+    device: Annotated[
+        str | None, typer.Option(help="A shipped device, for example h200.", show_default="this GPU")
+    ] = None,
+    top: Annotated[int, typer.Option(min=1, help="Length of the shortlist.")] = 8,
+    dtype: Annotated[str, typer.Option(help="Element type: bf16 or fp16.")] = "bf16",
+    bundle: Annotated[Path | None, typer.Option(help="A bundle of `foretune train`.", show_default="shipped")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Print the configs predicted to be fastest for one shape. Needs no GPU.
+
+    The family's dimensions are options of their own: a grouped GEMM has --groups, --rows, --n and --k.
+    """
+    from .datasets import DeviceSpec, Problem
+    from .kernels import family as find
+    from .model import load_bundle
+    from .runtime import shortlist
+
+    kernel = find(family)
+    dims = _dimensions(context.args, kernel)
+    if dtype not in kernel.dtypes:
+        raise typer.BadParameter(f"{dtype!r} is not one of {', '.join(kernel.dtypes)}", param_hint="--dtype")
+    spec = DeviceSpec.live() if device is None else DeviceSpec.named(device)
+    problem = Problem(family, tuple(sorted(dims.items())), dtype)
+    chosen = shortlist(kernel, problem, spec, k=top, bundle=load_bundle(bundle))
+    _emit(_prediction(chosen, spec.name), as_json, _show_prediction)
+
+
+@_command("datasets", "foretune datasets --json")
+def datasets(
+    name: Annotated[str | None, typer.Argument(help="One shipped name or folder.", show_default="all shipped")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """List the measurements that are shipped, or describe one dataset."""
+    from .datasets import load, names
+
+    _emit([load(one).describe() for one in ([name] if name else names())], as_json, _show_datasets)
+
+
+# What a command needs besides the floors: values from text, one way each.
+
+
+def _seconds(text: str | None) -> float | None:
+    if text is None:
+        return None
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)([smh])", text)
+    if not match or not float(match[1]):
+        raise typer.BadParameter(f"{text!r} is not a duration such as 90s, 20m or 1h", param_hint="--budget")
+    return float(match[1]) * {"s": 1, "m": 60, "h": 3600}[match[2]]
+
+
+def _integers(text: str | None) -> tuple[int, ...] | None:
+    if text is None:
+        return None
+    if not re.fullmatch(r"[1-9]\d*(,[1-9]\d*)*", text):
+        raise typer.BadParameter(f"{text!r} is not a list of counts such as 16,256,4096", param_hint="--tokens")
+    return tuple(int(part) for part in text.split(","))
+
+
+def _dimensions(arguments: Sequence[str], family: Family) -> dict[str, int]:
+    """`--rows 8192 --n=2048` as numbers, if they are the family's dimensions, each once."""
+    wanted = " ".join(f"--{dim} N" for dim in family.dims)
+    parts = [part for argument in arguments for part in argument.split("=", 1)]
+    dims: dict[str, int] = {}
+    for option, value in zip(parts[::2], [*parts[1::2], ""], strict=False):
+        dim = option.removeprefix("--")
+        if dim not in family.dims or dim == option or dim in dims:
+            raise typer.BadParameter(f"{option!r} is unknown or given twice; {family.name} takes {wanted}")
+        if not value.isdecimal():
+            raise typer.BadParameter(f"must be an integer >= 0 but got {value!r}", param_hint=option)
+        dims[dim] = int(value)
+    if missing := [f"--{dim}" for dim in family.dims if dim not in dims]:
+        raise typer.BadParameter(f"{' '.join(missing)} missing; {family.name} takes {wanted}")
+    return dims
+
+
+def _live() -> DeviceSpec | None:
+    from .datasets import DeviceSpec
+
+    try:
+        return DeviceSpec.live()
+    except ForetuneError:
+        return None
+
+
+def _families(dataset: Dataset, only: str | None = None) -> dict[str, Family]:
+    from .kernels import family
+
+    return {name: family(name) for name in ([only] if only else dataset.families)}
+
+
+def _prediction(chosen: Shortlist, device: str) -> dict[str, Any]:
+    if not chosen.predicted:  # then it holds every config, in no order that means anything
+        raise ForetuneError(chosen.reason)
+    ranked = zip(chosen.configs, chosen.predicted_slowdown, strict=True)
+    return {
+        "shortlist": [
+            {"config": config.to_json(), "predicted_slowdown": round(float(slowdown), 4)} for config, slowdown in ranked
+        ],
+        "device": device,
+        "reason": chosen.reason,
+    }
+
+
+# How results look to a person.
+
+
+def _emit(result: Any, as_json: bool, show: Callable[[Any], None]) -> None:
+    if as_json:
+        typer.echo(json.dumps(result, indent=1))
+    else:
+        show(result)
+
+
+def _table(title: str, columns: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(*columns, title=title, title_justify="left")
+    for row in rows:
+        table.add_row(*map(str, row))
+    console = Console()
+    if not console.is_terminal:
+        console.width = 200  # a file has no edge to wrap at
+    console.print(table)
+
+
+@contextmanager
+def _status(text: str) -> Iterator[Callable[[str], None]]:
+    from rich.console import Console
+
+    with Console(stderr=True).status(text) as status:
+        yield status.update
+
+
+@contextmanager
+def _bar() -> Iterator[Callable[[Progress], None]]:
+    """Shows a campaign's progress: a bar on a terminal, else one line a problem, for logs."""
+    from rich import progress as rich
+    from rich.console import Console
+
+    console = Console(stderr=True)
+    columns = (rich.TextColumn("{task.description}"), rich.BarColumn(), rich.MofNCompleteColumn())
+    with rich.Progress(*columns, console=console, disable=not console.is_terminal) as bar:
+        task = bar.add_task("starting", total=None)
+
+        def show(now: Progress) -> None:
+            eta = "?" if now.eta_s is None else f"{now.eta_s / 60:.0f} min"
+            text = f"{now.case.problem} · {now.rate_per_s:.0f} configs/s · {eta} left"
+            bar.update(task, description=text, completed=now.done, total=now.total)
+            if not console.is_terminal:
+                console.print(f"{now.done}/{now.total} {text}", soft_wrap=True)
+
+        yield show
+
+
+def _show_quickstart(result: Mapping[str, Any]) -> None:
+    _show_evaluation(result["evaluation"])
+    problem = " ".join(f"{name}={size}" for name, size in result["prediction"]["problem"]["dims"].items())
+    typer.echo(f"\nAn example layer: {problem}")
+    _show_prediction(result["prediction"])
+    if ways := result["first_call"]:
+        columns = ("label", "declared", "benchmarked", "first_call_s", "time_us")
+        rows = [[f"{way[name]:.1f}" if name.endswith("s") else way[name] for name in columns] for way in ways]
+        _table("That layer on this machine's GPU, tuned from cold", columns, rows)
+    typer.echo(f"\nThe bundle lies in {result['bundle']}")
+
+
+def _show_summary(result: Mapping[str, Any]) -> None:
+    statuses = ", ".join(f"{count} {status}" for status, count in result["statuses"].items()) or "none"
+    typer.echo(f"{result['cases']} problems in {result['seconds']:.0f} s; measurements: {statuses}")
+    if not result["complete"]:
+        typer.echo("The budget ended first: run the same command again to go on.")
+    typer.echo(f"The dataset lies in {result['out']}")
+
+
+def _show_trained(result: Mapping[str, Any]) -> None:
+    typer.echo(f"Trained {', '.join(result['families'])}. The bundle lies in {result['bundle']}")
+
+
+def _show_evaluation(result: Mapping[str, Any]) -> None:
+    for name, family in result["families"].items():
+        regret, ks = family["regret"], list(family["regret"])
+        rows = [["foretune", *(_percent(regret[k]["geomean"]) for k in ks)]]
+        rows += [["  95 % interval", *(" - ".join(map(_percent, regret[k]["ci95"])) for k in ks)]]
+        rows += [[f"  {key}", *(_percent(regret[k][key]) for k in ks)] for key in ("p95", "max")]
+        rows += [["  group sizes unknown", *(_percent(family["regret_sizes_unknown"][k]["geomean"]) for k in ks)]]
+        for baseline, curve in family["baselines"].items():
+            rows += [[baseline, *(_percent(curve[k]["geomean"]) for k in ks)]]
+        noise = _percent(family["noise_floor"])
+        _table(
+            f"{name}: % slower than the best config, over {family['problems']} problems (noise {noise} %)",
+            ("best of first", *ks),
+            rows,
+        )
+
+
+def _percent(ratio: float) -> str:
+    return f"{(ratio - 1) * 100:.1f}"
+
+
+def _show_prediction(result: Mapping[str, Any]) -> None:
+    listed = result["shortlist"]
+    knobs = [knob for knob in dict.fromkeys(knob for entry in listed for knob in entry["config"]) if knob != "num_ctas"]
+    rows = [
+        [f"{entry['predicted_slowdown']:.3f}x", *(entry["config"].get(knob, "") for knob in knobs)] for entry in listed
+    ]
+    _table(f"Predicted fastest on {result['device']}", ("slowdown", *knobs), rows)
+    typer.echo(result["reason"])
+
+
+def _show_datasets(listed: Sequence[Mapping[str, Any]]) -> None:
+    rows = [
+        [one["name"], one["device"], name, family["problems"], family["configs"], family["measurements"]]
+        for one in listed
+        for name, family in one["families"].items()
+    ]
+    _table("Datasets", ("name", "device", "family", "problems", "configs", "measurements"), rows)
+    for one in listed:
+        if one["ignored"]:
+            typer.echo(f"{one['name']}: ignored half-written parts: {', '.join(one['ignored'])}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,140 @@
+"""The vocabulary: values that survive JSON and Triton unchanged, and refuse what makes no sense."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from foretune.datasets import (
+    Case,
+    DatasetError,
+    DeviceSpec,
+    ForetuneError,
+    KernelConfig,
+    Measurement,
+    Problem,
+    Status,
+    load_models,
+)
+
+PROBLEM = Problem.of("toy", groups=2, rows=8, n=16, k=32, dtype="fp16", flags=("b", "a"), group_sizes=(0, 8))
+CONFIG = KernelConfig.of(BLOCK_M=128, TMA=1, num_warps=8, num_stages=4)
+
+
+def through_json(value: Any) -> Any:
+    return json.loads(json.dumps(value))
+
+
+@pytest.mark.parametrize("problem", [PROBLEM, PROBLEM.without_sizes(), Problem.of("empty")])
+def test_a_problem_survives_json(problem: Problem) -> None:
+    again = Problem.from_json(through_json(problem.to_json()))
+    assert again == problem
+    assert hash(again) == hash(problem)
+
+
+@pytest.mark.parametrize(
+    "config", [CONFIG, KernelConfig.of(), KernelConfig.of(KIND="row", SCALE=0.5, maxnreg=128, num_ctas=2)]
+)
+def test_a_config_survives_json_and_triton(config: KernelConfig) -> None:
+    assert KernelConfig.from_json(through_json(config.to_json())) == config
+    assert KernelConfig.from_triton(config.to_triton()) == config
+
+
+def test_a_triton_config_survives_foretune() -> None:
+    triton = pytest.importorskip("triton")
+    config = triton.Config({"BLOCK_M": 64, "BLOCK_N": 32}, num_warps=8, num_stages=5, maxnreg=96)
+    again = KernelConfig.from_triton(config).to_triton()
+    assert again.all_kwargs() == config.all_kwargs()
+
+
+def test_every_call_makes_a_new_triton_config() -> None:
+    one, other = CONFIG.to_triton(), CONFIG.to_triton()
+    one.kwargs["BLOCK_M"] = 16
+    assert other.kwargs["BLOCK_M"] == CONFIG["BLOCK_M"] == 128
+
+
+def test_knobs_are_ordered_by_name_so_that_equal_configs_are_equal() -> None:
+    assert KernelConfig.of(B=1, A=2) == KernelConfig.of(A=2, B=1)
+    with pytest.raises(KeyError, match="C"):
+        CONFIG["C"]
+
+
+@pytest.mark.parametrize("name", DeviceSpec.names())
+def test_a_device_survives_json(name: str) -> None:
+    spec = DeviceSpec.named(name)
+    assert DeviceSpec.from_json(through_json(spec.to_json())) == spec
+
+
+def test_an_unknown_device_is_refused_with_the_known_ones() -> None:
+    with pytest.raises(ForetuneError, match=r"'h300'; known: .*h200"):
+        DeviceSpec.named("h300")
+
+
+@pytest.mark.parametrize(
+    ("wrong", "named"),
+    [
+        ({"rows": -1}, "rows must be >= 0 but got -1"),
+        ({"dtype": "int8"}, "bf16, fp16, fp32 but got 'int8'"),
+        ({"groups": 2, "group_sizes": (1,)}, "1 group sizes were given for groups=2"),
+        ({"rows": 9, "group_sizes": (4, 4)}, "sum to 8 but rows=9"),
+        ({"group_sizes": (4, -4)}, "but got -4"),
+    ],
+)
+def test_a_problem_that_makes_no_sense_is_refused_by_value(wrong: dict[str, Any], named: str) -> None:
+    with pytest.raises(ForetuneError, match=named):
+        Problem.of("toy", **wrong)
+
+
+@pytest.mark.parametrize("value", [None, [], 5, {}, {"family": "toy"}, PROBLEM.to_json() | {"dims": {"n": "8"}}])
+def test_json_that_is_no_problem_is_refused(value: Any) -> None:
+    with pytest.raises(ForetuneError, match="not a problem"):
+        Problem.from_json(value)
+
+
+@pytest.mark.parametrize("value", [None, [], 5, {"BLOCK_M": None}, {"BLOCK_M": [16]}])
+def test_json_that_is_no_config_is_refused(value: Any) -> None:
+    with pytest.raises(ForetuneError, match="config"):
+        KernelConfig.from_json(value)
+
+
+def test_the_summary_of_unknown_and_of_empty_groups() -> None:
+    assert PROBLEM.without_sizes().summary is None
+    empty = Problem.of("toy", groups=2, group_sizes=(0, 0)).summary
+    assert empty is not None
+    assert (empty.active, empty.max, empty.skew) == (0, 0, 1.0)
+
+
+@pytest.mark.parametrize("status", list(Status))
+@pytest.mark.parametrize("time_us", [None, 1.0, 0.0, float("inf"), float("nan")])
+def test_a_time_goes_with_its_status(status: Status, time_us: float | None) -> None:
+    right = time_us == 1.0 if status in (Status.OK, Status.HOPELESS) else time_us is None
+    if right:
+        Measurement(PROBLEM, "gpu", CONFIG, status, time_us=time_us)
+    else:
+        with pytest.raises(ForetuneError, match=status.value):
+            Measurement(PROBLEM, "gpu", CONFIG, status, time_us=time_us)
+
+
+def test_every_shipped_model_belongs_to_a_model_family() -> None:
+    for model in load_models():
+        (family,) = Case(PROBLEM, (f"{model.model}/w13",), "balanced").model_families
+        assert family
+
+
+@pytest.mark.parametrize(
+    ("text", "named"),
+    [
+        ("", "columns missing"),
+        ("model,num_experts\nA,8\n", "columns missing: top_k"),
+        ("model,num_experts,top_k,hidden_size,moe_intermediate_size\n", "no models"),
+        ("model,num_experts,top_k,hidden_size,moe_intermediate_size\nA,8,2,wide,64\n", "line 2, hidden_size.*'wide'"),
+        ("model,num_experts,top_k,hidden_size,moe_intermediate_size\nA,8,2\n", "line 2, hidden_size.*None"),
+    ],
+)
+def test_a_wrong_table_of_models_is_refused_by_line_and_value(tmp_path: Path, text: str, named: str) -> None:
+    path = tmp_path / "mine.csv"
+    path.write_text(text)
+    with pytest.raises(DatasetError, match=f"mine.csv.*{named}"):
+        load_models(path)

@@ -1,0 +1,205 @@
+"""The command line: every command helps, names what is wrong, and exits with the right code."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from foretune import datasets
+from foretune.__main__ import _seconds, app
+from typer.testing import CliRunner, Result
+
+COMMANDS = ("quickstart", "collect", "train", "evaluate", "predict", "datasets")
+FAMILY = "grouped_gemm_fwd"
+LAYER = "--groups 64 --rows 8192 --n 2048 --k 1024"
+PREDICT = f"predict {FAMILY} --device h200 {LAYER}"
+
+
+def call(line: str, *more: object) -> Result:
+    return CliRunner().invoke(app, [*shlex.split(line), *map(str, more)], env={"COLUMNS": "200"})
+
+
+def words(text: str) -> str:
+    """Without the frames and line breaks that the terminal's width puts in."""
+    return " ".join(text.replace("│", " ").split())
+
+
+def example_of(command: str) -> str:
+    text = words(call(f"{command} --help").stdout)
+    assert "Example: foretune " in text
+    return text.split("Example: foretune ")[1]
+
+
+def test_the_commands_are_these() -> None:
+    assert [command.name for command in app.registered_commands] == list(COMMANDS)
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_helps_with_an_example_and_has_json(command: str) -> None:
+    result = call(f"{command} --help")
+    assert result.exit_code == 0
+    assert "--json" in result.stdout
+    assert example_of(command).startswith(command)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "tune",
+        "train --data h200",
+        "quickstart --fast",
+        "collect",
+        f"{PREDICT} --top 0",
+        f"collect {FAMILY} --models models.csv --out o --random -1",
+    ],
+)
+def test_wrong_usage_exits_with_2(line: str) -> None:
+    assert call(line).exit_code == 2
+
+
+@pytest.mark.parametrize(
+    ("line", "named"),
+    [
+        (f"collect {FAMILY} --models m.csv --out o --budget 20x", "'20x' is not a duration such as 90s, 20m or 1h"),
+        (f"collect {FAMILY} --models m.csv --out o --budget 0m", "'0m' is not a duration"),
+        (
+            f"collect {FAMILY} --models m.csv --out o --tokens 16,many",
+            "'16,many' is not a list of counts such as 16,256",
+        ),
+        (f"{PREDICT} --dtype int8", "'int8' is not one of bf16, fp16"),
+        (f"{PREDICT} --m 4", "'--m' is unknown or given twice; grouped_gemm_fwd takes --groups N --rows N --n N --k N"),
+        (f"{PREDICT} --n 8", "'--n' is unknown or given twice"),
+        (f"predict {FAMILY} --device h200 --groups 64 --rows 8192", "--n --k missing"),
+        (f"predict {FAMILY} --device h200 --groups 64 --rows many --n 8 --k 8", "--rows: must be an integer"),
+        (f"predict {FAMILY} --device h200 --groups 64 --n 8 --k 8 --rows", "--rows: must be an integer"),
+    ],
+)
+def test_an_option_that_cannot_be_exits_with_2_and_is_named(line: str, named: str) -> None:
+    result = call(line)
+    assert result.exit_code == 2
+    assert named in words(result.stderr)
+
+
+@pytest.mark.parametrize(
+    ("line", "named"),
+    [
+        ("datasets h100", "h100"),
+        ("train --data no/such/folder --out bundle", "no/such/folder"),
+        ("evaluate --data no/such/folder", "no/such/folder"),
+        ("evaluate --bundle no/such/bundle", "no/such/bundle"),
+        (f"predict gemm --device h200 {LAYER}", "unknown kernel family 'gemm'; known: "),
+        (f"predict {FAMILY} --device h300 {LAYER}", "unknown device 'h300'; known: "),
+        (f"{PREDICT} --bundle no/such/bundle", "no/such/bundle"),
+        (f"collect {FAMILY} --models no/such.csv --out o", "no/such.csv"),
+        ("collect gemm --models no/such.csv --out o", "gemm"),
+    ],
+)
+def test_bad_input_exits_with_1_and_is_named(line: str, named: str) -> None:
+    plain, as_json = call(line), call(line, "--json")
+    assert (plain.exit_code, as_json.exit_code) == (1, 1)
+    assert named in plain.stderr
+    assert "Traceback" not in plain.stderr
+    assert plain.stdout == ""
+    assert named in json.loads(as_json.stdout)["error"]
+
+
+@pytest.mark.parametrize(("line", "code"), [("datasets", 0), ("datasets h100", 1), ("datasets --fast", 2)])
+def test_exit_codes_reach_the_shell(line: str, code: int, tmp_path: Path) -> None:
+    run = subprocess.run(
+        [sys.executable, "-m", "foretune", *line.split()], cwd=tmp_path, capture_output=True, text=True
+    )
+    assert run.returncode == code, run.stderr
+    assert "Traceback" not in run.stderr
+
+
+@pytest.mark.parametrize(("text", "seconds"), [("90s", 90), ("20m", 1200), ("1h", 3600), ("1.5h", 5400), (None, None)])
+def test_durations(text: str | None, seconds: float | None) -> None:
+    assert _seconds(text) == seconds
+
+
+def test_datasets_as_json_is_the_contract() -> None:
+    listed = json.loads(call("datasets --json").stdout)
+    assert [one["name"] for one in listed] == datasets.names()
+    for one in listed:
+        assert {"name", "device", "schema_version", "families"} <= one.keys()
+        for counts in one["families"].values():
+            assert {"problems", "measurements", "configs"} <= counts.keys()
+
+
+def test_datasets_shows_them_as_a_table() -> None:
+    table = call("datasets").stdout
+    assert "measurements" in table
+    assert all(name in table for name in datasets.names())
+
+
+def test_predict_as_json_is_the_contract() -> None:
+    result = json.loads(call(f"{PREDICT} --top 4 --json").stdout)
+    assert result["device"] == "NVIDIA H200"
+    assert isinstance(result["reason"], str)
+    slowdowns = [entry["predicted_slowdown"] for entry in result["shortlist"]]
+    assert len(slowdowns) == 4
+    assert slowdowns[0] == 1.0
+    assert slowdowns == sorted(slowdowns)
+    assert all(entry["config"]["num_warps"] in (4, 8) for entry in result["shortlist"])
+
+
+def test_predict_shows_a_row_a_config() -> None:
+    table = call(f"{PREDICT} --top 3").stdout
+    assert "BLOCK_M" in table
+    assert table.count("x ") == 3
+
+
+def test_predict_takes_options_with_an_equals_sign_too() -> None:
+    equals = PREDICT.replace(" 64", "=64").replace(" 8192", "=8192")
+    assert call(f"{equals} --json").stdout == call(f"{PREDICT} --json").stdout
+
+
+def test_the_example_of_predict_runs() -> None:
+    assert call(example_of("predict")).exit_code == 0
+
+
+@pytest.fixture(scope="module")
+def quick(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
+    """One quickstart, and where it put its bundle."""
+    out = tmp_path_factory.mktemp("quickstart") / "bundle"
+    result = call("quickstart --json --out", out)
+    assert result.exit_code == 0, result.stderr
+    return out, json.loads(result.stdout)
+
+
+def check_evaluation(evaluation: dict[str, Any]) -> None:
+    """The contract that others script against; 1.0 = the best config."""
+    (family,) = evaluation["families"].values()
+    assert family["problems"] > 0
+    assert 1.0 <= family["noise_floor"] < 1.1
+    assert set(family["baselines"]) == {"random", "static", "nearest", "roofline"}
+    for key, k in itertools.product(("regret", "regret_sizes_unknown"), ("1", "2", "4", "8", "16")):
+        entry = family[key][k]
+        low, high = entry["ci95"]
+        assert 0.95 < low <= entry["geomean"] <= high
+        assert entry["geomean"] <= entry["max"]
+        assert entry["p95"] <= entry["max"]
+        assert all(k in baseline for baseline in family["baselines"].values())
+
+
+def test_quickstart_evaluates_predicts_and_says_where_the_bundle_lies(quick: tuple[Path, dict[str, Any]]) -> None:
+    out, result = quick
+    check_evaluation(result["evaluation"])
+    assert len(result["prediction"]["shortlist"]) == 4
+    assert result["bundle"] == str(out)
+    assert out.exists()
+
+
+def test_the_bundle_of_quickstart_predicts_and_is_judged(quick: tuple[Path, dict[str, Any]]) -> None:
+    out, result = quick
+    shortlist = json.loads(call(f"{PREDICT} --top 4 --json --bundle", out).stdout)["shortlist"]
+    assert shortlist == result["prediction"]["shortlist"]
+    check_evaluation(json.loads(call("evaluate --json --bundle", out).stdout))
+    table = call("evaluate --bundle", out).stdout
+    assert all(name in table for name in ("foretune", "95 % interval", "p95", "max", "random", "nearest"))

@@ -1,0 +1,25 @@
+"""The examples in docstrings, run; and every public thing of the face has one."""
+
+from __future__ import annotations
+
+import doctest
+import importlib
+import pkgutil
+
+import foretune
+import pytest
+
+MODULES = ["foretune", *(module.name for module in pkgutil.walk_packages(foretune.__path__, "foretune."))]
+# Left out: tests and build folders of a checkout, which an editable install sees as namespace packages.
+MODULES = [name for name in MODULES if name.split(".")[1:2] not in (["tests"], ["build"], ["__main__"])]
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_examples(name: str) -> None:
+    failed, _ = doctest.testmod(importlib.import_module(name), optionflags=doctest.ELLIPSIS)
+    assert failed == 0, "see the captured output"
+
+
+@pytest.mark.parametrize("name", ["configs", "prune", "shortlist"])
+def test_the_face_has_an_example_of_each_function(name: str) -> None:
+    assert ">>>" in (getattr(foretune, name).__doc__ or "")

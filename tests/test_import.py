@@ -1,0 +1,68 @@
+"""`import foretune` is cheap, because every kernel file that uses it pays for it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import foretune
+import pytest
+
+HEAVY = ("torch", "triton", "lightgbm", "sklearn", "pandas", "pyarrow", "numpy", "typer", "rich")
+
+
+def run(code: str, cwd: Path) -> str:
+    """What a fresh interpreter prints, started where no checkout is on its path by accident."""
+    return subprocess.run([sys.executable, "-c", code], cwd=cwd, capture_output=True, text=True, check=True).stdout
+
+
+@pytest.mark.parametrize(
+    "statement", ["import foretune", "import foretune; dir(foretune); foretune.DeviceSpec.named('h200')"]
+)
+def test_the_face_imports_nothing_heavy(statement: str, tmp_path: Path) -> None:
+    loaded = run(f"{statement}; import sys; print(*sorted(sys.modules))", tmp_path).split()
+    assert not {module.split(".")[0] for module in loaded} & set(HEAVY)
+
+
+@pytest.mark.parametrize("floor", ["datasets", "runtime"])
+def test_these_floors_import_neither_torch_nor_lightgbm(floor: str, tmp_path: Path) -> None:
+    loaded = run(f"import foretune.{floor}, sys; print(*sorted(sys.modules))", tmp_path).split()
+    assert not {module.split(".")[0] for module in loaded} & {"torch", "triton", "lightgbm"}
+
+
+def test_the_import_takes_less_than_100_ms(tmp_path: Path) -> None:
+    code = "import time; start = time.perf_counter(); import foretune; print(time.perf_counter() - start)"
+    seconds = min(float(run(code, tmp_path)) for _ in range(5))  # the least disturbed of five
+    assert seconds < 0.1
+
+
+def test_every_public_name_is_there() -> None:
+    assert dir(foretune) == sorted(foretune.__all__)
+    for name in foretune.__all__:
+        assert getattr(foretune, name) is not None
+
+
+def test_an_unknown_name_is_an_attribute_error() -> None:
+    with pytest.raises(AttributeError, match="no attribute 'tune'"):
+        foretune.tune  # noqa: B018
+
+
+def test_a_device_may_be_named_by_its_short_name() -> None:
+    problem = foretune.Problem.of("grouped_gemm_fwd", groups=8, rows=256, n=512, k=512)
+    by_name = foretune.shortlist("grouped_gemm_fwd", problem, "h200", k=2)
+    assert by_name == foretune.shortlist("grouped_gemm_fwd", problem, foretune.DeviceSpec.named("h200"), k=2)
+
+
+def test_configs_are_fresh_objects_at_every_call() -> None:
+    one, other = foretune.configs("grouped_gemm_fwd"), foretune.configs("grouped_gemm_fwd")
+    assert [config.all_kwargs() for config in one] == [config.all_kwargs() for config in other]
+    assert not {id(config) for config in one} & {id(config) for config in other}
+    one[0].kwargs.clear()
+    assert foretune.configs("grouped_gemm_fwd")[0].kwargs
+
+
+@pytest.mark.parametrize("call", [foretune.configs, foretune.prune])
+def test_an_unknown_family_is_refused_with_the_known_ones(call: object) -> None:
+    with pytest.raises(ValueError, match=r"'gemm'; known: .*grouped_gemm_fwd"):
+        call("gemm")  # type: ignore[operator]

@@ -1,0 +1,61 @@
+"""The house: imports point only down, and nothing lies at top level that is not part of it."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+FLOORS = ("datasets", "model", "runtime", "kernels", "collect")  # each may import those before it
+TOP_LEVEL = {*FLOORS, "__init__.py", "__main__.py", "py.typed", "pyproject.toml", "README.md", "LICENSE", "tests"}
+SOURCES = [
+    ROOT / "__init__.py",
+    ROOT / "__main__.py",
+    *(path for floor in FLOORS for path in (ROOT / floor).rglob("*.py")),
+]
+
+
+def imports(path: Path) -> Iterator[tuple[int, str]]:
+    """(line, module) of each import anywhere in a file; modules of ours as paths below the root, with a dot."""
+    package = path.relative_to(ROOT).parent.parts
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            yield from ((node.lineno, alias.name) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            above = package[: len(package) - node.level + 1] if node.level else ()
+            start = "." if node.level else ""
+            if node.module:
+                yield node.lineno, start + ".".join((*above, node.module))
+            else:  # from .. import model
+                yield from ((node.lineno, start + ".".join((*above, alias.name))) for alias in node.names)
+
+
+def test_the_reader_of_imports_sees_what_it_must(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(globals(), "ROOT", tmp_path)
+    path = tmp_path / "runtime" / "deep" / "file.py"
+    path.parent.mkdir(parents=True)
+    path.write_text("def f():\n from ...kernels import x\n from ... import collect\n from .y import z\nimport os.path")
+    assert sorted(module for _, module in imports(path)) == [".collect", ".kernels", ".runtime.deep.y", "os.path"]
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_imports_point_only_down(path: Path) -> None:
+    floor = path.relative_to(ROOT).parts[0]
+    allowed = FLOORS[: FLOORS.index(floor) + 1] if floor in FLOORS else FLOORS
+    for line, module in imports(path):
+        where = f"{path.relative_to(ROOT)}:{line}"
+        assert module.split(".")[0] != "foretune", f"{where}: import what is ours relatively"
+        if module.startswith("."):
+            assert module.split(".")[1] in allowed, f"{where}: {floor} must not import {module[1:]}"
+
+
+def test_nothing_else_lies_at_top_level() -> None:
+    if not (ROOT / ".git").exists():
+        pytest.skip("not a checkout")
+    listed = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    present = {line.split("/")[0] for line in listed.splitlines()}
+    assert {name for name in present if not name.startswith(".")} <= TOP_LEVEL
