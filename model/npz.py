@@ -4,24 +4,32 @@ from __future__ import annotations
 
 import io
 import math
+import re
+import struct
 import zipfile
 import zlib
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numpy.lib import format as npy_format
 
 from ..datasets import BundleError
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-_npy: Any = npy_format  # has no type annotations
+# All that `dumps` ever writes: version 1.0, numbers, at most one axis. NumPy's own reader parses Python expressions.
+_HEADER = re.compile(
+    rb"\x93NUMPY\x01\x00(?P<length>..)"
+    rb"(?P<text>\{'descr': '(?P<dtype>[<|][iuf][1248])', 'fortran_order': False, "
+    rb"'shape': \((?P<shape>(\d{1,9},)?)\), \} *\n)",
+    re.DOTALL,
+)
 
-# What zipfile and the header parser raise for bytes that somebody made up.
+# What zipfile and NumPy raise for bytes that somebody made up.
 _DAMAGE = (
-    zipfile.BadZipFile, zlib.error, ValueError, KeyError, EOFError, OSError, RuntimeError, SyntaxError, TypeError
+    zipfile.BadZipFile, zlib.error, struct.error, ValueError, KeyError, EOFError, OSError, RuntimeError, TypeError,
+    OverflowError,
 )  # fmt: skip
 
 
@@ -35,7 +43,7 @@ def dumps(arrays: Mapping[str, NDArray[Any]]) -> bytes:
     with zipfile.ZipFile(buffer, "w") as archive:
         for name in sorted(arrays):
             member = io.BytesIO()
-            _npy.write_array(member, np.ascontiguousarray(arrays[name]).reshape(arrays[name].shape), allow_pickle=False)
+            np.save(member, arrays[name], allow_pickle=False)
             entry = zipfile.ZipInfo(f"{name}.npy")  # dated 1980-01-01
             entry.create_system = 3  # the same on every platform
             archive.writestr(entry, member.getvalue())
@@ -62,13 +70,12 @@ def loads(content: bytes) -> dict[str, NDArray[Any]]:
 
 
 def _array(content: bytes) -> NDArray[Any]:
-    stream = io.BytesIO(content)
-    if _npy.read_magic(stream) != (1, 0):
-        raise ValueError("not version 1.0 of the .npy format")
-    shape, fortran_order, dtype = _npy.read_array_header_1_0(stream)
-    if dtype.hasobject or dtype.kind not in "iuf" or (fortran_order and len(shape) > 1):
-        raise ValueError(f"an array of {dtype} is not a flat array of numbers")
-    if min(shape, default=0) < 0 or math.prod(shape) * dtype.itemsize != len(content) - stream.tell():
+    header = _HEADER.match(content)
+    if not header or len(header["text"]) != int.from_bytes(header["length"], "little"):
+        raise ValueError("a member does not begin as numpy.save writes a flat array of numbers")
+    shape = tuple(int(size) for size in header["shape"].split(b",") if size)
+    dtype = np.dtype(header["dtype"].decode())
+    if math.prod(shape) * dtype.itemsize != len(content) - header.end():
         raise ValueError(f"an array says that its shape is {shape}, but its length differs")
-    array: NDArray[Any] = np.frombuffer(content, dtype, offset=stream.tell()).reshape(shape)
+    array: NDArray[Any] = np.frombuffer(content, dtype, offset=header.end()).reshape(shape)
     return array
