@@ -54,17 +54,19 @@ class Dataset:
             raise DatasetError(f"{self.name}: no config of {family!r} ran, so there is nothing to learn from")
         specs = {spec.name: spec for spec in self.devices}
         # One row a (problem, device), one column a config; a re-measured cell keeps its last value.
-        passes = [
+        scan, *confirmed = (
             part.groupby(["problem", "device", "config"], observed=True)["time_us"].last().unstack("config")
-            for part in (timed[timed["timing_pass"] == 1], timed[timed["timing_pass"] == 2])
-        ]
-        first = passes[0]
-        second = passes[1].reindex(index=first.index, columns=first.columns).fillna(first)
+            for part in (timed[timed["timing_pass"] == timing_pass] for timing_pass in (1, 2, 3))
+        )
+        first, second = (times.reindex(index=scan.index, columns=scan.columns) for times in confirmed)
+        drift = (((first + second) / 2) / scan).median(axis=1).fillna(1.0)
+        rest = scan.mul(drift, axis=0)
+        first, second = first.fillna(rest), second.fillna(rest)
         return Grid(
             family=family,
-            cases=tuple(self.cases[problem] for problem, _ in first.index),
-            devices=tuple(specs[device] for _, device in first.index),
-            configs=tuple(self.configs[config] for config in first.columns),
+            cases=tuple(self.cases[problem] for problem, _ in scan.index),
+            devices=tuple(specs[device] for _, device in scan.index),
+            configs=tuple(self.configs[config] for config in scan.columns),
             first_us=first.to_numpy(dtype=np.float64),
             second_us=second.to_numpy(dtype=np.float64),
         )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from .config import KernelConfig
@@ -13,6 +13,7 @@ from .problem import Problem
 if TYPE_CHECKING:
     import numpy as np
     import torch
+    import triton
     from numpy.typing import NDArray
 
 
@@ -81,6 +82,19 @@ class Family(ABC):
 
         The binary is the one that `launch` uses for every problem of that dtype.
         """
+
+    @abstractmethod
+    def autotuner(self, configs: Sequence[triton.Config], early_config_prune: Callable[..., Any] | None = None) -> Any:
+        """A new `triton.autotune` of the kernel over these configs, as a user would declare it, with nothing
+        compiled in memory yet."""
+
+    @abstractmethod
+    def launch_autotuned(self, autotuner: Any, inputs: Any) -> torch.Tensor:
+        """Calls a kernel from `autotuner` once, without waiting, and returns its output tensor."""
+
+    def binary_of(self, config: KernelConfig) -> KernelConfig:
+        """The config to compile for this one: several share a binary where a knob is a runtime argument."""
+        return config
 
     @abstractmethod
     def source_hash(self) -> str:

@@ -19,10 +19,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Grid:
-    """Times of every config on every problem of one family.
+    """Times of every config on every problem of one family, measured twice.
 
-    A config that failed, or was never tried, has NaN in both passes. The second pass re-measures only the
-    leading configs; elsewhere it repeats the first, so that both arrays are comparable everywhere.
+    A choice is made on the first and reported from the second, so that nobody profits from his own noise. A
+    config that failed, or was never tried, has NaN in both. Only the leading configs are really measured twice
+    (the confirming passes); the others have their time of the scan in both, times the median ratio of confirmed
+    to scanned times of that problem, because the card's clock was another one then.
     """
 
     family: str

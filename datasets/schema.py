@@ -13,7 +13,7 @@ _OUTCOME = [
     ("time_us", pa.float32()),  # null unless ok or hopeless
     ("spread", pa.float32()),  # interquartile range / median of the samples
     ("samples", pa.int16()),
-    ("timing_pass", pa.int8()),  # 1 = every config, 2 = the leading ones again
+    ("timing_pass", pa.int8()),  # 1 = the scan of every config, 2 and 3 = the leading ones again, interleaved
     ("compile_ms", pa.float32()),
     ("registers", pa.int16()),
     ("spills", pa.int32()),

@@ -188,7 +188,7 @@ def _read_sealed(directory: Path, digests: Mapping[str, str]) -> pd.DataFrame:
             raise DatasetError(f"{directory / 'measurements.parquet'}: points past the end of {table}.parquet")
     problems = tables["problems"].iloc[rows["problem"]].reset_index(drop=True)
     configs = tables["configs"].iloc[rows["config"]].reset_index(drop=True)
-    joined = pd.concat([problems, configs, rows.drop(columns=["problem", "config"])], axis=1)
+    joined: pd.DataFrame = pd.concat([problems, configs, rows.drop(columns=["problem", "config"])], axis=1)
     return joined.reindex(columns=PART.names)
 
 

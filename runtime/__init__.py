@@ -1,1 +1,27 @@
-"""Shortlists at run time: prune callbacks and timing."""
+"""Shortlists at run time: prune callbacks, compiling without a GPU, and timing.
+
+Importing this imports neither torch nor triton.
+"""
+
+from __future__ import annotations
+
+from .mode import Mode, mode
+from .prune import Pruner, prune
+from .shortlist import Shortlist, shortlist
+from .stub import gpu_target, stub_driver
+from .timing import Timer, Timing
+from .warn import ForetuneWarning
+
+__all__ = [
+    "ForetuneWarning",
+    "Mode",
+    "Pruner",
+    "Shortlist",
+    "Timer",
+    "Timing",
+    "gpu_target",
+    "mode",
+    "prune",
+    "shortlist",
+    "stub_driver",
+]

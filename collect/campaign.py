@@ -1,0 +1,267 @@
+"""A collection run: every case, every config, into a store that survives being killed.
+
+Pass 1 scans the whole space. Passes 2 and 3 confirm the leading configs, several turns each, the two passes and
+all configs interleaved and shuffled: a heavy kernel's clock depends on what ran just before it (on an H200 at its
+power limit the same config read 0-20 % slower one second later, 2026-11), and interleaving gives every config
+the same share of it. A config is then chosen on pass 2 and its time reported from pass 3.
+"""
+
+from __future__ import annotations
+
+import datetime
+import itertools
+import time
+import uuid
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+from ..datasets import TIMED, Case, DeviceSpec, Family, ForetuneError, KernelConfig, Measurement, Problem, Status
+from ..datasets.store import MANIFEST, Writer, read
+from ..runtime.timing import Timing
+from .compiling import Compiled, CompilePool
+from .measuring import DeviceLostError, GpuRunner, LaunchFailedError, Outcome, Runner
+from .provenance import provenance
+
+SCAN, CONFIRMING = 1, (2, 3)
+#: Configs within this of the scan's best are confirmed, at least and at most so many.
+LEADING_SLOWDOWN = 1.15
+LEADING_LEAST, LEADING_MOST = 20, 64
+#: Turns of each confirming pass.
+TURNS = 4
+#: Rows reach the disk at least this often.
+FLUSH_SECONDS = 10.0
+
+
+@dataclass(frozen=True)
+class Progress:
+    """Where a run stands; `eta_s` is None until there is a rate."""
+
+    done: int  # cases
+    total: int
+    case: Case
+    measurements: int
+    rate_per_s: float
+    eta_s: float | None
+
+
+@dataclass(frozen=True)
+class Summary:
+    """What a run did. `complete` is False where the budget ran out first."""
+
+    cases: int
+    measurements: int
+    statuses: dict[str, int]
+    seconds: float
+    complete: bool
+
+
+def collect(
+    family: Family,
+    cases: Sequence[Case],
+    out: Path | str,
+    *,
+    device: DeviceSpec | None = None,
+    budget_s: float | None = None,
+    resume: bool = True,
+    workers: int | None = None,
+    on_progress: Callable[[Progress], None] = lambda progress: None,
+) -> Summary:
+    """Measures `cases` over the whole valid space on the live device, appending to the dataset in `out`.
+
+    What is already in `out` is not measured again. Stops cleanly when `budget_s` seconds are over. Raises
+    `ForetuneError` where `out` holds a dataset and `resume` is False, and where the GPU is lost (what was
+    measured is kept: run again to go on).
+    """
+    device = device or DeviceSpec.live()
+    if (Path(out) / MANIFEST).exists() and not resume:
+        raise ForetuneError(f"{out} already holds a dataset; resume it, or choose another folder")
+    with CompilePool(family, device, workers) as pool:
+        run = Campaign(family, device, GpuRunner(family, device), pool, out, budget_s=budget_s)
+        return run.measure(cases, on_progress)
+
+
+@dataclass
+class _Known:
+    """What is already known of one case: outcomes by pass, from this run and earlier ones."""
+
+    scanned_us: dict[KernelConfig, float | None] = field(default_factory=dict)  # None where it failed
+    confirmed: bool = False
+    best_us: float = float("inf")  # of the scan
+
+    def add(self, config: KernelConfig, timing_pass: int, time_us: float | None) -> None:
+        if timing_pass != SCAN:
+            self.confirmed = True
+            return
+        self.scanned_us[config] = time_us
+        self.best_us = min(self.best_us, time_us or self.best_us)
+
+    def leading(self) -> list[KernelConfig]:
+        """The configs to confirm, fastest first."""
+        times = {config: time_us for config, time_us in self.scanned_us.items() if time_us is not None}
+        near = sum(time_us <= LEADING_SLOWDOWN * self.best_us for time_us in times.values())
+        return sorted(times, key=lambda config: times[config])[: min(max(near, LEADING_LEAST), LEADING_MOST)]
+
+
+class Campaign:
+    """One run on one device. `measure` may be called once."""
+
+    def __init__(
+        self,
+        family: Family,
+        device: DeviceSpec,
+        runner: Runner,
+        pool: CompilePool,
+        out: Path | str,
+        *,
+        budget_s: float | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._family, self._device, self._runner, self._pool, self._clock = family, device, runner, pool, clock
+        self._start = self._flushed = clock()
+        self._deadline = float("inf") if budget_s is None else self._start + budget_s
+        self._known = _earlier(out, device)
+        run_id = f"{datetime.datetime.now(datetime.timezone.utc):%Y%m%d-%H%M%S}-{uuid.uuid4().hex[:4]}"
+        self._writer = Writer(out, Path(out).name, [device], provenance(family, device), run_id=run_id)
+        self._pending: list[Measurement] = []
+        self._statuses: Counter[str] = Counter()
+        self._skipped = 0  # cases with nothing left to do
+
+    def measure(self, cases: Sequence[Case], on_progress: Callable[[Progress], None]) -> Summary:
+        done = 0
+        for done, case in enumerate(cases):
+            if self._clock() > self._deadline:
+                break
+            on_progress(self._progress(done, len(cases), case))
+            before = self._statuses.total()
+            self._measure_case(case)
+            self._skipped += self._statuses.total() == before
+        else:
+            done = len(cases)
+        seconds = self._clock() - self._start
+        complete = done == len(cases) and self._clock() <= self._deadline
+        return Summary(done, self._statuses.total(), dict(self._statuses), seconds, complete)
+
+    def _measure_case(self, case: Case) -> None:
+        known = self._known.setdefault(case.problem, _Known())
+        configs = self._by_promise(case)
+        todo = [config for config in configs if config not in known.scanned_us]
+        prepared = False
+        try:
+            for config, compiled in self._pool.finished(todo, case.problem.dtype):
+                if self._clock() > self._deadline:
+                    return
+                if not prepared:
+                    self._runner.prepare(case.problem)
+                    prepared = True
+                self._scan(case, known, config, compiled)
+            if known.confirmed or self._clock() > self._deadline:
+                return
+            if not prepared:
+                self._runner.prepare(case.problem)
+            self._confirm(case, known)
+        finally:
+            self._flush(case)
+
+    def _by_promise(self, case: Case) -> list[KernelConfig]:
+        """The device's space, the analytically fastest first: the best is met early, and bounds the rest."""
+        space = self._family.space(self._device)
+        estimate = self._family.features(case.problem, self._device, space)[
+            :, self._family.feature_names.index("roofline_us")
+        ]
+        return [space[i] for i in np.argsort(estimate, kind="stable")]
+
+    def _scan(self, case: Case, known: _Known, config: KernelConfig, compiled: Compiled) -> None:
+        reason = self._family.supports(config, case.problem, self._device)
+        if reason is not None:
+            outcome = Outcome(Status.INVALID, error=reason)
+        elif compiled.error is not None:
+            outcome = Outcome(Status.COMPILE_FAILED, error=compiled.error)
+        else:
+            try:
+                outcome = self._runner.scan(config, known.best_us)
+            except DeviceLostError as error:
+                # The row says which config did it, so that a resumed run does not meet it again.
+                self._record(case, known, config, SCAN, Outcome(Status.LAUNCH_FAILED, error=str(error)))
+                raise
+        self._record(case, known, config, SCAN, outcome, compiled.compile_ms)
+        if self._clock() - self._flushed > FLUSH_SECONDS:
+            self._flush(case)
+
+    def _confirm(self, case: Case, known: _Known) -> None:
+        # Compiled already, unless an earlier run did the scan.
+        compiled = self._pool.finished(known.leading(), case.problem.dtype)
+        leading = [config for config, binary in compiled if binary.error is None]
+        samples: dict[int, dict[KernelConfig, list[float]]] = {p: {c: [] for c in leading} for p in CONFIRMING}
+        failures: dict[KernelConfig, str] = {}
+        shuffle = np.random.default_rng(0)
+        for turn in range(TURNS * len(CONFIRMING)):
+            timing_pass = CONFIRMING[turn % len(CONFIRMING)]
+            for i in shuffle.permutation(len(leading)):
+                if leading[i] in failures:
+                    continue
+                try:
+                    samples[timing_pass][leading[i]] += self._runner.turn(leading[i], known.best_us)
+                except LaunchFailedError as error:
+                    failures[leading[i]] = str(error)
+        for timing_pass, config in itertools.product(CONFIRMING, leading):
+            if config in failures:
+                outcome = Outcome(Status.LAUNCH_FAILED, error=failures[config])
+            else:
+                outcome = Outcome(Status.OK, **vars(Timing.of(samples[timing_pass][config])))
+            self._record(case, known, config, timing_pass, outcome)
+
+    def _record(
+        self,
+        case: Case,
+        known: _Known,
+        config: KernelConfig,
+        timing_pass: int,
+        outcome: Outcome,
+        compile_ms: float = 0.0,
+    ) -> None:
+        known.add(config, timing_pass, outcome.time_us)
+        self._statuses[outcome.status.value] += 1
+        self._pending.append(
+            Measurement(
+                problem=case.problem,
+                device=self._device.name,
+                config=config,
+                timing_pass=timing_pass,
+                compile_ms=compile_ms or None,
+                run_id=self._writer.run_id,
+                **vars(outcome),
+            )
+        )
+
+    def _flush(self, case: Case) -> None:
+        self._writer.append(case, self._pending)
+        self._pending.clear()
+        self._flushed = self._clock()
+
+    def _progress(self, done: int, total: int, case: Case) -> Progress:
+        seconds = self._clock() - self._start
+        measurements = self._statuses.total()
+        rate = measurements / seconds if seconds > 0 else 0.0
+        # Cases that an earlier run measured take no time, so they say nothing of the rest.
+        fresh = done - self._skipped
+        eta_s = seconds / fresh * (total - done) if fresh else None
+        return Progress(done, total, case, measurements, rate, eta_s)
+
+
+def _earlier(out: Path | str, device: DeviceSpec) -> dict[Problem, _Known]:
+    """What a dataset already holds of this device's measurements."""
+    known: dict[Problem, _Known] = {}
+    if not (Path(out) / MANIFEST).exists():
+        return known
+    dataset = read(out)
+    rows = dataset.measurements[dataset.measurements["device"] == device.name]
+    columns = rows[["problem", "config", "timing_pass", "status", "time_us"]]
+    timed = {status.value for status in TIMED}
+    for problem, config, timing_pass, status, time_us in columns.itertuples(index=False):
+        entry = known.setdefault(dataset.cases[problem].problem, _Known())
+        entry.add(dataset.configs[config], timing_pass, time_us if status in timed else None)
+    return known

@@ -1,0 +1,151 @@
+"""Runs single configs on the GPU: checks their results, times them, and turns every failure into a status."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Protocol
+
+from ..datasets import DeviceSpec, Family, ForetuneError, KernelConfig, Problem, Status
+
+if TYPE_CHECKING:
+    from ..runtime.timing import Timer
+
+#: A config this much slower than the best so far is hopeless after one launch.
+HOPELESS_SLOWDOWN = 4.0
+#: One that is this much slower gets a few samples: it will never be a candidate.
+ALSO_RAN_SLOWDOWN = 1.5
+ALSO_RAN_SAMPLES = 3
+#: Kernel microseconds to spend on a candidate's scan, and the most samples.
+SCAN_BUDGET_US, SCAN_SAMPLES = 3_000.0, 7
+#: The same for one turn of a confirming pass, of which there are several.
+TURN_BUDGET_US, TURN_SAMPLES, LEAST_TURN_SAMPLES = 2_000.0, 10, 2
+
+
+class DeviceLostError(ForetuneError):
+    """The process cannot use the GPU any more (an illegal memory access, say); a new one can go on."""
+
+
+class LaunchFailedError(ForetuneError):
+    """One launch failed; the process and the device are fine."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What running one config showed: the fields of a `Measurement` that the GPU decides."""
+
+    status: Status
+    time_us: float | None = None
+    spread: float | None = None
+    samples: int = 0
+    registers: int | None = None
+    spills: int | None = None
+    smem_bytes: int | None = None
+    error: str | None = None
+
+
+class Runner(Protocol):
+    """Runs configs on one device. `GpuRunner` is the real one; tests replay recorded times."""
+
+    def prepare(self, problem: Problem) -> None:
+        """Makes the inputs of the problem that the following calls run."""
+
+    def scan(self, config: KernelConfig, best_us: float) -> Outcome:
+        """Runs one config on the prepared problem; `best_us` is the best time so far (inf if none)."""
+
+    def turn(self, config: KernelConfig, best_us: float) -> list[float]:
+        """A few times of a config that the scan has run, in microseconds. Raises `LaunchFailedError`."""
+
+
+class GpuRunner:
+    """The current CUDA or HIP device."""
+
+    def __init__(self, family: Family, device: DeviceSpec) -> None:
+        from ..runtime.timing import Timer
+
+        self._family, self._device = family, device
+        self._timer: Timer = Timer()
+        self._inputs: Any = None
+        self._dtype = ""
+        self._checked: dict[tuple[KernelConfig, str], Outcome] = {}
+        self._check_inputs: dict[str, tuple[Any, Any]] = {}
+
+    def prepare(self, problem: Problem) -> None:
+        self._inputs = None  # free the last problem's memory first
+        self._inputs = self._family.inputs(problem, self._device)
+        self._dtype = problem.dtype
+
+    def scan(self, config: KernelConfig, best_us: float) -> Outcome:
+        binary = self._check(config)
+        if binary.status is not Status.OK:
+            return binary
+
+        def samples(first_us: float) -> int:
+            if first_us > HOPELESS_SLOWDOWN * best_us:
+                return 1
+            if first_us > ALSO_RAN_SLOWDOWN * best_us:
+                return ALSO_RAN_SAMPLES
+            return max(ALSO_RAN_SAMPLES, min(SCAN_SAMPLES, int(SCAN_BUDGET_US / first_us)))
+
+        try:
+            timing = self._timer.time(lambda: self._family.launch(self._inputs, config), samples=samples)
+        except Exception as error:  # noqa: BLE001 - a launch can fail in any way; each is a row
+            return _failure(error)
+        status = Status.HOPELESS if timing.samples == 1 else Status.OK
+        return replace(binary, status=status, **vars(timing))
+
+    def turn(self, config: KernelConfig, best_us: float) -> list[float]:
+        samples = max(LEAST_TURN_SAMPLES, min(TURN_SAMPLES, int(TURN_BUDGET_US / best_us)))
+        try:
+            return self._timer.sample(lambda: self._family.launch(self._inputs, config), samples)
+        except Exception as error:
+            raise LaunchFailedError(_failure(error).error) from error
+
+    def _check(self, config: KernelConfig) -> Outcome:
+        """Loads the config's binary and compares its result with the reference, once a (config, dtype)."""
+        key = (config, self._dtype)
+        if key not in self._checked:
+            try:
+                self._checked[key] = self._load_and_compare(config)
+            except Exception as error:  # noqa: BLE001 - as above
+                self._checked[key] = _failure(error)
+        return self._checked[key]
+
+    def _load_and_compare(self, config: KernelConfig) -> Outcome:
+        problem = self._family.check_problem(self._dtype)
+        if self._dtype not in self._check_inputs:
+            inputs = self._family.inputs(problem, self._device, seed=1)
+            self._check_inputs[self._dtype] = (inputs, self._family.reference(inputs))
+        inputs, reference = self._check_inputs[self._dtype]
+        binary = self._family.compile(config, self._dtype)
+        binary._init_handles()
+        y = self._family.launch(inputs, config)
+        error = float((y.float() - reference).norm() / reference.norm())
+        y.fill_(float("nan"))
+        facts = {"registers": binary.n_regs, "spills": binary.n_spills, "smem_bytes": binary.metadata.shared}
+        if error <= self._family.tolerance(problem):  # never true of NaN
+            return Outcome(Status.OK, **facts)
+        return Outcome(Status.WRONG_RESULT, error=f"relative error {error:.2g}", **facts)
+
+
+def _failure(error: Exception) -> Outcome:
+    """The status of an exception. Raises `DeviceLostError` where the CUDA context is gone with it."""
+    from triton.runtime.errors import OutOfResources
+
+    text = f"{type(error).__name__}: {error}"[:300]
+    if isinstance(error, OutOfResources):
+        return Outcome(Status.OUT_OF_RESOURCES, error=text)
+    if "CompilationError" in type(error).__name__ or "PTXASError" in type(error).__name__:
+        return Outcome(Status.COMPILE_FAILED, error=text)
+    if not _device_answers():
+        raise DeviceLostError(text) from error
+    return Outcome(Status.LAUNCH_FAILED, error=text)
+
+
+def _device_answers() -> bool:
+    import torch
+
+    try:
+        torch.cuda.synchronize()
+    except Exception:  # noqa: BLE001 - any failure here means the same
+        return False
+    return True

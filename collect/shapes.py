@@ -1,0 +1,138 @@
+"""Which problems to measure: the layers of real MoE models, and random shapes that fill the gaps."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..datasets import Case, ForetuneError, Model, Problem
+
+#: Routed rows (tokens x top_k) of one call, from decode to training.
+ROWS = (16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768, 65536, 131072)
+#: Expert-parallel degrees: each rank holds num_experts / degree experts.
+EXPERT_PARALLEL = (1, 4, 8, 16)
+#: How rows spread over experts, and how often a case is drawn so.
+ROUTINGS = {"uniform": 0.4, "balanced": 0.2, "zipf": 0.25, "hot": 0.15}
+#: Limits of one problem: a few milliseconds at the best config, and weights that fit beside everything else.
+MOST_FLOPS = 2.5e12
+MOST_WEIGHT_BYTES = 12e9
+
+
+def group_sizes(routing: str, rows: int, groups: int, rng: np.random.Generator) -> tuple[int, ...]:
+    """Rows of each group, (groups,), summing to `rows`.
+
+    balanced: as even as can be. uniform: each row picks a group at random. zipf: group i is picked with a
+    probability proportional to 1 / i, in random order. hot: one group has half the rows, the rest is uniform.
+
+    >>> group_sizes("balanced", 10, 4, np.random.default_rng(0))
+    (3, 3, 2, 2)
+    """
+    if routing == "balanced":
+        return tuple(rows // groups + (group < rows % groups) for group in range(groups))
+    if routing == "uniform":
+        shares = np.full(groups, 1 / groups)
+    elif routing == "zipf":
+        weights = 1 / np.arange(1, groups + 1)
+        shares = rng.permutation(weights / weights.sum())
+    elif routing == "hot":
+        shares = np.full(groups, 0.5 / groups)
+        shares[rng.integers(groups)] += 0.5
+    else:
+        raise ForetuneError(f"routing must be one of {', '.join(ROUTINGS)} but got {routing!r}")
+    sizes: NDArray[np.int64] = rng.multinomial(rows, shares)
+    return tuple(int(size) for size in sizes)
+
+
+def cases(
+    family: str,
+    models: Sequence[Model],
+    *,
+    tokens: Sequence[int] | None = None,
+    per_layer: int = 2,
+    random: int = 40,
+    dtype: str = "bf16",
+    seed: int = 0,
+) -> tuple[Case, ...]:
+    """Problems of one grouped-GEMM family: `per_layer` of each distinct layer shape, and `random` random ones.
+
+    Both projections of each model, crossed with row counts (`tokens` times the model's top_k, or ROWS),
+    expert-parallel degrees and routings by stratified sampling, so that every count appears equally often. The
+    order is shuffled, so that a run cut short by its budget has a fair sample. The same arguments give the
+    same cases.
+
+    >>> from ..datasets import load_models
+    >>> len(cases("grouped_gemm_fwd", load_models()[:2], random=3))
+    11
+    """
+    for name, value in (("per_layer", per_layer), ("random", random)):
+        if value < 0:
+            raise ForetuneError(f"{name} must be >= 0 but got {value}")
+    if tokens is not None and (not tokens or min(tokens) < 1):
+        raise ForetuneError(f"token counts must be >= 1 but got {list(tokens)}")
+    rng = np.random.default_rng(seed)
+    drawn: list[Case] = []
+    deck: list[int] = []
+    for (experts, n, k), layer in _layers(models).items():
+        degrees = [degree for degree in EXPERT_PARALLEL if experts % degree == 0 and experts // degree >= 2]
+        taken: set[tuple[int, int]] = set()
+        for _ in range(per_layer):
+            for _ in range(50):  # a draw over the limits, or a repeated one, is drawn again
+                groups = experts // int(rng.choice(degrees))
+                deck = deck or [int(count) for count in rng.permutation(tokens or ROWS)]
+                count = deck.pop() * (int(rng.choice(layer.top_ks)) if tokens else 1)
+                if (groups, count) not in taken and _affordable(groups, count, n, k):
+                    taken.add((groups, count))
+                    drawn.append(_case(family, groups, count, n, k, dtype, layer.sources, rng))
+                    break
+    while random > 0:
+        groups, n, k = (int(size) for size in np.exp(rng.uniform(np.log((1, 128, 128)), np.log((512, 16384, 16384)))))
+        step = int(rng.choice((8, 64, 128)))
+        n, k = (max(step, size // step * step) for size in (n, k))
+        low, high = min(tokens or ROWS), max(tokens or ROWS)
+        count = int(np.exp(rng.uniform(np.log(low), np.log(high + 1))))
+        if _affordable(groups, count, n, k):
+            drawn.append(_case(family, groups, count, n, k, dtype, ("random",), rng))
+            random -= 1
+    return tuple(drawn[i] for i in rng.permutation(len(drawn)))
+
+
+@dataclass
+class _Layer:
+    """Who has a layer of one shape: "MODEL/PROJECTION" strings, and those models' top_k."""
+
+    sources: tuple[str, ...] = ()
+    top_ks: tuple[int, ...] = ()
+
+
+def _layers(models: Sequence[Model]) -> dict[tuple[int, int, int], _Layer]:
+    """Distinct layer shapes: (experts, N, K)."""
+    layers: dict[tuple[int, int, int], _Layer] = {}
+    for model in models:
+        for projection, (n, k) in model.projections().items():
+            layer = layers.setdefault((model.num_experts, n, k), _Layer())
+            layer.sources += (f"{model.model}/{projection}",)
+            layer.top_ks += (model.top_k,)
+    return layers
+
+
+def _affordable(groups: int, rows: int, n: int, k: int) -> bool:
+    return 2.0 * rows * n * k <= MOST_FLOPS and 2.0 * groups * n * k <= MOST_WEIGHT_BYTES
+
+
+def _case(
+    family: str,
+    groups: int,
+    rows: int,
+    n: int,
+    k: int,
+    dtype: str,
+    sources: tuple[str, ...],
+    rng: np.random.Generator,
+) -> Case:
+    routing = str(rng.choice(list(ROUTINGS), p=list(ROUTINGS.values())))
+    sizes = group_sizes(routing, rows, groups, rng)
+    problem = Problem.of(family, dtype=dtype, groups=groups, rows=rows, n=n, k=k, group_sizes=sizes)
+    return Case(problem, sources, routing)

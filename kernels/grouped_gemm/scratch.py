@@ -1,0 +1,18 @@
+"""Device memory for the tensor descriptors that a kernel with TMA loads makes for itself."""
+
+from __future__ import annotations
+
+import torch
+import triton
+from triton.runtime import _allocation
+
+
+def _scratch(size: int, alignment: int, stream: int | None) -> torch.Tensor:
+    # From PyTorch's caching allocator: stream-ordered, and part of the pool while a CUDA graph is captured.
+    return torch.empty(size, dtype=torch.int8, device="cuda")
+
+
+def ensure_allocator() -> None:
+    """Gives Triton an allocator in this context (it keeps one a thread) unless the caller has set one."""
+    if isinstance(_allocation._allocator.get(), _allocation.NullAllocator):
+        triton.set_allocator(_scratch)

@@ -1,0 +1,34 @@
+"""`Mode`: how much of Foretune a run wants, from the environment variable FORETUNE_MODE."""
+
+from __future__ import annotations
+
+import os
+from enum import Enum
+
+from ..datasets import ForetuneError
+
+VARIABLE = "FORETUNE_MODE"
+
+
+class Mode(str, Enum):
+    """What is done with a prediction."""
+
+    OFF = "off"  # nothing: every supported config goes through, in order
+    SHORTLIST = "shortlist"  # the k best go through, to be measured
+    PREDICT = "predict"  # only the best goes through: nothing is left to measure
+
+
+def mode() -> Mode:
+    """The mode that the environment asks for now; `Mode.SHORTLIST` where it asks for none.
+
+    Raises `ForetuneError` listing the valid values.
+
+    >>> mode()
+    <Mode.SHORTLIST: 'shortlist'>
+    """
+    value = os.environ.get(VARIABLE) or Mode.SHORTLIST.value
+    try:
+        return Mode(value.lower())
+    except ValueError:
+        valid = ", ".join(mode.value for mode in Mode)
+        raise ForetuneError(f"{VARIABLE} must be one of {valid} but got {value!r}") from None

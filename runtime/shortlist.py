@@ -1,0 +1,202 @@
+"""`shortlist`: the configs worth trying on a problem, best first.
+
+A prediction never makes a kernel fail. Without one (no bundle, a device it does not know, an odd problem) every
+supported config goes through, in its order, with one warning that says why.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import TYPE_CHECKING
+
+from ..datasets import DeviceSpec, Family, ForetuneError, KernelConfig, Problem
+from .bucket import bucket
+from .warn import warn_once
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from ..model import Bundle
+
+#: Entries of each memo. A full one is emptied: predicting again costs milliseconds and changes no answer.
+_MEMO_SIZE = 4096
+
+
+@dataclass(frozen=True)
+class Shortlist:
+    """Configs in the order in which to try them; never empty.
+
+    Where nothing was predicted, `predicted` is False, `reason` says why, the configs are all that are supported,
+    in the order given, and each slowdown is 1.0: none is known to be slower than another.
+    """
+
+    configs: tuple[KernelConfig, ...]  # (n,)
+    predicted_slowdown: tuple[float, ...]  # (n,) time over that of the first: 1.0 = as fast
+    positions: tuple[int, ...]  # (n,) where each stands in the configs that were given
+    reason: str
+    predicted: bool = True
+
+
+def shortlist(
+    family: Family,
+    problem: Problem,
+    device: DeviceSpec,
+    *,
+    k: int = 8,
+    configs: Sequence[KernelConfig] | None = None,
+    bundle: Bundle | None = None,
+) -> Shortlist:
+    """The `k` configs with the lowest predicted times, of those that the family supports.
+
+    `configs` are the ones to choose from (the family's whole space if left out) and `bundle` what predicts (the
+    shipped one if left out). Group sizes are ignored and rows are rounded (see `bucket`), so that the answer
+    depends on what the host knows at call time, and not on which problem was asked about first. Ties go to the config
+    that was given first: the answer is the same in every process.
+
+    An answer is remembered for the problem if the configs are left out or are a tuple that the caller keeps: then
+    asking again takes a few microseconds.
+
+    Raises `ForetuneError` for `k` < 1 and for no configs, and for nothing else.
+
+    >>> import numpy as np
+    >>> from types import SimpleNamespace as Toy
+    >>> toy = Toy(name="toy", space=lambda device: (KernelConfig.of(BLOCK=64), KernelConfig.of(BLOCK=128)),
+    ...           supports=lambda config, problem, device: None)
+    >>> ranker = Toy(predict=lambda family, problem, device, configs: np.array([3.0, 1.5]))
+    >>> h200 = DeviceSpec.named("h200")
+    >>> bundle = Toy(digest="d1", ranker=lambda name: ranker, trained_on=lambda name: (h200,))
+    >>> best = shortlist(toy, Problem.of("toy", rows=8), h200, k=2, bundle=bundle)
+    >>> best.positions, best.predicted_slowdown, str(best.configs[0])
+    ((1, 0), (1.0, 2.0), 'BLOCK=128 num_warps=4 num_stages=3')
+    """
+    if k < 1:
+        raise ForetuneError(f"k must be >= 1 but got {k}")
+    return _chooser(family, device, configs, bundle).choose(problem, k)
+
+
+class Chooser:
+    """One family's configs on one device, ranked by one bundle: what `shortlist` keeps, with the answers it gave."""
+
+    def __init__(
+        self, family: Family, device: DeviceSpec, configs: Sequence[KernelConfig] | None, bundle: Bundle | None
+    ) -> None:
+        self.family, self.device, self.bundle = family, device, bundle
+        self.given = configs  # kept alive, because the memo knows it by its id
+        self.configs = tuple(family.space(device) if configs is None else configs)
+        if not self.configs:
+            raise ForetuneError(f"{family.name}: there must be at least one config but none was given")
+        self._answers: dict[tuple[Problem, int], Shortlist] = {}
+        self._rankings: dict[Problem, tuple[NDArray[np.intp], NDArray[np.float64]]] = {}
+
+    def choose(self, problem: Problem, k: int) -> Shortlist:
+        """The first `k` supported configs of the ranking, or without one all that are supported."""
+        problem = problem.without_sizes()
+        answer = self._answers.get((problem, k))
+        if answer is None:
+            answer = self._choose(problem, k)
+            _remember(self._answers, (problem, k), answer)
+        return answer
+
+    def _choose(self, problem: Problem, k: int) -> Shortlist:
+        try:
+            return self._ranked(problem, k)
+        except Exception as error:  # noqa: BLE001 - the promise of this floor: no trouble of ours stops a launch
+            why = str(error) if isinstance(error, ForetuneError) else f"{type(error).__name__}: {error}"
+            reason = f"{self.family.name}: no prediction, so every supported config goes through ({why})"
+            warn_once(reason)
+            return self._unranked(problem, reason)
+
+    def _ranked(self, problem: Problem, k: int) -> Shortlist:
+        """Whether a config is supported is asked of the problem itself, and only until `k` of them are."""
+        order, slowdowns = self._ranking(bucket(problem))
+        positions: list[int] = []
+        for position in order.tolist():
+            if self.family.supports(self.configs[position], problem, self.device) is None:
+                positions.append(position)
+                if len(positions) == k:
+                    break
+        if not positions:
+            raise ForetuneError("it supports none of the given configs")
+        chosen = slowdowns[positions] / slowdowns[positions[0]]
+        return Shortlist(
+            configs=tuple(self.configs[position] for position in positions),
+            predicted_slowdown=tuple(chosen.tolist()),
+            positions=tuple(positions),
+            reason=f"predicted by bundle {_bundle(self.bundle).digest[:12]}",
+        )
+
+    def _ranking(self, problem: Problem) -> tuple[NDArray[np.intp], NDArray[np.float64]]:
+        """Positions of all configs, fastest first, and their predicted slowdowns, both (n_configs,)."""
+        import numpy as np  # takes as long to import as the rest of Foretune: not before it is needed
+
+        ranking = self._rankings.get(problem)
+        if ranking is None:
+            bundle = _bundle(self.bundle)
+            archs = sorted({spec.arch for spec in bundle.trained_on(self.family.name)})
+            if self.device.arch not in archs:
+                raise ForetuneError(f"the bundle knows {', '.join(archs)} but this device is {self.device.arch}")
+            ranker = bundle.ranker(self.family.name)
+            slowdowns = np.asarray(ranker.predict(self.family, problem, self.device, self.configs), dtype=np.float64)
+            if slowdowns.shape != (len(self.configs),):
+                raise ForetuneError(f"{len(self.configs)} slowdowns were due but the ranker gave {slowdowns.shape}")
+            if not (np.isfinite(slowdowns) & (slowdowns > 0)).all():
+                raise ForetuneError("the ranker gave slowdowns that are not positive numbers")
+            ranking = np.argsort(slowdowns, kind="stable"), slowdowns
+            _remember(self._rankings, problem, ranking)
+        return ranking
+
+    def _unranked(self, problem: Problem, reason: str) -> Shortlist:
+        positions = supported(self.family, problem, self.device, self.configs)
+        return Shortlist(
+            configs=tuple(self.configs[position] for position in positions),
+            predicted_slowdown=(1.0,) * len(positions),
+            positions=positions,
+            reason=reason,
+            predicted=False,
+        )
+
+
+def supported(family: Family, problem: Problem, device: DeviceSpec, configs: Sequence[KernelConfig]) -> tuple[int, ...]:
+    """Positions of the configs that the family supports; of all where it supports none or cannot tell."""
+    everything = tuple(range(len(configs)))
+    try:
+        return tuple(i for i in everything if family.supports(configs[i], problem, device) is None) or everything
+    except Exception:  # noqa: BLE001 - the judgement is then left to the launch
+        return everything
+
+
+def _remember(memo: dict, key: object, value: object) -> None:  # type: ignore[type-arg]
+    if len(memo) >= _MEMO_SIZE:
+        memo.clear()
+    memo[key] = value
+
+
+_choosers: dict[tuple[object, ...], Chooser] = {}
+
+
+def _chooser(
+    family: Family, device: DeviceSpec, configs: Sequence[KernelConfig] | None, bundle: Bundle | None
+) -> Chooser:
+    # By identity: hashing a thousand configs would take longer than the prediction. A list can change behind its
+    # id, so only tuples are remembered; the chooser keeps them alive, so that no id is used twice.
+    key = (id(family), device, id(configs), None if bundle is None else bundle.digest)
+    chooser = _choosers.get(key)
+    if chooser is None:
+        chooser = Chooser(family, device, configs, bundle)
+        if configs is None or isinstance(configs, tuple):
+            _remember(_choosers, key, chooser)
+    return chooser
+
+
+def _bundle(bundle: Bundle | None) -> Bundle:
+    return _shipped() if bundle is None else bundle
+
+
+@lru_cache(maxsize=1)
+def _shipped() -> Bundle:
+    from ..model import load_bundle
+
+    return load_bundle()

@@ -1,0 +1,132 @@
+"""`Timer`: how long one kernel launch takes on the GPU, alone.
+
+Three traps, and what is done about each:
+
+- *The launch gap.* Events around a launch on an empty queue also time the wait for the host (25-40 % too much on
+  an H200, 2026-11). So the device is held back by a spinning kernel until every launch is queued. That it was is
+  checked: if it got past the hold before the host was done, the samples are thrown away and the hold is doubled.
+- *A warm L2.* Between samples a buffer of twice the L2 is written, outside the timed interval. (Its last lines
+  are still dirty when the kernel starts, as the previous layer's output would be.)
+- *The events themselves.* A pair of events around nothing reads more than zero. That constant, measured once when
+  the timer is made, is subtracted. What a kernel adds by starting and draining (about a microsecond) is not: it
+  is paid in any stream, and no event can tell it from the kernel's own work.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ..datasets import ForetuneError
+from .clock import Clock, CudaClock
+
+MIN_SAMPLES, MAX_SAMPLES = 5, 30
+_HOST_US = (50.0, 300.0)  # what a launch costs the host: assumed until one has been seen, and the most that is believed
+_HOLD_US = 60.0  # the shortest hold: what queueing the hold itself and its mark costs the host
+_TRIES = 8  # the hold doubles at each
+_SHORTEST_US = 0.01  # a launch that queues nothing reads 0 or less, but a time is positive
+
+
+@dataclass(frozen=True)
+class Timing:
+    """What some launches of one kernel took.
+
+    >>> Timing.of([12.0, 10.0, 11.0])
+    Timing(time_us=11.0, spread=0.09090909090909091, samples=3)
+    """
+
+    time_us: float  # median
+    spread: float  # interquartile range over median; 0.0 for one sample
+    samples: int
+
+    @classmethod
+    def of(cls, times_us: Sequence[float]) -> Timing:
+        """The summary of at least one sample."""
+        median = statistics.median(times_us)
+        if len(times_us) == 1:
+            return cls(median, 0.0, 1)
+        low, _, high = statistics.quantiles(times_us, n=4, method="inclusive")
+        return cls(median, (high - low) / median, len(times_us))
+
+
+class Timer:
+    """Times launches on one device (the current one if `device_index` is left out), on its current stream.
+
+    `flush_bytes` is how much is written between samples to evict the L2 (twice its size if left out; 0 leaves
+    it warm, for a kernel that finds its inputs there). `overhead_us` is what is subtracted from every sample.
+
+    >>> import torch
+    >>> if torch.cuda.is_available():
+    ...     x = torch.rand(1 << 24, device="cuda")
+    ...     assert 10 < Timer().time(lambda: x.mul_(2)).time_us < 1000
+    """
+
+    def __init__(
+        self, device_index: int | None = None, flush_bytes: int | None = None, *, clock: Clock | None = None
+    ) -> None:
+        self._clock = clock or CudaClock(device_index, flush_bytes)
+        self._host_us = _HOST_US[0]
+        self.overhead_us = 0.0
+        self.overhead_us = statistics.median(self.sample(lambda: None, MAX_SAMPLES))
+        self._flush_us = statistics.median(self.sample(self._clock.flush, MIN_SAMPLES))
+
+    def time(
+        self,
+        launch: Callable[[], Any],
+        *,
+        samples: int | Callable[[float], int] | None = None,
+        budget_us: float = 5000.0,
+    ) -> Timing:
+        """The time of `launch`, which must queue its work on the current stream and not wait for it.
+
+        One launch is measured first, alone. It is a sample like the others, and it decides how many there are in all:
+        `samples`, or what `samples` makes of its time (so that a hopeless config costs one launch), or as many as
+        take about `budget_us` of device time, flushes included, but 5 at least and 30 at most.
+
+        Raises `ForetuneError` for a launch that waits for the device, and whatever `launch` raises.
+        """
+        first = self.sample(launch, 1)
+        if samples is None:
+            samples = _samples(budget_us, first[0] + self._flush_us)
+        elif callable(samples):
+            samples = samples(first[0])
+        if samples < 1:
+            raise ForetuneError(f"samples must be >= 1 but got {samples}")
+        return Timing.of(first + self.sample(launch, samples - 1) if samples > 1 else first)
+
+    def sample(self, launch: Callable[[], Any], samples: int) -> list[float]:
+        """The time of each of some launches, in microseconds, (samples,), queued together. Raises as `time` does.
+
+        A kernel's very first launch loads its binary, which outlasts the hold: it then counts as a rehearsal."""
+        hold_us = _HOLD_US + 1.5 * self._host_us * samples
+        for _ in range(_TRIES):
+            self._clock.hold(hold_us)
+            gate = self._clock.mark()
+            began = time.perf_counter()
+            marks = [self._queue(launch) for _ in range(samples)]
+            host_us = (time.perf_counter() - began) * 1e6
+            in_time = not self._clock.passed(gate)
+            self._clock.wait()
+            if in_time:
+                self._host_us = min(max(host_us / samples, _HOST_US[0]), _HOST_US[1])
+                return [
+                    max(self._clock.elapsed_us(start, end) - self.overhead_us, _SHORTEST_US) for start, end in marks
+                ]
+            hold_us *= 2
+        raise ForetuneError(
+            f"the device got ahead of the host although it was held back for {hold_us / 2000:.0f} ms: "
+            "does the launch wait for it? Time a function that only queues its work"
+        )
+
+    def _queue(self, launch: Callable[[], Any]) -> tuple[Any, Any]:
+        self._clock.flush()
+        start = self._clock.mark()
+        launch()
+        return start, self._clock.mark()
+
+
+def _samples(budget_us: float, each_us: float) -> int:
+    return min(max(int(budget_us / max(each_us, 1.0)), MIN_SAMPLES), MAX_SAMPLES)

@@ -1,0 +1,172 @@
+"""The timer: what it makes of a clock's readings (on a CPU, with a clock of our own) and how right it is (on a GPU)."""
+
+from __future__ import annotations
+
+import itertools
+import statistics
+
+import pytest
+from foretune.datasets import ForetuneError
+from foretune.runtime import Timer, Timing
+
+
+class FakeClock:
+    """A device on which events cost 1 us, a flush 30, and the work what `work_us` says next."""
+
+    EVENT_US, FLUSH_US = 1.0, 30.0
+
+    def __init__(self):
+        self.now, self.log, self.late = 0.0, [], 0
+
+    def hold(self, us):
+        self.log.append(("hold", us))
+
+    def flush(self):
+        self.log.append("flush")
+        self.now += self.FLUSH_US
+
+    def mark(self):
+        self.log.append("mark")
+        self.now += self.EVENT_US
+        return self.now
+
+    def work(self, us):
+        self.log.append("work")
+        self.now += us
+
+    def passed(self, mark):
+        self.late -= 1
+        return self.late >= 0
+
+    def elapsed_us(self, start, end):
+        return end - start
+
+    def wait(self):
+        self.log.append("wait")
+
+
+@pytest.fixture
+def clock():
+    return FakeClock()
+
+
+@pytest.fixture
+def timer(clock):
+    timer = Timer(clock=clock)
+    clock.log.clear()
+    return timer
+
+
+def test_subtracts_what_a_pair_of_events_costs(timer, clock):
+    assert timer.overhead_us == clock.EVENT_US
+    assert timer.time(lambda: clock.work(10.0)).time_us == pytest.approx(10.0)
+
+
+def test_reports_median_spread_and_count(timer, clock):
+    work = itertools.cycle([10.0, 12.0, 11.0, 13.0, 14.0])
+    timing = timer.time(lambda: clock.work(next(work)), samples=5)
+    assert timing.time_us == pytest.approx(12.0)
+    assert timing.spread == pytest.approx(2.0 / 12.0)
+    assert timing.samples == 5
+
+
+@pytest.mark.parametrize(
+    ("us", "budget_us", "samples"), [(10.0, 5000.0, 30), (1000.0, 10_000.0, 9), (1e6, 10_000.0, 5), (1.0, 0.0, 5)]
+)
+def test_takes_as_many_samples_as_the_budget_allows(timer, clock, us, budget_us, samples):
+    assert timer.time(lambda: clock.work(us), budget_us=budget_us).samples == samples
+
+
+def test_the_first_launch_decides_how_many_there_are(timer, clock):
+    timing = timer.time(lambda: clock.work(500.0), samples=lambda first_us: 1 if first_us > 499.0 else 9)
+    assert timing == Timing(pytest.approx(500.0), 0.0, 1)
+    assert clock.log.count("work") == 1
+    assert timer.time(lambda: clock.work(400.0), samples=lambda first_us: 1 if first_us > 499.0 else 9).samples == 9
+
+
+def test_queues_everything_behind_the_hold_and_flushes_outside_the_interval(timer, clock):
+    timer.time(lambda: clock.work(10.0), samples=3)
+    one = ["flush", "mark", "work", "mark"]
+    kinds = [entry if isinstance(entry, str) else entry[0] for entry in clock.log]
+    assert kinds == ["hold", "mark", *one, "wait", "hold", "mark", *one, *one, "wait"]
+
+
+def test_holds_longer_when_the_device_got_ahead(timer, clock):
+    clock.late = 3
+    work = itertools.chain([900.0] * 3, itertools.repeat(10.0))  # launches in which the device waited for the host
+    assert timer.time(lambda: clock.work(next(work))).time_us == pytest.approx(10.0)
+    holds = [entry[1] for entry in clock.log if isinstance(entry, tuple)]
+    assert holds[1:4] == [holds[0] * 2, holds[0] * 4, holds[0] * 8]
+
+
+def test_a_launch_that_waits_for_the_device_is_named(timer, clock):
+    clock.late = 10**9
+    with pytest.raises(ForetuneError, match="does the launch wait for it"):
+        timer.time(lambda: clock.work(10.0))
+
+
+def test_what_the_launch_raises_comes_through(timer):
+    with pytest.raises(ZeroDivisionError):
+        timer.time(lambda: 1 / 0)
+
+
+def test_samples_must_be_positive(timer):
+    with pytest.raises(ForetuneError, match="samples must be >= 1 but got 0"):
+        timer.time(lambda: None, samples=0)
+
+
+def test_a_time_is_positive_even_where_nothing_was_queued(timer):
+    assert timer.time(lambda: None).time_us > 0
+
+
+def _device_time_us(launch, flush, repeats=20):
+    """What CUPTI (through torch.profiler) says of the kernels of a launch: the median of their summed durations."""
+    import torch
+    from torch.profiler import ProfilerActivity, profile
+
+    with profile(activities=[ProfilerActivity.CUDA]) as profiled:
+        for _ in range(repeats):
+            flush()
+            launch()
+        torch.cuda.synchronize()
+    kernels = [e for e in profiled.events() if e.device_type == torch.autograd.DeviceType.CUDA]
+    kernels = [e.device_time for e in sorted(kernels, key=lambda e: e.time_range.start) if "Fill" not in e.name]
+    assert len(kernels) % repeats == 0, [e.name for e in profiled.events()]
+    per_launch = len(kernels) // repeats
+    return statistics.median(sum(kernels[i * per_launch : (i + 1) * per_launch]) for i in range(repeats))
+
+
+@pytest.mark.gpu
+def test_agrees_with_the_device_time_stamps_of_cupti():
+    """Kernels from about 10 us to 1 ms: elementwise ones of several sizes, and matrix products."""
+    import torch
+
+    launches = {}
+    for megabytes in (16, 64, 256, 1024):
+        x = torch.rand(megabytes << 18, device="cuda")
+        launches[f"mul {megabytes} MB"] = lambda x=x: x.mul_(1.0)
+    for size in (1024, 2048, 4096, 8192):
+        a = torch.randn(size, size, device="cuda", dtype=torch.bfloat16)
+        y = torch.empty_like(a)
+        launches[f"matmul {size}"] = lambda a=a, y=y: torch.mm(a, a, out=y)
+    timer = Timer()
+    differences = {}
+    for name, launch in launches.items():
+        launch()
+        ours, theirs = timer.time(launch).time_us, _device_time_us(launch, timer._clock.flush)
+        differences[name] = ours / theirs - 1
+        print(f"{name}: timer {ours:.2f} us, CUPTI {theirs:.2f} us, {100 * differences[name]:+.1f} %")  # noqa: T201
+    print(f"events around nothing: {timer.overhead_us:.2f} us, flush {timer._flush_us:.1f} us")  # noqa: T201
+    assert statistics.median(abs(d) for d in differences.values()) <= 0.05
+
+
+@pytest.mark.gpu
+def test_is_repeatable_and_cold():
+    import torch
+
+    x = torch.rand(8 << 18, device="cuda")  # 8 MB: fits the L2, so warm would be far faster
+    cold, again, warm = Timer(), Timer(), Timer(flush_bytes=0)
+    times = [timer.time(lambda: x.mul_(1.0), samples=30).time_us for timer in (cold, again, warm)]
+    print(f"cold {times[0]:.2f} us and {times[1]:.2f} us, warm {times[2]:.2f} us")  # noqa: T201
+    assert times[0] == pytest.approx(times[1], rel=0.05)
+    assert times[2] < times[0]
