@@ -1,1 +1,40 @@
-"""Ranking: features in, predicted slowdowns out; the bundle that carries it; the evaluation that judges it."""
+"""Ranking: features in, predicted slowdowns out; the bundle that carries it; the evaluation that judges it.
+
+Importing this needs NumPy alone; LightGBM is imported to train, pandas to read a dataset.
+"""
+
+from __future__ import annotations
+
+from .baselines import NearestRanker, RandomRanker, RooflineRanker, StaticRanker
+from .bundle import Bundle, TrainedFamily, load_bundle
+from .evaluate import Evaluation, cross_validate, evaluate_bundle
+from .gbdt import LightGBMRanker
+from .metrics import Summary, geomean, noise_floor, summarise, top_k_regret
+from .ranker import Ranker
+from .splits import split_folds, split_groups
+from .train import train
+from .trees import Forest
+
+__all__ = [
+    "Bundle",
+    "Evaluation",
+    "Forest",
+    "LightGBMRanker",
+    "NearestRanker",
+    "RandomRanker",
+    "Ranker",
+    "RooflineRanker",
+    "StaticRanker",
+    "Summary",
+    "TrainedFamily",
+    "cross_validate",
+    "evaluate_bundle",
+    "geomean",
+    "load_bundle",
+    "noise_floor",
+    "split_folds",
+    "split_groups",
+    "summarise",
+    "top_k_regret",
+    "train",
+]

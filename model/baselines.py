@@ -1,0 +1,157 @@
+"""What a learned ranker must beat, behind the same interface."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ..datasets import DeviceSpec, Family, KernelConfig, Problem
+from ..datasets.grid import Grid
+from .ranker import Ranker, check_between
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+    from typing_extensions import Self
+
+#: The score of a config that a ranker has no measurement of: after all that were measured.
+_UNKNOWN = 1e6
+
+
+class RandomRanker(Ranker):
+    """Any order is as good as another: what pruning without a model amounts to. One seed is one draw.
+
+    >>> RandomRanker(seed=1).get_params()
+    {'seed': 1}
+    """
+
+    learns = False
+
+    def __init__(self, seed: int = 0) -> None:
+        check_between("seed", seed, 0, 2**31 - 1)
+        self.seed = seed
+
+    def fit(self, grid: Grid, family: Family) -> Self:
+        return self
+
+    def predict(
+        self, family: Family, problem: Problem, device: DeviceSpec, configs: Sequence[KernelConfig]
+    ) -> NDArray[np.float64]:
+        # A hash rather than a generator's next number: a config's score must not depend on its place in the list.
+        salt = np.uint64(zlib.crc32(str((self.seed, problem.to_json(), device.name)).encode()))
+        keys = np.array([_config_hash(config) for config in configs], np.uint64)
+        scores: NDArray[np.float64] = 1.0 + _mix(keys ^ (salt << np.uint64(32))) / 2.0**64
+        return scores
+
+
+@lru_cache(maxsize=1 << 16)
+def _config_hash(config: KernelConfig) -> int:
+    return zlib.crc32(str(config.to_json()).encode())
+
+
+def _mix(keys: NDArray[np.uint64]) -> NDArray[np.float64]:
+    """splitmix64's finaliser: neighbouring keys give unrelated numbers below 2 ** 64."""
+    keys = (keys ^ (keys >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    keys = (keys ^ (keys >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    result: NDArray[np.float64] = (keys ^ (keys >> np.uint64(31))).astype(np.float64)
+    return result
+
+
+class StaticRanker(Ranker):
+    """One fixed order for every problem: the best short list of configs that a maintainer could hard-code.
+
+    The first `size` places are chosen greedily: each config is the one that, with those before it, gives the lowest
+    geometric mean over the training problems of the best slowdown on the list. The rest follow by their own mean.
+    """
+
+    order_: dict[KernelConfig, int]
+
+    def __init__(self, size: int = 16) -> None:
+        check_between("size", size, 1, 1024)
+        self.size = size
+
+    def fit(self, grid: Grid, family: Family) -> Self:
+        logs = _filled(grid)
+        covered = np.full(len(logs), np.inf)
+        order: list[int] = []
+        for _ in range(min(self.size, logs.shape[1])):
+            reached = np.minimum(covered[:, None], logs).mean(axis=0)
+            reached[order] = np.inf
+            order.append(int(reached.argmin()))
+            covered = np.minimum(covered, logs[:, order[-1]])
+        rest = logs.mean(axis=0)
+        rest[order] = np.inf
+        order += np.argsort(rest, kind="stable")[: logs.shape[1] - len(order)].tolist()
+        self.order_ = {grid.configs[column]: place for place, column in enumerate(order)}
+        return self
+
+    def predict(
+        self, family: Family, problem: Problem, device: DeviceSpec, configs: Sequence[KernelConfig]
+    ) -> NDArray[np.float64]:
+        """The place in the order, from 1; see `Ranker.predict`."""
+        self._check_fitted("order_")
+        return np.array([1.0 + self.order_.get(config, _UNKNOWN) for config in configs], np.float64)
+
+
+class NearestRanker(Ranker):
+    """The measured slowdowns of the nearest training problem: what a table of tuned shapes does.
+
+    Nearest by Euclidean distance between the logs of the dimensions (and of the group skew, where both know it);
+    another dtype, layout or device is further away than any shape.
+    """
+
+    cases_: list[tuple[Problem, DeviceSpec]]
+    slowdowns_: list[dict[KernelConfig, float]]
+
+    def fit(self, grid: Grid, family: Family) -> Self:
+        self.cases_ = [(case.problem, device) for case, device in zip(grid.cases, grid.devices, strict=True)]
+        self.slowdowns_ = [
+            {config: float(value) for config, value in zip(grid.configs, row, strict=True) if np.isfinite(value)}
+            for row in grid.slowdowns
+        ]
+        return self
+
+    def predict(
+        self, family: Family, problem: Problem, device: DeviceSpec, configs: Sequence[KernelConfig]
+    ) -> NDArray[np.float64]:
+        self._check_fitted("cases_")
+        distances = [_distance(problem, device, other, where) for other, where in self.cases_]
+        nearest = self.slowdowns_[int(np.argmin(distances))]
+        return np.array([nearest.get(config, _UNKNOWN) for config in configs], np.float64)
+
+
+class RooflineRanker(Ranker):
+    """The family's analytic estimate, its feature "roofline_us".
+
+    Figures are in microseconds: a slowdown would need the best config's time, and the order is the same.
+    """
+
+    learns = False
+
+    def fit(self, grid: Grid, family: Family) -> Self:
+        return self
+
+    def predict(
+        self, family: Family, problem: Problem, device: DeviceSpec, configs: Sequence[KernelConfig]
+    ) -> NDArray[np.float64]:
+        column = family.feature_names.index("roofline_us")
+        if not len(configs):
+            return np.empty(0)
+        return family.features(problem, device, configs)[:, column].astype(np.float64)
+
+
+def _filled(grid: Grid) -> NDArray[np.float64]:
+    """Log slowdowns with a failure counting as the problem's slowest, (n_problems, n_configs)."""
+    logs = np.log(grid.slowdowns)
+    return np.where(np.isnan(logs), np.nanmax(logs, axis=1, keepdims=True), logs)
+
+
+def _distance(a: Problem, a_device: DeviceSpec, b: Problem, b_device: DeviceSpec) -> float:
+    steps = [np.log((1 + a[name]) / (1 + b[name])) for name, _ in a.dims]
+    if a.summary is not None and b.summary is not None:
+        steps.append(np.log(a.summary.skew / b.summary.skew))
+    foreign = (a.dtype, a.flags, a_device) != (b.dtype, b.flags, b_device)
+    return float(np.sqrt(np.square(steps).sum()) + 1e3 * foreign)

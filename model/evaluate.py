@@ -1,0 +1,220 @@
+"""Regret on problems whose model family the ranker never saw, next to the baselines and the noise floor."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import numpy as np
+
+from ..datasets import Case, DeviceSpec, Family
+from ..datasets.grid import Grid
+from .baselines import NearestRanker, RandomRanker, RooflineRanker, StaticRanker
+from .gbdt import LightGBMRanker
+from .metrics import geomean, summarise, top_k_regret
+from .ranker import Ranker
+from .splits import split_folds, split_groups
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from numpy.typing import NDArray
+
+    from ..datasets.dataset import Dataset
+    from .bundle import Bundle
+
+RankerFactory: TypeAlias = Callable[[], Ranker]
+# With and without group sizes, each (n_problems, n_configs).
+_Scores: TypeAlias = "tuple[NDArray[np.float64], NDArray[np.float64]]"
+
+KS = (1, 2, 4, 8, 16)
+#: What the learned ranker is compared with; a baseline of several rankers is the mean over all of them.
+BASELINES: Mapping[str, tuple[RankerFactory, ...]] = {
+    "random": tuple(partial(RandomRanker, seed) for seed in range(10)),
+    "static": (StaticRanker,),
+    "nearest": (NearestRanker,),
+    "roofline": (RooflineRanker,),
+}
+# One thread a ranker: the folds already run side by side.
+_DEFAULT: RankerFactory = partial(LightGBMRanker, threads=1)
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """Regrets by k, each (n_problems,); those of a baseline (n_rankers, n_problems)."""
+
+    family: str
+    cases: tuple[Case, ...]  # (n_problems,)
+    devices: tuple[DeviceSpec, ...]  # (n_problems,)
+    groups: NDArray[np.intp]  # (n_problems,) what was split by
+    full_search: NDArray[np.float64]  # (n_problems,) regret of measuring every config: noise alone
+    regret: dict[int, NDArray[np.float64]]
+    regret_sizes_unknown: dict[int, NDArray[np.float64]]
+    baselines: dict[str, dict[int, NDArray[np.float64]]]
+
+    def to_json(self) -> dict[str, Any]:
+        """One family's entry of `foretune evaluate --json`; 1.0 = the best config."""
+        return {
+            "problems": len(self.cases),
+            "noise_floor": round(geomean(self.full_search), 4),
+            "regret": self._summaries(self.regret),
+            "regret_sizes_unknown": self._summaries(self.regret_sizes_unknown),
+            "baselines": {name: self._summaries(regret) for name, regret in self.baselines.items()},
+        }
+
+    def frame(self) -> pd.DataFrame:
+        """One row a problem, the worst first choice first: for finding out what a ranker gets wrong."""
+        import pandas as pd
+
+        columns: dict[str, Any] = {
+            "problem": [str(case.problem) for case in self.cases],
+            "source": [" ".join(case.sources) for case in self.cases],
+            "routing": [case.routing for case in self.cases],
+            "device": [device.name for device in self.devices],
+            "group": self.groups,
+            "full_search": self.full_search,
+        }
+        columns |= {f"regret@{k}": regret for k, regret in self.regret.items()}
+        columns |= {f"sizes_unknown@{k}": regret for k, regret in self.regret_sizes_unknown.items()}
+        frame = pd.DataFrame(columns)
+        worst_first: pd.DataFrame = frame.sort_values(
+            f"regret@{min(self.regret)}", ascending=False, kind="stable", ignore_index=True
+        )
+        return worst_first
+
+    def _summaries(self, regret: Mapping[int, NDArray[np.float64]]) -> dict[str, Any]:
+        summaries = {}
+        for k, values in regret.items():
+            draws = np.atleast_2d(values)
+            summaries[str(k)] = summarise(draws.ravel(), np.tile(self.groups, len(draws))).to_json()
+        return summaries
+
+
+def cross_validate(
+    dataset: Dataset,
+    family: Family,
+    ranker: RankerFactory = _DEFAULT,
+    *,
+    ks: Sequence[int] = KS,
+    folds: int = 5,
+    jobs: int = 2,
+) -> Evaluation:
+    """Regret of a ranker and of the baselines on model families that were held out, each problem once.
+
+    `ranker` makes a fresh ranker for each fold; `jobs` folds run side by side, and do not change the result.
+    Raises `ForetuneError` where all problems are of one model family.
+
+    >>> from functools import partial
+    >>> cross_validate(dataset, family, partial(LightGBMRanker, "blend")).to_json()["regret"]["8"]  # doctest: +SKIP
+    {'geomean': 1.0051, 'p95': 1.0198, 'max': 1.0412, 'ci95': [1.0033, 1.0072]}
+    """
+    bench = _Bench(dataset, family, ks, folds, jobs)
+    return bench.evaluation(bench.held_out(ranker))
+
+
+def evaluate_bundle(
+    dataset: Dataset, bundle: Bundle, family: Family, *, ks: Sequence[int] = KS, folds: int = 5, jobs: int = 2
+) -> Evaluation:
+    """Regret of a bundle's ranker, as it is, on every problem of a dataset; the baselines are cross-validated on it.
+
+    Data that the bundle was trained on flatter it. Where all problems are of one model family the baselines that
+    learn are left out. Raises `BundleError` where the bundle has no such family.
+
+    >>> evaluate_bundle(load("b200"), load_bundle(), family).frame().head()  # doctest: +SKIP
+    """
+    bench = _Bench(dataset, family, ks, folds, jobs)
+    return bench.evaluation(bench.scores(bundle.ranker(family.name), np.arange(len(bench.grid))))
+
+
+class _Bench:
+    """One family's measurements, split, and what was a candidate on each problem."""
+
+    def __init__(self, dataset: Dataset, family: Family, ks: Sequence[int], folds: int, jobs: int) -> None:
+        self.grid, self.family = dataset.grid(family.name), family
+        self.ks, self.folds, self.jobs = tuple(ks), folds, jobs
+        self.groups = split_groups(self.grid.cases)
+        self.candidates = _tried(dataset, self.grid) & _supported(self.grid, family)
+
+    def held_out(self, factory: RankerFactory) -> _Scores:
+        """Scores of every problem by a ranker that was fitted without its group."""
+        if not factory().learns:
+            return self.scores(factory().fit(self.grid, self.family), np.arange(len(self.grid)))
+        from joblib import Parallel, delayed
+
+        fold = split_folds(self.groups, self.folds)
+
+        def test(number: int) -> _Scores:
+            ranker = factory().fit(self.grid.select(np.flatnonzero(fold != number)), self.family)
+            return self.scores(ranker, np.flatnonzero(fold == number))
+
+        numbers = range(int(fold.max()) + 1)
+        # Threads: LightGBM and NumPy release the GIL, and nothing needs to be copied or pickled.
+        parts = Parallel(n_jobs=self.jobs, prefer="threads")(delayed(test)(number) for number in numbers)
+        known, unknown = np.empty((2, *self.candidates.shape))
+        for number, (known_part, unknown_part) in zip(numbers, parts, strict=True):
+            known[fold == number], unknown[fold == number] = known_part, unknown_part
+        return known, unknown
+
+    def scores(self, ranker: Ranker, rows: NDArray[np.intp]) -> _Scores:
+        """Predictions with and without group sizes for these problems; NaN where a config is no candidate."""
+        known, unknown = np.full((2, len(rows), len(self.grid.configs)), np.nan)
+        for place, row in enumerate(rows):
+            problem, device = self.grid.cases[row].problem, self.grid.devices[row]
+            columns = np.flatnonzero(self.candidates[row])
+            configs = [self.grid.configs[column] for column in columns]
+            known[place, columns] = ranker.predict(self.family, problem, device, configs)
+            unknown[place, columns] = ranker.predict(self.family, problem.without_sizes(), device, configs)
+        return known, unknown
+
+    def evaluation(self, scores: _Scores) -> Evaluation:
+        """The ranker's regrets from its scores, and the baselines'."""
+        trainable = self.groups.max() > 0
+        full = np.where(self.candidates, 0.0, np.nan)
+        return Evaluation(
+            family=self.family.name,
+            cases=self.grid.cases,
+            devices=self.grid.devices,
+            groups=self.groups,
+            full_search=self._regret(full, len(self.grid.configs)),
+            regret={k: self._regret(scores[0], k) for k in self.ks},
+            regret_sizes_unknown={k: self._regret(scores[1], k) for k in self.ks},
+            baselines={
+                name: self._baseline(factories)
+                for name, factories in BASELINES.items()
+                if trainable or not factories[0]().learns
+            },
+        )
+
+    def _baseline(self, factories: Sequence[RankerFactory]) -> dict[int, NDArray[np.float64]]:
+        draws = [self.held_out(factory)[0] for factory in factories]
+        return {k: np.stack([self._regret(scores, k) for scores in draws]) for k in self.ks}
+
+    def _regret(self, scores: NDArray[np.float64], k: int) -> NDArray[np.float64]:
+        return top_k_regret(scores, self.grid.first_us, self.grid.second_us, k)
+
+
+def _tried(dataset: Dataset, grid: Grid) -> NDArray[np.bool_]:
+    """Where a config has any measurement, failed ones too, (n_problems, n_configs): a run cut short by its budget
+    says nothing about the rest."""
+    row_of = {(case, device.name): row for row, (case, device) in enumerate(zip(grid.cases, grid.devices, strict=True))}
+    column_of = {config: column for column, config in enumerate(grid.configs)}
+    columns = np.array([column_of.get(config, -1) for config in dataset.configs])
+    tried = np.zeros((len(grid), len(grid.configs)), np.bool_)
+    by_row: Any = dataset.rows(grid.family).groupby(["problem", "device"], observed=True)
+    for (problem, device), rows in by_row:
+        row = row_of.get((dataset.cases[problem], device))
+        if row is not None:
+            found = columns[rows["config"].to_numpy()]
+            tried[row, found[found >= 0]] = True
+    return tried
+
+
+def _supported(grid: Grid, family: Family) -> NDArray[np.bool_]:
+    """Where the family lets a config through, (n_problems, n_configs): the others reach no shortlist."""
+    return np.array(
+        [
+            [family.supports(config, case.problem, device) is None for config in grid.configs]
+            for case, device in zip(grid.cases, grid.devices, strict=True)
+        ]
+    )

@@ -1,0 +1,111 @@
+"""How good a ranking is: pure functions of arrays.
+
+Times of two passes: a shortlist is benchmarked on the first, and what it chose is reported on the second, so that
+luck in the first does not count (FIELD.md section 2: the argmin of one pass re-measures 3-5 % slower).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ..datasets import ForetuneError
+
+if TYPE_CHECKING:
+    from numpy.typing import ArrayLike, NDArray
+
+
+def top_k_regret(scores: ArrayLike, choose_us: ArrayLike, report_us: ArrayLike, k: int) -> NDArray[np.float64]:
+    """What benchmarking the k best-scored configs gives: time of the chosen one over the best, 1.0 = the best.
+
+    All three are (n_configs,) or (n_problems, n_configs); the result is () or (n_problems,). Of the k configs
+    with the lowest scores (earlier ones first among equals) the fastest in `choose_us` is chosen, and its
+    `report_us` compared with the lowest there is.
+
+    NaN in `scores`: not a candidate. NaN in `choose_us` or `report_us`: the config did not run; on a shortlist it
+    is lost. Where the whole shortlist is lost the regret is that of the slowest config that ran, so that a
+    failure never counts as less than any choice. Raises `ForetuneError` for k < 1 or a problem on which nothing ran.
+
+    >>> float(top_k_regret([1.0, 1.1, 1.2], [9.0, 8.0, 5.0], [9.0, 7.5, 6.0], k=2))  # chooses the second
+    1.25
+    """
+    if k < 1:
+        raise ForetuneError(f"k must be >= 1 but got {k}")
+    shape = np.shape(scores)[:-1]
+    scores, choose, report = (np.atleast_2d(np.asarray(a, np.float64)) for a in (scores, choose_us, report_us))
+    if not scores.shape == choose.shape == report.shape:
+        raise ForetuneError(f"shapes differ: scores {scores.shape}, times {choose.shape} and {report.shape}")
+    ran = np.isfinite(choose) & np.isfinite(report)
+    if not ran.any(axis=1).all():
+        raise ForetuneError(f"no config ran on problem {int(np.argmin(ran.any(axis=1)))}")
+    shortlist = np.argsort(scores, axis=1, kind="stable")[:, :k]  # NaN sorts last
+    usable = np.take_along_axis(ran & ~np.isnan(scores), shortlist, axis=1)
+    chosen = np.where(usable, np.take_along_axis(choose, shortlist, axis=1), np.inf).argmin(axis=1)
+    rows = np.arange(len(scores))
+    best = np.where(ran, report, np.inf).min(axis=1)
+    worst = np.where(ran, report, -np.inf).max(axis=1)
+    result: NDArray[np.float64] = np.where(usable.any(axis=1), report[rows, shortlist[rows, chosen]], worst) / best
+    return result.reshape(shape)
+
+
+def geomean(values: ArrayLike) -> float:
+    """
+    >>> geomean([1.0, 4.0])
+    2.0
+    """
+    return math.exp(float(np.mean(np.log(values))))
+
+
+def noise_floor(choose_us: ArrayLike, report_us: ArrayLike) -> float:
+    """The geometric mean regret of the full search: no ranking can be expected to score less.
+
+    >>> noise_floor([[5.0, 5.1], [7.0, 8.0]], [[5.2, 5.0], [7.0, 8.0]]) == geomean([1.04, 1.0])
+    True
+    """
+    choose = np.atleast_2d(np.asarray(choose_us, np.float64))
+    return geomean(top_k_regret(np.zeros(choose.shape), choose, np.atleast_2d(report_us), k=choose.shape[1]))
+
+
+@dataclass(frozen=True)
+class Summary:
+    """Regrets of many problems in four figures, 1.0 = the best config everywhere.
+
+    `ci95` is the bootstrap interval of the geometric mean.
+    """
+
+    geomean: float
+    p95: float
+    max: float
+    ci95: tuple[float, float]
+
+    def to_json(self) -> dict[str, Any]:
+        """As `foretune evaluate --json` prints it, to four decimals."""
+        return {
+            "geomean": round(self.geomean, 4),
+            "p95": round(self.p95, 4),
+            "max": round(self.max, 4),
+            "ci95": [round(edge, 4) for edge in self.ci95],
+        }
+
+
+def summarise(regrets: ArrayLike, groups: ArrayLike | None = None, *, resamples: int = 1000, seed: int = 0) -> Summary:
+    """The summary of regrets, (n_problems,).
+
+    The bootstrap draws whole groups, (n_problems,) labels, each problem its own where there are none: problems of
+    one model resemble each other, and drawing them singly would make the interval too narrow.
+
+    >>> summarise([1.0, 1.0, 1.0]).ci95
+    (1.0, 1.0)
+    """
+    logs = np.log(np.asarray(regrets, np.float64))
+    labels = np.arange(len(logs)) if groups is None else np.asarray(groups)
+    _, members = np.unique(labels, return_inverse=True)
+    sums, counts = np.bincount(members, logs), np.bincount(members)
+    drawn = np.random.default_rng(seed).integers(len(sums), size=(resamples, len(sums)))
+    means = np.exp(sums[drawn].sum(axis=1) / counts[drawn].sum(axis=1))
+    low, high = np.quantile(means, (0.025, 0.975))
+    values = np.exp(logs)
+    return Summary(geomean(values), float(np.quantile(values, 0.95)), float(values.max()), (float(low), float(high)))

@@ -1,0 +1,66 @@
+"""Which problems may be tested on which training problems: never a model family on itself."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ..datasets import Case, ForetuneError
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+#: The source of a shape that belongs to no model.
+RANDOM = "random"
+
+
+def split_groups(cases: Sequence[Case]) -> NDArray[np.intp]:
+    """A label for each case, (n_cases,): cases with one label must stay on one side of a split.
+
+    Together belong the cases of one model family, all families that share a case, and cases with the same
+    dimensions. A random shape is a group of its own.
+
+    >>> from foretune.datasets import Problem
+    >>> def case(n, *sources): return Case(Problem.of("f", rows=8, n=n), sources, "balanced")
+    >>> split_groups([case(1, "Qwen3/w2"), case(2, "Mixtral/w2"), case(3, "Qwen2/w2", "OLMoE/w2"), case(4, "OLMoE/w13"),
+    ...               case(5, "random"), case(6, "random"), case(6, "random")]).tolist()
+    [0, 1, 0, 0, 2, 3, 3]
+    """
+    parent: dict[Hashable, Hashable] = {}
+
+    def root(key: Hashable) -> Hashable:
+        while (above := parent.setdefault(key, key)) != key:
+            key = above
+        return key
+
+    for case in cases:
+        shape = root(case.problem.dims)
+        for name in case.model_families:
+            if name != RANDOM:
+                parent[root(name)] = root(shape)
+    labels: dict[Hashable, int] = {}
+    return np.array([labels.setdefault(root(case.problem.dims), len(labels)) for case in cases], np.intp)
+
+
+def split_folds(groups: NDArray[np.intp], folds: int) -> NDArray[np.intp]:
+    """The fold of each case, (n_cases,): whole groups, the largest first, each to the emptiest fold.
+
+    There are fewer folds than asked for where there are fewer groups. Raises `ForetuneError` below two of either.
+
+    >>> split_folds(np.array([0, 0, 0, 1, 1, 2]), 2).tolist()
+    [0, 0, 0, 1, 1, 1]
+    """
+    sizes = np.bincount(groups)
+    if folds < 2:
+        raise ForetuneError(f"folds must be >= 2 but got {folds}")
+    if len(sizes) < 2:
+        raise ForetuneError("cross-validation needs problems of at least two unrelated models, but there is one group")
+    filled = np.zeros(min(folds, len(sizes)), np.intp)
+    fold_of = np.empty(len(sizes), np.intp)
+    for group in np.argsort(-sizes, kind="stable"):
+        fold_of[group] = filled.argmin()
+        filled[fold_of[group]] += sizes[group]
+    result: NDArray[np.intp] = fold_of[groups]
+    return result

@@ -1,0 +1,63 @@
+"""From measurements to a bundle."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
+
+from ..datasets import Family, ForetuneError
+from ..datasets.grid import Grid
+from .bundle import Bundle, TrainedFamily
+from .gbdt import LightGBMRanker
+
+if TYPE_CHECKING:
+    from ..datasets.dataset import Dataset
+
+
+def train(
+    dataset: Dataset, families: Mapping[str, Family], ranker: Callable[[], LightGBMRanker] = LightGBMRanker
+) -> Bundle:
+    """A bundle with one ranker for each family of the dataset, fitted on all its problems.
+
+    `families` are the known ones by name; `ranker` makes the unfitted ranker. The same dataset, families, parameters
+    and LightGBM give the same bytes. Raises `ForetuneError` for a family of the dataset that is not among them.
+
+    >>> train(load("h200"), families).save("my-bundle")  # doctest: +SKIP
+    """
+    import lightgbm
+
+    unknown = [name for name in dataset.families if name not in families]
+    if unknown or not dataset.families:
+        known = ", ".join(sorted(families)) or "none"
+        raise ForetuneError(f"{dataset.name}: families must be among {known} but are {', '.join(unknown) or 'none'}")
+    trained = {}
+    for name in dataset.families:
+        grid = dataset.grid(name)
+        trained[name] = TrainedFamily(
+            ranker=ranker().fit(grid, families[name]),
+            devices=tuple(dict.fromkeys(grid.devices)),
+            origin={
+                "dataset": dataset.name,
+                "measurements_sha256": fingerprint(grid),
+                "source_hash": families[name].source_hash(),
+                "problems": len(grid),
+                "configs": len(grid.configs),
+            },
+        )
+    return Bundle(trained, lightgbm.__version__)
+
+
+def fingerprint(grid: Grid) -> str:
+    """SHA-256 of what a ranker learns from: problems, devices, configs and both passes' times."""
+    digest = hashlib.sha256()
+    for part in (
+        [case.problem.to_json() for case in grid.cases],
+        [device.to_json() for device in grid.devices],
+        [config.to_json() for config in grid.configs],
+    ):
+        digest.update(json.dumps(part, sort_keys=True).encode())
+    for times in (grid.first_us, grid.second_us):
+        digest.update(times.astype("<f8").tobytes())
+    return digest.hexdigest()

@@ -1,0 +1,207 @@
+"""`Forest`: a trained ensemble of trees as flat arrays that cannot hold a cycle.
+
+A tree with L leaves has L - 1 splits. They are written in pre-order, each with the number of leaves in its
+left subtree, so the left child of split i is split i + 1 and the right child is split i + left[i]: no index
+points anywhere, and a damaged or hostile file can at worst hold a count out of range, which is refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ..datasets import BundleError, ForetuneError
+from .quickscorer import QuickScorer
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+#: One bit a leaf in a uint32: see quickscorer.
+MAX_LEAVES = 32
+#: Upper bound of the scorer's tables (uint32 cells, 256 MiB): a hostile file must not exhaust memory.
+_MAX_TABLE_CELLS = 1 << 26
+
+
+@dataclass(frozen=True, eq=False)
+class Forest:
+    """An additive ensemble over float64 comparisons `x[feature] <= threshold`; no missing values.
+
+    Raises `BundleError` naming the array that is wrong.
+
+    >>> stump = Forest(  # x[0] <= 0.5 ? 1 : 2, plus the constant 10
+    ...     n_features=np.array(1),
+    ...     tree_leaves=np.array([2, 1], np.uint8),
+    ...     split_feature=np.array([0], np.int32),
+    ...     split_threshold=np.array([0.5]),
+    ...     split_left=np.array([1], np.uint8),
+    ...     leaf_value=np.array([1.0, 2.0, 10.0]),
+    ... )
+    >>> stump.predict(np.array([[0.5], [0.6]])).tolist()
+    [11.0, 12.0]
+    """
+
+    n_features: NDArray[np.int64]  # ()
+    tree_leaves: NDArray[np.uint8]  # (n_trees,) 1 to 32; a tree of one leaf is a constant
+    split_feature: NDArray[np.int32]  # (n_splits,) column compared
+    split_threshold: NDArray[np.float64]  # (n_splits,) goes left where x <= threshold
+    split_left: NDArray[np.uint8]  # (n_splits,) leaves in the left subtree
+    leaf_value: NDArray[np.float64]  # (n_leaves,) of all trees, each left to right
+
+    def __post_init__(self) -> None:
+        self._check_shapes()
+        # Raises for a tree that does not add up.
+        _ = self.split_first
+
+    def _check_shapes(self) -> None:
+        for name, (dtype, rank) in _LAYOUT.items():
+            array = getattr(self, name)
+            if not isinstance(array, np.ndarray) or array.dtype != dtype or array.ndim != rank:
+                raise BundleError(f"forest array {name} must be {dtype.name} with {rank} axes but is {_kind(array)}")
+        if not 1 <= self.n_features <= 1 << 16:
+            raise BundleError(f"forest array n_features must be between 1 and 65536 but is {self.n_features}")
+        if not len(self.tree_leaves) or self.tree_leaves.min() < 1 or self.tree_leaves.max() > MAX_LEAVES:
+            raise BundleError(f"forest array tree_leaves must hold counts between 1 and {MAX_LEAVES}")
+        leaves = int(self.tree_leaves.sum(dtype=np.int64))
+        splits = leaves - len(self.tree_leaves)
+        for name, length in (
+            ("leaf_value", leaves),
+            ("split_feature", splits),
+            ("split_threshold", splits),
+            ("split_left", splits),
+        ):
+            if len(getattr(self, name)) != length:
+                raise BundleError(f"forest array {name} must have {length} entries but has {len(getattr(self, name))}")
+        for name in ("leaf_value", "split_threshold"):
+            if not np.isfinite(getattr(self, name)).all():
+                raise BundleError(f"forest array {name} must be finite")
+        if splits and not (self.split_feature.min() >= 0 and self.split_feature.max() < self.n_features):
+            raise BundleError(f"forest array split_feature must be in 0..{self.n_features - 1}")
+        if (splits + int(self.n_features)) * len(self.tree_leaves) > _MAX_TABLE_CELLS:
+            raise BundleError(f"a forest of {len(self.tree_leaves)} trees and {splits} splits is too large to score")
+
+    @cached_property
+    def split_tree(self) -> NDArray[np.int64]:
+        """The tree of each split, (n_splits,)."""
+        result: NDArray[np.int64] = np.repeat(np.arange(len(self)), self.tree_leaves.astype(np.int64) - 1)
+        return result
+
+    @cached_property
+    def split_first(self) -> NDArray[np.int64]:
+        """The leftmost leaf under each split, numbered within its tree, (n_splits,)."""
+        first = np.zeros(len(self.split_left), np.int64)
+        # All trees at once, one level at a time: (split, its leftmost leaf, its leaves).
+        size = self.tree_leaves[self.tree_leaves > 1].astype(np.int64)
+        node = np.cumsum(size - 1) - (size - 1)
+        start = np.zeros(len(size), np.int64)
+        while len(node):
+            left = self.split_left[node].astype(np.int64)
+            if (left < 1).any() or (left >= size).any():
+                raise BundleError(
+                    "forest array split_left does not describe trees: a side has too few or too many leaves"
+                )
+            first[node] = start
+            node = np.concatenate([node + 1, node + left])
+            start = np.concatenate([start, start + left])
+            size = np.concatenate([left, size - left])
+            inner = size > 1
+            node, start, size = node[inner], start[inner], size[inner]
+        return first
+
+    @cached_property
+    def _scorer(self) -> QuickScorer:
+        return QuickScorer(self)
+
+    def __len__(self) -> int:
+        """The number of trees."""
+        return len(self.tree_leaves)
+
+    def predict(self, features: NDArray[np.floating[Any]]) -> NDArray[np.float64]:
+        """The sum of all trees for each row: (n_rows, n_features) finite -> (n_rows,).
+
+        Each row's sum is the same whatever other rows there are. Raises `ForetuneError` for another width or
+        for values that are not finite.
+        """
+        if features.ndim != 2 or features.shape[1] != self.n_features:
+            raise ForetuneError(f"features must be (rows, {self.n_features}) but are {features.shape}")
+        if not np.isfinite(features).all():
+            column = int(np.flatnonzero(~np.isfinite(features).all(axis=0))[0])
+            raise ForetuneError(f"features must be finite, but column {column} is not")
+        return self._scorer.predict(features)
+
+    def arrays(self) -> dict[str, NDArray[Any]]:
+        """The arrays by name, for storing; the inverse of `Forest(**arrays)`."""
+        return {name: getattr(self, name) for name in _LAYOUT}
+
+    def affine(self, scale: float, offset: float = 0.0) -> Forest:
+        """The forest that predicts `scale * this + offset`; an offset is one more tree, of one leaf."""
+        arrays = self.arrays() | {"leaf_value": self.leaf_value * scale}
+        if offset:
+            arrays["tree_leaves"] = np.append(self.tree_leaves, np.uint8(1))
+            arrays["leaf_value"] = np.append(arrays["leaf_value"], offset)
+        return Forest(**arrays)
+
+    def __add__(self, other: Forest) -> Forest:
+        """The forest that predicts the sum of both."""
+        if other.n_features != self.n_features:
+            raise ForetuneError(f"forests over {self.n_features} and {other.n_features} features cannot be added")
+        pairs = {name: (getattr(self, name), getattr(other, name)) for name in _LAYOUT if name != "n_features"}
+        return Forest(n_features=self.n_features, **{name: np.concatenate(pair) for name, pair in pairs.items()})
+
+    @classmethod
+    def from_lightgbm(cls, dump: Mapping[str, Any]) -> Forest:
+        """The forest of a `Booster.dump_model()`.
+
+        Raises `ForetuneError` for what cannot be scored here: categorical splits, missing values, more than
+        32 leaves.
+        """
+        trees: list[int] = []
+        splits: list[tuple[int, float, int]] = []
+        values: list[float] = []
+        for tree in dump["tree_info"]:
+            leaves = _flatten(tree["tree_structure"], splits, values)
+            if leaves > MAX_LEAVES:
+                raise ForetuneError(f"a tree may have at most {MAX_LEAVES} leaves but has {leaves}")
+            trees.append(leaves)
+        feature, threshold, left = zip(*splits, strict=True) if splits else ((), (), ())
+        return cls(
+            n_features=np.array(dump["max_feature_idx"] + 1, np.int64),
+            tree_leaves=np.array(trees, np.uint8),
+            split_feature=np.array(feature, np.int32),
+            split_threshold=np.array(threshold, np.float64),
+            split_left=np.array(left, np.uint8),
+            leaf_value=np.array(values, np.float64),
+        )
+
+
+#: dtype and number of axes of each array.
+_LAYOUT: dict[str, tuple[np.dtype[Any], int]] = {
+    "n_features": (np.dtype(np.int64), 0),
+    "tree_leaves": (np.dtype(np.uint8), 1),
+    "split_feature": (np.dtype(np.int32), 1),
+    "split_threshold": (np.dtype(np.float64), 1),
+    "split_left": (np.dtype(np.uint8), 1),
+    "leaf_value": (np.dtype(np.float64), 1),
+}
+assert tuple(_LAYOUT) == tuple(field.name for field in fields(Forest))
+
+
+def _flatten(node: Mapping[str, Any], splits: list[tuple[int, float, int]], values: list[float]) -> int:
+    """Appends a subtree in pre-order; returns its number of leaves."""
+    if "split_feature" not in node:
+        values.append(float(node["leaf_value"]))
+        return 1
+    if node["decision_type"] != "<=" or node["missing_type"] != "None":
+        raise ForetuneError(f"cannot score a split of type {node['decision_type']}, missing {node['missing_type']}")
+    place = len(splits)
+    splits.append((0, 0.0, 0))
+    left = _flatten(node["left_child"], splits, values)
+    splits[place] = (int(node["split_feature"]), float(node["threshold"]), min(left, 255))
+    return left + _flatten(node["right_child"], splits, values)
+
+
+def _kind(array: object) -> str:
+    return f"{array.dtype} {array.shape}" if isinstance(array, np.ndarray) else type(array).__name__

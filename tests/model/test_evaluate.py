@@ -1,0 +1,114 @@
+"""Evaluation never trains on what it tests, counts only what could be chosen, and reports by contract."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+
+import numpy as np
+import pytest
+from fakes import FakeFamily, fake_cases, fake_dataset
+from foretune.datasets import BundleError, ForetuneError
+from foretune.model import LightGBMRanker, Ranker, cross_validate, evaluate_bundle, train
+
+FAMILY, DATASET = FakeFamily(), fake_dataset()
+QUICK = partial(LightGBMRanker, trees=60, threads=1)
+
+
+class Oracle(Ranker):
+    """Knows the measured times of all problems, and remembers what it was trained on."""
+
+    def __init__(self):
+        self.grid = DATASET.grid("fake")
+
+    def fit(self, grid, family):
+        self.families_ = {name for case in grid.cases for name in case.model_families}
+        self.problems_ = {case.problem for case in grid.cases}
+        return self
+
+    def predict(self, family, problem, device, configs):
+        rows = [i for i, case in enumerate(self.grid.cases) if case.problem.without_sizes() == problem.without_sizes()]
+        assert problem not in self.problems_
+        (sources,) = {self.grid.cases[row].model_families for row in rows}
+        assert sources == ("random",) or not set(sources) & self.families_
+        assert all(family.supports(config, problem, device) is None for config in configs)
+        return np.array([self.grid.first_us[rows[0], self.grid.configs.index(config)] for config in configs])
+
+
+@pytest.fixture(scope="module")
+def evaluation():
+    return cross_validate(DATASET, FAMILY, QUICK)
+
+
+def test_held_out_problems_are_held_out_and_an_oracle_scores_the_noise_floor():
+    evaluation = cross_validate(DATASET, FAMILY, Oracle)
+    assert (evaluation.regret[16] == evaluation.full_search).all()
+    assert (evaluation.regret[1] == evaluation.full_search).all()
+
+
+def test_json_is_the_contract(evaluation):
+    report = evaluation.to_json()
+    assert list(report) == ["problems", "noise_floor", "regret", "regret_sizes_unknown", "baselines"]
+    assert report["problems"] == len(DATASET.cases)
+    assert 1.0 <= report["noise_floor"] < 1.02
+    assert list(report["baselines"]) == ["random", "static", "nearest", "roofline"]
+    for regret in (report["regret"], report["regret_sizes_unknown"], *report["baselines"].values()):
+        assert list(regret) == ["1", "2", "4", "8", "16"]
+        for summary in regret.values():
+            assert list(summary) == ["geomean", "p95", "max", "ci95"]
+            assert 1.0 <= summary["ci95"][0] <= summary["geomean"] <= summary["ci95"][1] <= summary["max"]
+
+
+def test_learning_beats_not_learning(evaluation):
+    report = evaluation.to_json()
+    for k in ("4", "8"):
+        learned = report["regret"][k]["geomean"]
+        assert learned < report["baselines"]["random"][k]["geomean"]
+        assert learned < report["baselines"]["roofline"][k]["geomean"]
+
+
+def test_jobs_do_not_change_the_result(evaluation):
+    assert cross_validate(DATASET, FAMILY, QUICK, jobs=1).to_json() == evaluation.to_json()
+
+
+def test_the_frame_shows_the_worst_first(evaluation):
+    frame = evaluation.frame()
+    assert len(frame) == len(DATASET.cases)
+    assert frame["regret@1"].is_monotonic_decreasing
+    assert frame["regret@1"].max() == evaluation.regret[1].max()
+    assert {"problem", "source", "routing", "sizes_unknown@8", "full_search"} <= set(frame.columns)
+
+
+def test_configs_that_were_never_tried_are_no_candidates():
+    rows = DATASET.measurements
+    cut = rows[(rows["problem"] != 0) | (rows["config"] < 20)]
+    evaluation = cross_validate(replace(DATASET, measurements=cut), FAMILY, partial(LightGBMRanker, trees=1, threads=1))
+    tried = evaluation.regret[16][0]
+    assert tried < 1.1  # 16 of 20 that ran: counting the other 172 as failures would make it the worst
+
+
+def test_a_bundle_is_judged_as_it_is():
+    bundle = train(DATASET, {"fake": FAMILY}, QUICK)
+    other = fake_dataset(fake_cases(models=9)[36:])
+    report = evaluate_bundle(other, bundle, FAMILY).to_json()
+    assert report["problems"] == len(other.cases)
+    assert report["regret"]["8"]["geomean"] < report["baselines"]["random"]["8"]["geomean"]
+    on_its_own = evaluate_bundle(DATASET, bundle, FAMILY).to_json()["regret"]["1"]["geomean"]
+    assert on_its_own < cross_validate(DATASET, FAMILY, QUICK).to_json()["regret"]["1"]["geomean"]
+
+
+def test_data_of_one_model_have_no_trained_baselines():
+    one = fake_dataset(fake_cases(models=1, randoms=0))
+    report = evaluate_bundle(one, train(DATASET, {"fake": FAMILY}, QUICK), FAMILY).to_json()
+    assert list(report["baselines"]) == ["random", "roofline"]
+    with pytest.raises(ForetuneError, match="two unrelated models"):
+        cross_validate(one, FAMILY, QUICK)
+
+
+def test_a_bundle_without_the_family_says_what_it_has():
+    class Other(FakeFamily):
+        name = "other"
+
+    cases = tuple(replace(case, problem=replace(case.problem, family="other")) for case in DATASET.cases)
+    with pytest.raises(BundleError, match="no family 'other'; it has fake"):
+        evaluate_bundle(replace(DATASET, cases=cases), train(DATASET, {"fake": FAMILY}, QUICK), Other())

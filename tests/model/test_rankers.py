@@ -1,0 +1,150 @@
+"""Each ranker keeps the contract, and what is its own."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from fakes import DEVICE, FakeFamily
+from foretune.datasets import BundleError, ForetuneError, KernelConfig, Problem
+from foretune.model import LightGBMRanker, NearestRanker, RandomRanker, RooflineRanker, StaticRanker, top_k_regret
+from foretune.model.rows import training_rows
+from ranker_contract import FAMILY, GRID, RankerContract
+
+
+class TestRandom(RankerContract):
+    def make(self):
+        return RandomRanker(seed=3)
+
+    def test_another_seed_is_another_order(self, fitted):
+        assert not (self.scores(fitted) == self.scores(RandomRanker(seed=4))).any()
+
+    def test_is_uniform(self, fitted):
+        scores = self.scores(fitted)
+        assert 1.4 < scores.mean() < 1.6
+        assert abs(np.corrcoef(scores, np.arange(len(scores)))[0, 1]) < 0.2
+
+
+class TestStatic(RankerContract):
+    def make(self):
+        return StaticRanker()
+
+    def test_greedy_choice_by_hand(self):
+        # c is never best, but the best single one; a and b are best on one problem each; b adds most to c.
+        a, b, c = (KernelConfig.of(BLOCK_M=size) for size in (1, 2, 3))
+        times = np.array([[1.0, 9.0, 2.0], [9.0, 1.0, 2.1]])
+        grid = type(GRID)("fake", GRID.cases[:2], GRID.devices[:2], (a, b, c), times, times)
+        ranker = StaticRanker(size=2).fit(grid, FAMILY)
+        assert [config["BLOCK_M"] for config in ranker.order_] == [3, 2, 1]
+
+    def test_a_failing_config_is_not_chosen_first(self):
+        times = np.array([[np.nan, 2.0], [1.0, 1.9], [1.0, 2.0]])
+        times[0, 1] = 1.0
+        slow = np.array([[50.0], [1.9], [2.0]])
+        grid_configs = tuple(KernelConfig.of(BLOCK_M=size) for size in (1, 2, 3))
+        times = np.hstack([times, slow])
+        grid = type(GRID)("fake", GRID.cases[:3], GRID.devices[:3], grid_configs, times, times)
+        order = StaticRanker(size=1).fit(grid, FAMILY).order_
+        assert min(order, key=order.get)["BLOCK_M"] == 2
+
+
+class TestNearest(RankerContract):
+    def make(self):
+        return NearestRanker()
+
+    def test_a_problem_it_knows_gets_its_own_times(self, fitted):
+        case, slowdown = GRID.cases[4], GRID.slowdowns[4]
+        ran = np.isfinite(slowdown)
+        assert (self.scores(fitted, case=case)[ran] == slowdown[ran]).all()
+
+    def test_another_dtype_is_further_than_any_shape(self):
+        near = Problem.of("fake", groups=1, rows=8, n=8, k=8, dtype="fp16")
+        far = Problem.of("fake", groups=256, rows=1 << 20, n=8192, k=8192)
+        cases = tuple(type(GRID.cases[0])(problem, ("random",), "uniform") for problem in (near, far))
+        times = np.array([[1.0, 2.0], [2.0, 1.0]])
+        ranker = NearestRanker().fit(
+            type(GRID)("fake", cases, GRID.devices[:2], GRID.configs[:2], times, times), FAMILY
+        )
+        asked = Problem.of("fake", groups=1, rows=8, n=8, k=8)
+        assert ranker.predict(FAMILY, asked, DEVICE, GRID.configs[:2]).tolist() == [2.0, 1.0]
+
+
+class TestRoofline(RankerContract):
+    def make(self):
+        return RooflineRanker()
+
+    def test_is_the_familys_estimate(self, fitted):
+        estimate = FAMILY.features(GRID.cases[0].problem, DEVICE, GRID.configs)[:, -1]
+        assert (self.scores(fitted) == estimate).all()
+
+
+class LightGBMContract(RankerContract):
+    objective: str
+
+    def make(self):
+        return LightGBMRanker(self.objective, trees=40, threads=1)
+
+    def test_learns(self, fitted):
+        scores = np.stack([self.scores(fitted, case=case) for case in GRID.cases])
+        regret = top_k_regret(scores, GRID.first_us, GRID.second_us, k=4)
+        assert np.exp(np.log(regret).mean()) < 1.06
+
+    def test_threads_do_not_change_a_bit(self, fitted):
+        alone = LightGBMRanker(self.objective, trees=40, threads=2).fit(GRID, FAMILY)
+        for name, values in alone.forest_.arrays().items():
+            assert (values == fitted.forest_.arrays()[name]).all(), name
+
+    def test_changed_features_mean_retrain(self, fitted):
+        class Changed(FakeFamily):
+            feature_names = (*FakeFamily.feature_names[:-1], "other")
+
+        with pytest.raises(BundleError, match=r"other, roofline_us.*retrain"):
+            fitted.predict(Changed(), GRID.cases[0].problem, DEVICE, GRID.configs)
+
+
+class TestRegression(LightGBMContract):
+    objective = "regression"
+
+    def test_predicts_slowdowns_not_just_an_order(self, fitted):
+        scores = np.stack([self.scores(fitted, case=case) for case in GRID.cases])
+        ran = np.isfinite(GRID.slowdowns) & (GRID.slowdowns < 2)
+        assert abs(np.log(scores[ran] / GRID.slowdowns[ran])).mean() < 0.25
+
+
+class TestLambdarank(LightGBMContract):
+    objective = "lambdarank"
+
+
+class TestBlend(LightGBMContract):
+    objective = "blend"
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("trees", 0), ("leaves", 33), ("learning_rate", 0.0), ("emphasis", -1.0), ("clip", 1.0), ("threads", 0)],
+)
+def test_a_bad_parameter_is_named(name, value):
+    with pytest.raises(ForetuneError, match=f"{name} must be between .* but got {value}"):
+        LightGBMRanker(**{name: value})
+
+
+def test_a_bad_objective_lists_the_good_ones():
+    with pytest.raises(ForetuneError, match="regression, lambdarank, blend but got 'mse'"):
+        LightGBMRanker("mse")
+
+
+def test_training_rows_see_each_problem_with_and_without_sizes():
+    rows = training_rows(GRID.select([0]), FAMILY, slow=1e6, keep_slow=0.0, seed=0)
+    ran = int(np.isfinite(GRID.slowdowns[0]).sum())
+    assert 0 < ran < len(GRID.configs)  # some failed, and are left out
+    assert rows.query_sizes.tolist() == [ran, ran]
+    known = rows.features[:, FAMILY.feature_names.index("sizes_known")]
+    assert known.tolist() == [1.0] * ran + [0.0] * ran
+    assert rows.log_slowdown[:ran].min() == 0.0
+
+
+def test_training_rows_thin_out_the_hopeless():
+    everything = training_rows(GRID, FAMILY, slow=2.0, keep_slow=1.0, seed=0).log_slowdown
+    some = training_rows(GRID, FAMILY, slow=2.0, keep_slow=0.25, seed=0).log_slowdown
+    slow = np.log(2.0)
+    assert (some <= slow).sum() == (everything <= slow).sum()
+    assert 0.2 < (some > slow).sum() / (everything > slow).sum() < 0.3
