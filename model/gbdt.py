@@ -46,7 +46,8 @@ class LightGBMRanker(Ranker):
     | ... emphasis 1.5, slow 1.4 | 3.0 / 1.5 % | 4.1 / 2.0 % |
 
     The first four with `slow` 4 and `keep_slow` 0.3, then 0.15 and 0.1: hopeless rows take the trees' leaves and half of
-    the training time, and nobody chooses among them.
+    the training time, and nobody chooses among them. About twenty variants were compared on this one cross-validation,
+    with one seed: differences of 0.2 points are noise, and the last row is flattered by having been picked.
 
     The same data, parameters and seed give the same trees.
 
