@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
-from ..datasets import Case, DeviceSpec, Family
+from ..datasets import Case, DeviceSpec, Family, Problem
 from ..datasets.grid import Grid
 from .baselines import NearestRanker, RandomRanker, RooflineRanker, StaticRanker
 from .gbdt import LightGBMRanker
 from .metrics import geomean, summarise, top_k_regret
 from .ranker import Ranker
+from .rows import Subsets
 from .splits import split_folds, split_groups
 
 if TYPE_CHECKING:
@@ -25,8 +26,8 @@ if TYPE_CHECKING:
     from .bundle import Bundle
 
 RankerFactory: TypeAlias = Callable[[], Ranker]
-# With and without group sizes, each (n_problems, n_configs).
-_Scores: TypeAlias = "tuple[NDArray[np.float64], NDArray[np.float64]]"
+#: How much of a problem a ranker is told.
+_View: TypeAlias = Callable[[Problem], Problem]
 
 KS = (1, 2, 4, 8, 16)
 #: What the learned ranker is compared with; a baseline of several rankers is the mean over all of them.
@@ -36,8 +37,13 @@ BASELINES: Mapping[str, tuple[RankerFactory, ...]] = {
     "nearest": (NearestRanker,),
     "roofline": (RooflineRanker,),
 }
-# One thread a ranker: the folds already run side by side.
-_DEFAULT: RankerFactory = partial(LightGBMRanker, threads=1)
+
+
+def _sizes_known(problem: Problem) -> Problem:
+    return problem
+
+
+_BOTH: tuple[_View, ...] = (_sizes_known, Problem.without_sizes)
 
 
 @dataclass(frozen=True)
@@ -94,7 +100,7 @@ class Evaluation:
 def cross_validate(
     dataset: Dataset,
     family: Family,
-    ranker: RankerFactory = _DEFAULT,
+    ranker: RankerFactory = LightGBMRanker,
     *,
     ks: Sequence[int] = KS,
     folds: int = 5,
@@ -106,7 +112,7 @@ def cross_validate(
     Raises `ForetuneError` where all problems are of one model family.
 
     >>> from functools import partial
-    >>> cross_validate(dataset, family, partial(LightGBMRanker, "blend")).to_json()["regret"]["8"]  # doctest: +SKIP
+    >>> cross_validate(dataset, family, partial(LightGBMRanker, "lambdarank")).to_json()["regret"]["8"]  # doctest: +SKIP
     {'geomean': 1.0051, 'p95': 1.0198, 'max': 1.0412, 'ci95': [1.0033, 1.0072]}
     """
     bench = _Bench(dataset, family, ks, folds, jobs)
@@ -135,40 +141,41 @@ class _Bench:
         self.ks, self.folds, self.jobs = tuple(ks), folds, jobs
         self.groups = split_groups(self.grid.cases)
         self.candidates = _tried(dataset, self.grid) & _supported(self.grid, family)
+        self._subsets = Subsets(self.grid.configs)
 
-    def held_out(self, factory: RankerFactory) -> _Scores:
-        """Scores of every problem by a ranker that was fitted without its group."""
+    def held_out(self, factory: RankerFactory, views: Sequence[_View] = _BOTH) -> NDArray[np.float64]:
+        """Scores of every problem by a ranker that was fitted without its group, (n_views, n_problems, n_configs)."""
         if not factory().learns:
-            return self.scores(factory().fit(self.grid, self.family), np.arange(len(self.grid)))
+            return self.scores(factory().fit(self.grid, self.family), np.arange(len(self.grid)), views)
         from joblib import Parallel, delayed
 
         fold = split_folds(self.groups, self.folds)
 
-        def test(number: int) -> _Scores:
+        def test(number: int) -> NDArray[np.float64]:
             ranker = factory().fit(self.grid.select(np.flatnonzero(fold != number)), self.family)
-            return self.scores(ranker, np.flatnonzero(fold == number))
+            return self.scores(ranker, np.flatnonzero(fold == number), views)
 
         numbers = range(int(fold.max()) + 1)
         # Threads: LightGBM and NumPy release the GIL, and nothing needs to be copied or pickled.
         parts = Parallel(n_jobs=self.jobs, prefer="threads")(delayed(test)(number) for number in numbers)
-        known, unknown = np.empty((2, *self.candidates.shape))
-        for number, (known_part, unknown_part) in zip(numbers, parts, strict=True):
-            known[fold == number], unknown[fold == number] = known_part, unknown_part
-        return known, unknown
+        scores = np.empty((len(views), *self.candidates.shape))
+        for number, part in zip(numbers, parts, strict=True):
+            scores[:, fold == number] = part
+        return scores
 
-    def scores(self, ranker: Ranker, rows: NDArray[np.intp]) -> _Scores:
-        """Predictions with and without group sizes for these problems; NaN where a config is no candidate."""
-        known, unknown = np.full((2, len(rows), len(self.grid.configs)), np.nan)
+    def scores(self, ranker: Ranker, rows: NDArray[np.intp], views: Sequence[_View] = _BOTH) -> NDArray[np.float64]:
+        """Predictions for these problems, (n_views, n_rows, n_configs); NaN where a config is no candidate."""
+        scores = np.full((len(views), len(rows), len(self.grid.configs)), np.nan)
         for place, row in enumerate(rows):
-            problem, device = self.grid.cases[row].problem, self.grid.devices[row]
-            columns = np.flatnonzero(self.candidates[row])
-            configs = [self.grid.configs[column] for column in columns]
-            known[place, columns] = ranker.predict(self.family, problem, device, configs)
-            unknown[place, columns] = ranker.predict(self.family, problem.without_sizes(), device, configs)
-        return known, unknown
+            mask = self.candidates[row]
+            for number, view in enumerate(views):
+                problem = view(self.grid.cases[row].problem)
+                predicted = ranker.predict(self.family, problem, self.grid.devices[row], self._subsets[mask])
+                scores[number, place, mask] = predicted
+        return scores
 
-    def evaluation(self, scores: _Scores) -> Evaluation:
-        """The ranker's regrets from its scores, and the baselines'."""
+    def evaluation(self, scores: NDArray[np.float64]) -> Evaluation:
+        """The ranker's regrets from its scores with sizes known and unknown, and the baselines'."""
         trainable = self.groups.max() > 0
         full = np.where(self.candidates, 0.0, np.nan)
         return Evaluation(
@@ -187,7 +194,7 @@ class _Bench:
         )
 
     def _baseline(self, factories: Sequence[RankerFactory]) -> dict[int, NDArray[np.float64]]:
-        draws = [self.held_out(factory)[0] for factory in factories]
+        draws = [self.held_out(factory, (_sizes_known,))[0] for factory in factories]
         return {k: np.stack([self._regret(scores, k) for scores in draws]) for k in self.ks}
 
     def _regret(self, scores: NDArray[np.float64], k: int) -> NDArray[np.float64]:

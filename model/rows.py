@@ -7,11 +7,31 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ..datasets import Family, ForetuneError
+from ..datasets import Family, ForetuneError, KernelConfig
 from ..datasets.grid import Grid
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
+
+
+class Subsets:
+    """Configs by mask, each subset one and the same tuple: families remember what depends on a list of configs alone,
+    and most problems have the same list.
+
+    >>> configs = (KernelConfig.of(BLOCK=16), KernelConfig.of(BLOCK=32))
+    >>> Subsets(configs)[np.array([False, True])]
+    (KernelConfig(meta=(('BLOCK', 32),), num_warps=4, num_stages=3, num_ctas=1, maxnreg=None, ir_override=None),)
+    """
+
+    def __init__(self, configs: tuple[KernelConfig, ...]) -> None:
+        self._configs = configs
+        self._made: dict[bytes, tuple[KernelConfig, ...]] = {}
+
+    def __getitem__(self, mask: NDArray[np.bool_]) -> tuple[KernelConfig, ...]:
+        key = mask.tobytes()
+        if key not in self._made:
+            self._made[key] = tuple(config for config, chosen in zip(self._configs, mask, strict=True) if chosen)
+        return self._made[key]
 
 
 @dataclass(frozen=True)
@@ -33,13 +53,14 @@ def training_rows(grid: Grid, family: Family, *, slow: float, keep_slow: float, 
     slowdowns = grid.slowdowns
     keep = np.isfinite(slowdowns) & ((slowdowns <= slow) | (random.random(slowdowns.shape) < keep_slow))
     features, targets, sizes = [], [], []
+    subsets = Subsets(grid.configs)
     for row, (case, device) in enumerate(zip(grid.cases, grid.devices, strict=True)):
-        columns = np.flatnonzero(keep[row])
-        configs = [grid.configs[column] for column in columns]
+        ran = np.isfinite(slowdowns[row])
+        kept = keep[row, ran]
         for problem in dict.fromkeys((case.problem, case.problem.without_sizes())):
-            features.append(family.features(problem, device, configs))
-            targets.append(np.log(slowdowns[row, columns]))
-            sizes.append(len(columns))
+            features.append(family.features(problem, device, subsets[ran])[kept])
+            targets.append(np.log(slowdowns[row, ran][kept]))
+            sizes.append(int(kept.sum()))
     if not features:
         raise ForetuneError(f"no measurements of {family.name} to learn from")
     return TrainingRows(np.concatenate(features), np.concatenate(targets), np.array(sizes))

@@ -73,6 +73,7 @@ class FakeFamily(Family):
         raise NotImplementedError
 
     inputs = launch = reference = tolerance = check_problem = compile = problem_from_call
+    autotuner = launch_autotuned = problem_from_call
 
 
 def _smem(config):
@@ -117,14 +118,14 @@ def _case(source, routing, rows, n, k, sizes):
 
 
 def fake_dataset(cases: tuple[Case, ...] | None = None) -> Dataset:
-    """Every config of the space on every case, in both passes, as `foretune.datasets.load` would give it."""
+    """Every config of the space on every case, in all three passes, as `foretune.datasets.load` would give it."""
     family = FakeFamily()
     cases, configs = cases or fake_cases(), family.space()
     rows = []
     for problem, case in enumerate(cases):
         for column, config in enumerate(configs):
             reason = family.supports(config, case.problem, DEVICE)
-            for timing_pass in (1, 2):
+            for timing_pass in (1, 2, 3):
                 time = None if reason else family.time_us(case.problem, config, timing_pass=timing_pass)
                 status = Status.INVALID if reason else Status.LAUNCH_FAILED if time is None else Status.OK
                 rows.append((problem, column, DEVICE.name, status.value, time, timing_pass))

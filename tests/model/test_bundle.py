@@ -19,7 +19,7 @@ from foretune.model import LightGBMRanker, load_bundle, npz, train
 
 FAMILY, DATASET = FakeFamily(), fake_dataset(fake_cases(models=3))
 CASE, CONFIGS = DATASET.cases[0], DATASET.configs
-QUICK = partial(LightGBMRanker, trees=20, threads=1)
+QUICK = partial(LightGBMRanker, trees=20)
 
 
 @pytest.fixture(scope="module")
@@ -81,13 +81,13 @@ def test_the_manifest_says_where_it_comes_from(saved):
     assert entry["origin"]["source_hash"] == "fake-source"
     assert entry["origin"]["problems"] == len(DATASET.cases)
     assert entry["feature_names"] == list(FAMILY.feature_names)
-    assert entry["trees"] == 20
+    assert entry["trees"] == 21  # and the constant that places the ranking half
     assert [device["arch"] for device in entry["devices"]] == ["sm_90"]
 
 
 def test_numpy_reads_the_arrays_too(saved):
     with np.load(saved / "arrays.npz", allow_pickle=False) as arrays:
-        assert len(arrays["fake/tree_leaves"]) == 20
+        assert len(arrays["fake/tree_leaves"]) == 21
 
 
 def test_saving_over_an_older_bundle(saved):

@@ -12,7 +12,7 @@ from foretune.datasets import BundleError, ForetuneError
 from foretune.model import LightGBMRanker, Ranker, cross_validate, evaluate_bundle, train
 
 FAMILY, DATASET = FakeFamily(), fake_dataset()
-QUICK = partial(LightGBMRanker, trees=60, threads=1)
+QUICK = partial(LightGBMRanker, trees=60)
 
 
 class Oracle(Ranker):
@@ -82,7 +82,7 @@ def test_the_frame_shows_the_worst_first(evaluation):
 def test_configs_that_were_never_tried_are_no_candidates():
     rows = DATASET.measurements
     cut = rows[(rows["problem"] != 0) | (rows["config"] < 20)]
-    evaluation = cross_validate(replace(DATASET, measurements=cut), FAMILY, partial(LightGBMRanker, trees=1, threads=1))
+    evaluation = cross_validate(replace(DATASET, measurements=cut), FAMILY, partial(LightGBMRanker, trees=1))
     tried = evaluation.regret[16][0]
     assert tried < 1.1  # 16 of 20 that ran: counting the other 172 as failures would make it the worst
 

@@ -81,17 +81,12 @@ class LightGBMContract(RankerContract):
     objective: str
 
     def make(self):
-        return LightGBMRanker(self.objective, trees=40, threads=1)
+        return LightGBMRanker(self.objective, trees=40)
 
     def test_learns(self, fitted):
         scores = np.stack([self.scores(fitted, case=case) for case in GRID.cases])
         regret = top_k_regret(scores, GRID.first_us, GRID.second_us, k=4)
         assert np.exp(np.log(regret).mean()) < 1.06
-
-    def test_threads_do_not_change_a_bit(self, fitted):
-        alone = LightGBMRanker(self.objective, trees=40, threads=2).fit(GRID, FAMILY)
-        for name, values in alone.forest_.arrays().items():
-            assert (values == fitted.forest_.arrays()[name]).all(), name
 
     def test_changed_features_mean_retrain(self, fitted):
         class Changed(FakeFamily):
@@ -120,7 +115,7 @@ class TestBlend(LightGBMContract):
 
 @pytest.mark.parametrize(
     ("name", "value"),
-    [("trees", 0), ("leaves", 33), ("learning_rate", 0.0), ("emphasis", -1.0), ("clip", 1.0), ("threads", 0)],
+    [("trees", 0), ("leaves", 33), ("learning_rate", 0.0), ("emphasis", -1.0), ("clip", 1.0)],
 )
 def test_a_bad_parameter_is_named(name, value):
     with pytest.raises(ForetuneError, match=f"{name} must be between .* but got {value}"):
