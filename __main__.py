@@ -85,7 +85,7 @@ def quickstart(
     with _status("loading the shipped measurements") as say:
         dataset = load(SHIPPED)
         say("training without some models' layers, and ranking those")
-        judged = cross_validate(dataset, kernel, folds=3)
+        judged = cross_validate(dataset, kernel, tested=1)
         say("training on all layers")
         bundle = fit(dataset, {FAMILY: kernel})
         bundle.save(out)
@@ -369,6 +369,9 @@ def _show_evaluation(result: Mapping[str, Any]) -> None:
         rows = [["foretune", *(_percent(regret[k]["geomean"]) for k in ks)]]
         rows += [["  95 % interval", *(" - ".join(map(_percent, regret[k]["ci95"])) for k in ks)]]
         rows += [[f"  {key}", *(_percent(regret[k][key]) for k in ks)] for key in ("p95", "max")]
+        for origin, part in family["regret_by_origin"].items():
+            label = f"  {origin} only ({part['problems']}, noise {_percent(part['noise_floor'])} %)"
+            rows += [[label, *(_percent(part["regret"][k]["geomean"]) for k in ks)]]
         rows += [["  group sizes unknown", *(_percent(family["regret_sizes_unknown"][k]["geomean"]) for k in ks)]]
         for baseline, curve in family["baselines"].items():
             rows += [[baseline, *(_percent(curve[k]["geomean"]) for k in ks)]]

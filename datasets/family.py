@@ -58,7 +58,8 @@ class Family(ABC):
 
     @abstractmethod
     def inputs(self, problem: Problem, device: DeviceSpec, *, seed: int = 0) -> Any:
-        """Random inputs on the live device (the CPU for a spec with backend "cpu"), output poisoned with NaN."""
+        """Random inputs on the live device (the CPU for a spec with backend "cpu"), output poisoned with NaN;
+        typical group sizes where the problem's are unknown."""
 
     @abstractmethod
     def launch(self, inputs: Any, config: KernelConfig) -> torch.Tensor:

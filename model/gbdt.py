@@ -45,9 +45,11 @@ class LightGBMRanker(Ranker):
     | ... emphasis 1.5, slow 1.7 | 3.3 / 1.6 % | 4.1 / 2.1 % |
     | ... emphasis 1.5, slow 1.4 | 3.0 / 1.5 % | 4.1 / 2.0 % |
 
-    The first four with `slow` 4 and `keep_slow` 0.3, then 0.15 and 0.1: hopeless rows take the trees' leaves and half of
-    the training time, and nobody chooses among them. About twenty variants were compared on this one cross-validation,
-    with one seed: differences of 0.2 points are noise, and the last row is flattered by having been picked.
+    The first four with `slow` 4 and `keep_slow` 0.3, then 0.15 and 0.1: hopeless rows take the trees' leaves and half
+    of the training time, and nobody chooses among them. About twenty variants were compared on this one
+    cross-validation, with one seed: differences of 0.2 points are noise, and the last row is flattered by having
+    been picked. On 364 problems, measured again with a noise floor of 0.24 %, the order was the same: regression
+    2.9 / 1.0 %, lambdarank 2.4 / 0.7 %, blend 2.1 / 0.6 % (the last three settings alike).
 
     The same data, parameters and seed give the same trees.
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ...datasets import DeviceSpec, Family, ForetuneError, KernelConfig, Problem
-from .features import FEATURE_NAMES, features
+from .features import FEATURE_NAMES, features, group_sizes_of
 from .space import KNOBS, full_space, smem_bytes
 
 if TYPE_CHECKING:
@@ -106,15 +106,13 @@ class GroupedGemmForward(Family):
 
         from .tiles import TileMap
 
-        if problem.group_sizes is None:
-            raise ForetuneError(f"inputs need a problem with group_sizes but got {problem}")
         where = "cpu" if device.backend == "cpu" else "cuda"
         dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}[problem.dtype]
         rows, n, k, groups = (problem[dim] for dim in ("rows", "n", "k", "groups"))
         generator = torch.Generator(where).manual_seed(seed)
         x = torch.randn(rows, k, generator=generator, device=where, dtype=dtype)
         w = torch.randn(groups, n, k, generator=generator, device=where, dtype=dtype)
-        sizes = torch.tensor(problem.group_sizes, dtype=torch.int32, device=where)
+        sizes = torch.tensor(group_sizes_of(problem), dtype=torch.int32, device=where)
         y = torch.full((rows, n), float("nan"), dtype=dtype, device=where)
         return Inputs(x, w, sizes, y, TileMap.build(sizes, rows), device)
 
