@@ -43,4 +43,4 @@ def _summing_to(rows: int, sizes: NDArray[np.int64]) -> NDArray[np.int64]:
         step = np.minimum(share, sizes[able]) if lack < 0 else np.full(len(able), share)
         count = min(len(able), abs(lack) // share)
         sizes[able[:count]] += step[:count] * int(math.copysign(1, lack))
-    return np.sort(sizes)[::-1]
+    return -np.sort(-sizes)
