@@ -11,7 +11,7 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 FLOORS = ("datasets", "model", "runtime", "kernels", "collect")  # each may import those before it
-TOP_LEVEL = {*FLOORS, "__init__.py", "__main__.py", "py.typed", "pyproject.toml", "README.md", "LICENSE", "tests"}
+TOP_LEVEL = {*FLOORS, "__init__.py", "__main__.py", "pyproject.toml", "README.md", "LICENSE", "tests"}
 SOURCES = [
     ROOT / "__init__.py",
     ROOT / "__main__.py",

@@ -116,7 +116,6 @@ def test_the_sdist_has_every_file_that_is_installed(sdist: Path) -> None:
 def test_the_wheel_has_every_file_and_no_other_top_level_name(wheel: Path) -> None:
     names = set(zipfile.ZipFile(wheel).namelist())
     assert {f"foretune/{name}" for name in shipped_files()} <= names
-    assert "foretune/py.typed" in names
     version = foretune.__version__
     assert {name.split("/")[0] for name in names} == {"foretune", f"foretune-{version}.dist-info"}
     assert not any("/tests/" in name or "__pycache__" in name for name in names)

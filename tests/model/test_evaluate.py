@@ -48,7 +48,8 @@ def test_held_out_problems_are_held_out_and_an_oracle_scores_the_noise_floor():
 
 def test_json_is_the_contract(evaluation):
     report = evaluation.to_json()
-    assert list(report) == ["problems", "noise_floor", "regret", "regret_sizes_unknown", "baselines"]
+    assert {"problems", "noise_floor", "regret", "regret_sizes_unknown", "baselines"} <= set(report)
+    assert sum(part["problems"] for part in report["regret_by_origin"].values()) == report["problems"]
     assert report["problems"] == len(DATASET.cases)
     assert 1.0 <= report["noise_floor"] < 1.02
     assert list(report["baselines"]) == ["random", "static", "nearest", "roofline"]
@@ -69,6 +70,17 @@ def test_learning_beats_not_learning(evaluation):
 
 def test_jobs_do_not_change_the_result(evaluation):
     assert cross_validate(DATASET, FAMILY, QUICK, jobs=1).to_json() == evaluation.to_json()
+
+
+def test_judging_one_fold_gives_its_part_of_the_whole(evaluation):
+    part = cross_validate(DATASET, FAMILY, QUICK, tested=1)
+    rows = [evaluation.cases.index(case) for case in part.cases]
+    assert 0 < len(rows) < len(evaluation.cases)
+    for k, regret in part.regret.items():
+        assert (regret == evaluation.regret[k][rows]).all()
+        assert (part.baselines["static"][k] == evaluation.baselines["static"][k][:, rows]).all()
+    with pytest.raises(ForetuneError, match="tested must be >= 1 fold but got 0"):
+        cross_validate(DATASET, FAMILY, QUICK, tested=0)
 
 
 def test_the_frame_shows_the_worst_first(evaluation):
