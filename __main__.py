@@ -76,7 +76,7 @@ def quickstart(
     """
     from .datasets import DeviceSpec, Problem, load
     from .kernels import family, first_call
-    from .model.evaluate import cross_validate
+    from .model.evaluate import cross_validate, prediction_ms
     from .model.train import train as fit
     from .runtime import shortlist
 
@@ -91,11 +91,14 @@ def quickstart(
         bundle.save(out)
         spec = DeviceSpec.named(SHIPPED)
         chosen = shortlist(kernel, problem, spec, k=4, bundle=bundle)
+        say("timing one prediction over the whole space")
+        decision_ms = prediction_ms(bundle.ranker(FAMILY), kernel, spec)
         gpu = _live()
         compared = [] if gpu is None else first_call.compare(kernel, problem, gpu, bundle, on_start=say)
     result = {
         "evaluation": {"families": {FAMILY: judged.to_json()}},
         "prediction": {"problem": problem.to_json(), **_prediction(chosen, spec.name)},
+        "prediction_ms": round(decision_ms, 2),
         "first_call": [asdict(way) | {"chosen": way.chosen.to_json()} for way in compared],
         "bundle": str(out),
     }
@@ -344,6 +347,7 @@ def _show_quickstart(result: Mapping[str, Any]) -> None:
     problem = " ".join(f"{name}={size}" for name, size in result["prediction"]["problem"]["dims"].items())
     typer.echo(f"\nAn example layer: {problem}")
     _show_prediction(result["prediction"])
+    typer.echo(f"One prediction over the whole space takes {result['prediction_ms']} ms on one core.")
     if ways := result["first_call"]:
         columns = ("label", "declared", "benchmarked", "first_call_s", "time_us")
         rows = [[f"{way[name]:.1f}" if name.endswith("s") else way[name] for name in columns] for way in ways]

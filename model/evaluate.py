@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -150,6 +151,25 @@ def evaluate_bundle(
     """
     bench = _Bench(dataset, family, ks, folds, jobs)
     return bench.evaluation(bench.scores(bundle.ranker(family.name), np.arange(len(bench.grid))))
+
+
+def prediction_ms(ranker: Ranker, family: Family, device: DeviceSpec, *, repeats: int = 20) -> float:
+    """Milliseconds of one prediction over the family's whole space, features included: the median of `repeats`.
+
+    Every repeat is a problem of its own, so that nothing remembered of the last one helps; the first is a rehearsal,
+    because it makes the tables that all later ones use.
+
+    >>> prediction_ms(load_bundle().ranker(family.name), family, DeviceSpec.named("h200"))  # doctest: +SKIP
+    2.7
+    """
+    space = family.space(device)
+    spent = []
+    for size in range(1000, 1000 + 8 * (repeats + 1), 8):
+        problem = Problem.of(family.name, **dict.fromkeys(family.dims, size))
+        start = time.perf_counter()
+        ranker.predict(family, problem, device, space)
+        spent.append((time.perf_counter() - start) * 1e3)
+    return float(np.median(spent[1:]))
 
 
 class _Bench:
