@@ -64,15 +64,17 @@ def accumulator_registers(block_m: int, block_n: int, num_warps: int) -> float:
 def tile_smem_bytes(
     block_m: int, block_n: int, block_k: int, stages: int, tma: int, itemsize: int, *, arch: str
 ) -> int:
-    """Shared memory of one program, as the compiler allots it (a test compares with compiled binaries).
+    """Shared memory of one program, as the compiler allots it or a little more (a test compares with binaries).
 
     The asynchronous products of sm_90 (wgmma) and sm_100 (tcgen05) read their operands from shared memory while
     the next stage loads, so they need every stage; all others copy them to registers first and need one less, and
     so do tiles of fewer than 64 rows everywhere. With TMA each stage has a barrier, and a tcgen05 product has one.
+    NVIDIA's older mma may also take the output tile through shared memory on its way to the store.
     """
     tile = (block_m + block_n) * block_k * itemsize
     if block_m < 64 or arch not in _ASYNC_PRODUCT_ARCHS:
-        return (stages - 1) * (tile + 8 * tma)
+        output = block_m * block_n * itemsize if arch.startswith("sm_") else 0
+        return max((stages - 1) * (tile + 8 * tma), output)
     if arch == "sm_90":
         return stages * (tile + 8 * tma)
     return stages * tile + (8 * stages * tma + 15) // 16 * 16 + 16
