@@ -96,7 +96,7 @@ def resident_programs(config: KernelConfig, itemsize: int, device: DeviceSpec) -
         device.smem_per_sm_bytes,
         device.registers_per_sm,
     )
-    return min(config["PROGRAMS_PER_SM"], fits)
+    return min(int(config["PROGRAMS_PER_SM"]), fits)
 
 
 def _resident(smem: int, block_m: int, block_n: int, num_warps: int, sm_smem_bytes: int, sm_registers: int) -> int:
