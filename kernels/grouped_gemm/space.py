@@ -30,6 +30,8 @@ _MOST_ACCUMULATOR_REGISTERS = 128
 _OTHER_REGISTERS = 56
 # One SM of the largest kind (sm_90, sm_100); PROGRAMS_PER_SM fills it.
 _SM_SMEM_BYTES, _SM_REGISTERS, _SM_THREADS = 228 * 1024, 65536, 2048
+# Where the matrix product of a tile is asynchronous: Hopper's wgmma, and Blackwell's tcgen05 (sm_120 has neither).
+_ASYNC_PRODUCT_ARCHS = ("sm_90", "sm_100", "sm_103")
 # What the driver keeps of each program's shared memory (CUDA programming guide, compute capability 8.x and later).
 _RESERVED_SMEM_BYTES = 1024
 
@@ -45,7 +47,7 @@ def full_space() -> tuple[KernelConfig, ...]:
             or (stages - 1) * (m + n) * k * 2 < _LEAST_BYTES_IN_FLIGHT
         ):
             continue
-        smem = tile_smem_bytes(m, n, k, stages, tma, 2, wgmma=m >= 64)
+        smem = tile_smem_bytes(m, n, k, stages, tma, 2, arch="sm_90")
         programs = _resident(smem, m, n, warps, _SM_SMEM_BYTES, _SM_REGISTERS)
         # A band of several M tiles matters only where a group has several.
         for band in (1, 8) if m >= 64 else (1,):
@@ -60,21 +62,28 @@ def accumulator_registers(block_m: int, block_n: int, num_warps: int) -> float:
 
 
 def tile_smem_bytes(
-    block_m: int, block_n: int, block_k: int, stages: int, tma: int, itemsize: int, *, wgmma: bool
+    block_m: int, block_n: int, block_k: int, stages: int, tma: int, itemsize: int, *, arch: str
 ) -> int:
-    """Shared memory of one program, as the compiler allots it (a test compares with compiled binaries).
+    """Shared memory of one program, as the compiler allots it or a little more (a test compares with binaries).
 
-    Hopper's wgmma reads its operands from shared memory while the next stage loads, so it needs every stage;
-    the older mma copies them to registers first and needs one less. With TMA each stage has a barrier.
+    The asynchronous products of sm_90 (wgmma) and sm_100 (tcgen05) read their operands from shared memory while
+    the next stage loads, so they need every stage; all others copy them to registers first and need one less, and
+    so do tiles of fewer than 64 rows everywhere. With TMA each stage has a barrier, and a tcgen05 product has one.
+    NVIDIA's older mma may also take the output tile through shared memory on its way to the store.
     """
-    return (stages if wgmma else stages - 1) * ((block_m + block_n) * block_k * itemsize + 8 * tma)
+    tile = (block_m + block_n) * block_k * itemsize
+    if block_m < 64 or arch not in _ASYNC_PRODUCT_ARCHS:
+        output = block_m * block_n * itemsize if arch.startswith("sm_") else 0
+        return max((stages - 1) * (tile + 8 * tma), output)
+    if arch == "sm_90":
+        return stages * (tile + 8 * tma)
+    return stages * tile + (8 * stages * tma + 15) // 16 * 16 + 16
 
 
 def smem_bytes(config: KernelConfig, itemsize: int, device: DeviceSpec) -> int:
-    """Shared memory of one program on a device. wgmma has no tile of fewer than 64 rows."""
+    """Shared memory of one program on a device."""
     blocks = (config["BLOCK_M"], config["BLOCK_N"], config["BLOCK_K"])
-    wgmma = device.arch == "sm_90" and config["BLOCK_M"] >= 64
-    return tile_smem_bytes(*blocks, config.num_stages, config["USE_TMA"], itemsize, wgmma=wgmma)
+    return tile_smem_bytes(*blocks, config.num_stages, config["USE_TMA"], itemsize, arch=device.arch)
 
 
 def resident_programs(config: KernelConfig, itemsize: int, device: DeviceSpec) -> int:
