@@ -73,6 +73,7 @@ class FakeFamily(Family):
         raise NotImplementedError
 
     inputs = launch = reference = tolerance = check_problem = compile = problem_from_call
+    autotuner = launch_autotuned = problem_from_call
 
 
 def _smem(config):
