@@ -118,7 +118,7 @@ def test_workers_end_with_a_killed_parent(log, tmp_path):
     worker = Path("/proc") / log.read_text().split()[-1]
     assert worker.exists()
     parent.send_signal(signal.SIGKILL)
-    parent.communicate()
+    parent.wait()
     deadline = time.monotonic() + 10
     while worker.exists() and time.monotonic() < deadline:
         time.sleep(0.02)
