@@ -108,15 +108,23 @@ def quickstart(
 @_command("collect", f"foretune collect {FAMILY} --models models.csv --out measured --budget 20m")
 def collect(
     family: FamilyName,
-    models: Annotated[Path, typer.Option(help="CSV of MoE models: model, num_experts, top_k, hidden_size, ...")],
     out: Annotated[Path, typer.Option(help="Dataset folder; an earlier run's is continued.")],
+    models: Annotated[
+        Path | None,
+        typer.Option(
+            help="CSV of MoE models: model, num_experts, top_k, hidden_size, ...",
+            show_default="the shipped models.csv",
+        ),
+    ] = None,
     budget: Annotated[
         str | None, typer.Option(help="Stop in time, for example 90s, 20m or 1h.", show_default="none")
     ] = None,
     tokens: Annotated[
         str | None, typer.Option(help="Token counts, as in 16,256,4096.", show_default="16 ... 65536")
     ] = None,
+    per_layer: Annotated[int, typer.Option(min=0, help="Problems of each distinct layer shape.")] = 2,
     random: Annotated[int, typer.Option(min=0, help="Random shapes besides the models' layers.")] = 40,
+    seed: Annotated[int, typer.Option(min=0, help="Draws other problems.")] = 0,
     resume: Annotated[bool, typer.Option(help="Continue an earlier run, or refuse a folder that has one.")] = True,
     as_json: AsJson = False,
 ) -> None:
@@ -128,7 +136,9 @@ def collect(
     from .kernels import family as find
 
     kernel = find(family)
-    cases = shapes.cases(family, load_models(models), tokens=token_counts, random=random)
+    cases = shapes.cases(
+        family, load_models(models), tokens=token_counts, per_layer=per_layer, random=random, seed=seed
+    )
     with _bar() as on_progress:
         summary = campaign.collect(kernel, cases, out, budget_s=budget_s, resume=resume, on_progress=on_progress)
     _emit({**asdict(summary), "out": str(out)}, as_json, _show_summary)
@@ -358,8 +368,10 @@ def _show_quickstart(result: Mapping[str, Any]) -> None:
 def _show_summary(result: Mapping[str, Any]) -> None:
     statuses = ", ".join(f"{count} {status}" for status, count in result["statuses"].items()) or "none"
     typer.echo(f"{result['cases']} problems in {result['seconds']:.0f} s; measurements: {statuses}")
+    for problem in result["skipped"]:
+        typer.echo(f"Skipped {problem}")
     if not result["complete"]:
-        typer.echo("The budget ended first: run the same command again to go on.")
+        typer.echo("Some problems are not measured yet: run the same command again to go on.")
     typer.echo(f"The dataset lies in {result['out']}")
 
 

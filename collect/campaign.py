@@ -23,7 +23,7 @@ from ..datasets import TIMED, Case, DeviceSpec, Family, ForetuneError, KernelCon
 from ..datasets.store import MANIFEST, Writer, read
 from ..runtime.timing import Timing
 from .compiling import Compiled, CompilePool
-from .measuring import DeviceLostError, GpuRunner, LaunchFailedError, Outcome, Runner
+from .measuring import DeviceLostError, GpuRunner, LaunchFailedError, Outcome, OutOfMemoryError, Runner
 from .provenance import provenance
 
 SCAN, CONFIRMING = 1, (2, 3)
@@ -50,13 +50,14 @@ class Progress:
 
 @dataclass(frozen=True)
 class Summary:
-    """What a run did. `complete` is False where the budget ran out first."""
+    """What a run did."""
 
-    cases: int
-    measurements: int
+    cases: int  # of which all is known now, those of earlier runs included
+    measurements: int  # of this run
     statuses: dict[str, int]
     seconds: float
-    complete: bool
+    skipped: tuple[str, ...]  # problems that were too big for the GPU's free memory, and how
+    complete: bool  # False where the budget ran out first or a case was skipped: the same run again goes on
 
 
 def collect(
@@ -89,21 +90,30 @@ class _Known:
     """What is already known of one case: outcomes by pass, from this run and earlier ones."""
 
     scanned_us: dict[KernelConfig, float | None] = field(default_factory=dict)  # None where it failed
-    confirmed: bool = False
     best_us: float = float("inf")  # of the scan
+    confirmed: bool = False
+    unconfirmable: set[KernelConfig] = field(default_factory=set)  # ran in the scan, failed afterwards
 
     def add(self, config: KernelConfig, timing_pass: int, time_us: float | None) -> None:
-        if timing_pass != SCAN:
+        if timing_pass == SCAN:
+            # As the store will give it back, or a resumed run would see other configs leading.
+            self.scanned_us[config] = time_us = None if time_us is None else float(np.float32(time_us))
+            self.best_us = min(self.best_us, time_us or self.best_us)
+        elif time_us is None:
+            self.unconfirmable.add(config)
+        else:
             self.confirmed = True
-            return
-        self.scanned_us[config] = time_us
-        self.best_us = min(self.best_us, time_us or self.best_us)
 
     def leading(self) -> list[KernelConfig]:
-        """The configs to confirm, fastest first."""
+        """The configs to confirm, fastest first. Depends on the times alone, not on the order they came in."""
         times = {config: time_us for config, time_us in self.scanned_us.items() if time_us is not None}
         near = sum(time_us <= LEADING_SLOWDOWN * self.best_us for time_us in times.values())
-        return sorted(times, key=lambda config: times[config])[: min(max(near, LEADING_LEAST), LEADING_MOST)]
+        ranked = sorted(times, key=lambda config: (times[config], str(config)))
+        return ranked[: min(max(near, LEADING_LEAST), LEADING_MOST)]
+
+    def unconfirmed(self) -> list[KernelConfig]:
+        """What is left to confirm. One confirmed config says that all were: their rows are written together."""
+        return [] if self.confirmed else [c for c in self.leading() if c not in self.unconfirmable]
 
 
 class Campaign:
@@ -128,43 +138,68 @@ class Campaign:
         self._writer = Writer(out, Path(out).name, [device], provenance(family, device), run_id=run_id)
         self._pending: list[Measurement] = []
         self._statuses: Counter[str] = Counter()
-        self._skipped = 0  # cases with nothing left to do
+        self._idle = 0  # cases with nothing left to do
 
     def measure(self, cases: Sequence[Case], on_progress: Callable[[Progress], None]) -> Summary:
-        done = 0
+        finished, skipped = 0, []
         for done, case in enumerate(cases):
-            if self._clock() > self._deadline:
+            if self._over():
                 break
             on_progress(self._progress(done, len(cases), case))
             before = self._statuses.total()
-            self._measure_case(case)
-            self._skipped += self._statuses.total() == before
-        else:
-            done = len(cases)
-        seconds = self._clock() - self._start
-        complete = done == len(cases) and self._clock() <= self._deadline
-        return Summary(done, self._statuses.total(), dict(self._statuses), seconds, complete)
+            try:
+                finished += self._measure_case(case)
+            except OutOfMemoryError as error:
+                skipped.append(f"{case.problem}: {error}")
+            except DeviceLostError as error:
+                raise DeviceLostError(
+                    f"the GPU was lost ({error}). What was measured is kept in {self._writer.directory}: run the "
+                    "same command again to go on without the config that did it"
+                ) from error
+            self._idle += self._statuses.total() == before
+        return Summary(
+            cases=finished,
+            measurements=self._statuses.total(),
+            statuses=dict(self._statuses),
+            seconds=self._clock() - self._start,
+            skipped=tuple(skipped),
+            complete=finished == len(cases),
+        )
 
-    def _measure_case(self, case: Case) -> None:
+    def _over(self) -> bool:
+        return self._clock() > self._deadline
+
+    def _measure_case(self, case: Case) -> bool:
+        """Whether all of the case is known now: not so where the time is over."""
         known = self._known.setdefault(case.problem, _Known())
-        configs = self._by_promise(case)
-        todo = [config for config in configs if config not in known.scanned_us]
-        prepared = False
         try:
+            todo = self._valid(case, known)
+            if not todo and not known.unconfirmed():
+                return True
+            self._runner.prepare(case.problem)
             for config, compiled in self._pool.finished(todo, case.problem.dtype):
-                if self._clock() > self._deadline:
-                    return
-                if not prepared:
-                    self._runner.prepare(case.problem)
-                    prepared = True
+                if self._over():
+                    return False
                 self._scan(case, known, config, compiled)
-            if known.confirmed or self._clock() > self._deadline:
-                return
-            if not prepared:
-                self._runner.prepare(case.problem)
+            if self._over():
+                return not known.unconfirmed()
             self._confirm(case, known)
+            return True
         finally:
             self._flush(case)
+
+    def _valid(self, case: Case, known: _Known) -> list[KernelConfig]:
+        """The configs to scan, most promising first; those that cannot run the problem get their rows here."""
+        todo = []
+        for config in self._by_promise(case):
+            if config in known.scanned_us:
+                continue
+            reason = self._family.supports(config, case.problem, self._device)
+            if reason is None:
+                todo.append(config)
+            else:
+                self._record(known, self._row(case, config, SCAN, Outcome(Status.INVALID, error=reason)))
+        return todo
 
     def _by_promise(self, case: Case) -> list[KernelConfig]:
         """The device's space, the analytically fastest first: the best is met early, and bounds the rest."""
@@ -175,25 +210,23 @@ class Campaign:
         return [space[i] for i in np.argsort(estimate, kind="stable")]
 
     def _scan(self, case: Case, known: _Known, config: KernelConfig, compiled: Compiled) -> None:
-        reason = self._family.supports(config, case.problem, self._device)
-        if reason is not None:
-            outcome = Outcome(Status.INVALID, error=reason)
-        elif compiled.error is not None:
+        if compiled.error is not None:
             outcome = Outcome(Status.COMPILE_FAILED, error=compiled.error)
         else:
             try:
                 outcome = self._runner.scan(config, known.best_us)
             except DeviceLostError as error:
                 # The row says which config did it, so that a resumed run does not meet it again.
-                self._record(case, known, config, SCAN, Outcome(Status.LAUNCH_FAILED, error=str(error)))
+                lost = Outcome(Status.LAUNCH_FAILED, error=str(error))
+                self._record(known, self._row(case, config, SCAN, lost, compiled.compile_ms))
                 raise
-        self._record(case, known, config, SCAN, outcome, compiled.compile_ms)
+        self._record(known, self._row(case, config, SCAN, outcome, compiled.compile_ms))
         if self._clock() - self._flushed > FLUSH_SECONDS:
             self._flush(case)
 
     def _confirm(self, case: Case, known: _Known) -> None:
         # Compiled already, unless an earlier run did the scan.
-        compiled = self._pool.finished(known.leading(), case.problem.dtype)
+        compiled = self._pool.finished(known.unconfirmed(), case.problem.dtype)
         leading = [config for config, binary in compiled if binary.error is None]
         samples: dict[int, dict[KernelConfig, list[float]]] = {p: {c: [] for c in leading} for p in CONFIRMING}
         failures: dict[KernelConfig, str] = {}
@@ -207,39 +240,42 @@ class Campaign:
                     samples[timing_pass][leading[i]] += self._runner.turn(leading[i], known.best_us)
                 except LaunchFailedError as error:
                     failures[leading[i]] = str(error)
+                except DeviceLostError as error:
+                    lost = Outcome(Status.LAUNCH_FAILED, error=str(error))
+                    self._record(known, *(self._row(case, leading[i], p, lost) for p in CONFIRMING))
+                    raise
+        rows = []
         for timing_pass, config in itertools.product(CONFIRMING, leading):
             if config in failures:
                 outcome = Outcome(Status.LAUNCH_FAILED, error=failures[config])
             else:
                 outcome = Outcome(Status.OK, **vars(Timing.of(samples[timing_pass][config])))
-            self._record(case, known, config, timing_pass, outcome)
+            rows.append(self._row(case, config, timing_pass, outcome))
+        self._record(known, *rows)
 
-    def _record(
-        self,
-        case: Case,
-        known: _Known,
-        config: KernelConfig,
-        timing_pass: int,
-        outcome: Outcome,
-        compile_ms: float = 0.0,
-    ) -> None:
-        known.add(config, timing_pass, outcome.time_us)
-        self._statuses[outcome.status.value] += 1
-        self._pending.append(
-            Measurement(
-                problem=case.problem,
-                device=self._device.name,
-                config=config,
-                timing_pass=timing_pass,
-                compile_ms=compile_ms or None,
-                run_id=self._writer.run_id,
-                **vars(outcome),
-            )
+    def _row(
+        self, case: Case, config: KernelConfig, timing_pass: int, outcome: Outcome, compile_ms: float = 0.0
+    ) -> Measurement:
+        return Measurement(
+            problem=case.problem,
+            device=self._device.name,
+            config=config,
+            timing_pass=timing_pass,
+            compile_ms=compile_ms or None,
+            run_id=self._writer.run_id,
+            **vars(outcome),
         )
 
+    def _record(self, known: _Known, *rows: Measurement) -> None:
+        self._pending += rows  # all or none, whenever Ctrl-C comes
+        for row in rows:
+            known.add(row.config, row.timing_pass, row.time_us)
+            self._statuses[row.status.value] += 1
+
     def _flush(self, case: Case) -> None:
-        self._writer.append(case, self._pending)
-        self._pending.clear()
+        # Emptied first: rows that an interrupted write left behind are measured again, never written twice.
+        rows, self._pending = self._pending, []
+        self._writer.append(case, rows)
         self._flushed = self._clock()
 
     def _progress(self, done: int, total: int, case: Case) -> Progress:
@@ -247,7 +283,7 @@ class Campaign:
         measurements = self._statuses.total()
         rate = measurements / seconds if seconds > 0 else 0.0
         # Cases that an earlier run measured take no time, so they say nothing of the rest.
-        fresh = done - self._skipped
+        fresh = done - self._idle
         eta_s = seconds / fresh * (total - done) if fresh else None
         return Progress(done, total, case, measurements, rate, eta_s)
 

@@ -29,6 +29,10 @@ class LaunchFailedError(ForetuneError):
     """One launch failed; the process and the device are fine."""
 
 
+class OutOfMemoryError(ForetuneError):
+    """The prepared problem does not fit into what is left of the GPU's memory; another one may."""
+
+
 @dataclass(frozen=True)
 class Outcome:
     """What running one config showed: the fields of a `Measurement` that the GPU decides."""
@@ -47,7 +51,8 @@ class Runner(Protocol):
     """Runs configs on one device. `GpuRunner` is the real one; tests replay recorded times."""
 
     def prepare(self, problem: Problem) -> None:
-        """Makes the inputs of the problem that the following calls run."""
+        """Makes the inputs of the problem that the following calls run. Each of the three calls raises
+        `OutOfMemoryError` where the problem does not fit, and `DeviceLostError`."""
 
     def scan(self, config: KernelConfig, best_us: float) -> Outcome:
         """Runs one config on the prepared problem; `best_us` is the best time so far (inf if none)."""
@@ -71,8 +76,12 @@ class GpuRunner:
 
     def prepare(self, problem: Problem) -> None:
         self._inputs = None  # free the last problem's memory first
-        self._inputs = self._family.inputs(problem, self._device)
         self._dtype = problem.dtype
+        try:
+            self._inputs = self._family.inputs(problem, self._device)
+        except Exception as error:
+            _failure(error)
+            raise
 
     def scan(self, config: KernelConfig, best_us: float) -> Outcome:
         binary = self._check(config)
@@ -128,10 +137,14 @@ class GpuRunner:
 
 
 def _failure(error: Exception) -> Outcome:
-    """The status of an exception. Raises `DeviceLostError` where the CUDA context is gone with it."""
+    """The status of an exception. Raises `DeviceLostError` where the CUDA context is gone with it, and
+    `OutOfMemoryError` where memory ran out: that says nothing of the config."""
+    import torch
     from triton.runtime.errors import OutOfResources
 
     text = f"{type(error).__name__}: {error}"[:300]
+    if isinstance(error, torch.OutOfMemoryError):
+        raise OutOfMemoryError(text) from error
     if isinstance(error, OutOfResources):
         return Outcome(Status.OUT_OF_RESOURCES, error=text)
     if "CompilationError" in type(error).__name__ or "PTXASError" in type(error).__name__:

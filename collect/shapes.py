@@ -19,6 +19,8 @@ ROUTINGS = {"uniform": 0.4, "balanced": 0.2, "zipf": 0.25, "hot": 0.15}
 #: Limits of one problem: a few milliseconds at the best config, and weights that fit beside everything else.
 MOST_FLOPS = 2.5e12
 MOST_WEIGHT_BYTES = 12e9
+#: With more tokens than this hardly any layer is within the limits.
+MOST_TOKENS = 1 << 22
 
 
 def group_sizes(routing: str, rows: int, groups: int, rng: np.random.Generator) -> tuple[int, ...]:
@@ -67,11 +69,11 @@ def cases(
     >>> len(cases("grouped_gemm_fwd", load_models()[:2], random=3))
     11
     """
-    for name, value in (("per_layer", per_layer), ("random", random)):
+    for name, value in (("per_layer", per_layer), ("random", random), ("seed", seed)):
         if value < 0:
             raise ForetuneError(f"{name} must be >= 0 but got {value}")
-    if tokens is not None and (not tokens or min(tokens) < 1):
-        raise ForetuneError(f"token counts must be >= 1 but got {list(tokens)}")
+    if tokens is not None and not (tokens and all(1 <= count <= MOST_TOKENS for count in tokens)):
+        raise ForetuneError(f"token counts must be between 1 and {MOST_TOKENS} but got {list(tokens)}")
     rng = np.random.default_rng(seed)
     drawn: list[Case] = []
     deck: list[int] = []

@@ -57,6 +57,9 @@ def test_every_command_helps_with_an_example_and_has_json(command: str) -> None:
         "collect",
         f"{PREDICT} --top 0",
         f"collect {FAMILY} --models models.csv --out o --random -1",
+        f"collect {FAMILY} --out o --per-layer -1",
+        f"collect {FAMILY} --out o --seed -1",
+        f"collect {FAMILY}",
     ],
 )
 def test_wrong_usage_exits_with_2(line: str) -> None:

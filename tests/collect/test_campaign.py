@@ -1,0 +1,341 @@
+"""A campaign: each (case, config) gets its rows, once, whatever happens on the way."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import random
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from fakes import DEVICE, FakeFamily, fake_cases
+from foretune.collect import campaign
+from foretune.collect.campaign import LEADING_LEAST, LEADING_MOST, LEADING_SLOWDOWN, TURNS, _Known, collect
+from foretune.collect.measuring import DeviceLostError, LaunchFailedError, Outcome, OutOfMemoryError
+from foretune.datasets import ForetuneError, KernelConfig, Status, load
+from replay import ReplayPool, ReplayRunner, run
+
+FAMILY = FakeFamily()
+SPACE = FAMILY.space()
+CASES = fake_cases(models=2, tokens=(64, 512), randoms=1)[:4]
+CASE = CASES[0]
+VALID = [config for config in SPACE if FAMILY.supports(config, CASE.problem, DEVICE) is None]
+TESTS = Path(__file__).parents[1]
+
+
+@pytest.fixture(autouse=True)
+def _quick(monkeypatch):
+    """No torch and no nvidia-smi, only to say where measurements come from."""
+    monkeypatch.setattr(campaign, "provenance", lambda family, device: {"family": family.name})
+
+
+@pytest.fixture
+def out(tmp_path):
+    return tmp_path / "measured"
+
+
+def rows_of(out):
+    """(problem, config) -> {timing_pass: row}; fails where a row comes twice."""
+    dataset = load(out)
+    found = {}
+    for row in dataset.measurements.itertuples():
+        passes = found.setdefault((dataset.cases[row.problem].problem, dataset.configs[row.config]), {})
+        assert row.timing_pass not in passes, f"measured twice: {row}"
+        passes[row.timing_pass] = row
+    return found
+
+
+def check_complete(out, cases=CASES):
+    """All rows are there, once each, and the leading configs have their three passes."""
+    found = rows_of(out)
+    assert set(found) == {(case.problem, config) for case in cases for config in SPACE}
+    for case in cases:
+        passes = {config: found[case.problem, config] for config in SPACE}
+        times = sorted(row[1].time_us for row in passes.values() if row[1].time_us == row[1].time_us)
+        near = sum(time_us <= LEADING_SLOWDOWN * times[0] for time_us in times)
+        confirmed = [config for config in SPACE if len(passes[config]) == 3]
+        assert len(confirmed) == min(max(near, LEADING_LEAST), LEADING_MOST)
+        assert all(set(passes[config]) in ({1}, {1, 2, 3}) for config in SPACE)
+        assert {passes[config][1].time_us for config in confirmed} <= set(times[: len(confirmed)])
+    return found
+
+
+def test_every_config_of_every_case_is_scanned_and_the_leading_ones_confirmed(out):
+    summary = run(CASES, out)
+    found = check_complete(out)
+    assert (summary.cases, summary.complete, summary.skipped) == (4, True, ())
+    assert summary.measurements == sum(map(len, found.values())) == sum(summary.statuses.values())
+    assert summary.statuses == load(out).describe()["families"]["fake"]["statuses"]
+    confirming = next(passes for passes in found.values() if 3 in passes)
+    assert (confirming[2].samples, confirming[2].status) == (2 * TURNS, "ok")
+    assert confirming[2].time_us != confirming[3].time_us
+    assert load(out).provenance["runs"][confirming[1].run_id] == {"family": "fake"}
+
+
+def test_each_failure_is_a_row_of_its_own_status(out):
+    uncompiled, wrong, resources, hopeless = VALID[:4]
+    runner = ReplayRunner(
+        outcomes={
+            wrong: Outcome(Status.WRONG_RESULT, error="relative error 0.3"),
+            resources: Outcome(Status.OUT_OF_RESOURCES, error="shared memory"),
+            hopeless: Outcome(Status.HOPELESS, 1e5, 0.0, 1),
+        }
+    )
+    pool = ReplayPool({uncompiled: "PTXASError: internal"})
+    run([CASE], out, runner, pool)
+    found = {config: passes[1] for (_, config), passes in rows_of(out).items()}
+    assert len(found) == len(SPACE)
+    told = {config: (found[config].status, found[config].error) for config in (uncompiled, wrong, resources)}
+    assert told == {
+        uncompiled: ("compile_failed", "PTXASError: internal"),
+        wrong: ("wrong_result", "relative error 0.3"),
+        resources: ("out_of_resources", "shared memory"),
+    }
+    assert (found[hopeless].status, found[hopeless].time_us) == ("hopeless", 1e5)
+    refused = set(SPACE) - set(VALID)
+    assert {config for config, row in found.items() if row.status == "invalid"} == refused
+    assert all("shared memory" in found[config].error for config in refused)
+    assert refused.isdisjoint(pool.asked)  # nobody compiles what cannot run
+    failing = [c for c in VALID[4:] if FAMILY.time_us(CASE.problem, c, timing_pass=1) is None]
+    assert {found[config].status for config in failing} == {"launch_failed"}
+
+
+def test_the_most_promising_configs_are_scanned_first(out):
+    runner = ReplayRunner()
+    run([CASE], out, runner)
+    roofline = FAMILY.features(CASE.problem, DEVICE, runner.asked("scan"))[:, -1]
+    assert (np.diff(roofline) >= 0).all()
+
+
+def test_confirming_passes_take_turns_and_each_turn_is_shuffled(out):
+    runner = ReplayRunner()
+    run([CASE], out, runner)
+    turns = runner.asked("turn")
+    leading = set(turns)
+    assert runner.calls[-len(turns) :] == [("turn", config) for config in turns]  # after the scan
+    rounds = [turns[i : i + len(leading)] for i in range(0, len(turns), len(leading))]
+    assert len(rounds) == 2 * TURNS
+    assert all(set(one) == leading for one in rounds)
+    assert len(set(map(tuple, rounds))) == len(rounds)
+    # Samples count up: those of pass 2 lie between those of pass 3.
+    position = {config: [i for i, turn in enumerate(turns) if turn == config] for config in leading}
+    assert all(min(p[1::2]) < max(p[::2]) for p in position.values())
+
+
+def test_a_config_that_fails_while_confirming_gets_two_failed_rows_and_no_more_turns(out):
+    best = min(VALID, key=lambda config: FAMILY.time_us(CASE.problem, config, timing_pass=1) or 1e9)
+    runner = ReplayRunner(turn_faults={best: LaunchFailedError("invalid argument")})
+    run([CASE], out, runner)
+    passes = rows_of(out)[CASE.problem, best]
+    assert [passes[p].status for p in (1, 2, 3)] == ["ok", "launch_failed", "launch_failed"]
+    assert runner.asked("turn").count(best) == 1
+    again = ReplayRunner()
+    assert run([CASE], out, again).complete
+    assert again.calls == []
+
+
+def test_a_second_run_has_nothing_to_do(out):
+    run(CASES, out)
+    before = sorted(path.name for path in (out / "parts").iterdir())
+    runner, pool = ReplayRunner(), ReplayPool()
+    summary = run(CASES, out, runner, pool)
+    assert (runner.calls, pool.asked) == ([], [])
+    assert (summary.cases, summary.measurements, summary.complete) == (4, 0, True)
+    assert sorted(path.name for path in (out / "parts").iterdir()) == before
+
+
+def ticking():
+    """A clock that moves a second each time it is asked."""
+    ticks = itertools.count()
+    return lambda: float(next(ticks))
+
+
+@pytest.mark.parametrize("budget_s", [1, 50, 250, 350, 600])
+def test_a_budget_ends_a_run_cleanly_and_the_next_one_goes_on(out, budget_s):
+    summary = run(CASES, out, budget_s=budget_s, clock=ticking())
+    assert not summary.complete
+    assert summary.cases < len(CASES)
+    found = rows_of(out) if summary.measurements else {}
+    assert sum(map(len, found.values())) == summary.measurements
+    whole = [case for case in CASES if sum(problem == case.problem for problem, _ in found) == len(SPACE)]
+    assert summary.cases in (len(whole), len(whole) - 1)  # the last may be scanned and not confirmed
+    assert run(CASES, out).complete
+    check_complete(out)
+
+
+def test_what_the_budget_just_allows_is_complete(out):
+    now = [0.0]
+    runner = ReplayRunner(prepare=lambda problem: now.__setitem__(0, now[0] + 1))
+    assert run(CASES, out, runner, budget_s=4.0, clock=lambda: now[0]).complete
+
+
+@pytest.mark.parametrize("where", [0, 1, 90, len(VALID) - 1])
+@pytest.mark.parametrize("fault", [KeyboardInterrupt(), MemoryError("of the host")])
+def test_an_interrupted_scan_loses_nothing(out, where, fault):
+    order = ReplayRunner()
+    run([CASES[1]], out.with_name("other"), order)
+    config = order.asked("scan")[where]
+    with pytest.raises(type(fault)):
+        run(CASES[1:2], out, ReplayRunner({config: fault}))
+    assert sum(status != Status.INVALID.value for status in load(out).measurements["status"]) == where
+    again = ReplayRunner()
+    run(CASES, out, again)
+    assert again.asked("scan").count(config) == len(CASES)
+    check_complete(out)
+
+
+def test_an_interrupted_confirmation_is_done_again_as_a_whole(out):
+    best = min(VALID, key=lambda config: FAMILY.time_us(CASE.problem, config, timing_pass=1) or 1e9)
+    with pytest.raises(KeyboardInterrupt):
+        run([CASE], out, ReplayRunner(turn_faults={best: KeyboardInterrupt()}))
+    assert set(load(out).measurements["timing_pass"]) == {1}
+    again = ReplayRunner()
+    run([CASE], out, again)
+    assert again.asked("scan") == []
+    check_complete(out, [CASE])
+
+
+def test_a_config_that_loses_the_device_in_the_scan_is_a_row_and_not_met_again(out):
+    config = VALID[40]
+    with pytest.raises(ForetuneError, match=r"illegal.*is kept in .*measured: run the same command again to go on"):
+        run(CASES, out, ReplayRunner({config: DeviceLostError("illegal memory access")}))
+    row = rows_of(out)[CASE.problem, config][1]
+    assert (row.status, row.error) == ("launch_failed", "illegal memory access")
+    again = ReplayRunner()
+    run(CASES, out, again)
+    assert again.asked("scan").count(config) == len(CASES) - 1
+    check_complete(out)
+
+
+def test_a_config_that_loses_the_device_while_confirming_is_not_met_again(out):
+    best = min(VALID, key=lambda config: FAMILY.time_us(CASE.problem, config, timing_pass=1) or 1e9)
+    with pytest.raises(DeviceLostError):
+        run([CASE], out, ReplayRunner(turn_faults={best: DeviceLostError("illegal memory access")}))
+    again = ReplayRunner()
+    assert run([CASE], out, again).complete
+    assert best not in again.asked("turn")
+    found = check_complete(out, [CASE])
+    assert [found[CASE.problem, best][p].status for p in (1, 2, 3)] == ["ok", "launch_failed", "launch_failed"]
+    assert run([CASE], out, third := ReplayRunner()).complete
+    assert third.calls == []
+
+
+def test_a_problem_that_does_not_fit_is_skipped_and_taken_up_when_it_does(out):
+    def prepare(problem):
+        if problem == CASES[1].problem:
+            raise OutOfMemoryError("tried to allocate 12 GiB")
+
+    summary = run(CASES, out, ReplayRunner(prepare=prepare))
+    assert (summary.cases, summary.complete) == (3, False)
+    (told,) = summary.skipped
+    assert told == f"{CASES[1].problem}: tried to allocate 12 GiB"
+    assert CASES[1].problem not in {problem for problem, config in rows_of(out) if config in VALID}
+    assert run(CASES, out).complete
+    check_complete(out)
+
+
+def test_memory_that_runs_out_at_a_launch_skips_the_rest_of_the_problem(out):
+    config = VALID[40]
+    summary = run(CASES, out, ReplayRunner({config: OutOfMemoryError("scratch")}))
+    assert len(summary.skipped) == len(CASES)
+    assert (CASE.problem, config) not in rows_of(out)
+    assert run(CASES, out).complete
+    check_complete(out)
+
+
+def test_the_stores_rounding_does_not_change_which_configs_lead():
+    times = [100.0 + i * 1e-6 for i in range(200)]  # one float32 or another, in an order of their own
+    configs = [KernelConfig.of(BLOCK_M=i) for i in range(200)]
+    run_now, resumed = _Known(), _Known()
+    for config, time_us in zip(configs, times, strict=True):
+        run_now.add(config, 1, time_us)
+    for config, time_us in reversed(list(zip(configs, times, strict=True))):
+        resumed.add(config, 1, float(np.float32(time_us)))
+    assert run_now.leading() == resumed.leading()
+    assert run_now.best_us == resumed.best_us
+
+
+def test_a_time_that_only_rounding_makes_near_leads_now_as_it_does_later():
+    best = next(float(us) for us in range(100, 200) if float(np.float32(us * LEADING_SLOWDOWN)) < us * LEADING_SLOWDOWN)
+    over = best * LEADING_SLOWDOWN * (1 + 1e-12)
+    known = _Known()
+    for i in range(LEADING_LEAST):
+        known.add(KernelConfig.of(BLOCK_M=i), 1, best)
+    known.add(KernelConfig.of(BLOCK_N=0), 1, over)
+    assert len(known.leading()) == LEADING_LEAST + 1
+
+
+def test_progress_counts_up_and_says_when_it_will_be_over(out):
+    events = []
+    run(CASES, out, on_progress=events.append, clock=ticking())
+    assert [event.case for event in events] == list(CASES)
+    assert [(event.done, event.total) for event in events] == [(i, len(CASES)) for i in range(len(CASES))]
+    assert events[0].eta_s is None
+    assert events[0].measurements == 0
+    assert all(a.measurements < b.measurements for a, b in itertools.pairwise(events))
+    assert all(event.rate_per_s > 0 and event.eta_s > 0 for event in events[1:])
+    etas = [event.eta_s for event in events[1:]]
+    assert etas == sorted(etas, reverse=True)
+
+
+def test_cases_that_were_measured_before_do_not_make_the_rest_look_quick(out):
+    run(CASES[:2], out)
+    events = []
+    run(CASES, out, on_progress=events.append, clock=ticking())
+    assert [event.eta_s is None for event in events] == [True, True, True, False]
+
+
+def test_an_existing_dataset_is_refused_without_resume(out):
+    run([CASE], out)
+    before = len(load(out).measurements)
+    with pytest.raises(ForetuneError, match="measured already holds a dataset; resume it, or choose another"):
+        collect(FAMILY, [CASE], out, device=DEVICE, resume=False)
+    assert len(load(out).measurements) == before
+
+
+def test_another_devices_measurements_are_not_taken_for_this_ones(out):
+    run([CASE], out)
+    known = campaign._earlier(out, DEVICE)
+    assert set(known) == {CASE.problem}
+    other = type(DEVICE).from_json(DEVICE.to_json() | {"name": "another"})
+    assert campaign._earlier(out, other) == {}
+
+
+CRASHING = """
+import sys
+from pathlib import Path
+from fakes import fake_cases
+from foretune.collect import campaign
+from replay import ReplayRunner, run
+campaign.provenance = lambda family, device: {}
+campaign.FLUSH_SECONDS = 0.02
+cases = fake_cases(models=2, tokens=(64, 512), randoms=1)[:4]
+print("ready", flush=True)
+run(cases, Path(sys.argv[1]), ReplayRunner(seconds=0.002))
+"""
+
+
+def test_runs_that_are_killed_leave_each_row_once(out, monkeypatch):
+    monkeypatch.setattr(campaign, "FLUSH_SECONDS", 0.02)
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(TESTS), *sys.path])}
+    moments = [random.uniform(0.05, 0.9) for _ in range(4)]
+    grown = [0]
+    for moment in moments:
+        child = subprocess.Popen(
+            [sys.executable, "-c", CRASHING, out], env=environment, cwd=out.parent, stdout=subprocess.PIPE
+        )
+        assert child.stdout.readline() == b"ready\n"
+        time.sleep(moment)
+        child.kill()
+        assert child.wait() == -9, moments
+        child.stdout.close()
+        grown.append(len(load(out).measurements) if (out / "dataset.json").exists() else 0)
+        assert not grown[-1] or rows_of(out)
+    assert grown == sorted(grown)
+    assert grown[-1] > 0, moments
+    assert run(CASES, out).complete
+    check_complete(out)

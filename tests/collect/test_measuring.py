@@ -1,0 +1,196 @@
+"""What the runner makes of exceptions and times; its GPU, kernel and timer are fakes."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from fakes import DEVICE, FakeFamily
+from foretune.collect import measuring
+from foretune.collect.measuring import DeviceLostError, GpuRunner, LaunchFailedError, OutOfMemoryError, _failure
+from foretune.datasets import ForetuneError, KernelConfig, Problem, Status
+from foretune.runtime import Timing, timing
+
+PROBLEM = Problem.of("fake", groups=2, rows=16, n=64, k=64, group_sizes=(8, 8))
+CONFIG = KernelConfig.of(BLOCK_M=16)
+INFINITY = float("inf")
+
+
+class CompilationError(Exception):
+    """Named like Triton's, which needs a source to be made."""
+
+
+class PTXASError(Exception):
+    pass
+
+
+@pytest.fixture
+def device(monkeypatch):
+    """A device that answers until told otherwise."""
+    state = {"answers": True}
+    monkeypatch.setattr(measuring, "_device_answers", lambda: state["answers"])
+    return state
+
+
+def out_of_resources():
+    from triton.runtime.errors import OutOfResources
+
+    return OutOfResources(300_000, 232_448, "shared memory")
+
+
+@pytest.mark.parametrize(
+    ("error", "status"),
+    [
+        (out_of_resources(), Status.OUT_OF_RESOURCES),
+        (CompilationError("no tl.dot of 8"), Status.COMPILE_FAILED),
+        (PTXASError("internal"), Status.COMPILE_FAILED),
+        (RuntimeError("Triton Error [CUDA]: invalid argument"), Status.LAUNCH_FAILED),
+        (ForetuneError("does the launch wait for it?"), Status.LAUNCH_FAILED),
+    ],
+)
+def test_an_exception_is_a_status_and_says_what_it_was(device, error, status):
+    outcome = _failure(error)
+    assert (outcome.status, outcome.time_us) == (status, None)
+    assert outcome.error == f"{type(error).__name__}: {error}"
+
+
+def test_a_long_message_is_cut(device):
+    assert len(_failure(RuntimeError("x" * 10_000)).error) == 300
+
+
+def test_a_device_that_does_not_answer_any_more_is_lost(device):
+    device["answers"] = False
+    with pytest.raises(DeviceLostError, match="RuntimeError: illegal memory access"):
+        _failure(RuntimeError("illegal memory access"))
+    # What the compiler raises says nothing of the device.
+    assert _failure(CompilationError()).status is Status.COMPILE_FAILED
+
+
+def test_running_out_of_memory_is_not_the_configs_fault(device):
+    with pytest.raises(OutOfMemoryError, match="tried to allocate 12 GiB"):
+        _failure(torch.OutOfMemoryError("tried to allocate 12 GiB"))
+
+
+class FakeTimer:
+    """A timer on a device where the next launch takes `us`."""
+
+    us = 100.0
+
+    def time(self, launch, *, samples):
+        launch()
+        return Timing(self.us, 0.01, samples(self.us))
+
+    def sample(self, launch, samples):
+        launch()
+        return [self.us] * samples
+
+
+class Binary:
+    n_regs, n_spills = 128, 0
+
+    class metadata:  # noqa: N801 - Triton's name
+        shared = 1024
+
+    def _init_handles(self):
+        pass
+
+
+class TensorFamily(FakeFamily):
+    """Its kernel returns `result` or raises it; the reference is all ones."""
+
+    result = 1.0
+    launches = 0
+
+    def inputs(self, problem, device, *, seed=0):
+        if isinstance(problem, Exception):
+            raise problem
+        return problem
+
+    def launch(self, inputs, config):
+        self.launches += 1
+        if isinstance(self.result, Exception):
+            raise self.result
+        return torch.full((4, 4), self.result)
+
+    def compile(self, config, dtype):
+        return Binary()
+
+    def check_problem(self, dtype):
+        return PROBLEM
+
+    def reference(self, inputs):
+        return torch.ones(4, 4)
+
+    def tolerance(self, problem):
+        return 1e-3
+
+
+@pytest.fixture
+def runner(device, monkeypatch):
+    monkeypatch.setattr(timing, "Timer", FakeTimer)
+    runner = GpuRunner(TensorFamily(), DEVICE)
+    runner.prepare(PROBLEM)
+    return runner
+
+
+@pytest.mark.parametrize(
+    ("us", "best_us", "samples", "status"),
+    [
+        (401.0, 100.0, 1, Status.HOPELESS),
+        (400.0, 100.0, 3, Status.OK),
+        (151.0, 100.0, 3, Status.OK),
+        (150.0, 100.0, 7, Status.OK),
+        (50.0, 100.0, 7, Status.OK),
+        (600.0, 600.0, 5, Status.OK),  # 3 ms are spent on a candidate
+        (2000.0, 2000.0, 3, Status.OK),  # ... in 3 samples at least
+        (1e6, INFINITY, 3, Status.OK),  # the first config has nothing to be hopeless against
+    ],
+)
+def test_slow_configs_get_few_samples(runner, us, best_us, samples, status):
+    runner._timer.us = us
+    outcome = runner.scan(CONFIG, best_us)
+    assert (outcome.status, outcome.samples, outcome.time_us) == (status, samples, us)
+    assert (outcome.registers, outcome.spills, outcome.smem_bytes) == (128, 0, 1024)
+
+
+@pytest.mark.parametrize(("best_us", "samples"), [(100.0, 10), (500.0, 4), (5000.0, 2)])
+def test_a_turn_takes_as_many_samples_as_the_best_config_can_afford(runner, best_us, samples):
+    assert runner.turn(CONFIG, best_us) == [100.0] * samples
+
+
+@pytest.mark.parametrize("result", [1.1, float("nan")])
+def test_a_wrong_result_is_a_status_and_is_not_timed(runner, result):
+    runner._family.result = result
+    outcome = runner.scan(CONFIG, INFINITY)
+    assert (outcome.status, outcome.time_us) == (Status.WRONG_RESULT, None)
+    assert runner._family.launches == 1
+
+
+def test_a_result_is_checked_once_for_all_problems(runner):
+    runner.scan(CONFIG, INFINITY)
+    runner.prepare(PROBLEM)
+    runner.scan(CONFIG, INFINITY)
+    assert runner._family.launches == 3  # one check, two timings
+
+
+def test_a_launch_that_fails_later_is_a_failure_of_the_turn(runner):
+    runner.scan(CONFIG, INFINITY)
+    runner._family.result = RuntimeError("invalid argument")
+    assert runner.scan(CONFIG, INFINITY).status is Status.LAUNCH_FAILED
+    with pytest.raises(LaunchFailedError, match="invalid argument"):
+        runner.turn(CONFIG, 100.0)
+
+
+def test_inputs_that_do_not_fit_are_told_from_a_lost_device_and_from_bad_input(runner, device):
+    with pytest.raises(OutOfMemoryError, match="12 GiB"):
+        runner.prepare(failing(torch.OutOfMemoryError("12 GiB")))
+    with pytest.raises(ForetuneError, match="inputs need group_sizes"):
+        runner.prepare(failing(ForetuneError("inputs need group_sizes")))
+    device["answers"] = False
+    with pytest.raises(DeviceLostError, match="illegal"):
+        runner.prepare(failing(RuntimeError("illegal memory access")))
+
+
+def failing(error):
+    """What `TensorFamily.inputs` raises in place of a problem."""
+    error.dtype = "bf16"
+    return error

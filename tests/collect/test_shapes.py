@@ -1,0 +1,141 @@
+"""The problems to measure: all layers of all models, within limits, routed as they say."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import numpy as np
+import pytest
+from foretune.collect import shapes
+from foretune.collect.shapes import EXPERT_PARALLEL, MOST_FLOPS, MOST_WEIGHT_BYTES, ROUTINGS, ROWS, cases, group_sizes
+from foretune.datasets import ForetuneError, Model, load_models
+
+FAMILY = "grouped_gemm_fwd"
+MODELS = load_models()
+PROJECTIONS = {f"{model.model}/{name}": (model, nk) for model in MODELS for name, nk in model.projections().items()}
+DRAWN = cases(FAMILY, MODELS)
+LAYERS = [case for case in DRAWN if case.sources != ("random",)]
+
+
+def sizes(routing, rows=100_000, groups=64, seed=0):
+    return np.array(group_sizes(routing, rows, groups, np.random.default_rng(seed)))
+
+
+@pytest.mark.parametrize("routing", ROUTINGS)
+@pytest.mark.parametrize(("rows", "groups"), [(0, 4), (1, 4), (16, 512), (1000, 7), (131072, 8)])
+def test_group_sizes_sum_to_the_rows(routing, rows, groups):
+    drawn = sizes(routing, rows, groups)
+    assert drawn.sum() == rows
+    assert len(drawn) == groups
+    assert (drawn >= 0).all()
+
+
+def test_balanced_is_even():
+    assert set(sizes("balanced", 1000, 7)) == {142, 143}
+
+
+def test_hot_has_about_half_in_one_group():
+    drawn = np.sort(sizes("hot"))
+    assert drawn[-1] == pytest.approx(50_000 * 65 / 64, rel=0.02)
+    assert drawn[:-1].max() < 1.2 * drawn[:-1].mean()
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_zipf_is_more_skewed_than_uniform(seed):
+    assert sizes("zipf", seed=seed).max() > 5 * sizes("uniform", seed=seed).max()
+
+
+def test_an_unknown_routing_is_named_with_the_known_ones():
+    with pytest.raises(ForetuneError, match="uniform, balanced, zipf, hot but got 'even'"):
+        sizes("even")
+
+
+def test_the_same_arguments_give_the_same_cases_and_another_seed_others():
+    assert cases(FAMILY, MODELS) == DRAWN
+    assert cases(FAMILY, MODELS, seed=1) != DRAWN
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_every_model_and_both_its_projections_are_covered(seed):
+    drawn = cases(FAMILY, MODELS, seed=seed)
+    assert {source for case in drawn for source in case.sources} == {*PROJECTIONS, "random"}
+
+
+def test_layers_have_the_shapes_of_their_models_under_expert_parallelism():
+    for case in LAYERS:
+        for source in case.sources:
+            model, (n, k) = PROJECTIONS[source]
+            assert (case.problem["n"], case.problem["k"]) == (n, k)
+            assert case.problem["groups"] >= 2
+            assert model.num_experts % case.problem["groups"] == 0
+            assert model.num_experts // case.problem["groups"] in EXPERT_PARALLEL
+
+
+def test_models_of_one_shape_share_their_cases():
+    twins = [Model(name, 64, 8, 2048, 1024) for name in ("A-1B", "B-1B")]
+    drawn = cases(FAMILY, twins, random=0)
+    assert len(drawn) == 4  # two layers, twice each
+    assert {case.sources for case in drawn} == {("A-1B/w13", "B-1B/w13"), ("A-1B/w2", "B-1B/w2")}
+    assert {case.model_families for case in drawn} == {("A", "B")}
+
+
+def test_no_case_comes_twice_or_is_over_the_limits():
+    problems = [case.problem for case in DRAWN]
+    assert len(set(problems)) == len(problems)
+    for case in DRAWN:
+        p = case.problem
+        assert sum(p.group_sizes) == p["rows"] > 0
+        assert 2 * p["rows"] * p["n"] * p["k"] <= MOST_FLOPS
+        assert 2 * p["groups"] * p["n"] * p["k"] <= MOST_WEIGHT_BYTES
+        assert p["n"] % 8 == p["k"] % 8 == 0
+        assert (p.family, p.dtype) == (FAMILY, "bf16")
+
+
+def test_rows_go_from_decode_to_training_and_all_routings_occur():
+    assert {case.problem["rows"] for case in LAYERS} == set(ROWS)
+    assert {case.routing for case in DRAWN} == set(ROUTINGS)
+    balanced = [case.problem for case in DRAWN if case.routing == "balanced"]
+    assert all(max(p.group_sizes) - min(p.group_sizes) <= 1 for p in balanced)
+
+
+def test_a_short_run_has_a_fair_sample():
+    first = Counter(case.sources == ("random",) for case in DRAWN[: len(DRAWN) // 3])
+    assert first[True] == pytest.approx(40 / 3, abs=8)
+
+
+def test_tokens_are_routed_to_top_k_experts_each():
+    tokens = (7, 100, 3000)
+    for case in cases(FAMILY, MODELS, tokens=tokens, random=10):
+        rows = case.problem["rows"]
+        if case.sources == ("random",):
+            assert min(tokens) <= rows <= max(tokens)
+        else:
+            assert any(rows == count * PROJECTIONS[s][0].top_k for count in tokens for s in case.sources)
+
+
+def test_as_many_as_asked_for():
+    few = MODELS[:3]
+    assert len(cases(FAMILY, few, random=5, per_layer=0)) == 5
+    assert len(cases(FAMILY, few, random=0, per_layer=3)) == 3 * 2 * 3
+    assert cases(FAMILY, few, random=0, per_layer=0) == ()
+
+
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        ({"per_layer": -1}, "per_layer must be >= 0 but got -1"),
+        ({"random": -2}, "random must be >= 0 but got -2"),
+        ({"seed": -3}, "seed must be >= 0 but got -3"),
+        ({"tokens": ()}, r"between 1 and 4194304 but got \[\]"),
+        ({"tokens": (16, 0)}, r"got \[16, 0\]"),
+        ({"tokens": (10**9,)}, r"got \[1000000000\]"),  # no shape is small enough: drawing would never end
+        ({"dtype": "int8"}, "got 'int8'"),
+    ],
+)
+def test_a_value_that_cannot_be_is_named(options, named):
+    with pytest.raises(ForetuneError, match=named):
+        cases(FAMILY, MODELS[:2], **options)
+
+
+def test_the_most_tokens_can_be_drawn():
+    assert len(cases(FAMILY, MODELS[:1], tokens=(shapes.MOST_TOKENS,), random=2)) >= 2

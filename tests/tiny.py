@@ -1,0 +1,69 @@
+"""Families of a few configs that compile, or fail to, in ways of their own. A module of its own, because worker
+processes import it."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+
+import triton
+import triton.language as tl
+from fakes import FakeFamily
+from foretune.datasets import KernelConfig
+
+
+@triton.jit
+def scale_kernel(x_ptr, n, BLOCK: tl.constexpr):
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(x_ptr + at, 2 * tl.load(x_ptr + at, mask=at < n), mask=at < n)
+
+
+class TinyFamily(FakeFamily):
+    """One kernel in blocks of BLOCK; GRID is a runtime argument, so it makes no binary of its own."""
+
+    def __init__(self, log: Path | None = None) -> None:
+        self.log = log  # a line for each binary that was compiled
+
+    def space(self, device=None):
+        return tuple(KernelConfig.of(BLOCK=block, GRID=grid) for block in (64, 128, 256) for grid in (1, 2))
+
+    def binary_of(self, config):
+        return KernelConfig.of(BLOCK=config["BLOCK"], GRID=1)
+
+    def compile(self, config, dtype):
+        if self.log is not None:
+            with self.log.open("a") as lines:
+                lines.write(f"{config} {dtype} {os.getpid()}\n")
+        return self.build(config)
+
+    def build(self, config):
+        import torch
+
+        return scale_kernel.warmup(torch.float32, 100, BLOCK=config["BLOCK"], grid=(1,))
+
+
+class RaisingFamily(TinyFamily):
+    """Blocks of 128 do not compile."""
+
+    def build(self, config):
+        if config["BLOCK"] == 128:
+            raise RuntimeError("no blocks of 128, please")
+
+
+class KillingFamily(TinyFamily):
+    """Blocks of 64 end their process, blocks of 128 are killed by the system."""
+
+    def build(self, config):
+        if config["BLOCK"] == 64:
+            os._exit(3)
+        if config["BLOCK"] == 128:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+class UnluckyFamily(TinyFamily):
+    """Blocks of 128 are killed the first time."""
+
+    def build(self, config):
+        if config["BLOCK"] == 128 and self.log.read_text().count("BLOCK=128") == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
