@@ -198,3 +198,9 @@ def test_the_tile_map_of_a_routing_has_room_for_every_block():
     assert built.tiles[: len(BLOCKS_M)].tolist() == [len(tiles_of(sizes, sum(sizes), m)) for m in BLOCKS_M]
     assert (built.rows, built.groups) == (sum(sizes), len(sizes))
     assert built.tiles.numel() == 8 + len(BLOCKS_M) * capacity_of(sizes, sum(sizes)) * 3
+
+
+def test_unknown_group_sizes_are_typical_ones():
+    inputs = FAMILY.inputs(Problem.of(FAMILY.name, dtype="fp16", groups=3, rows=40, n=40, k=72), DEVICE)
+    assert int(inputs.group_sizes.sum()) == 40
+    assert_right(FAMILY.launch(inputs, config(16)), FAMILY.reference(inputs))

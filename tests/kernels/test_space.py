@@ -285,11 +285,6 @@ def test_a_call_with_a_negative_size_is_told_so():
         FAMILY.problem_from_call(call(rows=-1))
 
 
-def test_inputs_need_group_sizes():
-    with pytest.raises(ForetuneError, match="inputs need a problem with group_sizes"):
-        FAMILY.inputs(problem(), H200)
-
-
 @pytest.mark.parametrize("dtype", FAMILY.dtypes)
 def test_the_check_problem_has_every_edge(dtype):
     check = FAMILY.check_problem(dtype)
