@@ -165,7 +165,7 @@ def prediction_ms(ranker: Ranker, family: Family, device: DeviceSpec, *, repeats
     space = family.space(device)
     spent = []
     for size in range(1000, 1000 + 8 * (repeats + 1), 8):
-        problem = Problem.of(family.name, **dict.fromkeys(family.dims, size))
+        problem = Problem(family.name, tuple((dim, size) for dim in sorted(family.dims)))
         start = time.perf_counter()
         ranker.predict(family, problem, device, space)
         spent.append((time.perf_counter() - start) * 1e3)
