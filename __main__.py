@@ -9,6 +9,7 @@ import functools
 import json
 import os
 import re
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -212,7 +213,7 @@ def predict(
     from .datasets import DeviceSpec, Problem
     from .kernels import family as find
     from .model import load_bundle
-    from .runtime import shortlist
+    from .runtime import ForetuneWarning, shortlist
 
     kernel = find(family)
     dims = _dimensions(context.args, kernel)
@@ -220,7 +221,9 @@ def predict(
         raise typer.BadParameter(f"{dtype!r} is not one of {', '.join(kernel.dtypes)}", param_hint="--dtype")
     spec = DeviceSpec.live() if device is None else DeviceSpec.named(device)
     problem = Problem(family, tuple(sorted(dims.items())), dtype)
-    chosen = shortlist(kernel, problem, spec, k=top, bundle=load_bundle(bundle))
+    with warnings.catch_warnings():  # what a launch is only warned of is the answer here: see _prediction
+        warnings.simplefilter("ignore", ForetuneWarning)
+        chosen = shortlist(kernel, problem, spec, k=top, bundle=load_bundle(bundle))
     _emit(_prediction(chosen, spec.name), as_json, _show_prediction)
 
 

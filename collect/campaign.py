@@ -133,7 +133,7 @@ class Campaign:
         self._family, self._device, self._runner, self._pool, self._clock = family, device, runner, pool, clock
         self._start = self._flushed = clock()
         self._deadline = float("inf") if budget_s is None else self._start + budget_s
-        self._known = _earlier(out, device)
+        self._known = _earlier(out, family, device)
         run_id = f"{datetime.datetime.now(datetime.timezone.utc):%Y%m%d-%H%M%S}-{uuid.uuid4().hex[:4]}"
         self._writer = Writer(out, Path(out).name, [device], provenance(family, device), run_id=run_id)
         self._pending: list[Measurement] = []
@@ -157,6 +157,8 @@ class Campaign:
                     "same command again to go on without the config that did it"
                 ) from error
             self._idle += self._statuses.total() == before
+        if cases:
+            on_progress(self._progress(finished + len(skipped), len(cases), cases[-1]))
         return Summary(
             cases=finished,
             measurements=self._statuses.total(),
@@ -288,12 +290,19 @@ class Campaign:
         return Progress(done, total, case, measurements, rate, eta_s)
 
 
-def _earlier(out: Path | str, device: DeviceSpec) -> dict[Problem, _Known]:
-    """What a dataset already holds of this device's measurements."""
+def _earlier(out: Path | str, family: Family, device: DeviceSpec) -> dict[Problem, _Known]:
+    """What a dataset already holds of this device's measurements. Raises `ForetuneError` where the kernel was
+    another one then: its times say nothing of today's."""
     known: dict[Problem, _Known] = {}
     if not (Path(out) / MANIFEST).exists():
         return known
     dataset = read(out)
+    sources = {run["kernel_source"] for run in dataset.provenance["runs"].values() if run.get("family") == family.name}
+    if sources - {family.source_hash()}:
+        raise ForetuneError(
+            f"{out} was measured with other sources of {family.name} ({', '.join(sorted(sources))}; they are "
+            f"{family.source_hash()} now): collect into another folder"
+        )
     rows = dataset.measurements[dataset.measurements["device"] == device.name]
     columns = rows[["problem", "config", "timing_pass", "status", "time_us"]]
     timed = {status.value for status in TIMED}

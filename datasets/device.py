@@ -58,7 +58,7 @@ class DeviceSpec:
         import torch
 
         if not torch.cuda.is_available():
-            raise ForetuneError("no GPU is visible here; name one instead, for example DeviceSpec.named('h200')")
+            raise ForetuneError(f"no GPU is visible here; devices that can be named instead: {', '.join(cls.names())}")
         properties = torch.cuda.get_device_properties(torch.cuda.current_device() if index is None else index)
         spec = _from_properties(properties, hip=torch.version.hip is not None)
         for known in (cls.named(name) for name in cls.names()):

@@ -119,7 +119,8 @@ class Chooser:
                 if len(positions) == k:
                     break
         if not positions:
-            raise ForetuneError("it supports none of the given configs")
+            why = self.family.supports(self.configs[int(order[0])], problem, self.device)
+            raise ForetuneError(f"none of the configs can run this problem: {why}")
         chosen = slowdowns[positions] / slowdowns[positions[0]]
         return Shortlist(
             configs=tuple(self.configs[position] for position in positions),

@@ -99,6 +99,8 @@ def test_an_option_that_cannot_be_exits_with_2_and_is_named(line: str, named: st
         (f"predict gemm --device h200 {LAYER}", "unknown kernel family 'gemm'; known: "),
         (f"predict {FAMILY} --device h300 {LAYER}", "unknown device 'h300'; known: "),
         (f"{PREDICT} --bundle no/such/bundle", "no/such/bundle"),
+        (f"predict {FAMILY} --device h200 --groups 64 --rows 8 --n 2047 --k 64", "multiples of 8 but are 2047 and 64"),
+        (f"predict {FAMILY} --device h200 --groups 0 --rows 8 --n 64 --k 64", "must be >= 1 but are 0, 64 and 64"),
         (f"collect {FAMILY} --models no/such.csv --out o", "no/such.csv"),
         ("collect gemm --models no/such.csv --out o", "gemm"),
     ],

@@ -75,6 +75,8 @@ class GroupedGemmForward(Family):
     def supports(self, config: KernelConfig, problem: Problem, device: DeviceSpec) -> str | None:
         if problem.dtype not in self.dtypes:
             return f"dtype {problem.dtype} is not one of {', '.join(self.dtypes)}"
+        if min(problem["groups"], problem["n"], problem["k"]) < 1:
+            return f"groups, N and K must be >= 1 but are {problem['groups']}, {problem['n']} and {problem['k']}"
         if problem["n"] % 8 or problem["k"] % 8:
             return f"N and K must be multiples of 8 but are {problem['n']} and {problem['k']}"
         if config["USE_TMA"] and problem["groups"] * problem["n"] >= 2**31:

@@ -74,7 +74,7 @@ def group_sizes_of(problem: Problem) -> NDArray[np.int64]:
     """The sizes if they are known, else typical ones, (groups,)."""
     if problem.group_sizes is not None:
         return np.asarray(problem.group_sizes, dtype=np.int64)
-    return typical_sizes(problem["rows"], problem["groups"])
+    return typical_sizes(problem["rows"], max(problem["groups"], 1))
 
 
 def features(problem: Problem, device: DeviceSpec, configs: Sequence[KernelConfig]) -> NDArray[np.float32]:

@@ -30,7 +30,9 @@ TESTS = Path(__file__).parents[1]
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch):
     """No torch and no nvidia-smi, only to say where measurements come from."""
-    monkeypatch.setattr(campaign, "provenance", lambda family, device: {"family": family.name})
+    monkeypatch.setattr(
+        campaign, "provenance", lambda family, device: {"family": family.name, "kernel_source": family.source_hash()}
+    )
 
 
 @pytest.fixture
@@ -73,7 +75,7 @@ def test_every_config_of_every_case_is_scanned_and_the_leading_ones_confirmed(ou
     confirming = next(passes for passes in found.values() if 3 in passes)
     assert (confirming[2].samples, confirming[2].status) == (2 * TURNS, "ok")
     assert confirming[2].time_us != confirming[3].time_us
-    assert load(out).provenance["runs"][confirming[1].run_id] == {"family": "fake"}
+    assert load(out).provenance["runs"][confirming[1].run_id] == {"family": "fake", "kernel_source": "fake-source"}
 
 
 def test_each_failure_is_a_row_of_its_own_status(out):
@@ -272,12 +274,13 @@ def test_a_time_that_only_rounding_makes_near_leads_now_as_it_does_later():
 def test_progress_counts_up_and_says_when_it_will_be_over(out):
     events = []
     run(CASES, out, on_progress=events.append, clock=ticking())
-    assert [event.case for event in events] == list(CASES)
-    assert [(event.done, event.total) for event in events] == [(i, len(CASES)) for i in range(len(CASES))]
+    assert [event.case for event in events] == [*CASES, CASES[-1]]  # at the start of each, and at the end
+    assert [(event.done, event.total) for event in events] == [(i, len(CASES)) for i in range(len(CASES) + 1)]
     assert events[0].eta_s is None
     assert events[0].measurements == 0
     assert all(a.measurements < b.measurements for a, b in itertools.pairwise(events))
-    assert all(event.rate_per_s > 0 and event.eta_s > 0 for event in events[1:])
+    assert all(event.rate_per_s > 0 and event.eta_s > 0 for event in events[1:-1])
+    assert events[-1].eta_s == 0
     etas = [event.eta_s for event in events[1:]]
     assert etas == sorted(etas, reverse=True)
 
@@ -286,7 +289,7 @@ def test_cases_that_were_measured_before_do_not_make_the_rest_look_quick(out):
     run(CASES[:2], out)
     events = []
     run(CASES, out, on_progress=events.append, clock=ticking())
-    assert [event.eta_s is None for event in events] == [True, True, True, False]
+    assert [event.eta_s is None for event in events] == [True, True, True, False, False]
 
 
 def test_an_existing_dataset_is_refused_without_resume(out):
@@ -297,12 +300,19 @@ def test_an_existing_dataset_is_refused_without_resume(out):
     assert len(load(out).measurements) == before
 
 
+def test_going_on_with_another_kernel_is_refused(out, monkeypatch):
+    run([CASE], out)
+    monkeypatch.setattr(type(FAMILY), "source_hash", lambda self: "changed")
+    with pytest.raises(ForetuneError, match=r"other sources of fake \(fake-source; they are changed now\)"):
+        run([CASE], out)
+
+
 def test_another_devices_measurements_are_not_taken_for_this_ones(out):
     run([CASE], out)
-    known = campaign._earlier(out, DEVICE)
+    known = campaign._earlier(out, FAMILY, DEVICE)
     assert set(known) == {CASE.problem}
     other = type(DEVICE).from_json(DEVICE.to_json() | {"name": "another"})
-    assert campaign._earlier(out, other) == {}
+    assert campaign._earlier(out, FAMILY, other) == {}
 
 
 CRASHING = """
