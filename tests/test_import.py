@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import textwrap
 from pathlib import Path
 
 import foretune
@@ -29,6 +30,18 @@ def test_the_face_imports_nothing_heavy(statement: str, tmp_path: Path) -> None:
 def test_these_floors_import_neither_torch_nor_lightgbm(floor: str, tmp_path: Path) -> None:
     loaded = run(f"import foretune.{floor}, sys; print(*sorted(sys.modules))", tmp_path).split()
     assert not {module.split(".")[0] for module in loaded} & {"torch", "triton", "lightgbm"}
+
+
+def test_predicting_needs_neither_triton_nor_torch_nor_lightgbm(tmp_path: Path) -> None:
+    """A laptop may have none of them: Triton is for Linux alone."""
+    code = """
+        import sys
+        sys.modules |= dict.fromkeys(("torch", "triton", "lightgbm"))  # importing one of these now fails
+        import foretune
+        problem = foretune.Problem.of("grouped_gemm_fwd", groups=64, rows=8192, n=2048, k=1024)
+        print(foretune.shortlist("grouped_gemm_fwd", problem, "h200", k=3).predicted)
+    """
+    assert run(textwrap.dedent(code), tmp_path) == "True\n"
 
 
 def test_the_import_takes_less_than_100_ms(tmp_path: Path) -> None:

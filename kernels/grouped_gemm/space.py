@@ -6,8 +6,8 @@ from functools import lru_cache
 from itertools import product
 
 from ...datasets import DeviceSpec, KernelConfig
-from .tiles import BLOCKS_M
 
+BLOCKS_M = (16, 32, 64, 128, 256)
 BLOCKS_N = (32, 64, 128, 256)
 BLOCKS_K = (32, 64, 128, 256)
 WARPS = (4, 8)

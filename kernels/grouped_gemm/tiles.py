@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING
 import triton
 import triton.language as tl
 
+from .space import BLOCKS_M
+
 if TYPE_CHECKING:
     import torch
 
-SMALLEST_BLOCK_M = 16
-BLOCKS_M = (16, 32, 64, 128, 256)
 #: The map starts with one tile count a BLOCK_M (padded to 8), then (group, first row, end row) a tile.
 _HEADER = tl.constexpr(8)
 _ENTRY = tl.constexpr(3)
@@ -106,7 +106,7 @@ class TileMap:
         import torch
 
         groups = group_sizes.numel()
-        capacity = triton.cdiv(rows, SMALLEST_BLOCK_M) + groups
+        capacity = triton.cdiv(rows, BLOCKS_M[0]) + groups
         tiles = torch.empty(8 + len(BLOCKS_M) * capacity * 3, dtype=torch.int32, device=group_sizes.device)
         tile_map_kernel[(groups, len(BLOCKS_M))](group_sizes, tiles, rows, groups, CHUNK=_CHUNK, num_warps=4)
         return cls(tiles, rows, groups)
