@@ -21,6 +21,7 @@ import numpy as np
 
 from ..datasets import TIMED, Case, DeviceSpec, Family, ForetuneError, KernelConfig, Measurement, Problem, Status
 from ..datasets.store import MANIFEST, Writer, read
+from ..model import RooflineRanker
 from ..runtime.timing import Timing
 from .compiling import Compiled, CompilePool
 from .measuring import DeviceLostError, GpuRunner, LaunchFailedError, Outcome, OutOfMemoryError, Runner
@@ -133,6 +134,7 @@ class Campaign:
         self._family, self._device, self._runner, self._pool, self._clock = family, device, runner, pool, clock
         self._start = self._flushed = clock()
         self._deadline = float("inf") if budget_s is None else self._start + budget_s
+        self._space = family.space(device)
         self._known = _earlier(out, family, device)
         run_id = f"{datetime.datetime.now(datetime.timezone.utc):%Y%m%d-%H%M%S}-{uuid.uuid4().hex[:4]}"
         self._writer = Writer(out, Path(out).name, [device], provenance(family, device), run_id=run_id)
@@ -205,11 +207,8 @@ class Campaign:
 
     def _by_promise(self, case: Case) -> list[KernelConfig]:
         """The device's space, the analytically fastest first: the best is met early, and bounds the rest."""
-        space = self._family.space(self._device)
-        estimate = self._family.features(case.problem, self._device, space)[
-            :, self._family.feature_names.index("roofline_us")
-        ]
-        return [space[i] for i in np.argsort(estimate, kind="stable")]
+        estimate = RooflineRanker().predict(self._family, case.problem, self._device, self._space)
+        return [self._space[i] for i in np.argsort(estimate, kind="stable")]
 
     def _scan(self, case: Case, known: _Known, config: KernelConfig, compiled: Compiled) -> None:
         if compiled.error is not None:

@@ -6,10 +6,10 @@ write, on stock Triton.
 
 from __future__ import annotations
 
+import statistics
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
@@ -39,7 +39,6 @@ def compare(
     bundle: Bundle,
     *,
     ks: tuple[int, ...] = (1, 8),
-    full: bool = True,
     rounds: int = 5,
     on_start: Callable[[str], None] = lambda label: None,
 ) -> list[FirstCall]:
@@ -52,8 +51,7 @@ def compare(
     shortlists: dict[str, Callable[..., Any] | None] = {
         f"k={k}": prune(family, k=k, device=device, bundle=bundle) for k in ks
     }
-    if full:
-        shortlists["full space"] = None
+    shortlists["full space"] = None
     tuned = []
     for label, pruner in shortlists.items():
         on_start(label)
@@ -74,7 +72,7 @@ def compare(
             benchmarked=len(getattr(kernel, "configs_timings", None) or [config]),
             first_call_s=seconds,
             chosen=config,
-            time_us=sorted(samples)[len(samples) // 2],
+            time_us=statistics.median(samples),
         )
         for (label, kernel, seconds), config, samples in zip(tuned, chosen, times, strict=True)
     ]
@@ -88,7 +86,7 @@ def _first_call(
     import triton
 
     with TemporaryDirectory() as cache, triton.knobs.cache.scope():
-        triton.knobs.cache.dir = str(Path(cache))
+        triton.knobs.cache.dir = cache
         kernel = family.autotuner([config.to_triton() for config in family.space(device)], pruner)
         torch.cuda.synchronize()
         start = time.perf_counter()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
@@ -187,14 +187,18 @@ class _Bench:
         if tested is not None and tested < 1:
             raise ForetuneError(f"tested must be >= 1 fold but got {tested}")
         self.grid, self.family = dataset.grid(family.name), family
-        self.ks, self.folds, self.jobs = tuple(ks), folds, jobs
+        self.ks, self._folds, self.jobs = tuple(ks), folds, jobs
         self.groups = split_groups(self.grid.cases)
         self.candidates = _tried(dataset, self.grid) & _supported(self.grid, family)
         self._subsets = Subsets(self.grid.configs)
         self.judged = np.arange(len(self.grid))
         if tested is not None:
-            fold = split_folds(self.groups, folds)
-            self.judged = np.flatnonzero(fold > fold.max() - tested)
+            self.judged = np.flatnonzero(self.fold > self.fold.max() - tested)
+
+    @cached_property
+    def fold(self) -> NDArray[np.intp]:
+        """The fold of each problem, (n_problems,). Raises `ForetuneError` where there is nothing to split."""
+        return split_folds(self.groups, self._folds)
 
     def held_out(self, factory: RankerFactory, views: Sequence[_View] = _BOTH) -> NDArray[np.float64]:
         """Scores of every problem by a ranker that was fitted without its group, (n_views, n_problems, n_configs);
@@ -203,18 +207,16 @@ class _Bench:
             return self.scores(factory().fit(self.grid, self.family), np.arange(len(self.grid)), views)
         from joblib import Parallel, delayed
 
-        fold = split_folds(self.groups, self.folds)
-
         def test(number: int) -> NDArray[np.float64]:
-            ranker = factory().fit(self.grid.select(np.flatnonzero(fold != number)), self.family)
-            return self.scores(ranker, np.flatnonzero(fold == number), views)
+            ranker = factory().fit(self.grid.select(np.flatnonzero(self.fold != number)), self.family)
+            return self.scores(ranker, np.flatnonzero(self.fold == number), views)
 
-        numbers = np.unique(fold[self.judged]).tolist()
+        numbers = np.unique(self.fold[self.judged]).tolist()
         # Threads: LightGBM and NumPy release the GIL, and nothing needs to be copied or pickled.
         parts = Parallel(n_jobs=self.jobs, prefer="threads")(delayed(test)(number) for number in numbers)
         scores = np.full((len(views), *self.candidates.shape), np.nan)
         for number, part in zip(numbers, parts, strict=True):
-            scores[:, fold == number] = part
+            scores[:, self.fold == number] = part
         return scores
 
     def scores(self, ranker: Ranker, rows: NDArray[np.intp], views: Sequence[_View] = _BOTH) -> NDArray[np.float64]:

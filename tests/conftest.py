@@ -1,4 +1,5 @@
-"""Which tests run in this process: those in Triton's interpreter, or all others. See README.md beside this file."""
+"""Which tests run in this process: those in Triton's interpreter, or all others (see README.md beside this file);
+and the fixtures of more than one folder."""
 
 from __future__ import annotations
 
@@ -22,3 +23,11 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
         if not torch.cuda.is_available():
             pytest.skip("no GPU here")
+
+
+@pytest.fixture(scope="module")
+def own_cache(tmp_path_factory):
+    """An empty Triton cache on disk, so that every compile is a real one."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TRITON_CACHE_DIR", str(tmp_path_factory.mktemp("triton")))
+        yield

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from ...datasets import DeviceSpec, KernelConfig, Problem
 from .routing import typical_sizes
-from .space import accumulator_registers, resident_programs, smem_bytes
+from .space import KNOBS, accumulator_registers, resident_programs, smem_bytes
 
 # L2 delivers about this multiple of the copy bandwidth (H100/H200 microbenchmarks: 5.5-7 TB/s read against 3-4.3).
 _L2_OVER_DRAM = 1.6
@@ -154,9 +154,8 @@ class _Space:
     """The arrays that depend only on the configs, the dtype and the device."""
 
     def __init__(self, configs: tuple[KernelConfig, ...], itemsize: int, device: DeviceSpec) -> None:
-        knobs = ("BLOCK_M", "BLOCK_N", "BLOCK_K", "GROUP_M", "USE_TMA", "num_warps", "num_stages")
-        table = np.array([[config[knob] for knob in knobs] for config in configs], dtype=np.float64)
-        self.block_m, self.block_n, self.block_k, self.group_m, tma, warps, stages = table.T
+        table = np.array([[config[knob] for knob in KNOBS] for config in configs], dtype=np.float64)
+        self.block_m, self.block_n, self.block_k, self.group_m, _, tma, warps, stages = table.T
         self.programs = np.array([resident_programs(c, itemsize, device) for c in configs], dtype=np.float64)
         smem = np.array([smem_bytes(c, itemsize, device) for c in configs], dtype=np.float64)
         accumulators = accumulator_registers(self.block_m, self.block_n, warps)

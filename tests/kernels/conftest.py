@@ -5,14 +5,6 @@ from __future__ import annotations
 import pytest
 
 
-@pytest.fixture(scope="module")
-def own_cache(tmp_path_factory):
-    """An empty Triton cache on disk, so that every compile is a real one."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("TRITON_CACHE_DIR", str(tmp_path_factory.mktemp("triton")))
-        yield
-
-
 @pytest.fixture
 def compiles(own_cache):
     """(kernel, found on disk) of every binary that Triton makes or loads from here on, none being in memory."""

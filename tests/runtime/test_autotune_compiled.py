@@ -13,15 +13,7 @@ import pytest
 from foretune.datasets import DeviceSpec, ForetuneError
 from foretune.runtime import ForetuneWarning, gpu_target, prune, stub_driver
 
-pytestmark = pytest.mark.compile
-
-
-@pytest.fixture(autouse=True, scope="module")
-def own_cache(tmp_path_factory):
-    """An empty Triton cache, so that every compile here is a real one."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("TRITON_CACHE_DIR", str(tmp_path_factory.mktemp("triton")))
-        yield
+pytestmark = [pytest.mark.compile, pytest.mark.usefixtures("own_cache")]
 
 
 @pytest.fixture
