@@ -1,40 +1,36 @@
 """A collection run: every case, every config, into a store that survives being killed.
 
-Pass 1 scans the whole space. Passes 2 and 3 confirm the leading configs, several turns each, the two passes and
-all configs interleaved and shuffled: a heavy kernel's clock depends on what ran just before it (on an H200 at its
-power limit the same config read 0-20 % slower one second later, 2026-11), and interleaving gives every config
-the same share of it. A config is then chosen on pass 2 and its time reported from pass 3.
+One process per GPU measures, a pool of processes compiles for all of them, and the parent hands out the cases (a GPU
+that is free takes the next one), writes the rows and replaces what dies. See `casework` for what a case takes.
 """
 
 from __future__ import annotations
 
-import datetime
-import itertools
 import time
-import uuid
-from collections import Counter
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 
-from ..datasets import TIMED, Case, DeviceSpec, Family, ForetuneError, KernelConfig, Measurement, Problem, Status
-from ..datasets.store import MANIFEST, Writer, read
+from ..datasets import Case, DeviceSpec, Family, ForetuneError, KernelConfig, Problem
+from ..datasets.store import MANIFEST
 from ..model import RooflineRanker
-from ..runtime.timing import Timing
-from .compiling import Compiled, CompilePool
-from .measuring import DeviceLostError, GpuRunner, LaunchFailedError, Outcome, OutOfMemoryError, Runner
-from .provenance import provenance
+from .bench import Bench, Limits
+from .casework import CaseWork
+from .compiling import Binary, Compiled, CompilePool, cores
+from .known import Known, earlier
+from .measuring import DeviceLostError
+from .processes import Child, Watch
+from .recorder import Recorder
+from .worker import CudaGpu, serve
 
-SCAN, CONFIRMING = 1, (2, 3)
-#: Configs within this of the scan's best are confirmed, at least and at most so many.
-LEADING_SLOWDOWN = 1.15
-LEADING_LEAST, LEADING_MOST = 20, 64
-#: Turns of each confirming pass.
-TURNS = 4
-#: Rows reach the disk at least this often.
-FLUSH_SECONDS = 10.0
+#: Ranks behind those of any config that a GPU waits for.
+AHEAD = 1e6
+#: How often the parent looks after processes that say nothing.
+CHECK_SECONDS = 0.25
 
 
 @dataclass(frozen=True)
@@ -43,7 +39,7 @@ class Progress:
 
     done: int  # cases
     total: int
-    case: Case
+    case: Case  # the one begun last
     measurements: int
     rate_per_s: float
     eta_s: float | None
@@ -57,255 +53,244 @@ class Summary:
     measurements: int  # of this run
     statuses: dict[str, int]
     seconds: float
-    skipped: tuple[str, ...]  # problems that were too big for the GPU's free memory, and how
-    complete: bool  # False where the budget ran out first or a case was skipped: the same run again goes on
+    gpus: int
+    configs_per_s: float
+    gpu_busy_share: float  # of the time since the first binary was there, all GPUs together
+    compile_s: float  # of all compiling processes together
+    lost_s: float  # on configs without a time worth keeping: hopeless, failed, or fatal to their process
+    skipped: tuple[str, ...]  # problems that could not be prepared, and why
+    complete: bool  # False where the budget or a Ctrl-C came first, or a case was skipped: the same run again goes on
+    interrupted: bool = False
 
 
 def collect(
-    family: Family,
+    families: Sequence[Family],
     cases: Sequence[Case],
     out: Path | str,
     *,
-    device: DeviceSpec | None = None,
+    gpus: int | None = None,
     budget_s: float | None = None,
     resume: bool = True,
-    workers: int | None = None,
+    compilers: int | None = None,
     on_progress: Callable[[Progress], None] = lambda progress: None,
 ) -> Summary:
-    """Measures `cases` over the whole valid space on the live device, appending to the dataset in `out`.
+    """Measures `cases` over the whole valid spaces of their families on `gpus` of this machine's GPUs (all that
+    are visible if left out), appending to the dataset in `out`.
 
-    What is already in `out` is not measured again. Stops cleanly when `budget_s` seconds are over. Raises
-    `ForetuneError` where `out` holds a dataset and `resume` is False, and where the GPU is lost (what was
-    measured is kept: run again to go on).
+    What is already in `out` is not measured again. Stops cleanly when `budget_s` seconds are over and at Ctrl-C.
+    Raises `ForetuneError` where `out` holds a dataset and `resume` is False, where there are not so many GPUs,
+    and where all GPUs are lost (what was measured is kept: run again to go on).
     """
-    device = device or DeviceSpec.live()
     if (Path(out) / MANIFEST).exists() and not resume:
         raise ForetuneError(f"{out} already holds a dataset; resume it, or choose another folder")
-    with CompilePool(family, device, workers) as pool:
-        run = Campaign(family, device, GpuRunner(family, device), pool, out, budget_s=budget_s)
-        return run.measure(cases, on_progress)
+    by_name = {family.name: family for family in families}
+    indices = range(visible_gpus(gpus))
+    with Watch() as watch:
+        pool = CompilePool(by_name, watch, compilers or max(1, cores() - len(indices)))
+        pool.start()
+        starts = [partial(Child, serve, CudaGpu(index), by_name) for index in indices]
+        return Campaign(by_name, starts, pool, watch, out, budget_s=budget_s).measure(cases, on_progress)
 
 
-@dataclass
-class _Known:
-    """What is already known of one case: outcomes by pass, from this run and earlier ones."""
+def visible_gpus(wanted: int | None = None) -> int:
+    """How many GPUs to take: `wanted`, or all there are. Raises `ForetuneError` where there are fewer.
 
-    scanned_us: dict[KernelConfig, float | None] = field(default_factory=dict)  # None where it failed
-    best_us: float = float("inf")  # of the scan
-    confirmed: bool = False
-    unconfirmable: set[KernelConfig] = field(default_factory=set)  # ran in the scan, failed afterwards
+    Makes no CUDA context: those are made in the processes that measure.
+    """
+    import torch
 
-    def add(self, config: KernelConfig, timing_pass: int, time_us: float | None) -> None:
-        if timing_pass == SCAN:
-            # As the store will give it back, or a resumed run would see other configs leading.
-            self.scanned_us[config] = time_us = None if time_us is None else float(np.float32(time_us))
-            self.best_us = min(self.best_us, time_us or self.best_us)
-        elif time_us is None:
-            self.unconfirmable.add(config)
-        else:
-            self.confirmed = True
-
-    def leading(self) -> list[KernelConfig]:
-        """The configs to confirm, fastest first. Depends on the times alone, not on the order they came in."""
-        times = {config: time_us for config, time_us in self.scanned_us.items() if time_us is not None}
-        near = sum(time_us <= LEADING_SLOWDOWN * self.best_us for time_us in times.values())
-        ranked = sorted(times, key=lambda config: (times[config], str(config)))
-        return ranked[: min(max(near, LEADING_LEAST), LEADING_MOST)]
-
-    def unconfirmed(self) -> list[KernelConfig]:
-        """What is left to confirm. One confirmed config says that all were: their rows are written together."""
-        return [] if self.confirmed else [c for c in self.leading() if c not in self.unconfirmable]
+    found = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if found == 0:
+        raise ForetuneError("no GPU is visible here: collecting needs at least one")
+    if wanted is not None and not 1 <= wanted <= found:
+        raise ForetuneError(f"gpus must be between 1 and {found}, which are visible here, but got {wanted}")
+    return wanted or found
 
 
 class Campaign:
-    """One run on one device. `measure` may be called once."""
+    """One run on some GPUs. `measure` may be called once.
+
+    `starts` start the process of one GPU each. GPUs of one name share the cases; each name measures all of them.
+    """
 
     def __init__(
         self,
-        family: Family,
-        device: DeviceSpec,
-        runner: Runner,
+        families: Mapping[str, Family],
+        starts: Sequence[Callable[[], Child]],
         pool: CompilePool,
+        watch: Watch,
         out: Path | str,
         *,
         budget_s: float | None = None,
+        limits: Limits = Limits(),  # noqa: B008 - frozen
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._family, self._device, self._runner, self._pool, self._clock = family, device, runner, pool, clock
-        self._start = self._flushed = clock()
+        self._families, self._starts, self._pool, self._watch = families, starts, pool, watch
+        self._limits, self._clock = limits, clock
+        self._start = clock()
         self._deadline = float("inf") if budget_s is None else self._start + budget_s
-        self._space = family.space(device)
-        self._known = _earlier(out, family, device)
-        run_id = f"{datetime.datetime.now(datetime.timezone.utc):%Y%m%d-%H%M%S}-{uuid.uuid4().hex[:4]}"
-        self._writer = Writer(out, Path(out).name, [device], provenance(family, device), run_id=run_id)
-        self._pending: list[Measurement] = []
-        self._statuses: Counter[str] = Counter()
-        self._idle = 0  # cases with nothing left to do
+        self._out, self._known = Path(out), earlier(out, families)
+        self._recorder = Recorder(out, clock)
+        self._cases: list[Case] = []
+        self._on_progress: Callable[[Progress], None] = lambda progress: None
+        self._spaces: dict[tuple[str, str], tuple[KernelConfig, ...]] = {}  # by family and device
+        self._queues: dict[str, deque[Case]] = {}  # by device
+        self._benches: list[Bench] = []
+        self._retried: set[Problem] = set()
+        self._finished = self._idle = 0  # cases of which all is known, and those where nothing was left to do
+        self._skipped: list[str] = []
+        pool.on_finished = self._compiled
 
     def measure(self, cases: Sequence[Case], on_progress: Callable[[Progress], None]) -> Summary:
-        finished, skipped = 0, []
-        for done, case in enumerate(cases):
-            if self._over():
-                break
-            on_progress(self._progress(done, len(cases), case))
-            before = self._statuses.total()
-            try:
-                finished += self._measure_case(case)
-            except OutOfMemoryError as error:
-                skipped.append(f"{case.problem}: {error}")
-            except DeviceLostError as error:
-                raise DeviceLostError(
-                    f"the GPU was lost ({error}). What was measured is kept in {self._writer.directory}: run the "
-                    "same command again to go on without the config that did it"
-                ) from error
-            self._idle += self._statuses.total() == before
-        if cases:
-            on_progress(self._progress(finished + len(skipped), len(cases), cases[-1]))
-        return Summary(
-            cases=finished,
-            measurements=self._statuses.total(),
-            statuses=dict(self._statuses),
-            seconds=self._clock() - self._start,
-            skipped=tuple(skipped),
-            complete=finished == len(cases),
-        )
-
-    def _over(self) -> bool:
-        return self._clock() > self._deadline
-
-    def _measure_case(self, case: Case) -> bool:
-        """Whether all of the case is known now: not so where the time is over."""
-        known = self._known.setdefault(case.problem, _Known())
+        self._cases = list({case.problem: case for case in cases}.values())
+        self._on_progress = on_progress
+        interrupted = False
         try:
-            todo = self._valid(case, known)
-            if not todo and not known.unconfirmed():
-                return True
-            self._runner.prepare(case.problem)
-            for config, compiled in self._pool.finished(todo, case.problem.dtype):
-                if self._over():
-                    return False
-                self._scan(case, known, config, compiled)
-            if self._over():
-                return not known.unconfirmed()
-            self._confirm(case, known)
-            return True
+            if cases:
+                self._benches = [Bench(start, self._watch, self, self._limits) for start in self._starts]
+            self._run()
+        except KeyboardInterrupt:
+            interrupted = True
         finally:
-            self._flush(case)
+            self._recorder.flush_all()
+        if self._cases:
+            self._report(self._cases[-1])
+        return self._summary(interrupted)
 
-    def _valid(self, case: Case, known: _Known) -> list[KernelConfig]:
-        """The configs to scan, most promising first; those that cannot run the problem get their rows here."""
-        todo = []
-        for config in self._by_promise(case):
-            if config in known.scanned_us:
-                continue
-            reason = self._family.supports(config, case.problem, self._device)
-            if reason is None:
-                todo.append(config)
-            else:
-                self._record(known, self._row(case, config, SCAN, Outcome(Status.INVALID, error=reason)))
-        return todo
+    def _run(self) -> None:
+        next_check = 0.0
+        while self._live() and self._clock() <= self._deadline:
+            self._watch.handle(CHECK_SECONDS)
+            if (now := time.monotonic()) > next_check:
+                next_check = now + CHECK_SECONDS
+                self._pool.check()
+                for bench in self._benches:
+                    bench.check()
+                self._recorder.flush_old()
+        if self._benches and all(bench.retired for bench in self._benches):
+            raise DeviceLostError(
+                f"no GPU is left to measure on: {self._benches[0].trouble}. What was measured is kept in {self._out}: "
+                "run the same command again to go on"
+            )
 
-    def _by_promise(self, case: Case) -> list[KernelConfig]:
-        """The device's space, the analytically fastest first: the best is met early, and bounds the rest."""
-        estimate = RooflineRanker().predict(self._family, case.problem, self._device, self._space)
-        return [self._space[i] for i in np.argsort(estimate, kind="stable")]
+    def _live(self) -> bool:
+        """Whether a bench has work, or may yet ask for some."""
+        return any(not (bench.idle or bench.retired) for bench in self._benches)
 
-    def _scan(self, case: Case, known: _Known, config: KernelConfig, compiled: Compiled) -> None:
-        if compiled.error is not None:
-            outcome = Outcome(Status.COMPILE_FAILED, error=compiled.error)
-        else:
-            try:
-                outcome = self._runner.scan(config, known.best_us)
-            except DeviceLostError as error:
-                # The row says which config did it, so that a resumed run does not meet it again.
-                lost = Outcome(Status.LAUNCH_FAILED, error=str(error))
-                self._record(known, self._row(case, config, SCAN, lost, compiled.compile_ms))
-                raise
-        self._record(known, self._row(case, config, SCAN, outcome, compiled.compile_ms))
-        if self._clock() - self._flushed > FLUSH_SECONDS:
-            self._flush(case)
+    # What a bench tells its owner.
 
-    def _confirm(self, case: Case, known: _Known) -> None:
-        # Compiled already, unless an earlier run did the scan.
-        compiled = self._pool.finished(known.unconfirmed(), case.problem.dtype)
-        leading = [config for config, binary in compiled if binary.error is None]
-        samples: dict[int, dict[KernelConfig, list[float]]] = {p: {c: [] for c in leading} for p in CONFIRMING}
-        failures: dict[KernelConfig, str] = {}
-        shuffle = np.random.default_rng(0)
-        for turn in range(TURNS * len(CONFIRMING)):
-            timing_pass = CONFIRMING[turn % len(CONFIRMING)]
-            for i in shuffle.permutation(len(leading)):
-                if leading[i] in failures:
-                    continue
-                try:
-                    samples[timing_pass][leading[i]] += self._runner.turn(leading[i], known.best_us)
-                except LaunchFailedError as error:
-                    failures[leading[i]] = str(error)
-                except DeviceLostError as error:
-                    lost = Outcome(Status.LAUNCH_FAILED, error=str(error))
-                    self._record(known, *(self._row(case, leading[i], p, lost) for p in CONFIRMING))
-                    raise
-        rows = []
-        for timing_pass, config in itertools.product(CONFIRMING, leading):
-            if config in failures:
-                outcome = Outcome(Status.LAUNCH_FAILED, error=failures[config])
-            else:
-                outcome = Outcome(Status.OK, **vars(Timing.of(samples[timing_pass][config])))
-            rows.append(self._row(case, config, timing_pass, outcome))
-        self._record(known, *rows)
+    def idle(self, bench: Bench) -> None:
+        device = bench.device
+        assert device is not None
+        if device.name not in self._queues:
+            self._queues[device.name] = deque(self._cases)
+            self._compile_ahead(device)
+        queue = self._queues[device.name]
+        while queue and self._clock() <= self._deadline:
+            case = queue.popleft()
+            self._report(case)
+            work = self._work(case, device)
+            if not work.over:
+                bench.give(work)
+                return
+            self._idle += 1
+            self.done(bench, work)
 
-    def _row(
-        self, case: Case, config: KernelConfig, timing_pass: int, outcome: Outcome, compile_ms: float = 0.0
-    ) -> Measurement:
-        return Measurement(
-            problem=case.problem,
-            device=self._device.name,
-            config=config,
-            timing_pass=timing_pass,
-            compile_ms=compile_ms or None,
-            run_id=self._writer.run_id,
-            **vars(outcome),
+    def done(self, bench: Bench, work: CaseWork) -> None:
+        self._recorder.flush(work.case)
+        if work.refused is None:
+            self._finished += 1
+        elif not (work.deaths and self._again(work)):
+            self._skipped.append(f"{work.case.problem}: {work.refused}")
+
+    def retired(self, bench: Bench, work: CaseWork | None) -> None:
+        self._skipped.append(f"GPU {self._benches.index(bench)}: {bench.trouble}")
+        if work is not None:
+            self._recorder.flush(work.case)
+            self._again(work)
+
+    def _again(self, work: CaseWork) -> bool:
+        """Puts a case back that lost its GPU: was it the case, or the GPU? The next GPU tells. Once only."""
+        problem = work.case.problem
+        if problem in self._retried:
+            return False
+        self._retried.add(problem)
+        self._queues[work.device.name].append(work.case)
+        for bench in self._benches:
+            if bench.idle and bench.device == work.device:
+                self.idle(bench)
+        return True
+
+    def _compiled(self, binary: Binary, compiled: Compiled) -> None:
+        for bench in self._benches:
+            if bench.work is not None:
+                bench.work.compiled(binary, compiled)
+                bench.proceed()
+
+    def _work(self, case: Case, device: DeviceSpec) -> CaseWork:
+        family = self._families[case.problem.family]
+        known = self._known.setdefault((device.name, case.problem), Known())
+        return CaseWork(
+            family,
+            case,
+            device,
+            self._by_promise(case, device),
+            known,
+            self._pool,
+            partial(self._recorder.add, case, family, device),
         )
 
-    def _record(self, known: _Known, *rows: Measurement) -> None:
-        self._pending += rows  # all or none, whenever Ctrl-C comes
-        for row in rows:
-            known.add(row.config, row.timing_pass, row.time_us)
-            self._statuses[row.status.value] += 1
+    def _space(self, family: Family, device: DeviceSpec) -> tuple[KernelConfig, ...]:
+        key = (family.name, device.name)
+        if key not in self._spaces:
+            self._spaces[key] = family.space(device)
+        return self._spaces[key]
 
-    def _flush(self, case: Case) -> None:
-        # Emptied first: rows that an interrupted write left behind are measured again, never written twice.
-        rows, self._pending = self._pending, []
-        self._writer.append(case, rows)
-        self._flushed = self._clock()
+    def _by_promise(self, case: Case, device: DeviceSpec) -> list[KernelConfig]:
+        """The device's space, the analytically fastest first: the best is met early, and bounds the rest."""
+        family = self._families[case.problem.family]
+        space = self._space(family, device)
+        estimate = RooflineRanker().predict(family, case.problem, device, space)
+        return [space[i] for i in np.argsort(estimate, kind="stable")]
 
-    def _progress(self, done: int, total: int, case: Case) -> Progress:
+    def _compile_ahead(self, device: DeviceSpec) -> None:
+        """Requests what the cases to come will need, behind all that a GPU waits for: a family's first case would
+        else find no binary."""
+        kinds = {(case.problem.family, case.problem.dtype, case.problem.flags): case for case in reversed(self._cases)}
+        for case in kinds.values():
+            family = self._families[case.problem.family]
+            for rank, config in enumerate(self._by_promise(case, device)):
+                if family.supports(config, case.problem, device) is None:
+                    self._pool.request(Binary.of(family, config, case.problem, device), AHEAD + rank)
+
+    def _report(self, case: Case) -> None:
         seconds = self._clock() - self._start
-        measurements = self._statuses.total()
+        measurements = self._recorder.statuses.total()
         rate = measurements / seconds if seconds > 0 else 0.0
+        done, total = self._finished + len(self._skipped), self._total()
         # Cases that an earlier run measured take no time, so they say nothing of the rest.
         fresh = done - self._idle
-        eta_s = seconds / fresh * (total - done) if fresh else None
-        return Progress(done, total, case, measurements, rate, eta_s)
+        eta_s = seconds / fresh * (total - done) if fresh > 0 else None
+        self._on_progress(Progress(done, total, case, measurements, rate, eta_s))
 
+    def _total(self) -> int:
+        return len(self._cases) * max(len(self._queues), 1)
 
-def _earlier(out: Path | str, family: Family, device: DeviceSpec) -> dict[Problem, _Known]:
-    """What a dataset already holds of this device's measurements. Raises `ForetuneError` where the kernel was
-    another one then: its times say nothing of today's."""
-    known: dict[Problem, _Known] = {}
-    if not (Path(out) / MANIFEST).exists():
-        return known
-    dataset = read(out)
-    sources = {run["kernel_source"] for run in dataset.provenance["runs"].values() if run.get("family") == family.name}
-    if sources - {family.source_hash()}:
-        raise ForetuneError(
-            f"{out} was measured with other sources of {family.name} ({', '.join(sorted(sources))}; they are "
-            f"{family.source_hash()} now): collect into another folder"
+    def _summary(self, interrupted: bool) -> Summary:
+        seconds, measurements = self._clock() - self._start, self._recorder.statuses.total()
+        began = [bench.began for bench in self._benches if bench.began is not None]
+        bench_s = len(self._benches) * (time.monotonic() - min(began)) if began else 0.0
+        return Summary(
+            cases=self._finished,
+            measurements=measurements,
+            statuses=dict(self._recorder.statuses),
+            seconds=seconds,
+            gpus=len(self._benches),
+            configs_per_s=measurements / seconds if seconds > 0 else 0.0,
+            gpu_busy_share=sum(bench.busy_s for bench in self._benches) / bench_s if bench_s else 0.0,
+            compile_s=self._pool.compile_s,
+            lost_s=sum(bench.lost_s for bench in self._benches),
+            skipped=tuple(self._skipped),
+            complete=self._finished == self._total(),
+            interrupted=interrupted,
         )
-    rows = dataset.measurements[dataset.measurements["device"] == device.name]
-    columns = rows[["problem", "config", "timing_pass", "status", "time_us"]]
-    timed = {status.value for status in TIMED}
-    for problem, config, timing_pass, status, time_us in columns.itertuples(index=False):
-        entry = known.setdefault(dataset.cases[problem].problem, _Known())
-        entry.add(dataset.configs[config], timing_pass, time_us if status in timed else None)
-    return known

@@ -158,17 +158,18 @@ class GroupedGemmForward(Family):
         # Rounding the float32 sum once: a relative error of about 2^-9 (bf16) or 2^-12 (fp16) at most, less on average.
         return {"bf16": 4e-3, "fp16": 5e-4}[problem.dtype]
 
-    def check_problem(self, dtype: str) -> Problem:
+    def check_problem(self, problem: Problem) -> Problem:
         # Off every block: N = 2 x 256 + 136, K = 256 + 72; groups of 0 and 1 row, one over every BLOCK_M.
         sizes = (37, 0, 1, 300, 0, 16, 129, 5)
-        return Problem.of(self.name, dtype=dtype, groups=len(sizes), rows=sum(sizes), n=648, k=328, group_sizes=sizes)
+        dims = {"groups": len(sizes), "rows": sum(sizes), "n": 648, "k": 328}
+        return Problem.of(self.name, dtype=problem.dtype, flags=problem.flags, group_sizes=sizes, **dims)
 
-    def compile(self, config: KernelConfig, dtype: str) -> Any:
+    def compile(self, config: KernelConfig, problem: Problem) -> Any:
         import torch
 
         from .forward import grouped_gemm_fwd_kernel
 
-        element = {"bf16": torch.bfloat16, "fp16": torch.float16}[dtype]
+        element = {"bf16": torch.bfloat16, "fp16": torch.float16}[problem.dtype]
         knobs = config.to_json()
         return grouped_gemm_fwd_kernel.warmup(
             element, element, element, torch.int32, 1024, 8, 128, 128, grid=(1,), **knobs
