@@ -80,10 +80,18 @@ def grouped_gemm_kernel(
     if TMA_Y:
         y_desc = ragged_descriptor(y_ptr, N, BLOCK_M, BLOCK_N)
 
-    for tile in tl.range(tl.program_id(0), m_tiles * n_tiles, tl.num_programs(0), flatten=True):
-        m_tile, n_tile = tile_position(tile, m_tiles, n_tiles, GROUP_M)
-        group, row, row_end = load_tile(map_ptr, m_tile, rows, groups, BLOCK_M)
-        col = n_tile * BLOCK_N
+    tiles = m_tiles * n_tiles
+    first = tl.minimum(tl.program_id(0), tiles - 1)
+    next_m, next_n = tile_position(first, m_tiles, n_tiles, GROUP_M)
+    next_group, next_row, next_end = load_tile(map_ptr, next_m, rows, groups, BLOCK_M)
+    for tile in tl.range(tl.program_id(0), tiles, tl.num_programs(0), flatten=True):
+        group = next_group
+        row = next_row
+        row_end = next_end
+        col = next_n * BLOCK_N
+        later = tl.minimum(tile + tl.num_programs(0), tiles - 1)
+        next_m, next_n = tile_position(later, m_tiles, n_tiles, GROUP_M)
+        next_group, next_row, next_end = load_tile(map_ptr, next_m, rows, groups, BLOCK_M)
         # Clamped rows need no mask. A tile without rows (sizes that sum to more than `rows`) reads row 0.
         sorted_rows = tl.maximum(tl.minimum(row + offs_m, row_end - 1), 0)
         if not TMA_X:
