@@ -18,6 +18,7 @@ from threading import Thread
 from fakes import DEVICE, FakeFamily
 from foretune.collect import campaign, worker
 from foretune.collect.compiling import Compiled
+from foretune.collect.ledger import Ledger
 from foretune.collect.measuring import HOPELESS_SLOWDOWN, LaunchFailedError, Outcome
 from foretune.collect.processes import Watch
 from foretune.datasets import KernelConfig, Status
@@ -69,6 +70,9 @@ class ReplayRunner:
         if time_us > HOPELESS_SLOWDOWN * best_us:
             return Outcome(Status.HOPELESS, time_us, 0.0, 1)
         return Outcome(Status.OK, time_us, 0.01, 7, registers=64)
+
+    def refer(self, family, problem, config):
+        return family.time_us(problem, config, timing_pass=1) or 100.0
 
     def turn(self, config, best_us):
         self.calls.append(("turn", config))
@@ -148,5 +152,5 @@ def run(cases, out: Path, *runners, gpus=None, families=FAMILIES, pool=None, on_
     gpus = gpus or [ReplayGpu(runner) for runner in runners or (ReplayRunner(),)]
     with Watch() as watch:
         starts = [partial(ThreadChild, worker.serve, gpu, families) for gpu in gpus]
-        one = campaign.Campaign(families, starts, pool or ReplayPool(), watch, out, **options)
-        return one.measure(cases, on_progress)
+        book = Ledger(families, cases, out, on_progress=on_progress, **options)
+        return campaign.Campaign(book, starts, pool or ReplayPool(), watch).measure()
