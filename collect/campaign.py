@@ -20,6 +20,7 @@ from .ledger import Ledger, Progress
 from .measuring import DeviceLostError
 from .processes import Child, Watch
 from .reference import choose
+from .stopping import Stopping
 from .summary import Effort, Summary
 from .worker import CudaGpu, Reference, serve
 
@@ -96,22 +97,20 @@ class Campaign:
 
     def measure(self) -> Summary:
         """Raises `DeviceLostError` where no GPU is left, and `ForetuneError` where the disk takes no more."""
-        interrupted = False
-        try:
-            if self._ledger.cases:
-                self._benches = [Bench(start, self._watch, self, self._limits) for start in self._starts]
-            self._run()
-        except KeyboardInterrupt:
-            interrupted = True
-        finally:
-            self._ledger.recorder.flush()
+        with Stopping() as stopping:
+            try:
+                if self._ledger.cases:
+                    self._benches = [Bench(start, self._watch, self, self._limits) for start in self._starts]
+                self._run(stopping)
+            finally:
+                self._ledger.recorder.flush()
         if self._ledger.cases:
             self._ledger.report(self._ledger.cases[-1])
-        return Summary.of(self._ledger, self._effort(), interrupted=interrupted)
+        return Summary.of(self._ledger, self._effort(), interrupted=stopping.asked)
 
-    def _run(self) -> None:
+    def _run(self, stopping: Stopping) -> None:
         next_check = 0.0
-        while self._live() and not self._ledger.time_is_over:
+        while self._live() and not (self._ledger.time_is_over or stopping.asked):
             self._watch.handle(CHECK_SECONDS)
             if (now := time.monotonic()) > next_check:
                 next_check = now + CHECK_SECONDS
@@ -163,6 +162,8 @@ class Campaign:
         assert device is not None
         if device.name not in self._references:
             self._references[device.name] = choose(self._ledger.families, self._ledger.cases, device)
+            for binary, error in self._ledger.uncompilable(device):
+                self._pool.know(binary, Compiled(0.0, error))
             self._compile_ahead(device)
         work = self._next.pop(device.name, None) or self._work(device)
         if work is not None:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from ..datasets import Case, DeviceSpec, Family, KernelConfig, Measurement, Problem
+from .compiling import Binary
 from .known import Known, earlier
 from .promise import by_promise
 from .recorder import Recorder
@@ -50,7 +51,7 @@ class Ledger:
         self._clock, self._on_progress = clock, on_progress
         self._start = clock()
         self._deadline = float("inf") if budget_s is None else self._start + budget_s
-        self._known = earlier(out, families)
+        self._earlier = earlier(out, families)
         self.recorder = Recorder(out, clock)
         self._queues: dict[str, deque[Case]] = {}  # by device name
         self._spaces: dict[tuple[str, str], tuple[KernelConfig, ...]] = {}  # by family and device name
@@ -83,7 +84,13 @@ class Ledger:
 
     def known(self, case: Case, device: DeviceSpec) -> Known:
         """What is known of the case on this device: to be kept up to date by whoever measures it."""
-        return self._known.setdefault((device.name, case.problem), Known())
+        return self._earlier.known.setdefault((device.name, case.problem), Known())
+
+    def uncompilable(self, device: DeviceSpec) -> Iterator[tuple[Binary, str]]:
+        """The binaries for this device that an earlier run could not compile, and why."""
+        for one in self._earlier.uncompilable:
+            if one.device == device.name and one.problem.family in self.families:
+                yield Binary.of(self.families[one.problem.family], one.config, one.problem, device), one.error
 
     def by_promise(self, case: Case, device: DeviceSpec) -> list[KernelConfig]:
         """The device's space, in the order to scan it for this case."""

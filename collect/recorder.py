@@ -39,7 +39,7 @@ class Recorder:
         self.statuses: Counter[str] = Counter()
 
     def add(self, case: Case, family: Family, device: DeviceSpec, rows: Sequence[Measurement]) -> None:
-        """Takes rows of one case and device: all or none of them, whenever Ctrl-C comes."""
+        """Takes rows of one case and device."""
         self._writer(family, device)
         self.statuses.update(row.status.value for row in rows)
         self._due.setdefault((case, device.name), self._clock() + FLUSH_SECONDS)
@@ -79,7 +79,7 @@ class Recorder:
         return {str(problem): round(float(slowdown), 3) for problem, slowdown in worst.items()}
 
     def _flush(self, key: tuple[Case, str]) -> None:
-        # Taken out first: rows that an interrupted write left behind are measured again, never written twice.
+        # Taken out first: rows that a failed write left behind are measured again, never written twice.
         rows = self._pending.pop(key)
         del self._due[key]
         with self._writing():
