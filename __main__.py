@@ -22,7 +22,7 @@ import typer
 from .datasets import ForetuneError
 
 if TYPE_CHECKING:
-    from .collect.campaign import Progress
+    from .collect.ledger import Progress
     from .datasets import DeviceSpec, Family
     from .datasets.dataset import Dataset
     from .runtime import Shortlist
