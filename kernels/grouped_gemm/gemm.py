@@ -80,20 +80,12 @@ def grouped_gemm_kernel(
     if TMA_Y:
         y_desc = ragged_descriptor(y_ptr, N, BLOCK_M, BLOCK_N)
 
-    tiles = m_tiles * n_tiles
-    # Where a tile lies is loaded one tile ahead: its own first loads then need not wait for it (3-7 % with 32 rows a
-    # group, H200, 2026-11). The flattened loop has the next tile's loads in flight while this one is stored.
-    first = tl.maximum(tl.minimum(tl.program_id(0), tiles - 1), 0)
-    next_m, next_n = tile_position(first, m_tiles, n_tiles, GROUP_M)
-    next_group, next_row, next_end = load_tile(map_ptr, next_m, rows, groups, BLOCK_M)
-    for tile in tl.range(tl.program_id(0), tiles, tl.num_programs(0), flatten=True):
-        group = next_group
-        row = next_row
-        row_end = next_end
-        col = next_n * BLOCK_N
-        later = tl.minimum(tile + tl.num_programs(0), tiles - 1)
-        next_m, next_n = tile_position(later, m_tiles, n_tiles, GROUP_M)
-        next_group, next_row, next_end = load_tile(map_ptr, next_m, rows, groups, BLOCK_M)
+    # Flattened: the next tile's loads are in flight while this one is stored (3-5 % on training layers, and never
+    # slower by more than 0.3 %; H200, 2026-11). Nothing may be carried from tile to tile: Triton 3.6 flattens that wrongly.
+    for tile in tl.range(tl.program_id(0), m_tiles * n_tiles, tl.num_programs(0), flatten=True):
+        m_tile, n_tile = tile_position(tile, m_tiles, n_tiles, GROUP_M)
+        group, row, row_end = load_tile(map_ptr, m_tile, rows, groups, BLOCK_M)
+        col = n_tile * BLOCK_N
         # Clamped rows need no mask. A tile without rows (sizes that sum to more than `rows`) reads row 0.
         sorted_rows = tl.maximum(tl.minimum(row + offs_m, row_end - 1), 0)
         if not TMA_X:
