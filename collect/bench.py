@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
-from ..datasets import DeviceSpec, Status
+from ..datasets import Case, DeviceSpec, Status
 from .casework import CaseWork
 from .measuring import Outcome
 from .processes import Child, Watch
@@ -39,6 +39,9 @@ class Owner(Protocol):
     def done(self, bench: Bench, work: CaseWork) -> None:
         """All of the work is known, or it was given up."""
 
+    def read(self, bench: Bench, case: Case, reference_us: float) -> None:
+        """The reference took so long while the bench was at this case."""
+
     def retired(self, bench: Bench, work: CaseWork | None) -> None:
         """The bench will not work any more, for the reason `bench.trouble`; of this work it has not done all."""
 
@@ -50,6 +53,7 @@ class Bench:
         self._start_child, self._watch, self._owner, self._limits = start, watch, owner, limits
         self.device: DeviceSpec | None = None  # known from the first opening on
         self.work: CaseWork | None = None
+        self._last: Case | None = None  # the one before, until the next one has begun
         self.trouble = ""  # what ended the last process
         self.busy_s = self.lost_s = 0.0  # at tasks, and at those that left no time worth keeping
         self.began: float | None = None  # when the first task was sent, as time.monotonic() says
@@ -112,6 +116,11 @@ class Bench:
             self._lost = message.error
         elif self.work is not None:
             self._count(message)
+            if message.reference_us is not None:
+                self._owner.read(self, self.work.case, message.reference_us)
+                if self._last is not None:  # and it is the last reading of the case before
+                    self._owner.read(self, self._last, message.reference_us)
+            self._last = None
             self.work.answered(message)
         self.proceed()
 
@@ -125,7 +134,7 @@ class Bench:
         """Sends the tasks that there are, or asks for work if there will be none."""
         work = self.work
         if work is not None and work.over:
-            self.work = None
+            self.work, self._last = None, work.case
             self._owner.done(self, work)
             if self.idle:
                 self._owner.idle(self)

@@ -7,60 +7,27 @@ that is free takes the next one), writes the rows and replaces what dies. See `c
 from __future__ import annotations
 
 import time
-from collections import deque
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
-import numpy as np
-
-from ..datasets import Case, DeviceSpec, Family, ForetuneError, KernelConfig, Problem
+from ..datasets import Case, DeviceSpec, Family, ForetuneError
 from ..datasets.store import MANIFEST
-from ..model import RooflineRanker
 from .bench import Bench, Limits
 from .casework import CaseWork
 from .compiling import Binary, Compiled, CompilePool, cores
-from .known import Known, earlier
+from .ledger import Ledger, Progress
 from .measuring import DeviceLostError
 from .processes import Child, Watch
-from .recorder import Recorder
-from .worker import CudaGpu, serve
+from .reference import choose
+from .stopping import Stopping
+from .summary import Effort, Summary
+from .worker import CudaGpu, Reference, serve
 
 #: Ranks behind those of any config that a GPU waits for.
 AHEAD = 1e6
 #: How often the parent looks after processes that say nothing.
 CHECK_SECONDS = 0.25
-
-
-@dataclass(frozen=True)
-class Progress:
-    """Where a run stands; `eta_s` is None until there is a rate."""
-
-    done: int  # cases
-    total: int
-    case: Case  # the one begun last
-    measurements: int
-    rate_per_s: float
-    eta_s: float | None
-
-
-@dataclass(frozen=True)
-class Summary:
-    """What a run did."""
-
-    cases: int  # of which all is known now, those of earlier runs included
-    measurements: int  # of this run
-    statuses: dict[str, int]
-    seconds: float
-    gpus: int
-    configs_per_s: float
-    gpu_busy_share: float  # of the time since the first binary was there, all GPUs together
-    compile_s: float  # of all compiling processes together
-    lost_s: float  # on configs without a time worth keeping: hopeless, failed, or fatal to their process
-    skipped: tuple[str, ...]  # problems that could not be prepared, and why
-    complete: bool  # False where the budget or a Ctrl-C came first, or a case was skipped: the same run again goes on
-    interrupted: bool = False
 
 
 def collect(
@@ -84,12 +51,13 @@ def collect(
     if (Path(out) / MANIFEST).exists() and not resume:
         raise ForetuneError(f"{out} already holds a dataset; resume it, or choose another folder")
     by_name = {family.name: family for family in families}
+    ledger = Ledger(by_name, cases, out, budget_s=budget_s, on_progress=on_progress)
     indices = range(visible_gpus(gpus))
     with Watch() as watch:
         pool = CompilePool(by_name, watch, compilers or max(1, cores() - len(indices)))
         pool.start()
         starts = [partial(Child, serve, CudaGpu(index), by_name) for index in indices]
-        return Campaign(by_name, starts, pool, watch, out, budget_s=budget_s).measure(cases, on_progress)
+        return Campaign(ledger, starts, pool, watch).measure()
 
 
 def visible_gpus(wanted: int | None = None) -> int:
@@ -110,187 +78,144 @@ def visible_gpus(wanted: int | None = None) -> int:
 class Campaign:
     """One run on some GPUs. `measure` may be called once.
 
-    `starts` start the process of one GPU each. GPUs of one name share the cases; each name measures all of them.
+    `starts` start the process of one GPU each.
     """
 
     def __init__(
         self,
-        families: Mapping[str, Family],
+        ledger: Ledger,
         starts: Sequence[Callable[[], Child]],
         pool: CompilePool,
         watch: Watch,
-        out: Path | str,
-        *,
-        budget_s: float | None = None,
         limits: Limits = Limits(),  # noqa: B008 - frozen
-        clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._families, self._starts, self._pool, self._watch = families, starts, pool, watch
-        self._limits, self._clock = limits, clock
-        self._start = clock()
-        self._deadline = float("inf") if budget_s is None else self._start + budget_s
-        self._out, self._known = Path(out), earlier(out, families)
-        self._recorder = Recorder(out, clock)
-        self._cases: list[Case] = []
-        self._on_progress: Callable[[Progress], None] = lambda progress: None
-        self._spaces: dict[tuple[str, str], tuple[KernelConfig, ...]] = {}  # by family and device
-        self._queues: dict[str, deque[Case]] = {}  # by device
+        self._ledger, self._starts, self._pool, self._watch, self._limits = ledger, starts, pool, watch, limits
         self._benches: list[Bench] = []
-        self._retried: set[Problem] = set()
-        self._finished = self._idle = 0  # cases of which all is known, and those where nothing was left to do
-        self._skipped: list[str] = []
+        self._references: dict[str, Reference | None] = {}  # by device name
+        self._next: dict[str, CaseWork] = {}  # by device name: made ready while the GPUs are busy
         pool.on_finished = self._compiled
 
-    def measure(self, cases: Sequence[Case], on_progress: Callable[[Progress], None]) -> Summary:
-        self._cases = list({case.problem: case for case in cases}.values())
-        self._on_progress = on_progress
-        interrupted = False
-        try:
-            if cases:
-                self._benches = [Bench(start, self._watch, self, self._limits) for start in self._starts]
-            self._run()
-        except KeyboardInterrupt:
-            interrupted = True
-        finally:
-            self._recorder.flush_all()
-        if self._cases:
-            self._report(self._cases[-1])
-        return self._summary(interrupted)
+    def measure(self) -> Summary:
+        """Raises `DeviceLostError` where no GPU is left, and `ForetuneError` where the disk takes no more."""
+        with Stopping() as stopping:
+            try:
+                if self._ledger.cases:
+                    self._benches = [Bench(start, self._watch, self, self._limits) for start in self._starts]
+                self._run(stopping)
+            finally:
+                self._ledger.recorder.flush()
+        if self._ledger.cases:
+            self._ledger.report(self._ledger.cases[-1])
+        return Summary.of(self._ledger, self._effort(), interrupted=stopping.asked)
 
-    def _run(self) -> None:
+    def _run(self, stopping: Stopping) -> None:
         next_check = 0.0
-        while self._live() and self._clock() <= self._deadline:
+        while self._live() and not (self._ledger.time_is_over or stopping.asked):
             self._watch.handle(CHECK_SECONDS)
             if (now := time.monotonic()) > next_check:
                 next_check = now + CHECK_SECONDS
                 self._pool.check()
                 for bench in self._benches:
                     bench.check()
-                self._recorder.flush_old()
+            # What takes milliseconds is done here, when each GPU has had its next tasks.
+            self._ledger.recorder.flush_due()
+            self._plan()
         if self._benches and all(bench.retired for bench in self._benches):
             raise DeviceLostError(
-                f"no GPU is left to measure on: {self._benches[0].trouble}. What was measured is kept in {self._out}: "
-                "run the same command again to go on"
+                f"no GPU is left to measure on: {self._benches[0].trouble}. What was measured is kept in "
+                f"{self._ledger.out}: run the same command again to go on"
             )
 
     def _live(self) -> bool:
         """Whether a bench has work, or may yet ask for some."""
         return any(not (bench.idle or bench.retired) for bench in self._benches)
 
+    def _plan(self) -> None:
+        for device in {bench.device.name: bench.device for bench in self._benches if bench.device}.values():
+            if device.name not in self._next and (work := self._work(device)):
+                self._next[device.name] = work
+
+    def _work(self, device: DeviceSpec) -> CaseWork | None:
+        """The next case for this device in which there is something to do."""
+        ledger = self._ledger
+        while case := ledger.take(device):
+            family = ledger.family(case)
+            work = CaseWork(
+                family,
+                case,
+                device,
+                ledger.by_promise(case, device),
+                ledger.known(case, device),
+                self._pool,
+                partial(ledger.add, case, device),
+                self._references[device.name],
+            )
+            if not work.over:
+                return work
+            ledger.done(case, was_idle=True)
+        return None
+
     # What a bench tells its owner.
 
     def idle(self, bench: Bench) -> None:
         device = bench.device
         assert device is not None
-        if device.name not in self._queues:
-            self._queues[device.name] = deque(self._cases)
+        if device.name not in self._references:
+            self._references[device.name] = choose(self._ledger.families, self._ledger.cases, device)
+            for binary, error in self._ledger.uncompilable(device):
+                self._pool.know(binary, Compiled(0.0, error))
             self._compile_ahead(device)
-        queue = self._queues[device.name]
-        while queue and self._clock() <= self._deadline:
-            case = queue.popleft()
-            self._report(case)
-            work = self._work(case, device)
-            if not work.over:
-                bench.give(work)
-                return
-            self._idle += 1
-            self.done(bench, work)
+        work = self._next.pop(device.name, None) or self._work(device)
+        if work is not None:
+            self._ledger.report(work.case)
+            bench.give(work)
 
     def done(self, bench: Bench, work: CaseWork) -> None:
-        self._recorder.flush(work.case)
         if work.refused is None:
-            self._finished += 1
-        elif not (work.deaths and self._again(work)):
-            self._skipped.append(f"{work.case.problem}: {work.refused}")
+            self._ledger.done(work.case)
+        else:
+            self._give_up(work, work.refused)
+
+    def read(self, bench: Bench, case: Case, reference_us: float) -> None:
+        assert bench.device is not None
+        gpu = str(self._benches.index(bench))
+        self._ledger.recorder.read(case, self._ledger.family(case), bench.device, gpu, reference_us)
 
     def retired(self, bench: Bench, work: CaseWork | None) -> None:
-        self._skipped.append(f"GPU {self._benches.index(bench)}: {bench.trouble}")
+        self._ledger.skipped.append(f"GPU {self._benches.index(bench)}: {bench.trouble}")
         if work is not None:
-            self._recorder.flush(work.case)
-            self._again(work)
+            self._give_up(work, bench.trouble)
 
-    def _again(self, work: CaseWork) -> bool:
-        """Puts a case back that lost its GPU: was it the case, or the GPU? The next GPU tells. Once only."""
-        problem = work.case.problem
-        if problem in self._retried:
-            return False
-        self._retried.add(problem)
-        self._queues[work.device.name].append(work.case)
+    def _give_up(self, work: CaseWork, reason: str) -> None:
+        self._ledger.given_up(work.case, work.device, reason, deadly=work.deaths > 0)
         for bench in self._benches:
-            if bench.idle and bench.device == work.device:
+            if bench.idle and bench.device == work.device:  # there may be something to do again
                 self.idle(bench)
-        return True
 
     def _compiled(self, binary: Binary, compiled: Compiled) -> None:
+        for work in [*self._next.values(), *(bench.work for bench in self._benches)]:
+            if work is not None:
+                work.compiled(binary, compiled)
         for bench in self._benches:
-            if bench.work is not None:
-                bench.work.compiled(binary, compiled)
-                bench.proceed()
-
-    def _work(self, case: Case, device: DeviceSpec) -> CaseWork:
-        family = self._families[case.problem.family]
-        known = self._known.setdefault((device.name, case.problem), Known())
-        return CaseWork(
-            family,
-            case,
-            device,
-            self._by_promise(case, device),
-            known,
-            self._pool,
-            partial(self._recorder.add, case, family, device),
-        )
-
-    def _space(self, family: Family, device: DeviceSpec) -> tuple[KernelConfig, ...]:
-        key = (family.name, device.name)
-        if key not in self._spaces:
-            self._spaces[key] = family.space(device)
-        return self._spaces[key]
-
-    def _by_promise(self, case: Case, device: DeviceSpec) -> list[KernelConfig]:
-        """The device's space, the analytically fastest first: the best is met early, and bounds the rest."""
-        family = self._families[case.problem.family]
-        space = self._space(family, device)
-        estimate = RooflineRanker().predict(family, case.problem, device, space)
-        return [space[i] for i in np.argsort(estimate, kind="stable")]
+            bench.proceed()
 
     def _compile_ahead(self, device: DeviceSpec) -> None:
         """Requests what the cases to come will need, behind all that a GPU waits for: a family's first case would
         else find no binary."""
-        kinds = {(case.problem.family, case.problem.dtype, case.problem.flags): case for case in reversed(self._cases)}
+        ledger = self._ledger
+        kinds = {(case.problem.family, case.problem.dtype, case.problem.flags): case for case in reversed(ledger.cases)}
         for case in kinds.values():
-            family = self._families[case.problem.family]
-            for rank, config in enumerate(self._by_promise(case, device)):
+            family = ledger.family(case)
+            for rank, config in enumerate(ledger.by_promise(case, device)):
                 if family.supports(config, case.problem, device) is None:
                     self._pool.request(Binary.of(family, config, case.problem, device), AHEAD + rank)
 
-    def _report(self, case: Case) -> None:
-        seconds = self._clock() - self._start
-        measurements = self._recorder.statuses.total()
-        rate = measurements / seconds if seconds > 0 else 0.0
-        done, total = self._finished + len(self._skipped), self._total()
-        # Cases that an earlier run measured take no time, so they say nothing of the rest.
-        fresh = done - self._idle
-        eta_s = seconds / fresh * (total - done) if fresh > 0 else None
-        self._on_progress(Progress(done, total, case, measurements, rate, eta_s))
-
-    def _total(self) -> int:
-        return len(self._cases) * max(len(self._queues), 1)
-
-    def _summary(self, interrupted: bool) -> Summary:
-        seconds, measurements = self._clock() - self._start, self._recorder.statuses.total()
+    def _effort(self) -> Effort:
         began = [bench.began for bench in self._benches if bench.began is not None]
-        bench_s = len(self._benches) * (time.monotonic() - min(began)) if began else 0.0
-        return Summary(
-            cases=self._finished,
-            measurements=measurements,
-            statuses=dict(self._recorder.statuses),
-            seconds=seconds,
+        return Effort(
             gpus=len(self._benches),
-            configs_per_s=measurements / seconds if seconds > 0 else 0.0,
-            gpu_busy_share=sum(bench.busy_s for bench in self._benches) / bench_s if bench_s else 0.0,
-            compile_s=self._pool.compile_s,
+            gpu_s=len(self._benches) * (time.monotonic() - min(began)) if began else 0.0,
+            busy_s=sum(bench.busy_s for bench in self._benches),
             lost_s=sum(bench.lost_s for bench in self._benches),
-            skipped=tuple(self._skipped),
-            complete=self._finished == self._total(),
-            interrupted=interrupted,
+            compile_s=self._pool.compile_s,
         )

@@ -21,7 +21,7 @@ from ..runtime.timing import Timing
 from .compiling import Binary, Compiled
 from .known import CONFIRMING, SCAN, Known
 from .measuring import Outcome
-from .worker import Answer, Prepare, Scan, Task, Turn
+from .worker import Answer, Prepare, Reference, Scan, Task, Turn
 
 #: Turns of each confirming pass.
 TURNS = 4
@@ -52,16 +52,18 @@ class CaseWork:
         known: Known,
         pool: Pool,
         on_rows: Callable[[Sequence[Measurement]], None],
+        reference: Reference | None = None,
     ) -> None:
         self.family, self.case, self.device = family, case, device
         self.refused: str | None = None  # why the case is given up
         self.deaths = 0  # of processes, at this case
         self._known, self._pool, self._on_rows = known, pool, on_rows
+        self._reference = reference
         self._waiting: dict[Binary, list[KernelConfig]] = {}  # for the compiler
         self._ready: deque[Task] = deque()
         self._asked: deque[Task] = deque()  # and not answered yet
         self._prepared = False
-        self._tries: Counter[Task] = Counter()
+        self._tries: Counter[Task | None] = Counter()  # None: to prepare
         self._compile_ms: dict[KernelConfig, float] = {}
         self._leading: list[KernelConfig] | None = None  # None while the scan goes on
         self._samples: dict[tuple[int, KernelConfig], list[float]] = {}
@@ -88,7 +90,7 @@ class CaseWork:
         tasks: list[Task] = []
         if self._ready and not self._prepared:
             self._prepared = True
-            tasks.append(Prepare(self.case.problem, self._known.best_us))
+            tasks.append(Prepare(self.case.problem, self._known.best_us, self._reference))
         while self._ready and len(tasks) < most:
             tasks.append(self._ready.popleft())
         self._asked += tasks
@@ -122,16 +124,19 @@ class CaseWork:
         if not self._asked:
             return
         task = self._asked[0]
+        if isinstance(task, Prepare):
+            self._reference = None  # perhaps it was that
         self._ready.extendleft(task for task in reversed(self._asked) if not isinstance(task, Prepare))
         self._asked.clear()
-        self._tries[task] += 1
         self.deaths += 1
-        if self._tries[task] == TRIES or not (forgivable or isinstance(task, Prepare)):
-            if isinstance(task, Prepare):
+        tried = None if isinstance(task, Prepare) else task
+        self._tries[tried] += 1
+        if self._tries[tried] == TRIES or not (forgivable or tried is None):
+            if tried is None:
                 self._refuse(outcome)
             else:
                 self._ready.popleft()
-                self._settle(task, Answer(0.0, outcome))
+                self._settle(tried, Answer(0.0, outcome))
         if self.deaths == DEATHS:
             self._refuse(outcome)
         if self._leading is not None and self.refused is None:

@@ -98,6 +98,10 @@ class CompilePool:
             self._dispatch()
         return None
 
+    def know(self, binary: Binary, compiled: Compiled) -> None:
+        """Takes an outcome from elsewhere, so that nothing is compiled for it."""
+        self._done[binary] = compiled
+
     def check(self) -> None:
         """Kills the processes that have taken too long. To be called now and then."""
         for worker in self._workers:

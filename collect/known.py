@@ -1,16 +1,20 @@
-"""What is known of a case: the outcomes of its configs, from this run and from earlier ones."""
+"""What is known before and while a case is measured: the outcomes of its configs, from this run and earlier ones."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TypeAlias
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ..datasets import TIMED, Family, ForetuneError, KernelConfig, Problem
+from ..datasets import TIMED, Family, ForetuneError, KernelConfig, Problem, Status
 from ..datasets.store import MANIFEST, read
+from .provenance import triton_version
+
+if TYPE_CHECKING:
+    from ..datasets.dataset import Dataset
 
 SCAN, CONFIRMING = 1, (2, 3)
 #: Configs within this of the scan's best are confirmed, at least and at most so many.
@@ -49,28 +53,57 @@ class Known:
         return [] if self.confirmed else [c for c in self.leading() if c not in self.unconfirmable]
 
 
-#: By device name and problem.
-Earlier: TypeAlias = dict[tuple[str, Problem], Known]
+@dataclass(frozen=True)
+class Uncompilable:
+    """A config that an earlier run could not compile."""
+
+    device: str  # a DeviceSpec's name
+    problem: Problem
+    config: KernelConfig
+    error: str
+
+
+@dataclass(frozen=True)
+class Earlier:
+    """What earlier runs left in a dataset."""
+
+    known: dict[tuple[str, Problem], Known] = field(default_factory=dict)  # by device name and problem
+    uncompilable: tuple[Uncompilable, ...] = ()  # by the Triton that is here
 
 
 def earlier(out: Path | str, families: Mapping[str, Family]) -> Earlier:
-    """What the dataset in `out` already holds; nothing where there is none. Raises `ForetuneError` where a kernel
+    """What the dataset in `out` holds already; nothing where there is none. Raises `ForetuneError` where a kernel
     of these families was another one then: its times say nothing of today's."""
-    known: Earlier = {}
     if not (Path(out) / MANIFEST).exists():
-        return known
+        return Earlier()
     dataset = read(out)
-    for family in families.values():
-        runs = dataset.provenance["runs"].values()
-        sources = {run["kernel_source"] for run in runs if run.get("family") == family.name}
-        if sources - {family.source_hash()}:
-            raise ForetuneError(
-                f"{out} was measured with other sources of {family.name} ({', '.join(sorted(sources))}; they are "
-                f"{family.source_hash()} now): collect into another folder"
-            )
+    _check_sources(dataset, families)
+    known: dict[tuple[str, Problem], Known] = {}
     columns = dataset.measurements[["device", "problem", "config", "timing_pass", "status", "time_us"]]
     timed = {status.value for status in TIMED}
     for device, problem, config, timing_pass, status, time_us in columns.itertuples(index=False):
         entry = known.setdefault((device, dataset.cases[problem].problem), Known())
         entry.add(dataset.configs[config], timing_pass, time_us if status in timed else None)
-    return known
+    return Earlier(known, _uncompilable(dataset))
+
+
+def _check_sources(dataset: Dataset, families: Mapping[str, Family]) -> None:
+    for family in families.values():
+        runs = dataset.provenance["runs"].values()
+        sources = {run["kernel_source"] for run in runs if run.get("family") == family.name}
+        if sources - {family.source_hash()}:
+            raise ForetuneError(
+                f"{dataset.name} was measured with other sources of {family.name} ({', '.join(sorted(sources))}; they "
+                f"are {family.source_hash()} now): collect into another folder"
+            )
+
+
+def _uncompilable(dataset: Dataset) -> tuple[Uncompilable, ...]:
+    """Another Triton may compile what the one of an earlier run could not."""
+    same = [run for run, facts in dataset.provenance["runs"].items() if facts.get("triton") == triton_version()]
+    rows = dataset.measurements
+    rows = rows[(rows["status"] == Status.COMPILE_FAILED.value) & rows["run_id"].isin(same)]
+    return tuple(
+        Uncompilable(device, dataset.cases[problem].problem, dataset.configs[config], error or "")
+        for device, problem, config, error in rows[["device", "problem", "config", "error"]].itertuples(index=False)
+    )

@@ -21,6 +21,7 @@ SCAN_BUDGET_US, SCAN_SAMPLES = 3_000.0, 7
 TURN_BUDGET_US, TURN_SAMPLES, LEAST_TURN_SAMPLES = 2_000.0, 10, 2
 
 
+REFERENCE_SAMPLES = 5
 #: What decides a kernel's arithmetic beside its config: family, dtype, flags.
 _Kind: TypeAlias = tuple[str, str, tuple[str, ...]]
 
@@ -54,7 +55,7 @@ class Outcome:
 class Runner(Protocol):
     """Runs configs on one device. `GpuRunner` is the real one; tests replay recorded times.
 
-    Each of the three calls raises `DeviceLostError` where the GPU is gone with it.
+    Each call raises `DeviceLostError` where the GPU is gone with it.
     """
 
     def prepare(self, family: Family, problem: Problem) -> None:
@@ -66,6 +67,9 @@ class Runner(Protocol):
 
     def turn(self, config: KernelConfig, best_us: float) -> list[float]:
         """A few times of a config that the scan has run, in microseconds. Raises `LaunchFailedError`."""
+
+    def refer(self, family: Family, problem: Problem, config: KernelConfig) -> float:
+        """The time of the reference, in microseconds, beside the prepared problem. Raises `LaunchFailedError`."""
 
 
 class GpuRunner:
@@ -79,6 +83,7 @@ class GpuRunner:
         self._family: Family
         self._problem: Problem
         self._inputs: Any = None
+        self._reference: tuple[Problem, Any] | None = None  # and its inputs
         self._checked: dict[tuple[_Kind, KernelConfig], Outcome] = {}
         self._check_inputs: dict[_Kind, tuple[Any, Any]] = {}
 
@@ -116,6 +121,15 @@ class GpuRunner:
         samples = max(LEAST_TURN_SAMPLES, min(TURN_SAMPLES, int(TURN_BUDGET_US / best_us)))
         try:
             return self._timer.sample(lambda: self._family.launch(self._inputs, config), samples)
+        except Exception as error:
+            raise LaunchFailedError(_failure(error).error) from error
+
+    def refer(self, family: Family, problem: Problem, config: KernelConfig) -> float:
+        try:
+            if self._reference is None or self._reference[0] != problem:
+                self._reference = (problem, family.inputs(problem, self._device))
+            inputs = self._reference[1]
+            return self._timer.time(lambda: family.launch(inputs, config), samples=REFERENCE_SAMPLES).time_us
         except Exception as error:
             raise LaunchFailedError(_failure(error).error) from error
 

@@ -17,6 +17,9 @@ import numpy as np
 from ..datasets import DeviceSpec, Family, KernelConfig, Problem, Status
 from .measuring import DeviceLostError, GpuRunner, LaunchFailedError, Outcome, Runner
 
+#: The reference is timed this often, and at the beginning of each case: some milliseconds each time.
+REFERENCE_SECONDS = 2.0
+
 
 class Gpu(Protocol):
     """A device that a process of its own can open. `CudaGpu` is the real one; tests replay recorded times."""
@@ -40,11 +43,20 @@ class CudaGpu:
 
 
 @dataclass(frozen=True)
+class Reference:
+    """A launch to repeat through the run, to see whether the device stays the same."""
+
+    problem: Problem
+    config: KernelConfig
+
+
+@dataclass(frozen=True)
 class Prepare:
     """Make the inputs of the problem that the next tasks are about."""
 
     problem: Problem
     best_us: float  # of what is known of it, in the scan; inf if nothing
+    reference: Reference | None = None
 
 
 @dataclass(frozen=True)
@@ -74,7 +86,7 @@ class Ready:
 
 @dataclass(frozen=True)
 class Answer:
-    """What came of a task, and the seconds it took.
+    """What came of a task, and the seconds it took; the reference's time, if it was its turn thereafter.
 
     For a `Scan` the outcome says all. For a `Turn` there are times, or the outcome of one that failed. For a
     `Prepare` there is nothing, or the outcome that stands for all tasks of a problem that cannot be prepared.
@@ -83,6 +95,7 @@ class Answer:
     seconds: float
     outcome: Outcome | None = None
     times_us: tuple[float, ...] = ()
+    reference_us: float | None = None
 
 
 @dataclass(frozen=True)
@@ -120,12 +133,29 @@ class _Desk:
         self._refused: Outcome | None = None  # why the problem at hand cannot be run at all
         self._failed: dict[KernelConfig, Outcome] = {}  # in a turn: they get no more of them
         self._best_us = float("inf")
+        self._reference: Reference | None = None
+        self._due = 0.0  # when the reference is next
 
     def answer(self, task: Task) -> Answer:
         """Raises `DeviceLostError`, and whatever else ends a process."""
         start = time.perf_counter()
         outcome, times_us = self._do(task)
-        return Answer(time.perf_counter() - start, outcome, times_us)
+        if isinstance(task, Prepare):
+            self._reference, self._due = task.reference, 0.0
+        reference_us = self._refer() if time.perf_counter() >= self._due else None
+        return Answer(time.perf_counter() - start, outcome, times_us, reference_us)
+
+    def _refer(self) -> float | None:
+        if self._reference is None:
+            return None
+        family, reference = self._families[self._reference.problem.family], self._reference
+        try:
+            time_us = self._runner.refer(family, reference.problem, reference.config)
+        except LaunchFailedError:  # then there is none: the run can do without
+            self._reference = None
+            return None
+        self._due = time.perf_counter() + REFERENCE_SECONDS
+        return time_us
 
     def _do(self, task: Task) -> tuple[Outcome | None, tuple[float, ...]]:
         if isinstance(task, Prepare):

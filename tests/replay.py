@@ -18,9 +18,10 @@ from threading import Thread
 from fakes import DEVICE, FakeFamily
 from foretune.collect import campaign, worker
 from foretune.collect.compiling import Compiled
+from foretune.collect.ledger import Ledger
 from foretune.collect.measuring import HOPELESS_SLOWDOWN, LaunchFailedError, Outcome
 from foretune.collect.processes import Watch
-from foretune.datasets import KernelConfig, Status
+from foretune.datasets import KernelConfig, Status, load
 
 FAMILIES = {FakeFamily.name: FakeFamily()}
 #: A fault is raised in place of the outcome.
@@ -70,6 +71,9 @@ class ReplayRunner:
             return Outcome(Status.HOPELESS, time_us, 0.0, 1)
         return Outcome(Status.OK, time_us, 0.01, 7, registers=64)
 
+    def refer(self, family, problem, config):
+        return family.time_us(problem, config, timing_pass=1) or 100.0
+
     def turn(self, config, best_us):
         self.calls.append(("turn", config))
         time.sleep(self.seconds / 10)
@@ -90,8 +94,14 @@ class ReplayPool:
     def __init__(self, errors: Mapping[KernelConfig, str] = {}) -> None:
         self.errors = errors
         self.asked: list[KernelConfig] = []  # for a case that is being measured
+        self.known = {}
+
+    def know(self, binary, compiled):
+        self.known[binary] = compiled
 
     def request(self, binary, rank):
+        if binary in self.known:
+            return self.known[binary]
         if rank < campaign.AHEAD:
             self.asked.append(binary.config)
         return Compiled(2.0, self.errors.get(binary.config))
@@ -148,5 +158,25 @@ def run(cases, out: Path, *runners, gpus=None, families=FAMILIES, pool=None, on_
     gpus = gpus or [ReplayGpu(runner) for runner in runners or (ReplayRunner(),)]
     with Watch() as watch:
         starts = [partial(ThreadChild, worker.serve, gpu, families) for gpu in gpus]
-        one = campaign.Campaign(families, starts, pool or ReplayPool(), watch, out, **options)
-        return one.measure(cases, on_progress)
+        book = Ledger(families, cases, out, on_progress=on_progress, **options)
+        return campaign.Campaign(book, starts, pool or ReplayPool(), watch).measure()
+
+
+def rows_of(out):
+    """(problem, config) -> {timing_pass: row}; fails where a row comes twice."""
+    dataset = load(out)
+    found = {}
+    for row in dataset.measurements.itertuples():
+        passes = found.setdefault((dataset.cases[row.problem].problem, dataset.configs[row.config]), {})
+        assert row.timing_pass not in passes, f"measured twice: {row}"
+        passes[row.timing_pass] = row
+    return found
+
+
+def outcomes_of(out):
+    """All that a dataset says of each (problem, config, pass), but for how and when it was measured."""
+    return {
+        (problem, config, timing_pass): (row.status, str(row.time_us), row.samples, row.error)
+        for (problem, config), passes in rows_of(out).items()
+        for timing_pass, row in passes.items()
+    }

@@ -80,6 +80,8 @@ def grouped_gemm_kernel(
     if TMA_Y:
         y_desc = ragged_descriptor(y_ptr, N, BLOCK_M, BLOCK_N)
 
+    # Flattened: the next tile's loads are in flight while this one is stored (3-5 % on training layers, and never
+    # slower by more than 0.3 %; H200, 2026-11). Nothing may be carried from tile to tile: Triton 3.6 flattens that wrongly.
     for tile in tl.range(tl.program_id(0), m_tiles * n_tiles, tl.num_programs(0), flatten=True):
         m_tile, n_tile = tile_position(tile, m_tiles, n_tiles, GROUP_M)
         group, row, row_end = load_tile(map_ptr, m_tile, rows, groups, BLOCK_M)

@@ -126,17 +126,18 @@ def _tma_ways(operation: Operation, m: int, n: int, k: int, tma: tuple[int, ...]
     """Which of (left, right, out) go through TMA."""
     if 0 in tma:
         yield 0, 0, 0
-    if 1 in tma:
-        # dW never wins without a TMA store, which its output always allows.
-        if operation is not DW or m < 64:
-            yield 1, 1, 0
-        if m >= 64:
-            yield 1, 1, 1
-        # One operand permuted, the other not: worth its own way only where the tile is large.
-        if m >= 64 and n >= 128 and k <= 64:
-            yield 0, 1, 0
-            if operation is DW:
-                yield 1, 0, 0
+    if 1 not in tma:
+        return
+    if operation is DW:
+        # Without a TMA store dW spills, and its output always allows one. One operand may be permuted, the other not.
+        yield from ((1, 1, 1), (1, 0, 1), (0, 1, 1))
+        return
+    yield 1, 1, 0
+    if m >= 64:
+        yield 1, 1, 1
+    # Rows that are gathered, and weights by TMA all the same: worth it only where the tile is large.
+    if m >= 64 and n >= 128 and k <= 64:
+        yield 0, 1, 0
 
 
 def accumulator_registers(block_m: int, block_n: int, num_warps: int) -> float:

@@ -208,7 +208,7 @@ def tile_position(tile, m_tiles, n_tiles, GROUP_M):
     concurrent programs share w tiles in L2."""
     band = GROUP_M * n_tiles
     first_m = (tile // band) * GROUP_M
-    height = tl.minimum(m_tiles - first_m, GROUP_M)
+    height = tl.maximum(tl.minimum(m_tiles - first_m, GROUP_M), 1)  # 1 where there are no tiles at all
     within = tile % band
     return first_m + within % height, within // height
 

@@ -4,25 +4,23 @@ from __future__ import annotations
 
 import itertools
 import os
-import random
 import signal
-import subprocess
-import sys
 import time
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from fakes import DEVICE, FakeFamily, fake_cases
-from foretune.collect import recorder
+from foretune.collect import known, recorder, worker
 from foretune.collect.bench import LOSSES, WINDOW
 from foretune.collect.campaign import collect
 from foretune.collect.casework import DEATHS, TRIES, TURNS
 from foretune.collect.known import LEADING_LEAST, LEADING_MOST, LEADING_SLOWDOWN, Known, earlier
 from foretune.collect.measuring import DeviceLostError, LaunchFailedError, Outcome, OutOfMemoryError
 from foretune.datasets import ForetuneError, KernelConfig, Status, load
-from replay import FAMILIES, EndOfProcess, ReplayGpu, ReplayPool, ReplayRunner, run
+from replay import FAMILIES, EndOfProcess, ReplayGpu, ReplayPool, ReplayRunner, outcomes_of, rows_of, run
 
 FAMILY = FakeFamily()
 SPACE = FAMILY.space()
@@ -33,27 +31,25 @@ TESTS = Path(__file__).parents[1]
 
 
 @pytest.fixture(autouse=True)
-def _quick(monkeypatch):
-    """No torch and no nvidia-smi, only to say where measurements come from."""
+def triton(monkeypatch):
+    """No torch and no nvidia-smi, only to say where measurements come from; a Triton of any version."""
+    triton = SimpleNamespace(version="3.9")
+    monkeypatch.setattr(known, "triton_version", lambda: triton.version)
     monkeypatch.setattr(
-        recorder, "provenance", lambda family, device: {"family": family.name, "kernel_source": family.source_hash()}
+        recorder,
+        "provenance",
+        lambda family, device: {
+            "family": family.name,
+            "kernel_source": family.source_hash(),
+            "triton": triton.version,
+        },
     )
+    return triton
 
 
 @pytest.fixture
 def out(tmp_path):
     return tmp_path / "measured"
-
-
-def rows_of(out):
-    """(problem, config) -> {timing_pass: row}; fails where a row comes twice."""
-    dataset = load(out)
-    found = {}
-    for row in dataset.measurements.itertuples():
-        passes = found.setdefault((dataset.cases[row.problem].problem, dataset.configs[row.config]), {})
-        assert row.timing_pass not in passes, f"measured twice: {row}"
-        passes[row.timing_pass] = row
-    return found
 
 
 def check_complete(out, cases=CASES):
@@ -80,7 +76,11 @@ def test_every_config_of_every_case_is_scanned_and_the_leading_ones_confirmed(ou
     confirming = next(passes for passes in found.values() if 3 in passes)
     assert (confirming[2].samples, confirming[2].status) == (2 * TURNS, "ok")
     assert confirming[2].time_us != confirming[3].time_us
-    assert load(out).provenance["runs"][confirming[1].run_id] == {"family": "fake", "kernel_source": "fake-source"}
+    assert load(out).provenance["runs"][confirming[1].run_id] == {
+        "family": "fake",
+        "kernel_source": "fake-source",
+        "triton": "3.9",
+    }
 
 
 def test_each_failure_is_a_row_of_its_own_status(out):
@@ -153,6 +153,20 @@ def test_a_second_run_has_nothing_to_do(out):
     assert (runner.calls, pool.asked) == ([], [])
     assert (summary.cases, summary.measurements, summary.complete) == (4, 0, True)
     assert sorted(path.name for path in (out / "parts").iterdir()) == before
+
+
+def test_what_an_earlier_run_could_not_compile_is_not_compiled_again_by_the_same_triton(out, triton):
+    config = VALID[3]
+    run(CASES[:1], out, pool=ReplayPool({config: "PTXASError: internal"}))
+    pool = ReplayPool()
+    run(CASES[:2], out, pool=pool)
+    assert config not in pool.asked
+    row = rows_of(out)[CASES[1].problem, config][1]
+    assert (row.status, row.error) == ("compile_failed", "PTXASError: internal")
+    triton.version = "4.0"
+    run(CASES[:3], out, pool=(pool := ReplayPool()))
+    assert config in pool.asked
+    assert rows_of(out)[CASES[2].problem, config][1].status != "compile_failed"
 
 
 def ticking():
@@ -280,20 +294,6 @@ def test_a_process_that_the_system_kills_costs_nothing(out):
     assert outcomes_of(out) == outcomes_of(out.with_name("undisturbed"))
 
 
-def outcomes_of(out):
-    """All that a dataset says, but for how and when it was measured."""
-    dataset = load(out)
-    return {
-        (dataset.cases[row.problem].problem, dataset.configs[row.config], row.timing_pass): (
-            row.status,
-            None if row.time_us != row.time_us else row.time_us,
-            row.samples,
-            row.error,
-        )
-        for row in dataset.measurements.itertuples()
-    }
-
-
 def test_a_config_at_which_processes_are_killed_again_and_again_is_a_row(out):
     config = VALID[40]
     runner = ReplayRunner(KilledTimes(config, 100))
@@ -396,6 +396,57 @@ class OtherFamily(FakeFamily):
         return "other-source"
 
 
+class HoggedRunner(ReplayRunner):
+    """Another process takes half of the GPU while one problem is measured."""
+
+    def refer(self, family, problem, config):
+        self.calls.append(("refer", (problem, config)))
+        return super().refer(family, problem, config) * (2 if self.problem == CASES[2].problem else 1)
+
+
+def test_a_gpu_that_something_else_uses_shows_in_the_reference_and_flags_the_case(out, monkeypatch):
+    monkeypatch.setattr(worker, "REFERENCE_SECONDS", 0.02)
+    runner = HoggedRunner(seconds=1e-4)
+    summary = run(CASES, out, runner)
+    # And the case before: who knows when it began?
+    assert summary.drifted == {str(case.problem): 2.0 for case in CASES[1:3]}
+    dataset = load(out)
+    assert dataset.drifted() == dict.fromkeys(CASES[1:3], 2.0)
+    assert dataset.describe()["drifted"] == summary.drifted
+    assert set(dataset.drift["problem"]) == set(range(len(CASES)))
+    assert set(dataset.drift["run_id"]) == set(dataset.measurements["run_id"])
+    assert len(dataset.drift) > 3 * len(CASES)  # also while a case is measured
+    assert dataset.drift["at_s"].is_monotonic_increasing
+    ((problem, config),) = set(runner.asked("refer"))
+    assert problem in [case.problem for case in CASES]
+    assert config == FAMILY.default(problem, DEVICE)
+
+
+def test_a_reference_that_fails_is_done_without(out):
+    class Failing(ReplayRunner):
+        def refer(self, family, problem, config):
+            self.calls.append(("refer", problem))
+            raise LaunchFailedError("out of memory")
+
+    runner = Failing()
+    assert run(CASES, out, runner).complete
+    assert len(runner.asked("refer")) == len(CASES)
+    assert load(out).drift.empty
+    assert load(out).drifted() == {}
+
+
+def test_a_reference_that_ends_the_process_is_not_met_again(out):
+    class Ending(ReplayRunner):
+        def refer(self, family, problem, config):
+            self.calls.append(("refer", problem))
+            raise DeviceLostError("illegal memory access")
+
+    runner = Ending()
+    assert run(CASES[:2], out, runner).complete
+    assert len(runner.asked("refer")) == 2
+    check_complete(out, CASES[:2])
+
+
 def test_no_more_tasks_are_out_than_a_pipe_holds(out):
     """A parent that waits for a full pipe would serve no other GPU."""
     import pickle
@@ -448,7 +499,7 @@ def test_progress_counts_up_and_says_when_it_will_be_over(out):
     assert [event.case for event in events] == [*CASES, CASES[-1]]  # at the start of each, and at the end
     assert [(event.done, event.total) for event in events] == [(i, len(CASES)) for i in range(len(CASES) + 1)]
     assert events[0].eta_s is None
-    assert events[0].measurements == 0
+    assert events[0].measurements < len(SPACE) - len(VALID) + 1  # what cannot run is known at once
     assert all(a.measurements < b.measurements for a, b in itertools.pairwise(events))
     assert all(event.rate_per_s > 0 and event.eta_s > 0 for event in events[1:-1])
     assert events[-1].eta_s == 0
@@ -460,7 +511,8 @@ def test_cases_that_were_measured_before_do_not_make_the_rest_look_quick(out):
     run(CASES[:2], out)
     events = []
     run(CASES, out, on_progress=events.append, clock=ticking())
-    assert [event.eta_s is None for event in events] == [True, True, True, False, False]
+    assert [event.case for event in events] == [*CASES[2:], CASES[-1]]
+    assert [event.eta_s is None for event in events] == [True, False, False]
 
 
 def test_an_existing_dataset_is_refused_without_resume(out):
@@ -480,43 +532,7 @@ def test_going_on_with_another_kernel_is_refused(out, monkeypatch):
 
 def test_another_devices_measurements_are_not_taken_for_this_ones(out):
     run([CASE], out)
-    assert set(earlier(out, FAMILIES)) == {(DEVICE.name, CASE.problem)}
+    assert set(earlier(out, FAMILIES).known) == {(DEVICE.name, CASE.problem)}
     other = ReplayRunner()
     assert run([CASE], out, gpus=[ReplayGpu(other, replace(DEVICE, name="another"))]).complete
     assert len(other.asked("scan")) == len(VALID)
-
-
-CRASHING = """
-import sys
-from pathlib import Path
-from fakes import fake_cases
-from foretune.collect import recorder
-from replay import ReplayRunner, run
-recorder.provenance = lambda family, device: {}
-recorder.FLUSH_SECONDS = 0.02
-cases = fake_cases()[:12]
-print("ready", flush=True)
-run(cases, Path(sys.argv[1]), ReplayRunner(seconds=0.002))
-"""
-
-
-def test_runs_that_are_killed_leave_each_row_once(out):
-    cases = fake_cases()[:12]  # about 5 s of measuring, more than all four runs are given
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(TESTS), *sys.path])}
-    moments = [random.uniform(0.05, 0.9) for _ in range(4)]
-    grown = [0]
-    for moment in moments:
-        child = subprocess.Popen(
-            [sys.executable, "-c", CRASHING, out], env=environment, cwd=out.parent, stdout=subprocess.PIPE
-        )
-        assert child.stdout.readline() == b"ready\n"
-        time.sleep(moment)
-        child.kill()
-        assert child.wait() == -9, moments
-        child.stdout.close()
-        grown.append(len(load(out).measurements) if (out / "dataset.json").exists() else 0)
-        assert not grown[-1] or rows_of(out)
-    assert grown == sorted(grown)
-    assert grown[-1] > 0, moments
-    assert run(cases, out).complete
-    check_complete(out, cases)

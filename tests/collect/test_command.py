@@ -12,8 +12,9 @@ import torch
 from foretune import kernels
 from foretune.__main__ import app
 from foretune.collect import campaign, shapes
-from foretune.collect.campaign import Progress, Summary
+from foretune.collect.ledger import Progress
 from foretune.collect.measuring import DeviceLostError
+from foretune.collect.summary import Summary
 from foretune.datasets import load_models
 from foretune.kernels import family
 from typer.testing import CliRunner
@@ -36,8 +37,10 @@ SUMMARY = Summary(
     gpu_busy_share=0.83,
     compile_s=120.0,
     lost_s=4.0,
+    drifted={},
     skipped=(),
     complete=True,
+    interrupted=False,
 )
 
 
@@ -155,6 +158,7 @@ def test_what_was_not_measured_is_said(collect):
         "gpu_busy_share": 0.83,
         "compile_s": 120.0,
         "lost_s": 4.0,
+        "drifted": {},
         "skipped": ["fake n=8: OutOfMemoryError: 12 GiB"],
         "complete": False,
         "interrupted": False,
