@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from .tiles import TileMap
 
 UNSPECIALIZED = ["dy_rows", "x_rows", "rows", "groups", "slots", "N8", "K8", "divisor", "GROUP_M", "PROGRAMS_PER_SM"]
-KEY = ["rows", "groups", "N8", "K8"]
+KEY = ["rows", "groups", "N8", "K8", "GATHER_DY", "GATHER_X"]
 _LANES = tl.constexpr(256)
 _SUM_BLOCK = 4096
 

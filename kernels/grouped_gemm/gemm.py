@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 UNSPECIALIZED = ["x_rows", "rows", "groups", "N8", "K8", "divisor", "GROUP_M", "PROGRAMS_PER_SM"]
 #: What an autotuner of the kernel tunes anew for. The group sizes are tensor contents, which no key can see.
-KEY = ["rows", "groups", "N8", "K8"]
+KEY = ["rows", "groups", "N8", "K8", "TRANSPOSED", "GATHER", "SCATTER"]
 
 
 # One binary per config serves every shape: no runtime integer is specialised (Triton would otherwise compile
@@ -189,8 +189,9 @@ def launch_gemm(
 
 def grid_of(m_tiles: int, n: int, config: KernelConfig, sm_count: int) -> int:
     """Programs to launch: PROGRAMS_PER_SM on each SM, or one a tile where that is 0."""
-    tiles = m_tiles * triton.cdiv(n, config["BLOCK_N"])
-    return min(sm_count * config["PROGRAMS_PER_SM"] or tiles, tiles)
+    tiles: int = m_tiles * triton.cdiv(n, config["BLOCK_N"])
+    programs: int = sm_count * config["PROGRAMS_PER_SM"]
+    return min(programs or tiles, tiles)
 
 
 def arguments(
