@@ -1,7 +1,7 @@
 """How fast the grouped GEMMs are, next to what people have: `torch._grouped_mm`, cuBLAS and the card's own limits.
 
-Every figure is kernel time, cold L2, with all contenders of a problem interleaved in one run. The tile map is not in it,
-as torch's offsets are not in `torch._grouped_mm`'s: both are made once a layer.
+Every figure is kernel time, cold L2, with all contenders of a problem interleaved in one run. The tile map is not in
+it, as torch's offsets are not in `torch._grouped_mm`'s: both are made once a layer.
 """
 
 from __future__ import annotations
