@@ -1,7 +1,7 @@
-"""The tile map: which rows of which group each M tile holds, built on the device from the group sizes.
+"""The tile map: which rows of which group each tile holds, built on the device from the group sizes.
 
-Nothing here waits for the GPU. One launch makes the map for every BLOCK_M at once, so one map serves all
-configs, all projections of a layer and the backward pass.
+Nothing here waits for the GPU. One launch makes the map for every BLOCK_M at once, and the chunks of rows that dW
+sums over, so one map serves all configs, all projections of a layer and the backward pass.
 """
 
 from __future__ import annotations
@@ -17,10 +17,17 @@ from .space import BLOCKS_M
 if TYPE_CHECKING:
     import torch
 
-#: The map starts with one tile count a BLOCK_M (padded to 8), then (group, first row, end row) a tile.
+# The map starts with one tile count a BLOCK_M, the number of chunks and the number of split groups (padded to 8).
+# Then come (group, first row, end row) a tile, by BLOCK_M; (group, first row, end row, slot) a chunk; and
+# (group, first slot, slots) a split group.
 _HEADER = tl.constexpr(8)
-_ENTRY = tl.constexpr(3)
-_CHUNK = 1024
+_TILE = tl.constexpr(3)
+_CHUNK = tl.constexpr(4)
+_SPLIT = tl.constexpr(3)
+_BLOCKS = tl.constexpr(len(BLOCKS_M))
+_LANES = 1024
+#: No chunk is shorter than this: a shorter one has too few steps to pay for its sum.
+_LEAST_CHUNK_ROWS = 1024
 
 
 @triton.jit
@@ -29,56 +36,170 @@ def tile_capacity(rows, groups):
     return tl.cdiv(rows, 16) + groups
 
 
-@triton.jit(do_not_specialize=["rows", "groups"])
-def tile_map_kernel(group_sizes_ptr, tiles_ptr, rows, groups, CHUNK: tl.constexpr):
-    """Program (g, b) writes group g's entries for BLOCK_M = 16 << b.
+@triton.jit
+def chunk_capacity(rows, groups, chunk_rows):
+    """The most chunks there can be, for any sizes."""
+    return rows // chunk_rows + groups
 
-    Sizes that are negative count as 0. Where they sum to more than `rows`, tiles end at `rows` and the map at
-    its capacity, so nothing is ever read or written out of bounds; where they sum to less, the rest of the
+
+@triton.jit
+def slot_capacity(rows, chunk_rows):
+    """The most partial sums of split groups: a group of more than `chunk_rows` has less than twice rows / chunk_rows."""
+    return 2 * (rows // chunk_rows)
+
+
+@triton.jit
+def tiles_offset(BLOCK_M: tl.constexpr, rows, groups):
+    """Where the entries of one BLOCK_M start; BLOCK_M = 512 names what comes after the last."""
+    return _HEADER + block_index(BLOCK_M) * tile_capacity(rows, groups) * _TILE
+
+
+@triton.jit
+def block_index(BLOCK_M: tl.constexpr):
+    """0 for 16, 1 for 32, ... 5 for 512."""
+    which: tl.constexpr = (
+        (BLOCK_M // 32 > 0)
+        + (BLOCK_M // 64 > 0)
+        + (BLOCK_M // 128 > 0)
+        + (BLOCK_M // 256 > 0)
+        + (BLOCK_M // 512 > 0)
+    )
+    return which
+
+
+@triton.jit(do_not_specialize=["rows", "groups", "chunk_rows"])
+def tile_map_kernel(group_sizes_ptr, map_ptr, rows, groups, chunk_rows, LANES: tl.constexpr):
+    """Program (g, b) writes group g's tiles for BLOCK_M = 16 << b, and program (g, 5) its chunks.
+
+    Sizes that are negative count as 0. Where they sum to more than `rows`, tiles and chunks end at `rows` and the
+    map at its capacity, so nothing is ever read or written out of bounds; where they sum to less, the rest of the
     rows belongs to no tile.
     """
     group = tl.program_id(0)
     which = tl.program_id(1)
+    lanes = tl.arange(0, LANES)
+    size = clamped(tl.load(group_sizes_ptr + group), rows)
+    n_chunks = n_chunks_of(size, chunk_rows)
     block_m = 16 << which
-    lanes = tl.arange(0, CHUNK)
 
-    row = tl.zeros((), tl.int32)
-    tile = tl.zeros((), tl.int32)
-    for start in range(0, group, CHUNK):
-        before = start + lanes
-        sizes = tl.maximum(tl.load(group_sizes_ptr + before, before < group, other=0), 0)
-        row += tl.sum(sizes)
-        tile += tl.sum((sizes + block_m - 1) // block_m)
-    size = tl.maximum(tl.load(group_sizes_ptr + group), 0)
-    n_tiles = (size + block_m - 1) // block_m
-
-    capacity = tile_capacity(rows, groups)
-    entries_ptr = tiles_ptr + _HEADER + which * capacity * _ENTRY
+    # 64 bits: sizes that are garbage sum past 2^31.
+    row = tl.zeros((), tl.int64)
+    tile = tl.zeros((), tl.int64)
+    chunk = tl.zeros((), tl.int64)
+    slot = tl.zeros((), tl.int64)
+    rank = tl.zeros((), tl.int64)
+    split = tl.zeros((), tl.int64)
+    for start in range(0, groups, LANES):
+        other = start + lanes
+        sizes = clamped(tl.load(group_sizes_ptr + other, other < groups, other=0), rows)
+        before = other < group
+        row += tl.sum(tl.where(before, sizes, 0))
+        tile += tl.sum(tl.where(before, (sizes + block_m - 1) // block_m, 0))
+        # Chunks are in descending order of their group's size: the longest work starts first.
+        longer = ((sizes > size) | ((sizes == size) & before)) & (other < groups)
+        chunks = tl.where(longer, n_chunks_of(sizes, chunk_rows), 0)
+        chunk += tl.sum(chunks)
+        slot += tl.sum(tl.where(chunks > 1, chunks, 0))
+        rank += tl.sum(longer.to(tl.int64))
+        split += tl.sum((chunks > 1).to(tl.int64))
+    row = tl.minimum(row, rows)
     row_end = tl.minimum(row + size, rows)
-    for start in range(0, n_tiles, CHUNK):
-        i = start + lanes
-        mask = (i < n_tiles) & (tile + i < capacity)
-        entry_ptrs = entries_ptr + (tile + i) * _ENTRY
-        tl.store(entry_ptrs, i * 0 + group, mask)
-        tl.store(entry_ptrs + 1, row + i * block_m, mask)
-        tl.store(entry_ptrs + 2, i * 0 + row_end, mask)
-    if group == groups - 1:
-        tl.store(tiles_ptr + which, tl.minimum(tile + n_tiles, capacity))
+
+    if which < _BLOCKS:
+        n_tiles = (size + block_m - 1) // block_m
+        capacity = tile_capacity(rows, groups)
+        entries_ptr = map_ptr + _HEADER + which * capacity * _TILE
+        for start in range(0, n_tiles, LANES):
+            i = start + lanes
+            mask = (i < n_tiles) & (tile + i < capacity)
+            entry_ptrs = entries_ptr + (tile + i) * _TILE
+            tl.store(entry_ptrs, i * 0 + group, mask)
+            tl.store(entry_ptrs + 1, tl.minimum(row + i * block_m, row_end), mask)
+            tl.store(entry_ptrs + 2, i * 0 + row_end, mask)
+        if group == groups - 1:
+            tl.store(map_ptr + which, tl.minimum(tile + n_tiles, capacity))
+    else:
+        capacity = chunk_capacity(rows, groups, chunk_rows)
+        entries_ptr = map_ptr + tiles_offset(512, rows, groups)
+        # Only sizes that sum to more than `rows` can need more slots than there are: those groups are not split right.
+        splits = (n_chunks > 1) & (slot + n_chunks <= slot_capacity(rows, chunk_rows))
+        for start in range(0, n_chunks, LANES):
+            i = start + lanes
+            mask = (i < n_chunks) & (chunk + i < capacity)
+            entry_ptrs = entries_ptr + (chunk + i) * _CHUNK
+            first = row + i.to(tl.int64) * chunk_rows
+            tl.store(entry_ptrs, i * 0 + group, mask)
+            tl.store(entry_ptrs + 1, tl.minimum(first, row_end), mask)
+            tl.store(entry_ptrs + 2, tl.minimum(first + chunk_rows, row_end), mask)
+            tl.store(entry_ptrs + 3, tl.where(splits, slot + i, -1), mask)
+        if (n_chunks > 1) & (split < rows // chunk_rows):
+            split_ptr = entries_ptr + capacity * _CHUNK + split * _SPLIT
+            tl.store(split_ptr, group)
+            tl.store(split_ptr + 1, slot)
+            tl.store(split_ptr + 2, tl.where(splits, n_chunks, 0))
+        if rank == groups - 1:
+            tl.store(map_ptr + _BLOCKS, tl.minimum(chunk + n_chunks, capacity))
+            tl.store(map_ptr + _BLOCKS + 1, tl.minimum(split + (n_chunks > 1), rows // chunk_rows))
 
 
 @triton.jit
-def load_tile(tiles_ptr, m_tile, rows, groups, BLOCK_M: tl.constexpr):
-    """(group, first row, end row) of one M tile."""
-    which: tl.constexpr = (BLOCK_M // 32 > 0) + (BLOCK_M // 64 > 0) + (BLOCK_M // 128 > 0) + (BLOCK_M // 256 > 0)
-    entry_ptr = tiles_ptr + _HEADER + (which * tile_capacity(rows, groups) + m_tile) * _ENTRY
+def clamped(sizes, rows):
+    """Group sizes as they count: between 0 and all the rows."""
+    return tl.minimum(tl.maximum(sizes, 0), rows)
+
+
+@triton.jit
+def n_chunks_of(sizes, chunk_rows):
+    """In how many chunks a group is summed: an empty one still has its zeros to write."""
+    return tl.maximum((sizes + chunk_rows - 1) // chunk_rows, 1)
+
+
+@triton.jit
+def load_tile_count(map_ptr, BLOCK_M: tl.constexpr):
+    """How many M tiles there are at this BLOCK_M."""
+    return tl.load(map_ptr + block_index(BLOCK_M))
+
+
+@triton.jit
+def load_tile(map_ptr, m_tile, rows, groups, BLOCK_M: tl.constexpr):
+    """(group, first row, end row) of one M tile; the end is the group's."""
+    entry_ptr = map_ptr + tiles_offset(BLOCK_M, rows, groups) + m_tile * _TILE
     return tl.load(entry_ptr), tl.load(entry_ptr + 1), tl.load(entry_ptr + 2)
 
 
 @triton.jit
-def load_tile_count(tiles_ptr, BLOCK_M: tl.constexpr):
-    """How many M tiles there are at this BLOCK_M."""
-    which: tl.constexpr = (BLOCK_M // 32 > 0) + (BLOCK_M // 64 > 0) + (BLOCK_M // 128 > 0) + (BLOCK_M // 256 > 0)
-    return tl.load(tiles_ptr + which)
+def load_chunk_count(map_ptr):
+    """How many chunks there are: one a group at least."""
+    return tl.load(map_ptr + _BLOCKS)
+
+
+@triton.jit
+def load_chunk(map_ptr, chunk, rows, groups):
+    """(group, first row, end row, slot) of one chunk; the slot of its partial sum is -1 where it is the whole group."""
+    entry_ptr = map_ptr + tiles_offset(512, rows, groups) + chunk * _CHUNK
+    return tl.load(entry_ptr), tl.load(entry_ptr + 1), tl.load(entry_ptr + 2), tl.load(entry_ptr + 3)
+
+
+@triton.jit
+def load_chunk_steps(map_ptr, chunks, there, rows, groups, BLOCK_K: tl.constexpr):
+    """In how many steps of BLOCK_K rows each of some chunks is summed: one at least; 0 where not `there`."""
+    entry_ptrs = map_ptr + tiles_offset(512, rows, groups) + chunks * _CHUNK
+    row = tl.load(entry_ptrs + 1, there, other=0)
+    row_end = tl.load(entry_ptrs + 2, there, other=0)
+    return tl.where(there, tl.maximum(tl.cdiv(row_end - row, BLOCK_K), 1), 0)
+
+
+@triton.jit
+def load_split(map_ptr, split, rows, groups, chunk_rows):
+    """(group, first slot, slots) of one split group; no slots where there are fewer split groups."""
+    chunks_ptr = map_ptr + tiles_offset(512, rows, groups)
+    entry_ptr = chunks_ptr + chunk_capacity(rows, groups, chunk_rows) * _CHUNK + split * _SPLIT
+    there = split < tl.load(map_ptr + _BLOCKS + 1)
+    return (
+        tl.load(entry_ptr, there, other=0),
+        tl.load(entry_ptr + 1, there, other=0),
+        tl.load(entry_ptr + 2, there, other=0),
+    )
 
 
 @triton.jit
@@ -96,17 +217,54 @@ def tile_position(tile, m_tiles, n_tiles, GROUP_M):
 class TileMap:
     """The device-built map of one routing, good for any config. Make it once a layer with `TileMap.build`."""
 
-    tiles: torch.Tensor  # int32, the header and the entries of every BLOCK_M
+    entries: torch.Tensor  # int32: header, tiles of every BLOCK_M, chunks, split groups
     rows: int
     groups: int
+    chunk_rows: int  # dW sums the rows of longer groups in chunks of so many
 
     @classmethod
-    def build(cls, group_sizes: torch.Tensor, rows: int) -> TileMap:
-        """Launches the kernel that makes the map; does not wait for it. `group_sizes` is (groups,) int32."""
+    def build(cls, group_sizes: torch.Tensor, rows: int, chunk_rows: int | None = None) -> TileMap:
+        """Launches the kernel that makes the map; does not wait for it. `group_sizes` is (groups,) int32.
+
+        No group is split where `chunk_rows` is left out; see `chunk_rows`.
+        """
         import torch
 
         groups = group_sizes.numel()
-        capacity = triton.cdiv(rows, BLOCKS_M[0]) + groups
-        tiles = torch.empty(8 + len(BLOCKS_M) * capacity * 3, dtype=torch.int32, device=group_sizes.device)
-        tile_map_kernel[(groups, len(BLOCKS_M))](group_sizes, tiles, rows, groups, CHUNK=_CHUNK, num_warps=4)
-        return cls(tiles, rows, groups)
+        chunk_rows = chunk_rows or max(rows, 1)
+        chunks = rows // chunk_rows + groups
+        size = 8 + len(BLOCKS_M) * (triton.cdiv(rows, BLOCKS_M[0]) + groups) * 3 + chunks * 4 + rows // chunk_rows * 3
+        entries = torch.empty(size, dtype=torch.int32, device=group_sizes.device)
+        tile_map_kernel[(groups, len(BLOCKS_M) + 1)](
+            group_sizes, entries, rows, groups, chunk_rows, LANES=_LANES, num_warps=4
+        )
+        return cls(entries, rows, groups, chunk_rows)
+
+    @property
+    def most_chunks(self) -> int:
+        """The most chunks that the map can hold."""
+        return self.rows // self.chunk_rows + self.groups
+
+    @property
+    def most_splits(self) -> int:
+        """The most groups that can be split, each of which has more than `chunk_rows` rows."""
+        return self.rows // self.chunk_rows if self.rows > self.chunk_rows else 0
+
+    @property
+    def slots(self) -> int:
+        """Partial sums to make room for: a split group has at most twice as many as whole chunks fit into it."""
+        return 2 * self.most_splits
+
+
+def chunk_rows(rows: int, n: int, k: int, sm_count: int) -> int:
+    """How many rows of one group dW sums at a time, at most: so many that a chunk is half of an SM's share.
+
+    One huge group among small ones is otherwise N x K / tile area long jobs for more SMs than that. Depends only on
+    what the host knows. Where N x K is large no group is split, because its tiles alone fill the SMs.
+
+    >>> chunk_rows(65536, 1536, 2048, 132), chunk_rows(65536, 14336, 4096, 132)
+    (23936, 65536)
+    """
+    tiles = triton.cdiv(n, 128) * triton.cdiv(k, 256)
+    share = triton.cdiv(rows * tiles, 2 * sm_count)
+    return min(max(triton.cdiv(share, 128) * 128, _LEAST_CHUNK_ROWS), max(rows, 1))

@@ -1,0 +1,197 @@
+"""The kernels of dW: dw[e] = dy[rows of e].T @ x[rows of e].
+
+The contraction runs over ragged rows, so the work of a group is as long as the group. Tiles of the longest groups come
+first, and a group longer than `chunk_rows` (see tiles.py) is summed in chunks: partial sums in float32, which a second
+kernel adds up in their order, so that the result is the same in every run.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import triton
+import triton.language as tl
+
+from .gemm import grid_of
+from .ragged import load_ragged, ragged_descriptor
+from .scratch import ensure_allocator
+from .tiles import load_chunk, load_chunk_count, load_split, tile_position
+
+if TYPE_CHECKING:
+    import torch
+
+    from ...datasets import KernelConfig
+    from .tiles import TileMap
+
+UNSPECIALIZED = ["dy_rows", "x_rows", "rows", "groups", "N8", "K8", "divisor", "GROUP_M", "PROGRAMS_PER_SM"]
+KEY = ["rows", "groups", "N8", "K8"]
+_SUM_BLOCK = 4096
+
+
+@triton.jit(do_not_specialize=UNSPECIALIZED)
+def grouped_gemm_dw_kernel(
+    dy_ptr,  # (dy_rows, N); sorted by group unless GATHER_DY
+    x_ptr,  # (x_rows, K); sorted by group unless GATHER_X
+    dw_ptr,  # (groups, N, K)
+    partial_ptr,  # (slots, N, K) float32: the sums of chunks of split groups
+    map_ptr,  # a TileMap's entries
+    indices_ptr,  # (rows,) int32 or int64, or None: which row of the permuted side each sorted row is
+    dy_rows,
+    x_rows,
+    rows,
+    groups,
+    N8,  # N // 8
+    K8,  # K // 8
+    divisor,  # a permuted row is row index // divisor
+    GROUP_M,
+    PROGRAMS_PER_SM,  # for the grid only
+    GATHER_DY: tl.constexpr,
+    GATHER_X: tl.constexpr,
+    BLOCK_M: tl.constexpr,  # of N
+    BLOCK_N: tl.constexpr,  # of K
+    BLOCK_K: tl.constexpr,  # of rows
+    TMA_DY: tl.constexpr,
+    TMA_X: tl.constexpr,
+    TMA_DW: tl.constexpr,
+    FLATTEN: tl.constexpr,
+):
+    """Program p takes tiles p, p + programs, ... of all chunks. Accumulates in float32."""
+    N = N8 * 8
+    K = K8 * 8
+    m_tiles = tl.cdiv(N, BLOCK_M)
+    n_tiles = tl.cdiv(K, BLOCK_N)
+    chunk_tiles = m_tiles * n_tiles
+    offs_m = tl.arange(0, BLOCK_M)
+    offs_n = tl.arange(0, BLOCK_N)
+    offs_k = tl.arange(0, BLOCK_K)
+    if TMA_DY:
+        dy_desc = ragged_descriptor(dy_ptr, N, BLOCK_K, BLOCK_M)
+    if TMA_X:
+        x_desc = ragged_descriptor(x_ptr, K, BLOCK_K, BLOCK_N)
+    if TMA_DW:
+        dw_desc = tl.make_tensor_descriptor(
+            dw_ptr, [groups, N, K], [N.to(tl.int64) * K, K.to(tl.int64), 1], [1, BLOCK_M, BLOCK_N]
+        )
+
+    total = load_chunk_count(map_ptr) * chunk_tiles
+    for tile in tl.range(tl.program_id(0), total, tl.num_programs(0), flatten=FLATTEN):
+        group, row, row_end, slot = load_chunk(map_ptr, tile // chunk_tiles, rows, groups)
+        m_tile, n_tile = tile_position(tile % chunk_tiles, m_tiles, n_tiles, GROUP_M)
+        m = m_tile * BLOCK_M
+        n = n_tile * BLOCK_N
+        acc = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
+        for r in tl.range(row, row_end, BLOCK_K):
+            inside = r + offs_k < row_end
+            if GATHER_DY or GATHER_X:
+                permuted = tl.load(indices_ptr + r + offs_k, inside, other=0) // divisor
+            if TMA_DY:
+                dy = load_ragged(dy_desc, r, row_end, m, BLOCK_K, BLOCK_M)
+            else:
+                if GATHER_DY:
+                    dy_row = tl.minimum(tl.maximum(permuted, 0), dy_rows - 1)
+                else:
+                    dy_row = r + offs_k
+                dy_ptrs = dy_ptr + dy_row.to(tl.int64)[:, None] * N + (m + offs_m)[None, :]
+                dy = tl.load(dy_ptrs, inside[:, None] & (m + offs_m < N)[None, :], other=0.0)
+            if TMA_X:
+                x = load_ragged(x_desc, r, row_end, n, BLOCK_K, BLOCK_N)
+            else:
+                if GATHER_X:
+                    x_row = tl.minimum(tl.maximum(permuted, 0), x_rows - 1)
+                else:
+                    x_row = r + offs_k
+                x_ptrs = x_ptr + x_row.to(tl.int64)[:, None] * K + (n + offs_n)[None, :]
+                x = tl.load(x_ptrs, inside[:, None] & (n + offs_n < K)[None, :], other=0.0)
+            acc = tl.dot(dy.T, x, acc, input_precision="ieee")
+
+        within = (m + offs_m < N)[:, None] & (n + offs_n < K)[None, :]
+        if (partial_ptr is not None) and (slot >= 0):
+            partial_ptrs = partial_ptr + (slot.to(tl.int64) * N + m + offs_m)[:, None] * K + (n + offs_n)[None, :]
+            tl.store(partial_ptrs, acc, within)
+        else:
+            dw = acc.to(dw_ptr.dtype.element_ty)
+            if TMA_DW:
+                dw_desc.store([group, m, n], dw.reshape(1, BLOCK_M, BLOCK_N))
+            else:
+                dw_ptrs = dw_ptr + (group.to(tl.int64) * N + m + offs_m)[:, None] * K + (n + offs_n)[None, :]
+                tl.store(dw_ptrs, dw, within)
+
+
+@triton.jit(do_not_specialize=["rows", "groups", "chunk_rows", "size8"])
+def sum_partials_kernel(partial_ptr, dw_ptr, map_ptr, rows, groups, chunk_rows, size8, BLOCK: tl.constexpr):
+    """Program (s, b) adds up block b of the partial sums of the s-th split group."""
+    size = size8.to(tl.int64) * 8  # N * K
+    group, first_slot, slots = load_split(map_ptr, tl.program_id(0), rows, groups, chunk_rows)
+    if slots > 0:
+        offs = tl.program_id(1).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+        acc = tl.zeros((BLOCK,), tl.float32)
+        partial_ptrs = partial_ptr + first_slot.to(tl.int64) * size + offs
+        for _ in range(0, slots):
+            acc += tl.load(partial_ptrs, offs < size, other=0.0)
+            partial_ptrs += size
+        tl.store(dw_ptr + group.to(tl.int64) * size + offs, acc.to(dw_ptr.dtype.element_ty), offs < size)
+
+
+def launch_dw(
+    dy: torch.Tensor,
+    x: torch.Tensor,
+    dw: torch.Tensor,
+    tile_map: TileMap,
+    config: KernelConfig,
+    sm_count: int,
+    *,
+    gather_dy: torch.Tensor | None = None,
+    gather_x: torch.Tensor | None = None,
+    divisor: int = 1,
+) -> None:
+    """Launches the kernels with explicit arguments and does not wait for them.
+
+    dy (rows, N), x (rows, K), dw (groups, N, K), all of it written: groups without rows get zeros. `gather_x`: the
+    sorted row i is row gather_x[i] // divisor of x; `gather_dy` likewise. One of the two at most.
+    """
+    _, n, k = dw.shape
+    grid = grid_of(tile_map.most_chunks * triton.cdiv(n, config["BLOCK_M"]), k, config, sm_count)
+    if grid == 0:
+        return
+    if config["TMA_DY"] or config["TMA_X"] or config["TMA_DW"]:
+        ensure_allocator()
+    partial = partial_sums(dw, tile_map)
+    indices = gather_dy if gather_dy is not None else gather_x
+    grouped_gemm_dw_kernel[(grid,)](
+        *arguments(dy, x, dw, partial, tile_map, indices, divisor),
+        GATHER_DY=gather_dy is not None,
+        GATHER_X=gather_x is not None,
+        **config.to_json(),
+    )
+    add_partials(partial, dw, tile_map)
+
+
+def partial_sums(dw: torch.Tensor, tile_map: TileMap) -> torch.Tensor:
+    """Room for the partial sums, (slots, N, K) float32."""
+    import torch
+
+    return torch.empty((tile_map.slots, *dw.shape[1:]), dtype=torch.float32, device=dw.device)
+
+
+def add_partials(partial: torch.Tensor, dw: torch.Tensor, tile_map: TileMap) -> None:
+    """Adds up the partial sums of split groups, if there can be any."""
+    _, n, k = dw.shape
+    if tile_map.most_splits:
+        sum_partials_kernel[(tile_map.most_splits, triton.cdiv(n * k, _SUM_BLOCK))](
+            partial, dw, tile_map.entries, tile_map.rows, tile_map.groups, tile_map.chunk_rows, n * k // 8, BLOCK=_SUM_BLOCK
+        )
+
+
+def arguments(
+    dy: torch.Tensor,
+    x: torch.Tensor,
+    dw: torch.Tensor,
+    partial: torch.Tensor,
+    tile_map: TileMap,
+    indices: torch.Tensor | None = None,
+    divisor: int = 1,
+) -> tuple[Any, ...]:
+    """The kernel's positional arguments, less the flags and the knobs."""
+    _, n, k = dw.shape
+    shape = (len(dy), len(x), tile_map.rows, tile_map.groups, n // 8, k // 8, divisor)
+    return dy, x, dw, partial, tile_map.entries, indices, *shape
