@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import triton
 import triton.language as tl
 
+from .launcher import Launcher
 from .ragged import ragged_descriptor, store_ragged
 from .scratch import ensure_allocator
 from .tiles import load_tile, load_tile_count, tile_position
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 UNSPECIALIZED = ["x_rows", "rows", "groups", "N8", "K8", "divisor", "GROUP_M", "PROGRAMS_PER_SM"]
 #: What an autotuner of the kernel tunes anew for. The group sizes are tensor contents, which no key can see.
 KEY = ["rows", "groups", "N8", "K8"]
+_TENSORS = 7  # of the arguments, come first
 
 
 # One binary per config serves every shape: no runtime integer is specialised (Triton would otherwise compile
@@ -158,6 +160,9 @@ def grouped_gemm_kernel(
             tl.store(y_ptrs, y, inside[:, None] & (y_cols < N)[None, :])
 
 
+_launch = Launcher(grouped_gemm_kernel)
+
+
 def launch_gemm(
     x: torch.Tensor,
     w: torch.Tensor,
@@ -180,24 +185,27 @@ def launch_gemm(
     indexed by them where they are given. `bias` (groups, N).
     """
     n = y.shape[1]
-    grid = grid_of(triton.cdiv(tile_map.rows, config["BLOCK_M"]) + tile_map.groups, n, config, sm_count)
+    grid = grid_of(-(-tile_map.rows // config["BLOCK_M"]) + tile_map.groups, n, config, sm_count)
     if tile_map.rows == 0 or grid == 0:
         return
     if config["TMA_X"] or config["TMA_W"] or config["TMA_Y"]:
         ensure_allocator()
     indices = gather if gather is not None else scatter
-    grouped_gemm_kernel[(grid,)](
-        *arguments(x, w, y, tile_map, indices, scale, bias, divisor),
+    given = arguments(x, w, y, tile_map, indices, scale, bias, divisor)
+    _launch(
+        (grid, 1, 1),
+        given[:_TENSORS],
+        given[_TENSORS:],
+        config,
         TRANSPOSED=transposed,
         GATHER=gather is not None,
         SCATTER=scatter is not None,
-        **config.to_json(),
     )
 
 
 def grid_of(m_tiles: int, n: int, config: KernelConfig, sm_count: int) -> int:
     """Programs to launch: PROGRAMS_PER_SM on each SM, or one a tile where that is 0."""
-    tiles = m_tiles * triton.cdiv(n, config["BLOCK_N"])
+    tiles = m_tiles * -(-n // config["BLOCK_N"])  # triton.cdiv takes 1.5 us
     return min(sm_count * config["PROGRAMS_PER_SM"] or tiles, tiles)
 
 
