@@ -148,7 +148,8 @@ def grouped_gemm_kernel(
             if SCATTER:
                 scale = tl.load(scale_ptr + target, inside, other=0.0)
             elif GATHER:
-                scale = tl.load(scale_ptr + tl.load(indices_ptr + sorted_rows), inside, other=0.0)
+                permuted = tl.load(indices_ptr + sorted_rows)
+                scale = tl.load(scale_ptr + permuted, inside & (permuted >= 0) & (permuted < rows), other=0.0)
             else:
                 scale = tl.load(scale_ptr + target, inside, other=0.0)
             acc *= scale[:, None].to(tl.float32)

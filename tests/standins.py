@@ -18,7 +18,7 @@ class StandIn:
 
     def default(self, problem, device):
         knobs = dict.fromkeys(self.knobs, 0)
-        knobs |= {"BLOCK_M": 32, "BLOCK_N": 32, "BLOCK_K": 32, "GROUP_M": 1, "PROGRAMS_PER_SM": 1}
+        knobs |= {"BLOCK_M": 32, "BLOCK_N": 64, "BLOCK_K": 64, "GROUP_M": 1, "PROGRAMS_PER_SM": 1}
         return KernelConfig.of(**knobs | {"num_warps": 4, "num_stages": 2})
 
     def space(self, device=None):
