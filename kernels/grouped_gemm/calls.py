@@ -81,13 +81,13 @@ class Call:
 
 
 def call_of(
+    options: Options,
     x: torch.Tensor,
     w: torch.Tensor,
     group_sizes: torch.Tensor,
     indices: torch.Tensor | None,
     weights: torch.Tensor | None,
     bias: torch.Tensor | None,
-    options: Options,
 ) -> Call:
     """The call that these tensors make, checked. Raises `ForetuneError` as `check_call` and `Call` do."""
     place = _place(x)

@@ -32,15 +32,17 @@ def choose(family: Family, problem: Problem, device: DeviceSpec, mode: Mode, lau
     """
     if mode is Mode.OFF:
         return family.default(problem, device)
-    configs = _ranked(family, problem, device, 1 if mode is Mode.PREDICT else K)
+    # Predicted for the bucket, so that one more number of rows costs microseconds, and checked for the problem.
+    near = bucket(problem)
+    ranked = _ranked(family, near, device, 1 if mode is Mode.PREDICT else K)
+    configs = [config for config in ranked if family.supports(config, problem, device) is None]
     if not configs:
         return family.default(problem, device)
     if mode is Mode.PREDICT or len(configs) == 1 or not _can_wait():
         return configs[0]
-    key = (family.name, bucket(problem), device)
-    best = _measured.get(key)
-    if best is None or family.supports(best, problem, device) is not None:
-        best = _measured[key] = _fastest(family, configs, launch)
+    best = _measured.get((family.name, near, device))
+    if best not in configs:
+        best = _measured[family.name, near, device] = _fastest(family, configs, launch)
     return best
 
 
@@ -71,7 +73,7 @@ def _ranked(family: Family, problem: Problem, device: DeviceSpec, k: int) -> tup
     return ranked.configs if ranked.predicted else ()
 
 
-def _fastest(family: Family, configs: tuple[KernelConfig, ...], launch: Launch) -> KernelConfig:
+def _fastest(family: Family, configs: list[KernelConfig], launch: Launch) -> KernelConfig:
     """The config whose launch takes the least time; the first where none can be timed."""
     times: dict[KernelConfig, float] = {}
     for config in configs:

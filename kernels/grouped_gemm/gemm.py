@@ -206,7 +206,7 @@ def launch_gemm(
 
 def grid_of(m_tiles: int, n: int, config: KernelConfig, sm_count: int) -> int:
     """Programs to launch: PROGRAMS_PER_SM on each SM, or one a tile where that is 0."""
-    tiles = m_tiles * -(-n // config["BLOCK_N"])  # triton.cdiv takes 1.5 us
+    tiles: int = m_tiles * -(-n // config["BLOCK_N"])  # triton.cdiv takes 1.5 us
     return min(sm_count * config["PROGRAMS_PER_SM"] or tiles, tiles)
 
 

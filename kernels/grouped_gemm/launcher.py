@@ -53,20 +53,30 @@ class Launcher:
         if not self._compiled:
             self._through_jit(grid, tensors, integers, config, constants)
             return
-        dtypes = [None if tensor is None else tensor.dtype for tensor in tensors]
-        key = (driver.active.get_current_device(), config, *constants.values(), *dtypes)
-        addresses = [None if tensor is None else tensor.data_ptr() for tensor in tensors]
-        aligned = not any(address % _ALIGNMENT for address in addresses if address)
-        known = self._known.get(key)
+        key: list[Any] = [driver.active.get_current_device(), config, *constants.values()]
+        addresses: list[int | None] = []
+        bits = 0
+        for tensor in tensors:
+            if tensor is None:
+                key.append(None)
+                addresses.append(None)
+            else:
+                key.append(tensor.dtype)
+                address = tensor.data_ptr()
+                addresses.append(address)
+                bits |= address
+        aligned = bits % _ALIGNMENT == 0
+        known = self._known.get(tuple(key))
         if known is not None and aligned:
             binary, rest = known
             binary[grid](*addresses, *integers, *rest)
             return
         binary = self._through_jit(grid, tensors, integers, config, constants)
-        if aligned and binary is not None:
+        # (AMD's binaries depend on more: on which tensors have less than 2 GiB.)
+        if aligned and binary is not None and binary.metadata.target.backend == "cuda":
             given = len(tensors) + len(integers)
             knobs = _all(config, constants)
-            self._known[key] = binary, tuple(knobs[name] for name in self._kernel.arg_names[given:])
+            self._known[tuple(key)] = binary, tuple(knobs[name] for name in self._kernel.arg_names[given:])
 
     def _through_jit(
         self,

@@ -19,7 +19,7 @@ from .passes import Needs, backward, forward, needs_of, saved_of
 _TENSORS = "Tensor group_sizes, Tensor? gather_indices, Tensor? topk_weights, Tensor? bias"
 _OPTIONS = "int topk, bool permute_x, bool permute_y, str? config, str? config_dx, str? config_dw, str? mode"
 
-_library = torch.library.Library("foretune", "FRAGMENT")
+_library: Any = torch.library.Library("foretune", "FRAGMENT")  # type: ignore[no-untyped-call]
 for schema in (
     f"grouped_gemm(Tensor x, Tensor w, {_TENSORS}, {_OPTIONS}) -> Tensor",
     f"grouped_gemm_backward(Tensor dy, Tensor? x, Tensor? w, {_TENSORS}, {_OPTIONS}, bool[4] needs)"
@@ -59,7 +59,7 @@ def _options(values: Any) -> Options:
 
 def _forward(*arguments: Any) -> torch.Tensor:
     tensors = arguments[:6]
-    return forward(call_of(*tensors, _options(arguments[6:])), *tensors)
+    return forward(call_of(_options(arguments[6:]), *tensors), *tensors)
 
 
 def _forward_fake(*arguments: Any) -> torch.Tensor:
@@ -82,7 +82,7 @@ def _autograd(ctx: Any, dy: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
 def _backward(dy: torch.Tensor, *arguments: Any) -> tuple[torch.Tensor, ...]:
     tensors, needs = arguments[:6], Needs(*arguments[-1])
     call = call_of_backward(dy, _shape(dy, *tensors[:3]), _options(arguments[6:-1]))
-    grads = backward(call, dy, *tensors, needs=needs)
+    grads = backward(call, needs, dy, *tensors)
     return tuple(dy.new_empty(0) if grad is None else grad for grad in grads)
 
 

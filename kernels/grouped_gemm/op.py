@@ -17,7 +17,7 @@ from .calls import Options, call_of
 from .library import encode
 from .passes import backward, forward, needs_of, saved_of
 
-_PLAIN = (torch.Tensor, torch.nn.Parameter)
+_PLAIN = {torch.Tensor, torch.nn.Parameter, type(None)}
 
 
 def grouped_gemm(
@@ -93,7 +93,7 @@ def grouped_gemm(
         configs = (encode(config), encode(config_dx), encode(config_dw))
         y: torch.Tensor = torch.ops.foretune.grouped_gemm(*tensors, topk, permute_x, permute_y, *configs, mode)
         return y
-    call = call_of(*tensors, Options(topk, permute_x, permute_y, config, config_dx, config_dw, mode))
+    call = call_of(Options(topk, permute_x, permute_y, config, config_dx, config_dw, mode), *tensors)
     if torch.is_grad_enabled() and any(tensor is not None and tensor.requires_grad for tensor in tensors):
         y = _GroupedGemm.apply(*tensors, call)  # type: ignore[no-untyped-call]
         return y
@@ -101,9 +101,9 @@ def grouped_gemm(
 
 
 def _any_special(tensors: tuple[Any, ...]) -> bool:
-    """Whether one is of a subclass, whose own way with operators must not be bypassed. (What is no tensor is refused
-    later.)"""
-    return any(type(tensor) not in _PLAIN and isinstance(tensor, torch.Tensor) for tensor in tensors)
+    """Whether one is of a subclass, whose own way with operators must not be bypassed."""
+    kinds = {type(tensor) for tensor in tensors} - _PLAIN
+    return any(issubclass(kind, torch.Tensor) for kind in kinds)  # what is no tensor at all is refused later
 
 
 class _GroupedGemm(torch.autograd.Function):
@@ -116,7 +116,7 @@ class _GroupedGemm(torch.autograd.Function):
         return forward(ctx.call, *tensors)
 
     @staticmethod
-    @once_differentiable  # type: ignore[misc]
+    @once_differentiable
     def backward(ctx: Any, dy: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        grads = backward(ctx.call, dy, *ctx.saved_tensors, needs=needs_of(ctx))
+        grads = backward(ctx.call, needs_of(ctx), dy, *ctx.saved_tensors)
         return grads.x, grads.w, None, None, grads.weights, grads.bias, None

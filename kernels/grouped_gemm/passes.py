@@ -90,6 +90,7 @@ def forward(
 
 def backward(
     call: Call,
+    needs: Needs,
     dy: torch.Tensor,
     x: torch.Tensor | None,
     w: torch.Tensor | None,
@@ -97,12 +98,11 @@ def backward(
     indices: torch.Tensor | None,
     weights: torch.Tensor | None,
     bias: torch.Tensor | None,
-    needs: Needs,
 ) -> Grads:
     """The gradients that are needed. x and w may be None where `saved_of` says so."""
     if call.elsewhere():
         with torch.cuda.device(call.gpu):
-            return backward(call, dy, x, w, group_sizes, indices, weights, bias, needs)
+            return backward(call, needs, dy, x, w, group_sizes, indices, weights, bias)
     rows, groups, _, _ = call.shape
     dy = dy.contiguous()
     if dy.data_ptr() % 16:
