@@ -1,6 +1,6 @@
 """The command line: each command parses, calls a floor and prints. Tables go to stdout, progress to stderr.
 
-Exit codes: 0 done; 1 bad input or a failed run, with one line that names it; 2 wrong usage.
+Exit codes: 0 done; 1 bad input or a failed run, with one line that names it; 2 wrong usage; 130 ended by Ctrl-C.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
+from itertools import zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ParamSpec
 
@@ -21,7 +22,7 @@ import typer
 from .datasets import ForetuneError
 
 if TYPE_CHECKING:
-    from .collect.campaign import Progress
+    from .collect.ledger import Progress
     from .datasets import DeviceSpec, Family
     from .datasets.dataset import Dataset
     from .runtime import Shortlist
@@ -108,8 +109,12 @@ def quickstart(
 
 @_command("collect", f"foretune collect {FAMILY} --models models.csv --out measured --budget 20m")
 def collect(
-    family: FamilyName,
+    family: Annotated[
+        list[str],
+        typer.Argument(metavar="FAMILY...", help=f"Kernel families, for example {FAMILY}.", show_default=False),
+    ],
     out: Annotated[Path, typer.Option(help="Dataset folder; an earlier run's is continued.")],
+    gpus: Annotated[str, typer.Option(help="How many of the visible GPUs to measure on.")] = "all",
     models: Annotated[
         Path | None,
         typer.Option(
@@ -126,23 +131,34 @@ def collect(
     per_layer: Annotated[int, typer.Option(min=0, help="Problems of each distinct layer shape.")] = 2,
     random: Annotated[int, typer.Option(min=0, help="Random shapes besides the models' layers.")] = 40,
     seed: Annotated[int, typer.Option(min=0, help="Draws other problems.")] = 0,
+    suite: Annotated[bool, typer.Option(help="First the problems that kernels are compared on.")] = False,
     resume: Annotated[bool, typer.Option(help="Continue an earlier run, or refuse a folder that has one.")] = True,
     as_json: AsJson = False,
 ) -> None:
-    """Measure a kernel's whole config space on this machine's GPU. Ctrl-C loses at most the problem at hand."""
-    budget_s, token_counts = _seconds(budget), _integers(tokens)
+    """Measure kernels' whole config spaces on this machine's GPUs. Killed or interrupted, it goes on when run again."""
+    budget_s, token_counts, gpu_count = _seconds(budget), _integers(tokens), _gpus(gpus)
 
     from .collect import campaign, shapes
+    from .collect.suite import suite as compared
     from .datasets import load_models
     from .kernels import family as find
 
-    kernel = find(family)
-    cases = shapes.cases(
-        family, load_models(models), tokens=token_counts, per_layer=per_layer, random=random, seed=seed
-    )
+    kernels = [find(name) for name in dict.fromkeys(family)]
+    layers = load_models(models)
+    drawn = [
+        (list(compared(kernel.name, load_models()).values()) if suite else [])
+        + list(shapes.cases(kernel.name, layers, tokens=token_counts, per_layer=per_layer, random=random, seed=seed))
+        for kernel in kernels
+    ]
+    # In turn, so that a run cut short has measured each of them.
+    cases = [case for turn in zip_longest(*drawn) for case in turn if case is not None]
     with _bar() as on_progress:
-        summary = campaign.collect(kernel, cases, out, budget_s=budget_s, resume=resume, on_progress=on_progress)
+        summary = campaign.collect(
+            kernels, cases, out, gpus=gpu_count, budget_s=budget_s, resume=resume, on_progress=on_progress
+        )
     _emit({**asdict(summary), "out": str(out)}, as_json, _show_summary)
+    if summary.interrupted:
+        raise typer.Exit(130)
 
 
 @_command("train", "foretune train --data measured --out my-bundle")
@@ -258,6 +274,15 @@ def _integers(text: str | None) -> tuple[int, ...] | None:
     return tuple(int(part) for part in text.split(","))
 
 
+def _gpus(text: str) -> int | None:
+    """A number of GPUs; None for all."""
+    if text == "all":
+        return None
+    if not re.fullmatch(r"[1-9]\d*", text):
+        raise typer.BadParameter(f"{text!r} is neither a number of GPUs nor all", param_hint="--gpus")
+    return int(text)
+
+
 def _dimensions(arguments: Sequence[str], family: Family) -> dict[str, int]:
     """`--rows 8192 --n=2048` as numbers, if they are the family's dimensions, each once."""
     wanted = " ".join(f"--{dim} N" for dim in family.dims)
@@ -371,8 +396,14 @@ def _show_quickstart(result: Mapping[str, Any]) -> None:
 def _show_summary(result: Mapping[str, Any]) -> None:
     statuses = ", ".join(f"{count} {status}" for status, count in result["statuses"].items()) or "none"
     typer.echo(f"{result['cases']} problems in {result['seconds']:.0f} s; measurements: {statuses}")
+    typer.echo(
+        f"{result['configs_per_s']:.0f} configs/s; GPUs: {result['gpus']}, busy {100 * result['gpu_busy_share']:.0f} % "
+        f"of the time; {result['compile_s']:.0f} s of compiling, {result['lost_s']:.0f} s lost to aborts"
+    )
     for problem in result["skipped"]:
         typer.echo(f"Skipped {problem}")
+    if result["interrupted"]:
+        typer.echo("Interrupted.")
     if not result["complete"]:
         typer.echo("Some problems are not measured yet: run the same command again to go on.")
     typer.echo(f"The dataset lies in {result['out']}")

@@ -1,311 +1,221 @@
 """A collection run: every case, every config, into a store that survives being killed.
 
-Pass 1 scans the whole space. Passes 2 and 3 confirm the leading configs, several turns each, the two passes and
-all configs interleaved and shuffled: a heavy kernel's clock depends on what ran just before it (on an H200 at its
-power limit the same config read 0-20 % slower one second later, 2026-11), and interleaving gives every config
-the same share of it. A config is then chosen on pass 2 and its time reported from pass 3.
+One process per GPU measures, a pool of processes compiles for all of them, and the parent hands out the cases (a GPU
+that is free takes the next one), writes the rows and replaces what dies. See `casework` for what a case takes.
 """
 
 from __future__ import annotations
 
-import datetime
-import itertools
 import time
-import uuid
-from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
-import numpy as np
+from ..datasets import Case, DeviceSpec, Family, ForetuneError
+from ..datasets.store import MANIFEST
+from .bench import Bench, Limits
+from .casework import CaseWork
+from .compiling import Binary, Compiled, CompilePool, cores
+from .ledger import Ledger, Progress
+from .measuring import DeviceLostError
+from .processes import Child, Watch
+from .reference import choose
+from .stopping import Stopping
+from .summary import Effort, Summary
+from .worker import CudaGpu, Reference, serve
 
-from ..datasets import TIMED, Case, DeviceSpec, Family, ForetuneError, KernelConfig, Measurement, Problem, Status
-from ..datasets.store import MANIFEST, Writer, read
-from ..model import RooflineRanker
-from ..runtime.timing import Timing
-from .compiling import Compiled, CompilePool
-from .measuring import DeviceLostError, GpuRunner, LaunchFailedError, Outcome, OutOfMemoryError, Runner
-from .provenance import provenance
-
-SCAN, CONFIRMING = 1, (2, 3)
-#: Configs within this of the scan's best are confirmed, at least and at most so many.
-LEADING_SLOWDOWN = 1.15
-LEADING_LEAST, LEADING_MOST = 20, 64
-#: Turns of each confirming pass.
-TURNS = 4
-#: Rows reach the disk at least this often.
-FLUSH_SECONDS = 10.0
-
-
-@dataclass(frozen=True)
-class Progress:
-    """Where a run stands; `eta_s` is None until there is a rate."""
-
-    done: int  # cases
-    total: int
-    case: Case
-    measurements: int
-    rate_per_s: float
-    eta_s: float | None
-
-
-@dataclass(frozen=True)
-class Summary:
-    """What a run did."""
-
-    cases: int  # of which all is known now, those of earlier runs included
-    measurements: int  # of this run
-    statuses: dict[str, int]
-    seconds: float
-    skipped: tuple[str, ...]  # problems that were too big for the GPU's free memory, and how
-    complete: bool  # False where the budget ran out first or a case was skipped: the same run again goes on
+#: Ranks behind those of any config that a GPU waits for.
+AHEAD = 1e6
+#: How often the parent looks after processes that say nothing.
+CHECK_SECONDS = 0.25
 
 
 def collect(
-    family: Family,
+    families: Sequence[Family],
     cases: Sequence[Case],
     out: Path | str,
     *,
-    device: DeviceSpec | None = None,
+    gpus: int | None = None,
     budget_s: float | None = None,
     resume: bool = True,
-    workers: int | None = None,
+    compilers: int | None = None,
     on_progress: Callable[[Progress], None] = lambda progress: None,
 ) -> Summary:
-    """Measures `cases` over the whole valid space on the live device, appending to the dataset in `out`.
+    """Measures `cases` over the whole valid spaces of their families on `gpus` of this machine's GPUs (all that
+    are visible if left out), appending to the dataset in `out`.
 
-    What is already in `out` is not measured again. Stops cleanly when `budget_s` seconds are over. Raises
-    `ForetuneError` where `out` holds a dataset and `resume` is False, and where the GPU is lost (what was
-    measured is kept: run again to go on).
+    What is already in `out` is not measured again. Stops cleanly when `budget_s` seconds are over and at Ctrl-C.
+    Raises `ForetuneError` where `out` holds a dataset and `resume` is False, where there are not so many GPUs,
+    and where all GPUs are lost (what was measured is kept: run again to go on).
     """
-    device = device or DeviceSpec.live()
     if (Path(out) / MANIFEST).exists() and not resume:
         raise ForetuneError(f"{out} already holds a dataset; resume it, or choose another folder")
-    with CompilePool(family, device, workers) as pool:
-        run = Campaign(family, device, GpuRunner(family, device), pool, out, budget_s=budget_s)
-        return run.measure(cases, on_progress)
+    by_name = {family.name: family for family in families}
+    ledger = Ledger(by_name, cases, out, budget_s=budget_s, on_progress=on_progress)
+    indices = range(visible_gpus(gpus))
+    with Watch() as watch:
+        pool = CompilePool(by_name, watch, compilers or max(1, cores() - len(indices)))
+        pool.start()
+        starts = [partial(Child, serve, CudaGpu(index), by_name) for index in indices]
+        return Campaign(ledger, starts, pool, watch).measure()
 
 
-@dataclass
-class _Known:
-    """What is already known of one case: outcomes by pass, from this run and earlier ones."""
+def visible_gpus(wanted: int | None = None) -> int:
+    """How many GPUs to take: `wanted`, or all there are. Raises `ForetuneError` where there are fewer.
 
-    scanned_us: dict[KernelConfig, float | None] = field(default_factory=dict)  # None where it failed
-    best_us: float = float("inf")  # of the scan
-    confirmed: bool = False
-    unconfirmable: set[KernelConfig] = field(default_factory=set)  # ran in the scan, failed afterwards
+    Makes no CUDA context: those are made in the processes that measure.
+    """
+    import torch
 
-    def add(self, config: KernelConfig, timing_pass: int, time_us: float | None) -> None:
-        if timing_pass == SCAN:
-            # As the store will give it back, or a resumed run would see other configs leading.
-            self.scanned_us[config] = time_us = None if time_us is None else float(np.float32(time_us))
-            self.best_us = min(self.best_us, time_us or self.best_us)
-        elif time_us is None:
-            self.unconfirmable.add(config)
-        else:
-            self.confirmed = True
-
-    def leading(self) -> list[KernelConfig]:
-        """The configs to confirm, fastest first. Depends on the times alone, not on the order they came in."""
-        times = {config: time_us for config, time_us in self.scanned_us.items() if time_us is not None}
-        near = sum(time_us <= LEADING_SLOWDOWN * self.best_us for time_us in times.values())
-        ranked = sorted(times, key=lambda config: (times[config], str(config)))
-        return ranked[: min(max(near, LEADING_LEAST), LEADING_MOST)]
-
-    def unconfirmed(self) -> list[KernelConfig]:
-        """What is left to confirm. One confirmed config says that all were: their rows are written together."""
-        return [] if self.confirmed else [c for c in self.leading() if c not in self.unconfirmable]
+    found = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if found == 0:
+        raise ForetuneError("no GPU is visible here: collecting needs at least one")
+    if wanted is not None and not 1 <= wanted <= found:
+        raise ForetuneError(f"gpus must be between 1 and {found}, which are visible here, but got {wanted}")
+    return wanted or found
 
 
 class Campaign:
-    """One run on one device. `measure` may be called once."""
+    """One run on some GPUs. `measure` may be called once.
+
+    `starts` start the process of one GPU each.
+    """
 
     def __init__(
         self,
-        family: Family,
-        device: DeviceSpec,
-        runner: Runner,
+        ledger: Ledger,
+        starts: Sequence[Callable[[], Child]],
         pool: CompilePool,
-        out: Path | str,
-        *,
-        budget_s: float | None = None,
-        clock: Callable[[], float] = time.monotonic,
+        watch: Watch,
+        limits: Limits = Limits(),  # noqa: B008 - frozen
     ) -> None:
-        self._family, self._device, self._runner, self._pool, self._clock = family, device, runner, pool, clock
-        self._start = self._flushed = clock()
-        self._deadline = float("inf") if budget_s is None else self._start + budget_s
-        self._space = family.space(device)
-        self._known = _earlier(out, family, device)
-        run_id = f"{datetime.datetime.now(datetime.timezone.utc):%Y%m%d-%H%M%S}-{uuid.uuid4().hex[:4]}"
-        self._writer = Writer(out, Path(out).name, [device], provenance(family, device), run_id=run_id)
-        self._pending: list[Measurement] = []
-        self._statuses: Counter[str] = Counter()
-        self._idle = 0  # cases with nothing left to do
+        self._ledger, self._starts, self._pool, self._watch, self._limits = ledger, starts, pool, watch, limits
+        self._benches: list[Bench] = []
+        self._references: dict[str, Reference | None] = {}  # by device name
+        self._next: dict[str, CaseWork] = {}  # by device name: made ready while the GPUs are busy
+        pool.on_finished = self._compiled
 
-    def measure(self, cases: Sequence[Case], on_progress: Callable[[Progress], None]) -> Summary:
-        finished, skipped = 0, []
-        for done, case in enumerate(cases):
-            if self._over():
-                break
-            on_progress(self._progress(done, len(cases), case))
-            before = self._statuses.total()
+    def measure(self) -> Summary:
+        """Raises `DeviceLostError` where no GPU is left, and `ForetuneError` where the disk takes no more."""
+        with Stopping() as stopping:
             try:
-                finished += self._measure_case(case)
-            except OutOfMemoryError as error:
-                skipped.append(f"{case.problem}: {error}")
-            except DeviceLostError as error:
-                raise DeviceLostError(
-                    f"the GPU was lost ({error}). What was measured is kept in {self._writer.directory}: run the "
-                    "same command again to go on without the config that did it"
-                ) from error
-            self._idle += self._statuses.total() == before
-        if cases:
-            on_progress(self._progress(finished + len(skipped), len(cases), cases[-1]))
-        return Summary(
-            cases=finished,
-            measurements=self._statuses.total(),
-            statuses=dict(self._statuses),
-            seconds=self._clock() - self._start,
-            skipped=tuple(skipped),
-            complete=finished == len(cases),
-        )
+                if self._ledger.cases:
+                    self._benches = [Bench(start, self._watch, self, self._limits) for start in self._starts]
+                self._run(stopping)
+            finally:
+                self._ledger.recorder.flush()
+        if self._ledger.cases:
+            self._ledger.report(self._ledger.cases[-1])
+        return Summary.of(self._ledger, self._effort(), interrupted=stopping.asked)
 
-    def _over(self) -> bool:
-        return self._clock() > self._deadline
+    def _run(self, stopping: Stopping) -> None:
+        next_check = 0.0
+        while self._live() and not (self._ledger.time_is_over or stopping.asked):
+            self._watch.handle(CHECK_SECONDS)
+            if (now := time.monotonic()) > next_check:
+                next_check = now + CHECK_SECONDS
+                self._pool.check()
+                for bench in self._benches:
+                    bench.check()
+            # What takes milliseconds is done here, when each GPU has had its next tasks.
+            self._ledger.recorder.flush_due()
+            self._plan()
+        if self._benches and all(bench.retired for bench in self._benches):
+            raise DeviceLostError(
+                f"no GPU is left to measure on: {self._benches[0].trouble}. What was measured is kept in "
+                f"{self._ledger.out}: run the same command again to go on"
+            )
 
-    def _measure_case(self, case: Case) -> bool:
-        """Whether all of the case is known now: not so where the time is over."""
-        known = self._known.setdefault(case.problem, _Known())
-        try:
-            todo = self._valid(case, known)
-            if not todo and not known.unconfirmed():
-                return True
-            self._runner.prepare(case.problem)
-            for config, compiled in self._pool.finished(todo, case.problem.dtype):
-                if self._over():
-                    return False
-                self._scan(case, known, config, compiled)
-            if self._over():
-                return not known.unconfirmed()
-            self._confirm(case, known)
-            return True
-        finally:
-            self._flush(case)
+    def _live(self) -> bool:
+        """Whether a bench has work, or may yet ask for some."""
+        return any(not (bench.idle or bench.retired) for bench in self._benches)
 
-    def _valid(self, case: Case, known: _Known) -> list[KernelConfig]:
-        """The configs to scan, most promising first; those that cannot run the problem get their rows here."""
-        todo = []
-        for config in self._by_promise(case):
-            if config in known.scanned_us:
-                continue
-            reason = self._family.supports(config, case.problem, self._device)
-            if reason is None:
-                todo.append(config)
-            else:
-                self._record(known, self._row(case, config, SCAN, Outcome(Status.INVALID, error=reason)))
-        return todo
+    def _plan(self) -> None:
+        for device in {bench.device.name: bench.device for bench in self._benches if bench.device}.values():
+            if device.name not in self._next and (work := self._work(device)):
+                self._next[device.name] = work
 
-    def _by_promise(self, case: Case) -> list[KernelConfig]:
-        """The device's space, the analytically fastest first: the best is met early, and bounds the rest."""
-        estimate = RooflineRanker().predict(self._family, case.problem, self._device, self._space)
-        return [self._space[i] for i in np.argsort(estimate, kind="stable")]
+    def _work(self, device: DeviceSpec) -> CaseWork | None:
+        """The next case for this device in which there is something to do."""
+        ledger = self._ledger
+        while case := ledger.take(device):
+            family = ledger.family(case)
+            work = CaseWork(
+                family,
+                case,
+                device,
+                ledger.by_promise(case, device),
+                ledger.known(case, device),
+                self._pool,
+                partial(ledger.add, case, device),
+                self._references[device.name],
+            )
+            if not work.over:
+                return work
+            ledger.done(case, was_idle=True)
+        return None
 
-    def _scan(self, case: Case, known: _Known, config: KernelConfig, compiled: Compiled) -> None:
-        if compiled.error is not None:
-            outcome = Outcome(Status.COMPILE_FAILED, error=compiled.error)
+    # What a bench tells its owner.
+
+    def idle(self, bench: Bench) -> None:
+        device = bench.device
+        assert device is not None
+        if device.name not in self._references:
+            self._references[device.name] = choose(self._ledger.families, self._ledger.cases, device)
+            for binary, error in self._ledger.uncompilable(device):
+                self._pool.know(binary, Compiled(0.0, error))
+            self._compile_ahead(device)
+        work = self._next.pop(device.name, None) or self._work(device)
+        if work is not None:
+            self._ledger.report(work.case)
+            bench.give(work)
+
+    def done(self, bench: Bench, work: CaseWork) -> None:
+        if work.refused is None:
+            self._ledger.done(work.case)
         else:
-            try:
-                outcome = self._runner.scan(config, known.best_us)
-            except DeviceLostError as error:
-                # The row says which config did it, so that a resumed run does not meet it again.
-                lost = Outcome(Status.LAUNCH_FAILED, error=str(error))
-                self._record(known, self._row(case, config, SCAN, lost, compiled.compile_ms))
-                raise
-        self._record(known, self._row(case, config, SCAN, outcome, compiled.compile_ms))
-        if self._clock() - self._flushed > FLUSH_SECONDS:
-            self._flush(case)
+            self._give_up(work, work.refused)
 
-    def _confirm(self, case: Case, known: _Known) -> None:
-        # Compiled already, unless an earlier run did the scan.
-        compiled = self._pool.finished(known.unconfirmed(), case.problem.dtype)
-        leading = [config for config, binary in compiled if binary.error is None]
-        samples: dict[int, dict[KernelConfig, list[float]]] = {p: {c: [] for c in leading} for p in CONFIRMING}
-        failures: dict[KernelConfig, str] = {}
-        shuffle = np.random.default_rng(0)
-        for turn in range(TURNS * len(CONFIRMING)):
-            timing_pass = CONFIRMING[turn % len(CONFIRMING)]
-            for i in shuffle.permutation(len(leading)):
-                if leading[i] in failures:
-                    continue
-                try:
-                    samples[timing_pass][leading[i]] += self._runner.turn(leading[i], known.best_us)
-                except LaunchFailedError as error:
-                    failures[leading[i]] = str(error)
-                except DeviceLostError as error:
-                    lost = Outcome(Status.LAUNCH_FAILED, error=str(error))
-                    self._record(known, *(self._row(case, leading[i], p, lost) for p in CONFIRMING))
-                    raise
-        rows = []
-        for timing_pass, config in itertools.product(CONFIRMING, leading):
-            if config in failures:
-                outcome = Outcome(Status.LAUNCH_FAILED, error=failures[config])
-            else:
-                outcome = Outcome(Status.OK, **vars(Timing.of(samples[timing_pass][config])))
-            rows.append(self._row(case, config, timing_pass, outcome))
-        self._record(known, *rows)
+    def read(self, bench: Bench, case: Case, reference_us: float) -> None:
+        assert bench.device is not None
+        gpu = str(self._benches.index(bench))
+        self._ledger.recorder.read(case, self._ledger.family(case), bench.device, gpu, reference_us)
 
-    def _row(
-        self, case: Case, config: KernelConfig, timing_pass: int, outcome: Outcome, compile_ms: float = 0.0
-    ) -> Measurement:
-        return Measurement(
-            problem=case.problem,
-            device=self._device.name,
-            config=config,
-            timing_pass=timing_pass,
-            compile_ms=compile_ms or None,
-            run_id=self._writer.run_id,
-            **vars(outcome),
+    def retired(self, bench: Bench, work: CaseWork | None) -> None:
+        self._ledger.skipped.append(f"GPU {self._benches.index(bench)}: {bench.trouble}")
+        if work is not None:
+            self._give_up(work, bench.trouble)
+
+    def _give_up(self, work: CaseWork, reason: str) -> None:
+        self._ledger.given_up(work.case, work.device, reason, deadly=work.deaths > 0)
+        for bench in self._benches:
+            if bench.idle and bench.device == work.device:  # there may be something to do again
+                self.idle(bench)
+
+    def _compiled(self, binary: Binary, compiled: Compiled) -> None:
+        for work in [*self._next.values(), *(bench.work for bench in self._benches)]:
+            if work is not None:
+                work.compiled(binary, compiled)
+        for bench in self._benches:
+            bench.proceed()
+
+    def _compile_ahead(self, device: DeviceSpec) -> None:
+        """Requests what the cases to come will need, behind all that a GPU waits for: a family's first case would
+        else find no binary."""
+        ledger = self._ledger
+        kinds = {(case.problem.family, case.problem.dtype, case.problem.flags): case for case in reversed(ledger.cases)}
+        for case in kinds.values():
+            family = ledger.family(case)
+            for rank, config in enumerate(ledger.by_promise(case, device)):
+                if family.supports(config, case.problem, device) is None:
+                    self._pool.request(Binary.of(family, config, case.problem, device), AHEAD + rank)
+
+    def _effort(self) -> Effort:
+        began = [bench.began for bench in self._benches if bench.began is not None]
+        return Effort(
+            gpus=len(self._benches),
+            gpu_s=len(self._benches) * (time.monotonic() - min(began)) if began else 0.0,
+            busy_s=sum(bench.busy_s for bench in self._benches),
+            lost_s=sum(bench.lost_s for bench in self._benches),
+            compile_s=self._pool.compile_s,
         )
-
-    def _record(self, known: _Known, *rows: Measurement) -> None:
-        self._pending += rows  # all or none, whenever Ctrl-C comes
-        for row in rows:
-            known.add(row.config, row.timing_pass, row.time_us)
-            self._statuses[row.status.value] += 1
-
-    def _flush(self, case: Case) -> None:
-        # Emptied first: rows that an interrupted write left behind are measured again, never written twice.
-        rows, self._pending = self._pending, []
-        self._writer.append(case, rows)
-        self._flushed = self._clock()
-
-    def _progress(self, done: int, total: int, case: Case) -> Progress:
-        seconds = self._clock() - self._start
-        measurements = self._statuses.total()
-        rate = measurements / seconds if seconds > 0 else 0.0
-        # Cases that an earlier run measured take no time, so they say nothing of the rest.
-        fresh = done - self._idle
-        eta_s = seconds / fresh * (total - done) if fresh else None
-        return Progress(done, total, case, measurements, rate, eta_s)
-
-
-def _earlier(out: Path | str, family: Family, device: DeviceSpec) -> dict[Problem, _Known]:
-    """What a dataset already holds of this device's measurements. Raises `ForetuneError` where the kernel was
-    another one then: its times say nothing of today's."""
-    known: dict[Problem, _Known] = {}
-    if not (Path(out) / MANIFEST).exists():
-        return known
-    dataset = read(out)
-    sources = {run["kernel_source"] for run in dataset.provenance["runs"].values() if run.get("family") == family.name}
-    if sources - {family.source_hash()}:
-        raise ForetuneError(
-            f"{out} was measured with other sources of {family.name} ({', '.join(sorted(sources))}; they are "
-            f"{family.source_hash()} now): collect into another folder"
-        )
-    rows = dataset.measurements[dataset.measurements["device"] == device.name]
-    columns = rows[["problem", "config", "timing_pass", "status", "time_us"]]
-    timed = {status.value for status in TIMED}
-    for problem, config, timing_pass, status, time_us in columns.itertuples(index=False):
-        entry = known.setdefault(dataset.cases[problem].problem, _Known())
-        entry.add(dataset.configs[config], timing_pass, time_us if status in timed else None)
-    return known

@@ -1,118 +1,237 @@
-"""Compiles configs in a pool of processes while the GPU measures.
+"""Compiles configs in a pool of processes while the GPUs measure.
 
-The workers never touch the GPU: a stub driver gives Triton the target, and the binaries land in Triton's disk
-cache under the key that the real driver looks up.
+The processes never touch a GPU: a stub driver gives Triton the target, and the binaries land in Triton's disk
+cache under the key that the real driver looks up. One pool serves all GPUs of a run, so a binary is compiled once.
 """
 
 from __future__ import annotations
 
+import heapq
+import itertools
 import os
-import queue
-import signal
 import time
-from collections.abc import Iterator, Sequence
-from concurrent.futures import Future, ProcessPoolExecutor, ThreadPoolExecutor, as_completed
-from concurrent.futures.process import BrokenProcessPool
-from contextlib import ExitStack, suppress
-from dataclasses import dataclass
-from itertools import chain
-from multiprocessing import connection, get_context, parent_process
-from threading import Thread
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from multiprocessing.connection import Connection
 
-from ..datasets import DeviceSpec, Family, KernelConfig
+from ..datasets import DeviceSpec, Family, KernelConfig, Problem
 from ..runtime.stub import gpu_target, stub_driver
+from .processes import Child, Watch
 
 #: A config is given up when it has killed this many processes: once may be the system's doing (no memory left).
 TRIES = 2
-# Holds a worker process's stub driver until the process ends.
-_worker = ExitStack()
+#: A compile that takes longer is given up.
+COMPILE_SECONDS = 120.0
+
+
+@dataclass(frozen=True)
+class Binary:
+    """What is compiled once: a config for all problems of one dtype and flags, on all devices of one arch."""
+
+    family: str
+    config: KernelConfig
+    dtype: str
+    flags: tuple[str, ...]
+    arch: str
+    problem: Problem = field(compare=False, repr=False)  # any of that dtype and flags
+    device: DeviceSpec = field(compare=False, repr=False)  # any of that arch
+
+    @classmethod
+    def of(cls, family: Family, config: KernelConfig, problem: Problem, device: DeviceSpec) -> Binary:
+        """The binary that `config` runs on this problem and device."""
+        like = problem.without_sizes()  # a message need not carry hundreds of group sizes
+        shared = family.binary_of(config)
+        return cls(family.name, shared, problem.dtype, problem.flags, f"{device.backend}:{device.arch}", like, device)
 
 
 @dataclass(frozen=True)
 class Compiled:
-    """The outcome of compiling one config in a worker; `error` is None where it worked."""
+    """The outcome of compiling one binary; `error` is None where it worked."""
 
     compile_ms: float
     error: str | None = None
 
 
 class CompilePool:
-    """Compiles each (config, dtype) once, in the order asked; results are taken as they come.
+    """Compiles what is requested, the lowest rank first, and says so to `on_finished` (settable).
 
-    A compiler may crash, and a broken `ProcessPoolExecutor` loses every task it holds and takes no more. So each
-    worker is an executor of its own with one process: a crash costs the config that caused it, and a new process.
+    A process that crashes, or takes longer than `timeout_s`, costs the binary that it was at, and is replaced.
     """
 
-    def __init__(self, family: Family, device: DeviceSpec, workers: int | None = None) -> None:
-        gpu_target(device)  # raises here, not in every worker, where there is no compiler for the device
-        self._family, self._device = family, device
-        workers = workers or max(1, (os.cpu_count() or 2) - 1)
-        self._threads = ThreadPoolExecutor(workers)
-        self._idle: queue.SimpleQueue[ProcessPoolExecutor] = queue.SimpleQueue()
-        for _ in range(workers):
-            self._idle.put(self._worker())
-        self._futures: dict[tuple[KernelConfig, str], Future[Compiled]] = {}
+    def __init__(
+        self,
+        families: Mapping[str, Family],
+        watch: Watch,
+        size: int | None = None,
+        *,
+        timeout_s: float = COMPILE_SECONDS,
+    ) -> None:
+        self._families, self._watch, self._timeout_s = families, watch, timeout_s
+        self._size = size or cores()
+        self._workers: list[_Compiler] = []
+        self._done: dict[Binary, Compiled] = {}
+        self._ranks: dict[Binary, float] = {}  # of what is requested and not begun
+        self._begun: set[Binary] = set()
+        self._queue: list[tuple[float, int, Binary]] = []
+        self._order = itertools.count()
+        self.on_finished: Callable[[Binary, Compiled], None] = lambda binary, compiled: None
+        self.compile_s = 0.0  # of all processes together
 
-    def _worker(self) -> ProcessPoolExecutor:
-        # Spawned, not forked: the parent holds a CUDA context and threads.
-        return ProcessPoolExecutor(
-            1, mp_context=get_context("spawn"), initializer=_start_worker, initargs=(self._device,)
-        )
+    def start(self) -> None:
+        """Starts the processes that requests would start, ahead of them: they take seconds to import Triton."""
+        while len(self._workers) < self._size:
+            self._workers.append(_Compiler(self._families, self._watch, self._finish))
 
-    def __enter__(self) -> CompilePool:
-        return self
+    def request(self, binary: Binary, rank: float) -> Compiled | None:
+        """The outcome, or None where it has yet to be compiled. A lower rank than in an earlier request counts.
 
-    def __exit__(self, *exc: object) -> None:
-        self._threads.shutdown(wait=False, cancel_futures=True)
+        Raises `ForetuneError` where there is no compiler for the device.
+        """
+        if binary in self._done or binary in self._begun:
+            return self._done.get(binary)
+        if rank < self._ranks.get(binary, float("inf")):
+            if binary not in self._ranks:
+                gpu_target(binary.device)
+            self._ranks[binary] = rank
+            heapq.heappush(self._queue, (rank, next(self._order), binary))
+            self._dispatch()
+        return None
 
-    def finished(self, configs: Sequence[KernelConfig], dtype: str) -> Iterator[tuple[KernelConfig, Compiled]]:
-        """Every config with its outcome: the ones already compiled in the order given, others as they finish."""
-        sharing: dict[Future[Compiled], list[KernelConfig]] = {}
-        for config in configs:
-            sharing.setdefault(self._future(self._family.binary_of(config), dtype), []).append(config)
-        ready = [future for future in sharing if future.done()]
-        for future in chain(ready, as_completed(sharing.keys() - set(ready))):
-            for config in sharing[future]:
-                yield config, future.result()
+    def know(self, binary: Binary, compiled: Compiled) -> None:
+        """Takes an outcome from elsewhere, so that nothing is compiled for it."""
+        self._done[binary] = compiled
 
-    def _future(self, binary: KernelConfig, dtype: str) -> Future[Compiled]:
-        if (binary, dtype) not in self._futures:
-            self._futures[binary, dtype] = self._threads.submit(self._compile, binary, dtype)
-        return self._futures[binary, dtype]
+    def check(self) -> None:
+        """Kills the processes that have taken too long. To be called now and then."""
+        for worker in self._workers:
+            worker.check(self._timeout_s)
 
-    def _compile(self, binary: KernelConfig, dtype: str) -> Compiled:
-        """Runs in a thread; there are as many threads as workers."""
-        worker = self._idle.get()
-        try:
-            for _ in range(TRIES):
-                with suppress(BrokenProcessPool):
-                    return worker.submit(_compile, self._family, binary, dtype).result()
-                worker = self._worker()
-            return Compiled(0.0, "the compiler killed its process")
-        finally:
-            self._idle.put(worker)
+    def _dispatch(self) -> None:
+        while self._queue:
+            worker = next((worker for worker in self._workers if worker.binary is None), None)
+            if worker is None and len(self._workers) < self._size:
+                worker = _Compiler(self._families, self._watch, self._finish)
+                self._workers.append(worker)
+            if worker is None:
+                return
+            rank, _, binary = heapq.heappop(self._queue)
+            if self._ranks.get(binary) == rank:  # else it has begun, under a lower rank
+                del self._ranks[binary]
+                self._begun.add(binary)
+                worker.compile(binary)
 
-
-def _start_worker(device: DeviceSpec) -> None:
-    # Ctrl-C reaches every process of a terminal: the parent decides what it means.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    # A parent that was killed cannot say goodbye, and a worker would wait for it for ever.
-    Thread(target=_end_with_parent, daemon=True).start()
-    _worker.enter_context(stub_driver(device))
-
-
-def _end_with_parent() -> None:
-    parent = parent_process()
-    if parent is not None:
-        connection.wait([parent.sentinel])
-        os._exit(1)
+    def _finish(self, binary: Binary, compiled: Compiled) -> None:
+        self._begun.remove(binary)
+        self._done[binary] = compiled
+        self.compile_s += compiled.compile_ms / 1e3
+        self._dispatch()
+        self.on_finished(binary, compiled)
 
 
-def _compile(family: Family, config: KernelConfig, dtype: str) -> Compiled:
+class _Compiler:
+    """One process of the pool, or its successors."""
+
+    def __init__(
+        self, families: Mapping[str, Family], watch: Watch, on_finished: Callable[[Binary, Compiled], None]
+    ) -> None:
+        self._families, self._watch, self._on_finished = families, watch, on_finished
+        self.binary: Binary | None = None  # at hand
+        self._tries = 0
+        self._overdue = False
+        self._child: Child | None = self._started()
+
+    def _started(self) -> Child:
+        child = Child(serve, self._families)
+        self._watch.add(child, self._answered, self._ended)
+        return child
+
+    def compile(self, binary: Binary) -> None:
+        self.binary, self._tries, self._overdue = binary, 0, False
+        self._send(binary)
+
+    def _send(self, binary: Binary) -> None:
+        self._began = time.monotonic()
+        self._child = self._child or self._started()
+        self._child.send(binary)
+
+    def check(self, timeout_s: float) -> None:
+        if self._child and self.binary and not self._overdue and time.monotonic() - self._began > timeout_s:
+            self._overdue = True
+            self._child.kill()
+
+    def _answered(self, compiled: Compiled | None) -> None:
+        if compiled is None:  # it is up
+            self._began = time.monotonic()
+        elif self.binary is not None:
+            binary, self.binary = self.binary, None
+            self._on_finished(binary, compiled)
+
+    def _ended(self, exitcode: int) -> None:
+        self._child = None
+        if self.binary is None:
+            return
+        self._tries += 1
+        spent_ms = (time.monotonic() - self._began) * 1e3
+        if self._overdue:
+            self._answered(Compiled(spent_ms, f"the compiler was stopped after {spent_ms / 1e3:.0f} s"))
+        elif self._tries == TRIES:
+            self._answered(Compiled(spent_ms, f"the compiler killed its process (exit code {exitcode})"))
+        else:
+            self._send(self.binary)
+
+
+def compile_all(
+    family: Family, configs: Sequence[KernelConfig], problem: Problem, device: DeviceSpec, size: int | None = None
+) -> Iterator[tuple[KernelConfig, Compiled]]:
+    """Every config with its outcome as it is compiled, by a pool of its own. Configs that share a binary come
+    together."""
+    sharing: dict[Binary, list[KernelConfig]] = {}
+    for config in configs:
+        sharing.setdefault(Binary.of(family, config, problem, device), []).append(config)
+    finished: list[tuple[Binary, Compiled]] = []
+    with Watch() as watch:
+        pool = CompilePool({family.name: family}, watch, size and min(size, len(sharing)))
+        pool.on_finished = lambda binary, compiled: finished.append((binary, compiled))
+        for rank, binary in enumerate(sharing):
+            pool.request(binary, rank)
+        while sharing:
+            watch.handle(0.1)
+            pool.check()
+            while finished:
+                binary, compiled = finished.pop()
+                yield from ((config, compiled) for config in sharing.pop(binary))
+
+
+def cores() -> int:
+    """How many processes can run at once here."""
+    if hasattr(os, "sched_getaffinity"):  # a container's share of the machine
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def serve(connection: Connection, families: Mapping[str, Family]) -> None:
+    """A process of the pool: compiles one binary after the other."""
+    import torch  # noqa: F401 - takes seconds, which are not the first binary's
+    import triton  # noqa: F401
+
+    connection.send(None)
+    arch = ""
+    with ExitStack() as driver:
+        while True:
+            binary: Binary = connection.recv()
+            if binary.arch != arch:
+                arch = binary.arch
+                driver.pop_all().close()
+                driver.enter_context(stub_driver(binary.device))
+            connection.send(_compile(families[binary.family], binary))
+
+
+def _compile(family: Family, binary: Binary) -> Compiled:
     start = time.perf_counter()
     error = None
     try:
-        family.compile(config, dtype)
+        family.compile(binary.config, binary.problem)
     except Exception as failure:  # noqa: BLE001 - whatever the compiler raises is this config's outcome
         error = f"{type(failure).__name__}: {failure}"[:300]
     return Compiled((time.perf_counter() - start) * 1e3, error)

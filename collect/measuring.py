@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 from ..datasets import DeviceSpec, Family, ForetuneError, KernelConfig, Problem, Status
 
@@ -19,6 +19,11 @@ ALSO_RAN_SAMPLES = 3
 SCAN_BUDGET_US, SCAN_SAMPLES = 3_000.0, 7
 #: The same for one turn of a confirming pass, of which there are several.
 TURN_BUDGET_US, TURN_SAMPLES, LEAST_TURN_SAMPLES = 2_000.0, 10, 2
+
+
+REFERENCE_SAMPLES = 5
+#: What decides a kernel's arithmetic beside its config: family, dtype, flags.
+_Kind: TypeAlias = tuple[str, str, tuple[str, ...]]
 
 
 class DeviceLostError(ForetuneError):
@@ -48,11 +53,14 @@ class Outcome:
 
 
 class Runner(Protocol):
-    """Runs configs on one device. `GpuRunner` is the real one; tests replay recorded times."""
+    """Runs configs on one device. `GpuRunner` is the real one; tests replay recorded times.
 
-    def prepare(self, problem: Problem) -> None:
-        """Makes the inputs of the problem that the following calls run. Each of the three calls raises
-        `OutOfMemoryError` where the problem does not fit, and `DeviceLostError`."""
+    Each call raises `DeviceLostError` where the GPU is gone with it.
+    """
+
+    def prepare(self, family: Family, problem: Problem) -> None:
+        """Makes the inputs of the problem that the following calls run. Raises `OutOfMemoryError` where they do
+        not fit, and `ForetuneError` where the problem is not one of the family."""
 
     def scan(self, config: KernelConfig, best_us: float) -> Outcome:
         """Runs one config on the prepared problem; `best_us` is the best time so far (inf if none)."""
@@ -60,27 +68,34 @@ class Runner(Protocol):
     def turn(self, config: KernelConfig, best_us: float) -> list[float]:
         """A few times of a config that the scan has run, in microseconds. Raises `LaunchFailedError`."""
 
+    def refer(self, family: Family, problem: Problem, config: KernelConfig) -> float:
+        """The time of the reference, in microseconds, beside the prepared problem. Raises `LaunchFailedError`."""
+
 
 class GpuRunner:
     """The current CUDA or HIP device."""
 
-    def __init__(self, family: Family, device: DeviceSpec) -> None:
+    def __init__(self, device: DeviceSpec) -> None:
         from ..runtime.timing import Timer
 
-        self._family, self._device = family, device
+        self._device = device
         self._timer: Timer = Timer()
+        self._family: Family
+        self._problem: Problem
         self._inputs: Any = None
-        self._dtype = ""
-        self._checked: dict[tuple[KernelConfig, str], Outcome] = {}
-        self._check_inputs: dict[str, tuple[Any, Any]] = {}
+        self._reference: tuple[Problem, Any] | None = None  # and its inputs
+        self._checked: dict[tuple[_Kind, KernelConfig], Outcome] = {}
+        self._check_inputs: dict[_Kind, tuple[Any, Any]] = {}
 
-    def prepare(self, problem: Problem) -> None:
+    def prepare(self, family: Family, problem: Problem) -> None:
         self._inputs = None  # free the last problem's memory first
-        self._dtype = problem.dtype
+        self._family, self._problem = family, problem
         try:
-            self._inputs = self._family.inputs(problem, self._device)
+            self._inputs = family.inputs(problem, self._device)
         except Exception as error:
-            _failure(error)
+            failure = _failure(error)
+            if failure.status is Status.OUT_OF_RESOURCES:
+                raise OutOfMemoryError(failure.error) from error
             raise
 
     def scan(self, config: KernelConfig, best_us: float) -> Outcome:
@@ -109,43 +124,54 @@ class GpuRunner:
         except Exception as error:
             raise LaunchFailedError(_failure(error).error) from error
 
-    def _check(self, config: KernelConfig) -> Outcome:
-        """Loads the config's binary and compares its result with the reference, once a (config, dtype)."""
-        key = (config, self._dtype)
-        if key not in self._checked:
-            try:
-                self._checked[key] = self._load_and_compare(config)
-            except Exception as error:  # noqa: BLE001 - as above
-                self._checked[key] = _failure(error)
-        return self._checked[key]
+    def refer(self, family: Family, problem: Problem, config: KernelConfig) -> float:
+        try:
+            if self._reference is None or self._reference[0] != problem:
+                self._reference = (problem, family.inputs(problem, self._device))
+            inputs = self._reference[1]
+            return self._timer.time(lambda: family.launch(inputs, config), samples=REFERENCE_SAMPLES).time_us
+        except Exception as error:
+            raise LaunchFailedError(_failure(error).error) from error
 
-    def _load_and_compare(self, config: KernelConfig) -> Outcome:
-        problem = self._family.check_problem(self._dtype)
-        if self._dtype not in self._check_inputs:
-            inputs = self._family.inputs(problem, self._device, seed=1)
-            self._check_inputs[self._dtype] = (inputs, self._family.reference(inputs))
-        inputs, reference = self._check_inputs[self._dtype]
-        binary = self._family.compile(config, self._dtype)
+    def _check(self, config: KernelConfig) -> Outcome:
+        """Loads the config's binary and compares its result with the reference, once a (config, dtype, flags)."""
+        kind = (self._family.name, self._problem.dtype, self._problem.flags)
+        if (kind, config) not in self._checked:
+            try:
+                outcome = self._load_and_compare(kind, config)
+            except Exception as error:  # noqa: BLE001 - as above
+                outcome = _failure(error)
+                if outcome.status is Status.OUT_OF_RESOURCES:
+                    return outcome  # there may be memory beside another problem
+            self._checked[kind, config] = outcome
+        return self._checked[kind, config]
+
+    def _load_and_compare(self, kind: _Kind, config: KernelConfig) -> Outcome:
+        family, problem = self._family, self._family.check_problem(self._problem)
+        if kind not in self._check_inputs:
+            inputs = family.inputs(problem, self._device, seed=1)
+            self._check_inputs[kind] = (inputs, family.reference(inputs))
+        inputs, reference = self._check_inputs[kind]
+        binary = family.compile(config, problem)
         binary._init_handles()
-        y = self._family.launch(inputs, config)
+        y = family.launch(inputs, config)
         error = float((y.float() - reference).norm() / reference.norm())
         y.fill_(float("nan"))
         facts = {"registers": binary.n_regs, "spills": binary.n_spills, "smem_bytes": binary.metadata.shared}
-        if error <= self._family.tolerance(problem):  # never true of NaN
+        if error <= family.tolerance(problem):  # never true of NaN
             return Outcome(Status.OK, **facts)
         return Outcome(Status.WRONG_RESULT, error=f"relative error {error:.2g}", **facts)
 
 
 def _failure(error: Exception) -> Outcome:
-    """The status of an exception. Raises `DeviceLostError` where the CUDA context is gone with it, and
-    `OutOfMemoryError` where memory ran out: that says nothing of the config."""
+    """The status of an exception. Raises `DeviceLostError` where the CUDA context is gone with it."""
     import torch
     from triton.runtime.errors import OutOfResources
 
     text = f"{type(error).__name__}: {error}"[:300]
     if isinstance(error, torch.OutOfMemoryError):
-        raise OutOfMemoryError(text) from error
-    if isinstance(error, OutOfResources):
+        torch.cuda.empty_cache()  # so that it costs this config alone
+    if isinstance(error, (OutOfResources, torch.OutOfMemoryError)):
         return Outcome(Status.OUT_OF_RESOURCES, error=text)
     if "CompilationError" in type(error).__name__ or "PTXASError" in type(error).__name__:
         return Outcome(Status.COMPILE_FAILED, error=text)

@@ -13,7 +13,6 @@ from ..datasets import DeviceSpec, Family
 def provenance(family: Family, device: DeviceSpec) -> dict[str, Any]:
     """Versions, driver, clocks, kernel source hash and date of a run that starts now."""
     import torch
-    import triton
 
     return {
         "family": family.name,
@@ -23,10 +22,17 @@ def provenance(family: Family, device: DeviceSpec) -> dict[str, Any]:
         "clocks_sm_mhz": _query("clocks.sm"),
         "clocks_max_sm_mhz": _query("clocks.max.sm"),
         "torch": torch.__version__,
-        "triton": triton.__version__,
+        "triton": triton_version(),
         "python": platform.python_version(),
         "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
     }
+
+
+def triton_version() -> str:
+    """The Triton that compiles here."""
+    import triton
+
+    return str(triton.__version__)
 
 
 def _query(field: str) -> str | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -11,9 +11,11 @@ import pandas as pd
 from .case import Case
 from .config import KernelConfig
 from .device import DeviceSpec
+from .drift import flagged
 from .errors import DatasetError
 from .grid import Grid
 from .measurement import TIMED
+from .schema import DRIFT
 
 
 @dataclass(frozen=True)
@@ -21,7 +23,8 @@ class Dataset:
     """Cases, configs and their measurements. Made by `foretune.datasets.load`.
 
     `measurements` has the columns of `schema.MEASUREMENTS`; `problem` and `config` are positions in `cases`
-    and `configs`. `ignored` names the half-written parts that a killed run left behind.
+    and `configs`. `drift` has the columns of `schema.DRIFT`: how the device did meanwhile. `ignored` names the
+    half-written parts that a killed run left behind.
     """
 
     name: str
@@ -31,11 +34,17 @@ class Dataset:
     cases: tuple[Case, ...]
     configs: tuple[KernelConfig, ...]
     measurements: pd.DataFrame
+    drift: pd.DataFrame = field(default_factory=lambda: DRIFT.empty_table().to_pandas())
     ignored: tuple[str, ...] = ()
 
     @property
     def families(self) -> tuple[str, ...]:
         return tuple(sorted({case.problem.family for case in self.cases}))
+
+    def drifted(self) -> dict[Case, float]:
+        """The cases during which the device was slower than usual, and how much: their times may be off."""
+        worst = flagged(self.drift)
+        return {self.cases[problem]: slowdown for problem, slowdown in zip(worst.index, worst, strict=True)}
 
     def rows(self, family: str) -> pd.DataFrame:
         """The measurements of one family. Raises `DatasetError` listing the families that are in it."""
@@ -89,5 +98,6 @@ class Dataset:
             "schema_version": self.schema_version,
             "families": families,
             "provenance": self.provenance,
+            "drifted": {str(case.problem): round(worst, 3) for case, worst in self.drifted().items()},
             "ignored": list(self.ignored),
         }

@@ -74,14 +74,15 @@ class Family(ABC):
         """The largest ||y - reference|| / ||reference|| that counts as right."""
 
     @abstractmethod
-    def check_problem(self, dtype: str) -> Problem:
-        """A small problem that exercises every mask: ragged, empty groups, sizes off every block."""
+    def check_problem(self, problem: Problem) -> Problem:
+        """A small problem of the same dtype and flags that exercises every mask: ragged, empty groups, sizes off
+        every block."""
 
     @abstractmethod
-    def compile(self, config: KernelConfig, dtype: str) -> Any:
+    def compile(self, config: KernelConfig, problem: Problem) -> Any:
         """Compiles one config for the active Triton driver's target, into Triton's cache; returns the binary.
 
-        The binary is the one that `launch` uses for every problem of that dtype.
+        The binary is the one that `launch` uses for every problem of that dtype and those flags, whatever its sizes.
         """
 
     @abstractmethod

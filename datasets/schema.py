@@ -33,9 +33,20 @@ _OUTCOME = [
     pa.field("error", pa.string()),
 ]
 
+#: One reading of the reference, which tells whether the device stayed the same (see drift.py).
+_DRIFT = [
+    _required("run_id", pa.string()),
+    _required("gpu", pa.string()),  # which one of the run's
+    _required("at_s", pa.float32()),  # since the run began
+    _required("time_us", pa.float32()),
+]
+
 #: A part, as appended during a run: self-contained rows (dictionary encoding makes the repetition free).
 PART = pa.schema([*_PROBLEM, *_CONFIG, *_OUTCOME])
 #: The three sealed tables: rows of measurements point into the other two by position.
 PROBLEMS = pa.schema(_PROBLEM)
 CONFIGS = pa.schema(_CONFIG)
 MEASUREMENTS = pa.schema([_required("problem", pa.int32()), _required("config", pa.int32()), *_OUTCOME])
+#: Readings of the reference, while a problem was measured: as appended, and sealed. A dataset may have none.
+DRIFT_PART = pa.schema([_required("problem", pa.string()), *_DRIFT])
+DRIFT = pa.schema([_required("problem", pa.int32()), *_DRIFT])

@@ -2,7 +2,8 @@
 
     DIR/dataset.json        schema version, name, DeviceSpecs, provenance, SHA-256 of the sealed tables
     DIR/parts/*.parquet     appended during a run, each complete and self-contained
-    DIR/{problems,configs,measurements}.parquet     the same rows, sealed: small enough for git
+    DIR/drift/*.parquet     likewise: how the device did meanwhile
+    DIR/{problems,configs,measurements,drift}.parquet   the same rows, sealed: small enough for git
 
 A part is written beside its final name, flushed to the disk and renamed, so a killed run leaves at most one
 half-written part. Such a part is ignored on load and named in `Dataset.ignored`; damage to a sealed table is
@@ -15,6 +16,7 @@ import hashlib
 import json
 import os
 from collections.abc import Iterable, Mapping, Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -26,10 +28,11 @@ from .case import Case
 from .config import KernelConfig
 from .dataset import Dataset
 from .device import DeviceSpec
+from .drift import Reading
 from .errors import DatasetError, ForetuneError
 from .measurement import TIMED, Measurement, Status
 from .problem import Problem
-from .schema import CONFIGS, MEASUREMENTS, PART, PROBLEMS, SCHEMA_VERSION
+from .schema import CONFIGS, DRIFT, DRIFT_PART, MEASUREMENTS, PART, PROBLEMS, SCHEMA_VERSION
 
 MANIFEST = "dataset.json"
 _SEALED = {"problems": PROBLEMS, "configs": CONFIGS, "measurements": MEASUREMENTS}
@@ -57,8 +60,7 @@ class Writer:
         run_id: str,
     ) -> None:
         self.directory, self.run_id = Path(directory), run_id
-        self._parts = self.directory / "parts"
-        self._parts.mkdir(parents=True, exist_ok=True)
+        (self.directory / "parts").mkdir(parents=True, exist_ok=True)
         manifest = _read_manifest(self.directory) if (self.directory / MANIFEST).exists() else None
         specs = {spec["name"]: spec for spec in (manifest or {}).get("devices", [])}
         specs |= {spec.name: spec.to_json() for spec in devices}
@@ -73,7 +75,7 @@ class Writer:
             },
         )
         # A run that is taken up again under its old id goes on counting: its earlier parts are not replaced.
-        taken = [path.stem.rpartition("-")[2] for path in self._parts.glob(f"{run_id}-*.parquet")]
+        taken = [path.stem.rpartition("-")[2] for path in self.directory.glob(f"*/{run_id}-*.parquet")]
         self._sequence = max((int(number) for number in taken if number.isdecimal()), default=-1) + 1
 
     def append(self, case: Case, measurements: Iterable[Measurement]) -> None:
@@ -81,17 +83,30 @@ class Writer:
         rows = [_row(case, measurement, self.run_id) for measurement in measurements]
         if not rows:
             return
-        table = pa.Table.from_pylist(rows, schema=PART)
-        _write_table(table, self._parts / f"{self.run_id}-{self._sequence:06d}.parquet")
+        self._append(pa.Table.from_pylist(rows, schema=PART), "parts")
+
+    def append_drift(self, readings: Iterable[Reading]) -> None:
+        """Writes what the reference took; see `Dataset.drift`."""
+        rows = [
+            {"problem": _json(reading.problem), "run_id": self.run_id, "gpu": reading.gpu}
+            | {"at_s": reading.at_s, "time_us": reading.time_us}
+            for reading in readings
+        ]
+        if rows:
+            self._append(pa.Table.from_pylist(rows, schema=DRIFT_PART), "drift")
+
+    def _append(self, table: pa.Table, folder: str) -> None:
+        (self.directory / folder).mkdir(exist_ok=True)
+        _write_table(table, self.directory / folder / f"{self.run_id}-{self._sequence:06d}.parquet")
         self._sequence += 1
 
 
 def _row(case: Case, measurement: Measurement, run_id: str) -> dict[str, Any]:
     return {
-        "problem": json.dumps(measurement.problem.to_json()),
+        "problem": _json(measurement.problem),
         "sources": json.dumps(case.sources),
         "routing": case.routing,
-        "config": json.dumps(measurement.config.to_json()),
+        "config": _json(measurement.config),
         "status": measurement.status.value,
         "run_id": run_id,
     } | {
@@ -101,30 +116,51 @@ def _row(case: Case, measurement: Measurement, run_id: str) -> dict[str, Any]:
     }
 
 
+@lru_cache(maxsize=1 << 14)
+def _json(value: Problem | KernelConfig) -> str:
+    return json.dumps(value.to_json())  # of hundreds of group sizes, say: longer work than all else in a row
+
+
 def read(directory: Path | str) -> Dataset:
     """The dataset in a directory. Raises `DatasetError` naming the file that is wrong, and how."""
     directory = Path(directory)
     manifest = _read_manifest(directory)
-    frames, ignored = [], []
+    frames, ignored = _read_parts(directory / "parts", PART)
+    drift, torn = _read_parts(directory / "drift", DRIFT_PART)
+    for path, frame in frames.items():
+        _checked(frame, path)
     if manifest["sealed"]:
-        frames.append(_read_sealed(directory, manifest["sealed"]))
-    for path in sorted((directory / "parts").glob("*")):
-        if path.suffix == ".parquet":
-            try:
-                frames.append(_checked(_read_table(path, PART).to_pandas(), path))
-                continue
-            except _UnreadableError:
-                pass  # torn by a power cut: no more than a part that was never finished
-        ignored.append(path.name)
-    if not frames:
-        frames.append(PART.empty_table().to_pandas())
-    rows = pd.concat(frames, ignore_index=True)
-    return _assemble(directory, manifest, rows, ignored)
+        frames = {directory: _read_sealed(directory, manifest["sealed"]), **frames}
+        drift = {directory: _read_sealed_drift(directory, manifest["sealed"]), **drift}
+    return _assemble(directory, manifest, _joined(frames, PART), _joined(drift, DRIFT_PART), ignored + torn)
 
 
-def _assemble(directory: Path, manifest: dict[str, Any], rows: pd.DataFrame, ignored: list[str]) -> Dataset:
+def _read_parts(folder: Path, schema: pa.Schema) -> tuple[dict[Path, pd.DataFrame], list[str]]:
+    """Whole parts, and the names of what is none: torn by a power cut, it is no more than one that was never
+    finished."""
+    parts = {path: _read_part(path, schema) for path in sorted(folder.glob("*"))}
+    whole = {path: frame for path, frame in parts.items() if frame is not None}
+    return whole, [path.name for path in parts if path not in whole]
+
+
+def _read_part(path: Path, schema: pa.Schema) -> pd.DataFrame | None:
+    try:
+        frame: pd.DataFrame | None = _read_table(path, schema).to_pandas() if path.suffix == ".parquet" else None
+    except _UnreadableError:
+        return None
+    return frame
+
+
+def _joined(frames: Mapping[Path, pd.DataFrame], schema: pa.Schema) -> pd.DataFrame:
+    joined: pd.DataFrame = pd.concat(list(frames.values()) or [schema.empty_table().to_pandas()], ignore_index=True)
+    return joined
+
+
+def _assemble(
+    directory: Path, manifest: dict[str, Any], rows: pd.DataFrame, drift: pd.DataFrame, ignored: list[str]
+) -> Dataset:
     cases = rows.drop_duplicates("problem")[["problem", "sources", "routing"]].reset_index(drop=True)
-    problem_codes = pd.Categorical(rows["problem"], categories=cases["problem"]).codes
+    drift = drift[drift["problem"].isin(cases["problem"])]  # a case may have left no row of its own
     configs = pd.unique(rows["config"])
     try:
         devices = tuple(DeviceSpec.from_json(spec) for spec in manifest["devices"])
@@ -144,8 +180,10 @@ def _assemble(directory: Path, manifest: dict[str, Any], rows: pd.DataFrame, ign
             ),
             configs=tuple(KernelConfig.from_json(json.loads(config)) for config in configs),
             measurements=rows.drop(columns=["sources", "routing"]).assign(
-                problem=problem_codes, config=pd.Categorical(rows["config"], categories=configs).codes
+                problem=pd.Categorical(rows["problem"], categories=cases["problem"]).codes,
+                config=pd.Categorical(rows["config"], categories=configs).codes,
             ),
+            drift=drift.assign(problem=pd.Categorical(drift["problem"], categories=cases["problem"]).codes),
             ignored=tuple(ignored),
         )
     except (ForetuneError, json.JSONDecodeError, TypeError) as error:
@@ -167,10 +205,12 @@ def seal(source: Path | str, target: Path | str, *, name: str) -> None:
     ]
     configs = [{"config": json.dumps(config.to_json())} for config in dataset.configs]
     rows = dataset.measurements.sort_values(["problem", "timing_pass", "config"], kind="stable")
+    drift = dataset.drift.sort_values(["run_id", "gpu", "at_s"], kind="stable")
     tables = {
         "problems": pa.Table.from_pylist(problems, schema=PROBLEMS),
         "configs": pa.Table.from_pylist(configs, schema=CONFIGS),
         "measurements": pa.Table.from_pandas(rows, schema=MEASUREMENTS, preserve_index=False),
+        "drift": pa.Table.from_pandas(drift, schema=DRIFT, preserve_index=False),
     }
     for table, content in tables.items():
         _write_table(content.replace_schema_metadata(None), target / f"{table}.parquet")
@@ -186,16 +226,7 @@ def seal(source: Path | str, target: Path | str, *, name: str) -> None:
 
 
 def _read_sealed(directory: Path, digests: Mapping[str, str]) -> pd.DataFrame:
-    tables = {}
-    for table, schema in _SEALED.items():
-        path = directory / f"{table}.parquet"
-        # The digest comes first: a parser need not see bytes that nobody vouches for.
-        if path.is_file() and _sha256(path) != digests.get(path.name):
-            raise DatasetError(f"{path}: truncated or altered: its SHA-256 is not the one in {MANIFEST}")
-        try:
-            tables[table] = _read_table(path, schema).to_pandas()
-        except _UnreadableError as error:
-            raise DatasetError(f"{path}: {error}") from None
+    tables = {table: _read_vouched(directory, table, schema, digests) for table, schema in _SEALED.items()}
     rows = _checked(tables["measurements"], directory / "measurements.parquet")
     for column, table in (("problem", "problems"), ("config", "configs")):
         if not rows[column].between(0, len(tables[table]) - 1).all():
@@ -204,6 +235,30 @@ def _read_sealed(directory: Path, digests: Mapping[str, str]) -> pd.DataFrame:
     configs = tables["configs"].iloc[rows["config"]].reset_index(drop=True)
     joined: pd.DataFrame = pd.concat([problems, configs, rows.drop(columns=["problem", "config"])], axis=1)[PART.names]
     return joined
+
+
+def _read_sealed_drift(directory: Path, digests: Mapping[str, str]) -> pd.DataFrame:
+    if "drift.parquet" not in digests:  # sealed before there were readings
+        nothing: pd.DataFrame = DRIFT_PART.empty_table().to_pandas()
+        return nothing
+    problems = _read_vouched(directory, "problems", PROBLEMS, digests)["problem"]
+    drift = _read_vouched(directory, "drift", DRIFT, digests)
+    if not drift["problem"].between(0, len(problems) - 1).all():
+        raise DatasetError(f"{directory / 'drift.parquet'}: points past the end of problems.parquet")
+    joined: pd.DataFrame = drift.assign(problem=problems.iloc[drift["problem"]].to_numpy())[DRIFT_PART.names]
+    return joined
+
+
+def _read_vouched(directory: Path, table: str, schema: pa.Schema, digests: Mapping[str, str]) -> pd.DataFrame:
+    path = directory / f"{table}.parquet"
+    # The digest comes first: a parser need not see bytes that nobody vouches for.
+    if path.is_file() and _sha256(path) != digests.get(path.name):
+        raise DatasetError(f"{path}: truncated or altered: its SHA-256 is not the one in {MANIFEST}")
+    try:
+        frame: pd.DataFrame = _read_table(path, schema).to_pandas()
+    except _UnreadableError as error:
+        raise DatasetError(f"{path}: {error}") from None
+    return frame
 
 
 class _UnreadableError(Exception):
@@ -276,7 +331,11 @@ def _write_table(table: pa.Table, path: Path) -> None:
 def _replace(path: Path, write: Any) -> None:
     """Writes a file so that at any moment either the old content or the whole new one is there."""
     temporary = path.with_suffix(path.suffix + ".tmp")
-    write(temporary)
+    try:
+        write(temporary)
+    except OSError:  # a full disk, say
+        temporary.unlink(missing_ok=True)
+        raise
     for target in (temporary, path.parent):
         handle = os.open(target, os.O_RDONLY)
         try:

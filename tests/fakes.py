@@ -7,9 +7,7 @@ import math
 import zlib
 
 import numpy as np
-import pandas as pd
 from foretune.datasets import Case, DeviceSpec, Family, KernelConfig, Problem, Status
-from foretune.datasets.dataset import Dataset
 
 DEVICE = DeviceSpec.named("h200")
 
@@ -117,8 +115,12 @@ def _case(source, routing, rows, n, k, sizes):
     return Case(problem, (source,), routing)
 
 
-def fake_dataset(cases: tuple[Case, ...] | None = None) -> Dataset:
+def fake_dataset(cases: tuple[Case, ...] | None = None):
     """Every config of the space on every case, in all three passes, as `foretune.datasets.load` would give it."""
+    # Here, so that processes which only replay times start quickly.
+    import pandas as pd
+    from foretune.datasets.dataset import Dataset
+
     family = FakeFamily()
     cases, configs = cases or fake_cases(), family.space()
     rows = []

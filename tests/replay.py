@@ -1,20 +1,35 @@
-"""A campaign without a GPU: a runner that replays a fake family's times, and a pool that has compiled already."""
+"""A campaign without a GPU: a runner that replays a fake family's times, and a pool that has compiled already.
+
+The measuring "process" is a thread of this one, so that a test sees what its runner was asked for; `ReplayGpu` in a
+`foretune.collect.processes.Child` makes it a real process, which can be killed.
+"""
 
 from __future__ import annotations
 
-import itertools
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from multiprocessing import Pipe
 from pathlib import Path
+from threading import Thread
 
 from fakes import DEVICE, FakeFamily
-from foretune.collect import campaign
+from foretune.collect import campaign, worker
 from foretune.collect.compiling import Compiled
+from foretune.collect.ledger import Ledger
 from foretune.collect.measuring import HOPELESS_SLOWDOWN, LaunchFailedError, Outcome
-from foretune.datasets import KernelConfig, Status
+from foretune.collect.processes import Watch
+from foretune.datasets import KernelConfig, Status, load
 
+FAMILIES = {FakeFamily.name: FakeFamily()}
 #: A fault is raised in place of the outcome.
 Faults = Mapping[KernelConfig, BaseException]
+
+
+class EndOfProcess(BaseException):
+    """Ends the thread that plays a process, with this exit code."""
 
 
 class ReplayRunner:
@@ -32,15 +47,15 @@ class ReplayRunner:
         self.scan_faults, self.turn_faults, self.outcomes = scan_faults, turn_faults, outcomes
         self.on_prepare, self.seconds = prepare, seconds
         self.calls: list[tuple[str, object]] = []
-        self.samples = itertools.count(1000)  # no two samples are alike
 
     def asked(self, what: str) -> list[object]:
         return [value for name, value in self.calls if name == what]
 
-    def prepare(self, problem):
+    def prepare(self, family, problem):
         self.calls.append(("prepare", problem))
         self.on_prepare(problem)
-        self.problem = problem
+        self.family, self.problem = family, problem
+        self.turns = Counter()  # no two samples of a config are alike, and every campaign gets the same ones
 
     def scan(self, config, best_us):
         self.calls.append(("scan", config))
@@ -49,19 +64,23 @@ class ReplayRunner:
             raise self.scan_faults[config]
         if config in self.outcomes:
             return self.outcomes[config]
-        time_us = FakeFamily().time_us(self.problem, config, timing_pass=1)
+        time_us = self.family.time_us(self.problem, config, timing_pass=1)
         if time_us is None:
             return Outcome(Status.LAUNCH_FAILED, error="invalid argument")
         if time_us > HOPELESS_SLOWDOWN * best_us:
             return Outcome(Status.HOPELESS, time_us, 0.0, 1)
         return Outcome(Status.OK, time_us, 0.01, 7, registers=64)
 
+    def refer(self, family, problem, config):
+        return family.time_us(problem, config, timing_pass=1) or 100.0
+
     def turn(self, config, best_us):
         self.calls.append(("turn", config))
         time.sleep(self.seconds / 10)
         if config in self.turn_faults:
             raise self.turn_faults[config]
-        us = FakeFamily().time_us(self.problem, config, timing_pass=next(self.samples))
+        self.turns[config] += 1
+        us = self.family.time_us(self.problem, config, timing_pass=1000 + self.turns[config])
         if us is None:
             raise LaunchFailedError("invalid argument")
         return [us, us]
@@ -70,18 +89,94 @@ class ReplayRunner:
 class ReplayPool:
     """Every config is compiled, but for those in `errors`."""
 
+    compile_s = 0.0
+
     def __init__(self, errors: Mapping[KernelConfig, str] = {}) -> None:
         self.errors = errors
-        self.asked: list[KernelConfig] = []
+        self.asked: list[KernelConfig] = []  # for a case that is being measured
+        self.known = {}
 
-    def finished(self, configs, dtype):
-        self.asked += configs
-        for config in configs:
-            yield config, Compiled(2.0, self.errors.get(config))
+    def know(self, binary, compiled):
+        self.known[binary] = compiled
+
+    def request(self, binary, rank):
+        if binary in self.known:
+            return self.known[binary]
+        if rank < campaign.AHEAD:
+            self.asked.append(binary.config)
+        return Compiled(2.0, self.errors.get(binary.config))
+
+    def check(self):
+        pass
 
 
-def run(cases, out: Path, runner=None, pool=None, *, on_progress=lambda progress: None, **options):
-    """One campaign over `cases`, from its start to its `Summary`."""
-    return campaign.Campaign(
-        FakeFamily(), DEVICE, runner or ReplayRunner(), pool or ReplayPool(), out, **options
-    ).measure(cases, on_progress)
+@dataclass
+class ReplayGpu:
+    """Opens as the runner it was given, or one of its own."""
+
+    runner: ReplayRunner | None = None
+    device: object = DEVICE
+
+    def open(self):
+        return self.device, self.runner or ReplayRunner()
+
+
+class ThreadChild:
+    """Stands in for `foretune.collect.processes.Child`: a thread that runs `serve`."""
+
+    def __init__(self, serve, *arguments):
+        self.connection, self._theirs = Pipe()
+        self.exitcode = None
+        Thread(target=self._run, args=(serve, *arguments), daemon=True).start()
+
+    def _run(self, serve, *arguments):
+        exitcode = 1
+        try:
+            serve(self._theirs, *arguments)
+            exitcode = 0
+        except (EOFError, OSError):  # killed
+            exitcode = -9
+        except EndOfProcess as end:
+            exitcode = end.args[0]
+        finally:
+            self.exitcode = exitcode
+            self._theirs.close()
+
+    def send(self, message):
+        self.connection.send(message)
+
+    def kill(self):
+        self.connection.close()  # a thread cannot be killed: it ends when it next listens
+
+
+def print_nothing(progress):
+    pass
+
+
+def run(cases, out: Path, *runners, gpus=None, families=FAMILIES, pool=None, on_progress=print_nothing, **options):
+    """One campaign over `cases`, from its start to its `Summary`, on a GPU for each runner."""
+    gpus = gpus or [ReplayGpu(runner) for runner in runners or (ReplayRunner(),)]
+    with Watch() as watch:
+        starts = [partial(ThreadChild, worker.serve, gpu, families) for gpu in gpus]
+        book = Ledger(families, cases, out, on_progress=on_progress, **options)
+        return campaign.Campaign(book, starts, pool or ReplayPool(), watch).measure()
+
+
+def rows_of(out):
+    """(problem, config) -> {timing_pass: row}; fails where a row comes twice."""
+    dataset = load(out)
+    found = {}
+    for row in dataset.measurements.itertuples():
+        passes = found.setdefault((dataset.cases[row.problem].problem, dataset.configs[row.config]), {})
+        assert row.timing_pass not in passes, f"measured twice: {row}"
+        passes[row.timing_pass] = row
+    return found
+
+
+def outcomes_of(out):
+    """All that a dataset says of each (problem, config, pass), but for how and when it was measured."""
+    return {
+        (problem, config, timing_pass): (row.status, str(row.time_us), row.samples, row.error)
+        for (problem, config), passes in rows_of(out).items()
+        for timing_pass, row in passes.items()
+    }

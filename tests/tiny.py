@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import triton
@@ -31,10 +33,10 @@ class TinyFamily(FakeFamily):
     def binary_of(self, config):
         return KernelConfig.of(BLOCK=config["BLOCK"], GRID=1)
 
-    def compile(self, config, dtype):
+    def compile(self, config, problem):
         if self.log is not None:
             with self.log.open("a") as lines:
-                lines.write(f"{config} {dtype} {os.getpid()}\n")
+                lines.write(f"{config} {problem.dtype} {os.getpid()}\n")
         return self.build(config)
 
     def build(self, config):
@@ -67,3 +69,14 @@ class UnluckyFamily(TinyFamily):
     def build(self, config):
         if config["BLOCK"] == 128 and self.log.read_text().count("BLOCK=128") == 1:
             os.kill(os.getpid(), signal.SIGKILL)
+
+
+class EndlessFamily(TinyFamily):
+    """Blocks of 128 are compiled for ever, in a process of the compiler's own."""
+
+    def build(self, config):
+        if config["BLOCK"] == 128:
+            sleeper = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(1000)"])
+            with self.log.open("a") as lines:
+                lines.write(f"sleeper {sleeper.pid}\n")
+            sleeper.wait()

@@ -1,4 +1,4 @@
-"""Grouped GEMM: one matrix product a group, rows sorted by group.
+"""Grouped GEMM: one matrix product a group, rows sorted by group; forward, dX and dW.
 
 Importing this imports neither torch nor triton: a prediction needs neither. The op does, when it is first asked for.
 """
@@ -8,13 +8,15 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from .family import GroupedGemmForward
+from .family import GroupedGemmDW, GroupedGemmDX, GroupedGemmForward
 
 if TYPE_CHECKING:
     from .op import grouped_gemm
     from .unsloth import KernelConfigBackward_dW, KernelConfigBackward_dX, KernelConfigForward, unsloth_grouped_gemm
 
 __all__ = [
+    "GroupedGemmDW",
+    "GroupedGemmDX",
     "GroupedGemmForward",
     "KernelConfigBackward_dW",
     "KernelConfigBackward_dX",

@@ -12,8 +12,8 @@ from ...datasets import ForetuneError, KernelConfig, Problem
 from ...runtime import Mode, mode, stubbed
 from .checks import DTYPES, Shape, check_call
 from .choice import Launch, choose, given, interpreter, live
+from .chunks import chunk_rows
 from .gemm import grouped_gemm_kernel
-from .tiles import chunk_rows
 
 if TYPE_CHECKING:
     from ...datasets import DeviceSpec, Family
@@ -58,7 +58,7 @@ class Call:
         self._configs = {
             name: given(config, _family(name), self.problem(name), self.device)
             for name, config in explicit.items()
-            if config is not None and shape.groups
+            if config is not None and shape.groups and shape.k  # otherwise there is nothing to run it on
         }
 
     def elsewhere(self) -> bool:

@@ -16,7 +16,7 @@ from .gemm import grid_of
 from .launcher import Launcher
 from .ragged import load_ragged, ragged_descriptor
 from .scratch import ensure_allocator
-from .tiles import load_chunk, load_chunk_count, load_split, tile_position
+from .tiles import load_chunk, load_chunk_count, load_chunk_steps, load_split, tile_position
 
 if TYPE_CHECKING:
     import torch
@@ -24,8 +24,9 @@ if TYPE_CHECKING:
     from ...datasets import KernelConfig
     from .tiles import TileMap
 
-UNSPECIALIZED = ["dy_rows", "x_rows", "rows", "groups", "N8", "K8", "divisor", "GROUP_M", "PROGRAMS_PER_SM"]
+UNSPECIALIZED = ["dy_rows", "x_rows", "rows", "groups", "slots", "N8", "K8", "divisor", "GROUP_M", "PROGRAMS_PER_SM"]
 KEY = ["rows", "groups", "N8", "K8"]
+_LANES = tl.constexpr(256)
 _TENSORS = 6  # of the arguments, come first
 _SUM_BLOCK = 4096
 
@@ -35,13 +36,14 @@ def grouped_gemm_dw_kernel(
     dy_ptr,  # (dy_rows, N); sorted by group unless GATHER_DY
     x_ptr,  # (x_rows, K); sorted by group unless GATHER_X
     dw_ptr,  # (groups, N, K)
-    partial_ptr,  # (slots, N, K) float32: the sums of chunks of split groups
+    partial_ptr,  # (slots, words, N, K): the sums of chunks of split groups; see `store_partial`
     map_ptr,  # a TileMap's entries
     indices_ptr,  # (rows,) int32 or int64, or None: which row of the permuted side each sorted row is
     dy_rows,
     x_rows,
     rows,
     groups,
+    slots,
     N8,  # N // 8
     K8,  # K // 8
     divisor,  # a permuted row is row index // divisor
@@ -55,11 +57,17 @@ def grouped_gemm_dw_kernel(
     TMA_DY: tl.constexpr,
     TMA_X: tl.constexpr,
     TMA_DW: tl.constexpr,
-    FLATTEN: tl.constexpr,
 ):
-    """Program p takes tiles p, p + programs, ... of all chunks. Accumulates in float32."""
+    """Program p takes tiles p, p + programs, ... of all chunks. Accumulates in float32.
+
+    There is one loop over the steps of all of a program's tiles, not a loop a tile: the next tile's first loads are
+    then in flight while the last products of this one run, and many groups have only a few steps. (Triton's own
+    flattening needs inner loops of one length.) The compiler pipelines it only if whether a tile begins follows
+    from counters that the loop carries.
+    """
     N = N8 * 8
     K = K8 * 8
+    WORDS: tl.constexpr = 4 // (dw_ptr.dtype.element_ty.primitive_bitwidth // 8)
     m_tiles = tl.cdiv(N, BLOCK_M)
     n_tiles = tl.cdiv(K, BLOCK_N)
     chunk_tiles = m_tiles * n_tiles
@@ -70,68 +78,137 @@ def grouped_gemm_dw_kernel(
         dy_desc = ragged_descriptor(dy_ptr, N, BLOCK_K, BLOCK_M)
     if TMA_X:
         x_desc = ragged_descriptor(x_ptr, K, BLOCK_K, BLOCK_N)
+    dw_out = dw_ptr
+    partial_out = partial_ptr
     if TMA_DW:
-        dw_desc = tl.make_tensor_descriptor(
-            dw_ptr, [groups, N, K], [N.to(tl.int64) * K, K.to(tl.int64), 1], [1, BLOCK_M, BLOCK_N]
-        )
+        dw_out = matrix_descriptor(dw_ptr, groups, N, K, BLOCK_M, BLOCK_N)
+        partial_out = matrix_descriptor(partial_ptr, slots * WORDS, N, K, BLOCK_M, BLOCK_N)
 
-    total = load_chunk_count(map_ptr) * chunk_tiles
-    for tile in tl.range(tl.program_id(0), total, tl.num_programs(0), flatten=FLATTEN):
-        group, row, row_end, slot = load_chunk(map_ptr, tile // chunk_tiles, rows, groups)
-        m_tile, n_tile = tile_position(tile % chunk_tiles, m_tiles, n_tiles, GROUP_M)
-        m = m_tile * BLOCK_M
-        n = n_tile * BLOCK_N
-        acc = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
-        for r in tl.range(row, row_end, BLOCK_K):
-            inside = r + offs_k < row_end
+    tiles = load_chunk_count(map_ptr) * chunk_tiles
+    programs = tl.num_programs(0)
+    steps = tl.zeros((), tl.int32)
+    for start in range(tl.program_id(0), tiles, programs * _LANES):
+        later = start + tl.arange(0, _LANES) * programs
+        steps += tl.sum(load_chunk_steps(map_ptr, later // chunk_tiles, later < tiles, rows, groups, BLOCK_K))
+
+    tile = tl.program_id(0) - programs
+    step = -1
+    tile_steps = 0
+    group = 0
+    row = 0
+    row_end = 0
+    slot = 0
+    m = 0
+    n = 0
+    acc = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
+    if GATHER_DY or GATHER_X:
+        # Indices are loaded one step ahead: as an indirect load in one step they would halve the pipeline's depth.
+        first_chunk = tl.minimum(tl.program_id(0), tiles - 1) // chunk_tiles
+        _, next_row, next_end, _ = load_chunk(map_ptr, first_chunk, rows, groups)
+        ahead = tl.load(indices_ptr + next_row + offs_k, next_row + offs_k < next_end, other=0)
+    for _ in tl.range(0, steps):
+        step = tl.where(step == tile_steps - 1, 0, step + 1)
+        if step == 0:
+            tile += programs
+            group, row, row_end, slot = load_chunk(map_ptr, tile // chunk_tiles, rows, groups)
+            m_tile, n_tile = tile_position(tile % chunk_tiles, m_tiles, n_tiles, GROUP_M)
+            m = m_tile * BLOCK_M
+            n = n_tile * BLOCK_N
+            tile_steps = tl.maximum(tl.cdiv(row_end - row, BLOCK_K), 1)
             if GATHER_DY or GATHER_X:
-                permuted = tl.load(indices_ptr + r + offs_k, inside, other=0) // divisor
-            if TMA_DY:
-                dy = load_ragged(dy_desc, r, row_end, m, BLOCK_K, BLOCK_M)
-            else:
-                if GATHER_DY:
-                    dy_row = tl.minimum(tl.maximum(permuted, 0), dy_rows - 1)
-                else:
-                    dy_row = r + offs_k
-                dy_ptrs = dy_ptr + dy_row.to(tl.int64)[:, None] * N + (m + offs_m)[None, :]
-                dy = tl.load(dy_ptrs, inside[:, None] & (m + offs_m < N)[None, :], other=0.0)
-            if TMA_X:
-                x = load_ragged(x_desc, r, row_end, n, BLOCK_K, BLOCK_N)
-            else:
-                if GATHER_X:
-                    x_row = tl.minimum(tl.maximum(permuted, 0), x_rows - 1)
-                else:
-                    x_row = r + offs_k
-                x_ptrs = x_ptr + x_row.to(tl.int64)[:, None] * K + (n + offs_n)[None, :]
-                x = tl.load(x_ptrs, inside[:, None] & (n + offs_n < K)[None, :], other=0.0)
-            acc = tl.dot(dy.T, x, acc, input_precision="ieee")
-
-        within = (m + offs_m < N)[:, None] & (n + offs_n < K)[None, :]
-        if (partial_ptr is not None) and (slot >= 0):
-            partial_ptrs = partial_ptr + (slot.to(tl.int64) * N + m + offs_m)[:, None] * K + (n + offs_n)[None, :]
-            tl.store(partial_ptrs, acc, within)
+                next_chunk = tl.minimum(tile + programs, tiles - 1) // chunk_tiles
+                _, next_row, next_end, _ = load_chunk(map_ptr, next_chunk, rows, groups)
+        r = row + step * BLOCK_K
+        inside = r + offs_k < row_end
+        if GATHER_DY or GATHER_X:
+            permuted = ahead // divisor
+            ends = step == tile_steps - 1
+            ahead_rows = tl.where(ends, next_row, r + BLOCK_K) + offs_k
+            ahead = tl.load(indices_ptr + ahead_rows, ahead_rows < tl.where(ends, next_end, row_end), other=0)
+        if TMA_DY:
+            dy = load_ragged(dy_desc, r, row_end, m, BLOCK_K, BLOCK_M)
         else:
-            dw = acc.to(dw_ptr.dtype.element_ty)
-            if TMA_DW:
-                dw_desc.store([group, m, n], dw.reshape(1, BLOCK_M, BLOCK_N))
+            if GATHER_DY:
+                dy_row = tl.minimum(tl.maximum(permuted, 0), dy_rows - 1)
             else:
-                dw_ptrs = dw_ptr + (group.to(tl.int64) * N + m + offs_m)[:, None] * K + (n + offs_n)[None, :]
-                tl.store(dw_ptrs, dw, within)
+                dy_row = r + offs_k
+            dy_ptrs = dy_ptr + dy_row.to(tl.int64)[:, None] * N + (m + offs_m)[None, :]
+            dy = tl.load(dy_ptrs, inside[:, None] & (m + offs_m < N)[None, :], other=0.0)
+        if TMA_X:
+            x = load_ragged(x_desc, r, row_end, n, BLOCK_K, BLOCK_N)
+        else:
+            if GATHER_X:
+                x_row = tl.minimum(tl.maximum(permuted, 0), x_rows - 1)
+            else:
+                x_row = r + offs_k
+            x_ptrs = x_ptr + x_row.to(tl.int64)[:, None] * K + (n + offs_n)[None, :]
+            x = tl.load(x_ptrs, inside[:, None] & (n + offs_n < K)[None, :], other=0.0)
+        acc = tl.dot(dy.T, x, acc, input_precision="ieee")
+
+        if step == tile_steps - 1:
+            if slot >= 0:
+                store_partial(partial_out, slot, m, n, acc, N, K, dw_ptr.dtype.element_ty, WORDS, TMA_DW)
+            else:
+                store_tile(dw_out, group, m, n, acc.to(dw_ptr.dtype.element_ty), N, K, TMA_DW)
+            acc = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
+
+
+@triton.jit
+def matrix_descriptor(ptr, matrices, N, K, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
+    """A descriptor of (matrices, N, K) whose boxes end where a matrix ends."""
+    return tl.make_tensor_descriptor(
+        ptr, [matrices, N, K], [N.to(tl.int64) * K, K.to(tl.int64), 1], [1, BLOCK_M, BLOCK_N]
+    )
+
+
+@triton.jit
+def store_tile(out, matrix, m, n, tile, N, K, TMA: tl.constexpr):
+    """Stores a tile of one of many (N, K) matrices; `out` is their pointer or, with TMA, their descriptor."""
+    if TMA:
+        out.store([matrix, m, n], tile.reshape(1, tile.shape[0], tile.shape[1]))
+    else:
+        rows = m + tl.arange(0, tile.shape[0])
+        columns = n + tl.arange(0, tile.shape[1])
+        ptrs = out + (matrix.to(tl.int64) * N + rows)[:, None] * K + columns[None, :]
+        tl.store(ptrs, tile, (rows < N)[:, None] & (columns < K)[None, :])
+
+
+@triton.jit
+def store_partial(
+    out, slot, m, n, acc, N, K, element: tl.constexpr, WORDS: tl.constexpr, TMA: tl.constexpr
+):
+    """Stores float32 sums, as two matrices of 16-bit words (upper and lower halves) where the output is 16-bit: so
+    that they take the same way through shared memory as the output does, and not twice the room beside it."""
+    if WORDS == 1:
+        store_tile(out, slot, m, n, acc, N, K, TMA)
+    else:
+        bits = acc.to(tl.uint32, bitcast=True)
+        upper = (bits >> 16).to(tl.uint16).to(element, bitcast=True)
+        lower = (bits & 0xFFFF).to(tl.uint16).to(element, bitcast=True)
+        store_tile(out, slot * 2, m, n, upper, N, K, TMA)
+        store_tile(out, slot * 2 + 1, m, n, lower, N, K, TMA)
 
 
 @triton.jit(do_not_specialize=["rows", "groups", "chunk_rows", "size8"])
 def sum_partials_kernel(partial_ptr, dw_ptr, map_ptr, rows, groups, chunk_rows, size8, BLOCK: tl.constexpr):
     """Program (s, b) adds up block b of the partial sums of the s-th split group."""
+    WORDS: tl.constexpr = 4 // (dw_ptr.dtype.element_ty.primitive_bitwidth // 8)
     size = size8.to(tl.int64) * 8  # N * K
     group, first_slot, slots = load_split(map_ptr, tl.program_id(0), rows, groups, chunk_rows)
     if slots > 0:
         offs = tl.program_id(1).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+        inside = offs < size
         acc = tl.zeros((BLOCK,), tl.float32)
-        partial_ptrs = partial_ptr + first_slot.to(tl.int64) * size + offs
+        ptrs = partial_ptr + first_slot.to(tl.int64) * WORDS * size + offs
         for _ in range(0, slots):
-            acc += tl.load(partial_ptrs, offs < size, other=0.0)
-            partial_ptrs += size
-        tl.store(dw_ptr + group.to(tl.int64) * size + offs, acc.to(dw_ptr.dtype.element_ty), offs < size)
+            if WORDS == 1:
+                acc += tl.load(ptrs, inside, other=0.0)
+            else:
+                upper = tl.load(ptrs, inside, other=0.0).to(tl.uint16, bitcast=True).to(tl.uint32)
+                lower = tl.load(ptrs + size, inside, other=0.0).to(tl.uint16, bitcast=True).to(tl.uint32)
+                acc += ((upper << 16) | lower).to(tl.float32, bitcast=True)
+            ptrs += WORDS * size
+        tl.store(dw_ptr + group.to(tl.int64) * size + offs, acc.to(dw_ptr.dtype.element_ty), inside)
 
 
 _launch, _launch_sum = Launcher(grouped_gemm_dw_kernel), Launcher(sum_partials_kernel)
@@ -175,10 +252,13 @@ def launch_dw(
 
 
 def partial_sums(dw: torch.Tensor, tile_map: TileMap) -> torch.Tensor:
-    """Room for the partial sums, (slots, N, K) float32."""
+    """Room for the partial sums, (slots, words, N, K), float32 as words of dw's dtype; dw itself where there are none,
+    because a descriptor needs an address."""
     import torch
 
-    return torch.empty((tile_map.slots, *dw.shape[1:]), dtype=torch.float32, device=dw.device)
+    if not tile_map.slots:
+        return dw
+    return torch.empty((tile_map.slots, 4 // dw.itemsize, *dw.shape[1:]), dtype=dw.dtype, device=dw.device)
 
 
 def add_partials(partial: torch.Tensor, dw: torch.Tensor, tile_map: TileMap) -> None:
@@ -190,6 +270,7 @@ def add_partials(partial: torch.Tensor, dw: torch.Tensor, tile_map: TileMap) -> 
             (partial, dw, tile_map.entries),
             (tile_map.rows, tile_map.groups, tile_map.chunk_rows, n * k // 8),
             BLOCK=_SUM_BLOCK,
+            num_warps=8,
         )
 
 
@@ -204,5 +285,5 @@ def arguments(
 ) -> tuple[Any, ...]:
     """The kernel's positional arguments, less the flags and the knobs."""
     _, n, k = dw.shape
-    shape = (len(dy), len(x), tile_map.rows, tile_map.groups, n // 8, k // 8, divisor)
+    shape = (len(dy), len(x), tile_map.rows, tile_map.groups, max(tile_map.slots, 1), n // 8, k // 8, divisor)
     return dy, x, dw, partial, tile_map.entries, indices, *shape

@@ -27,8 +27,7 @@ _CHUNK = tl.constexpr(4)
 _SPLIT = tl.constexpr(3)
 _BLOCKS = tl.constexpr(len(BLOCKS_M))
 _LANES = 1024
-#: No chunk is shorter than this: a shorter one has too few steps to pay for its sum.
-_LEAST_CHUNK_ROWS = 1024
+_CHUNK_STEP = tl.constexpr(128)
 
 
 @triton.jit
@@ -124,14 +123,15 @@ def tile_map_kernel(group_sizes_ptr, map_ptr, rows, groups, chunk_rows, LANES: t
         entries_ptr = map_ptr + tiles_offset(512, rows, groups)
         # Only sizes that sum to more than `rows` can need more slots than there are: those groups are not split right.
         splits = (n_chunks > 1) & (slot + n_chunks <= slot_capacity(rows, chunk_rows))
+        length = tl.cdiv(tl.cdiv(size, n_chunks), _CHUNK_STEP) * _CHUNK_STEP  # as even as can be
         for start in range(0, n_chunks, LANES):
             i = start + lanes
             mask = (i < n_chunks) & (chunk + i < capacity)
             entry_ptrs = entries_ptr + (chunk + i) * _CHUNK
-            first = row + i.to(tl.int64) * chunk_rows
+            first = row + i.to(tl.int64) * length
             tl.store(entry_ptrs, i * 0 + group, mask)
             tl.store(entry_ptrs + 1, tl.minimum(first, row_end), mask)
-            tl.store(entry_ptrs + 2, tl.minimum(first + chunk_rows, row_end), mask)
+            tl.store(entry_ptrs + 2, tl.minimum(first + length, row_end), mask)
             tl.store(entry_ptrs + 3, tl.where(splits, slot + i, -1), mask)
         if (n_chunks > 1) & (split < rows // chunk_rows):
             split_ptr = entries_ptr + capacity * _CHUNK + split * _SPLIT
@@ -209,7 +209,7 @@ def tile_position(tile, m_tiles, n_tiles, GROUP_M):
     concurrent programs share w tiles in L2."""
     band = GROUP_M * n_tiles
     first_m = (tile // band) * GROUP_M
-    height = tl.minimum(m_tiles - first_m, GROUP_M)
+    height = tl.maximum(tl.minimum(m_tiles - first_m, GROUP_M), 1)  # 1 where there are no tiles at all
     within = tile % band
     return first_m + within % height, within // height
 
@@ -258,17 +258,3 @@ class TileMap:
     def slots(self) -> int:
         """Partial sums to make room for: a split group has at most twice as many as whole chunks fit into it."""
         return 2 * self.most_splits
-
-
-def chunk_rows(rows: int, n: int, k: int, sm_count: int) -> int:
-    """How many rows of one group dW sums at a time, at most: so many that a chunk is half of an SM's share.
-
-    One huge group among small ones is otherwise N x K / tile area long jobs for more SMs than that. Depends only on
-    what the host knows. Where N x K is large no group is split, because its tiles alone fill the SMs.
-
-    >>> chunk_rows(65536, 1536, 2048, 132), chunk_rows(65536, 14336, 4096, 132)
-    (23936, 65536)
-    """
-    tiles = triton.cdiv(n, 128) * triton.cdiv(k, 256)
-    share = triton.cdiv(rows * tiles, 2 * sm_count)
-    return min(max(triton.cdiv(share, 128) * 128, _LEAST_CHUNK_ROWS), max(rows, 1))

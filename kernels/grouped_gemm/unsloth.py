@@ -17,6 +17,8 @@ from .op import grouped_gemm
 class _Config:
     """What Unsloth's three configs have in common. M are the rows, N and K those of w, in each of them.
 
+    `flatten` changes nothing: our kernels always are. `fuse_mul_post` and the permutations are the call's.
+
     Raises `ForetuneError` for what cannot be together.
     """
 
@@ -54,7 +56,6 @@ class _Config:
             BLOCK_M=output_rows,
             BLOCK_N=output_columns,
             BLOCK_K=contraction,
-            FLATTEN=int(self.flatten),
             num_warps=self.num_warps,
             num_stages=self.num_stages,
             **{name: int(value) for name, value in tma.items()},

@@ -4,20 +4,23 @@ from __future__ import annotations
 
 import itertools
 import os
-import random
-import subprocess
-import sys
+import signal
 import time
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from fakes import DEVICE, FakeFamily, fake_cases
-from foretune.collect import campaign
-from foretune.collect.campaign import LEADING_LEAST, LEADING_MOST, LEADING_SLOWDOWN, TURNS, _Known, collect
+from foretune.collect import known, recorder, worker
+from foretune.collect.bench import LOSSES, WINDOW
+from foretune.collect.campaign import collect
+from foretune.collect.casework import DEATHS, TRIES, TURNS
+from foretune.collect.known import LEADING_LEAST, LEADING_MOST, LEADING_SLOWDOWN, Known, earlier
 from foretune.collect.measuring import DeviceLostError, LaunchFailedError, Outcome, OutOfMemoryError
 from foretune.datasets import ForetuneError, KernelConfig, Status, load
-from replay import ReplayPool, ReplayRunner, run
+from replay import FAMILIES, EndOfProcess, ReplayGpu, ReplayPool, ReplayRunner, outcomes_of, rows_of, run
 
 FAMILY = FakeFamily()
 SPACE = FAMILY.space()
@@ -28,27 +31,25 @@ TESTS = Path(__file__).parents[1]
 
 
 @pytest.fixture(autouse=True)
-def _quick(monkeypatch):
-    """No torch and no nvidia-smi, only to say where measurements come from."""
+def triton(monkeypatch):
+    """No torch and no nvidia-smi, only to say where measurements come from; a Triton of any version."""
+    triton = SimpleNamespace(version="3.9")
+    monkeypatch.setattr(known, "triton_version", lambda: triton.version)
     monkeypatch.setattr(
-        campaign, "provenance", lambda family, device: {"family": family.name, "kernel_source": family.source_hash()}
+        recorder,
+        "provenance",
+        lambda family, device: {
+            "family": family.name,
+            "kernel_source": family.source_hash(),
+            "triton": triton.version,
+        },
     )
+    return triton
 
 
 @pytest.fixture
 def out(tmp_path):
     return tmp_path / "measured"
-
-
-def rows_of(out):
-    """(problem, config) -> {timing_pass: row}; fails where a row comes twice."""
-    dataset = load(out)
-    found = {}
-    for row in dataset.measurements.itertuples():
-        passes = found.setdefault((dataset.cases[row.problem].problem, dataset.configs[row.config]), {})
-        assert row.timing_pass not in passes, f"measured twice: {row}"
-        passes[row.timing_pass] = row
-    return found
 
 
 def check_complete(out, cases=CASES):
@@ -75,7 +76,11 @@ def test_every_config_of_every_case_is_scanned_and_the_leading_ones_confirmed(ou
     confirming = next(passes for passes in found.values() if 3 in passes)
     assert (confirming[2].samples, confirming[2].status) == (2 * TURNS, "ok")
     assert confirming[2].time_us != confirming[3].time_us
-    assert load(out).provenance["runs"][confirming[1].run_id] == {"family": "fake", "kernel_source": "fake-source"}
+    assert load(out).provenance["runs"][confirming[1].run_id] == {
+        "family": "fake",
+        "kernel_source": "fake-source",
+        "triton": "3.9",
+    }
 
 
 def test_each_failure_is_a_row_of_its_own_status(out):
@@ -88,7 +93,7 @@ def test_each_failure_is_a_row_of_its_own_status(out):
         }
     )
     pool = ReplayPool({uncompiled: "PTXASError: internal"})
-    run([CASE], out, runner, pool)
+    run([CASE], out, runner, pool=pool)
     found = {config: passes[1] for (_, config), passes in rows_of(out).items()}
     assert len(found) == len(SPACE)
     told = {config: (found[config].status, found[config].error) for config in (uncompiled, wrong, resources)}
@@ -144,10 +149,24 @@ def test_a_second_run_has_nothing_to_do(out):
     run(CASES, out)
     before = sorted(path.name for path in (out / "parts").iterdir())
     runner, pool = ReplayRunner(), ReplayPool()
-    summary = run(CASES, out, runner, pool)
+    summary = run(CASES, out, runner, pool=pool)
     assert (runner.calls, pool.asked) == ([], [])
     assert (summary.cases, summary.measurements, summary.complete) == (4, 0, True)
     assert sorted(path.name for path in (out / "parts").iterdir()) == before
+
+
+def test_what_an_earlier_run_could_not_compile_is_not_compiled_again_by_the_same_triton(out, triton):
+    config = VALID[3]
+    run(CASES[:1], out, pool=ReplayPool({config: "PTXASError: internal"}))
+    pool = ReplayPool()
+    run(CASES[:2], out, pool=pool)
+    assert config not in pool.asked
+    row = rows_of(out)[CASES[1].problem, config][1]
+    assert (row.status, row.error) == ("compile_failed", "PTXASError: internal")
+    triton.version = "4.0"
+    run(CASES[:3], out, pool=(pool := ReplayPool()))
+    assert config in pool.asked
+    assert rows_of(out)[CASES[2].problem, config][1].status != "compile_failed"
 
 
 def ticking():
@@ -175,25 +194,36 @@ def test_what_the_budget_just_allows_is_complete(out):
     assert run(CASES, out, runner, budget_s=4.0, clock=lambda: now[0]).complete
 
 
+def interrupting(configs):
+    """Faults that press Ctrl-C, which reaches the parent alone, at any of these configs."""
+
+    class Faults(dict):
+        def __getitem__(self, config):
+            os.kill(os.getpid(), signal.SIGINT)
+            time.sleep(1)
+            raise EndOfProcess(-9)
+
+    return Faults.fromkeys(configs)
+
+
 @pytest.mark.parametrize("where", [0, 1, 90, len(VALID) - 1])
-@pytest.mark.parametrize("fault", [KeyboardInterrupt(), MemoryError("of the host")])
-def test_an_interrupted_scan_loses_nothing(out, where, fault):
+def test_an_interrupted_scan_is_a_clean_stop_and_the_next_run_goes_on(out, where):
     order = ReplayRunner()
-    run([CASES[1]], out.with_name("other"), order)
+    run(CASES[1:2], out.with_name("other"), order)
     config = order.asked("scan")[where]
-    with pytest.raises(type(fault)):
-        run(CASES[1:2], out, ReplayRunner({config: fault}))
-    assert sum(status != Status.INVALID.value for status in load(out).measurements["status"]) == where
+    summary = run(CASES[1:2], out, ReplayRunner(interrupting([config])))
+    assert (summary.interrupted, summary.complete, summary.cases) == (True, False, 0)
+    assert len(load(out).measurements) == summary.measurements
+    known = sum(status != Status.INVALID.value for status in load(out).measurements["status"])
+    assert known <= where
     again = ReplayRunner()
-    run(CASES, out, again)
-    assert again.asked("scan").count(config) == len(CASES)
-    check_complete(out)
+    assert run(CASES[1:2], out, again).complete
+    assert again.asked("scan") == order.asked("scan")[known:]
+    assert outcomes_of(out) == outcomes_of(out.with_name("other"))
 
 
 def test_an_interrupted_confirmation_is_done_again_as_a_whole(out):
-    best = min(VALID, key=lambda config: FAMILY.time_us(CASE.problem, config, timing_pass=1) or 1e9)
-    with pytest.raises(KeyboardInterrupt):
-        run([CASE], out, ReplayRunner(turn_faults={best: KeyboardInterrupt()}))
+    assert run([CASE], out, ReplayRunner(turn_faults=interrupting([best_of(CASE)]))).interrupted
     assert set(load(out).measurements["timing_pass"]) == {1}
     again = ReplayRunner()
     run([CASE], out, again)
@@ -201,29 +231,230 @@ def test_an_interrupted_confirmation_is_done_again_as_a_whole(out):
     check_complete(out, [CASE])
 
 
-def test_a_config_that_loses_the_device_in_the_scan_is_a_row_and_not_met_again(out):
+def best_of(case):
+    return min(VALID, key=lambda config: FAMILY.time_us(case.problem, config, timing_pass=1) or 1e9)
+
+
+ENDS = [DeviceLostError("illegal memory access"), EndOfProcess(-signal.SIGSEGV)]
+
+
+@pytest.mark.parametrize("end", ENDS, ids=["illegal memory access", "segfault"])
+def test_a_config_that_ends_its_process_in_the_scan_is_a_row_and_the_run_goes_on(out, end):
     config = VALID[40]
-    with pytest.raises(ForetuneError, match=r"illegal.*is kept in .*measured: run the same command again to go on"):
-        run(CASES, out, ReplayRunner({config: DeviceLostError("illegal memory access")}))
+    runner = ReplayRunner({config: end})
+    assert run([CASE], out, runner).complete
     row = rows_of(out)[CASE.problem, config][1]
-    assert (row.status, row.error) == ("launch_failed", "illegal memory access")
-    again = ReplayRunner()
-    run(CASES, out, again)
-    assert again.asked("scan").count(config) == len(CASES) - 1
+    assert (row.status, row.error) == ("launch_failed", told(end))
+    assert sorted(map(str, runner.asked("scan"))) == sorted(map(str, VALID))  # each once
+    assert len(runner.asked("prepare")) == 2  # the new process makes its inputs anew
+    check_complete(out, [CASE])
+
+
+def told(end):
+    return str(end) if isinstance(end, DeviceLostError) else "the measuring process ended with exit code -11"
+
+
+@pytest.mark.parametrize("end", ENDS, ids=["illegal memory access", "segfault"])
+def test_a_config_that_ends_its_process_while_confirming_is_not_met_again(out, end):
+    best = best_of(CASE)
+    runner = ReplayRunner(turn_faults={best: end})
+    assert run([CASE], out, runner).complete
+    passes = rows_of(out)[CASE.problem, best]
+    assert [passes[p].status for p in (1, 2, 3)] == ["ok", "launch_failed", "launch_failed"]
+    assert passes[3].error == told(end)
+    turns = runner.asked("turn")
+    again = turns[turns.index(best) + 1 :]  # all turns of the others, once more
+    assert len(again) == 2 * TURNS * len(set(again))
+    assert best not in again
+    check_complete(out, [CASE])
+    assert run([CASE], out, second := ReplayRunner()).complete
+    assert second.calls == []
+
+
+class KilledTimes:
+    """A fault that strikes a config so many times: the system kills the process."""
+
+    def __init__(self, config, times):
+        self.config, self.left = config, times
+
+    def __contains__(self, config):
+        if config == self.config and self.left:
+            self.left -= 1
+            return True
+        return False
+
+    def __getitem__(self, config):
+        return EndOfProcess(-signal.SIGKILL)
+
+
+def test_a_process_that_the_system_kills_costs_nothing(out):
+    run([CASE], out.with_name("undisturbed"))
+    runner = ReplayRunner(KilledTimes(VALID[40], TRIES - 1), KilledTimes(best_of(CASE), TRIES - 1))
+    assert run([CASE], out, runner).complete
+    assert outcomes_of(out) == outcomes_of(out.with_name("undisturbed"))
+
+
+def test_a_config_at_which_processes_are_killed_again_and_again_is_a_row(out):
+    config = VALID[40]
+    runner = ReplayRunner(KilledTimes(config, 100))
+    assert run([CASE], out, runner).complete
+    row = rows_of(out)[CASE.problem, config][1]
+    assert (row.status, row.error) == ("launch_failed", "the measuring process ended with exit code -9")
+    assert runner.asked("scan").count(config) == TRIES
+    check_complete(out, [CASE])
+
+
+def off_the_bus(problem):
+    raise DeviceLostError("it fell off the bus")
+
+
+def test_a_gpu_that_is_broken_is_given_up_and_the_others_measure_all(out):
+    broken = ReplayRunner(prepare=off_the_bus)
+    summary = run(CASES, out, broken, ReplayRunner(seconds=0.0005))
+    assert len(broken.asked("prepare")) == LOSSES
+    assert summary.skipped == ("GPU 0: it fell off the bus",)
+    assert (summary.cases, summary.complete) == (len(CASES), True)
     check_complete(out)
 
 
-def test_a_config_that_loses_the_device_while_confirming_is_not_met_again(out):
-    best = min(VALID, key=lambda config: FAMILY.time_us(CASE.problem, config, timing_pass=1) or 1e9)
-    with pytest.raises(DeviceLostError):
-        run([CASE], out, ReplayRunner(turn_faults={best: DeviceLostError("illegal memory access")}))
-    again = ReplayRunner()
-    assert run([CASE], out, again).complete
-    assert best not in again.asked("turn")
-    found = check_complete(out, [CASE])
-    assert [found[CASE.problem, best][p].status for p in (1, 2, 3)] == ["ok", "launch_failed", "launch_failed"]
-    assert run([CASE], out, third := ReplayRunner()).complete
-    assert third.calls == []
+def test_when_no_gpu_is_left_the_run_says_what_was_the_matter_and_what_is_kept(out):
+    prepare = ReplayRunner(prepare=lambda problem: problem == CASES[0].problem or off_the_bus(problem))
+    with pytest.raises(DeviceLostError, match=r"no GPU is left.*off the bus\. .* kept in .*measured: run the same com"):
+        run(CASES, out, prepare)
+    ran = {problem for problem, passes in ((key[0], row) for key, row in rows_of(out).items()) if passes[1].samples}
+    assert ran == {CASES[0].problem}
+    assert run(CASES, out).complete
+    check_complete(out)
+
+
+def test_a_problem_whose_inputs_end_the_process_is_given_up_and_the_gpu_is_not(out):
+    runner = ReplayRunner(prepare=lambda problem: problem != CASES[1].problem or off_the_bus(problem))
+    summary = run(CASES, out, runner)
+    assert summary.skipped == (f"{CASES[1].problem}: it fell off the bus",)
+    assert (summary.cases, summary.complete) == (3, False)
+    assert runner.asked("prepare").count(CASES[1].problem) == 2 * TRIES  # at the end once more: was it the GPU?
+
+
+def test_a_case_on_which_every_config_ends_its_process_is_given_up(out):
+    runner = ReplayRunner(dict.fromkeys(SPACE, DeviceLostError("illegal memory access")))
+    summary = run([CASE], out, runner)
+    assert summary.skipped == (f"{CASE.problem}: illegal memory access",)
+    assert len(runner.asked("scan")) == len(set(runner.asked("scan"))) == 2 * DEATHS
+    rows = load(out).measurements
+    assert (rows["status"] == "launch_failed").sum() == 2 * DEATHS
+
+
+def test_a_gpu_that_cannot_be_opened_is_given_up(out, monkeypatch):
+    def broken(self):
+        raise RuntimeError("no CUDA today")
+
+    monkeypatch.setattr(ReplayGpu, "open", broken)
+    with pytest.raises(DeviceLostError, match="RuntimeError: no CUDA today"):
+        run(CASES, out)
+
+
+def test_the_rows_are_the_same_whatever_the_number_of_gpus(out):
+    runners = [ReplayRunner(seconds=1e-4) for _ in range(3)]
+    assert run(CASES, out, *runners).complete
+    assert run(CASES, out.with_name("one")).complete
+    assert outcomes_of(out) == outcomes_of(out.with_name("one"))
+    prepared = [runner.asked("prepare") for runner in runners]
+    assert all(prepared)  # each has done something
+    assert sorted(map(str, itertools.chain(*prepared))) == sorted(str(case.problem) for case in CASES)
+
+
+def test_each_kind_of_card_measures_every_case(out):
+    small = replace(DEVICE, name="small", sm_count=64)
+    gpus = [ReplayGpu(ReplayRunner(), DEVICE), ReplayGpu(ReplayRunner(), small), ReplayGpu(ReplayRunner(), small)]
+    summary = run(CASES, out, gpus=gpus)
+    assert (summary.cases, summary.complete) == (2 * len(CASES), True)
+    dataset = load(out)
+    assert {spec.name for spec in dataset.devices} == {DEVICE.name, "small"}
+    per_device = dataset.measurements.groupby(["device", "problem"]).size()
+    assert len(per_device) == 2 * len(CASES)
+    assert run(CASES, out, gpus=gpus).measurements == 0
+
+
+def test_several_families_share_a_run_and_each_has_its_sources_noted(out):
+    other = OtherFamily()
+    cases = [*CASES[:2], *(replace(case, problem=replace(case.problem, family="other")) for case in CASES[:2])]
+    assert run(cases, out, families={**FAMILIES, "other": other}).complete
+    dataset = load(out)
+    assert dataset.families == ("fake", "other")
+    assert [(dataset.rows(name)["timing_pass"] == 1).sum() for name in dataset.families] == [2 * len(SPACE)] * 2
+    noted = {run_id: (run["family"], run["kernel_source"]) for run_id, run in dataset.provenance["runs"].items()}
+    assert sorted(noted.values()) == [("fake", "fake-source"), ("other", "other-source")]
+    of_row = dataset.measurements["run_id"].map(lambda run_id: noted[run_id][0])
+    of_problem = dataset.measurements["problem"].map(lambda problem: dataset.cases[problem].problem.family)
+    assert (of_row == of_problem).all()
+
+
+class OtherFamily(FakeFamily):
+    name = "other"
+
+    def source_hash(self):
+        return "other-source"
+
+
+class HoggedRunner(ReplayRunner):
+    """Another process takes half of the GPU while one problem is measured."""
+
+    def refer(self, family, problem, config):
+        self.calls.append(("refer", (problem, config)))
+        return super().refer(family, problem, config) * (2 if self.problem == CASES[2].problem else 1)
+
+
+def test_a_gpu_that_something_else_uses_shows_in_the_reference_and_flags_the_case(out, monkeypatch):
+    monkeypatch.setattr(worker, "REFERENCE_SECONDS", 0.02)
+    runner = HoggedRunner(seconds=1e-4)
+    summary = run(CASES, out, runner)
+    # And the case before: who knows when it began?
+    assert summary.drifted == {str(case.problem): 2.0 for case in CASES[1:3]}
+    dataset = load(out)
+    assert dataset.drifted() == dict.fromkeys(CASES[1:3], 2.0)
+    assert dataset.describe()["drifted"] == summary.drifted
+    assert set(dataset.drift["problem"]) == set(range(len(CASES)))
+    assert set(dataset.drift["run_id"]) == set(dataset.measurements["run_id"])
+    assert len(dataset.drift) > 3 * len(CASES)  # also while a case is measured
+    assert dataset.drift["at_s"].is_monotonic_increasing
+    ((problem, config),) = set(runner.asked("refer"))
+    assert problem in [case.problem for case in CASES]
+    assert config == FAMILY.default(problem, DEVICE)
+
+
+def test_a_reference_that_fails_is_done_without(out):
+    class Failing(ReplayRunner):
+        def refer(self, family, problem, config):
+            self.calls.append(("refer", problem))
+            raise LaunchFailedError("out of memory")
+
+    runner = Failing()
+    assert run(CASES, out, runner).complete
+    assert len(runner.asked("refer")) == len(CASES)
+    assert load(out).drift.empty
+    assert load(out).drifted() == {}
+
+
+def test_a_reference_that_ends_the_process_is_not_met_again(out):
+    class Ending(ReplayRunner):
+        def refer(self, family, problem, config):
+            self.calls.append(("refer", problem))
+            raise DeviceLostError("illegal memory access")
+
+    runner = Ending()
+    assert run(CASES[:2], out, runner).complete
+    assert len(runner.asked("refer")) == 2
+    check_complete(out, CASES[:2])
+
+
+def test_no_more_tasks_are_out_than_a_pipe_holds(out):
+    """A parent that waits for a full pipe would serve no other GPU."""
+    import pickle
+
+    from foretune.collect.worker import Scan
+
+    space = KernelConfig.of(**{f"SOME_LONG_KNOB_{i}": 1024 for i in range(12)}, maxnreg=128)
+    assert len(pickle.dumps([Scan(replace(space, num_warps=i)) for i in range(WINDOW)])) < 1 << 16
 
 
 def test_a_problem_that_does_not_fit_is_skipped_and_taken_up_when_it_does(out):
@@ -240,19 +471,10 @@ def test_a_problem_that_does_not_fit_is_skipped_and_taken_up_when_it_does(out):
     check_complete(out)
 
 
-def test_memory_that_runs_out_at_a_launch_skips_the_rest_of_the_problem(out):
-    config = VALID[40]
-    summary = run(CASES, out, ReplayRunner({config: OutOfMemoryError("scratch")}))
-    assert len(summary.skipped) == len(CASES)
-    assert (CASE.problem, config) not in rows_of(out)
-    assert run(CASES, out).complete
-    check_complete(out)
-
-
 def test_the_stores_rounding_does_not_change_which_configs_lead():
     times = [100.0 + i * 1e-6 for i in range(200)]  # one float32 or another, in an order of their own
     configs = [KernelConfig.of(BLOCK_M=i) for i in range(200)]
-    run_now, resumed = _Known(), _Known()
+    run_now, resumed = Known(), Known()
     for config, time_us in zip(configs, times, strict=True):
         run_now.add(config, 1, time_us)
     for config, time_us in reversed(list(zip(configs, times, strict=True))):
@@ -264,7 +486,7 @@ def test_the_stores_rounding_does_not_change_which_configs_lead():
 def test_a_time_that_only_rounding_makes_near_leads_now_as_it_does_later():
     best = next(float(us) for us in range(100, 200) if float(np.float32(us * LEADING_SLOWDOWN)) < us * LEADING_SLOWDOWN)
     over = best * LEADING_SLOWDOWN * (1 + 1e-12)
-    known = _Known()
+    known = Known()
     for i in range(LEADING_LEAST):
         known.add(KernelConfig.of(BLOCK_M=i), 1, best)
     known.add(KernelConfig.of(BLOCK_N=0), 1, over)
@@ -277,7 +499,7 @@ def test_progress_counts_up_and_says_when_it_will_be_over(out):
     assert [event.case for event in events] == [*CASES, CASES[-1]]  # at the start of each, and at the end
     assert [(event.done, event.total) for event in events] == [(i, len(CASES)) for i in range(len(CASES) + 1)]
     assert events[0].eta_s is None
-    assert events[0].measurements == 0
+    assert events[0].measurements < len(SPACE) - len(VALID) + 1  # what cannot run is known at once
     assert all(a.measurements < b.measurements for a, b in itertools.pairwise(events))
     assert all(event.rate_per_s > 0 and event.eta_s > 0 for event in events[1:-1])
     assert events[-1].eta_s == 0
@@ -289,14 +511,15 @@ def test_cases_that_were_measured_before_do_not_make_the_rest_look_quick(out):
     run(CASES[:2], out)
     events = []
     run(CASES, out, on_progress=events.append, clock=ticking())
-    assert [event.eta_s is None for event in events] == [True, True, True, False, False]
+    assert [event.case for event in events] == [*CASES[2:], CASES[-1]]
+    assert [event.eta_s is None for event in events] == [True, False, False]
 
 
 def test_an_existing_dataset_is_refused_without_resume(out):
     run([CASE], out)
     before = len(load(out).measurements)
     with pytest.raises(ForetuneError, match="measured already holds a dataset; resume it, or choose another"):
-        collect(FAMILY, [CASE], out, device=DEVICE, resume=False)
+        collect([FAMILY], [CASE], out, resume=False)
     assert len(load(out).measurements) == before
 
 
@@ -309,43 +532,7 @@ def test_going_on_with_another_kernel_is_refused(out, monkeypatch):
 
 def test_another_devices_measurements_are_not_taken_for_this_ones(out):
     run([CASE], out)
-    known = campaign._earlier(out, FAMILY, DEVICE)
-    assert set(known) == {CASE.problem}
-    other = type(DEVICE).from_json(DEVICE.to_json() | {"name": "another"})
-    assert campaign._earlier(out, FAMILY, other) == {}
-
-
-CRASHING = """
-import sys
-from pathlib import Path
-from fakes import fake_cases
-from foretune.collect import campaign
-from replay import ReplayRunner, run
-campaign.provenance = lambda family, device: {}
-campaign.FLUSH_SECONDS = 0.02
-cases = fake_cases()[:12]
-print("ready", flush=True)
-run(cases, Path(sys.argv[1]), ReplayRunner(seconds=0.002))
-"""
-
-
-def test_runs_that_are_killed_leave_each_row_once(out):
-    cases = fake_cases()[:12]  # about 5 s of measuring, more than all four runs are given
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(TESTS), *sys.path])}
-    moments = [random.uniform(0.05, 0.9) for _ in range(4)]
-    grown = [0]
-    for moment in moments:
-        child = subprocess.Popen(
-            [sys.executable, "-c", CRASHING, out], env=environment, cwd=out.parent, stdout=subprocess.PIPE
-        )
-        assert child.stdout.readline() == b"ready\n"
-        time.sleep(moment)
-        child.kill()
-        assert child.wait() == -9, moments
-        child.stdout.close()
-        grown.append(len(load(out).measurements) if (out / "dataset.json").exists() else 0)
-        assert not grown[-1] or rows_of(out)
-    assert grown == sorted(grown)
-    assert grown[-1] > 0, moments
-    assert run(cases, out).complete
-    check_complete(out, cases)
+    assert set(earlier(out, FAMILIES).known) == {(DEVICE.name, CASE.problem)}
+    other = ReplayRunner()
+    assert run([CASE], out, gpus=[ReplayGpu(other, replace(DEVICE, name="another"))]).complete
+    assert len(other.asked("scan")) == len(VALID)

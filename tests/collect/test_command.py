@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import json
 import shlex
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
+from foretune import kernels
 from foretune.__main__ import app
 from foretune.collect import campaign, shapes
-from foretune.collect.campaign import Progress, Summary
+from foretune.collect.ledger import Progress
 from foretune.collect.measuring import DeviceLostError
+from foretune.collect.summary import Summary
 from foretune.datasets import load_models
+from foretune.kernels import family
 from typer.testing import CliRunner
 
 FAMILY = "grouped_gemm_fwd"
@@ -23,15 +27,32 @@ def call(line):
     return CliRunner().invoke(app, ["collect", *shlex.split(line)], env={"COLUMNS": "200"})
 
 
+SUMMARY = Summary(
+    cases=3,
+    measurements=100,
+    statuses={"ok": 90, "hopeless": 10},
+    seconds=61.0,
+    gpus=2,
+    configs_per_s=1.64,
+    gpu_busy_share=0.83,
+    compile_s=120.0,
+    lost_s=4.0,
+    drifted={},
+    skipped=(),
+    complete=True,
+    interrupted=False,
+)
+
+
 class Collect:
     """Stands in for `campaign.collect`: notes what it is asked for, and says what it is told to."""
 
     def __init__(self):
         self.raises = None
-        self.summary = Summary(3, 100, {"ok": 90, "hopeless": 10}, 61.0, (), True)
+        self.summary = SUMMARY
 
-    def __call__(self, family, cases, out, *, on_progress, **options):
-        self.family, self.cases, self.out, self.options = family, cases, out, options
+    def __call__(self, families, cases, out, *, on_progress, **options):
+        self.families, self.cases, self.out, self.options = families, cases, out, options
         on_progress(Progress(1, 3, cases[0], 50, 12.5, 90.0))
         if self.raises:
             raise self.raises
@@ -48,20 +69,38 @@ def collect(monkeypatch):
 def test_measures_the_layers_of_the_shipped_models_unless_told_otherwise(collect):
     result = call(f"{FAMILY} --out measured")
     assert result.exit_code == 0, result.stderr
-    assert (collect.family.name, collect.out) == (FAMILY, Path("measured"))
-    assert collect.cases == shapes.cases(FAMILY, load_models())
-    assert collect.options == {"budget_s": None, "resume": True}
+    assert ([family.name for family in collect.families], collect.out) == ([FAMILY], Path("measured"))
+    assert collect.cases == list(shapes.cases(FAMILY, load_models()))
+    assert collect.options == {"gpus": None, "budget_s": None, "resume": True}
 
 
 def test_options_reach_the_shapes_and_the_campaign(collect, tmp_path):
     table = tmp_path / "models.csv"
     table.write_text(MODELS)
-    options = "--tokens 16,4096 --per-layer 3 --random 5 --seed 7 --budget 1.5h --no-resume"
+    options = "--tokens 16,4096 --per-layer 3 --random 5 --seed 7 --budget 1.5h --no-resume --gpus 2"
     assert call(f"{FAMILY} --models {table} --out measured {options}").exit_code == 0
     drawn = shapes.cases(FAMILY, load_models(table), tokens=(16, 4096), per_layer=3, random=5, seed=7)
-    assert collect.cases == drawn
+    assert collect.cases == list(drawn)
     assert len(drawn) == 2 * 3 + 5
-    assert collect.options == {"budget_s": 5400.0, "resume": False}
+    assert collect.options == {"gpus": 2, "budget_s": 5400.0, "resume": False}
+
+
+def test_several_families_take_turns(collect, monkeypatch):
+    class Other(type(family(FAMILY))):
+        name = "other"
+
+    monkeypatch.setitem(kernels._FAMILIES, "other", Other())
+    assert call(f"{FAMILY} other {FAMILY} --out measured --random 5").exit_code == 0
+    assert [one.name for one in collect.families] == [FAMILY, "other"]
+    drawn = [shapes.cases(name, load_models(), random=5) for name in (FAMILY, "other")]
+    assert collect.cases == [case for turn in zip(*drawn, strict=True) for case in turn]
+
+
+@pytest.mark.parametrize("gpus", ["0", "-1", "two", "1.5"])
+def test_a_number_of_gpus_that_is_none_is_named(collect, gpus):
+    result = call(f"{FAMILY} --out measured --gpus {gpus}")
+    assert result.exit_code == 2
+    assert f"'{gpus}' is neither a number of GPUs nor all" in " ".join(result.stderr.replace("│", " ").split())
 
 
 def test_its_help_says_what_is_measured_by_default():
@@ -97,12 +136,14 @@ def test_a_run_shows_its_progress_its_outcome_and_where_the_dataset_lies(collect
     result = call(f"{FAMILY} --out measured")
     assert f"1/3 {collect.cases[0].problem} · 12 configs/s · 2 min left" in result.stderr
     assert "3 problems in 61 s; measurements: 90 ok, 10 hopeless" in result.stdout
+    assert "2 configs/s; GPUs: 2, busy 83 % of the time; 120 s of compiling, 4 s lost to aborts" in result.stdout
     assert "The dataset lies in measured" in result.stdout
     assert "again" not in result.stdout
 
 
 def test_what_was_not_measured_is_said(collect):
-    collect.summary = Summary(2, 60, {"ok": 60}, 61.0, ("fake n=8: OutOfMemoryError: 12 GiB",), False)
+    skipped = ("fake n=8: OutOfMemoryError: 12 GiB",)
+    collect.summary = replace(SUMMARY, cases=2, measurements=60, statuses={"ok": 60}, skipped=skipped, complete=False)
     shown = call(f"{FAMILY} --out measured").stdout
     assert "Skipped fake n=8: OutOfMemoryError: 12 GiB" in shown
     assert "not measured yet: run the same command again to go on" in shown
@@ -112,10 +153,25 @@ def test_what_was_not_measured_is_said(collect):
         "measurements": 60,
         "statuses": {"ok": 60},
         "seconds": 61.0,
+        "gpus": 2,
+        "configs_per_s": 1.64,
+        "gpu_busy_share": 0.83,
+        "compile_s": 120.0,
+        "lost_s": 4.0,
+        "drifted": {},
         "skipped": ["fake n=8: OutOfMemoryError: 12 GiB"],
         "complete": False,
+        "interrupted": False,
         "out": "measured",
     }
+
+
+def test_ctrl_c_is_said_and_is_exit_code_130(collect):
+    collect.summary = replace(SUMMARY, complete=False, interrupted=True)
+    result = call(f"{FAMILY} --out measured")
+    assert result.exit_code == 130
+    assert "Interrupted." in result.stdout
+    assert "run the same command again to go on" in result.stdout
 
 
 def test_a_lost_gpu_is_one_line_and_exit_code_1(collect):

@@ -3,31 +3,66 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
 import time
+from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from fakes import DEVICE
-from foretune.collect.compiling import Compiled, CompilePool
-from foretune.datasets import DeviceSpec, ForetuneError
-from tiny import KillingFamily, RaisingFamily, TinyFamily, UnluckyFamily
+from foretune.collect.compiling import TRIES, Binary, CompilePool, compile_all
+from foretune.collect.processes import Watch
+from foretune.datasets import ForetuneError, KernelConfig, Problem
+from tiny import EndlessFamily, KillingFamily, RaisingFamily, TinyFamily, UnluckyFamily
 
 TESTS = Path(__file__).parents[1]
 
 
-def outcomes(pool, configs, dtype="bf16"):
-    """What the pool says of each config, once each."""
-    listed = list(pool.finished(configs, dtype))
-    assert sorted(map(str, dict(listed))) == sorted(map(str, configs))
-    assert len(listed) == len(configs)
-    return dict(listed)
+PROBLEM = Problem.of("fake", groups=2, rows=16, n=64, k=64, group_sizes=(8, 8))
 
 
-def errors(pool, configs):
-    return {config["BLOCK"]: compiled.error for config, compiled in outcomes(pool, configs).items()}
+class Pool:
+    """A compile pool, and what it says of configs."""
+
+    def __init__(self, watch, family, size, **options):
+        self.family, self.watch = family, watch
+        self.pool = CompilePool({family.name: family}, watch, size, **options)
+        self.pool.on_finished = self.note
+        self.finished = []  # in order
+
+    def note(self, binary, compiled):
+        self.finished.append((binary.config["BLOCK"], compiled))
+
+    def compile(self, blocks, problem=PROBLEM, device=DEVICE):
+        """What comes of these blocks: {block: Compiled}."""
+        wanted = {
+            block: Binary.of(self.family, KernelConfig.of(BLOCK=block, GRID=2), problem, device) for block in blocks
+        }
+        outcomes = {block: self.pool.request(binary, rank) for rank, (block, binary) in enumerate(wanted.items())}
+        deadline = time.monotonic() + 60
+        while None in outcomes.values():
+            assert time.monotonic() < deadline, outcomes
+            self.watch.handle(0.05)
+            self.pool.check()
+            outcomes = {block: self.pool.request(binary, 9) for block, binary in wanted.items()}
+        return outcomes
+
+    def errors(self, blocks, **about):
+        return {block: compiled.error for block, compiled in self.compile(blocks, **about).items()}
+
+
+@pytest.fixture
+def pool():
+    with ExitStack() as stack:
+
+        def make(family, size=2, **options):
+            return Pool(stack.enter_context(Watch()), family, size, **options)
+
+        yield make
 
 
 @pytest.fixture
@@ -40,67 +75,85 @@ def test_compiles_each_binary_once_for_a_gpu_that_is_not_here(log, tmp_path, mon
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "cache"))
     family = TinyFamily(log)
     configs = family.space()
-    with CompilePool(family, DEVICE, workers=2) as pool:
-        first = outcomes(pool, configs)
-        again = list(pool.finished(configs, "bf16"))
-        outcomes(pool, configs[:1], dtype="fp16")
-    assert {compiled.error for compiled in first.values()} == {None}
-    assert all(compiled.compile_ms > 0 for compiled in first.values())
+    outcomes = list(compile_all(family, configs, PROBLEM, DEVICE, size=2))
+    assert sorted(str(config) for config, _ in outcomes) == sorted(map(str, configs))
+    assert {compiled.error for _, compiled in outcomes} == {None}
+    assert all(compiled.compile_ms > 0 for _, compiled in outcomes)
     assert len(list((tmp_path / "cache").rglob("*.cubin"))) == 3  # configs that differ in GRID share one
-    assert [config for config, _ in again] == list(configs)
-    assert dict(again) == first
-    binaries = [line.rpartition(" ")[0] for line in log.read_text().splitlines()]
-    assert len(binaries) == len(set(binaries)) == 4
+    assert len(log.read_text().splitlines()) == 3
 
 
-def test_what_the_compiler_raises_is_the_configs_error():
-    with CompilePool(RaisingFamily(), DEVICE, workers=1) as pool:
-        told = errors(pool, RaisingFamily().space())
+def test_a_binary_is_compiled_once_for_all_problems_of_a_dtype_and_flags_and_all_devices_of_an_arch(log, pool):
+    one = pool(TinyFamily(log))
+    one.compile([64])
+    one.compile([64], problem=Problem.of("fake", groups=1, rows=7, n=8, k=8))
+    one.compile([64], device=replace(DEVICE, name="half", sm_count=66))
+    assert len(log.read_text().splitlines()) == 1
+    one.compile([64], problem=replace(PROBLEM, dtype="fp16"))
+    one.compile([64], problem=replace(PROBLEM, flags=("transposed",)))
+    one.compile([64], device=replace(DEVICE, arch="sm_80"))
+    assert len(log.read_text().splitlines()) == 4
+    assert one.pool.compile_s > 0
+
+
+def test_what_the_compiler_raises_is_the_configs_error(pool):
+    told = pool(RaisingFamily()).errors([64, 128, 256])
     assert told == {64: None, 128: "RuntimeError: no blocks of 128, please", 256: None}
 
 
-def test_a_compiler_that_kills_its_process_costs_only_its_config(log):
-    family = KillingFamily(log)
-    killed = "the compiler killed its process"
-    with CompilePool(family, DEVICE, workers=2) as pool:
-        assert errors(pool, family.space()) == {64: killed, 128: killed, 256: None}
-        before = log.read_text()
-        assert errors(pool, family.space()) == {64: killed, 128: killed, 256: None}
-        assert log.read_text() == before  # known by now
-        (late,) = outcomes(pool, family.space()[-1:], dtype="fp16").values()
-        assert late.error is None
+def test_a_compiler_that_kills_its_process_costs_only_its_config(log, pool):
+    one = pool(KillingFamily(log))
+    killed = {
+        64: "the compiler killed its process (exit code 3)",
+        128: "the compiler killed its process (exit code -9)",
+    }
+    assert one.errors([64, 128, 256]) == killed | {256: None}
+    assert log.read_text().count("BLOCK=64") == log.read_text().count("BLOCK=128") == TRIES
+    before = log.read_text()
+    assert one.errors([64, 128, 256]) == killed | {256: None}
+    assert log.read_text() == before  # known by now
+    assert one.errors([256], problem=replace(PROBLEM, dtype="fp16")) == {256: None}
 
 
-def test_a_process_that_is_killed_once_is_forgiven(log):
-    family = UnluckyFamily(log)
-    with CompilePool(family, DEVICE, workers=1) as pool:
-        assert errors(pool, family.space()[2:3]) == {128: None}
+def test_a_process_that_is_killed_once_is_forgiven(log, pool):
+    assert pool(UnluckyFamily(log)).errors([128]) == {128: None}
 
 
-def test_a_device_without_a_compiler_is_refused_at_once():
+def test_a_compile_that_does_not_end_is_stopped_with_all_it_started(log, pool):
+    told = pool(EndlessFamily(log), timeout_s=4.0).errors([64, 128, 256])
+    assert (told[64], told[256]) == (None, None)
+    assert re.fullmatch(r"the compiler was stopped after [45] s", told[128])
+    assert_ends(int(re.search(r"sleeper (\d+)", log.read_text())[1]))
+
+
+def test_what_is_waited_for_most_is_compiled_first(pool):
+    one = pool(RaisingFamily(), size=1)
+    binaries = [Binary.of(one.family, KernelConfig.of(BLOCK=block, GRID=1), PROBLEM, DEVICE) for block in range(5)]
+    for binary, rank in zip(binaries, (0, 1e6, 1e6 + 1, 3, 2), strict=True):
+        assert one.pool.request(binary, rank) is None
+    one.pool.request(binaries[2], 1)  # now a GPU waits for it
+    one.pool.request(binaries[3], 1e6)  # a lower rank than before is forgotten
+    while len(one.finished) < 5:
+        one.watch.handle(1)
+    assert [block for block, _ in one.finished] == [0, 2, 4, 3, 1]
+
+
+def test_a_device_without_a_compiler_is_refused_at_once(pool):
     with pytest.raises(ForetuneError, match="arch must be like sm_90"):
-        CompilePool(TinyFamily(), DeviceSpec.from_json(DEVICE.to_json() | {"backend": "xpu"}), workers=1)
-
-
-def test_the_outcomes_of_a_pool_that_compiled_before_come_in_the_order_asked(monkeypatch):
-    monkeypatch.setattr(CompilePool, "_compile", lambda *_: Compiled(1.0))
-    configs = TinyFamily().space()[::-1]
-    with CompilePool(TinyFamily(), DEVICE, workers=1) as pool:
-        outcomes(pool, configs)
-        assert [config for config, _ in pool.finished(configs, "bf16")] == list(configs)
+        pool(TinyFamily(), size=1).errors([64], device=replace(DEVICE, backend="xpu"))
 
 
 LINGERING = """
 import sys; sys.path.insert(0, sys.argv[1])
 from pathlib import Path
 from fakes import DEVICE
-from foretune.collect.compiling import CompilePool
-from tiny import RaisingFamily
+from foretune.collect.compiling import compile_all
+from foretune.datasets import Problem
+from tiny import EndlessFamily
 if __name__ == "__main__":
-    pool = CompilePool(RaisingFamily(Path(sys.argv[2])), DEVICE, workers=1)
-    list(pool.finished(RaisingFamily().space(), "bf16"))
-    print("ready", flush=True)
-    sys.stdin.read()
+    family = EndlessFamily(Path(sys.argv[2]))
+    for _ in compile_all(family, family.space(), Problem.of("fake", groups=1, rows=7, n=8, k=8), DEVICE, size=2):
+        print("ready", flush=True)
 """
 
 
@@ -111,15 +164,23 @@ def test_workers_end_with_a_killed_parent(log, tmp_path):
     parent = subprocess.Popen(
         [sys.executable, script, TESTS, log],
         env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
-        stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
     )
     assert parent.stdout.readline() == b"ready\n"
-    worker = Path("/proc") / log.read_text().split()[-1]
-    assert worker.exists()
+    while "sleeper" not in log.read_text():
+        time.sleep(0.05)
+    pids = [int(line.split()[-1]) for line in log.read_text().splitlines()]
+    assert all(Path(f"/proc/{pid}").exists() for pid in pids)
     parent.send_signal(signal.SIGKILL)
     parent.wait()
-    deadline = time.monotonic() + 10
-    while worker.exists() and time.monotonic() < deadline:
+    parent.stdout.close()
+    for pid in pids:
+        assert_ends(pid)
+
+
+def assert_ends(pid):
+    """That a process ends soon, if it has not yet."""
+    process, deadline = Path(f"/proc/{pid}"), time.monotonic() + 10
+    while process.exists() and "State:\tZ" not in (process / "status").read_text():
+        assert time.monotonic() < deadline, f"{pid} lives on"
         time.sleep(0.02)
-    assert not worker.exists() or "State:\tZ" in (worker / "status").read_text()

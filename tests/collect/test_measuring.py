@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from fakes import DEVICE, FakeFamily
@@ -43,6 +45,7 @@ def out_of_resources():
         (out_of_resources(), Status.OUT_OF_RESOURCES),
         (CompilationError("no tl.dot of 8"), Status.COMPILE_FAILED),
         (PTXASError("internal"), Status.COMPILE_FAILED),
+        (torch.OutOfMemoryError("tried to allocate 12 GiB"), Status.OUT_OF_RESOURCES),
         (RuntimeError("Triton Error [CUDA]: invalid argument"), Status.LAUNCH_FAILED),
         (ForetuneError("does the launch wait for it?"), Status.LAUNCH_FAILED),
     ],
@@ -63,11 +66,6 @@ def test_a_device_that_does_not_answer_any_more_is_lost(device):
         _failure(RuntimeError("illegal memory access"))
     # What the compiler raises says nothing of the device.
     assert _failure(CompilationError()).status is Status.COMPILE_FAILED
-
-
-def test_running_out_of_memory_is_not_the_configs_fault(device):
-    with pytest.raises(OutOfMemoryError, match="tried to allocate 12 GiB"):
-        _failure(torch.OutOfMemoryError("tried to allocate 12 GiB"))
 
 
 class FakeTimer:
@@ -101,8 +99,6 @@ class TensorFamily(FakeFamily):
     launches = 0
 
     def inputs(self, problem, device, *, seed=0):
-        if isinstance(problem, Exception):
-            raise problem
         return problem
 
     def launch(self, inputs, config):
@@ -111,11 +107,11 @@ class TensorFamily(FakeFamily):
             raise self.result
         return torch.full((4, 4), self.result)
 
-    def compile(self, config, dtype):
+    def compile(self, config, problem):
         return Binary()
 
-    def check_problem(self, dtype):
-        return PROBLEM
+    def check_problem(self, problem):
+        return replace(PROBLEM, dtype=problem.dtype, flags=problem.flags)
 
     def reference(self, inputs):
         return torch.ones(4, 4)
@@ -127,8 +123,8 @@ class TensorFamily(FakeFamily):
 @pytest.fixture
 def runner(device, monkeypatch):
     monkeypatch.setattr(timing, "Timer", FakeTimer)
-    runner = GpuRunner(TensorFamily(), DEVICE)
-    runner.prepare(PROBLEM)
+    runner = GpuRunner(DEVICE)
+    runner.prepare(TensorFamily(), PROBLEM)
     return runner
 
 
@@ -165,11 +161,22 @@ def test_a_wrong_result_is_a_status_and_is_not_timed(runner, result):
     assert runner._family.launches == 1
 
 
-def test_a_result_is_checked_once_for_all_problems(runner):
-    runner.scan(CONFIG, INFINITY)
-    runner.prepare(PROBLEM)
-    runner.scan(CONFIG, INFINITY)
-    assert runner._family.launches == 3  # one check, two timings
+def test_a_result_is_checked_once_for_all_problems_of_a_dtype_and_flags(runner):
+    family = runner._family
+    for problem in (PROBLEM, replace(PROBLEM, dims=PROBLEM.without_sizes().dims), replace(PROBLEM, dtype="fp16")):
+        runner.prepare(family, problem)
+        runner.scan(CONFIG, INFINITY)
+    assert family.launches == 2 + 3  # checks, timings
+    runner.prepare(family, replace(PROBLEM, flags=("transposed",)))
+    family.result = 1.1
+    assert runner.scan(CONFIG, INFINITY).status is Status.WRONG_RESULT
+
+
+def test_memory_that_runs_out_at_a_launch_costs_that_config_on_that_problem(runner):
+    runner._family.result = torch.OutOfMemoryError("scratch")
+    assert runner.scan(CONFIG, INFINITY).status is Status.OUT_OF_RESOURCES
+    runner._family.result = 1.0
+    assert runner.scan(CONFIG, INFINITY).status is Status.OK
 
 
 def test_a_launch_that_fails_later_is_a_failure_of_the_turn(runner):
@@ -180,17 +187,22 @@ def test_a_launch_that_fails_later_is_a_failure_of_the_turn(runner):
         runner.turn(CONFIG, 100.0)
 
 
-def test_inputs_that_do_not_fit_are_told_from_a_lost_device_and_from_bad_input(runner, device):
-    with pytest.raises(OutOfMemoryError, match="12 GiB"):
-        runner.prepare(failing(torch.OutOfMemoryError("12 GiB")))
-    with pytest.raises(ForetuneError, match="inputs need group_sizes"):
-        runner.prepare(failing(ForetuneError("inputs need group_sizes")))
-    device["answers"] = False
-    with pytest.raises(DeviceLostError, match="illegal"):
-        runner.prepare(failing(RuntimeError("illegal memory access")))
+@pytest.mark.parametrize(
+    ("raised", "passed_on", "answers"),
+    [
+        (torch.OutOfMemoryError("12 GiB"), OutOfMemoryError, True),
+        (ForetuneError("inputs need group_sizes"), ForetuneError, True),
+        (RuntimeError("illegal memory access"), DeviceLostError, False),
+    ],
+)
+def test_inputs_that_do_not_fit_are_told_from_a_lost_device_and_from_bad_input(
+    runner, device, raised, passed_on, answers
+):
+    class Unmade(TensorFamily):
+        def inputs(self, problem, device, *, seed=0):
+            raise raised
 
-
-def failing(error):
-    """What `TensorFamily.inputs` raises in place of a problem."""
-    error.dtype = "bf16"
-    return error
+    device["answers"] = answers
+    with pytest.raises(passed_on, match=str(raised)) as told:
+        runner.prepare(Unmade(), PROBLEM)
+    assert type(told.value) is passed_on

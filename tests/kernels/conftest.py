@@ -18,15 +18,3 @@ def compiles(own_cache):
     triton.knobs.compilation.listener = lambda src, cache_hit, **_: seen.append((src.name, cache_hit))
     yield seen
     triton.knobs.compilation.listener = before
-
-
-@pytest.fixture(autouse=True, scope="module")
-def families_of_the_op():
-    """The families of the op's three kernels: stand-ins for those that are not there yet."""
-    import standins
-    from foretune import kernels
-
-    before = standins.register()
-    yield
-    kernels._FAMILIES.clear()
-    kernels._FAMILIES.update(before)

@@ -17,16 +17,15 @@ pytestmark = [pytest.mark.compile, pytest.mark.usefixtures("own_cache")]
 
 H200 = DeviceSpec.named("h200")
 MI300X = replace(H200, backend="hip", arch="gfx942", warp_size=64, sm_count=304, smem_per_block_bytes=65536)
-CONFIG = KernelConfig.of(
-    BLOCK_M=16, BLOCK_N=32, BLOCK_K=32, GROUP_M=1, PROGRAMS_PER_SM=1, TMA_X=0, TMA_W=0, TMA_Y=0, FLATTEN=0, SWAP=0
-)
+WITHOUT_TMA = {"TMA_X": 0, "TMA_W": 0, "TMA_Y": 0}
+CONFIG = KernelConfig.of(BLOCK_M=16, BLOCK_N=32, BLOCK_K=32, GROUP_M=1, PROGRAMS_PER_SM=1, **WITHOUT_TMA)
 
 
 class Calls:
     """Launches of the forward kernel on a stub, and those of them that went through the JIT."""
 
     def __init__(self, monkeypatch):
-        self.through_jit, self.binary_arguments = 0, []
+        self.through_jit = 0
         self.launcher = Launcher(gemm.grouped_gemm_kernel)
         monkeypatch.setattr(gemm, "_launch", self.launcher)
         monkeypatch.setattr(gemm.grouped_gemm_kernel, "pre_run_hooks", [self._count])
@@ -158,7 +157,9 @@ def test_one_binary_of_each_kernel_serves_a_training_step_of_any_shape(compiles_
                     topk=2,
                     topk_weights=leaves[3],
                     bias=bias,
-                    mode="off",
+                    config=KernelConfig.of(BLOCK_M=64, **WITHOUT_TMA),
+                    config_dx=KernelConfig.of(BLOCK_M=64, **WITHOUT_TMA),
+                    config_dw=KernelConfig.of(BLOCK_M=64, TMA_DY=0, TMA_X=0, TMA_DW=0),
                     **{permutation: True},
                 )
                 torch.autograd.grad(y.sum(), leaves)

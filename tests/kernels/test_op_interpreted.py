@@ -6,6 +6,8 @@ import pytest
 import torch
 from foretune import KernelConfig, grouped_gemm
 from foretune.datasets import ForetuneError
+from foretune.kernels.grouped_gemm.choice import interpreter
+from foretune.kernels.grouped_gemm.chunks import chunk_rows
 from loops import error, grouped_loop
 
 pytestmark = pytest.mark.interpret
@@ -126,9 +128,7 @@ def test_any_multiple_of_8(n, k):
 
 def test_a_long_group_is_summed_in_chunks():
     case = Case("permute_y", HALF, weights=SINGLE, bias=HALF, sizes=(3, 1400, 5), n=8, k=8)
-    from foretune.kernels.grouped_gemm.tiles import chunk_rows
-
-    assert chunk_rows(1408, 8, 8, 4) < 1400
+    assert chunk_rows(1408, 8, 8, interpreter().sm_count) < 1400
     blocks = dict.fromkeys(("BLOCK_M", "BLOCK_N", "BLOCK_K"), 128)
     chosen = {name: KernelConfig.of(**blocks) for name in ("config", "config_dx", "config_dw")}
     assert_right(case.run(**chosen), case.expected(), HALF)

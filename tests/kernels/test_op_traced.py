@@ -111,11 +111,8 @@ def test_the_first_use_of_the_name_may_be_in_a_compiled_function():
         print(torch.compile(call, fullgraph=True, backend="aot_eager")(x, w, torch.tensor([4])).sum().item())
     """
     program = "\n".join(line.strip() for line in code.splitlines())
-    ran = subprocess.run([sys.executable, "-c", REGISTER + program], capture_output=True, text=True)
+    ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert ran.stdout == f"{4.0 * N * K}\n", ran.stderr[-4000:]
-
-
-REGISTER = f"import sys; sys.path[:0] = {sys.path!r}; import standins; standins.register()\n"
 
 
 @pytest.mark.parametrize("frozen", [(), ("x",), ("w",), ("x", "w", "topk_weights")])

@@ -43,9 +43,9 @@ def test_the_fields_are_unsloths():
 )
 def test_blocks_are_of_the_product_that_the_kernel_makes(kind, output_rows, output_columns, contraction):
     """Unsloth names blocks by the dimensions of the layer, whichever of them a product contracts."""
-    ours = kind(**BLOCKS, flatten=False).ours()
+    ours = kind(**BLOCKS).ours()
     assert (ours["BLOCK_M"], ours["BLOCK_N"], ours["BLOCK_K"]) == (output_rows, output_columns, contraction)
-    assert (ours["num_warps"], ours["num_stages"], ours["FLATTEN"]) == (8, 4, 0)
+    assert (ours["num_warps"], ours["num_stages"]) == (8, 4)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,25 @@
+"""The launch that is repeated through a run, to see whether the devices stay the same."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from ..datasets import Case, DeviceSpec, Family
+from ..model import RooflineRanker
+from .worker import Reference
+
+#: About how long it takes: enough that the clocks count and not the launch, little enough to repeat it often.
+REFERENCE_US = 200.0
+
+
+def choose(families: Mapping[str, Family], cases: Sequence[Case], device: DeviceSpec) -> Reference | None:
+    """The default config of the case that is the nearest to REFERENCE_US, by the roofline; the same for the same
+    cases, so that all GPUs of a device's name have one. None where there is no case."""
+    distances: list[tuple[float, str, Reference]] = []
+    for case in cases:
+        family, problem = families[case.problem.family], case.problem
+        config = family.default(problem, device)
+        if family.supports(config, problem, device) is None:
+            (us,) = RooflineRanker().predict(family, problem, device, [config])
+            distances.append((abs(us - REFERENCE_US), str(problem.to_json()), Reference(problem, config)))
+    return min(distances, key=lambda one: one[:2])[2] if distances else None

@@ -1,0 +1,56 @@
+"""What a run did, in figures."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from .ledger import Ledger
+
+
+@dataclass(frozen=True)
+class Effort:
+    """What the processes of a run spent, in seconds, those of all GPUs together."""
+
+    gpus: int
+    gpu_s: float  # since the first task was there
+    busy_s: float  # of which a GPU had a task at hand
+    lost_s: float  # on configs without a time worth keeping: hopeless, failed, or fatal to their process
+    compile_s: float
+
+
+@dataclass(frozen=True)
+class Summary:
+    """What a run did."""
+
+    cases: int  # of which all is known now, those of earlier runs included
+    measurements: int  # of this run
+    statuses: dict[str, int]
+    seconds: float
+    gpus: int
+    configs_per_s: float
+    gpu_busy_share: float  # of the time since the first config was compiled
+    compile_s: float  # of all compiling processes together
+    lost_s: float  # on configs without a time worth keeping
+    drifted: dict[str, float]  # problems during which the reference was slower than usual, and how much
+    skipped: tuple[str, ...]  # what was not measured, and why
+    complete: bool  # False where the budget or a Ctrl-C came first, or a case was skipped: the same run again goes on
+    interrupted: bool
+
+    @classmethod
+    def of(cls, ledger: Ledger, effort: Effort, *, interrupted: bool) -> Summary:
+        seconds, measurements = ledger.seconds, ledger.recorder.statuses.total()
+        return cls(
+            cases=ledger.finished,
+            measurements=measurements,
+            statuses=dict(ledger.recorder.statuses),
+            seconds=seconds,
+            gpus=effort.gpus,
+            configs_per_s=measurements / seconds if seconds > 0 else 0.0,
+            gpu_busy_share=effort.busy_s / effort.gpu_s if effort.gpu_s > 0 else 0.0,
+            compile_s=effort.compile_s,
+            lost_s=effort.lost_s,
+            drifted=ledger.recorder.drifted(),
+            skipped=tuple(ledger.skipped),
+            complete=ledger.finished == ledger.total,
+            interrupted=interrupted,
+        )

@@ -1,0 +1,187 @@
+"""The process that measures on one GPU: it takes tasks, in batches, and answers each in turn.
+
+Whoever asks counts the answers, so the first unanswered task is the one that this process is at. Batches keep the
+GPU busy while an answer is on its way; what is hopeless is decided here, not a round trip away.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from typing import Protocol, TypeAlias
+
+import numpy as np
+
+from ..datasets import DeviceSpec, Family, KernelConfig, Problem, Status
+from .measuring import DeviceLostError, GpuRunner, LaunchFailedError, Outcome, Runner
+
+#: The reference is timed this often, and at the beginning of each case: some milliseconds each time.
+REFERENCE_SECONDS = 2.0
+
+
+class Gpu(Protocol):
+    """A device that a process of its own can open. `CudaGpu` is the real one; tests replay recorded times."""
+
+    def open(self) -> tuple[DeviceSpec, Runner]:
+        """Called once, in that process."""
+
+
+@dataclass(frozen=True)
+class CudaGpu:
+    """The visible CUDA or HIP device of that index."""
+
+    index: int
+
+    def open(self) -> tuple[DeviceSpec, Runner]:
+        import torch
+
+        torch.cuda.set_device(self.index)
+        device = DeviceSpec.live(self.index)
+        return device, GpuRunner(device)
+
+
+@dataclass(frozen=True)
+class Reference:
+    """A launch to repeat through the run, to see whether the device stays the same."""
+
+    problem: Problem
+    config: KernelConfig
+
+
+@dataclass(frozen=True)
+class Prepare:
+    """Make the inputs of the problem that the next tasks are about."""
+
+    problem: Problem
+    best_us: float  # of what is known of it, in the scan; inf if nothing
+    reference: Reference | None = None
+
+
+@dataclass(frozen=True)
+class Scan:
+    """Run one config for the first time."""
+
+    config: KernelConfig
+
+
+@dataclass(frozen=True)
+class Turn:
+    """Time one config that ran in the scan once more, for one of the confirming passes."""
+
+    config: KernelConfig
+    timing_pass: int
+
+
+Task: TypeAlias = "Prepare | Scan | Turn"
+
+
+@dataclass(frozen=True)
+class Ready:
+    """The process has its device."""
+
+    device: DeviceSpec
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What came of a task, and the seconds it took; the reference's time, if it was its turn thereafter.
+
+    For a `Scan` the outcome says all. For a `Turn` there are times, or the outcome of one that failed. For a
+    `Prepare` there is nothing, or the outcome that stands for all tasks of a problem that cannot be prepared.
+    """
+
+    seconds: float
+    outcome: Outcome | None = None
+    times_us: tuple[float, ...] = ()
+    reference_us: float | None = None
+
+
+@dataclass(frozen=True)
+class Lost:
+    """The process can do no more: it lost the GPU at the task, or never had one."""
+
+    error: str
+
+
+Message: TypeAlias = "Ready | Answer | Lost"
+
+
+def serve(connection: Connection, gpu: Gpu, families: Mapping[str, Family]) -> None:
+    """The process: opens the GPU, then works until there is no parent or no GPU any more."""
+    try:
+        device, runner = gpu.open()
+    except Exception as error:  # noqa: BLE001 - whatever it is, the parent must hear of it
+        connection.send(Lost(f"{type(error).__name__}: {error}"[:300]))
+        return
+    connection.send(Ready(device))
+    desk = _Desk(runner, families)
+    try:
+        while True:
+            for task in connection.recv():
+                connection.send(desk.answer(task))
+    except DeviceLostError as error:
+        connection.send(Lost(str(error)))
+
+
+class _Desk:
+    """Answers tasks, one after the other."""
+
+    def __init__(self, runner: Runner, families: Mapping[str, Family]) -> None:
+        self._runner, self._families = runner, families
+        self._refused: Outcome | None = None  # why the problem at hand cannot be run at all
+        self._failed: dict[KernelConfig, Outcome] = {}  # in a turn: they get no more of them
+        self._best_us = float("inf")
+        self._reference: Reference | None = None
+        self._due = 0.0  # when the reference is next
+
+    def answer(self, task: Task) -> Answer:
+        """Raises `DeviceLostError`, and whatever else ends a process."""
+        start = time.perf_counter()
+        outcome, times_us = self._do(task)
+        if isinstance(task, Prepare):
+            self._reference, self._due = task.reference, 0.0
+        reference_us = self._refer() if time.perf_counter() >= self._due else None
+        return Answer(time.perf_counter() - start, outcome, times_us, reference_us)
+
+    def _refer(self) -> float | None:
+        if self._reference is None:
+            return None
+        family, reference = self._families[self._reference.problem.family], self._reference
+        try:
+            time_us = self._runner.refer(family, reference.problem, reference.config)
+        except LaunchFailedError:  # then there is none: the run can do without
+            self._reference = None
+            return None
+        self._due = time.perf_counter() + REFERENCE_SECONDS
+        return time_us
+
+    def _do(self, task: Task) -> tuple[Outcome | None, tuple[float, ...]]:
+        if isinstance(task, Prepare):
+            return self._prepare(task), ()
+        if self._refused is not None:
+            return self._refused, ()
+        if isinstance(task, Scan):
+            outcome = self._runner.scan(task.config, self._best_us)
+            if outcome.time_us is not None:
+                # As the store will give it back, or a resumed run would find other configs hopeless.
+                self._best_us = min(self._best_us, float(np.float32(outcome.time_us)))
+            return outcome, ()
+        if task.config in self._failed:
+            return self._failed[task.config], ()
+        try:
+            return None, tuple(self._runner.turn(task.config, self._best_us))
+        except LaunchFailedError as error:
+            self._failed[task.config] = Outcome(Status.LAUNCH_FAILED, error=str(error))
+            return self._failed[task.config], ()
+
+    def _prepare(self, task: Prepare) -> Outcome | None:
+        self._refused, self._failed, self._best_us = None, {}, task.best_us
+        try:
+            self._runner.prepare(self._families[task.problem.family], task.problem)
+        except DeviceLostError:
+            raise
+        except Exception as error:  # noqa: BLE001 - a problem that cannot be made is passed over, not the end of a run
+            self._refused = Outcome(Status.LAUNCH_FAILED, error=str(error)[:300])
+        return self._refused

@@ -1,0 +1,222 @@
+"""Whatever goes wrong costs at most the config it went wrong at; the rest is measured as if nothing had been.
+
+Here with processes that really end, hang and are killed. The faults themselves are those of a fake GPU; those of a
+real one are in `test_on_gpu.py`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import re
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from collecting import CASES, collect
+from fakes import DEVICE, FakeFamily
+from faulty import FaultyGpu, NeverOpen
+from foretune.collect.bench import Limits
+from foretune.collect.casework import TRIES
+from foretune.datasets import ForetuneError, load
+from replay import outcomes_of, rows_of
+
+TESTS = Path(__file__).parents[1]
+FAMILY = FakeFamily()
+VALID = [config for config in FAMILY.space() if FAMILY.supports(config, CASES[0].problem, DEVICE) is None]
+QUICK = Limits(open_s=60.0, prepare_s=2.0, task_s=2.0)
+
+
+@pytest.fixture
+def out(tmp_path):
+    return tmp_path / "measured"
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory):
+    out = tmp_path_factory.mktemp("undisturbed") / "measured"
+    assert collect(out, [FaultyGpu()]).complete
+    return outcomes_of(out)
+
+
+def test_each_fault_costs_the_config_it_strikes_at_and_no_other(out, undisturbed):
+    faults = {
+        VALID[10]: ("never ends", "timeout", "not over after 2 s"),
+        VALID[30]: ("segfault", "launch_failed", "the measuring process ended with exit code -11"),
+        VALID[50]: ("abort", "launch_failed", "the measuring process ended with exit code -6"),
+        VALID[70]: ("exit", "launch_failed", "the measuring process ended with exit code 7"),
+        VALID[90]: ("killed", "launch_failed", "the measuring process ended with exit code -9"),
+        VALID[110]: ("lost", "launch_failed", "CUDA error: an illegal memory access was encountered"),
+        VALID[130]: ("stopped", "timeout", "not over after 2 s"),
+    }
+    log = out.with_name("log")
+    gpu = FaultyGpu({config: fault for config, (fault, _, _) in faults.items()}, log=log)
+    summary = collect(out, [gpu], limits=QUICK, cases=CASES[:1])
+    assert summary.complete
+    assert summary.lost_s > 4  # that is how long two of them took
+    outcomes = outcomes_of(out)
+    for config, (_, status, error) in faults.items():
+        assert outcomes.pop((CASES[0].problem, config, 1)) == (status, "nan", 0, error)
+    # Those that were struck may have been leading ones: others are confirmed in their place.
+    scanned = {key: outcome for key, outcome in outcomes.items() if key[2] == 1}
+    assert scanned.items() <= undisturbed.items()
+    assert len(scanned) == len(FAMILY.space()) - len(faults)
+    lines = log.read_text().splitlines()
+    assert {config: lines.count(str(config)) for config in VALID} == {
+        config: TRIES if faults.get(config, "")[:1] == ("killed",) else 1 for config in VALID
+    }
+
+
+def test_inputs_that_take_for_ever_cost_their_case(out):
+    summary = collect(
+        out, [FaultyGpu({CASES[0].problem: "never ends"})], limits=replace(QUICK, prepare_s=0.6), cases=CASES[:2]
+    )
+    assert summary.skipped == (f"{CASES[0].problem}: not over after 1 s",)
+    assert summary.cases == 1
+
+
+def test_a_gpu_that_takes_for_ever_to_open_is_given_up(out, monkeypatch):
+    monkeypatch.setattr("foretune.collect.bench.LOSSES", 2)
+    with pytest.raises(ForetuneError, match=r"no GPU is left to measure on: not over after \d s"):
+        collect(out, [NeverOpen()], limits=Limits(open_s=1.5))
+
+
+def start(out, *, gpus=2, seconds=0.002, flush_seconds=0.05):
+    """A collection that runs by itself, as the leader of a process group."""
+    arguments = [TESTS / "collecting.py", out, gpus, seconds, flush_seconds]
+    process = subprocess.Popen(
+        [sys.executable, *map(str, arguments)],
+        env=os.environ | {"PYTHONPATH": os.pathsep.join([str(TESTS), *sys.path])},
+        stdout=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    assert process.stdout.readline() == "ready\n"
+    return process
+
+
+def children(process):
+    """The processes that measure."""
+    listed = Path(f"/proc/{process.pid}/task/{process.pid}/children")
+    return [int(pid) for pid in listed.read_text().split()] if listed.exists() else []
+
+
+def assert_ends(pids):
+    deadline = time.monotonic() + 10
+    for pid in pids:
+        status = Path(f"/proc/{pid}/status")
+        while status.exists() and "State:\tZ" not in status.read_text():
+            assert time.monotonic() < deadline, f"{pid} lives on"
+            time.sleep(0.02)
+
+
+def rows_measured(out):
+    return len(load(out).measurements) if (out / "dataset.json").exists() else 0
+
+
+def wait_for_rows(out, least):
+    deadline = time.monotonic() + 60
+    while rows_measured(out) < least:
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="looks for processes in /proc")
+@pytest.mark.parametrize("asked", [signal.SIGINT, signal.SIGTERM])
+def test_ctrl_c_stops_cleanly_and_the_next_run_goes_on(out, undisturbed, asked):
+    process = start(out)
+    wait_for_rows(out, 300)
+    measuring = children(process)
+    assert len(measuring) == 2
+    os.killpg(process.pid, asked)  # as a terminal does
+    said, _ = process.communicate(timeout=30)
+    assert process.returncode == 0
+    summary = json.loads(said)
+    assert (summary["interrupted"], summary["complete"]) == (True, False)
+    assert summary["measurements"] == rows_measured(out)  # nothing is lost
+    assert_ends(measuring)
+    assert collect(out, [FaultyGpu()]).complete
+    assert outcomes_of(out) == undisturbed
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="looks for processes in /proc")
+def test_the_processes_end_with_a_killed_parent(out):
+    process = start(out)
+    wait_for_rows(out, 300)
+    measuring = children(process)
+    process.kill()
+    process.communicate()
+    assert_ends(measuring)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="looks for processes in /proc")
+@pytest.mark.parametrize("kills", [12, pytest.param(200, marks=pytest.mark.slow)])
+def test_kills_at_random_moments_leave_the_dataset_of_an_undisturbed_run(out, undisturbed, kills):
+    """Of the parent or of a measuring process, by turns of a die."""
+    seed = random.randrange(1 << 32)
+    die, run, left = random.Random(seed), 0, kills
+    while left:
+        process = start(out.with_name(f"run{run}"))
+        while left and process.poll() is None:
+            time.sleep(die.uniform(0.0, 1.2))
+            victims = [*children(process), process.pid]
+            victim = die.choice(victims)
+            if process.poll() is None:
+                os.kill(victim, signal.SIGKILL)
+                left -= 1
+            if victim == process.pid:
+                break
+        else:
+            if process.wait(timeout=120) == 0:  # it got to its end: the next kills are another dataset's
+                run += 1
+        process.communicate()
+    for number in range(run + 1):
+        one = out.with_name(f"run{number}")
+        assert collect(one, [FaultyGpu()]).complete, seed
+        assert outcomes_of(one) == undisturbed, seed
+
+
+@pytest.mark.parametrize("share", [0.0, 0.01, 0.3, 0.7, 0.99])
+def test_a_part_that_a_power_cut_tore_is_measured_again(out, undisturbed, share):
+    collect(out, [FaultyGpu()], cases=CASES[:3])
+    for part in sorted((out / "parts").iterdir())[1:]:
+        part.write_bytes(part.read_bytes()[: int(share * part.stat().st_size)])
+    for readings in (out / "drift").iterdir():
+        readings.write_bytes(readings.read_bytes()[: int(share * readings.stat().st_size)])
+    assert collect(out, [FaultyGpu()], cases=CASES[:3]).complete
+    told = outcomes_of(out)
+    assert told == {key: outcome for key, outcome in undisturbed.items() if key in told}
+    assert {problem for problem, _, _ in told} == {case.problem for case in CASES[:3]}
+
+
+# No file may become larger than this: as on a disk with that much room, a write ends early.
+ON_A_FULL_DISK = """
+import resource, sys
+from pathlib import Path
+from collecting import collect
+from faulty import FaultyGpu
+resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))
+collect(Path(sys.argv[1]), [FaultyGpu()])
+"""
+
+
+def test_a_full_disk_is_a_clear_stop_and_the_next_run_goes_on(out, undisturbed):
+    collect(out, [FaultyGpu()], cases=CASES[:2])
+    kept = rows_of(out)
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(TESTS), *sys.path])}
+    run = subprocess.run(
+        [sys.executable, "-c", ON_A_FULL_DISK, out], env=environment, capture_output=True, text=True
+    )  # fmt: skip
+    assert run.returncode == 1
+    told = run.stderr.splitlines()[-1]
+    assert re.search(r"ForetuneError: .*measured takes no more: .*File too large.* run the same command again", told)
+    assert not list(out.rglob("*.tmp"))
+    assert load(out).ignored == ()
+    assert rows_of(out).keys() == kept.keys()
+    assert collect(out, [FaultyGpu()]).complete
+    assert outcomes_of(out) == undisturbed

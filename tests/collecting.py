@@ -1,0 +1,38 @@
+"""A collection as a process of its own, to be killed: `python collecting.py OUT GPUS SECONDS FLUSH_SECONDS`.
+
+Replays the fake family's times on that many GPUs, each a process, at SECONDS a config.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import asdict
+from functools import partial
+from pathlib import Path
+
+from fakes import fake_cases
+from faulty import FaultyGpu
+from foretune.collect import campaign, recorder, worker
+from foretune.collect.ledger import Ledger
+from foretune.collect.processes import Child, Watch
+from replay import FAMILIES, ReplayPool
+
+CASES = fake_cases()[:12]
+
+
+def collect(out, gpus, *, limits=None, cases=CASES):
+    """The summary of one run on these GPUs, each with a process of its own."""
+    recorder.provenance = lambda family, device: {"family": family.name, "kernel_source": family.source_hash()}
+    with Watch() as watch:
+        starts = [partial(Child, worker.serve, gpu, FAMILIES) for gpu in gpus]
+        options = [limits] if limits else []
+        return campaign.Campaign(Ledger(FAMILIES, cases, out), starts, ReplayPool(), watch, *options).measure()
+
+
+if __name__ == "__main__":
+    out, gpus, seconds, flush_seconds = sys.argv[1:]
+    recorder.FLUSH_SECONDS = float(flush_seconds)
+    sys.stdout.write("ready\n")
+    sys.stdout.flush()
+    sys.stdout.write(json.dumps(asdict(collect(Path(out), [FaultyGpu(seconds=float(seconds))] * int(gpus)))))

@@ -1,0 +1,65 @@
+"""A GPU that does what GPUs do at their worst, in a process of its own: at some configs, or to the process itself.
+
+A module of its own, because the processes import it.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from foretune.collect.measuring import DeviceLostError
+from foretune.datasets import KernelConfig, Problem
+from replay import DEVICE, ReplayRunner
+
+FAULTS = {
+    "never ends": lambda: time.sleep(1e6),
+    "segfault": lambda: os.kill(os.getpid(), signal.SIGSEGV),
+    "abort": os.abort,
+    "exit": lambda: os._exit(7),
+    "killed": lambda: os.kill(os.getpid(), signal.SIGKILL),
+    "stopped": lambda: os.kill(os.getpid(), signal.SIGSTOP),
+}
+
+
+@dataclass
+class FaultyGpu:
+    """Replays times, at so many seconds a config; `faults` strike at configs or problems. `log`: a line a config."""
+
+    faults: Mapping[KernelConfig | Problem, str] = field(default_factory=dict)
+    seconds: float = 0.0
+    log: Path | None = None
+
+    def open(self):
+        return DEVICE, FaultyRunner(self)
+
+
+class NeverOpen:
+    """A GPU that takes for ever."""
+
+    def open(self):
+        time.sleep(1e6)
+
+
+class FaultyRunner(ReplayRunner):
+    def __init__(self, gpu):
+        super().__init__(prepare=self.strike, seconds=gpu.seconds)
+        self.gpu = gpu
+
+    def strike(self, at):
+        fault = self.gpu.faults.get(at)
+        if fault == "lost":
+            raise DeviceLostError("CUDA error: an illegal memory access was encountered")
+        if fault is not None:
+            FAULTS[fault]()
+
+    def scan(self, config, best_us):
+        if self.gpu.log is not None:
+            with self.gpu.log.open("a") as lines:
+                lines.write(f"{config}\n")
+        self.strike(config)
+        return super().scan(config, best_us)
