@@ -13,6 +13,7 @@ import triton
 import triton.language as tl
 
 from .gemm import grid_of
+from .launcher import Launcher
 from .ragged import load_ragged, ragged_descriptor
 from .scratch import ensure_allocator
 from .tiles import load_chunk, load_chunk_count, load_chunk_steps, load_split, tile_position
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 UNSPECIALIZED = ["dy_rows", "x_rows", "rows", "groups", "slots", "N8", "K8", "divisor", "GROUP_M", "PROGRAMS_PER_SM"]
 KEY = ["rows", "groups", "N8", "K8", "GATHER_DY", "GATHER_X"]
 _LANES = tl.constexpr(256)
+_TENSORS = 6  # of the arguments, come first
 _SUM_BLOCK = 4096
 
 
@@ -207,6 +209,9 @@ def sum_partials_kernel(partial_ptr, dw_ptr, map_ptr, rows, groups, chunk_rows, 
         tl.store(dw_ptr + group.to(tl.int64) * size + offs, acc.to(dw_ptr.dtype.element_ty), inside)
 
 
+_launch, _launch_sum = Launcher(grouped_gemm_dw_kernel), Launcher(sum_partials_kernel)
+
+
 def launch_dw(
     dy: torch.Tensor,
     x: torch.Tensor,
@@ -225,18 +230,21 @@ def launch_dw(
     sorted row i is row gather_x[i] // divisor of x; `gather_dy` likewise. One of the two at most.
     """
     _, n, k = dw.shape
-    grid = grid_of(tile_map.most_chunks * triton.cdiv(n, config["BLOCK_M"]), k, config, sm_count)
+    grid = grid_of(tile_map.most_chunks * -(-n // config["BLOCK_M"]), k, config, sm_count)
     if grid == 0:
         return
     if config["TMA_DY"] or config["TMA_X"] or config["TMA_DW"]:
         ensure_allocator()
     partial = partial_sums(dw, tile_map)
     indices = gather_dy if gather_dy is not None else gather_x
-    grouped_gemm_dw_kernel[(grid,)](
-        *arguments(dy, x, dw, partial, tile_map, indices, divisor),
+    given = arguments(dy, x, dw, partial, tile_map, indices, divisor)
+    _launch(
+        (grid, 1, 1),
+        given[:_TENSORS],
+        given[_TENSORS:],
+        config,
         GATHER_DY=gather_dy is not None,
         GATHER_X=gather_x is not None,
-        **config.to_json(),
     )
     add_partials(partial, dw, tile_map)
 
@@ -255,14 +263,10 @@ def add_partials(partial: torch.Tensor, dw: torch.Tensor, tile_map: TileMap) -> 
     """Adds up the partial sums of split groups, if there can be any."""
     _, n, k = dw.shape
     if tile_map.most_splits:
-        sum_partials_kernel[(tile_map.most_splits, triton.cdiv(n * k, _SUM_BLOCK))](
-            partial,
-            dw,
-            tile_map.entries,
-            tile_map.rows,
-            tile_map.groups,
-            tile_map.chunk_rows,
-            n * k // 8,
+        _launch_sum(
+            (tile_map.most_splits, -(-n * k // _SUM_BLOCK), 1),
+            (partial, dw, tile_map.entries),
+            (tile_map.rows, tile_map.groups, tile_map.chunk_rows, n * k // 8),
             BLOCK=_SUM_BLOCK,
             num_warps=8,
         )

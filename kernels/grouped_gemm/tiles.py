@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import triton
 import triton.language as tl
 
+from .launcher import Launcher
 from .space import BLOCKS_M
 
 if TYPE_CHECKING:
@@ -209,6 +210,9 @@ def tile_position(tile, m_tiles, n_tiles, GROUP_M):
     return first_m + within % height, within // height
 
 
+_launch = Launcher(tile_map_kernel)
+
+
 @dataclass(frozen=True)
 class TileMap:
     """The device-built map of one routing, good for any config. Make it once a layer with `TileMap.build`."""
@@ -229,11 +233,11 @@ class TileMap:
         groups = group_sizes.numel()
         chunk_rows = chunk_rows or max(rows, 1)
         chunks = rows // chunk_rows + groups
-        size = 8 + len(BLOCKS_M) * (triton.cdiv(rows, BLOCKS_M[0]) + groups) * 3 + chunks * 4 + rows // chunk_rows * 3
+        tiles = -(-rows // BLOCKS_M[0]) + groups
+        size = 8 + len(BLOCKS_M) * tiles * 3 + chunks * 4 + rows // chunk_rows * 3
         entries = torch.empty(size, dtype=torch.int32, device=group_sizes.device)
-        tile_map_kernel[(groups, len(BLOCKS_M) + 1)](
-            group_sizes, entries, rows, groups, chunk_rows, LANES=_LANES, num_warps=4
-        )
+        grid = (groups, len(BLOCKS_M) + 1, 1)
+        _launch(grid, (group_sizes, entries), (rows, groups, chunk_rows), LANES=_LANES, num_warps=4)
         return cls(entries, rows, groups, chunk_rows)
 
     @property
