@@ -8,9 +8,9 @@ from __future__ import annotations
 from .mode import Mode, mode
 from .prune import Pruner, prune
 from .shortlist import Shortlist, shortlist
-from .stub import gpu_target, stub_driver
+from .stub import gpu_target, stub_driver, stubbed
 from .timing import Timer, Timing
-from .warn import ForetuneWarning
+from .warn import ForetuneWarning, warn_once
 
 __all__ = [
     "ForetuneWarning",
@@ -24,4 +24,6 @@ __all__ = [
     "prune",
     "shortlist",
     "stub_driver",
+    "stubbed",
+    "warn_once",
 ]

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from ...datasets import DeviceSpec, Family, ForetuneError, KernelConfig, Problem
 from .chunks import chunk_rows
 from .features import FEATURE_NAMES, features, group_sizes_of
+from .fingerprint import structure
 from .operation import DW, DX, FORWARD, PERMUTATIONS, Operation
 from .space import BLOCKS_M, Ranges, full_space, knobs_of, smem_bytes, wrong_value
 
@@ -282,7 +283,7 @@ class GroupedGemm(Family):
 
         modules = (tiles, ragged, dw if self.operation is DW else gemm)
         kernels = {
-            (module.__name__, name): value.src
+            (module.__name__, name): structure(value.src)
             for module in modules
             for name, value in vars(module).items()
             if isinstance(value, JITFunction)
