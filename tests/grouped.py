@@ -39,6 +39,15 @@ def config(family, m, n, k, *, tma=(0, 0, 0), warps=4, stages=2, band=1, program
     )
 
 
+def named(value):
+    """A parameter of a test as its id says it: a family, a device, a config's blocks, flags, TMA knobs."""
+    if isinstance(value, KernelConfig):
+        return "x".join(str(value[f"BLOCK_{axis}"]) for axis in "MNK")
+    if isinstance(value, tuple):
+        return "".join(map(str, value)) or "sorted"
+    return getattr(value, "arch", None) or getattr(value, "name", None)
+
+
 def tma_ways(family, flags, device=H200):
     """Every (left, right, out) that the family supports with these flags."""
     call = problem(family, flags=flags, dtype="fp16")

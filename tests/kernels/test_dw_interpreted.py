@@ -8,17 +8,27 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from grouped import CPU, DW, FLAGS, assert_right, config, expected, guarded, made, problem, routed, tma_ways, trouble
+from grouped import (
+    CPU,
+    DW,
+    FLAGS,
+    assert_right,
+    config,
+    expected,
+    guarded,
+    made,
+    named,
+    problem,
+    routed,
+    tma_ways,
+    trouble,
+)
 
 pytestmark = [pytest.mark.interpret, pytest.mark.filterwarnings("ignore:invalid value encountered in matmul")]
 
 WAYS = [(flags, tma) for flags in FLAGS for tma in tma_ways(DW, flags)]
 #: Every permutation, and every load and store by pointer and by TMA.
 PATHS = [((), (0, 0, 0)), ((), (1, 1, 1)), (("permute_x",), (1, 0, 0)), (("permute_y",), (0, 1, 1))]
-
-
-def named(value):
-    return "".join(map(str, value)) or "sorted" if isinstance(value, tuple) else None
 
 
 every_way = pytest.mark.parametrize(("flags", "tma"), WAYS, ids=named)

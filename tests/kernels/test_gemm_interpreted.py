@@ -18,6 +18,7 @@ from grouped import (
     expected,
     guarded,
     made,
+    named,
     problem,
     routed,
     tma_ways,
@@ -39,12 +40,6 @@ PATHS = [
     (DX, ("permute_x",), (1, 0, 0)),
     (DX, ("permute_y",), (0, 1, 1)),
 ]
-
-
-def named(value):
-    if isinstance(value, tuple):
-        return "".join(map(str, value)) or "sorted"
-    return getattr(value, "name", None)
 
 
 def gathers(family, flags):
