@@ -199,7 +199,8 @@ def predict(
     context: typer.Context,
     family: FamilyName,
     device: Annotated[
-        str | None, typer.Option(help="A shipped device, for example h200.", show_default="this GPU")
+        str | None,
+        typer.Option(help="A shipped device, for example h200, or a spec's JSON file.", show_default="this GPU"),
     ] = None,
     top: Annotated[int, typer.Option(min=1, help="Length of the shortlist.")] = 8,
     dtype: Annotated[str, typer.Option(help="Element type: bf16 or fp16.")] = "bf16",
@@ -219,12 +220,42 @@ def predict(
     dims = _dimensions(context.args, kernel)
     if dtype not in kernel.dtypes:
         raise typer.BadParameter(f"{dtype!r} is not one of {', '.join(kernel.dtypes)}", param_hint="--dtype")
-    spec = DeviceSpec.live() if device is None else DeviceSpec.named(device)
+    spec = DeviceSpec.live() if device is None else DeviceSpec.find(device)
     problem = Problem(family, tuple(sorted(dims.items())), dtype)
     with warnings.catch_warnings():  # what a launch is only warned of is the answer here: see _prediction
         warnings.simplefilter("ignore", ForetuneWarning)
         chosen = shortlist(kernel, problem, spec, k=top, bundle=load_bundle(bundle))
     _emit(_prediction(chosen, spec.name), as_json, _show_prediction)
+
+
+@_command("device", "foretune device --out my-gpu.json")
+def device(
+    spec: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="[DEVICE]",
+            help="A shipped device or a spec's JSON file, to show as it is.",
+            show_default="this GPU",
+        ),
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="JSON file to save the spec in, for --device elsewhere.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Print what this machine's GPU is to a kernel: its limits, and the rates that it reaches, measured now."""
+    from .datasets import DeviceSpec
+
+    if spec is None:
+        from .runtime.rates import measured
+
+        live = DeviceSpec.live()
+        with _status(f"measuring {live.name}"):
+            found = measured(live)
+    else:
+        found = DeviceSpec.find(spec)
+    _emit(found.to_json(), as_json, _show_device)  # nothing but the spec: the JSON is what --out saves
+    if out is not None:
+        found.save(out)
+        typer.echo(f"The spec lies in {out}", err=True)
 
 
 @_command("datasets", "foretune datasets --json")
@@ -414,6 +445,12 @@ def _show_prediction(result: Mapping[str, Any]) -> None:
     ]
     _table(f"Predicted fastest on {result['device']}", ("slowdown", *knobs), rows)
     typer.echo(result["reason"])
+
+
+def _show_device(result: Mapping[str, Any]) -> None:
+    rates = {f"matrix_tflops, {dtype}": rate for dtype, rate in result.get("matrix_tflops_by_dtype", {}).items()}
+    rows = [[name, value] for name, value in (dict(result) | rates).items() if not isinstance(value, Mapping)]
+    _table(result["name"], ("", "value"), rows[1:])
 
 
 def _show_datasets(listed: Sequence[Mapping[str, Any]]) -> None:

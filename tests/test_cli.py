@@ -15,7 +15,7 @@ from foretune import datasets
 from foretune.__main__ import _seconds, app
 from typer.testing import CliRunner, Result
 
-COMMANDS = ("quickstart", "collect", "train", "evaluate", "predict", "datasets")
+COMMANDS = ("quickstart", "collect", "train", "evaluate", "predict", "device", "datasets")
 FAMILY = "grouped_gemm_fwd"
 LAYER = "--groups 64 --rows 8192 --n 2048 --k 1024"
 PREDICT = f"predict {FAMILY} --device h200 {LAYER}"
@@ -101,6 +101,9 @@ def test_an_option_that_cannot_be_exits_with_2_and_is_named(line: str, named: st
         (f"{PREDICT} --bundle no/such/bundle", "no/such/bundle"),
         (f"predict {FAMILY} --device h200 --groups 64 --rows 8 --n 2047 --k 64", "multiples of 8 but are 2047 and 64"),
         (f"predict {FAMILY} --device h200 --groups 0 --rows 8 --n 64 --k 64", "must be >= 1 but are 0, 64 and 64"),
+        (f"predict {FAMILY} --device no/such.json {LAYER}", "no/such.json: cannot be read"),
+        ("device h300", "unknown device 'h300'; known: "),
+        ("device no/such.json", "no/such.json: cannot be read"),
         (f"collect {FAMILY} --models no/such.csv --out o", "no/such.csv"),
         ("collect gemm --models no/such.csv --out o", "gemm"),
     ],
@@ -112,6 +115,26 @@ def test_bad_input_exits_with_1_and_is_named(line: str, named: str) -> None:
     assert "Traceback" not in plain.stderr
     assert plain.stdout == ""
     assert named in json.loads(as_json.stdout)["error"]
+
+
+def test_no_device_to_show_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    import torch
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    result = call("device")
+    assert result.exit_code == 1
+    assert "no GPU is visible here; devices that can be named instead: h200" in result.stderr
+
+
+def test_a_device_is_shown_and_saved_and_predicts_as_itself(tmp_path: Path) -> None:
+    path = tmp_path / "mine.json"
+    shown = call("device h200 --json --out", path)
+    assert json.loads(shown.stdout) == json.loads(path.read_text())
+    assert str(path) in shown.stderr
+    table = call("device", path).stdout
+    assert "NVIDIA H200" in table
+    assert all(f" {name} " in table for name in json.loads(shown.stdout) if name != "name")
+    assert call(f"{PREDICT.replace('h200', str(path))} --json").stdout == call(f"{PREDICT} --json").stdout
 
 
 @pytest.mark.parametrize(("line", "code"), [("datasets", 0), ("datasets h100", 1), ("datasets --fast", 2)])
