@@ -11,7 +11,7 @@ import os
 import re
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ParamSpec
@@ -238,20 +238,27 @@ def device(
             show_default="this GPU",
         ),
     ] = None,
+    sms: Annotated[
+        int | None, typer.Option(min=1, help="Only so many of its SMs, as a device.", show_default="all")
+    ] = None,
     out: Annotated[Path | None, typer.Option(help="JSON file to save the spec in, for --device elsewhere.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Print what this machine's GPU is to a kernel: its limits, and the rates that it reaches, measured now."""
+    """Print what this machine's GPU is to a kernel: its limits, and the rates that it reaches, measured now.
+
+    A device that is named is shown as it is; with --sms, by the rule that partitions of it go by.
+    """
     from .datasets import DeviceSpec
+    from .runtime import partition
+    from .runtime.rates import measured
 
     if spec is None:
-        from .runtime.rates import measured
-
         live = DeviceSpec.live()
-        with _status(f"measuring {live.name}"):
-            found = measured(live)
+        with _status(f"measuring {live.name}"), partition(sms, live) if sms else nullcontext(live) as part:
+            found = measured(part)
     else:
         found = DeviceSpec.find(spec)
+        found = found.with_sms(sms) if sms else found
     _emit(found.to_json(), as_json, _show_device)  # nothing but the spec: the JSON is what --out saves
     if out is not None:
         found.save(out)

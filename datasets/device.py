@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import MISSING, asdict, dataclass, fields
+from dataclasses import MISSING, asdict, dataclass, fields, replace
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -25,6 +25,8 @@ _MATRIX_FLOPS_PER_SM_CLOCK = {
 }
 # What a copy and a cuBLAS product reach of the theoretical figure on an H200 (4.3 of 4.8 TB/s, 785 of 1070 TFLOP/s).
 _COPY_SHARE, _MATRIX_SHARE = 0.9, 0.73
+# The share of the SMs that draws a card's whole bandwidth: `foretune device --sms N` shows what N of them draw.
+_SHARE_THAT_DRAWS_ALL = 0.5
 
 
 @dataclass(frozen=True)
@@ -75,6 +77,35 @@ class DeviceSpec:
             if (known.name, known.sm_count) == (spec.name, spec.sm_count):
                 return known
         return spec
+
+    def with_sms(self, sm_count: int) -> DeviceSpec:
+        """The spec of so many of its SMs (see `runtime.partition`); itself where that is all of them.
+
+        A rule, not a measurement: matrix rates in proportion to the SMs; bandwidths too, up to the whole card's, which
+        half of the SMs draw. Limits, clock and L2 stay, because a partition has the L2 to itself.
+
+        Raises `ForetuneError` for more SMs than there are.
+
+        >>> DeviceSpec.named("h200").with_sms(33).matrix_tflops
+        196.2
+        """
+        if not 1 <= sm_count <= self.sm_count:
+            raise ForetuneError(f"{self.name} has 1 to {self.sm_count} SMs but {sm_count} were asked for")
+        if sm_count == self.sm_count:
+            return self
+        share = sm_count / self.sm_count
+        drawn = min(share / _SHARE_THAT_DRAWS_ALL, 1.0)
+        by_dtype = tuple((dtype, round(rate * share, 1)) for dtype, rate in self.matrix_tflops_by_dtype)
+        return replace(
+            self,
+            name=f"{self.name} ({sm_count} SMs)",
+            sm_count=sm_count,
+            copy_bandwidth_gbs=round(self.copy_bandwidth_gbs * drawn, 1),
+            read_bandwidth_gbs=self.read_bandwidth_gbs and round(self.read_bandwidth_gbs * drawn, 1),
+            matrix_tflops=round(self.matrix_tflops * share, 1),
+            matrix_tflops_by_dtype=by_dtype,
+            rates_measured=False,
+        )
 
     @classmethod
     def named(cls, name: str) -> DeviceSpec:

@@ -1,4 +1,4 @@
-"""Shortlists at run time: prune callbacks, compiling without a GPU, and timing.
+"""Shortlists at run time: prune callbacks, compiling without a GPU, timing, and parts of a GPU.
 
 Importing this imports neither torch nor triton.
 """
@@ -6,6 +6,7 @@ Importing this imports neither torch nor triton.
 from __future__ import annotations
 
 from .mode import Mode, mode
+from .partition import partition
 from .prune import Pruner, prune
 from .shortlist import Shortlist, shortlist
 from .stub import gpu_target, stub_driver
@@ -21,6 +22,7 @@ __all__ = [
     "Timing",
     "gpu_target",
     "mode",
+    "partition",
     "prune",
     "shortlist",
     "stub_driver",

@@ -5,11 +5,8 @@
 
 from __future__ import annotations
 
-import importlib.util
 import statistics
-import sys
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -42,17 +39,6 @@ class Reading:
     cupti: float
     events: float  # what a pair of events reads, nothing subtracted
     stamps: float  # between the device's clock in a kernel before and in one after, nothing subtracted
-
-
-@pytest.fixture(scope="module")
-def stamp():
-    """`stamp(out, i)` queues a kernel that writes the device's clock, in nanoseconds, to out[i]."""
-    path = Path(__file__).with_name("stamping.py")
-    spec = importlib.util.spec_from_file_location("foretune_stamping", path)
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["foretune_stamping"] = module
-    spec.loader.exec_module(module)
-    return module.stamp
 
 
 def launches(device):
@@ -109,8 +95,8 @@ def read(timer, stamp, name, launch) -> Reading:
 
 
 @pytest.mark.gpu
-def test_agrees_with_cupti_at_every_size(stamp, capsys):
-    timer, device = Timer(), DeviceSpec.live()
+def test_agrees_with_cupti_at_every_size(stamping, capsys):
+    timer, device, stamp = Timer(), DeviceSpec.live(), stamping.stamp
     clock = timer._clock
 
     def empty():
