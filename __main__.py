@@ -276,6 +276,26 @@ def datasets(
     _emit([load(one).describe() for one in ([name] if name else names())], as_json, _show_datasets)
 
 
+@_command("export", "foretune export h200 --format csv --out h200.csv")
+def export(
+    data: Annotated[str, typer.Argument(metavar="DATA", help="Dataset folder, or the name of a shipped one.")],
+    out: Annotated[Path, typer.Option(help="The file to write.")],
+    format: Annotated[str, typer.Option(help="t4, the autotuning community's JSON (schema 1.0.0), or csv.")],
+    family: Annotated[str | None, typer.Option(help="Only this family.", show_default="all in the data")] = None,
+    problem: Annotated[
+        int | None, typer.Option(min=0, help="Only this one, counted from 0. T4 tools expect one.", show_default="all")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Write measurements in a format that other tools read."""
+    from .datasets import load
+    from .datasets.export import export as write
+
+    with _status(f"writing {out}"):
+        results = write(load(data), out, format, family=family, problem=problem)
+    _emit({"out": str(out), "format": format, "results": results}, as_json, _show_exported)
+
+
 # What a command needs besides the floors: values from text, one way each.
 
 
@@ -458,6 +478,10 @@ def _show_device(result: Mapping[str, Any]) -> None:
     rates = {f"matrix_tflops, {dtype}": rate for dtype, rate in result.get("matrix_tflops_by_dtype", {}).items()}
     rows = [[name, value] for name, value in (dict(result) | rates).items() if not isinstance(value, Mapping)]
     _table(result["name"], ("", "value"), rows[1:])
+
+
+def _show_exported(result: Mapping[str, Any]) -> None:
+    typer.echo(f"{result['results']} results lie in {result['out']}")
 
 
 def _show_datasets(listed: Sequence[Mapping[str, Any]]) -> None:
