@@ -50,7 +50,9 @@ def _command(name: str, example: str, **settings: Any) -> Callable[[Callable[P, 
         @functools.wraps(function)
         def run(*args: P.args, **options: P.kwargs) -> None:
             try:
-                function(*args, **options)
+                with warnings.catch_warnings():
+                    warnings.showwarning = _show_warning
+                    function(*args, **options)
             except (ForetuneError, OSError) as error:
                 if options.get("as_json"):
                     typer.echo(json.dumps({"error": str(error)}))
@@ -61,6 +63,11 @@ def _command(name: str, example: str, **settings: Any) -> Callable[[Callable[P, 
         return run
 
     return register
+
+
+def _show_warning(message: Warning | str, *where: object, **more: object) -> None:
+    """One line, without the place in the code that a person at a terminal cannot do anything about."""
+    typer.echo(f"Warning: {message}", err=True)
 
 
 @_command("quickstart", "foretune quickstart")
@@ -272,8 +279,14 @@ def datasets(
 ) -> None:
     """List the measurements that are shipped, or describe one dataset."""
     from .datasets import load, names
+    from .kernels import families
+    from .model import check_sources
 
-    _emit([load(one).describe() for one in ([name] if name else names())], as_json, _show_datasets)
+    listed = [load(one) for one in ([name] if name else names())]
+    for dataset in listed:
+        for known in families().values():
+            check_sources(dataset, known)
+    _emit([dataset.describe() for dataset in listed], as_json, _show_datasets)
 
 
 @_command("export", "foretune export h200 --format csv --out h200.csv")

@@ -5,13 +5,13 @@ Importing this imports neither torch nor triton.
 
 from __future__ import annotations
 
+from ..datasets import ForetuneWarning
 from .mode import Mode, mode
 from .partition import partition
 from .prune import Pruner, prune
 from .shortlist import Shortlist, shortlist
 from .stub import gpu_target, stub_driver
 from .timing import Timer, Timing
-from .warn import ForetuneWarning
 
 __all__ = [
     "ForetuneWarning",

@@ -188,6 +188,18 @@ def test_datasets_shows_them_as_a_table() -> None:
     assert all(name in table for name in datasets.names())
 
 
+def test_data_of_another_kernel_are_named_in_one_line_beside_the_result(monkeypatch: pytest.MonkeyPatch) -> None:
+    from foretune.kernels import family
+
+    (measured,) = datasets.load("h200").kernel_sources(FAMILY)
+    for now, warned in ((measured, False), ("another", True)):
+        monkeypatch.setattr(type(family(FAMILY)), "source_hash", lambda self, now=now: now)
+        result = call("datasets h200 --json")
+        lines = [line for line in result.stderr.splitlines() if f" of {FAMILY} (" in line]
+        assert [line.startswith("Warning: h200 was measured with other sources") for line in lines] == [True] * warned
+        assert json.loads(result.stdout)
+
+
 def test_predict_as_json_is_the_contract() -> None:
     result = json.loads(call(f"{PREDICT} --top 4 --json").stdout)
     assert result["device"] == "NVIDIA H200"
