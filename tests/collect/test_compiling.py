@@ -119,6 +119,13 @@ def test_a_process_that_is_killed_once_is_forgiven(log, pool):
     assert pool(UnluckyFamily(log)).errors([128]) == {128: None}
 
 
+def test_processes_that_cannot_even_begin_are_said_and_no_config_is_blamed(pool, tmp_path, monkeypatch):
+    (tmp_path / "triton.py").write_text("raise ImportError('a broken installation')")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(ForetuneError, match="compiling processes end with exit code 1 before they begin"):
+        pool(TinyFamily(), size=1).errors([64])
+
+
 def test_a_compile_that_does_not_end_is_stopped_with_all_it_started(log, pool):
     told = pool(EndlessFamily(log), timeout_s=4.0).errors([64, 128, 256])
     assert (told[64], told[256]) == (None, None)
