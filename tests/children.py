@@ -33,3 +33,11 @@ def lives(pid):
     """Whether a process runs (and is not just waiting for its parent to note its end)."""
     status = Path(f"/proc/{pid}/status")
     return status.exists() and "State:\tZ" not in status.read_text()
+
+
+def assert_end(pids):
+    """That processes end soon, if they have not yet."""
+    deadline = time.monotonic() + 20
+    while lingering := [pid for pid in pids if lives(pid)]:
+        assert time.monotonic() < deadline, f"{lingering} live on"
+        time.sleep(0.02)
