@@ -131,6 +131,7 @@ def collect(
     per_layer: Annotated[int, typer.Option(min=0, help="Problems of each distinct layer shape.")] = 2,
     random: Annotated[int, typer.Option(min=0, help="Random shapes besides the models' layers.")] = 40,
     seed: Annotated[int, typer.Option(min=0, help="Draws other problems.")] = 0,
+    suite: Annotated[bool, typer.Option(help="First the problems that kernels are compared on.")] = False,
     resume: Annotated[bool, typer.Option(help="Continue an earlier run, or refuse a folder that has one.")] = True,
     as_json: AsJson = False,
 ) -> None:
@@ -138,13 +139,15 @@ def collect(
     budget_s, token_counts, gpu_count = _seconds(budget), _integers(tokens), _gpus(gpus)
 
     from .collect import campaign, shapes
+    from .collect.suite import suite as compared
     from .datasets import load_models
     from .kernels import family as find
 
     kernels = [find(name) for name in dict.fromkeys(family)]
     layers = load_models(models)
     drawn = [
-        shapes.cases(kernel.name, layers, tokens=token_counts, per_layer=per_layer, random=random, seed=seed)
+        (list(compared(kernel.name, load_models()).values()) if suite else [])
+        + list(shapes.cases(kernel.name, layers, tokens=token_counts, per_layer=per_layer, random=random, seed=seed))
         for kernel in kernels
     ]
     # In turn, so that a run cut short has measured each of them.

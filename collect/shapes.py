@@ -16,6 +16,10 @@ ROWS = (16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768, 65536, 
 EXPERT_PARALLEL = (1, 4, 8, 16)
 #: How rows spread over experts, and how often a case is drawn so.
 ROUTINGS = {"uniform": 0.4, "balanced": 0.2, "zipf": 0.25, "hot": 0.15}
+#: Shares of the problems in fp16 (the others are in bf16), and of those with the permutation of their layer fused.
+FP16_SHARE, PERMUTED_SHARE = 0.15, 0.35
+#: What can be fused into each projection: tokens are gathered on the way into a layer, and scattered on the way out.
+PERMUTATION = {"w13": "permute_x", "w2": "permute_y"}
 #: Limits of one problem: a few milliseconds at the best config, and weights that fit beside everything else.
 MOST_FLOPS = 2.5e12
 MOST_WEIGHT_BYTES = 12e9
@@ -55,15 +59,14 @@ def cases(
     tokens: Sequence[int] | None = None,
     per_layer: int = 2,
     random: int = 40,
-    dtype: str = "bf16",
     seed: int = 0,
 ) -> tuple[Case, ...]:
     """Problems of one grouped-GEMM family: `per_layer` of each distinct layer shape, and `random` random ones.
 
     Both projections of each model, crossed with row counts (`tokens` times the model's top_k, or ROWS),
-    expert-parallel degrees and routings by stratified sampling, so that every count appears equally often. The
-    order is shuffled, so that a run cut short by its budget has a fair sample. The same arguments give the
-    same cases.
+    expert-parallel degrees and routings by stratified sampling, so that every count appears equally often; a share
+    in fp16, and a share with the layer's permutation fused. The order is shuffled, so that a run cut short by its
+    budget has a fair sample. The same arguments give the same cases.
 
     >>> from ..datasets import load_models
     >>> len(cases("grouped_gemm_fwd", load_models()[:2], random=3))
@@ -87,7 +90,7 @@ def cases(
                 count = deck.pop() * (int(rng.choice(layer.top_ks)) if tokens else 1)
                 if (groups, count) not in taken and _affordable(groups, count, n, k):
                     taken.add((groups, count))
-                    drawn.append(_case(family, groups, count, n, k, dtype, layer.sources, rng))
+                    drawn.append(_case(family, groups, count, n, k, layer.sources, rng))
                     break
     while random > 0:
         groups, n, k = (int(size) for size in np.exp(rng.uniform(np.log((1, 128, 128)), np.log((512, 16384, 16384)))))
@@ -96,7 +99,7 @@ def cases(
         low, high = min(tokens or ROWS), max(tokens or ROWS)
         count = int(np.exp(rng.uniform(np.log(low), np.log(high + 1))))
         if _affordable(groups, count, n, k):
-            drawn.append(_case(family, groups, count, n, k, dtype, ("random",), rng))
+            drawn.append(_case(family, groups, count, n, k, ("random",), rng))
             random -= 1
     return tuple(drawn[i] for i in rng.permutation(len(drawn)))
 
@@ -125,16 +128,12 @@ def _affordable(groups: int, rows: int, n: int, k: int) -> bool:
 
 
 def _case(
-    family: str,
-    groups: int,
-    rows: int,
-    n: int,
-    k: int,
-    dtype: str,
-    sources: tuple[str, ...],
-    rng: np.random.Generator,
+    family: str, groups: int, rows: int, n: int, k: int, sources: tuple[str, ...], rng: np.random.Generator
 ) -> Case:
     routing = str(rng.choice(list(ROUTINGS), p=list(ROUTINGS.values())))
+    dtype = "fp16" if rng.uniform() < FP16_SHARE else "bf16"
+    possible = [PERMUTATION[source.rsplit("/", 1)[1]] for source in sources if "/" in source] or list(PERMUTATION.values())
+    flags = (str(rng.choice(possible)),) if rng.uniform() < PERMUTED_SHARE else ()
     sizes = group_sizes(routing, rows, groups, rng)
-    problem = Problem.of(family, dtype=dtype, groups=groups, rows=rows, n=n, k=k, group_sizes=sizes)
+    problem = Problem.of(family, dtype=dtype, flags=flags, groups=groups, rows=rows, n=n, k=k, group_sizes=sizes)
     return Case(problem, sources, routing)

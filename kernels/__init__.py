@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from ..datasets import Family, ForetuneError
-from .grouped_gemm import GroupedGemmForward
+from .grouped_gemm import GroupedGemmDW, GroupedGemmDX, GroupedGemmForward
 
 __all__ = ["families", "family"]
 
-_FAMILIES: dict[str, Family] = {family.name: family for family in (GroupedGemmForward(),)}
+_FAMILIES: dict[str, Family] = {family.name: family for family in (GroupedGemmForward(), GroupedGemmDX(), GroupedGemmDW())}
 
 
 def families() -> dict[str, Family]:
     """Every family, by name.
 
     >>> sorted(families())
-    ['grouped_gemm_fwd']
+    ['grouped_gemm_dw', 'grouped_gemm_dx', 'grouped_gemm_fwd']
     """
     return dict(_FAMILIES)
 

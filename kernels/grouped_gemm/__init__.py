@@ -1,5 +1,5 @@
-"""Grouped GEMM: one matrix product a group, rows sorted by group."""
+"""Grouped GEMM: one matrix product a group, rows sorted by group; forward, dX and dW."""
 
-from .family import GroupedGemmForward
+from .family import GroupedGemmDW, GroupedGemmDX, GroupedGemmForward
 
-__all__ = ["GroupedGemmForward"]
+__all__ = ["GroupedGemmDW", "GroupedGemmDX", "GroupedGemmForward"]

@@ -99,6 +99,11 @@ def grouped_gemm_dw_kernel(
     m = 0
     n = 0
     acc = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
+    if GATHER_DY or GATHER_X:
+        # Indices are loaded one step ahead: as an indirect load in one step they would halve the pipeline's depth.
+        first_chunk = tl.minimum(tl.program_id(0), tiles - 1) // chunk_tiles
+        _, next_row, next_end, _ = load_chunk(map_ptr, first_chunk, rows, groups)
+        ahead = tl.load(indices_ptr + next_row + offs_k, next_row + offs_k < next_end, other=0)
     for _ in tl.range(0, steps):
         step = tl.where(step == tile_steps - 1, 0, step + 1)
         if step == 0:
@@ -108,10 +113,16 @@ def grouped_gemm_dw_kernel(
             m = m_tile * BLOCK_M
             n = n_tile * BLOCK_N
             tile_steps = tl.maximum(tl.cdiv(row_end - row, BLOCK_K), 1)
+            if GATHER_DY or GATHER_X:
+                next_chunk = tl.minimum(tile + programs, tiles - 1) // chunk_tiles
+                _, next_row, next_end, _ = load_chunk(map_ptr, next_chunk, rows, groups)
         r = row + step * BLOCK_K
         inside = r + offs_k < row_end
         if GATHER_DY or GATHER_X:
-            permuted = tl.load(indices_ptr + r + offs_k, inside, other=0) // divisor
+            permuted = ahead // divisor
+            ends = step == tile_steps - 1
+            ahead_rows = tl.where(ends, next_row, r + BLOCK_K) + offs_k
+            ahead = tl.load(indices_ptr + ahead_rows, ahead_rows < tl.where(ends, next_end, row_end), other=0)
         if TMA_DY:
             dy = load_ragged(dy_desc, r, row_end, m, BLOCK_K, BLOCK_M)
         else:

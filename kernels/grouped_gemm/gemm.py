@@ -56,8 +56,6 @@ def grouped_gemm_kernel(
     TMA_X: tl.constexpr,
     TMA_W: tl.constexpr,
     TMA_Y: tl.constexpr,
-    FLATTEN: tl.constexpr,
-    SWAP: tl.constexpr,
 ):
     """Persistent: program p takes tiles p, p + programs, ... of the map. Accumulates in float32."""
     N = N8 * 8
@@ -82,7 +80,9 @@ def grouped_gemm_kernel(
     if TMA_Y:
         y_desc = ragged_descriptor(y_ptr, N, BLOCK_M, BLOCK_N)
 
-    for tile in tl.range(tl.program_id(0), m_tiles * n_tiles, tl.num_programs(0), flatten=FLATTEN):
+    # Flattened: the next tile's loads are in flight while this one is stored (3-5 % on training layers, and never
+    # slower by more than 0.3 %; H200, 2026-11). Nothing may be carried from tile to tile: Triton 3.6 flattens that wrongly.
+    for tile in tl.range(tl.program_id(0), m_tiles * n_tiles, tl.num_programs(0), flatten=True):
         m_tile, n_tile = tile_position(tile, m_tiles, n_tiles, GROUP_M)
         group, row, row_end = load_tile(map_ptr, m_tile, rows, groups, BLOCK_M)
         col = n_tile * BLOCK_N
@@ -103,10 +103,7 @@ def grouped_gemm_kernel(
                 safe_n = tl.minimum(col + offs_n, N - 1)
                 w_ptrs = w_ptr + (group.to(tl.int64) * N + safe_n)[:, None] * K + offs_k[None, :]
 
-        if SWAP:
-            acc = tl.zeros((BLOCK_N, BLOCK_M), tl.float32)
-        else:
-            acc = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
+        acc = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
         for k in tl.range(0, K, BLOCK_K):
             if TMA_X:
                 # Rows past the group's end are a neighbour's; the store drops them.
@@ -126,12 +123,7 @@ def grouped_gemm_kernel(
                 else:
                     w = tl.load(w_ptrs, (offs_k < K - k)[None, :], other=0.0).T
                     w_ptrs += BLOCK_K
-            if SWAP:
-                acc = tl.dot(w.T, x.T, acc, input_precision="ieee")
-            else:
-                acc = tl.dot(x, w, acc, input_precision="ieee")
-        if SWAP:
-            acc = acc.T
+            acc = tl.dot(x, w, acc, input_precision="ieee")
 
         y_cols = col + offs_n
         if bias_ptr is not None:

@@ -1,34 +1,24 @@
-"""The forward kernel's tuning space, and what a config costs on a device."""
+"""The tuning space of each operation, and what a config costs on a device."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, fields
 from functools import lru_cache
 from itertools import product
 
-from ...datasets import DeviceSpec, KernelConfig
+from ...datasets import DeviceSpec, ForetuneError, KernelConfig
+from .operation import DW, Operation
 
+#: What the tile map has room for; the kernels take no other BLOCK_M over rows.
 BLOCKS_M = (16, 32, 64, 128, 256)
-BLOCKS_N = (32, 64, 128, 256)
-BLOCKS_K = (32, 64, 128, 256)
-WARPS = (4, 8)
-STAGES = (2, 3, 4, 5, 6)
-KNOBS = (
-    "BLOCK_M",
-    "BLOCK_N",
-    "BLOCK_K",
-    "GROUP_M",  # M tiles side by side in the L2 order; a runtime argument
-    "PROGRAMS_PER_SM",  # the persistent grid over the number of SMs; a runtime argument
-    "USE_TMA",
-    "num_warps",
-    "num_stages",
-)
 # Configs under this many bytes of loads in flight never hide the latency of memory.
-_LEAST_BYTES_IN_FLIGHT = 16 * 1024
+_LEAST_BYTES_IN_FLIGHT = 32 * 1024
 # The accumulator's registers per thread: past 128 of 255 the kernel spills.
 _MOST_ACCUMULATOR_REGISTERS = 128
 # Beside the accumulators a thread holds addresses, masks and loop state (40-70 registers seen on sm_90).
 _OTHER_REGISTERS = 56
-# One SM of the largest kind (sm_90, sm_100); PROGRAMS_PER_SM fills it.
+# One SM of the largest kind (sm_90, sm_100), for which the space is laid out.
 _SM_SMEM_BYTES, _SM_REGISTERS, _SM_THREADS = 228 * 1024, 65536, 2048
 # Where the matrix product of a tile is asynchronous: Hopper's wgmma, and Blackwell's tcgen05 (sm_120 has neither).
 _ASYNC_PRODUCT_ARCHS = ("sm_90", "sm_100", "sm_103")
@@ -36,24 +26,118 @@ _ASYNC_PRODUCT_ARCHS = ("sm_90", "sm_100", "sm_103")
 _RESERVED_SMEM_BYTES = 1024
 
 
-@lru_cache(maxsize=1)
-def full_space() -> tuple[KernelConfig, ...]:
-    """The whole grid less what can't be fast: spilling accumulators, idle warps, too little in flight."""
+def knobs_of(operation: Operation) -> tuple[str, ...]:
+    """The knobs of an operation's configs. BLOCK_M x BLOCK_N is the output tile and BLOCK_K the contraction's step."""
+    return (
+        "BLOCK_M",
+        "BLOCK_N",
+        "BLOCK_K",
+        "GROUP_M",  # M tiles side by side in the L2 order; a runtime argument
+        "PROGRAMS_PER_SM",  # the persistent grid over the number of SMs; a runtime argument
+        *operation.tma,
+        "num_warps",
+        "num_stages",
+    )
+
+
+@dataclass(frozen=True)
+class Ranges:
+    """The values that a space is made of.
+
+    BLOCK_K = 32 and 256 are left out for the operations over rows: of 364 problems measured with them, 1 lost more than
+    5 % without (H200, bf16, 2026-11). dW has shorter contractions and wants shorter steps.
+    """
+
+    block_m: tuple[int, ...] = BLOCKS_M
+    block_n: tuple[int, ...] = (32, 64, 128, 256)
+    block_k: tuple[int, ...] = (64, 128)
+    num_warps: tuple[int, ...] = (4, 8)
+    num_stages: tuple[int, ...] = (2, 3, 4, 5, 6)
+    tma: tuple[int, ...] = (0, 1)
+
+    @classmethod
+    def of(cls, **ranges: Sequence[int]) -> Ranges:
+        """Ranges with these values in place of the defaults. Raises `ForetuneError` naming a range or a value that
+        cannot be.
+
+        >>> Ranges.of(block_m=[64, 128]).block_m
+        (64, 128)
+        """
+        known = {field.name for field in fields(cls)}
+        for name, values in ranges.items():
+            if name not in known:
+                raise ForetuneError(f"{name} is not a range of the space; there are {', '.join(sorted(known))}")
+            for value in values:
+                if not _valid(name, value):
+                    raise ForetuneError(f"{name} cannot have the value {value!r}: {_VALID[name]}")
+        return cls(**{name: tuple(values) for name, values in ranges.items()})
+
+
+#: A tile of dW is a piece of N x K, which is never small, and its contraction is a group's rows, which often are few.
+_DW_RANGES = Ranges(block_m=(64, 128, 256), block_n=(64, 128, 256), block_k=(32, 64))
+
+_VALID = {
+    "block_m": "a power of two between 16 and 256",
+    "block_n": "a power of two between 16 and 512",
+    "block_k": "a power of two between 16 and 512",
+    "num_warps": "1, 2, 4, 8 or 16",
+    "num_stages": "between 1 and 8",
+    "tma": "0 or 1",
+}
+
+
+def _valid(name: str, value: int) -> bool:
+    valid = {
+        "block_m": BLOCKS_M,
+        "block_n": (16, 32, 64, 128, 256, 512),
+        "block_k": (16, 32, 64, 128, 256, 512),
+        "num_warps": (1, 2, 4, 8, 16),
+        "num_stages": range(1, 9),
+        "tma": (0, 1),
+    }
+    return value in valid[name]
+
+
+@lru_cache(maxsize=16)
+def full_space(operation: Operation, ranges: Ranges | None = None) -> tuple[KernelConfig, ...]:
+    """The whole grid less what can't be fast: spilling accumulators, idle warps, too little in flight, more than any SM
+    holds."""
+    r = ranges or (_DW_RANGES if operation is DW else Ranges())
+    names = knobs_of(operation)
     space = []
-    for m, n, k, warps, stages, tma in product(BLOCKS_M, BLOCKS_N, BLOCKS_K, WARPS, STAGES, (0, 1)):
+    for m, n, k, warps, stages in product(r.block_m, r.block_n, r.block_k, r.num_warps, r.num_stages):
         if (
             accumulator_registers(m, n, warps) > _MOST_ACCUMULATOR_REGISTERS
-            or (m * n < 64 * 128 and (warps > 4 or k < 64))
+            or (warps == 8 and m * n < 128 * 128)
             or (stages - 1) * (m + n) * k * 2 < _LEAST_BYTES_IN_FLIGHT
         ):
             continue
-        smem = tile_smem_bytes(m, n, k, stages, tma, 2, arch="sm_90")
-        programs = _resident(smem, m, n, warps, _SM_SMEM_BYTES, _SM_REGISTERS)
-        # A band of several M tiles matters only where a group has several.
-        for band in (1, 8) if m >= 64 else (1,):
-            knobs = zip(KNOBS, (m, n, k, band, programs, tma, warps, stages), strict=True)
-            space.append(KernelConfig.of(**dict(knobs)))
+        for tma in _tma_ways(operation, m, n, k, r.tma):
+            smem = tile_smem_bytes(m, n, k, stages, tma, 2, arch="sm_90")
+            fits = _resident(smem, m, n, warps, _SM_SMEM_BYTES, _SM_REGISTERS)
+            # More than two never won by more than the noise. A band of several M tiles matters where a group has several.
+            for programs, band in product(range(1, min(fits, 2) + 1), (1, 8) if m >= 64 else (1,)):
+                knobs = (m, n, k, band, programs, *tma, warps, stages)
+                space.append(KernelConfig.of(**dict(zip(names, knobs, strict=True))))
     return tuple(space)
+
+
+def _tma_ways(operation: Operation, m: int, n: int, k: int, tma: tuple[int, ...]) -> Iterator[tuple[int, int, int]]:
+    """Which of (left, right, out) go through TMA."""
+    if 0 in tma:
+        yield 0, 0, 0
+    if 1 not in tma:
+        return
+    if operation is DW:
+        # Without a TMA store dW spills, and its output always allows one. One operand may be permuted, the other not.
+        yield from ((1, 1, 1), (1, 0, 1), (0, 1, 1))
+        return
+    yield 1, 1, 0
+    if m >= 64:
+        yield 1, 1, 1
+    # Rows that are gathered, and weights by TMA all the same: worth it only where the tile is large.
+    if m >= 64 and n >= 128 and k <= 64:
+        yield 0, 1, 0
 
 
 def accumulator_registers(block_m: int, block_n: int, num_warps: int) -> float:
@@ -62,34 +146,46 @@ def accumulator_registers(block_m: int, block_n: int, num_warps: int) -> float:
 
 
 def tile_smem_bytes(
-    block_m: int, block_n: int, block_k: int, stages: int, tma: int, itemsize: int, *, arch: str
+    block_m: int,
+    block_n: int,
+    block_k: int,
+    stages: int,
+    tma: tuple[int, int, int],
+    itemsize: int,
+    *,
+    arch: str,
 ) -> int:
     """Shared memory of one program, as the compiler allots it or a little more (a test compares with binaries).
 
     The asynchronous products of sm_90 (wgmma) and sm_100 (tcgen05) read their operands from shared memory while
     the next stage loads, so they need every stage; all others copy them to registers first and need one less, and
     so do tiles of fewer than 64 rows everywhere. With TMA each stage has a barrier, and a tcgen05 product has one.
-    NVIDIA's older mma may also take the output tile through shared memory on its way to the store.
+    The output tile goes through shared memory too: all of it for a TMA store, and half of it at most otherwise on sm_90
+    and sm_100. It has room of its own, because the next tile's loads are in flight by then.
     """
+    loads = max(tma[:2])
     tile = (block_m + block_n) * block_k * itemsize
-    if block_m < 64 or arch not in _ASYNC_PRODUCT_ARCHS:
-        output = block_m * block_n * itemsize if arch.startswith("sm_") else 0
-        return max((stages - 1) * (tile + 8 * tma), output)
-    if arch == "sm_90":
-        return stages * (tile + 8 * tma)
-    return stages * tile + (8 * stages * tma + 15) // 16 * 16 + 16
+    output = block_m * block_n * itemsize
+    product_is_async = block_m >= 64 and arch in _ASYNC_PRODUCT_ARCHS and itemsize == 2
+    if not tma[2] and product_is_async:
+        output //= 2
+    barriers = 8 * stages * loads
+    if arch in ("sm_100", "sm_103") and product_is_async:
+        barriers = (barriers + 15) // 16 * 16 + 16
+    return (stages if product_is_async else stages - 1) * tile + output + barriers
 
 
-def smem_bytes(config: KernelConfig, itemsize: int, device: DeviceSpec) -> int:
+def smem_bytes(operation: Operation, config: KernelConfig, itemsize: int, device: DeviceSpec) -> int:
     """Shared memory of one program on a device."""
     blocks = (config["BLOCK_M"], config["BLOCK_N"], config["BLOCK_K"])
-    return tile_smem_bytes(*blocks, config.num_stages, config["USE_TMA"], itemsize, arch=device.arch)
+    tma = (config[operation.tma_left], config[operation.tma_right], config[operation.tma_out])
+    return tile_smem_bytes(*blocks, config.num_stages, tma, itemsize, arch=device.arch)
 
 
-def resident_programs(config: KernelConfig, itemsize: int, device: DeviceSpec) -> int:
+def resident_programs(operation: Operation, config: KernelConfig, itemsize: int, device: DeviceSpec) -> int:
     """How many of the config's PROGRAMS_PER_SM run on one SM of the device at a time."""
     fits = _resident(
-        smem_bytes(config, itemsize, device),
+        smem_bytes(operation, config, itemsize, device),
         config["BLOCK_M"],
         config["BLOCK_N"],
         config.num_warps,

@@ -27,8 +27,6 @@ _SPLIT = tl.constexpr(3)
 _BLOCKS = tl.constexpr(len(BLOCKS_M))
 _LANES = 1024
 _CHUNK_STEP = tl.constexpr(128)
-#: No chunk is shorter than this: a shorter one has too few steps to pay for its sum.
-_LEAST_CHUNK_ROWS = 1024
 
 
 @triton.jit
@@ -210,7 +208,7 @@ def tile_position(tile, m_tiles, n_tiles, GROUP_M):
     concurrent programs share w tiles in L2."""
     band = GROUP_M * n_tiles
     first_m = (tile // band) * GROUP_M
-    height = tl.minimum(m_tiles - first_m, GROUP_M)
+    height = tl.maximum(tl.minimum(m_tiles - first_m, GROUP_M), 1)  # 1 where there are no tiles at all
     within = tile % band
     return first_m + within % height, within // height
 
@@ -256,17 +254,3 @@ class TileMap:
     def slots(self) -> int:
         """Partial sums to make room for: a split group has at most twice as many as whole chunks fit into it."""
         return 2 * self.most_splits
-
-
-def chunk_rows(rows: int, n: int, k: int, sm_count: int) -> int:
-    """How many rows of one group dW sums at a time, at most: a sixth of what an SM has to do in all.
-
-    One huge group among small ones is otherwise N x K / tile area long jobs for more SMs than that. Depends only on
-    what the host knows. Where N x K is large no group is split, because its tiles alone keep the SMs even.
-
-    >>> chunk_rows(65536, 1536, 2048, 132), chunk_rows(65536, 14336, 4096, 132)
-    (8064, 65536)
-    """
-    tiles = triton.cdiv(n, 128) * triton.cdiv(k, 256)
-    share = triton.cdiv(rows * tiles, 6 * sm_count)
-    return min(max(triton.cdiv(share, 128) * 128, _LEAST_CHUNK_ROWS), max(rows, 1))
