@@ -113,6 +113,7 @@ class Watch:
 
 def main() -> None:
     """The whole life of a child."""
+    os.dup2(2, 1)  # what a compiler prints, say, is not part of what the parent says
     connection = Connection(int(sys.argv[2]))
     Thread(target=_end_with, args=(connection.fileno(),), daemon=True).start()
     with suppress(EOFError, BrokenPipeError, ConnectionResetError):  # the parent has no more to ask
