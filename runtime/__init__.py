@@ -12,10 +12,7 @@ from .prune import Pruner, prune
 from .shortlist import Shortlist, shortlist
 from .stub import gpu_target, stub_driver, stubbed
 from .timing import Timer, Timing
-<<<<<<< HEAD
-from .warn import ForetuneWarning, warn_once
-=======
->>>>>>> devices
+from .warn import warn_once
 
 __all__ = [
     "ForetuneWarning",
