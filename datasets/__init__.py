@@ -60,7 +60,7 @@ def load(name_or_path: str | Path) -> Dataset:
     or listing the shipped names where nothing of that name exists.
 
     >>> load("h200").families
-    ('grouped_gemm_fwd',)
+    ('grouped_gemm_dw', 'grouped_gemm_dx', 'grouped_gemm_fwd')
     """
     from .store import read
 
