@@ -11,7 +11,7 @@ import pytest
 import torch
 from foretune import kernels
 from foretune.__main__ import app
-from foretune.collect import campaign, shapes
+from foretune.collect import campaign, cluster, shapes
 from foretune.collect.ledger import Progress
 from foretune.collect.measuring import DeviceLostError
 from foretune.collect.summary import Summary
@@ -94,6 +94,16 @@ def test_several_families_take_turns(collect, monkeypatch):
     assert [one.name for one in collect.families] == [FAMILY, "other"]
     drawn = [shapes.cases(name, load_models(), random=5) for name in (FAMILY, "other")]
     assert collect.cases == [case for turn in zip(*drawn, strict=True) for case in turn]
+
+
+def test_a_scheduler_has_a_clusters_gpus_measure(collect, monkeypatch):
+    monkeypatch.setattr(cluster, "collect_on_cluster", collect)
+    result = call(f"{FAMILY} --out measured --scheduler tcp://host:8786 --budget 90s")
+    assert result.exit_code == 0, result.stderr
+    assert collect.options == {"scheduler": "tcp://host:8786", "budget_s": 90.0, "resume": True}
+    result = call(f"{FAMILY} --out measured --scheduler tcp://host:8786 --gpus 2")
+    assert result.exit_code == 2
+    assert "start as many as you want" in result.stderr
 
 
 @pytest.mark.parametrize("gpus", ["0", "-1", "two", "1.5"])
