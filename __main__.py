@@ -416,6 +416,8 @@ def _show_summary(result: Mapping[str, Any]) -> None:
     )
     for problem in result["skipped"]:
         typer.echo(f"Skipped {problem}")
+    for problem, slowdown in result["drifted"].items():
+        typer.echo(f"The GPU was up to {_percent(slowdown)} % slower than usual during {problem}")
     if result["interrupted"]:
         typer.echo("Interrupted.")
     if not result["complete"]:
