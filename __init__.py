@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
     from . import datasets
     from .datasets import DeviceSpec, KernelConfig, Problem
+    from .kernels.grouped_gemm import grouped_gemm
     from .model import Bundle, load_bundle
     from .runtime import Pruner, Shortlist
 
@@ -31,6 +32,7 @@ __all__ = [
     "__version__",
     "configs",
     "datasets",
+    "grouped_gemm",
     "load_bundle",
     "prune",
     "shortlist",
@@ -38,7 +40,13 @@ __all__ = [
 
 __version__ = "0.1.0"  # pyproject.toml reads it from here
 
-_HOMES = {"DeviceSpec": ".datasets", "KernelConfig": ".datasets", "Problem": ".datasets", "load_bundle": ".model"}
+_HOMES = {
+    "DeviceSpec": ".datasets",
+    "KernelConfig": ".datasets",
+    "Problem": ".datasets",
+    "grouped_gemm": ".kernels.grouped_gemm",
+    "load_bundle": ".model",
+}
 
 
 def configs(name: str) -> list[triton.Config]:
@@ -85,7 +93,7 @@ def shortlist(
 ) -> Shortlist:
     """The `k` configs predicted to be fastest for a problem on a device, which need not be here.
 
-    `device` is a spec, or the name of a shipped one; `configs` narrows the choice to these.
+    `device` is a spec, the name of a shipped one, or a spec's JSON file; `configs` narrows the choice to these.
 
     >>> from foretune import Problem
     >>> problem = Problem.of("grouped_gemm_fwd", groups=64, rows=8192, n=2048, k=1024)
@@ -106,14 +114,15 @@ def _family(name: str) -> Any:
 def _spec(device: Any) -> Any:
     from .datasets import DeviceSpec
 
-    return DeviceSpec.named(device) if isinstance(device, str) else device
+    return DeviceSpec.find(device) if isinstance(device, str) else device
 
 
 def __getattr__(name: str) -> Any:
     if name == "datasets":
         return import_module(".datasets", __name__)
     if name in _HOMES:
-        return getattr(import_module(_HOMES[name], __name__), name)
+        # Kept, so that the next access is an ordinary one: `grouped_gemm` is called in hot loops.
+        return globals().setdefault(name, getattr(import_module(_HOMES[name], __name__), name))
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 

@@ -11,7 +11,7 @@ import os
 import re
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict
 from functools import partial
 from itertools import zip_longest
@@ -52,7 +52,9 @@ def _command(name: str, example: str, **settings: Any) -> Callable[[Callable[P, 
         @functools.wraps(function)
         def run(*args: P.args, **options: P.kwargs) -> None:
             try:
-                function(*args, **options)
+                with warnings.catch_warnings():
+                    warnings.showwarning = _show_warning
+                    function(*args, **options)
             except (ForetuneError, OSError) as error:
                 if options.get("as_json"):
                     typer.echo(json.dumps({"error": str(error)}))
@@ -63,6 +65,11 @@ def _command(name: str, example: str, **settings: Any) -> Callable[[Callable[P, 
         return run
 
     return register
+
+
+def _show_warning(message: Warning | str, *where: object, **more: object) -> None:
+    """One line, without the place in the code that a person at a terminal cannot do anything about."""
+    typer.echo(f"Warning: {message}", err=True)
 
 
 @_command("quickstart", "foretune quickstart")
@@ -229,7 +236,8 @@ def predict(
     context: typer.Context,
     family: FamilyName,
     device: Annotated[
-        str | None, typer.Option(help="A shipped device, for example h200.", show_default="this GPU")
+        str | None,
+        typer.Option(help="A shipped device, for example h200, or a spec's JSON file.", show_default="this GPU"),
     ] = None,
     top: Annotated[int, typer.Option(min=1, help="Length of the shortlist.")] = 8,
     dtype: Annotated[str, typer.Option(help="Element type: bf16 or fp16.")] = "bf16",
@@ -249,12 +257,49 @@ def predict(
     dims = _dimensions(context.args, kernel)
     if dtype not in kernel.dtypes:
         raise typer.BadParameter(f"{dtype!r} is not one of {', '.join(kernel.dtypes)}", param_hint="--dtype")
-    spec = DeviceSpec.live() if device is None else DeviceSpec.named(device)
+    spec = DeviceSpec.live() if device is None else DeviceSpec.find(device)
     problem = Problem(family, tuple(sorted(dims.items())), dtype)
     with warnings.catch_warnings():  # what a launch is only warned of is the answer here: see _prediction
         warnings.simplefilter("ignore", ForetuneWarning)
         chosen = shortlist(kernel, problem, spec, k=top, bundle=load_bundle(bundle))
     _emit(_prediction(chosen, spec.name), as_json, _show_prediction)
+
+
+@_command("device", "foretune device --out my-gpu.json")
+def device(
+    spec: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="[DEVICE]",
+            help="A shipped device or a spec's JSON file, to show as it is.",
+            show_default="this GPU",
+        ),
+    ] = None,
+    sms: Annotated[
+        int | None, typer.Option(min=1, help="Only so many of its SMs, as a device.", show_default="all")
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="JSON file to save the spec in, for --device elsewhere.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Print what this machine's GPU is to a kernel: its limits, and the rates that it reaches, measured now.
+
+    A device that is named is shown as it is; with --sms, by the rule that partitions of it go by.
+    """
+    from .datasets import DeviceSpec
+    from .runtime import partition
+    from .runtime.rates import measured
+
+    if spec is None:
+        live = DeviceSpec.live()
+        with _status(f"measuring {live.name}"), partition(sms, live) if sms else nullcontext(live) as part:
+            found = measured(part)
+    else:
+        found = DeviceSpec.find(spec)
+        found = found.with_sms(sms) if sms else found
+    _emit(found.to_json(), as_json, _show_device)  # nothing but the spec: the JSON is what --out saves
+    if out is not None:
+        found.save(out)
+        typer.echo(f"The spec lies in {out}", err=True)
 
 
 @_command("datasets", "foretune datasets --json")
@@ -264,8 +309,34 @@ def datasets(
 ) -> None:
     """List the measurements that are shipped, or describe one dataset."""
     from .datasets import load, names
+    from .kernels import families
+    from .model import check_sources
 
-    _emit([load(one).describe() for one in ([name] if name else names())], as_json, _show_datasets)
+    listed = [load(one) for one in ([name] if name else names())]
+    for dataset in listed:
+        for known in families().values():
+            check_sources(dataset, known)
+    _emit([dataset.describe() for dataset in listed], as_json, _show_datasets)
+
+
+@_command("export", "foretune export h200 --format csv --out h200.csv")
+def export(
+    data: Annotated[str, typer.Argument(metavar="DATA", help="Dataset folder, or the name of a shipped one.")],
+    out: Annotated[Path, typer.Option(help="The file to write.")],
+    format: Annotated[str, typer.Option(help="t4, the autotuning community's JSON (schema 1.0.0), or csv.")],
+    family: Annotated[str | None, typer.Option(help="Only this family.", show_default="all in the data")] = None,
+    problem: Annotated[
+        int | None, typer.Option(min=0, help="Only this one, counted from 0. T4 tools expect one.", show_default="all")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Write measurements in a format that other tools read."""
+    from .datasets import load
+    from .datasets.export import export as write
+
+    with _status(f"writing {out}"):
+        results = write(load(data), out, format, family=family, problem=problem)
+    _emit({"out": str(out), "format": format, "results": results}, as_json, _show_exported)
 
 
 # What a command needs besides the floors: values from text, one way each.
@@ -461,6 +532,16 @@ def _show_prediction(result: Mapping[str, Any]) -> None:
     ]
     _table(f"Predicted fastest on {result['device']}", ("slowdown", *knobs), rows)
     typer.echo(result["reason"])
+
+
+def _show_device(result: Mapping[str, Any]) -> None:
+    rates = {f"matrix_tflops, {dtype}": rate for dtype, rate in result.get("matrix_tflops_by_dtype", {}).items()}
+    rows = [[name, value] for name, value in (dict(result) | rates).items() if not isinstance(value, Mapping)]
+    _table(result["name"], ("", "value"), rows[1:])
+
+
+def _show_exported(result: Mapping[str, Any]) -> None:
+    typer.echo(f"{result['results']} results lie in {result['out']}")
 
 
 def _show_datasets(listed: Sequence[Mapping[str, Any]]) -> None:

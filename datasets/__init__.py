@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from .case import Case
 from .config import KernelConfig
 from .device import DeviceSpec
-from .errors import BundleError, DatasetError, ForetuneError
+from .errors import BundleError, DatasetError, ForetuneError, ForetuneWarning
 from .family import Family
 from .measurement import TIMED, Measurement, Status
 from .models import Model, load_models
@@ -30,6 +30,7 @@ __all__ = [
     "DeviceSpec",
     "Family",
     "ForetuneError",
+    "ForetuneWarning",
     "GroupSummary",
     "KernelConfig",
     "Measurement",

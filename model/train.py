@@ -11,6 +11,7 @@ from ..datasets import Family, ForetuneError
 from ..datasets.grid import Grid
 from .bundle import Bundle, TrainedFamily
 from .gbdt import LightGBMRanker
+from .sources import check_sources
 
 if TYPE_CHECKING:
     from ..datasets.dataset import Dataset
@@ -22,7 +23,8 @@ def train(
     """A bundle with one ranker for each family of the dataset, fitted on all its problems.
 
     `families` are the known ones by name; `ranker` makes the unfitted ranker. The same dataset, families, parameters
-    and LightGBM give the same bytes. Raises `ForetuneError` for a family of the dataset that is not among them.
+    and LightGBM give the same bytes. Warns as `check_sources` does. Raises `ForetuneError` for a family of the dataset
+    that is not among them.
 
     >>> train(load("h200"), families).save("my-bundle")  # doctest: +SKIP
     """
@@ -34,6 +36,7 @@ def train(
         raise ForetuneError(f"{dataset.name}: families must be among {known} but are {', '.join(unknown) or 'none'}")
     trained = {}
     for name in dataset.families:
+        check_sources(dataset, families[name])
         grid = dataset.grid(name)
         trained[name] = TrainedFamily(
             ranker=ranker().fit(grid, families[name]),

@@ -18,17 +18,17 @@ class Mode(str, Enum):
     PREDICT = "predict"  # only the best goes through: nothing is left to measure
 
 
-def mode() -> Mode:
-    """The mode that the environment asks for now; `Mode.SHORTLIST` where it asks for none.
+def mode(asked: str | None = None, default: Mode = Mode.SHORTLIST) -> Mode:
+    """The mode that the caller asks for, or else the environment does now, or else the default.
 
     Raises `ForetuneError` listing the valid values.
 
-    >>> mode()
-    <Mode.SHORTLIST: 'shortlist'>
+    >>> mode(), mode("predict")
+    (<Mode.SHORTLIST: 'shortlist'>, <Mode.PREDICT: 'predict'>)
     """
-    value = os.environ.get(VARIABLE) or Mode.SHORTLIST.value
+    value = asked or os.environ.get(VARIABLE) or default.value
     try:
         return Mode(value.lower())
     except ValueError:
         valid = ", ".join(mode.value for mode in Mode)
-        raise ForetuneError(f"{VARIABLE} must be one of {valid} but got {value!r}") from None
+        raise ForetuneError(f"{'mode' if asked else VARIABLE} must be one of {valid} but got {value!r}") from None

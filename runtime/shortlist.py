@@ -105,7 +105,7 @@ class Chooser:
             return self._ranked(problem, k)
         except Exception as error:  # noqa: BLE001 - the promise of this floor: no trouble of ours stops a launch
             why = str(error) if isinstance(error, ForetuneError) else f"{type(error).__name__}: {error}"
-            reason = f"{self.family.name}: no prediction, so every supported config goes through ({why})"
+            reason = f"{self.family.name}: no prediction ({why})"
             warn_once(reason)
             return self._unranked(problem, reason)
 

@@ -32,6 +32,18 @@ if TYPE_CHECKING:
 _indices = itertools.count(1 << 20)
 
 
+def stubbed() -> StubDriver | None:
+    """The stub that is active now, or None.
+
+    >>> stubbed() is None
+    True
+    """
+    import triton
+
+    active = triton.runtime.driver._active
+    return active if isinstance(active, StubDriver) else None
+
+
 @contextmanager
 def stub_driver(device: DeviceSpec) -> Iterator[StubDriver]:
     """Makes Triton compile for `device` and launch nothing, until the end of the block.
@@ -86,7 +98,7 @@ class StubDriver:
     """What Triton asks of a driver (`triton.backends.driver.DriverBase`), answered from a `DeviceSpec`."""
 
     def __init__(self, device: DeviceSpec) -> None:
-        self.target, self.index = gpu_target(device), next(_indices)
+        self.device, self.target, self.index = device, gpu_target(device), next(_indices)
         self.utils = _Utils(device.smem_per_block_bytes)
         self.launches: list[StubLaunch] = []
 

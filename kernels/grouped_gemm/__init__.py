@@ -1,5 +1,44 @@
-"""Grouped GEMM: one matrix product a group, rows sorted by group; forward, dX and dW."""
+"""Grouped GEMM: one matrix product a group, rows sorted by group; forward, dX and dW.
+
+Importing this imports neither torch nor triton: a prediction needs neither. The op does, when it is first asked for.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
 from .family import GroupedGemmDW, GroupedGemmDX, GroupedGemmForward
 
-__all__ = ["GroupedGemmDW", "GroupedGemmDX", "GroupedGemmForward"]
+if TYPE_CHECKING:
+    from .op import grouped_gemm
+    from .unsloth import KernelConfigBackward_dW, KernelConfigBackward_dX, KernelConfigForward, unsloth_grouped_gemm
+
+__all__ = [
+    "GroupedGemmDW",
+    "GroupedGemmDX",
+    "GroupedGemmForward",
+    "KernelConfigBackward_dW",
+    "KernelConfigBackward_dX",
+    "KernelConfigForward",
+    "grouped_gemm",
+    "unsloth_grouped_gemm",
+]
+
+_HOMES = {
+    "grouped_gemm": ".op",
+    "unsloth_grouped_gemm": ".unsloth",
+    "KernelConfigForward": ".unsloth",
+    "KernelConfigBackward_dX": ".unsloth",
+    "KernelConfigBackward_dW": ".unsloth",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOMES:
+        return globals().setdefault(name, getattr(import_module(_HOMES[name], __name__), name))
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return __all__

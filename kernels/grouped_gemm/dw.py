@@ -13,6 +13,7 @@ import triton
 import triton.language as tl
 
 from .gemm import grid_of
+from .launcher import Launcher
 from .ragged import load_ragged, ragged_descriptor
 from .scratch import ensure_allocator
 from .tiles import load_chunk, load_chunk_count, load_chunk_steps, load_split, tile_position
@@ -24,8 +25,9 @@ if TYPE_CHECKING:
     from .tiles import TileMap
 
 UNSPECIALIZED = ["dy_rows", "x_rows", "rows", "groups", "slots", "N8", "K8", "divisor", "GROUP_M", "PROGRAMS_PER_SM"]
-KEY = ["rows", "groups", "N8", "K8"]
+KEY = ["rows", "groups", "N8", "K8", "GATHER_DY", "GATHER_X"]
 _LANES = tl.constexpr(256)
+_TENSORS = 6  # of the arguments, come first
 _SUM_BLOCK = 4096
 
 
@@ -126,7 +128,7 @@ def grouped_gemm_dw_kernel(
         if TMA_DY:
             dy = load_ragged(dy_desc, r, row_end, m, BLOCK_K, BLOCK_M)
         else:
-            if GATHER_DY:
+            if GATHER_DY:  # noqa: SIM108 - a constant decides: the other branch is not compiled
                 dy_row = tl.minimum(tl.maximum(permuted, 0), dy_rows - 1)
             else:
                 dy_row = r + offs_k
@@ -135,7 +137,7 @@ def grouped_gemm_dw_kernel(
         if TMA_X:
             x = load_ragged(x_desc, r, row_end, n, BLOCK_K, BLOCK_N)
         else:
-            if GATHER_X:
+            if GATHER_X:  # noqa: SIM108 - as above
                 x_row = tl.minimum(tl.maximum(permuted, 0), x_rows - 1)
             else:
                 x_row = r + offs_k
@@ -172,9 +174,7 @@ def store_tile(out, matrix, m, n, tile, N, K, TMA: tl.constexpr):
 
 
 @triton.jit
-def store_partial(
-    out, slot, m, n, acc, N, K, element: tl.constexpr, WORDS: tl.constexpr, TMA: tl.constexpr
-):
+def store_partial(out, slot, m, n, acc, N, K, element: tl.constexpr, WORDS: tl.constexpr, TMA: tl.constexpr):
     """Stores float32 sums, as two matrices of 16-bit words (upper and lower halves) where the output is 16-bit: so
     that they take the same way through shared memory as the output does, and not twice the room beside it."""
     if WORDS == 1:
@@ -209,6 +209,9 @@ def sum_partials_kernel(partial_ptr, dw_ptr, map_ptr, rows, groups, chunk_rows, 
         tl.store(dw_ptr + group.to(tl.int64) * size + offs, acc.to(dw_ptr.dtype.element_ty), inside)
 
 
+_launch, _launch_sum = Launcher(grouped_gemm_dw_kernel), Launcher(sum_partials_kernel)
+
+
 def launch_dw(
     dy: torch.Tensor,
     x: torch.Tensor,
@@ -227,18 +230,21 @@ def launch_dw(
     sorted row i is row gather_x[i] // divisor of x; `gather_dy` likewise. One of the two at most.
     """
     _, n, k = dw.shape
-    grid = grid_of(tile_map.most_chunks * triton.cdiv(n, config["BLOCK_M"]), k, config, sm_count)
+    grid = grid_of(tile_map.most_chunks * -(-n // config["BLOCK_M"]), k, config, sm_count)
     if grid == 0:
         return
     if config["TMA_DY"] or config["TMA_X"] or config["TMA_DW"]:
         ensure_allocator()
     partial = partial_sums(dw, tile_map)
     indices = gather_dy if gather_dy is not None else gather_x
-    grouped_gemm_dw_kernel[(grid,)](
-        *arguments(dy, x, dw, partial, tile_map, indices, divisor),
+    given = arguments(dy, x, dw, partial, tile_map, indices, divisor)
+    _launch(
+        (grid, 1, 1),
+        given[:_TENSORS],
+        given[_TENSORS:],
+        config,
         GATHER_DY=gather_dy is not None,
         GATHER_X=gather_x is not None,
-        **config.to_json(),
     )
     add_partials(partial, dw, tile_map)
 
@@ -257,14 +263,10 @@ def add_partials(partial: torch.Tensor, dw: torch.Tensor, tile_map: TileMap) -> 
     """Adds up the partial sums of split groups, if there can be any."""
     _, n, k = dw.shape
     if tile_map.most_splits:
-        sum_partials_kernel[(tile_map.most_splits, triton.cdiv(n * k, _SUM_BLOCK))](
-            partial,
-            dw,
-            tile_map.entries,
-            tile_map.rows,
-            tile_map.groups,
-            tile_map.chunk_rows,
-            n * k // 8,
+        _launch_sum(
+            (tile_map.most_splits, -(-n * k // _SUM_BLOCK), 1),
+            (partial, dw, tile_map.entries),
+            (tile_map.rows, tile_map.groups, tile_map.chunk_rows, n * k // 8),
             BLOCK=_SUM_BLOCK,
             num_warps=8,
         )

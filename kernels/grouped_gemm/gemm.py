@@ -1,7 +1,7 @@
 """The kernel of the forward pass and of dX: y[rows of e] = x[rows of e] @ b[e], rows in and out permuted at will.
 
-For the forward pass b[e] = w[e].T with w (groups, N, K). For dX the weights are contracted over their other side: b[e] =
-w[e] with w (groups, K, N), where this kernel's N is the layer's K.
+For the forward pass b[e] = w[e].T with w (groups, N, K). For dX the weights are contracted over their other side:
+b[e] = w[e] with w (groups, K, N), where this kernel's N is the layer's K.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import triton
 import triton.language as tl
 
+from .launcher import Launcher
 from .ragged import ragged_descriptor, store_ragged
 from .scratch import ensure_allocator
 from .tiles import load_tile, load_tile_count, tile_position
@@ -24,7 +25,8 @@ if TYPE_CHECKING:
 
 UNSPECIALIZED = ["x_rows", "rows", "groups", "N8", "K8", "divisor", "GROUP_M", "PROGRAMS_PER_SM"]
 #: What an autotuner of the kernel tunes anew for. The group sizes are tensor contents, which no key can see.
-KEY = ["rows", "groups", "N8", "K8"]
+KEY = ["rows", "groups", "N8", "K8", "TRANSPOSED", "GATHER", "SCATTER"]
+_TENSORS = 7  # of the arguments, come first
 
 
 # One binary per config serves every shape: no runtime integer is specialised (Triton would otherwise compile
@@ -81,7 +83,8 @@ def grouped_gemm_kernel(
         y_desc = ragged_descriptor(y_ptr, N, BLOCK_M, BLOCK_N)
 
     # Flattened: the next tile's loads are in flight while this one is stored (3-5 % on training layers, and never
-    # slower by more than 0.3 %; H200, 2026-11). Nothing may be carried from tile to tile: Triton 3.6 flattens that wrongly.
+    # slower by more than 0.3 %; H200, 2026-11). Nothing may be carried from tile to tile: Triton 3.6 flattens that
+    # wrongly.
     for tile in tl.range(tl.program_id(0), m_tiles * n_tiles, tl.num_programs(0), flatten=True):
         m_tile, n_tile = tile_position(tile, m_tiles, n_tiles, GROUP_M)
         group, row, row_end = load_tile(map_ptr, m_tile, rows, groups, BLOCK_M)
@@ -138,7 +141,8 @@ def grouped_gemm_kernel(
             if SCATTER:
                 scale = tl.load(scale_ptr + target, inside, other=0.0)
             elif GATHER:
-                scale = tl.load(scale_ptr + tl.load(indices_ptr + sorted_rows), inside, other=0.0)
+                permuted = tl.load(indices_ptr + sorted_rows)
+                scale = tl.load(scale_ptr + permuted, inside & (permuted >= 0) & (permuted < rows), other=0.0)
             else:
                 scale = tl.load(scale_ptr + target, inside, other=0.0)
             acc *= scale[:, None].to(tl.float32)
@@ -148,6 +152,9 @@ def grouped_gemm_kernel(
         else:
             y_ptrs = y_ptr + target.to(tl.int64)[:, None] * N + y_cols[None, :]
             tl.store(y_ptrs, y, inside[:, None] & (y_cols < N)[None, :])
+
+
+_launch = Launcher(grouped_gemm_kernel)
 
 
 def launch_gemm(
@@ -168,29 +175,33 @@ def launch_gemm(
     """Launches the kernel with explicit arguments and does not wait for it.
 
     x (x_rows, K), w (groups, N, K) or, `transposed`, (groups, K, N); y (rows, N). `gather`: the sorted row i is row
-    gather[i] // divisor of x. `scatter`: it is stored as row scatter[i] of y. One of the two at most. `scale` (rows,) is
-    indexed by them where they are given. `bias` (groups, N).
+    gather[i] // divisor of x. `scatter`: it is stored as row scatter[i] of y. One of the two at most. `scale` (rows,)
+    is indexed by them where they are given. `bias` (groups, N).
     """
     n = y.shape[1]
-    grid = grid_of(triton.cdiv(tile_map.rows, config["BLOCK_M"]) + tile_map.groups, n, config, sm_count)
+    grid = grid_of(-(-tile_map.rows // config["BLOCK_M"]) + tile_map.groups, n, config, sm_count)
     if tile_map.rows == 0 or grid == 0:
         return
     if config["TMA_X"] or config["TMA_W"] or config["TMA_Y"]:
         ensure_allocator()
     indices = gather if gather is not None else scatter
-    grouped_gemm_kernel[(grid,)](
-        *arguments(x, w, y, tile_map, indices, scale, bias, divisor),
+    given = arguments(x, w, y, tile_map, indices, scale, bias, divisor)
+    _launch(
+        (grid, 1, 1),
+        given[:_TENSORS],
+        given[_TENSORS:],
+        config,
         TRANSPOSED=transposed,
         GATHER=gather is not None,
         SCATTER=scatter is not None,
-        **config.to_json(),
     )
 
 
 def grid_of(m_tiles: int, n: int, config: KernelConfig, sm_count: int) -> int:
     """Programs to launch: PROGRAMS_PER_SM on each SM, or one a tile where that is 0."""
-    tiles = m_tiles * triton.cdiv(n, config["BLOCK_N"])
-    return min(sm_count * config["PROGRAMS_PER_SM"] or tiles, tiles)
+    tiles: int = m_tiles * -(-n // config["BLOCK_N"])  # triton.cdiv takes 1.5 us
+    programs: int = sm_count * config["PROGRAMS_PER_SM"]
+    return min(programs or tiles, tiles)
 
 
 def arguments(

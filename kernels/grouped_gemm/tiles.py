@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import triton
 import triton.language as tl
 
+from .launcher import Launcher
 from .space import BLOCKS_M
 
 if TYPE_CHECKING:
@@ -43,7 +44,7 @@ def chunk_capacity(rows, groups, chunk_rows):
 
 @triton.jit
 def slot_capacity(rows, chunk_rows):
-    """The most partial sums of split groups: a group of more than `chunk_rows` has less than twice rows / chunk_rows."""
+    """The most partial sums of split groups: one of more than `chunk_rows` has less than twice rows / chunk_rows."""
     return 2 * (rows // chunk_rows)
 
 
@@ -57,11 +58,7 @@ def tiles_offset(BLOCK_M: tl.constexpr, rows, groups):
 def block_index(BLOCK_M: tl.constexpr):
     """0 for 16, 1 for 32, ... 5 for 512."""
     which: tl.constexpr = (
-        (BLOCK_M // 32 > 0)
-        + (BLOCK_M // 64 > 0)
-        + (BLOCK_M // 128 > 0)
-        + (BLOCK_M // 256 > 0)
-        + (BLOCK_M // 512 > 0)
+        (BLOCK_M // 32 > 0) + (BLOCK_M // 64 > 0) + (BLOCK_M // 128 > 0) + (BLOCK_M // 256 > 0) + (BLOCK_M // 512 > 0)
     )
     return which
 
@@ -213,6 +210,9 @@ def tile_position(tile, m_tiles, n_tiles, GROUP_M):
     return first_m + within % height, within // height
 
 
+_launch = Launcher(tile_map_kernel)
+
+
 @dataclass(frozen=True)
 class TileMap:
     """The device-built map of one routing, good for any config. Make it once a layer with `TileMap.build`."""
@@ -233,11 +233,11 @@ class TileMap:
         groups = group_sizes.numel()
         chunk_rows = chunk_rows or max(rows, 1)
         chunks = rows // chunk_rows + groups
-        size = 8 + len(BLOCKS_M) * (triton.cdiv(rows, BLOCKS_M[0]) + groups) * 3 + chunks * 4 + rows // chunk_rows * 3
+        tiles = -(-rows // BLOCKS_M[0]) + groups
+        size = 8 + len(BLOCKS_M) * tiles * 3 + chunks * 4 + rows // chunk_rows * 3
         entries = torch.empty(size, dtype=torch.int32, device=group_sizes.device)
-        tile_map_kernel[(groups, len(BLOCKS_M) + 1)](
-            group_sizes, entries, rows, groups, chunk_rows, LANES=_LANES, num_warps=4
-        )
+        grid = (groups, len(BLOCKS_M) + 1, 1)
+        _launch(grid, (group_sizes, entries), (rows, groups, chunk_rows), LANES=_LANES, num_warps=4)
         return cls(entries, rows, groups, chunk_rows)
 
     @property

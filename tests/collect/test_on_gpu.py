@@ -75,7 +75,7 @@ def test_a_process_that_hogs_the_gpu_is_noticed(tmp_path, own_cache):
     finally:
         if hogging is not None:
             hogging.kill()
-    dataset = load(out)
+    dataset = load(tmp_path / "measured")
     # The median is that of the undisturbed cases: most of them.
     flagged = {case.problem["n"] for case in dataset.drifted()}
     assert flagged & set(sizes[12:]), (summary, dataset.drift.groupby("problem")["time_us"].max())

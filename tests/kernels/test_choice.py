@@ -1,0 +1,155 @@
+"""Which config a call of the op runs, without kernels: the family, the prediction and the clock are toys."""
+
+from __future__ import annotations
+
+import warnings
+from types import SimpleNamespace
+
+import pytest
+from foretune.datasets import DeviceSpec, ForetuneError, KernelConfig, Problem
+from foretune.kernels.grouped_gemm import choice
+from foretune.kernels.grouped_gemm.choice import choose, given
+from foretune.runtime import ForetuneWarning, Mode
+
+H200 = DeviceSpec.named("h200")
+SPACE = tuple(KernelConfig.of(BLOCK_M=block, TMA_X=0, num_stages=2) for block in (16, 32, 64, 128))
+DEFAULT = KernelConfig.of(BLOCK_M=32, TMA_X=1, num_stages=2)
+
+
+def problem(rows=4096):
+    return Problem.of("toy", rows=rows, n=64, k=64)
+
+
+class Family:
+    name = "toy"
+    knobs = ("BLOCK_M", "TMA_X", "num_warps", "num_stages")
+
+    def default(self, problem, device):
+        return DEFAULT
+
+    def supports(self, config, problem, device):
+        return f"BLOCK_M is {config['BLOCK_M']}" if config["BLOCK_M"] > problem["rows"] else None
+
+
+class World:
+    """What is predicted, what launches take, and what was asked of both."""
+
+    def __init__(self, patch):
+        self.ranking, self.asked, self.launched = SPACE, [], []
+        self.times = dict.fromkeys(SPACE, 10.0)
+        patch.setattr(choice, "shortlist", self.shortlist)
+        patch.setattr(choice, "_timer", lambda index: self)
+        patch.setattr(choice, "_can_wait", lambda: self.can_wait)
+        patch.setattr(choice, "_measured", {})
+        patch.setattr(choice.torch.cuda, "current_device", lambda: 0)
+        patch.setattr("foretune.runtime.warn._said", set())
+        self.can_wait = True
+
+    def shortlist(self, family, problem, device, *, k):
+        self.asked.append(k)
+        if isinstance(self.ranking, Exception):
+            raise self.ranking
+        return SimpleNamespace(configs=self.ranking[:k] or SPACE, predicted=bool(self.ranking))
+
+    def launch(self, config):
+        self.launched.append(config)
+        if isinstance(self.times[config], Exception):
+            raise self.times[config]
+        return config
+
+    def time(self, launch):
+        return SimpleNamespace(time_us=self.times[launch()])
+
+    def choose(self, mode, rows=4096):
+        return choose(Family(), problem(rows), H200, mode, self.launch)
+
+
+@pytest.fixture
+def world(monkeypatch):
+    return World(monkeypatch)
+
+
+def test_predict_takes_the_first_and_launches_nothing(world):
+    assert world.choose(Mode.PREDICT) == SPACE[0]
+    assert (world.asked, world.launched) == ([1], [])
+
+
+def test_off_takes_the_default_and_asks_nobody(world):
+    assert world.choose(Mode.OFF) == DEFAULT
+    assert (world.asked, world.launched) == ([], [])
+
+
+def test_shortlist_takes_the_fastest_and_remembers_it_for_the_bucket(world):
+    world.times[SPACE[2]] = 5.0
+    assert world.choose(Mode.SHORTLIST) == SPACE[2]
+    assert set(world.launched) == set(SPACE)
+    world.launched.clear()
+    assert world.choose(Mode.SHORTLIST, rows=4100) == SPACE[2]  # as many rows, on the grid
+    assert world.launched == []
+    assert world.choose(Mode.SHORTLIST, rows=8192) == SPACE[2]
+    assert world.launched != []
+
+
+def test_a_winner_of_the_bucket_that_cannot_run_this_problem_is_not_run(world):
+    world.times[SPACE[2]] = 5.0
+    assert world.choose(Mode.SHORTLIST, rows=65) == SPACE[2]
+    world.ranking = SPACE[:2]
+    assert world.choose(Mode.SHORTLIST, rows=63) in SPACE[:2]
+
+
+def test_a_config_that_fails_is_left_out_with_a_warning(world):
+    world.times[SPACE[0]] = RuntimeError("out of resources")
+    world.times[SPACE[3]] = 5.0
+    with pytest.warns(ForetuneWarning, match="1 of 4 configs could not be timed"):
+        assert world.choose(Mode.SHORTLIST) == SPACE[3]
+
+
+def test_where_none_can_be_timed_the_prediction_stands(world):
+    world.times = dict.fromkeys(SPACE, RuntimeError("out of resources"))
+    with pytest.warns(ForetuneWarning, match="4 of 4"):
+        assert world.choose(Mode.SHORTLIST) == SPACE[0]
+
+
+def test_nothing_is_timed_while_the_device_cannot_be_waited_for(world):
+    world.can_wait = False
+    assert world.choose(Mode.SHORTLIST) == SPACE[0]
+    assert world.launched == []
+    world.can_wait, world.times[SPACE[1]] = True, 5.0
+    assert world.choose(Mode.SHORTLIST) == SPACE[1]  # and nothing was remembered
+
+
+@pytest.mark.parametrize("mode", [Mode.PREDICT, Mode.SHORTLIST])
+def test_without_a_prediction_the_default_runs(world, mode):
+    world.ranking = ()
+    assert world.choose(mode) == DEFAULT
+    assert world.launched == []
+
+
+def test_trouble_with_a_prediction_is_a_warning_said_once(world):
+    world.ranking = OSError("the bundle is gone")
+    with pytest.warns(ForetuneWarning, match=r"toy: no prediction \(OSError: the bundle is gone\)"):
+        assert world.choose(Mode.PREDICT) == DEFAULT
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert world.choose(Mode.PREDICT) == DEFAULT
+
+
+def test_a_given_config_has_the_defaults_for_what_it_does_not_name():
+    config = given(KernelConfig.of(BLOCK_M=64, num_stages=4), Family(), problem(), H200)
+    assert config == KernelConfig.of(BLOCK_M=64, TMA_X=1, num_stages=4)
+
+
+@pytest.mark.parametrize(
+    ("config", "why"),
+    [
+        (
+            KernelConfig.of(BLOCK_SIZE_M=64),
+            "toy has no knob BLOCK_SIZE_M; it has BLOCK_M, TMA_X, num_warps, num_stages",
+        ),
+        (KernelConfig.of(BLOCK_M=128), "cannot run toy k=64 n=64 rows=64 bf16 on NVIDIA H200: BLOCK_M is 128"),
+        (KernelConfig.of(BLOCK_M=24), "BLOCK_M cannot be 24: a power of two"),
+    ],
+)
+def test_a_given_config_that_cannot_be_is_refused_with_the_reason(config, why):
+    with pytest.raises(ForetuneError, match=why):
+        given(config, Family(), problem(rows=64), H200)

@@ -1,0 +1,192 @@
+"""`Launcher`: what goes through Triton's JIT, what past it, and that both launch the same."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+
+import pytest
+import torch
+from foretune import KernelConfig, grouped_gemm
+from foretune.datasets import DeviceSpec, ForetuneError
+from foretune.kernels.grouped_gemm import dw, gemm, rowwise, tiles
+from foretune.kernels.grouped_gemm.launcher import Launcher
+from foretune.runtime import stub_driver
+
+pytestmark = [pytest.mark.compile, pytest.mark.usefixtures("own_cache")]
+
+H200 = DeviceSpec.named("h200")
+MI300X = replace(H200, backend="hip", arch="gfx942", warp_size=64, sm_count=304, smem_per_block_bytes=65536)
+WITHOUT_TMA = {"TMA_X": 0, "TMA_W": 0, "TMA_Y": 0}
+CONFIG = KernelConfig.of(BLOCK_M=16, BLOCK_N=32, BLOCK_K=32, GROUP_M=1, PROGRAMS_PER_SM=1, **WITHOUT_TMA)
+
+
+class Calls:
+    """Launches of the forward kernel on a stub, and those of them that went through the JIT."""
+
+    def __init__(self, monkeypatch):
+        self.through_jit = 0
+        self.launcher = Launcher(gemm.grouped_gemm_kernel)
+        monkeypatch.setattr(gemm, "_launch", self.launcher)
+        monkeypatch.setattr(gemm.grouped_gemm_kernel, "pre_run_hooks", [self._count])
+
+    def _count(self, *arguments, **options):
+        self.through_jit += 1
+
+    def __call__(self, *, dtype=torch.bfloat16, config=CONFIG, rows=32, groups=2, offset=0, **options):
+        memory = torch.zeros(offset + rows * 16, dtype=dtype)
+        x, w = memory[offset:].view(rows, 16), torch.zeros(groups, 8, 16, dtype=dtype)
+        tile_map = tiles.TileMap.build(torch.zeros(groups, dtype=torch.int32), rows)
+        gemm.launch_gemm(x, w, torch.zeros(rows, 8, dtype=dtype), tile_map, config, 132, **options)
+        return self.through_jit
+
+
+@pytest.fixture
+def call(monkeypatch):
+    return Calls(monkeypatch)
+
+
+def launches(driver):
+    return sum(launch.kernel == "grouped_gemm_kernel" for launch in driver.launches)
+
+
+def test_only_the_first_of_a_kind_goes_through_the_jit(call):
+    with stub_driver(H200) as driver:
+        for rows, groups in ((32, 2), (32, 2), (33, 2), (1, 1), (16, 16), (1000, 3)):
+            assert call(rows=rows, groups=groups) == 1
+        assert launches(driver) == 6
+
+
+def test_whatever_makes_another_binary_goes_through_it_again(call):
+    indices, scale = torch.arange(32), torch.ones(32)
+    others = [
+        {},
+        {"dtype": torch.float16},
+        {"config": KernelConfig.from_json(CONFIG.to_json() | {"BLOCK_M": 32})},
+        {"config": KernelConfig.from_json(CONFIG.to_json() | {"num_stages": 4})},
+        {"gather": indices},
+        {"gather": indices.int()},
+        {"scatter": indices},
+        {"scale": scale},
+        {"scale": scale.bfloat16()},
+        {"bias": torch.zeros(2, 8)},
+    ]
+    with stub_driver(H200) as driver:
+        for _ in range(2):
+            for options in others:
+                call(**options)
+        assert call.through_jit == len(others)
+        assert launches(driver) == 2 * len(others)
+    with stub_driver(H200):  # another device: binaries are loaded into one
+        assert call() == len(others) + 1
+
+
+def test_a_tensor_at_an_odd_address_goes_through_it_every_time(call):
+    with stub_driver(H200) as driver:
+        for times in (1, 2):
+            assert call(offset=1) == times
+        assert call() == 3  # and has left no binary that assumes less than is known here
+        assert call() == 3
+        assert launches(driver) == 4
+
+
+def test_where_binaries_depend_on_more_everything_goes_through_it(call):
+    with stub_driver(MI300X):
+        assert [call(), call()] == [1, 2]
+
+
+def test_forgetting_goes_through_it_again(call):
+    with stub_driver(H200):
+        call()
+        call.launcher.forget()
+        assert call() == 2
+
+
+def test_both_ways_pass_the_same_arguments(monkeypatch):
+    """Also knobs that are runtime arguments, which come after the integers."""
+    passed = []
+    with stub_driver(H200) as driver:
+        make = driver.launcher_cls
+
+        def launcher_cls(source, metadata):
+            launch = make(source, metadata)
+
+            def record(grid_x, grid_y, grid_z, stream, function, packed, launched, enter, leave, *arguments):
+                if metadata.name == "grouped_gemm_kernel":
+                    passed.append([getattr(value, "data_ptr", lambda value=value: value)() for value in arguments])
+                launch(grid_x, grid_y, grid_z)
+
+            return record
+
+        monkeypatch.setattr(driver, "launcher_cls", launcher_cls)
+        monkeypatch.setattr(gemm, "_launch", Launcher(gemm.grouped_gemm_kernel))
+        x, w, y = torch.zeros(32, 16), torch.zeros(2, 8, 16), torch.zeros(32, 8)
+        tile_map = tiles.TileMap.build(torch.zeros(2, dtype=torch.int32), 32)
+        scale, odd = torch.ones(32), KernelConfig.from_json(CONFIG.to_json() | {"GROUP_M": 7, "PROGRAMS_PER_SM": 5})
+        for config in (CONFIG, odd, CONFIG, odd):
+            gemm.launch_gemm(x, w, y, tile_map, config, 132, scale=scale)
+    assert passed[:2] == passed[2:]
+    assert passed[0] != passed[1]
+    names = gemm.grouped_gemm_kernel.arg_names
+    assert len(names) == len(passed[3])
+    arguments = dict(zip(names, passed[3], strict=True))
+    assert (arguments["x_ptr"], arguments["scale_ptr"]) == (x.data_ptr(), scale.data_ptr())
+    assert (arguments["rows"], arguments["GROUP_M"], arguments["PROGRAMS_PER_SM"]) == (32, 7, 5)
+
+
+def test_a_kernel_whose_integers_are_specialised_is_refused():
+    import triton
+
+    with pytest.raises(ForetuneError, match=r"must not specialise its integers, but does \['width8'\]"):
+        Launcher(triton.jit(do_not_specialize=["rows", "topk"])(rowwise.sum_rows_kernel.fn))
+
+
+def test_one_binary_of_each_kernel_serves_a_training_step_of_any_shape(compiles_of_the_op):
+    """Of all kernels that a step with all options launches; only the products have configs."""
+    with stub_driver(H200):
+        for groups, rows, n, k in ((2, 32, 8, 16), (3, 34, 16, 8), (16, 4096, 128, 264), (1, 2, 8, 8)):
+            for permutation in ("permute_x", "permute_y"):
+                x = torch.zeros(rows // 2 if permutation == "permute_x" else rows, k, dtype=torch.bfloat16)
+                w, bias = torch.zeros(groups, n, k, dtype=torch.bfloat16), torch.zeros(groups, n, dtype=torch.bfloat16)
+                leaves = [tensor.requires_grad_() for tensor in (x, w, bias, torch.ones(rows))]
+                y = grouped_gemm(
+                    x,
+                    w,
+                    torch.zeros(groups, dtype=torch.int32),
+                    gather_indices=torch.arange(rows),
+                    topk=2,
+                    topk_weights=leaves[3],
+                    bias=bias,
+                    config=KernelConfig.of(BLOCK_M=64, **WITHOUT_TMA),
+                    config_dx=KernelConfig.of(BLOCK_M=64, **WITHOUT_TMA),
+                    config_dw=KernelConfig.of(BLOCK_M=64, TMA_DY=0, TMA_X=0, TMA_DW=0),
+                    **{permutation: True},
+                )
+                torch.autograd.grad(y.sum(), leaves)
+    permutations = 2  # one gathers what the other scatters
+    assert Counter(compiles_of_the_op) == {
+        "tile_map_kernel": 1,
+        "grouped_gemm_kernel": 2 * permutations,  # forward and for dx
+        "grouped_gemm_dw_kernel": permutations,
+        "sum_partials_kernel": 1,  # of the one shape whose groups may be split
+        "weight_grads_kernel": permutations,
+        "sum_rows_kernel": 2,  # weights with indices and without
+        "bias_partials_kernel": permutations,
+        "bias_grads_kernel": 1,
+    }
+
+
+@pytest.fixture
+def compiles_of_the_op(own_cache):
+    """Names of the binaries that Triton makes or loads from here on, none being in memory."""
+    import triton
+
+    for module in (gemm, dw, tiles, rowwise):
+        for value in vars(module).values():
+            if isinstance(value, Launcher):
+                value.forget()
+                value._kernel.device_caches.clear()
+    seen, before = [], triton.knobs.compilation.listener
+    triton.knobs.compilation.listener = lambda src, **_: seen.append(src.name)
+    yield seen
+    triton.knobs.compilation.listener = before
