@@ -13,6 +13,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict
+from functools import partial
 from itertools import zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ParamSpec
@@ -122,6 +123,10 @@ def collect(
     ],
     out: Annotated[Path, typer.Option(help="Dataset folder; an earlier run's is continued.")],
     gpus: Annotated[str, typer.Option(help="How many of the visible GPUs to measure on.")] = "all",
+    scheduler: Annotated[
+        str | None,
+        typer.Option(help="Measure on the dask workers there instead, as in tcp://HOST:8786.", show_default="none"),
+    ] = None,
     models: Annotated[
         Path | None,
         typer.Option(
@@ -142,10 +147,16 @@ def collect(
     resume: Annotated[bool, typer.Option(help="Continue an earlier run, or refuse a folder that has one.")] = True,
     as_json: AsJson = False,
 ) -> None:
-    """Measure kernels' whole config spaces on this machine's GPUs. Killed or interrupted, it goes on when run again."""
+    """Measure kernels' whole config spaces, on this machine's GPUs or a cluster's.
+
+    Killed or interrupted, it goes on when run again.
+    """
     budget_s, token_counts, gpu_count = _seconds(budget), _integers(tokens), _gpus(gpus)
 
-    from .collect import campaign, shapes
+    if scheduler is not None and gpu_count is not None:
+        raise typer.BadParameter("a cluster's GPUs are its workers: start as many as you want", param_hint="--gpus")
+
+    from .collect import campaign, cluster, shapes
     from .collect.suite import suite as compared
     from .datasets import load_models
     from .kernels import family as find
@@ -159,10 +170,13 @@ def collect(
     ]
     # In turn, so that a run cut short has measured each of them.
     cases = [case for turn in zip_longest(*drawn) for case in turn if case is not None]
+    collected = (
+        partial(campaign.collect, gpus=gpu_count)
+        if scheduler is None
+        else partial(cluster.collect_on_cluster, scheduler=scheduler)
+    )
     with _bar() as on_progress:
-        summary = campaign.collect(
-            kernels, cases, out, gpus=gpu_count, budget_s=budget_s, resume=resume, on_progress=on_progress
-        )
+        summary = collected(kernels, cases, out, budget_s=budget_s, resume=resume, on_progress=on_progress)
     _emit({**asdict(summary), "out": str(out)}, as_json, _show_summary)
     if summary.interrupted:
         raise typer.Exit(130)
@@ -473,6 +487,8 @@ def _show_summary(result: Mapping[str, Any]) -> None:
     )
     for problem in result["skipped"]:
         typer.echo(f"Skipped {problem}")
+    for problem, slowdown in result["drifted"].items():
+        typer.echo(f"The GPU was up to {_percent(slowdown)} % slower than usual during {problem}")
     if result["interrupted"]:
         typer.echo("Interrupted.")
     if not result["complete"]:

@@ -45,7 +45,8 @@ class Pool(Protocol):
 
 
 class CaseWork:
-    """The work that is left of a case. `space` are the configs in the order to scan them.
+    """The work that is left of a case. `space` are the configs in the order to scan them; with `confirm` the leading
+    ones are confirmed thereafter.
 
     `on_rows` takes rows as they come about, those of the confirming passes all at once. `fatal` is what is known,
     and kept up to date, of the configs that end their process on cases of this kind.
@@ -62,12 +63,14 @@ class CaseWork:
         on_rows: Callable[[Sequence[Measurement]], None],
         reference: Reference | None = None,
         fatal: Fatal | None = None,
+        *,
+        confirm: bool = True,
     ) -> None:
         self.family, self.case, self.device = family, case, device
         self.refused: str | None = None  # why the case is given up
         self.deaths = 0  # of processes, at this case
         self._known, self._pool, self._on_rows = known, pool, on_rows
-        self._reference = reference
+        self._reference, self._confirming = reference, confirm
         self._fatal: Fatal = {} if fatal is None else fatal
         self._waiting: dict[Binary, list[KernelConfig]] = {}  # for the compiler
         self._ready: deque[Task] = deque()
@@ -222,6 +225,9 @@ class CaseWork:
     def _advance(self) -> None:
         """From the scan to the confirming passes, and to their end."""
         if not self.over or self._through or self.refused is not None:
+            return
+        if not self._confirming:
+            self._through = True
             return
         if self._leading is None:
             self._leading = []

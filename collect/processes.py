@@ -83,6 +83,10 @@ class Watch:
         return self
 
     def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Kills the children."""
         for key in list(self._selector.get_map().values()):
             key.data.child.kill()
             key.data.child.connection.close()

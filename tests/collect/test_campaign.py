@@ -12,7 +12,9 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import torch
 from fakes import DEVICE, FakeFamily, fake_cases
+from faulty import CompiledFamily, FaultyGpu
 from foretune.collect import campaign, known, recorder, worker
 from foretune.collect.bench import LOSSES, WINDOW
 from foretune.collect.campaign import collect
@@ -598,6 +600,22 @@ def test_an_existing_dataset_is_refused_without_resume(out):
     with pytest.raises(ForetuneError, match="measured already holds a dataset; resume it, or choose another"):
         collect([FAMILY], [CASE], out, resume=False)
     assert len(load(out).measurements) == before
+
+
+def test_collecting_takes_all_visible_gpus_or_as_many_as_wanted(out, monkeypatch):
+    """With processes of its own: those that measure, and those that compile."""
+    opened = []
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 3)
+    monkeypatch.setattr(campaign, "CudaGpu", lambda index: opened.append(index) or FaultyGpu(seconds=0.002))
+    summary = collect([CompiledFamily()], CASES[:3], out, compilers=1)
+    assert (summary.gpus, summary.complete, opened) == (3, True, [0, 1, 2])
+    assert summary.compile_s > 0
+    check_complete(out, CASES[:3])
+    assert collect([CompiledFamily()], CASES, out, gpus=1, compilers=1).gpus == 1
+    for wanted in (0, 4):
+        with pytest.raises(ForetuneError, match=f"gpus must be between 1 and 3, .* but got {wanted}"):
+            collect([FAMILY], CASES, out, gpus=wanted)
 
 
 def test_going_on_with_another_kernel_is_refused(out, monkeypatch):

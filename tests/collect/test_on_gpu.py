@@ -69,10 +69,9 @@ def test_a_process_that_hogs_the_gpu_is_noticed(tmp_path, own_cache):
             hogging.start()
             assert ready.wait(60)
 
+    out = tmp_path / "measured"
     try:
-        summary = collect(
-            [HurtingFamily()], cases(*sizes), tmp_path / "measured", gpus=1, on_progress=begin_in_the_middle
-        )
+        summary = collect([HurtingFamily()], cases(*sizes), out, gpus=1, on_progress=begin_in_the_middle)
     finally:
         if hogging is not None:
             hogging.kill()
