@@ -33,6 +33,9 @@ app = typer.Typer(
     help="Know the fast configs of a Triton kernel before you tune.", no_args_is_help=True, add_completion=False
 )
 
+bench = typer.Typer(help="Measure Foretune itself, next to what people have.", no_args_is_help=True)
+app.add_typer(bench, name="bench")
+
 SHIPPED = "h200"  # the dataset that quickstart and evaluate take where none is named
 FAMILY = "grouped_gemm_fwd"
 
@@ -45,7 +48,9 @@ def main() -> None:
     app()
 
 
-def _command(name: str, example: str, **settings: Any) -> Callable[[Callable[P, None]], Callable[P, None]]:
+def _command(
+    name: str, example: str, into: typer.Typer = app, **settings: Any
+) -> Callable[[Callable[P, None]], Callable[P, None]]:
     """Registers a command. Bad input ends it with one line and exit code 1, never with a traceback."""
 
     def register(function: Callable[P, None]) -> Callable[P, None]:
@@ -61,7 +66,7 @@ def _command(name: str, example: str, **settings: Any) -> Callable[[Callable[P, 
                 typer.echo(f"Error: {error}", err=True)
                 raise typer.Exit(1) from None
 
-        app.command(name, epilog=f"Example: {example}", **settings)(run)
+        into.command(name, epilog=f"Example: {example}", **settings)(run)
         return run
 
     return register
@@ -300,6 +305,49 @@ def device(
     if out is not None:
         found.save(out)
         typer.echo(f"The spec lies in {out}", err=True)
+
+
+@_command("kernels", "foretune bench kernels --json", into=bench)
+def bench_kernels(
+    family: Annotated[str | None, typer.Option(help="Only this family.", show_default="all")] = None,
+    only: Annotated[str, typer.Option(help="Only problems whose name contains this, as in 'training'.")] = "",
+    data: Annotated[str, typer.Option(help="Dataset folder or shipped name: who knows the best configs.")] = SHIPPED,
+    bundle: Annotated[Path | None, typer.Option(help="Who predicts.", show_default="the shipped bundle")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Time the grouped GEMMs on this machine's GPU next to torch._grouped_mm, cuBLAS and the card's limits.
+
+    Over a suite of real layers from decode to training, each at its best known config and at the predicted one.
+    """
+    from .collect import versus
+    from .collect.suite import suite
+    from .datasets import load, load_models
+    from .kernels import families
+    from .kernels import family as find
+    from .model import load_bundle
+    from .runtime.rates import measured
+
+    device = _live()
+    if device is None:
+        raise ForetuneError("no GPU is visible here: there is nothing to bench kernels on")
+    kernels = [find(family)] if family else list(families().values())
+    suites = {
+        kernel: {name: case for name, case in suite(kernel.name, load_models()).items() if only in name}
+        for kernel in kernels
+    }
+    if not any(suites.values()):
+        raise ForetuneError(f"no problem of the suite has {only!r} in its name; there are decode, mid and training")
+    with _status("measuring the card") as say:
+        device = measured(device)
+        rows = versus.compare(
+            suites,
+            device,
+            load(data),
+            None if bundle is None else load_bundle(bundle),
+            on_row=lambda row: say(f"{row.family} {row.name}"),
+        )
+        path = versus.launch_path(find(FAMILY), device)
+    _emit(versus.as_json(rows, device, path), as_json, _show_bench)
 
 
 @_command("datasets", "foretune datasets --json")
@@ -542,6 +590,22 @@ def _show_device(result: Mapping[str, Any]) -> None:
 
 def _show_exported(result: Mapping[str, Any]) -> None:
     typer.echo(f"{result['results']} results lie in {result['out']}")
+
+
+def _show_bench(result: Mapping[str, Any]) -> None:
+    columns = ("best_us", "predicted_us", "torch_us", "dense_us", "unfused_us", "separate_us", "roofline_us")
+    rows = [
+        [row["family"], row["name"], *("" if row[name] is None else f"{row[name]:.1f}" for name in columns)]
+        for row in result["rows"]
+    ]
+    _table(f"Kernel time on {result['device']['name']}, us", ("family", "problem", *columns), rows)
+    goals = [[g["goal"], g["aim"], g["figure"], "yes" if g["met"] else "NO", g["worst"]] for g in result["goals"]]
+    _table("Goals", ("goal", "aim", "reached", "met", "worst"), goals)
+    path = result["launch_path"]
+    typer.echo(
+        f"A hot call of the op takes {path['op_us']:.1f} us of the host, a bare launch of its kernel "
+        f"{path['bare_us']:.1f} us: {path['ratio']:.2f}x"
+    )
 
 
 def _show_datasets(listed: Sequence[Mapping[str, Any]]) -> None:

@@ -8,8 +8,8 @@ from functools import lru_cache
 from itertools import product
 from typing import Any
 
-from ...datasets import DeviceSpec, ForetuneError, KernelConfig
-from .operation import DW, Operation
+from ...datasets import DeviceSpec, ForetuneError, KernelConfig, Problem
+from .operation import DW, OPERATIONS, Operation
 
 #: What the tile map has room for; the kernels take no other BLOCK_M over rows.
 BLOCKS_M = (16, 32, 64, 128, 256)
@@ -221,6 +221,23 @@ def smem_bytes(operation: Operation, config: KernelConfig, itemsize: int, device
     blocks = (config["BLOCK_M"], config["BLOCK_N"], config["BLOCK_K"])
     tma = (config[operation.tma_left], config[operation.tma_right], config[operation.tma_out])
     return tile_smem_bytes(*blocks, config.num_stages, config.num_warps, tma, itemsize, arch=device.arch)
+
+
+def estimate_smem_bytes(config: KernelConfig, problem: Problem, device: DeviceSpec | None = None) -> int:
+    """Shared memory of one program of a config, in bytes: what `supports` compares with the device's limit.
+
+    `problem` says the operation (its family) and the dtype; `device` the architecture, an H200's if left out. Raises
+    `ForetuneError` for a problem of another family.
+
+    >>> problem = Problem.of("grouped_gemm_fwd", groups=8, rows=4096, n=2048, k=1024)
+    >>> knobs = {"BLOCK_M": 128, "BLOCK_N": 256, "BLOCK_K": 64, "TMA_X": 1, "TMA_W": 1, "TMA_Y": 1}
+    >>> estimate_smem_bytes(KernelConfig.of(**knobs, num_warps=8, num_stages=3), problem)
+    213016
+    """
+    if problem.family not in OPERATIONS:
+        raise ForetuneError(f"the problem's family must be one of {', '.join(OPERATIONS)} but is {problem.family}")
+    device = device or DeviceSpec.named("h200")
+    return smem_bytes(OPERATIONS[problem.family], config, problem.itemsize, device)
 
 
 def resident_programs(operation: Operation, config: KernelConfig, itemsize: int, device: DeviceSpec) -> int:
