@@ -102,7 +102,7 @@ def quickstart(
         say("training without some models' layers, and ranking those")
         judged = cross_validate(dataset, kernel, tested=1)
         say("training on all layers")
-        bundle = fit(dataset, {FAMILY: kernel})
+        bundle = fit(dataset, _families(dataset))
         bundle.save(out)
         spec = DeviceSpec.named(SHIPPED)
         chosen = shortlist(kernel, problem, spec, k=4, bundle=bundle)
@@ -225,9 +225,14 @@ def evaluate(
     given = None if bundle is None else load_bundle(bundle)
     with _status("judging the bundle" if given else "training and judging, split by model family"):
         dataset = load(data or SHIPPED)
+        kernels = {
+            name: kernel for name, kernel in _families(dataset).items() if given is None or name in given.families
+        }
+        if not kernels:
+            raise ForetuneError(f"the bundle has none of the families in {dataset.name}: {', '.join(dataset.families)}")
         judged = {
             name: cross_validate(dataset, kernel) if given is None else evaluate_bundle(dataset, given, kernel)
-            for name, kernel in _families(dataset).items()
+            for name, kernel in kernels.items()
         }
     _emit({"families": {name: one.to_json() for name, one in judged.items()}}, as_json, _show_evaluation)
 
