@@ -7,7 +7,16 @@ from collections import Counter
 import numpy as np
 import pytest
 from foretune.collect import shapes
-from foretune.collect.shapes import EXPERT_PARALLEL, MOST_FLOPS, MOST_WEIGHT_BYTES, ROUTINGS, ROWS, cases, group_sizes
+from foretune.collect.shapes import (
+    EXPERT_PARALLEL,
+    MOST_FLOPS,
+    MOST_WEIGHT_BYTES,
+    PERMUTATION,
+    ROUTINGS,
+    ROWS,
+    cases,
+    group_sizes,
+)
 from foretune.datasets import ForetuneError, Model, load_models
 
 FAMILY = "grouped_gemm_fwd"
@@ -88,7 +97,16 @@ def test_no_case_comes_twice_or_is_over_the_limits():
         assert 2 * p["rows"] * p["n"] * p["k"] <= MOST_FLOPS
         assert 2 * p["groups"] * p["n"] * p["k"] <= MOST_WEIGHT_BYTES
         assert p["n"] % 8 == p["k"] % 8 == 0
-        assert (p.family, p.dtype) == (FAMILY, "bf16")
+        assert p.family == FAMILY
+
+
+def test_a_share_is_in_fp16_and_a_share_has_its_layers_permutation_fused():
+    many = cases(FAMILY, MODELS, per_layer=4, random=60)
+    assert sum(case.problem.dtype == "fp16" for case in many) / len(many) == pytest.approx(0.15, abs=0.06)
+    assert sum(bool(case.problem.flags) for case in many) / len(many) == pytest.approx(0.35, abs=0.08)
+    for case in many:
+        fused = {PERMUTATION[source.rsplit("/", 1)[1]] for source in case.sources if "/" in source}
+        assert set(case.problem.flags) <= (fused or set(PERMUTATION.values()))
 
 
 def test_rows_go_from_decode_to_training_and_all_routings_occur():
@@ -129,7 +147,6 @@ def test_as_many_as_asked_for():
         ({"tokens": ()}, r"between 1 and 4194304 but got \[\]"),
         ({"tokens": (16, 0)}, r"got \[16, 0\]"),
         ({"tokens": (10**9,)}, r"got \[1000000000\]"),  # no shape is small enough: drawing would never end
-        ({"dtype": "int8"}, "got 'int8'"),
     ],
 )
 def test_a_value_that_cannot_be_is_named(options, named):
