@@ -155,8 +155,8 @@ def tile_smem_bytes(
     *,
     arch: str,
 ) -> int:
-    """Shared memory of one program: exactly what Triton 3.6 to 3.9 allot to 16-bit tiles on sm_90 and sm_100, a bound on
-    other archs and for float32 (tests compare with binaries).
+    """Shared memory of one program: what Triton 3.6 and 3.9 allot to 16-bit tiles on sm_90 and sm_100, exactly, and a
+    bound on other archs and for float32 (tests compare with binaries).
 
     The asynchronous products of sm_90 (wgmma) and sm_100 (tcgen05) read their operands from shared memory while
     the next stage loads, so they need every stage; all others copy them to registers first and need one less, and
