@@ -10,18 +10,19 @@ import math
 import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..datasets import Case, Dataset, DeviceSpec, Family, KernelConfig, Problem
+from ..datasets import Case, DeviceSpec, Family, KernelConfig, Problem
 from ..runtime import Timer, shortlist
 from .compiling import compile_all
 
 if TYPE_CHECKING:
     import torch
 
+    from ..datasets.dataset import Dataset
     from ..model import Bundle
 
 ROUNDS, SAMPLES = 5, 3
@@ -128,7 +129,7 @@ def _row(
     }
     launches |= _others(family.name, inputs)
     if problem.flags:
-        plain = Problem.of(family.name, dtype=problem.dtype, group_sizes=problem.group_sizes, **dict(problem.dims))
+        plain = replace(problem, flags=())
         if plain in best:
             others = family.inputs(plain, device)
             launches["unfused"] = lambda: family.launch(others, best[plain][0])

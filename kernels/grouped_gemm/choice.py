@@ -14,6 +14,7 @@ from ...datasets import DeviceSpec, Family, ForetuneError, KernelConfig, Problem
 from ...datasets.config import OPTIONS
 from ...runtime import Mode, Timer, shortlist, warn_once
 from ...runtime.bucket import bucket
+from .space import wrong_knob
 
 #: How many configs the mode `shortlist` benchmarks.
 K = 8
@@ -49,15 +50,15 @@ def choose(family: Family, problem: Problem, device: DeviceSpec, mode: Mode, lau
 def given(config: KernelConfig, family: Family, problem: Problem, device: DeviceSpec) -> KernelConfig:
     """The config that the caller gives, with the family's default for knobs that it does not name.
 
-    Raises `ForetuneError` for a knob that the kernel does not have and, with the reason, for a config that cannot run
-    the problem on the device.
+    Raises `ForetuneError` for a knob that the kernel does not have and, with the reason, for a value that no kernel
+    takes and a config that cannot run the problem on the device.
     """
     knobs = config.to_json()
     unknown = sorted(knobs.keys() - set(family.knobs) - set(OPTIONS))
     if unknown:
         raise ForetuneError(f"{family.name} has no knob {', '.join(unknown)}; it has {', '.join(family.knobs)}")
     config = KernelConfig.from_json(family.default(problem, device).to_json() | knobs)
-    reason = family.supports(config, problem, device)
+    reason = wrong_knob(config) or family.supports(config, problem, device)
     if reason is not None:
         raise ForetuneError(f"this config cannot run {problem} on {device.name}: {reason} ({config})")
     return config

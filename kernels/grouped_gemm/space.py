@@ -98,6 +98,25 @@ def wrong_value(name: str, value: Any) -> str | None:
     return None if isinstance(value, int) and value in values else f"{name} must be {words} but is {value!r}"
 
 
+def wrong_knob(config: KernelConfig) -> str | None:
+    """The reason why a knob's value is none that the kernels take, or None. For configs that a user makes up: past
+    these values a kernel would not compile, or not stay inside its tensors.
+
+    >>> wrong_knob(KernelConfig.of(BLOCK_M=24))
+    'BLOCK_M cannot be 24: a power of two between 16 and 256'
+    """
+    for knob, value in config.to_json().items():
+        name = "tma" if knob.startswith("TMA_") else knob.lower()
+        if name in _VALID and wrong_value(name, value) is not None:
+            return f"{knob} cannot be {value}: {_VALID[name][0]}"
+        if knob in _LEAST and int(value) < _LEAST[knob]:
+            return f"{knob} cannot be {value}: {_LEAST[knob]} or more"
+    return None
+
+
+_LEAST = {"GROUP_M": 1, "PROGRAMS_PER_SM": 0}  # 0 programs an SM: one a tile
+
+
 @lru_cache(maxsize=16)
 def full_space(operation: Operation, r: Ranges) -> tuple[KernelConfig, ...]:
     """The whole grid less what can't be fast: spilling accumulators, idle warps, too little in flight, more than any SM
@@ -155,8 +174,8 @@ def tile_smem_bytes(
     *,
     arch: str,
 ) -> int:
-    """Shared memory of one program: what Triton 3.6 and 3.9 allot to 16-bit tiles on sm_90 and sm_100, exactly, and a
-    bound on other archs and for float32 (tests compare with binaries).
+    """Shared memory of one program: exactly what Triton 3.6 to 3.9 allot to 16-bit tiles on sm_90 and sm_100, a bound
+    on other archs and for float32 (tests compare with binaries).
 
     The asynchronous products of sm_90 (wgmma) and sm_100 (tcgen05) read their operands from shared memory while
     the next stage loads, so they need every stage; all others copy them to registers first and need one less, and

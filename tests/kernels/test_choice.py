@@ -146,9 +146,10 @@ def test_a_given_config_has_the_defaults_for_what_it_does_not_name():
             KernelConfig.of(BLOCK_SIZE_M=64),
             "toy has no knob BLOCK_SIZE_M; it has BLOCK_M, TMA_X, num_warps, num_stages",
         ),
-        (KernelConfig.of(BLOCK_M=8192), r"cannot run toy k=64 n=64 rows=4096 bf16 on NVIDIA H200: BLOCK_M is 8192"),
+        (KernelConfig.of(BLOCK_M=128), "cannot run toy k=64 n=64 rows=64 bf16 on NVIDIA H200: BLOCK_M is 128"),
+        (KernelConfig.of(BLOCK_M=24), "BLOCK_M cannot be 24: a power of two"),
     ],
 )
 def test_a_given_config_that_cannot_be_is_refused_with_the_reason(config, why):
     with pytest.raises(ForetuneError, match=why):
-        given(config, Family(), problem(), H200)
+        given(config, Family(), problem(rows=64), H200)

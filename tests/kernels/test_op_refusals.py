@@ -119,6 +119,22 @@ class TestOnADevice:
             call(**{which: KernelConfig.of(BLOCK_SIZE_M=64)})
 
     @pytest.mark.parametrize(
+        ("knobs", "why"),
+        [
+            ({"BLOCK_M": 24}, "BLOCK_M cannot be 24: a power of two between 16 and 256"),
+            ({"BLOCK_M": 512}, "BLOCK_M cannot be 512"),
+            ({"BLOCK_K": 8}, "BLOCK_K cannot be 8: a power of two between 16 and 512"),
+            ({"GROUP_M": 0}, "GROUP_M cannot be 0: 1 or more"),
+            ({"TMA_W": 2}, "TMA_W cannot be 2: 0 or 1"),
+            ({"num_warps": 3}, "num_warps cannot be 3: 1, 2, 4, 8 or 16"),
+            ({"BLOCK_N": 512, "num_stages": 8}, "needs [0-9]+ bytes of shared memory but NVIDIA H200 has 232448"),
+        ],
+    )
+    def test_a_config_that_no_kernel_takes(self, knobs, why):
+        with pytest.raises(ForetuneError, match=why):
+            call(x=torch.zeros(ROWS, K).half(), w=torch.zeros(GROUPS, N, K).half(), config=KernelConfig.of(**knobs))
+
+    @pytest.mark.parametrize(
         ("permutation", "which", "knob"),
         [
             ("permute_x", "config", "TMA_X"),
