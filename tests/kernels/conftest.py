@@ -16,6 +16,8 @@ def compiles(own_cache):
 
     for kernel in (gemm.grouped_gemm_kernel, dw.grouped_gemm_dw_kernel, dw.sum_partials_kernel, tiles.tile_map_kernel):
         kernel.device_caches.clear()
+    for launcher in (gemm._launch, dw._launch, dw._launch_sum, tiles._launch):
+        launcher.forget()
     seen, before = [], triton.knobs.compilation.listener
     triton.knobs.compilation.listener = lambda src, cache_hit, **_: seen.append((src.name, cache_hit))
     yield seen
