@@ -9,11 +9,15 @@ import pytest
 def compiles(own_cache):
     """(kernel, found on disk) of every binary that Triton makes or loads from here on, none being in memory."""
     import triton
-    from foretune.kernels.grouped_gemm.forward import grouped_gemm_fwd_kernel
-    from foretune.kernels.grouped_gemm.tiles import tile_map_kernel
+    from foretune.kernels.grouped_gemm import dw, gemm, rowwise, tiles
+    from foretune.kernels.grouped_gemm.launcher import Launcher
 
-    for kernel in (grouped_gemm_fwd_kernel, tile_map_kernel):
-        kernel.device_caches.clear()
+    for module in (dw, gemm, rowwise, tiles):
+        for value in vars(module).values():
+            if isinstance(value, Launcher):
+                value.forget()
+            elif isinstance(value, triton.JITFunction):
+                value.device_caches.clear()
     seen, before = [], triton.knobs.compilation.listener
     triton.knobs.compilation.listener = lambda src, cache_hit, **_: seen.append((src.name, cache_hit))
     yield seen
