@@ -93,7 +93,7 @@ def shortlist(
 ) -> Shortlist:
     """The `k` configs predicted to be fastest for a problem on a device, which need not be here.
 
-    `device` is a spec, or the name of a shipped one; `configs` narrows the choice to these.
+    `device` is a spec, the name of a shipped one, or a spec's JSON file; `configs` narrows the choice to these.
 
     >>> from foretune import Problem
     >>> problem = Problem.of("grouped_gemm_fwd", groups=64, rows=8192, n=2048, k=1024)
@@ -114,7 +114,7 @@ def _family(name: str) -> Any:
 def _spec(device: Any) -> Any:
     from .datasets import DeviceSpec
 
-    return DeviceSpec.named(device) if isinstance(device, str) else device
+    return DeviceSpec.find(device) if isinstance(device, str) else device
 
 
 def __getattr__(name: str) -> Any:

@@ -11,8 +11,9 @@ import os
 import re
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict
+from functools import partial
 from itertools import zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ParamSpec
@@ -32,6 +33,9 @@ app = typer.Typer(
     help="Know the fast configs of a Triton kernel before you tune.", no_args_is_help=True, add_completion=False
 )
 
+bench = typer.Typer(help="Measure Foretune itself, next to what people have.", no_args_is_help=True)
+app.add_typer(bench, name="bench")
+
 SHIPPED = "h200"  # the dataset that quickstart and evaluate take where none is named
 FAMILY = "grouped_gemm_fwd"
 
@@ -44,24 +48,33 @@ def main() -> None:
     app()
 
 
-def _command(name: str, example: str, **settings: Any) -> Callable[[Callable[P, None]], Callable[P, None]]:
+def _command(
+    name: str, example: str, into: typer.Typer = app, **settings: Any
+) -> Callable[[Callable[P, None]], Callable[P, None]]:
     """Registers a command. Bad input ends it with one line and exit code 1, never with a traceback."""
 
     def register(function: Callable[P, None]) -> Callable[P, None]:
         @functools.wraps(function)
         def run(*args: P.args, **options: P.kwargs) -> None:
             try:
-                function(*args, **options)
+                with warnings.catch_warnings():
+                    warnings.showwarning = _show_warning
+                    function(*args, **options)
             except (ForetuneError, OSError) as error:
                 if options.get("as_json"):
                     typer.echo(json.dumps({"error": str(error)}))
                 typer.echo(f"Error: {error}", err=True)
                 raise typer.Exit(1) from None
 
-        app.command(name, epilog=f"Example: {example}", **settings)(run)
+        into.command(name, epilog=f"Example: {example}", **settings)(run)
         return run
 
     return register
+
+
+def _show_warning(message: Warning | str, *where: object, **more: object) -> None:
+    """One line, without the place in the code that a person at a terminal cannot do anything about."""
+    typer.echo(f"Warning: {message}", err=True)
 
 
 @_command("quickstart", "foretune quickstart")
@@ -115,6 +128,10 @@ def collect(
     ],
     out: Annotated[Path, typer.Option(help="Dataset folder; an earlier run's is continued.")],
     gpus: Annotated[str, typer.Option(help="How many of the visible GPUs to measure on.")] = "all",
+    scheduler: Annotated[
+        str | None,
+        typer.Option(help="Measure on the dask workers there instead, as in tcp://HOST:8786.", show_default="none"),
+    ] = None,
     models: Annotated[
         Path | None,
         typer.Option(
@@ -135,10 +152,16 @@ def collect(
     resume: Annotated[bool, typer.Option(help="Continue an earlier run, or refuse a folder that has one.")] = True,
     as_json: AsJson = False,
 ) -> None:
-    """Measure kernels' whole config spaces on this machine's GPUs. Killed or interrupted, it goes on when run again."""
+    """Measure kernels' whole config spaces, on this machine's GPUs or a cluster's.
+
+    Killed or interrupted, it goes on when run again.
+    """
     budget_s, token_counts, gpu_count = _seconds(budget), _integers(tokens), _gpus(gpus)
 
-    from .collect import campaign, shapes
+    if scheduler is not None and gpu_count is not None:
+        raise typer.BadParameter("a cluster's GPUs are its workers: start as many as you want", param_hint="--gpus")
+
+    from .collect import campaign, cluster, shapes
     from .collect.suite import suite as compared
     from .datasets import load_models
     from .kernels import family as find
@@ -152,10 +175,13 @@ def collect(
     ]
     # In turn, so that a run cut short has measured each of them.
     cases = [case for turn in zip_longest(*drawn) for case in turn if case is not None]
+    collected = (
+        partial(campaign.collect, gpus=gpu_count)
+        if scheduler is None
+        else partial(cluster.collect_on_cluster, scheduler=scheduler)
+    )
     with _bar() as on_progress:
-        summary = campaign.collect(
-            kernels, cases, out, gpus=gpu_count, budget_s=budget_s, resume=resume, on_progress=on_progress
-        )
+        summary = collected(kernels, cases, out, budget_s=budget_s, resume=resume, on_progress=on_progress)
     _emit({**asdict(summary), "out": str(out)}, as_json, _show_summary)
     if summary.interrupted:
         raise typer.Exit(130)
@@ -215,7 +241,8 @@ def predict(
     context: typer.Context,
     family: FamilyName,
     device: Annotated[
-        str | None, typer.Option(help="A shipped device, for example h200.", show_default="this GPU")
+        str | None,
+        typer.Option(help="A shipped device, for example h200, or a spec's JSON file.", show_default="this GPU"),
     ] = None,
     top: Annotated[int, typer.Option(min=1, help="Length of the shortlist.")] = 8,
     dtype: Annotated[str, typer.Option(help="Element type: bf16 or fp16.")] = "bf16",
@@ -235,12 +262,92 @@ def predict(
     dims = _dimensions(context.args, kernel)
     if dtype not in kernel.dtypes:
         raise typer.BadParameter(f"{dtype!r} is not one of {', '.join(kernel.dtypes)}", param_hint="--dtype")
-    spec = DeviceSpec.live() if device is None else DeviceSpec.named(device)
+    spec = DeviceSpec.live() if device is None else DeviceSpec.find(device)
     problem = Problem(family, tuple(sorted(dims.items())), dtype)
     with warnings.catch_warnings():  # what a launch is only warned of is the answer here: see _prediction
         warnings.simplefilter("ignore", ForetuneWarning)
         chosen = shortlist(kernel, problem, spec, k=top, bundle=load_bundle(bundle))
     _emit(_prediction(chosen, spec.name), as_json, _show_prediction)
+
+
+@_command("device", "foretune device --out my-gpu.json")
+def device(
+    spec: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="[DEVICE]",
+            help="A shipped device or a spec's JSON file, to show as it is.",
+            show_default="this GPU",
+        ),
+    ] = None,
+    sms: Annotated[
+        int | None, typer.Option(min=1, help="Only so many of its SMs, as a device.", show_default="all")
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="JSON file to save the spec in, for --device elsewhere.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Print what this machine's GPU is to a kernel: its limits, and the rates that it reaches, measured now.
+
+    A device that is named is shown as it is; with --sms, by the rule that partitions of it go by.
+    """
+    from .datasets import DeviceSpec
+    from .runtime import partition
+    from .runtime.rates import measured
+
+    if spec is None:
+        live = DeviceSpec.live()
+        with _status(f"measuring {live.name}"), partition(sms, live) if sms else nullcontext(live) as part:
+            found = measured(part)
+    else:
+        found = DeviceSpec.find(spec)
+        found = found.with_sms(sms) if sms else found
+    _emit(found.to_json(), as_json, _show_device)  # nothing but the spec: the JSON is what --out saves
+    if out is not None:
+        found.save(out)
+        typer.echo(f"The spec lies in {out}", err=True)
+
+
+@_command("kernels", "foretune bench kernels --json", into=bench)
+def bench_kernels(
+    family: Annotated[str | None, typer.Option(help="Only this family.", show_default="all")] = None,
+    only: Annotated[str, typer.Option(help="Only problems whose name contains this, as in 'training'.")] = "",
+    data: Annotated[str, typer.Option(help="Dataset folder or shipped name: who knows the best configs.")] = SHIPPED,
+    bundle: Annotated[Path | None, typer.Option(help="Who predicts.", show_default="the shipped bundle")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Time the grouped GEMMs on this machine's GPU next to torch._grouped_mm, cuBLAS and the card's limits.
+
+    Over a suite of real layers from decode to training, each at its best known config and at the predicted one.
+    """
+    from .collect import versus
+    from .collect.suite import suite
+    from .datasets import load, load_models
+    from .kernels import families
+    from .kernels import family as find
+    from .model import load_bundle
+    from .runtime.rates import measured
+
+    device = _live()
+    if device is None:
+        raise ForetuneError("no GPU is visible here: there is nothing to bench kernels on")
+    kernels = [find(family)] if family else list(families().values())
+    suites = {
+        kernel: {name: case for name, case in suite(kernel.name, load_models()).items() if only in name}
+        for kernel in kernels
+    }
+    if not any(suites.values()):
+        raise ForetuneError(f"no problem of the suite has {only!r} in its name; there are decode, mid and training")
+    with _status("measuring the card") as say:
+        device = measured(device)
+        rows = versus.compare(
+            suites,
+            device,
+            load(data),
+            None if bundle is None else load_bundle(bundle),
+            on_row=lambda row: say(f"{row.family} {row.name}"),
+        )
+        path = versus.launch_path(find(FAMILY), device)
+    _emit(versus.as_json(rows, device, path), as_json, _show_bench)
 
 
 @_command("datasets", "foretune datasets --json")
@@ -250,8 +357,34 @@ def datasets(
 ) -> None:
     """List the measurements that are shipped, or describe one dataset."""
     from .datasets import load, names
+    from .kernels import families
+    from .model import check_sources
 
-    _emit([load(one).describe() for one in ([name] if name else names())], as_json, _show_datasets)
+    listed = [load(one) for one in ([name] if name else names())]
+    for dataset in listed:
+        for known in families().values():
+            check_sources(dataset, known)
+    _emit([dataset.describe() for dataset in listed], as_json, _show_datasets)
+
+
+@_command("export", "foretune export h200 --format csv --out h200.csv")
+def export(
+    data: Annotated[str, typer.Argument(metavar="DATA", help="Dataset folder, or the name of a shipped one.")],
+    out: Annotated[Path, typer.Option(help="The file to write.")],
+    format: Annotated[str, typer.Option(help="t4, the autotuning community's JSON (schema 1.0.0), or csv.")],
+    family: Annotated[str | None, typer.Option(help="Only this family.", show_default="all in the data")] = None,
+    problem: Annotated[
+        int | None, typer.Option(min=0, help="Only this one, counted from 0. T4 tools expect one.", show_default="all")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Write measurements in a format that other tools read."""
+    from .datasets import load
+    from .datasets.export import export as write
+
+    with _status(f"writing {out}"):
+        results = write(load(data), out, format, family=family, problem=problem)
+    _emit({"out": str(out), "format": format, "results": results}, as_json, _show_exported)
 
 
 # What a command needs besides the floors: values from text, one way each.
@@ -402,6 +535,8 @@ def _show_summary(result: Mapping[str, Any]) -> None:
     )
     for problem in result["skipped"]:
         typer.echo(f"Skipped {problem}")
+    for problem, slowdown in result["drifted"].items():
+        typer.echo(f"The GPU was up to {_percent(slowdown)} % slower than usual during {problem}")
     if result["interrupted"]:
         typer.echo("Interrupted.")
     if not result["complete"]:
@@ -445,6 +580,32 @@ def _show_prediction(result: Mapping[str, Any]) -> None:
     ]
     _table(f"Predicted fastest on {result['device']}", ("slowdown", *knobs), rows)
     typer.echo(result["reason"])
+
+
+def _show_device(result: Mapping[str, Any]) -> None:
+    rates = {f"matrix_tflops, {dtype}": rate for dtype, rate in result.get("matrix_tflops_by_dtype", {}).items()}
+    rows = [[name, value] for name, value in (dict(result) | rates).items() if not isinstance(value, Mapping)]
+    _table(result["name"], ("", "value"), rows[1:])
+
+
+def _show_exported(result: Mapping[str, Any]) -> None:
+    typer.echo(f"{result['results']} results lie in {result['out']}")
+
+
+def _show_bench(result: Mapping[str, Any]) -> None:
+    columns = ("best_us", "predicted_us", "torch_us", "dense_us", "unfused_us", "separate_us", "roofline_us")
+    rows = [
+        [row["family"], row["name"], *("" if row[name] is None else f"{row[name]:.1f}" for name in columns)]
+        for row in result["rows"]
+    ]
+    _table(f"Kernel time on {result['device']['name']}, us", ("family", "problem", *columns), rows)
+    goals = [[g["goal"], g["aim"], g["figure"], "yes" if g["met"] else "NO", g["worst"]] for g in result["goals"]]
+    _table("Goals", ("goal", "aim", "reached", "met", "worst"), goals)
+    path = result["launch_path"]
+    typer.echo(
+        f"A hot call of the op takes {path['op_us']:.1f} us of the host, a bare launch of its kernel "
+        f"{path['bare_us']:.1f} us: {path['ratio']:.2f}x"
+    )
 
 
 def _show_datasets(listed: Sequence[Mapping[str, Any]]) -> None:

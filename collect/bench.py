@@ -76,7 +76,17 @@ class Bench:
     def give(self, work: CaseWork) -> None:
         """Begins with a case."""
         self.work = work
+        self.proceed()
+
+    def proceed(self) -> None:
+        """Sends the tasks that there are, and asks for other work when this is over."""
         self._feed()
+        work = self.work
+        if work is not None and work.over:
+            self.work, self._last = None, work.case
+            self._owner.done(self, work)
+            if self.idle:
+                self._owner.idle(self)
 
     def _feed(self) -> None:
         """As far as the window goes."""
@@ -129,16 +139,6 @@ class Bench:
         self._losses = 0
         if answer.outcome is not None and answer.outcome.status is not Status.OK:
             self.lost_s += answer.seconds
-
-    def proceed(self) -> None:
-        """Sends the tasks that there are, or asks for work if there will be none."""
-        work = self.work
-        if work is not None and work.over:
-            self.work, self._last = None, work.case
-            self._owner.done(self, work)
-            if self.idle:
-                self._owner.idle(self)
-        self._feed()
 
     def _ended(self, exitcode: int) -> None:
         seconds = time.monotonic() - self._heard

@@ -14,10 +14,10 @@ from pathlib import Path
 from ..datasets import Case, DeviceSpec, Family, ForetuneError
 from ..datasets.store import MANIFEST
 from .bench import Bench, Limits
-from .casework import CaseWork
+from .casework import CaseWork, Fatal
 from .compiling import Binary, Compiled, CompilePool, cores
 from .ledger import Ledger, Progress
-from .measuring import DeviceLostError
+from .measuring import DeviceLostError, kind
 from .processes import Child, Watch
 from .reference import choose
 from .stopping import Stopping
@@ -93,6 +93,7 @@ class Campaign:
         self._benches: list[Bench] = []
         self._references: dict[str, Reference | None] = {}  # by device name
         self._next: dict[str, CaseWork] = {}  # by device name: made ready while the GPUs are busy
+        self._fatal: dict[tuple[object, ...], Fatal] = {}  # by device name and kind of problem
         pool.on_finished = self._compiled
 
     def measure(self) -> Summary:
@@ -149,6 +150,7 @@ class Campaign:
                 self._pool,
                 partial(ledger.add, case, device),
                 self._references[device.name],
+                self._fatal.setdefault((device.name, *kind(case.problem)), {}),
             )
             if not work.over:
                 return work
@@ -203,7 +205,7 @@ class Campaign:
         """Requests what the cases to come will need, behind all that a GPU waits for: a family's first case would
         else find no binary."""
         ledger = self._ledger
-        kinds = {(case.problem.family, case.problem.dtype, case.problem.flags): case for case in reversed(ledger.cases)}
+        kinds = {kind(case.problem): case for case in reversed(ledger.cases)}
         for case in kinds.values():
             family = ledger.family(case)
             for rank, config in enumerate(ledger.by_promise(case, device)):

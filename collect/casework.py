@@ -12,7 +12,8 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Sequence
-from typing import Protocol
+from dataclasses import replace
+from typing import Protocol, TypeAlias
 
 import numpy as np
 
@@ -27,8 +28,14 @@ from .worker import Answer, Prepare, Reference, Scan, Task, Turn
 TURNS = 4
 #: A process that was killed may have been the system's victim: its task is tried so often in all.
 TRIES = 3
+#: A config that ended its process on this many cases is not run on others.
+FATAL_CASES = 2
 #: A case at which this many processes have died is given up.
 DEATHS = 20
+
+
+#: How each config ended its process, a case each.
+Fatal: TypeAlias = dict[KernelConfig, list[Outcome]]
 
 
 class Pool(Protocol):
@@ -38,9 +45,11 @@ class Pool(Protocol):
 
 
 class CaseWork:
-    """The work that is left of a case. `space` are the configs in the order to scan them.
+    """The work that is left of a case. `space` are the configs in the order to scan them; with `confirm` the leading
+    ones are confirmed thereafter.
 
-    `on_rows` takes rows as they come about, those of the confirming passes all at once.
+    `on_rows` takes rows as they come about, those of the confirming passes all at once. `fatal` is what is known,
+    and kept up to date, of the configs that end their process on cases of this kind.
     """
 
     def __init__(
@@ -53,16 +62,20 @@ class CaseWork:
         pool: Pool,
         on_rows: Callable[[Sequence[Measurement]], None],
         reference: Reference | None = None,
+        fatal: Fatal | None = None,
+        *,
+        confirm: bool = True,
     ) -> None:
         self.family, self.case, self.device = family, case, device
         self.refused: str | None = None  # why the case is given up
         self.deaths = 0  # of processes, at this case
         self._known, self._pool, self._on_rows = known, pool, on_rows
-        self._reference = reference
+        self._reference, self._confirming = reference, confirm
+        self._fatal: Fatal = {} if fatal is None else fatal
         self._waiting: dict[Binary, list[KernelConfig]] = {}  # for the compiler
         self._ready: deque[Task] = deque()
         self._asked: deque[Task] = deque()  # and not answered yet
-        self._prepared = False
+        self._prepared = self._through = False
         self._tries: Counter[Task | None] = Counter()  # None: to prepare
         self._compile_ms: dict[KernelConfig, float] = {}
         self._leading: list[KernelConfig] | None = None  # None while the scan goes on
@@ -92,9 +105,23 @@ class CaseWork:
             self._prepared = True
             tasks.append(Prepare(self.case.problem, self._known.best_us, self._reference))
         while self._ready and len(tasks) < most:
-            tasks.append(self._ready.popleft())
+            task = self._ready.popleft()
+            if isinstance(task, Scan) and (outcome := self._doomed(task.config)):
+                self._settle(task, Answer(0.0, outcome))
+            else:
+                tasks.append(task)
         self._asked += tasks
+        self._advance()
         return tasks
+
+    def _doomed(self, config: KernelConfig) -> Outcome | None:
+        """What a config gets that has ended its process often enough."""
+        ends = self._fatal.get(config, [])
+        if len(ends) < FATAL_CASES:
+            return None
+        return replace(
+            ends[-1], error=f"not run, as it ended its process on {len(ends)} other problems: {ends[-1].error}"
+        )
 
     def compiled(self, binary: Binary, compiled: Compiled) -> None:
         """A binary, perhaps one that is waited for, is there."""
@@ -136,6 +163,7 @@ class CaseWork:
                 self._refuse(outcome)
             else:
                 self._ready.popleft()
+                self._fatal.setdefault(tried.config, []).append(outcome)
                 self._settle(tried, Answer(0.0, outcome))
         if self.deaths == DEATHS:
             self._refuse(outcome)
@@ -196,7 +224,10 @@ class CaseWork:
 
     def _advance(self) -> None:
         """From the scan to the confirming passes, and to their end."""
-        if not self.over or self.refused is not None:
+        if not self.over or self._through or self.refused is not None:
+            return
+        if not self._confirming:
+            self._through = True
             return
         if self._leading is None:
             self._leading = []
@@ -205,6 +236,7 @@ class CaseWork:
             self._begin_turns()
         if self.over:
             self._confirm()
+            self._through = True
 
     def _begin_turns(self) -> None:
         leading = [config for config in self._leading or () if config not in self._known.unconfirmable]
@@ -224,7 +256,6 @@ class CaseWork:
                 if config not in self._known.unconfirmable
             ]
         )
-        self._samples = {}
 
     def _refuse(self, outcome: Outcome) -> None:
         self.refused = outcome.error or outcome.status.value

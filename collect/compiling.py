@@ -15,7 +15,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 
-from ..datasets import DeviceSpec, Family, KernelConfig, Problem
+from ..datasets import DeviceSpec, Family, ForetuneError, KernelConfig, Problem
 from ..runtime.stub import gpu_target, stub_driver
 from .processes import Child, Watch
 
@@ -23,6 +23,8 @@ from .processes import Child, Watch
 TRIES = 2
 #: A compile that takes longer is given up.
 COMPILE_SECONDS = 120.0
+#: A process that takes longer to begin is stuck: importing Triton from a slow disk takes a while.
+START_SECONDS = 300.0
 
 
 @dataclass(frozen=True)
@@ -139,29 +141,33 @@ class _Compiler:
         self.binary: Binary | None = None  # at hand
         self._tries = 0
         self._overdue = False
+        self._up, self._stillborn = False, 0
         self._child: Child | None = self._started()
 
     def _started(self) -> Child:
+        self._up = False
         child = Child(serve, self._families)
         self._watch.add(child, self._answered, self._ended)
         return child
 
     def compile(self, binary: Binary) -> None:
-        self.binary, self._tries, self._overdue = binary, 0, False
+        self.binary, self._tries = binary, 0
         self._send(binary)
 
     def _send(self, binary: Binary) -> None:
-        self._began = time.monotonic()
+        self._began, self._overdue = time.monotonic(), False
         self._child = self._child or self._started()
         self._child.send(binary)
 
     def check(self, timeout_s: float) -> None:
-        if self._child and self.binary and not self._overdue and time.monotonic() - self._began > timeout_s:
+        limit_s = timeout_s if self._up else START_SECONDS
+        if self._child and self.binary and not self._overdue and time.monotonic() - self._began > limit_s:
             self._overdue = True
             self._child.kill()
 
     def _answered(self, compiled: Compiled | None) -> None:
-        if compiled is None:  # it is up
+        if compiled is None:
+            self._up, self._stillborn = True, 0
             self._began = time.monotonic()
         elif self.binary is not None:
             binary, self.binary = self.binary, None
@@ -169,13 +175,17 @@ class _Compiler:
 
     def _ended(self, exitcode: int) -> None:
         self._child = None
+        if not self._up:
+            self._stillborn += 1
+            if self._stillborn == TRIES:  # else nothing would be compiled, and every config be blamed for it
+                raise ForetuneError(f"the compiling processes end with exit code {exitcode} before they begin")
         if self.binary is None:
             return
-        self._tries += 1
+        self._tries += self._up
         spent_ms = (time.monotonic() - self._began) * 1e3
-        if self._overdue:
+        if self._overdue and self._up:
             self._answered(Compiled(spent_ms, f"the compiler was stopped after {spent_ms / 1e3:.0f} s"))
-        elif self._tries == TRIES:
+        elif self._tries >= TRIES:
             self._answered(Compiled(spent_ms, f"the compiler killed its process (exit code {exitcode})"))
         else:
             self._send(self.binary)
@@ -215,6 +225,10 @@ def serve(connection: Connection, families: Mapping[str, Family]) -> None:
     import torch  # noqa: F401 - takes seconds, which are not the first binary's
     import triton  # noqa: F401
 
+    os.nice(10)  # the processes that measure, and the one that feeds them, come first
+    with open(os.devnull, "w") as nowhere:  # a compiler that fails prints the whole program; the row says enough
+        os.dup2(nowhere.fileno(), 1)
+        os.dup2(nowhere.fileno(), 2)
     connection.send(None)
     arch = ""
     with ExitStack() as driver:

@@ -12,7 +12,7 @@ from ..datasets import Case, DeviceSpec, Family, KernelConfig, Measurement, Prob
 from .compiling import Binary
 from .known import Known, earlier
 from .promise import by_promise
-from .recorder import Recorder
+from .recorder import Origin, Recorder
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class Ledger:
     """One run over some cases. Devices of one name share the cases; each name gets all of them.
 
     What the dataset in `out` holds already counts as known. `clock` gives seconds; after `budget_s` of them no case is
-    handed out any more. Raises `ForetuneError` where `out` was measured with other kernels.
+    handed out any more. `origin`: see `Recorder`. Raises `ForetuneError` where `out` was measured with other kernels.
     """
 
     def __init__(
@@ -43,6 +43,7 @@ class Ledger:
         budget_s: float | None = None,
         on_progress: Callable[[Progress], None] = lambda progress: None,
         clock: Callable[[], float] = time.monotonic,
+        origin: Origin | None = None,
     ) -> None:
         self.families, self.out = families, Path(out)
         self.cases = list({case.problem: case for case in cases}.values())
@@ -52,7 +53,7 @@ class Ledger:
         self._start = clock()
         self._deadline = float("inf") if budget_s is None else self._start + budget_s
         self._earlier = earlier(out, families)
-        self.recorder = Recorder(out, clock)
+        self.recorder = Recorder(out, clock, origin)
         self._queues: dict[str, deque[Case]] = {}  # by device name
         self._spaces: dict[tuple[str, str], tuple[KernelConfig, ...]] = {}  # by family and device name
         self._retried: set[tuple[str, Problem]] = set()
@@ -62,6 +63,11 @@ class Ledger:
     def seconds(self) -> float:
         """Since the run began."""
         return self._clock() - self._start
+
+    @property
+    def seconds_left(self) -> float:
+        """Of the budget; inf where there is none."""
+        return self._deadline - self._clock()
 
     @property
     def time_is_over(self) -> bool:
@@ -92,12 +98,20 @@ class Ledger:
             if one.device == device.name and one.problem.family in self.families:
                 yield Binary.of(self.families[one.problem.family], one.config, one.problem, device), one.error
 
+    def is_known(self, case: Case, device: DeviceSpec) -> bool:
+        """Whether nothing is left to do."""
+        known = self.known(case, device)
+        return all(config in known.scanned_us for config in self._space(case, device)) and not known.unconfirmed()
+
     def by_promise(self, case: Case, device: DeviceSpec) -> list[KernelConfig]:
         """The device's space, in the order to scan it for this case."""
+        return by_promise(self.family(case), case.problem, device, self._space(case, device))
+
+    def _space(self, case: Case, device: DeviceSpec) -> tuple[KernelConfig, ...]:
         family = self.family(case)
         if (family.name, device.name) not in self._spaces:
             self._spaces[family.name, device.name] = family.space(device)
-        return by_promise(family, case.problem, device, self._spaces[family.name, device.name])
+        return self._spaces[family.name, device.name]
 
     def add(self, case: Case, device: DeviceSpec, rows: Sequence[Measurement]) -> None:
         """Takes rows that came about."""

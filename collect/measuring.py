@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
@@ -21,9 +22,14 @@ SCAN_BUDGET_US, SCAN_SAMPLES = 3_000.0, 7
 TURN_BUDGET_US, TURN_SAMPLES, LEAST_TURN_SAMPLES = 2_000.0, 10, 2
 
 
-REFERENCE_SAMPLES = 5
-#: What decides a kernel's arithmetic beside its config: family, dtype, flags.
-_Kind: TypeAlias = tuple[str, str, tuple[str, ...]]
+REFERENCE_SAMPLES = 10
+#: What decides a kernel's code beside its config: family, dtype, flags.
+Kind: TypeAlias = tuple[str, str, tuple[str, ...]]
+
+
+def kind(problem: Problem) -> Kind:
+    """Problems of one kind differ in their sizes alone."""
+    return (problem.family, problem.dtype, problem.flags)
 
 
 class DeviceLostError(ForetuneError):
@@ -84,8 +90,8 @@ class GpuRunner:
         self._problem: Problem
         self._inputs: Any = None
         self._reference: tuple[Problem, Any] | None = None  # and its inputs
-        self._checked: dict[tuple[_Kind, KernelConfig], Outcome] = {}
-        self._check_inputs: dict[_Kind, tuple[Any, Any]] = {}
+        self._checked: dict[tuple[Kind, KernelConfig], Outcome] = {}
+        self._check_inputs: dict[Kind, tuple[Any, Any]] = {}
 
     def prepare(self, family: Family, problem: Problem) -> None:
         self._inputs = None  # free the last problem's memory first
@@ -129,29 +135,30 @@ class GpuRunner:
             if self._reference is None or self._reference[0] != problem:
                 self._reference = (problem, family.inputs(problem, self._device))
             inputs = self._reference[1]
-            return self._timer.time(lambda: family.launch(inputs, config), samples=REFERENCE_SAMPLES).time_us
+            # The mean: a second process on the card takes turns with this one, and a median would not see its turns.
+            return statistics.fmean(self._timer.sample(lambda: family.launch(inputs, config), REFERENCE_SAMPLES))
         except Exception as error:
             raise LaunchFailedError(_failure(error).error) from error
 
     def _check(self, config: KernelConfig) -> Outcome:
         """Loads the config's binary and compares its result with the reference, once a (config, dtype, flags)."""
-        kind = (self._family.name, self._problem.dtype, self._problem.flags)
-        if (kind, config) not in self._checked:
+        key = (kind(self._problem), config)
+        if key not in self._checked:
             try:
-                outcome = self._load_and_compare(kind, config)
+                outcome = self._load_and_compare(*key)
             except Exception as error:  # noqa: BLE001 - as above
                 outcome = _failure(error)
                 if outcome.status is Status.OUT_OF_RESOURCES:
                     return outcome  # there may be memory beside another problem
-            self._checked[kind, config] = outcome
-        return self._checked[kind, config]
+            self._checked[key] = outcome
+        return self._checked[key]
 
-    def _load_and_compare(self, kind: _Kind, config: KernelConfig) -> Outcome:
+    def _load_and_compare(self, of: Kind, config: KernelConfig) -> Outcome:
         family, problem = self._family, self._family.check_problem(self._problem)
-        if kind not in self._check_inputs:
+        if of not in self._check_inputs:
             inputs = family.inputs(problem, self._device, seed=1)
-            self._check_inputs[kind] = (inputs, family.reference(inputs))
-        inputs, reference = self._check_inputs[kind]
+            self._check_inputs[of] = (inputs, family.reference(inputs))
+        inputs, reference = self._check_inputs[of]
         binary = family.compile(config, problem)
         binary._init_handles()
         y = family.launch(inputs, config)

@@ -83,6 +83,10 @@ class Watch:
         return self
 
     def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Kills the children."""
         for key in list(self._selector.get_map().values()):
             key.data.child.kill()
             key.data.child.connection.close()
@@ -113,6 +117,7 @@ class Watch:
 
 def main() -> None:
     """The whole life of a child."""
+    os.dup2(2, 1)  # what a compiler prints, say, is not part of what the parent says
     connection = Connection(int(sys.argv[2]))
     Thread(target=_end_with, args=(connection.fileno(),), daemon=True).start()
     with suppress(EOFError, BrokenPipeError, ConnectionResetError):  # the parent has no more to ask

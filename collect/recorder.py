@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from ..datasets import Case, DeviceSpec, Family, ForetuneError, Measurement
 from ..datasets.drift import Reading, flagged
@@ -20,15 +20,18 @@ if TYPE_CHECKING:
 
 #: Rows reach the disk at least this often, and when their case is done; readings of the reference less often.
 FLUSH_SECONDS, FLUSH_DRIFT_SECONDS = 10.0, 60.0
+#: What a dataset notes of a run: see `provenance`.
+Origin: TypeAlias = Callable[[Family, DeviceSpec], dict[str, Any]]
 
 
 class Recorder:
     """Appends to the dataset in `out`, under a run id of its own for each family and device.
 
-    `clock` gives seconds. Whatever writes raises `ForetuneError` where the disk takes no more; what it took is kept.
+    `clock` gives seconds; `origin` says where a family's measurements on a device come from (from here, if left out).
+    Whatever writes raises `ForetuneError` where the disk takes no more; what it took is kept.
     """
 
-    def __init__(self, out: Path | str, clock: Callable[[], float]) -> None:
+    def __init__(self, out: Path | str, clock: Callable[[], float], origin: Origin | None = None) -> None:
         self._out, self._clock, self._start = Path(out), clock, clock()
         self._writers: dict[tuple[str, str], Writer] = {}  # by family and device name
         self._pending: dict[tuple[Case, str], list[Measurement]] = {}  # by case and device name
@@ -36,6 +39,7 @@ class Recorder:
         self._readings: list[tuple[Writer, Reading]] = []
         self._unwritten = 0  # of the readings, from the first of them
         self._drift_due = self._start + FLUSH_DRIFT_SECONDS
+        self._origin = origin or provenance
         self.statuses: Counter[str] = Counter()
 
     def add(self, case: Case, family: Family, device: DeviceSpec, rows: Sequence[Measurement]) -> None:
@@ -45,9 +49,11 @@ class Recorder:
         self._due.setdefault((case, device.name), self._clock() + FLUSH_SECONDS)
         self._pending.setdefault((case, device.name), []).extend(rows)
 
-    def read(self, case: Case, family: Family, device: DeviceSpec, gpu: str, time_us: float) -> None:
+    def read(
+        self, case: Case, family: Family, device: DeviceSpec, gpu: str, time_us: float, ago_s: float = 0.0
+    ) -> None:
         """Takes the time that the reference took on one GPU, while it measured the case."""
-        reading = Reading(case.problem, gpu, self._clock() - self._start, time_us)
+        reading = Reading(case.problem, gpu, self._clock() - self._start - ago_s, time_us)
         self._readings.append((self._writer(family, device), reading))
 
     def done(self, case: Case) -> None:
@@ -98,7 +104,7 @@ class Recorder:
             run_id = f"{datetime.datetime.now(datetime.timezone.utc):%Y%m%d-%H%M%S}-{uuid.uuid4().hex[:4]}"
             with self._writing():
                 self._writers[key] = Writer(
-                    self._out, self._out.name, [device], provenance(family, device), run_id=run_id
+                    self._out, self._out.name, [device], self._origin(family, device), run_id=run_id
                 )
         return self._writers[key]
 

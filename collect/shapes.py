@@ -132,7 +132,8 @@ def _case(
 ) -> Case:
     routing = str(rng.choice(list(ROUTINGS), p=list(ROUTINGS.values())))
     dtype = "fp16" if rng.uniform() < FP16_SHARE else "bf16"
-    possible = [PERMUTATION[source.rsplit("/", 1)[1]] for source in sources if "/" in source] or list(PERMUTATION.values())
+    projections = [source.rsplit("/", 1)[1] for source in sources if "/" in source] or list(PERMUTATION)
+    possible = [PERMUTATION[projection] for projection in projections]
     flags = (str(rng.choice(possible)),) if rng.uniform() < PERMUTED_SHARE else ()
     sizes = group_sizes(routing, rows, groups, rng)
     problem = Problem.of(family, dtype=dtype, flags=flags, groups=groups, rows=rows, n=n, k=k, group_sizes=sizes)

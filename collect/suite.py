@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -53,11 +54,10 @@ def suite(family: str, models: Sequence[Model]) -> dict[str, Case]:
                 layer = f"{name}/{projection}"
                 rng = np.random.default_rng(zlib.crc32(f"{layer} {phase} {routing}".encode()))
                 sizes = group_sizes(routing, rows, groups, rng)
-                dims = {"groups": groups, "rows": rows, "n": n, "k": k}
-                plain = Problem.of(family, group_sizes=sizes, **dims)
+                plain = Problem.of(family, group_sizes=sizes, groups=groups, rows=rows, n=n, k=k)
                 cases[f"{layer} {phase} {routing}"] = Case(plain, (layer,), routing)
                 if phase == "training" and routing == "balanced":
                     flag = PERMUTATION[projection]
-                    fused = Problem.of(family, group_sizes=sizes, flags=(flag,), **dims)
+                    fused = replace(plain, flags=(flag,))
                     cases[f"{layer} {phase} {routing} {flag}"] = Case(fused, (layer,), routing)
     return cases

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from .case import Case
 from .config import KernelConfig
 from .device import DeviceSpec
-from .errors import BundleError, DatasetError, ForetuneError
+from .errors import BundleError, DatasetError, ForetuneError, ForetuneWarning
 from .family import Family
 from .measurement import TIMED, Measurement, Status
 from .models import Model, load_models
@@ -30,6 +30,7 @@ __all__ = [
     "DeviceSpec",
     "Family",
     "ForetuneError",
+    "ForetuneWarning",
     "GroupSummary",
     "KernelConfig",
     "Measurement",
@@ -59,7 +60,7 @@ def load(name_or_path: str | Path) -> Dataset:
     or listing the shipped names where nothing of that name exists.
 
     >>> load("h200").families
-    ('grouped_gemm_fwd',)
+    ('grouped_gemm_dw', 'grouped_gemm_dx', 'grouped_gemm_fwd')
     """
     from .store import read
 

@@ -46,6 +46,11 @@ class Dataset:
         worst = flagged(self.drift)
         return {self.cases[problem]: slowdown for problem, slowdown in zip(worst.index, worst, strict=True)}
 
+    def kernel_sources(self, family: str) -> set[str]:
+        """The hashes of the kernel's sources with which a family was measured, as far as its runs recorded them."""
+        runs = self.provenance.get("runs", {}).values()
+        return {str(run["kernel_source"]) for run in runs if run.get("family") == family and "kernel_source" in run}
+
     def rows(self, family: str) -> pd.DataFrame:
         """The measurements of one family. Raises `DatasetError` listing the families that are in it."""
         if family not in self.families:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import MISSING, asdict, dataclass, fields, replace
 from importlib import resources
+from pathlib import Path
 from typing import Any
 
 from .errors import ForetuneError
+from .problem import DTYPES
 
 # Dense fp16/bf16 matrix FLOPs per SM and clock, for cards nobody has measured yet (vendor whitepapers:
 # A100 312 TF / 108 SM / 1.41 GHz, H100 990 / 132 / 1.83, B200 2250 / 148 / 1.9, MI300X 1307 / 304 / 2.1).
@@ -22,16 +25,22 @@ _MATRIX_FLOPS_PER_SM_CLOCK = {
 }
 # What a copy and a cuBLAS product reach of the theoretical figure on an H200 (4.3 of 4.8 TB/s, 785 of 1070 TFLOP/s).
 _COPY_SHARE, _MATRIX_SHARE = 0.9, 0.73
+# The share of the SMs that draws a card's whole bandwidth: `foretune device --sms N` shows what N of them draw.
+_SHARE_THAT_DRAWS_ALL = 0.5
 
 
 @dataclass(frozen=True)
 class DeviceSpec:
     """A GPU's limits and rates. Heuristics take this and never query a device.
 
-    `rates_measured` says whether the two rates were measured on such a card or estimated from its clocks.
+    `rates_measured` says whether the rates were measured on such a card or estimated from its clocks. Those without
+    an estimate are only there where `foretune device` measured them.
 
     >>> DeviceSpec.named("h200").sm_count
     132
+    >>> DeviceSpec.find("nowhere.json")
+    Traceback (most recent call last):
+    foretune.datasets.errors.ForetuneError: nowhere.json: cannot be read: No such file or directory
     """
 
     name: str
@@ -47,6 +56,9 @@ class DeviceSpec:
     copy_bandwidth_gbs: float  # device copy, bytes read + written
     matrix_tflops: float  # dense bf16 product on random data
     rates_measured: bool = False
+    read_bandwidth_gbs: float | None = None  # reading alone, from memory
+    l2_seen_bytes: int | None = None  # the largest set that is read again at the L2's speed
+    matrix_tflops_by_dtype: tuple[tuple[str, float], ...] = ()  # (dtype, rate) as `matrix_tflops`, sorted by dtype
 
     @classmethod
     def live(cls, index: int | None = None) -> DeviceSpec:
@@ -66,6 +78,35 @@ class DeviceSpec:
                 return known
         return spec
 
+    def with_sms(self, sm_count: int) -> DeviceSpec:
+        """The spec of so many of its SMs (see `runtime.partition`); itself where that is all of them.
+
+        A rule, not a measurement: matrix rates in proportion to the SMs; bandwidths too, up to the whole card's, which
+        half of the SMs draw. Limits, clock and L2 stay, because a partition has the L2 to itself.
+
+        Raises `ForetuneError` for more SMs than there are.
+
+        >>> DeviceSpec.named("h200").with_sms(33).matrix_tflops
+        196.2
+        """
+        if not 1 <= sm_count <= self.sm_count:
+            raise ForetuneError(f"{self.name} has 1 to {self.sm_count} SMs but {sm_count} were asked for")
+        if sm_count == self.sm_count:
+            return self
+        share = sm_count / self.sm_count
+        drawn = min(share / _SHARE_THAT_DRAWS_ALL, 1.0)
+        by_dtype = tuple((dtype, round(rate * share, 1)) for dtype, rate in self.matrix_tflops_by_dtype)
+        return replace(
+            self,
+            name=f"{self.name} ({sm_count} SMs)",
+            sm_count=sm_count,
+            copy_bandwidth_gbs=round(self.copy_bandwidth_gbs * drawn, 1),
+            read_bandwidth_gbs=self.read_bandwidth_gbs and round(self.read_bandwidth_gbs * drawn, 1),
+            matrix_tflops=round(self.matrix_tflops * share, 1),
+            matrix_tflops_by_dtype=by_dtype,
+            rates_measured=False,
+        )
+
     @classmethod
     def named(cls, name: str) -> DeviceSpec:
         """A shipped spec, by its short name. Raises `ForetuneError` listing the names that exist."""
@@ -78,20 +119,78 @@ class DeviceSpec:
         """Short names of the shipped specs."""
         return sorted(file.name.removesuffix(".json") for file in _devices().iterdir())
 
+    @classmethod
+    def find(cls, name_or_path: str) -> DeviceSpec:
+        """A shipped spec by its short name, else the one in a JSON file. Raises `ForetuneError` for what is neither.
+
+        >>> DeviceSpec.find("h200").name
+        'NVIDIA H200'
+        """
+        if name_or_path in cls.names():
+            return cls.named(name_or_path)
+        if name_or_path.endswith(".json") or Path(name_or_path).exists():
+            return cls.load(name_or_path)
+        raise ForetuneError(
+            f"unknown device {name_or_path!r}; known: {', '.join(cls.names())}, or the path of a spec's JSON file"
+        )
+
+    @classmethod
+    def load(cls, path: Path | str) -> DeviceSpec:
+        """The spec in a JSON file, as `save` or `foretune device --out` wrote it. Raises `ForetuneError` naming the
+        file and what is wrong with it."""
+        try:
+            return cls.from_json(json.loads(Path(path).read_text()))
+        except OSError as error:
+            raise ForetuneError(f"{path}: cannot be read: {error.strerror}") from None
+        except (UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
+            raise ForetuneError(f"{path}: not JSON: {error}") from None
+        except ForetuneError as error:
+            raise ForetuneError(f"{path}: {error}") from None
+
+    def save(self, path: Path | str) -> None:
+        """Writes the spec as a JSON file that `load` reads."""
+        Path(path).write_text(json.dumps(self.to_json(), indent=1) + "\n")
+
     def to_json(self) -> dict[str, Any]:
-        return asdict(self)
+        """All fields; those that were never measured are left out, so that specs of before they existed stay as
+        they were."""
+        value = asdict(self) | {"matrix_tflops_by_dtype": dict(self.matrix_tflops_by_dtype)}
+        return {name: value[name] for name in value if name not in _ONLY_MEASURED or value[name]}
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> DeviceSpec:
-        """The inverse of `to_json`. Raises `ForetuneError` naming fields that are missing or unknown."""
+        """The inverse of `to_json`. Raises `ForetuneError` naming fields that are missing, unknown or wrong."""
         if not isinstance(value, Mapping):
             raise ForetuneError(f"not a device spec: {value!r}")
         known = {field.name for field in fields(cls)}
-        required = known - {"rates_measured"}
+        required = {field.name for field in fields(cls) if field.default is MISSING}
         wrong = sorted((required - value.keys()) | (value.keys() - known))
         if wrong:
             raise ForetuneError(f"not a device spec: fields missing or unknown: {', '.join(wrong)}")
-        return cls(**value)
+        by_dtype = value.get("matrix_tflops_by_dtype", {})
+        if not isinstance(by_dtype, Mapping) or set(by_dtype) - set(DTYPES):
+            raise ForetuneError(f"matrix_tflops_by_dtype must have rates of {', '.join(DTYPES)} but is {by_dtype!r}")
+        for name, given in [*value.items(), *by_dtype.items()]:
+            _check(name, given)
+        return cls(**{**value, "matrix_tflops_by_dtype": tuple(sorted(by_dtype.items()))})
+
+
+#: Fields that only `foretune device` fills.
+_ONLY_MEASURED = ("read_bandwidth_gbs", "l2_seen_bytes", "matrix_tflops_by_dtype")
+
+
+def _check(name: str, value: Any) -> None:
+    """Raises `ForetuneError` for a field that is not what a device can have."""
+    if name in ("name", "backend", "arch"):
+        if not isinstance(value, str) or not value:
+            raise ForetuneError(f"{name} must be a word but is {value!r}")
+    elif name == "rates_measured":
+        if not isinstance(value, bool):
+            raise ForetuneError(f"{name} must be true or false but is {value!r}")
+    elif name != "matrix_tflops_by_dtype":
+        number = isinstance(value, (int, float)) and not isinstance(value, bool)
+        if not (number and math.isfinite(value) and value > 0):
+            raise ForetuneError(f"{name} must be a positive number but is {value!r}")
 
 
 def _devices() -> Any:

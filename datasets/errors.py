@@ -1,4 +1,4 @@
-"""The one error family that a caller of Foretune can cause with bad input."""
+"""The one error family that a caller of Foretune can cause with bad input, and its one kind of warning."""
 
 from __future__ import annotations
 
@@ -13,3 +13,7 @@ class DatasetError(ForetuneError):
 
 class BundleError(ForetuneError):
     """A bundle that cannot be read as it is; the message names the file."""
+
+
+class ForetuneWarning(UserWarning):
+    """All goes on, but not as one would think; the message says why."""

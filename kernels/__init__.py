@@ -7,7 +7,9 @@ from .grouped_gemm import GroupedGemmDW, GroupedGemmDX, GroupedGemmForward
 
 __all__ = ["families", "family"]
 
-_FAMILIES: dict[str, Family] = {family.name: family for family in (GroupedGemmForward(), GroupedGemmDX(), GroupedGemmDW())}
+_FAMILIES: dict[str, Family] = {
+    family.name: family for family in (GroupedGemmForward(), GroupedGemmDX(), GroupedGemmDW())
+}
 
 
 def families() -> dict[str, Family]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
@@ -48,6 +48,7 @@ def compare(
     after that, in `rounds` interleaved turns (the median), because clocks drift over minutes.
     """
     inputs = family.inputs(problem, device)
+    space = [config for config in family.space(device) if family.supports(config, problem, device) is None]
     shortlists: dict[str, Callable[..., Any] | None] = {
         f"k={k}": prune(family, k=k, device=device, bundle=bundle) for k in ks
     }
@@ -55,7 +56,7 @@ def compare(
     tuned = []
     for label, pruner in shortlists.items():
         on_start(label)
-        kernel, seconds = _first_call(family, inputs, device, pruner)
+        kernel, seconds = _first_call(family, space, inputs, pruner)
         tuned.append((label, kernel, seconds))
 
     timer = Timer()
@@ -79,7 +80,7 @@ def compare(
 
 
 def _first_call(
-    family: Family, inputs: Any, device: DeviceSpec, pruner: Callable[..., Any] | None
+    family: Family, space: Sequence[KernelConfig], inputs: Any, pruner: Callable[..., Any] | None
 ) -> tuple[Any, float]:
     """The autotuned kernel after its first call, and how long that call took."""
     import torch
@@ -87,7 +88,7 @@ def _first_call(
 
     with TemporaryDirectory() as cache, triton.knobs.cache.scope():
         triton.knobs.cache.dir = cache
-        kernel = family.autotuner([config.to_triton() for config in family.space(device)], pruner)
+        kernel = family.autotuner([config.to_triton() for config in space], pruner)
         torch.cuda.synchronize()
         start = time.perf_counter()
         family.launch_autotuned(kernel, inputs)

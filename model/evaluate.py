@@ -17,6 +17,7 @@ from .gbdt import LightGBMRanker
 from .metrics import geomean, summarise, top_k_regret
 from .ranker import Ranker
 from .rows import Subsets
+from .sources import check_sources
 from .splits import RANDOM, split_folds, split_groups
 
 if TYPE_CHECKING:
@@ -186,6 +187,7 @@ class _Bench:
     ) -> None:
         if tested is not None and tested < 1:
             raise ForetuneError(f"tested must be >= 1 fold but got {tested}")
+        check_sources(dataset, family)
         self.grid, self.family = dataset.grid(family.name), family
         self.ks, self._folds, self.jobs = tuple(ks), folds, jobs
         self.groups = split_groups(self.grid.cases)

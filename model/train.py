@@ -11,6 +11,7 @@ from ..datasets import Family, ForetuneError
 from ..datasets.grid import Grid
 from .bundle import Bundle, TrainedFamily
 from .gbdt import LightGBMRanker
+from .sources import check_sources
 
 if TYPE_CHECKING:
     from ..datasets.dataset import Dataset
@@ -19,21 +20,22 @@ if TYPE_CHECKING:
 def train(
     dataset: Dataset, families: Mapping[str, Family], ranker: Callable[[], LightGBMRanker] = LightGBMRanker
 ) -> Bundle:
-    """A bundle with one ranker for each family of the dataset, fitted on all its problems.
+    """A bundle with one ranker for each of `families` (by name) that the dataset has, fitted on all its problems.
 
-    `families` are the known ones by name; `ranker` makes the unfitted ranker. The same dataset, families, parameters
-    and LightGBM give the same bytes. Raises `ForetuneError` for a family of the dataset that is not among them.
+    `ranker` makes the unfitted ranker. The same dataset, families, parameters and LightGBM give the same bytes. Warns
+    as `check_sources` does. Raises `ForetuneError` where the dataset has none of the families.
 
     >>> train(load("h200"), families).save("my-bundle")  # doctest: +SKIP
     """
     import lightgbm
 
-    unknown = [name for name in dataset.families if name not in families]
-    if unknown or not dataset.families:
-        known = ", ".join(sorted(families)) or "none"
-        raise ForetuneError(f"{dataset.name}: families must be among {known} but are {', '.join(unknown) or 'none'}")
+    learnable = [name for name in dataset.families if name in families]
+    if not learnable:
+        wanted, there = (", ".join(sorted(names)) or "none" for names in (families, dataset.families))
+        raise ForetuneError(f"{dataset.name}: families must be among {wanted} but are {there}")
     trained = {}
-    for name in dataset.families:
+    for name in learnable:
+        check_sources(dataset, families[name])
         grid = dataset.grid(name)
         trained[name] = TrainedFamily(
             ranker=ranker().fit(grid, families[name]),

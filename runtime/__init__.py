@@ -1,16 +1,18 @@
-"""Shortlists at run time: prune callbacks, compiling without a GPU, and timing.
+"""Shortlists at run time: prune callbacks, compiling without a GPU, timing, and parts of a GPU.
 
 Importing this imports neither torch nor triton.
 """
 
 from __future__ import annotations
 
+from ..datasets import ForetuneWarning
 from .mode import Mode, mode
+from .partition import partition
 from .prune import Pruner, prune
 from .shortlist import Shortlist, shortlist
 from .stub import gpu_target, stub_driver, stubbed
 from .timing import Timer, Timing
-from .warn import ForetuneWarning, warn_once
+from .warn import warn_once
 
 __all__ = [
     "ForetuneWarning",
@@ -21,6 +23,7 @@ __all__ = [
     "Timing",
     "gpu_target",
     "mode",
+    "partition",
     "prune",
     "shortlist",
     "stub_driver",

@@ -13,7 +13,7 @@ class Clock(Protocol):
     """A queue of work on one device. All but `wait` return at once."""
 
     def hold(self, us: float) -> None:
-        """Queues work that keeps the device busy for about this long."""
+        """Queues one kernel that keeps the device busy for about this long; with 0, one that does nothing."""
 
     def flush(self) -> None:
         """Queues the eviction of everything from the L2."""

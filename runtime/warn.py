@@ -1,14 +1,12 @@
-"""`ForetuneWarning`: said once for each reason, when a prediction cannot be made."""
+"""`warn_once`: a `ForetuneWarning` said once for each reason, when a prediction cannot be made."""
 
 from __future__ import annotations
 
 import warnings
 
+from ..datasets import ForetuneWarning
+
 _said: set[str] = set()
-
-
-class ForetuneWarning(UserWarning):
-    """A launch goes on without a prediction; the message says why."""
 
 
 def warn_once(reason: str) -> None:

@@ -9,9 +9,10 @@ import os
 import signal
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from fakes import FakeFamily
 from foretune.collect.measuring import DeviceLostError
 from foretune.datasets import KernelConfig, Problem
 from replay import DEVICE, ReplayRunner
@@ -23,6 +24,7 @@ FAULTS = {
     "exit": lambda: os._exit(7),
     "killed": lambda: os.kill(os.getpid(), signal.SIGKILL),
     "stopped": lambda: os.kill(os.getpid(), signal.SIGSTOP),
+    "kills its supervisor": lambda: os.kill(os.getppid(), signal.SIGKILL),
 }
 
 
@@ -36,6 +38,39 @@ class FaultyGpu:
 
     def open(self):
         return DEVICE, FaultyRunner(self)
+
+
+class CompiledFamily(FakeFamily):
+    """The fake family, for a compile pool: compiling takes no time and cannot fail."""
+
+    def compile(self, config, problem):
+        pass
+
+
+class FewFamily(CompiledFamily):
+    """A space of few configs."""
+
+    def space(self, device=None):
+        return super().space()[:24]
+
+
+@dataclass
+class TwoKinds:
+    """One card or another, by the name of the dask worker that it is in."""
+
+    seconds: float
+
+    def open(self):
+        name = Path(f"/proc/{os.getppid()}/cmdline").read_text()
+        device = replace(DEVICE, name="small", sm_count=64) if "small" in name else DEVICE
+        return device, ReplayRunner(seconds=self.seconds)
+
+
+class NoGpu:
+    """A GPU that cannot be opened."""
+
+    def open(self):
+        raise RuntimeError("no CUDA today")
 
 
 class NeverOpen:

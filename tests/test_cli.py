@@ -15,7 +15,7 @@ from foretune import datasets
 from foretune.__main__ import _seconds, app
 from typer.testing import CliRunner, Result
 
-COMMANDS = ("quickstart", "collect", "train", "evaluate", "predict", "datasets")
+COMMANDS = ("quickstart", "collect", "train", "evaluate", "predict", "device", "datasets", "export")
 FAMILY = "grouped_gemm_fwd"
 LAYER = "--groups 64 --rows 8192 --n 2048 --k 1024"
 PREDICT = f"predict {FAMILY} --device h200 {LAYER}"
@@ -54,6 +54,9 @@ def test_every_command_helps_with_an_example_and_has_json(command: str) -> None:
         "tune",
         "train --data h200",
         "quickstart --fast",
+        "export h200 --format csv",
+        "export h200 --format csv --out o --problem -1",
+        "device --sms 0",
         "collect",
         f"{PREDICT} --top 0",
         f"collect {FAMILY} --models models.csv --out o --random -1",
@@ -101,6 +104,14 @@ def test_an_option_that_cannot_be_exits_with_2_and_is_named(line: str, named: st
         (f"{PREDICT} --bundle no/such/bundle", "no/such/bundle"),
         (f"predict {FAMILY} --device h200 --groups 64 --rows 8 --n 2047 --k 64", "multiples of 8 but are 2047 and 64"),
         (f"predict {FAMILY} --device h200 --groups 0 --rows 8 --n 64 --k 64", "must be >= 1 but are 0, 64 and 64"),
+        (f"predict {FAMILY} --device no/such.json {LAYER}", "no/such.json: cannot be read"),
+        ("device h200 --sms 133", "NVIDIA H200 has 1 to 132 SMs but 133 were asked for"),
+        ("export h100 --format csv --out o", "h100"),
+        ("export h200 --format xml --out o", "format must be one of t4, csv but is 'xml'"),
+        ("export h200 --format t4 --out o --problem 100000", "problem must be 0 to "),
+        ("export h200 --format t4 --out no/such/folder/o --problem 0", "no/such/folder/o"),
+        ("device h300", "unknown device 'h300'; known: "),
+        ("device no/such.json", "no/such.json: cannot be read"),
         (f"collect {FAMILY} --models no/such.csv --out o", "no/such.csv"),
         ("collect gemm --models no/such.csv --out o", "gemm"),
     ],
@@ -112,6 +123,40 @@ def test_bad_input_exits_with_1_and_is_named(line: str, named: str) -> None:
     assert "Traceback" not in plain.stderr
     assert plain.stdout == ""
     assert named in json.loads(as_json.stdout)["error"]
+
+
+def test_no_device_to_show_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    import torch
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    result = call("device")
+    assert result.exit_code == 1
+    assert "no GPU is visible here; devices that can be named instead: h200" in result.stderr
+
+
+def test_a_device_is_shown_and_saved_and_predicts_as_itself(tmp_path: Path) -> None:
+    path = tmp_path / "mine.json"
+    shown = call("device h200 --json --out", path)
+    assert json.loads(shown.stdout) == json.loads(path.read_text())
+    assert str(path) in shown.stderr
+    table = call("device", path).stdout
+    assert "NVIDIA H200" in table
+    assert all(f" {name} " in table for name in json.loads(shown.stdout) if name != "name")
+    assert call(f"{PREDICT.replace('h200', str(path))} --json").stdout == call(f"{PREDICT} --json").stdout
+
+
+def test_a_part_of_a_named_device_is_shown_by_the_rule() -> None:
+    shown = json.loads(call("device h200 --sms 64 --json").stdout)
+    assert (shown["name"], shown["sm_count"], shown["rates_measured"]) == ("NVIDIA H200 (64 SMs)", 64, False)
+
+
+@pytest.mark.parametrize("format", ["t4", "csv"])
+def test_one_problem_is_exported(format: str, tmp_path: Path) -> None:
+    result = json.loads(call(f"export h200 --problem 3 --format {format} --json --out", tmp_path / "x").stdout)
+    assert result["format"] == format
+    assert result["results"] > 0
+    assert str(tmp_path / "x") == result["out"]
+    assert (tmp_path / "x").read_text().count("num_warps") == (result["results"] if format == "t4" else 1)
 
 
 @pytest.mark.parametrize(("line", "code"), [("datasets", 0), ("datasets h100", 1), ("datasets --fast", 2)])
@@ -141,6 +186,18 @@ def test_datasets_shows_them_as_a_table() -> None:
     table = call("datasets").stdout
     assert "measurements" in table
     assert all(name in table for name in datasets.names())
+
+
+def test_data_of_another_kernel_are_named_in_one_line_beside_the_result(monkeypatch: pytest.MonkeyPatch) -> None:
+    from foretune.kernels import family
+
+    (measured,) = datasets.load("h200").kernel_sources(FAMILY)
+    for now, warned in ((measured, False), ("another", True)):
+        monkeypatch.setattr(type(family(FAMILY)), "source_hash", lambda self, now=now: now)
+        result = call("datasets h200 --json")
+        lines = [line for line in result.stderr.splitlines() if f" of {FAMILY} (" in line]
+        assert [line.startswith("Warning: h200 was measured with other sources") for line in lines] == [True] * warned
+        assert json.loads(result.stdout)
 
 
 def test_predict_as_json_is_the_contract() -> None:

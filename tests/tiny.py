@@ -53,6 +53,14 @@ class RaisingFamily(TinyFamily):
             raise RuntimeError("no blocks of 128, please")
 
 
+class PrintingFamily(TinyFamily):
+    """Its compiler is one of those that talk."""
+
+    def build(self, config):
+        os.write(1, b"the whole program")
+        os.write(2, b"and what is wrong with it")
+
+
 class KillingFamily(TinyFamily):
     """Blocks of 64 end their process, blocks of 128 are killed by the system."""
 

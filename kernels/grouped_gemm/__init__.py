@@ -9,6 +9,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from .family import GroupedGemmDW, GroupedGemmDX, GroupedGemmForward
+from .space import estimate_smem_bytes
 
 if TYPE_CHECKING:
     from .op import grouped_gemm
@@ -21,6 +22,7 @@ __all__ = [
     "KernelConfigBackward_dW",
     "KernelConfigBackward_dX",
     "KernelConfigForward",
+    "estimate_smem_bytes",
     "grouped_gemm",
     "unsloth_grouped_gemm",
 ]

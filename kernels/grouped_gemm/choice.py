@@ -14,7 +14,7 @@ from ...datasets import DeviceSpec, Family, ForetuneError, KernelConfig, Problem
 from ...datasets.config import OPTIONS
 from ...runtime import Mode, Timer, shortlist, warn_once
 from ...runtime.bucket import bucket
-from .space import wrong_value
+from .space import wrong_knob
 
 #: How many configs the mode `shortlist` benchmarks.
 K = 8
@@ -58,7 +58,7 @@ def given(config: KernelConfig, family: Family, problem: Problem, device: Device
     if unknown:
         raise ForetuneError(f"{family.name} has no knob {', '.join(unknown)}; it has {', '.join(family.knobs)}")
     config = KernelConfig.from_json(family.default(problem, device).to_json() | knobs)
-    reason = wrong_value(config) or family.supports(config, problem, device)
+    reason = wrong_knob(config) or family.supports(config, problem, device)
     if reason is not None:
         raise ForetuneError(f"this config cannot run {problem} on {device.name}: {reason} ({config})")
     return config

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from .tiles import TileMap
 
 UNSPECIALIZED = ["dy_rows", "x_rows", "rows", "groups", "slots", "N8", "K8", "divisor", "GROUP_M", "PROGRAMS_PER_SM"]
-KEY = ["rows", "groups", "N8", "K8"]
+KEY = ["rows", "groups", "N8", "K8", "GATHER_DY", "GATHER_X"]
 _LANES = tl.constexpr(256)
 _TENSORS = 6  # of the arguments, come first
 _SUM_BLOCK = 4096
@@ -128,7 +128,7 @@ def grouped_gemm_dw_kernel(
         if TMA_DY:
             dy = load_ragged(dy_desc, r, row_end, m, BLOCK_K, BLOCK_M)
         else:
-            if GATHER_DY:
+            if GATHER_DY:  # noqa: SIM108 - a constant decides: the other branch is not compiled
                 dy_row = tl.minimum(tl.maximum(permuted, 0), dy_rows - 1)
             else:
                 dy_row = r + offs_k
@@ -137,7 +137,7 @@ def grouped_gemm_dw_kernel(
         if TMA_X:
             x = load_ragged(x_desc, r, row_end, n, BLOCK_K, BLOCK_N)
         else:
-            if GATHER_X:
+            if GATHER_X:  # noqa: SIM108 - as above
                 x_row = tl.minimum(tl.maximum(permuted, 0), x_rows - 1)
             else:
                 x_row = r + offs_k
@@ -174,9 +174,7 @@ def store_tile(out, matrix, m, n, tile, N, K, TMA: tl.constexpr):
 
 
 @triton.jit
-def store_partial(
-    out, slot, m, n, acc, N, K, element: tl.constexpr, WORDS: tl.constexpr, TMA: tl.constexpr
-):
+def store_partial(out, slot, m, n, acc, N, K, element: tl.constexpr, WORDS: tl.constexpr, TMA: tl.constexpr):
     """Stores float32 sums, as two matrices of 16-bit words (upper and lower halves) where the output is 16-bit: so
     that they take the same way through shared memory as the output does, and not twice the room beside it."""
     if WORDS == 1:

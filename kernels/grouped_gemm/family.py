@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from ...datasets import DeviceSpec, Family, ForetuneError, KernelConfig, Problem
 from .chunks import chunk_rows
 from .features import FEATURE_NAMES, features, group_sizes_of
+from .fingerprint import structure
 from .operation import DW, DX, FORWARD, PERMUTATIONS, Operation
-from .space import Ranges, full_space, knobs_of, smem_bytes
+from .space import BLOCKS_M, Ranges, full_space, knobs_of, smem_bytes, wrong_value
 
 if TYPE_CHECKING:
     import numpy as np
@@ -67,7 +68,7 @@ class GroupedGemm(Family):
         >>> len(family("grouped_gemm_fwd").space(DeviceSpec.named("h200"), block_m=[64], tma=[1])) > 10
         True
         """
-        space = full_space(self.operation, Ranges.of(**ranges)) if ranges else full_space(self.operation)
+        space = full_space(self.operation, Ranges.of(self.operation, **ranges))
         if device is None:
             return space
         return tuple(c for c in space if self._device_limit(c, 2, device) is None)
@@ -109,16 +110,19 @@ class GroupedGemm(Family):
         for flag, knob in self.operation.permuted_by:
             if flag in problem.flags and config[knob]:
                 return f"{knob}=1 with {flag}: TMA moves boxes of neighbouring rows, and these are permuted"
-        tile = config["BLOCK_M"] * config["BLOCK_N"]
+        block_m = config["BLOCK_M"]
+        if block_m not in BLOCKS_M:  # a map has no tiles of that size, and would be read where it holds other things
+            return wrong_value("block_m", block_m)
+        tile = block_m * config["BLOCK_N"]
         if problem.dtype == "fp32" and tile > MOST_FP32_TILE:
             return f"fp32 tiles have at most {MOST_FP32_TILE} elements but BLOCK_M x BLOCK_N is {tile}"
         return self._device_limit(config, problem.itemsize, device)
 
     def _device_limit(self, config: KernelConfig, itemsize: int, device: DeviceSpec) -> str | None:
         """The reason why the device cannot run the config for any problem, or None."""
-        if any(config[knob] for knob in self.operation.tma) and device.arch not in _TMA_ARCHS:
-            if device.backend != "cpu":
-                return f"{device.arch} has no TMA"
+        has_tma = device.arch in _TMA_ARCHS or device.backend == "cpu"  # the interpreter has
+        if not has_tma and any(config[knob] for knob in self.operation.tma):
+            return f"{device.arch} has no TMA"
         needed = smem_bytes(self.operation, config, itemsize, device)
         if needed > device.smem_per_block_bytes:
             return f"needs {needed} bytes of shared memory but {device.name} has {device.smem_per_block_bytes} a block"
@@ -136,9 +140,15 @@ class GroupedGemm(Family):
                 f"{self.name}'s needs prune(..., problem=a function of the arguments)"
             )
         n, k = self._layer_dims(8 * int(arguments["N8"]), 8 * int(arguments["K8"]))
-        dims = {"groups": int(arguments["groups"]), "rows": int(arguments["rows"]), "n": n, "k": k}
-        flags = tuple(flag for flag, argument in self._permuting.items() if arguments.get(argument))
-        return Problem.of(self.name, dtype=_dtype_name(self._tensor, arguments[self._tensor]), flags=flags, **dims)
+        return Problem.of(
+            self.name,
+            dtype=_dtype_name(self._tensor, arguments[self._tensor]),
+            flags=tuple(flag for flag, argument in self._permuting.items() if arguments.get(argument)),
+            groups=int(arguments["groups"]),
+            rows=int(arguments["rows"]),
+            n=n,
+            k=k,
+        )
 
     _tensor: ClassVar[str]  # the kernel's parameter that says the dtype
     _permuting: ClassVar[dict[str, str]]  # the kernel's parameter that says each flag
@@ -273,7 +283,7 @@ class GroupedGemm(Family):
 
         modules = (tiles, ragged, dw if self.operation is DW else gemm)
         kernels = {
-            (module.__name__, name): value.src
+            (module.__name__, name): structure(value.src)
             for module in modules
             for name, value in vars(module).items()
             if isinstance(value, JITFunction)

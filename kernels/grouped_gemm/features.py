@@ -148,9 +148,7 @@ def features(
             np.log2(compute_us),
             np.full(len(rounds), np.log2(dram_us)),
             np.log2(l2_us),
-            np.log2(
-                sharing * space.block_m + np.minimum(work.n_tiles, slots / np.maximum(sharing, 1)) * space.block_n
-            ),
+            np.log2(sharing * space.block_m + np.minimum(work.n_tiles, slots / np.maximum(sharing, 1)) * space.block_n),
             np.maximum(np.maximum(compute_us, l2_us), dram_us),
         ],
         axis=1,
@@ -169,9 +167,7 @@ class _Space:
 
         self.block_m, self.block_n, self.block_k = (knob(f"BLOCK_{axis}") for axis in "MNK")
         self.group_m, warps, stages = knob("GROUP_M"), knob("num_warps"), knob("num_stages")
-        self.programs = np.array(
-            [resident_programs(operation, c, itemsize, device) for c in configs], dtype=np.float64
-        )
+        self.programs = np.array([resident_programs(operation, c, itemsize, device) for c in configs], dtype=np.float64)
         smem = np.array([smem_bytes(operation, c, itemsize, device) for c in configs], dtype=np.float64)
         accumulators = accumulator_registers(self.block_m, self.block_n, warps)
         in_flight = self.programs * (stages - 1) * (self.block_m + self.block_n) * self.block_k * itemsize

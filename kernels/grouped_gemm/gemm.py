@@ -1,7 +1,7 @@
 """The kernel of the forward pass and of dX: y[rows of e] = x[rows of e] @ b[e], rows in and out permuted at will.
 
-For the forward pass b[e] = w[e].T with w (groups, N, K). For dX the weights are contracted over their other side: b[e] =
-w[e] with w (groups, K, N), where this kernel's N is the layer's K.
+For the forward pass b[e] = w[e].T with w (groups, N, K). For dX the weights are contracted over their other side:
+b[e] = w[e] with w (groups, K, N), where this kernel's N is the layer's K.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 UNSPECIALIZED = ["x_rows", "rows", "groups", "N8", "K8", "divisor", "GROUP_M", "PROGRAMS_PER_SM"]
 #: What an autotuner of the kernel tunes anew for. The group sizes are tensor contents, which no key can see.
-KEY = ["rows", "groups", "N8", "K8"]
+KEY = ["rows", "groups", "N8", "K8", "TRANSPOSED", "GATHER", "SCATTER"]
 _TENSORS = 7  # of the arguments, come first
 
 
@@ -83,7 +83,8 @@ def grouped_gemm_kernel(
         y_desc = ragged_descriptor(y_ptr, N, BLOCK_M, BLOCK_N)
 
     # Flattened: the next tile's loads are in flight while this one is stored (3-5 % on training layers, and never
-    # slower by more than 0.3 %; H200, 2026-11). Nothing may be carried from tile to tile: Triton 3.6 flattens that wrongly.
+    # slower by more than 0.3 %; H200, 2026-11). Nothing may be carried from tile to tile: Triton 3.6 flattens that
+    # wrongly.
     for tile in tl.range(tl.program_id(0), m_tiles * n_tiles, tl.num_programs(0), flatten=True):
         m_tile, n_tile = tile_position(tile, m_tiles, n_tiles, GROUP_M)
         group, row, row_end = load_tile(map_ptr, m_tile, rows, groups, BLOCK_M)
@@ -174,8 +175,8 @@ def launch_gemm(
     """Launches the kernel with explicit arguments and does not wait for it.
 
     x (x_rows, K), w (groups, N, K) or, `transposed`, (groups, K, N); y (rows, N). `gather`: the sorted row i is row
-    gather[i] // divisor of x. `scatter`: it is stored as row scatter[i] of y. One of the two at most. `scale` (rows,) is
-    indexed by them where they are given. `bias` (groups, N).
+    gather[i] // divisor of x. `scatter`: it is stored as row scatter[i] of y. One of the two at most. `scale` (rows,)
+    is indexed by them where they are given. `bias` (groups, N).
     """
     n = y.shape[1]
     grid = grid_of(-(-tile_map.rows // config["BLOCK_M"]) + tile_map.groups, n, config, sm_count)
@@ -199,7 +200,8 @@ def launch_gemm(
 def grid_of(m_tiles: int, n: int, config: KernelConfig, sm_count: int) -> int:
     """Programs to launch: PROGRAMS_PER_SM on each SM, or one a tile where that is 0."""
     tiles: int = m_tiles * -(-n // config["BLOCK_N"])  # triton.cdiv takes 1.5 us
-    return min(sm_count * config["PROGRAMS_PER_SM"] or tiles, tiles)
+    programs: int = sm_count * config["PROGRAMS_PER_SM"]
+    return min(programs or tiles, tiles)
 
 
 def arguments(

@@ -40,3 +40,5 @@ DX = Operation("grouped_gemm_dx", "k", "n", "TMA_X", "TMA_W", "TMA_Y", (("permut
 DW = Operation(
     "grouped_gemm_dw", "k", "rows", "TMA_DY", "TMA_X", "TMA_DW", (("permute_x", "TMA_X"), ("permute_y", "TMA_DY"))
 )
+
+OPERATIONS = {operation.name: operation for operation in (FORWARD, DX, DW)}

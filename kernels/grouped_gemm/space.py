@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import product
+from typing import Any
 
-from ...datasets import DeviceSpec, ForetuneError, KernelConfig
-from .operation import DW, Operation
+from ...datasets import DeviceSpec, ForetuneError, KernelConfig, Problem
+from .operation import DW, OPERATIONS, Operation
 
 #: What the tile map has room for; the kernels take no other BLOCK_M over rows.
 BLOCKS_M = (16, 32, 64, 128, 256)
@@ -56,59 +57,58 @@ class Ranges:
     tma: tuple[int, ...] = (0, 1)
 
     @classmethod
-    def of(cls, **ranges: Sequence[int]) -> Ranges:
-        """Ranges with these values in place of the defaults. Raises `ForetuneError` naming a range or a value that
-        cannot be.
+    def of(cls, operation: Operation, **ranges: Sequence[int]) -> Ranges:
+        """The operation's ranges with these values in place of its own.
 
-        >>> Ranges.of(block_m=[64, 128]).block_m
-        (64, 128)
+        Raises `ForetuneError` naming a range or a value that cannot be.
+
+        >>> from .operation import DW
+        >>> Ranges.of(DW, block_m=[64]).block_m, Ranges.of(DW, block_m=[64]).block_k
+        ((64,), (32, 64))
         """
-        known = {field.name for field in fields(cls)}
         for name, values in ranges.items():
-            if name not in known:
-                raise ForetuneError(f"{name} is not a range of the space; there are {', '.join(sorted(known))}")
+            if name not in _VALID:
+                raise ForetuneError(f"{name} is not a range of the space; there are {', '.join(sorted(_VALID))}")
+            if not isinstance(values, Sequence) or isinstance(values, str) or not values:
+                raise ForetuneError(f"{name} must be a list of values but is {values!r}")
             for value in values:
-                if not _valid(name, value):
-                    raise ForetuneError(f"{name} cannot have the value {value!r}: {_VALID[name]}")
-        return cls(**{name: tuple(values) for name, values in ranges.items()})
+                if (wrong := wrong_value(name, value)) is not None:
+                    raise ForetuneError(wrong)
+        changed: dict[str, Any] = {name: tuple(values) for name, values in ranges.items()}
+        return replace(_DW_RANGES if operation is DW else cls(), **changed)
 
 
 #: A tile of dW is a piece of N x K, which is never small, and its contraction is a group's rows, which often are few.
 _DW_RANGES = Ranges(block_m=(64, 128, 256), block_n=(64, 128, 256), block_k=(32, 64))
 
-_VALID = {
-    "block_m": "a power of two between 16 and 256",
-    "block_n": "a power of two between 16 and 512",
-    "block_k": "a power of two between 16 and 512",
-    "num_warps": "1, 2, 4, 8 or 16",
-    "num_stages": "between 1 and 8",
-    "tma": "0 or 1",
+_UP_TO_512 = ("a power of two between 16 and 512", (16, 32, 64, 128, 256, 512))
+_VALID: dict[str, tuple[str, Sequence[int]]] = {
+    "block_m": ("a power of two between 16 and 256", BLOCKS_M),
+    "block_n": _UP_TO_512,
+    "block_k": _UP_TO_512,
+    "num_warps": ("1, 2, 4, 8 or 16", (1, 2, 4, 8, 16)),
+    "num_stages": ("between 1 and 8", range(1, 9)),
+    "tma": ("0 or 1", (0, 1)),
 }
 
 
-def _valid(name: str, value: int) -> bool:
-    valid = {
-        "block_m": BLOCKS_M,
-        "block_n": (16, 32, 64, 128, 256, 512),
-        "block_k": (16, 32, 64, 128, 256, 512),
-        "num_warps": (1, 2, 4, 8, 16),
-        "num_stages": range(1, 9),
-        "tma": (0, 1),
-    }
-    return value in valid[name]
+def wrong_value(name: str, value: Any) -> str | None:
+    """The reason why a range cannot have this value, or None."""
+    words, values = _VALID[name]
+    return None if isinstance(value, int) and value in values else f"{name} must be {words} but is {value!r}"
 
 
-def wrong_value(config: KernelConfig) -> str | None:
+def wrong_knob(config: KernelConfig) -> str | None:
     """The reason why a knob's value is none that the kernels take, or None. For configs that a user makes up: past
     these values a kernel would not compile, or not stay inside its tensors.
 
-    >>> wrong_value(KernelConfig.of(BLOCK_M=24))
+    >>> wrong_knob(KernelConfig.of(BLOCK_M=24))
     'BLOCK_M cannot be 24: a power of two between 16 and 256'
     """
     for knob, value in config.to_json().items():
         name = "tma" if knob.startswith("TMA_") else knob.lower()
-        if name in _VALID and not _valid(name, int(value)):
-            return f"{knob} cannot be {value}: {_VALID[name]}"
+        if name in _VALID and wrong_value(name, value) is not None:
+            return f"{knob} cannot be {value}: {_VALID[name][0]}"
         if knob in _LEAST and int(value) < _LEAST[knob]:
             return f"{knob} cannot be {value}: {_LEAST[knob]} or more"
     return None
@@ -118,10 +118,9 @@ _LEAST = {"GROUP_M": 1, "PROGRAMS_PER_SM": 0}  # 0 programs an SM: one a tile
 
 
 @lru_cache(maxsize=16)
-def full_space(operation: Operation, ranges: Ranges | None = None) -> tuple[KernelConfig, ...]:
+def full_space(operation: Operation, r: Ranges) -> tuple[KernelConfig, ...]:
     """The whole grid less what can't be fast: spilling accumulators, idle warps, too little in flight, more than any SM
     holds."""
-    r = ranges or (_DW_RANGES if operation is DW else Ranges())
     names = knobs_of(operation)
     space = []
     for m, n, k, warps, stages in product(r.block_m, r.block_n, r.block_k, r.num_warps, r.num_stages):
@@ -132,9 +131,9 @@ def full_space(operation: Operation, ranges: Ranges | None = None) -> tuple[Kern
         ):
             continue
         for tma in _tma_ways(operation, m, n, k, r.tma):
-            smem = tile_smem_bytes(m, n, k, stages, tma, 2, arch="sm_90")
+            smem = tile_smem_bytes(m, n, k, stages, warps, tma, 2, arch="sm_90")
             fits = _resident(smem, m, n, warps, _SM_SMEM_BYTES, _SM_REGISTERS)
-            # More than two never won by more than the noise. A band of several M tiles matters where a group has several.
+            # More than two never won by more than the noise. A band matters where a group has several M tiles.
             for programs, band in product(range(1, min(fits, 2) + 1), (1, 8) if m >= 64 else (1,)):
                 knobs = (m, n, k, band, programs, *tma, warps, stages)
                 space.append(KernelConfig.of(**dict(zip(names, knobs, strict=True))))
@@ -159,8 +158,8 @@ def _tma_ways(operation: Operation, m: int, n: int, k: int, tma: tuple[int, ...]
         yield 0, 1, 0
 
 
-def accumulator_registers(block_m: int, block_n: int, num_warps: int) -> float:
-    """float32 accumulators per thread."""
+def accumulator_registers(block_m: Any, block_n: Any, num_warps: Any) -> Any:
+    """float32 accumulators per thread, of numbers or of arrays of them."""
     return block_m * block_n / (32 * num_warps)
 
 
@@ -169,36 +168,76 @@ def tile_smem_bytes(
     block_n: int,
     block_k: int,
     stages: int,
+    num_warps: int,
     tma: tuple[int, int, int],
     itemsize: int,
     *,
     arch: str,
 ) -> int:
-    """Shared memory of one program, as the compiler allots it or a little more (a test compares with binaries).
+    """Shared memory of one program: exactly what Triton 3.6 to 3.9 allot to 16-bit tiles on sm_90 and sm_100, a bound
+    on other archs and for float32 (tests compare with binaries).
 
     The asynchronous products of sm_90 (wgmma) and sm_100 (tcgen05) read their operands from shared memory while
     the next stage loads, so they need every stage; all others copy them to registers first and need one less, and
     so do tiles of fewer than 64 rows everywhere. With TMA each stage has a barrier, and a tcgen05 product has one.
-    The output tile goes through shared memory too: all of it for a TMA store, and half of it at most otherwise on sm_90
-    and sm_100. It has room of its own, because the next tile's loads are in flight by then.
+    The output has room of its own beside the stages, because the next tile's loads are in flight when it is stored.
     """
-    loads = max(tma[:2])
-    tile = (block_m + block_n) * block_k * itemsize
-    output = block_m * block_n * itemsize
     product_is_async = block_m >= 64 and arch in _ASYNC_PRODUCT_ARCHS and itemsize == 2
-    if not tma[2] and product_is_async:
-        output //= 2
-    barriers = 8 * stages * loads
-    if arch in ("sm_100", "sm_103") and product_is_async:
+    # On AMD Triton 3.6 may keep one more of each operand, padded, than 3.9 does.
+    buffers = stages if product_is_async or arch.startswith("gfx") else stages - 1
+    barriers = 8 * buffers * max(tma[:2])
+    if product_is_async and arch != "sm_90":
         barriers = (barriers + 15) // 16 * 16 + 16
-    return (stages if product_is_async else stages - 1) * tile + output + barriers
+    output = block_m * block_n * itemsize
+    if itemsize == 4:
+        # An operand that came by TMA is laid out anew for the product without tensor cores.
+        operand = max(block_m, block_n) * block_k * itemsize * max(tma[:2])
+        output = output + operand if tma[2] else max(output, operand)
+    elif not tma[2]:
+        output = min(output, _exchange_bytes(block_m, block_n, num_warps, arch))
+    return buffers * (block_m + block_n) * block_k * itemsize + output + barriers
+
+
+def _exchange_bytes(block_m: int, block_n: int, num_warps: int, arch: str) -> int:
+    """Where a 16-bit output changes from the product's layout to the store's: so many rows of it at a time as hold, for
+    both layouts, all that one instruction of each warp holds."""
+    if arch.startswith("gfx"):
+        return 0  # stored as the product lays it out
+    if arch not in ("sm_90", "sm_100", "sm_103"):
+        # All of it, but for these (sm_80; it varies with the shape, and is less for dW).
+        return 16 * 1024 if num_warps <= 4 or block_n >= 256 else block_m * block_n * 2
+    stored = 32 * num_warps * 8 // block_n  # rows that one 16-byte store of each thread covers
+    if block_m < 64:
+        rows = max(8, stored)  # mma.sync, whose warps are side by side
+    elif arch == "sm_90":
+        rows = 8 * min(num_warps, block_m // 16) * (2 if stored >= 16 else 1)  # wgmma, whose warps hold 16 rows each
+    else:
+        rows = min(block_m // 4, 8 * num_warps) if (block_m, block_n) != (64, 32) else 64
+    return rows * block_n * 2
 
 
 def smem_bytes(operation: Operation, config: KernelConfig, itemsize: int, device: DeviceSpec) -> int:
     """Shared memory of one program on a device."""
     blocks = (config["BLOCK_M"], config["BLOCK_N"], config["BLOCK_K"])
     tma = (config[operation.tma_left], config[operation.tma_right], config[operation.tma_out])
-    return tile_smem_bytes(*blocks, config.num_stages, tma, itemsize, arch=device.arch)
+    return tile_smem_bytes(*blocks, config.num_stages, config.num_warps, tma, itemsize, arch=device.arch)
+
+
+def estimate_smem_bytes(config: KernelConfig, problem: Problem, device: DeviceSpec | None = None) -> int:
+    """Shared memory of one program of a config, in bytes: what `supports` compares with the device's limit.
+
+    `problem` says the operation (its family) and the dtype; `device` the architecture, an H200's if left out. Raises
+    `ForetuneError` for a problem of another family.
+
+    >>> problem = Problem.of("grouped_gemm_fwd", groups=8, rows=4096, n=2048, k=1024)
+    >>> knobs = {"BLOCK_M": 128, "BLOCK_N": 256, "BLOCK_K": 64, "TMA_X": 1, "TMA_W": 1, "TMA_Y": 1}
+    >>> estimate_smem_bytes(KernelConfig.of(**knobs, num_warps=8, num_stages=3), problem)
+    213016
+    """
+    if problem.family not in OPERATIONS:
+        raise ForetuneError(f"the problem's family must be one of {', '.join(OPERATIONS)} but is {problem.family}")
+    device = device or DeviceSpec.named("h200")
+    return smem_bytes(OPERATIONS[problem.family], config, problem.itemsize, device)
 
 
 def resident_programs(operation: Operation, config: KernelConfig, itemsize: int, device: DeviceSpec) -> int:

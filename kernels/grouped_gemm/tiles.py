@@ -44,7 +44,7 @@ def chunk_capacity(rows, groups, chunk_rows):
 
 @triton.jit
 def slot_capacity(rows, chunk_rows):
-    """The most partial sums of split groups: a group of more than `chunk_rows` has less than twice rows / chunk_rows."""
+    """The most partial sums of split groups: one of more than `chunk_rows` has less than twice rows / chunk_rows."""
     return 2 * (rows // chunk_rows)
 
 
@@ -58,11 +58,7 @@ def tiles_offset(BLOCK_M: tl.constexpr, rows, groups):
 def block_index(BLOCK_M: tl.constexpr):
     """0 for 16, 1 for 32, ... 5 for 512."""
     which: tl.constexpr = (
-        (BLOCK_M // 32 > 0)
-        + (BLOCK_M // 64 > 0)
-        + (BLOCK_M // 128 > 0)
-        + (BLOCK_M // 256 > 0)
-        + (BLOCK_M // 512 > 0)
+        (BLOCK_M // 32 > 0) + (BLOCK_M // 64 > 0) + (BLOCK_M // 128 > 0) + (BLOCK_M // 256 > 0) + (BLOCK_M // 512 > 0)
     )
     return which
 

@@ -12,11 +12,13 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import torch
 from fakes import DEVICE, FakeFamily, fake_cases
-from foretune.collect import known, recorder, worker
+from faulty import CompiledFamily, FaultyGpu
+from foretune.collect import campaign, known, recorder, worker
 from foretune.collect.bench import LOSSES, WINDOW
 from foretune.collect.campaign import collect
-from foretune.collect.casework import DEATHS, TRIES, TURNS
+from foretune.collect.casework import DEATHS, FATAL_CASES, TRIES, TURNS
 from foretune.collect.known import LEADING_LEAST, LEADING_MOST, LEADING_SLOWDOWN, Known, earlier
 from foretune.collect.measuring import DeviceLostError, LaunchFailedError, Outcome, OutOfMemoryError
 from foretune.datasets import ForetuneError, KernelConfig, Status, load
@@ -116,6 +118,62 @@ def test_the_most_promising_configs_are_scanned_first(out):
     run([CASE], out, runner)
     roofline = FAMILY.features(CASE.problem, DEVICE, runner.asked("scan"))[:, -1]
     assert (np.diff(roofline) >= 0).all()
+
+
+class LatePool(ReplayPool):
+    """What is requested is compiled a while later, some at a time, the last one first."""
+
+    def __init__(self, errors, at_a_time):
+        super().__init__(errors)
+        self.at_a_time, self.requested, self.told = at_a_time, {}, []
+
+    def request(self, binary, rank):
+        if binary in self.told:
+            return super().request(binary, rank)
+        self.requested[binary] = None
+        return None
+
+    def check(self):
+        for binary in list(self.requested)[-self.at_a_time :][::-1]:
+            del self.requested[binary]
+            self.told.append(binary)
+            self.on_finished(binary, super().request(binary, 0))
+
+
+def test_configs_are_scanned_as_they_are_compiled(out, monkeypatch):
+    monkeypatch.setattr(campaign, "CHECK_SECONDS", 0.01)
+    runner, pool = ReplayRunner(), LatePool({VALID[5]: "PTXASError: internal"}, at_a_time=50)
+    assert run([CASE], out, runner, pool=pool).complete
+    compiled = [binary.config for binary in pool.told]
+    assert runner.asked("scan") == [config for config in compiled if config != VALID[5]]
+    assert compiled != sorted(compiled, key=VALID.index)
+    assert rows_of(out)[CASE.problem, VALID[5]][1].status == "compile_failed"
+    check_complete(out, [CASE])
+
+
+def test_a_case_ends_when_the_last_of_its_configs_cannot_be_compiled(out, monkeypatch):
+    monkeypatch.setattr(campaign, "CHECK_SECONDS", 0.01)
+    first = ReplayRunner()
+    run([CASE], out.with_name("order"), first)
+    late = first.asked("scan")[:10]  # those that are told last
+    pool = LatePool(dict.fromkeys(late, "PTXASError: internal"), at_a_time=len(VALID) - 10)
+    assert run([CASE], out, pool=pool).complete
+    check_complete(out, [CASE])
+
+
+def test_confirming_what_an_earlier_run_scanned_waits_for_the_compiler(out, monkeypatch):
+    monkeypatch.setattr(campaign, "CHECK_SECONDS", 0.01)
+    best = best_of(CASE)
+    run([CASE], out, ReplayRunner(turn_faults=interrupting([best])))
+    assert set(load(out).measurements["timing_pass"]) == {1}
+    runner = ReplayRunner()
+    assert run([CASE], out, runner, pool=LatePool({best: "PTXASError: internal"}, at_a_time=7)).complete
+    assert runner.asked("scan") == []
+    passes = rows_of(out)[CASE.problem, best]
+    assert [passes[p].status for p in (1, 2, 3)] == ["ok", "compile_failed", "compile_failed"]
+    assert len(set(runner.asked("turn"))) >= LEADING_LEAST - 1
+    assert run([CASE], out, again := ReplayRunner()).complete
+    assert again.calls == []
 
 
 def test_confirming_passes_take_turns_and_each_turn_is_shuffled(out):
@@ -248,6 +306,27 @@ def test_a_config_that_ends_its_process_in_the_scan_is_a_row_and_the_run_goes_on
     assert sorted(map(str, runner.asked("scan"))) == sorted(map(str, VALID))  # each once
     assert len(runner.asked("prepare")) == 2  # the new process makes its inputs anew
     check_complete(out, [CASE])
+
+
+def test_a_config_that_ends_its_process_on_several_cases_is_not_run_on_the_others(out):
+    config = VALID[40]
+    runner = ReplayRunner({config: DeviceLostError("illegal memory access")})
+    assert run(CASES, out, runner).complete
+    assert runner.asked("scan").count(config) == FATAL_CASES
+    errors = [rows_of(out)[case.problem, config][1].error for case in CASES]
+    others = "not run, as it ended its process on 2 other problems: illegal memory access"
+    assert errors == ["illegal memory access"] * FATAL_CASES + [others] * (len(CASES) - FATAL_CASES)
+    assert {rows_of(out)[case.problem, config][1].status for case in CASES} == {"launch_failed"}
+    check_complete(out)
+
+
+def test_a_case_ends_with_a_config_that_is_not_run(out):
+    order = ReplayRunner()
+    run(CASES, out.with_name("order"), order)
+    last = order.asked("scan")[-1]
+    assert last == order.asked("scan")[len(VALID) - 1]
+    assert run(CASES, out, ReplayRunner({last: DeviceLostError("illegal memory access")})).complete
+    check_complete(out)
 
 
 def told(end):
@@ -521,6 +600,22 @@ def test_an_existing_dataset_is_refused_without_resume(out):
     with pytest.raises(ForetuneError, match="measured already holds a dataset; resume it, or choose another"):
         collect([FAMILY], [CASE], out, resume=False)
     assert len(load(out).measurements) == before
+
+
+def test_collecting_takes_all_visible_gpus_or_as_many_as_wanted(out, monkeypatch):
+    """With processes of its own: those that measure, and those that compile."""
+    opened = []
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 3)
+    monkeypatch.setattr(campaign, "CudaGpu", lambda index: opened.append(index) or FaultyGpu(seconds=0.002))
+    summary = collect([CompiledFamily()], CASES[:3], out, compilers=1)
+    assert (summary.gpus, summary.complete, opened) == (3, True, [0, 1, 2])
+    assert summary.compile_s > 0
+    check_complete(out, CASES[:3])
+    assert collect([CompiledFamily()], CASES, out, gpus=1, compilers=1).gpus == 1
+    for wanted in (0, 4):
+        with pytest.raises(ForetuneError, match=f"gpus must be between 1 and 3, .* but got {wanted}"):
+            collect([FAMILY], CASES, out, gpus=wanted)
 
 
 def test_going_on_with_another_kernel_is_refused(out, monkeypatch):

@@ -9,14 +9,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from foretune import kernels
 from foretune.__main__ import app
-from foretune.collect import campaign, shapes
+from foretune.collect import campaign, cluster, shapes
 from foretune.collect.ledger import Progress
 from foretune.collect.measuring import DeviceLostError
 from foretune.collect.summary import Summary
 from foretune.datasets import load_models
-from foretune.kernels import family
 from typer.testing import CliRunner
 
 FAMILY = "grouped_gemm_fwd"
@@ -85,15 +83,22 @@ def test_options_reach_the_shapes_and_the_campaign(collect, tmp_path):
     assert collect.options == {"gpus": 2, "budget_s": 5400.0, "resume": False}
 
 
-def test_several_families_take_turns(collect, monkeypatch):
-    class Other(type(family(FAMILY))):
-        name = "other"
-
-    monkeypatch.setitem(kernels._FAMILIES, "other", Other())
-    assert call(f"{FAMILY} other {FAMILY} --out measured --random 5").exit_code == 0
-    assert [one.name for one in collect.families] == [FAMILY, "other"]
-    drawn = [shapes.cases(name, load_models(), random=5) for name in (FAMILY, "other")]
+def test_several_families_take_turns(collect):
+    names = [FAMILY, "grouped_gemm_dx"]
+    assert call(f"{' '.join(names)} {FAMILY} --out measured --random 5").exit_code == 0
+    assert [one.name for one in collect.families] == names
+    drawn = [shapes.cases(name, load_models(), random=5) for name in names]
     assert collect.cases == [case for turn in zip(*drawn, strict=True) for case in turn]
+
+
+def test_a_scheduler_has_a_clusters_gpus_measure(collect, monkeypatch):
+    monkeypatch.setattr(cluster, "collect_on_cluster", collect)
+    result = call(f"{FAMILY} --out measured --scheduler tcp://host:8786 --budget 90s")
+    assert result.exit_code == 0, result.stderr
+    assert collect.options == {"scheduler": "tcp://host:8786", "budget_s": 90.0, "resume": True}
+    result = call(f"{FAMILY} --out measured --scheduler tcp://host:8786 --gpus 2")
+    assert result.exit_code == 2
+    assert "start as many as you want" in result.stderr
 
 
 @pytest.mark.parametrize("gpus", ["0", "-1", "two", "1.5"])
@@ -164,6 +169,11 @@ def test_what_was_not_measured_is_said(collect):
         "interrupted": False,
         "out": "measured",
     }
+
+
+def test_problems_during_which_the_gpu_was_slower_are_said(collect):
+    collect.summary = replace(SUMMARY, drifted={"fake n=8": 1.523})
+    assert "up to 52.3 % slower than usual during fake n=8" in call(f"{FAMILY} --out measured").stdout
 
 
 def test_ctrl_c_is_said_and_is_exit_code_130(collect):

@@ -13,11 +13,12 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from children import assert_end
 from fakes import DEVICE
 from foretune.collect.compiling import TRIES, Binary, CompilePool, compile_all
 from foretune.collect.processes import Watch
 from foretune.datasets import ForetuneError, KernelConfig, Problem
-from tiny import EndlessFamily, KillingFamily, RaisingFamily, TinyFamily, UnluckyFamily
+from tiny import EndlessFamily, KillingFamily, PrintingFamily, RaisingFamily, TinyFamily, UnluckyFamily
 
 TESTS = Path(__file__).parents[1]
 
@@ -96,6 +97,11 @@ def test_a_binary_is_compiled_once_for_all_problems_of_a_dtype_and_flags_and_all
     assert one.pool.compile_s > 0
 
 
+def test_what_a_compiler_prints_is_not_shown(pool, capfd):
+    assert pool(PrintingFamily()).errors([64]) == {64: None}
+    assert capfd.readouterr() == ("", "")
+
+
 def test_what_the_compiler_raises_is_the_configs_error(pool):
     told = pool(RaisingFamily()).errors([64, 128, 256])
     assert told == {64: None, 128: "RuntimeError: no blocks of 128, please", 256: None}
@@ -119,11 +125,18 @@ def test_a_process_that_is_killed_once_is_forgiven(log, pool):
     assert pool(UnluckyFamily(log)).errors([128]) == {128: None}
 
 
+def test_processes_that_cannot_even_begin_are_said_and_no_config_is_blamed(pool, tmp_path, monkeypatch):
+    (tmp_path / "triton.py").write_text("raise ImportError('a broken installation')")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(ForetuneError, match="compiling processes end with exit code 1 before they begin"):
+        pool(TinyFamily(), size=1).errors([64])
+
+
 def test_a_compile_that_does_not_end_is_stopped_with_all_it_started(log, pool):
     told = pool(EndlessFamily(log), timeout_s=4.0).errors([64, 128, 256])
     assert (told[64], told[256]) == (None, None)
     assert re.fullmatch(r"the compiler was stopped after [45] s", told[128])
-    assert_ends(int(re.search(r"sleeper (\d+)", log.read_text())[1]))
+    assert_end([int(re.search(r"sleeper (\d+)", log.read_text())[1])])
 
 
 def test_what_is_waited_for_most_is_compiled_first(pool):
@@ -146,6 +159,7 @@ def test_a_device_without_a_compiler_is_refused_at_once(pool):
 LINGERING = """
 import sys; sys.path.insert(0, sys.argv[1])
 from pathlib import Path
+from children import assert_end
 from fakes import DEVICE
 from foretune.collect.compiling import compile_all
 from foretune.datasets import Problem
@@ -174,13 +188,4 @@ def test_workers_end_with_a_killed_parent(log, tmp_path):
     parent.send_signal(signal.SIGKILL)
     parent.wait()
     parent.stdout.close()
-    for pid in pids:
-        assert_ends(pid)
-
-
-def assert_ends(pid):
-    """That a process ends soon, if it has not yet."""
-    process, deadline = Path(f"/proc/{pid}"), time.monotonic() + 10
-    while process.exists() and "State:\tZ" not in (process / "status").read_text():
-        assert time.monotonic() < deadline, f"{pid} lives on"
-        time.sleep(0.02)
+    assert_end(pids)

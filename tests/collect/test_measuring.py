@@ -179,6 +179,24 @@ def test_memory_that_runs_out_at_a_launch_costs_that_config_on_that_problem(runn
     assert runner.scan(CONFIG, INFINITY).status is Status.OK
 
 
+def test_the_reference_is_timed_beside_the_problem_at_hand(runner):
+    other = replace(PROBLEM, dtype="fp16")
+    made = []
+
+    class Noting(TensorFamily):
+        def inputs(self, problem, device, *, seed=0):
+            made.append(problem)
+            return problem
+
+    reference = Noting()
+    assert [runner.refer(reference, other, CONFIG) for _ in range(3)] == [100.0] * 3
+    assert made == [other]  # once
+    assert runner.turn(CONFIG, 100.0)  # the prepared problem is still there
+    reference.result = RuntimeError("invalid argument")
+    with pytest.raises(LaunchFailedError, match="invalid argument"):
+        runner.refer(reference, other, CONFIG)
+
+
 def test_a_launch_that_fails_later_is_a_failure_of_the_turn(runner):
     runner.scan(CONFIG, INFINITY)
     runner._family.result = RuntimeError("invalid argument")

@@ -18,6 +18,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from children import assert_end
 from collecting import CASES, collect
 from fakes import DEVICE, FakeFamily
 from faulty import FaultyGpu, NeverOpen
@@ -106,15 +107,6 @@ def children(process):
     return [int(pid) for pid in listed.read_text().split()] if listed.exists() else []
 
 
-def assert_ends(pids):
-    deadline = time.monotonic() + 10
-    for pid in pids:
-        status = Path(f"/proc/{pid}/status")
-        while status.exists() and "State:\tZ" not in status.read_text():
-            assert time.monotonic() < deadline, f"{pid} lives on"
-            time.sleep(0.02)
-
-
 def rows_measured(out):
     return len(load(out).measurements) if (out / "dataset.json").exists() else 0
 
@@ -139,7 +131,7 @@ def test_ctrl_c_stops_cleanly_and_the_next_run_goes_on(out, undisturbed, asked):
     summary = json.loads(said)
     assert (summary["interrupted"], summary["complete"]) == (True, False)
     assert summary["measurements"] == rows_measured(out)  # nothing is lost
-    assert_ends(measuring)
+    assert_end(measuring)
     assert collect(out, [FaultyGpu()]).complete
     assert outcomes_of(out) == undisturbed
 
@@ -151,7 +143,7 @@ def test_the_processes_end_with_a_killed_parent(out):
     measuring = children(process)
     process.kill()
     process.communicate()
-    assert_ends(measuring)
+    assert_end(measuring)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="looks for processes in /proc")

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
 
@@ -24,6 +25,7 @@ from foretune.datasets import (
     Status,
     load,
 )
+from foretune.datasets.drift import Reading
 from foretune.datasets.schema import PART, SCHEMA_VERSION
 from foretune.datasets.store import Writer, read, seal
 
@@ -32,7 +34,7 @@ CONFIGS = [KernelConfig.of(BLOCK_M=block, num_warps=warps) for block in (16, 32,
 PROBLEMS = [
     Problem.of("toy", groups=2, rows=rows, n=64, k=64, group_sizes=(rows // 2, rows // 2)) for rows in (8, 16, 32)
 ]
-SEALED = ("problems.parquet", "configs.parquet", "measurements.parquet")
+SEALED = ("problems.parquet", "configs.parquet", "measurements.parquet", "drift.parquet")
 
 
 def outcomes(problem: Problem) -> list[Measurement]:
@@ -54,7 +56,17 @@ def write(folder: Path, run_id: str = "r1", problems: list[Problem] = PROBLEMS) 
     writer = Writer(folder, "mine", [H200], {"torch": "2.13.0"}, run_id=run_id)
     for problem in problems:
         writer.append(Case(problem, ("Mixtral-8x7B/w2",), "balanced"), outcomes(problem))
+    writer.append_drift(readings(problems))
     return folder
+
+
+def readings(problems: list[Problem]) -> list[Reading]:
+    """Two for each problem and one more; the second problem's were taken on a card that did something else, too."""
+    return [
+        Reading(problem, "0", 10.0 * i + second, 130.0 if i == 1 else 100.0 + second)
+        for i, problem in enumerate(problems)
+        for second in (range(3) if i == 0 else range(2))
+    ]
 
 
 @pytest.fixture
@@ -110,6 +122,42 @@ def test_the_grid_takes_confirmed_times_and_rescales_the_scan_elsewhere(parts: P
     # Confirmed at 11 on average and scanned at 10: the card was a tenth slower by then.
     expected = dict(zip(CONFIGS[1:5], (12.1, 13.2, 14.3, 990.0), strict=True))
     assert first == second == pytest.approx(expected)
+
+
+def test_the_cases_during_which_the_device_was_slower_are_told(parts: Path, sealed: Path) -> None:
+    for dataset in (read(parts), read(sealed)):
+        assert {case.problem: worst for case, worst in dataset.drifted().items()} == {
+            PROBLEMS[1]: pytest.approx(130 / 101)
+        }
+        assert dataset.describe()["drifted"] == {str(PROBLEMS[1]): 1.287}
+        assert len(dataset.drift) == len(readings(PROBLEMS))
+        assert dataset.drift["at_s"].is_monotonic_increasing
+
+
+def test_another_card_of_a_run_and_another_run_have_a_usual_time_of_their_own(tmp_path: Path) -> None:
+    folder = write(tmp_path / "mine")
+    slower = [Reading(problem, "1", 5.0, 150.0) for problem in PROBLEMS]
+    Writer(folder, "mine", [H200], {}, run_id="r1").append_drift(slower)
+    Writer(folder, "mine", [H200], {}, run_id="r2").append_drift(replace(one, gpu="0") for one in slower)
+    assert [case.problem for case in read(folder).drifted()] == [PROBLEMS[1]]
+
+
+def test_readings_of_a_case_without_rows_are_left_out(tmp_path: Path) -> None:
+    folder = write(tmp_path / "mine")
+    stranger = Problem.of("toy", groups=1, rows=64, n=64, k=64)
+    Writer(folder, "mine", [H200], {}, run_id="r1").append_drift([Reading(stranger, "0", 1.0, 900.0)])
+    assert len(read(folder).drift) == len(readings(PROBLEMS))
+
+
+def test_datasets_from_before_there_were_readings_have_none(sealed: Path) -> None:
+    (sealed / "drift.parquet").unlink()
+    manifest = json.loads((sealed / "dataset.json").read_text())
+    del manifest["sealed"]["drift.parquet"]
+    (sealed / "dataset.json").write_text(json.dumps(manifest))
+    dataset = read(sealed)
+    assert dataset.drift.empty
+    assert dataset.drifted() == {}
+    assert list(dataset.drift.columns) == list(read(sealed.parent / "mine").drift.columns)
 
 
 def test_sealing_keeps_every_row(parts: Path, sealed: Path) -> None:
@@ -277,6 +325,15 @@ def test_an_unknown_status_is_an_error_that_names_it(parts: Path) -> None:
     rewrite(victim, status=pa.array(["fine"] * pq.read_table(victim).num_rows))
     with pytest.raises(DatasetError, match=rf"{victim.name}.*status fine"):
         read(parts)
+
+
+@pytest.mark.parametrize("position", [-1, 10_000])
+def test_readings_that_point_past_the_problems_are_an_error(sealed: Path, position: int) -> None:
+    rows = pq.read_table(sealed / "drift.parquet").num_rows
+    rewrite(sealed / "drift.parquet", problem=pa.array([position] * rows, pa.int32()))
+    vouch(sealed)
+    with pytest.raises(DatasetError, match=r"drift\.parquet.*past the end of problems\.parquet"):
+        read(sealed)
 
 
 @pytest.mark.parametrize(("column", "table"), [("problem", "problems"), ("config", "configs")])

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -70,6 +72,85 @@ def test_a_device_survives_json(name: str) -> None:
 def test_an_unknown_device_is_refused_with_the_known_ones() -> None:
     with pytest.raises(ForetuneError, match=r"'h300'; known: .*h200"):
         DeviceSpec.named("h300")
+
+
+#: As it lay in files before rates of other kinds were measured.
+OLD = DeviceSpec.named("h200").to_json()
+MEASURED = replace(
+    DeviceSpec.named("h200"),
+    read_bandwidth_gbs=4500.0,
+    l2_seen_bytes=30 << 20,
+    matrix_tflops_by_dtype=(("bf16", 785.0), ("fp32", 50.0)),
+)
+
+
+@pytest.mark.parametrize("spec", [DeviceSpec.named("h200"), MEASURED])
+def test_a_device_survives_its_file(spec: DeviceSpec, tmp_path: Path) -> None:
+    spec.save(tmp_path / "mine.json")
+    again = DeviceSpec.find(str(tmp_path / "mine.json"))
+    assert again == spec
+    assert hash(again) == hash(spec)
+
+
+def test_a_device_of_before_more_was_measured_is_read_and_written_as_it_was() -> None:
+    assert set(MEASURED.to_json()) - set(OLD) == {"read_bandwidth_gbs", "l2_seen_bytes", "matrix_tflops_by_dtype"}
+    spec = DeviceSpec.from_json(OLD)
+    assert (spec.read_bandwidth_gbs, spec.l2_seen_bytes, spec.matrix_tflops_by_dtype) == (None, None, ())
+    assert spec.to_json() == OLD
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        ({"sm_count": 0}, "sm_count must be a positive number but is 0"),
+        ({"sm_count": "132"}, "sm_count must be a positive number but is '132'"),
+        ({"clock_mhz": float("nan")}, "clock_mhz must be a positive number but is nan"),
+        ({"copy_bandwidth_gbs": True}, "copy_bandwidth_gbs must be a positive number but is True"),
+        ({"arch": 90}, "arch must be a word but is 90"),
+        ({"name": ""}, "name must be a word but is ''"),
+        ({"rates_measured": 1}, "rates_measured must be true or false but is 1"),
+        ({"cores": 4}, "missing or unknown: cores"),
+        ({"matrix_tflops_by_dtype": {"int8": 9.0}}, "must have rates of bf16, fp16, fp32 but is"),
+        ({"matrix_tflops_by_dtype": [["bf16", 9.0]]}, "must have rates of bf16, fp16, fp32 but is"),
+        ({"matrix_tflops_by_dtype": {"bf16": -9.0}}, "bf16 must be a positive number but is -9.0"),
+        ({"l2_seen_bytes": -1}, "l2_seen_bytes must be a positive number but is -1"),
+    ],
+)
+def test_a_device_that_cannot_be_is_refused_by_file_and_value(
+    change: dict[str, Any], named: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "mine.json"
+    path.write_text(json.dumps(OLD | change))
+    with pytest.raises(ForetuneError, match=f"mine.json: .*{re.escape(named)}"):
+        DeviceSpec.find(str(path))
+
+
+def test_a_device_without_a_required_field_is_refused(tmp_path: Path) -> None:
+    for field in OLD.keys() - {"rates_measured"}:
+        with pytest.raises(ForetuneError, match=f"missing or unknown: {field}"):
+            DeviceSpec.from_json({name: value for name, value in OLD.items() if name != field})
+
+
+@pytest.mark.parametrize("content", [b"", b"null", b"[1]", b'{"name": ', b"\xff\xfe", b"[" * 100_000])
+def test_a_file_that_is_no_device_is_refused_by_name(content: bytes, tmp_path: Path) -> None:
+    path = tmp_path / "mine.json"
+    path.write_bytes(content)
+    with pytest.raises(ForetuneError, match=r"mine\.json: not (JSON|a device spec)"):
+        DeviceSpec.load(path)
+
+
+@pytest.mark.parametrize(
+    ("name", "named"),
+    [("h300", "unknown device 'h300'; known: h200, or the path of"), ("no/such.json", "no/such.json: cannot be read")],
+)
+def test_a_device_that_is_nowhere_is_refused_with_the_known_ones(name: str, named: str) -> None:
+    with pytest.raises(ForetuneError, match=named):
+        DeviceSpec.find(name)
+
+
+def test_a_folder_is_no_device(tmp_path: Path) -> None:
+    with pytest.raises(ForetuneError, match="cannot be read: Is a directory"):
+        DeviceSpec.find(str(tmp_path))
 
 
 @pytest.mark.parametrize(

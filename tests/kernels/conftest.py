@@ -1,6 +1,9 @@
-"""Fixtures of the tests of kernels/ that compile."""
+"""Fixtures of the tests of kernels/."""
 
 from __future__ import annotations
+
+import os
+from functools import cache
 
 import pytest
 
@@ -22,3 +25,27 @@ def compiles(own_cache):
     triton.knobs.compilation.listener = lambda src, cache_hit, **_: seen.append((src.name, cache_hit))
     yield seen
     triton.knobs.compilation.listener = before
+
+
+@pytest.fixture(scope="session")
+def kept_maps():
+    """`TileMap.build`, which gives the map that it made of the same sizes before."""
+    import torch
+    from foretune.kernels.grouped_gemm.tiles import TileMap
+
+    build = TileMap.build
+
+    @cache
+    def kept(sizes, rows, chunk_rows):
+        return build(torch.tensor(sizes, dtype=torch.int32), rows, chunk_rows)
+
+    return lambda sizes, rows, chunk_rows=None: kept(tuple(sizes.tolist()), rows, chunk_rows)
+
+
+@pytest.fixture(autouse=True)
+def one_map_a_routing(request, monkeypatch):
+    """The interpreter takes longer to make a map of a few groups than to multiply them."""
+    if os.environ.get("TRITON_INTERPRET") == "1" and "test_tiles" not in request.path.name:
+        from foretune.kernels.grouped_gemm.tiles import TileMap
+
+        monkeypatch.setattr(TileMap, "build", request.getfixturevalue("kept_maps"))

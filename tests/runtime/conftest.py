@@ -11,14 +11,23 @@ import pytest
 _HERE = Path(__file__).parent
 
 
-@pytest.fixture(scope="session")
-def toy(tmp_path_factory):
-    """The module toy.py. Triton needs its source file, and pytest's importlib mode has no path to import it from."""
-    spec = importlib.util.spec_from_file_location("foretune_toy", _HERE / "toy.py")
+def _module(name):
+    """A module of this folder. Triton needs its source file, and pytest's importlib mode has no path to import from."""
+    spec = importlib.util.spec_from_file_location(f"foretune_{name}", _HERE / f"{name}.py")
     module = importlib.util.module_from_spec(spec)
-    sys.modules["foretune_toy"] = module
+    sys.modules[f"foretune_{name}"] = module
     spec.loader.exec_module(module)
     return module
+
+
+@pytest.fixture(scope="session")
+def toy():
+    return _module("toy")
+
+
+@pytest.fixture(scope="session")
+def stamping():
+    return _module("stamping")
 
 
 @pytest.fixture(autouse=True)

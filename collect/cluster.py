@@ -1,0 +1,299 @@
+"""A run on the GPUs of a cluster: dask.distributed carries the orders, and knows who is there and who died.
+
+Its own futures, not joblib's backend: a task that always dies would hang there. Workers are started with
+`dask worker tcp://HOST:8786 --nthreads 16 --resources "GPU=1"`, one for each GPU; as many processes compile there as it
+has threads. What a case takes is done beside the GPU (see `station`), so a dask worker dies with its host or for want
+of memory, hardly ever with a kernel. What it was at is then measured elsewhere.
+"""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections import Counter, deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from ..datasets import Case, DeviceSpec, Family, ForetuneError, KernelConfig, Measurement, Problem, Status
+from ..datasets.store import MANIFEST
+from .casework import TRIES
+from .fleet import LOOK_SECONDS, Fleet
+from .known import SCAN
+from .ledger import Ledger, Progress
+from .measuring import DeviceLostError
+from .provenance import provenance
+from .reference import choose
+from .station import Order, Report, Site, close, measure, stop
+from .stopping import Stopping
+from .summary import Effort, Summary
+from .worker import CudaGpu, Reference
+
+#: Orders for each GPU: one to measure, and one so that it need not wait for the next.
+ORDERS_PER_GPU = 2
+#: An order that kills every worker is cut into so many, until it is known which config does it.
+PIECES = 32
+#: How long to wait for the scheduler.
+CONNECT_SECONDS = 10.0
+#: How long orders may take to come back when a run is stopped.
+STOP_SECONDS = 30.0
+
+
+def collect_on_cluster(
+    families: Sequence[Family],
+    cases: Sequence[Case],
+    out: Path | str,
+    scheduler: str,
+    *,
+    budget_s: float | None = None,
+    resume: bool = True,
+    on_progress: Callable[[Progress], None] = lambda progress: None,
+) -> Summary:
+    """As `campaign.collect`, on the GPUs of the dask workers at `scheduler` (tcp://HOST:8786). Cards of one name share
+    the cases; each name measures all of them, into the one dataset in `out`, which lies here.
+
+    Raises `ForetuneError` also where no scheduler answers, and where there is no worker with a GPU for a minute.
+    """
+    if (Path(out) / MANIFEST).exists() and not resume:
+        raise ForetuneError(f"{out} already holds a dataset; resume it, or choose another folder")
+    by_name = {family.name: family for family in families}
+    with connected(scheduler) as client:
+        run = ClusterCampaign(client, Site(uuid.uuid4().hex, CudaGpu(0), by_name))
+        return run.measure(Ledger(by_name, cases, out, budget_s=budget_s, on_progress=on_progress, origin=run.origin))
+
+
+def connected(scheduler: str) -> Any:
+    """A dask client. Raises `ForetuneError` where dask is not installed, or no scheduler answers."""
+    try:
+        from distributed import Client
+    except ImportError:
+        raise ForetuneError('a scheduler needs dask: pip install "foretune[cluster]"') from None
+    try:
+        return Client(scheduler, timeout=CONNECT_SECONDS)
+    except (OSError, TimeoutError, ValueError) as error:
+        raise ForetuneError(f"no dask scheduler answers at {scheduler}: {error}") from None
+
+
+@dataclass(frozen=True)
+class _Flight:
+    """An order for a kind of device, and where it is."""
+
+    device: DeviceSpec
+    order: Order
+    deaths: int = 0  # of workers that had it
+    address: str = ""  # of the worker that has it
+
+    @property
+    def case(self) -> Case:
+        return self.order.case
+
+    @property
+    def key(self) -> tuple[str, Problem]:
+        return self.device.name, self.case.problem
+
+    @property
+    def is_suspect(self) -> bool:
+        """Whether it may kill workers: then it is given to one alone, so that no other order is suspected for it."""
+        return self.deaths > 0 or not self.order.confirm
+
+
+class ClusterCampaign:
+    """One run on a cluster. `measure` may be called once."""
+
+    def __init__(self, client: Any, site: Site) -> None:
+        self._client, self._site, self._fleet = client, site, Fleet(client, site)
+        self._ledger: Ledger
+        self._references: dict[str, Reference | None] = {}  # by device name
+        self._flights: dict[Any, _Flight] = {}  # by future
+        self._waiting: deque[_Flight] = deque()  # to go out before any new case
+        self._pieces: Counter[tuple[str, Problem]] = Counter()  # of each case that was cut: not done yet
+        self._began = float("inf")
+        self._spent = dict.fromkeys(("busy", "lost", "compile"), 0.0)  # seconds
+
+    def origin(self, family: Family, device: DeviceSpec) -> dict[str, Any]:
+        """Where measurements come from, as one of the workers that take them says it."""
+        address = next(address for address, spec in self._fleet.devices.items() if spec.name == device.name)
+        told: dict[str, dict[str, Any]] = self._client.run(provenance, family, device, workers=[address])
+        return told[address]
+
+    def measure(self, ledger: Ledger) -> Summary:
+        """Raises `ForetuneError` as `collect_on_cluster` does, and where the disk takes no more."""
+        self._ledger = ledger
+        with Stopping() as stopping:
+            try:
+                if ledger.cases:
+                    self._run(stopping)
+            finally:
+                ledger.recorder.flush()
+                self._client.run(close, self._site.run, on_error="ignore")
+        ledger.skipped += [f"worker {address}: {trouble}" for address, trouble in self._fleet.troubles.items()]
+        return Summary.of(ledger, self._effort(), interrupted=stopping.asked)
+
+    def _run(self, stopping: Stopping) -> None:
+        while not (stopping.asked or self._ledger.time_is_over):
+            self._fleet.look()
+            self._recall()
+            self._submit()
+            if self._fleet.is_complete and not (self._flights or self._waiting):
+                return
+            self._receive()
+            self._ledger.recorder.flush_due()
+        self._client.run(stop, self._site.run, on_error="ignore")
+        deadline = time.monotonic() + STOP_SECONDS
+        while self._flights and time.monotonic() < deadline:
+            self._receive()
+
+    # What goes out.
+
+    def _submit(self) -> None:
+        for address, device in self._fleet.devices.items():
+            there = [flight for flight in self._flights.values() if flight.address == address]
+            while len(there) < ORDERS_PER_GPU and not any(flight.is_suspect for flight in there):
+                flight = self._next(device, alone=not there)
+                if flight is None:
+                    break
+                flight = replace(flight, address=address)
+                future = self._client.submit(
+                    measure, self._site, flight.order, workers=[address], resources={"GPU": 1}, pure=False
+                )
+                self._flights[future] = flight
+                there.append(flight)
+                self._began = min(self._began, time.monotonic())
+
+    def _next(self, device: DeviceSpec, *, alone: bool) -> _Flight | None:
+        for flight in self._waiting:
+            if flight.device.name == device.name and (alone or not flight.is_suspect):
+                self._waiting.remove(flight)
+                return flight
+        while case := self._ledger.take(device):
+            if self._ledger.is_known(case, device):
+                self._ledger.done(case, was_idle=True)
+            else:
+                self._ledger.report(case)
+                return _Flight(device, self._order(case, device))
+        return None
+
+    def _order(self, case: Case, device: DeviceSpec) -> Order:
+        if device.name not in self._references:
+            self._references[device.name] = choose(self._ledger.families, self._ledger.cases, device)
+        known, seconds = self._ledger.known(case, device), self._ledger.seconds_left
+        return Order(case, known, self._references[device.name], seconds)
+
+    # What comes back.
+
+    def _receive(self) -> None:
+        """Takes what is done; waits for the first of it, for a while at most."""
+        from distributed import wait
+
+        if not self._flights:
+            time.sleep(LOOK_SECONDS / 10)
+            return
+        try:
+            done = wait(list(self._flights), timeout=LOOK_SECONDS, return_when="FIRST_COMPLETED").done
+        except TimeoutError:
+            return
+        for future in done:
+            self._landed(self._flights.pop(future), future)
+
+    def _recall(self) -> None:
+        """Takes back what workers had that are gone."""
+        gone = [future for future, flight in self._flights.items() if flight.address not in self._fleet.devices]
+        for future in gone:
+            future.cancel()
+            self._died(self._flights.pop(future))
+
+    def _landed(self, flight: _Flight, future: Any) -> None:
+        from distributed import KilledWorker
+
+        if future.status == "finished":
+            self._reported(flight, future.result())
+            return
+        error = future.exception() if future.status == "error" else None
+        if isinstance(error, DeviceLostError):
+            self._fleet.lost(flight.address, str(error))
+            self._died(flight)
+        elif isinstance(error, KilledWorker) or future.status in ("lost", "cancelled"):
+            self._died(flight)
+        else:
+            raise ForetuneError(f"the dask worker {flight.address} cannot measure: {error!r}")
+
+    def _died(self, flight: _Flight) -> None:
+        """A worker is gone, and the order with it: another one tries, until it is clear that the order is the cause."""
+        if flight.deaths + 1 < TRIES:
+            self._waiting.append(replace(flight, deaths=flight.deaths + 1))
+        else:
+            self._cut(flight, f"{TRIES} dask workers or their GPUs were lost at it")
+
+    def _reported(self, flight: _Flight, report: Report) -> None:
+        ledger, family = self._ledger, self._ledger.family(flight.case)
+        if report.source_hash != family.source_hash():
+            raise ForetuneError(
+                f"the worker {report.gpu} has other sources of {family.name} ({report.source_hash}; they are "
+                f"{family.source_hash()} here): install the same Foretune there"
+            )
+        self._record(flight, report.rows)
+        for ago_s, time_us in report.readings:
+            ledger.recorder.read(flight.case, family, flight.device, report.gpu, time_us, ago_s)
+        for what, seconds in report.spent.items():
+            self._spent[what] += seconds
+        if report.refused is not None:
+            self._given_up(flight, report.refused, deadly=report.deadly)
+        elif report.over:
+            self._done(flight)
+
+    def _record(self, flight: _Flight, rows: Sequence[Measurement]) -> None:
+        known = self._ledger.known(flight.case, flight.device)
+        for row in rows:
+            known.add(row.config, row.timing_pass, row.time_us)
+        if rows:
+            self._ledger.add(flight.case, flight.device, rows)
+
+    def _done(self, flight: _Flight) -> None:
+        if flight.order.confirm:
+            self._ledger.done(flight.case)
+            return
+        self._pieces[flight.key] -= 1
+        if self._pieces[flight.key] == 0:  # all is scanned: what is left is to confirm
+            self._waiting.append(_Flight(flight.device, self._order(flight.case, flight.device)))
+
+    def _given_up(self, flight: _Flight, reason: str, *, deadly: bool) -> None:
+        # Of a case that was cut nothing more is tried: the pieces that are still out keep what they find.
+        self._pieces[flight.key] = -PIECES * PIECES
+        self._ledger.given_up(flight.case, flight.device, reason, deadly=deadly)
+
+    def _cut(self, flight: _Flight, reason: str) -> None:
+        """Finds the config that kills workers: in which part of the order is it?"""
+        configs = flight.order.configs or self._left(flight)
+        if not configs:
+            self._given_up(flight, reason, deadly=False)
+        elif len(configs) == 1:
+            row = Measurement(
+                problem=flight.case.problem,
+                device=flight.device.name,
+                config=configs[0],
+                status=Status.LAUNCH_FAILED,
+                timing_pass=SCAN,
+                error=reason[:300],
+            )
+            self._record(flight, [row])
+            self._done(replace(flight, order=replace(flight.order, confirm=False)))
+        else:
+            size = -(-len(configs) // PIECES)
+            pieces = [configs[start : start + size] for start in range(0, len(configs), size)]
+            self._pieces[flight.key] += len(pieces) - (not flight.order.confirm)
+            order = self._order(flight.case, flight.device)
+            self._waiting += (_Flight(flight.device, replace(order, configs=one, confirm=False)) for one in pieces)
+
+    def _left(self, flight: _Flight) -> tuple[KernelConfig, ...]:
+        """What of a case is not known yet, and may run."""
+        family, known = self._ledger.family(flight.case), self._ledger.known(flight.case, flight.device)
+        return tuple(
+            config
+            for config in self._ledger.by_promise(flight.case, flight.device)
+            if config not in known.scanned_us and family.supports(config, flight.case.problem, flight.device) is None
+        )
+
+    def _effort(self) -> Effort:
+        gpu_s = self._fleet.most * max(time.monotonic() - self._began, 0.0)
+        return Effort(self._fleet.most, gpu_s, self._spent["busy"], self._spent["lost"], self._spent["compile"])

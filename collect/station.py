@@ -1,0 +1,202 @@
+"""A GPU of a cluster: what a dask worker does, and keeps between two tasks.
+
+The dask worker itself never touches the GPU. It supervises a process that measures and some that compile, as a
+campaign does for the GPUs of its own host, so that a kernel that faults costs its config and not the worker.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+
+from ..datasets import Case, DeviceSpec, Family, KernelConfig, Measurement
+from .bench import Bench, Limits
+from .campaign import CHECK_SECONDS
+from .casework import CaseWork, Fatal
+from .compiling import Binary, Compiled, CompilePool
+from .known import Known
+from .measuring import DeviceLostError, Kind, kind
+from .processes import Child, Watch
+from .promise import by_promise
+from .worker import Gpu, Reference, serve
+
+
+@dataclass(frozen=True)
+class Site:
+    """What all orders of a run have in common."""
+
+    run: str  # an id
+    gpu: Gpu
+    families: Mapping[str, Family]
+    limits: Limits = Limits()  # noqa: RUF009 - frozen
+
+
+@dataclass(frozen=True)
+class Order:
+    """A case to measure, or a part of it."""
+
+    case: Case
+    known: Known  # on the device that it is for
+    reference: Reference | None
+    seconds: float  # to spend at most
+    configs: tuple[KernelConfig, ...] | None = None  # to scan these alone; None for the whole space
+    confirm: bool = True  # the leading ones, after the scan
+
+
+@dataclass(frozen=True)
+class Report:
+    """What came of an order."""
+
+    source_hash: str  # of the kernel that ran
+    rows: tuple[Measurement, ...]
+    readings: tuple[tuple[float, float], ...]  # of the reference: how many seconds ago, and its time in us
+    over: bool  # whether all of the order is done, or was given up
+    refused: str | None  # why it was given up
+    deadly: bool  # processes died at it
+    gpu: str  # who measured it
+    spent: Mapping[str, float]  # seconds, as in `summary.Effort`: busy, lost and compile
+
+
+class Station:
+    """Measures the orders of one run on one GPU, one after the other."""
+
+    def __init__(self, site: Site, name: str, compilers: int) -> None:
+        self._site, self._name = site, name
+        self._watch = Watch()
+        self._pool = CompilePool(site.families, self._watch, compilers)
+        self._pool.on_finished = self._compiled
+        self._fatal: dict[Kind, Fatal] = {}
+        self._work: CaseWork | None = None  # at hand, until it is over
+        self._readings: list[tuple[float, float]] = []  # when, and how long
+        self._stopped = threading.Event()
+        self._bench = Bench(partial(Child, serve, site.gpu, site.families), self._watch, self, site.limits)
+
+    def device(self) -> DeviceSpec:
+        """The GPU, once it is open. Raises `DeviceLostError` where it cannot be opened."""
+        self._run(lambda: self._bench.device is not None, float("inf"))
+        assert self._bench.device is not None
+        return self._bench.device
+
+    def measure(self, order: Order) -> Report:
+        """Measures a case, or as much of it as there is time for. Raises `DeviceLostError` where the GPU is lost."""
+        device, family = self.device(), self._site.families[order.case.problem.family]
+        rows: list[Measurement] = []
+        space = order.configs or by_promise(family, order.case.problem, device, family.space(device))
+        work = CaseWork(
+            family,
+            order.case,
+            device,
+            space,
+            order.known,
+            self._pool,
+            rows.extend,
+            order.reference,
+            self._fatal.setdefault(kind(order.case.problem), {}),
+            confirm=order.confirm,
+        )
+        before, self._readings = self._spent(), []
+        if not work.over:
+            self._work = work
+            if self._bench.idle:
+                self._bench.give(work)
+            self._run(lambda: self._work is None, time.monotonic() + order.seconds)
+        now, after = time.monotonic(), self._spent()
+        return Report(
+            family.source_hash(),
+            tuple(rows),
+            tuple((now - at, us) for at, us in self._readings),
+            work.over,
+            work.refused,
+            work.deaths > 0,
+            self._name,
+            {what: after[what] - before[what] for what in before},
+        )
+
+    def _spent(self) -> dict[str, float]:
+        return {"busy": self._bench.busy_s, "lost": self._bench.lost_s, "compile": self._pool.compile_s}
+
+    def stop(self) -> None:
+        """Ends `measure` soon, from another thread."""
+        self._stopped.set()
+
+    def close(self) -> None:
+        """Ends the processes."""
+        self._watch.close()
+
+    def _run(self, done: Callable[[], bool], deadline: float) -> None:
+        while not (done() or self._stopped.is_set() or time.monotonic() > deadline):
+            if self._bench.retired:
+                raise DeviceLostError(self._bench.trouble)
+            self._watch.handle(CHECK_SECONDS)
+            self._pool.check()
+            self._bench.check()
+
+    def _compiled(self, binary: Binary, compiled: Compiled) -> None:
+        if self._work is not None:
+            self._work.compiled(binary, compiled)
+            self._bench.proceed()
+
+    # What the bench tells its owner.
+
+    def idle(self, bench: Bench) -> None:
+        if self._work is not None:
+            bench.give(self._work)
+
+    def done(self, bench: Bench, work: CaseWork) -> None:
+        if work is self._work:
+            self._work = None
+
+    def read(self, bench: Bench, case: Case, reference_us: float) -> None:
+        if self._work is not None and case == self._work.case:
+            self._readings.append((time.monotonic(), reference_us))
+
+    def retired(self, bench: Bench, work: CaseWork | None) -> None:
+        pass  # `_run` sees it
+
+
+# What dask calls. A worker has one station, for the run at hand.
+
+_lock = threading.Lock()
+_stations: dict[str, Station] = {}  # by run
+_stopped: set[str] = set()  # runs
+
+
+def introduce(site: Site) -> DeviceSpec:
+    """Opens the GPU of the dask worker that this runs on. Raises `DeviceLostError` where there is none to be had."""
+    return _station(site).device()
+
+
+def measure(site: Site, order: Order) -> Report:
+    """Measures a case on the dask worker that this runs on. Raises `DeviceLostError` where the GPU is lost."""
+    return _station(site).measure(order)
+
+
+def stop(run: str) -> None:
+    """Ends the orders of a run soon: they come back with what is measured. Called beside them."""
+    _stopped.add(run)
+    if run in _stations:
+        _stations[run].stop()
+
+
+def close(run: str) -> None:
+    """Lets the GPU go."""
+    with _lock:
+        if run in _stations:
+            _stations.pop(run).close()
+
+
+def _station(site: Site) -> Station:
+    from distributed import get_worker
+
+    worker = get_worker()
+    with _lock:
+        if site.run not in _stations:
+            while _stations:  # a run that was killed could not say goodbye
+                _stations.popitem()[1].close()
+            _stations[site.run] = Station(site, worker.address, worker.state.nthreads)
+        if site.run in _stopped:
+            _stations[site.run].stop()
+        return _stations[site.run]

@@ -1,0 +1,168 @@
+"""Datasets in formats that others read: T4, the autotuning community's JSON, and CSV."""
+
+from __future__ import annotations
+
+import csv
+import itertools
+import json
+import statistics
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from .case import Case
+from .dataset import Dataset
+from .errors import ForetuneError
+from .measurement import Status
+
+#: Of the results schema and the metadata schema that a T4 file keeps to, both at once
+#: (https://github.com/odgaard/TuningSchema, branch T4; Kernel Tuner ships them as kernel_tuner/schema/T4/1.0.0).
+T4_VERSION = "1.0.0"
+_T4_INVALIDITY = {
+    Status.OK: "correct",
+    Status.HOPELESS: "correct",  # it ran, and took that long
+    Status.INVALID: "constraints",
+    Status.COMPILE_FAILED: "compile",
+    Status.OUT_OF_RESOURCES: "runtime",
+    Status.LAUNCH_FAILED: "runtime",
+    Status.WRONG_RESULT: "correctness",
+    Status.TIMEOUT: "timeout",
+}
+_T4_UNITS = {"time": "ms", "registers": "", "spills": "", "smem_bytes": "B"}
+_COUNTS = ("registers", "spills", "smem_bytes")
+
+
+def export(
+    dataset: Dataset, out: Path | str, format: str, *, family: str | None = None, problem: int | None = None
+) -> int:
+    """Writes a dataset's measurements as one file, of one family and of one problem if they are named; returns the
+    number of results in it. `problem` counts from 0, in the order of `dataset.cases`.
+
+    "csv": a row a measurement, a column a dimension, a knob and a fact. Group sizes are summarised.
+
+    "t4": a result a config on a problem and device, all passes together, times in milliseconds as in Kernel Tuner's
+    files: `times.runtimes` has the median of each pass, the measurement "time" their mean, without the scan's where
+    there are others. T4 describes one search space, so results say, beside what is required, which "problem" (of
+    those in "problems") and "device" they are of; a tool that takes no notice of these wants a file with one problem.
+
+    Raises `ForetuneError` for a format, family or problem that there is not, `OSError` where `out` can't be written.
+
+    >>> from foretune.datasets import load
+    >>> export(load("h200"), "problem-7.json", "t4", problem=7)  # doctest: +SKIP
+    998
+    """
+    if format not in FORMATS:
+        raise ForetuneError(f"format must be one of {', '.join(FORMATS)} but is {format!r}")
+    rows = dataset.measurements if family is None else dataset.rows(family)
+    if problem is not None:
+        if not 0 <= problem < len(dataset.cases):
+            raise ForetuneError(f"{dataset.name}: problem must be 0 to {len(dataset.cases) - 1} but is {problem}")
+        rows = rows[rows["problem"] == problem]
+    rows = rows.sort_values(["problem", "device", "config", "timing_pass"], kind="stable")
+    return FORMATS[format](dataset, rows, Path(out))
+
+
+def _csv(dataset: Dataset, rows: pd.DataFrame, out: Path) -> int:
+    cases = {number: _describe(number, case) for number, case in _used(rows, "problem", dataset.cases)}
+    configs = {number: config.to_json() for number, config in _used(rows, "config", dataset.configs)}
+    facts = [name for name in rows.columns if name not in ("problem", "config")]
+    columns = dict.fromkeys(itertools.chain(*cases.values(), ["device"], *configs.values(), facts))
+    with out.open("w", newline="") as file:
+        writer = csv.DictWriter(file, columns, restval="")
+        writer.writeheader()
+        for row in _records(rows):
+            writer.writerow(cases[row.pop("problem")] | configs[row.pop("config")] | row)
+    return len(rows)
+
+
+def _t4(dataset: Dataset, rows: pd.DataFrame, out: Path) -> int:
+    configs = {number: config.to_json() for number, config in _used(rows, "config", dataset.configs)}
+    head = {
+        "schema_version": T4_VERSION,
+        "metadata": _t4_metadata(dataset),
+        "problems": {number: _describe(number, case) for number, case in _used(rows, "problem", dataset.cases)},
+    }
+    dates = {run: str(facts["date"]) for run, facts in _runs(dataset).items() if "date" in facts}
+    count = 0
+    with out.open("w") as file:  # line by line: a large dataset is hundreds of megabytes as JSON
+        file.write(f'{json.dumps(head)[:-1]}, "results": [')
+        same = itertools.groupby(_records(rows), lambda row: (row["problem"], row["device"], row["config"]))
+        for (problem, device, config), passes in same:
+            result = {"problem": problem, "device": device, "configuration": configs[config]}
+            result |= _t4_outcome(list(passes), dates)
+            file.write(("," if count else "") + "\n" + json.dumps(result, allow_nan=False))
+            count += 1
+        file.write("\n]}\n")
+    return count
+
+
+def _t4_outcome(passes: Sequence[Mapping[str, Any]], dates: Mapping[str, str]) -> dict[str, Any]:
+    """What became of one config: in its last pass that failed if any did, else in the last."""
+    last = next((row for row in reversed(passes) if "time_us" not in row), passes[-1])
+    invalidity = _T4_INVALIDITY[Status(last["status"])]
+    times_ms = {row["timing_pass"]: row["time_us"] / 1000 for row in passes if "time_us" in row}
+    known = {name: value for row in passes for name, value in row.items()}
+    facts = {name: known[name] for name in _T4_UNITS if name in known}
+    if invalidity == "correct":
+        confirmed = [time_ms for timing_pass, time_ms in times_ms.items() if timing_pass > 1]
+        facts = {"time": statistics.fmean(confirmed or times_ms.values())} | facts
+    outcome = {
+        "objectives": ["time"],
+        "times": {"compilation_time": known.get("compile_ms", 0.0), "runtimes": list(times_ms.values())},
+        "invalidity": invalidity,
+        "correctness": float(invalidity == "correct"),
+        "measurements": [{"name": name, "value": value, "unit": _T4_UNITS[name]} for name, value in facts.items()],
+    }
+    date = dates.get(last.get("run_id", ""))
+    return outcome | ({"timestamp": date} if date else {})
+
+
+def _t4_metadata(dataset: Dataset) -> dict[str, Any]:
+    runs = _runs(dataset)
+    packages = {f"{name}=={run[name]}" for run in runs.values() for name in ("torch", "triton") if run.get(name)}
+    return {
+        "hardware": {"hardware_description": [spec.to_json() for spec in dataset.devices]},
+        "environment": {"device_query": {"runs": runs}, "requirements": sorted(packages)},
+    }
+
+
+FORMATS: Mapping[str, Callable[[Dataset, pd.DataFrame, Path], int]] = {"t4": _t4, "csv": _csv}
+
+
+def _runs(dataset: Dataset) -> dict[str, dict[str, Any]]:
+    return dict(dataset.provenance.get("runs", {}))
+
+
+def _describe(number: int, case: Case) -> dict[str, Any]:
+    problem, summary = case.problem, case.problem.summary
+    return {
+        "problem": number,
+        "family": problem.family,
+        **dict(problem.dims),
+        "dtype": problem.dtype,
+        "flags": " ".join(problem.flags),
+        **({} if summary is None else {"active_groups": summary.active, "largest_group": summary.max}),
+        "sources": " ".join(case.sources),
+        "routing": case.routing,
+    }
+
+
+def _used(rows: pd.DataFrame, column: str, values: Sequence[Any]) -> Iterable[tuple[int, Any]]:
+    return ((int(number), values[number]) for number in rows[column].unique())
+
+
+def _records(rows: pd.DataFrame) -> Iterator[dict[str, Any]]:
+    """Each row as plain values by column; what is not known is left out."""
+    columns = [rows[name].tolist() for name in rows.columns]
+    for values in zip(*columns, strict=True):
+        named = zip(rows.columns, values, strict=True)
+        yield {name: _plain(name, value) for name, value in named if not (value is None or value != value)}
+
+
+def _plain(name: str, value: Any) -> Any:
+    if not isinstance(value, float):
+        return value
+    # Counts are floats where some are unknown; a float32 has seven digits, and the rest is noise of the conversion.
+    return int(value) if name in _COUNTS else float(f"{value:.7g}")

@@ -1,0 +1,43 @@
+"""What children do in `collect/test_processes.py`, which import it."""
+
+from __future__ import annotations
+
+import os
+import struct
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+
+def count(connection, most):
+    for number in range(most):
+        connection.send(number)
+
+
+def echo(connection):
+    while True:
+        connection.send(connection.recv())
+
+
+def half_a_message(connection):
+    os.write(connection.fileno(), struct.pack("!i", 100) + b"half")
+
+
+def with_a_sleeper(connection):
+    connection.send(subprocess.Popen([sys.executable, "-c", "import time; time.sleep(1000)"]).pid)
+    time.sleep(1000)
+
+
+def lives(pid):
+    """Whether a process runs (and is not just waiting for its parent to note its end)."""
+    status = Path(f"/proc/{pid}/status")
+    return status.exists() and "State:\tZ" not in status.read_text()
+
+
+def assert_end(pids):
+    """That processes end soon, if they have not yet."""
+    deadline = time.monotonic() + 20
+    while lingering := [pid for pid in pids if lives(pid)]:
+        assert time.monotonic() < deadline, f"{lingering} live on"
+        time.sleep(0.02)

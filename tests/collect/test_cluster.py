@@ -1,0 +1,173 @@
+"""A run on dask workers that are processes of their own, on fake GPUs; they come, go, and are killed."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+import uuid
+from pathlib import Path
+
+import pytest
+from fakes import DEVICE, fake_cases
+from faulty import CompiledFamily, FaultyGpu, FewFamily, NoGpu, TwoKinds
+from foretune.collect import cluster, fleet
+from foretune.collect.cluster import ClusterCampaign, collect_on_cluster, connected
+from foretune.collect.ledger import Ledger
+from foretune.collect.station import Site
+from foretune.datasets import ForetuneError, load
+from replay import rows_of
+
+distributed = pytest.importorskip("distributed")
+TESTS = Path(__file__).parents[1]
+CASES = fake_cases()[:6]
+
+
+class Cluster:
+    """A scheduler, and workers with a GPU each."""
+
+    def __init__(self, folder):
+        self.file, self.processes = folder / "scheduler.json", {}
+        self._start("scheduler", "scheduler", "--port", "0", "--no-dashboard")
+        deadline = time.monotonic() + 60
+        while not self.file.exists():
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        self.address = json.loads(self.file.read_text())["address"]
+
+    def add(self, name, *options):
+        always = ("--nthreads", "1", "--resources", "GPU=1", "--no-dashboard", "--name", name)
+        self._start(name, "worker", *always, *options)
+
+    def _start(self, name, kind, *options):
+        environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(TESTS), *sys.path])}
+        command = [sys.executable, "-m", f"distributed.cli.dask_{kind}", "--scheduler-file", str(self.file), *options]
+        self.processes[name] = subprocess.Popen(
+            command, env=environment, cwd=self.file.parent, stderr=subprocess.DEVNULL, start_new_session=True
+        )
+
+    def close(self):
+        for process in self.processes.values():
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+
+
+@pytest.fixture
+def dask(tmp_path):
+    started = Cluster(tmp_path)
+    yield started
+    started.close()
+
+
+@pytest.fixture
+def out(tmp_path):
+    return tmp_path / "measured"
+
+
+def run(address, out, cases, gpu, family=None, **options):
+    family = family or CompiledFamily()
+    with connected(address) as client:
+        campaign = ClusterCampaign(client, Site(uuid.uuid4().hex, gpu, {"fake": family}))
+        origin = lambda family, device: {"family": family.name, "kernel_source": family.source_hash()}  # noqa: E731
+        return campaign.measure(Ledger({"fake": family}, cases, out, origin=origin, **options))
+
+
+def workers(address):
+    """{name: pid} of the dask workers that are there."""
+    with connected(address) as client:
+        return {
+            worker["name"]: client.run(os.getpid, workers=[address])[address]
+            for address, worker in client.scheduler_info()["workers"].items()
+        }
+
+
+def check_measured(out, cases, family):
+    """Every config of every case has its row, once, with the time that it takes; the leading ones are confirmed."""
+    found = rows_of(out)
+    assert set(found) == {(case.problem, config) for case in cases for config in family.space()}
+    for (problem, config), passes in found.items():
+        assert set(passes) in ({1}, {1, 2, 3})
+        if passes[1].status in ("ok", "hopeless"):
+            assert passes[1].time_us == pytest.approx(family.time_us(problem, config, timing_pass=1), rel=1e-6)
+    for case in cases:
+        assert sum(3 in found[case.problem, config] for config in family.space()) >= 20
+    return found
+
+
+def test_two_workers_share_the_cases_and_one_that_is_killed_is_replaced_by_the_other(dask, out):
+    dask.add("first", "--no-nanny")
+    dask.add("second", "--no-nanny")
+    killed = threading.Event()
+
+    def kill_one(progress):
+        if progress.done >= 2 and not killed.is_set():
+            killed.set()
+            dask.processes["second"].kill()
+
+    summary = run(dask.address, out, CASES, FaultyGpu(seconds=0.003), on_progress=kill_one)
+    assert killed.is_set()
+    assert (summary.cases, summary.complete, summary.gpus, summary.skipped) == (len(CASES), True, 2, ())
+    assert summary.gpu_busy_share > 0
+    check_measured(out, CASES, CompiledFamily())
+    dataset = load(out)
+    assert dataset.drift["gpu"].nunique() == 2  # both have measured
+    assert set(dataset.drift["problem"]) == set(range(len(CASES)))
+    again = run(dask.address, out, CASES, FaultyGpu())
+    assert (again.measurements, again.complete) == (0, True)
+
+
+def test_a_config_that_kills_every_worker_is_a_row_and_the_rest_is_measured(dask, out, monkeypatch):
+    monkeypatch.setattr(cluster, "TRIES", 2)
+    dask.add("only")  # with a nanny, which starts it again
+    family = FewFamily()
+    valid = [config for config in family.space() if family.supports(config, CASES[0].problem, DEVICE) is None]
+    culprit = valid[5]
+    summary = run(dask.address, out, CASES[:1], FaultyGpu({culprit: "kills its supervisor"}), family)
+    assert summary.complete
+    row = check_measured(out, CASES[:1], family)[CASES[0].problem, culprit][1]
+    assert row.status == "launch_failed"
+    assert row.error == "2 dask workers or their GPUs were lost at it"
+
+
+def test_a_budget_brings_back_what_is_measured(dask, out):
+    dask.add("only", "--no-nanny")
+    while not workers(dask.address):
+        time.sleep(0.1)
+    summary = run(dask.address, out, CASES, FaultyGpu(seconds=0.02), budget_s=12.0)
+    assert not summary.complete
+    assert 0 < summary.measurements == len(load(out).measurements)
+    assert run(dask.address, out, CASES, FaultyGpu()).complete
+    check_measured(out, CASES, CompiledFamily())
+
+
+def test_cards_of_two_kinds_measure_all_cases_each(dask, out):
+    for name in ("big", "small"):
+        dask.add(name, "--no-nanny")
+    summary = run(dask.address, out, CASES[:2], TwoKinds(seconds=0.001))
+    assert (summary.cases, summary.complete) == (4, True)
+    dataset = load(out)
+    assert {spec.name for spec in dataset.devices} == {DEVICE.name, "small"}
+    assert len(dataset.measurements.groupby(["device", "problem"])) == 4
+
+
+def test_a_scheduler_that_is_not_there_is_named(monkeypatch):
+    monkeypatch.setattr(cluster, "CONNECT_SECONDS", 0.5)
+    with pytest.raises(ForetuneError, match=r"no dask scheduler answers at tcp://127\.0\.0\.1:1"):
+        collect_on_cluster([CompiledFamily()], CASES, "nowhere", "tcp://127.0.0.1:1")
+
+
+def test_a_cluster_without_gpus_is_told_how_to_have_some(dask, out, monkeypatch):
+    monkeypatch.setattr(fleet, "ALONE_SECONDS", 0.5)
+    with pytest.raises(ForetuneError, match=r"no dask worker with a GPU. Start some: dask worker tcp://.* --res"):
+        run(dask.address, out, CASES, FaultyGpu())
+
+
+def test_a_gpu_that_cannot_be_opened_is_said(dask, out, monkeypatch):
+    monkeypatch.setattr(fleet, "ALONE_SECONDS", 3.0)
+    dask.add("only", "--no-nanny")
+    with pytest.raises(ForetuneError, match="is of no use: RuntimeError: no CUDA today"):
+        run(dask.address, out, CASES, NoGpu())

@@ -1,0 +1,82 @@
+"""A real GPU at its worst: kernels that fault, hang and run out of memory cost their row, and the run goes on."""
+
+from __future__ import annotations
+
+import multiprocessing
+from functools import partial
+
+import pytest
+from foretune.collect.bench import Limits
+from foretune.collect.campaign import Campaign, collect
+from foretune.collect.compiling import CompilePool
+from foretune.collect.ledger import Ledger
+from foretune.collect.processes import Child, Watch
+from foretune.collect.worker import CudaGpu, serve
+from foretune.datasets import load
+from hurting import FAULTS, HurtingFamily, cases, hog
+from replay import rows_of
+
+pytestmark = pytest.mark.gpu
+FAMILIES = {"hurting": HurtingFamily()}
+TOLD = {
+    "none": ("ok", None),
+    "far": ("launch_failed", "illegal memory access"),
+    "endless": ("timeout", "not over after"),
+    "wrong": ("wrong_result", "relative error"),
+    "slow": ("hopeless", None),
+    "ptxas": ("compile_failed", "PTXASError"),
+    "uncompilable": ("compile_failed", "this config does not compile"),
+    "memory": ("out_of_resources", "OutOfMemoryError"),
+}
+
+
+def measure(out, drawn, **limits):
+    with Watch() as watch:
+        starts = [partial(Child, serve, CudaGpu(0), FAMILIES)]
+        pool = CompilePool(FAMILIES, watch, 4)
+        return Campaign(Ledger(FAMILIES, drawn, out), starts, pool, watch, Limits(**limits)).measure()
+
+
+def test_each_fault_costs_its_config_and_the_gpu_measures_on(tmp_path, own_cache):
+    drawn = cases(1 << 16, 1 << 20, 1 << 18)
+    summary = measure(tmp_path / "measured", drawn, task_s=8.0)
+    assert summary.complete, summary
+    found = rows_of(tmp_path / "measured")
+    space = HurtingFamily().space()
+    assert set(found) == {(case.problem, config) for case in drawn for config in space}
+    wrong = {}
+    for (problem, config), passes in found.items():
+        status, error = TOLD[FAULTS[config["FAULT"]]]
+        if passes[1].status != status or (error and error not in passes[1].error):
+            wrong[str(config), problem["n"]] = (passes[1].status, passes[1].error)
+    assert wrong == {}
+    sound = [passes for (_, config), passes in found.items() if config["FAULT"] == 0]
+    assert all(passes[p].time_us < 1000 for passes in sound for p in (1, 2, 3))
+    again = measure(tmp_path / "measured", drawn)
+    assert (again.measurements, again.complete) == (0, True)
+
+
+def test_a_process_that_hogs_the_gpu_is_noticed(tmp_path, own_cache):
+    """The bigger problems take long enough for the card to be taken away meanwhile."""
+    spawn = multiprocessing.get_context("spawn")
+    ready, hogging = spawn.Event(), None
+    sizes = [(1 << 27) + 16 * i for i in range(16)]
+
+    def begin_in_the_middle(progress):
+        nonlocal hogging
+        if progress.done == 12:
+            hogging = spawn.Process(target=hog, args=(ready,), daemon=True)
+            hogging.start()
+            assert ready.wait(60)
+
+    out = tmp_path / "measured"
+    try:
+        summary = collect([HurtingFamily()], cases(*sizes), out, gpus=1, on_progress=begin_in_the_middle)
+    finally:
+        if hogging is not None:
+            hogging.kill()
+    dataset = load(tmp_path / "measured")
+    # The median is that of the undisturbed cases: most of them.
+    flagged = {case.problem["n"] for case in dataset.drifted()}
+    assert flagged & set(sizes[12:]), (summary, dataset.drift.groupby("problem")["time_us"].max())
+    assert not flagged & set(sizes[:11]), flagged

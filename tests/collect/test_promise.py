@@ -1,0 +1,63 @@
+"""The order of a scan: the bundle's where it knows better, else the roofline's."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from types import SimpleNamespace as Toy
+
+import numpy as np
+import pytest
+from fakes import DEVICE, FakeFamily, fake_cases
+from foretune.collect import promise
+from foretune.collect.promise import by_promise
+from foretune.datasets import BundleError
+
+FAMILY = FakeFamily()
+SPACE = FAMILY.space()
+PROBLEM = fake_cases()[0].problem
+
+
+def bundle(trained_on=(DEVICE,), predict=lambda *_: np.arange(len(SPACE), 0, -1.0)):
+    """One that knows the fake family: it promises most of the last config."""
+
+    def of(what):
+        def ask(family):
+            if family != FAMILY.name:
+                raise BundleError(f"no family {family!r}")
+            return what
+
+        return ask
+
+    return Toy(trained_on=of(trained_on), ranker=of(Toy(predict=predict)))
+
+
+def roofline_us(configs):
+    return FAMILY.features(PROBLEM, DEVICE, configs)[:, -1]
+
+
+def test_what_a_bundle_predicts_comes_first():
+    assert by_promise(FAMILY, PROBLEM, DEVICE, SPACE, bundle()) == list(SPACE[::-1])
+
+
+def raises(*_):
+    raise BundleError("other features")
+
+
+@pytest.mark.parametrize(
+    "ignorant",
+    [bundle(trained_on=(replace(DEVICE, arch="sm_80"),)), bundle(trained_on=()), bundle(predict=raises)],
+    ids=["another arch", "no device", "other features"],
+)
+def test_a_bundle_that_does_not_know_the_case_leaves_it_to_the_roofline(ignorant):
+    ordered = by_promise(FAMILY, PROBLEM, DEVICE, SPACE, ignorant)
+    assert sorted(map(str, ordered)) == sorted(map(str, SPACE))
+    assert (np.diff(roofline_us(ordered)) >= 0).all()
+
+
+def test_the_shipped_bundle_is_asked_where_none_is_given(monkeypatch):
+    monkeypatch.setattr(promise, "_shipped", bundle)
+    assert by_promise(FAMILY, PROBLEM, DEVICE, SPACE) == list(SPACE[::-1])
+
+
+def test_a_family_that_is_not_shipped_is_left_to_the_roofline():
+    assert (np.diff(roofline_us(by_promise(FAMILY, PROBLEM, DEVICE, SPACE))) >= 0).all()

@@ -1,0 +1,87 @@
+"""The suite that kernels are compared on, and how goals are judged."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from foretune.collect.suite import LAYERS, PHASES, suite
+from foretune.collect.versus import Row, goals
+from foretune.datasets import DeviceSpec, ForetuneError, load_models
+from foretune.kernels import families, family
+
+FAMILIES = sorted(families())
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_the_suite_is_the_same_every_time_and_every_problem_can_run(name):
+    cases, kernel, h200 = suite(name, load_models()), family(name), DeviceSpec.named("h200")
+    assert cases == suite(name, load_models())
+    assert len(cases) == len(LAYERS) * (sum(len(routings) for _, routings in PHASES.values()) + 1)
+    for case in cases.values():
+        assert kernel.supports(kernel.default(case.problem, h200), case.problem, h200) is None
+
+
+def test_the_suite_says_which_model_it_lacks():
+    with pytest.raises(ForetuneError, match="needs the model Qwen3-30B-A3B but there are Mixtral-8x7B"):
+        suite("grouped_gemm_fwd", [model for model in load_models() if model.model == "Mixtral-8x7B"])
+
+
+ROW = Row(
+    name="M/w13 training balanced",
+    family="grouped_gemm_fwd",
+    problem="",
+    rows_per_group=1024.0,
+    best_us=100.0,
+    predicted_us=110.0,
+    torch_us=140.0,
+    dense_us=90.0,
+    separate_us=None,
+    unfused_us=None,
+    roofline_us=80.0,
+    compute_share=2.0,
+    bytes_touched=1.0,
+    config={},
+)
+
+
+def judged(*rows):
+    return {goal.goal: goal for goal in goals(rows)}
+
+
+def test_each_row_and_the_mean_must_reach_the_aim():
+    label = "fwd and dX, best config, over torch._grouped_mm"
+    assert judged(ROW)[label].met  # 1.4
+    assert judged(ROW, replace(ROW, torch_us=112.0))[label].met  # 1.12 and 1.25 in geomean
+    missed = judged(ROW, replace(ROW, name="slow", torch_us=99.0, family="grouped_gemm_dx"))[label]
+    assert not missed.met
+    assert missed.worst == "grouped_gemm_dx slow"
+    assert not judged(replace(ROW, torch_us=124.0))[label].met  # over 1.0, but 1.24 in geomean
+    assert judged(ROW)["fwd and dX, predicted config, over torch._grouped_mm"].figure.startswith("worst 1.273")
+
+
+def test_goals_are_about_the_rows_they_are_about():
+    few = replace(ROW, name="M/w13 decode uniform", rows_per_group=2.0, roofline_us=86.0)
+    found = judged(few)
+    assert "rows per expert >= 1024, over dense cuBLAS" not in found
+    assert found["<= 8 rows per active expert, over the read bandwidth"].met
+    assert judged(ROW)["rows per expert >= 1024, over dense cuBLAS"].met
+    assert not judged(replace(ROW, dense_us=87.0))["rows per expert >= 1024, over dense cuBLAS"].met
+
+
+def test_a_fused_permutation_is_judged_by_the_unfused_problem_and_not_by_torch():
+    fused = replace(ROW, name="M/w13 training balanced permute_x", separate_us=20.0, unfused_us=96.0)
+    found = judged(fused)
+    assert found["fused permutation over the unfused GEMM"].met  # 1.042
+    assert found["fused permutation over GEMM + permutation"].met
+    assert not judged(replace(fused, unfused_us=95.0))["fused permutation over the unfused GEMM"].met
+    assert not any("torch" in goal for goal in found)
+
+
+def test_a_hot_expert_is_compared_with_balanced_rows_of_the_same_layer():
+    hot = replace(ROW, name="M/w13 training hot", best_us=114.0)
+    label = "one expert with half the rows, over balanced"
+    assert judged(ROW, hot)[label].met
+    assert not judged(ROW, replace(hot, best_us=116.0))[label].met
+    assert label not in judged(ROW, replace(hot, family="grouped_gemm_dw"))
+    assert label not in judged(ROW, replace(hot, compute_share=0.5))  # limited by memory, not by work

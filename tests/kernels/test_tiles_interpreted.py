@@ -1,0 +1,157 @@
+"""The tile map: tiles by the book, and chunks that hold every row once, in the interpreter."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+
+pytestmark = pytest.mark.interpret
+
+BLOCKS_M = (16, 32, 64, 128, 256)
+
+
+def tile_capacity(sizes, rows):
+    return -(-rows // 16) + len(sizes)
+
+
+def tiles_of(sizes, rows, block_m):
+    """(group, first row, end row) of every M tile, by the book."""
+    tiles, start = [], 0
+    for group, size in enumerate(min(max(size, 0), rows) for size in sizes):
+        begin, end = min(start, rows), min(start + size, rows)
+        tiles += [(group, min(begin + first, end), end) for first in range(0, size, block_m)]
+        start += size
+    return tiles[: tile_capacity(sizes, rows)]
+
+
+class Map:
+    """A map made amid memory that is not its own, and read as it is said to be laid out."""
+
+    def __init__(self, sizes, rows, chunk_rows, lanes=1024):
+        import torch
+        from foretune.kernels.grouped_gemm.tiles import tile_map_kernel
+
+        tiles, chunks, splits = tile_capacity(sizes, rows), rows // chunk_rows + len(sizes), rows // chunk_rows
+        used = 8 + len(BLOCKS_M) * tiles * 3 + chunks * 4 + splits * 3
+        memory = torch.full((1000 + used + 1000,), -7, dtype=torch.int32)
+        self.entries = memory[1000 : 1000 + used]
+        told = torch.tensor(sizes, dtype=torch.int32)
+        tile_map_kernel[(len(sizes), len(BLOCKS_M) + 1)](told, self.entries, rows, len(sizes), chunk_rows, lanes)
+        self.around = torch.cat([memory[:1000], memory[1000 + used :]]).unique().tolist()
+        *self.tile_counts, chunk_count, split_count = self.entries[: len(BLOCKS_M) + 2].tolist()
+        parts = iter(self.entries[8:].split([tiles * 3] * len(BLOCKS_M) + [chunks * 4, splits * 3]))
+        self.tiles = [part.view(-1, 3).tolist() for part in itertools.islice(parts, len(BLOCKS_M))]
+        self.chunks = next(parts).view(-1, 4)[:chunk_count].tolist()
+        self.splits = next(parts).view(-1, 3)[:split_count].tolist()
+        self.slots = 2 * (rows // chunk_rows)
+
+
+MAPS = {
+    "ragged": (37, 0, 1, 300, 0, 16, 129, 5),
+    "one group": (77,),
+    "one row each": (1,) * 7,
+    "none": (0, 0, 0),
+    "negative": (-3, 20, -1, 64),
+    "too many rows": (90, 500, 2, 0, 77),
+    "past 31 bits": (2**31 - 1, 2**31 - 1, 5, 2**31 - 1),
+    "too few rows": (3, 0, 4),
+    "many groups": (2, 0, 17) * 6,  # two blocks of groups, below
+    "large group": (5, 600, 3),  # several blocks of tiles
+}
+ROWS = {"too many rows": 100, "too few rows": 50, "past 31 bits": 100}
+
+
+def rows_of(name):
+    return ROWS.get(name, sum(max(size, 0) for size in MAPS[name]))
+
+
+@pytest.mark.parametrize(
+    ("name", "lanes"), [*((name, 1024) for name in MAPS), ("many groups", 16), ("large group", 16)]
+)
+def test_the_tiles(name, lanes):
+    sizes, rows = MAPS[name], rows_of(name)
+    made = Map(sizes, rows, max(rows, 1), lanes)
+    assert made.around == [-7]
+    for block_m, count, entries in zip(BLOCKS_M, made.tile_counts, made.tiles, strict=True):
+        book = tiles_of(sizes, rows, block_m)
+        assert count == len(book)
+        assert [tuple(entry) for entry in entries[:count]] == book
+        assert all(entry == [-7] * 3 for entry in entries[count:])
+
+
+@pytest.mark.parametrize(("name", "chunk_rows", "lanes"), [
+    ("ragged", 128, 1024),
+    ("ragged", 100, 16),
+    ("ragged", 488, 1024),
+    ("one group", 16, 16),  # 128 rows a chunk: all but the first have none
+    ("one row each", 1, 16),
+    ("none", 1, 1024),
+    ("negative", 20, 16),
+    ("too few rows", 2, 1024),
+    ("many groups", 5, 16),
+    ("large group", 128, 16),
+])  # fmt: skip
+def test_the_chunks_hold_every_row_once_and_the_longest_come_first(name, chunk_rows, lanes):
+    sizes, rows = [max(size, 0) for size in MAPS[name]], rows_of(name)
+    made = Map(MAPS[name], rows, chunk_rows, lanes)
+    assert made.around == [-7]
+
+    order = list(dict.fromkeys(group for group, *_ in made.chunks))
+    assert order == sorted(range(len(sizes)), key=lambda group: -sizes[group])  # also the empty ones: they get zeros
+    first_rows = [0, *itertools.accumulate(sizes)]
+    splits, slots = [], []
+    for group in order:
+        chunks = [chunk for chunk in made.chunks if chunk[0] == group]
+        spans = [(row, row_end) for _, row, row_end, _ in chunks if row < row_end]
+        held = [row for span in spans for row in range(*span)]
+        assert held == list(range(first_rows[group], first_rows[group + 1]))
+        longest = max((end - row for row, end in spans), default=0)
+        assert longest <= -(-chunk_rows // 128) * 128
+        own = [slot for *_, slot in chunks]
+        assert len(own) == max(-(-sizes[group] // chunk_rows), 1)
+        if len(own) == 1:
+            assert own == [-1]
+        else:
+            splits.append([group, own[0], len(own)])
+            slots += own
+    assert slots == list(range(len(slots)))  # a group's are neighbours, in the order of its rows
+    assert len(slots) <= made.slots
+    assert made.splits == splits
+
+
+@pytest.mark.parametrize("chunk_rows", [1, 16, 60, 99, 100])
+@pytest.mark.parametrize("name", ["too many rows", "past 31 bits"])
+def test_chunks_of_sizes_that_promise_too_many_rows_stay_inside(name, chunk_rows):
+    sizes, rows = MAPS[name], rows_of(name)
+    made = Map(sizes, rows, chunk_rows)
+    assert made.around == [-7]
+    for group, row, row_end, slot in made.chunks:
+        assert 0 <= group < len(sizes)
+        assert 0 <= row <= row_end <= rows
+        assert -1 <= slot < made.slots
+    for group, slot, slots in made.splits:
+        assert 0 <= group < len(sizes)
+        assert slots == 0 or 0 <= slot < slot + slots <= made.slots
+
+
+def test_a_map_is_as_large_as_its_sizes_can_make_it():
+    import torch
+    from foretune.kernels.grouped_gemm.tiles import TileMap
+
+    sizes = MAPS["ragged"]
+    built = TileMap.build(torch.tensor(sizes, dtype=torch.int32), sum(sizes), 100)
+    assert built.entries[: len(BLOCKS_M)].tolist() == [len(tiles_of(sizes, sum(sizes), m)) for m in BLOCKS_M]
+    assert (built.rows, built.groups, built.chunk_rows) == (488, 8, 100)
+    assert (built.most_chunks, built.most_splits, built.slots) == (4 + 8, 4, 8)
+    assert built.entries.numel() == 8 + len(BLOCKS_M) * tile_capacity(sizes, sum(sizes)) * 3 + 12 * 4 + 4 * 3
+
+
+@pytest.mark.parametrize(("rows", "chunk_rows"), [(100, 100), (99, 100), (0, 1), (0, None), (100, None)])
+def test_a_map_of_short_groups_has_no_room_for_splits(rows, chunk_rows):
+    import torch
+    from foretune.kernels.grouped_gemm.tiles import TileMap
+
+    built = TileMap.build(torch.tensor([rows, 0], dtype=torch.int32), rows, chunk_rows)
+    assert built.most_splits == built.slots == 0
+    assert int(built.entries[len(BLOCKS_M) + 1]) == 0

@@ -1,0 +1,62 @@
+"""A dataset of another kernel is used with a warning that says so."""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import replace
+from functools import partial
+
+import pytest
+from fakes import FakeFamily, fake_cases, fake_dataset
+from foretune.datasets import ForetuneWarning
+from foretune.model import LightGBMRanker, check_sources, cross_validate, train
+
+FAMILY = FakeFamily()
+BARE = fake_dataset(fake_cases(models=3, tokens=(64,), randoms=0))
+
+
+def measured_with(*sources, family="fake"):
+    """The dataset as runs with these kernel sources would have left it."""
+    runs = {f"r{place}": {"family": family, "kernel_source": source} for place, source in enumerate(sources)}
+    return replace(BARE, provenance={"runs": runs})
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        lambda dataset: train(dataset, {"fake": FAMILY}, partial(LightGBMRanker, trees=2)),
+        lambda dataset: cross_validate(dataset, FAMILY, partial(LightGBMRanker, trees=2)),
+        lambda dataset: check_sources(dataset, FAMILY),
+    ],
+    ids=["train", "cross_validate", "check_sources"],
+)
+def test_whoever_learns_from_another_kernels_times_is_told(use):
+    named = r"fake was measured with other sources of fake \(new, old\) than there are now \(fake-source\)"
+    with pytest.warns(ForetuneWarning, match=named):
+        use(measured_with("old", FAMILY.source_hash(), "new"))
+
+
+def test_without_triton_nothing_can_be_compared():
+    class Elsewhere(FakeFamily):
+        def source_hash(self):
+            raise ImportError("No module named 'triton'")
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        check_sources(measured_with("old"), Elsewhere())
+
+
+@pytest.mark.parametrize(
+    "dataset",
+    [
+        BARE,
+        measured_with(FAMILY.source_hash(), FAMILY.source_hash()),
+        measured_with("old", family="another"),
+        replace(BARE, provenance={"runs": {"r0": {"family": "fake"}}}),
+    ],
+    ids=["no runs", "the same sources", "another family's sources", "no sources"],
+)
+def test_the_same_kernel_or_an_unknown_one_is_no_reason_to_warn(dataset):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        check_sources(dataset, FAMILY)
