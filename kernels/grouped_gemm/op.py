@@ -69,8 +69,8 @@ def grouped_gemm(
     is 1 (then every call waits and raises): group sizes that are negative count as 0; those that sum to less than
     the rows leave the other rows of y, and of x's gradient, as the memory was; those that sum to more end where the
     rows do; an index out of range reads some other row and stores none. Nothing is ever written out of bounds.
-    Both variables are read when a shape is first met. The call can be captured in a CUDA graph and replayed with
-    other group sizes.
+    Both variables are read when a shape is first met. After one ordinary call of its shape, a call can be captured in
+    a CUDA graph, which can be replayed with other group sizes.
 
     >>> import torch
     >>> if torch.cuda.is_available():

@@ -12,12 +12,15 @@ import pytest
 def compiles(own_cache):
     """(kernel, found on disk) of every binary that Triton makes or loads from here on, none being in memory."""
     import triton
-    from foretune.kernels.grouped_gemm import dw, gemm, tiles
+    from foretune.kernels.grouped_gemm import dw, gemm, rowwise, tiles
+    from foretune.kernels.grouped_gemm.launcher import Launcher
 
-    for kernel in (gemm.grouped_gemm_kernel, dw.grouped_gemm_dw_kernel, dw.sum_partials_kernel, tiles.tile_map_kernel):
-        kernel.device_caches.clear()
-    for launcher in (gemm._launch, dw._launch, dw._launch_sum, tiles._launch):
-        launcher.forget()
+    for module in (dw, gemm, rowwise, tiles):
+        for value in vars(module).values():
+            if isinstance(value, Launcher):
+                value.forget()
+            elif isinstance(value, triton.JITFunction):
+                value.device_caches.clear()
     seen, before = [], triton.knobs.compilation.listener
     triton.knobs.compilation.listener = lambda src, cache_hit, **_: seen.append((src.name, cache_hit))
     yield seen

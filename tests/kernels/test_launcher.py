@@ -9,7 +9,7 @@ import pytest
 import torch
 from foretune import KernelConfig, grouped_gemm
 from foretune.datasets import DeviceSpec, ForetuneError
-from foretune.kernels.grouped_gemm import dw, gemm, rowwise, tiles
+from foretune.kernels.grouped_gemm import gemm, rowwise, tiles
 from foretune.kernels.grouped_gemm.launcher import Launcher
 from foretune.runtime import stub_driver
 
@@ -102,36 +102,67 @@ def test_forgetting_goes_through_it_again(call):
         assert call() == 2
 
 
-def test_both_ways_pass_the_same_arguments(monkeypatch):
-    """Also knobs that are runtime arguments, which come after the integers."""
-    passed = []
-    with stub_driver(H200) as driver:
+@pytest.fixture
+def recorded(monkeypatch):
+    """What reaches the binary of the forward kernel: (arguments, launch metadata) of each launch."""
+    launches = []
+
+    def record(driver):
         make = driver.launcher_cls
 
         def launcher_cls(source, metadata):
             launch = make(source, metadata)
 
-            def record(grid_x, grid_y, grid_z, stream, function, packed, launched, enter, leave, *arguments):
+            def call(x, y, z, stream, function, packed, launched, enter, leave, *arguments):
                 if metadata.name == "grouped_gemm_kernel":
-                    passed.append([getattr(value, "data_ptr", lambda value=value: value)() for value in arguments])
-                launch(grid_x, grid_y, grid_z)
+                    addresses = [getattr(value, "data_ptr", lambda value=value: value)() for value in arguments]
+                    launches.append((addresses, launched))
+                launch(x, y, z)
 
-            return record
+            return call
 
         monkeypatch.setattr(driver, "launcher_cls", launcher_cls)
+        return launches
+
+    return record
+
+
+def test_both_ways_pass_the_same_arguments(monkeypatch, recorded):
+    """Also knobs that are runtime arguments, which come after the integers."""
+    with stub_driver(H200) as driver:
+        launches = recorded(driver)
         monkeypatch.setattr(gemm, "_launch", Launcher(gemm.grouped_gemm_kernel))
         x, w, y = torch.zeros(32, 16), torch.zeros(2, 8, 16), torch.zeros(32, 8)
         tile_map = tiles.TileMap.build(torch.zeros(2, dtype=torch.int32), 32)
         scale, odd = torch.ones(32), KernelConfig.from_json(CONFIG.to_json() | {"GROUP_M": 7, "PROGRAMS_PER_SM": 5})
         for config in (CONFIG, odd, CONFIG, odd):
             gemm.launch_gemm(x, w, y, tile_map, config, 132, scale=scale)
+    passed = [arguments for arguments, _ in launches]
     assert passed[:2] == passed[2:]
     assert passed[0] != passed[1]
-    names = gemm.grouped_gemm_kernel.arg_names
-    assert len(names) == len(passed[3])
-    arguments = dict(zip(names, passed[3], strict=True))
+    arguments = dict(zip(gemm.grouped_gemm_kernel.arg_names, passed[3], strict=True))
     assert (arguments["x_ptr"], arguments["scale_ptr"]) == (x.data_ptr(), scale.data_ptr())
     assert (arguments["rows"], arguments["GROUP_M"], arguments["PROGRAMS_PER_SM"]) == (32, 7, 5)
+
+
+def test_a_profiler_that_listens_is_told_of_every_launch(call, recorded):
+    import triton
+
+    def listen(metadata):
+        pass
+
+    with stub_driver(H200) as driver:
+        launches = recorded(driver)
+        triton.knobs.runtime.launch_enter_hook.add(listen)
+        try:
+            call()
+            call()
+        finally:
+            triton.knobs.runtime.launch_enter_hook.remove(listen)
+        call()
+    told = [launched is not None and launched.get()["name"] for _, launched in launches]
+    assert told == ["grouped_gemm_kernel", "grouped_gemm_kernel", False]
+    assert call.through_jit == 1
 
 
 def test_a_kernel_whose_integers_are_specialised_is_refused():
@@ -141,7 +172,7 @@ def test_a_kernel_whose_integers_are_specialised_is_refused():
         Launcher(triton.jit(do_not_specialize=["rows", "topk"])(rowwise.sum_rows_kernel.fn))
 
 
-def test_one_binary_of_each_kernel_serves_a_training_step_of_any_shape(compiles_of_the_op):
+def test_one_binary_of_each_kernel_serves_a_training_step_of_any_shape(compiles):
     """Of all kernels that a step with all options launches; only the products have configs."""
     with stub_driver(H200):
         for groups, rows, n, k in ((2, 32, 8, 16), (3, 34, 16, 8), (16, 4096, 128, 264), (1, 2, 8, 8)):
@@ -164,7 +195,7 @@ def test_one_binary_of_each_kernel_serves_a_training_step_of_any_shape(compiles_
                 )
                 torch.autograd.grad(y.sum(), leaves)
     permutations = 2  # one gathers what the other scatters
-    assert Counter(compiles_of_the_op) == {
+    assert Counter(name for name, _ in compiles) == {
         "tile_map_kernel": 1,
         "grouped_gemm_kernel": 2 * permutations,  # forward and for dx
         "grouped_gemm_dw_kernel": permutations,
@@ -174,19 +205,3 @@ def test_one_binary_of_each_kernel_serves_a_training_step_of_any_shape(compiles_
         "bias_partials_kernel": permutations,
         "bias_grads_kernel": 1,
     }
-
-
-@pytest.fixture
-def compiles_of_the_op(own_cache):
-    """Names of the binaries that Triton makes or loads from here on, none being in memory."""
-    import triton
-
-    for module in (gemm, dw, tiles, rowwise):
-        for value in vars(module).values():
-            if isinstance(value, Launcher):
-                value.forget()
-                value._kernel.device_caches.clear()
-    seen, before = [], triton.knobs.compilation.listener
-    triton.knobs.compilation.listener = lambda src, **_: seen.append(src.name)
-    yield seen
-    triton.knobs.compilation.listener = before

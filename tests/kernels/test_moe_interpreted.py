@@ -63,21 +63,26 @@ def run(moe, tensors, **options):
     return {"y": y.detach()} | {name: leaf.grad for name, leaf in leaves.items()}
 
 
-@pytest.mark.filterwarnings("ignore::foretune.runtime.ForetuneWarning")  # no predictions for stand-ins
+HALF, SINGLE = (torch.float16, 2e-3), (torch.float32, 1e-6)
+
+
+@pytest.mark.filterwarnings("ignore::foretune.runtime.ForetuneWarning")  # with and without a prediction
 @pytest.mark.parametrize(
-    ("gemm", "fused"),
+    ("precision", "gemm", "fused"),
     [
-        (ours, {}),
-        (ours, {"permutes": False}),
-        (ours, {"weighs": False}),
-        (ours, {"permutes": False, "weighs": False}),
-        (unsloths, {}),
-        (unsloths, {"weighs": False}),
-        (unsloths_by_hand, {}),
+        (HALF, ours, {}),
+        (HALF, ours, {"permutes": False}),
+        (HALF, ours, {"weighs": False}),
+        (HALF, ours, {"permutes": False, "weighs": False}),
+        (HALF, unsloths, {}),
+        (HALF, unsloths, {"weighs": False}),
+        (HALF, unsloths_by_hand, {}),
+        (SINGLE, ours, {}),
+        (SINGLE, unsloths_by_hand, {}),
     ],
 )
-@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float16, 2e-3), (torch.float32, 1e-6)])
-def test_the_layer_and_all_its_gradients(layer, gemm, fused, dtype, tolerance):
+def test_the_layer_and_all_its_gradients(layer, gemm, fused, precision):
+    dtype, tolerance = precision
     layer = {name: tensor.to(dtype) for name, tensor in layer.items()}
     results = run(moe_fused, layer, gemm=gemm, **fused)
     expected = run(moe_loop, {name: tensor.double() for name, tensor in layer.items()})
