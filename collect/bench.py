@@ -106,7 +106,7 @@ class Bench:
             return
         if time.monotonic() - self._heard > limit_s:
             self._overdue = True
-            self._child.kill()
+            self._watch.kill(self._child)
 
     def _limit_s(self) -> float | None:
         if not self._ready:
@@ -140,10 +140,11 @@ class Bench:
         if answer.outcome is not None and answer.outcome.status is not Status.OK:
             self.lost_s += answer.seconds
 
-    def _ended(self, exitcode: int) -> None:
+    def _ended(self, exitcode: int | None) -> None:
         seconds = time.monotonic() - self._heard
         self.lost_s += seconds
-        self._losses += 1
+        # A process that cannot be killed still holds the GPU: no other could use it.
+        self._losses = self._losses + 1 if exitcode is not None else LOSSES
         forgivable = exitcode == -signal.SIGKILL and not self._overdue
         outcome = self._last_outcome(exitcode, seconds)
         self.trouble = outcome.error or ""
@@ -155,9 +156,11 @@ class Bench:
         else:
             work, self.work = self.work, None
             self.retired = True
+            if exitcode is None:
+                self.trouble += "; its process cannot be killed"
             self._owner.retired(self, work)
 
-    def _last_outcome(self, exitcode: int, seconds: float) -> Outcome:
+    def _last_outcome(self, exitcode: int | None, seconds: float) -> Outcome:
         if self._overdue:
             return Outcome(Status.TIMEOUT, error=f"not over after {seconds:.0f} s")
         if self._lost is not None:

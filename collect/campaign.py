@@ -51,8 +51,8 @@ def collect(
     if (Path(out) / MANIFEST).exists() and not resume:
         raise ForetuneError(f"{out} already holds a dataset; resume it, or choose another folder")
     by_name = {family.name: family for family in families}
-    ledger = Ledger(by_name, cases, out, budget_s=budget_s, on_progress=on_progress)
     indices = range(visible_gpus(gpus))
+    ledger = Ledger(by_name, cases, out, budget_s=budget_s, on_progress=on_progress)
     with Watch() as watch:
         pool = CompilePool(by_name, watch, compilers or max(1, cores() - len(indices)))
         pool.start()
@@ -162,15 +162,17 @@ class Campaign:
     def idle(self, bench: Bench) -> None:
         device = bench.device
         assert device is not None
-        if device.name not in self._references:
+        is_new = device.name not in self._references
+        if is_new:
             self._references[device.name] = choose(self._ledger.families, self._ledger.cases, device)
             for binary, error in self._ledger.uncompilable(device):
                 self._pool.know(binary, Compiled(0.0, error))
-            self._compile_ahead(device)
         work = self._next.pop(device.name, None) or self._work(device)
         if work is not None:
             self._ledger.report(work.case)
             bench.give(work)
+        if is_new:
+            self._compile_ahead(device)
 
     def done(self, bench: Bench, work: CaseWork) -> None:
         if work.refused is None:

@@ -10,13 +10,13 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from ..datasets import Case, DeviceSpec, Family, ForetuneError, KernelConfig, Measurement, Problem, Status
+from ..datasets import Case, DeviceSpec, Family, ForetuneError, KernelConfig, Measurement, Status
 from ..datasets.store import MANIFEST
 from .casework import TRIES
 from .fleet import LOOK_SECONDS, Fleet
@@ -75,12 +75,21 @@ def connected(scheduler: str) -> Any:
         raise ForetuneError(f"no dask scheduler answers at {scheduler}: {error}") from None
 
 
+@dataclass
+class _Cut:
+    """What is left of a case that killed every worker, and that was cut into pieces to find out why."""
+
+    left: int = 0  # pieces that are not done yet
+    given_up: bool = False
+
+
 @dataclass(frozen=True)
 class _Flight:
     """An order for a kind of device, and where it is."""
 
     device: DeviceSpec
     order: Order
+    cut: _Cut | None = None  # of which it is a piece
     deaths: int = 0  # of workers that had it
     address: str = ""  # of the worker that has it
 
@@ -89,13 +98,9 @@ class _Flight:
         return self.order.case
 
     @property
-    def key(self) -> tuple[str, Problem]:
-        return self.device.name, self.case.problem
-
-    @property
     def is_suspect(self) -> bool:
         """Whether it may kill workers: then it is given to one alone, so that no other order is suspected for it."""
-        return self.deaths > 0 or not self.order.confirm
+        return self.deaths > 0 or self.cut is not None
 
 
 class ClusterCampaign:
@@ -107,7 +112,6 @@ class ClusterCampaign:
         self._references: dict[str, Reference | None] = {}  # by device name
         self._flights: dict[Any, _Flight] = {}  # by future
         self._waiting: deque[_Flight] = deque()  # to go out before any new case
-        self._pieces: Counter[tuple[str, Problem]] = Counter()  # of each case that was cut: not done yet
         self._began = float("inf")
         self._spent = dict.fromkeys(("busy", "lost", "compile"), 0.0)  # seconds
 
@@ -250,22 +254,27 @@ class ClusterCampaign:
             self._ledger.add(flight.case, flight.device, rows)
 
     def _done(self, flight: _Flight) -> None:
-        if flight.order.confirm:
+        if flight.cut is None:
             self._ledger.done(flight.case)
             return
-        self._pieces[flight.key] -= 1
-        if self._pieces[flight.key] == 0:  # all is scanned: what is left is to confirm
+        flight.cut.left -= 1
+        if flight.cut.left == 0 and not flight.cut.given_up:  # all is scanned: what is left is to confirm
             self._waiting.append(_Flight(flight.device, self._order(flight.case, flight.device)))
 
     def _given_up(self, flight: _Flight, reason: str, *, deadly: bool) -> None:
-        # Of a case that was cut nothing more is tried: the pieces that are still out keep what they find.
-        self._pieces[flight.key] = -PIECES * PIECES
+        if flight.cut is not None:
+            if flight.cut.given_up:
+                return
+            flight.cut.given_up = True  # the pieces that are out keep what they find, the others stay here
+            self._waiting = deque(other for other in self._waiting if other.cut is not flight.cut)
         self._ledger.given_up(flight.case, flight.device, reason, deadly=deadly)
 
     def _cut(self, flight: _Flight, reason: str) -> None:
         """Finds the config that kills workers: in which part of the order is it?"""
         configs = flight.order.configs or self._left(flight)
-        if not configs:
+        cut = flight.cut or _Cut(left=1)
+        flight = replace(flight, cut=cut)
+        if not configs or cut.given_up:
             self._given_up(flight, reason, deadly=False)
         elif len(configs) == 1:
             row = Measurement(
@@ -277,13 +286,13 @@ class ClusterCampaign:
                 error=reason[:300],
             )
             self._record(flight, [row])
-            self._done(replace(flight, order=replace(flight.order, confirm=False)))
+            self._done(flight)
         else:
             size = -(-len(configs) // PIECES)
             pieces = [configs[start : start + size] for start in range(0, len(configs), size)]
-            self._pieces[flight.key] += len(pieces) - (not flight.order.confirm)
+            cut.left += len(pieces) - 1
             order = self._order(flight.case, flight.device)
-            self._waiting += (_Flight(flight.device, replace(order, configs=one, confirm=False)) for one in pieces)
+            self._waiting += (_Flight(flight.device, replace(order, configs=p, confirm=False), cut) for p in pieces)
 
     def _left(self, flight: _Flight) -> tuple[KernelConfig, ...]:
         """What of a case is not known yet, and may run."""

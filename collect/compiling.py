@@ -163,7 +163,7 @@ class _Compiler:
         limit_s = timeout_s if self._up else START_SECONDS
         if self._child and self.binary and not self._overdue and time.monotonic() - self._began > limit_s:
             self._overdue = True
-            self._child.kill()
+            self._watch.kill(self._child)
 
     def _answered(self, compiled: Compiled | None) -> None:
         if compiled is None:
@@ -173,7 +173,7 @@ class _Compiler:
             binary, self.binary = self.binary, None
             self._on_finished(binary, compiled)
 
-    def _ended(self, exitcode: int) -> None:
+    def _ended(self, exitcode: int | None) -> None:
         self._child = None
         if not self._up:
             self._stillborn += 1

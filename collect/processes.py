@@ -17,14 +17,15 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from multiprocessing.connection import Connection
 from threading import Thread
 from typing import Any, NamedTuple
 
-#: While a child ends, how often to look whether the system is through with it.
-_ENDING_SECONDS = 0.02
+#: While a child ends: how often to look whether the system is through with it, and when to look no more.
+_ENDING_SECONDS, _UNKILLABLE_SECONDS = 0.02, 60.0
 _START = f"import sys, json; sys.path[:] = json.loads(sys.argv[1]); from {__name__} import main; main()"
 
 
@@ -69,7 +70,7 @@ class Child:
 class _Watched(NamedTuple):
     child: Child
     on_message: Callable[[Any], None]
-    on_end: Callable[[int], None]
+    on_end: Callable[[int | None], None]
 
 
 class Watch:
@@ -77,7 +78,7 @@ class Watch:
 
     def __init__(self) -> None:
         self._selector = selectors.DefaultSelector()
-        self._ending: list[_Watched] = []
+        self._ending: dict[_Watched, float] = {}  # since when
 
     def __enter__(self) -> Watch:
         return self
@@ -92,26 +93,38 @@ class Watch:
             key.data.child.connection.close()
         self._selector.close()
 
-    def add(self, child: Child, on_message: Callable[[Any], None], on_end: Callable[[int], None]) -> None:
-        """From now on `handle` passes on the child's messages, and after the last of them its exit code."""
+    def add(self, child: Child, on_message: Callable[[Any], None], on_end: Callable[[int | None], None]) -> None:
+        """From now on `handle` passes on the child's messages, and after the last of them its exit code: None for one
+        that the system does not get rid of, as when a driver hangs."""
         self._selector.register(child.connection, selectors.EVENT_READ, _Watched(child, on_message, on_end))
+
+    def kill(self, child: Child) -> None:
+        """Kills a child, and listens to it no more. `handle` will tell of its end."""
+        self._hang_up(self._selector.get_key(child.connection).data)
+        child.kill()
+
+    def _hang_up(self, watched: _Watched) -> None:
+        self._selector.unregister(watched.child.connection)
+        watched.child.connection.close()
+        self._ending[watched] = time.monotonic()
 
     def handle(self, timeout_s: float) -> None:
         """Handles one message of every child that has sent one; waits for the first for so long at most."""
         for key, _ in self._selector.select(_ENDING_SECONDS if self._ending else timeout_s):
             watched: _Watched = key.data
+            if watched in self._ending:  # since another child's message was handled
+                continue
             try:
                 message = watched.child.connection.recv()
             except (EOFError, OSError):  # its end of the pipe is closed, perhaps in the middle of a message
-                self._selector.unregister(watched.child.connection)
-                watched.child.connection.close()
-                self._ending.append(watched)
+                self._hang_up(watched)
             else:
                 watched.on_message(message)
         # The pipe closes before the process is gone, and with it what it held of the GPU.
-        for watched in self._ending.copy():
-            if (exitcode := watched.child.exitcode) is not None:
-                self._ending.remove(watched)
+        for watched, since in self._ending.copy().items():
+            exitcode = watched.child.exitcode
+            if exitcode is not None or time.monotonic() - since > _UNKILLABLE_SECONDS:
+                del self._ending[watched]
                 watched.on_end(exitcode)
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import datetime
 import platform
 import subprocess
+from functools import cache
+from itertools import zip_longest
 from typing import Any
 
 from ..datasets import DeviceSpec, Family
@@ -18,9 +20,7 @@ def provenance(family: Family, device: DeviceSpec) -> dict[str, Any]:
         "family": family.name,
         "kernel_source": family.source_hash(),
         "device": device.name,
-        "driver": _query("driver_version"),
-        "clocks_sm_mhz": _query("clocks.sm"),
-        "clocks_max_sm_mhz": _query("clocks.max.sm"),
+        **_first_gpu(),
         "torch": torch.__version__,
         "triton": triton_version(),
         "python": platform.python_version(),
@@ -35,11 +35,17 @@ def triton_version() -> str:
     return str(triton.__version__)
 
 
-def _query(field: str) -> str | None:
-    """One value of nvidia-smi for the first GPU; None where there is no such tool."""
-    command = ["nvidia-smi", f"--query-gpu={field}", "--format=csv,noheader,nounits"]
+#: What a dataset calls what nvidia-smi knows.
+_ASKED = {"driver": "driver_version", "clocks_sm_mhz": "clocks.sm", "clocks_max_sm_mhz": "clocks.max.sm"}
+
+
+@cache  # the tool takes a second or more, while the GPUs wait
+def _first_gpu() -> dict[str, str | None]:
+    """Driver and clocks of the first GPU, as the run begins; None where there is no nvidia-smi."""
+    command = ["nvidia-smi", f"--query-gpu={','.join(_ASKED.values())}", "--format=csv,noheader,nounits"]
     try:
         printed = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True).stdout
     except (OSError, subprocess.SubprocessError):
-        return None
-    return printed.splitlines()[0].strip() if printed.strip() else None
+        printed = ""
+    values = printed.partition("\n")[0].split(", ") if printed.strip() else []
+    return dict(zip_longest(_ASKED, values))

@@ -18,8 +18,9 @@ from faulty import CompiledFamily, FaultyGpu, FewFamily, NoGpu, TwoKinds
 from foretune.collect import cluster, fleet
 from foretune.collect.cluster import ClusterCampaign, collect_on_cluster, connected
 from foretune.collect.ledger import Ledger
+from foretune.collect.promise import by_promise
 from foretune.collect.station import Site
-from foretune.datasets import ForetuneError, load
+from foretune.datasets import ForetuneError, Measurement, Status, load
 from replay import rows_of
 
 distributed = pytest.importorskip("distributed")
@@ -68,11 +69,14 @@ def out(tmp_path):
     return tmp_path / "measured"
 
 
+def origin(family, device):
+    return {"family": family.name, "kernel_source": family.source_hash()}
+
+
 def run(address, out, cases, gpu, family=None, **options):
     family = family or CompiledFamily()
     with connected(address) as client:
         campaign = ClusterCampaign(client, Site(uuid.uuid4().hex, gpu, {"fake": family}))
-        origin = lambda family, device: {"family": family.name, "kernel_source": family.source_hash()}  # noqa: E731
         return campaign.measure(Ledger({"fake": family}, cases, out, origin=origin, **options))
 
 
@@ -131,6 +135,28 @@ def test_a_config_that_kills_every_worker_is_a_row_and_the_rest_is_measured(dask
     row = check_measured(out, CASES[:1], family)[CASES[0].problem, culprit][1]
     assert row.status == "launch_failed"
     assert row.error == "2 dask workers or their GPUs were lost at it"
+
+
+def test_an_order_that_is_down_to_one_config_still_has_its_case_confirmed(dask, out, monkeypatch):
+    """As where an earlier run got to all but one."""
+    monkeypatch.setattr(cluster, "TRIES", 1)
+    dask.add("only")
+    family = FewFamily()
+    order = by_promise(family, CASES[0].problem, DEVICE, family.space())
+    last = [config for config in order if family.supports(config, CASES[0].problem, DEVICE) is None][-1]
+    known = Ledger({"fake": family}, CASES[:1], out, origin=origin)
+    rows = [
+        Measurement(CASES[0].problem, DEVICE.name, config, Status.OK, us)
+        if (us := family.time_us(CASES[0].problem, config, timing_pass=1))
+        else Measurement(CASES[0].problem, DEVICE.name, config, Status.LAUNCH_FAILED)
+        for config in family.space()
+        if config != last
+    ]
+    known.add(CASES[0], DEVICE, rows)
+    known.recorder.flush()
+    assert run(dask.address, out, CASES[:1], FaultyGpu({last: "kills its supervisor"}), family).complete
+    found = check_measured(out, CASES[:1], family)
+    assert found[CASES[0].problem, last][1].error == "1 dask workers or their GPUs were lost at it"
 
 
 def test_a_budget_brings_back_what_is_measured(dask, out):

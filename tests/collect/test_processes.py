@@ -9,6 +9,7 @@ import time
 
 import children
 import pytest
+from foretune.collect import processes
 from foretune.collect.processes import Child, Watch
 
 
@@ -69,6 +70,27 @@ def test_how_a_child_ended_is_told(watch, end, exitcode):
     assert noted.until(has_ended).exitcode == exitcode
     noted.child.send("to nobody")  # raises nothing
     noted.child.kill()
+
+
+def test_a_child_that_is_killed_is_not_listened_to_any_more(watch):
+    noted = Noted(watch, children.echo)
+    noted.child.send("up")
+    noted.until(lambda noted: noted.messages)
+    noted.child.send("late")
+    time.sleep(0.2)
+    watch.kill(noted.child)
+    assert noted.until(has_ended).exitcode == -9
+    assert noted.messages == ["up"]
+
+
+def test_a_child_that_does_not_end_even_killed_is_given_up(watch, monkeypatch):
+    monkeypatch.setattr(processes, "_UNKILLABLE_SECONDS", 0.3)
+    monkeypatch.setattr(Child, "exitcode", None)  # as the system says of one that waits for a driver
+    noted = Noted(watch, children.echo)
+    noted.exitcode = "lives"
+    watch.kill(noted.child)
+    noted.until(lambda noted: noted.exitcode != "lives")
+    assert noted.exitcode is None
 
 
 def test_a_child_that_dies_in_the_middle_of_a_message_has_ended(watch):

@@ -87,6 +87,17 @@ def test_a_gpu_that_takes_for_ever_to_open_is_given_up(out, monkeypatch):
         collect(out, [NeverOpen()], limits=Limits(open_s=1.5))
 
 
+def test_a_gpu_whose_process_cannot_be_killed_is_given_up_and_the_others_measure_all(out, monkeypatch):
+    """As when its driver hangs."""
+    monkeypatch.setattr("foretune.collect.processes._UNKILLABLE_SECONDS", 0.5)
+    monkeypatch.setattr("foretune.collect.processes.Child.exitcode", None)
+    hung = FaultyGpu(dict.fromkeys(VALID, "never ends"))
+    summary = collect(out, [hung, FaultyGpu(seconds=0.002)], limits=QUICK, cases=CASES[:3])
+    assert (summary.cases, summary.complete) == (3, True)
+    (told,) = summary.skipped
+    assert re.fullmatch(r"GPU 0: not over after \d s; its process cannot be killed", told)
+
+
 def start(out, *, gpus=2, seconds=0.002, flush_seconds=0.05):
     """A collection that runs by itself, as the leader of a process group."""
     arguments = [TESTS / "collecting.py", out, gpus, seconds, flush_seconds]
