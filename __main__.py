@@ -237,6 +237,31 @@ def evaluate(
     _emit({"families": {name: one.to_json() for name, one in judged.items()}}, as_json, _show_evaluation)
 
 
+@_command("replay", "foretune replay --data h200 --share 0.1")
+def replay(
+    data: Annotated[str | None, typer.Option(help="Dataset folder or shipped name.", show_default=SHIPPED)] = None,
+    share: Annotated[
+        float, typer.Option(min=0.001, max=1.0, help="Share of the configs that the plan tries on each problem.")
+    ] = 0.1,
+    as_json: AsJson = False,
+) -> None:
+    """Show what measuring by the adaptive plan is worth, on data that were measured exhaustively. Needs no GPU.
+
+    Cross-validates a ranker that learns from what the plan would have measured beside one that learns from everything.
+    """
+    from .collect import plan
+    from .collect.replay import replay as compare
+    from .datasets import load
+
+    def adaptive(family: Family, device: DeviceSpec) -> plan.Plan:
+        return plan.Adaptive(family, device, share=share)
+
+    with _status("measuring by the plan, training and judging, split by model family"):
+        dataset = load(data or SHIPPED)
+        replays = {name: compare(dataset, kernel, adaptive) for name, kernel in _families(dataset).items()}
+    _emit({"families": {name: one.to_json() for name, one in replays.items()}}, as_json, _show_replay)
+
+
 @_command(
     "predict",
     f"foretune predict {FAMILY} --device h200 --groups 64 --rows 8192 --n 2048 --k 1024 --top 4",
@@ -565,6 +590,28 @@ def _show_evaluation(result: Mapping[str, Any]) -> None:
         rows += [["  group sizes unknown", *(_percent(family["regret_sizes_unknown"][k]["geomean"]) for k in ks)]]
         for baseline, curve in family["baselines"].items():
             rows += [[baseline, *(_percent(curve[k]["geomean"]) for k in ks)]]
+        noise = _percent(family["noise_floor"])
+        _table(
+            f"{name}: % slower than the best config, over {family['problems']} problems (noise {noise} %)",
+            ("best of first", *ks),
+            rows,
+        )
+
+
+def _show_replay(result: Mapping[str, Any]) -> None:
+    for name, family in result["families"].items():
+        ks = list(family["everything"]["regret"])
+        rows = []
+        for label, key in (("everything", "everything"), ("the plan", "planned")):
+            one = family[key]
+            configs, measurements = (f"{100 * one[share]:.1f} %" for share in ("configs", "measurements"))
+            label = f"{label}: {configs} of the configs, {measurements} of the measurements"
+            rows += [[label, *(_percent(one["regret"][k]["geomean"]) for k in ks)]]
+            rows += [["  group sizes unknown", *(_percent(one["regret_sizes_unknown"][k]["geomean"]) for k in ks)]]
+        for label, key in (("the plan loses", "regret"), ("  group sizes unknown", "regret_sizes_unknown")):
+            ratio = family["ratio"][key]
+            rows += [[label, *(_percent(ratio[k]["geomean"]) for k in ks)]]
+            rows += [["  95 % interval", *(" - ".join(map(_percent, ratio[k]["ci95"])) for k in ks)]]
         noise = _percent(family["noise_floor"])
         _table(
             f"{name}: % slower than the best config, over {family['problems']} problems (noise {noise} %)",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
@@ -16,6 +16,9 @@ from .errors import DatasetError
 from .grid import Grid
 from .measurement import TIMED
 from .schema import DRIFT
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
 
 
 @dataclass(frozen=True)
@@ -85,6 +88,20 @@ class Dataset:
             first_us=first.to_numpy(dtype=np.float64),
             second_us=second.to_numpy(dtype=np.float64),
         )
+
+    def counts(self, grid: Grid) -> NDArray[np.int64]:
+        """How many measurements each cell of a grid of this dataset has, failed ones too, (n_problems, n_configs)."""
+        row_of = {(case, spec.name): row for row, (case, spec) in enumerate(zip(grid.cases, grid.devices, strict=True))}
+        column_of = {config: column for column, config in enumerate(grid.configs)}
+        columns = np.array([column_of.get(config, -1) for config in self.configs])
+        counts = np.zeros((len(grid), len(grid.configs)), np.int64)
+        by_row: Any = self.rows(grid.family).groupby(["problem", "device"], observed=True)
+        for (problem, device), rows in by_row:
+            row = row_of.get((self.cases[problem], device))
+            if row is not None:
+                found = columns[rows["config"].to_numpy()]
+                np.add.at(counts[row], found[found >= 0], 1)
+        return counts
 
     def describe(self) -> dict[str, Any]:
         """Counts and origin, as `foretune datasets --json` prints them."""

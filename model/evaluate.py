@@ -11,12 +11,11 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 
 from ..datasets import Case, DeviceSpec, Family, ForetuneError, Problem
-from ..datasets.grid import Grid
 from .baselines import NearestRanker, RandomRanker, RooflineRanker, StaticRanker
 from .gbdt import LightGBMRanker
 from .metrics import geomean, summarise, top_k_regret
 from .ranker import Ranker
-from .rows import Subsets
+from .rows import Subsets, supported
 from .sources import check_sources
 from .splits import RANDOM, split_folds, split_groups
 
@@ -191,7 +190,8 @@ class _Bench:
         self.grid, self.family = dataset.grid(family.name), family
         self.ks, self._folds, self.jobs = tuple(ks), folds, jobs
         self.groups = split_groups(self.grid.cases)
-        self.candidates = _tried(dataset, self.grid) & _supported(self.grid, family)
+        # A run cut short by its budget, or guided by a plan, says nothing about what it did not try.
+        self.candidates = (dataset.counts(self.grid) > 0) & supported(self.grid, family)
         self._subsets = Subsets(self.grid.configs)
         self.judged = np.arange(len(self.grid))
         if tested is not None:
@@ -258,29 +258,3 @@ class _Bench:
     def _regret(self, scores: NDArray[np.float64], k: int) -> NDArray[np.float64]:
         rows = self.judged
         return top_k_regret(scores[rows], self.grid.first_us[rows], self.grid.second_us[rows], k)
-
-
-def _tried(dataset: Dataset, grid: Grid) -> NDArray[np.bool_]:
-    """Where a config has any measurement, failed ones too, (n_problems, n_configs): a run cut short by its budget
-    says nothing about the rest."""
-    row_of = {(case, device.name): row for row, (case, device) in enumerate(zip(grid.cases, grid.devices, strict=True))}
-    column_of = {config: column for column, config in enumerate(grid.configs)}
-    columns = np.array([column_of.get(config, -1) for config in dataset.configs])
-    tried = np.zeros((len(grid), len(grid.configs)), np.bool_)
-    by_row: Any = dataset.rows(grid.family).groupby(["problem", "device"], observed=True)
-    for (problem, device), rows in by_row:
-        row = row_of.get((dataset.cases[problem], device))
-        if row is not None:
-            found = columns[rows["config"].to_numpy()]
-            tried[row, found[found >= 0]] = True
-    return tried
-
-
-def _supported(grid: Grid, family: Family) -> NDArray[np.bool_]:
-    """Where the family lets a config through, (n_problems, n_configs): the others reach no shortlist."""
-    return np.array(
-        [
-            [family.supports(config, case.problem, device) is None for config in grid.configs]
-            for case, device in zip(grid.cases, grid.devices, strict=True)
-        ]
-    )

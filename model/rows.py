@@ -34,6 +34,16 @@ class Subsets:
         return self._made[key]
 
 
+def supported(grid: Grid, family: Family) -> NDArray[np.bool_]:
+    """Where the family lets a config through, (n_problems, n_configs): the others reach no shortlist."""
+    return np.array(
+        [
+            [family.supports(config, case.problem, device) is None for config in grid.configs]
+            for case, device in zip(grid.cases, grid.devices, strict=True)
+        ]
+    )
+
+
 @dataclass(frozen=True)
 class TrainingRows:
     """Features and targets; the rows of one problem in one view are one query, and lie together."""
@@ -46,20 +56,22 @@ class TrainingRows:
 def training_rows(grid: Grid, family: Family, *, slow: float, keep_slow: float, seed: int) -> TrainingRows:
     """Each problem twice: with its group sizes, and as the host sees it at call time, without them.
 
-    Configs that failed are left out. Of those slower than `slow` times the best only a share `keep_slow` stays,
-    drawn by `seed`: a third of a wide space is hopeless, and telling 20x from 30x apart helps nobody.
+    Configs that failed, or were never tried, are left out. Of those slower than `slow` times the best only a share
+    `keep_slow` of all that there would be stays, drawn by `seed`: a third of a wide space is hopeless, and telling 20x
+    from 30x apart helps nobody. So where few of the supported configs were tried (see collect.plan), all of them stay.
     """
     random = np.random.default_rng(seed)
     slowdowns = grid.slowdowns
-    keep = np.isfinite(slowdowns) & ((slowdowns <= slow) | (random.random(slowdowns.shape) < keep_slow))
+    ran = np.isfinite(slowdowns)
+    could = ran if ran.all() else supported(grid, family)
+    share = keep_slow * (could.sum(axis=1) / np.maximum(ran.sum(axis=1), 1))[:, None]
+    keep = ran & ((slowdowns <= slow) | (random.random(slowdowns.shape) < share))
     features, targets, sizes = [], [], []
-    subsets = Subsets(grid.configs)
-    for row, (case, device) in enumerate(zip(grid.cases, grid.devices, strict=True)):
-        ran = np.isfinite(slowdowns[row])
-        kept = keep[row, ran]
+    for kept, slowdown, case, device in zip(keep, slowdowns, grid.cases, grid.devices, strict=True):
         for problem in dict.fromkeys((case.problem, case.problem.without_sizes())):
-            features.append(family.features(problem, device, subsets[ran])[kept])
-            targets.append(np.log(slowdowns[row, ran][kept]))
+            # Of all configs, always the same tuple: families remember what depends on the list alone.
+            features.append(family.features(problem, device, grid.configs)[kept])
+            targets.append(np.log(slowdown[kept]))
             sizes.append(int(kept.sum()))
     if not features:
         raise ForetuneError(f"no measurements of {family.name} to learn from")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import json
 import shlex
@@ -15,7 +16,7 @@ from foretune import datasets
 from foretune.__main__ import _seconds, app
 from typer.testing import CliRunner, Result
 
-COMMANDS = ("quickstart", "collect", "train", "evaluate", "predict", "device", "datasets", "export")
+COMMANDS = ("quickstart", "collect", "train", "evaluate", "replay", "predict", "device", "datasets", "export")
 FAMILY = "grouped_gemm_fwd"
 LAYER = "--groups 64 --rows 8192 --n 2048 --k 1024"
 PREDICT = f"predict {FAMILY} --device h200 {LAYER}"
@@ -57,6 +58,7 @@ def test_every_command_helps_with_an_example_and_has_json(command: str) -> None:
         "export h200 --format csv",
         "export h200 --format csv --out o --problem -1",
         "device --sms 0",
+        "replay --share 1.5",
         "collect",
         f"{PREDICT} --top 0",
         f"collect {FAMILY} --models models.csv --out o --random -1",
@@ -99,6 +101,7 @@ def test_an_option_that_cannot_be_exits_with_2_and_is_named(line: str, named: st
         ("train --data no/such/folder --out bundle", "no/such/folder"),
         ("evaluate --data no/such/folder", "no/such/folder"),
         ("evaluate --bundle no/such/bundle", "no/such/bundle"),
+        ("replay --data no/such/folder", "no/such/folder"),
         (f"predict gemm --device h200 {LAYER}", "unknown kernel family 'gemm'; known: "),
         (f"predict {FAMILY} --device h300 {LAYER}", "unknown device 'h300'; known: "),
         (f"{PREDICT} --bundle no/such/bundle", "no/such/bundle"),
@@ -224,6 +227,35 @@ def test_predict_takes_options_with_an_equals_sign_too() -> None:
 
 def test_the_example_of_predict_runs() -> None:
     assert call(example_of("predict")).exit_code == 0
+
+
+def test_replay_as_json_is_the_contract_and_the_table_shows_both(monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = datasets.load("h200")
+    few = whole.measurements[whole.measurements["problem"] % 10 == 0]
+    monkeypatch.setattr(datasets, "load", lambda name: dataclasses.replace(whole, measurements=few))
+    (family,) = json.loads(call("replay --share 0.1 --json").stdout)["families"].values()
+    assert family["problems"] == few["problem"].nunique()
+    assert family["planned"]["configs"] == pytest.approx(0.1, abs=0.01)
+    assert 0.1 < family["planned"]["measurements"] < 0.2  # the leading configs are confirmed, and those it finds
+    for who, key, k in itertools.product(("everything", "planned"), ("regret", "regret_sizes_unknown"), "1248"):
+        assert 1.0 <= family[who][key][k]["geomean"] < 1.2
+        assert family["ratio"][key][k]["ci95"][0] <= family["ratio"][key][k]["geomean"]
+        assert family["ratio"][key][k]["geomean"] == pytest.approx(
+            family["planned"][key][k]["geomean"] / family["everything"][key][k]["geomean"], abs=2e-4
+        )
+    monkeypatch.setattr("foretune.collect.replay.replay", lambda *given: Recorded(family))
+    table = call("replay").stdout
+    assert all(text in table for text in ("everything: 100.0 % of the configs", "the plan: 10.0 %", "the plan loses"))
+
+
+class Recorded:
+    """A replay that is over."""
+
+    def __init__(self, report: dict[str, Any]) -> None:
+        self.report = report
+
+    def to_json(self) -> dict[str, Any]:
+        return self.report
 
 
 @pytest.fixture(scope="module")

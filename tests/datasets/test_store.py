@@ -160,6 +160,15 @@ def test_datasets_from_before_there_were_readings_have_none(sealed: Path) -> Non
     assert list(dataset.drift.columns) == list(read(sealed.parent / "mine").drift.columns)
 
 
+def test_every_measurement_of_a_cell_is_counted_failed_ones_too(parts: Path) -> None:
+    dataset = read(parts)
+    grid = dataset.grid("toy")
+    counts = dict(zip(grid.configs, dataset.counts(grid)[0].tolist(), strict=True))
+    assert counts == {CONFIGS[0]: 3} | dict.fromkeys(CONFIGS[1:5], 1)  # the one that always fails is not in the grid
+    some = dataset.counts(grid.select([2]))
+    assert some.tolist() == dataset.counts(grid)[2:].tolist()
+
+
 def test_sealing_keeps_every_row(parts: Path, sealed: Path) -> None:
     before, after = read(parts), read(sealed)
     assert after.name == "shipped"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from fakes import DEVICE, FakeFamily
@@ -143,3 +145,14 @@ def test_training_rows_thin_out_the_hopeless():
     slow = np.log(2.0)
     assert (some <= slow).sum() == (everything <= slow).sum()
     assert 0.2 < (some > slow).sum() / (everything > slow).sum() < 0.3
+
+
+def test_where_little_was_tried_nothing_of_it_is_thinned_out():
+    """A share of all that there would be: a tenth of the configs, of which the slow ones were to be a quarter."""
+    tried = np.random.default_rng(0).random(GRID.first_us.shape) < 0.1
+    few = replace(GRID, first_us=np.where(tried, GRID.first_us, np.nan))
+    rows = training_rows(few, FAMILY, slow=1.0, keep_slow=0.25, seed=0)
+    assert rows.query_sizes.sum() == 2 * np.isfinite(few.times_us).sum()
+    half = replace(GRID, first_us=np.where(np.arange(len(GRID.configs)) % 2 == 0, GRID.first_us, np.nan))
+    kept = training_rows(half, FAMILY, slow=1.0, keep_slow=0.25, seed=0).query_sizes.sum()
+    assert kept / (2 * np.isfinite(half.times_us).sum()) == pytest.approx(0.5, abs=0.05)

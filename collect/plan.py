@@ -1,0 +1,186 @@
+"""Plans: which configs to measure on which problems. Pure logic: a campaign measures what a plan asks for."""
+
+from __future__ import annotations
+
+import json
+import zlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+import numpy as np
+
+from ..datasets import Case, DeviceSpec, Family, ForetuneError, KernelConfig, Problem
+from ..datasets.grid import Grid
+from ..model import LightGBMRanker, Ranker, RooflineRanker
+from ..model.ranker import check_between
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+
+@dataclass(frozen=True)
+class Step:
+    """A problem to measure next, and the configs to try on it, the most promising first; the family supports each."""
+
+    case: Case
+    configs: tuple[KernelConfig, ...]
+
+
+class Plan(Protocol):
+    """What to measure next. A campaign asks until there is nothing left:
+
+        while steps := plan.next(todo, measured):
+            ...  # measure the steps, in any order, and take their cases out of `todo`
+
+    An answer depends on the arguments alone, so a campaign that was killed goes on where it was.
+    """
+
+    def next(self, todo: Sequence[Case], measured: Grid | None) -> list[Step]:
+        """Some of the cases in `todo`, at least one if there are any, to measure before the plan is asked again.
+
+        `measured` is what is known of other cases on this device, NaN where a config was not tried or failed; None
+        where nothing is.
+        """
+
+
+class Exhaustive:
+    """The whole space on every problem, the analytically fastest configs first: the best is met early, and bounds
+    what the others may cost."""
+
+    def __init__(self, family: Family, device: DeviceSpec) -> None:
+        self._family, self._device = family, device
+
+    def next(self, todo: Sequence[Case], measured: Grid | None) -> list[Step]:
+        """Every case, at once; see `Plan.next`."""
+        steps = []
+        for case in todo:
+            space = _supported(self._family, case.problem, self._device)
+            scores = RooflineRanker().predict(self._family, case.problem, self._device, space)
+            steps.append(Step(case, _by_score(space, scores)))
+        return steps
+
+
+class Adaptive:
+    """A share of the space on every problem: what a ranker of all that is measured so far finds most promising, and
+    some configs at random, so that what it wrongly thinks slow is found out.
+
+    `share` of the configs are tried on each problem, at least one; `explored` of these are drawn. The problems come in
+    batches, each as large as all before it (the first has `first`, ranked by the roofline), so that the ranker is
+    trained a few times and not once a problem.
+
+    What decided (replays on the 364 problems of the shipped h200, 2026-11; % slower than the best config at k = 1, 2,
+    4, 8 on unseen model families, means of three training seeds, which by themselves differ by 0.1 to 0.4 points; all
+    measurements, so with the confirming passes of what was tried, in brackets):
+
+    | learned from                         | group sizes known         | unknown                   |
+    | ------------------------------------ | ------------------------- | ------------------------- |
+    | everything                           | 2.26 / 1.57 / 0.98 / 0.69 | 3.21 / 2.23 / 1.48 / 0.96 |
+    | 10 % of the configs (15.0 %)         | 2.26 / 1.62 / 1.05 / 0.71 | 3.24 / 2.41 / 1.56 / 1.01 |
+    | ... none of them drawn               | 2.25 / 1.64 / 1.03 / 0.65 | 3.15 / 2.27 / 1.49 / 0.98 |
+    | ... all of them drawn                | 2.68 / 1.99 / 1.38 / 0.93 | 3.60 / 2.67 / 1.88 / 1.23 |
+    | 5 % of the configs (8.3 %)           | 2.53 / 1.77 / 1.16 / 0.74 | 3.52 / 2.53 / 1.71 / 1.01 |
+
+    `foretune replay` prints the first two rows, for one seed. Drawing some is insurance, for kernels and cards that the
+    ranker misjudges: here it was not needed, and costs at most a tenth of a point.
+
+    Few configs on many problems beat many on few: 7.5 % of the configs of all training problems gave 2.4 / 0.6 (k = 1
+    and 8), 15 % of half of them 2.3 / 0.8, and 43 % of a third 2.8 / 1.0 (one seed).
+
+    Which problems come first matters where the time does not suffice for all. After 80 of 291, 10 % each (three seeds):
+
+    | the next ones are                    | group sizes known     | unknown               |
+    | ------------------------------------ | --------------------- | --------------------- |
+    | drawn                                | 3.1 / 2.4 / 1.6 / 1.0 | 3.8 / 3.1 / 2.1 / 1.3 |
+    | those least like the measured ones   | 3.2 / 2.2 / 1.5 / 0.9 | 3.9 / 2.8 / 1.8 / 1.1 |
+
+    Those on which rankers of parts of the data disagree most were worse than drawn ones (after 40: 4.4 / 3.5 / 2.4 /
+    1.6 against 4.3 / 3.1 / 2.1 / 1.3).
+
+    >>> Adaptive(family, device, share=0.05).next(cases, None)  # doctest: +SKIP
+    [Step(case=Case(...), configs=(KernelConfig(...), ...)), ...]
+    """
+
+    def __init__(
+        self,
+        family: Family,
+        device: DeviceSpec,
+        *,
+        share: float = 0.1,
+        explored: float = 0.4,
+        first: int = 24,
+        ranker: Callable[[], Ranker] = LightGBMRanker,
+        seed: int = 0,
+    ) -> None:
+        check_between("share", share, 0.001, 1.0)
+        check_between("explored", explored, 0.0, 1.0)
+        check_between("first", first, 1, 1_000_000)
+        check_between("seed", seed, 0, 2**31 - 1)
+        self._family, self._device = family, device
+        self._share, self._explored, self._first, self._ranker, self._seed = share, explored, first, ranker, seed
+
+    def next(self, todo: Sequence[Case], measured: Grid | None) -> list[Step]:
+        """A batch of the cases that are least like the measured ones; see `Plan.next`."""
+        if not todo:
+            return []
+        known = () if measured is None else measured.cases
+        ranker: Ranker = RooflineRanker()
+        if measured is not None and len(known) >= self._first:
+            ranker = self._ranker().fit(measured, self._family)
+        batch = _unlike(todo, known, max(self._first, len(known)))
+        return [self._step(case, ranker) for case in batch]
+
+    def _step(self, case: Case, ranker: Ranker) -> Step:
+        space = _supported(self._family, case.problem, self._device)
+        scores = ranker.predict(self._family, case.problem, self._device, space)
+        tried = max(round(self._share * len(space)), 1)
+        drawn = int(self._explored * tried)
+        order = np.argsort(scores, kind="stable")
+        # Of the problem, not of a generator's state: a resumed campaign draws the same.
+        random = np.random.default_rng([self._seed, zlib.crc32(json.dumps(case.problem.to_json()).encode())])
+        others = random.permutation(order[tried - drawn :])[:drawn]
+        chosen = np.concatenate([order[: tried - drawn], others])
+        return Step(case, _by_score([space[i] for i in chosen], scores[chosen]))
+
+
+PLANS: Mapping[str, Callable[[Family, DeviceSpec], Plan]] = {"exhaustive": Exhaustive, "adaptive": Adaptive}
+
+
+def plan(name: str, family: Family, device: DeviceSpec) -> Plan:
+    """A plan by its name. Raises `ForetuneError` listing the names that exist."""
+    if name not in PLANS:
+        raise ForetuneError(f"plan must be one of {', '.join(PLANS)} but is {name!r}")
+    return PLANS[name](family, device)
+
+
+def _supported(family: Family, problem: Problem, device: DeviceSpec) -> list[KernelConfig]:
+    return [config for config in family.space(device) if family.supports(config, problem, device) is None]
+
+
+def _by_score(configs: Sequence[KernelConfig], scores: NDArray[np.float64]) -> tuple[KernelConfig, ...]:
+    return tuple(configs[i] for i in np.argsort(scores, kind="stable"))
+
+
+def _unlike(todo: Sequence[Case], known: Sequence[Case], count: int) -> list[Case]:
+    """So many of `todo`, each the one whose dimensions are furthest, as ratios, from those known and chosen so far; of
+    equals the first. Where nothing is known, the one in the middle of all leads."""
+    sizes = np.log2([[1 + size for _, size in case.problem.dims] for case in (*todo, *known)])
+    points, others = sizes[: len(todo)], sizes[len(todo) :]
+    # Squared distances to the nearest one that is known or chosen.
+    nearest = -_apart(points, np.median(points, axis=0)) if not known else np.full(len(todo), np.inf)
+    for other in others:
+        nearest = np.minimum(nearest, _apart(points, other))
+    chosen: list[int] = []
+    while len(chosen) < min(count, len(todo)):
+        furthest = int(nearest.argmax())
+        if not known and not chosen:
+            nearest = np.full(len(todo), np.inf)
+        chosen.append(furthest)
+        nearest = np.minimum(nearest, _apart(points, points[furthest]))
+        nearest[chosen] = -1.0
+    return [todo[i] for i in chosen]
+
+
+def _apart(points: NDArray[np.float64], point: NDArray[np.float64]) -> NDArray[np.float64]:
+    squared: NDArray[np.float64] = np.square(points - point).sum(axis=1)
+    return squared
