@@ -224,12 +224,15 @@ class TileMap:
 
     @classmethod
     def build(cls, group_sizes: torch.Tensor, rows: int, chunk_rows: int | None = None) -> TileMap:
-        """Launches the kernel that makes the map; does not wait for it. `group_sizes` is (groups,) int32.
+        """Launches the kernel that makes the map; does not wait for it. `group_sizes` is (groups,) int32, or int64, which
+        one more small kernel converts.
 
         No group is split where `chunk_rows` is left out; see `chunk_rows`.
         """
         import torch
 
+        if group_sizes.dtype != torch.int32:
+            group_sizes = group_sizes.to(torch.int32)
         groups = group_sizes.numel()
         chunk_rows = chunk_rows or max(rows, 1)
         chunks = rows // chunk_rows + groups

@@ -16,6 +16,8 @@ from foretune.runtime import stub_driver
 pytestmark = [pytest.mark.compile, pytest.mark.usefixtures("own_cache")]
 
 H200 = DeviceSpec.named("h200")
+A100 = replace(H200, name="A100", arch="sm_80", sm_count=108, smem_per_block_bytes=166912)
+B200 = replace(H200, name="B200", arch="sm_100", sm_count=148)
 MI300X = replace(H200, backend="hip", arch="gfx942", warp_size=64, sm_count=304, smem_per_block_bytes=65536)
 WITHOUT_TMA = {"TMA_X": 0, "TMA_W": 0, "TMA_Y": 0}
 CONFIG = KernelConfig.of(BLOCK_M=16, BLOCK_N=32, BLOCK_K=32, GROUP_M=1, PROGRAMS_PER_SM=1, **WITHOUT_TMA)
@@ -172,28 +174,31 @@ def test_a_kernel_whose_integers_are_specialised_is_refused():
         Launcher(triton.jit(do_not_specialize=["rows", "topk"])(rowwise.sum_rows_kernel.fn))
 
 
-def test_one_binary_of_each_kernel_serves_a_training_step_of_any_shape(compiles):
-    """Of all kernels that a step with all options launches; only the products have configs."""
+def step(groups, rows, n, k, side, *, weighted=True, biased=True, dtype=torch.bfloat16, sizes=torch.int32, **chosen):
+    """A training step of the op."""
+    leaves = {
+        "x": torch.zeros(rows // 2 if side == "permute_x" else rows, k, dtype=dtype),
+        "w": torch.zeros(groups, n, k, dtype=dtype),
+        **({"topk_weights": torch.ones(rows)} if weighted else {}),
+        **({"bias": torch.zeros(groups, n, dtype=dtype)} if biased else {}),
+    }
+    for leaf in leaves.values():
+        leaf.requires_grad_()
+    permuted = {} if side == "sorted" else {"gather_indices": torch.arange(rows), side: True}
+    y = grouped_gemm(group_sizes=torch.zeros(groups, dtype=sizes), topk=2, **leaves, **permuted, **chosen)
+    torch.autograd.grad(y.sum(), list(leaves.values()))
+
+
+def test_one_binary_of_each_kernel_serves_steps_of_any_shape(compiles):
+    chosen = {
+        "config": KernelConfig.of(BLOCK_M=64, **WITHOUT_TMA),
+        "config_dx": KernelConfig.of(BLOCK_M=64, **WITHOUT_TMA),
+        "config_dw": KernelConfig.of(BLOCK_M=64, TMA_DY=0, TMA_X=0, TMA_DW=0),
+    }
     with stub_driver(H200):
-        for groups, rows, n, k in ((2, 32, 8, 16), (3, 34, 16, 8), (16, 4096, 128, 264), (1, 2, 8, 8)):
-            for permutation in ("permute_x", "permute_y"):
-                x = torch.zeros(rows // 2 if permutation == "permute_x" else rows, k, dtype=torch.bfloat16)
-                w, bias = torch.zeros(groups, n, k, dtype=torch.bfloat16), torch.zeros(groups, n, dtype=torch.bfloat16)
-                leaves = [tensor.requires_grad_() for tensor in (x, w, bias, torch.ones(rows))]
-                y = grouped_gemm(
-                    x,
-                    w,
-                    torch.zeros(groups, dtype=torch.int32),
-                    gather_indices=torch.arange(rows),
-                    topk=2,
-                    topk_weights=leaves[3],
-                    bias=bias,
-                    config=KernelConfig.of(BLOCK_M=64, **WITHOUT_TMA),
-                    config_dx=KernelConfig.of(BLOCK_M=64, **WITHOUT_TMA),
-                    config_dw=KernelConfig.of(BLOCK_M=64, TMA_DY=0, TMA_X=0, TMA_DW=0),
-                    **{permutation: True},
-                )
-                torch.autograd.grad(y.sum(), leaves)
+        for shape in ((2, 32, 8, 16), (3, 34, 16, 8), (16, 4096, 128, 264), (1, 2, 8, 8)):
+            for side in ("permute_x", "permute_y"):
+                step(*shape, side, **chosen)
     permutations = 2  # one gathers what the other scatters
     assert Counter(name for name, _ in compiles) == {
         "tile_map_kernel": 1,
@@ -205,3 +210,31 @@ def test_one_binary_of_each_kernel_serves_a_training_step_of_any_shape(compiles)
         "bias_partials_kernel": permutations,
         "bias_grads_kernel": 1,
     }
+
+
+@pytest.mark.parametrize("device", [H200, A100, B200, MI300X], ids=lambda device: device.arch)
+def test_a_step_compiles_for(device):
+    with stub_driver(device) as driver:
+        step(3, 34, 16, 8, "permute_y", mode="off", sizes=torch.int64)
+    kernels = {launch.kernel for launch in driver.launches}
+    assert kernels > {"tile_map_kernel", "grouped_gemm_kernel", "grouped_gemm_dw_kernel", "bias_grads_kernel"}
+
+
+@pytest.mark.parametrize(
+    ("side", "options"),
+    [
+        ("sorted", {"weighted": False, "biased": False}),
+        ("sorted", {"biased": False}),
+        ("sorted", {"weighted": False}),
+        ("permute_x", {"biased": False}),
+        ("permute_x", {"weighted": False}),
+        ("permute_y", {"weighted": False}),
+        ("permute_y", {"dtype": torch.float32}),
+        ("permute_x", {"dtype": torch.float16}),
+    ],
+)
+def test_a_step_compiles_without_some_options(side, options):
+    """The interpreter is laxer about types than the compiler."""
+    with stub_driver(H200) as driver:
+        step(3, 34, 16, 8, side, mode="off", **options)
+    assert sum(launch.kernel == "grouped_gemm_kernel" for launch in driver.launches) == 2
