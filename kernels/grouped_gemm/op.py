@@ -42,8 +42,8 @@ def grouped_gemm(
         x: (rows, K), sorted by group; with `permute_x` (tokens, K) in the order of tokens. bfloat16, float16, or, for
             reference work, float32.
         w: (groups, N, K) of the same dtype. N and K are any multiples of 8.
-        group_sizes: (groups,) int32: how many rows each group has. It stays on the device. (int64 as well: then one more
-            small kernel converts it.)
+        group_sizes: (groups,) int32: how many rows each group has. It stays on the device. (int64 as well: then one
+            more small kernel converts it.)
         gather_indices: (rows,) int32 or int64: where each sorted row is in the permuted order of token * topk + i.
             The stable argsort of the flat top-k expert ids.
         topk: rows of each token.

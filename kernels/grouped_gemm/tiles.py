@@ -224,8 +224,8 @@ class TileMap:
 
     @classmethod
     def build(cls, group_sizes: torch.Tensor, rows: int, chunk_rows: int | None = None) -> TileMap:
-        """Launches the kernel that makes the map; does not wait for it. `group_sizes` is (groups,) int32, or int64, which
-        one more small kernel converts.
+        """Launches the kernel that makes the map; does not wait for it. `group_sizes` is (groups,) int32, or int64,
+        which one more small kernel converts.
 
         No group is split where `chunk_rows` is left out; see `chunk_rows`.
         """
