@@ -207,11 +207,12 @@ def test_the_rule_is_near_what_a_part_of_the_card_reaches():
     """Prints what to make `_SHARE_THAT_DRAWS_ALL` of."""
     from foretune.runtime.rates import measured
 
-    whole = measured(DeviceSpec.live())
+    whole, parts = measured(DeviceSpec.live()), []
     for sms in (16, 32, 64, 96):
         with partition(sms, whole) as device:
-            found = measured(device)
-        print(f"rule {device.to_json()}")  # noqa: T201
-        print(f"read {found.to_json()}")  # noqa: T201
+            parts.append((device, measured(device)))
+        for spec in parts[-1]:
+            print(spec.to_json())  # noqa: T201
+    for device, found in parts:
         assert found.matrix_tflops == pytest.approx(device.matrix_tflops, rel=0.3)
         assert found.copy_bandwidth_gbs == pytest.approx(device.copy_bandwidth_gbs, rel=0.3)
