@@ -65,6 +65,8 @@ def grouped_gemm_dw_kernel(
     flattening needs inner loops of one length.) The compiler pipelines it only if whether a tile begins follows
     from counters that the loop carries.
     """
+    tl.static_assert(not (TMA_DY and GATHER_DY), "TMA cannot gather rows")
+    tl.static_assert(not (TMA_X and GATHER_X), "TMA cannot gather rows")
     N = N8 * 8
     K = K8 * 8
     WORDS: tl.constexpr = 4 // (dw_ptr.dtype.element_ty.primitive_bitwidth // 8)

@@ -60,6 +60,8 @@ def grouped_gemm_kernel(
     TMA_Y: tl.constexpr,
 ):
     """Persistent: program p takes tiles p, p + programs, ... of the map. Accumulates in float32."""
+    tl.static_assert(not (TMA_X and GATHER), "TMA cannot gather rows")
+    tl.static_assert(not (TMA_Y and SCATTER), "TMA cannot scatter rows")
     N = N8 * 8
     K = K8 * 8
     n_tiles = tl.cdiv(N, BLOCK_N)

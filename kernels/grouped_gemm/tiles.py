@@ -87,7 +87,7 @@ def tile_map_kernel(group_sizes_ptr, map_ptr, rows, groups, chunk_rows, LANES: t
     split = tl.zeros((), tl.int64)
     for start in range(0, groups, LANES):
         other = start + lanes
-        sizes = clamped(tl.load(group_sizes_ptr + other, other < groups, other=0), rows)
+        sizes = clamped(tl.load(group_sizes_ptr + other, other < groups, other=0), rows).to(tl.int64)
         before = other < group
         row += tl.sum(tl.where(before, sizes, 0))
         tile += tl.sum(tl.where(before, (sizes + block_m - 1) // block_m, 0))
