@@ -168,8 +168,9 @@ def collect(
 
     kernels = [find(name) for name in dict.fromkeys(family)]
     layers = load_models(models)
+    shipped = load_models()
     drawn = [
-        (list(compared(kernel.name, load_models()).values()) if suite else [])
+        (list(compared(kernel.name, shipped).values()) if suite else [])
         + list(shapes.cases(kernel.name, layers, tokens=token_counts, per_layer=per_layer, random=random, seed=seed))
         for kernel in kernels
     ]
@@ -361,9 +362,9 @@ def bench_kernels(
     if device is None:
         raise ForetuneError("no GPU is visible here: there is nothing to bench kernels on")
     kernels = [find(family)] if family else list(families().values())
+    models = load_models()
     suites = {
-        kernel: {name: case for name, case in suite(kernel.name, load_models()).items() if only in name}
-        for kernel in kernels
+        kernel: {name: case for name, case in suite(kernel.name, models).items() if only in name} for kernel in kernels
     }
     if not any(suites.values()):
         raise ForetuneError(f"no problem of the suite has {only!r} in its name; there are decode, mid and training")

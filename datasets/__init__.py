@@ -16,7 +16,7 @@ from .errors import BundleError, DatasetError, ForetuneError, ForetuneWarning
 from .family import Family
 from .measurement import TIMED, Measurement, Status
 from .models import Model, load_models
-from .problem import DTYPES, GroupSummary, Problem
+from .problem import DTYPES, GroupSummary, Problem, torch_dtype
 
 if TYPE_CHECKING:
     from .dataset import Dataset
@@ -40,6 +40,7 @@ __all__ = [
     "load",
     "load_models",
     "names",
+    "torch_dtype",
 ]
 
 

@@ -6,12 +6,29 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from .errors import ForetuneError
 
+if TYPE_CHECKING:
+    import torch
+
 DTYPES = ("bf16", "fp16", "fp32")
 ITEMSIZE = {"bf16": 2, "fp16": 2, "fp32": 4}
+#: What torch calls them.
+TORCH_NAMES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
+
+
+def torch_dtype(name: str) -> torch.dtype:
+    """The torch dtype of one of `DTYPES`.
+
+    >>> torch_dtype("bf16")
+    torch.bfloat16
+    """
+    import torch
+
+    dtype: torch.dtype = getattr(torch, TORCH_NAMES[name])
+    return dtype
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Protocol
 
-from ..datasets import DeviceSpec
+from ..datasets import DeviceSpec, torch_dtype
 from .timing import Timer
 
 #: Far larger than any L2. Of a smaller card's free memory, a buffer takes a quarter at most.
@@ -74,7 +74,7 @@ class CudaBench:
     def matrix_tflops(self, dtype: str) -> float:
         import torch
 
-        element = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}[dtype]
+        element = torch_dtype(dtype)
         a, b = (torch.randn(_MATRIX, _MATRIX, device="cuda", dtype=element) for _ in range(2))
         y = torch.empty_like(a)
         return 2e-6 * _MATRIX**3 / self._us(lambda: torch.mm(a, b, out=y))

@@ -9,9 +9,10 @@ from typing import NamedTuple
 
 import torch
 
-from ...datasets import ForetuneError
+from ...datasets import DTYPES as NAMES
+from ...datasets import ForetuneError, torch_dtype
 
-DTYPES = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"}
+DTYPES = {torch_dtype(name): name for name in NAMES}
 _INTEGERS = (torch.int32, torch.int64)
 _DIMS = {"x": 2, "w": 3, "group_sizes": 1, "gather_indices": 1, "topk_weights": 1, "bias": 2}
 #: Row numbers are 32 bits on the device, and a TMA descriptor of ragged rows takes one bit more.

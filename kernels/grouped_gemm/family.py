@@ -8,7 +8,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from ...datasets import DeviceSpec, Family, ForetuneError, KernelConfig, Problem
+from ...datasets import DTYPES, DeviceSpec, Family, ForetuneError, KernelConfig, Problem, torch_dtype
+from ...datasets.problem import TORCH_NAMES
 from .chunks import chunk_rows
 from .features import FEATURE_NAMES, features, group_sizes_of
 from .fingerprint import structure
@@ -52,7 +53,7 @@ class GroupedGemm(Family):
 
     operation: ClassVar[Operation]
     dims = ("groups", "rows", "n", "k")
-    dtypes = ("bf16", "fp16", "fp32")
+    dtypes = DTYPES
     feature_names = FEATURE_NAMES
 
     def __init__(self) -> None:
@@ -163,7 +164,7 @@ class GroupedGemm(Family):
         from .tiles import TileMap
 
         where = "cpu" if device.backend == "cpu" else "cuda"
-        dtype = _torch_dtype(problem.dtype)
+        dtype = torch_dtype(problem.dtype)
         rows, n, k, groups = (problem[dim] for dim in ("rows", "n", "k", "groups"))
         generator = torch.Generator(where).manual_seed(seed)
 
@@ -263,7 +264,7 @@ class GroupedGemm(Family):
         import torch
 
         kernel, _, _ = self._kernel()
-        element = _torch_dtype(problem.dtype)
+        element = torch_dtype(problem.dtype)
         indices = torch.int32 if problem.flags else None
         return kernel.warmup(
             *self._warmup_arguments(element, indices), grid=(1,), **self._flags(problem), **config.to_json()
@@ -450,15 +451,9 @@ class GroupedGemmDW(GroupedGemm):
         out[group] = dy.float().T @ x.float()
 
 
-def _torch_dtype(name: str) -> torch.dtype:
-    import torch
-
-    return {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}[name]
-
-
 def _dtype_name(argument: str, tensor: Any) -> str:
     """bf16, fp16 or fp32, from a tensor or a mock of one."""
-    names = {"torch.bfloat16": "bf16", "torch.float16": "fp16", "torch.float32": "fp32"}
+    names = {f"torch.{torch_name}": name for name, torch_name in TORCH_NAMES.items()}
     dtype = str(getattr(tensor, "dtype", None))
     if dtype not in names:
         raise ForetuneError(f"{argument} must be a tensor of {', '.join(names)} but its dtype is {dtype}")
