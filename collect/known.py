@@ -89,8 +89,7 @@ def earlier(out: Path | str, families: Mapping[str, Family]) -> Earlier:
 
 def _check_sources(dataset: Dataset, families: Mapping[str, Family]) -> None:
     for family in families.values():
-        runs = dataset.provenance["runs"].values()
-        sources = {run["kernel_source"] for run in runs if run.get("family") == family.name}
+        sources = dataset.kernel_sources(family.name)
         if sources - {family.source_hash()}:
             raise ForetuneError(
                 f"{dataset.name} was measured with other sources of {family.name} ({', '.join(sorted(sources))}; they "
