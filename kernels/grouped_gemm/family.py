@@ -388,13 +388,14 @@ class GroupedGemmDX(_OverRows):
 class GroupedGemmDW(GroupedGemm):
     """dw[e] = dy[rows of e].T @ x[rows of e], with dy (rows, N), x (rows, K), dw (groups, N, K), zero for empty groups.
 
-    Of a layer with permute_x the rows of x are gathered; of one with permute_y those of dy.
+    Of a layer with permute_x the rows of x are sorted first, of one with permute_y those of dy: a launch includes that,
+    the kernel itself takes sorted rows only.
     """
 
     operation = DW
     _tensor = "dy_ptr"
     _operands = ("dy", "x", "dw")
-    _permuting: ClassVar = {"permute_x": "GATHER_X", "permute_y": "GATHER_DY"}
+    _permuting: ClassVar = {}
 
     def _default_block_m(self, problem: Problem) -> int:
         return 64 if problem["n"] <= 64 else 128
@@ -405,19 +406,19 @@ class GroupedGemmDW(GroupedGemm):
     def launch(self, inputs: Inputs, config: KernelConfig) -> torch.Tensor:
         from .dw import launch_dw
 
-        flags = self._flags(inputs.problem)
-        launch_dw(
-            inputs.left,
-            inputs.right,
-            inputs.out,
-            inputs.tile_map,
-            config,
-            inputs.device.sm_count,
-            gather_dy=inputs.indices if flags["GATHER_DY"] else None,
-            gather_x=inputs.indices if flags["GATHER_X"] else None,
-            divisor=inputs.topk,
-        )
+        launch_dw(*self._sorted(inputs), inputs.out, inputs.tile_map, config, inputs.device.sm_count)
         return inputs.out
+
+    def _sorted(self, inputs: Inputs) -> tuple[torch.Tensor, torch.Tensor]:
+        """dy and x, sorted by group."""
+        from .rowwise import sorted_rows
+
+        dy, x, indices = inputs.left, inputs.right, inputs.indices
+        if indices is None:
+            return dy, x
+        if "permute_x" in inputs.problem.flags:
+            return dy, sorted_rows(x, indices, inputs.topk)
+        return sorted_rows(dy, indices), x
 
     def _kernel(self) -> tuple[Any, list[str], list[str]]:
         from .dw import KEY, UNSPECIALIZED, grouped_gemm_dw_kernel
@@ -428,7 +429,7 @@ class GroupedGemmDW(GroupedGemm):
         from .dw import arguments, partial_sums
 
         i = inputs
-        return arguments(i.left, i.right, i.out, partial_sums(i.out, i.tile_map), i.tile_map, i.indices, i.topk)
+        return arguments(*self._sorted(i), i.out, partial_sums(i.out, i.tile_map), i.tile_map)
 
     def _finish(self, inputs: Inputs, arguments: tuple[Any, ...]) -> None:
         from .dw import add_partials
@@ -436,12 +437,12 @@ class GroupedGemmDW(GroupedGemm):
         add_partials(arguments[3], inputs.out, inputs.tile_map)
 
     def _flags(self, problem: Problem) -> dict[str, bool]:
-        return {name: flag in problem.flags for flag, name in self._permuting.items()}
+        return {}
 
     def _warmup_arguments(self, element: Any, indices: Any) -> tuple[Any, ...]:
         import torch
 
-        return element, element, element, element, torch.int32, indices, 1024, 1024, 1024, 8, 1, 128, 128, 1
+        return element, element, element, element, torch.int32, 1024, 8, 1, 128, 128
 
     def _reference_of(
         self, inputs: Inputs, out: torch.Tensor, group: int, rows: torch.Tensor, permuted: torch.Tensor

@@ -9,7 +9,7 @@ import torch
 from .checks import check_aligned, check_contents
 from .dw import launch_dw
 from .gemm import launch_gemm
-from .rowwise import bias_grads, sum_rows, weight_grads
+from .rowwise import bias_grads, sorted_rows, sum_rows, weight_grads
 from .tiles import TileMap
 
 if TYPE_CHECKING:
@@ -169,28 +169,21 @@ def _dw(
     """dy.T @ x of each group, (groups, N, K)."""
     _, groups, n, k = call.shape
     permute_x, permute_y = call.options.permute_x, call.options.permute_y
-    if weights is not None:
-        # Weights belong to rows of y. Several rows of y may share a row of x when it is gathered; otherwise
-        # the narrower operand is cheaper to scale. Permuted rows are where their weights are, sorted ones not.
-        if permute_x or n <= k:
-            dy = sum_rows(dy, scale=weights, indices=None if permute_y else indices)
-        else:
-            x = sum_rows(x, scale=weights, indices=indices)
+    # The weights belong to rows, so either operand may have them: the one that is moved anyway, or the narrower one.
+    if permute_x:
+        assert indices is not None
+        x = sorted_rows(x, indices, call.options.topk, weights)
+    elif permute_y:
+        assert indices is not None
+        dy = sorted_rows(dy, indices, scale=weights)
+    elif weights is not None and n <= k:
+        dy = sum_rows(dy, scale=weights, indices=indices)
+    elif weights is not None:
+        x = sum_rows(x, scale=weights, indices=indices)
     dw = torch.empty((groups, n, k), dtype=x.dtype, device=x.device)
-    gather_x, gather_dy = _sides(call, indices)
 
     def launch(config: KernelConfig) -> None:
-        launch_dw(
-            dy,
-            x,
-            dw,
-            tile_map,
-            config,
-            call.device.sm_count,
-            gather_dy=gather_dy,
-            gather_x=gather_x,
-            divisor=call.options.topk if permute_x else 1,
-        )
+        launch_dw(dy, x, dw, tile_map, config, call.device.sm_count)
 
     launch(call.config("grouped_gemm_dw", launch))
     return dw

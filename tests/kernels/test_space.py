@@ -151,8 +151,6 @@ TMA_OF_PERMUTED = [
     (FORWARD, "permute_y", "TMA_Y"),
     (DX, "permute_x", "TMA_Y"),
     (DX, "permute_y", "TMA_X"),
-    (DW, "permute_x", "TMA_X"),
-    (DW, "permute_y", "TMA_DY"),
 ]
 
 
@@ -164,6 +162,11 @@ def test_rows_that_are_permuted_do_not_go_through_tma_and_all_else_may(family, f
     assert why == f"{knob}=1 with {flag}: TMA moves boxes of neighbouring rows, and these are permuted"
     assert family.supports(chosen(family, **everything | {knob: 0}), call, H200) is None
     assert family.supports(chosen(family, **everything), problem(family), H200) is None
+
+
+@pytest.mark.parametrize("flags", FLAGS, ids=str)
+def test_dw_sorts_permuted_rows_first_so_that_all_may_go_through_tma(flags):
+    assert DW.supports(chosen(DW, **dict.fromkeys(DW.operation.tma, 1)), problem(DW, flags=flags), H200) is None
 
 
 REFUSALS = {
@@ -441,8 +444,6 @@ FLAGGED = [
     (FORWARD, "SCATTER", "permute_y"),
     (DX, "SCATTER", "permute_x"),
     (DX, "GATHER", "permute_y"),
-    (DW, "GATHER_X", "permute_x"),
-    (DW, "GATHER_DY", "permute_y"),
 ]
 
 
@@ -467,8 +468,9 @@ def test_the_problem_of_a_call_that_permutes(family, argument, flag):
     assert family.problem_from_call(call(family, **others | {argument: True})).flags == (flag,)
 
 
-@every_family
-@pytest.mark.parametrize("flags", FLAGS, ids=str)
+@pytest.mark.parametrize(
+    ("family", "flags"), [*itertools.product((FORWARD, DX), FLAGS), (DW, ())], ids=named
+)  # dW's kernel never sees a permutation
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_a_launch_of_a_problem_is_a_call_of_that_problem(family, flags, dtype, no_maps):
     """What the kernel is given says what the problem was, less the group sizes."""
