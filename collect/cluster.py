@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from ..datasets import Case, DeviceSpec, Family, ForetuneError, KernelConfig, Measurement, Status
+from ..datasets.errors import abridged
 from ..datasets.store import MANIFEST
 from .casework import TRIES
 from .fleet import LOOK_SECONDS, Fleet
@@ -283,7 +284,7 @@ class ClusterCampaign:
                 config=configs[0],
                 status=Status.LAUNCH_FAILED,
                 timing_pass=SCAN,
-                error=reason[:300],
+                error=abridged(reason),
             )
             self._record(flight, [row])
             self._done(flight)

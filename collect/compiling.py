@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 
 from ..datasets import DeviceSpec, Family, ForetuneError, KernelConfig, Problem
+from ..datasets.errors import abridged
 from ..runtime.stub import gpu_target, stub_driver
 from .processes import Child, Watch
 
@@ -247,5 +248,5 @@ def _compile(family: Family, binary: Binary) -> Compiled:
     try:
         family.compile(binary.config, binary.problem)
     except Exception as failure:  # noqa: BLE001 - whatever the compiler raises is this config's outcome
-        error = f"{type(failure).__name__}: {failure}"[:300]
+        error = abridged(f"{type(failure).__name__}: {failure}")
     return Compiled((time.perf_counter() - start) * 1e3, error)

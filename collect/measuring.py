@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 from ..datasets import DeviceSpec, Family, ForetuneError, KernelConfig, Problem, Status
+from ..datasets.errors import abridged
 
 if TYPE_CHECKING:
     from ..runtime.timing import Timer
@@ -175,7 +176,7 @@ def _failure(error: Exception) -> Outcome:
     import torch
     from triton.runtime.errors import OutOfResources
 
-    text = f"{type(error).__name__}: {error}"[:300]
+    text = abridged(f"{type(error).__name__}: {error}")
     if isinstance(error, torch.OutOfMemoryError):
         torch.cuda.empty_cache()  # so that it costs this config alone
     if isinstance(error, (OutOfResources, torch.OutOfMemoryError)):

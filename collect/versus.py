@@ -1,7 +1,8 @@
 """How fast the grouped GEMMs are, next to what people have: `torch._grouped_mm`, cuBLAS and the card's own limits.
 
-Every figure is kernel time, cold L2, with all contenders of a problem interleaved in one run. The tile map is not in
-it, as torch's offsets are not in `torch._grouped_mm`'s: both are made once a layer.
+Every figure is kernel time, cold and clean L2 (one goal is a share of the read bandwidth, and what else must be written
+back takes its share of that), with all contenders of a problem interleaved in one run. The tile map is not in it, as
+torch's offsets are not in `torch._grouped_mm`'s: both are made once a layer.
 """
 
 from __future__ import annotations
@@ -64,7 +65,7 @@ def compare(
     on_row: Callable[[Row], None] = lambda row: None,
 ) -> list[Row]:
     """Measures every problem of the suites on the current device. `device` should have measured rates."""
-    timer = Timer()
+    timer = Timer(clean=True)
     rows = []
     for family, cases in suites.items():
         best = dict(_best_configs(family, dataset, device))

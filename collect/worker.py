@@ -15,6 +15,7 @@ from typing import Protocol, TypeAlias
 import numpy as np
 
 from ..datasets import DeviceSpec, Family, KernelConfig, Problem, Status
+from ..datasets.errors import abridged
 from .measuring import DeviceLostError, GpuRunner, LaunchFailedError, Outcome, Runner
 
 #: The reference is timed this often, and at the beginning of each case: some milliseconds each time.
@@ -113,7 +114,7 @@ def serve(connection: Connection, gpu: Gpu, families: Mapping[str, Family]) -> N
     try:
         device, runner = gpu.open()
     except Exception as error:  # noqa: BLE001 - whatever it is, the parent must hear of it
-        connection.send(Lost(f"{type(error).__name__}: {error}"[:300]))
+        connection.send(Lost(abridged(f"{type(error).__name__}: {error}")))
         return
     connection.send(Ready(device))
     desk = _Desk(runner, families)
@@ -183,5 +184,5 @@ class _Desk:
         except DeviceLostError:
             raise
         except Exception as error:  # noqa: BLE001 - a problem that cannot be made is passed over, not the end of a run
-            self._refused = Outcome(Status.LAUNCH_FAILED, error=str(error)[:300])
+            self._refused = Outcome(Status.LAUNCH_FAILED, error=abridged(str(error)))
         return self._refused

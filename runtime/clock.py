@@ -34,10 +34,11 @@ class Clock(Protocol):
 class CudaClock:
     """The current stream of one CUDA or HIP device (the current device if `index` is left out).
 
-    `flush_bytes` is how much is written to evict the L2: twice its size if left out.
+    `flush_bytes` is how much is written to evict the L2: twice its size if left out. With `clean` it is read instead,
+    and no launch finds lines that must go to memory before its own can come.
     """
 
-    def __init__(self, index: int | None = None, flush_bytes: int | None = None) -> None:
+    def __init__(self, index: int | None = None, flush_bytes: int | None = None, *, clean: bool = False) -> None:
         import torch
 
         self._cuda: Any = torch.cuda  # large parts of it are untyped
@@ -45,7 +46,8 @@ class CudaClock:
         if flush_bytes is None:
             flush_bytes = _FLUSH_L2_SIZES * torch.cuda.get_device_properties(self._device).L2_cache_size
         # Written, not read, and not with zeros: those may take a short cut (compression) on the way to memory.
-        self._buffer = torch.empty(max(flush_bytes // 4, 1), dtype=torch.int32, device=self._device)
+        self._buffer = torch.full((max(flush_bytes // 4, 1),), 0x5EED, dtype=torch.int32, device=self._device)
+        self._clean = clean
         self._cycles_per_us = self._calibrate()
 
     def _calibrate(self) -> float:
@@ -64,7 +66,10 @@ class CudaClock:
             self._cuda._sleep(int(us * self._cycles_per_us))
 
     def flush(self) -> None:
-        self._buffer.fill_(0x5EED)
+        if self._clean:
+            self._buffer.sum()
+        else:
+            self._buffer.fill_(0x5EED)
 
     def mark(self) -> Any:
         event = self._cuda.Event(enable_timing=True)

@@ -6,7 +6,7 @@ Three traps, and what is done about each:
   an H200, 2026-11). So the device is held back by a spinning kernel until every launch is queued. That it was is
   checked: if it got past the hold before the host was done, the samples are thrown away and the hold is doubled.
 - *A warm L2.* Between samples a buffer of twice the L2 is written, outside the timed interval. (Its last lines
-  are still dirty when the kernel starts, as the previous layer's output would be.)
+  are still dirty when the kernel starts, as the previous layer's output would be. A `clean` timer reads that buffer.)
 - *The events themselves.* Between the first event's time stamp and the kernel's start, and between its end and the
   second one's stamp, the front end of the GPU is at work: the same time for every kernel, 3 us and more on an H200,
   of which a pair of events around nothing shows less than half. So the constant is measured, when the timer is
@@ -63,7 +63,9 @@ class Timer:
     """Times launches on one device (the current one if `device_index` is left out), on its current stream.
 
     `flush_bytes` is how much is written between samples to evict the L2 (twice its size if left out; 0 leaves
-    it warm, for a kernel that finds its inputs there). `overhead_us` is what is subtracted from every sample.
+    it warm, for a kernel that finds its inputs there); `clean` has it read instead, for comparing with a bandwidth:
+    writing back what is dirty takes up to 11 us of it (H200, 2026-11). `overhead_us` is what is subtracted from every
+    sample.
 
     >>> import torch
     >>> if torch.cuda.is_available():
@@ -72,9 +74,14 @@ class Timer:
     """
 
     def __init__(
-        self, device_index: int | None = None, flush_bytes: int | None = None, *, clock: Clock | None = None
+        self,
+        device_index: int | None = None,
+        flush_bytes: int | None = None,
+        *,
+        clean: bool = False,
+        clock: Clock | None = None,
     ) -> None:
-        self._clock = clock or CudaClock(device_index, flush_bytes)
+        self._clock = clock or CudaClock(device_index, flush_bytes, clean=clean)
         self._host_us = _HOST_US[0]
         self.overhead_us = 0.0
         empty_us = statistics.median(self.sample(lambda: self._clock.hold(0.0), MAX_SAMPLES))

@@ -166,12 +166,12 @@ def store_partial(out, slot, m, n, acc, N, K, element: tl.constexpr, WORDS: tl.c
 
 @triton.jit(do_not_specialize=["rows", "groups", "chunk_rows", "size8"])
 def sum_partials_kernel(partial_ptr, dw_ptr, map_ptr, rows, groups, chunk_rows, size8, BLOCK: tl.constexpr):
-    """Program (s, b) adds up block b of the partial sums of the s-th split group."""
+    """Program (b, s) adds up block b of the partial sums of the s-th split group."""
     WORDS: tl.constexpr = 4 // (dw_ptr.dtype.element_ty.primitive_bitwidth // 8)
     size = size8.to(tl.int64) * 8  # N * K
-    group, first_slot, slots = load_split(map_ptr, tl.program_id(0), rows, groups, chunk_rows)
+    group, first_slot, slots = load_split(map_ptr, tl.program_id(1), rows, groups, chunk_rows)
     if slots > 0:
-        offs = tl.program_id(1).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+        offs = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
         inside = offs < size
         acc = tl.zeros((BLOCK,), tl.float32)
         ptrs = partial_ptr + first_slot.to(tl.int64) * WORDS * size + offs
@@ -231,7 +231,7 @@ def add_partials(partial: torch.Tensor, dw: torch.Tensor, tile_map: TileMap) -> 
     _, n, k = dw.shape
     if tile_map.most_splits:
         _launch_sum(
-            (tile_map.most_splits, -(-n * k // _SUM_BLOCK), 1),
+            (-(-n * k // _SUM_BLOCK), tile_map.most_splits, 1),
             (partial, dw, tile_map.entries),
             (tile_map.rows, tile_map.groups, tile_map.chunk_rows, n * k // 8),
             BLOCK=_SUM_BLOCK,

@@ -58,7 +58,9 @@ def sorted_rows_kernel(
     if scale_ptr is not None:
         x = x.to(tl.float32) * tl.load(scale_ptr + permuted, inside, other=0.0).to(tl.float32)[:, None]
     y_ptrs = y_ptr + row.to(tl.int64)[:, None] * width + column[None, :]
-    tl.store(y_ptrs, x.to(y_ptr.dtype.element_ty), (row < rows)[:, None] & (column < width)[None, :])
+    within = (row < rows)[:, None] & (column < width)[None, :]
+    # First to be evicted: the L2 has better use for the rows of x, each of which is read topk times.
+    tl.store(y_ptrs, x.to(y_ptr.dtype.element_ty), within, eviction_policy="evict_first")
 
 
 @triton.jit(do_not_specialize=["rows", "width8", "topk"])

@@ -171,7 +171,9 @@ def test_one_binary_serves_every_shape(family, flags, device, path, compiles):
     for i, shape in enumerate(SHAPES):
         inputs = inputs_of(family, device, *shape, flags=flags, chunk_rows=(None, 128)[i % 2])
         assert check(family, inputs, path(family, flags)) is None, shape
-    others = ["sum_partials_kernel", "tile_map_kernel"] if family is DW else ["tile_map_kernel"]
+    others = ["tile_map_kernel"]
+    if family is DW:
+        others = [*(["sorted_rows_kernel"] if flags else []), "sum_partials_kernel", *others]
     assert sorted({name for name, _ in compiles} - set(GROUPED)) == others
     assert len(compiles) == len(others) + 1
 
