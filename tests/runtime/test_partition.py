@@ -179,7 +179,7 @@ def test_a_kernel_that_sizes_itself_by_the_spec_is_right_and_slower_in_a_part():
 
     kernel, whole, times = family("grouped_gemm_fwd"), DeviceSpec.live(), {}
     problem = Problem.of(kernel.name, groups=8, rows=16384, n=4096, k=4096)
-    check = kernel.check_problem("bf16")
+    check = kernel.check_problem(problem)
 
     def run(device):
         config = kernel.default(problem, device)
