@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import statistics
+from collections import Counter
 from dataclasses import dataclass
 
 import numpy as np
@@ -60,10 +61,12 @@ def cupti_us(timer, launch, name, samples):
 
     with profile(activities=[ProfilerActivity.CUDA]) as profiled:
         timer.sample(launch, samples)  # in the very rhythm in which it is timed
-    kernels = [e for e in profiled.events() if e.device_type == torch.autograd.DeviceType.CUDA and name in e.name]
-    kernels.sort(key=lambda event: event.time_range.start)
-    assert len(kernels) >= samples, [event.name for event in profiled.events()]
-    return [event.device_time for event in kernels[-samples:]]  # earlier ones were thrown away, as a timer does
+    on_device = [event for event in profiled.events() if event.device_type != torch.autograd.DeviceType.CPU]
+    kernels = sorted((event for event in on_device if name in event.name), key=lambda event: event.time_range.start)
+    seen = dict(Counter(event.name for event in on_device))
+    assert len(kernels) >= samples, f"CUPTI saw fewer than {samples} launches of {name}; what it saw: {seen}"
+    # Earlier ones were thrown away, as a timer does.
+    return [event.time_range.elapsed_us() for event in kernels[-samples:]]
 
 
 def stamped_us(timer, launch, stamp, samples):
@@ -84,12 +87,14 @@ def stamped_us(timer, launch, stamp, samples):
 
 
 def read(timer, stamp, name, launch) -> Reading:
+    from foretune.kernels.grouped_gemm.gemm import grouped_gemm_kernel  # not the family's name
+
     events, cupti, stamps = [], [], []
     for _ in range(3):
         launch()
     for _ in range(ROUNDS):  # interleaved: clocks drift
         events += timer.sample(launch, SAMPLES)
-        cupti += cupti_us(timer, launch, FAMILY.name, SAMPLES)
+        cupti += cupti_us(timer, launch, grouped_gemm_kernel.__name__, SAMPLES)
         stamps += stamped_us(timer, launch, stamp, SAMPLES)
     return Reading(name, *(statistics.median(times) for times in (cupti, events, stamps)))
 
@@ -109,6 +114,9 @@ def test_agrees_with_cupti_at_every_size(stamping, capsys):
     nothing, one, two = of_events(lambda: None), of_events(empty), of_events(lambda: (empty(), empty()))
     blank = statistics.median(stamped_us(timer, lambda: None, stamp, 30))
     period = two - one  # of empty kernels, one after the other
+    with capsys.disabled():  # before the readings, which take a minute and may fail
+        print(f"\nempty kernel: events {one:.2f} us, CUPTI {empty_cupti:.2f} us, period {period:.2f} us;")  # noqa: T201
+        print(f"nothing: events {nothing:.2f} us, stamps {blank:.2f} us; subtracted: {overhead_us:.2f} us")  # noqa: T201
     readings = sorted((read(timer, stamp, *named) for named in launches(device)), key=lambda reading: reading.cupti)
     readings = [reading for reading in readings if SHORTEST_US <= reading.cupti <= LONGEST_US]
     corrections = {
@@ -129,8 +137,6 @@ def test_agrees_with_cupti_at_every_size(stamping, capsys):
     }
     thirds = np.array_split(np.arange(len(readings)), 3)
     with capsys.disabled():
-        print(f"\nempty kernel: events {one:.2f} us, CUPTI {empty_cupti:.2f} us, period {period:.2f} us;")  # noqa: T201
-        print(f"nothing: events {nothing:.2f} us, stamps {blank:.2f} us; subtracted: {overhead_us:.2f} us")  # noqa: T201
         for place, reading in enumerate(readings):
             us = off["the timer"][place]
             print(  # noqa: T201
