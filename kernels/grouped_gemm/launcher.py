@@ -38,6 +38,7 @@ class Launcher:
             free = {p.name for p in kernel.params if not p.is_constexpr and not p.do_not_specialize} - set(pointers)
             if free:
                 raise ForetuneError(f"{kernel.__name__} must not specialise its integers, but does {sorted(free)}")
+            settle(kernel)
         # (binary, the values of the parameters after the integers) by all that decides on the binary
         self._known: dict[tuple[Any, ...], tuple[Any, tuple[Any, ...]]] = {}
 
@@ -97,6 +98,20 @@ class Launcher:
     def forget(self) -> None:
         """Goes through Triton's JIT again, as when nothing was launched yet."""
         self._known.clear()
+
+
+def settle(kernel: JITFunction[Any]) -> None:
+    """Gives the functions that a kernel calls their cache keys before the kernel gets its own.
+
+    A key of Triton 3.6 has the constants that the called functions use, but only if those have their keys already
+    (`_update_hash` merges the constants first and asks for the key then). So the key of one source would depend on
+    which kernel a process compiled first, and a binary that another process compiled would not be found on the disk.
+    """
+    for name in kernel.fn.__code__.co_names:
+        called = kernel.fn.__globals__.get(name)
+        if isinstance(called, JITFunction):
+            settle(called)
+    kernel.cache_key  # noqa: B018 - a property that computes it
 
 
 def _all(config: KernelConfig | None, constants: dict[str, Any]) -> dict[str, Any]:
