@@ -10,7 +10,7 @@ from typing import Protocol
 
 from ..datasets import Case, DeviceSpec, Status
 from .casework import CaseWork
-from .measuring import Outcome
+from .measuring import Kind, Outcome, kind
 from .processes import Child, Watch
 from .worker import Answer, Lost, Message, Prepare, Ready
 
@@ -53,6 +53,7 @@ class Bench:
         self._start_child, self._watch, self._owner, self._limits = start, watch, owner, limits
         self.device: DeviceSpec | None = None  # known from the first opening on
         self.work: CaseWork | None = None
+        self.met: set[Kind] = set()  # kinds of problems whose binaries the process has, or is about to have
         self._last: Case | None = None  # the one before, until the next one has begun
         self.trouble = ""  # what ended the last process
         self.busy_s = self.lost_s = 0.0  # at tasks, and at those that left no time worth keeping
@@ -63,6 +64,7 @@ class Bench:
 
     def _start(self) -> None:
         self._ready = self._overdue = False
+        self.met = {kind(self.work.case.problem)} if self.work else set()
         self._lost: str | None = None
         self._heard = time.monotonic()
         self._child = self._start_child()
@@ -76,6 +78,7 @@ class Bench:
     def give(self, work: CaseWork) -> None:
         """Begins with a case."""
         self.work = work
+        self.met.add(kind(work.case.problem))
         self.proceed()
 
     def proceed(self) -> None:

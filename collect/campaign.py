@@ -92,7 +92,7 @@ class Campaign:
         self._ledger, self._starts, self._pool, self._watch, self._limits = ledger, starts, pool, watch, limits
         self._benches: list[Bench] = []
         self._references: dict[str, Reference | None] = {}  # by device name
-        self._next: dict[str, CaseWork] = {}  # by device name: made ready while the GPUs are busy
+        self._next: dict[Bench, CaseWork] = {}  # made ready while they are busy
         self._fatal: dict[tuple[object, ...], Fatal] = {}  # by device name and kind of problem
         pool.on_finished = self._compiled
 
@@ -132,14 +132,15 @@ class Campaign:
         return any(not (bench.idle or bench.retired) for bench in self._benches)
 
     def _plan(self) -> None:
-        for device in {bench.device.name: bench.device for bench in self._benches if bench.device}.values():
-            if device.name not in self._next and (work := self._work(device)):
-                self._next[device.name] = work
+        for bench in self._benches:
+            if bench.work and bench not in self._next and (work := self._work(bench)):
+                self._next[bench] = work
 
-    def _work(self, device: DeviceSpec) -> CaseWork | None:
-        """The next case for this device in which there is something to do."""
-        ledger = self._ledger
-        while case := ledger.take(device):
+    def _work(self, bench: Bench) -> CaseWork | None:
+        """The next case for this GPU in which there is something to do."""
+        ledger, device = self._ledger, bench.device
+        assert device is not None
+        while case := ledger.take(device, bench.met):
             family = ledger.family(case)
             work = CaseWork(
                 family,
@@ -157,6 +158,11 @@ class Campaign:
             ledger.done(case, was_idle=True)
         return None
 
+    def _left(self, device: DeviceSpec) -> CaseWork | None:
+        """What was made ready for another GPU of this kind: when there is nothing else left."""
+        owner = next((bench for bench, work in self._next.items() if work.device.name == device.name), None)
+        return None if owner is None else self._next.pop(owner)
+
     # What a bench tells its owner.
 
     def idle(self, bench: Bench) -> None:
@@ -167,7 +173,7 @@ class Campaign:
             self._references[device.name] = choose(self._ledger.families, self._ledger.cases, device)
             for binary, error in self._ledger.uncompilable(device):
                 self._pool.know(binary, Compiled(0.0, error))
-        work = self._next.pop(device.name, None) or self._work(device)
+        work = self._next.pop(bench, None) or self._work(bench) or self._left(device)
         if work is not None:
             self._ledger.report(work.case)
             bench.give(work)
@@ -189,11 +195,16 @@ class Campaign:
         self._ledger.skipped.append(f"GPU {self._benches.index(bench)}: {bench.trouble}")
         if work is not None:
             self._give_up(work, bench.trouble)
+        self._ask_again()
 
     def _give_up(self, work: CaseWork, reason: str) -> None:
         self._ledger.given_up(work.case, work.device, reason, deadly=work.deaths > 0)
+        self._ask_again()
+
+    def _ask_again(self) -> None:
+        """There may be something to do again."""
         for bench in self._benches:
-            if bench.idle and bench.device == work.device:  # there may be something to do again
+            if bench.idle:
                 self.idle(bench)
 
     def _compiled(self, binary: Binary, compiled: Compiled) -> None:

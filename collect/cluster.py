@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -23,7 +23,7 @@ from .casework import TRIES
 from .fleet import LOOK_SECONDS, Fleet
 from .known import SCAN
 from .ledger import Ledger, Progress
-from .measuring import DeviceLostError
+from .measuring import DeviceLostError, Kind, kind
 from .provenance import provenance
 from .reference import choose
 from .station import Order, Report, Site, close, measure, stop
@@ -111,6 +111,7 @@ class ClusterCampaign:
         self._client, self._site, self._fleet = client, site, Fleet(client, site)
         self._ledger: Ledger
         self._references: dict[str, Reference | None] = {}  # by device name
+        self._met: defaultdict[str, set[Kind]] = defaultdict(set)  # kinds of problems, by worker address
         self._flights: dict[Any, _Flight] = {}  # by future
         self._waiting: deque[_Flight] = deque()  # to go out before any new case
         self._began = float("inf")
@@ -155,9 +156,10 @@ class ClusterCampaign:
         for address, device in self._fleet.devices.items():
             there = [flight for flight in self._flights.values() if flight.address == address]
             while len(there) < ORDERS_PER_GPU and not any(flight.is_suspect for flight in there):
-                flight = self._next(device, alone=not there)
+                flight = self._next(address, device, alone=not there)
                 if flight is None:
                     break
+                self._met[address].add(kind(flight.case.problem))
                 flight = replace(flight, address=address)
                 future = self._client.submit(
                     measure, self._site, flight.order, workers=[address], resources={"GPU": 1}, pure=False
@@ -166,12 +168,12 @@ class ClusterCampaign:
                 there.append(flight)
                 self._began = min(self._began, time.monotonic())
 
-    def _next(self, device: DeviceSpec, *, alone: bool) -> _Flight | None:
+    def _next(self, address: str, device: DeviceSpec, *, alone: bool) -> _Flight | None:
         for flight in self._waiting:
             if flight.device.name == device.name and (alone or not flight.is_suspect):
                 self._waiting.remove(flight)
                 return flight
-        while case := self._ledger.take(device):
+        while case := self._ledger.take(device, self._met[address]):
             if self._ledger.is_known(case, device):
                 self._ledger.done(case, was_idle=True)
             else:

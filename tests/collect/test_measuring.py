@@ -131,8 +131,8 @@ def runner(device, monkeypatch):
 @pytest.mark.parametrize(
     ("us", "best_us", "samples", "status"),
     [
-        (401.0, 100.0, 1, Status.HOPELESS),
-        (400.0, 100.0, 3, Status.OK),
+        (251.0, 100.0, 1, Status.HOPELESS),
+        (250.0, 100.0, 3, Status.OK),
         (151.0, 100.0, 3, Status.OK),
         (150.0, 100.0, 7, Status.OK),
         (50.0, 100.0, 7, Status.OK),

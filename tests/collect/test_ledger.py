@@ -1,0 +1,76 @@
+"""In which order a run's cases are handed out, to one GPU and to several."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from dataclasses import replace
+
+import pytest
+from fakes import DEVICE, fake_cases
+from foretune.collect.ledger import WINDOW, Ledger
+from foretune.collect.measuring import kind
+from replay import FAMILIES, ReplayRunner, outcomes_of, run
+
+CASES = fake_cases(models=20)
+#: Kinds in turn, of cases that differ otherwise.
+FLAGS = [(), ("a",), ("b",), ("a", "b")]
+MIXED = [
+    replace(case, problem=replace(case.problem, flags=flags))
+    for case, flags in zip(CASES, itertools.cycle(FLAGS), strict=False)
+]
+
+
+@pytest.fixture
+def ledger(tmp_path):
+    return Ledger(FAMILIES, MIXED, tmp_path / "measured")
+
+
+def test_who_has_met_nothing_takes_the_cases_as_they_come(ledger):
+    assert [ledger.take(DEVICE) for _ in MIXED] == MIXED
+    assert ledger.take(DEVICE) is None
+
+
+def test_a_case_of_a_kind_that_was_met_comes_first_but_only_so_far_ahead(ledger):
+    met, taken = {kind(MIXED[1].problem)}, []
+    while case := ledger.take(DEVICE, met):
+        place, first = MIXED.index(case), next(i for i, case in enumerate(MIXED) if case not in taken)
+        assert place < first + WINDOW
+        assert kind(case.problem) in met or place == first
+        taken.append(case)
+    assert sorted(map(MIXED.index, taken)) == list(range(len(MIXED)))
+    ahead = WINDOW // len(FLAGS)
+    assert taken[: ahead + 1] == [*MIXED[1 : WINDOW : len(FLAGS)], MIXED[0]]
+
+
+def test_a_deadly_case_is_handed_out_once_more_after_all_others(ledger):
+    met, deadly = {kind(MIXED[0].problem)}, MIXED[0]
+    assert ledger.take(DEVICE, met) == deadly
+    ledger.given_up(deadly, DEVICE, "segfault", deadly=True)
+    taken = [ledger.take(DEVICE, met) for _ in MIXED]
+    assert set(taken) == set(MIXED)
+    assert taken[-1] == deadly
+    ledger.given_up(deadly, DEVICE, "segfault", deadly=True)
+    assert ledger.take(DEVICE, met) is None
+    assert ledger.skipped == [f"{deadly.problem}: segfault"]
+
+
+def test_each_gpu_stays_with_the_kinds_that_it_has_met(tmp_path):
+    cases = [case for case in MIXED[:24] if case.problem.flags in FLAGS[:2]]
+    runners = [ReplayRunner(seconds=1e-4) for _ in range(2)]
+    assert run(cases, tmp_path / "two", *runners).complete
+    for runner in runners:
+        kinds = [kind(problem) for problem in runner.asked("prepare")]
+        assert sum(one != other for one, other in itertools.pairwise(kinds)) <= 1  # when its own are done
+    assert run(cases, tmp_path / "one").complete
+    assert outcomes_of(tmp_path / "two") == outcomes_of(tmp_path / "one")
+
+
+def test_a_case_made_ready_for_a_gpu_that_is_busy_goes_to_one_that_is_not(tmp_path):
+    quick = ReplayRunner()
+
+    def wait(problem):
+        while len(quick.asked("prepare")) < 3:
+            time.sleep(0.001)
+
+    assert run(CASES[:4], tmp_path / "measured", ReplayRunner(prepare=wait), quick).complete
