@@ -128,6 +128,13 @@ def collect(
     ],
     out: Annotated[Path, typer.Option(help="Dataset folder; an earlier run's is continued.")],
     gpus: Annotated[str, typer.Option(help="How many of the visible GPUs to measure on.")] = "all",
+    sms: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Measure on so many SMs of each GPU, as a device of its own; 32,64,96 for one after the other.",
+            show_default="all",
+        ),
+    ] = None,
     scheduler: Annotated[
         str | None,
         typer.Option(help="Measure on the dask workers there instead, as in tcp://HOST:8786.", show_default="none"),
@@ -156,10 +163,12 @@ def collect(
 
     Killed or interrupted, it goes on when run again.
     """
-    budget_s, token_counts, gpu_count = _seconds(budget), _integers(tokens), _gpus(gpus)
-
+    budget_s, gpu_count = _seconds(budget), _gpus(gpus)
+    token_counts, parts = _integers(tokens, "--tokens"), _integers(",".join(sms) if sms else None, "--sms") or ()
     if scheduler is not None and gpu_count is not None:
         raise typer.BadParameter("a cluster's GPUs are its workers: start as many as you want", param_hint="--gpus")
+    if scheduler is not None and parts:
+        raise typer.BadParameter("only this machine's GPUs can be parted, not a scheduler's", param_hint="--sms")
 
     from .collect import campaign, cluster, shapes
     from .collect.suite import suite as compared
@@ -177,7 +186,7 @@ def collect(
     # In turn, so that a run cut short has measured each of them.
     cases = [case for turn in zip_longest(*drawn) for case in turn if case is not None]
     collected = (
-        partial(campaign.collect, gpus=gpu_count)
+        partial(campaign.collect, gpus=gpu_count, sms=tuple(dict.fromkeys(parts)))
         if scheduler is None
         else partial(cluster.collect_on_cluster, scheduler=scheduler)
     )
@@ -430,11 +439,11 @@ def _seconds(text: str | None) -> float | None:
     return float(match[1]) * {"s": 1, "m": 60, "h": 3600}[match[2]]
 
 
-def _integers(text: str | None) -> tuple[int, ...] | None:
+def _integers(text: str | None, option: str) -> tuple[int, ...] | None:
     if text is None:
         return None
     if not re.fullmatch(r"[1-9]\d*(,[1-9]\d*)*", text):
-        raise typer.BadParameter(f"{text!r} is not a list of counts such as 16,256,4096", param_hint="--tokens")
+        raise typer.BadParameter(f"{text!r} is not a list of counts such as 32,64,96", param_hint=option)
     return tuple(int(part) for part in text.split(","))
 
 

@@ -36,28 +36,35 @@ def collect(
     out: Path | str,
     *,
     gpus: int | None = None,
+    sms: Sequence[int] = (),
     budget_s: float | None = None,
     resume: bool = True,
     compilers: int | None = None,
     on_progress: Callable[[Progress], None] = lambda progress: None,
 ) -> Summary:
     """Measures `cases` over the whole valid spaces of their families on `gpus` of this machine's GPUs (all that
-    are visible if left out), appending to the dataset in `out`.
+    are visible if left out), appending to the dataset in `out`. With `sms`, on so many of each card's SMs (see
+    `runtime.partition`), which are devices of their own: one number after the other, because what runs beside it on
+    the same card would share its bandwidth and L2.
 
     What is already in `out` is not measured again. Stops cleanly when `budget_s` seconds are over and at Ctrl-C.
-    Raises `ForetuneError` where `out` holds a dataset and `resume` is False, where there are not so many GPUs,
+    Raises `ForetuneError` where `out` holds a dataset and `resume` is False, where there are not so many GPUs or SMs,
     and where all GPUs are lost (what was measured is kept: run again to go on).
     """
     if (Path(out) / MANIFEST).exists() and not resume:
         raise ForetuneError(f"{out} already holds a dataset; resume it, or choose another folder")
     by_name = {family.name: family for family in families}
     indices = range(visible_gpus(gpus))
+    for index in indices if sms else ():
+        check_sms(sms, DeviceSpec.live(index))
     ledger = Ledger(by_name, cases, out, budget_s=budget_s, on_progress=on_progress)
     with Watch() as watch:
         pool = CompilePool(by_name, watch, compilers or max(1, cores() - len(indices)))
         pool.start()
-        starts = [partial(Child, serve, CudaGpu(index), by_name) for index in indices]
-        return Campaign(ledger, starts, pool, watch).measure()
+        rounds = [
+            [partial(Child, serve, CudaGpu(index, part), by_name) for index in indices] for part in sms or (None,)
+        ]
+        return Campaign(ledger, rounds, pool, watch).measure()
 
 
 def visible_gpus(wanted: int | None = None) -> int:
@@ -75,22 +82,31 @@ def visible_gpus(wanted: int | None = None) -> int:
     return wanted or found
 
 
+def check_sms(sms: Sequence[int], device: DeviceSpec) -> None:
+    """Raises `ForetuneError` for a number of SMs that a device does not have."""
+    for number in sms:
+        if not 1 <= number <= device.sm_count:
+            raise ForetuneError(f"sms must be between 1 and {device.sm_count}, as {device.name} has, but got {number}")
+
+
 class Campaign:
     """One run on some GPUs. `measure` may be called once.
 
-    `starts` start the process of one GPU each.
+    In each of the `rounds`, what starts the process of one GPU each. A round that has measured all ends before the next
+    begins: they may be on the same cards.
     """
 
     def __init__(
         self,
         ledger: Ledger,
-        starts: Sequence[Callable[[], Child]],
+        rounds: Sequence[Sequence[Callable[[], Child]]],
         pool: CompilePool,
         watch: Watch,
         limits: Limits = Limits(),  # noqa: B008 - frozen
     ) -> None:
-        self._ledger, self._starts, self._pool, self._watch, self._limits = ledger, starts, pool, watch, limits
-        self._benches: list[Bench] = []
+        self._ledger, self._rounds, self._pool, self._watch, self._limits = ledger, rounds, pool, watch, limits
+        self._benches: list[Bench] = []  # of this round
+        self._spent = Effort()  # in the rounds before
         self._references: dict[str, Reference | None] = {}  # by device name
         self._next: dict[Bench, CaseWork] = {}  # made ready while they are busy
         self._fatal: dict[tuple[object, ...], Fatal] = {}  # by device name and kind of problem
@@ -100,16 +116,20 @@ class Campaign:
         """Raises `DeviceLostError` where no GPU is left, and `ForetuneError` where the disk takes no more."""
         with Stopping() as stopping:
             try:
-                if self._ledger.cases:
-                    self._benches = [Bench(start, self._watch, self, self._limits) for start in self._starts]
-                self._run(stopping)
+                for place, starts in enumerate(self._rounds if self._ledger.cases else (), 1):
+                    self._ledger.to_come = len(self._rounds) - place
+                    self._run(starts, stopping)
+                    if stopping.asked or self._ledger.time_is_over:
+                        break
             finally:
                 self._ledger.recorder.flush()
         if self._ledger.cases:
             self._ledger.report(self._ledger.cases[-1])
-        return Summary.of(self._ledger, self._effort(), interrupted=stopping.asked)
+        return Summary.of(self._ledger, self._spent, interrupted=stopping.asked)
 
-    def _run(self, stopping: Stopping) -> None:
+    def _run(self, starts: Sequence[Callable[[], Child]], stopping: Stopping) -> None:
+        """One round."""
+        self._benches = [Bench(start, self._watch, self, self._limits) for start in starts]
         next_check = 0.0
         while self._live() and not (self._ledger.time_is_over or stopping.asked):
             self._watch.handle(CHECK_SECONDS)
@@ -121,11 +141,14 @@ class Campaign:
             # What takes milliseconds is done here, when each GPU has had its next tasks.
             self._ledger.recorder.flush_due()
             self._plan()
-        if self._benches and all(bench.retired for bench in self._benches):
+        self._spent += self._effort()
+        if all(bench.retired for bench in self._benches):
             raise DeviceLostError(
                 f"no GPU is left to measure on: {self._benches[0].trouble}. What was measured is kept in "
                 f"{self._ledger.out}: run the same command again to go on"
             )
+        for bench in self._benches:
+            bench.close()
 
     def _live(self) -> bool:
         """Whether a bench has work, or may yet ask for some."""
@@ -226,11 +249,12 @@ class Campaign:
                     self._pool.request(Binary.of(family, config, case.problem, device), AHEAD + rank)
 
     def _effort(self) -> Effort:
+        """Of this round."""
         began = [bench.began for bench in self._benches if bench.began is not None]
         return Effort(
             gpus=len(self._benches),
             gpu_s=len(self._benches) * (time.monotonic() - min(began)) if began else 0.0,
             busy_s=sum(bench.busy_s for bench in self._benches),
             lost_s=sum(bench.lost_s for bench in self._benches),
-            compile_s=self._pool.compile_s,
+            compile_s=self._pool.compile_s - self._spent.compile_s,
         )

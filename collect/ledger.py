@@ -53,6 +53,7 @@ class Ledger:
     ) -> None:
         self.families, self.out = families, Path(out)
         self.cases = list({case.problem: case for case in cases}.values())
+        self.to_come = 0  # devices that are measured after those that took cases so far
         self.finished = 0  # cases of which all is known
         self.skipped: list[str] = []  # what was not measured, and why
         self._clock, self._on_progress = clock, on_progress
@@ -82,7 +83,7 @@ class Ledger:
     @property
     def total(self) -> int:
         """The cases of all devices together, as far as devices are known."""
-        return len(self.cases) * max(len(self._queues), 1)
+        return len(self.cases) * max(len(self._queues) + self.to_come, 1)
 
     def take(self, device: DeviceSpec, met: Collection[Kind] = ()) -> Case | None:
         """The next case for this device, if may be of a kind that was `met`; None where there is none, or no time."""

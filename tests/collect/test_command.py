@@ -14,7 +14,7 @@ from foretune.collect import campaign, cluster, shapes
 from foretune.collect.ledger import Progress
 from foretune.collect.measuring import DeviceLostError
 from foretune.collect.summary import Summary
-from foretune.datasets import load_models
+from foretune.datasets import DeviceSpec, load_models
 from typer.testing import CliRunner
 
 FAMILY = "grouped_gemm_fwd"
@@ -69,7 +69,7 @@ def test_measures_the_layers_of_the_shipped_models_unless_told_otherwise(collect
     assert result.exit_code == 0, result.stderr
     assert ([family.name for family in collect.families], collect.out) == ([FAMILY], Path("measured"))
     assert collect.cases == list(shapes.cases(FAMILY, load_models()))
-    assert collect.options == {"gpus": None, "budget_s": None, "resume": True}
+    assert collect.options == {"gpus": None, "sms": (), "budget_s": None, "resume": True}
 
 
 def test_options_reach_the_shapes_and_the_campaign(collect, tmp_path):
@@ -80,7 +80,7 @@ def test_options_reach_the_shapes_and_the_campaign(collect, tmp_path):
     drawn = shapes.cases(FAMILY, load_models(table), tokens=(16, 4096), per_layer=3, random=5, seed=7)
     assert collect.cases == list(drawn)
     assert len(drawn) == 2 * 3 + 5
-    assert collect.options == {"gpus": 2, "budget_s": 5400.0, "resume": False}
+    assert collect.options == {"gpus": 2, "sms": (), "budget_s": 5400.0, "resume": False}
 
 
 def test_several_families_take_turns(collect):
@@ -99,6 +99,26 @@ def test_a_scheduler_has_a_clusters_gpus_measure(collect, monkeypatch):
     result = call(f"{FAMILY} --out measured --scheduler tcp://host:8786 --gpus 2")
     assert result.exit_code == 2
     assert "start as many as you want" in result.stderr
+
+
+@pytest.mark.parametrize("asked", ["--sms 32 --sms 64 --sms 96", "--sms 32,64,96", "--sms 32,64 --sms 64,96"])
+def test_parts_of_the_gpus_are_measured_in_the_order_in_which_they_are_named(collect, asked):
+    assert call(f"{FAMILY} --out measured {asked}").exit_code == 0
+    assert collect.options["sms"] == (32, 64, 96)
+
+
+@pytest.mark.parametrize("asked", ["0", "-8", "half", "32,", "64.0", "''"])
+def test_a_number_of_sms_that_is_none_is_named(collect, asked):
+    result = call(f"{FAMILY} --out measured --sms {asked}")
+    assert result.exit_code == 2
+    assert "is not a list of counts such as 32,64,96" in " ".join(result.stderr.replace("│", " ").split())
+    assert not hasattr(collect, "cases")
+
+
+def test_parts_of_a_schedulers_gpus_are_refused(collect):
+    result = call(f"{FAMILY} --out measured --scheduler tcp://host:8786 --sms 64")
+    assert result.exit_code == 2
+    assert "only this machine's GPUs can be parted" in result.stderr
 
 
 @pytest.mark.parametrize("gpus", ["0", "-1", "two", "1.5"])
@@ -126,6 +146,15 @@ def test_bad_input_is_named_before_anything_is_measured(collect, options, named)
     assert result.exit_code == 1
     assert named in result.stderr
     assert not hasattr(collect, "cases")
+
+
+def test_more_sms_than_the_card_has_are_refused_before_anything_is_measured(monkeypatch, tmp_path):
+    monkeypatch.setattr(campaign, "visible_gpus", lambda wanted: 1)
+    monkeypatch.setattr(DeviceSpec, "live", lambda index: DeviceSpec.named("h200"))
+    result = call(f"{FAMILY} --out {tmp_path / 'measured'} --sms 64,133")
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert "Error: sms must be between 1 and 132, as NVIDIA H200 has, but got 133" in result.stderr
+    assert not (tmp_path / "measured").exists()
 
 
 def test_no_gpu_is_said_in_one_line_and_nothing_is_written(monkeypatch, tmp_path):
