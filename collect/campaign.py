@@ -1,4 +1,4 @@
-"""A collection run: every case, every config, into a store that survives being killed.
+"""A collection run: every case, every config that the plan asks for, into a store that survives being killed.
 
 One process per GPU measures, a pool of processes compiles for all of them, and the parent hands out the cases (a GPU
 that is free takes the next one), writes the rows and replaces what dies. See `casework` for what a case takes.
@@ -37,15 +37,16 @@ def collect(
     *,
     gpus: int | None = None,
     sms: Sequence[int] = (),
+    plan: str = "exhaustive",
     budget_s: float | None = None,
     resume: bool = True,
     compilers: int | None = None,
     on_progress: Callable[[Progress], None] = lambda progress: None,
 ) -> Summary:
-    """Measures `cases` over the whole valid spaces of their families on `gpus` of this machine's GPUs (all that
-    are visible if left out), appending to the dataset in `out`. With `sms`, on so many of each card's SMs (see
-    `runtime.partition`), which are devices of their own: one number after the other, because what runs beside it on
-    the same card would share its bandwidth and L2.
+    """Measures `cases` on `gpus` of this machine's GPUs (all that are visible if left out), appending to the dataset in
+    `out`: the whole valid spaces of their families, or what another plan chooses of them (see `plan.PLANS`). With
+    `sms`, on so many of each card's SMs (see `runtime.partition`), which are devices of their own: one number after the
+    other, because what runs beside it on the same card would share its bandwidth and L2.
 
     What is already in `out` is not measured again. Stops cleanly when `budget_s` seconds are over and at Ctrl-C.
     Raises `ForetuneError` where `out` holds a dataset and `resume` is False, where there are not so many GPUs or SMs,
@@ -57,7 +58,7 @@ def collect(
     indices = range(visible_gpus(gpus))
     for index in indices if sms else ():
         check_sms(sms, DeviceSpec.live(index))
-    ledger = Ledger(by_name, cases, out, budget_s=budget_s, on_progress=on_progress)
+    ledger = Ledger(by_name, cases, out, plan=plan, budget_s=budget_s, on_progress=on_progress)
     with Watch() as watch:
         pool = CompilePool(by_name, watch, compilers or max(1, cores() - len(indices)))
         pool.start()
@@ -158,18 +159,21 @@ class Campaign:
         for bench in self._benches:
             if bench.work and bench not in self._next and (work := self._work(bench)):
                 self._next[bench] = work
+        if self._pool.is_hungry:
+            for device in {bench.device.name: bench.device for bench in self._benches if bench.device}.values():
+                self._compile_ahead(device)
 
     def _work(self, bench: Bench) -> CaseWork | None:
         """The next case for this GPU in which there is something to do."""
         ledger, device = self._ledger, bench.device
         assert device is not None
-        while case := ledger.take(device, bench.met):
-            family = ledger.family(case)
+        while step := ledger.take(device, bench.met):
+            case = step.case
             work = CaseWork(
-                family,
+                ledger.family(case),
                 case,
                 device,
-                ledger.by_promise(case, device),
+                step.configs,
                 ledger.known(case, device),
                 self._pool,
                 partial(ledger.add, case, device),
@@ -178,7 +182,7 @@ class Campaign:
             )
             if not work.over:
                 return work
-            ledger.done(case, was_idle=True)
+            ledger.done(case, device, was_idle=True)
         return None
 
     def _left(self, device: DeviceSpec) -> CaseWork | None:
@@ -200,12 +204,11 @@ class Campaign:
         if work is not None:
             self._ledger.report(work.case)
             bench.give(work)
-        if is_new:
-            self._compile_ahead(device)
 
     def done(self, bench: Bench, work: CaseWork) -> None:
         if work.refused is None:
-            self._ledger.done(work.case)
+            self._ledger.done(work.case, work.device)
+            self._ask_again()  # it may have been the last of a batch
         else:
             self._give_up(work, work.refused)
 
@@ -238,15 +241,13 @@ class Campaign:
             bench.proceed()
 
     def _compile_ahead(self, device: DeviceSpec) -> None:
-        """Requests what the cases to come will need, behind all that a GPU waits for: a family's first case would
-        else find no binary."""
-        ledger = self._ledger
-        kinds = {kind(case.problem): case for case in reversed(ledger.cases)}
-        for case in kinds.values():
-            family = ledger.family(case)
-            for rank, config in enumerate(ledger.by_promise(case, device)):
-                if family.supports(config, case.problem, device) is None:
-                    self._pool.request(Binary.of(family, config, case.problem, device), AHEAD + rank)
+        """Requests what one of the cases to come will need, behind all that a GPU waits for: it would else find no
+        binary."""
+        if step := self._ledger.ahead(device):
+            family, problem = self._ledger.family(step.case), step.case.problem
+            for rank, config in enumerate(step.configs):
+                if family.supports(config, problem, device) is None:
+                    self._pool.request(Binary.of(family, config, problem, device), AHEAD + rank)
 
     def _effort(self) -> Effort:
         """Of this round."""

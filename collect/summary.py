@@ -32,6 +32,7 @@ class Effort:
 class Summary:
     """What a run did."""
 
+    plan: str  # what said which configs to try
     cases: int  # of which all is known now, those of earlier runs included
     measurements: int  # of this run
     statuses: dict[str, int]
@@ -50,6 +51,7 @@ class Summary:
     def of(cls, ledger: Ledger, effort: Effort, *, interrupted: bool) -> Summary:
         seconds, measurements = ledger.seconds, ledger.recorder.statuses.total()
         return cls(
+            plan=ledger.plan,
             cases=ledger.finished,
             measurements=measurements,
             statuses=dict(ledger.recorder.statuses),

@@ -90,6 +90,7 @@ class ReplayPool:
     """Every config is compiled, but for those in `errors`."""
 
     compile_s = 0.0
+    is_hungry = True
 
     def __init__(self, errors: Mapping[KernelConfig, str] = {}) -> None:
         self.errors = errors

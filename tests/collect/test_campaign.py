@@ -83,6 +83,7 @@ def test_every_config_of_every_case_is_scanned_and_the_leading_ones_confirmed(ou
         "family": "fake",
         "kernel_source": "fake-source",
         "triton": "3.9",
+        "plan": "exhaustive",
     }
 
 
