@@ -14,7 +14,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict
 from functools import partial
-from itertools import zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ParamSpec
 
@@ -128,6 +127,13 @@ def collect(
     ],
     out: Annotated[Path, typer.Option(help="Dataset folder; an earlier run's is continued.")],
     gpus: Annotated[str, typer.Option(help="How many of the visible GPUs to measure on.")] = "all",
+    sms: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Measure on so many SMs of each GPU, as a device of its own; 32,64,96 for one after the other.",
+            show_default="all",
+        ),
+    ] = None,
     scheduler: Annotated[
         str | None,
         typer.Option(help="Measure on the dask workers there instead, as in tcp://HOST:8786.", show_default="none"),
@@ -148,18 +154,26 @@ def collect(
     per_layer: Annotated[int, typer.Option(min=0, help="Problems of each distinct layer shape.")] = 2,
     random: Annotated[int, typer.Option(min=0, help="Random shapes besides the models' layers.")] = 40,
     seed: Annotated[int, typer.Option(min=0, help="Draws other problems.")] = 0,
+    plan: Annotated[
+        str,
+        typer.Option(
+            help="exhaustive: all configs of each problem; adaptive: the tenth that a model learns to choose."
+        ),
+    ] = "exhaustive",
     suite: Annotated[bool, typer.Option(help="First the problems that kernels are compared on.")] = False,
     resume: Annotated[bool, typer.Option(help="Continue an earlier run, or refuse a folder that has one.")] = True,
     as_json: AsJson = False,
 ) -> None:
-    """Measure kernels' whole config spaces, on this machine's GPUs or a cluster's.
+    """Measure kernels' config spaces, on this machine's GPUs or a cluster's.
 
     Killed or interrupted, it goes on when run again.
     """
-    budget_s, token_counts, gpu_count = _seconds(budget), _integers(tokens), _gpus(gpus)
-
+    budget_s, gpu_count = _seconds(budget), _gpus(gpus)
+    token_counts, parts = _integers(tokens, "--tokens"), _integers(",".join(sms) if sms else None, "--sms") or ()
     if scheduler is not None and gpu_count is not None:
         raise typer.BadParameter("a cluster's GPUs are its workers: start as many as you want", param_hint="--gpus")
+    if scheduler is not None and parts:
+        raise typer.BadParameter("only this machine's GPUs can be parted, not a scheduler's", param_hint="--sms")
 
     from .collect import campaign, cluster, shapes
     from .collect.suite import suite as compared
@@ -174,15 +188,14 @@ def collect(
         + list(shapes.cases(kernel.name, layers, tokens=token_counts, per_layer=per_layer, random=random, seed=seed))
         for kernel in kernels
     ]
-    # In turn, so that a run cut short has measured each of them.
-    cases = [case for turn in zip_longest(*drawn) for case in turn if case is not None]
+    cases = [case for each in drawn for case in each]
     collected = (
-        partial(campaign.collect, gpus=gpu_count)
+        partial(campaign.collect, gpus=gpu_count, sms=tuple(dict.fromkeys(parts)))
         if scheduler is None
         else partial(cluster.collect_on_cluster, scheduler=scheduler)
     )
     with _bar() as on_progress:
-        summary = collected(kernels, cases, out, budget_s=budget_s, resume=resume, on_progress=on_progress)
+        summary = collected(kernels, cases, out, plan=plan, budget_s=budget_s, resume=resume, on_progress=on_progress)
     _emit({**asdict(summary), "out": str(out)}, as_json, _show_summary)
     if summary.interrupted:
         raise typer.Exit(130)
@@ -253,9 +266,11 @@ def replay(
     from .collect import plan
     from .collect.replay import replay as compare
     from .datasets import load
+    from .model import RooflineRanker
 
     def adaptive(family: Family, device: DeviceSpec) -> plan.Plan:
-        return plan.Adaptive(family, device, share=share)
+        # Not the shipped bundle: it has learned from the problems that are held out.
+        return plan.Adaptive(family, device, share=share, prior=RooflineRanker())
 
     with _status("measuring by the plan, training and judging, split by model family"):
         dataset = load(data or SHIPPED)
@@ -430,11 +445,11 @@ def _seconds(text: str | None) -> float | None:
     return float(match[1]) * {"s": 1, "m": 60, "h": 3600}[match[2]]
 
 
-def _integers(text: str | None) -> tuple[int, ...] | None:
+def _integers(text: str | None, option: str) -> tuple[int, ...] | None:
     if text is None:
         return None
     if not re.fullmatch(r"[1-9]\d*(,[1-9]\d*)*", text):
-        raise typer.BadParameter(f"{text!r} is not a list of counts such as 16,256,4096", param_hint="--tokens")
+        raise typer.BadParameter(f"{text!r} is not a list of counts such as 32,64,96", param_hint=option)
     return tuple(int(part) for part in text.split(","))
 
 
@@ -559,7 +574,9 @@ def _show_quickstart(result: Mapping[str, Any]) -> None:
 
 def _show_summary(result: Mapping[str, Any]) -> None:
     statuses = ", ".join(f"{count} {status}" for status, count in result["statuses"].items()) or "none"
-    typer.echo(f"{result['cases']} problems in {result['seconds']:.0f} s; measurements: {statuses}")
+    typer.echo(
+        f"{result['cases']} problems in {result['seconds']:.0f} s, {result['plan']} plan; measurements: {statuses}"
+    )
     typer.echo(
         f"{result['configs_per_s']:.0f} configs/s; GPUs: {result['gpus']}, busy {100 * result['gpu_busy_share']:.0f} % "
         f"of the time; {result['compile_s']:.0f} s of compiling, {result['lost_s']:.0f} s lost to aborts"
@@ -593,7 +610,8 @@ def _show_evaluation(result: Mapping[str, Any]) -> None:
             rows += [[baseline, *(_percent(curve[k]["geomean"]) for k in ks)]]
         noise = _percent(family["noise_floor"])
         _table(
-            f"{name}: % slower than the best config, over {family['problems']} problems (noise {noise} %)",
+            f"{name}: % slower than the best config that was tried ({100 * family['tried']:.0f} % of them were), "
+            f"over {family['problems']} problems (noise {noise} %)",
             ("best of first", *ks),
             rows,
         )
@@ -662,12 +680,13 @@ def _show_bench(result: Mapping[str, Any]) -> None:
 
 
 def _show_datasets(listed: Sequence[Mapping[str, Any]]) -> None:
+    counts = ("problems", "configs", "measurements")
     rows = [
-        [one["name"], one["device"], name, family["problems"], family["configs"], family["measurements"]]
+        [one["name"], one["device"], name, *(family[count] for count in counts), ", ".join(family["plans"])]
         for one in listed
         for name, family in one["families"].items()
     ]
-    _table("Datasets", ("name", "device", "family", "problems", "configs", "measurements"), rows)
+    _table("Datasets", ("name", "device", "family", *counts, "plan"), rows)
     for one in listed:
         if one["ignored"]:
             typer.echo(f"{one['name']}: ignored half-written parts: {', '.join(one['ignored'])}")

@@ -103,6 +103,10 @@ class Bench:
                 self.began = self.began or self._heard
             self._child.send(tasks)
 
+    def close(self) -> None:
+        """Ends the process, for good."""
+        self._watch.dismiss(self._child)
+
     def check(self) -> None:
         """Kills a process that has said nothing for too long. To be called now and then."""
         if (limit_s := self._limit_s()) is None or self._overdue:

@@ -1,4 +1,4 @@
-"""A collection run: every case, every config, into a store that survives being killed.
+"""A collection run: every case, every config that the plan asks for, into a store that survives being killed.
 
 One process per GPU measures, a pool of processes compiles for all of them, and the parent hands out the cases (a GPU
 that is free takes the next one), writes the rows and replaces what dies. See `casework` for what a case takes.
@@ -36,28 +36,36 @@ def collect(
     out: Path | str,
     *,
     gpus: int | None = None,
+    sms: Sequence[int] = (),
+    plan: str = "exhaustive",
     budget_s: float | None = None,
     resume: bool = True,
     compilers: int | None = None,
     on_progress: Callable[[Progress], None] = lambda progress: None,
 ) -> Summary:
-    """Measures `cases` over the whole valid spaces of their families on `gpus` of this machine's GPUs (all that
-    are visible if left out), appending to the dataset in `out`.
+    """Measures `cases` on `gpus` of this machine's GPUs (all that are visible if left out), appending to the dataset in
+    `out`: the whole valid spaces of their families, or what another plan chooses of them (see `plan.PLANS`). With
+    `sms`, on so many of each card's SMs (see `runtime.partition`), which are devices of their own: one number after the
+    other, because what runs beside it on the same card would share its bandwidth and L2.
 
     What is already in `out` is not measured again. Stops cleanly when `budget_s` seconds are over and at Ctrl-C.
-    Raises `ForetuneError` where `out` holds a dataset and `resume` is False, where there are not so many GPUs,
+    Raises `ForetuneError` where `out` holds a dataset and `resume` is False, where there are not so many GPUs or SMs,
     and where all GPUs are lost (what was measured is kept: run again to go on).
     """
     if (Path(out) / MANIFEST).exists() and not resume:
         raise ForetuneError(f"{out} already holds a dataset; resume it, or choose another folder")
     by_name = {family.name: family for family in families}
     indices = range(visible_gpus(gpus))
-    ledger = Ledger(by_name, cases, out, budget_s=budget_s, on_progress=on_progress)
+    for index in indices if sms else ():
+        check_sms(sms, DeviceSpec.live(index))
+    ledger = Ledger(by_name, cases, out, plan=plan, budget_s=budget_s, on_progress=on_progress)
     with Watch() as watch:
         pool = CompilePool(by_name, watch, compilers or max(1, cores() - len(indices)))
         pool.start()
-        starts = [partial(Child, serve, CudaGpu(index), by_name) for index in indices]
-        return Campaign(ledger, starts, pool, watch).measure()
+        rounds = [
+            [partial(Child, serve, CudaGpu(index, part), by_name) for index in indices] for part in sms or (None,)
+        ]
+        return Campaign(ledger, rounds, pool, watch).measure()
 
 
 def visible_gpus(wanted: int | None = None) -> int:
@@ -75,22 +83,31 @@ def visible_gpus(wanted: int | None = None) -> int:
     return wanted or found
 
 
+def check_sms(sms: Sequence[int], device: DeviceSpec) -> None:
+    """Raises `ForetuneError` for a number of SMs that a device does not have."""
+    for number in sms:
+        if not 1 <= number <= device.sm_count:
+            raise ForetuneError(f"sms must be between 1 and {device.sm_count}, as {device.name} has, but got {number}")
+
+
 class Campaign:
     """One run on some GPUs. `measure` may be called once.
 
-    `starts` start the process of one GPU each.
+    In each of the `rounds`, what starts the process of one GPU each. A round that has measured all ends before the next
+    begins: they may be on the same cards.
     """
 
     def __init__(
         self,
         ledger: Ledger,
-        starts: Sequence[Callable[[], Child]],
+        rounds: Sequence[Sequence[Callable[[], Child]]],
         pool: CompilePool,
         watch: Watch,
         limits: Limits = Limits(),  # noqa: B008 - frozen
     ) -> None:
-        self._ledger, self._starts, self._pool, self._watch, self._limits = ledger, starts, pool, watch, limits
-        self._benches: list[Bench] = []
+        self._ledger, self._rounds, self._pool, self._watch, self._limits = ledger, rounds, pool, watch, limits
+        self._benches: list[Bench] = []  # of this round
+        self._spent = Effort()  # in the rounds before
         self._references: dict[str, Reference | None] = {}  # by device name
         self._next: dict[Bench, CaseWork] = {}  # made ready while they are busy
         self._fatal: dict[tuple[object, ...], Fatal] = {}  # by device name and kind of problem
@@ -100,16 +117,20 @@ class Campaign:
         """Raises `DeviceLostError` where no GPU is left, and `ForetuneError` where the disk takes no more."""
         with Stopping() as stopping:
             try:
-                if self._ledger.cases:
-                    self._benches = [Bench(start, self._watch, self, self._limits) for start in self._starts]
-                self._run(stopping)
+                for place, starts in enumerate(self._rounds if self._ledger.cases else (), 1):
+                    self._ledger.to_come = len(self._rounds) - place
+                    self._run(starts, stopping)
+                    if stopping.asked or self._ledger.time_is_over:
+                        break
             finally:
                 self._ledger.recorder.flush()
         if self._ledger.cases:
             self._ledger.report(self._ledger.cases[-1])
-        return Summary.of(self._ledger, self._effort(), interrupted=stopping.asked)
+        return Summary.of(self._ledger, self._spent, interrupted=stopping.asked)
 
-    def _run(self, stopping: Stopping) -> None:
+    def _run(self, starts: Sequence[Callable[[], Child]], stopping: Stopping) -> None:
+        """One round."""
+        self._benches = [Bench(start, self._watch, self, self._limits) for start in starts]
         next_check = 0.0
         while self._live() and not (self._ledger.time_is_over or stopping.asked):
             self._watch.handle(CHECK_SECONDS)
@@ -121,11 +142,14 @@ class Campaign:
             # What takes milliseconds is done here, when each GPU has had its next tasks.
             self._ledger.recorder.flush_due()
             self._plan()
-        if self._benches and all(bench.retired for bench in self._benches):
+        self._spent += self._effort()
+        if all(bench.retired for bench in self._benches):
             raise DeviceLostError(
                 f"no GPU is left to measure on: {self._benches[0].trouble}. What was measured is kept in "
                 f"{self._ledger.out}: run the same command again to go on"
             )
+        for bench in self._benches:
+            bench.close()
 
     def _live(self) -> bool:
         """Whether a bench has work, or may yet ask for some."""
@@ -135,18 +159,21 @@ class Campaign:
         for bench in self._benches:
             if bench.work and bench not in self._next and (work := self._work(bench)):
                 self._next[bench] = work
+        if self._pool.is_hungry:
+            for device in {bench.device.name: bench.device for bench in self._benches if bench.device}.values():
+                self._compile_ahead(device)
 
     def _work(self, bench: Bench) -> CaseWork | None:
         """The next case for this GPU in which there is something to do."""
         ledger, device = self._ledger, bench.device
         assert device is not None
-        while case := ledger.take(device, bench.met):
-            family = ledger.family(case)
+        while step := ledger.take(device, bench.met):
+            case = step.case
             work = CaseWork(
-                family,
+                ledger.family(case),
                 case,
                 device,
-                ledger.by_promise(case, device),
+                step.configs,
                 ledger.known(case, device),
                 self._pool,
                 partial(ledger.add, case, device),
@@ -155,7 +182,7 @@ class Campaign:
             )
             if not work.over:
                 return work
-            ledger.done(case, was_idle=True)
+            ledger.done(case, device, was_idle=True)
         return None
 
     def _left(self, device: DeviceSpec) -> CaseWork | None:
@@ -177,12 +204,11 @@ class Campaign:
         if work is not None:
             self._ledger.report(work.case)
             bench.give(work)
-        if is_new:
-            self._compile_ahead(device)
 
     def done(self, bench: Bench, work: CaseWork) -> None:
         if work.refused is None:
-            self._ledger.done(work.case)
+            self._ledger.done(work.case, work.device)
+            self._ask_again()  # it may have been the last of a batch
         else:
             self._give_up(work, work.refused)
 
@@ -215,22 +241,21 @@ class Campaign:
             bench.proceed()
 
     def _compile_ahead(self, device: DeviceSpec) -> None:
-        """Requests what the cases to come will need, behind all that a GPU waits for: a family's first case would
-        else find no binary."""
-        ledger = self._ledger
-        kinds = {kind(case.problem): case for case in reversed(ledger.cases)}
-        for case in kinds.values():
-            family = ledger.family(case)
-            for rank, config in enumerate(ledger.by_promise(case, device)):
-                if family.supports(config, case.problem, device) is None:
-                    self._pool.request(Binary.of(family, config, case.problem, device), AHEAD + rank)
+        """Requests what one of the cases to come will need, behind all that a GPU waits for: it would else find no
+        binary."""
+        if step := self._ledger.ahead(device):
+            family, problem = self._ledger.family(step.case), step.case.problem
+            for rank, config in enumerate(step.configs):
+                if family.supports(config, problem, device) is None:
+                    self._pool.request(Binary.of(family, config, problem, device), AHEAD + rank)
 
     def _effort(self) -> Effort:
+        """Of this round."""
         began = [bench.began for bench in self._benches if bench.began is not None]
         return Effort(
             gpus=len(self._benches),
             gpu_s=len(self._benches) * (time.monotonic() - min(began)) if began else 0.0,
             busy_s=sum(bench.busy_s for bench in self._benches),
             lost_s=sum(bench.lost_s for bench in self._benches),
-            compile_s=self._pool.compile_s,
+            compile_s=self._pool.compile_s - self._spent.compile_s,
         )

@@ -47,6 +47,7 @@ def collect_on_cluster(
     out: Path | str,
     scheduler: str,
     *,
+    plan: str = "exhaustive",
     budget_s: float | None = None,
     resume: bool = True,
     on_progress: Callable[[Progress], None] = lambda progress: None,
@@ -61,7 +62,8 @@ def collect_on_cluster(
     by_name = {family.name: family for family in families}
     with connected(scheduler) as client:
         run = ClusterCampaign(client, Site(uuid.uuid4().hex, CudaGpu(0), by_name))
-        return run.measure(Ledger(by_name, cases, out, budget_s=budget_s, on_progress=on_progress, origin=run.origin))
+        ledger = Ledger(by_name, cases, out, plan=plan, budget_s=budget_s, on_progress=on_progress, origin=run.origin)
+        return run.measure(ledger)
 
 
 def connected(scheduler: str) -> Any:
@@ -173,19 +175,19 @@ class ClusterCampaign:
             if flight.device.name == device.name and (alone or not flight.is_suspect):
                 self._waiting.remove(flight)
                 return flight
-        while case := self._ledger.take(device, self._met[address]):
-            if self._ledger.is_known(case, device):
-                self._ledger.done(case, was_idle=True)
+        while step := self._ledger.take(device, self._met[address]):
+            if self._ledger.is_known(step, device):
+                self._ledger.done(step.case, device, was_idle=True)
             else:
-                self._ledger.report(case)
-                return _Flight(device, self._order(case, device))
+                self._ledger.report(step.case)
+                return _Flight(device, self._order(step.case, step.configs, device))
         return None
 
-    def _order(self, case: Case, device: DeviceSpec) -> Order:
+    def _order(self, case: Case, configs: Sequence[KernelConfig], device: DeviceSpec) -> Order:
         if device.name not in self._references:
             self._references[device.name] = choose(self._ledger.families, self._ledger.cases, device)
         known, seconds = self._ledger.known(case, device), self._ledger.seconds_left
-        return Order(case, known, self._references[device.name], seconds)
+        return Order(case, tuple(configs), known, self._references[device.name], seconds)
 
     # What comes back.
 
@@ -258,11 +260,11 @@ class ClusterCampaign:
 
     def _done(self, flight: _Flight) -> None:
         if flight.cut is None:
-            self._ledger.done(flight.case)
+            self._ledger.done(flight.case, flight.device)
             return
         flight.cut.left -= 1
         if flight.cut.left == 0 and not flight.cut.given_up:  # all is scanned: what is left is to confirm
-            self._waiting.append(_Flight(flight.device, self._order(flight.case, flight.device)))
+            self._waiting.append(_Flight(flight.device, self._order(flight.case, (), flight.device)))
 
     def _given_up(self, flight: _Flight, reason: str, *, deadly: bool) -> None:
         if flight.cut is not None:
@@ -274,7 +276,7 @@ class ClusterCampaign:
 
     def _cut(self, flight: _Flight, reason: str) -> None:
         """Finds the config that kills workers: in which part of the order is it?"""
-        configs = flight.order.configs or self._left(flight)
+        configs = self._left(flight)
         cut = flight.cut or _Cut(left=1)
         flight = replace(flight, cut=cut)
         if not configs or cut.given_up:
@@ -294,15 +296,15 @@ class ClusterCampaign:
             size = -(-len(configs) // PIECES)
             pieces = [configs[start : start + size] for start in range(0, len(configs), size)]
             cut.left += len(pieces) - 1
-            order = self._order(flight.case, flight.device)
-            self._waiting += (_Flight(flight.device, replace(order, configs=p, confirm=False), cut) for p in pieces)
+            orders = [replace(self._order(flight.case, p, flight.device), confirm=False) for p in pieces]
+            self._waiting += (_Flight(flight.device, order, cut) for order in orders)
 
     def _left(self, flight: _Flight) -> tuple[KernelConfig, ...]:
-        """What of a case is not known yet, and may run."""
+        """What an order was to scan that is not known yet, and may run."""
         family, known = self._ledger.family(flight.case), self._ledger.known(flight.case, flight.device)
         return tuple(
             config
-            for config in self._ledger.by_promise(flight.case, flight.device)
+            for config in flight.order.configs
             if config not in known.scanned_us and family.supports(config, flight.case.problem, flight.device) is None
         )
 

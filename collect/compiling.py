@@ -101,6 +101,11 @@ class CompilePool:
             self._dispatch()
         return None
 
+    @property
+    def is_hungry(self) -> bool:
+        """Whether its processes will soon have nothing to do."""
+        return len(self._ranks) < self._size
+
     def know(self, binary: Binary, compiled: Compiled) -> None:
         """Takes an outcome from elsewhere, so that nothing is compiled for it."""
         self._done[binary] = compiled

@@ -28,7 +28,7 @@ class Known:
 
     scanned_us: dict[KernelConfig, float | None] = field(default_factory=dict)  # None where it failed
     best_us: float = float("inf")  # of the scan
-    confirmed: bool = False
+    confirmed: set[KernelConfig] = field(default_factory=set)
     unconfirmable: set[KernelConfig] = field(default_factory=set)  # ran in the scan, failed afterwards
 
     def add(self, config: KernelConfig, timing_pass: int, time_us: float | None) -> None:
@@ -39,7 +39,7 @@ class Known:
         elif time_us is None:
             self.unconfirmable.add(config)
         else:
-            self.confirmed = True
+            self.confirmed.add(config)
 
     def leading(self) -> list[KernelConfig]:
         """The configs to confirm, fastest first. Depends on the times alone, not on the order they came in."""
@@ -49,8 +49,8 @@ class Known:
         return ranked[: min(max(near, LEADING_LEAST), LEADING_MOST)]
 
     def unconfirmed(self) -> list[KernelConfig]:
-        """What is left to confirm. One confirmed config says that all were: their rows are written together."""
-        return [] if self.confirmed else [c for c in self.leading() if c not in self.unconfirmable]
+        """What is left to confirm: all, or what leads since more configs are known than an adaptive run tried."""
+        return [c for c in self.leading() if c not in self.confirmed and c not in self.unconfirmable]
 
 
 @dataclass(frozen=True)

@@ -5,20 +5,18 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
-from ..datasets import Case, DeviceSpec, Family, KernelConfig, Measurement, Problem
+from ..datasets import Case, DatasetError, DeviceSpec, Family, Measurement, Problem
+from ..datasets.grid import Grid
+from ..datasets.store import MANIFEST, read
+from .agenda import Agenda
 from .compiling import Binary
 from .known import Known, earlier
-from .measuring import Kind, kind
-from .promise import by_promise
+from .measuring import Kind
+from .plan import Step, named
 from .recorder import Origin, Recorder
-
-#: A case may be handed out ahead of so many others that come before it, to a GPU whose process has loaded and checked
-#: the binaries of its kind: that takes longer than to time them. Four GPUs that measure the 516 problems of three
-#: families do it 25 times instead of 62; more of a window would save no more. The first case in the queue waits for no
-#: case outside of its window, so a run cut short has still measured all families, to within a few problems.
-WINDOW = 32
 
 
 @dataclass(frozen=True)
@@ -36,8 +34,10 @@ class Progress:
 class Ledger:
     """One run over some cases. Devices of one name share the cases; each name gets all of them.
 
-    What the dataset in `out` holds already counts as known. `clock` gives seconds; after `budget_s` of them no case is
-    handed out any more. `origin`: see `Recorder`. Raises `ForetuneError` where `out` was measured with other kernels.
+    Which configs to try on them is up to the `plan`, one for each family and device. What the dataset in `out` holds
+    already counts as known. `clock` gives seconds; after `budget_s` of them no case is handed out any more. `origin`:
+    see `Recorder`. Raises `ForetuneError` where `out` was measured with other kernels, and for a plan that cannot be
+    made (see `plan.named`).
     """
 
     def __init__(
@@ -46,22 +46,24 @@ class Ledger:
         cases: Sequence[Case],
         out: Path | str,
         *,
+        plan: str = "exhaustive",
         budget_s: float | None = None,
         on_progress: Callable[[Progress], None] = lambda progress: None,
         clock: Callable[[], float] = time.monotonic,
         origin: Origin | None = None,
     ) -> None:
-        self.families, self.out = families, Path(out)
+        self.families, self.out, self.plan = families, Path(out), plan
+        self._make_plan = named(plan)
         self.cases = list({case.problem: case for case in cases}.values())
+        self.to_come = 0  # devices that are measured after those that took cases so far
         self.finished = 0  # cases of which all is known
         self.skipped: list[str] = []  # what was not measured, and why
         self._clock, self._on_progress = clock, on_progress
         self._start = clock()
         self._deadline = float("inf") if budget_s is None else self._start + budget_s
         self._earlier = earlier(out, families)
-        self.recorder = Recorder(out, clock, origin)
-        self._queues: dict[str, list[tuple[int, Case]]] = {}  # places and cases, by device name
-        self._spaces: dict[tuple[str, str], tuple[KernelConfig, ...]] = {}  # by family and device name
+        self.recorder = Recorder(out, clock, plan, origin)
+        self._agendas: dict[str, Agenda] = {}  # by device name
         self._retried: set[tuple[str, Problem]] = set()
         self._idle = 0  # cases where nothing was left to do
 
@@ -82,18 +84,37 @@ class Ledger:
     @property
     def total(self) -> int:
         """The cases of all devices together, as far as devices are known."""
-        return len(self.cases) * max(len(self._queues), 1)
+        return len(self.cases) * max(len(self._agendas) + self.to_come, 1)
 
-    def take(self, device: DeviceSpec, met: Collection[Kind] = ()) -> Case | None:
-        """The next case for this device, if may be of a kind that was `met`; None where there is none, or no time."""
-        queue = self._queues.setdefault(device.name, list(enumerate(self.cases)))
-        if not queue or self.time_is_over:
+    def take(self, device: DeviceSpec, met: Collection[Kind] = ()) -> Step | None:
+        """The next case for this device, rather of a kind that was `met`, with the configs to try; None where there is
+        none, or no time. There may be one again when a case is over."""
+        return None if self.time_is_over else self._agenda(device).take(met)
+
+    def ahead(self, device: DeviceSpec) -> Step | None:
+        """One that will be handed out later, each once: there may be something to compile."""
+        return self._agenda(device).ahead()
+
+    def _agenda(self, device: DeviceSpec) -> Agenda:
+        if device.name not in self._agendas:
+            plans = {name: self._make_plan(family, device) for name, family in self.families.items()}
+            self._agendas[device.name] = Agenda(self.cases, plans, partial(self._measured, device))
+        return self._agendas[device.name]
+
+    def _measured(self, device: DeviceSpec, family: str, todo: Collection[Case]) -> Grid | None:
+        """What the dataset has of this family on this device, but for the cases in `todo`. From the disk, because an
+        earlier run's rows are there too, and are so the same to the last bit."""
+        self.recorder.flush()
+        if not (self.out / MANIFEST).exists():
             return None
-        first, _ = queue[0]
-        near = (entry for entry in queue if entry[0] < first + WINDOW and kind(entry[1].problem) in met)
-        entry = next(near, queue[0])
-        queue.remove(entry)
-        return entry[1]
+        try:
+            grid = read(self.out).grid(family)
+        except DatasetError:  # it has nothing of it
+            return None
+        left = {case.problem for case in todo}
+        places = enumerate(zip(grid.cases, grid.devices, strict=True))
+        rows = [row for row, (case, spec) in places if spec.name == device.name and case.problem not in left]
+        return grid.select(rows) if rows else None
 
     def family(self, case: Case) -> Family:
         return self.families[case.problem.family]
@@ -108,27 +129,18 @@ class Ledger:
             if one.device == device.name and one.problem.family in self.families:
                 yield Binary.of(self.families[one.problem.family], one.config, one.problem, device), one.error
 
-    def is_known(self, case: Case, device: DeviceSpec) -> bool:
+    def is_known(self, step: Step, device: DeviceSpec) -> bool:
         """Whether nothing is left to do."""
-        known = self.known(case, device)
-        return all(config in known.scanned_us for config in self._space(case, device)) and not known.unconfirmed()
-
-    def by_promise(self, case: Case, device: DeviceSpec) -> list[KernelConfig]:
-        """The device's space, in the order to scan it for this case."""
-        return by_promise(self.family(case), case.problem, device, self._space(case, device))
-
-    def _space(self, case: Case, device: DeviceSpec) -> tuple[KernelConfig, ...]:
-        family = self.family(case)
-        if (family.name, device.name) not in self._spaces:
-            self._spaces[family.name, device.name] = family.space(device)
-        return self._spaces[family.name, device.name]
+        known = self.known(step.case, device)
+        return all(config in known.scanned_us for config in step.configs) and not known.unconfirmed()
 
     def add(self, case: Case, device: DeviceSpec, rows: Sequence[Measurement]) -> None:
         """Takes rows that came about."""
         self.recorder.add(case, self.family(case), device, rows)
 
-    def done(self, case: Case, *, was_idle: bool = False) -> None:
+    def done(self, case: Case, device: DeviceSpec, *, was_idle: bool = False) -> None:
         """All of a case is known."""
+        self._agenda(device).over(case)
         self.finished += 1
         self._idle += was_idle
         self.recorder.done(case)
@@ -139,9 +151,9 @@ class Ledger:
         self.recorder.done(case)
         if deadly and (device.name, case.problem) not in self._retried:
             self._retried.add((device.name, case.problem))
-            last = len(self.cases) + len(self._retried) * WINDOW  # in no other case's window
-            self._queues[device.name].append((last, case))
+            self._agenda(device).again(case)
         else:
+            self._agenda(device).over(case)
             self.skipped.append(f"{case.problem}: {reason}")
 
     def report(self, case: Case) -> None:

@@ -4,27 +4,32 @@ from __future__ import annotations
 
 import json
 import zlib
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from collections.abc import Callable, Sequence
+from functools import cached_property, partial
+from typing import TYPE_CHECKING, ClassVar, Protocol, TypeAlias
 
 import numpy as np
 
 from ..datasets import Case, DeviceSpec, Family, ForetuneError, KernelConfig, Problem
 from ..datasets.grid import Grid
-from ..model import LightGBMRanker, Ranker, RooflineRanker
+from ..model import LightGBMRanker, Ranker
 from ..model.ranker import check_between
+from .promise import Promise
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 
-@dataclass(frozen=True)
 class Step:
-    """A problem to measure next, and the configs to try on it, the most promising first; the family supports each."""
+    """A problem to measure next, and the configs to try on it, as `choose` says."""
 
-    case: Case
-    configs: tuple[KernelConfig, ...]
+    def __init__(self, case: Case, choose: Callable[[], tuple[KernelConfig, ...]]) -> None:
+        self.case, self._choose = case, choose
+
+    @cached_property
+    def configs(self) -> tuple[KernelConfig, ...]:
+        """The most promising first. Chosen when first asked for: for hundreds of problems that takes seconds."""
+        return self._choose()
 
 
 class Plan(Protocol):
@@ -36,6 +41,9 @@ class Plan(Protocol):
     An answer depends on the arguments alone, so a campaign that was killed goes on where it was.
     """
 
+    #: Whether it looks at what is measured at all.
+    learns: ClassVar[bool]
+
     def next(self, todo: Sequence[Case], measured: Grid | None) -> list[Step]:
         """Some of the cases in `todo`, at least one if there are any, to measure before the plan is asked again.
 
@@ -44,21 +52,27 @@ class Plan(Protocol):
         """
 
 
-class Exhaustive:
-    """The whole space on every problem, the analytically fastest configs first: the best is met early, and bounds
-    what the others may cost."""
+MakePlan: TypeAlias = Callable[[Family, DeviceSpec], Plan]
 
-    def __init__(self, family: Family, device: DeviceSpec) -> None:
-        self._family, self._device = family, device
+
+class Exhaustive:
+    """The whole space on every problem, and what cannot run it too: that costs nothing, and its row says why not."""
+
+    learns: ClassVar = False
+
+    def __init__(self, family: Family, device: DeviceSpec, *, prior: Ranker | None = None) -> None:
+        self._family, self._device, self._prior = family, device, prior or Promise()
 
     def next(self, todo: Sequence[Case], measured: Grid | None) -> list[Step]:
         """Every case, at once; see `Plan.next`."""
-        steps = []
-        for case in todo:
-            space = _supported(self._family, case.problem, self._device)
-            scores = RooflineRanker().predict(self._family, case.problem, self._device, space)
-            steps.append(Step(case, _by_score(space, scores)))
-        return steps
+        return [Step(case, partial(self._ordered, case.problem)) for case in todo]
+
+    def _ordered(self, problem: Problem) -> tuple[KernelConfig, ...]:
+        return _by_score(self._space, self._prior.predict(self._family, problem, self._device, self._space))
+
+    @cached_property
+    def _space(self) -> tuple[KernelConfig, ...]:
+        return self._family.space(self._device)  # one and the same: families remember what depends on it alone
 
 
 class Adaptive:
@@ -66,7 +80,7 @@ class Adaptive:
     some configs at random, so that what it wrongly thinks slow is found out.
 
     `share` of the configs are tried on each problem, at least one; `explored` of these are drawn. The problems come in
-    batches, each as large as all before it (the first has `first`, ranked by the roofline), so that the ranker is
+    batches, each as large as all before it (the first has `first`, ranked by the `prior`), so that the ranker is
     trained a few times and not once a problem.
 
     What decided (replays on the 364 problems of the shipped h200, 2026-11; % slower than the best config at k = 1, 2,
@@ -81,8 +95,8 @@ class Adaptive:
     | ... all of them drawn                | 2.68 / 1.99 / 1.38 / 0.93 | 3.60 / 2.67 / 1.88 / 1.23 |
     | 5 % of the configs (8.3 %)           | 2.53 / 1.77 / 1.16 / 0.74 | 3.52 / 2.53 / 1.71 / 1.01 |
 
-    `foretune replay` prints the first two rows, for one seed. Drawing some is insurance, for kernels and cards that the
-    ranker misjudges: here it was not needed, and costs at most a tenth of a point.
+    The prior was the roofline. `foretune replay` prints the first two rows, for one seed. Drawing some is insurance,
+    for kernels and cards that the ranker misjudges: here it was not needed, and costs at most a tenth of a point.
 
     Few configs on many problems beat many on few: 7.5 % of the configs of all training problems gave 2.4 / 0.6 (k = 1
     and 8), 15 % of half of them 2.3 / 0.8, and 43 % of a third 2.8 / 1.0 (one seed).
@@ -97,9 +111,11 @@ class Adaptive:
     Those on which rankers of parts of the data disagree most were worse than drawn ones (after 40: 4.4 / 3.5 / 2.4 /
     1.6 against 4.3 / 3.1 / 2.1 / 1.3).
 
-    >>> Adaptive(family, device, share=0.05).next(cases, None)  # doctest: +SKIP
-    [Step(case=Case(...), configs=(KernelConfig(...), ...)), ...]
+    >>> [len(step.configs) for step in Adaptive(family, device, share=0.05).next(cases, None)]  # doctest: +SKIP
+    [47, 47, 39, ...]
     """
+
+    learns: ClassVar = True
 
     def __init__(
         self,
@@ -110,6 +126,7 @@ class Adaptive:
         explored: float = 0.4,
         first: int = 24,
         ranker: Callable[[], Ranker] = LightGBMRanker,
+        prior: Ranker | None = None,
         seed: int = 0,
     ) -> None:
         check_between("share", share, 0.001, 1.0)
@@ -117,44 +134,51 @@ class Adaptive:
         check_between("first", first, 1, 1_000_000)
         check_between("seed", seed, 0, 2**31 - 1)
         self._family, self._device = family, device
-        self._share, self._explored, self._first, self._ranker, self._seed = share, explored, first, ranker, seed
+        self._share, self._explored, self._first, self._seed = share, explored, first, seed
+        self._ranker, self._prior = ranker, prior or Promise()
 
     def next(self, todo: Sequence[Case], measured: Grid | None) -> list[Step]:
         """A batch of the cases that are least like the measured ones; see `Plan.next`."""
         if not todo:
             return []
         known = () if measured is None else measured.cases
-        ranker: Ranker = RooflineRanker()
+        ranker = self._prior
         if measured is not None and len(known) >= self._first:
-            ranker = self._ranker().fit(measured, self._family)
+            ranker = self._ranker().fit(measured.tidy(), self._family)
         batch = _unlike(todo, known, max(self._first, len(known)))
-        return [self._step(case, ranker) for case in batch]
+        return [Step(case, partial(self._chosen, case.problem, ranker)) for case in batch]
 
-    def _step(self, case: Case, ranker: Ranker) -> Step:
-        space = _supported(self._family, case.problem, self._device)
-        scores = ranker.predict(self._family, case.problem, self._device, space)
+    def _chosen(self, problem: Problem, ranker: Ranker) -> tuple[KernelConfig, ...]:
+        space = [
+            config
+            for config in self._family.space(self._device)
+            if self._family.supports(config, problem, self._device) is None
+        ]
+        scores = ranker.predict(self._family, problem, self._device, space)
         tried = max(round(self._share * len(space)), 1)
         drawn = int(self._explored * tried)
         order = np.argsort(scores, kind="stable")
         # Of the problem, not of a generator's state: a resumed campaign draws the same.
-        random = np.random.default_rng([self._seed, zlib.crc32(json.dumps(case.problem.to_json()).encode())])
+        random = np.random.default_rng([self._seed, zlib.crc32(json.dumps(problem.to_json()).encode())])
         others = random.permutation(order[tried - drawn :])[:drawn]
         chosen = np.concatenate([order[: tried - drawn], others])
-        return Step(case, _by_score([space[i] for i in chosen], scores[chosen]))
+        return _by_score([space[i] for i in chosen], scores[chosen])
 
 
-PLANS: Mapping[str, Callable[[Family, DeviceSpec], Plan]] = {"exhaustive": Exhaustive, "adaptive": Adaptive}
+PLANS: dict[str, MakePlan] = {"exhaustive": Exhaustive, "adaptive": Adaptive}
 
 
-def plan(name: str, family: Family, device: DeviceSpec) -> Plan:
-    """A plan by its name. Raises `ForetuneError` listing the names that exist."""
+def named(name: str) -> MakePlan:
+    """A plan by its name. Raises `ForetuneError` listing the names that exist, and where a plan that trains has nothing
+    to train with: whoever predicts or measures everything can do without."""
     if name not in PLANS:
         raise ForetuneError(f"plan must be one of {', '.join(PLANS)} but is {name!r}")
-    return PLANS[name](family, device)
-
-
-def _supported(family: Family, problem: Problem, device: DeviceSpec) -> list[KernelConfig]:
-    return [config for config in family.space(device) if family.supports(config, problem, device) is None]
+    if name == "adaptive":
+        try:
+            import lightgbm  # noqa: F401
+        except (ImportError, OSError) as error:  # OSError: without its own shared libraries
+            raise ForetuneError(f"the adaptive plan trains as it measures, and needs lightgbm: {error}") from None
+    return PLANS[name]
 
 
 def _by_score(configs: Sequence[KernelConfig], scores: NDArray[np.float64]) -> tuple[KernelConfig, ...]:

@@ -103,6 +103,14 @@ class Watch:
         self._hang_up(self._selector.get_key(child.connection).data)
         child.kill()
 
+    def dismiss(self, child: Child) -> None:
+        """Kills a child of which nothing more is to be told."""
+        for key in list(self._selector.get_map().values()):
+            if key.data.child is child:
+                self._hang_up(key.data)
+        self._ending = {watched: since for watched, since in self._ending.items() if watched.child is not child}
+        child.kill()
+
     def _hang_up(self, watched: _Watched) -> None:
         self._selector.unregister(watched.child.connection)
         watched.child.connection.close()

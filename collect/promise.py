@@ -1,4 +1,4 @@
-"""In which order to scan a space: the best is met early, and bounds what the rest may cost."""
+"""What promises to be fast before anything is measured: the best is met early, and bounds what the rest may cost."""
 
 from __future__ import annotations
 
@@ -6,41 +6,41 @@ from collections.abc import Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from ..datasets import DeviceSpec, Family, ForetuneError, KernelConfig, Problem
-from ..model import RooflineRanker, load_bundle
+from ..datasets.grid import Grid
+from ..model import Ranker, RooflineRanker, load_bundle
 
 if TYPE_CHECKING:
+    import numpy as np
     from numpy.typing import NDArray
+    from typing_extensions import Self
 
     from ..model import Bundle
 
 
-def by_promise(
-    family: Family, problem: Problem, device: DeviceSpec, space: Sequence[KernelConfig], bundle: Bundle | None = None
-) -> list[KernelConfig]:
-    """The configs of `space`, the one that promises most first.
+class Promise(Ranker):
+    """The bundle (the shipped one if left out) where it has learned the family on the device's arch, else the family's
+    roofline."""
 
-    What promises is the bundle (the shipped one if left out) where it has learned this family on this arch, and
-    else the family's roofline.
-    """
-    estimate = _predicted(family, problem, device, space, bundle)
-    if estimate is None:
-        estimate = RooflineRanker().predict(family, problem, device, space)
-    return [space[i] for i in np.argsort(estimate, kind="stable")]
+    learns = False
 
+    def __init__(self, bundle: Bundle | None = None) -> None:
+        self.bundle = bundle
 
-def _predicted(
-    family: Family, problem: Problem, device: DeviceSpec, space: Sequence[KernelConfig], bundle: Bundle | None
-) -> NDArray[np.float64] | None:
-    try:
-        bundle = bundle or _shipped()
-        if device.arch not in {spec.arch for spec in bundle.trained_on(family.name)}:
-            return None
-        return bundle.ranker(family.name).predict(family, problem, device, space)
-    except ForetuneError:  # no such family in it, or the family has other features by now
-        return None
+    def fit(self, grid: Grid, family: Family) -> Self:
+        """Nothing to learn."""
+        return self
+
+    def predict(
+        self, family: Family, problem: Problem, device: DeviceSpec, configs: Sequence[KernelConfig]
+    ) -> NDArray[np.float64]:
+        try:
+            bundle = self.bundle or _shipped()
+            if device.arch in {spec.arch for spec in bundle.trained_on(family.name)}:
+                return bundle.ranker(family.name).predict(family, problem, device, configs)
+        except ForetuneError:  # no such family in it, or the family has other features by now
+            pass
+        return RooflineRanker().predict(family, problem, device, configs)
 
 
 @lru_cache(maxsize=1)

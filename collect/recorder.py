@@ -27,12 +27,13 @@ Origin: TypeAlias = Callable[[Family, DeviceSpec], dict[str, Any]]
 class Recorder:
     """Appends to the dataset in `out`, under a run id of its own for each family and device.
 
-    `clock` gives seconds; `origin` says where a family's measurements on a device come from (from here, if left out).
+    `clock` gives seconds; `plan` is what says which configs to try, and is noted; `origin` says where a family's
+    measurements on a device come from (from here, if left out).
     Whatever writes raises `ForetuneError` where the disk takes no more; what it took is kept.
     """
 
-    def __init__(self, out: Path | str, clock: Callable[[], float], origin: Origin | None = None) -> None:
-        self._out, self._clock, self._start = Path(out), clock, clock()
+    def __init__(self, out: Path | str, clock: Callable[[], float], plan: str, origin: Origin | None = None) -> None:
+        self._out, self._clock, self._start, self._plan = Path(out), clock, clock(), plan
         self._writers: dict[tuple[str, str], Writer] = {}  # by family and device name
         self._pending: dict[tuple[Case, str], list[Measurement]] = {}  # by case and device name
         self._due: dict[tuple[Case, str], float] = {}  # when to write them
@@ -103,9 +104,8 @@ class Recorder:
         if key not in self._writers:
             run_id = f"{datetime.datetime.now(datetime.timezone.utc):%Y%m%d-%H%M%S}-{uuid.uuid4().hex[:4]}"
             with self._writing():
-                self._writers[key] = Writer(
-                    self._out, self._out.name, [device], self._origin(family, device), run_id=run_id
-                )
+                facts = self._origin(family, device) | {"plan": self._plan}
+                self._writers[key] = Writer(self._out, self._out.name, [device], facts, run_id=run_id)
         return self._writers[key]
 
     @contextmanager

@@ -11,7 +11,7 @@ import numpy as np
 from ..datasets import Case, DeviceSpec, Family, KernelConfig, Problem
 from ..datasets.grid import Grid
 from ..model import Evaluation, LightGBMRanker, Ranker, cross_validate, summarise
-from .plan import Plan
+from .plan import MakePlan
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -19,7 +19,6 @@ if TYPE_CHECKING:
 
     from ..datasets.dataset import Dataset
 
-MakePlan = Callable[[Family, DeviceSpec], Plan]
 KS = (1, 2, 4, 8)
 
 

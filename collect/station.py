@@ -20,7 +20,6 @@ from .compiling import Binary, Compiled, CompilePool
 from .known import Known
 from .measuring import DeviceLostError, Kind, kind
 from .processes import Child, Watch
-from .promise import by_promise
 from .worker import Gpu, Reference, serve
 
 
@@ -39,10 +38,10 @@ class Order:
     """A case to measure, or a part of it."""
 
     case: Case
+    configs: tuple[KernelConfig, ...]  # to scan, in this order
     known: Known  # on the device that it is for
     reference: Reference | None
     seconds: float  # to spend at most
-    configs: tuple[KernelConfig, ...] | None = None  # to scan these alone; None for the whole space
     confirm: bool = True  # the leading ones, after the scan
 
 
@@ -84,12 +83,11 @@ class Station:
         """Measures a case, or as much of it as there is time for. Raises `DeviceLostError` where the GPU is lost."""
         device, family = self.device(), self._site.families[order.case.problem.family]
         rows: list[Measurement] = []
-        space = order.configs or by_promise(family, order.case.problem, device, family.space(device))
         work = CaseWork(
             family,
             order.case,
             device,
-            space,
+            order.configs,
             order.known,
             self._pool,
             rows.extend,

@@ -11,17 +11,28 @@ from .ledger import Ledger
 class Effort:
     """What the processes of a run spent, in seconds, those of all GPUs together."""
 
-    gpus: int
-    gpu_s: float  # since the first task was there
-    busy_s: float  # of which a GPU had a task at hand
-    lost_s: float  # on configs without a time worth keeping: hopeless, failed, or fatal to their process
-    compile_s: float
+    gpus: int = 0
+    gpu_s: float = 0.0  # since the first task was there
+    busy_s: float = 0.0  # of which a GPU had a task at hand
+    lost_s: float = 0.0  # on configs without a time worth keeping: hopeless, failed, or fatal to their process
+    compile_s: float = 0.0
+
+    def __add__(self, later: Effort) -> Effort:
+        """Of two rounds on the same GPUs."""
+        return Effort(
+            max(self.gpus, later.gpus),
+            self.gpu_s + later.gpu_s,
+            self.busy_s + later.busy_s,
+            self.lost_s + later.lost_s,
+            self.compile_s + later.compile_s,
+        )
 
 
 @dataclass(frozen=True)
 class Summary:
     """What a run did."""
 
+    plan: str  # what said which configs to try
     cases: int  # of which all is known now, those of earlier runs included
     measurements: int  # of this run
     statuses: dict[str, int]
@@ -40,6 +51,7 @@ class Summary:
     def of(cls, ledger: Ledger, effort: Effort, *, interrupted: bool) -> Summary:
         seconds, measurements = ledger.seconds, ledger.recorder.statuses.total()
         return cls(
+            plan=ledger.plan,
             cases=ledger.finished,
             measurements=measurements,
             statuses=dict(ledger.recorder.statuses),

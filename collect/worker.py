@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from typing import Protocol, TypeAlias
@@ -29,17 +30,26 @@ class Gpu(Protocol):
         """Called once, in that process."""
 
 
+#: What this process has entered for the rest of its life.
+_entered = ExitStack()
+
+
 @dataclass(frozen=True)
 class CudaGpu:
-    """The visible CUDA or HIP device of that index."""
+    """The visible CUDA or HIP device of that index, or so many of its SMs as a device of their own."""
 
     index: int
+    sms: int | None = None
 
     def open(self) -> tuple[DeviceSpec, Runner]:
         import torch
 
+        from ..runtime import partition
+
         torch.cuda.set_device(self.index)
         device = DeviceSpec.live(self.index)
+        if self.sms is not None:
+            device = _entered.enter_context(partition(self.sms, device))
         return device, GpuRunner(device)
 
 

@@ -54,6 +54,12 @@ class Dataset:
         runs = self.provenance.get("runs", {}).values()
         return {str(run["kernel_source"]) for run in runs if run.get("family") == family and "kernel_source" in run}
 
+    def plans(self, family: str) -> set[str]:
+        """What said which configs of a family to try: with an adaptive plan, that was a share of them. Runs that
+        recorded no plan are of before there were others than the exhaustive one."""
+        runs = self.provenance.get("runs", {}).values()
+        return {str(run.get("plan", "exhaustive")) for run in runs if run.get("family", family) == family}
+
     def rows(self, family: str) -> pd.DataFrame:
         """The measurements of one family. Raises `DatasetError` listing the families that are in it."""
         if family not in self.families:
@@ -112,6 +118,7 @@ class Dataset:
                 "problems": int(rows["problem"].nunique()),
                 "measurements": len(rows),
                 "configs": int(rows["config"].nunique()),
+                "plans": sorted(self.plans(family)),
                 "statuses": {str(status): int(n) for status, n in rows["status"].value_counts().items()},
             }
         return {

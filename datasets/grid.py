@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -48,6 +49,22 @@ class Grid:
         times = self.times_us
         result: NDArray[np.float64] = times / np.nanmin(times, axis=1, keepdims=True)
         return result
+
+    def tidy(self) -> Grid:
+        """The same, but for the order in which it was measured, and for configs of which nothing is known: who learns
+        from it learns the same, whatever came first."""
+        rows = sorted(
+            range(len(self)), key=lambda row: (self.devices[row].name, json.dumps(self.cases[row].problem.to_json()))
+        )
+        known = np.flatnonzero(np.isfinite(self.times_us).any(axis=0))
+        columns = sorted(known.tolist(), key=lambda column: json.dumps(self.configs[column].to_json()))
+        grid = self.select(rows)
+        return replace(
+            grid,
+            configs=tuple(self.configs[column] for column in columns),
+            first_us=grid.first_us[:, columns],
+            second_us=grid.second_us[:, columns],
+        )
 
     def select(self, rows: Sequence[int] | NDArray[np.intp]) -> Grid:
         """The same grid with only these problems."""

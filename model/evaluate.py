@@ -55,6 +55,7 @@ class Evaluation:
     cases: tuple[Case, ...]  # (n_problems,)
     devices: tuple[DeviceSpec, ...]  # (n_problems,)
     groups: NDArray[np.intp]  # (n_problems,) what was split by
+    tried: float  # the share of the configs that could run that was measured: the best is the best of these
     full_search: NDArray[np.float64]  # (n_problems,) regret of measuring every config: noise alone
     regret: dict[int, NDArray[np.float64]]
     regret_sizes_unknown: dict[int, NDArray[np.float64]]
@@ -64,6 +65,7 @@ class Evaluation:
         """One family's entry of `foretune evaluate --json`; 1.0 = the best config."""
         return {
             "problems": len(self.cases),
+            "tried": round(self.tried, 4),
             "noise_floor": round(geomean(self.full_search), 4),
             "regret": self._summaries(self.regret),
             "regret_sizes_unknown": self._summaries(self.regret_sizes_unknown),
@@ -241,6 +243,7 @@ class _Bench:
             cases=tuple(self.grid.cases[row] for row in self.judged),
             devices=tuple(self.grid.devices[row] for row in self.judged),
             groups=self.groups[self.judged],
+            tried=self._tried(),
             full_search=self._regret(full, len(self.grid.configs)),
             regret={k: self._regret(scores[0], k) for k in self.ks},
             regret_sizes_unknown={k: self._regret(scores[1], k) for k in self.ks},
@@ -250,6 +253,16 @@ class _Bench:
                 if trainable or not factories[0]().learns
             },
         )
+
+    def _tried(self) -> float:
+        """Of the space as it is now."""
+        tried = could = 0
+        for row in self.judged:
+            problem, device = self.grid.cases[row].problem, self.grid.devices[row]
+            configs = set(self._subsets[self.candidates[row]])
+            runs = [c for c in self.family.space(device) if self.family.supports(c, problem, device) is None]
+            tried, could = tried + sum(config in configs for config in runs), could + len(runs)
+        return tried / could if could else 0.0
 
     def _baseline(self, factories: Sequence[RankerFactory]) -> dict[int, NDArray[np.float64]]:
         draws = [self.held_out(factory, (_sizes_known,))[0] for factory in factories]

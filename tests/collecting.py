@@ -27,7 +27,7 @@ def collect(out, gpus, *, limits=None, cases=CASES):
     with Watch() as watch:
         starts = [partial(Child, worker.serve, gpu, FAMILIES) for gpu in gpus]
         options = [limits] if limits else []
-        return campaign.Campaign(Ledger(FAMILIES, cases, out), starts, ReplayPool(), watch, *options).measure()
+        return campaign.Campaign(Ledger(FAMILIES, cases, out), [starts], ReplayPool(), watch, *options).measure()
 
 
 if __name__ == "__main__":

@@ -90,6 +90,7 @@ class ReplayPool:
     """Every config is compiled, but for those in `errors`."""
 
     compile_s = 0.0
+    is_hungry = True
 
     def __init__(self, errors: Mapping[KernelConfig, str] = {}) -> None:
         self.errors = errors
@@ -153,11 +154,11 @@ def print_nothing(progress):
     pass
 
 
-def run(cases, out: Path, *runners, gpus=None, families=FAMILIES, pool=None, on_progress=print_nothing, **options):
-    """One campaign over `cases`, from its start to its `Summary`, on a GPU for each runner."""
-    gpus = gpus or [ReplayGpu(runner) for runner in runners or (ReplayRunner(),)]
+def run(cases, out: Path, *runners, rounds=None, families=FAMILIES, pool=None, on_progress=print_nothing, **options):
+    """One campaign over `cases`, from its start to its `Summary`, on a GPU for each runner, or on those of `rounds`."""
+    rounds = rounds or [[ReplayGpu(runner) for runner in runners or (ReplayRunner(),)]]
     with Watch() as watch:
-        starts = [partial(ThreadChild, worker.serve, gpu, families) for gpu in gpus]
+        starts = [[partial(ThreadChild, worker.serve, gpu, families) for gpu in gpus] for gpus in rounds]
         book = Ledger(families, cases, out, on_progress=on_progress, **options)
         return campaign.Campaign(book, starts, pool or ReplayPool(), watch).measure()
 

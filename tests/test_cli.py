@@ -78,7 +78,7 @@ def test_wrong_usage_exits_with_2(line: str) -> None:
         (f"collect {FAMILY} --models m.csv --out o --budget 0m", "'0m' is not a duration"),
         (
             f"collect {FAMILY} --models m.csv --out o --tokens 16,many",
-            "'16,many' is not a list of counts such as 16,256",
+            "'16,many' is not a list of counts such as 32,64",
         ),
         (f"{PREDICT} --dtype int8", "'int8' is not one of bf16, fp16"),
         (f"{PREDICT} --m 4", "'--m' is unknown or given twice; grouped_gemm_fwd takes --groups N --rows N --n N --k N"),

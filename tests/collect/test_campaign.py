@@ -9,6 +9,7 @@ import time
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
+from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -21,7 +22,7 @@ from foretune.collect.campaign import collect
 from foretune.collect.casework import DEATHS, FATAL_CASES, TRIES, TURNS
 from foretune.collect.known import LEADING_LEAST, LEADING_MOST, LEADING_SLOWDOWN, Known, earlier
 from foretune.collect.measuring import DeviceLostError, LaunchFailedError, Outcome, OutOfMemoryError
-from foretune.datasets import ForetuneError, KernelConfig, Status, load
+from foretune.datasets import DeviceSpec, ForetuneError, KernelConfig, Status, load
 from replay import FAMILIES, EndOfProcess, ReplayGpu, ReplayPool, ReplayRunner, outcomes_of, rows_of, run
 
 FAMILY = FakeFamily()
@@ -82,6 +83,7 @@ def test_every_config_of_every_case_is_scanned_and_the_leading_ones_confirmed(ou
         "family": "fake",
         "kernel_source": "fake-source",
         "triton": "3.9",
+        "plan": "exhaustive",
     }
 
 
@@ -445,13 +447,65 @@ def test_the_rows_are_the_same_whatever_the_number_of_gpus(out):
 def test_each_kind_of_card_measures_every_case(out):
     small = replace(DEVICE, name="small", sm_count=64)
     gpus = [ReplayGpu(ReplayRunner(), DEVICE), ReplayGpu(ReplayRunner(), small), ReplayGpu(ReplayRunner(), small)]
-    summary = run(CASES, out, gpus=gpus)
+    summary = run(CASES, out, rounds=[gpus])
     assert (summary.cases, summary.complete) == (2 * len(CASES), True)
     dataset = load(out)
     assert {spec.name for spec in dataset.devices} == {DEVICE.name, "small"}
     per_device = dataset.measurements.groupby(["device", "problem"]).size()
     assert len(per_device) == 2 * len(CASES)
-    assert run(CASES, out, gpus=gpus).measurements == 0
+    assert run(CASES, out, rounds=[gpus]).measurements == 0
+
+
+class PartRunner(ReplayRunner):
+    """One of a part of a card: notes whether another part is at work."""
+
+    at_work: ClassVar = []
+
+    def __init__(self, sms):
+        super().__init__(seconds=1e-4)
+        self.sms = sms
+
+    def scan(self, config, best_us):
+        self.at_work.append(self.sms)
+        return super().scan(config, best_us)
+
+
+def parts_of_cards(*sizes, cards=1):
+    return [[ReplayGpu(PartRunner(sms), DEVICE.with_sms(sms)) for _ in range(cards)] for sms in sizes]
+
+
+def test_parts_of_cards_are_measured_one_after_the_other_each_as_a_device(out):
+    PartRunner.at_work.clear()
+    summary = run(CASES, out, rounds=parts_of_cards(32, 64, cards=2))
+    assert (summary.cases, summary.complete, summary.gpus) == (2 * len(CASES), True, 2)
+    assert 0 < summary.gpu_busy_share <= 1
+    assert PartRunner.at_work == sorted(PartRunner.at_work)  # never both at once
+    dataset = load(out)
+    assert set(dataset.devices) == {DEVICE.with_sms(32), DEVICE.with_sms(64)}
+    rows = dataset.measurements
+    assert rows[rows["timing_pass"] == 1].groupby("device").size().to_dict() == dict.fromkeys(
+        ["NVIDIA H200 (32 SMs)", "NVIDIA H200 (64 SMs)"], len(CASES) * len(SPACE)
+    )
+    again = run(CASES, out, rounds=parts_of_cards(64, 96))
+    assert (again.cases, again.complete, again.measurements) == (2 * len(CASES), True, summary.measurements / 2)
+
+
+def test_a_size_that_the_driver_rounds_to_another_is_that_one(out):
+    twice = [*parts_of_cards(64), *parts_of_cards(64)]
+    summary = run(CASES, out, rounds=twice)
+    assert (summary.cases, summary.complete) == (len(CASES), True)
+    assert twice[1][0].runner.calls == []
+
+
+def test_parts_that_the_budget_does_not_get_to_are_left_to_the_next_run(out):
+    now, events = [0.0], []
+    first = ReplayRunner(prepare=lambda problem: now.__setitem__(0, now[0] + 1))
+    rounds = [[ReplayGpu(first, DEVICE.with_sms(32))], *parts_of_cards(64)]
+    summary = run(CASES, out, rounds=rounds, budget_s=2.5, clock=lambda: now[0], on_progress=events.append)
+    assert (summary.cases, summary.complete) == (2, False)
+    assert {event.total for event in events} == {2 * len(CASES)}
+    assert rounds[1][0].runner.calls == []
+    assert run(CASES, out, rounds=parts_of_cards(32, 64)).complete
 
 
 def test_several_families_share_a_run_and_each_has_its_sources_noted(out):
@@ -607,15 +661,19 @@ def test_collecting_takes_all_visible_gpus_or_as_many_as_wanted(out, monkeypatch
     opened = []
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 3)
-    monkeypatch.setattr(campaign, "CudaGpu", lambda index: opened.append(index) or FaultyGpu(seconds=0.002))
+    monkeypatch.setattr(campaign, "CudaGpu", lambda index, sms: opened.append((index, sms)) or FaultyGpu(seconds=0.002))
     summary = collect([CompiledFamily()], CASES[:3], out, compilers=1)
-    assert (summary.gpus, summary.complete, opened) == (3, True, [0, 1, 2])
+    assert (summary.gpus, summary.complete, opened) == (3, True, [(0, None), (1, None), (2, None)])
     assert summary.compile_s > 0
     check_complete(out, CASES[:3])
     assert collect([CompiledFamily()], CASES, out, gpus=1, compilers=1).gpus == 1
     for wanted in (0, 4):
         with pytest.raises(ForetuneError, match=f"gpus must be between 1 and 3, .* but got {wanted}"):
             collect([FAMILY], CASES, out, gpus=wanted)
+    opened.clear()
+    monkeypatch.setattr(DeviceSpec, "live", lambda index: DEVICE)
+    assert collect([CompiledFamily()], CASES[:3], out, gpus=2, sms=[32, 64], compilers=1).complete
+    assert opened == [(0, 32), (1, 32), (0, 64), (1, 64)]
 
 
 def test_going_on_with_another_kernel_is_refused(out, monkeypatch):
@@ -629,5 +687,5 @@ def test_another_devices_measurements_are_not_taken_for_this_ones(out):
     run([CASE], out)
     assert set(earlier(out, FAMILIES).known) == {(DEVICE.name, CASE.problem)}
     other = ReplayRunner()
-    assert run([CASE], out, gpus=[ReplayGpu(other, replace(DEVICE, name="another"))]).complete
+    assert run([CASE], out, rounds=[[ReplayGpu(other, replace(DEVICE, name="another"))]]).complete
     assert len(other.asked("scan")) == len(VALID)

@@ -10,17 +10,19 @@ import sys
 import threading
 import time
 import uuid
+from functools import partial
 from pathlib import Path
 
 import pytest
 from fakes import DEVICE, fake_cases
 from faulty import CompiledFamily, FaultyGpu, FewFamily, NoGpu, TwoKinds
-from foretune.collect import cluster, fleet
+from foretune.collect import cluster, fleet, plan
 from foretune.collect.cluster import ClusterCampaign, collect_on_cluster, connected
 from foretune.collect.ledger import Ledger
-from foretune.collect.promise import by_promise
+from foretune.collect.plan import Adaptive, Exhaustive
 from foretune.collect.station import Site
 from foretune.datasets import ForetuneError, Measurement, Status, load
+from foretune.model import LightGBMRanker
 from replay import rows_of
 
 distributed = pytest.importorskip("distributed")
@@ -142,8 +144,8 @@ def test_an_order_that_is_down_to_one_config_still_has_its_case_confirmed(dask, 
     monkeypatch.setattr(cluster, "TRIES", 1)
     dask.add("only")
     family = FewFamily()
-    order = by_promise(family, CASES[0].problem, DEVICE, family.space())
-    last = [config for config in order if family.supports(config, CASES[0].problem, DEVICE) is None][-1]
+    (step,) = Exhaustive(family, DEVICE).next(CASES[:1], None)
+    last = [config for config in step.configs if family.supports(config, CASES[0].problem, DEVICE) is None][-1]
     known = Ledger({"fake": family}, CASES[:1], out, origin=origin)
     rows = [
         Measurement(CASES[0].problem, DEVICE.name, config, Status.OK, us)
@@ -178,6 +180,27 @@ def test_cards_of_two_kinds_measure_all_cases_each(dask, out):
     dataset = load(out)
     assert {spec.name for spec in dataset.devices} == {DEVICE.name, "small"}
     assert len(dataset.measurements.groupby(["device", "problem"])) == 4
+
+
+def test_an_adaptive_plan_is_asked_again_when_its_batch_is_measured(dask, out, monkeypatch):
+    few = partial(Adaptive, share=0.1, first=2, ranker=partial(LightGBMRanker, trees=10))
+    monkeypatch.setitem(plan.PLANS, "adaptive", few)
+    for name in ("first", "second"):
+        dask.add(name, "--no-nanny")
+    summary = run(dask.address, out, CASES, FaultyGpu(seconds=0.001), plan="adaptive")
+    assert (summary.plan, summary.cases, summary.complete) == ("adaptive", len(CASES), True)
+    found, family = rows_of(out), CompiledFamily()
+    grid = load(out).grid("fake")
+    todo = list(CASES)
+    while steps := few(family, DEVICE).next(todo, of(grid, [case for case in CASES if case not in todo])):
+        for step in steps:
+            assert {config for problem, config in found if problem == step.case.problem} == set(step.configs)
+            todo.remove(step.case)
+    assert run(dask.address, out, CASES, FaultyGpu(), plan="adaptive").measurements == 0
+
+
+def of(grid, cases):
+    return grid.select([grid.cases.index(case) for case in cases]) if cases else None
 
 
 def test_a_scheduler_that_is_not_there_is_named(monkeypatch):

@@ -14,7 +14,7 @@ from foretune.collect import campaign, cluster, shapes
 from foretune.collect.ledger import Progress
 from foretune.collect.measuring import DeviceLostError
 from foretune.collect.summary import Summary
-from foretune.datasets import load_models
+from foretune.datasets import DeviceSpec, load_models
 from typer.testing import CliRunner
 
 FAMILY = "grouped_gemm_fwd"
@@ -26,6 +26,7 @@ def call(line):
 
 
 SUMMARY = Summary(
+    plan="exhaustive",
     cases=3,
     measurements=100,
     statuses={"ok": 90, "hopeless": 10},
@@ -69,36 +70,61 @@ def test_measures_the_layers_of_the_shipped_models_unless_told_otherwise(collect
     assert result.exit_code == 0, result.stderr
     assert ([family.name for family in collect.families], collect.out) == ([FAMILY], Path("measured"))
     assert collect.cases == list(shapes.cases(FAMILY, load_models()))
-    assert collect.options == {"gpus": None, "budget_s": None, "resume": True}
+    assert collect.options == {"gpus": None, "sms": (), "plan": "exhaustive", "budget_s": None, "resume": True}
 
 
 def test_options_reach_the_shapes_and_the_campaign(collect, tmp_path):
     table = tmp_path / "models.csv"
     table.write_text(MODELS)
-    options = "--tokens 16,4096 --per-layer 3 --random 5 --seed 7 --budget 1.5h --no-resume --gpus 2"
+    options = "--tokens 16,4096 --per-layer 3 --random 5 --seed 7 --budget 1.5h --no-resume --gpus 2 --plan adaptive"
     assert call(f"{FAMILY} --models {table} --out measured {options}").exit_code == 0
     drawn = shapes.cases(FAMILY, load_models(table), tokens=(16, 4096), per_layer=3, random=5, seed=7)
     assert collect.cases == list(drawn)
     assert len(drawn) == 2 * 3 + 5
-    assert collect.options == {"gpus": 2, "budget_s": 5400.0, "resume": False}
+    assert collect.options == {"gpus": 2, "sms": (), "plan": "adaptive", "budget_s": 5400.0, "resume": False}
 
 
-def test_several_families_take_turns(collect):
+def test_several_families_may_be_named(collect):
     names = [FAMILY, "grouped_gemm_dx"]
     assert call(f"{' '.join(names)} {FAMILY} --out measured --random 5").exit_code == 0
     assert [one.name for one in collect.families] == names
     drawn = [shapes.cases(name, load_models(), random=5) for name in names]
-    assert collect.cases == [case for turn in zip(*drawn, strict=True) for case in turn]
+    assert collect.cases == [case for each in drawn for case in each]
 
 
 def test_a_scheduler_has_a_clusters_gpus_measure(collect, monkeypatch):
     monkeypatch.setattr(cluster, "collect_on_cluster", collect)
     result = call(f"{FAMILY} --out measured --scheduler tcp://host:8786 --budget 90s")
     assert result.exit_code == 0, result.stderr
-    assert collect.options == {"scheduler": "tcp://host:8786", "budget_s": 90.0, "resume": True}
+    assert collect.options == {
+        "scheduler": "tcp://host:8786",
+        "plan": "exhaustive",
+        "budget_s": 90.0,
+        "resume": True,
+    }
     result = call(f"{FAMILY} --out measured --scheduler tcp://host:8786 --gpus 2")
     assert result.exit_code == 2
     assert "start as many as you want" in result.stderr
+
+
+@pytest.mark.parametrize("asked", ["--sms 32 --sms 64 --sms 96", "--sms 32,64,96", "--sms 32,64 --sms 64,96"])
+def test_parts_of_the_gpus_are_measured_in_the_order_in_which_they_are_named(collect, asked):
+    assert call(f"{FAMILY} --out measured {asked}").exit_code == 0
+    assert collect.options["sms"] == (32, 64, 96)
+
+
+@pytest.mark.parametrize("asked", ["0", "-8", "half", "32,", "64.0", "''"])
+def test_a_number_of_sms_that_is_none_is_named(collect, asked):
+    result = call(f"{FAMILY} --out measured --sms {asked}")
+    assert result.exit_code == 2
+    assert "is not a list of counts such as 32,64,96" in " ".join(result.stderr.replace("│", " ").split())
+    assert not hasattr(collect, "cases")
+
+
+def test_parts_of_a_schedulers_gpus_are_refused(collect):
+    result = call(f"{FAMILY} --out measured --scheduler tcp://host:8786 --sms 64")
+    assert result.exit_code == 2
+    assert "only this machine's GPUs can be parted" in result.stderr
 
 
 @pytest.mark.parametrize("gpus", ["0", "-1", "two", "1.5"])
@@ -128,6 +154,23 @@ def test_bad_input_is_named_before_anything_is_measured(collect, options, named)
     assert not hasattr(collect, "cases")
 
 
+def test_more_sms_than_the_card_has_are_refused_before_anything_is_measured(monkeypatch, tmp_path):
+    monkeypatch.setattr(campaign, "visible_gpus", lambda wanted: 1)
+    monkeypatch.setattr(DeviceSpec, "live", lambda index: DeviceSpec.named("h200"))
+    result = call(f"{FAMILY} --out {tmp_path / 'measured'} --sms 64,133")
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert "Error: sms must be between 1 and 132, as NVIDIA H200 has, but got 133" in result.stderr
+    assert not (tmp_path / "measured").exists()
+
+
+def test_a_plan_that_there_is_not_is_refused_before_anything_is_measured(monkeypatch, tmp_path):
+    monkeypatch.setattr(campaign, "visible_gpus", lambda wanted: 1)
+    result = call(f"{FAMILY} --out {tmp_path / 'measured'} --plan greedy")
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert "Error: plan must be one of exhaustive, adaptive but is 'greedy'" in result.stderr
+    assert not (tmp_path / "measured").exists()
+
+
 def test_no_gpu_is_said_in_one_line_and_nothing_is_written(monkeypatch, tmp_path):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     out = tmp_path / "measured"
@@ -140,7 +183,7 @@ def test_no_gpu_is_said_in_one_line_and_nothing_is_written(monkeypatch, tmp_path
 def test_a_run_shows_its_progress_its_outcome_and_where_the_dataset_lies(collect):
     result = call(f"{FAMILY} --out measured")
     assert f"1/3 {collect.cases[0].problem} · 12 configs/s · 2 min left" in result.stderr
-    assert "3 problems in 61 s; measurements: 90 ok, 10 hopeless" in result.stdout
+    assert "3 problems in 61 s, exhaustive plan; measurements: 90 ok, 10 hopeless" in result.stdout
     assert "2 configs/s; GPUs: 2, busy 83 % of the time; 120 s of compiling, 4 s lost to aborts" in result.stdout
     assert "The dataset lies in measured" in result.stdout
     assert "again" not in result.stdout
@@ -154,6 +197,7 @@ def test_what_was_not_measured_is_said(collect):
     assert "not measured yet: run the same command again to go on" in shown
     told = json.loads(call(f"{FAMILY} --out measured --json").stdout)
     assert told == {
+        "plan": "exhaustive",
         "cases": 2,
         "measurements": 60,
         "statuses": {"ok": 60},

@@ -97,6 +97,14 @@ def test_a_binary_is_compiled_once_for_all_problems_of_a_dtype_and_flags_and_all
     assert one.pool.compile_s > 0
 
 
+def test_a_pool_is_hungry_until_all_its_processes_have_a_next_binary(log, pool):
+    pool = pool(TinyFamily(log), size=2).pool
+    for block, is_hungry in ((16, True), (32, True), (64, True), (128, False)):  # two begin at once
+        assert pool.is_hungry
+        pool.request(Binary.of(TinyFamily(log), KernelConfig.of(BLOCK=block, GRID=2), PROBLEM, DEVICE), 0)
+        assert pool.is_hungry == is_hungry
+
+
 def test_what_a_compiler_prints_is_not_shown(pool, capfd):
     assert pool(PrintingFamily()).errors([64]) == {64: None}
     assert capfd.readouterr() == ("", "")

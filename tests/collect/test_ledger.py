@@ -7,8 +7,9 @@ import time
 from dataclasses import replace
 
 import pytest
-from fakes import DEVICE, fake_cases
-from foretune.collect.ledger import WINDOW, Ledger
+from fakes import DEVICE, FakeFamily, fake_cases
+from foretune.collect.agenda import WINDOW
+from foretune.collect.ledger import Ledger
 from foretune.collect.measuring import kind
 from replay import FAMILIES, ReplayRunner, outcomes_of, run
 
@@ -26,14 +27,20 @@ def ledger(tmp_path):
     return Ledger(FAMILIES, MIXED, tmp_path / "measured")
 
 
+def take(ledger, met=()):
+    """The next case; None where there is none."""
+    step = ledger.take(DEVICE, met)
+    return step and step.case
+
+
 def test_who_has_met_nothing_takes_the_cases_as_they_come(ledger):
-    assert [ledger.take(DEVICE) for _ in MIXED] == MIXED
-    assert ledger.take(DEVICE) is None
+    assert [take(ledger) for _ in MIXED] == MIXED
+    assert take(ledger) is None
 
 
 def test_a_case_of_a_kind_that_was_met_comes_first_but_only_so_far_ahead(ledger):
     met, taken = {kind(MIXED[1].problem)}, []
-    while case := ledger.take(DEVICE, met):
+    while case := take(ledger, met):
         place, first = MIXED.index(case), next(i for i, case in enumerate(MIXED) if case not in taken)
         assert place < first + WINDOW
         assert kind(case.problem) in met or place == first
@@ -45,14 +52,37 @@ def test_a_case_of_a_kind_that_was_met_comes_first_but_only_so_far_ahead(ledger)
 
 def test_a_deadly_case_is_handed_out_once_more_after_all_others(ledger):
     met, deadly = {kind(MIXED[0].problem)}, MIXED[0]
-    assert ledger.take(DEVICE, met) == deadly
+    assert take(ledger, met) == deadly
     ledger.given_up(deadly, DEVICE, "segfault", deadly=True)
-    taken = [ledger.take(DEVICE, met) for _ in MIXED]
+    taken = [take(ledger, met) for _ in MIXED]
     assert set(taken) == set(MIXED)
     assert taken[-1] == deadly
     ledger.given_up(deadly, DEVICE, "segfault", deadly=True)
-    assert ledger.take(DEVICE, met) is None
+    assert take(ledger, met) is None
     assert ledger.skipped == [f"{deadly.problem}: segfault"]
+
+
+class OtherFamily(FakeFamily):
+    name = "other"
+
+
+def of_other(case):
+    return replace(case, problem=replace(case.problem, family="other"))
+
+
+def test_families_take_turns_so_that_a_run_cut_short_has_measured_each(tmp_path):
+    others = [of_other(case) for case in CASES[:3]]
+    ledger = Ledger({**FAMILIES, "other": OtherFamily()}, [*CASES[:5], *others], tmp_path / "measured")
+    assert [take(ledger) for _ in range(8)] == [
+        *(case for turn in zip(CASES[:3], others, strict=True) for case in turn),
+        *CASES[3:5],
+    ]
+
+
+def test_what_waits_is_looked_at_once_each_before_it_is_handed_out(ledger):
+    first = take(ledger)
+    seen = [step.case for step in iter(lambda: ledger.ahead(DEVICE), None)]
+    assert [first, *seen] == MIXED
 
 
 def test_each_gpu_stays_with_the_kinds_that_it_has_met(tmp_path):

@@ -13,7 +13,7 @@ from foretune.collect.compiling import CompilePool
 from foretune.collect.ledger import Ledger
 from foretune.collect.processes import Child, Watch
 from foretune.collect.worker import CudaGpu, serve
-from foretune.datasets import load
+from foretune.datasets import DeviceSpec, load
 from hurting import FAULTS, HurtingFamily, SoundFamily, cases, hog
 from replay import rows_of
 
@@ -35,7 +35,7 @@ def measure(out, drawn, **limits):
     with Watch() as watch:
         starts = [partial(Child, serve, CudaGpu(0), FAMILIES)]
         pool = CompilePool(FAMILIES, watch, 4)
-        return Campaign(Ledger(FAMILIES, drawn, out), starts, pool, watch, Limits(**limits)).measure()
+        return Campaign(Ledger(FAMILIES, drawn, out), [starts], pool, watch, Limits(**limits)).measure()
 
 
 def test_each_fault_costs_its_config_and_the_gpu_measures_on(tmp_path, own_cache, monkeypatch):
@@ -56,7 +56,18 @@ def test_each_fault_costs_its_config_and_the_gpu_measures_on(tmp_path, own_cache
     sound = [passes for (_, config), passes in found.items() if config["FAULT"] == 0]
     assert all(passes[p].time_us < 1000 for passes in sound for p in (1, 2, 3))
     (device,), again = load(tmp_path / "measured").devices, Ledger(FAMILIES, drawn, tmp_path / "measured")
-    assert all(again.is_known(case, device) for case in drawn)
+    assert all(again.is_known(again.take(device), device) for _ in drawn)
+
+
+def test_a_part_of_the_card_is_a_device_that_is_slower(tmp_path, own_cache):
+    (case,) = cases(1 << 26)
+    assert collect([SoundFamily()], [case], tmp_path / "measured", gpus=1, sms=[16], compilers=2).complete
+    whole, dataset = DeviceSpec.live(), load(tmp_path / "measured")
+    (part,) = dataset.devices
+    assert part == whole.with_sms(part.sm_count)
+    assert 16 <= part.sm_count < whole.sm_count / 2
+    whole_us = 8e-3 * case.problem["n"] / whole.copy_bandwidth_gbs  # to read and write 4 bytes each
+    assert dataset.measurements["time_us"].min() > 1.5 * whole_us
 
 
 def test_a_process_that_hogs_the_gpu_is_noticed(tmp_path, own_cache):

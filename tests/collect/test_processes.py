@@ -83,6 +83,23 @@ def test_a_child_that_is_killed_is_not_listened_to_any_more(watch):
     assert noted.messages == ["up"]
 
 
+@pytest.mark.parametrize("ended", [False, True])
+def test_a_child_that_is_dismissed_ends_and_nothing_is_told_of_it(watch, ended):
+    noted, other = Noted(watch, children.echo), Noted(watch, children.echo)
+    noted.child.send("up")
+    noted.until(lambda noted: noted.messages)
+    noted.child.send("late")
+    if ended:
+        watch.kill(noted.child)
+    watch.dismiss(noted.child)
+    other.child.send("up")
+    other.until(lambda other: other.messages)
+    time.sleep(0.2)
+    watch.handle(0.1)
+    assert (noted.child.exitcode, noted.messages) == (-9, ["up"])
+    assert not has_ended(noted)
+
+
 def test_a_child_that_does_not_end_even_killed_is_given_up(watch, monkeypatch):
     monkeypatch.setattr(processes, "_UNKILLABLE_SECONDS", 0.3)
     monkeypatch.setattr(Child, "exitcode", None)  # as the system says of one that waits for a driver

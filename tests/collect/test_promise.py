@@ -9,12 +9,14 @@ import numpy as np
 import pytest
 from fakes import DEVICE, FakeFamily, fake_cases
 from foretune.collect import promise
-from foretune.collect.promise import by_promise
+from foretune.collect.plan import Exhaustive
+from foretune.collect.promise import Promise
 from foretune.datasets import BundleError
 
 FAMILY = FakeFamily()
 SPACE = FAMILY.space()
-PROBLEM = fake_cases()[0].problem
+CASE = fake_cases()[0]
+PROBLEM = CASE.problem
 
 
 def bundle(trained_on=(DEVICE,), predict=lambda *_: np.arange(len(SPACE), 0, -1.0)):
@@ -35,8 +37,14 @@ def roofline_us(configs):
     return FAMILY.features(PROBLEM, DEVICE, configs)[:, -1]
 
 
+def ordered(bundle=None):
+    """The space in the order in which it is scanned."""
+    (step,) = Exhaustive(FAMILY, DEVICE, prior=Promise(bundle)).next([CASE], None)
+    return list(step.configs)
+
+
 def test_what_a_bundle_predicts_comes_first():
-    assert by_promise(FAMILY, PROBLEM, DEVICE, SPACE, bundle()) == list(SPACE[::-1])
+    assert ordered(bundle()) == list(SPACE[::-1])
 
 
 def raises(*_):
@@ -49,15 +57,17 @@ def raises(*_):
     ids=["another arch", "no device", "other features"],
 )
 def test_a_bundle_that_does_not_know_the_case_leaves_it_to_the_roofline(ignorant):
-    ordered = by_promise(FAMILY, PROBLEM, DEVICE, SPACE, ignorant)
-    assert sorted(map(str, ordered)) == sorted(map(str, SPACE))
-    assert (np.diff(roofline_us(ordered)) >= 0).all()
+    configs = ordered(ignorant)
+    assert sorted(map(str, configs)) == sorted(map(str, SPACE))
+    assert (np.diff(roofline_us(configs)) >= 0).all()
 
 
 def test_the_shipped_bundle_is_asked_where_none_is_given(monkeypatch):
     monkeypatch.setattr(promise, "_shipped", bundle)
-    assert by_promise(FAMILY, PROBLEM, DEVICE, SPACE) == list(SPACE[::-1])
+    assert ordered() == list(SPACE[::-1])
+    (step,) = Exhaustive(FAMILY, DEVICE).next([CASE], None)
+    assert list(step.configs) == list(SPACE[::-1])
 
 
 def test_a_family_that_is_not_shipped_is_left_to_the_roofline():
-    assert (np.diff(roofline_us(by_promise(FAMILY, PROBLEM, DEVICE, SPACE))) >= 0).all()
+    assert (np.diff(roofline_us(ordered())) >= 0).all()

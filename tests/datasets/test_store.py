@@ -109,6 +109,7 @@ def test_what_was_appended_is_read(parts: Path) -> None:
         "problems": 3,
         "measurements": 24,
         "configs": 6,
+        "plans": ["exhaustive"],
         "statuses": {"ok": 18, "hopeless": 3, "out_of_resources": 3},
     }
 

@@ -48,9 +48,10 @@ def test_held_out_problems_are_held_out_and_an_oracle_scores_the_noise_floor():
 
 def test_json_is_the_contract(evaluation):
     report = evaluation.to_json()
-    assert {"problems", "noise_floor", "regret", "regret_sizes_unknown", "baselines"} <= set(report)
+    assert {"problems", "tried", "noise_floor", "regret", "regret_sizes_unknown", "baselines"} <= set(report)
     assert sum(part["problems"] for part in report["regret_by_origin"].values()) == report["problems"]
     assert report["problems"] == len(DATASET.cases)
+    assert report["tried"] == 1.0
     assert 1.0 <= report["noise_floor"] < 1.02
     assert list(report["baselines"]) == ["random", "static", "nearest", "roofline"]
     for regret in (report["regret"], report["regret_sizes_unknown"], *report["baselines"].values()):
@@ -95,8 +96,13 @@ def test_configs_that_were_never_tried_are_no_candidates():
     rows = DATASET.measurements
     cut = rows[(rows["problem"] != 0) | (rows["config"] < 20)]
     evaluation = cross_validate(replace(DATASET, measurements=cut), FAMILY, partial(LightGBMRanker, trees=1))
-    tried = evaluation.regret[16][0]
-    assert tried < 1.1  # 16 of 20 that ran: counting the other 172 as failures would make it the worst
+    regret = evaluation.regret[16][0]
+    assert regret < 1.1  # 16 of 20 that ran: counting the other 172 as failures would make it the worst
+
+
+def test_it_says_of_how_many_configs_the_best_is_the_best():
+    some = replace(DATASET, measurements=DATASET.measurements[DATASET.measurements["config"] % 4 == 0])
+    assert cross_validate(some, FAMILY, partial(LightGBMRanker, trees=1)).tried == pytest.approx(0.25, abs=0.05)
 
 
 def test_a_bundle_is_judged_as_it_is():

@@ -1,0 +1,86 @@
+"""What a device is still to measure, and which of it comes next."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping, Sequence
+
+from ..datasets import Case
+from ..datasets.grid import Grid
+from .measuring import Kind, kind
+from .plan import Plan, Step
+
+#: A case may be handed out ahead of so many others that come before it, to a GPU whose process has loaded and checked
+#: the binaries of its kind: that takes longer than to time them. Four GPUs that measure the 516 problems of three
+#: families do it 25 times instead of 62; more of a window would save no more. The first case in the queue waits for no
+#: case outside of its window, so a run cut short has still measured all families, to within a few problems.
+WINDOW = 32
+
+
+class Agenda:
+    """The cases of one device, the families in turn, each as its plan has it.
+
+    A plan is asked again when the last case of its batch is over, never earlier: it then knows the same whatever the
+    number of GPUs, and a run that goes on after a kill asks for the same. Meanwhile the GPUs that are free measure the
+    other families' batches. Where there is no other family, they wait for what the others are at, a case of a second or
+    two each, and for the training; that happens four or five times in a run, because each batch doubles what is known.
+
+    `measured` says what is known of the cases of a family beside these.
+    """
+
+    def __init__(
+        self,
+        cases: Sequence[Case],
+        plans: Mapping[str, Plan],
+        measured: Callable[[str, Collection[Case]], Grid | None],
+    ) -> None:
+        self._plans, self._measured = plans, measured
+        self._todo = {name: [case for case in cases if case.problem.family == name] for name in plans}
+        self._queue: list[tuple[int, Step]] = []  # by place
+        self._out: dict[Case, Step] = {}  # handed out, and not over
+        self._queued: Counter[str] = Counter()  # steps so far, by family
+        self._open: Counter[str] = Counter()  # steps that are not over, by family
+        self._ahead: set[Case] = set()
+
+    def take(self, met: Collection[Kind] = ()) -> Step | None:
+        """The next step, rather of a kind that was `met`; None where there is none, or none yet."""
+        self._refill()
+        if not self._queue:
+            return None
+        first, _ = self._queue[0]
+        near = (entry for entry in self._queue if entry[0] < first + WINDOW and kind(entry[1].case.problem) in met)
+        entry = next(near, self._queue[0])
+        self._queue.remove(entry)
+        self._out[entry[1].case] = entry[1]
+        return entry[1]
+
+    def over(self, case: Case) -> None:
+        """All that there will be of a case is known."""
+        del self._out[case]
+        self._open[case.problem.family] -= 1
+
+    def again(self, case: Case) -> None:
+        """A case is to be handed out once more, after all others that wait."""
+        last = max((place for place, _ in self._queue), default=0) + WINDOW  # in no other case's window
+        self._queue.append((last, self._out.pop(case)))
+
+    def ahead(self) -> Step | None:
+        """The first step that waits and was not looked at yet."""
+        step = next((step for _, step in self._queue if step.case not in self._ahead), None)
+        if step is not None:
+            self._ahead.add(step.case)
+        return step
+
+    def _refill(self) -> None:
+        for which, (name, plan) in enumerate(self._plans.items()):
+            todo = self._todo[name]
+            if self._open[name] or not todo:
+                continue
+            steps = plan.next(todo, self._measured(name, todo) if plan.learns else None)
+            for step in steps:
+                self._queue.append((self._queued[name] * len(self._plans) + which, step))
+                self._queued[name] += 1
+            asked = {step.case for step in steps}
+            self._todo[name] = [case for case in todo if case not in asked]
+            self._open[name] += len(steps)
+            self._queue.sort(key=lambda entry: entry[0])
