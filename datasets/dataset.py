@@ -14,7 +14,7 @@ from .device import DeviceSpec
 from .drift import flagged
 from .errors import DatasetError
 from .grid import Grid
-from .measurement import TIMED
+from .measurement import TIMED, Status
 from .schema import DRIFT
 
 if TYPE_CHECKING:
@@ -96,16 +96,18 @@ class Dataset:
         )
 
     def counts(self, grid: Grid) -> NDArray[np.int64]:
-        """How many measurements each cell of a grid of this dataset has, failed ones too, (n_problems, n_configs)."""
+        """How many measurements each cell of a grid of this dataset has, (n_problems, n_configs): failed ones too, but
+        none of a config that was refused unmeasured (`Status.INVALID`)."""
         row_of = {(case, spec.name): row for row, (case, spec) in enumerate(zip(grid.cases, grid.devices, strict=True))}
         column_of = {config: column for column, config in enumerate(grid.configs)}
         columns = np.array([column_of.get(config, -1) for config in self.configs])
         counts = np.zeros((len(grid), len(grid.configs)), np.int64)
-        by_row: Any = self.rows(grid.family).groupby(["problem", "device"], observed=True)
-        for (problem, device), rows in by_row:
+        rows = self.rows(grid.family)
+        by_row: Any = rows[rows["status"] != Status.INVALID.value].groupby(["problem", "device"], observed=True)
+        for (problem, device), of_it in by_row:
             row = row_of.get((self.cases[problem], device))
             if row is not None:
-                found = columns[rows["config"].to_numpy()]
+                found = columns[of_it["config"].to_numpy()]
                 np.add.at(counts[row], found[found >= 0], 1)
         return counts
 

@@ -141,8 +141,6 @@ class TestOnADevice:
             ("permute_y", "config", "TMA_Y"),
             ("permute_x", "config_dx", "TMA_Y"),
             ("permute_y", "config_dx", "TMA_X"),
-            ("permute_x", "config_dw", "TMA_X"),
-            ("permute_y", "config_dw", "TMA_DY"),
         ],
     )
     def test_tma_on_what_is_permuted(self, permutation, which, knob):
