@@ -83,9 +83,9 @@ class Adaptive:
     batches, each as large as all before it (the first has `first`, ranked by the `prior`), so that the ranker is
     trained a few times and not once a problem.
 
-    What decided (replays on the 364 problems of the shipped h200, 2026-11; % slower than the best config at k = 1, 2,
-    4, 8 on unseen model families, means of three training seeds, which by themselves differ by 0.1 to 0.4 points; all
-    measurements, so with the confirming passes of what was tried, in brackets):
+    What decided (replays on 364 forward problems of an earlier h200, 2026-11; % slower than the best config at k = 1,
+    2, 4, 8 on unseen model families, means of three training seeds, which by themselves differ by 0.1 to 0.4 points;
+    all measurements, so with the confirming passes of what was tried, in brackets):
 
     | learned from                         | group sizes known         | unknown                   |
     | ------------------------------------ | ------------------------- | ------------------------- |
@@ -95,8 +95,9 @@ class Adaptive:
     | ... all of them drawn                | 2.68 / 1.99 / 1.38 / 0.93 | 3.60 / 2.67 / 1.88 / 1.23 |
     | 5 % of the configs (8.3 %)           | 2.53 / 1.77 / 1.16 / 0.74 | 3.52 / 2.53 / 1.71 / 1.01 |
 
-    The prior was the roofline. `foretune replay` prints the first two rows, for one seed. Drawing some is insurance,
-    for kernels and cards that the ranker misjudges: here it was not needed, and costs at most a tenth of a point.
+    The prior was the roofline. `foretune replay` prints the first two rows for the h200 that is shipped, one seed.
+    Drawing some is insurance, for kernels and cards that the ranker misjudges: here it was not needed, and costs at
+    most a tenth of a point.
 
     Few configs on many problems beat many on few: 7.5 % of the configs of all training problems gave 2.4 / 0.6 (k = 1
     and 8), 15 % of half of them 2.3 / 0.8, and 43 % of a third 2.8 / 1.0 (one seed).
