@@ -4,7 +4,7 @@ The contraction runs over ragged rows, so the work of a group is as long as the 
 first, and a group longer than `chunk_rows` (see tiles.py) is summed in chunks: partial sums in float32, which a second
 kernel adds up in their order, so that the result is the same in every run.
 
-Both operands must be sorted by group: where a layer permutes one, `rowwise.sorted_rows` sorts it first. A gather inside
+Both operands must be sorted by group: where a layer permutes one, `sorting.sorted_rows` sorts it first. A gather inside
 the loop was 1.31 to 1.65 times as slow as the sorted product on training layers (H200, 2026-11), because each step
 contracts over other rows, whose addresses all threads must work out and whose boxes TMA cannot move.
 """

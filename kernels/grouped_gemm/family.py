@@ -280,9 +280,9 @@ class GroupedGemm(Family):
     def source_hash(self) -> str:
         from triton.runtime.jit import JITFunction
 
-        from . import dw, gemm, ragged, tiles
+        from . import dw, gemm, ragged, sorting, tiles
 
-        modules = (tiles, ragged, dw if self.operation is DW else gemm)
+        modules = (tiles, ragged, *((dw, sorting) if self.operation is DW else (gemm,)))
         kernels = {
             (module.__name__, name): structure(value.src)
             for module in modules
@@ -411,7 +411,7 @@ class GroupedGemmDW(GroupedGemm):
 
     def _sorted(self, inputs: Inputs) -> tuple[torch.Tensor, torch.Tensor]:
         """dy and x, sorted by group."""
-        from .rowwise import sorted_rows
+        from .sorting import sorted_rows
 
         dy, x, indices = inputs.left, inputs.right, inputs.indices
         if indices is None:

@@ -9,7 +9,8 @@ import torch
 from .checks import check_aligned, check_contents
 from .dw import launch_dw
 from .gemm import launch_gemm
-from .rowwise import bias_grads, sorted_rows, sum_rows, weight_grads
+from .rowwise import bias_grads, sum_rows, weight_grads
+from .sorting import sorted_rows
 from .tiles import TileMap
 
 if TYPE_CHECKING:

@@ -20,7 +20,7 @@ import triton
 from foretune.datasets import ForetuneError, KernelConfig
 from foretune.kernels import families
 from foretune.kernels import family as family_named
-from foretune.kernels.grouped_gemm import dw, gemm, ragged, tiles
+from foretune.kernels.grouped_gemm import dw, gemm, ragged, sorting, tiles
 from foretune.kernels.grouped_gemm.chunks import chunk_rows
 from foretune.kernels.grouped_gemm.routing import typical_sizes
 from foretune.kernels.grouped_gemm.space import resident_programs, smem_bytes
@@ -565,14 +565,12 @@ def kernels_of(family):
     """(module, name) of every kernel that a launch runs or calls, found by the names in their sources."""
     homes = {
         kernel: (module, name)
-        for module in (dw, gemm, ragged, tiles)
+        for module in (dw, gemm, ragged, sorting, tiles)
         for name, kernel in vars(module).items()
         if isinstance(kernel, JITFunction) and kernel.fn.__module__ == module.__name__
     }
-    found, left = (
-        set(),
-        [family._kernel()[0], tiles.tile_map_kernel, *([dw.sum_partials_kernel] if family is DW else [])],
-    )
+    besides = [dw.sum_partials_kernel, sorting.sorted_rows_kernel] if family is DW else []
+    found, left = set(), [family._kernel()[0], tiles.tile_map_kernel, *besides]
     while left:
         kernel = left.pop()
         if kernel not in found:
