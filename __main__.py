@@ -160,7 +160,17 @@ def collect(
             help="exhaustive: all configs of each problem; adaptive: the tenth that a model learns to choose."
         ),
     ] = "exhaustive",
+    max_tflop: Annotated[
+        float, typer.Option(min=0.0, help="Problems of at most so many TFLOP: fewer for a small GPU.")
+    ] = 2.5,
     suite: Annotated[bool, typer.Option(help="First the problems that kernels are compared on.")] = False,
+    like: Annotated[
+        str | None,
+        typer.Option(help="First the problems of this dataset (a folder or shipped name).", show_default="none"),
+    ] = None,
+    limit: Annotated[
+        int | None, typer.Option(min=1, help="At most so many problems of each family.", show_default="all")
+    ] = None,
     resume: Annotated[bool, typer.Option(help="Continue an earlier run, or refuse a folder that has one.")] = True,
     as_json: AsJson = False,
 ) -> None:
@@ -176,19 +186,28 @@ def collect(
         raise typer.BadParameter("only this machine's GPUs can be parted, not a scheduler's", param_hint="--sms")
 
     from .collect import campaign, cluster, shapes
-    from .collect.suite import suite as compared
-    from .datasets import load_models
+    from .collect.suite import suite as suite_of
+    from .datasets import load, load_models
     from .kernels import family as find
 
     kernels = [find(name) for name in dict.fromkeys(family)]
     layers = load_models(models)
     shipped = load_models()
-    drawn = [
-        (list(compared(kernel.name, shipped).values()) if suite else [])
-        + list(shapes.cases(kernel.name, layers, tokens=token_counts, per_layer=per_layer, random=random, seed=seed))
-        for kernel in kernels
-    ]
-    cases = [case for each in drawn for case in each]
+    known = load(like) if like else None
+    cases = []
+    for kernel in kernels:
+        drawn = shapes.cases(
+            kernel.name,
+            layers,
+            tokens=token_counts,
+            per_layer=per_layer,
+            random=random,
+            most_tflop=max_tflop,
+            seed=seed,
+        )
+        compared = suite_of(kernel.name, shipped).values() if suite else ()
+        shared = shapes.like(known, kernel.name, seed=seed) if known else ()
+        cases += shapes.first((*compared, *shared, *drawn), limit, most_tflop=max_tflop)
     collected = (
         partial(campaign.collect, gpus=gpu_count, sms=tuple(dict.fromkeys(parts)))
         if scheduler is None

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import islice
+from typing import TYPE_CHECKING
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ..datasets import Case, ForetuneError, Model, Problem
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from ..datasets.dataset import Dataset
 
 #: Routed rows (tokens x top_k) of one call, from decode to training.
 ROWS = (16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768, 65536, 131072)
@@ -20,11 +26,13 @@ ROUTINGS = {"uniform": 0.4, "balanced": 0.2, "zipf": 0.25, "hot": 0.15}
 FP16_SHARE, PERMUTED_SHARE = 0.15, 0.35
 #: What can be fused into each projection: tokens are gathered on the way into a layer, and scattered on the way out.
 PERMUTATION = {"w13": "permute_x", "w2": "permute_y"}
-#: Limits of one problem: a few milliseconds at the best config, and weights that fit beside everything else.
-MOST_FLOPS = 2.5e12
+#: Limits of one problem: on an H200 a few milliseconds at the best config, and weights that fit beside everything else.
+MOST_TFLOP = 2.5
 MOST_WEIGHT_BYTES = 12e9
 #: With more tokens than this hardly any layer is within the limits.
 MOST_TOKENS = 1 << 22
+#: So many draws of a random shape that are over the limits in a row: there is hardly one within.
+MOST_DRAWS = 10_000
 
 
 def group_sizes(routing: str, rows: int, groups: int, rng: np.random.Generator) -> tuple[int, ...]:
@@ -59,9 +67,12 @@ def cases(
     tokens: Sequence[int] | None = None,
     per_layer: int = 2,
     random: int = 40,
+    most_tflop: float = MOST_TFLOP,
     seed: int = 0,
 ) -> tuple[Case, ...]:
     """Problems of one grouped-GEMM family: `per_layer` of each distinct layer shape, and `random` random ones.
+
+    None computes more than `most_tflop` times 1e12 floating-point operations.
 
     Both projections of each model, crossed with row counts (`tokens` times the model's top_k, or ROWS),
     expert-parallel degrees and routings by stratified sampling, so that every count appears equally often; a share
@@ -88,20 +99,43 @@ def cases(
                 groups = experts // int(rng.choice(degrees))
                 deck = deck or [int(count) for count in rng.permutation(tokens or ROWS)]
                 count = deck.pop() * (int(rng.choice(layer.top_ks)) if tokens else 1)
-                if (groups, count) not in taken and _affordable(groups, count, n, k):
+                if (groups, count) not in taken and _affordable(groups, count, n, k, most_tflop):
                     taken.add((groups, count))
                     drawn.append(_case(family, groups, count, n, k, layer.sources, rng))
                     break
-    while random > 0:
-        groups, n, k = (int(size) for size in np.exp(rng.uniform(np.log((1, 128, 128)), np.log((512, 16384, 16384)))))
-        step = int(rng.choice((8, 64, 128)))
-        n, k = (max(step, size // step * step) for size in (n, k))
-        low, high = min(tokens or ROWS), max(tokens or ROWS)
-        count = int(np.exp(rng.uniform(np.log(low), np.log(high + 1))))
-        if _affordable(groups, count, n, k):
-            drawn.append(_case(family, groups, count, n, k, ("random",), rng))
-            random -= 1
+    low, high = min(tokens or ROWS), max(tokens or ROWS)
+    for _ in range(random):
+        for _ in range(MOST_DRAWS):
+            groups, n, k = (int(s) for s in np.exp(rng.uniform(np.log((1, 128, 128)), np.log((512, 16384, 16384)))))
+            step = int(rng.choice((8, 64, 128)))
+            n, k = (max(step, size // step * step) for size in (n, k))
+            count = int(np.exp(rng.uniform(np.log(low), np.log(high + 1))))
+            if _affordable(groups, count, n, k, most_tflop):
+                drawn.append(_case(family, groups, count, n, k, ("random",), rng))
+                break
+        else:
+            raise ForetuneError(
+                f"no random shape of {low} rows or more has at most {most_tflop} TFLOP: allow more, or fewer tokens"
+            )
     return tuple(drawn[i] for i in rng.permutation(len(drawn)))
+
+
+def like(dataset: Dataset, family: str, *, seed: int = 0) -> tuple[Case, ...]:
+    """The problems that a dataset has of one family, for who wants to compare cards; shuffled by `seed`.
+
+    >>> from ..datasets import load
+    >>> like(load("h200"), "grouped_gemm_dw")[0].problem.family
+    'grouped_gemm_dw'
+    """
+    found = [case for case in dataset.cases if case.problem.family == family]
+    return tuple(found[i] for i in np.random.default_rng(seed).permutation(len(found)))
+
+
+def first(cases: Iterable[Case], limit: int | None = None, *, most_tflop: float = MOST_TFLOP) -> tuple[Case, ...]:
+    """The first `limit` of these cases, all if None: each problem once, and none larger than `most_tflop`."""
+    once = {case.problem: case for case in cases}
+    small = (p for p in once if _tflop(p["rows"], p["n"], p["k"]) <= most_tflop)
+    return tuple(once[problem] for problem in islice(small, limit))
 
 
 @dataclass
@@ -123,8 +157,12 @@ def _layers(models: Sequence[Model]) -> dict[tuple[int, int, int], _Layer]:
     return layers
 
 
-def _affordable(groups: int, rows: int, n: int, k: int) -> bool:
-    return 2.0 * rows * n * k <= MOST_FLOPS and 2.0 * groups * n * k <= MOST_WEIGHT_BYTES
+def _affordable(groups: int, rows: int, n: int, k: int, most_tflop: float) -> bool:
+    return _tflop(rows, n, k) <= most_tflop and 2.0 * groups * n * k <= MOST_WEIGHT_BYTES
+
+
+def _tflop(rows: int, n: int, k: int) -> float:
+    return 2e-12 * rows * n * k
 
 
 def _case(

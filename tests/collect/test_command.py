@@ -14,7 +14,7 @@ from foretune.collect import campaign, cluster, shapes
 from foretune.collect.ledger import Progress
 from foretune.collect.measuring import DeviceLostError
 from foretune.collect.summary import Summary
-from foretune.datasets import DeviceSpec, load_models
+from foretune.datasets import DeviceSpec, load, load_models
 from typer.testing import CliRunner
 
 FAMILY = "grouped_gemm_fwd"
@@ -82,6 +82,18 @@ def test_options_reach_the_shapes_and_the_campaign(collect, tmp_path):
     assert collect.cases == list(drawn)
     assert len(drawn) == 2 * 3 + 5
     assert collect.options == {"gpus": 2, "sms": (), "plan": "adaptive", "budget_s": 5400.0, "resume": False}
+
+
+def test_the_problems_of_a_dataset_come_first_and_a_limit_counts_them(collect):
+    shared = shapes.first(shapes.like(load("h200"), FAMILY, seed=7), most_tflop=0.1)
+    options = "--like h200 --max-tflop 0.1 --seed 7"
+    assert call(f"{FAMILY} --out measured {options}").exit_code == 0
+    assert collect.cases[: len(shared)] == list(shared)
+    drawn = shapes.cases(FAMILY, load_models(), most_tflop=0.1, seed=7)
+    assert collect.cases[len(shared) :] == [case for case in drawn if case.problem not in {c.problem for c in shared}]
+    assert call(f"{FAMILY} grouped_gemm_dx --out measured {options} --limit 5").exit_code == 0
+    assert collect.cases[:5] == list(shared[:5])
+    assert [case.problem.family for case in collect.cases[5:]] == ["grouped_gemm_dx"] * 5
 
 
 def test_several_families_may_be_named(collect):

@@ -9,7 +9,7 @@ import pytest
 from foretune.collect import shapes
 from foretune.collect.shapes import (
     EXPERT_PARALLEL,
-    MOST_FLOPS,
+    MOST_TFLOP,
     MOST_WEIGHT_BYTES,
     PERMUTATION,
     ROUTINGS,
@@ -17,7 +17,7 @@ from foretune.collect.shapes import (
     cases,
     group_sizes,
 )
-from foretune.datasets import ForetuneError, Model, load_models
+from foretune.datasets import ForetuneError, Model, load, load_models
 
 FAMILY = "grouped_gemm_fwd"
 MODELS = load_models()
@@ -94,7 +94,7 @@ def test_no_case_comes_twice_or_is_over_the_limits():
     for case in DRAWN:
         p = case.problem
         assert sum(p.group_sizes) == p["rows"] > 0
-        assert 2 * p["rows"] * p["n"] * p["k"] <= MOST_FLOPS
+        assert 2 * p["rows"] * p["n"] * p["k"] <= MOST_TFLOP * 1e12
         assert 2 * p["groups"] * p["n"] * p["k"] <= MOST_WEIGHT_BYTES
         assert p["n"] % 8 == p["k"] % 8 == 0
         assert p.family == FAMILY
@@ -156,3 +156,28 @@ def test_a_value_that_cannot_be_is_named(options, named):
 
 def test_the_most_tokens_can_be_drawn():
     assert len(cases(FAMILY, MODELS[:1], tokens=(shapes.MOST_TOKENS,), random=2)) >= 2
+
+
+def test_none_is_larger_than_asked_for():
+    small = cases(FAMILY, MODELS, most_tflop=0.01)
+    assert len(small) > 100
+    assert all(2 * c.problem["rows"] * c.problem["n"] * c.problem["k"] <= 1e10 for c in small)
+    with pytest.raises(ForetuneError, match=r"at most 0\.01 TFLOP: allow more, or fewer tokens"):
+        cases(FAMILY, MODELS, per_layer=0, random=1, tokens=(1 << 22,), most_tflop=0.01)
+
+
+def test_like_another_dataset_has_its_problems_and_no_others():
+    shipped = load("h200")
+    shared = shapes.like(shipped, FAMILY)
+    assert set(shared) == {case for case in shipped.cases if case.problem.family == FAMILY}
+    assert shared == shapes.like(shipped, FAMILY)
+    assert shared != shapes.like(shipped, FAMILY, seed=1)
+
+
+def test_the_first_are_each_of_their_own_and_not_too_large():
+    sized = [case.problem["rows"] * case.problem["n"] * case.problem["k"] * 2e-12 for case in DRAWN]
+    most = float(np.median(sized))
+    small = [case for case, tflop in zip(DRAWN, sized, strict=True) if tflop <= most]
+    assert shapes.first((*DRAWN, *DRAWN)) == DRAWN
+    assert shapes.first(DRAWN, most_tflop=most) == tuple(small)
+    assert shapes.first((*small[:3], *DRAWN), 5, most_tflop=most) == tuple(small[:5])
