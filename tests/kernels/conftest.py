@@ -12,10 +12,10 @@ import pytest
 def compiles(own_cache):
     """(kernel, found on disk) of every binary that Triton makes or loads from here on, none being in memory."""
     import triton
-    from foretune.kernels.grouped_gemm import dw, gemm, rowwise, tiles
+    from foretune.kernels.grouped_gemm import dw, gemm, rowwise, sorting, tiles
     from foretune.kernels.grouped_gemm.launcher import Launcher
 
-    for module in (dw, gemm, rowwise, tiles):
+    for module in (dw, gemm, rowwise, sorting, tiles):
         for value in vars(module).values():
             if isinstance(value, Launcher):
                 value.forget()

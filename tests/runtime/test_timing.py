@@ -132,7 +132,8 @@ def test_a_time_is_positive_even_where_nothing_was_queued(timer):
 def test_is_repeatable_and_cold():
     import torch
 
-    x = torch.rand(8 << 18, device="cuda")  # 8 MB: fits the L2, so warm would be far faster
+    # 24 MB: fits the L2, so warm would be far faster, and takes long next to the steps of an event (0.4 us on an H200).
+    x = torch.rand(6 << 20, device="cuda")
     cold, again, warm = Timer(), Timer(), Timer(flush_bytes=0)
     times = [timer.time(lambda: x.mul_(1.0), samples=30).time_us for timer in (cold, again, warm)]
     print(f"cold {times[0]:.2f} us and {times[1]:.2f} us, warm {times[2]:.2f} us")  # noqa: T201
