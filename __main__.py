@@ -244,19 +244,25 @@ def evaluate(
     bundle: Annotated[
         Path | None, typer.Option(help="Judge this bundle as it is.", show_default="cross-validate")
     ] = None,
+    split: Annotated[
+        str, typer.Option(help="What cross-validation holds out: model families, or each device that was measured on.")
+    ] = "model",
     as_json: AsJson = False,
 ) -> None:
     """Print regret@k: how much slower the best of the first k choices runs than the best config there is.
 
     With a bundle, that bundle is judged as it is: name data that it was not trained on. Without one, new ones
-    are trained and judged, each on the layers of models it never saw.
+    are trained and judged, each on the layers of models it never saw; with --split device, on a device it never saw.
     """
+    if bundle is not None and split != "model":
+        raise typer.BadParameter("a bundle is judged as it is: nothing is split", param_hint="--split")
+
     from .datasets import load
     from .model import load_bundle
     from .model.evaluate import cross_validate, evaluate_bundle
 
     given = None if bundle is None else load_bundle(bundle)
-    with _status("judging the bundle" if given else "training and judging, split by model family"):
+    with _status("judging the bundle" if given else f"training and judging, split by {split}"):
         dataset = load(data or SHIPPED)
         kernels = {
             name: kernel for name, kernel in _families(dataset).items() if given is None or name in given.families
@@ -264,7 +270,7 @@ def evaluate(
         if not kernels:
             raise ForetuneError(f"the bundle has none of the families in {dataset.name}: {', '.join(dataset.families)}")
         judged = {
-            name: cross_validate(dataset, kernel) if given is None else evaluate_bundle(dataset, given, kernel)
+            name: evaluate_bundle(dataset, given, kernel) if given else cross_validate(dataset, kernel, split=split)
             for name, kernel in kernels.items()
         }
     _emit({"families": {name: one.to_json() for name, one in judged.items()}}, as_json, _show_evaluation)
@@ -282,17 +288,13 @@ def replay(
 
     Cross-validates a ranker that learns from what the plan would have measured beside one that learns from everything.
     """
-    from .collect import plan
+    from .collect.plan import Adaptive
     from .collect.replay import replay as compare
     from .datasets import load
-    from .model import RooflineRanker
-
-    def adaptive(family: Family, device: DeviceSpec) -> plan.Plan:
-        # Not the shipped bundle: it has learned from the problems that are held out.
-        return plan.Adaptive(family, device, share=share, prior=RooflineRanker())
 
     with _status("measuring by the plan, training and judging, split by model family"):
         dataset = load(data or SHIPPED)
+        adaptive = partial(Adaptive, share=share)
         replays = {name: compare(dataset, kernel, adaptive) for name, kernel in _families(dataset).items()}
     _emit({"families": {name: one.to_json() for name, one in replays.items()}}, as_json, _show_replay)
 
@@ -621,8 +623,9 @@ def _show_evaluation(result: Mapping[str, Any]) -> None:
         rows = [["foretune", *(_percent(regret[k]["geomean"]) for k in ks)]]
         rows += [["  95 % interval", *(" - ".join(map(_percent, regret[k]["ci95"])) for k in ks)]]
         rows += [[f"  {key}", *(_percent(regret[k][key]) for k in ks)] for key in ("p95", "max")]
-        for origin, part in family["regret_by_origin"].items():
-            label = f"  {origin} only ({part['problems']}, noise {_percent(part['noise_floor'])} %)"
+        devices = family["regret_by_device"] if len(family["regret_by_device"]) > 1 else {}
+        for apart, part in (family["regret_by_origin"] | devices).items():
+            label = f"  {apart} only ({part['problems']}, noise {_percent(part['noise_floor'])} %)"
             rows += [[label, *(_percent(part["regret"][k]["geomean"]) for k in ks)]]
         rows += [["  group sizes unknown", *(_percent(family["regret_sizes_unknown"][k]["geomean"]) for k in ks)]]
         for baseline, curve in family["baselines"].items():

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
-from ..datasets import Case, DeviceSpec, Status
+from ..datasets import TIMED, Case, DeviceSpec, Status
 from .casework import CaseWork
 from .measuring import Kind, Outcome, kind
 from .processes import Child, Watch
@@ -56,7 +56,7 @@ class Bench:
         self.met: set[Kind] = set()  # kinds of problems whose binaries the process has, or is about to have
         self._last: Case | None = None  # the one before, until the next one has begun
         self.trouble = ""  # what ended the last process
-        self.busy_s = self.lost_s = 0.0  # at tasks, and at those that left no time worth keeping
+        self.busy_s = self.lost_s = 0.0  # at tasks, and at those that came to nothing
         self.began: float | None = None  # when the first task was sent, as time.monotonic() says
         self.retired = False
         self._losses = 0
@@ -144,7 +144,7 @@ class Bench:
     def _count(self, answer: Answer) -> None:
         self.busy_s += answer.seconds
         self._losses = 0
-        if answer.outcome is not None and answer.outcome.status is not Status.OK:
+        if answer.outcome is not None and answer.outcome.status not in TIMED:
             self.lost_s += answer.seconds
 
     def _ended(self, exitcode: int | None) -> None:

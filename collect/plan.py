@@ -6,7 +6,7 @@ import json
 import zlib
 from collections.abc import Callable, Sequence
 from functools import cached_property, partial
-from typing import TYPE_CHECKING, ClassVar, Protocol, TypeAlias
+from typing import TYPE_CHECKING, ClassVar, Protocol
 
 import numpy as np
 
@@ -52,7 +52,11 @@ class Plan(Protocol):
         """
 
 
-MakePlan: TypeAlias = Callable[[Family, DeviceSpec], Plan]
+class MakePlan(Protocol):
+    """Makes the plan of a family on a device: see `PLANS`. The `prior` ranks while nothing is measured, `Promise` if
+    left out."""
+
+    def __call__(self, family: Family, device: DeviceSpec, /, *, prior: Ranker | None = None) -> Plan: ...
 
 
 class Exhaustive:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -10,7 +11,7 @@ import numpy as np
 
 from ..datasets import Case, DeviceSpec, Family, KernelConfig, Problem
 from ..datasets.grid import Grid
-from ..model import Evaluation, LightGBMRanker, Ranker, cross_validate, summarise
+from ..model import Evaluation, LightGBMRanker, Ranker, RooflineRanker, cross_validate, summarise
 from .plan import MakePlan
 
 if TYPE_CHECKING:
@@ -22,12 +23,21 @@ if TYPE_CHECKING:
 KS = (1, 2, 4, 8)
 
 
-def chosen(grid: Grid, family: Family, make_plan: MakePlan) -> NDArray[np.bool_]:
-    """Which cells of a grid a plan measures where the grid's times are what it gets to see, (n_problems, n_configs)."""
+def chosen(
+    grid: Grid, family: Family, make_plan: MakePlan, ranker: Callable[[], Ranker] = LightGBMRanker
+) -> NDArray[np.bool_]:
+    """Which cells of a grid a plan measures where the grid's times are what it gets to see, (n_problems, n_configs).
+
+    One device after the other, the one with the most problems first. There the prior is the roofline, and not the
+    shipped bundle, which may know the grid; on the next a `ranker` of all before it, as a campaign on a further card
+    has a bundle.
+    """
     column_of = {config: column for column, config in enumerate(grid.configs)}
     cells = np.zeros((len(grid), len(grid.configs)), np.bool_)
-    for device in dict.fromkeys(grid.devices):
-        plan = make_plan(family, device)
+    prior: Ranker = RooflineRanker()
+    devices = [device for device, _ in Counter(grid.devices).most_common()]
+    for device in devices:
+        plan = make_plan(family, device, prior=prior)
         todo = {case: row for row, case in enumerate(grid.cases) if grid.devices[row] == device}
         done: list[int] = []
         while steps := plan.next(tuple(todo), only(grid, cells, done) if done else None):
@@ -35,6 +45,8 @@ def chosen(grid: Grid, family: Family, make_plan: MakePlan) -> NDArray[np.bool_]
                 row = todo.pop(step.case)
                 cells[row, [column_of[config] for config in step.configs if config in column_of]] = True
                 done.append(row)
+        if device != devices[-1]:
+            prior = ranker().fit(only(grid, cells), family)
     return cells
 
 
@@ -60,7 +72,7 @@ class PlannedRanker(Ranker):
 
     def fit(self, grid: Grid, family: Family) -> Self:
         self.problems_ = tuple(zip(grid.cases, grid.devices, strict=True))
-        self.cells_ = chosen(grid, family, self.plan)
+        self.cells_ = chosen(grid, family, self.plan, self.ranker)
         self.ranker_ = self.ranker().fit(only(grid, self.cells_), family)
         return self
 

@@ -14,7 +14,7 @@ class Effort:
     gpus: int = 0
     gpu_s: float = 0.0  # since the first task was there
     busy_s: float = 0.0  # of which a GPU had a task at hand
-    lost_s: float = 0.0  # on configs without a time worth keeping: hopeless, failed, or fatal to their process
+    lost_s: float = 0.0  # on configs that failed or were fatal to their process
     compile_s: float = 0.0
 
     def __add__(self, later: Effort) -> Effort:
@@ -41,7 +41,7 @@ class Summary:
     configs_per_s: float
     gpu_busy_share: float  # of the time since the first config was compiled
     compile_s: float  # of all compiling processes together
-    lost_s: float  # on configs without a time worth keeping
+    lost_s: float  # to aborts: on configs that failed, or ended their process
     drifted: dict[str, float]  # problems during which the reference was slower than usual, and how much
     skipped: tuple[str, ...]  # what was not measured, and why
     complete: bool  # False where the budget or a Ctrl-C came first, or a case was skipped: the same run again goes on

@@ -111,8 +111,17 @@ class Dataset:
                 np.add.at(counts[row], found[found >= 0], 1)
         return counts
 
+    def _noise_floor(self, family: str) -> float | None:
+        """None where nothing ran."""
+        try:
+            noise = self.grid(family).noise
+        except DatasetError:
+            return None
+        return round(float(np.exp(np.log(noise).mean())), 4)
+
     def describe(self) -> dict[str, Any]:
-        """Counts and origin, as `foretune datasets --json` prints them."""
+        """Counts and origin, as `foretune datasets --json` prints them. `noise_floor` is the geometric mean of
+        `Grid.noise`."""
         families = {}
         for family in self.families:
             rows = self.rows(family)
@@ -121,6 +130,7 @@ class Dataset:
                 "measurements": len(rows),
                 "configs": int(rows["config"].nunique()),
                 "plans": sorted(self.plans(family)),
+                "noise_floor": self._noise_floor(family),
                 "statuses": {str(status): int(n) for status, n in rows["status"].value_counts().items()},
             }
         return {

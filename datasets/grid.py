@@ -50,6 +50,14 @@ class Grid:
         result: NDArray[np.float64] = times / np.nanmin(times, axis=1, keepdims=True)
         return result
 
+    @property
+    def noise(self) -> NDArray[np.float64]:
+        """What the best config of the first pass takes in the second, over the best there, (n_problems,): how far off a
+        search of everything is. No regret below its geometric mean says anything."""
+        chosen = np.nanargmin(self.first_us, axis=1)
+        reported: NDArray[np.float64] = self.second_us[np.arange(len(self)), chosen]
+        return reported / np.nanmin(self.second_us, axis=1)
+
     def tidy(self) -> Grid:
         """The same, but for the order in which it was measured, and for configs of which nothing is known: who learns
         from it learns the same, whatever came first."""

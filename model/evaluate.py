@@ -17,7 +17,7 @@ from .metrics import geomean, summarise, top_k_regret
 from .ranker import Ranker
 from .rows import Subsets, supported
 from .sources import check_sources
-from .splits import RANDOM, split_folds, split_groups
+from .splits import RANDOM, split_devices, split_folds, split_groups
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -31,6 +31,8 @@ RankerFactory: TypeAlias = Callable[[], Ranker]
 _View: TypeAlias = Callable[[Problem], Problem]
 
 KS = (1, 2, 4, 8, 16)
+#: What is held out: the layers of some models at a time, or all that was measured on a device.
+SPLITS = ("model", "device")
 #: What the learned ranker is compared with; a baseline of several rankers is the mean over all of them.
 BASELINES: Mapping[str, tuple[RankerFactory, ...]] = {
     "random": tuple(partial(RandomRanker, seed) for seed in range(10)),
@@ -70,22 +72,27 @@ class Evaluation:
             "regret": self._summaries(self.regret),
             "regret_sizes_unknown": self._summaries(self.regret_sizes_unknown),
             "regret_by_origin": self._by_origin(),
+            "regret_by_device": self._by_device(),
             "baselines": {name: self._summaries(regret) for name, regret in self.baselines.items()},
         }
 
     def _by_origin(self) -> dict[str, Any]:
         """The same, apart for the layers of real models and for random shapes, which are odder."""
         drawn = np.array([RANDOM in case.sources for case in self.cases])
+        return {name: self._part(rows) for name, rows in (("models", ~drawn), ("random", drawn)) if rows.any()}
+
+    def _by_device(self) -> dict[str, Any]:
+        """The same, apart for each device."""
+        names = np.array([device.name for device in self.devices])
+        return {name: self._part(names == name) for name in dict.fromkeys(names.tolist())}
+
+    def _part(self, rows: NDArray[np.bool_]) -> dict[str, Any]:
         return {
-            name: {
-                "problems": int(rows.sum()),
-                "noise_floor": round(geomean(self.full_search[rows]), 4),
-                "regret": {
-                    str(k): summarise(values[rows], self.groups[rows]).to_json() for k, values in self.regret.items()
-                },
-            }
-            for name, rows in (("models", ~drawn), ("random", drawn))
-            if rows.any()
+            "problems": int(rows.sum()),
+            "noise_floor": round(geomean(self.full_search[rows]), 4),
+            "regret": {
+                str(k): summarise(values[rows], self.groups[rows]).to_json() for k, values in self.regret.items()
+            },
         }
 
     def frame(self) -> pd.DataFrame:
@@ -122,22 +129,26 @@ def cross_validate(
     ranker: RankerFactory = LightGBMRanker,
     *,
     ks: Sequence[int] = KS,
+    split: str = SPLITS[0],
     folds: int = 5,
     tested: int | None = None,
     jobs: int = 2,
 ) -> Evaluation:
     """Regret of a ranker and of the baselines on model families that were held out, each problem once.
 
+    With `split="device"` each device is held out instead, one a fold: what is predicted for a card nobody measured on,
+    where the same problems may be known from others.
+
     `ranker` makes a fresh ranker for each fold; `jobs` folds run side by side, and do not change the result.
     With `tested`, only the last so many folds are judged, which hold the most families: one takes a fifth of the time.
-    Raises `ForetuneError` where all problems are of one model family.
+    Raises `ForetuneError` where all problems are of one model family, or of one device, so that nothing can be split.
 
     >>> from functools import partial
     >>> lambdarank = partial(LightGBMRanker, "lambdarank")
     >>> cross_validate(dataset, family, lambdarank).to_json()["regret"]["8"]  # doctest: +SKIP
     {'geomean': 1.0051, 'p95': 1.0198, 'max': 1.0412, 'ci95': [1.0033, 1.0072]}
     """
-    bench = _Bench(dataset, family, ks, folds, jobs, tested)
+    bench = _Bench(dataset, family, ks, folds, jobs, tested, split)
     return bench.evaluation(bench.held_out(ranker))
 
 
@@ -185,12 +196,15 @@ class _Bench:
         folds: int,
         jobs: int,
         tested: int | None = None,
+        split: str = SPLITS[0],
     ) -> None:
         if tested is not None and tested < 1:
             raise ForetuneError(f"tested must be >= 1 fold but got {tested}")
+        if split not in SPLITS:
+            raise ForetuneError(f"split must be one of {', '.join(SPLITS)} but is {split!r}")
         check_sources(dataset, family)
         self.grid, self.family = dataset.grid(family.name), family
-        self.ks, self._folds, self.jobs = tuple(ks), folds, jobs
+        self.ks, self._folds, self.jobs, self._split = tuple(ks), folds, jobs, split
         self.groups = split_groups(self.grid.cases)
         # A run cut short by its budget, or guided by a plan, says nothing about what it did not try.
         self.candidates = (dataset.counts(self.grid) > 0) & supported(self.grid, family)
@@ -202,7 +216,7 @@ class _Bench:
     @cached_property
     def fold(self) -> NDArray[np.intp]:
         """The fold of each problem, (n_problems,). Raises `ForetuneError` where there is nothing to split."""
-        return split_folds(self.groups, self._folds)
+        return split_folds(self.groups, self._folds) if self._split == "model" else split_devices(self.grid.devices)
 
     def held_out(self, factory: RankerFactory, views: Sequence[_View] = _BOTH) -> NDArray[np.float64]:
         """Scores of every problem by a ranker that was fitted without its group, (n_views, n_problems, n_configs);

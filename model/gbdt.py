@@ -67,7 +67,7 @@ class LightGBMRanker(Ranker):
         self,
         objective: str = "blend",
         *,
-        trees: int = 300,
+        trees: int = 450,
         leaves: int = 31,
         learning_rate: float = 0.08,
         min_rows: int = 20,

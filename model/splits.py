@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ..datasets import Case, ForetuneError
+from ..datasets import Case, DeviceSpec, ForetuneError
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -64,3 +64,16 @@ def split_folds(groups: NDArray[np.intp], folds: int) -> NDArray[np.intp]:
         filled[fold_of[group]] += sizes[group]
     result: NDArray[np.intp] = fold_of[groups]
     return result
+
+
+def split_devices(devices: Sequence[DeviceSpec]) -> NDArray[np.intp]:
+    """The fold of each case by where it was measured, (n_cases,). Raises `ForetuneError` where that is one device.
+
+    >>> h200 = DeviceSpec.named("h200")
+    >>> split_devices([h200, h200.with_sms(64), h200]).tolist()
+    [0, 1, 0]
+    """
+    number = {name: at for at, name in enumerate(dict.fromkeys(device.name for device in devices))}
+    if len(number) < 2:
+        raise ForetuneError(f"holding out a device needs measurements on two, but all are on {', '.join(number)}")
+    return np.array([number[device.name] for device in devices], np.intp)

@@ -183,23 +183,27 @@ def test_a_replayed_plan_sees_only_what_it_asked_for():
     )
 
 
-def test_each_device_has_a_plan_of_its_own():
+def test_each_device_has_a_plan_of_its_own_that_starts_from_what_is_known_of_those_before():
     part = DEVICE.with_sms(64)
     two = replace(
         GRID,
-        cases=GRID.cases[:8] * 2,
-        devices=(DEVICE,) * 8 + (part,) * 8,
-        first_us=GRID.first_us[[*range(8)] * 2],
-        second_us=GRID.second_us[[*range(8)] * 2],
+        cases=(*GRID.cases[:8], *GRID.cases[:9]),
+        devices=(part,) * 8 + (DEVICE,) * 9,
+        first_us=GRID.first_us[[*range(8), *range(9)]],
+        second_us=GRID.second_us[[*range(8), *range(9)]],
     )
     plans = []
 
-    def make(family, device):
-        plans.append(device)
-        return Exhaustive(family, device)
+    def make(family, device, *, prior):
+        plans.append((device, prior))
+        return Exhaustive(family, device, prior=prior)
 
-    assert chosen(two, FAMILY, make)[:, [config in supported(GRID.cases[0]) for config in GRID.configs]].all()
-    assert plans == [DEVICE, part]
+    cells = chosen(two, FAMILY, make, Backwards)
+    assert cells[:, [config in supported(GRID.cases[0]) for config in GRID.configs]].all()
+    (first, roofline), (second, learned) = plans
+    assert (first, second) == (DEVICE, part)
+    assert isinstance(roofline, RooflineRanker)
+    assert learned.grid_.devices == (DEVICE,) * 9
 
 
 def test_problems_of_which_nothing_is_left_are_left_out():

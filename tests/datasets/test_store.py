@@ -110,6 +110,7 @@ def test_what_was_appended_is_read(parts: Path) -> None:
         "measurements": 24,
         "configs": 6,
         "plans": ["exhaustive"],
+        "noise_floor": 1.0,
         "statuses": {"ok": 18, "hopeless": 3, "out_of_resources": 3},
     }
 
@@ -123,6 +124,16 @@ def test_the_grid_takes_confirmed_times_and_rescales_the_scan_elsewhere(parts: P
     # Confirmed at 11 on average and scanned at 10: the card was a tenth slower by then.
     expected = dict(zip(CONFIGS[1:5], (12.1, 13.2, 14.3, 990.0), strict=True))
     assert first == second == pytest.approx(expected)
+
+
+def test_noise_is_what_the_best_of_one_pass_loses_in_the_other(parts: Path) -> None:
+    grid = replace(
+        read(parts).grid("toy").select([0, 1]),
+        configs=tuple(CONFIGS[:3]),
+        first_us=np.array([[10.0, 11.0, np.nan], [20.0, 21.0, 19.0]]),
+        second_us=np.array([[10.5, 10.0, np.nan], [20.0, 22.0, 20.0]]),
+    )
+    assert grid.noise.tolist() == [1.05, 1.0]
 
 
 def test_the_cases_during_which_the_device_was_slower_are_told(parts: Path, sealed: Path) -> None:

@@ -6,6 +6,7 @@ from dataclasses import replace
 from functools import partial
 
 import numpy as np
+import pandas as pd
 import pytest
 from fakes import FakeFamily, fake_cases, fake_dataset
 from foretune.datasets import BundleError, ForetuneError
@@ -71,6 +72,46 @@ def test_learning_beats_not_learning(evaluation):
 
 def test_jobs_do_not_change_the_result(evaluation):
     assert cross_validate(DATASET, FAMILY, QUICK, jobs=1).to_json() == evaluation.to_json()
+
+
+@pytest.fixture(scope="module")
+def on_two_devices():
+    """The last problems were measured on a part of the device too, where all takes twice as long."""
+    part = DATASET.devices[0].with_sms(DATASET.devices[0].sm_count // 2)
+    rows = DATASET.measurements
+    there = rows[rows["problem"] >= len(DATASET.cases) - 12]
+    there = there.assign(device=part.name, time_us=2 * there["time_us"])
+    return replace(DATASET, devices=(*DATASET.devices, part), measurements=pd.concat([rows, there], ignore_index=True))
+
+
+def test_each_device_is_reported_apart(on_two_devices):
+    report = cross_validate(on_two_devices, FAMILY, QUICK).to_json()
+    assert {name: one["problems"] for name, one in report["regret_by_device"].items()} == {
+        on_two_devices.devices[0].name: len(DATASET.cases),
+        on_two_devices.devices[1].name: 12,
+    }
+    assert report["problems"] == len(DATASET.cases) + 12
+
+
+class Traveller(Oracle):
+    """Remembers on which devices it was trained, and is asked about others only."""
+
+    def fit(self, grid, family):
+        self.devices_ = {device.name for device in grid.devices}
+        return self
+
+    def predict(self, family, problem, device, configs):
+        assert device.name not in self.devices_
+        return np.arange(len(configs))
+
+
+def test_a_device_can_be_held_out(on_two_devices):
+    evaluation = cross_validate(on_two_devices, FAMILY, Traveller, split="device")
+    assert len(evaluation.cases) == len(DATASET.cases) + 12
+    with pytest.raises(ForetuneError, match="needs measurements on two, but all are on"):
+        cross_validate(DATASET, FAMILY, QUICK, split="device")
+    with pytest.raises(ForetuneError, match="split must be one of model, device but is 'row'"):
+        cross_validate(DATASET, FAMILY, QUICK, split="row")
 
 
 def test_judging_one_fold_gives_its_part_of_the_whole(evaluation):
