@@ -157,7 +157,7 @@ def collect(
     plan: Annotated[
         str,
         typer.Option(
-            help="exhaustive: all configs of each problem; adaptive: the tenth that a model learns to choose."
+            help="exhaustive: all configs of each problem; adaptive: a tenth, which a model learns to choose."
         ),
     ] = "exhaustive",
     max_tflop: Annotated[
@@ -281,7 +281,7 @@ def replay(
     data: Annotated[str | None, typer.Option(help="Dataset folder or shipped name.", show_default=SHIPPED)] = None,
     share: Annotated[
         float, typer.Option(min=0.001, max=1.0, help="Share of the configs that the plan tries on each problem.")
-    ] = 0.1,
+    ] = 0.09,
     as_json: AsJson = False,
 ) -> None:
     """Show what measuring by the adaptive plan is worth, on data that were measured exhaustively. Needs no GPU.
