@@ -702,13 +702,22 @@ def _show_bench(result: Mapping[str, Any]) -> None:
 
 
 def _show_datasets(listed: Sequence[Mapping[str, Any]]) -> None:
-    counts = ("problems", "configs", "measurements")
     rows = [
-        [one["name"], one["device"], name, *(family[count] for count in counts), ", ".join(family["plans"])]
+        [
+            one["name"],
+            name,
+            device,
+            there["problems"],
+            family["configs"],
+            there["measurements"],
+            ", ".join(family["plans"]),
+        ]
         for one in listed
         for name, family in one["families"].items()
+        for device, there in family["devices"].items()
     ]
-    _table("Datasets", ("name", "device", "family", *counts, "plan"), rows)
+    columns = ("name", "family", "device", "problems", "configs", "measurements", "plan")
+    _table("Datasets", columns, rows)
     for one in listed:
         if one["ignored"]:
             typer.echo(f"{one['name']}: ignored half-written parts: {', '.join(one['ignored'])}")

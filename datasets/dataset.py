@@ -131,6 +131,10 @@ class Dataset:
                 "configs": int(rows["config"].nunique()),
                 "plans": sorted(self.plans(family)),
                 "noise_floor": self._noise_floor(family),
+                "devices": {
+                    str(device): {"problems": int(of_it["problem"].nunique()), "measurements": len(of_it)}
+                    for device, of_it in rows.groupby("device", observed=True)
+                },
                 "statuses": {str(status): int(n) for status, n in rows["status"].value_counts().items()},
             }
         return {

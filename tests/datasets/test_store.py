@@ -111,6 +111,7 @@ def test_what_was_appended_is_read(parts: Path) -> None:
         "configs": 6,
         "plans": ["exhaustive"],
         "noise_floor": 1.0,
+        "devices": {H200.name: {"problems": 3, "measurements": 24}},
         "statuses": {"ok": 18, "hopeless": 3, "out_of_resources": 3},
     }
 
