@@ -23,7 +23,7 @@ from .datasets import ForetuneError
 
 if TYPE_CHECKING:
     from .collect.ledger import Progress
-    from .datasets import DeviceSpec, Family
+    from .datasets import Case, DeviceSpec, Family
     from .datasets.dataset import Dataset
     from .runtime import Shortlist
 
@@ -194,7 +194,7 @@ def collect(
     layers = load_models(models)
     shipped = load_models()
     known = load(like) if like else None
-    cases = []
+    cases: list[Case] = []
     for kernel in kernels:
         drawn = shapes.cases(
             kernel.name,

@@ -55,8 +55,8 @@ class Grid:
         """What the best config of the first pass takes in the second, over the best there, (n_problems,): how far off a
         search of everything is. No regret below its geometric mean says anything."""
         chosen = np.nanargmin(self.first_us, axis=1)
-        reported: NDArray[np.float64] = self.second_us[np.arange(len(self)), chosen]
-        return reported / np.nanmin(self.second_us, axis=1)
+        result: NDArray[np.float64] = self.second_us[np.arange(len(self)), chosen] / np.nanmin(self.second_us, axis=1)
+        return result
 
     def tidy(self) -> Grid:
         """The same, but for the order in which it was measured, and for configs of which nothing is known: who learns
