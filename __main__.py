@@ -101,7 +101,7 @@ def quickstart(
         say("training without some models' layers, and ranking those")
         judged = cross_validate(dataset, kernel, tested=1)
         say("training on all layers")
-        bundle = fit(dataset, _families(dataset))
+        bundle = fit(dataset, {FAMILY: kernel})
         bundle.save(out)
         spec = DeviceSpec.named(SHIPPED)
         chosen = shortlist(kernel, problem, spec, k=4, bundle=bundle)

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 _ALL = np.uint32(0xFFFFFFFF)
 _LEAF_BITS = 5  # 32 leaves a tree
-#: Rows scored at a time: 128 rows x 300 trees x 4 bytes stay in a core's L2 next to the tables.
+#: Rows scored at a time: 128 rows x 450 trees x 4 bytes stay in a core's L2 next to the tables.
 _BLOCK_ROWS = 128
 
 
