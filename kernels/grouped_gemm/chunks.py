@@ -16,10 +16,10 @@ def chunk_rows(rows: int, n: int, k: int, sm_count: int) -> int:
     >>> chunk_rows(65536, 1536, 2048, 132), chunk_rows(65536, 14336, 4096, 132)
     (8064, 65536)
     """
-    tiles = _cdiv(n, 128) * _cdiv(k, 256)
-    share = _cdiv(rows * tiles, 6 * sm_count)
-    return min(max(_cdiv(share, _MULTIPLE) * _MULTIPLE, _LEAST_ROWS), max(rows, 1))
+    tiles = cdiv(n, 128) * cdiv(k, 256)
+    share = cdiv(rows * tiles, 6 * sm_count)
+    return min(max(cdiv(share, _MULTIPLE) * _MULTIPLE, _LEAST_ROWS), max(rows, 1))
 
 
-def _cdiv(a: int, b: int) -> int:
+def cdiv(a: int, b: int) -> int:
     return -(-a // b)

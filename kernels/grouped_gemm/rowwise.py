@@ -12,6 +12,7 @@ import torch
 import triton
 import triton.language as tl
 
+from .chunks import cdiv
 from .launcher import Launcher
 from .sorting import load_permuted
 from .tiles import load_tile, load_tile_count
@@ -185,7 +186,7 @@ def sum_rows(
     y = torch.empty((rows, width), dtype=x.dtype, device=x.device)
     if rows:
         _sum_rows(
-            (_blocks(rows, _ROWS) * _blocks(width, _COLUMNS), 1, 1),
+            (cdiv(rows, _ROWS) * cdiv(width, _COLUMNS), 1, 1),
             (x, scale, indices, y),
             (rows, width // 8, topk),
             BLOCK_ROWS=_ROWS,
@@ -212,7 +213,7 @@ def weight_grads(
     """
     grads = torch.zeros(tile_map.rows, dtype=torch.float32, device=dx.device)
     _weight_grads(
-        (_blocks(tile_map.rows, _DOT_TILE) + tile_map.groups, 1, 1),
+        (cdiv(tile_map.rows, _DOT_TILE) + tile_map.groups, 1, 1),
         (dx, x, dy, bias, tile_map.entries, indices, grads),
         (tile_map.rows, tile_map.groups, dy.shape[1] // 8, x.shape[1] // 8, topk),
         PERMUTE_X=permute_x,
@@ -233,12 +234,12 @@ def bias_grads(
 ) -> torch.Tensor:
     """The gradient of the bias, (groups, N): the sum of each group's rows of dy (rows, N), each times its scale."""
     n, groups = dy.shape[1], tile_map.groups
-    m_tiles = _blocks(tile_map.rows, _BIAS_TILE) + groups
+    m_tiles = cdiv(tile_map.rows, _BIAS_TILE) + groups
     partial = torch.empty((m_tiles, n), dtype=torch.float32, device=dy.device)
     grads = torch.empty((groups, n), dtype=dtype, device=dy.device)
     sizes = (tile_map.rows, groups, n // 8)
     _bias_partials(
-        (m_tiles * _blocks(n, _COLUMNS), 1, 1),
+        (m_tiles * cdiv(n, _COLUMNS), 1, 1),
         (dy, scale, indices, tile_map.entries, partial),
         sizes,
         PERMUTE_Y=permute_y,
@@ -247,7 +248,7 @@ def bias_grads(
         BLOCK_COLUMNS=_COLUMNS,
     )
     _bias_grads(
-        (groups * _blocks(n, _COLUMNS), 1, 1),
+        (groups * cdiv(n, _COLUMNS), 1, 1),
         (partial, tile_map.entries, grads),
         sizes,
         TILE=_BIAS_TILE,
@@ -256,7 +257,3 @@ def bias_grads(
         BLOCK_COLUMNS=_COLUMNS,
     )
     return grads
-
-
-def _blocks(length: int, block: int) -> int:
-    return -(-length // block)

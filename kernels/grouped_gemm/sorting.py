@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import triton
 import triton.language as tl
 
+from .chunks import cdiv
 from .launcher import Launcher
 
 if TYPE_CHECKING:
@@ -71,7 +72,7 @@ def sorted_rows(
     y = torch.empty((rows, width), dtype=x.dtype, device=x.device)
     if rows:
         _launch(
-            (-(-rows // _ROWS) * -(-width // _COLUMNS), 1, 1),
+            (cdiv(rows, _ROWS) * cdiv(width, _COLUMNS), 1, 1),
             (x, scale, indices, y),
             (len(x), rows, width // 8, topk),
             BLOCK_ROWS=_ROWS,
