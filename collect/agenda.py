@@ -40,7 +40,7 @@ class Agenda:
         self._out: dict[Case, Step] = {}  # handed out, and not over
         self._queued: Counter[str] = Counter()  # steps so far, by family
         self._open: Counter[str] = Counter()  # steps that are not over, by family
-        self._ahead: set[Case] = set()
+        self._ahead: set[int] = set()  # places that were looked at
 
     def take(self, met: Collection[Kind] = ()) -> Step | None:
         """The next step, rather of a kind that was `met`; None where there is none, or none yet."""
@@ -65,10 +65,11 @@ class Agenda:
         self._queue.append((last, self._out.pop(case)))
 
     def ahead(self) -> Step | None:
-        """The first step that waits and was not looked at yet."""
-        step = next((step for _, step in self._queue if step.case not in self._ahead), None)
-        if step is not None:
-            self._ahead.add(step.case)
+        """The first step that waits and was not looked at yet. Goes by place, not by case: it is asked for at every
+        message, and hundreds of cases with hundreds of group sizes take milliseconds to hash."""
+        place, step = next((entry for entry in self._queue if entry[0] not in self._ahead), (None, None))
+        if place is not None:
+            self._ahead.add(place)
         return step
 
     def _refill(self) -> None:

@@ -19,6 +19,7 @@ from .compiling import Binary, Compiled, CompilePool, cores
 from .ledger import Ledger, Progress
 from .measuring import DeviceLostError, kind
 from .processes import Child, Watch
+from .provenance import prepare
 from .reference import choose
 from .stopping import Stopping
 from .summary import Effort, Summary
@@ -61,7 +62,6 @@ def collect(
     ledger = Ledger(by_name, cases, out, plan=plan, budget_s=budget_s, on_progress=on_progress)
     with Watch() as watch:
         pool = CompilePool(by_name, watch, compilers or max(1, cores() - len(indices)))
-        pool.start()
         rounds = [
             [partial(Child, serve, CudaGpu(index, part), by_name) for index in indices] for part in sms or (None,)
         ]
@@ -131,6 +131,8 @@ class Campaign:
     def _run(self, starts: Sequence[Callable[[], Child]], stopping: Stopping) -> None:
         """One round."""
         self._benches = [Bench(start, self._watch, self, self._limits) for start in starts]
+        self._pool.start()  # after them: dozens of processes that import Triton would delay what the GPUs wait for
+        prepare(self._ledger.families.values())  # while those open their GPUs
         next_check = 0.0
         while self._live() and not (self._ledger.time_is_over or stopping.asked):
             self._watch.handle(CHECK_SECONDS)

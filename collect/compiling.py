@@ -228,10 +228,11 @@ def cores() -> int:
 
 def serve(connection: Connection, families: Mapping[str, Family]) -> None:
     """A process of the pool: compiles one binary after the other."""
+    os.nice(10)  # the processes that measure, and the one that feeds them, come first
+
     import torch  # noqa: F401 - takes seconds, which are not the first binary's
     import triton  # noqa: F401
 
-    os.nice(10)  # the processes that measure, and the one that feeds them, come first
     with open(os.devnull, "w") as nowhere:  # a compiler that fails prints the whole program; the row says enough
         os.dup2(nowhere.fileno(), 1)
         os.dup2(nowhere.fileno(), 2)

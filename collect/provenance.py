@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import platform
 import subprocess
+from collections.abc import Iterable
 from functools import cache
 from itertools import zip_longest
 from typing import Any
@@ -28,6 +29,15 @@ def provenance(family: Family, device: DeviceSpec) -> dict[str, Any]:
     }
 
 
+def prepare(families: Iterable[Family]) -> None:
+    """Does what makes the first `provenance` slow (it imports Triton and the kernels, and asks nvidia-smi), before the
+    GPUs would have to wait for it: seconds, for which they idled at the beginning of every run."""
+    for family in families:
+        family.source_hash()
+    triton_version()
+    _first_gpu()
+
+
 def triton_version() -> str:
     """The Triton that compiles here."""
     import triton
@@ -39,7 +49,7 @@ def triton_version() -> str:
 _ASKED = {"driver": "driver_version", "clocks_sm_mhz": "clocks.sm", "clocks_max_sm_mhz": "clocks.max.sm"}
 
 
-@cache  # the tool takes a second or more, while the GPUs wait
+@cache  # the tool takes a second or more
 def _first_gpu() -> dict[str, str | None]:
     """Driver and clocks of the first GPU, as the run begins; None where there is no nvidia-smi."""
     command = ["nvidia-smi", f"--query-gpu={','.join(_ASKED.values())}", "--format=csv,noheader,nounits"]

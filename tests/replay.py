@@ -97,6 +97,9 @@ class ReplayPool:
         self.asked: list[KernelConfig] = []  # for a case that is being measured
         self.known = {}
 
+    def start(self):
+        pass
+
     def know(self, binary, compiled):
         self.known[binary] = compiled
 
