@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 
 from ..datasets import Case
@@ -15,6 +15,8 @@ from .plan import Plan, Step
 #: families do it 25 times instead of 62; more of a window would save no more. The first case in the queue waits for no
 #: case outside of its window, so a run cut short has still measured all families, to within a few problems.
 WINDOW = 32
+#: So many cases for each of several GPUs are handed out by how long they promise to take.
+LAST = 4
 
 
 class Agenda:
@@ -33,26 +35,38 @@ class Agenda:
         cases: Sequence[Case],
         plans: Mapping[str, Plan],
         measured: Callable[[str, Collection[Case]], Grid | None],
+        cost: Callable[[Case], float],
     ) -> None:
-        self._plans, self._measured = plans, measured
+        self._plans, self._measured, self._cost = plans, measured, cost
         self._todo = {name: [case for case in cases if case.problem.family == name] for name in plans}
         self._queue: list[tuple[int, Step]] = []  # by place
+        self._again: deque[Step] = deque()  # what is to come after all others
         self._out: dict[Case, Step] = {}  # handed out, and not over
         self._queued: Counter[str] = Counter()  # steps so far, by family
         self._open: Counter[str] = Counter()  # steps that are not over, by family
         self._ahead: set[int] = set()  # places that were looked at
 
-    def take(self, met: Collection[Kind] = ()) -> Step | None:
-        """The next step, rather of a kind that was `met`; None where there is none, or none yet."""
+    def take(self, met: Collection[Kind] = (), gpus: int = 1) -> Step | None:
+        """The next step for one of so many GPUs, rather of a kind that was `met`; None where there is none, or none
+        yet."""
         self._refill()
-        if not self._queue:
+        if self._queue:
+            entry = self._chosen(met, gpus)
+            self._queue.remove(entry)
+            step = entry[1]
+        elif self._again:
+            step = self._again.popleft()
+        else:
             return None
-        first, _ = self._queue[0]
-        near = (entry for entry in self._queue if entry[0] < first + WINDOW and kind(entry[1].case.problem) in met)
-        entry = next(near, self._queue[0])
-        self._queue.remove(entry)
-        self._out[entry[1].case] = entry[1]
-        return entry[1]
+        self._out[step.case] = step
+        return step
+
+    def _chosen(self, met: Collection[Kind], gpus: int) -> tuple[int, Step]:
+        window = [entry for entry in self._queue if entry[0] < self._queue[0][0] + WINDOW]
+        near = [entry for entry in window if kind(entry[1].case.problem) in met] or window
+        if gpus == 1 or len(self._queue) > LAST * gpus:
+            return near[0]
+        return max(near, key=lambda entry: self._cost(entry[1].case))
 
     def over(self, case: Case) -> None:
         """All that there will be of a case is known."""
@@ -61,8 +75,7 @@ class Agenda:
 
     def again(self, case: Case) -> None:
         """A case is to be handed out once more, after all others that wait."""
-        last = max((place for place, _ in self._queue), default=0) + WINDOW  # in no other case's window
-        self._queue.append((last, self._out.pop(case)))
+        self._again.append(self._out.pop(case))
 
     def ahead(self) -> Step | None:
         """The first step that waits and was not looked at yet. Goes by place, not by case: it is asked for at every

@@ -169,7 +169,7 @@ class Campaign:
         """The next case for this GPU in which there is something to do."""
         ledger, device = self._ledger, bench.device
         assert device is not None
-        while step := ledger.take(device, bench.met):
+        while step := ledger.take(device, bench.met, len(self._benches)):
             case = step.case
             work = CaseWork(
                 ledger.family(case),

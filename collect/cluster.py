@@ -175,7 +175,7 @@ class ClusterCampaign:
             if flight.device.name == device.name and (alone or not flight.is_suspect):
                 self._waiting.remove(flight)
                 return flight
-        while step := self._ledger.take(device, self._met[address]):
+        while step := self._ledger.take(device, self._met[address], len(self._fleet.devices)):
             if self._ledger.is_known(step, device):
                 self._ledger.done(step.case, device, was_idle=True)
             else:

@@ -16,6 +16,7 @@ from .compiling import Binary
 from .known import Known, earlier
 from .measuring import Kind
 from .plan import Step, named
+from .promise import expected_us
 from .recorder import Origin, Recorder
 
 
@@ -86,10 +87,10 @@ class Ledger:
         """The cases of all devices together, as far as devices are known."""
         return len(self.cases) * max(len(self._agendas) + self.to_come, 1)
 
-    def take(self, device: DeviceSpec, met: Collection[Kind] = ()) -> Step | None:
-        """The next case for this device, rather of a kind that was `met`, with the configs to try; None where there is
-        none, or no time. There may be one again when a case is over."""
-        return None if self.time_is_over else self._agenda(device).take(met)
+    def take(self, device: DeviceSpec, met: Collection[Kind] = (), gpus: int = 1) -> Step | None:
+        """The next case for this device, one of so many `gpus`, rather of a kind that was `met`, with the configs to
+        try; None where there is none, or no time. There may be one again when a case is over."""
+        return None if self.time_is_over else self._agenda(device).take(met, gpus)
 
     def ahead(self, device: DeviceSpec) -> Step | None:
         """One that will be handed out later, each once: there may be something to compile."""
@@ -98,7 +99,12 @@ class Ledger:
     def _agenda(self, device: DeviceSpec) -> Agenda:
         if device.name not in self._agendas:
             plans = {name: self._make_plan(family, device) for name, family in self.families.items()}
-            self._agendas[device.name] = Agenda(self.cases, plans, partial(self._measured, device))
+            self._agendas[device.name] = Agenda(
+                self.cases,
+                plans,
+                partial(self._measured, device),
+                lambda case: expected_us(self.family(case), case.problem, device),
+            )
         return self._agendas[device.name]
 
     def _measured(self, device: DeviceSpec, family: str, todo: Collection[Case]) -> Grid | None:

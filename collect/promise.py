@@ -43,6 +43,12 @@ class Promise(Ranker):
         return RooflineRanker().predict(family, problem, device, configs)
 
 
+def expected_us(family: Family, problem: Problem, device: DeviceSpec) -> float:
+    """About how long the family's default config takes: its roofline."""
+    (us,) = RooflineRanker().predict(family, problem, device, [family.default(problem, device)])
+    return float(us)
+
+
 @lru_cache(maxsize=1)
 def _shipped() -> Bundle:
     return load_bundle()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from ..datasets import Case, DeviceSpec, Family
-from ..model import RooflineRanker
+from .promise import expected_us
 from .worker import Reference
 
 #: About how long it takes: enough that the clocks count and not the launch, little enough to repeat it often.
@@ -22,6 +22,6 @@ def choose(families: Mapping[str, Family], cases: Sequence[Case], device: Device
         family, problem = families[case.problem.family], case.problem
         config = family.default(problem, device)
         if family.supports(config, problem, device) is None:
-            (us,) = RooflineRanker().predict(family, problem, device, [config])
-            distances.append((abs(us - REFERENCE_US), str(problem.to_json()), Reference(problem, config)))
+            distance = abs(expected_us(family, problem, device) - REFERENCE_US)
+            distances.append((distance, str(problem.to_json()), Reference(problem, config)))
     return min(distances, key=lambda one: one[:2])[2] if distances else None

@@ -167,7 +167,10 @@ def test_while_one_familys_batch_is_measured_the_others_are_handed_out():
     asked.clear()
     cases = {name: [Case(Problem.of(name, n=n), ("random",), "uniform") for n in (1, 2)] for name in ("a", "b")}
     agenda = Agenda(
-        [*cases["a"], *cases["b"]], dict.fromkeys("ab", Singly()), lambda family, todo: (len(todo), cases[family][0])
+        [*cases["a"], *cases["b"]],
+        dict.fromkeys("ab", Singly()),
+        lambda family, todo: (len(todo), cases[family][0]),
+        lambda case: 1.0,
     )
     assert [agenda.take().case for _ in "ab"] == [cases["a"][0], cases["b"][0]]
     assert agenda.take() is None

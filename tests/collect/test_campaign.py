@@ -16,7 +16,7 @@ import pytest
 import torch
 from fakes import DEVICE, FakeFamily, fake_cases
 from faulty import CompiledFamily, FaultyGpu
-from foretune.collect import campaign, known, recorder, worker
+from foretune.collect import campaign, known, provenance, recorder, worker
 from foretune.collect.bench import LOSSES, WINDOW
 from foretune.collect.campaign import collect
 from foretune.collect.casework import DEATHS, FATAL_CASES, TRIES, TURNS
@@ -527,6 +527,19 @@ class OtherFamily(FakeFamily):
 
     def source_hash(self):
         return "other-source"
+
+
+def test_where_measurements_come_from_is_found_out_before_a_gpu_has_work(out, monkeypatch):
+    events = []
+    monkeypatch.setattr(provenance, "_first_gpu", lambda: events.append("nvidia-smi") or {})
+
+    class Noted(FakeFamily):
+        def source_hash(self):
+            events.append("source hash")
+            return super().source_hash()
+
+    run(CASES[:1], out, ReplayRunner(prepare=events.append), families={FAMILY.name: Noted()})
+    assert set(events[: events.index(CASES[0].problem)]) == {"source hash", "nvidia-smi"}
 
 
 class HoggedRunner(ReplayRunner):

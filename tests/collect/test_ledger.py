@@ -8,9 +8,10 @@ from dataclasses import replace
 
 import pytest
 from fakes import DEVICE, FakeFamily, fake_cases
-from foretune.collect.agenda import WINDOW
+from foretune.collect.agenda import LAST, WINDOW
 from foretune.collect.ledger import Ledger
 from foretune.collect.measuring import kind
+from foretune.collect.promise import expected_us
 from replay import FAMILIES, ReplayRunner, outcomes_of, run
 
 CASES = fake_cases(models=20)
@@ -77,6 +78,19 @@ def test_families_take_turns_so_that_a_run_cut_short_has_measured_each(tmp_path)
         *(case for turn in zip(CASES[:3], others, strict=True) for case in turn),
         *CASES[3:5],
     ]
+
+
+def longest(cases):
+    return max(cases, key=lambda case: expected_us(FAMILIES["fake"], case.problem, DEVICE))
+
+
+def test_the_last_cases_that_gpus_share_go_out_the_longest_first(ledger):
+    shared = [ledger.take(DEVICE, gpus=2).case for _ in MIXED]
+    assert shared[: -2 * LAST] == MIXED[: -2 * LAST]
+    last = shared[-2 * LAST :]
+    assert all(case == longest(last[place:]) for place, case in enumerate(last))
+    assert last != MIXED[-2 * LAST :]
+    assert ledger.take(DEVICE, gpus=2) is None
 
 
 def test_what_waits_is_looked_at_once_each_before_it_is_handed_out(ledger):
