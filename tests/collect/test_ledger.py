@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import heapq
 import itertools
 import time
 from dataclasses import replace
@@ -91,6 +92,17 @@ def test_the_last_cases_that_gpus_share_go_out_the_longest_first(ledger):
     assert all(case == longest(last[place:]) for place, case in enumerate(last))
     assert last != MIXED[-2 * LAST :]
     assert ledger.take(DEVICE, gpus=2) is None
+
+
+@pytest.mark.parametrize("gpus", [2, 4, 8])
+def test_gpus_that_share_the_cases_end_together(tmp_path, gpus):
+    """If each case takes as long as it promises to, that is. In order, eight would need 1/7.54 of the time of one."""
+    ledger, free, whole = Ledger(FAMILIES, CASES, tmp_path / "measured"), [0.0] * gpus, 0.0
+    while step := ledger.take(DEVICE, gpus=gpus):
+        us = expected_us(FAMILIES["fake"], step.case.problem, DEVICE)
+        heapq.heapreplace(free, free[0] + us)
+        whole += us
+    assert whole / max(free) > 0.99 * gpus
 
 
 def test_what_waits_is_looked_at_once_each_before_it_is_handed_out(ledger):
