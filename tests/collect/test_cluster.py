@@ -20,6 +20,7 @@ from foretune.collect import cluster, fleet, plan
 from foretune.collect.cluster import ClusterCampaign, collect_on_cluster, connected
 from foretune.collect.ledger import Ledger
 from foretune.collect.plan import Adaptive, Exhaustive
+from foretune.collect.recorder import Recorder
 from foretune.collect.station import Site
 from foretune.datasets import ForetuneError, Measurement, Status, load
 from foretune.model import LightGBMRanker
@@ -104,25 +105,34 @@ def check_measured(out, cases, family):
     return found
 
 
-def test_two_workers_share_the_cases_and_one_that_is_killed_is_replaced_by_the_other(dask, out):
+def test_two_workers_share_the_cases_and_one_that_is_killed_is_replaced_by_the_other(dask, out, monkeypatch):
+    cases = fake_cases()[:12]
     dask.add("first", "--no-nanny")
     dask.add("second", "--no-nanny")
-    killed = threading.Event()
+    while len(workers(dask.address)) < 2:
+        time.sleep(0.05)
+    killed, heard, read = threading.Event(), set(), Recorder.read
+
+    def listen(recorder, case, family, device, gpu, *more):
+        heard.add(gpu)
+        read(recorder, case, family, device, gpu, *more)
+
+    monkeypatch.setattr(Recorder, "read", listen)
 
     def kill_one(progress):
-        if progress.done >= 2 and not killed.is_set():
+        if len(heard) == 2 and not killed.is_set():  # both have measured
             killed.set()
             dask.processes["second"].kill()
 
-    summary = run(dask.address, out, CASES, FaultyGpu(seconds=0.003), on_progress=kill_one)
+    summary = run(dask.address, out, cases, FaultyGpu(seconds=0.003), on_progress=kill_one)
     assert killed.is_set()
-    assert (summary.cases, summary.complete, summary.gpus, summary.skipped) == (len(CASES), True, 2, ())
+    assert (summary.cases, summary.complete, summary.gpus, summary.skipped) == (len(cases), True, 2, ())
     assert summary.gpu_busy_share > 0
-    check_measured(out, CASES, CompiledFamily())
+    check_measured(out, cases, CompiledFamily())
     dataset = load(out)
     assert dataset.drift["gpu"].nunique() == 2  # both have measured
-    assert set(dataset.drift["problem"]) == set(range(len(CASES)))
-    again = run(dask.address, out, CASES, FaultyGpu())
+    assert set(dataset.drift["problem"]) == set(range(len(cases)))
+    again = run(dask.address, out, cases, FaultyGpu())
     assert (again.measurements, again.complete) == (0, True)
 
 
