@@ -31,16 +31,21 @@ TESTS = Path(__file__).parents[1]
 CASES = fake_cases()[:6]
 
 
+def until(condition):
+    """Waits for what takes seconds; fails where it does not come about."""
+    deadline = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
 class Cluster:
     """A scheduler, and workers with a GPU each."""
 
     def __init__(self, folder):
         self.file, self.processes = folder / "scheduler.json", {}
         self._start("scheduler", "scheduler", "--port", "0", "--no-dashboard")
-        deadline = time.monotonic() + 60
-        while not self.file.exists():
-            assert time.monotonic() < deadline
-            time.sleep(0.05)
+        until(self.file.exists)
         self.address = json.loads(self.file.read_text())["address"]
 
     def add(self, name, *options):
@@ -109,8 +114,7 @@ def test_two_workers_share_the_cases_and_one_that_is_killed_is_replaced_by_the_o
     cases = fake_cases()[:12]
     dask.add("first", "--no-nanny")
     dask.add("second", "--no-nanny")
-    while len(workers(dask.address)) < 2:
-        time.sleep(0.05)
+    until(lambda: len(workers(dask.address)) == 2)
     killed, heard, read = threading.Event(), set(), Recorder.read
 
     def listen(recorder, case, family, device, gpu, *more):
