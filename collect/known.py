@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -9,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ..datasets import TIMED, Family, ForetuneError, KernelConfig, Problem, Status
+from ..datasets import Family, ForetuneError, KernelConfig, Problem, Status
 from ..datasets.store import MANIFEST, read
 from .provenance import triton_version
 
@@ -79,11 +80,11 @@ def earlier(out: Path | str, families: Mapping[str, Family]) -> Earlier:
     dataset = read(out)
     _check_sources(dataset, families)
     known: dict[tuple[str, Problem], Known] = {}
-    columns = dataset.measurements[["device", "problem", "config", "timing_pass", "status", "time_us"]]
-    timed = {status.value for status in TIMED}
-    for device, problem, config, timing_pass, status, time_us in columns.itertuples(index=False):
+    by_case = dataset.measurements.groupby(["device", "problem"], observed=True, sort=False)
+    for (device, problem), rows in by_case[["config", "timing_pass", "time_us"]]:
         entry = known.setdefault((device, dataset.cases[problem].problem), Known())
-        entry.add(dataset.configs[config], timing_pass, time_us if status in timed else None)
+        for config, timing_pass, time_us in zip(*(rows[name].tolist() for name in rows), strict=True):
+            entry.add(dataset.configs[config], timing_pass, None if math.isnan(time_us) else time_us)
     return Earlier(known, _uncompilable(dataset))
 
 

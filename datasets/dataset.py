@@ -143,6 +143,10 @@ class Dataset:
             "schema_version": self.schema_version,
             "families": families,
             "provenance": self.provenance,
-            "drifted": {str(case.problem): round(worst, 3) for case, worst in self.drifted().items()},
+            # The worst last: problems that differ in their group sizes alone have one name.
+            "drifted": {
+                str(case.problem): round(worst, 3)
+                for case, worst in sorted(self.drifted().items(), key=lambda item: item[1])
+            },
             "ignored": list(self.ignored),
         }

@@ -166,7 +166,7 @@ def _assemble(
         devices = tuple(DeviceSpec.from_json(spec) for spec in manifest["devices"])
     except (ForetuneError, TypeError) as error:
         raise DatasetError(f"{directory / MANIFEST}: {error}") from None
-    if strangers := set(rows["device"]) - {spec.name for spec in devices}:
+    if strangers := set(rows["device"].unique()) - {spec.name for spec in devices}:
         raise DatasetError(f"{directory / MANIFEST}: has no device named {', '.join(sorted(strangers))}")
     try:
         return Dataset(
@@ -283,7 +283,7 @@ def _read_table(path: Path, schema: pa.Schema) -> pa.Table:
 
 def _checked(rows: pd.DataFrame, path: Path) -> pd.DataFrame:
     """The rows, if every status is known and a time is there exactly where the status says so."""
-    unknown = set(rows["status"]) - {status.value for status in Status}
+    unknown = set(rows["status"].unique()) - {status.value for status in Status}
     if unknown:
         raise DatasetError(f"{path}: unknown measurement status {', '.join(sorted(unknown))}")
     timed = rows["status"].isin([status.value for status in TIMED])

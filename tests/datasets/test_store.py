@@ -147,6 +147,16 @@ def test_the_cases_during_which_the_device_was_slower_are_told(parts: Path, seal
         assert dataset.drift["at_s"].is_monotonic_increasing
 
 
+def test_of_problems_with_one_name_the_slowest_is_told(tmp_path: Path) -> None:
+    even, uneven = (replace(PROBLEMS[0], group_sizes=sizes) for sizes in ((4, 4), (8, 0)))
+    folder = write(tmp_path / "mine", problems=[uneven, even])
+    off = [Reading(uneven, "0", 9.0, 300.0), Reading(even, "0", 10.0, 200.0)]
+    Writer(folder, "mine", [H200], {}, run_id="r1").append_drift(off)
+    dataset = read(folder)
+    assert len(dataset.drifted()) == 2
+    assert dataset.describe()["drifted"] == {str(even): round(max(dataset.drifted().values()), 3)}
+
+
 def test_another_card_of_a_run_and_another_run_have_a_usual_time_of_their_own(tmp_path: Path) -> None:
     folder = write(tmp_path / "mine")
     slower = [Reading(problem, "1", 5.0, 150.0) for problem in PROBLEMS]
