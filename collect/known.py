@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -80,7 +80,7 @@ def earlier(out: Path | str, families: Mapping[str, Family]) -> Earlier:
     dataset = read(out)
     _check_sources(dataset, families)
     known: dict[tuple[str, Problem], Known] = {}
-    by_case = dataset.measurements.groupby(["device", "problem"], observed=True, sort=False)
+    by_case: Any = dataset.measurements.groupby(["device", "problem"], observed=True, sort=False)
     for (device, problem), rows in by_case[["config", "timing_pass", "time_us"]]:
         entry = known.setdefault((device, dataset.cases[problem].problem), Known())
         for config, timing_pass, time_us in zip(*(rows[name].tolist() for name in rows), strict=True):
