@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from ..datasets import Case, DeviceSpec, Family, ForetuneError, Measurement
-from ..datasets.drift import Reading, flagged
+from ..datasets.drift import Reading, flagged_names
 from ..datasets.store import Writer
 from .provenance import provenance
 
@@ -82,8 +82,7 @@ class Recorder:
         import pandas as pd
 
         rows = [(writer.run_id, one.gpu, str(one.problem), one.time_us) for writer, one in self._readings]
-        worst = flagged(pd.DataFrame(rows, columns=["run_id", "gpu", "problem", "time_us"]))
-        return {str(problem): round(float(slowdown), 3) for problem, slowdown in worst.items()}
+        return flagged_names(pd.DataFrame(rows, columns=["run_id", "gpu", "problem", "time_us"]))
 
     def _flush(self, key: tuple[Case, str]) -> None:
         # Taken out first: rows that a failed write left behind are measured again, never written twice.

@@ -11,7 +11,7 @@ import pandas as pd
 from .case import Case
 from .config import KernelConfig
 from .device import DeviceSpec
-from .drift import flagged
+from .drift import flagged, flagged_names
 from .errors import DatasetError
 from .grid import Grid
 from .measurement import TIMED, Status
@@ -143,10 +143,8 @@ class Dataset:
             "schema_version": self.schema_version,
             "families": families,
             "provenance": self.provenance,
-            # The worst last: problems that differ in their group sizes alone have one name.
-            "drifted": {
-                str(case.problem): round(worst, 3)
-                for case, worst in sorted(self.drifted().items(), key=lambda item: item[1])
-            },
+            "drifted": flagged_names(
+                self.drift.assign(problem=[str(self.cases[i].problem) for i in self.drift["problem"]])
+            ),
             "ignored": list(self.ignored),
         }

@@ -53,3 +53,15 @@ def flagged(drift: pd.DataFrame) -> pd.Series[float]:
     """
     worst: pd.Series[float] = slowdowns(drift).groupby(drift["problem"]).max()
     return worst[worst > FLAGGED]
+
+
+def flagged_names(drift: pd.DataFrame) -> dict[str, float]:
+    """`flagged` for people, where `drift` has the problems by name: those that differ in their group sizes alone share
+    one, and the worst counts.
+
+    >>> import pandas as pd
+    >>> readings = pd.DataFrame({"run_id": "r1", "gpu": "0", "problem": [*"aab"], "time_us": [100.0, 100.0, 150.0]})
+    >>> flagged_names(readings)
+    {'b': 1.5}
+    """
+    return {str(name): round(float(worst), 3) for name, worst in flagged(drift).items()}
