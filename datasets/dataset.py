@@ -111,6 +111,17 @@ class Dataset:
                 np.add.at(counts[row], found[found >= 0], 1)
         return counts
 
+    def wrong_results(self, family: str) -> dict[tuple[str, tuple[str, ...]], frozenset[KernelConfig]]:
+        """The configs of a family that computed a wrong result, on whatever device, by dtype and flags: what they were
+        compared for."""
+        rows = self.rows(family)
+        wrong: dict[tuple[str, tuple[str, ...]], set[KernelConfig]] = {}
+        pairs = rows.loc[rows["status"] == Status.WRONG_RESULT.value, ["problem", "config"]].drop_duplicates()
+        for number, config in pairs.itertuples(index=False):
+            problem = self.cases[number].problem
+            wrong.setdefault((problem.dtype, problem.flags), set()).add(self.configs[config])
+        return {kind: frozenset(configs) for kind, configs in wrong.items()}
+
     def _noise_floor(self, family: str) -> float | None:
         """None where nothing ran."""
         try:

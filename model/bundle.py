@@ -15,19 +15,19 @@ import os
 import shutil
 import tempfile
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from ..datasets import BundleError, DeviceSpec, ForetuneError
+from ..datasets import BundleError, DeviceSpec, ForetuneError, KernelConfig, Problem
 from . import npz
 from .gbdt import LightGBMRanker
 from .trees import Forest
 
 #: Raised by one whenever a manifest key or an array changes meaning, type or name.
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2  # 2: wrong_results
 MANIFEST, ARRAYS = "manifest.json", "arrays.npz"
 #: No bundle is this large; reading stops here.
 _MAX_BYTES = 256 << 20
@@ -40,6 +40,8 @@ class TrainedFamily:
     ranker: LightGBMRanker  # fitted
     devices: tuple[DeviceSpec, ...]  # that its measurements were taken on
     origin: Mapping[str, Any]  # dataset name and content hash, kernel source hash, problems; JSON values
+    #: See `Dataset.wrong_results`.
+    wrong_results: Mapping[tuple[str, tuple[str, ...]], frozenset[KernelConfig]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -70,6 +72,11 @@ class Bundle:
     def trained_on(self, family: str) -> tuple[DeviceSpec, ...]:
         """The devices that a family's measurements were taken on. Raises `BundleError` as `ranker` does."""
         return self._trained(family).devices
+
+    def wrong_results(self, family: str, problem: Problem) -> frozenset[KernelConfig]:
+        """The configs of a family that computed a wrong result when they were measured with this problem's dtype and
+        flags: no shortlist has them. Raises `BundleError` as `ranker` does."""
+        return self._trained(family).wrong_results.get((problem.dtype, problem.flags), frozenset())
 
     def save(self, path: Path | str) -> None:
         """Writes the directory. A new one appears whole or not at all; in an old one both files are replaced.
@@ -149,6 +156,10 @@ def _describe(trained: TrainedFamily) -> dict[str, Any]:
         "trees": len(trained.ranker.forest_),
         "devices": [device.to_json() for device in trained.devices],
         "origin": dict(trained.origin),
+        "wrong_results": [
+            {"dtype": dtype, "flags": list(flags), "configs": [config.to_json() for config in sorted(configs, key=str)]}
+            for (dtype, flags), configs in sorted(trained.wrong_results.items())
+        ],
     }
 
 
@@ -160,7 +171,11 @@ def _restore(name: str, entry: Mapping[str, Any], arrays: Mapping[str, Any]) -> 
     if len(ranker.feature_names_) != ranker.forest_.n_features:
         raise BundleError(f"{len(ranker.feature_names_)} feature names for {ranker.forest_.n_features} features")
     devices = tuple(DeviceSpec.from_json(device) for device in entry["devices"])
-    return TrainedFamily(ranker, devices, dict(entry["origin"]))
+    wrong_results = {
+        (str(wrong["dtype"]), tuple(map(str, wrong["flags"]))): frozenset(map(KernelConfig.from_json, wrong["configs"]))
+        for wrong in entry["wrong_results"]
+    }
+    return TrainedFamily(ranker, devices, dict(entry["origin"]), wrong_results)
 
 
 def _read_manifest(path: Path) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 
 from ..datasets import Case, DeviceSpec, Family, ForetuneError, Problem
+from ..datasets.grid import Grid
 from .baselines import NearestRanker, RandomRanker, RooflineRanker, StaticRanker
 from .gbdt import LightGBMRanker
 from .metrics import geomean, summarise, top_k_regret
@@ -185,6 +186,15 @@ def prediction_ms(ranker: Ranker, family: Family, device: DeviceSpec, *, repeats
     return float(np.median(spent[1:]))
 
 
+def _wrong(dataset: Dataset, grid: Grid) -> NDArray[np.bool_]:
+    """What no shortlist has because its result was wrong, (n_problems, n_configs)."""
+    wrong, mask = dataset.wrong_results(grid.family), np.zeros((len(grid), len(grid.configs)), bool)
+    for row, case in zip(mask, grid.cases, strict=True):
+        if configs := wrong.get((case.problem.dtype, case.problem.flags)):
+            row[:] = [config in configs for config in grid.configs]
+    return mask
+
+
 class _Bench:
     """One family's measurements, split, and what was a candidate on each problem."""
 
@@ -207,7 +217,7 @@ class _Bench:
         self.ks, self._folds, self.jobs, self._split = tuple(ks), folds, jobs, split
         self.groups = split_groups(self.grid.cases)
         # A run cut short by its budget, or guided by a plan, says nothing about what it did not try.
-        self.candidates = (dataset.counts(self.grid) > 0) & supported(self.grid, family)
+        self.candidates = (dataset.counts(self.grid) > 0) & supported(self.grid, family) & ~_wrong(dataset, self.grid)
         self._subsets = Subsets(self.grid.configs)
         self.judged = np.arange(len(self.grid))
         if tested is not None:

@@ -47,6 +47,7 @@ def train(
                 "problems": len(grid),
                 "configs": len(grid.configs),
             },
+            wrong_results=dataset.wrong_results(name),
         )
     return Bundle(trained, lightgbm.__version__)
 

@@ -6,7 +6,7 @@ supported config goes through, in its order, with one warning that says why.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING
@@ -49,7 +49,8 @@ def shortlist(
     configs: Sequence[KernelConfig] | None = None,
     bundle: Bundle | None = None,
 ) -> Shortlist:
-    """The `k` configs with the lowest predicted times, of those that the family supports.
+    """The `k` configs with the lowest predicted times, of those that the family supports, and that computed a right
+    result with the problem's dtype and flags when the bundle's data were measured.
 
     `configs` are the ones to choose from (the family's whole space if left out) and `bundle` what predicts (the
     shipped one if left out). Group sizes are ignored and rows are rounded (see `bucket`), so that the answer
@@ -67,7 +68,8 @@ def shortlist(
     ...           supports=lambda config, problem, device: None)
     >>> ranker = Toy(predict=lambda family, problem, device, configs: np.array([3.0, 1.5]))
     >>> h200 = DeviceSpec.named("h200")
-    >>> bundle = Toy(digest="d1", ranker=lambda name: ranker, trained_on=lambda name: (h200,))
+    >>> bundle = Toy(digest="d1", ranker=lambda name: ranker, trained_on=lambda name: (h200,),
+    ...              wrong_results=lambda name, problem: ())
     >>> best = shortlist(toy, Problem.of("toy", rows=8), h200, k=2, bundle=bundle)
     >>> best.positions, best.predicted_slowdown, str(best.configs[0])
     ((1, 0), (1.0, 2.0), 'BLOCK=128 num_warps=4 num_stages=3')
@@ -112,14 +114,16 @@ class Chooser:
     def _ranked(self, problem: Problem, k: int) -> Shortlist:
         """Whether a config is supported is asked of the problem itself, and only until `k` of them are."""
         order, slowdowns = self._ranking(bucket(problem))
+        wrong = self._wrong(problem)
         positions: list[int] = []
         for position in order.tolist():
-            if self.family.supports(self.configs[position], problem, self.device) is None:
+            config = self.configs[position]
+            if config not in wrong and self.family.supports(config, problem, self.device) is None:
                 positions.append(position)
                 if len(positions) == k:
                     break
         if not positions:
-            why = self.family.supports(self.configs[int(order[0])], problem, self.device)
+            why = self.family.supports(self.configs[int(order[0])], problem, self.device) or "its result was wrong"
             raise ForetuneError(f"none of the configs can run this problem: {why}")
         chosen = slowdowns[positions] / slowdowns[positions[0]]
         return Shortlist(
@@ -149,8 +153,16 @@ class Chooser:
             _remember(self._rankings, problem, ranking)
         return ranking
 
+    def _wrong(self, problem: Problem) -> Collection[KernelConfig]:
+        """What computed a wrong result when the bundle's data were measured; nothing where there is no such bundle."""
+        try:
+            return _bundle(self.bundle).wrong_results(self.family.name, problem)
+        except Exception:  # noqa: BLE001 - as above; whoever wanted a prediction has told why there is none
+            return ()
+
     def _unranked(self, problem: Problem, reason: str) -> Shortlist:
-        positions = supported(self.family, problem, self.device, self.configs)
+        positions, wrong = supported(self.family, problem, self.device, self.configs), self._wrong(problem)
+        positions = tuple(position for position in positions if self.configs[position] not in wrong) or positions
         return Shortlist(
             configs=tuple(self.configs[position] for position in positions),
             predicted_slowdown=(1.0,) * len(positions),

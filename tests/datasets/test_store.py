@@ -192,6 +192,20 @@ def test_every_measurement_of_a_cell_is_counted_failed_ones_too(parts: Path) -> 
     assert some.tolist() == dataset.counts(grid)[2:].tolist()
 
 
+def test_wrong_results_are_told_by_what_they_were_compared_for(tmp_path: Path) -> None:
+    other = replace(PROBLEMS[1], dtype="fp16", flags=("permute_x",))
+    folder = write(tmp_path / "mine", problems=[*PROBLEMS, other])
+    writer = Writer(folder, "mine", [H200], {}, run_id="r2")
+    for problem, config in ((PROBLEMS[0], CONFIGS[2]), (PROBLEMS[2], CONFIGS[2]), (other, CONFIGS[3])):
+        wrong = Measurement(problem, H200.name, config, Status.WRONG_RESULT, error="relative error 0.3")
+        writer.append(Case(problem, ("Mixtral-8x7B/w2",), "balanced"), [wrong])
+    assert read(folder).wrong_results("toy") == {
+        ("bf16", ()): {CONFIGS[2]},
+        ("fp16", ("permute_x",)): {CONFIGS[3]},
+    }
+    assert read(write(tmp_path / "right")).wrong_results("toy") == {}
+
+
 def test_sealing_keeps_every_row(parts: Path, sealed: Path) -> None:
     before, after = read(parts), read(sealed)
     assert after.name == "shipped"

@@ -9,6 +9,7 @@ import pickle
 import subprocess
 import sys
 import zipfile
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -16,6 +17,7 @@ import pytest
 from fakes import DEVICE, FakeFamily, fake_cases, fake_dataset
 from foretune.datasets import BundleError, ForetuneError
 from foretune.model import LightGBMRanker, load_bundle, npz, train
+from foretune.runtime import shortlist
 
 FAMILY, DATASET = FakeFamily(), fake_dataset(fake_cases(models=3))
 CASE, CONFIGS = DATASET.cases[0], DATASET.configs
@@ -60,6 +62,24 @@ def test_saved_and_loaded_it_is_the_same(bundle, saved):
     assert loaded.trained_on("fake") == (DEVICE,)
     assert loaded.ranker("fake").get_params() == bundle.ranker("fake").get_params()
     assert loaded.manifest == bundle.manifest
+
+
+def test_what_computed_a_wrong_result_is_on_no_shortlist(tmp_path):
+    problem = CASE.problem
+    likely = shortlist(FAMILY, problem, DEVICE, k=3, bundle=train(DATASET, {"fake": FAMILY}, QUICK)).configs
+    numbers = [i for i, case in enumerate(DATASET.cases) if case.problem.dtype == problem.dtype]
+    numbers = [i for i in numbers if DATASET.cases[i].problem.flags == problem.flags]
+    rows = DATASET.measurements
+    wrong = rows["problem"].isin(numbers) & rows["config"].isin([CONFIGS.index(config) for config in likely[:2]])
+    rows = rows.assign(status=rows["status"].mask(wrong, "wrong_result"), time_us=rows["time_us"].mask(wrong))
+    train(replace(DATASET, measurements=rows), {"fake": FAMILY}, QUICK).save(tmp_path / "bundle")
+    bundle = load_bundle(tmp_path / "bundle")
+    assert bundle.wrong_results("fake", problem) == set(likely[:2])
+    least = shortlist(FAMILY, problem, DEVICE, k=len(CONFIGS), bundle=bundle)
+    assert least.predicted
+    assert not set(likely[:2]) & set(least.configs)
+    other = replace(problem, dtype="fp32")  # was not seen to be wrong
+    assert set(likely[:2]) <= set(shortlist(FAMILY, other, DEVICE, k=len(CONFIGS), bundle=bundle).configs)
 
 
 def test_same_training_same_bytes(saved, tmp_path):
@@ -130,8 +150,8 @@ def test_training_an_unknown_family_lists_the_known_ones():
 def test_missing_and_newer_files_are_named(saved, tmp_path):
     with pytest.raises(BundleError, match=r"nowhere/manifest.json: cannot be read"):
         load_bundle(tmp_path / "nowhere")
-    forge(saved, change_manifest=lambda manifest: manifest.update(schema_version=2))
-    with pytest.raises(BundleError, match="schema_version is 2 but this Foretune reads 1; a newer Foretune wrote it"):
+    forge(saved, change_manifest=lambda manifest: manifest.update(schema_version=3))
+    with pytest.raises(BundleError, match="schema_version is 3 but this Foretune reads 2; a newer Foretune wrote it"):
         load_bundle(saved)
 
 
@@ -274,6 +294,10 @@ def test_hostile_archives_with_a_fitting_checksum(saved, content):
         lambda m: m["families"]["fake"].update(devices=[{"name": "h200"}]),
         lambda m: m["families"]["fake"].update(devices=["h200"]),
         lambda m: m["families"]["fake"].update(origin=3),
+        lambda m: m["families"]["fake"].pop("wrong_results"),
+        lambda m: m["families"]["fake"].update(wrong_results={"bf16": []}),
+        lambda m: m["families"]["fake"].update(wrong_results=[{"dtype": "bf16", "flags": []}]),
+        lambda m: m["families"]["fake"].update(wrong_results=[{"dtype": "bf16", "flags": [], "configs": [{"M": []}]}]),
     ],
 )
 def test_hostile_manifests_with_a_fitting_checksum(saved, change):

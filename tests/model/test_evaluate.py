@@ -141,6 +141,15 @@ def test_configs_that_were_never_tried_are_no_candidates():
     assert regret < 1.1  # 16 of 20 that ran: counting the other 172 as failures would make it the worst
 
 
+def test_configs_whose_result_was_wrong_are_no_candidates():
+    grid, rows = DATASET.grid("fake"), DATASET.measurements
+    first = DATASET.configs.index(grid.configs[int(np.nanargmin(grid.first_us[0]))])  # the oracle's choice there
+    wrong = (rows["config"] == first) & (rows["problem"] == 0)
+    rows = rows.assign(status=rows["status"].mask(wrong, "wrong_result"), time_us=rows["time_us"].mask(wrong))
+    evaluation = cross_validate(replace(DATASET, measurements=rows), FAMILY, Oracle)
+    assert (evaluation.regret[1] == evaluation.full_search).all()
+
+
 def test_it_says_of_how_many_configs_the_best_is_the_best():
     some = replace(DATASET, measurements=DATASET.measurements[DATASET.measurements["config"] % 4 == 0])
     assert cross_validate(some, FAMILY, partial(LightGBMRanker, trees=1)).tried == pytest.approx(0.25, abs=0.05)

@@ -38,6 +38,21 @@ def test_supports_is_asked_only_until_k_are_found(toy):
     assert len(family.asked) == 4  # two refused, two taken
 
 
+def test_what_computed_a_wrong_result_is_never_on_it(toy):
+    bundle = toy.ToyBundle(wrong=frozenset({toy.CONFIGS[5], toy.CONFIGS[0]}))
+    assert shortlist(toy.ToyFamily(), PROBLEM, toy.H200, bundle=bundle).positions == (4, 3, 2, 1)
+    with pytest.warns(ForetuneWarning, match="device is sm_80"):
+        unranked = shortlist(toy.ToyFamily(), PROBLEM, replace(toy.H200, arch="sm_80"), bundle=bundle)
+    assert unranked.positions == (1, 2, 3, 4)
+
+
+def test_where_all_results_were_wrong_nothing_is_predicted_and_that_is_said(toy):
+    bundle = toy.ToyBundle(wrong=frozenset(toy.CONFIGS))
+    with pytest.warns(ForetuneWarning, match="its result was wrong"):
+        answer = shortlist(toy.ToyFamily(), PROBLEM, toy.H200, bundle=bundle)
+    assert (answer.positions, answer.predicted) == (tuple(range(6)), False)
+
+
 def test_one_batched_prediction_serves_the_whole_bucket(toy):
     family, bundle = toy.ToyFamily(), toy.ToyBundle()
     answers = {

@@ -50,8 +50,8 @@ class ToyBundle:
 
     digest = "0123456789abcdef"
 
-    def __init__(self, slowdowns=None, digest=None) -> None:
-        self.slowdowns, self.predicted = slowdowns, []
+    def __init__(self, slowdowns=None, digest=None, wrong=()) -> None:
+        self.slowdowns, self.wrong, self.predicted = slowdowns, wrong, []
         self.digest = digest or f"toy-{id(self)}"
 
     def trained_on(self, family_name):
@@ -59,6 +59,9 @@ class ToyBundle:
 
     def ranker(self, family_name):
         return self
+
+    def wrong_results(self, family_name, problem):
+        return self.wrong
 
     def predict(self, family, problem, device, configs):
         self.predicted.append(problem)
