@@ -70,6 +70,13 @@ def test_the_space_covers_the_knobs(family):
 
 
 @every_family
+def test_accumulators_that_registers_cannot_hold_are_refused_before_any_compiling(family):
+    """A thread has 255 registers: 256 x 256 at 8 warps, or 256 x 128 at 4, would need 256 for the sums alone."""
+    large = family.space(block_m=[256], block_n=[128, 256], num_warps=[4, 8])
+    assert {(config["BLOCK_N"], config["num_warps"]) for config in large} == {(128, 8)}
+
+
+@every_family
 @every_device
 def test_the_space_of_a_device_is_what_it_supports_of_the_whole(family, device):
     some = problem(family)
