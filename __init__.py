@@ -6,50 +6,93 @@ measures a handful of candidates instead of hundreds::
     @triton.autotune(configs=foretune.configs("grouped_gemm_fwd"), key=[...],
                      prune_configs_by={"early_config_prune": foretune.prune("grouped_gemm_fwd", k=8)})
 
-This face turns names into objects and leaves the work to the floors below it. Importing it is cheap: torch,
-triton, NumPy and the store are imported by the call that needs them.
+Every function here takes a kernel family as an object, as its name, or as "package.module:attribute". This face turns
+names into objects and leaves the work to the floors below it. Importing it is cheap: torch, triton, NumPy and the store
+are imported by the call that needs them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     import triton
 
-    from . import datasets
-    from .datasets import DeviceSpec, KernelConfig, Problem
+    from . import datasets, runtime
+    from .collect.summary import Summary
+    from .datasets import (
+        Case,
+        DeviceSpec,
+        Family,
+        ForetuneError,
+        ForetuneWarning,
+        KernelConfig,
+        Measurable,
+        Measurement,
+        Problem,
+    )
+    from .kernels import families, register
     from .kernels.grouped_gemm import grouped_gemm
     from .model import Bundle, load_bundle
-    from .runtime import Pruner, Shortlist
+    from .runtime import Pruner, Shortlist, TritonFamily
+
+    #: A family, its name, or "package.module:attribute".
+    FamilyLike: TypeAlias = Family | type[Family] | str
 
 __all__ = [
+    "Case",
     "DeviceSpec",
+    "Family",
+    "ForetuneError",
+    "ForetuneWarning",
     "KernelConfig",
+    "Measurable",
+    "Measurement",
     "Problem",
+    "TritonFamily",
     "__version__",
+    "collect_dataset",
     "configs",
     "datasets",
+    "families",
     "grouped_gemm",
     "load_bundle",
     "prune",
+    "register",
+    "runtime",
     "shortlist",
 ]
 
 __version__ = "0.1.0"  # pyproject.toml reads it from here
 
 _HOMES = {
-    "DeviceSpec": ".datasets",
-    "KernelConfig": ".datasets",
-    "Problem": ".datasets",
+    **dict.fromkeys(
+        (
+            "Case",
+            "DeviceSpec",
+            "Family",
+            "ForetuneError",
+            "ForetuneWarning",
+            "KernelConfig",
+            "Measurable",
+            "Measurement",
+            "Problem",
+        ),
+        ".datasets",
+    ),
+    "TritonFamily": ".runtime",
+    "families": ".kernels",
     "grouped_gemm": ".kernels.grouped_gemm",
     "load_bundle": ".model",
+    "register": ".kernels",
 }
 
 
-def configs(name: str) -> list[triton.Config]:
+def configs(family: FamilyLike) -> list[triton.Config]:
     """The whole space of a kernel family, to declare to `triton.autotune`. Fresh objects; no device is queried.
 
     Raises `ForetuneError` listing the families where there is none of that name.
@@ -57,11 +100,11 @@ def configs(name: str) -> list[triton.Config]:
     >>> len(configs("grouped_gemm_fwd")) > 700
     True
     """
-    return [config.to_triton() for config in _family(name).space()]
+    return [config.to_triton() for config in _family(family).space()]
 
 
 def prune(
-    name: str,
+    family: FamilyLike,
     k: int = 8,
     *,
     problem: Callable[[Mapping[str, Any]], Problem] | None = None,
@@ -77,13 +120,13 @@ def prune(
     >>> prune("grouped_gemm_fwd", k=4)
     <Pruner of grouped_gemm_fwd, k=4>
     """
-    from .runtime import prune as callback
+    from .runtime import Pruner
 
-    return callback(_family(name), k, problem=problem, device=_spec(device), bundle=bundle)
+    return Pruner(_family(family), k, problem=problem, device=_spec(device), bundle=bundle)
 
 
 def shortlist(
-    name: str,
+    family: FamilyLike,
     problem: Problem,
     device: DeviceSpec | str,
     k: int = 8,
@@ -100,15 +143,56 @@ def shortlist(
     >>> len(shortlist("grouped_gemm_fwd", problem, "h200", k=4).configs)
     4
     """
-    from .runtime import shortlist as predict
+    from .runtime import make_shortlist
 
-    return predict(_family(name), problem, _spec(device), k=k, configs=configs, bundle=bundle)
+    return make_shortlist(_family(family), problem, _spec(device), k=k, configs=configs, bundle=bundle)
 
 
-def _family(name: str) -> Any:
-    from .kernels import family
+def collect_dataset(
+    family: FamilyLike | Sequence[FamilyLike],
+    *,
+    out: Path | str,
+    cases: Sequence[Case] | None = None,
+    plan: str = "exhaustive",
+    budget_s: float | None = None,
+    gpus: int | None = None,
+    resume: bool = True,
+    progress: bool = True,
+) -> Summary:
+    """Measures the config spaces of one family or several on this machine's GPUs, into the dataset in `out`: what
+    `foretune collect` does, for notebooks and scripts, with the same progress on stderr.
 
-    return family(name)
+    `cases` are the problems to measure (left out, those that each family draws). Killed or interrupted, it goes on
+    when called again. Raises `ForetuneError` for a family that only predicts, and as `foretune collect` does.
+
+    >>> collect_dataset("grouped_gemm_fwd", out="measured", budget_s=1200)  # doctest: +SKIP
+    Summary(plan='exhaustive', cases=74, ...)
+    """
+    from .collect.campaign import collect_on_gpus
+    from .collect.progress import showing_progress
+
+    several = [family] if isinstance(family, (str, type)) or not isinstance(family, Sequence) else family
+    measurable = [_measurable(one) for one in several]
+    drawn = [case for one in measurable for case in one.cases()] if cases is None else list(cases)
+    with showing_progress(progress) as on_progress:
+        return collect_on_gpus(
+            measurable, drawn, out, gpus=gpus, plan=plan, budget_s=budget_s, resume=resume, on_progress=on_progress
+        )
+
+
+def _family(family: FamilyLike) -> Family:
+    from .kernels import find_family
+
+    return find_family(family)
+
+
+def _measurable(family: FamilyLike) -> Measurable:
+    from .datasets import ForetuneError, Measurable
+
+    found = _family(family)
+    if not isinstance(found, Measurable):
+        raise ForetuneError(f"{found.name} can be predicted but not collected: it is a Family and no Measurable")
+    return found
 
 
 def _spec(device: Any) -> Any:
@@ -118,8 +202,8 @@ def _spec(device: Any) -> Any:
 
 
 def __getattr__(name: str) -> Any:
-    if name == "datasets":
-        return import_module(".datasets", __name__)
+    if name in ("datasets", "runtime"):
+        return import_module(f".{name}", __name__)
     if name in _HOMES:
         # Kept, so that the next access is an ordinary one: `grouped_gemm` is called in hot loops.
         return globals().setdefault(name, getattr(import_module(_HOMES[name], __name__), name))

@@ -23,7 +23,7 @@ import typer
 from .datasets import ForetuneError
 
 if TYPE_CHECKING:
-    from .collect.ledger import Progress
+    from .collect.run_state import Progress
     from .datasets import Case, DeviceSpec, Family
     from .datasets.dataset import Dataset
     from .runtime import Shortlist
@@ -188,9 +188,9 @@ def collect(
         raise typer.BadParameter("only this machine's GPUs can be parted, not a scheduler's", param_hint="--sms")
 
     from .collect import campaign, cluster, shapes
-    from .collect.suite import suite as suite_of
     from .datasets import load, load_models
     from .kernels import family as find
+    from .kernels.grouped_gemm.suite import suite as suite_of
 
     kernels = [find(name) for name in dict.fromkeys(family)]
     layers = load_models(models)
@@ -361,7 +361,7 @@ def device(
     """
     from .datasets import DeviceSpec
     from .runtime import partition
-    from .runtime.rates import measured
+    from .runtime.timing.device_rates import measured
 
     if spec is None:
         live = DeviceSpec.live()
@@ -389,12 +389,12 @@ def bench_kernels(
     Over a suite of real layers from decode to training, each at its best known config and at the predicted one.
     """
     from .collect import versus
-    from .collect.suite import suite
     from .datasets import load, load_models
     from .kernels import families
     from .kernels import family as find
+    from .kernels.grouped_gemm.suite import suite
     from .model import load_bundle
-    from .runtime.rates import measured
+    from .runtime.timing.device_rates import measured
 
     device = _live()
     if device is None:

@@ -1,7 +1,7 @@
 """A collection run: every case, every config that the plan asks for, into a store that survives being killed.
 
 One process per GPU measures, a pool of processes compiles for all of them, and the parent hands out the cases (a GPU
-that is free takes the next one), writes the rows and replaces what dies. See `casework` for what a case takes.
+that is free takes the next one), writes the rows and replaces what dies. See `case_tasks` for what a case takes.
 """
 
 from __future__ import annotations
@@ -11,19 +11,19 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
-from ..datasets import Case, DeviceSpec, Family, ForetuneError
+from ..datasets import Case, DeviceSpec, ForetuneError, Measurable
 from ..datasets.store import MANIFEST
-from .bench import Bench, Limits
-from .casework import CaseWork, Fatal
+from .case_tasks import CaseTasks, Fatal
 from .compiling import Binary, Compiled, CompilePool, cores
-from .ledger import Ledger, Progress
-from .measuring import DeviceLostError, kind
+from .drift_probe import choose_probe
+from .interrupt import Interrupt
 from .processes import Child, Watch
 from .provenance import prepare
-from .reference import choose
-from .stopping import Stopping
+from .run_state import Progress, RunState
+from .runner import DeviceLostError
 from .summary import Effort, Summary
-from .worker import CudaGpu, Reference, serve
+from .supervisor import Limits, Supervisor
+from .worker import CudaGpu, Probe, serve
 
 #: Ranks behind those of any config that a GPU waits for.
 AHEAD = 1e6
@@ -31,8 +31,8 @@ AHEAD = 1e6
 CHECK_SECONDS = 0.25
 
 
-def collect(
-    families: Sequence[Family],
+def collect_on_gpus(
+    families: Sequence[Measurable],
     cases: Sequence[Case],
     out: Path | str,
     *,
@@ -59,13 +59,13 @@ def collect(
     indices = range(visible_gpus(gpus))
     for index in indices if sms else ():
         check_sms(sms, DeviceSpec.live(index))
-    ledger = Ledger(by_name, cases, out, plan=plan, budget_s=budget_s, on_progress=on_progress)
+    state = RunState(by_name, cases, out, plan=plan, budget_s=budget_s, on_progress=on_progress)
     with Watch() as watch:
         pool = CompilePool(by_name, watch, compilers or max(1, cores() - len(indices)))
         rounds = [
             [partial(Child, serve, CudaGpu(index, part), by_name) for index in indices] for part in sms or (None,)
         ]
-        return Campaign(ledger, rounds, pool, watch).measure()
+        return Campaign(state, rounds, pool, watch).measure()
 
 
 def visible_gpus(wanted: int | None = None) -> int:
@@ -99,165 +99,167 @@ class Campaign:
 
     def __init__(
         self,
-        ledger: Ledger,
+        state: RunState,
         rounds: Sequence[Sequence[Callable[[], Child]]],
         pool: CompilePool,
         watch: Watch,
         limits: Limits = Limits(),  # noqa: B008 - frozen
     ) -> None:
-        self._ledger, self._rounds, self._pool, self._watch, self._limits = ledger, rounds, pool, watch, limits
-        self._benches: list[Bench] = []  # of this round
+        self._state, self._rounds, self._pool, self._watch, self._limits = state, rounds, pool, watch, limits
+        self._supervisors: list[Supervisor] = []  # of this round
         self._spent = Effort()  # in the rounds before
-        self._references: dict[str, Reference | None] = {}  # by device name
-        self._next: dict[Bench, CaseWork] = {}  # made ready while they are busy
+        self._probes: dict[str, Probe | None] = {}  # by device name
+        self._next: dict[Supervisor, CaseTasks] = {}  # made ready while they are busy
         self._fatal: dict[tuple[object, ...], Fatal] = {}  # by device name and kind of problem
         pool.on_finished = self._compiled
 
     def measure(self) -> Summary:
         """Raises `DeviceLostError` where no GPU is left, and `ForetuneError` where the disk takes no more."""
-        with Stopping() as stopping:
+        with Interrupt() as interrupt:
             try:
-                for place, starts in enumerate(self._rounds if self._ledger.cases else (), 1):
-                    self._ledger.to_come = len(self._rounds) - place
-                    self._run(starts, stopping)
-                    if stopping.asked or self._ledger.time_is_over:
+                for place, starts in enumerate(self._rounds if self._state.cases else (), 1):
+                    self._state.to_come = len(self._rounds) - place
+                    self._run(starts, interrupt)
+                    if interrupt.asked or self._state.time_is_over:
                         break
             finally:
-                self._ledger.recorder.flush()
-        if self._ledger.cases:
-            self._ledger.report(self._ledger.cases[-1])
-        return Summary.of(self._ledger, self._spent, interrupted=stopping.asked)
+                self._state.row_writer.flush()
+        if self._state.cases:
+            self._state.report(self._state.cases[-1])
+        return Summary.of(self._state, self._spent, interrupted=interrupt.asked)
 
-    def _run(self, starts: Sequence[Callable[[], Child]], stopping: Stopping) -> None:
+    def _run(self, starts: Sequence[Callable[[], Child]], interrupt: Interrupt) -> None:
         """One round."""
-        self._benches = [Bench(start, self._watch, self, self._limits) for start in starts]
+        self._supervisors = [Supervisor(start, self._watch, self, self._limits) for start in starts]
         self._pool.start()  # after them: dozens of processes that import Triton would delay what the GPUs wait for
-        prepare(self._ledger.families.values())  # while those open their GPUs
+        prepare(self._state.families.values())  # while those open their GPUs
         next_check = 0.0
-        while self._live() and not (self._ledger.time_is_over or stopping.asked):
+        while self._live() and not (self._state.time_is_over or interrupt.asked):
             self._watch.handle(CHECK_SECONDS)
             if (now := time.monotonic()) > next_check:
                 next_check = now + CHECK_SECONDS
                 self._pool.check()
-                for bench in self._benches:
-                    bench.check()
+                for supervisor in self._supervisors:
+                    supervisor.check()
             # What takes milliseconds is done here, when each GPU has had its next tasks.
-            self._ledger.recorder.flush_due()
+            self._state.row_writer.flush_due()
             self._plan()
         self._spent += self._effort()
-        if all(bench.retired for bench in self._benches):
+        if all(supervisor.retired for supervisor in self._supervisors):
             raise DeviceLostError(
-                f"no GPU is left to measure on: {self._benches[0].trouble}. What was measured is kept in "
-                f"{self._ledger.out}: run the same command again to go on"
+                f"no GPU is left to measure on: {self._supervisors[0].trouble}. What was measured is kept in "
+                f"{self._state.out}: run the same command again to go on"
             )
-        for bench in self._benches:
-            bench.close()
+        for supervisor in self._supervisors:
+            supervisor.close()
 
     def _live(self) -> bool:
-        """Whether a bench has work, or may yet ask for some."""
-        return any(not (bench.idle or bench.retired) for bench in self._benches)
+        """Whether a supervisor has work, or may yet ask for some."""
+        return any(not (supervisor.idle or supervisor.retired) for supervisor in self._supervisors)
 
     def _plan(self) -> None:
-        for bench in self._benches:
-            if bench.work and bench not in self._next and (work := self._work(bench)):
-                self._next[bench] = work
+        for supervisor in self._supervisors:
+            if supervisor.work and supervisor not in self._next and (work := self._work(supervisor)):
+                self._next[supervisor] = work
         if self._pool.is_hungry:
-            for device in {bench.device.name: bench.device for bench in self._benches if bench.device}.values():
+            for device in {
+                supervisor.device.name: supervisor.device for supervisor in self._supervisors if supervisor.device
+            }.values():
                 self._compile_ahead(device)
 
-    def _work(self, bench: Bench) -> CaseWork | None:
+    def _work(self, supervisor: Supervisor) -> CaseTasks | None:
         """The next case for this GPU in which there is something to do."""
-        ledger, device = self._ledger, bench.device
+        state, device = self._state, supervisor.device
         assert device is not None
-        while step := ledger.take(device, bench.met, len(self._benches)):
+        while step := state.take(device, supervisor.met, len(self._supervisors)):
             case = step.case
-            work = CaseWork(
-                ledger.family(case),
+            work = CaseTasks(
+                state.family(case),
                 case,
                 device,
                 step.configs,
-                ledger.known(case, device),
+                state.outcomes(case, device),
                 self._pool,
-                partial(ledger.add, case, device),
-                self._references[device.name],
-                self._fatal.setdefault((device.name, *kind(case.problem)), {}),
+                partial(state.add, case, device),
+                self._probes[device.name],
+                self._fatal.setdefault((device.name, *case.problem.kind), {}),
             )
             if not work.over:
                 return work
-            ledger.done(case, device, was_idle=True)
+            state.done(case, device, was_idle=True)
         return None
 
-    def _left(self, device: DeviceSpec) -> CaseWork | None:
+    def _left(self, device: DeviceSpec) -> CaseTasks | None:
         """What was made ready for another GPU of this kind: when there is nothing else left."""
-        owner = next((bench for bench, work in self._next.items() if work.device.name == device.name), None)
+        owner = next((supervisor for supervisor, work in self._next.items() if work.device.name == device.name), None)
         return None if owner is None else self._next.pop(owner)
 
-    # What a bench tells its owner.
+    # What a supervisor tells its owner.
 
-    def idle(self, bench: Bench) -> None:
-        device = bench.device
+    def idle(self, supervisor: Supervisor) -> None:
+        device = supervisor.device
         assert device is not None
-        is_new = device.name not in self._references
+        is_new = device.name not in self._probes
         if is_new:
-            self._references[device.name] = choose(self._ledger.families, self._ledger.cases, device)
-            for binary, error in self._ledger.uncompilable(device):
+            self._probes[device.name] = choose_probe(self._state.families, self._state.cases, device)
+            for binary, error in self._state.uncompilable(device):
                 self._pool.know(binary, Compiled(0.0, error))
-        work = self._next.pop(bench, None) or self._work(bench) or self._left(device)
+        work = self._next.pop(supervisor, None) or self._work(supervisor) or self._left(device)
         if work is not None:
-            self._ledger.report(work.case)
-            bench.give(work)
+            self._state.report(work.case)
+            supervisor.give(work)
 
-    def done(self, bench: Bench, work: CaseWork) -> None:
+    def done(self, supervisor: Supervisor, work: CaseTasks) -> None:
         if work.refused is None:
-            self._ledger.done(work.case, work.device)
+            self._state.done(work.case, work.device)
             self._ask_again()  # it may have been the last of a batch
         else:
             self._give_up(work, work.refused)
 
-    def read(self, bench: Bench, case: Case, reference_us: float) -> None:
-        assert bench.device is not None
-        gpu = str(self._benches.index(bench))
-        self._ledger.recorder.read(case, self._ledger.family(case), bench.device, gpu, reference_us)
+    def read(self, supervisor: Supervisor, case: Case, probe_us: float) -> None:
+        assert supervisor.device is not None
+        gpu = str(self._supervisors.index(supervisor))
+        self._state.row_writer.read(case, self._state.family(case), supervisor.device, gpu, probe_us)
 
-    def retired(self, bench: Bench, work: CaseWork | None) -> None:
-        self._ledger.skipped.append(f"GPU {self._benches.index(bench)}: {bench.trouble}")
+    def retired(self, supervisor: Supervisor, work: CaseTasks | None) -> None:
+        self._state.skipped.append(f"GPU {self._supervisors.index(supervisor)}: {supervisor.trouble}")
         if work is not None:
-            self._give_up(work, bench.trouble)
+            self._give_up(work, supervisor.trouble)
         self._ask_again()
 
-    def _give_up(self, work: CaseWork, reason: str) -> None:
-        self._ledger.given_up(work.case, work.device, reason, deadly=work.deaths > 0)
+    def _give_up(self, work: CaseTasks, reason: str) -> None:
+        self._state.given_up(work.case, work.device, reason, deadly=work.deaths > 0)
         self._ask_again()
 
     def _ask_again(self) -> None:
         """There may be something to do again."""
-        for bench in self._benches:
-            if bench.idle:
-                self.idle(bench)
+        for supervisor in self._supervisors:
+            if supervisor.idle:
+                self.idle(supervisor)
 
     def _compiled(self, binary: Binary, compiled: Compiled) -> None:
-        for work in [*self._next.values(), *(bench.work for bench in self._benches)]:
+        for work in [*self._next.values(), *(supervisor.work for supervisor in self._supervisors)]:
             if work is not None:
                 work.compiled(binary, compiled)
-        for bench in self._benches:
-            bench.proceed()
+        for supervisor in self._supervisors:
+            supervisor.proceed()
 
     def _compile_ahead(self, device: DeviceSpec) -> None:
         """Requests what one of the cases to come will need, behind all that a GPU waits for: it would else find no
         binary."""
-        if step := self._ledger.ahead(device):
-            family, problem = self._ledger.family(step.case), step.case.problem
+        if step := self._state.ahead(device):
+            family, problem = self._state.family(step.case), step.case.problem
             for rank, config in enumerate(step.configs):
                 if family.supports(config, problem, device) is None:
                     self._pool.request(Binary.of(family, config, problem, device), AHEAD + rank)
 
     def _effort(self) -> Effort:
         """Of this round."""
-        began = [bench.began for bench in self._benches if bench.began is not None]
+        began = [supervisor.began for supervisor in self._supervisors if supervisor.began is not None]
         return Effort(
-            gpus=len(self._benches),
-            gpu_s=len(self._benches) * (time.monotonic() - min(began)) if began else 0.0,
-            busy_s=sum(bench.busy_s for bench in self._benches),
-            lost_s=sum(bench.lost_s for bench in self._benches),
+            gpus=len(self._supervisors),
+            gpu_s=len(self._supervisors) * (time.monotonic() - min(began)) if began else 0.0,
+            busy_s=sum(supervisor.busy_s for supervisor in self._supervisors),
+            lost_s=sum(supervisor.lost_s for supervisor in self._supervisors),
             compile_s=self._pool.compile_s - self._spent.compile_s,
         )

@@ -10,14 +10,14 @@ import heapq
 import itertools
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 
-from ..datasets import DeviceSpec, Family, ForetuneError, KernelConfig, Problem
+from ..datasets import DeviceSpec, ForetuneError, KernelConfig, Measurable, Problem
 from ..datasets.errors import abridged
-from ..runtime.stub import gpu_target, stub_driver
+from ..runtime.launching.stub_driver import gpu_target, use_stub_driver
 from .processes import Child, Watch
 
 #: A config is given up when it has killed this many processes: once may be the system's doing (no memory left).
@@ -30,22 +30,21 @@ START_SECONDS = 300.0
 
 @dataclass(frozen=True)
 class Binary:
-    """What is compiled once: a config for all problems of one dtype and flags, on all devices of one arch."""
+    """What is compiled once: all calls that share a binary, on all devices of one arch."""
 
     family: str
-    config: KernelConfig
-    dtype: str
-    flags: tuple[str, ...]
+    key: Hashable  # see `Measurable.binary_key`
     arch: str
-    problem: Problem = field(compare=False, repr=False)  # any of that dtype and flags
+    config: KernelConfig = field(compare=False)  # any that has this binary
+    problem: Problem = field(compare=False, repr=False)  # likewise
     device: DeviceSpec = field(compare=False, repr=False)  # any of that arch
 
     @classmethod
-    def of(cls, family: Family, config: KernelConfig, problem: Problem, device: DeviceSpec) -> Binary:
+    def of(cls, family: Measurable, config: KernelConfig, problem: Problem, device: DeviceSpec) -> Binary:
         """The binary that `config` runs on this problem and device."""
-        like = problem.without_sizes()  # a message need not carry hundreds of group sizes
-        shared = family.binary_of(config)
-        return cls(family.name, shared, problem.dtype, problem.flags, f"{device.backend}:{device.arch}", like, device)
+        like = problem.without_sizes()  # a message need not carry hundreds of sizes
+        arch = f"{device.backend}:{device.arch}"
+        return cls(family.name, family.binary_key(config, like), arch, config, like, device)
 
 
 @dataclass(frozen=True)
@@ -64,7 +63,7 @@ class CompilePool:
 
     def __init__(
         self,
-        families: Mapping[str, Family],
+        families: Mapping[str, Measurable],
         watch: Watch,
         size: int | None = None,
         *,
@@ -141,7 +140,7 @@ class _Compiler:
     """One process of the pool, or its successors."""
 
     def __init__(
-        self, families: Mapping[str, Family], watch: Watch, on_finished: Callable[[Binary, Compiled], None]
+        self, families: Mapping[str, Measurable], watch: Watch, on_finished: Callable[[Binary, Compiled], None]
     ) -> None:
         self._families, self._watch, self._on_finished = families, watch, on_finished
         self.binary: Binary | None = None  # at hand
@@ -198,7 +197,7 @@ class _Compiler:
 
 
 def compile_all(
-    family: Family, configs: Sequence[KernelConfig], problem: Problem, device: DeviceSpec, size: int | None = None
+    family: Measurable, configs: Sequence[KernelConfig], problem: Problem, device: DeviceSpec, size: int | None = None
 ) -> Iterator[tuple[KernelConfig, Compiled]]:
     """Every config with its outcome as it is compiled, by a pool of its own. Configs that share a binary come
     together."""
@@ -226,7 +225,7 @@ def cores() -> int:
     return os.cpu_count() or 1
 
 
-def serve(connection: Connection, families: Mapping[str, Family]) -> None:
+def serve(connection: Connection, families: Mapping[str, Measurable]) -> None:
     """A process of the pool: compiles one binary after the other."""
     os.nice(10)  # the processes that measure, and the one that feeds them, come first
 
@@ -244,11 +243,11 @@ def serve(connection: Connection, families: Mapping[str, Family]) -> None:
             if binary.arch != arch:
                 arch = binary.arch
                 driver.pop_all().close()
-                driver.enter_context(stub_driver(binary.device))
+                driver.enter_context(use_stub_driver(binary.device))
             connection.send(_compile(families[binary.family], binary))
 
 
-def _compile(family: Family, binary: Binary) -> Compiled:
+def _compile(family: Measurable, binary: Binary) -> Compiled:
     start = time.perf_counter()
     error = None
     try:

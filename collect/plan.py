@@ -14,7 +14,7 @@ from ..datasets import Case, DeviceSpec, Family, ForetuneError, KernelConfig, Pr
 from ..datasets.grid import Grid
 from ..model import LightGBMRanker, Ranker
 from ..model.ranker import check_between
-from .promise import Promise
+from .prior import Prior
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -57,7 +57,7 @@ class Plan(Protocol):
 
 
 class MakePlan(Protocol):
-    """Makes the plan of a family on a device: see `PLANS`. The `prior` ranks while nothing is measured, `Promise` if
+    """Makes the plan of a family on a device: see `PLANS`. The `prior` ranks while nothing is measured, `Prior` if
     left out."""
 
     def __call__(self, family: Family, device: DeviceSpec, /, *, prior: Ranker | None = None) -> Plan: ...
@@ -69,7 +69,7 @@ class Exhaustive:
     learns: ClassVar = False
 
     def __init__(self, family: Family, device: DeviceSpec, *, prior: Ranker | None = None) -> None:
-        self._family, self._device, self._prior = family, device, prior or Promise()
+        self._family, self._device, self._prior = family, device, prior or Prior()
 
     def next(self, todo: Sequence[Case], measured: Grid | None) -> list[Step]:
         """Every case, at once; see `Plan.next`."""
@@ -99,7 +99,7 @@ class Adaptive:
     | ------------------------------------------------- | ------------------------- |
     | everything                                        | 3.45 / 2.44 / 1.47 / 0.91 |
     | 9 % of the configs, half of them drawn (14.0 %)   | 3.82 / 2.63 / 1.61 / 0.99 |
-    | 10 %, half drawn by the square of promise (15.0 %)| 4.02 / 2.81 / 1.68 / 1.08 |
+    | 10 %, half drawn by the square of prior (15.0 %)| 4.02 / 2.81 / 1.68 / 1.08 |
     | 10 %, half drawn by its eighth power (15.5 %)     | 3.91 / 2.57 / 1.63 / 0.99 |
     | 9 %, a fifth drawn from all alike (15.0 %)        | 3.96 / 2.61 / 1.60 / 1.02 |
 
@@ -147,7 +147,7 @@ class Adaptive:
         check_between("seed", seed, 0, 2**31 - 1)
         self._family, self._device = family, device
         self._share, self._explored, self._first, self._seed = share, explored, first, seed
-        self._ranker, self._prior = ranker, prior or Promise()
+        self._ranker, self._prior = ranker, prior or Prior()
 
     def next(self, todo: Sequence[Case], measured: Grid | None) -> list[Step]:
         """A batch of the cases that are least like the measured ones; see `Plan.next`."""

@@ -10,10 +10,10 @@ from functools import cache
 from itertools import zip_longest
 from typing import Any
 
-from ..datasets import DeviceSpec, Family
+from ..datasets import DeviceSpec, Measurable
 
 
-def provenance(family: Family, device: DeviceSpec) -> dict[str, Any]:
+def run_provenance(family: Measurable, device: DeviceSpec) -> dict[str, Any]:
     """Versions, driver, clocks, kernel source hash and date of a run that starts now."""
     import torch
 
@@ -29,8 +29,8 @@ def provenance(family: Family, device: DeviceSpec) -> dict[str, Any]:
     }
 
 
-def prepare(families: Iterable[Family]) -> None:
-    """Does what makes the first `provenance` slow (it imports Triton and the kernels, and asks nvidia-smi), before the
+def prepare(families: Iterable[Measurable]) -> None:
+    """Does what makes the first `run_provenance` slow (it imports Triton and the kernels, and asks nvidia-smi), before the
     GPUs would have to wait for it: seconds, for which they idled at the beginning of every run."""
     for family in families:
         family.source_hash()

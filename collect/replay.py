@@ -11,7 +11,7 @@ import numpy as np
 
 from ..datasets import Case, DeviceSpec, Family, KernelConfig, Problem
 from ..datasets.grid import Grid
-from ..model import Evaluation, LightGBMRanker, Ranker, RooflineRanker, cross_validate, summarise
+from ..model import EstimateRanker, Evaluation, LightGBMRanker, Ranker, cross_validate, summarise
 from .plan import MakePlan
 
 if TYPE_CHECKING:
@@ -28,13 +28,13 @@ def chosen(
 ) -> NDArray[np.bool_]:
     """Which cells of a grid a plan measures where the grid's times are what it gets to see, (n_problems, n_configs).
 
-    One device after the other, the one with the most problems first. There the prior is the roofline, and not the
+    One device after the other, the one with the most problems first. There the prior is the family's estimate, and not the
     shipped bundle, which may know the grid; on the next a `ranker` of all before it, as a campaign on a further card
     has a bundle.
     """
     column_of = {config: column for column, config in enumerate(grid.configs)}
     cells = np.zeros((len(grid), len(grid.configs)), np.bool_)
-    prior: Ranker = RooflineRanker()
+    prior: Ranker = EstimateRanker()
     devices = [device for device, _ in Counter(grid.devices).most_common()]
     for device in devices:
         plan = make_plan(family, device, prior=prior)
@@ -115,7 +115,7 @@ class Replay:
         }
 
 
-def replay(
+def replay_plan(
     dataset: Dataset,
     family: Family,
     make_plan: MakePlan,
@@ -127,7 +127,7 @@ def replay(
 
     For each fold the plan runs anew, on the training problems alone. The held-out problems are judged exhaustively.
 
-    >>> replay(load("h200"), family, Adaptive).to_json()["planned"]["configs"]  # doctest: +SKIP
+    >>> replay_plan(load("h200"), family, Adaptive).to_json()["planned"]["configs"]  # doctest: +SKIP
     0.1002
     """
     made: list[PlannedRanker] = []

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from .ledger import Ledger
+from .run_state import RunState
 
 
 @dataclass(frozen=True)
@@ -42,27 +42,27 @@ class Summary:
     gpu_busy_share: float  # of the time since the first config was compiled
     compile_s: float  # of all compiling processes together
     lost_s: float  # to aborts: on configs that failed, or ended their process
-    drifted: dict[str, float]  # problems during which the reference was slower than usual, and how much
+    drifted: dict[str, float]  # problems during which the drift probe was slower than usual, and how much
     skipped: tuple[str, ...]  # what was not measured, and why
     complete: bool  # False where the budget or a Ctrl-C came first, or a case was skipped: the same run again goes on
     interrupted: bool
 
     @classmethod
-    def of(cls, ledger: Ledger, effort: Effort, *, interrupted: bool) -> Summary:
-        seconds, measurements = ledger.seconds, ledger.recorder.statuses.total()
+    def of(cls, state: RunState, effort: Effort, *, interrupted: bool) -> Summary:
+        seconds, measurements = state.seconds, state.row_writer.statuses.total()
         return cls(
-            plan=ledger.plan,
-            cases=ledger.finished,
+            plan=state.plan,
+            cases=state.finished,
             measurements=measurements,
-            statuses=dict(ledger.recorder.statuses),
+            statuses=dict(state.row_writer.statuses),
             seconds=seconds,
             gpus=effort.gpus,
             configs_per_s=measurements / seconds if seconds > 0 else 0.0,
             gpu_busy_share=effort.busy_s / effort.gpu_s if effort.gpu_s > 0 else 0.0,
             compile_s=effort.compile_s,
             lost_s=effort.lost_s,
-            drifted=ledger.recorder.drifted(),
-            skipped=tuple(ledger.skipped),
-            complete=ledger.finished == ledger.total,
+            drifted=state.row_writer.drifted(),
+            skipped=tuple(state.skipped),
+            complete=state.finished == state.total,
             interrupted=interrupted,
         )

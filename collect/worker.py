@@ -15,12 +15,12 @@ from typing import Protocol, TypeAlias
 
 import numpy as np
 
-from ..datasets import DeviceSpec, Family, KernelConfig, Problem, Status
+from ..datasets import DeviceSpec, KernelConfig, Measurable, Problem, Status
 from ..datasets.errors import abridged
-from .measuring import DeviceLostError, GpuRunner, LaunchFailedError, Outcome, Runner
+from .runner import DeviceLostError, GpuRunner, LaunchFailedError, Outcome, Runner
 
-#: The reference is timed this often, and at the beginning of each case: some milliseconds each time.
-REFERENCE_SECONDS = 2.0
+#: The drift probe is timed this often, and at the beginning of each case: some milliseconds each time.
+PROBE_SECONDS = 2.0
 
 
 class Gpu(Protocol):
@@ -44,17 +44,17 @@ class CudaGpu:
     def open(self) -> tuple[DeviceSpec, Runner]:
         import torch
 
-        from ..runtime import partition
+        from ..runtime import sm_partition
 
         torch.cuda.set_device(self.index)
         device = DeviceSpec.live(self.index)
         if self.sms is not None:
-            device = _entered.enter_context(partition(self.sms, device))
+            device = _entered.enter_context(sm_partition(self.sms, device))
         return device, GpuRunner(device)
 
 
 @dataclass(frozen=True)
-class Reference:
+class Probe:
     """A launch to repeat through the run, to see whether the device stays the same."""
 
     problem: Problem
@@ -67,7 +67,7 @@ class Prepare:
 
     problem: Problem
     best_us: float  # of what is known of it, in the scan; inf if nothing
-    reference: Reference | None = None
+    probe: Probe | None = None
 
 
 @dataclass(frozen=True)
@@ -78,14 +78,14 @@ class Scan:
 
 
 @dataclass(frozen=True)
-class Turn:
+class Confirm:
     """Time one config that ran in the scan once more, for one of the confirming passes."""
 
     config: KernelConfig
     timing_pass: int
 
 
-Task: TypeAlias = "Prepare | Scan | Turn"
+Task: TypeAlias = "Prepare | Scan | Confirm"
 
 
 @dataclass(frozen=True)
@@ -97,16 +97,16 @@ class Ready:
 
 @dataclass(frozen=True)
 class Answer:
-    """What came of a task, and the seconds it took; the reference's time, if it was its turn thereafter.
+    """What came of a task, and the seconds it took; the drift probe's time, if it was its turn thereafter.
 
-    For a `Scan` the outcome says all. For a `Turn` there are times, or the outcome of one that failed. For a
+    For a `Scan` the outcome says all. For a `Confirm` there are times, or the outcome of one that failed. For a
     `Prepare` there is nothing, or the outcome that stands for all tasks of a problem that cannot be prepared.
     """
 
     seconds: float
     outcome: Outcome | None = None
     times_us: tuple[float, ...] = ()
-    reference_us: float | None = None
+    probe_us: float | None = None
 
 
 @dataclass(frozen=True)
@@ -119,7 +119,7 @@ class Lost:
 Message: TypeAlias = "Ready | Answer | Lost"
 
 
-def serve(connection: Connection, gpu: Gpu, families: Mapping[str, Family]) -> None:
+def serve(connection: Connection, gpu: Gpu, families: Mapping[str, Measurable]) -> None:
     """The process: opens the GPU, then works until there is no parent or no GPU any more."""
     try:
         device, runner = gpu.open()
@@ -127,45 +127,45 @@ def serve(connection: Connection, gpu: Gpu, families: Mapping[str, Family]) -> N
         connection.send(Lost(abridged(f"{type(error).__name__}: {error}")))
         return
     connection.send(Ready(device))
-    desk = _Desk(runner, families)
+    task_runner = _TaskRunner(runner, families)
     try:
         while True:
             for task in connection.recv():
-                connection.send(desk.answer(task))
+                connection.send(task_runner.answer(task))
     except DeviceLostError as error:
         connection.send(Lost(str(error)))
 
 
-class _Desk:
+class _TaskRunner:
     """Answers tasks, one after the other."""
 
-    def __init__(self, runner: Runner, families: Mapping[str, Family]) -> None:
+    def __init__(self, runner: Runner, families: Mapping[str, Measurable]) -> None:
         self._runner, self._families = runner, families
         self._refused: Outcome | None = None  # why the problem at hand cannot be run at all
         self._failed: dict[KernelConfig, Outcome] = {}  # in a turn: they get no more of them
         self._best_us = float("inf")
-        self._reference: Reference | None = None
-        self._due = 0.0  # when the reference is next
+        self._probe: Probe | None = None
+        self._due = 0.0  # when the probe is next
 
     def answer(self, task: Task) -> Answer:
         """Raises `DeviceLostError`, and whatever else ends a process."""
         start = time.perf_counter()
         outcome, times_us = self._do(task)
         if isinstance(task, Prepare):
-            self._reference, self._due = task.reference, 0.0
-        reference_us = self._refer() if time.perf_counter() >= self._due else None
-        return Answer(time.perf_counter() - start, outcome, times_us, reference_us)
+            self._probe, self._due = task.probe, 0.0
+        probe_us = self._time_probe() if time.perf_counter() >= self._due else None
+        return Answer(time.perf_counter() - start, outcome, times_us, probe_us)
 
-    def _refer(self) -> float | None:
-        if self._reference is None:
+    def _time_probe(self) -> float | None:
+        if self._probe is None:
             return None
-        family, reference = self._families[self._reference.problem.family], self._reference
+        family, probe = self._families[self._probe.problem.family], self._probe
         try:
-            time_us = self._runner.refer(family, reference.problem, reference.config)
+            time_us = self._runner.probe(family, probe.problem, probe.config)
         except LaunchFailedError:  # then there is none: the run can do without
-            self._reference = None
+            self._probe = None
             return None
-        self._due = time.perf_counter() + REFERENCE_SECONDS
+        self._due = time.perf_counter() + PROBE_SECONDS
         return time_us
 
     def _do(self, task: Task) -> tuple[Outcome | None, tuple[float, ...]]:
@@ -182,7 +182,7 @@ class _Desk:
         if task.config in self._failed:
             return self._failed[task.config], ()
         try:
-            return None, tuple(self._runner.turn(task.config, self._best_us))
+            return None, tuple(self._runner.confirm(task.config, self._best_us))
         except LaunchFailedError as error:
             self._failed[task.config] = Outcome(Status.LAUNCH_FAILED, error=str(error))
             return self._failed[task.config], ()

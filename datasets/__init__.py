@@ -13,10 +13,9 @@ from .case import Case
 from .config import KernelConfig
 from .device import DeviceSpec
 from .errors import BundleError, DatasetError, ForetuneError, ForetuneWarning
-from .family import Family
-from .measurement import TIMED, Measurement, Status
-from .models import Model, load_models
-from .problem import DTYPES, GroupSummary, Problem, torch_dtype
+from .family import Family, Measurable, roofline_us
+from .measurement import TIMED, BinaryFacts, Measurement, Status
+from .problem import DTYPES, Dtype, Problem, Ragged, dtype_of_tensor, torch_dtype
 
 if TYPE_CHECKING:
     from .dataset import Dataset
@@ -24,22 +23,25 @@ if TYPE_CHECKING:
 __all__ = [
     "DTYPES",
     "TIMED",
+    "BinaryFacts",
     "BundleError",
     "Case",
     "DatasetError",
     "DeviceSpec",
+    "Dtype",
     "Family",
     "ForetuneError",
     "ForetuneWarning",
-    "GroupSummary",
     "KernelConfig",
+    "Measurable",
     "Measurement",
-    "Model",
     "Problem",
+    "Ragged",
     "Status",
+    "dtype_of_tensor",
     "load",
-    "load_models",
     "names",
+    "roofline_us",
     "torch_dtype",
 ]
 
@@ -60,8 +62,8 @@ def load(name_or_path: str | Path) -> Dataset:
     Raises `DatasetError` naming the file that is truncated, foreign, of another schema or filled with NaN,
     or listing the shipped names where nothing of that name exists.
 
-    >>> load("h200").families
-    ('grouped_gemm_dw', 'grouped_gemm_dx', 'grouped_gemm_fwd')
+    >>> load("h200").name
+    'h200'
     """
     from .store import read
 

@@ -10,18 +10,19 @@ from .problem import Problem
 
 @dataclass(frozen=True)
 class Case:
-    """A problem to measure, the models whose layers have that shape, and how its rows were routed.
+    """A problem to measure, the models whose layers have that shape, and under which scenario it was drawn.
 
-    `sources` are "MODEL/PROJECTION" strings, or ("random",) for a shape drawn at random.
+    `sources` are "MODEL/LAYER" strings, or ("random",) for a shape drawn at random. `scenario` is a word of the
+    family's own for what the dimensions do not say, as for how skewed ragged sizes were drawn; "" where there is none.
 
-    >>> problem = Problem.of("grouped_gemm_fwd", groups=8, rows=16, n=4096, k=14336)
-    >>> Case(problem, ("Mixtral-8x7B/w2", "Qwen3-30B-A3B/w2"), "balanced").model_families
-    ('Mixtral', 'Qwen')
+    >>> problem = Problem.of("linear", m=16, n=4096, k=14336)
+    >>> Case(problem, ("Llama-3-8B/down", "Qwen3-8B/down")).model_families
+    ('Llama', 'Qwen')
     """
 
     problem: Problem
     sources: tuple[str, ...]
-    routing: str  # balanced, zipf, hot or uniform: see collect.shapes
+    scenario: str = ""
 
     @property
     def model_families(self) -> tuple[str, ...]:

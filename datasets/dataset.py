@@ -13,8 +13,8 @@ from .config import KernelConfig
 from .device import DeviceSpec
 from .drift import flagged, flagged_names
 from .errors import DatasetError
-from .grid import Grid
-from .measurement import TIMED, Status
+from .grid import BinaryKind, Grid
+from .measurement import TIMED, BinaryFacts, Status
 from .schema import DRIFT
 
 if TYPE_CHECKING:
@@ -93,7 +93,20 @@ class Dataset:
             configs=tuple(self.configs[config] for config in scan.columns),
             first_us=first.to_numpy(dtype=np.float64),
             second_us=second.to_numpy(dtype=np.float64),
+            binaries=self._binaries(rows),
         )
+
+    def _binaries(self, rows: pd.DataFrame) -> dict[BinaryKind, dict[KernelConfig, BinaryFacts]]:
+        """See `Grid.binaries`; of a config whose problems have binaries of their own the median."""
+        kinds: dict[BinaryKind, int] = {}
+        number = [kinds.setdefault((case.problem.dtype, case.problem.flags), len(kinds)) for case in self.cases]
+        facts = rows[["config", *BinaryFacts._fields]].assign(kind=np.array(number)[rows["problem"].to_numpy()])
+        facts = facts.dropna().groupby(["kind", "config"], observed=True).median().astype(int)
+        found: dict[BinaryKind, dict[KernelConfig, BinaryFacts]] = {kind: {} for kind in kinds}
+        names = list(kinds)
+        for (kind, config), *values in facts.itertuples():
+            found[names[kind]][self.configs[config]] = BinaryFacts(*values)
+        return found
 
     def counts(self, grid: Grid) -> NDArray[np.int64]:
         """How many measurements each cell of a grid of this dataset has, (n_problems, n_configs): failed ones too, but
@@ -111,11 +124,11 @@ class Dataset:
                 np.add.at(counts[row], found[found >= 0], 1)
         return counts
 
-    def wrong_results(self, family: str) -> dict[tuple[str, tuple[str, ...]], frozenset[KernelConfig]]:
+    def wrong_results(self, family: str) -> dict[BinaryKind, frozenset[KernelConfig]]:
         """The configs of a family that computed a wrong result, on whatever device, by dtype and flags: what they were
         compared for."""
         rows = self.rows(family)
-        wrong: dict[tuple[str, tuple[str, ...]], set[KernelConfig]] = {}
+        wrong: dict[BinaryKind, set[KernelConfig]] = {}
         pairs = rows.loc[rows["status"] == Status.WRONG_RESULT.value, ["problem", "config"]].drop_duplicates()
         for number, config in pairs.itertuples(index=False):
             problem = self.cases[number].problem

@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from .errors import ForetuneError
-from .problem import DTYPES
 
+#: The dtypes whose matrix rate a spec may have, sorted.
+MATRIX_DTYPES = ("bf16", "fp16", "fp32")
 # Dense fp16/bf16 matrix FLOPs per SM and clock, for cards nobody has measured yet (vendor whitepapers:
 # A100 312 TF / 108 SM / 1.41 GHz, H100 990 / 132 / 1.83, B200 2250 / 148 / 1.9, MI300X 1307 / 304 / 2.1).
 _MATRIX_FLOPS_PER_SM_CLOCK = {
@@ -81,7 +82,7 @@ class DeviceSpec:
         return spec
 
     def with_sms(self, sm_count: int) -> DeviceSpec:
-        """The spec of so many of its SMs (see `runtime.partition`); itself where that is all of them.
+        """The spec of so many of its SMs (see `runtime.sm_partition`); itself where that is all of them.
 
         A rule, not a measurement: matrix rates in proportion to the SMs; bandwidths too, up to the whole card's, which
         about a third of the SMs draw. Limits, clock and L2 stay, because a partition has the L2 to itself.
@@ -170,8 +171,10 @@ class DeviceSpec:
         if wrong:
             raise ForetuneError(f"not a device spec: fields missing or unknown: {', '.join(wrong)}")
         by_dtype = value.get("matrix_tflops_by_dtype", {})
-        if not isinstance(by_dtype, Mapping) or set(by_dtype) - set(DTYPES):
-            raise ForetuneError(f"matrix_tflops_by_dtype must have rates of {', '.join(DTYPES)} but is {by_dtype!r}")
+        if not isinstance(by_dtype, Mapping) or set(by_dtype) - set(MATRIX_DTYPES):
+            raise ForetuneError(
+                f"matrix_tflops_by_dtype must have rates of {', '.join(MATRIX_DTYPES)} but is {by_dtype!r}"
+            )
         for name, given in [*value.items(), *by_dtype.items()]:
             _check(name, given)
         return cls(**{**value, "matrix_tflops_by_dtype": tuple(sorted(by_dtype.items()))})

@@ -1,6 +1,6 @@
 """Whether the device stayed the same while it was measured: one launch, repeated through the run.
 
-Every run has a reference: one config of one problem, timed again every few seconds on each GPU. Another process on the
+Every run has a drift probe: one config of one problem, timed again every few seconds on each GPU. Another process on the
 card, or a clock that sinks, shows in it.
 """
 
@@ -14,14 +14,14 @@ from .problem import Problem
 if TYPE_CHECKING:
     import pandas as pd
 
-#: A case is flagged when the reference was slower than usual by more than this while it was measured. A clock that
+#: A case is flagged when the drift probe was slower than usual by more than this while it was measured. A clock that
 #: follows the power limit moves it by some percent; a second process on the card, by 50 % or more.
 FLAGGED = 1.15
 
 
 @dataclass(frozen=True)
 class Reading:
-    """The reference's time on one GPU of a run, while a problem was measured there."""
+    """The drift probe's time on one GPU of a run, while a problem was measured there."""
 
     problem: Problem  # the one that was measured
     gpu: str  # which one of the run's
@@ -44,7 +44,7 @@ def slowdowns(drift: pd.DataFrame) -> pd.Series[float]:
 
 
 def flagged(drift: pd.DataFrame) -> pd.Series[float]:
-    """Of the problems that were measured while the reference was off: its worst slowdown, by problem.
+    """Of the problems that were measured while the drift probe was off: its worst slowdown, by problem.
 
     >>> import pandas as pd
     >>> readings = pd.DataFrame({"run_id": "r1", "gpu": "0", "problem": [0, 0, 1], "time_us": [100.0, 100.0, 150.0]})

@@ -34,7 +34,7 @@ _T4_UNITS = {"time": "ms", "registers": "", "spills": "", "smem_bytes": "B"}
 _COUNTS = ("registers", "spills", "smem_bytes")
 
 
-def export(
+def export_dataset(
     dataset: Dataset, out: Path | str, format: str, *, family: str | None = None, problem: int | None = None
 ) -> int:
     """Writes a dataset's measurements as one file, of one family and of one problem if they are named; returns the
@@ -50,7 +50,7 @@ def export(
     Raises `ForetuneError` for a format, family or problem that there is not, `OSError` where `out` can't be written.
 
     >>> from foretune.datasets import load
-    >>> export(load("h200"), "problem-7.json", "t4", problem=7)  # doctest: +SKIP
+    >>> export_dataset(load("h200"), "problem-7.json", "t4", problem=7)  # doctest: +SKIP
     998
     """
     if format not in FORMATS:
@@ -136,16 +136,16 @@ def _runs(dataset: Dataset) -> dict[str, dict[str, Any]]:
 
 
 def _describe(number: int, case: Case) -> dict[str, Any]:
-    problem, summary = case.problem, case.problem.summary
+    problem, ragged = case.problem, case.problem.ragged
     return {
         "problem": number,
         "family": problem.family,
         **dict(problem.dims),
-        "dtype": problem.dtype,
+        "dtype": problem.dtype_name,
         "flags": " ".join(problem.flags),
-        **({} if summary is None else {"active_groups": summary.active, "largest_group": summary.max}),
+        **({} if ragged is None else {f"active_{ragged.dim}": ragged.active, f"largest_{ragged.dim}": ragged.max}),
         "sources": " ".join(case.sources),
-        "routing": case.routing,
+        "scenario": case.scenario,
     }
 
 

@@ -1,54 +1,67 @@
-"""`Family`: all that Foretune needs to know of one tunable kernel, in one object."""
+"""What Foretune needs to know of a tunable kernel: `Family` to predict and prune, `Measurable` to collect as well."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from .case import Case
 from .config import KernelConfig
 from .device import DeviceSpec
+from .errors import ForetuneError
+from .measurement import BinaryFacts
 from .problem import Problem
 
 if TYPE_CHECKING:
     import numpy as np
     import torch
-    import triton
     from numpy.typing import NDArray
 
 
 class Family(ABC):
-    """The contract between a kernel and everything else. Adding a kernel to Foretune = one such object.
+    """One tunable kernel, as far as predicting and pruning go. model/ and runtime/ take nothing else.
 
-    collect/, model/ and runtime/ take a `Family` and never know which kernel it is.
+    Whoever also wants to measure it makes it a `Measurable`. `foretune.TritonFamily` has a default for nearly all of
+    both, from the kernel itself. `foretune.kernels.testing.FamilyContract` tests one.
     """
 
     name: ClassVar[str]
     dims: ClassVar[tuple[str, ...]]  # the dimensions a Problem of this family has
-    dtypes: ClassVar[tuple[str, ...]]
+    dtypes: ClassVar[tuple[str, ...]]  # the dtypes it takes, in their short form
     knobs: ClassVar[tuple[str, ...]]  # the knobs a KernelConfig of this family has
     feature_names: ClassVar[tuple[str, ...]]
+    flags: ClassVar[tuple[str, ...]] = ()  # the layout flags a Problem of it may have
+    #: Dimensions that are rounded at call time, because every call has another size: see `Problem.rounded`.
+    bucketed: ClassVar[tuple[str, ...]] = ()
+    #: Whether `features` looks at what the binaries say: then a bundle keeps that, by config.
+    reads_binaries: ClassVar[bool] = False
 
     @abstractmethod
     def space(self, device: DeviceSpec | None = None) -> tuple[KernelConfig, ...]:
         """Every config worth declaring; with a device, only those that some problem on it supports."""
 
     @abstractmethod
-    def default(self, problem: Problem, device: DeviceSpec) -> KernelConfig:
-        """A config that `supports` accepts and that is never far off, for when nothing is known."""
-
-    @abstractmethod
     def supports(self, config: KernelConfig, problem: Problem, device: DeviceSpec) -> str | None:
         """None where the config can run the problem on the device, else the reason why not.
 
-        The only statement of validity: collect, model and runtime all ask here.
+        The only statement of validity: collect, model and runtime all ask here. What it passes compiles; what it
+        refuses for a knob's value it refuses with the knob's name and the values that would do.
         """
 
     @abstractmethod
-    def features(self, problem: Problem, device: DeviceSpec, configs: Sequence[KernelConfig]) -> NDArray[np.float32]:
+    def features(
+        self,
+        problem: Problem,
+        device: DeviceSpec,
+        configs: Sequence[KernelConfig],
+        binaries: Mapping[KernelConfig, BinaryFacts] | None = None,
+    ) -> NDArray[np.float32]:
         """What the ranker sees: (n_configs, n_features), columns named by `feature_names`. Finite.
 
-        One column is named "roofline_us": an analytic estimate of the kernel's time in microseconds.
+        A config's row does not depend on the other configs. `binaries` is what is known of the configs' binaries; it
+        is only given where `reads_binaries` asks for it.
         """
 
     @abstractmethod
@@ -56,10 +69,54 @@ class Family(ABC):
         """The problem that a launch of the kernel with these arguments (by parameter name) solves, from what
         the host knows. Raises `ForetuneError` naming an argument that is missing or odd. Never waits for the device."""
 
+    def at_call_time(self, problem: Problem) -> Problem:
+        """What stands for this problem when a config is chosen: what the host knows of it (not the sizes of ragged
+        work, which are on the device), with the dimensions in `bucketed` rounded. Doing so twice changes nothing."""
+        return problem.without_sizes().rounded(*self.bucketed)
+
+    def estimate_us(self, problem: Problem, device: DeviceSpec, configs: Sequence[KernelConfig]) -> NDArray[np.float64]:
+        """An analytic estimate of each config's time in microseconds, (n_configs,): ranks while nothing is learned.
+        One and the same for all where the family has none."""
+        import numpy as np
+
+        return np.ones(len(configs))
+
+
+class Measurable(Family):
+    """A family that can be collected: it also makes inputs, launches, checks and compiles, and owns its workload."""
+
+    @abstractmethod
+    def cases(
+        self,
+        *,
+        models: Path | str | None = None,
+        tokens: Sequence[int] | None = None,
+        per_layer: int = 2,
+        random: int = 40,
+        max_tflop: float | None = None,
+        seed: int = 0,
+    ) -> Sequence[Case]:
+        """The problems worth measuring, shuffled by `seed`: the same arguments give the same ones.
+
+        `models` is a file of models in the family's own format (its shipped ones if left out) and `tokens` the token
+        counts to draw from; `per_layer` problems of each layer of these models, and `random` shapes besides, none of
+        more than `max_tflop` x 1e12 floating-point operations (the family's own limit if left out).
+
+        Raises `ForetuneError` for what the family has no use for.
+        """
+
+    @abstractmethod
+    def flops(self, problem: Problem) -> float:
+        """Floating-point operations of one launch."""
+
+    @abstractmethod
+    def bytes(self, problem: Problem) -> float:
+        """Bytes that one launch reads and writes at least, each operand once."""
+
     @abstractmethod
     def inputs(self, problem: Problem, device: DeviceSpec, *, seed: int = 0) -> Any:
         """Random inputs on the live device (the CPU for a spec with backend "cpu"), output poisoned with NaN;
-        typical group sizes where the problem's are unknown."""
+        typical sizes where those of ragged work are unknown."""
 
     @abstractmethod
     def launch(self, inputs: Any, config: KernelConfig) -> torch.Tensor:
@@ -74,30 +131,34 @@ class Family(ABC):
         """The largest ||y - reference|| / ||reference|| that counts as right."""
 
     @abstractmethod
-    def check_problem(self, problem: Problem) -> Problem:
-        """A small problem of the same dtype and flags that exercises every mask: ragged, empty groups, sizes off
-        every block."""
-
-    @abstractmethod
     def compile(self, config: KernelConfig, problem: Problem) -> Any:
-        """Compiles one config for the active Triton driver's target, into Triton's cache; returns the binary.
-
-        The binary is the one that `launch` uses for every problem of that dtype and those flags, whatever its sizes.
-        """
-
-    @abstractmethod
-    def autotuner(self, configs: Sequence[triton.Config], early_config_prune: Callable[..., Any] | None = None) -> Any:
-        """A new `triton.autotune` of the kernel over these configs, as a user would declare it, with nothing
-        compiled in memory yet."""
-
-    @abstractmethod
-    def launch_autotuned(self, autotuner: Any, inputs: Any) -> torch.Tensor:
-        """Calls a kernel from `autotuner` once, without waiting, and returns its output tensor."""
-
-    def binary_of(self, config: KernelConfig) -> KernelConfig:
-        """The config to compile for this one: several share a binary where a knob is a runtime argument."""
-        return config
+        """Compiles one config for the active Triton driver's target, into Triton's cache; returns the binary, which
+        is the one that `launch` uses for this problem."""
 
     @abstractmethod
     def source_hash(self) -> str:
         """A hash of the kernel's source: a dataset measured with another one is another dataset."""
+
+    def check_problem(self, config: KernelConfig, problem: Problem) -> Problem:
+        """What a config's result is checked on before it is timed on `problem`: one that the config supports, of the
+        same dtypes and flags. The problem itself, unless a family has one problem that exercises every mask."""
+        return problem
+
+    def binary_key(self, config: KernelConfig, problem: Problem) -> Hashable:
+        """What decides on the binary that `compile` makes, beside the device's arch: calls of one key share a binary.
+        Every problem its own, unless a family knows better."""
+        return config, problem.without_sizes()
+
+    def default(self, problem: Problem, device: DeviceSpec) -> KernelConfig:
+        """A config that `supports` accepts, for when nothing is known. Raises `ForetuneError` where there is none."""
+        for config in self.space(device):
+            if (reason := self.supports(config, problem, device)) is None:
+                return config
+        raise ForetuneError(f"no config of {self.name} can run {problem} on {device.name}: {reason}")
+
+
+def roofline_us(family: Measurable, problem: Problem, device: DeviceSpec) -> float:
+    """The longer of the problem's FLOPs at the device's matrix rate and its bytes at the device's bandwidth."""
+    compute_us = family.flops(problem) / (device.matrix_tflops * 1e6)
+    memory_us = family.bytes(problem) / (device.copy_bandwidth_gbs * 1e3)
+    return max(compute_us, memory_us)

@@ -3,19 +3,26 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 
 from .case import Case
 from .config import KernelConfig
 from .device import DeviceSpec
+from .measurement import BinaryFacts
+from .problem import Dtype
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from numpy.typing import NDArray
+
+
+#: Dtypes and flags of a problem: with the config, what decides on a binary, and for what results are checked.
+BinaryKind: TypeAlias = tuple[Dtype, tuple[str, ...]]
 
 
 @dataclass(frozen=True)
@@ -34,6 +41,8 @@ class Grid:
     configs: tuple[KernelConfig, ...]  # (n_configs,)
     first_us: NDArray[np.float64]  # (n_problems, n_configs)
     second_us: NDArray[np.float64]  # (n_problems, n_configs)
+    #: What the binaries say, by dtype and flags of the problem and by config.
+    binaries: Mapping[BinaryKind, Mapping[KernelConfig, BinaryFacts]] = field(default_factory=dict)
 
     def __len__(self) -> int:
         return len(self.cases)

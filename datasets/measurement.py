@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from enum import Enum
+from typing import NamedTuple
 
 from .config import KernelConfig
 from .errors import ForetuneError
@@ -25,6 +26,14 @@ class Status(str, Enum):
 
 
 TIMED = (Status.OK, Status.HOPELESS)
+
+
+class BinaryFacts(NamedTuple):
+    """What a compiled config says of itself."""
+
+    registers: int  # per thread
+    spills: int  # as Triton counts them; 0 = none
+    smem_bytes: int
 
 
 @dataclass(frozen=True)

@@ -3,96 +3,198 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from .errors import ForetuneError
 
 if TYPE_CHECKING:
     import torch
 
-DTYPES = ("bf16", "fp16", "fp32")
-ITEMSIZE = {"bf16": 2, "fp16": 2, "fp32": 4}
-#: What torch calls them.
-TORCH_NAMES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
+#: What an operand may consist of: name -> (bits of one element, what torch calls it; None where torch has no such type).
+_DTYPES: dict[str, tuple[int, str | None]] = {
+    "bf16": (16, "bfloat16"),
+    "fp16": (16, "float16"),
+    "fp32": (32, "float32"),
+    "fp64": (64, "float64"),
+    "fp8e4m3": (8, "float8_e4m3fn"),
+    "fp8e5m2": (8, "float8_e5m2"),
+    "int4": (4, None),
+    "int8": (8, "int8"),
+    "int16": (16, "int16"),
+    "int32": (32, "int32"),
+    "int64": (64, "int64"),
+    "uint8": (8, "uint8"),
+}
+DTYPES = tuple(_DTYPES)
+#: One dtype for all operands, or (operand, dtype) of each, sorted by operand.
+Dtype: TypeAlias = str | tuple[tuple[str, str], ...]
+#: Family, dtypes, flags.
+Kind: TypeAlias = tuple[str, Dtype, tuple[str, ...]]
+#: Every token count is a new problem, and neighbours want the same config: predictions are made on a grid of this many
+#: points an octave (steps of 9 %, so no size is more than 4.5 % from the one that stands for it).
+POINTS_PER_OCTAVE = 8
+
+
+def dtype_to_json(dtype: Dtype) -> str | dict[str, str]:
+    """The JSON value of `Problem.dtype`."""
+    return dtype if isinstance(dtype, str) else dict(dtype)
+
+
+def dtype_from_json(value: Any) -> Dtype:
+    """The inverse of `dtype_to_json`. Operands that are all alike have the short form.
+
+    Raises `ForetuneError` for what is neither a dtype nor a mapping from operands to dtypes.
+
+    >>> dtype_from_json({"x": "bf16", "w": "int4"}), dtype_from_json({"x": "bf16", "w": "bf16"})
+    ((('w', 'int4'), ('x', 'bf16')), 'bf16')
+    """
+    given = value.values() if isinstance(value, Mapping) else (value,)
+    for dtype in given:
+        if not isinstance(dtype, str) or dtype not in _DTYPES:
+            raise ForetuneError(f"dtype must be one of {', '.join(DTYPES)} but got {dtype!r}")
+    if not isinstance(value, Mapping):
+        return str(value)
+    if not value:
+        raise ForetuneError("dtype must name at least one operand, but is empty")
+    return next(iter(given)) if len(set(given)) == 1 else tuple(sorted(value.items()))
 
 
 def torch_dtype(name: str) -> torch.dtype:
-    """The torch dtype of one of `DTYPES`.
+    """The torch dtype of one of `DTYPES`. Raises `ForetuneError` for one that torch does not have.
 
     >>> torch_dtype("bf16")
     torch.bfloat16
     """
     import torch
 
-    dtype: torch.dtype = getattr(torch, TORCH_NAMES[name])
+    known = _DTYPES.get(name, (0, None))[1]
+    if known is None:
+        raise ForetuneError(f"torch has no dtype {name!r}; it has {', '.join(n for n, (_, t) in _DTYPES.items() if t)}")
+    dtype: torch.dtype = getattr(torch, known)
     return dtype
 
 
-@dataclass(frozen=True)
-class GroupSummary:
-    """What a list of group sizes amounts to. `skew` is the largest group over the mean group (1.0 = balanced)."""
+def dtype_of_tensor(name: str, tensor: Any) -> str:
+    """The name in `DTYPES` of a tensor's element type; `name` is what an error calls the tensor. Takes a mock too.
 
-    groups: int
-    active: int
-    total: int
-    mean: float
-    max: int
-    skew: float
+    Raises `ForetuneError` for what is no tensor, and for a dtype that has no name here.
+    """
+    dtype = str(getattr(tensor, "dtype", None)).removeprefix("torch.")
+    known = {theirs: ours for ours, (_, theirs) in _DTYPES.items() if theirs} | _TRITON_NAMES
+    if dtype not in known:
+        raise ForetuneError(f"{name} must be a tensor of {', '.join(DTYPES)} but its dtype is {dtype}")
+    return known[dtype]
+
+
+#: What Triton calls them: its own names where they are not ours.
+_TRITON_NAMES = {name: name for name in DTYPES} | {"fp8e4nv": "fp8e4m3", "fp8e5": "fp8e5m2"}
+
+
+@dataclass(frozen=True)
+class Ragged:
+    """The sizes that one dimension of a problem falls into: the segments of ragged work.
+
+    >>> ragged = Ragged("tokens", (0, 32, 16, 16))
+    >>> ragged.active, ragged.max, ragged.skew
+    (3, 32, 2.0)
+    """
+
+    dim: str
+    sizes: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        if min(self.sizes, default=0) < 0:
+            raise ForetuneError(f"sizes along {self.dim} must be >= 0 but got {min(self.sizes)}")
+
+    @cached_property
+    def total(self) -> int:
+        return sum(self.sizes)
+
+    @property
+    def active(self) -> int:
+        """How many segments are not empty."""
+        return sum(size > 0 for size in self.sizes)
+
+    @property
+    def mean(self) -> float:
+        return self.total / max(len(self.sizes), 1)
+
+    @property
+    def max(self) -> int:
+        return max(self.sizes, default=0)
+
+    @property
+    def skew(self) -> float:
+        """The largest segment over the mean one: 1.0 = all alike."""
+        return self.max / self.mean if self.total else 1.0
+
+    def to_json(self) -> dict[str, Any]:
+        return {"dim": self.dim, "sizes": list(self.sizes)}
 
 
 @dataclass(frozen=True)
 class Problem:
-    """One call's shape: family, named dimensions, dtype, layout flags, and group sizes where they are known.
+    """One call's shape: family, named dimensions, dtypes, layout flags, and for ragged work the sizes along one of the
+    dimensions, where they are known.
 
-    At call time the group sizes are on the device and nobody waits for them: then `group_sizes` is None and
-    only `dims` speak. Hashable and JSON-able.
+    At call time the sizes of ragged work are on the device and nobody waits for them: then `ragged` is None and only
+    `dims` speak. Hashable and JSON-able. `dtype` is one name for all operands, or a mapping from operand to name.
 
-    >>> p = Problem.of("grouped_gemm_fwd", groups=4, rows=64, n=128, k=256, group_sizes=(0, 32, 16, 16))
-    >>> p["n"], p.summary.active, p.summary.skew
-    (128, 3, 2.0)
-    >>> Problem.from_json(p.to_json()) == p
-    True
+    >>> p = Problem.of("segment_sum", rows=64, columns=128, ragged={"rows": (0, 32, 16, 16)})
+    >>> p["columns"], p.dtype, p.ragged.skew
+    (128, 'bf16', 2.0)
+    >>> q = Problem.of("linear", m=64, n=128, k=256, dtype={"x": "fp8e4m3", "w": "fp8e4m3", "y": "bf16"})
+    >>> q.dtype_of("y"), q.itemsize_of("w")
+    ('bf16', 1.0)
+    >>> Problem.from_json(p.to_json()) == p, Problem.from_json(q.to_json()) == q
+    (True, True)
     """
 
     family: str
     dims: tuple[tuple[str, int], ...]  # (name, size), sorted by name
-    dtype: str = "bf16"
+    dtype: Dtype = "bf16"
     flags: tuple[str, ...] = ()
-    group_sizes: tuple[int, ...] | None = None  # rows of each group, (groups,)
+    ragged: Ragged | None = None
 
     def __post_init__(self) -> None:
         for name, size in self.dims:
             if size < 0:
                 raise ForetuneError(f"dimension {name} must be >= 0 but got {size}")
-        if self.dtype not in DTYPES:
-            raise ForetuneError(f"dtype must be one of {', '.join(DTYPES)} but got {self.dtype!r}")
-        if self.group_sizes is not None:
-            self._check_group_sizes(self.group_sizes)
-
-    def _check_group_sizes(self, sizes: tuple[int, ...]) -> None:
-        dims = dict(self.dims)
-        if min(sizes, default=0) < 0:
-            raise ForetuneError(f"group sizes must be >= 0 but got {min(sizes)}")
-        if len(sizes) != dims.get("groups", len(sizes)):
-            raise ForetuneError(f"{len(sizes)} group sizes were given for groups={dims['groups']}")
-        if sum(sizes) != dims.get("rows", sum(sizes)):
-            raise ForetuneError(f"group sizes sum to {sum(sizes)} but rows={dims['rows']}")
+        dtype_from_json(dtype_to_json(self.dtype))
+        if self.ragged is not None:
+            along = dict(self.dims).get(self.ragged.dim)
+            if along is None:
+                names = ", ".join(name for name, _ in self.dims)
+                raise ForetuneError(f"ragged sizes along {self.ragged.dim!r}, but the dimensions are {names}")
+            if self.ragged.total != along:
+                raise ForetuneError(
+                    f"sizes along {self.ragged.dim} sum to {self.ragged.total} but {self.ragged.dim}={along}"
+                )
 
     @classmethod
     def of(
         cls,
         family: str,
         *,
-        dtype: str = "bf16",
+        dtype: str | Mapping[str, str] = "bf16",
         flags: tuple[str, ...] = (),
-        group_sizes: tuple[int, ...] | None = None,
+        ragged: Ragged | Mapping[str, Sequence[int]] | None = None,
         **dims: int,
     ) -> Problem:
-        """A problem from keyword dimensions."""
-        return cls(family, tuple(sorted(dims.items())), dtype, tuple(sorted(flags)), group_sizes)
+        """A problem from keyword dimensions. `ragged` maps the one dimension to its sizes.
+
+        Raises `ForetuneError` for a size below 0, a dtype that does not exist, and sizes that do not sum up.
+        """
+        if ragged is not None and not isinstance(ragged, Ragged):
+            if len(ragged) != 1:
+                raise ForetuneError(f"ragged must name one dimension but has {', '.join(ragged) or 'none'}")
+            ((dim, sizes),) = ragged.items()
+            ragged = Ragged(dim, tuple(sizes))
+        return cls(family, tuple(sorted(dims.items())), dtype_from_json(dtype), tuple(sorted(flags)), ragged)
 
     def __getitem__(self, dim: str) -> int:
         return self._dims[dim]
@@ -102,49 +204,82 @@ class Problem:
         return dict(self.dims)
 
     @property
-    def itemsize(self) -> int:
-        """Bytes of one element."""
-        return ITEMSIZE[self.dtype]
+    def kind(self) -> Kind:
+        """What decides a kernel's code beside its config: problems of one kind differ in their sizes alone."""
+        return (self.family, self.dtype, self.flags)
 
     @property
-    def summary(self) -> GroupSummary | None:
-        """The summary of the group sizes, or None where they are unknown."""
-        sizes = self.group_sizes
-        if sizes is None:
-            return None
-        total, mean = sum(sizes), sum(sizes) / max(len(sizes), 1)
-        largest = max(sizes, default=0)
-        skew = largest / mean if mean else 1.0
-        return GroupSummary(len(sizes), sum(s > 0 for s in sizes), total, mean, largest, skew)
+    def dtype_name(self) -> str:
+        """The dtypes as one word: "bf16", or "w=int4,x=bf16" where operands differ."""
+        return self.dtype if isinstance(self.dtype, str) else ",".join("=".join(pair) for pair in self.dtype)
+
+    def dtype_of(self, operand: str) -> str:
+        """One operand's dtype. Raises `ForetuneError` listing the operands that have one."""
+        if isinstance(self.dtype, str):
+            return self.dtype
+        dtypes = dict(self.dtype)
+        if operand not in dtypes:
+            raise ForetuneError(f"the problem has no operand {operand!r}; it has {', '.join(dtypes)}")
+        return dtypes[operand]
+
+    def itemsize_of(self, operand: str) -> float:
+        """Bytes of one element of an operand; half a byte for a 4-bit type. Raises as `dtype_of` does."""
+        return _DTYPES[self.dtype_of(operand)][0] / 8
+
+    @property
+    def itemsize(self) -> int:
+        """Bytes of one element. Raises `ForetuneError` where operands differ: ask `itemsize_of` there."""
+        if not isinstance(self.dtype, str):
+            raise ForetuneError(f"the operands have different dtypes ({self.dtype_name}): name one")
+        return math.ceil(_DTYPES[self.dtype][0] / 8)
 
     def without_sizes(self) -> Problem:
-        """The same call as the host sees it at call time: group sizes unknown."""
-        return self if self.group_sizes is None else replace(self, group_sizes=None)
+        """The same call as the host sees it at call time: the sizes of ragged work unknown."""
+        return self if self.ragged is None else replace(self, ragged=None)
+
+    def rounded(self, *dims: str) -> Problem:
+        """The problem that stands for all near it: these dimensions, where it has them, on the grid of
+        `POINTS_PER_OCTAVE`. Powers of two and numbers up to 11 stand for themselves.
+
+        >>> p = Problem.of("linear", m=1100, n=96)
+        >>> p.rounded("m")["m"], p.rounded("m", "n")["n"], Problem.of("linear", m=4096, n=96).rounded("m")["m"]
+        (1117, 99, 4096)
+        """
+        if not dims:
+            return self
+        sizes = tuple((name, _on_grid(size) if name in dims else size) for name, size in self.dims)
+        return replace(self, dims=sizes)
 
     def to_json(self) -> dict[str, Any]:
         return {
             "family": self.family,
             "dims": dict(self.dims),
-            "dtype": self.dtype,
+            "dtype": dtype_to_json(self.dtype),
             "flags": list(self.flags),
-            "group_sizes": None if self.group_sizes is None else list(self.group_sizes),
+            "ragged": None if self.ragged is None else self.ragged.to_json(),
         }
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> Problem:
         """The inverse of `to_json`. Raises `ForetuneError` naming what is missing."""
         try:
-            sizes = value["group_sizes"]
+            ragged = value["ragged"]
             return cls.of(
                 value["family"],
                 dtype=value["dtype"],
                 flags=tuple(value["flags"]),
-                group_sizes=None if sizes is None else tuple(sizes),
+                ragged=None if ragged is None else Ragged(str(ragged["dim"]), tuple(ragged["sizes"])),
                 **value["dims"],
             )
-        except (KeyError, TypeError) as error:
+        except (KeyError, TypeError, AttributeError) as error:
             raise ForetuneError(f"not a problem ({error!r} missing or wrong): {json.dumps(value)[:200]}") from None
 
     def __str__(self) -> str:
         dims = " ".join(f"{name}={size}" for name, size in self.dims)
-        return f"{self.family} {dims} {self.dtype}" + "".join(f" {flag}" for flag in self.flags)
+        return f"{self.family} {dims} {self.dtype_name}" + "".join(f" {flag}" for flag in self.flags)
+
+
+def _on_grid(size: int) -> int:
+    if size < 1:
+        return size
+    return round(2 ** (round(math.log2(size) * POINTS_PER_OCTAVE) / POINTS_PER_OCTAVE))

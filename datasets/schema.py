@@ -5,7 +5,9 @@ from __future__ import annotations
 import pyarrow as pa
 
 #: Raised by one whenever a column changes meaning, type or name.
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2  # 2: scenario (was routing), ragged sizes with their dimension, a dtype for each operand
+#: Versions that are read as well: see upgrade.py.
+OLDER_VERSIONS = (1,)
 
 
 def _required(name: str, kind: pa.DataType) -> pa.Field:
@@ -15,7 +17,7 @@ def _required(name: str, kind: pa.DataType) -> pa.Field:
 _PROBLEM = [
     _required("problem", pa.string()),  # JSON of a Problem
     _required("sources", pa.string()),  # JSON of Case.sources
-    _required("routing", pa.string()),
+    _required("scenario", pa.string()),
 ]
 _CONFIG = [_required("config", pa.string())]  # JSON of a KernelConfig
 _OUTCOME = [
@@ -33,7 +35,7 @@ _OUTCOME = [
     pa.field("error", pa.string()),
 ]
 
-#: One reading of the reference, which tells whether the device stayed the same (see drift.py).
+#: One reading of the drift probe, which tells whether the device stayed the same (see drift.py).
 _DRIFT = [
     _required("run_id", pa.string()),
     _required("gpu", pa.string()),  # which one of the run's
@@ -47,6 +49,6 @@ PART = pa.schema([*_PROBLEM, *_CONFIG, *_OUTCOME])
 PROBLEMS = pa.schema(_PROBLEM)
 CONFIGS = pa.schema(_CONFIG)
 MEASUREMENTS = pa.schema([_required("problem", pa.int32()), _required("config", pa.int32()), *_OUTCOME])
-#: Readings of the reference, while a problem was measured: as appended, and sealed. A dataset may have none.
+#: Readings of the drift probe, while a problem was measured: as appended, and sealed. A dataset may have none.
 DRIFT_PART = pa.schema([_required("problem", pa.string()), *_DRIFT])
 DRIFT = pa.schema([_required("problem", pa.int32()), *_DRIFT])

@@ -32,7 +32,8 @@ from .drift import Reading
 from .errors import DatasetError, ForetuneError
 from .measurement import TIMED, Measurement, Status
 from .problem import Problem
-from .schema import CONFIGS, DRIFT, DRIFT_PART, MEASUREMENTS, PART, PROBLEMS, SCHEMA_VERSION
+from .schema import CONFIGS, DRIFT, DRIFT_PART, MEASUREMENTS, OLDER_VERSIONS, PART, PROBLEMS, SCHEMA_VERSION
+from .upgrade import upgraded_columns, upgraded_problems
 
 MANIFEST = "dataset.json"
 _SEALED = {"problems": PROBLEMS, "configs": CONFIGS, "measurements": MEASUREMENTS}
@@ -43,10 +44,10 @@ class Writer:
 
     >>> import tempfile; folder = tempfile.mkdtemp()
     >>> writer = Writer(folder, "mine", [DeviceSpec.named("h200")], {}, run_id="r1")
-    >>> problem = Problem.of("grouped_gemm_fwd", groups=1, rows=8, n=8, k=8)
+    >>> problem = Problem.of("row_softmax", rows=8, columns=8)
     >>> outcome = Measurement(problem, "NVIDIA H200", KernelConfig.of(BLOCK_M=16), Status.OK, time_us=9.0)
-    >>> writer.append(Case(problem, ("random",), "uniform"), [outcome])
-    >>> read(folder).describe()["families"]["grouped_gemm_fwd"]["measurements"]
+    >>> writer.append(Case(problem, ("random",)), [outcome])
+    >>> read(folder).describe()["families"]["row_softmax"]["measurements"]
     1
     """
 
@@ -86,7 +87,7 @@ class Writer:
         self._append(pa.Table.from_pylist(rows, schema=PART), "parts")
 
     def append_drift(self, readings: Iterable[Reading]) -> None:
-        """Writes what the reference took; see `Dataset.drift`."""
+        """Writes what the drift probe took; see `Dataset.drift`."""
         rows = [
             {"problem": _json(reading.problem), "run_id": self.run_id, "gpu": reading.gpu}
             | {"at_s": reading.at_s, "time_us": reading.time_us}
@@ -105,14 +106,14 @@ def _row(case: Case, measurement: Measurement, run_id: str) -> dict[str, Any]:
     return {
         "problem": _json(measurement.problem),
         "sources": json.dumps(case.sources),
-        "routing": case.routing,
+        "scenario": case.scenario,
         "config": _json(measurement.config),
         "status": measurement.status.value,
         "run_id": run_id,
     } | {
         name: getattr(measurement, name)
         for name in PART.names
-        if name not in ("problem", "sources", "routing", "config", "status", "run_id")
+        if name not in ("problem", "sources", "scenario", "config", "status", "run_id")
     }
 
 
@@ -145,7 +146,7 @@ def _read_parts(folder: Path, schema: pa.Schema) -> tuple[dict[Path, pd.DataFram
 
 def _read_part(path: Path, schema: pa.Schema) -> pd.DataFrame | None:
     try:
-        frame: pd.DataFrame | None = _read_table(path, schema).to_pandas() if path.suffix == ".parquet" else None
+        frame = _read_frame(path, schema) if path.suffix == ".parquet" else None
     except _UnreadableError:
         return None
     return frame
@@ -159,7 +160,7 @@ def _joined(frames: Mapping[Path, pd.DataFrame], schema: pa.Schema) -> pd.DataFr
 def _assemble(
     directory: Path, manifest: dict[str, Any], rows: pd.DataFrame, drift: pd.DataFrame, ignored: list[str]
 ) -> Dataset:
-    cases = rows.drop_duplicates("problem")[["problem", "sources", "routing"]].reset_index(drop=True)
+    cases = rows.drop_duplicates("problem")[["problem", "sources", "scenario"]].reset_index(drop=True)
     drift = drift[drift["problem"].isin(cases["problem"])]  # a case may have left no row of its own
     configs = pd.unique(rows["config"])
     try:
@@ -175,11 +176,11 @@ def _assemble(
             devices=devices,
             provenance=manifest["provenance"],
             cases=tuple(
-                Case(Problem.from_json(json.loads(problem)), tuple(json.loads(sources)), routing)
-                for problem, sources, routing in cases.itertuples(index=False)
+                Case(Problem.from_json(json.loads(problem)), tuple(json.loads(sources)), scenario)
+                for problem, sources, scenario in cases.itertuples(index=False)
             ),
             configs=tuple(KernelConfig.from_json(json.loads(config)) for config in configs),
-            measurements=rows.drop(columns=["sources", "routing"]).assign(
+            measurements=rows.drop(columns=["sources", "scenario"]).assign(
                 problem=pd.Categorical(rows["problem"], categories=cases["problem"]).codes,
                 config=pd.Categorical(rows["config"], categories=configs).codes,
             ),
@@ -200,7 +201,7 @@ def seal(source: Path | str, target: Path | str, *, name: str) -> None:
         raise DatasetError(f"{target}: has parts of its own; seal into another directory")
     target.mkdir(parents=True, exist_ok=True)
     problems = [
-        {"problem": json.dumps(c.problem.to_json()), "sources": json.dumps(c.sources), "routing": c.routing}
+        {"problem": json.dumps(c.problem.to_json()), "sources": json.dumps(c.sources), "scenario": c.scenario}
         for c in dataset.cases
     ]
     configs = [{"config": json.dumps(config.to_json())} for config in dataset.configs]
@@ -255,7 +256,7 @@ def _read_vouched(directory: Path, table: str, schema: pa.Schema, digests: Mappi
     if path.is_file() and _sha256(path) != digests.get(path.name):
         raise DatasetError(f"{path}: truncated or altered: its SHA-256 is not the one in {MANIFEST}")
     try:
-        frame: pd.DataFrame = _read_table(path, schema).to_pandas()
+        frame = _read_frame(path, schema)
     except _UnreadableError as error:
         raise DatasetError(f"{path}: {error}") from None
     return frame
@@ -265,11 +266,18 @@ class _UnreadableError(Exception):
     """Why a Parquet file cannot be taken as it is."""
 
 
+def _read_frame(path: Path, schema: pa.Schema) -> pd.DataFrame:
+    frame: pd.DataFrame = _read_table(path, schema).to_pandas()
+    if schema.names[0] == "problem" and pa.types.is_string(schema.field("problem").type):
+        frame["problem"] = upgraded_problems(frame["problem"])
+    return frame
+
+
 def _read_table(path: Path, schema: pa.Schema) -> pa.Table:
     if not path.is_file():
         raise _UnreadableError("the file is missing")
     try:
-        table = pq.read_table(path, partitioning=None)  # else a folder named a=b becomes a column
+        table = upgraded_columns(pq.read_table(path, partitioning=None))  # else a folder named a=b becomes a column
     except (pa.ArrowException, OSError) as error:
         raise _UnreadableError(f"truncated or not a Parquet file ({str(error).splitlines()[0]})") from None
     missing = [name for name in schema.names if name not in table.column_names]
@@ -308,9 +316,9 @@ def _read_manifest(directory: Path) -> dict[str, Any]:
         raise DatasetError(f"{path}: cannot be read as JSON: {error}") from None
     except (KeyError, TypeError):
         raise DatasetError(f"{path}: not a Foretune manifest: it has no schema_version") from None
-    if version != SCHEMA_VERSION:
+    if version not in (SCHEMA_VERSION, *OLDER_VERSIONS):
         raise DatasetError(
-            f"{path}: schema_version is {version!r} but this Foretune reads {SCHEMA_VERSION}"
+            f"{path}: schema_version is {version!r} but this Foretune reads {SCHEMA_VERSION} and before"
             + ("; a newer Foretune wrote it" if isinstance(version, int) and version > SCHEMA_VERSION else "")
         )
     missing = [key for key in ("name", "devices", "provenance", "sealed") if key not in manifest]

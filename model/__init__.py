@@ -5,7 +5,7 @@ Importing this needs NumPy alone; LightGBM is imported to train, pandas to read 
 
 from __future__ import annotations
 
-from .baselines import NearestRanker, RandomRanker, RooflineRanker, StaticRanker
+from .baselines import EstimateRanker, NearestRanker, RandomRanker, StaticRanker
 from .bundle import Bundle, TrainedFamily, load_bundle
 from .evaluate import Evaluation, cross_validate, evaluate_bundle
 from .gbdt import LightGBMRanker
@@ -13,18 +13,18 @@ from .metrics import Summary, geomean, noise_floor, summarise, top_k_regret
 from .ranker import Ranker
 from .sources import check_sources
 from .splits import split_folds, split_groups
-from .train import train
+from .train import train_bundle
 from .trees import Forest
 
 __all__ = [
     "Bundle",
+    "EstimateRanker",
     "Evaluation",
     "Forest",
     "LightGBMRanker",
     "NearestRanker",
     "RandomRanker",
     "Ranker",
-    "RooflineRanker",
     "StaticRanker",
     "Summary",
     "TrainedFamily",
@@ -38,5 +38,5 @@ __all__ = [
     "split_groups",
     "summarise",
     "top_k_regret",
-    "train",
+    "train_bundle",
 ]

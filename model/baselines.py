@@ -99,7 +99,7 @@ class StaticRanker(Ranker):
 class NearestRanker(Ranker):
     """The measured slowdowns of the nearest training problem: what a table of tuned shapes does.
 
-    Nearest by Euclidean distance between the logs of the dimensions (and of the group skew, where both know it);
+    Nearest by Euclidean distance between the logs of the dimensions (and of the skew of ragged sizes, where both know them);
     another dtype, layout or device is further away than any shape.
     """
 
@@ -123,8 +123,8 @@ class NearestRanker(Ranker):
         return np.array([nearest.get(config, _UNKNOWN) for config in configs], np.float64)
 
 
-class RooflineRanker(Ranker):
-    """The family's analytic estimate, its feature "roofline_us".
+class EstimateRanker(Ranker):
+    """The family's analytic estimate, `Family.estimate_us`.
 
     Figures are in microseconds: a slowdown would need the best config's time, and the order is the same.
     """
@@ -137,10 +137,7 @@ class RooflineRanker(Ranker):
     def predict(
         self, family: Family, problem: Problem, device: DeviceSpec, configs: Sequence[KernelConfig]
     ) -> NDArray[np.float64]:
-        column = family.feature_names.index("roofline_us")
-        if not len(configs):
-            return np.empty(0)
-        return family.features(problem, device, configs)[:, column].astype(np.float64)
+        return np.asarray(family.estimate_us(problem, device, configs), np.float64)
 
 
 def _filled(grid: Grid) -> NDArray[np.float64]:
@@ -151,7 +148,7 @@ def _filled(grid: Grid) -> NDArray[np.float64]:
 
 def _distance(a: Problem, a_device: DeviceSpec, b: Problem, b_device: DeviceSpec) -> float:
     steps = [np.log((1 + a[name]) / (1 + b[name])) for name, _ in a.dims]
-    if a.summary is not None and b.summary is not None:
-        steps.append(np.log(a.summary.skew / b.summary.skew))
+    if a.ragged is not None and b.ragged is not None:
+        steps.append(np.log(a.ragged.skew / b.ragged.skew))
     foreign = (a.dtype, a.flags, a_device) != (b.dtype, b.flags, b_device)
     return float(np.sqrt(np.square(steps).sum()) + 1e3 * foreign)

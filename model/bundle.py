@@ -21,13 +21,16 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from ..datasets import BundleError, DeviceSpec, ForetuneError, KernelConfig, Problem
+from ..datasets import BinaryFacts, BundleError, DeviceSpec, ForetuneError, KernelConfig, Problem
+from ..datasets.grid import BinaryKind
+from ..datasets.problem import dtype_from_json, dtype_to_json
 from . import npz
 from .gbdt import LightGBMRanker
 from .trees import Forest
 
 #: Raised by one whenever a manifest key or an array changes meaning, type or name.
-SCHEMA_VERSION = 2  # 2: wrong_results
+SCHEMA_VERSION = 3  # 2: wrong_results; 3: a dtype for each operand, binaries
+_READ = (2, SCHEMA_VERSION)
 MANIFEST, ARRAYS = "manifest.json", "arrays.npz"
 #: No bundle is this large; reading stops here.
 _MAX_BYTES = 256 << 20
@@ -41,7 +44,7 @@ class TrainedFamily:
     devices: tuple[DeviceSpec, ...]  # that its measurements were taken on
     origin: Mapping[str, Any]  # dataset name and content hash, kernel source hash, problems; JSON values
     #: See `Dataset.wrong_results`.
-    wrong_results: Mapping[tuple[str, tuple[str, ...]], frozenset[KernelConfig]] = field(default_factory=dict)
+    wrong_results: Mapping[BinaryKind, frozenset[KernelConfig]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -157,8 +160,17 @@ def _describe(trained: TrainedFamily) -> dict[str, Any]:
         "devices": [device.to_json() for device in trained.devices],
         "origin": dict(trained.origin),
         "wrong_results": [
-            {"dtype": dtype, "flags": list(flags), "configs": [config.to_json() for config in sorted(configs, key=str)]}
-            for (dtype, flags), configs in sorted(trained.wrong_results.items())
+            _kind_to_json(kind) | {"configs": [config.to_json() for config in sorted(configs, key=str)]}
+            for kind, configs in sorted(trained.wrong_results.items(), key=str)
+        ],
+        "binaries": [
+            _kind_to_json(kind)
+            | {
+                "configs": [
+                    {"config": config.to_json()} | facts._asdict() for config, facts in sorted(known.items(), key=str)
+                ]
+            }
+            for kind, known in sorted(trained.ranker.binaries_.items(), key=str)
         ],
     }
 
@@ -172,10 +184,30 @@ def _restore(name: str, entry: Mapping[str, Any], arrays: Mapping[str, Any]) -> 
         raise BundleError(f"{len(ranker.feature_names_)} feature names for {ranker.forest_.n_features} features")
     devices = tuple(DeviceSpec.from_json(device) for device in entry["devices"])
     wrong_results = {
-        (str(wrong["dtype"]), tuple(map(str, wrong["flags"]))): frozenset(map(KernelConfig.from_json, wrong["configs"]))
+        _kind_from_json(wrong): frozenset(map(KernelConfig.from_json, wrong["configs"]))
         for wrong in entry["wrong_results"]
     }
+    ranker.binaries_ = {
+        _kind_from_json(kind): {KernelConfig.from_json(one["config"]): _facts(one) for one in kind["configs"]}
+        for kind in entry.get("binaries", [])  # version 2 had none
+    }
     return TrainedFamily(ranker, devices, dict(entry["origin"]), wrong_results)
+
+
+def _kind_to_json(kind: BinaryKind) -> dict[str, Any]:
+    dtype, flags = kind
+    return {"dtype": dtype_to_json(dtype), "flags": list(flags)}
+
+
+def _kind_from_json(value: Mapping[str, Any]) -> BinaryKind:
+    return dtype_from_json(value["dtype"]), tuple(map(str, value["flags"]))
+
+
+def _facts(value: Mapping[str, Any]) -> BinaryFacts:
+    for name in BinaryFacts._fields:
+        if not isinstance(value[name], int) or not 0 <= value[name] < 1 << 31:
+            raise BundleError(f"{name} of a binary must be a count but is {value[name]!r}")
+    return BinaryFacts(*(value[name] for name in BinaryFacts._fields))
 
 
 def _read_manifest(path: Path) -> dict[str, Any]:
@@ -186,9 +218,9 @@ def _read_manifest(path: Path) -> dict[str, Any]:
     if not isinstance(manifest, dict) or "schema_version" not in manifest:
         raise BundleError(f"{path}: not a bundle's manifest: it has no schema_version")
     version = manifest["schema_version"]
-    if version != SCHEMA_VERSION:
+    if version not in _READ:
         raise BundleError(
-            f"{path}: schema_version is {version!r} but this Foretune reads {SCHEMA_VERSION}"
+            f"{path}: schema_version is {version!r} but this Foretune reads {_READ[0]} to {SCHEMA_VERSION}"
             + ("; a newer Foretune wrote it" if isinstance(version, int) and version > SCHEMA_VERSION else "")
         )
     if manifest.pop("checksum", None) != _checksum(manifest):

@@ -12,7 +12,7 @@ import numpy as np
 
 from ..datasets import Case, DeviceSpec, Family, ForetuneError, Problem
 from ..datasets.grid import Grid
-from .baselines import NearestRanker, RandomRanker, RooflineRanker, StaticRanker
+from .baselines import EstimateRanker, NearestRanker, RandomRanker, StaticRanker
 from .gbdt import LightGBMRanker
 from .metrics import geomean, summarise, top_k_regret
 from .ranker import Ranker
@@ -39,7 +39,7 @@ BASELINES: Mapping[str, tuple[RankerFactory, ...]] = {
     "random": tuple(partial(RandomRanker, seed) for seed in range(10)),
     "static": (StaticRanker,),
     "nearest": (NearestRanker,),
-    "roofline": (RooflineRanker,),
+    "estimate": (EstimateRanker,),
 }
 
 
@@ -103,7 +103,7 @@ class Evaluation:
         columns: dict[str, Any] = {
             "problem": [str(case.problem) for case in self.cases],
             "source": [" ".join(case.sources) for case in self.cases],
-            "routing": [case.routing for case in self.cases],
+            "scenario": [case.scenario for case in self.cases],
             "device": [device.name for device in self.devices],
             "group": self.groups,
             "full_search": self.full_search,
@@ -149,8 +149,8 @@ def cross_validate(
     >>> cross_validate(dataset, family, lambdarank).to_json()["regret"]["8"]  # doctest: +SKIP
     {'geomean': 1.0051, 'p95': 1.0198, 'max': 1.0412, 'ci95': [1.0033, 1.0072]}
     """
-    bench = _Bench(dataset, family, ks, folds, jobs, tested, split)
-    return bench.evaluation(bench.held_out(ranker))
+    split_data = _Split(dataset, family, ks, folds, jobs, tested, split)
+    return split_data.evaluation(split_data.held_out(ranker))
 
 
 def evaluate_bundle(
@@ -163,8 +163,8 @@ def evaluate_bundle(
 
     >>> evaluate_bundle(load("b200"), load_bundle(), family).frame().head()  # doctest: +SKIP
     """
-    bench = _Bench(dataset, family, ks, folds, jobs)
-    return bench.evaluation(bench.scores(bundle.ranker(family.name), np.arange(len(bench.grid))))
+    split_data = _Split(dataset, family, ks, folds, jobs)
+    return split_data.evaluation(split_data.scores(bundle.ranker(family.name), np.arange(len(split_data.grid))))
 
 
 def prediction_ms(ranker: Ranker, family: Family, device: DeviceSpec, *, repeats: int = 20) -> float:
@@ -195,7 +195,7 @@ def _wrong(dataset: Dataset, grid: Grid) -> NDArray[np.bool_]:
     return mask
 
 
-class _Bench:
+class _Split:
     """One family's measurements, split, and what was a candidate on each problem."""
 
     def __init__(

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..datasets import BundleError, DeviceSpec, Family, ForetuneError, KernelConfig, Problem
-from ..datasets.grid import Grid
+from ..datasets import BinaryFacts, BundleError, DeviceSpec, Family, ForetuneError, KernelConfig, Problem
+from ..datasets.grid import BinaryKind, Grid
 from .ranker import Ranker, check_between
-from .rows import TrainingRows, training_rows
+from .rows import TrainingRows, features_of, training_rows
 from .trees import MAX_LEAVES, Forest
 
 if TYPE_CHECKING:
@@ -64,6 +64,8 @@ class LightGBMRanker(Ranker):
 
     forest_: Forest
     feature_names_: tuple[str, ...]
+    #: What the binaries of the training data say, where the family's features want to know.
+    binaries_: Mapping[BinaryKind, Mapping[KernelConfig, BinaryFacts]]
 
     def __init__(
         self,
@@ -129,6 +131,7 @@ class LightGBMRanker(Ranker):
         else:
             self.forest_ = self._lambdarank(rows, target, self.trees)
         self.feature_names_ = family.feature_names
+        self.binaries_ = dict(grid.binaries) if family.reads_binaries else {}
         return self
 
     def predict(
@@ -144,7 +147,9 @@ class LightGBMRanker(Ranker):
             )
         if not len(configs):
             return np.empty(0)
-        logs = self.forest_.predict(family.features(problem, device, configs))
+        binaries = self.binaries_.get((problem.dtype, problem.flags)) if family.reads_binaries else None
+        table = features_of(family, problem, device, configs, binaries)
+        logs = self.forest_.predict(table)
         slowdowns: NDArray[np.float64] = np.exp(logs)
         return slowdowns
 

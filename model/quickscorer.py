@@ -14,14 +14,12 @@ the core's cache.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
-
-    from .trees import Forest
 
 _ALL = np.uint32(0xFFFFFFFF)
 _LEAF_BITS = 5  # 32 leaves a tree
@@ -29,11 +27,30 @@ _LEAF_BITS = 5  # 32 leaves a tree
 _BLOCK_ROWS = 128
 
 
+class Splits(Protocol):
+    """What the tables are made of: the flat arrays of a `Forest`."""
+
+    @property
+    def tree_leaves(self) -> NDArray[np.uint8]: ...  # (n_trees,)
+    @property
+    def leaf_value(self) -> NDArray[np.float64]: ...  # (n_leaves,)
+    @property
+    def split_feature(self) -> NDArray[np.int32]: ...  # (n_splits,), as the others
+    @property
+    def split_threshold(self) -> NDArray[np.float64]: ...
+    @property
+    def split_left(self) -> NDArray[np.uint8]: ...
+    @property
+    def split_first(self) -> NDArray[np.int64]: ...
+    @property
+    def split_tree(self) -> NDArray[np.int64]: ...
+
+
 class QuickScorer:
     """The tables of one forest. Made once; `predict` is then a few vector operations."""
 
-    def __init__(self, forest: Forest) -> None:
-        trees = len(forest)
+    def __init__(self, forest: Splits) -> None:
+        trees = len(forest.tree_leaves)
         left = forest.split_left.astype(np.uint64)
         kept = ~(((np.uint64(1) << left) - np.uint64(1)) << forest.split_first.astype(np.uint64))
         masks = kept.astype(np.uint32)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ..datasets import Family, ForetuneError, KernelConfig
+from ..datasets import BinaryFacts, DeviceSpec, Family, ForetuneError, KernelConfig, Problem
 from ..datasets.grid import Grid
 
 if TYPE_CHECKING:
@@ -44,6 +45,19 @@ def supported(grid: Grid, family: Family) -> NDArray[np.bool_]:
     )
 
 
+def features_of(
+    family: Family,
+    problem: Problem,
+    device: DeviceSpec,
+    configs: Sequence[KernelConfig],
+    binaries: Mapping[KernelConfig, BinaryFacts] | None,
+) -> NDArray[np.float32]:
+    """A family's features, with what is known of the binaries if it wants to know."""
+    if family.reads_binaries:
+        return family.features(problem, device, configs, binaries or {})
+    return family.features(problem, device, configs)
+
+
 @dataclass(frozen=True)
 class TrainingRows:
     """Features and targets; the rows of one problem in one view are one query, and lie together."""
@@ -70,7 +84,8 @@ def training_rows(grid: Grid, family: Family, *, slow: float, keep_slow: float, 
     for kept, slowdown, case, device in zip(keep, slowdowns, grid.cases, grid.devices, strict=True):
         for problem in dict.fromkeys((case.problem, case.problem.without_sizes())):
             # Of all configs, always the same tuple: families remember what depends on the list alone.
-            features.append(family.features(problem, device, grid.configs)[kept])
+            binaries = grid.binaries.get((problem.dtype, problem.flags))
+            features.append(features_of(family, problem, device, grid.configs, binaries)[kept])
             targets.append(np.log(slowdown[kept]))
             sizes.append(int(kept.sum()))
     if not features:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from ..datasets.dataset import Dataset
 
 
-def train(
+def train_bundle(
     dataset: Dataset, families: Mapping[str, Family], ranker: Callable[[], LightGBMRanker] = LightGBMRanker
 ) -> Bundle:
     """A bundle with one ranker for each of `families` (by name) that the dataset has, fitted on all its problems.
@@ -25,7 +25,7 @@ def train(
     `ranker` makes the unfitted ranker. The same dataset, families, parameters and LightGBM give the same bytes. Warns
     as `check_sources` does. Raises `ForetuneError` where the dataset has none of the families.
 
-    >>> train(load("h200"), families).save("my-bundle")  # doctest: +SKIP
+    >>> train_bundle(load("h200"), families).save("my-bundle")  # doctest: +SKIP
     """
     import lightgbm
 

@@ -1,4 +1,4 @@
-"""Shortlists at run time: prune callbacks, compiling without a GPU, timing, and parts of a GPU.
+"""Shortlists at run time: prune callbacks, choosing and launching for an op, timing, and parts of a GPU.
 
 Importing this imports neither torch nor triton.
 """
@@ -6,12 +6,13 @@ Importing this imports neither torch nor triton.
 from __future__ import annotations
 
 from ..datasets import ForetuneWarning
-from .mode import Mode, mode
-from .partition import partition
-from .prune import Pruner, prune
-from .shortlist import Shortlist, shortlist
-from .stub import gpu_target, stub_driver, stubbed
-from .timing import Timer, Timing
+from .launching.stub_driver import gpu_target, stubbed, use_stub_driver
+from .mode import Mode, resolve_mode
+from .prune import Pruner
+from .shortlist import Shortlist, make_shortlist
+from .timing.partition import sm_partition
+from .timing.timer import Timer, Timing
+from .triton_family import TritonFamily
 from .warn import warn_once
 
 __all__ = [
@@ -21,12 +22,12 @@ __all__ = [
     "Shortlist",
     "Timer",
     "Timing",
+    "TritonFamily",
     "gpu_target",
-    "mode",
-    "partition",
-    "prune",
-    "shortlist",
-    "stub_driver",
+    "make_shortlist",
+    "resolve_mode",
+    "sm_partition",
     "stubbed",
+    "use_stub_driver",
     "warn_once",
 ]

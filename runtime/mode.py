@@ -18,12 +18,12 @@ class Mode(str, Enum):
     PREDICT = "predict"  # only the best goes through: nothing is left to measure
 
 
-def mode(asked: str | None = None, default: Mode = Mode.SHORTLIST) -> Mode:
+def resolve_mode(asked: str | None = None, default: Mode = Mode.SHORTLIST) -> Mode:
     """The mode that the caller asks for, or else the environment does now, or else the default.
 
     Raises `ForetuneError` listing the valid values.
 
-    >>> mode(), mode("predict")
+    >>> resolve_mode(), resolve_mode("predict")
     (<Mode.SHORTLIST: 'shortlist'>, <Mode.PREDICT: 'predict'>)
     """
     value = asked or os.environ.get(VARIABLE) or default.value

@@ -1,4 +1,4 @@
-"""`prune`: the prune callback that gives `triton.autotune` a shortlist instead of the whole space."""
+"""`Pruner`: the prune callback that gives `triton.autotune` a shortlist instead of the whole space."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
-from ..datasets import DeviceSpec, Family, ForetuneError, KernelConfig, Problem
-from .mode import Mode, mode
-from .shortlist import shortlist, supported
+from ..datasets import DeviceSpec, Dtype, Family, ForetuneError, KernelConfig, Problem
+from .mode import Mode, resolve_mode
+from .shortlist import make_shortlist, supported
 from .warn import warn_once
 
 if TYPE_CHECKING:
@@ -18,36 +18,23 @@ if TYPE_CHECKING:
     from ..model import Bundle
 
 
-def prune(
-    family: Family,
-    k: int = 8,
-    *,
-    problem: Callable[[Mapping[str, Any]], Problem] | None = None,
-    device: DeviceSpec | None = None,
-    bundle: Bundle | None = None,
-) -> Pruner:
-    """A callback for `triton.autotune(prune_configs_by={"early_config_prune": ...})`.
+class Pruner:
+    """Picks the configs worth measuring for a launch: `triton.autotune(prune_configs_by={"early_config_prune": ...})`.
 
     `problem` turns a launch's arguments, by parameter name, into a `Problem`; left out, the family does. `device` is
     what the configs are chosen for (the current device if left out) and `bundle` what predicts (the shipped one).
-
-    Raises `ForetuneError` for `k` < 1 and for a FORETUNE_MODE that does not exist.
-
-    >>> from types import SimpleNamespace as Toy
-    >>> prune(Toy(name="toy", problem_from_call=None), k=4)
-    <Pruner of toy, k=4>
-    """
-    return Pruner(family, k, problem=problem, device=device, bundle=bundle)
-
-
-class Pruner:
-    """Picks the configs worth measuring for a launch. Made by `prune`; called by Triton's autotuner.
 
     Hands back the autotuner's own `Config` objects, fastest first; never none of them, never a changed one, and
     never an exception: whatever is wrong, all supported configs go through with one warning that says why.
 
     In a function under `torch.compile`, static shapes are traced whole (also with `fullgraph=True`). Dynamic ones
     cannot be: there the graph breaks at the launch, which then runs, and is pruned, outside it (torch 2.13).
+
+    Raises `ForetuneError` for `k` < 1 and for a FORETUNE_MODE that does not exist.
+
+    >>> from types import SimpleNamespace as Toy
+    >>> Pruner(Toy(name="toy", problem_from_call=None), k=4)
+    <Pruner of toy, k=4>
     """
 
     def __init__(
@@ -61,7 +48,7 @@ class Pruner:
     ) -> None:
         if k < 1:
             raise ForetuneError(f"k must be >= 1 but got {k}")
-        mode()  # a value that does not exist is refused here, where the kernel is declared, not in a launch
+        resolve_mode()  # a value that does not exist is refused here, where the kernel is declared, not in a launch
         self.family, self.k, self.device, self.bundle = family, k, device, bundle
         self.problem = problem or family.problem_from_call
         self._known: tuple[tuple[triton.Config, ...], tuple[KernelConfig, ...]] = ((), ())
@@ -88,17 +75,17 @@ class Pruner:
         self,
         family: str,
         dims: tuple[tuple[str, int], ...],
-        dtype: str,
+        dtype: Dtype,
         flags: tuple[str, ...],
         *configs: triton.Config,
     ) -> tuple[int, ...]:
         """Which configs go through. It takes plain values and the configs one by one, because so Dynamo can call it."""
         problem, device = Problem(family, dims, dtype, flags), self.device or _live(_current_device())
-        values, wanted = self._values(configs), mode()
+        values, wanted = self._values(configs), resolve_mode()
         if wanted is Mode.OFF:
             return supported(self.family, problem, device, values)
         k = 1 if wanted is Mode.PREDICT else self.k
-        return shortlist(self.family, problem, device, k=k, configs=values, bundle=self.bundle).positions
+        return make_shortlist(self.family, problem, device, k=k, configs=values, bundle=self.bundle).positions
 
     # When a torch.compile'd function calls the kernel, Dynamo traces `__call__`. It cannot trace a prediction, so it
     # is told to call `_positions` and take the answer as a constant. This is all that

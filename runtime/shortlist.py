@@ -1,4 +1,4 @@
-"""`shortlist`: the configs worth trying on a problem, best first.
+"""`Shortlist`: the configs worth trying on a problem, best first.
 
 A prediction never makes a kernel fail. Without one (no bundle, a device it does not know, an odd problem) every
 supported config goes through, in its order, with one warning that says why.
@@ -12,7 +12,6 @@ from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from ..datasets import DeviceSpec, Family, ForetuneError, KernelConfig, Problem
-from .bucket import bucket
 from .warn import warn_once
 
 if TYPE_CHECKING:
@@ -40,7 +39,7 @@ class Shortlist:
     predicted: bool = True
 
 
-def shortlist(
+def make_shortlist(
     family: Family,
     problem: Problem,
     device: DeviceSpec,
@@ -53,8 +52,8 @@ def shortlist(
     result with the problem's dtype and flags when the bundle's data were measured.
 
     `configs` are the ones to choose from (the family's whole space if left out) and `bundle` what predicts (the
-    shipped one if left out). Group sizes are ignored and rows are rounded (see `bucket`), so that the answer
-    depends on what the host knows at call time, and not on which problem was asked about first. Ties go to the config
+    shipped one if left out). The answer is that of `Family.at_call_time`: it depends on what the host knows then, and
+    not on which of the problems near it was asked about first. Ties go to the config
     that was given first: the answer is the same in every process.
 
     An answer is remembered for the problem if the configs are left out or are a tuple that the caller keeps: then
@@ -65,12 +64,12 @@ def shortlist(
     >>> import numpy as np
     >>> from types import SimpleNamespace as Toy
     >>> toy = Toy(name="toy", space=lambda device: (KernelConfig.of(BLOCK=64), KernelConfig.of(BLOCK=128)),
-    ...           supports=lambda config, problem, device: None)
+    ...           supports=lambda config, problem, device: None, at_call_time=lambda problem: problem)
     >>> ranker = Toy(predict=lambda family, problem, device, configs: np.array([3.0, 1.5]))
     >>> h200 = DeviceSpec.named("h200")
     >>> bundle = Toy(digest="d1", ranker=lambda name: ranker, trained_on=lambda name: (h200,),
     ...              wrong_results=lambda name, problem: ())
-    >>> best = shortlist(toy, Problem.of("toy", rows=8), h200, k=2, bundle=bundle)
+    >>> best = make_shortlist(toy, Problem.of("toy", rows=8), h200, k=2, bundle=bundle)
     >>> best.positions, best.predicted_slowdown, str(best.configs[0])
     ((1, 0), (1.0, 2.0), 'BLOCK=128 num_warps=4 num_stages=3')
     """
@@ -80,7 +79,7 @@ def shortlist(
 
 
 class Chooser:
-    """One family's configs on one device, ranked by one bundle: what `shortlist` keeps, with the answers it gave."""
+    """One family's configs on one device, ranked by one bundle: what `make_shortlist` keeps, with the answers it gave."""
 
     def __init__(
         self, family: Family, device: DeviceSpec, configs: Sequence[KernelConfig] | None, bundle: Bundle | None
@@ -113,7 +112,7 @@ class Chooser:
 
     def _ranked(self, problem: Problem, k: int) -> Shortlist:
         """Whether a config is supported is asked of the problem itself, and only until `k` of them are."""
-        order, slowdowns = self._ranking(bucket(problem))
+        order, slowdowns = self._ranking(self.family.at_call_time(problem))
         wrong = self._wrong(problem)
         positions: list[int] = []
         for position in order.tolist():

@@ -13,9 +13,9 @@ from pathlib import Path
 
 from fakes import fake_cases
 from faulty import FaultyGpu
-from foretune.collect import campaign, recorder, worker
-from foretune.collect.ledger import Ledger
+from foretune.collect import campaign, row_writer, worker
 from foretune.collect.processes import Child, Watch
+from foretune.collect.run_state import RunState
 from replay import FAMILIES, ReplayPool
 
 CASES = fake_cases()[:12]
@@ -23,16 +23,16 @@ CASES = fake_cases()[:12]
 
 def collect(out, gpus, *, limits=None, cases=CASES):
     """The summary of one run on these GPUs, each with a process of its own."""
-    recorder.provenance = lambda family, device: {"family": family.name, "kernel_source": family.source_hash()}
+    row_writer.provenance = lambda family, device: {"family": family.name, "kernel_source": family.source_hash()}
     with Watch() as watch:
         starts = [partial(Child, worker.serve, gpu, FAMILIES) for gpu in gpus]
         options = [limits] if limits else []
-        return campaign.Campaign(Ledger(FAMILIES, cases, out), [starts], ReplayPool(), watch, *options).measure()
+        return campaign.Campaign(RunState(FAMILIES, cases, out), [starts], ReplayPool(), watch, *options).measure()
 
 
 if __name__ == "__main__":
     out, gpus, seconds, flush_seconds = sys.argv[1:]
-    recorder.FLUSH_SECONDS = float(flush_seconds)
+    row_writer.FLUSH_SECONDS = float(flush_seconds)
     sys.stdout.write("ready\n")
     sys.stdout.flush()
     sys.stdout.write(json.dumps(asdict(collect(Path(out), [FaultyGpu(seconds=float(seconds))] * int(gpus)))))

@@ -7,17 +7,18 @@ import math
 import zlib
 
 import numpy as np
-from foretune.datasets import Case, DeviceSpec, Family, KernelConfig, Problem, Status
+from foretune.datasets import Case, DeviceSpec, KernelConfig, Measurable, Problem, Status
 
 DEVICE = DeviceSpec.named("h200")
 
 
-class FakeFamily(Family):
+class FakeFamily(Measurable):
     """Tiles of a grouped product, timed by waves, padding, pipelining and a little interplay of them all."""
 
     name = "fake"
     dims = ("groups", "k", "n", "rows")
     dtypes = ("bf16",)
+    bucketed = ("rows",)
     knobs = ("BLOCK_M", "BLOCK_N", "BLOCK_K", "num_warps", "num_stages")
     feature_names = (
         "rows", "n", "k", "groups", "sizes_known", "largest", "block_m", "block_n", "block_k", "warps", "stages",
@@ -37,14 +38,14 @@ class FakeFamily(Family):
         used = _smem(config)
         return None if used <= 100_000 else f"needs {used} bytes of shared memory"
 
-    def features(self, problem, device, configs):
+    def features(self, problem, device, configs, binaries=None):
         tile = np.array([[c["BLOCK_M"], c["BLOCK_N"], c["BLOCK_K"], c.num_warps, c.num_stages] for c in configs], float)
         m, n, k, warps, stages = tile.T
         tiles = _tiles(problem, m, n)
         waves = tiles / device.sm_count
-        largest = problem.summary.max if problem.summary else problem["rows"] / problem["groups"]
+        largest = problem.ragged.max if problem.ragged else problem["rows"] / problem["groups"]
         columns = [
-            problem["rows"], problem["n"], problem["k"], problem["groups"], problem.summary is not None, largest,
+            problem["rows"], problem["n"], problem["k"], problem["groups"], problem.ragged is not None, largest,
             m, n, k, warps, stages, tiles, waves, waves / np.ceil(waves),
             tiles * m * n / (problem["rows"] * problem["n"]), stages * (m + n) * k * 2, np.ceil(problem["k"] / k),
             _roofline_us(problem, m, n),
@@ -70,8 +71,23 @@ class FakeFamily(Family):
     def problem_from_call(self, arguments):
         raise NotImplementedError
 
-    inputs = launch = reference = tolerance = check_problem = compile = problem_from_call
-    autotuner = launch_autotuned = problem_from_call
+    def estimate_us(self, problem, device, configs):
+        blocks = np.array([[config["BLOCK_M"], config["BLOCK_N"]] for config in configs], float).reshape(-1, 2)
+        return _roofline_us(problem, *blocks.T)
+
+    def cases(self, *, random=3, **more):
+        return fake_cases(randoms=random)
+
+    def flops(self, problem):
+        return 2.0 * problem["rows"] * problem["n"] * problem["k"]
+
+    def bytes(self, problem):
+        return 2.0 * (problem["groups"] * problem["n"] * problem["k"] + problem["rows"] * (problem["n"] + problem["k"]))
+
+    def binary_key(self, config, problem):
+        return config, problem.kind
+
+    inputs = launch = reference = tolerance = compile = problem_from_call
 
 
 def _smem(config):
@@ -79,7 +95,7 @@ def _smem(config):
 
 
 def _tiles(problem, m, n):
-    sizes = problem.group_sizes or (problem["rows"] // problem["groups"],) * problem["groups"]
+    sizes = problem.ragged.sizes if problem.ragged else (problem["rows"] // problem["groups"],) * problem["groups"]
     return sum(np.ceil(size / m) for size in sizes) * np.ceil(problem["n"] / n)
 
 
@@ -111,7 +127,7 @@ def fake_cases(models: int = 6, tokens: tuple[int, ...] = (64, 512, 4096), rando
 
 def _case(source, routing, rows, n, k, sizes):
     sizes = (int(rows - sum(sizes[1:])), *(int(size) for size in sizes[1:]))
-    problem = Problem.of("fake", groups=len(sizes), rows=rows, n=n, k=k, group_sizes=sizes)
+    problem = Problem.of("fake", groups=len(sizes), rows=rows, n=n, k=k, ragged={"rows": sizes})
     return Case(problem, (source,), routing)
 
 
@@ -132,4 +148,5 @@ def fake_dataset(cases: tuple[Case, ...] | None = None):
                 status = Status.INVALID if reason else Status.LAUNCH_FAILED if time is None else Status.OK
                 rows.append((problem, column, DEVICE.name, status.value, time, timing_pass))
     frame = pd.DataFrame(rows, columns=["problem", "config", "device", "status", "time_us", "timing_pass"])
-    return Dataset("fake", 1, (DEVICE,), {}, cases, configs, frame.astype({"time_us": float}))
+    facts = {"registers": 64, "spills": 0, "smem_bytes": 1024}
+    return Dataset("fake", 2, (DEVICE,), {}, cases, configs, frame.astype({"time_us": float}).assign(**facts))

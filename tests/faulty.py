@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from fakes import FakeFamily
-from foretune.collect.measuring import DeviceLostError
+from foretune.collect.runner import DeviceLostError
 from foretune.datasets import KernelConfig, Problem
 from replay import DEVICE, ReplayRunner
 

@@ -7,7 +7,6 @@ import itertools
 from dataclasses import replace
 
 from foretune.datasets import DeviceSpec, KernelConfig, Problem
-from foretune.kernels import family
 
 FORWARD, DX, DW = (family(f"grouped_gemm_{name}") for name in ("fwd", "dx", "dw"))
 FAMILIES = (FORWARD, DX, DW)
@@ -71,7 +70,7 @@ def made(family, sizes, n=40, k=72, *, flags=(), dtype="fp16", device=CPU, chunk
 def routed(inputs, sizes, chunk_rows=None):
     """The same tensors under other group sizes, which need not sum to the rows."""
     import torch
-    from foretune.kernels.grouped_gemm.tiles import TileMap
+    from foretune.kernels.grouped_gemm.triton_kernels.tiles import TileMap
 
     told = torch.tensor(sizes, dtype=torch.int32, device=inputs.out.device)
     rows = inputs.tile_map.rows

@@ -18,9 +18,9 @@ from threading import Thread
 from fakes import DEVICE, FakeFamily
 from foretune.collect import campaign, worker
 from foretune.collect.compiling import Compiled
-from foretune.collect.ledger import Ledger
-from foretune.collect.measuring import HOPELESS_SLOWDOWN, LaunchFailedError, Outcome
 from foretune.collect.processes import Watch
+from foretune.collect.run_state import RunState
+from foretune.collect.runner import HOPELESS_SLOWDOWN, LaunchFailedError, Outcome
 from foretune.datasets import KernelConfig, Status, load
 
 FAMILIES = {FakeFamily.name: FakeFamily()}
@@ -38,13 +38,13 @@ class ReplayRunner:
     def __init__(
         self,
         scan_faults: Faults = {},  # noqa: B006 - only read
-        turn_faults: Faults = {},  # noqa: B006
+        confirm_faults: Faults = {},  # noqa: B006
         *,
         outcomes: Mapping[KernelConfig, Outcome] = {},
         prepare: Callable[[object], None] = lambda problem: None,
         seconds: float = 0.0,
     ) -> None:
-        self.scan_faults, self.turn_faults, self.outcomes = scan_faults, turn_faults, outcomes
+        self.scan_faults, self.confirm_faults, self.outcomes = scan_faults, confirm_faults, outcomes
         self.on_prepare, self.seconds = prepare, seconds
         self.calls: list[tuple[str, object]] = []
 
@@ -71,14 +71,14 @@ class ReplayRunner:
             return Outcome(Status.HOPELESS, time_us, 0.0, 1)
         return Outcome(Status.OK, time_us, 0.01, 7, registers=64)
 
-    def refer(self, family, problem, config):
+    def probe(self, family, problem, config):
         return family.time_us(problem, config, timing_pass=1) or 100.0
 
-    def turn(self, config, best_us):
-        self.calls.append(("turn", config))
+    def confirm(self, config, best_us):
+        self.calls.append(("confirm", config))
         time.sleep(self.seconds / 10)
-        if config in self.turn_faults:
-            raise self.turn_faults[config]
+        if config in self.confirm_faults:
+            raise self.confirm_faults[config]
         self.turns[config] += 1
         us = self.family.time_us(self.problem, config, timing_pass=1000 + self.turns[config])
         if us is None:
@@ -162,7 +162,7 @@ def run(cases, out: Path, *runners, rounds=None, families=FAMILIES, pool=None, o
     rounds = rounds or [[ReplayGpu(runner) for runner in runners or (ReplayRunner(),)]]
     with Watch() as watch:
         starts = [[partial(ThreadChild, worker.serve, gpu, families) for gpu in gpus] for gpus in rounds]
-        book = Ledger(families, cases, out, on_progress=on_progress, **options)
+        book = RunState(families, cases, out, on_progress=on_progress, **options)
         return campaign.Campaign(book, starts, pool or ReplayPool(), watch).measure()
 
 

@@ -193,7 +193,6 @@ def test_datasets_shows_them_as_a_table() -> None:
 
 
 def test_data_of_another_kernel_are_named_in_one_line_beside_the_result(monkeypatch: pytest.MonkeyPatch) -> None:
-    from foretune.kernels import family
 
     (measured,) = datasets.load("h200").kernel_sources(FAMILY)
     for now, warned in ((measured, False), ("another", True)):

@@ -5,17 +5,22 @@ Everything is computed for all configs at once: one prediction over the space ha
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
+from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ...datasets import DeviceSpec, KernelConfig, Problem
-from .operation import DW, PERMUTATIONS, Operation
-from .routing import typical_sizes
+from .chunks import chunk_rows
+from .group_sizes import typical_sizes
 from .space import accumulator_registers, resident_programs, smem_bytes
-from .work import Floats, work_of
+from .variants import DW, PERMUTATIONS, Variant
+
+Floats: TypeAlias = NDArray[np.float64]
+Sizes: TypeAlias = NDArray[np.int64]
 
 # L2 delivers about this multiple of the copy bandwidth (H100/H200 microbenchmarks: 5.5-7 TB/s read against 3-4.3).
 _L2_OVER_DRAM = 1.6
@@ -76,24 +81,24 @@ _MIXED_FEATURES = (
 FEATURE_NAMES = _PROBLEM_FEATURES + _CONFIG_FEATURES + _MIXED_FEATURES
 
 
-def group_sizes_of(problem: Problem) -> NDArray[np.int64]:
+def group_sizes_of(problem: Problem) -> Sizes:
     """The sizes if they are known, else typical ones, (groups,)."""
-    if problem.group_sizes is not None:
-        return np.asarray(problem.group_sizes, dtype=np.int64)
+    if problem.ragged is not None:
+        return np.asarray(problem.ragged.sizes, dtype=np.int64)
     return typical_sizes(problem["rows"], max(problem["groups"], 1))
 
 
-def features(
-    operation: Operation, problem: Problem, device: DeviceSpec, configs: Sequence[KernelConfig]
+def feature_table(
+    variant: Variant, problem: Problem, device: DeviceSpec, configs: Sequence[KernelConfig]
 ) -> NDArray[np.float32]:
     """(n_configs, n_features), columns named by FEATURE_NAMES; finite for any problem, also one without rows."""
-    space = _space(operation, tuple(configs), problem.itemsize, device)
+    space = _space(variant, tuple(configs), problem.itemsize, device)
     rows, n, k, groups = (max(problem[dim], 1) for dim in ("rows", "n", "k", "groups"))
     sizes = group_sizes_of(problem)
     active = max(int((sizes > 0).sum()), 1)
     flops = 2.0 * rows * n * k
     # dW writes all of its groups, the others read those that have rows.
-    weight_bytes = float(groups if operation is DW else active) * n * k * problem.itemsize
+    weight_bytes = float(groups if variant is DW else active) * n * k * problem.itemsize
     row_bytes = float(rows) * (n + k) * problem.itemsize
     per_call = np.array(
         [
@@ -104,7 +109,7 @@ def features(
             np.log2(active),
             np.log2(rows / active),
             sizes.max(initial=0) * groups / rows,
-            problem.group_sizes is not None,
+            problem.ragged is not None,
             np.log2(flops),
             np.log2(flops / (weight_bytes + row_bytes)),
             problem.dtype == "fp16",
@@ -116,7 +121,7 @@ def features(
         dtype=np.float32,
     )
 
-    work = work_of(operation, problem, device, sizes, (space.block_m, space.block_n, space.block_k))
+    work = work_of(variant, problem, device, sizes, (space.block_m, space.block_n, space.block_k))
     slots = device.sm_count * space.programs
     rounds = np.ceil(work.tiles / slots)
     share = work.steps / device.sm_count  # of one SM, in steps
@@ -159,16 +164,14 @@ def features(
 class _Space:
     """The arrays that depend only on the configs, the dtype and the device, each (n_configs,)."""
 
-    def __init__(
-        self, operation: Operation, configs: tuple[KernelConfig, ...], itemsize: int, device: DeviceSpec
-    ) -> None:
+    def __init__(self, variant: Variant, configs: tuple[KernelConfig, ...], itemsize: int, device: DeviceSpec) -> None:
         def knob(name: str) -> Floats:
             return np.array([config[name] for config in configs], dtype=np.float64)
 
         self.block_m, self.block_n, self.block_k = (knob(f"BLOCK_{axis}") for axis in "MNK")
         self.group_m, warps, stages = knob("GROUP_M"), knob("num_warps"), knob("num_stages")
-        self.programs = np.array([resident_programs(operation, c, itemsize, device) for c in configs], dtype=np.float64)
-        smem = np.array([smem_bytes(operation, c, itemsize, device) for c in configs], dtype=np.float64)
+        self.programs = np.array([resident_programs(variant, c, itemsize, device) for c in configs], dtype=np.float64)
+        smem = np.array([smem_bytes(variant, c, itemsize, device) for c in configs], dtype=np.float64)
         accumulators = accumulator_registers(self.block_m, self.block_n, warps)
         in_flight = self.programs * (stages - 1) * (self.block_m + self.block_n) * self.block_k * itemsize
         self.columns = np.stack(
@@ -177,7 +180,7 @@ class _Space:
                 self.block_n,
                 self.block_k,
                 self.group_m,
-                *(knob(name) for name in operation.tma),
+                *(knob(name) for name in variant.tma),
                 warps,
                 stages,
                 self.block_m * self.block_n,
@@ -192,3 +195,76 @@ class _Space:
 
 
 _space = lru_cache(maxsize=64)(_Space)
+
+
+@dataclass(frozen=True)
+class Work:
+    """The tiles of one call for each config, and their steps of BLOCK_K; all are (n_configs,) and at least 1."""
+
+    tiles: Floats
+    steps: Floats  # of all tiles together
+    longest: Floats  # steps of the longest tile
+    padding_m: Floats  # rows, columns and depth that are computed, over those asked for
+    padding_n: Floats
+    padding_k: Floats
+    m_tiles: Floats  # of one group, on average
+    n_tiles: Floats
+    depth_per_group: Floats  # the contraction's length, on average
+
+
+def work_of(
+    variant: Variant, problem: Problem, device: DeviceSpec, sizes: Sizes, blocks: tuple[Floats, Floats, Floats]
+) -> Work:
+    """The work of a call with these group sizes, (groups,), for configs with these (BLOCK_M, BLOCK_N, BLOCK_K)."""
+    return (_of_dw if variant is DW else _of_rows)(variant, problem, device, sizes, blocks)
+
+
+def _of_rows(
+    variant: Variant, problem: Problem, device: DeviceSpec, sizes: Sizes, blocks: tuple[Floats, Floats, Floats]
+) -> Work:
+    """Forward and dX: M tiles are ragged, and all tiles have equally many steps."""
+    block_m, block_n, block_k = blocks
+    columns, depth = max(problem[variant.columns], 1), max(problem[variant.depth], 1)
+    m_tiles = _for_each(block_m, lambda m: max(np.ceil(sizes / m).sum(), 1.0))
+    n_tiles, tile_steps = np.ceil(columns / block_n), np.ceil(depth / block_k)
+    return Work(
+        tiles=m_tiles * n_tiles,
+        steps=m_tiles * n_tiles * tile_steps,
+        longest=tile_steps,
+        padding_m=m_tiles * block_m / max(problem["rows"], 1),
+        padding_n=n_tiles * block_n / columns,
+        padding_k=tile_steps * block_k / depth,
+        m_tiles=m_tiles / max(int((sizes > 0).sum()), 1),
+        n_tiles=n_tiles,
+        depth_per_group=np.full(len(block_m), float(depth)),
+    )
+
+
+def _of_dw(
+    variant: Variant, problem: Problem, device: DeviceSpec, sizes: Sizes, blocks: tuple[Floats, Floats, Floats]
+) -> Work:
+    """dW: tiles are N x K, the same for every chunk of rows, and a tile has as many steps as its chunk is long."""
+    block_m, block_n, block_k = blocks
+    rows, n, k = (max(problem[dim], 1) for dim in ("rows", "n", "k"))
+    longest_chunk = chunk_rows(rows, n, k, device.sm_count)
+    counts = np.maximum(np.ceil(sizes / longest_chunk), 1)
+    lengths = sizes / counts
+    steps = _for_each(block_k, lambda b: (np.maximum(np.ceil(lengths / b), 1) * counts).sum())
+    m_tiles, n_tiles = np.ceil(n / block_m), np.ceil(k / block_n)
+    return Work(
+        tiles=counts.sum() * m_tiles * n_tiles,
+        steps=steps * m_tiles * n_tiles,
+        longest=np.maximum(np.ceil(lengths.max(initial=0) / block_k), 1),
+        padding_m=m_tiles * block_m / n,
+        padding_n=n_tiles * block_n / k,
+        padding_k=steps * block_k / rows,
+        m_tiles=m_tiles,
+        n_tiles=n_tiles,
+        depth_per_group=np.full(len(block_m), rows / max(int((sizes > 0).sum()), 1)),
+    )
+
+
+def _for_each(values: Floats, figure: Callable[[int], float]) -> Floats:
+    """The figure of each value, computed once for each of the few that there are."""
+    distinct, which = np.unique(values.astype(np.int64), return_inverse=True)
+    return np.array([figure(int(value)) for value in distinct], dtype=np.float64)[which]

@@ -1,15 +1,15 @@
-"""The tuning space of each operation, and what a config costs on a device."""
+"""The tuning space of each variant, and what a config costs on a device."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import lru_cache
 from itertools import product
 from typing import Any
 
 from ...datasets import DeviceSpec, ForetuneError, KernelConfig, Problem
-from .operation import DW, OPERATIONS, Operation
+from .variants import DW, VARIANTS, Variant
 
 #: What the tile map has room for; the kernels take no other BLOCK_M over rows.
 BLOCKS_M = (16, 32, 64, 128, 256)
@@ -27,15 +27,15 @@ _ASYNC_PRODUCT_ARCHS = ("sm_90", "sm_100", "sm_103")
 _RESERVED_SMEM_BYTES = 1024
 
 
-def knobs_of(operation: Operation) -> tuple[str, ...]:
-    """The knobs of an operation's configs. BLOCK_M x BLOCK_N is the output tile and BLOCK_K the contraction's step."""
+def knobs_of(variant: Variant) -> tuple[str, ...]:
+    """The knobs of an variant's configs. BLOCK_M x BLOCK_N is the output tile and BLOCK_K the contraction's step."""
     return (
         "BLOCK_M",
         "BLOCK_N",
         "BLOCK_K",
         "GROUP_M",  # M tiles side by side in the L2 order; a runtime argument
         "PROGRAMS_PER_SM",  # the persistent grid over the number of SMs; a runtime argument
-        *operation.tma,
+        *variant.tma,
         "num_warps",
         "num_stages",
     )
@@ -57,25 +57,25 @@ class Ranges:
     tma: tuple[int, ...] = (0, 1)
 
     @classmethod
-    def of(cls, operation: Operation, **ranges: Sequence[int]) -> Ranges:
-        """The operation's ranges with these values in place of its own.
+    def of(cls, variant: Variant, **ranges: Sequence[int]) -> Ranges:
+        """The variant's ranges with these values in place of its own.
 
         Raises `ForetuneError` naming a range or a value that cannot be.
 
-        >>> from .operation import DW
+        >>> from .variant import DW
         >>> Ranges.of(DW, block_m=[64]).block_m, Ranges.of(DW, block_m=[64]).block_k
         ((64,), (32, 64))
         """
         for name, values in ranges.items():
-            if name not in _VALID:
-                raise ForetuneError(f"{name} is not a range of the space; there are {', '.join(sorted(_VALID))}")
+            if name not in (known := sorted(field.name for field in fields(cls))):
+                raise ForetuneError(f"{name} is not a range of the space; there are {', '.join(known)}")
             if not isinstance(values, Sequence) or isinstance(values, str) or not values:
                 raise ForetuneError(f"{name} must be a list of values but is {values!r}")
             for value in values:
                 if (wrong := wrong_value(name, value)) is not None:
                     raise ForetuneError(wrong)
         changed: dict[str, Any] = {name: tuple(values) for name, values in ranges.items()}
-        return replace(_DW_RANGES if operation is DW else cls(), **changed)
+        return replace(_DW_RANGES if variant is DW else cls(), **changed)
 
 
 #: A tile of dW is a piece of N x K, which is never small, and its contraction is a group's rows, which often are few.
@@ -89,6 +89,8 @@ _VALID: dict[str, tuple[str, Sequence[int]]] = {
     "num_warps": ("1, 2, 4, 8 or 16", (1, 2, 4, 8, 16)),
     "num_stages": ("between 1 and 8", range(1, 9)),
     "tma": ("0 or 1", (0, 1)),
+    "group_m": ("between 1 and 1024", range(1, 1025)),
+    "programs_per_sm": ("between 0 and 64, 0 for a program a tile", range(65)),
 }
 
 
@@ -98,30 +100,34 @@ def wrong_value(name: str, value: Any) -> str | None:
     return None if isinstance(value, int) and value in values else f"{name} must be {words} but is {value!r}"
 
 
-def wrong_knob(config: KernelConfig) -> str | None:
-    """The reason why a knob's value is none that the kernels take, or None. For configs that a user makes up: past
-    these values a kernel would not compile, or not stay inside its tensors.
+@lru_cache(maxsize=1 << 16)
+def wrong_knob(variant: Variant, config: KernelConfig) -> str | None:
+    """The reason why a config is none that the kernels take, or None: with other knobs than the variant's, or a value
+    past which a kernel would not compile, or not stay inside its tensors.
 
-    >>> wrong_knob(KernelConfig.of(BLOCK_M=24))
+    >>> from .variants import FORWARD
+    >>> wrong_knob(FORWARD, KernelConfig.of(**dict.fromkeys(knobs_of(FORWARD), 1) | {"BLOCK_M": 24}))
     'BLOCK_M cannot be 24: a power of two between 16 and 256'
     """
-    for knob, value in config.to_json().items():
-        name = "tma" if knob.startswith("TMA_") else knob.lower()
-        if name in _VALID and wrong_value(name, value) is not None:
-            return f"{knob} cannot be {value}: {_VALID[name][0]}"
-        if knob in _LEAST and int(value) < _LEAST[knob]:
-            return f"{knob} cannot be {value}: {_LEAST[knob]} or more"
+    knobs, wanted = config.to_json(), knobs_of(variant)
+    if knobs.pop("num_ctas") != 1:
+        return f"num_ctas cannot be {config.num_ctas}: 1"
+    if unknown := sorted(knobs.keys() - set(wanted)):
+        return f"{unknown[0]} is no knob of {variant.name}; it has {', '.join(wanted)}"
+    if missing := [knob for knob in wanted if knob not in knobs]:
+        return f"{missing[0]} is missing; {variant.name} has the knobs {', '.join(wanted)}"
+    for knob, value in knobs.items():
+        words, values = _VALID["tma" if knob.startswith("TMA_") else knob.lower()]
+        if not isinstance(value, int) or value not in values:
+            return f"{knob} cannot be {value}: {words}"
     return None
 
 
-_LEAST = {"GROUP_M": 1, "PROGRAMS_PER_SM": 0}  # 0 programs an SM: one a tile
-
-
 @lru_cache(maxsize=16)
-def full_space(operation: Operation, r: Ranges) -> tuple[KernelConfig, ...]:
+def full_space(variant: Variant, r: Ranges) -> tuple[KernelConfig, ...]:
     """The whole grid less what can't be fast: spilling accumulators, idle warps, too little in flight, more than any SM
     holds."""
-    names = knobs_of(operation)
+    names = knobs_of(variant)
     space = []
     for m, n, k, warps, stages in product(r.block_m, r.block_n, r.block_k, r.num_warps, r.num_stages):
         if (
@@ -130,7 +136,7 @@ def full_space(operation: Operation, r: Ranges) -> tuple[KernelConfig, ...]:
             or (stages - 1) * (m + n) * k * 2 < _LEAST_BYTES_IN_FLIGHT
         ):
             continue
-        for tma in _tma_ways(operation, m, n, k, r.tma):
+        for tma in _tma_ways(variant, m, n, k, r.tma):
             smem = tile_smem_bytes(m, n, k, stages, warps, tma, 2, arch="sm_90")
             fits = _resident(smem, m, n, warps, _SM_SMEM_BYTES, _SM_REGISTERS)
             # More than two never won by more than the noise. A band matters where a group has several M tiles.
@@ -140,13 +146,13 @@ def full_space(operation: Operation, r: Ranges) -> tuple[KernelConfig, ...]:
     return tuple(space)
 
 
-def _tma_ways(operation: Operation, m: int, n: int, k: int, tma: tuple[int, ...]) -> Iterator[tuple[int, int, int]]:
+def _tma_ways(variant: Variant, m: int, n: int, k: int, tma: tuple[int, ...]) -> Iterator[tuple[int, int, int]]:
     """Which of (left, right, out) go through TMA."""
     if 0 in tma:
         yield 0, 0, 0
     if 1 not in tma:
         return
-    if operation is DW:
+    if variant is DW:
         # Without a TMA store dW spills, and its output always allows one. With x by pointer and dy by TMA no problem of
         # 56 won more than 1.6 % (H200, 2026-11).
         yield from ((1, 1, 1), (0, 1, 1))
@@ -217,17 +223,17 @@ def _exchange_bytes(block_m: int, block_n: int, num_warps: int, arch: str) -> in
     return rows * block_n * 2
 
 
-def smem_bytes(operation: Operation, config: KernelConfig, itemsize: int, device: DeviceSpec) -> int:
+def smem_bytes(variant: Variant, config: KernelConfig, itemsize: int, device: DeviceSpec) -> int:
     """Shared memory of one program on a device."""
     blocks = (config["BLOCK_M"], config["BLOCK_N"], config["BLOCK_K"])
-    tma = (config[operation.tma_left], config[operation.tma_right], config[operation.tma_out])
+    tma = (config[variant.tma_left], config[variant.tma_right], config[variant.tma_out])
     return tile_smem_bytes(*blocks, config.num_stages, config.num_warps, tma, itemsize, arch=device.arch)
 
 
 def estimate_smem_bytes(config: KernelConfig, problem: Problem, device: DeviceSpec | None = None) -> int:
     """Shared memory of one program of a config, in bytes: what `supports` compares with the device's limit.
 
-    `problem` says the operation (its family) and the dtype; `device` the architecture, an H200's if left out. Raises
+    `problem` says the variant (its family) and the dtype; `device` the architecture, an H200's if left out. Raises
     `ForetuneError` for a problem of another family.
 
     >>> problem = Problem.of("grouped_gemm_fwd", groups=8, rows=4096, n=2048, k=1024)
@@ -235,16 +241,16 @@ def estimate_smem_bytes(config: KernelConfig, problem: Problem, device: DeviceSp
     >>> estimate_smem_bytes(KernelConfig.of(**knobs, num_warps=8, num_stages=3), problem)
     213016
     """
-    if problem.family not in OPERATIONS:
-        raise ForetuneError(f"the problem's family must be one of {', '.join(OPERATIONS)} but is {problem.family}")
+    if problem.family not in VARIANTS:
+        raise ForetuneError(f"the problem's family must be one of {', '.join(VARIANTS)} but is {problem.family}")
     device = device or DeviceSpec.named("h200")
-    return smem_bytes(OPERATIONS[problem.family], config, problem.itemsize, device)
+    return smem_bytes(VARIANTS[problem.family], config, problem.itemsize, device)
 
 
-def resident_programs(operation: Operation, config: KernelConfig, itemsize: int, device: DeviceSpec) -> int:
+def resident_programs(variant: Variant, config: KernelConfig, itemsize: int, device: DeviceSpec) -> int:
     """How many of the config's PROGRAMS_PER_SM run on one SM of the device at a time."""
     fits = _resident(
-        smem_bytes(operation, config, itemsize, device),
+        smem_bytes(variant, config, itemsize, device),
         config["BLOCK_M"],
         config["BLOCK_N"],
         config.num_warps,

@@ -8,9 +8,9 @@ from types import SimpleNamespace as Toy
 
 import pytest
 from fakes import DEVICE, FakeFamily, fake_cases
-from foretune.collect import plan, recorder
-from foretune.collect.agenda import Agenda
+from foretune.collect import plan, row_writer
 from foretune.collect.campaign import AHEAD
+from foretune.collect.case_queue import CaseQueue
 from foretune.collect.plan import Adaptive, Step
 from foretune.datasets import Case, Problem, load
 from foretune.model import LightGBMRanker
@@ -26,7 +26,7 @@ FEW = partial(Adaptive, share=0.15, first=FIRST, ranker=partial(LightGBMRanker, 
 def replace_plan_and_origin(patch):
     told = {"family": FAMILY.name, "kernel_source": FAMILY.source_hash()}
     patch.setitem(plan.PLANS, "adaptive", FEW)
-    patch.setattr(recorder, "provenance", lambda family, device: told)
+    patch.setattr(row_writer, "provenance", lambda family, device: told)
 
 
 @pytest.fixture(autouse=True)
@@ -166,20 +166,20 @@ asked: list[tuple[str, object]] = []
 def test_while_one_familys_batch_is_measured_the_others_are_handed_out():
     asked.clear()
     cases = {name: [Case(Problem.of(name, n=n), ("random",), "uniform") for n in (1, 2)] for name in ("a", "b")}
-    agenda = Agenda(
+    queue = CaseQueue(
         [*cases["a"], *cases["b"]],
         dict.fromkeys("ab", Singly()),
         lambda family, todo: (len(todo), cases[family][0]),
         lambda case: 1.0,
     )
-    assert [agenda.take().case for _ in "ab"] == [cases["a"][0], cases["b"][0]]
-    assert agenda.take() is None
-    agenda.over(cases["b"][0])
-    assert agenda.take().case == cases["b"][1]
-    assert agenda.take() is None
-    agenda.again(cases["a"][0])  # not over yet: no next batch
-    assert agenda.take().case == cases["a"][0]
-    assert agenda.take() is None
-    agenda.over(cases["a"][0])
-    assert agenda.take().case == cases["a"][1]
+    assert [queue.take().case for _ in "ab"] == [cases["a"][0], cases["b"][0]]
+    assert queue.take() is None
+    queue.over(cases["b"][0])
+    assert queue.take().case == cases["b"][1]
+    assert queue.take() is None
+    queue.again(cases["a"][0])  # not over yet: no next batch
+    assert queue.take().case == cases["a"][0]
+    assert queue.take() is None
+    queue.over(cases["a"][0])
+    assert queue.take().case == cases["a"][1]
     assert [family for family, _ in asked] == ["a", "b", "b", "a"]

@@ -16,12 +16,12 @@ import pytest
 import torch
 from fakes import DEVICE, FakeFamily, fake_cases
 from faulty import CompiledFamily, FaultyGpu
-from foretune.collect import campaign, known, provenance, recorder, worker
-from foretune.collect.bench import LOSSES, WINDOW
+from foretune.collect import campaign, known, provenance, row_writer, worker
 from foretune.collect.campaign import collect
-from foretune.collect.casework import DEATHS, FATAL_CASES, TRIES, TURNS
-from foretune.collect.known import LEADING_LEAST, LEADING_MOST, LEADING_SLOWDOWN, Known, earlier
-from foretune.collect.measuring import DeviceLostError, LaunchFailedError, Outcome, OutOfMemoryError
+from foretune.collect.case_tasks import DEATHS, FATAL_CASES, ROUNDS, TRIES
+from foretune.collect.outcomes import LEADING_LEAST, LEADING_MOST, LEADING_SLOWDOWN, Outcomes, earlier
+from foretune.collect.runner import DeviceLostError, LaunchFailedError, Outcome, OutOfMemoryError
+from foretune.collect.supervisor import LOSSES, WINDOW
 from foretune.datasets import DeviceSpec, ForetuneError, KernelConfig, Status, load
 from replay import FAMILIES, EndOfProcess, ReplayGpu, ReplayPool, ReplayRunner, outcomes_of, rows_of, run
 
@@ -39,7 +39,7 @@ def triton(monkeypatch):
     triton = SimpleNamespace(version="3.9")
     monkeypatch.setattr(known, "triton_version", lambda: triton.version)
     monkeypatch.setattr(
-        recorder,
+        row_writer,
         "provenance",
         lambda family, device: {
             "family": family.name,
@@ -77,7 +77,7 @@ def test_every_config_of_every_case_is_scanned_and_the_leading_ones_confirmed(ou
     assert summary.measurements == sum(map(len, found.values())) == sum(summary.statuses.values())
     assert summary.statuses == load(out).describe()["families"]["fake"]["statuses"]
     confirming = next(passes for passes in found.values() if 3 in passes)
-    assert (confirming[2].samples, confirming[2].status) == (2 * TURNS, "ok")
+    assert (confirming[2].samples, confirming[2].status) == (2 * ROUNDS, "ok")
     assert confirming[2].time_us != confirming[3].time_us
     assert load(out).provenance["runs"][confirming[1].run_id] == {
         "family": "fake",
@@ -166,14 +166,14 @@ def test_a_case_ends_when_the_last_of_its_configs_cannot_be_compiled(out, monkey
 def test_confirming_what_an_earlier_run_scanned_waits_for_the_compiler(out, monkeypatch):
     monkeypatch.setattr(campaign, "CHECK_SECONDS", 0.01)
     best = best_of(CASE)
-    run([CASE], out, ReplayRunner(turn_faults=interrupting([best])))
+    run([CASE], out, ReplayRunner(confirm_faults=interrupting([best])))
     assert set(load(out).measurements["timing_pass"]) == {1}
     runner = ReplayRunner()
     assert run([CASE], out, runner, pool=LatePool({best: "PTXASError: internal"}, at_a_time=7)).complete
     assert runner.asked("scan") == []
     passes = rows_of(out)[CASE.problem, best]
     assert [passes[p].status for p in (1, 2, 3)] == ["ok", "compile_failed", "compile_failed"]
-    assert len(set(runner.asked("turn"))) >= LEADING_LEAST - 1
+    assert len(set(runner.asked("confirm"))) >= LEADING_LEAST - 1
     assert run([CASE], out, again := ReplayRunner()).complete
     assert again.calls == []
 
@@ -181,11 +181,11 @@ def test_confirming_what_an_earlier_run_scanned_waits_for_the_compiler(out, monk
 def test_confirming_passes_take_turns_and_each_turn_is_shuffled(out):
     runner = ReplayRunner()
     run([CASE], out, runner)
-    turns = runner.asked("turn")
+    turns = runner.asked("confirm")
     leading = set(turns)
-    assert runner.calls[-len(turns) :] == [("turn", config) for config in turns]  # after the scan
+    assert runner.calls[-len(turns) :] == [("confirm", config) for config in turns]  # after the scan
     rounds = [turns[i : i + len(leading)] for i in range(0, len(turns), len(leading))]
-    assert len(rounds) == 2 * TURNS
+    assert len(rounds) == 2 * ROUNDS
     assert all(set(one) == leading for one in rounds)
     assert len(set(map(tuple, rounds))) == len(rounds)
     # Samples count up: those of pass 2 lie between those of pass 3.
@@ -195,11 +195,11 @@ def test_confirming_passes_take_turns_and_each_turn_is_shuffled(out):
 
 def test_a_config_that_fails_while_confirming_gets_two_failed_rows_and_no_more_turns(out):
     best = min(VALID, key=lambda config: FAMILY.time_us(CASE.problem, config, timing_pass=1) or 1e9)
-    runner = ReplayRunner(turn_faults={best: LaunchFailedError("invalid argument")})
+    runner = ReplayRunner(confirm_faults={best: LaunchFailedError("invalid argument")})
     run([CASE], out, runner)
     passes = rows_of(out)[CASE.problem, best]
     assert [passes[p].status for p in (1, 2, 3)] == ["ok", "launch_failed", "launch_failed"]
-    assert runner.asked("turn").count(best) == 1
+    assert runner.asked("confirm").count(best) == 1
     again = ReplayRunner()
     assert run([CASE], out, again).complete
     assert again.calls == []
@@ -283,7 +283,7 @@ def test_an_interrupted_scan_is_a_clean_stop_and_the_next_run_goes_on(out, where
 
 
 def test_an_interrupted_confirmation_is_done_again_as_a_whole(out):
-    assert run([CASE], out, ReplayRunner(turn_faults=interrupting([best_of(CASE)]))).interrupted
+    assert run([CASE], out, ReplayRunner(confirm_faults=interrupting([best_of(CASE)]))).interrupted
     assert set(load(out).measurements["timing_pass"]) == {1}
     again = ReplayRunner()
     run([CASE], out, again)
@@ -338,14 +338,14 @@ def told(end):
 @pytest.mark.parametrize("end", ENDS, ids=["illegal memory access", "segfault"])
 def test_a_config_that_ends_its_process_while_confirming_is_not_met_again(out, end):
     best = best_of(CASE)
-    runner = ReplayRunner(turn_faults={best: end})
+    runner = ReplayRunner(confirm_faults={best: end})
     assert run([CASE], out, runner).complete
     passes = rows_of(out)[CASE.problem, best]
     assert [passes[p].status for p in (1, 2, 3)] == ["ok", "launch_failed", "launch_failed"]
     assert passes[3].error == told(end)
-    turns = runner.asked("turn")
+    turns = runner.asked("confirm")
     again = turns[turns.index(best) + 1 :]  # all turns of the others, once more
-    assert len(again) == 2 * TURNS * len(set(again))
+    assert len(again) == 2 * ROUNDS * len(set(again))
     assert best not in again
     check_complete(out, [CASE])
     assert run([CASE], out, second := ReplayRunner()).complete
@@ -545,13 +545,13 @@ def test_where_measurements_come_from_is_found_out_before_a_gpu_has_work(out, mo
 class HoggedRunner(ReplayRunner):
     """Another process takes half of the GPU while one problem is measured."""
 
-    def refer(self, family, problem, config):
+    def probe(self, family, problem, config):
         self.calls.append(("refer", (problem, config)))
-        return super().refer(family, problem, config) * (2 if self.problem == CASES[2].problem else 1)
+        return super().probe(family, problem, config) * (2 if self.problem == CASES[2].problem else 1)
 
 
 def test_a_gpu_that_something_else_uses_shows_in_the_reference_and_flags_the_case(out, monkeypatch):
-    monkeypatch.setattr(worker, "REFERENCE_SECONDS", 0.02)
+    monkeypatch.setattr(worker, "PROBE_SECONDS", 0.02)
     runner = HoggedRunner(seconds=1e-4)
     summary = run(CASES, out, runner)
     # And the case before: who knows when it began?
@@ -570,7 +570,7 @@ def test_a_gpu_that_something_else_uses_shows_in_the_reference_and_flags_the_cas
 
 def test_a_reference_that_fails_is_done_without(out):
     class Failing(ReplayRunner):
-        def refer(self, family, problem, config):
+        def probe(self, family, problem, config):
             self.calls.append(("refer", problem))
             raise LaunchFailedError("out of memory")
 
@@ -583,7 +583,7 @@ def test_a_reference_that_fails_is_done_without(out):
 
 def test_a_reference_that_ends_the_process_is_not_met_again(out):
     class Ending(ReplayRunner):
-        def refer(self, family, problem, config):
+        def probe(self, family, problem, config):
             self.calls.append(("refer", problem))
             raise DeviceLostError("illegal memory access")
 
@@ -620,7 +620,7 @@ def test_a_problem_that_does_not_fit_is_skipped_and_taken_up_when_it_does(out):
 def test_the_stores_rounding_does_not_change_which_configs_lead():
     times = [100.0 + i * 1e-6 for i in range(200)]  # one float32 or another, in an order of their own
     configs = [KernelConfig.of(BLOCK_M=i) for i in range(200)]
-    run_now, resumed = Known(), Known()
+    run_now, resumed = Outcomes(), Outcomes()
     for config, time_us in zip(configs, times, strict=True):
         run_now.add(config, 1, time_us)
     for config, time_us in reversed(list(zip(configs, times, strict=True))):
@@ -632,7 +632,7 @@ def test_the_stores_rounding_does_not_change_which_configs_lead():
 def test_a_time_that_only_rounding_makes_near_leads_now_as_it_does_later():
     best = next(float(us) for us in range(100, 200) if float(np.float32(us * LEADING_SLOWDOWN)) < us * LEADING_SLOWDOWN)
     over = best * LEADING_SLOWDOWN * (1 + 1e-12)
-    known = Known()
+    known = Outcomes()
     for i in range(LEADING_LEAST):
         known.add(KernelConfig.of(BLOCK_M=i), 1, best)
     known.add(KernelConfig.of(BLOCK_N=0), 1, over)

@@ -16,12 +16,12 @@ from pathlib import Path
 import pytest
 from fakes import DEVICE, fake_cases
 from faulty import CompiledFamily, FaultyGpu, FewFamily, NoGpu, TwoKinds
-from foretune.collect import cluster, fleet, plan
-from foretune.collect.cluster import ClusterCampaign, collect_on_cluster, connected
-from foretune.collect.ledger import Ledger
+from foretune.collect import cluster, dask_workers, plan
+from foretune.collect.cluster.dask_campaign import ClusterCampaign, collect_on_cluster, connected
+from foretune.collect.cluster.remote_gpu import Site
 from foretune.collect.plan import Adaptive, Exhaustive
-from foretune.collect.recorder import Recorder
-from foretune.collect.station import Site
+from foretune.collect.row_writer import RowWriter
+from foretune.collect.run_state import RunState
 from foretune.datasets import ForetuneError, Measurement, Status, load
 from foretune.model import LightGBMRanker
 from replay import rows_of
@@ -85,7 +85,7 @@ def run(address, out, cases, gpu, family=None, **options):
     family = family or CompiledFamily()
     with connected(address) as client:
         campaign = ClusterCampaign(client, Site(uuid.uuid4().hex, gpu, {"fake": family}))
-        return campaign.measure(Ledger({"fake": family}, cases, out, origin=origin, **options))
+        return campaign.measure(RunState({"fake": family}, cases, out, origin=origin, **options))
 
 
 def workers(address):
@@ -115,13 +115,13 @@ def test_two_workers_share_the_cases_and_one_that_is_killed_is_replaced_by_the_o
     dask.add("first", "--no-nanny")
     dask.add("second", "--no-nanny")
     until(lambda: len(workers(dask.address)) == 2)
-    killed, heard, read = threading.Event(), set(), Recorder.read
+    killed, heard, read = threading.Event(), set(), RowWriter.read
 
-    def listen(recorder, case, family, device, gpu, *more):
+    def listen(row_writer, case, family, device, gpu, *more):
         heard.add(gpu)
-        read(recorder, case, family, device, gpu, *more)
+        read(row_writer, case, family, device, gpu, *more)
 
-    monkeypatch.setattr(Recorder, "read", listen)
+    monkeypatch.setattr(RowWriter, "read", listen)
 
     def kill_one(progress):
         if len(heard) == 2 and not killed.is_set():  # both have measured
@@ -160,7 +160,7 @@ def test_an_order_that_is_down_to_one_config_still_has_its_case_confirmed(dask, 
     family = FewFamily()
     (step,) = Exhaustive(family, DEVICE).next(CASES[:1], None)
     last = [config for config in step.configs if family.supports(config, CASES[0].problem, DEVICE) is None][-1]
-    known = Ledger({"fake": family}, CASES[:1], out, origin=origin)
+    known = RunState({"fake": family}, CASES[:1], out, origin=origin)
     rows = [
         Measurement(CASES[0].problem, DEVICE.name, config, Status.OK, us)
         if (us := family.time_us(CASES[0].problem, config, timing_pass=1))
@@ -169,7 +169,7 @@ def test_an_order_that_is_down_to_one_config_still_has_its_case_confirmed(dask, 
         if config != last
     ]
     known.add(CASES[0], DEVICE, rows)
-    known.recorder.flush()
+    known.row_writer.flush()
     assert run(dask.address, out, CASES[:1], FaultyGpu({last: "kills its supervisor"}), family).complete
     found = check_measured(out, CASES[:1], family)
     assert found[CASES[0].problem, last][1].error == "1 dask workers or their GPUs were lost at it"
@@ -224,13 +224,13 @@ def test_a_scheduler_that_is_not_there_is_named(monkeypatch):
 
 
 def test_a_cluster_without_gpus_is_told_how_to_have_some(dask, out, monkeypatch):
-    monkeypatch.setattr(fleet, "ALONE_SECONDS", 0.5)
+    monkeypatch.setattr(dask_workers, "ALONE_SECONDS", 0.5)
     with pytest.raises(ForetuneError, match=r"no dask worker with a GPU. Start some: dask worker tcp://.* --res"):
         run(dask.address, out, CASES, FaultyGpu())
 
 
 def test_a_gpu_that_cannot_be_opened_is_said(dask, out, monkeypatch):
-    monkeypatch.setattr(fleet, "ALONE_SECONDS", 3.0)
+    monkeypatch.setattr(dask_workers, "ALONE_SECONDS", 3.0)
     dask.add("only", "--no-nanny")
     with pytest.raises(ForetuneError, match="is of no use: RuntimeError: no CUDA today"):
         run(dask.address, out, CASES, NoGpu())

@@ -11,10 +11,10 @@ import pytest
 import torch
 from foretune.__main__ import app
 from foretune.collect import campaign, cluster, shapes
-from foretune.collect.ledger import Progress
-from foretune.collect.measuring import DeviceLostError
+from foretune.collect.run_state import Progress
+from foretune.collect.runner import DeviceLostError
 from foretune.collect.summary import Summary
-from foretune.datasets import DeviceSpec, load, load_models
+from foretune.datasets import DeviceSpec, load, 
 from typer.testing import CliRunner
 
 FAMILY = "grouped_gemm_fwd"

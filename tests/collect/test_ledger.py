@@ -9,10 +9,10 @@ from dataclasses import replace
 
 import pytest
 from fakes import DEVICE, FakeFamily, fake_cases
-from foretune.collect.agenda import LAST, WINDOW
-from foretune.collect.ledger import Ledger
-from foretune.collect.measuring import kind
-from foretune.collect.promise import expected_us
+from foretune.collect.case_queue import LAST, WINDOW
+from foretune.collect.prior import expected_us
+from foretune.collect.run_state import RunState
+from foretune.collect.runner import kind
 from replay import FAMILIES, ReplayRunner, outcomes_of, run
 
 CASES = fake_cases(models=20)
@@ -25,24 +25,24 @@ MIXED = [
 
 
 @pytest.fixture
-def ledger(tmp_path):
-    return Ledger(FAMILIES, MIXED, tmp_path / "measured")
+def state(tmp_path):
+    return RunState(FAMILIES, MIXED, tmp_path / "measured")
 
 
-def take(ledger, met=()):
+def take(state, met=()):
     """The next case; None where there is none."""
-    step = ledger.take(DEVICE, met)
+    step = state.take(DEVICE, met)
     return step and step.case
 
 
-def test_who_has_met_nothing_takes_the_cases_as_they_come(ledger):
-    assert [take(ledger) for _ in MIXED] == MIXED
-    assert take(ledger) is None
+def test_who_has_met_nothing_takes_the_cases_as_they_come(state):
+    assert [take(state) for _ in MIXED] == MIXED
+    assert take(state) is None
 
 
-def test_a_case_of_a_kind_that_was_met_comes_first_but_only_so_far_ahead(ledger):
+def test_a_case_of_a_kind_that_was_met_comes_first_but_only_so_far_ahead(state):
     met, taken = {kind(MIXED[1].problem)}, []
-    while case := take(ledger, met):
+    while case := take(state, met):
         place, first = MIXED.index(case), next(i for i, case in enumerate(MIXED) if case not in taken)
         assert place < first + WINDOW
         assert kind(case.problem) in met or place == first
@@ -52,16 +52,16 @@ def test_a_case_of_a_kind_that_was_met_comes_first_but_only_so_far_ahead(ledger)
     assert taken[: ahead + 1] == [*MIXED[1 : WINDOW : len(FLAGS)], MIXED[0]]
 
 
-def test_a_deadly_case_is_handed_out_once_more_after_all_others(ledger):
+def test_a_deadly_case_is_handed_out_once_more_after_all_others(state):
     met, deadly = {kind(MIXED[0].problem)}, MIXED[0]
-    assert take(ledger, met) == deadly
-    ledger.given_up(deadly, DEVICE, "segfault", deadly=True)
-    taken = [take(ledger, met) for _ in MIXED]
+    assert take(state, met) == deadly
+    state.given_up(deadly, DEVICE, "segfault", deadly=True)
+    taken = [take(state, met) for _ in MIXED]
     assert set(taken) == set(MIXED)
     assert taken[-1] == deadly
-    ledger.given_up(deadly, DEVICE, "segfault", deadly=True)
-    assert take(ledger, met) is None
-    assert ledger.skipped == [f"{deadly.problem}: segfault"]
+    state.given_up(deadly, DEVICE, "segfault", deadly=True)
+    assert take(state, met) is None
+    assert state.skipped == [f"{deadly.problem}: segfault"]
 
 
 class OtherFamily(FakeFamily):
@@ -74,8 +74,8 @@ def of_other(case):
 
 def test_families_take_turns_so_that_a_run_cut_short_has_measured_each(tmp_path):
     others = [of_other(case) for case in CASES[:3]]
-    ledger = Ledger({**FAMILIES, "other": OtherFamily()}, [*CASES[:5], *others], tmp_path / "measured")
-    assert [take(ledger) for _ in range(8)] == [
+    state = RunState({**FAMILIES, "other": OtherFamily()}, [*CASES[:5], *others], tmp_path / "measured")
+    assert [take(state) for _ in range(8)] == [
         *(case for turn in zip(CASES[:3], others, strict=True) for case in turn),
         *CASES[3:5],
     ]
@@ -85,29 +85,29 @@ def longest(cases):
     return max(cases, key=lambda case: expected_us(FAMILIES["fake"], case.problem, DEVICE))
 
 
-def test_the_last_cases_that_gpus_share_go_out_the_longest_first(ledger):
-    shared = [ledger.take(DEVICE, gpus=2).case for _ in MIXED]
+def test_the_last_cases_that_gpus_share_go_out_the_longest_first(state):
+    shared = [state.take(DEVICE, gpus=2).case for _ in MIXED]
     assert shared[: -2 * LAST] == MIXED[: -2 * LAST]
     last = shared[-2 * LAST :]
     assert all(case == longest(last[place:]) for place, case in enumerate(last))
     assert last != MIXED[-2 * LAST :]
-    assert ledger.take(DEVICE, gpus=2) is None
+    assert state.take(DEVICE, gpus=2) is None
 
 
 @pytest.mark.parametrize("gpus", [2, 4, 8])
 def test_gpus_that_share_the_cases_end_together(tmp_path, gpus):
     """If each case takes as long as it promises to, that is. In order, eight would need 1/7.54 of the time of one."""
-    ledger, free, whole = Ledger(FAMILIES, CASES, tmp_path / "measured"), [0.0] * gpus, 0.0
-    while step := ledger.take(DEVICE, gpus=gpus):
+    state, free, whole = RunState(FAMILIES, CASES, tmp_path / "measured"), [0.0] * gpus, 0.0
+    while step := state.take(DEVICE, gpus=gpus):
         us = expected_us(FAMILIES["fake"], step.case.problem, DEVICE)
         heapq.heapreplace(free, free[0] + us)
         whole += us
     assert whole / max(free) > 0.99 * gpus
 
 
-def test_what_waits_is_looked_at_once_each_before_it_is_handed_out(ledger):
-    first = take(ledger)
-    seen = [step.case for step in iter(lambda: ledger.ahead(DEVICE), None)]
+def test_what_waits_is_looked_at_once_each_before_it_is_handed_out(state):
+    first = take(state)
+    seen = [step.case for step in iter(lambda: state.ahead(DEVICE), None)]
     assert [first, *seen] == MIXED
 
 

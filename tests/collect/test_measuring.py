@@ -8,7 +8,7 @@ import pytest
 import torch
 from fakes import DEVICE, FakeFamily
 from foretune.collect import measuring
-from foretune.collect.measuring import DeviceLostError, GpuRunner, LaunchFailedError, OutOfMemoryError, _failure
+from foretune.collect.runner import DeviceLostError, GpuRunner, LaunchFailedError, OutOfMemoryError, _failure
 from foretune.datasets import ForetuneError, KernelConfig, Problem, Status
 from foretune.runtime import Timing, timing
 
@@ -150,7 +150,7 @@ def test_slow_configs_get_few_samples(runner, us, best_us, samples, status):
 
 @pytest.mark.parametrize(("best_us", "samples"), [(100.0, 10), (500.0, 4), (5000.0, 2)])
 def test_a_turn_takes_as_many_samples_as_the_best_config_can_afford(runner, best_us, samples):
-    assert runner.turn(CONFIG, best_us) == [100.0] * samples
+    assert runner.confirm(CONFIG, best_us) == [100.0] * samples
 
 
 @pytest.mark.parametrize("result", [1.1, float("nan")])
@@ -189,12 +189,12 @@ def test_the_reference_is_timed_beside_the_problem_at_hand(runner):
             return problem
 
     reference = Noting()
-    assert [runner.refer(reference, other, CONFIG) for _ in range(3)] == [100.0] * 3
+    assert [runner.probe(reference, other, CONFIG) for _ in range(3)] == [100.0] * 3
     assert made == [other]  # once
-    assert runner.turn(CONFIG, 100.0)  # the prepared problem is still there
+    assert runner.confirm(CONFIG, 100.0)  # the prepared problem is still there
     reference.result = RuntimeError("invalid argument")
     with pytest.raises(LaunchFailedError, match="invalid argument"):
-        runner.refer(reference, other, CONFIG)
+        runner.probe(reference, other, CONFIG)
 
 
 def test_a_launch_that_fails_later_is_a_failure_of_the_turn(runner):
@@ -202,7 +202,7 @@ def test_a_launch_that_fails_later_is_a_failure_of_the_turn(runner):
     runner._family.result = RuntimeError("invalid argument")
     assert runner.scan(CONFIG, INFINITY).status is Status.LAUNCH_FAILED
     with pytest.raises(LaunchFailedError, match="invalid argument"):
-        runner.turn(CONFIG, 100.0)
+        runner.confirm(CONFIG, 100.0)
 
 
 @pytest.mark.parametrize(

@@ -6,12 +6,12 @@ import multiprocessing
 from functools import partial
 
 import pytest
-from foretune.collect import casework
-from foretune.collect.bench import Limits
+from foretune.collect import case_tasks
 from foretune.collect.campaign import Campaign, collect
 from foretune.collect.compiling import CompilePool
-from foretune.collect.ledger import Ledger
 from foretune.collect.processes import Child, Watch
+from foretune.collect.run_state import RunState
+from foretune.collect.supervisor import Limits
 from foretune.collect.worker import CudaGpu, serve
 from foretune.datasets import DeviceSpec, load
 from hurting import FAULTS, HurtingFamily, SoundFamily, cases, hog
@@ -35,12 +35,12 @@ def measure(out, drawn, **limits):
     with Watch() as watch:
         starts = [partial(Child, serve, CudaGpu(0), FAMILIES)]
         pool = CompilePool(FAMILIES, watch, 4)
-        return Campaign(Ledger(FAMILIES, drawn, out), [starts], pool, watch, Limits(**limits)).measure()
+        return Campaign(RunState(FAMILIES, drawn, out), [starts], pool, watch, Limits(**limits)).measure()
 
 
 def test_each_fault_costs_its_config_and_the_gpu_measures_on(tmp_path, own_cache, monkeypatch):
     """Each strikes once: a process that ends takes ten seconds, with the next one's `import torch`."""
-    monkeypatch.setattr(casework, "FATAL_CASES", 1)
+    monkeypatch.setattr(case_tasks, "FATAL_CASES", 1)
     drawn = cases(1 << 16, 1 << 20, 1 << 18)
     summary = measure(tmp_path / "measured", drawn, task_s=8.0)
     assert summary.complete, summary
@@ -55,7 +55,7 @@ def test_each_fault_costs_its_config_and_the_gpu_measures_on(tmp_path, own_cache
     assert wrong == {}
     sound = [passes for (_, config), passes in found.items() if config["FAULT"] == 0]
     assert all(passes[p].time_us < 1000 for passes in sound for p in (1, 2, 3))
-    (device,), again = load(tmp_path / "measured").devices, Ledger(FAMILIES, drawn, tmp_path / "measured")
+    (device,), again = load(tmp_path / "measured").devices, RunState(FAMILIES, drawn, tmp_path / "measured")
     assert all(again.is_known(again.take(device), device) for _ in drawn)
 
 

@@ -8,9 +8,9 @@ from types import SimpleNamespace as Toy
 import numpy as np
 import pytest
 from fakes import DEVICE, FakeFamily, fake_cases
-from foretune.collect import promise
+from foretune.collect import prior
 from foretune.collect.plan import Exhaustive
-from foretune.collect.promise import Promise
+from foretune.collect.prior import Prior
 from foretune.datasets import BundleError
 
 FAMILY = FakeFamily()
@@ -39,7 +39,7 @@ def roofline_us(configs):
 
 def ordered(bundle=None):
     """The space in the order in which it is scanned."""
-    (step,) = Exhaustive(FAMILY, DEVICE, prior=Promise(bundle)).next([CASE], None)
+    (step,) = Exhaustive(FAMILY, DEVICE, prior=Prior(bundle)).next([CASE], None)
     return list(step.configs)
 
 
@@ -63,7 +63,7 @@ def test_a_bundle_that_does_not_know_the_case_leaves_it_to_the_roofline(ignorant
 
 
 def test_the_shipped_bundle_is_asked_where_none_is_given(monkeypatch):
-    monkeypatch.setattr(promise, "_shipped", bundle)
+    monkeypatch.setattr(prior, "_shipped", bundle)
     assert ordered() == list(SPACE[::-1])
     (step,) = Exhaustive(FAMILY, DEVICE).next([CASE], None)
     assert list(step.configs) == list(SPACE[::-1])

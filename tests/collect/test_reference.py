@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 from fakes import DEVICE, FakeFamily, fake_cases
-from foretune.collect.reference import REFERENCE_US, choose
+from foretune.collect.drift_probe import PROBE_US, choose
 
 FAMILIES = {"fake": FakeFamily()}
 CASES = fake_cases()
@@ -16,7 +16,7 @@ def test_it_is_a_launch_of_middling_length_of_a_config_that_runs():
     assert chosen.config == family.default(chosen.problem, DEVICE)
     assert family.supports(chosen.config, chosen.problem, DEVICE) is None
     times = {case.problem: float(family.features(case.problem, DEVICE, [chosen.config])[0, -1]) for case in CASES}
-    assert abs(times[chosen.problem] - REFERENCE_US) == np.abs(np.array([*times.values()]) - REFERENCE_US).min()
+    assert abs(times[chosen.problem] - PROBE_US) == np.abs(np.array([*times.values()]) - PROBE_US).min()
 
 
 def test_it_does_not_depend_on_the_order_of_the_cases():

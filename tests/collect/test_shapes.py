@@ -7,7 +7,8 @@ from collections import Counter
 import numpy as np
 import pytest
 from foretune.collect import shapes
-from foretune.collect.shapes import (
+from foretune.datasets import ForetuneError, Model, load, 
+from foretune.kernels.grouped_gemm.workload import (
     EXPERT_PARALLEL,
     MOST_TFLOP,
     MOST_WEIGHT_BYTES,
@@ -17,7 +18,6 @@ from foretune.collect.shapes import (
     cases,
     group_sizes,
 )
-from foretune.datasets import ForetuneError, Model, load, load_models
 
 FAMILY = "grouped_gemm_fwd"
 MODELS = load_models()

@@ -22,8 +22,8 @@ from children import assert_end
 from collecting import CASES, collect
 from fakes import DEVICE, FakeFamily
 from faulty import FaultyGpu, NeverOpen
-from foretune.collect.bench import Limits
-from foretune.collect.casework import TRIES
+from foretune.collect.case_tasks import TRIES
+from foretune.collect.supervisor import Limits
 from foretune.datasets import ForetuneError, load
 from replay import outcomes_of, rows_of
 
@@ -82,7 +82,7 @@ def test_inputs_that_take_for_ever_cost_their_case(out):
 
 
 def test_a_gpu_that_takes_for_ever_to_open_is_given_up(out, monkeypatch):
-    monkeypatch.setattr("foretune.collect.bench.LOSSES", 2)
+    monkeypatch.setattr("foretune.collect.supervisor.LOSSES", 2)
     with pytest.raises(ForetuneError, match=r"no GPU is left to measure on: not over after \d s"):
         collect(out, [NeverOpen()], limits=Limits(open_s=1.5))
 

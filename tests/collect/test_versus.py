@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from foretune.collect.suite import LAYERS, PHASES, suite
-from foretune.collect.versus import Row, goals
-from foretune.datasets import DeviceSpec, ForetuneError, load_models
-from foretune.kernels import families, family
+from foretune.datasets import DeviceSpec, ForetuneError, 
+from foretune.kernels import families, find_family
+from foretune.kernels.grouped_gemm.suite import LAYERS, PHASES, suite
+from foretune.runtime.timing.compare import Row, goals
 
 FAMILIES = sorted(families())
 

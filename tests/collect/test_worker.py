@@ -35,7 +35,9 @@ def card(monkeypatch):
     card = Card()
     monkeypatch.setattr(torch.cuda, "set_device", lambda index: card.log.append(f"card {index}"))
     monkeypatch.setattr(DeviceSpec, "live", lambda index: DEVICE)
-    monkeypatch.setattr("foretune.runtime.partition", lambda sms, device: partition(sms, device, carve=card.carve))
+    monkeypatch.setattr(
+        "foretune.runtime.timing.partition", lambda sms, device: partition(sms, device, carve=card.carve)
+    )
     monkeypatch.setattr(worker, "GpuRunner", card.runner)
     return card
 

@@ -13,7 +13,7 @@ def compiles(own_cache):
     """(kernel, found on disk) of every binary that Triton makes or loads from here on, none being in memory."""
     import triton
     from foretune.kernels.grouped_gemm import dw, gemm, rowwise, sorting, tiles
-    from foretune.kernels.grouped_gemm.launcher import Launcher
+    from foretune.runtime.launching.launcher import Launcher
 
     for module in (dw, gemm, rowwise, sorting, tiles):
         for value in vars(module).values():
@@ -31,7 +31,7 @@ def compiles(own_cache):
 def kept_maps():
     """`TileMap.build`, which gives the map that it made of the same sizes before."""
     import torch
-    from foretune.kernels.grouped_gemm.tiles import TileMap
+    from foretune.kernels.grouped_gemm.triton_kernels.tiles import TileMap
 
     build = TileMap.build
 
@@ -46,6 +46,6 @@ def kept_maps():
 def one_map_a_routing(request, monkeypatch):
     """The interpreter takes longer to make a map of a few groups than to multiply them."""
     if os.environ.get("TRITON_INTERPRET") == "1" and "test_tiles" not in request.path.name:
-        from foretune.kernels.grouped_gemm.tiles import TileMap
+        from foretune.kernels.grouped_gemm.triton_kernels.tiles import TileMap
 
         monkeypatch.setattr(TileMap, "build", request.getfixturevalue("kept_maps"))

@@ -8,8 +8,8 @@ from types import SimpleNamespace
 import pytest
 from foretune.datasets import DeviceSpec, ForetuneError, KernelConfig, Problem
 from foretune.kernels.grouped_gemm import choice
-from foretune.kernels.grouped_gemm.choice import choose, given
 from foretune.runtime import ForetuneWarning, Mode
+from foretune.runtime.choice import choose, given
 
 H200 = DeviceSpec.named("h200")
 SPACE = tuple(KernelConfig.of(BLOCK_M=block, TMA_X=0, num_stages=2) for block in (16, 32, 64, 128))

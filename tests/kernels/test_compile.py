@@ -10,7 +10,7 @@ from tempfile import NamedTemporaryFile
 import pytest
 from foretune.datasets import KernelConfig
 from foretune.kernels.grouped_gemm.space import smem_bytes
-from foretune.runtime import stub_driver
+from foretune.runtime import use_stub_driver
 from grouped import A100, B200, DW, DX, FAMILIES, FLAGS, FORWARD, H200, MI300X, config, made, named, problem
 
 pytestmark = [pytest.mark.compile, pytest.mark.usefixtures("own_cache")]
@@ -57,7 +57,7 @@ EXACT = ("sm_90", "sm_100")
 
 @pytest.mark.parametrize(("device", "family", "flags", "config"), SAMPLE, ids=named)
 def test_a_binary_is_as_expected(device, family, flags, config):
-    with stub_driver(device):
+    with use_stub_driver(device):
         binary = family.compile(config, problem(family, flags=flags))
     said = smem_bytes(family.operation, config, 2, device)
     assert binary.metadata.shared == said if device.arch in EXACT else binary.metadata.shared <= said
@@ -124,7 +124,7 @@ def test_the_sample_is_of_the_spaces():
 def test_the_default_of_float32_fits_as_it_says(family, device):
     call = problem(family, dtype="fp32")
     default = family.default(call, device)
-    with stub_driver(device):
+    with use_stub_driver(device):
         binary = family.compile(default, call)
     assert binary.metadata.shared <= smem_bytes(family.operation, default, 4, device)
 
@@ -160,7 +160,7 @@ def gemms(compiles):
 )
 def test_one_binary_serves_every_shape(family, flags, tma, compiles):
     chosen = config(family, 64, 64, 64, stages=3, tma=tma)
-    with stub_driver(H200) as driver:
+    with use_stub_driver(H200) as driver:
         for i, shape in enumerate(SHAPES):
             # The first groups are split or not, and x has a row for one of y or for several.
             family.launch(inputs_of(family, *shape, flags=flags, chunk_rows=(None, 16)[i % 2]), chosen)
@@ -183,14 +183,14 @@ def test_another_dtype_or_permutation_is_another_binary(family, binaries, compil
     """But dW's kernel never sees a permutation."""
     chosen = config(family, 64, 64, 32, stages=4)
     calls = [("bf16", ()), ("fp16", ()), ("bf16", X), ("bf16", Y)]
-    with stub_driver(H200):
+    with use_stub_driver(H200):
         for dtype, flags in calls * 2:
             family.launch(inputs_of(family, *SHAPES[2], dtype=dtype, flags=flags), chosen)
     assert len(gemms(compiles)) == binaries
 
 
 def test_forward_and_dx_are_two_binaries_of_one_kernel(compiles):
-    with stub_driver(H200):
+    with use_stub_driver(H200):
         for family in (FORWARD, DX, FORWARD, DX):
             family.launch(inputs_of(family, *SHAPES[2]), config(family, 16, 64, 64, stages=4))
     assert gemms(compiles) == ["grouped_gemm_kernel"] * 2
@@ -199,7 +199,7 @@ def test_forward_and_dx_are_two_binaries_of_one_kernel(compiles):
 def test_the_grid_is_what_the_device_holds_or_the_tiles_there_may_be():
     def grids(family, programs, *shapes):
         chosen = config(family, 64, 64, 64, stages=3, programs=programs)
-        with stub_driver(H200) as driver:
+        with use_stub_driver(H200) as driver:
             for shape in shapes:
                 family.launch(inputs_of(family, *shape), chosen)
         return [launch.grid[0] for launch in driver.launches if launch.kernel.startswith("grouped_gemm")]
@@ -222,7 +222,7 @@ def test_the_autotuner_compiles_each_binary_once_and_calls_the_users_prune(famil
         return configs
 
     autotuner = family.autotuner([config.to_triton() for config in configs], prune)
-    with stub_driver(H200) as driver:
+    with use_stub_driver(H200) as driver:
         for shape in (SHAPES[2], SHAPES[3], SHAPES[2]):
             family.launch_autotuned(autotuner, inputs_of(family, *shape))
     assert [(p["groups"], p["rows"], p["n"], p["k"]) for p in asked] == [SHAPES[2], SHAPES[3]]
@@ -242,7 +242,7 @@ def test_the_autotuner_tunes_anew_for_another_permutation(family):
 
     configs = [config(family, 64, 64, 64, stages=stages).to_triton() for stages in (3, 4)]
     autotuner = family.autotuner(configs, prune)
-    with stub_driver(H200):
+    with use_stub_driver(H200):
         for flags in FLAGS * 2:
             family.launch_autotuned(autotuner, inputs_of(family, *SHAPES[2], flags=flags))
     assert asked == list(FLAGS)
@@ -253,7 +253,7 @@ def test_the_autotuner_tunes_anew_for_another_permutation(family):
 @pytest.mark.parametrize("device", [H200, A100, B200, MI300X], ids=named)
 def test_the_whole_space_compiles_and_needs_no_more_shared_memory_than_it_says(device, family):
     wrong = {}
-    with stub_driver(device):
+    with use_stub_driver(device):
         for config in sorted({family.binary_of(config) for config in family.space(device)}, key=str):
             shared = family.compile(config, problem(family)).metadata.shared
             said = smem_bytes(family.operation, config, 2, device)

@@ -12,8 +12,8 @@ import torch
 from foretune import KernelConfig, grouped_gemm
 from foretune.datasets import DeviceSpec, ForetuneError
 from foretune.kernels.grouped_gemm import gemm, rowwise, tiles
-from foretune.kernels.grouped_gemm.launcher import Launcher
-from foretune.runtime import stub_driver
+from foretune.runtime import use_stub_driver
+from foretune.runtime.launching.launcher import Launcher
 
 pytestmark = [pytest.mark.compile, pytest.mark.usefixtures("own_cache")]
 
@@ -55,7 +55,7 @@ def launches(driver):
 
 
 def test_only_the_first_of_a_kind_goes_through_the_jit(call):
-    with stub_driver(H200) as driver:
+    with use_stub_driver(H200) as driver:
         for rows, groups in ((32, 2), (32, 2), (33, 2), (1, 1), (16, 16), (1000, 3)):
             assert call(rows=rows, groups=groups) == 1
         assert launches(driver) == 6
@@ -75,18 +75,18 @@ def test_whatever_makes_another_binary_goes_through_it_again(call):
         {"scale": scale.bfloat16()},
         {"bias": torch.zeros(2, 8)},
     ]
-    with stub_driver(H200) as driver:
+    with use_stub_driver(H200) as driver:
         for _ in range(2):
             for options in others:
                 call(**options)
         assert call.through_jit == len(others)
         assert launches(driver) == 2 * len(others)
-    with stub_driver(H200):  # another device: binaries are loaded into one
+    with use_stub_driver(H200):  # another device: binaries are loaded into one
         assert call() == len(others) + 1
 
 
 def test_a_tensor_at_an_odd_address_goes_through_it_every_time(call):
-    with stub_driver(H200) as driver:
+    with use_stub_driver(H200) as driver:
         for times in (1, 2):
             assert call(offset=1) == times
         assert call() == 3  # and has left no binary that assumes less than is known here
@@ -95,12 +95,12 @@ def test_a_tensor_at_an_odd_address_goes_through_it_every_time(call):
 
 
 def test_where_binaries_depend_on_more_everything_goes_through_it(call):
-    with stub_driver(MI300X):
+    with use_stub_driver(MI300X):
         assert [call(), call()] == [1, 2]
 
 
 def test_forgetting_goes_through_it_again(call):
-    with stub_driver(H200):
+    with use_stub_driver(H200):
         call()
         call.launcher.forget()
         assert call() == 2
@@ -133,7 +133,7 @@ def recorded(monkeypatch):
 
 def test_both_ways_pass_the_same_arguments(monkeypatch, recorded):
     """Also knobs that are runtime arguments, which come after the integers."""
-    with stub_driver(H200) as driver:
+    with use_stub_driver(H200) as driver:
         launches = recorded(driver)
         monkeypatch.setattr(gemm, "_launch", Launcher(gemm.grouped_gemm_kernel))
         x, w, y = torch.zeros(32, 16), torch.zeros(2, 8, 16), torch.zeros(32, 8)
@@ -155,7 +155,7 @@ def test_a_profiler_that_listens_is_told_of_every_launch(call, recorded):
     def listen(metadata):
         pass
 
-    with stub_driver(H200) as driver:
+    with use_stub_driver(H200) as driver:
         launches = recorded(driver)
         triton.knobs.runtime.launch_enter_hook.add(listen)
         try:
@@ -197,7 +197,7 @@ def test_one_binary_of_each_kernel_serves_steps_of_any_shape(compiles):
         "config_dx": KernelConfig.of(BLOCK_M=64, **WITHOUT_TMA),
         "config_dw": KernelConfig.of(BLOCK_M=64, TMA_DY=0, TMA_X=0, TMA_DW=0),
     }
-    with stub_driver(H200):
+    with use_stub_driver(H200):
         for shape in ((2, 32, 8, 16), (3, 34, 16, 8), (16, 4096, 128, 264), (1, 2, 8, 8)):
             for side in ("permute_x", "permute_y"):
                 step(*shape, side, **chosen)
@@ -217,7 +217,7 @@ def test_one_binary_of_each_kernel_serves_steps_of_any_shape(compiles):
 
 @pytest.mark.parametrize("device", [H200, A100, B200, MI300X], ids=lambda device: device.arch)
 def test_a_step_compiles_for(device):
-    with stub_driver(device) as driver:
+    with use_stub_driver(device) as driver:
         step(3, 34, 16, 8, "permute_y", mode="off", sizes=torch.int64)
     kernels = {launch.kernel for launch in driver.launches}
     assert kernels > {"tile_map_kernel", "grouped_gemm_kernel", "grouped_gemm_dw_kernel", "bias_grads_kernel"}
@@ -238,7 +238,7 @@ def test_a_step_compiles_for(device):
 )
 def test_a_step_compiles_without_some_options(side, options):
     """The interpreter is laxer about types than the compiler."""
-    with stub_driver(H200) as driver:
+    with use_stub_driver(H200) as driver:
         step(3, 34, 16, 8, side, mode="off", **options)
     assert sum(launch.kernel == "grouped_gemm_kernel" for launch in driver.launches) == 2
 

@@ -12,7 +12,7 @@ from foretune.collect.compiling import Binary, CompilePool
 from foretune.collect.processes import Watch
 from foretune.datasets import DeviceSpec, KernelConfig
 from foretune.kernels import families
-from foretune.kernels.grouped_gemm.tiles import TileMap
+from foretune.kernels.grouped_gemm.triton_kernels.tiles import TileMap
 from grouped import (
     DW,
     DX,

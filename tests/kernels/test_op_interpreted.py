@@ -6,8 +6,8 @@ import pytest
 import torch
 from foretune import KernelConfig, grouped_gemm
 from foretune.datasets import ForetuneError
-from foretune.kernels.grouped_gemm.choice import interpreter
 from foretune.kernels.grouped_gemm.chunks import chunk_rows
+from foretune.runtime.choice import interpreter
 from loops import error, grouped_loop
 
 pytestmark = pytest.mark.interpret

@@ -12,10 +12,9 @@ import numpy as np
 import pytest
 import torch
 from foretune import KernelConfig, grouped_gemm
-from foretune.kernels import family
 from foretune.kernels.grouped_gemm import calls, choice, gemm, tiles, unsloth_grouped_gemm
 from foretune.kernels.grouped_gemm.chunks import chunk_rows
-from foretune.kernels.grouped_gemm.rowwise import sum_rows
+from foretune.kernels.grouped_gemm.triton_kernels.rowwise import sum_rows
 from foretune.runtime import ForetuneWarning
 from loops import error, grouped_loop, moe_fused, moe_loop
 

@@ -7,7 +7,7 @@ import torch
 from foretune import KernelConfig, grouped_gemm
 from foretune.datasets import DeviceSpec, ForetuneError
 from foretune.kernels.grouped_gemm import calls
-from foretune.runtime import stub_driver
+from foretune.runtime import use_stub_driver
 
 ROWS, GROUPS, N, K, TOPK = 12, 3, 16, 24, 2
 
@@ -95,7 +95,7 @@ class TestOnADevice:
 
     @pytest.fixture(autouse=True)
     def stub(self):
-        with stub_driver(DeviceSpec.named("h200")):
+        with use_stub_driver(DeviceSpec.named("h200")):
             yield
 
     def test_an_odd_address(self):
@@ -149,7 +149,7 @@ class TestOnADevice:
 
 
 def test_small_tensors_may_begin_anywhere():
-    with stub_driver(DeviceSpec.named("h200")) as driver:
+    with use_stub_driver(DeviceSpec.named("h200")) as driver:
         sizes, weights = torch.zeros(1 + GROUPS, dtype=torch.int32)[1:], torch.ones(1 + ROWS)[1:]
         call(group_sizes=sizes, topk_weights=weights, mode="off")
     assert [launch.kernel for launch in driver.launches] == ["tile_map_kernel", "grouped_gemm_kernel"]
@@ -158,7 +158,7 @@ def test_small_tensors_may_begin_anywhere():
 def test_the_memo_does_not_grow_without_end(monkeypatch):
     monkeypatch.setattr(calls, "_calls", {})
     monkeypatch.setattr(calls, "_MEMO_SIZE", 5)
-    with stub_driver(DeviceSpec.named("h200")):
+    with use_stub_driver(DeviceSpec.named("h200")):
         for rows in range(1, 20):
             call(x=torch.zeros(rows, K), mode="off")
             assert len(calls._calls) <= 5

@@ -19,10 +19,10 @@ import pytest
 import triton
 from foretune.datasets import ForetuneError, KernelConfig
 from foretune.kernels import families
-from foretune.kernels import family as family_named
+from foretune.kernels import find_family as family_named
 from foretune.kernels.grouped_gemm import dw, gemm, ragged, sorting, tiles
 from foretune.kernels.grouped_gemm.chunks import chunk_rows
-from foretune.kernels.grouped_gemm.routing import typical_sizes
+from foretune.kernels.grouped_gemm.group_sizes import typical_sizes
 from foretune.kernels.grouped_gemm.space import resident_programs, smem_bytes
 from grouped import A10, A100, B200, CPU, DTYPES, DW, DX, FAMILIES, FLAGS, FORWARD, H200, MI300X, made, problem
 from grouped import config as config_of

@@ -30,7 +30,7 @@ class Map:
 
     def __init__(self, sizes, rows, chunk_rows, lanes=1024):
         import torch
-        from foretune.kernels.grouped_gemm.tiles import tile_map_kernel
+        from foretune.kernels.grouped_gemm.triton_kernels.tiles import tile_map_kernel
 
         tiles, chunks, splits = tile_capacity(sizes, rows), rows // chunk_rows + len(sizes), rows // chunk_rows
         used = 8 + len(BLOCKS_M) * tiles * 3 + chunks * 4 + splits * 3
@@ -137,7 +137,7 @@ def test_chunks_of_sizes_that_promise_too_many_rows_stay_inside(name, chunk_rows
 
 def test_a_map_is_as_large_as_its_sizes_can_make_it():
     import torch
-    from foretune.kernels.grouped_gemm.tiles import TileMap
+    from foretune.kernels.grouped_gemm.triton_kernels.tiles import TileMap
 
     sizes = MAPS["ragged"]
     built = TileMap.build(torch.tensor(sizes, dtype=torch.int32), sum(sizes), 100)
@@ -150,7 +150,7 @@ def test_a_map_is_as_large_as_its_sizes_can_make_it():
 @pytest.mark.parametrize(("rows", "chunk_rows"), [(100, 100), (99, 100), (0, 1), (0, None), (100, None)])
 def test_a_map_of_short_groups_has_no_room_for_splits(rows, chunk_rows):
     import torch
-    from foretune.kernels.grouped_gemm.tiles import TileMap
+    from foretune.kernels.grouped_gemm.triton_kernels.tiles import TileMap
 
     built = TileMap.build(torch.tensor([rows, 0], dtype=torch.int32), rows, chunk_rows)
     assert built.most_splits == built.slots == 0

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from fakes import fake_cases
-from foretune.datasets import Case, ForetuneError, Problem, load_models
+from foretune.datasets import Case, ForetuneError, Problem, 
 from foretune.model import split_folds, split_groups
 
 

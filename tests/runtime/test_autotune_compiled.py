@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from foretune.datasets import DeviceSpec, ForetuneError
-from foretune.runtime import ForetuneWarning, gpu_target, prune, stub_driver
+from foretune.runtime import ForetuneWarning, gpu_target, prune, use_stub_driver
 
 pytestmark = [pytest.mark.compile, pytest.mark.usefixtures("own_cache")]
 
@@ -34,13 +34,13 @@ def _launch(kernel, toy, how, m=64, n=64, k=64):
 def test_only_the_shortlist_is_benchmarked(toy, how):
     family, tried = toy.ToyFamily(), []
 
-    def bench(kernel_call, quantiles):
+    def meter(kernel_call, quantiles):
         kernel_call()
         tried.append(1)
         return [float(len(tried))] * 3  # the first tried, so the first of the shortlist, is the fastest
 
-    kernel = toy.tuned(prune(family, 2, device=toy.H200, bundle=toy.ToyBundle()), do_bench=bench)
-    with stub_driver(toy.H200) as driver:
+    kernel = toy.tuned(prune(family, 2, device=toy.H200, bundle=toy.ToyBundle()), do_bench=meter)
+    with use_stub_driver(toy.H200) as driver:
         _launch(kernel, toy, how)
         _launch(kernel, toy, how)
     assert len(tried) == 2
@@ -54,7 +54,7 @@ def test_only_the_shortlist_is_benchmarked(toy, how):
 
 def test_a_config_that_does_not_fit_is_survived(toy, small_device):
     kernel = toy.tuned(prune(toy.ToyFamily(), 2, device=small_device, bundle=toy.ToyBundle([9, 9, 9, 2, 1, 9])))
-    with stub_driver(small_device) as driver:
+    with use_stub_driver(small_device) as driver:
         _launch(kernel, toy, "positional")
     assert kernel.configs_timings[kernel.configs[4]][0] == float("inf")
     assert kernel.best_config is kernel.configs[3]
@@ -63,7 +63,7 @@ def test_a_config_that_does_not_fit_is_survived(toy, small_device):
 
 def test_a_shortlist_of_one_runs_that_one(toy):
     kernel = toy.tuned(prune(toy.ToyFamily(), 1, device=toy.H200, bundle=toy.ToyBundle()))
-    with stub_driver(toy.H200) as driver:
+    with use_stub_driver(toy.H200) as driver:
         _launch(kernel, toy, "keyword")
     assert kernel.best_config is kernel.configs[5]
     assert driver.launches[-1].grid == (1, 2, 1)
@@ -71,7 +71,7 @@ def test_a_shortlist_of_one_runs_that_one(toy):
 
 def test_trouble_tunes_the_whole_space(toy):
     kernel = toy.tuned(prune(toy.ToyFamily(), 1, device=replace(toy.H200, arch="sm_80"), bundle=toy.ToyBundle()))
-    with stub_driver(toy.H200):
+    with use_stub_driver(toy.H200):
         with pytest.warns(ForetuneWarning, match="sm_80") as caught:
             _launch(kernel, toy, "positional")
         _launch(kernel, toy, "positional", n=32)
@@ -83,13 +83,13 @@ def test_the_stub_leaves_nothing_behind(toy):
     import triton
 
     before = triton.runtime.driver._active
-    with pytest.raises(ZeroDivisionError), stub_driver(toy.H200):
+    with pytest.raises(ZeroDivisionError), use_stub_driver(toy.H200):
         raise ZeroDivisionError
     assert triton.runtime.driver._active is before
     jit = triton.jit(toy.matmul_kernel)
     indices = set()
     for _ in range(2):
-        with stub_driver(toy.H200) as driver:
+        with use_stub_driver(toy.H200) as driver:
             jit[(1,)](*toy.operands(16, 16, 16), 16, 16, 16, BLOCK_M=16, BLOCK_N=16, BLOCK_K=16)
             indices.add(driver.get_current_device())
     # In memory, Triton keeps kernels by device: a real one must never be given a kernel that only the stub loaded.
@@ -112,7 +112,7 @@ def test_the_target_comes_from_the_spec():
     ("backend", "arch", "warp_size"), [("cuda", "sm_80", 32), ("cuda", "sm_100", 32), ("hip", "gfx942", 64)]
 )
 def test_compiles_for_devices_that_are_not_here(toy, backend, arch, warp_size):
-    with stub_driver(replace(toy.H200, backend=backend, arch=arch, warp_size=warp_size)):
+    with use_stub_driver(replace(toy.H200, backend=backend, arch=arch, warp_size=warp_size)):
         kernel = toy.warm_up()
     assert kernel.metadata.target.arch == (arch if backend == "hip" else int(arch[3:]))
     assert len(kernel.kernel) > 1000
@@ -122,8 +122,8 @@ WORKER = """
 import sys
 sys.path.insert(0, sys.argv[1])
 import toy
-from foretune.runtime import stub_driver
-with stub_driver(toy.H200):
+from foretune.runtime import use_stub_driver
+with use_stub_driver(toy.H200):
     toy.warm_up()
 """
 

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 import pytest
 from foretune.datasets import DeviceSpec, ForetuneError
 from foretune.runtime import Timer, partition
-from foretune.runtime.partition import _granted
+from foretune.runtime.timing.partition import _granted
 
 H200 = DeviceSpec.named("h200")
 
@@ -116,7 +116,6 @@ def test_a_part_has_some_of_the_sms(sms):
 
 def test_two_parts_of_one_card_have_the_same_space_and_other_features():
     from foretune.datasets import Problem
-    from foretune.kernels import family
 
     kernel, part = family("grouped_gemm_fwd"), H200.with_sms(64)
     problem = Problem.of(kernel.name, groups=8, rows=4096, n=4096, k=4096)
@@ -177,7 +176,6 @@ def test_a_matrix_product_takes_as_much_longer_as_there_are_fewer_sms():
 @pytest.mark.usefixtures("own_cache")
 def test_a_kernel_that_sizes_itself_by_the_spec_is_right_and_slower_in_a_part():
     from foretune.datasets import Problem
-    from foretune.kernels import family
 
     kernel, whole, times = family("grouped_gemm_fwd"), DeviceSpec.live(), {}
     problem = Problem.of(kernel.name, groups=8, rows=16384, n=4096, k=4096)
@@ -207,7 +205,7 @@ def test_a_kernel_that_sizes_itself_by_the_spec_is_right_and_slower_in_a_part():
 @pytest.mark.gpu
 def test_the_rule_is_near_what_a_part_of_the_card_reaches():
     """Prints what to make `_SHARE_THAT_DRAWS_ALL` of."""
-    from foretune.runtime.rates import measured
+    from foretune.runtime.timing.device_rates import measured
 
     whole, parts = measured(DeviceSpec.live()), []
     for sms in (16, 32, 64, 96):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 from foretune.datasets import Problem
-from foretune.runtime import prune
 
 torch = pytest.importorskip("torch")
 

@@ -1,4 +1,4 @@
-"""Rates: what is made of a bench's readings (a bench of our own, on a CPU) and what the card gives (on a GPU)."""
+"""Rates: what is made of a meter's readings (a meter of our own, on a CPU) and what the card gives (on a GPU)."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ import itertools
 import numpy as np
 import pytest
 from foretune.datasets import DTYPES, DeviceSpec
-from foretune.runtime import stub_driver
-from foretune.runtime.rates import l2_knee, measured
+from foretune.runtime import use_stub_driver
+from foretune.runtime.timing.device_rates import l2_knee, measured
 
 MIB = 1 << 20
 H200 = DeviceSpec.named("h200")
@@ -48,9 +48,9 @@ def test_the_sweep_sees_the_cache_within_one_step(cache_mib):
 
 
 def test_no_set_is_larger_than_the_bench_can_read():
-    bench = FakeBench(most_bytes=64 * MIB)
-    assert measured(H200, bench).l2_seen_bytes is not None
-    assert max(bench.read) <= 64 * MIB
+    meter = FakeBench(most_bytes=64 * MIB)
+    assert measured(H200, meter).l2_seen_bytes is not None
+    assert max(meter.read) <= 64 * MIB
     assert measured(H200, FakeBench(most_bytes=MIB)).l2_seen_bytes is None  # less than any set of the sweep
 
 
@@ -91,7 +91,7 @@ def test_no_sizes_have_no_knee():
 @pytest.mark.parametrize(("blocks", "passes", "programs"), [(1, 1, 1), (3, 2, 4), (5, 3, 4), (2, 1, 7)])
 def test_every_block_is_read_as_often_as_asked(blocks, passes, programs):
     import torch
-    from foretune.runtime.reading import BLOCK, read_kernel
+    from foretune.runtime.timing.read_kernel import BLOCK, read_kernel
 
     x = torch.arange(8 * BLOCK, dtype=torch.float32) / BLOCK
     sums = torch.full((programs,), float("nan"))
@@ -103,9 +103,9 @@ def test_every_block_is_read_as_often_as_asked(blocks, passes, programs):
 @pytest.mark.usefixtures("own_cache")
 def test_the_reading_kernel_loads_16_bytes_a_thread_past_the_l1():
     import torch
-    from foretune.runtime.reading import BLOCK, read_kernel
+    from foretune.runtime.timing.read_kernel import BLOCK, read_kernel
 
-    with stub_driver(H200):
+    with use_stub_driver(H200):
         ptx = read_kernel.warmup(torch.float32, torch.float32, 64, 2, BLOCK=BLOCK, num_warps=4, grid=(1,)).asm["ptx"]
     assert "ld.global.cg.v4" in ptx
     assert "ld.global.v" not in ptx
@@ -132,15 +132,15 @@ def test_the_card_reaches_what_it_can_and_no_more():
 
 @pytest.mark.gpu
 def test_the_sweep_falls_from_the_cache_to_the_memory():
-    from foretune.runtime.bench import CudaBench
-    from foretune.runtime.rates import _sweep
+    from foretune.runtime.timing.device_rates import _sweep
+    from foretune.runtime.timing.rate_meter import CudaRateMeter
 
     live = DeviceSpec.live()
-    bench = CudaBench(live)
-    sweep = [(size, bench.read_gbs(size)) for size in _sweep(live.l2_bytes)]
+    meter = CudaRateMeter(live)
+    sweep = [(size, meter.read_gbs(size)) for size in _sweep(live.l2_bytes)]
     for size, rate in sweep:
         print(f"{size / MIB:7.1f} MiB {rate:7.0f} GB/s")  # noqa: T201
     fastest = max(rate for _, rate in sweep)
-    assert fastest > 1.2 * bench.read_gbs(bench.most_bytes)
-    assert sweep[-1][1] == pytest.approx(bench.read_gbs(bench.most_bytes), rel=0.25)
+    assert fastest > 1.2 * meter.read_gbs(meter.most_bytes)
+    assert sweep[-1][1] == pytest.approx(meter.read_gbs(meter.most_bytes), rel=0.25)
     assert all(later < 1.2 * earlier for (_, earlier), (_, later) in itertools.pairwise(sweep[8:]))

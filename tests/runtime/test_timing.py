@@ -7,7 +7,7 @@ import itertools
 import pytest
 from foretune.datasets import ForetuneError
 from foretune.runtime import Timer, Timing
-from foretune.runtime.timing import EMPTY_KERNEL_US
+from foretune.runtime.timing.timer import EMPTY_KERNEL_US
 
 
 class FakeClock:
@@ -55,7 +55,7 @@ def clock():
 
 @pytest.fixture
 def timer(clock):
-    timer = Timer(clock=clock)
+    timer = Timer(queue=clock)
     clock.log.clear()
     return timer
 
@@ -68,7 +68,7 @@ def test_subtracts_what_events_around_a_kernel_cost(timer, clock):
 
 def test_a_clock_that_reads_less_than_an_empty_kernel_takes_is_not_corrected(clock, monkeypatch):
     monkeypatch.setattr(clock, "elapsed_us", lambda start, end: EMPTY_KERNEL_US / 2)
-    assert Timer(clock=clock).overhead_us == 0.0
+    assert Timer(queue=clock).overhead_us == 0.0
 
 
 def test_reports_median_spread_and_count(timer, clock):

@@ -1,0 +1,282 @@
+"""One case on one device: which tasks there are to do, in which order, and which rows their answers make.
+
+Pass 1 scans the whole space. Passes 2 and 3 confirm the leading configs, several turns each, the two passes and
+all configs interleaved and shuffled: a heavy kernel's clock depends on what ran just before it (on an H200 at its
+power limit the same config read 0-20 % slower one second later, 2026-11), and interleaving gives every config
+the same share of it. A config is then chosen on pass 2 and its time reported from pass 3.
+
+Nothing here knows of processes or pipes: tasks go out through `take`, answers come in through `answered`.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from typing import Protocol, TypeAlias
+
+import numpy as np
+
+from ..datasets import Case, DeviceSpec, KernelConfig, Measurable, Measurement, Status
+from ..runtime.timing.timer import Timing
+from .compiling import Binary, Compiled
+from .outcomes import CONFIRMING, SCAN, Outcomes
+from .runner import Outcome
+from .worker import Answer, Confirm, Prepare, Probe, Scan, Task
+
+#: Turns of each confirming pass.
+ROUNDS = 4
+#: A process that was killed may have been the system's victim: its task is tried so often in all.
+TRIES = 3
+#: A config that ended its process on this many cases is not run on others.
+FATAL_CASES = 2
+#: A case at which this many processes have died is given up.
+DEATHS = 20
+
+
+#: How each config ended its process, a case each.
+Fatal: TypeAlias = dict[KernelConfig, list[Outcome]]
+
+
+class Pool(Protocol):
+    """Compiles: see `CompilePool`."""
+
+    def request(self, binary: Binary, rank: float) -> Compiled | None: ...
+
+
+class CaseTasks:
+    """The work that is left of a case. `space` are the configs in the order to scan them; with `confirm` the leading
+    ones are confirmed thereafter.
+
+    `on_rows` takes rows as they come about, those of the confirming passes all at once. `fatal` is what is known,
+    and kept up to date, of the configs that end their process on cases of this kind.
+    """
+
+    def __init__(
+        self,
+        family: Measurable,
+        case: Case,
+        device: DeviceSpec,
+        space: Iterable[KernelConfig],
+        outcomes: Outcomes,
+        pool: Pool,
+        on_rows: Callable[[Sequence[Measurement]], None],
+        probe: Probe | None = None,
+        fatal: Fatal | None = None,
+        *,
+        confirm: bool = True,
+    ) -> None:
+        self.family, self.case, self.device = family, case, device
+        self.refused: str | None = None  # why the case is given up
+        self.deaths = 0  # of processes, at this case
+        self._outcomes, self._pool, self._on_rows = outcomes, pool, on_rows
+        self._probe, self._confirming = probe, confirm
+        self._fatal: Fatal = {} if fatal is None else fatal
+        self._waiting: dict[Binary, list[KernelConfig]] = {}  # for the compiler
+        self._ready: deque[Task] = deque()
+        self._asked: deque[Task] = deque()  # and not answered yet
+        self._prepared = self._through = False
+        self._tries: Counter[Task | None] = Counter()  # None: to prepare
+        self._compile_ms: dict[KernelConfig, float] = {}
+        self._leading: list[KernelConfig] | None = None  # None while the scan goes on
+        self._samples: dict[tuple[int, KernelConfig], list[float]] = {}
+        self._request(self._valid(space))
+        self._advance()
+
+    @property
+    def over(self) -> bool:
+        """Whether all is known now, or the case was given up."""
+        return not (self._asked or self._ready or self._waiting)
+
+    @property
+    def asked(self) -> int:
+        """How many tasks are out."""
+        return len(self._asked)
+
+    @property
+    def at_hand(self) -> Task | None:
+        """The task that the process is at."""
+        return self._asked[0] if self._asked else None
+
+    def take(self, most: int) -> list[Task]:
+        """The next tasks, at most so many; none while the compiler is waited for."""
+        tasks: list[Task] = []
+        if self._ready and not self._prepared:
+            self._prepared = True
+            tasks.append(Prepare(self.case.problem, self._outcomes.best_us, self._probe))
+        while self._ready and len(tasks) < most:
+            task = self._ready.popleft()
+            if isinstance(task, Scan) and (outcome := self._doomed(task.config)):
+                self._settle(task, Answer(0.0, outcome))
+            else:
+                tasks.append(task)
+        self._asked += tasks
+        self._advance()
+        return tasks
+
+    def _doomed(self, config: KernelConfig) -> Outcome | None:
+        """What a config gets that has ended its process often enough."""
+        ends = self._fatal.get(config, [])
+        if len(ends) < FATAL_CASES:
+            return None
+        return replace(
+            ends[-1], error=f"not run, as it ended its process on {len(ends)} other problems: {ends[-1].error}"
+        )
+
+    def compiled(self, binary: Binary, compiled: Compiled) -> None:
+        """A binary, perhaps one that is waited for, is there."""
+        configs = self._waiting.pop(binary, ())
+        for config in configs:
+            self._found(config, compiled)
+        if configs:
+            self._advance()
+
+    def answered(self, answer: Answer) -> None:
+        """The answer to the first task that is out."""
+        task = self._asked.popleft()
+        if isinstance(task, Prepare):
+            if answer.outcome is not None:
+                self._refuse(answer.outcome)
+        elif self.refused is None:
+            self._settle(task, answer)
+        self._advance()
+
+    def died(self, outcome: Outcome, *, forgivable: bool) -> None:
+        """The process died at the first task that is out, and knows nothing of the others.
+
+        The config gets this outcome and is not met again, unless the process may have been a victim (`forgivable`)
+        and its task has tries left.
+        """
+        self._prepared = False
+        if not self._asked:
+            return
+        task = self._asked[0]
+        if isinstance(task, Prepare):
+            self._probe = None  # perhaps it was that
+        self._ready.extendleft(task for task in reversed(self._asked) if not isinstance(task, Prepare))
+        self._asked.clear()
+        self.deaths += 1
+        tried = None if isinstance(task, Prepare) else task
+        self._tries[tried] += 1
+        if self._tries[tried] == TRIES or not (forgivable or tried is None):
+            if tried is None:
+                self._refuse(outcome)
+            else:
+                self._ready.popleft()
+                self._fatal.setdefault(tried.config, []).append(outcome)
+                self._settle(tried, Answer(0.0, outcome))
+        if self.deaths == DEATHS:
+            self._refuse(outcome)
+        if self._leading is not None and self.refused is None:
+            self._begin_confirming()  # anew: with a pause in their midst the passes would not be interleaved
+        self._advance()
+
+    def _valid(self, space: Iterable[KernelConfig]) -> list[KernelConfig]:
+        """The configs to scan; those that cannot run the problem get their rows here."""
+        valid, rows = [], []
+        for config in space:
+            if config in self._outcomes.scanned_us:
+                continue
+            reason = self.family.supports(config, self.case.problem, self.device)
+            if reason is None:
+                valid.append(config)
+            else:
+                rows.append(self._row(config, SCAN, Outcome(Status.INVALID, error=reason)))
+        self._record(rows)
+        return valid
+
+    def _request(self, configs: Iterable[KernelConfig]) -> None:
+        for rank, config in enumerate(configs):
+            binary = Binary.of(self.family, config, self.case.problem, self.device)
+            compiled = self._pool.request(binary, rank)
+            if compiled is None:
+                self._waiting.setdefault(binary, []).append(config)
+            else:
+                self._found(config, compiled)
+
+    def _found(self, config: KernelConfig, compiled: Compiled) -> None:
+        """What came of a config's compilation."""
+        outcome = Outcome(Status.COMPILE_FAILED, error=compiled.error)
+        if self._leading is not None:
+            if compiled.error is None:
+                self._leading.append(config)
+            else:  # an earlier run could compile it
+                self._record(self._row(config, timing_pass, outcome) for timing_pass in CONFIRMING)
+            return
+        self._compile_ms[config] = compiled.compile_ms
+        if compiled.error is None:
+            self._ready.append(Scan(config))
+        else:
+            self._settle(Scan(config), Answer(0.0, outcome))
+
+    def _settle(self, task: Scan | Confirm, answer: Answer) -> None:
+        """Makes rows of an answer."""
+        config = task.config
+        if isinstance(task, Scan):
+            assert answer.outcome is not None
+            row = self._row(config, SCAN, answer.outcome, self._compile_ms.pop(config, None))
+            self._record([row])
+        elif answer.outcome is None:
+            self._samples[task.timing_pass, config] += answer.times_us
+        elif config not in self._outcomes.unconfirmable:
+            outcome = answer.outcome
+            self._record([self._row(config, timing_pass, outcome) for timing_pass in CONFIRMING])
+
+    def _advance(self) -> None:
+        """From the scan to the confirming passes, and to their end."""
+        if not self.over or self._through or self.refused is not None:
+            return
+        if not self._confirming:
+            self._through = True
+            return
+        if self._leading is None:
+            self._leading = []
+            self._request(self._outcomes.unconfirmed())
+        if not self._waiting and not self._samples:
+            self._begin_confirming()
+        if self.over:
+            self._confirm()
+            self._through = True
+
+    def _begin_confirming(self) -> None:
+        leading = [config for config in self._leading or () if config not in self._outcomes.unconfirmable]
+        self._samples = {(timing_pass, config): [] for timing_pass in CONFIRMING for config in leading}
+        self._ready.clear()
+        shuffle = np.random.default_rng(0)
+        for turn in range(ROUNDS * len(CONFIRMING)):
+            timing_pass = CONFIRMING[turn % len(CONFIRMING)]
+            self._ready += (Confirm(leading[i], timing_pass) for i in shuffle.permutation(len(leading)))
+
+    def _confirm(self) -> None:
+        """Makes the rows of the confirming passes, all of them at once."""
+        self._record(
+            [
+                self._row(config, timing_pass, Outcome(Status.OK, **vars(Timing.of(times_us))))
+                for (timing_pass, config), times_us in self._samples.items()
+                if config not in self._outcomes.unconfirmable
+            ]
+        )
+
+    def _refuse(self, outcome: Outcome) -> None:
+        self.refused = outcome.error or outcome.status.value
+        self._ready.clear()
+        self._waiting.clear()
+
+    def _row(
+        self, config: KernelConfig, timing_pass: int, outcome: Outcome, compile_ms: float | None = None
+    ) -> Measurement:
+        return Measurement(
+            problem=self.case.problem,
+            device=self.device.name,
+            config=config,
+            timing_pass=timing_pass,
+            compile_ms=compile_ms or None,
+            **vars(outcome),
+        )
+
+    def _record(self, rows: Iterable[Measurement]) -> None:
+        rows = list(rows)
+        for row in rows:
+            self._outcomes.add(row.config, row.timing_pass, row.time_us)
+        if rows:
+            self._on_rows(rows)

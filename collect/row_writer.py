@@ -1,0 +1,118 @@
+"""Keeps a run's rows and readings: counts them, and brings them to the disk in parts."""
+
+from __future__ import annotations
+
+import datetime
+import uuid
+from collections import Counter
+from collections.abc import Callable, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from ..datasets import Case, DeviceSpec, ForetuneError, Measurable, Measurement
+from ..datasets.drift import Reading, flagged_names
+from ..datasets.store import Writer
+from .provenance import run_provenance
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+#: Rows reach the disk at least this often, and when their case is done; readings of the drift probe less often.
+FLUSH_SECONDS, FLUSH_DRIFT_SECONDS = 10.0, 60.0
+#: What a dataset notes of a run: see `run_provenance`.
+Origin: TypeAlias = Callable[[Measurable, DeviceSpec], dict[str, Any]]
+
+
+class RowWriter:
+    """Appends to the dataset in `out`, under a run id of its own for each family and device.
+
+    `clock` gives seconds; `plan` is what says which configs to try, and is noted; `origin` says where a family's
+    measurements on a device come from (from here, if left out).
+    Whatever writes raises `ForetuneError` where the disk takes no more; what it took is kept.
+    """
+
+    def __init__(self, out: Path | str, clock: Callable[[], float], plan: str, origin: Origin | None = None) -> None:
+        self._out, self._clock, self._start, self._plan = Path(out), clock, clock(), plan
+        self._writers: dict[tuple[str, str], Writer] = {}  # by family and device name
+        self._pending: dict[tuple[Case, str], list[Measurement]] = {}  # by case and device name
+        self._due: dict[tuple[Case, str], float] = {}  # when to write them
+        self._readings: list[tuple[Writer, Reading]] = []
+        self._unwritten = 0  # of the readings, from the first of them
+        self._drift_due = self._start + FLUSH_DRIFT_SECONDS
+        self._origin = origin or run_provenance
+        self.statuses: Counter[str] = Counter()
+
+    def add(self, case: Case, family: Measurable, device: DeviceSpec, rows: Sequence[Measurement]) -> None:
+        """Takes rows of one case and device."""
+        self._writer(family, device)
+        self.statuses.update(row.status.value for row in rows)
+        self._due.setdefault((case, device.name), self._clock() + FLUSH_SECONDS)
+        self._pending.setdefault((case, device.name), []).extend(rows)
+
+    def read(
+        self, case: Case, family: Measurable, device: DeviceSpec, gpu: str, time_us: float, ago_s: float = 0.0
+    ) -> None:
+        """Takes the time that the drift probe took on one GPU, while it measured the case."""
+        reading = Reading(case.problem, gpu, self._clock() - self._start - ago_s, time_us)
+        self._readings.append((self._writer(family, device), reading))
+
+    def done(self, case: Case) -> None:
+        """No more rows of this case are to come for now: they may be written."""
+        for key in self._due:
+            if key[0] == case:
+                self._due[key] = self._start
+
+    def flush_due(self) -> None:
+        """Writes what has waited for long enough."""
+        now = self._clock()
+        for key in [key for key, due in self._due.items() if due <= now]:
+            self._flush(key)
+        if now >= self._drift_due:
+            self._flush_drift()
+
+    def flush(self) -> None:
+        """Writes everything."""
+        for key in list(self._due):
+            self._flush(key)
+        self._flush_drift()
+
+    def drifted(self) -> dict[str, float]:
+        """The problems during which the drift probe was slower than usual, and how much."""
+        import pandas as pd
+
+        rows = [(writer.run_id, one.gpu, str(one.problem), one.time_us) for writer, one in self._readings]
+        return flagged_names(pd.DataFrame(rows, columns=["run_id", "gpu", "problem", "time_us"]))
+
+    def _flush(self, key: tuple[Case, str]) -> None:
+        # Taken out first: rows that a failed write left behind are measured again, never written twice.
+        rows = self._pending.pop(key)
+        del self._due[key]
+        with self._writing():
+            self._writers[key[0].problem.family, key[1]].append(key[0], rows)
+
+    def _flush_drift(self) -> None:
+        self._drift_due = self._clock() + FLUSH_DRIFT_SECONDS
+        fresh, self._unwritten = self._readings[self._unwritten :], len(self._readings)
+        with self._writing():
+            for writer in dict.fromkeys(writer for writer, _ in fresh):
+                writer.append_drift(reading for of, reading in fresh if of is writer)
+
+    def _writer(self, family: Measurable, device: DeviceSpec) -> Writer:
+        key = (family.name, device.name)
+        if key not in self._writers:
+            run_id = f"{datetime.datetime.now(datetime.timezone.utc):%Y%m%d-%H%M%S}-{uuid.uuid4().hex[:4]}"
+            with self._writing():
+                facts = self._origin(family, device) | {"plan": self._plan}
+                self._writers[key] = Writer(self._out, self._out.name, [device], facts, run_id=run_id)
+        return self._writers[key]
+
+    @contextmanager
+    def _writing(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            raise ForetuneError(
+                f"{self._out} takes no more: {error}. What was written before is kept: make room there, and run the "
+                "same command again to go on"
+            ) from error

@@ -1,0 +1,208 @@
+"""Runs single configs on the GPU: checks their results, times them, and turns every failure into a status."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Hashable
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Protocol
+
+from ..datasets import DeviceSpec, ForetuneError, KernelConfig, Measurable, Problem, Status
+from ..datasets.errors import abridged
+
+if TYPE_CHECKING:
+    from ..runtime.timing.timer import Timer
+
+#: A config this much slower than the best so far is hopeless after one launch, whose time is kept. (With the limit at
+#: 4, an H200 computed for 838 s to get the shipped rows: 88 s on what is more than 4x slower, and 310 s on what is 2 to
+#: 4x slower, in three launches each, of which training keeps a tenth.)
+HOPELESS_SLOWDOWN = 2.5
+#: One that is this much slower gets a few samples: it will never be a candidate.
+ALSO_RAN_SLOWDOWN = 1.5
+ALSO_RAN_SAMPLES = 3
+#: Kernel microseconds to spend on a candidate's scan, and the most samples.
+SCAN_BUDGET_US, SCAN_SAMPLES = 3_000.0, 7
+#: The same for one turn of a confirming pass, of which there are several.
+CONFIRM_BUDGET_US, CONFIRM_SAMPLES, LEAST_CONFIRM_SAMPLES = 2_000.0, 10, 2
+PROBE_SAMPLES = 10
+#: Of so many check problems the inputs and the reference are kept: a family has one for each dtype and flags, or checks
+#: on the measured problem itself.
+CHECKS_KEPT = 8
+#: What an error is relative to where the reference is all zeros.
+_LEAST_NORM = 1e-12
+
+
+class DeviceLostError(ForetuneError):
+    """The process cannot use the GPU any more (an illegal memory access, say); a new one can go on."""
+
+
+class LaunchFailedError(ForetuneError):
+    """One launch failed; the process and the device are fine."""
+
+
+class OutOfMemoryError(ForetuneError):
+    """The prepared problem does not fit into what is left of the GPU's memory; another one may."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What running one config showed: the fields of a `Measurement` that the GPU decides."""
+
+    status: Status
+    time_us: float | None = None
+    spread: float | None = None
+    samples: int = 0
+    registers: int | None = None
+    spills: int | None = None
+    smem_bytes: int | None = None
+    error: str | None = None
+
+
+class Runner(Protocol):
+    """Runs configs on one device. `GpuRunner` is the real one; tests replay recorded times.
+
+    Each call raises `DeviceLostError` where the GPU is gone with it.
+    """
+
+    def prepare(self, family: Measurable, problem: Problem) -> None:
+        """Makes the inputs of the problem that the following calls run. Raises `OutOfMemoryError` where they do
+        not fit, and `ForetuneError` where the problem is not one of the family."""
+
+    def scan(self, config: KernelConfig, best_us: float) -> Outcome:
+        """Runs one config on the prepared problem; `best_us` is the best time so far (inf if none)."""
+
+    def confirm(self, config: KernelConfig, best_us: float) -> list[float]:
+        """A few times of a config that the scan has run, in microseconds. Raises `LaunchFailedError`."""
+
+    def probe(self, family: Measurable, problem: Problem, config: KernelConfig) -> float:
+        """The time of the drift probe, in microseconds, beside the prepared problem. Raises `LaunchFailedError`."""
+
+
+class GpuRunner:
+    """The current CUDA or HIP device."""
+
+    def __init__(self, device: DeviceSpec) -> None:
+        from ..runtime.timing.timer import Timer
+
+        self._device = device
+        self._timer: Timer = Timer()
+        self._family: Measurable
+        self._problem: Problem
+        self._inputs: Any = None
+        self._probe: tuple[Problem, Any] | None = None  # and its inputs
+        self._checked: dict[tuple[KernelConfig, Problem, Hashable], Outcome] = {}
+        self._check_inputs: dict[Problem, tuple[Any, Any]] = {}  # with the reference
+
+    def prepare(self, family: Measurable, problem: Problem) -> None:
+        # Free the last problem's memory first.
+        self._check_inputs = {of: pair for of, pair in self._check_inputs.items() if pair[0] is not self._inputs}
+        self._inputs = None
+        self._family, self._problem = family, problem
+        try:
+            self._inputs = family.inputs(problem, self._device)
+        except Exception as error:
+            failure = _failure(error)
+            if failure.status is Status.OUT_OF_RESOURCES:
+                raise OutOfMemoryError(failure.error) from error
+            raise
+
+    def scan(self, config: KernelConfig, best_us: float) -> Outcome:
+        binary = self._check(config)
+        if binary.status is not Status.OK:
+            return binary
+
+        def samples(first_us: float) -> int:
+            if first_us > HOPELESS_SLOWDOWN * best_us:
+                return 1
+            if first_us > ALSO_RAN_SLOWDOWN * best_us:
+                return ALSO_RAN_SAMPLES
+            return max(ALSO_RAN_SAMPLES, min(SCAN_SAMPLES, int(SCAN_BUDGET_US / first_us)))
+
+        try:
+            timing = self._timer.time(lambda: self._family.launch(self._inputs, config), samples=samples)
+        except Exception as error:  # noqa: BLE001 - a launch can fail in any way; each is a row
+            return _failure(error)
+        status = Status.HOPELESS if timing.samples == 1 else Status.OK
+        return replace(binary, status=status, **vars(timing))
+
+    def confirm(self, config: KernelConfig, best_us: float) -> list[float]:
+        samples = max(LEAST_CONFIRM_SAMPLES, min(CONFIRM_SAMPLES, int(CONFIRM_BUDGET_US / best_us)))
+        try:
+            return self._timer.sample(lambda: self._family.launch(self._inputs, config), samples)
+        except Exception as error:
+            raise LaunchFailedError(_failure(error).error) from error
+
+    def probe(self, family: Measurable, problem: Problem, config: KernelConfig) -> float:
+        try:
+            if self._probe is None or self._probe[0] != problem:
+                self._probe = (problem, family.inputs(problem, self._device))
+            inputs = self._probe[1]
+            # The mean: a second process on the card takes turns with this one, and a median would not see its turns.
+            return statistics.fmean(self._timer.sample(lambda: family.launch(inputs, config), PROBE_SAMPLES))
+        except Exception as error:
+            raise LaunchFailedError(_failure(error).error) from error
+
+    def _check(self, config: KernelConfig) -> Outcome:
+        """Loads the config's binary and compares its result with the reference: once for the problems that are checked
+        on the same one and share the binary."""
+        problem = self._family.check_problem(config, self._problem)
+        key = (config, problem, self._family.binary_key(config, self._problem))
+        if key not in self._checked:
+            try:
+                outcome = self._load_and_compare(config, problem)
+            except Exception as error:  # noqa: BLE001 - as above
+                outcome = _failure(error)
+                if outcome.status is Status.OUT_OF_RESOURCES:
+                    return outcome  # there may be memory beside another problem
+            self._checked[key] = outcome
+        return self._checked[key]
+
+    def _load_and_compare(self, config: KernelConfig, problem: Problem) -> Outcome:
+        family = self._family
+        binary = family.compile(config, self._problem)
+        binary._init_handles()
+        facts = {"registers": binary.n_regs, "spills": binary.n_spills, "smem_bytes": binary.metadata.shared}
+        inputs, reference = self._check_of(problem)
+        y = family.launch(inputs, config)
+        error = float((y.float() - reference).norm() / reference.norm().clamp_min(_LEAST_NORM))
+        y.fill_(float("nan"))
+        if error <= family.tolerance(problem):  # never true of NaN
+            return Outcome(Status.OK, **facts)
+        return Outcome(Status.WRONG_RESULT, error=f"relative error {error:.2g}", **facts)
+
+    def _check_of(self, problem: Problem) -> tuple[Any, Any]:
+        """Inputs and reference to check on; of the prepared problem its own inputs."""
+        if problem not in self._check_inputs:
+            if len(self._check_inputs) >= CHECKS_KEPT:
+                self._check_inputs.clear()
+            own = problem == self._problem
+            inputs = self._inputs if own else self._family.inputs(problem, self._device, seed=1)
+            self._check_inputs[problem] = (inputs, self._family.reference(inputs))
+        return self._check_inputs[problem]
+
+
+def _failure(error: Exception) -> Outcome:
+    """The status of an exception. Raises `DeviceLostError` where the CUDA context is gone with it."""
+    import torch
+    from triton.runtime.errors import OutOfResources
+
+    text = abridged(f"{type(error).__name__}: {error}")
+    if isinstance(error, torch.OutOfMemoryError):
+        torch.cuda.empty_cache()  # so that it costs this config alone
+    if isinstance(error, (OutOfResources, torch.OutOfMemoryError)):
+        return Outcome(Status.OUT_OF_RESOURCES, error=text)
+    if "CompilationError" in type(error).__name__ or "PTXASError" in type(error).__name__:
+        return Outcome(Status.COMPILE_FAILED, error=text)
+    if not _device_answers():
+        raise DeviceLostError(text) from error
+    return Outcome(Status.LAUNCH_FAILED, error=text)
+
+
+def _device_answers() -> bool:
+    import torch
+
+    try:
+        torch.cuda.synchronize()
+    except Exception:  # noqa: BLE001 - any failure here means the same
+        return False
+    return True

@@ -1,0 +1,200 @@
+"""What the grouped GEMMs are compared with: torch._grouped_mm, a dense cuBLAS product of the same FLOPs, permutations by
+torch, and a bare launch; and the project's goals for them.
+
+The tile map is in no figure, as torch's offsets are not in `torch._grouped_mm`'s: both are made once a layer.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from ...datasets import Case, DeviceSpec, Measurable, Problem
+from ...runtime.timing.compare import ROUNDS, BestConfigs, Goal, Row, judge_least, judge_most
+from .measurable import GroupedGemm, Inputs
+from .models import load_models
+from .suite import suite_cases
+from .variants import DW, DX, FORWARD
+
+if TYPE_CHECKING:
+    import torch
+    import triton
+
+
+class GroupedGemmComparison:
+    """The contenders of the grouped GEMMs; see `runtime.timing.compare.Comparison`."""
+
+    def suite(self, family: Measurable) -> Mapping[str, Case]:
+        return suite_cases(family.name, load_models())
+
+    def contenders(
+        self, family: Measurable, problem: Problem, inputs: Inputs, device: DeviceSpec, best: BestConfigs
+    ) -> dict[str, Callable[[], Any]]:
+        """torch: `torch._grouped_mm`. dense: one product of the same FLOPs. Of a fused permutation besides, separate:
+        the permutation alone; unfused: the same GEMM without it, at its best config."""
+        launches = _others(family.name, inputs)
+        if problem.flags:
+            plain = replace(problem, flags=())
+            if configs := best.get(plain):
+                others = family.inputs(plain, device)
+                launches["unfused"] = lambda: family.launch(others, configs[0])
+            launches["separate"] = _permutation(family.name, inputs)
+        return launches
+
+    def goals(self, rows: Sequence[Row]) -> list[Goal]:
+        """The project's goals for its kernels; those that no row is about are left out."""
+        plain = [row for row in rows if "separate" not in row.others_us]
+        judged: list[Goal] = []
+        for label, families, aim in (("fwd and dX", (FORWARD, DX), 1.25), ("dW", (DW,), 1.1)):
+            names = [variant.name for variant in families]
+            chosen = [row for row in plain if row.family in names and "torch" in row.others_us]
+            for which, ours in (("best", lambda row: row.ours_us), ("predicted", lambda row: row.predicted_us)):
+                ratios = [row.others_us["torch"] / ours(row) for row in chosen]
+                judged += judge_least(f"{label}, {which} config, over torch._grouped_mm", chosen, ratios, 1.0, aim)
+        tall = [row for row in plain if _rows_per_expert(row.problem) >= 1024 and "dense" in row.others_us]
+        ratios = [row.others_us["dense"] / row.ours_us for row in tall]
+        judged += judge_least("rows per expert >= 1024, over dense cuBLAS", tall, ratios, 0.88)
+        few = [row for row in plain if _rows_per_expert(row.problem) <= 8]
+        ratios = [row.roofline_us / row.ours_us for row in few]
+        judged += judge_least("<= 8 rows per active expert, over the read bandwidth", few, ratios, 0.85)
+        fused = [row for row in rows if "unfused" in row.others_us]
+        ratios = [row.ours_us / row.others_us["unfused"] for row in fused]
+        judged += judge_most("fused permutation over the unfused GEMM", fused, ratios, 1.05)
+        both = [row for row in fused if "separate" in row.others_us]
+        ratios = [row.ours_us / (row.others_us["unfused"] + row.others_us["separate"]) for row in both]
+        judged += judge_most("fused permutation over GEMM + permutation", both, ratios, 1.0)
+        even = {(row.family, _layer(row)): row for row in plain if row.name.endswith(" balanced")}
+        hot = [
+            (row, balanced)
+            for row in plain
+            if row.name.endswith(" hot")
+            and (balanced := even.get((row.family, _layer(row))))
+            and row.compute_us > row.memory_us
+        ]
+        ratios = [row.ours_us / balanced.ours_us for row, balanced in hot]
+        return judged + judge_most(
+            "one expert with half the rows, over balanced", [row for row, _ in hot], ratios, 1.15
+        )
+
+
+def _layer(row: Row) -> str:
+    """A row's layer and phase, without its routing."""
+    return row.name.rsplit(" ", 1)[0]
+
+
+def _rows_per_expert(problem: Problem) -> float:
+    """Of experts that have rows."""
+    return problem["rows"] / max(problem.ragged.active if problem.ragged else problem["groups"], 1)
+
+
+def _others(family: str, inputs: Any) -> dict[str, Callable[[], Any]]:
+    """torch's grouped product on the same tensors, and a dense one of the same FLOPs."""
+    import torch
+
+    left, right = inputs.left, inputs.right
+    offsets = inputs.group_sizes.cumsum(0).to(torch.int32)
+    rows = inputs.problem["rows"]
+    sorted_left = left if len(left) == rows else left.repeat_interleave(rows // len(left), 0)
+    if family == FORWARD.name:
+        return {
+            "torch": lambda: torch._grouped_mm(sorted_left, right.transpose(-2, -1), offs=offsets),
+            "dense": lambda: torch.mm(sorted_left, right[0].t()),
+        }
+    if family == DX.name:
+        return {
+            "torch": lambda: torch._grouped_mm(left, right, offs=offsets),
+            "dense": lambda: torch.mm(left, right[0]),
+        }
+    sorted_right = right if len(right) == rows else right.repeat_interleave(rows // len(right), 0)
+    return {
+        "torch": lambda: torch._grouped_mm(left.t(), sorted_right, offs=offsets),
+        "dense": lambda: torch.mm(left.t(), sorted_right),
+    }
+
+
+def _permutation(family: str, inputs: Any) -> Callable[[], Any]:
+    """The permutation that is fused, as a kernel of its own: rows gathered from x (or dy), or y's (or dx's) moved."""
+    fwd_or_dw_gathers_x = "permute_x" in inputs.problem.flags
+    if family == FORWARD.name:
+        moved = inputs.left if fwd_or_dw_gathers_x else inputs.out
+    elif family == DX.name:
+        moved = inputs.out if fwd_or_dw_gathers_x else inputs.left
+    else:
+        moved = inputs.right if fwd_or_dw_gathers_x else inputs.left
+    indices = (inputs.indices // inputs.topk).long() if len(moved) < inputs.problem["rows"] else inputs.indices.long()
+    return lambda: moved.index_select(0, indices)
+
+
+@dataclass(frozen=True)
+class LaunchPath:
+    """Host time of one hot call, in microseconds, without waiting for the GPU."""
+
+    op_us: float  # foretune.grouped_gemm: the choice, the tile map and the kernel
+    bare_us: float  # kernel[grid](...) alone
+
+    @property
+    def ratio(self) -> float:
+        return self.op_us / self.bare_us
+
+
+def launch_path(family: GroupedGemm, device: DeviceSpec, calls: int = 200) -> LaunchPath:
+    """Times the op against a bare launch of its main kernel, in interleaved turns, on a problem that keeps the GPU
+    ahead of the host."""
+    import torch
+
+    from .op.op import grouped_gemm
+    from .triton_kernels.gemm import arguments, grouped_gemm_kernel
+
+    problem = Problem.of(family.name, groups=8, rows=64, n=256, k=256)
+    inputs = family.inputs(problem, device)
+    config = family.default(problem, device)
+    constants = {"TRANSPOSED": False, "GATHER": False, "SCATTER": False} | config.to_json()
+    tensors = arguments(inputs.left, inputs.right, inputs.out, inputs.tile_map)
+
+    def bare() -> None:
+        grouped_gemm_kernel[(device.sm_count,)](*tensors, **constants)
+
+    def op() -> torch.Tensor:
+        return grouped_gemm(inputs.left, inputs.right, inputs.group_sizes, config=config)
+
+    figures: dict[Callable[[], Any], list[float]] = {bare: [], op: []}
+    with torch.no_grad():
+        for _ in range(ROUNDS + 1):  # the first round warms up
+            for call, seconds in figures.items():
+                torch.cuda.synchronize()
+                for _ in range(calls):
+                    began = time.perf_counter()
+                    call()
+                    seconds.append(time.perf_counter() - began)
+    bare_us, op_us = (1e6 * statistics.median(figures[call][calls:]) for call in (bare, op))
+    return LaunchPath(op_us, bare_us)
+
+
+def autotuned(
+    family: GroupedGemm,
+    inputs: Inputs,
+    configs: Sequence[triton.Config],
+    early_config_prune: Callable[..., Any] | None = None,
+) -> tuple[Any, Callable[[], torch.Tensor]]:
+    """A new `triton.autotune` of the kernel over these configs, as a user would declare it, with nothing compiled in
+    memory yet, and a function that calls it once on the inputs: what `runtime.timing.first_call` times."""
+    import triton
+
+    kernel, unspecialized, key = family.kernel()
+    pruned_by = {"early_config_prune": early_config_prune} if early_config_prune else None
+    fresh = triton.jit(do_not_specialize=unspecialized)(kernel.fn)
+    tuner = triton.autotune(configs=list(configs), key=key, prune_configs_by=pruned_by)(fresh)
+
+    def call() -> torch.Tensor:
+        from ...runtime.launching.scratch import ensure_allocator
+
+        ensure_allocator()
+        arguments, sm_count = family.arguments(inputs), inputs.device.sm_count
+        tuner[lambda meta: (sm_count * meta["PROGRAMS_PER_SM"],)](*arguments, **family.constants(inputs.problem))
+        family.finish(inputs, arguments)
+        return inputs.out
+
+    return tuner, call

@@ -1,0 +1,349 @@
+"""The grouped GEMMs as `Measurable` families: inputs, launches, references and the workload. torch and triton are
+imported when they are needed."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from ...datasets import Case, DeviceSpec, KernelConfig, Measurable, Problem, torch_dtype
+from ...runtime.launching.source_hash import hash_of_modules
+from . import workload
+from .chunks import chunk_rows
+from .family import TMA_ARCHS, GroupedGemmFamily
+from .features import group_sizes_of
+from .models import load_models
+from .variants import DW, DX, FORWARD
+
+if TYPE_CHECKING:
+    import torch
+
+    from .triton_kernels.tiles import TileMap
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """The tensors of one call, on the device."""
+
+    left: torch.Tensor  # x or dy; (tokens, K) where it is gathered with topk rows a token
+    right: torch.Tensor  # w, or x for dW
+    out: torch.Tensor  # poisoned with NaN
+    group_sizes: torch.Tensor  # (groups,) int32
+    tile_map: TileMap
+    indices: torch.Tensor | None  # (rows,) int32: the permuted row of each sorted row
+    topk: int  # a gathered x has rows / topk rows
+    problem: Problem
+    device: DeviceSpec
+
+
+class GroupedGemm(GroupedGemmFamily, Measurable):
+    """What measuring needs, for all three variants."""
+
+    def cases(
+        self,
+        *,
+        models: Path | str | None = None,
+        tokens: Sequence[int] | None = None,
+        per_layer: int = 2,
+        random: int = 40,
+        max_tflop: float | None = None,
+        seed: int = 0,
+    ) -> tuple[Case, ...]:
+        most_tflop = workload.MOST_TFLOP if max_tflop is None else max_tflop
+        drawn = load_models(models)
+        return workload.draw(
+            self.name, drawn, tokens=tokens, per_layer=per_layer, random=random, most_tflop=most_tflop, seed=seed
+        )
+
+    def flops(self, problem: Problem) -> float:
+        return 2.0 * problem["rows"] * problem["n"] * problem["k"]
+
+    def bytes(self, problem: Problem) -> float:
+        # Of the weights those groups that have rows; all of them for dW, which writes zeros.
+        ragged = problem.ragged
+        groups = problem["groups"] if ragged is None or self.variant is DW else ragged.active
+        n, k = problem["n"], problem["k"]
+        return float(problem.itemsize) * (groups * n * k + problem["rows"] * (n + k))
+
+    def default(self, problem: Problem, device: DeviceSpec) -> KernelConfig:
+        tma = dict.fromkeys(self.variant.tma, int(device.arch in TMA_ARCHS))
+        tma |= {knob: 0 for flag, knob in self.variant.permuted_by if flag in problem.flags}
+        if problem.dtype == "fp32":
+            block_m, block_n, block_k = 32, 64, 32
+        else:
+            block_m, block_n, block_k = self._default_block_m(problem), 128, 64
+        knobs = tma | {
+            "BLOCK_M": block_m,
+            "BLOCK_N": block_n,
+            "BLOCK_K": block_k,
+            "GROUP_M": 8 if block_m >= 64 else 1,
+            "PROGRAMS_PER_SM": 1 if block_m >= 64 else 2,
+            "num_warps": 4,
+            # 2-byte operands, 3 stages of (128 + 128) x 64 and an output tile: 128 KiB; less where there is less.
+            "num_stages": 3 if device.smem_per_block_bytes >= 160 * 1024 else 2,
+        }
+        return KernelConfig.of(**{knob: knobs.get(knob, 1) for knob in self.knobs})
+
+    @abstractmethod
+    def _default_block_m(self, problem: Problem) -> int: ...
+
+    def inputs(self, problem: Problem, device: DeviceSpec, *, seed: int = 0) -> Inputs:
+        import torch
+
+        from .triton_kernels.tiles import TileMap
+
+        where = "cpu" if device.backend == "cpu" else "cuda"
+        dtype = torch_dtype(problem.dtype)
+        rows, n, k, groups = (problem[dim] for dim in ("rows", "n", "k", "groups"))
+        generator = torch.Generator(where).manual_seed(seed)
+
+        def random(*shape: int) -> torch.Tensor:
+            return torch.randn(*shape, generator=generator, device=where, dtype=dtype)
+
+        topk = next(t for t in (8, 6, 4, 3, 2, 1) if rows % t == 0) if "permute_x" in problem.flags else 1
+        shapes = {"x": (rows // topk, k), "w": (groups, n, k), "dy": (rows, n), "y": (rows, n), "dx": (rows, k)}
+        if self.variant is DX:
+            topk = 1  # dx has a row for each sorted row, whatever x had
+        shapes["dw"] = shapes["w"]
+        left, right, out = self._operands
+        sizes = torch.tensor(group_sizes_of(problem), dtype=torch.int32, device=where)
+        indices = None
+        if problem.flags:
+            indices = torch.randperm(rows, generator=generator, device=where).to(torch.int32)
+        return Inputs(
+            left=random(*shapes[left]),
+            right=random(*shapes[right]),
+            out=torch.full(shapes[out], float("nan"), dtype=dtype, device=where),
+            group_sizes=sizes,
+            tile_map=TileMap.build(sizes, rows, self._chunk_rows(problem, device)),
+            indices=indices,
+            topk=topk,
+            problem=problem,
+            device=device,
+        )
+
+    _operands: ClassVar[tuple[str, str, str]]
+
+    def _chunk_rows(self, problem: Problem, device: DeviceSpec) -> int | None:
+        return None
+
+    @abstractmethod
+    def kernel(self) -> tuple[Any, list[str], list[str]]:
+        """The kernel, its unspecialised parameters, and the key of an autotuner."""
+
+    def finish(self, inputs: Inputs, arguments: tuple[Any, ...]) -> None:
+        """What a launch of the kernel leaves to do."""
+
+    @abstractmethod
+    def arguments(self, inputs: Inputs) -> tuple[Any, ...]:
+        """The kernel's positional arguments."""
+
+    @abstractmethod
+    def constants(self, problem: Problem) -> dict[str, bool]:
+        """The kernel's constants beside the knobs."""
+
+    def reference(self, inputs: Inputs) -> torch.Tensor:
+        import torch
+
+        out = torch.full(inputs.out.shape, float("nan"), dtype=torch.float32, device=inputs.out.device)
+        start = 0
+        for group, size in enumerate(inputs.group_sizes.tolist()):
+            rows = torch.arange(start, start + size, device=out.device)
+            permuted = rows if inputs.indices is None else inputs.indices[start : start + size].long()
+            self._reference_of(inputs, out, group, rows, permuted)
+            start += size
+        return out
+
+    @abstractmethod
+    def _reference_of(
+        self, inputs: Inputs, out: torch.Tensor, group: int, rows: torch.Tensor, permuted: torch.Tensor
+    ) -> None:
+        """One group of the reference: its sorted rows, and which rows of the permuted side they are, (size,)."""
+
+    def tolerance(self, problem: Problem) -> float:
+        # Rounding the float32 sum once: a relative error of about 2^-9 (bf16) or 2^-12 (fp16) at most, less on average.
+        # float32 differs by the order of the sum: sqrt(depth) roundings of 2^-24.
+        return {"bf16": 4e-3, "fp16": 5e-4, "fp32": 1e-5}[problem.dtype]
+
+    def check_problem(self, config: KernelConfig, problem: Problem) -> Problem:
+        # Off every block: N = 2 x 256 + 136, K = 256 + 72; groups of 0 and 1 row, one over every BLOCK_M.
+        sizes = (37, 0, 1, 300, 0, 16, 129, 5)
+        dims = {"groups": len(sizes), "rows": sum(sizes), "n": 648, "k": 328}
+        return Problem.of(self.name, dtype=problem.dtype, flags=problem.flags, ragged={"rows": sizes}, **dims)  # type: ignore[arg-type]
+
+    def compile(self, config: KernelConfig, problem: Problem) -> Any:
+        import torch
+
+        kernel, _, _ = self.kernel()
+        element = torch_dtype(problem.dtype)
+        indices = torch.int32 if problem.flags else None
+        return kernel.warmup(
+            *self._warmup_arguments(element, indices), grid=(1,), **self.constants(problem), **config.to_json()
+        )
+
+    @abstractmethod
+    def _warmup_arguments(self, element: Any, indices: Any) -> tuple[Any, ...]:
+        """Arguments of the types that `arguments` gives: dtypes for tensors, any numbers for numbers."""
+
+    def binary_key(self, config: KernelConfig, problem: Problem) -> Hashable:
+        # No runtime integer is specialised, so one binary serves every shape, band and number of programs.
+        return KernelConfig.from_json(config.to_json() | {"GROUP_M": 1, "PROGRAMS_PER_SM": 1}), problem.kind
+
+    def source_hash(self) -> str:
+        from .triton_kernels import dw, gemm, ragged, sorting, tiles
+
+        return hash_of_modules(tiles, ragged, *((dw, sorting) if self.variant is DW else (gemm,)))
+
+
+class _OverRows(GroupedGemm):
+    """Forward and dX: one kernel, whose output has a row for each row."""
+
+    def _default_block_m(self, problem: Problem) -> int:
+        rows_per_group = problem["rows"] / max(problem["groups"], 1)
+        return 16 if rows_per_group <= 16 else 64 if rows_per_group <= 64 else 128
+
+    def launch(self, inputs: Inputs, config: KernelConfig) -> torch.Tensor:
+        from .triton_kernels.gemm import launch_gemm
+
+        flags = self.constants(inputs.problem)
+        launch_gemm(
+            inputs.left,
+            inputs.right,
+            inputs.out,
+            inputs.tile_map,
+            config,
+            inputs.device.sm_count,
+            transposed=flags["TRANSPOSED"],
+            gather=inputs.indices if flags["GATHER"] else None,
+            divisor=inputs.topk,
+            scatter=inputs.indices if flags["SCATTER"] else None,
+        )
+        return inputs.out
+
+    def kernel(self) -> tuple[Any, list[str], list[str]]:
+        from .triton_kernels.gemm import KEY, UNSPECIALIZED, grouped_gemm_kernel
+
+        return grouped_gemm_kernel, UNSPECIALIZED, KEY
+
+    def arguments(self, inputs: Inputs) -> tuple[Any, ...]:
+        from .triton_kernels.gemm import arguments
+
+        i = inputs
+        return arguments(i.left, i.right, i.out, i.tile_map, i.indices, divisor=i.topk)
+
+    def constants(self, problem: Problem) -> dict[str, bool]:
+        flags = {name: flag in problem.flags for flag, name in self.variant.permuting}
+        return {"TRANSPOSED": self.variant is DX} | flags
+
+    def _warmup_arguments(self, element: Any, indices: Any) -> tuple[Any, ...]:
+        import torch
+
+        return element, element, element, torch.int32, indices, None, None, 1024, 1024, 8, 128, 128, 1
+
+
+class GroupedGemmForward(_OverRows):
+    """y[rows of e] = x[rows of e] @ w[e].T, with x (rows, K) sorted by group, w (groups, N, K), y (rows, N).
+
+    >>> from foretune.datasets import DeviceSpec
+    >>> family, h200 = GroupedGemmForward(), DeviceSpec.named("h200")
+    >>> len(family.space(h200)) >= 700
+    True
+    >>> problem = Problem.of(family.name, groups=64, rows=8192, n=2048, k=1024)
+    >>> family.supports(family.default(problem, h200), problem, h200) is None
+    True
+    """
+
+    variant = FORWARD
+    _operands = ("x", "w", "y")
+
+    def _reference_of(
+        self, inputs: Inputs, out: torch.Tensor, group: int, rows: torch.Tensor, permuted: torch.Tensor
+    ) -> None:
+        gathers, scatters = "permute_x" in inputs.problem.flags, "permute_y" in inputs.problem.flags
+        x = inputs.left[permuted // inputs.topk if gathers else rows]
+        out[permuted if scatters else rows] = x.float() @ inputs.right[group].float().T
+
+
+class GroupedGemmDX(_OverRows):
+    """dx[rows of e] = dy[rows of e] @ w[e], with dy (rows, N), w (groups, N, K), dx (rows, K).
+
+    Of a layer with permute_x dx is scattered to (rows, K) in the permuted order; of one with permute_y dy is gathered.
+    """
+
+    variant = DX
+    _operands = ("dy", "w", "dx")
+
+    def _reference_of(
+        self, inputs: Inputs, out: torch.Tensor, group: int, rows: torch.Tensor, permuted: torch.Tensor
+    ) -> None:
+        gathers, scatters = "permute_y" in inputs.problem.flags, "permute_x" in inputs.problem.flags
+        dy = inputs.left[permuted if gathers else rows]
+        out[permuted if scatters else rows] = dy.float() @ inputs.right[group].float()
+
+
+class GroupedGemmDW(GroupedGemm):
+    """dw[e] = dy[rows of e].T @ x[rows of e], with dy (rows, N), x (rows, K), dw (groups, N, K), zero for empty groups.
+
+    Of a layer with permute_x the rows of x are sorted first, of one with permute_y those of dy: a launch includes that,
+    the kernel itself takes sorted rows only.
+    """
+
+    variant = DW
+    _operands = ("dy", "x", "dw")
+
+    def _default_block_m(self, problem: Problem) -> int:
+        return 64 if problem["n"] <= 64 else 128
+
+    def _chunk_rows(self, problem: Problem, device: DeviceSpec) -> int:
+        return chunk_rows(problem["rows"], problem["n"], problem["k"], device.sm_count)
+
+    def launch(self, inputs: Inputs, config: KernelConfig) -> torch.Tensor:
+        from .triton_kernels.dw import launch_dw
+
+        launch_dw(*self._sorted(inputs), inputs.out, inputs.tile_map, config, inputs.device.sm_count)
+        return inputs.out
+
+    def _sorted(self, inputs: Inputs) -> tuple[torch.Tensor, torch.Tensor]:
+        """dy and x, sorted by group."""
+        from .triton_kernels.sorting import sorted_rows
+
+        dy, x, indices = inputs.left, inputs.right, inputs.indices
+        if indices is None:
+            return dy, x
+        if "permute_x" in inputs.problem.flags:
+            return dy, sorted_rows(x, indices, inputs.topk)
+        return sorted_rows(dy, indices), x
+
+    def kernel(self) -> tuple[Any, list[str], list[str]]:
+        from .triton_kernels.dw import KEY, UNSPECIALIZED, grouped_gemm_dw_kernel
+
+        return grouped_gemm_dw_kernel, UNSPECIALIZED, KEY
+
+    def arguments(self, inputs: Inputs) -> tuple[Any, ...]:
+        from .triton_kernels.dw import arguments, partial_sums
+
+        i = inputs
+        return arguments(*self._sorted(i), i.out, partial_sums(i.out, i.tile_map), i.tile_map)
+
+    def finish(self, inputs: Inputs, arguments: tuple[Any, ...]) -> None:
+        from .triton_kernels.dw import add_partials
+
+        add_partials(arguments[3], inputs.out, inputs.tile_map)
+
+    def constants(self, problem: Problem) -> dict[str, bool]:
+        return {}
+
+    def _warmup_arguments(self, element: Any, indices: Any) -> tuple[Any, ...]:
+        import torch
+
+        return element, element, element, element, torch.int32, 1024, 8, 1, 128, 128
+
+    def _reference_of(
+        self, inputs: Inputs, out: torch.Tensor, group: int, rows: torch.Tensor, permuted: torch.Tensor
+    ) -> None:
+        dy = inputs.left[permuted if "permute_y" in inputs.problem.flags else rows]
+        x = inputs.right[permuted // inputs.topk if "permute_x" in inputs.problem.flags else rows]
+        out[group] = dy.float().T @ x.float()

@@ -1,0 +1,152 @@
+"""`Call`: all that is the same for every call of one shape, found out once and then looked up."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from triton.runtime import JITFunction
+
+from ....datasets import ForetuneError, KernelConfig, Measurable, Problem
+from ....runtime import Mode, resolve_mode, stubbed
+from ....runtime.choice import Launch, choose, given, interpreter, live
+from ..chunks import chunk_rows
+from ..triton_kernels.gemm import grouped_gemm_kernel
+from .checks import DTYPES, Shape, check_call
+
+if TYPE_CHECKING:
+    from ....datasets import DeviceSpec
+
+#: The environment variable that has every call check what only the device knows.
+CHECK_VARIABLE = "FORETUNE_CHECK"
+#: Calls that are remembered. When there are more, all are forgotten: to find one out again takes milliseconds at most.
+_MEMO_SIZE = 4096
+_calls: dict[tuple[Any, ...], Call] = {}
+
+
+class Options(NamedTuple):
+    """What a call asks for besides its tensors; `grouped_gemm` says what each means."""
+
+    topk: int = 1
+    permute_x: bool = False
+    permute_y: bool = False
+    config: KernelConfig | None = None
+    config_dx: KernelConfig | None = None
+    config_dw: KernelConfig | None = None
+    mode: str | None = None
+
+
+class Call:
+    """All calls of one shape on one device. FORETUNE_MODE and FORETUNE_CHECK are read when it is made.
+
+    Raises `ForetuneError` for a mode that does not exist and for a config that cannot run this.
+    """
+
+    def __init__(self, shape: Shape, dtype: torch.dtype, place: int, options: Options) -> None:
+        self.shape, self.dtype, self.options = shape, dtype, options
+        self.device = _device(place)
+        self.gpu = place if self.device.backend != "cpu" and stubbed() is None else None  # its index
+        self.contents_checked = os.environ.get(CHECK_VARIABLE, "") not in ("", "0")
+        self.mode = resolve_mode(options.mode, default=Mode.PREDICT)
+        self.chunk_rows = chunk_rows(shape.rows, shape.n, shape.k, self.device.sm_count)
+        explicit = {
+            "grouped_gemm_fwd": options.config,
+            "grouped_gemm_dx": options.config_dx,
+            "grouped_gemm_dw": options.config_dw,
+        }
+        self._configs = {
+            name: given(config, _family(name), self.problem(name), self.device)
+            for name, config in explicit.items()
+            if config is not None and shape.groups and shape.k  # otherwise there is nothing to run it on
+        }
+
+    def elsewhere(self) -> bool:
+        """Whether the call is of another GPU than the current one, which is what a launch goes to."""
+        return self.gpu is not None and self.gpu != torch.cuda.current_device()
+
+    def problem(self, family: str) -> Problem:
+        """What the host knows of the problem that one of the kernels solves."""
+        permuted = {"permute_x": self.options.permute_x, "permute_y": self.options.permute_y}
+        flags = tuple(name for name, is_set in permuted.items() if is_set)
+        return Problem.of(family, dtype=DTYPES[self.dtype], flags=flags, **self.shape._asdict())
+
+    def config(self, family: str, launch: Launch) -> KernelConfig:
+        """The config to launch, chosen the first time; see `choose` for `launch`."""
+        config = self._configs.get(family)
+        if config is None:
+            config = choose(_family(family), self.problem(family), self.device, self.mode, launch)
+            self._configs[family] = config
+        return config
+
+
+def call_of(
+    options: Options,
+    x: torch.Tensor,
+    w: torch.Tensor,
+    group_sizes: torch.Tensor,
+    indices: torch.Tensor | None,
+    weights: torch.Tensor | None,
+    bias: torch.Tensor | None,
+) -> Call:
+    """The call that these tensors make, checked. Raises `ForetuneError` as `check_call` and `Call` do."""
+    place = _place(x)
+    key = (place, options, _facts(x), _facts(w), _facts(group_sizes), _facts(indices), _facts(weights), _facts(bias))
+    call = _calls.get(key)
+    if call is None:
+        shape = check_call(x, w, group_sizes, indices, weights, bias, *options[:3])
+        call = _remember(key, Call(shape, x.dtype, place, options))
+    return call
+
+
+def call_of_backward(dy: torch.Tensor, shape: Shape, options: Options) -> Call:
+    """The call whose backward pass this is. Nothing is checked: the forward pass was."""
+    place = _place(dy)
+    key = (place, options, shape, dy.dtype)
+    call = _calls.get(key)
+    return _remember(key, Call(shape, dy.dtype, place, options)) if call is None else call
+
+
+def _remember(key: tuple[Any, ...], call: Call) -> Call:
+    if len(_calls) >= _MEMO_SIZE:
+        _calls.clear()
+    _calls[key] = call
+    return call
+
+
+def _facts(tensor: Any) -> Any:
+    """All of a tensor that a call's being in order depends on."""
+    if not isinstance(tensor, torch.Tensor):
+        return None if tensor is None else type(tensor)
+    return tensor.shape, tensor.dtype, tensor.get_device(), tensor.is_contiguous()
+
+
+def _place(x: Any) -> int:
+    """The index of the GPU that x is on; off the GPU that of a stub driver, or -1."""
+    if not isinstance(x, torch.Tensor):
+        raise ForetuneError(f"x must be a tensor but is a {type(x).__name__}")
+    place = x.get_device()
+    if place < 0:
+        stub = stubbed()
+        place = -1 if stub is None else stub.index
+    return place
+
+
+def _device(place: int) -> DeviceSpec:
+    """The device there. Raises `ForetuneError` for tensors on the CPU, except in Triton's interpreter."""
+    stub = stubbed()
+    if stub is not None and place == stub.index:
+        return stub.device
+    if place >= 0:
+        return live(place)
+    if isinstance(grouped_gemm_kernel, JITFunction):
+        raise ForetuneError("x must be on a GPU but is on the CPU (that is for debugging, with TRITON_INTERPRET=1)")
+    return interpreter()
+
+
+def _family(name: str) -> Measurable:
+    from ... import find_family  # not before it is needed: the registry imports this folder
+
+    family = find_family(name)
+    assert isinstance(family, Measurable)
+    return family

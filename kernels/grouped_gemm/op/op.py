@@ -1,0 +1,123 @@
+"""`grouped_gemm`: the op that people call, with gradients, in eager mode and under `torch.compile`.
+
+One implementation (passes.py) is reached in two ways. In eager mode it is called directly, through an
+`autograd.Function` if something needs a gradient: PyTorch's dispatcher would cost more than the launch. Wherever
+PyTorch wants to see an operator (`torch.compile`, fake tensors, dispatch modes) it gets one, library.py's.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.autograd.function import once_differentiable
+
+from ....datasets import KernelConfig
+from .calls import Options, call_of
+from .library import encode
+from .passes import backward, forward, needs_of, saved_of
+
+_PLAIN = {torch.Tensor, torch.nn.Parameter, type(None)}
+
+
+def grouped_gemm(
+    x: torch.Tensor,
+    w: torch.Tensor,
+    group_sizes: torch.Tensor,
+    *,
+    gather_indices: torch.Tensor | None = None,
+    topk: int = 1,
+    permute_x: bool = False,
+    permute_y: bool = False,
+    topk_weights: torch.Tensor | None = None,
+    bias: torch.Tensor | None = None,
+    config: KernelConfig | None = None,
+    config_dx: KernelConfig | None = None,
+    config_dw: KernelConfig | None = None,
+    mode: str | None = None,
+) -> torch.Tensor:
+    """y[rows of e] = (x[rows of e] @ w[e].T + bias[e]) * topk_weights, for rows sorted by group e. Differentiable.
+
+    Args:
+        x: (rows, K), sorted by group; with `permute_x` (tokens, K) in the order of tokens. bfloat16, float16, or, for
+            reference work, float32.
+        w: (groups, N, K) of the same dtype. N and K are any multiples of 8.
+        group_sizes: (groups,) int32: how many rows each group has. It stays on the device. (int64 as well: then one
+            more small kernel converts it.)
+        gather_indices: (rows,) int32 or int64: where each sorted row is in the permuted order of token * topk + i.
+            The stable argsort of the flat top-k expert ids.
+        topk: rows of each token.
+        permute_x: sorted row i is x[gather_indices[i] // topk], gathered while it is loaded. rows = tokens * topk.
+        permute_y: the sorted row i of y is stored as row gather_indices[i]. Not together with `permute_x`.
+        topk_weights: (rows,) or (tokens, topk), a floating dtype, in the permuted order if there are
+            `gather_indices` and else in that of the rows. They get a gradient as well.
+        bias: (groups, N), a floating dtype.
+        config, config_dx, config_dw: the kernel's config forward and for the gradients of x and w. It may name some
+            knobs only: the family's default has the others. Chosen as `mode` says where left out.
+        mode: "predict" (the default, or the environment variable FORETUNE_MODE) runs the config that is predicted to
+            be the fastest; "shortlist" times the 8 best on the first call of about that many rows, and "off" runs the
+            family's default.
+
+    Returns:
+        y, (rows, N), of x's dtype. The result and all gradients are the same, to the bit, in every run with the
+        same configs.
+
+    Raises:
+        ForetuneError: for what the host can see to be wrong (shapes, dtypes, devices, strides, options, a config
+            that cannot run this), naming it.
+
+    Nobody waits for the device, so what only it knows is not checked unless the environment variable FORETUNE_CHECK
+    is 1 (then every call waits and raises): group sizes that are negative count as 0; those that sum to less than
+    the rows leave the other rows of y, and of x's gradient, as the memory was; those that sum to more end where the
+    rows do; an index out of range reads some other row and stores none. Nothing is ever written out of bounds.
+    Both variables are read when a shape is first met. After one ordinary call of its shape, a call can be captured in
+    a CUDA graph, which can be replayed with other group sizes.
+
+    >>> import torch
+    >>> if torch.cuda.is_available():
+    ...     x = torch.randn(6, 16, device="cuda", dtype=torch.bfloat16)
+    ...     w = torch.randn(3, 8, 16, device="cuda", dtype=torch.bfloat16, requires_grad=True)
+    ...     y = grouped_gemm(x, w, torch.tensor([4, 0, 2], dtype=torch.int32, device="cuda"))
+    ...     y.sum().backward()
+    ...     assert y.shape == (6, 8) and w.grad[1].abs().sum() == 0
+    """
+    if topk_weights is not None:
+        if topk_weights.dim() == 2:
+            topk_weights = topk_weights.reshape(-1)
+        if gather_indices is not None and not (permute_x or permute_y):
+            # Nothing but the weights is permuted, and they are few.
+            topk_weights = topk_weights.index_select(0, gather_indices)
+    if not (permute_x or permute_y):
+        gather_indices = None
+    tensors = (x, w, group_sizes, gather_indices, topk_weights, bias)
+    if torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack() or _any_special(tensors):
+        configs = (encode(config), encode(config_dx), encode(config_dw))
+        y: torch.Tensor = torch.ops.foretune.grouped_gemm(*tensors, topk, permute_x, permute_y, *configs, mode)
+        return y
+    call = call_of(Options(topk, permute_x, permute_y, config, config_dx, config_dw, mode), *tensors)
+    if torch.is_grad_enabled() and any(tensor is not None and tensor.requires_grad for tensor in tensors):
+        y = _GroupedGemm.apply(*tensors, call)  # type: ignore[no-untyped-call]
+        return y
+    return forward(call, *tensors)
+
+
+def _any_special(tensors: tuple[Any, ...]) -> bool:
+    """Whether one is of a subclass, whose own way with operators must not be bypassed."""
+    kinds = {type(tensor) for tensor in tensors} - _PLAIN
+    return any(issubclass(kind, torch.Tensor) for kind in kinds)  # what is no tensor at all is refused later
+
+
+class _GroupedGemm(torch.autograd.Function):
+    """The op in eager mode, where something needs a gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, *arguments: Any) -> torch.Tensor:
+        tensors, ctx.call = arguments[:6], arguments[6]
+        ctx.save_for_backward(*saved_of(tensors, needs_of(ctx)))
+        return forward(ctx.call, *tensors)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, dy: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        grads = backward(ctx.call, needs_of(ctx), dy, *ctx.saved_tensors)
+        return grads.x, grads.w, None, None, grads.weights, grads.bias, None

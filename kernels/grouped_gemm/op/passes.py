@@ -1,0 +1,213 @@
+"""The forward and backward pass of one call: plain tensors in and out, nothing recorded, nothing waited for."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+
+from ..triton_kernels.dw import launch_dw
+from ..triton_kernels.gemm import launch_gemm
+from ..triton_kernels.rowwise import bias_grads, sum_rows, weight_grads
+from ..triton_kernels.sorting import sorted_rows
+from ..triton_kernels.tiles import TileMap
+from .checks import check_aligned, check_contents
+
+if TYPE_CHECKING:
+    from ....datasets import KernelConfig
+    from .calls import Call
+
+
+class Needs(NamedTuple):
+    """Which gradients are needed."""
+
+    x: bool
+    w: bool
+    weights: bool
+    bias: bool
+
+
+class Grads(NamedTuple):
+    """The gradients that were needed."""
+
+    x: torch.Tensor | None = None
+    w: torch.Tensor | None = None
+    weights: torch.Tensor | None = None
+    bias: torch.Tensor | None = None
+
+
+def needs_of(ctx: Any) -> Needs:
+    """What an autograd context needs, for a function whose first arguments are a call's tensors."""
+    x, w, _, _, weights, bias = ctx.needs_input_grad[:6]
+    return Needs(x, w, weights, bias)
+
+
+def saved_of(tensors: tuple[Any, ...], needs: Needs) -> tuple[torch.Tensor | None, ...]:
+    """What `backward` takes of a call's tensors. x and w are large, so each only where a gradient is made from it."""
+    x, w, *others = tensors
+    return x if needs.w or needs.weights else None, w if needs.x or needs.weights else None, *others
+
+
+def forward(
+    call: Call,
+    x: torch.Tensor,
+    w: torch.Tensor,
+    group_sizes: torch.Tensor,
+    indices: torch.Tensor | None,
+    weights: torch.Tensor | None,
+    bias: torch.Tensor | None,
+) -> torch.Tensor:
+    """y, (rows, N). Rows of no group are as the memory was."""
+    if call.elsewhere():
+        with torch.cuda.device(call.gpu):
+            return forward(call, x, w, group_sizes, indices, weights, bias)
+    check_aligned(x, w)
+    if call.contents_checked:
+        check_contents(group_sizes, indices, call.shape.rows)
+    rows, groups, n, _ = call.shape
+    y = torch.empty((rows, n), dtype=x.dtype, device=x.device)
+    if rows and groups:
+        tile_map = TileMap.build(group_sizes, rows)
+        gather, scatter = _sides(call, indices)
+
+        def launch(config: KernelConfig) -> None:
+            launch_gemm(
+                x,
+                w,
+                y,
+                tile_map,
+                config,
+                call.device.sm_count,
+                gather=gather,
+                divisor=call.options.topk,
+                scatter=scatter,
+                scale=weights,
+                bias=bias,
+            )
+
+        launch(call.config("grouped_gemm_fwd", launch))
+    return y
+
+
+def backward(
+    call: Call,
+    needs: Needs,
+    dy: torch.Tensor,
+    x: torch.Tensor | None,
+    w: torch.Tensor | None,
+    group_sizes: torch.Tensor,
+    indices: torch.Tensor | None,
+    weights: torch.Tensor | None,
+    bias: torch.Tensor | None,
+) -> Grads:
+    """The gradients that are needed. x and w may be None where `saved_of` says so."""
+    if call.elsewhere():
+        with torch.cuda.device(call.gpu):
+            return backward(call, needs, dy, x, w, group_sizes, indices, weights, bias)
+    rows, groups, _, _ = call.shape
+    dy = dy.contiguous()
+    if dy.data_ptr() % 16:
+        dy = dy.clone()
+    if not (rows and groups):
+        return _nothing(call, dy, weights, bias, needs)
+    tile_map = TileMap.build(group_sizes, rows, call.chunk_rows if needs.w else None)
+    dx = dw = dweights = dbias = None
+    if needs.x or needs.weights:
+        assert w is not None
+        # The weights' gradient is made from dx without them, so then they are multiplied in afterwards.
+        dx = _dx(call, dy, w, tile_map, indices, None if needs.weights else weights)
+        if needs.weights:
+            assert x is not None
+            assert weights is not None
+            permutes = (call.options.permute_x, call.options.permute_y)
+            dweights = weight_grads(dx, x, dy, bias, tile_map, indices, call.options.topk, *permutes).to(weights.dtype)
+        if not needs.x:
+            dx = None
+        elif call.options.permute_x:  # dx has a row for each of the topk rows of a token
+            dx = sum_rows(dx, call.options.topk, weights if needs.weights else None)
+        elif needs.weights:
+            dx = sum_rows(dx, scale=weights, indices=indices)
+    if needs.w:
+        assert x is not None
+        dw = _dw(call, dy, x, tile_map, indices, weights)
+    if needs.bias:
+        assert bias is not None
+        dbias = bias_grads(dy, weights, tile_map, indices, call.options.permute_y, bias.dtype)
+    return Grads(dx, dw, dweights, dbias)
+
+
+def _dx(
+    call: Call,
+    dy: torch.Tensor,
+    w: torch.Tensor,
+    tile_map: TileMap,
+    indices: torch.Tensor | None,
+    weights: torch.Tensor | None,
+) -> torch.Tensor:
+    """dy @ w, (rows, K): sorted by group, or where permute_x permuted as the indices say."""
+    rows, _, _, k = call.shape
+    dx = torch.empty((rows, k), dtype=dy.dtype, device=dy.device)
+    scatter, gather = _sides(call, indices)  # the other way round than forward
+
+    def launch(config: KernelConfig) -> None:
+        sm_count = call.device.sm_count
+        launch_gemm(
+            dy, w, dx, tile_map, config, sm_count, transposed=True, gather=gather, scatter=scatter, scale=weights
+        )
+
+    launch(call.config("grouped_gemm_dx", launch))
+    return dx
+
+
+def _dw(
+    call: Call,
+    dy: torch.Tensor,
+    x: torch.Tensor,
+    tile_map: TileMap,
+    indices: torch.Tensor | None,
+    weights: torch.Tensor | None,
+) -> torch.Tensor:
+    """dy.T @ x of each group, (groups, N, K)."""
+    _, groups, n, k = call.shape
+    permute_x, permute_y = call.options.permute_x, call.options.permute_y
+    # The weights belong to rows, so either operand may have them: the one that is moved anyway, or the narrower one.
+    if permute_x:
+        assert indices is not None
+        x = sorted_rows(x, indices, call.options.topk, weights)
+    elif permute_y:
+        assert indices is not None
+        dy = sorted_rows(dy, indices, scale=weights)
+    elif weights is not None and n <= k:
+        dy = sum_rows(dy, scale=weights, indices=indices)
+    elif weights is not None:
+        x = sum_rows(x, scale=weights, indices=indices)
+    dw = torch.empty((groups, n, k), dtype=x.dtype, device=x.device)
+
+    def launch(config: KernelConfig) -> None:
+        launch_dw(dy, x, dw, tile_map, config, call.device.sm_count)
+
+    launch(call.config("grouped_gemm_dw", launch))
+    return dw
+
+
+def _nothing(
+    call: Call,
+    dy: torch.Tensor,
+    weights: torch.Tensor | None,
+    bias: torch.Tensor | None,
+    needs: Needs,
+) -> Grads:
+    """The gradients where no row belongs to a group."""
+    rows, groups, n, k = call.shape
+    tokens = rows // call.options.topk if call.options.permute_x else rows
+    return Grads(
+        dy.new_zeros(tokens, k) if needs.x else None,
+        dy.new_zeros(groups, n, k) if needs.w else None,
+        torch.zeros_like(weights) if needs.weights and weights is not None else None,
+        torch.zeros_like(bias) if needs.bias and bias is not None else None,
+    )
+
+
+def _sides(call: Call, indices: torch.Tensor | None) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+    """The indices if x is permuted, and if y is."""
+    return (indices if call.options.permute_x else None, indices if call.options.permute_y else None)

@@ -1,0 +1,181 @@
+"""`unsloth_grouped_gemm`: the op behind Unsloth's interface, so that an MoE layer switches by changing one import.
+
+The names here are Unsloth's. Its configs are mapped to ours; a knob that they have no name for is the family's default.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from ....datasets import ForetuneError, KernelConfig
+from .op import grouped_gemm
+
+
+@dataclass
+class _Config:
+    """What Unsloth's three configs have in common. M are the rows, N and K those of w, in each of them.
+
+    `flatten` changes nothing: our kernels always are. `fuse_mul_post` and the permutations are the call's.
+
+    Raises `ForetuneError` for what cannot be together.
+    """
+
+    BLOCK_SIZE_M: int = 32
+    BLOCK_SIZE_N: int = 32
+    BLOCK_SIZE_K: int = 32
+    num_warps: int = 4
+    num_stages: int = 2
+    flatten: bool = True
+    permute_x: bool = False
+    permute_y: bool = False
+    fuse_mul_post: bool = False
+    use_tma_store: bool = False
+
+    def __post_init__(self) -> None:
+        self._check(self.permute_x, self.permute_y)
+
+    def _check(self, permute_x: bool, permute_y: bool) -> None:
+        """Raises where the config cannot run a call with these permutations."""
+        if permute_x and permute_y:
+            raise ForetuneError("permute_x and permute_y exclude each other: only one side is permuted")
+        for name, permuted in self._tma_against(permute_x, permute_y).items():
+            if getattr(self, name) and permuted:
+                raise ForetuneError(
+                    f"{type(self).__name__}: {name}=True needs rows that lie one after another, but "
+                    f"{'permute_x' if permute_x else 'permute_y'}=True"
+                )
+
+    def _tma_against(self, permute_x: bool, permute_y: bool) -> dict[str, bool]:
+        """Which of the TMA knobs are of an operand that is permuted."""
+        raise NotImplementedError
+
+    def _knobs(self, output_rows: int, output_columns: int, contraction: int, **tma: bool) -> KernelConfig:
+        return KernelConfig.of(
+            BLOCK_M=output_rows,
+            BLOCK_N=output_columns,
+            BLOCK_K=contraction,
+            num_warps=self.num_warps,
+            num_stages=self.num_stages,
+            **{name: int(value) for name, value in tma.items()},
+        )
+
+
+@dataclass
+class KernelConfigForward(_Config):
+    """A config of y = x @ w.T.
+
+    >>> KernelConfigForward(BLOCK_SIZE_M=64, BLOCK_SIZE_N=128, BLOCK_SIZE_K=64, use_tma_load_w=True).ours()["TMA_W"]
+    1
+    >>> KernelConfigForward(permute_x=True, use_tma_load_x=True)
+    Traceback (most recent call last):
+    foretune.datasets.errors.ForetuneError: KernelConfigForward: use_tma_load_x=True needs rows that lie one after \
+another, but permute_x=True
+    """
+
+    use_tma_load_w: bool = False
+    use_tma_load_x: bool = False
+
+    def _tma_against(self, permute_x: bool, permute_y: bool) -> dict[str, bool]:
+        return {"use_tma_load_x": permute_x, "use_tma_store": permute_y}
+
+    def ours(self) -> KernelConfig:
+        """The same for our kernel."""
+        blocks = (self.BLOCK_SIZE_M, self.BLOCK_SIZE_N, self.BLOCK_SIZE_K)
+        return self._knobs(*blocks, TMA_X=self.use_tma_load_x, TMA_W=self.use_tma_load_w, TMA_Y=self.use_tma_store)
+
+
+@dataclass
+class KernelConfigBackward_dX(_Config):  # noqa: N801 - Unsloth's name
+    """A config of dx = dy @ w: its columns are K, and it contracts over N."""
+
+    use_tma_load_dy: bool = False
+    use_tma_load_w: bool = False
+
+    def _tma_against(self, permute_x: bool, permute_y: bool) -> dict[str, bool]:
+        return {"use_tma_load_dy": permute_y, "use_tma_store": permute_x}
+
+    def ours(self) -> KernelConfig:
+        """The same for our kernel, whose x is dy and whose y is dx."""
+        blocks = (self.BLOCK_SIZE_M, self.BLOCK_SIZE_K, self.BLOCK_SIZE_N)
+        return self._knobs(*blocks, TMA_X=self.use_tma_load_dy, TMA_W=self.use_tma_load_w, TMA_Y=self.use_tma_store)
+
+
+@dataclass
+class KernelConfigBackward_dW(_Config):  # noqa: N801 - Unsloth's name
+    """A config of dw = dy.T @ x: its rows are N, its columns K, and it contracts over M."""
+
+    use_tma_load_dy: bool = False
+    use_tma_load_x: bool = False
+
+    def _tma_against(self, permute_x: bool, permute_y: bool) -> dict[str, bool]:
+        return {"use_tma_load_dy": permute_y, "use_tma_load_x": permute_x}
+
+    def ours(self) -> KernelConfig:
+        """The same for our kernel."""
+        blocks = (self.BLOCK_SIZE_N, self.BLOCK_SIZE_K, self.BLOCK_SIZE_M)
+        return self._knobs(*blocks, TMA_DY=self.use_tma_load_dy, TMA_X=self.use_tma_load_x, TMA_DW=self.use_tma_store)
+
+
+def unsloth_grouped_gemm(
+    X: torch.Tensor,
+    W: torch.Tensor,
+    m_sizes: torch.Tensor,
+    topk: int,
+    gather_indices: torch.Tensor | None = None,
+    permute_x: bool = False,
+    permute_y: bool = False,
+    topk_weights: torch.Tensor | None = None,
+    fuse_mul_post: bool = False,
+    kernel_config_fwd: KernelConfigForward | None = None,
+    kernel_config_bwd_dX: KernelConfigBackward_dX | None = None,
+    kernel_config_bwd_dW: KernelConfigBackward_dW | None = None,
+    autotune: bool = False,
+    is_first_gemm: bool = True,
+    dX_only: bool = False,
+    dW_only: bool = False,
+) -> torch.Tensor:
+    """Unsloth's `grouped_gemm`: Y (tokens * topk, N) from X (..., K) and W (experts, N, K).
+
+    X has tokens rows with `permute_x` and tokens * topk without; `gather_indices` is the stable argsort of the
+    flat top-k expert ids; `topk_weights` are multiplied in only with `fuse_mul_post`, and here that is differentiable.
+    Configs that are not given are predicted; with `autotune` the 8 that are predicted to be best are benchmarked
+    once. `dX_only` and `dW_only` make only that gradient. `is_first_gemm` changes nothing.
+
+    Raises `ForetuneError` for a combination that cannot be, as `grouped_gemm` does. N and K need not be multiples
+    of the blocks.
+
+    >>> import torch
+    >>> if torch.cuda.is_available():
+    ...     X = torch.randn(4, 64, device="cuda", dtype=torch.bfloat16)
+    ...     W = torch.randn(2, 32, 64, device="cuda", dtype=torch.bfloat16)
+    ...     experts = torch.tensor([1, 0, 1, 1], device="cuda")
+    ...     sizes, order = experts.bincount(minlength=2).int(), experts.argsort(stable=True)
+    ...     Y = unsloth_grouped_gemm(X, W, sizes, topk=1, gather_indices=order, permute_x=True)
+    ...     assert Y.shape == (4, 32)
+    """
+    configs = (kernel_config_fwd, kernel_config_bwd_dX, kernel_config_bwd_dW)
+    if autotune and any(config is not None for config in configs):
+        raise ForetuneError("autotune=True chooses the configs: leave kernel_config_fwd, _bwd_dX and _bwd_dW out")
+    if dX_only and dW_only:
+        raise ForetuneError("dX_only and dW_only exclude each other")
+    if fuse_mul_post and topk_weights is None:
+        raise ForetuneError("fuse_mul_post=True needs topk_weights, but they are None")
+    for config in configs:
+        if config is not None:
+            config._check(permute_x, permute_y)
+    return grouped_gemm(
+        (X.detach() if dW_only else X).view(-1, X.shape[-1]),
+        W.detach() if dX_only else W,
+        m_sizes,
+        gather_indices=gather_indices,
+        topk=topk,
+        permute_x=permute_x,
+        permute_y=permute_y,
+        topk_weights=topk_weights if fuse_mul_post else None,
+        config=None if kernel_config_fwd is None else kernel_config_fwd.ours(),
+        config_dx=None if kernel_config_bwd_dX is None else kernel_config_bwd_dX.ours(),
+        config_dw=None if kernel_config_bwd_dW is None else kernel_config_bwd_dW.ours(),
+        mode="shortlist" if autotune else None,
+    )

@@ -1,0 +1,247 @@
+"""The kernels of dW: dw[e] = dy[rows of e].T @ x[rows of e].
+
+The contraction runs over ragged rows, so the work of a group is as long as the group. Tiles of the longest groups come
+first, and a group longer than `chunk_rows` (see tiles.py) is summed in chunks: partial sums in float32, which a second
+kernel adds up in their order, so that the result is the same in every run.
+
+Both operands must be sorted by group: where a layer permutes one, `sorting.sorted_rows` sorts it first. A gather inside
+the loop was 1.31 to 1.65 times as slow as the sorted product on training layers (H200, 2026-11), because each step
+contracts over other rows, whose addresses all threads must work out and whose boxes TMA cannot move.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import triton
+import triton.language as tl
+
+from ....runtime.launching.launcher import Launcher
+from ....runtime.launching.scratch import ensure_allocator
+from .gemm import grid_of
+from .ragged import load_ragged, ragged_descriptor
+from .tiles import load_chunk, load_chunk_count, load_chunk_steps, load_split, tile_position
+
+if TYPE_CHECKING:
+    import torch
+
+    from ....datasets import KernelConfig
+    from .tiles import TileMap
+
+UNSPECIALIZED = ["rows", "groups", "slots", "N8", "K8", "GROUP_M", "PROGRAMS_PER_SM"]
+KEY = ["rows", "groups", "N8", "K8"]
+_LANES = tl.constexpr(256)
+_TENSORS = 5  # of the arguments, come first
+_SUM_BLOCK = 4096
+
+
+@triton.jit(do_not_specialize=UNSPECIALIZED)
+def grouped_gemm_dw_kernel(
+    dy_ptr,  # (rows, N), sorted by group
+    x_ptr,  # (rows, K), sorted by group
+    dw_ptr,  # (groups, N, K)
+    partial_ptr,  # (slots, words, N, K): the sums of chunks of split groups; see `store_partial`
+    map_ptr,  # a TileMap's entries
+    rows,
+    groups,
+    slots,
+    N8,  # N // 8
+    K8,  # K // 8
+    GROUP_M,
+    PROGRAMS_PER_SM,  # for the grid only
+    BLOCK_M: tl.constexpr,  # of N
+    BLOCK_N: tl.constexpr,  # of K
+    BLOCK_K: tl.constexpr,  # of rows
+    TMA_DY: tl.constexpr,
+    TMA_X: tl.constexpr,
+    TMA_DW: tl.constexpr,
+):
+    """Program p takes tiles p, p + programs, ... of all chunks. Accumulates in float32.
+
+    There is one loop over the steps of all of a program's tiles, not a loop a tile: the next tile's first loads are
+    then in flight while the last products of this one run, and many groups have only a few steps. (Triton's own
+    flattening needs inner loops of one length.) The compiler pipelines it only if whether a tile begins follows
+    from counters that the loop carries.
+    """
+    N = N8 * 8
+    K = K8 * 8
+    WORDS: tl.constexpr = 4 // (dw_ptr.dtype.element_ty.primitive_bitwidth // 8)
+    m_tiles = tl.cdiv(N, BLOCK_M)
+    n_tiles = tl.cdiv(K, BLOCK_N)
+    chunk_tiles = m_tiles * n_tiles
+    offs_m = tl.arange(0, BLOCK_M)
+    offs_n = tl.arange(0, BLOCK_N)
+    offs_k = tl.arange(0, BLOCK_K)
+    if TMA_DY:
+        dy_desc = ragged_descriptor(dy_ptr, N, BLOCK_K, BLOCK_M)
+    if TMA_X:
+        x_desc = ragged_descriptor(x_ptr, K, BLOCK_K, BLOCK_N)
+    dw_out = dw_ptr
+    partial_out = partial_ptr
+    if TMA_DW:
+        dw_out = matrix_descriptor(dw_ptr, groups, N, K, BLOCK_M, BLOCK_N)
+        partial_out = matrix_descriptor(partial_ptr, slots * WORDS, N, K, BLOCK_M, BLOCK_N)
+
+    tiles = load_chunk_count(map_ptr) * chunk_tiles
+    programs = tl.num_programs(0)
+    steps = tl.zeros((), tl.int32)
+    for start in range(tl.program_id(0), tiles, programs * _LANES):
+        later = start + tl.arange(0, _LANES) * programs
+        steps += tl.sum(load_chunk_steps(map_ptr, later // chunk_tiles, later < tiles, rows, groups, BLOCK_K))
+
+    tile = tl.program_id(0) - programs
+    step = -1
+    tile_steps = 0
+    group = 0
+    row = 0
+    row_end = 0
+    slot = 0
+    m = 0
+    n = 0
+    acc = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
+    for _ in tl.range(0, steps):
+        step = tl.where(step == tile_steps - 1, 0, step + 1)
+        if step == 0:
+            tile += programs
+            group, row, row_end, slot = load_chunk(map_ptr, tile // chunk_tiles, rows, groups)
+            m_tile, n_tile = tile_position(tile % chunk_tiles, m_tiles, n_tiles, GROUP_M)
+            m = m_tile * BLOCK_M
+            n = n_tile * BLOCK_N
+            tile_steps = tl.maximum(tl.cdiv(row_end - row, BLOCK_K), 1)
+        r = row + step * BLOCK_K
+        inside = r + offs_k < row_end
+        if TMA_DY:
+            dy = load_ragged(dy_desc, r, row_end, m, BLOCK_K, BLOCK_M)
+        else:
+            dy_ptrs = dy_ptr + (r + offs_k).to(tl.int64)[:, None] * N + (m + offs_m)[None, :]
+            dy = tl.load(dy_ptrs, inside[:, None] & (m + offs_m < N)[None, :], other=0.0)
+        if TMA_X:
+            x = load_ragged(x_desc, r, row_end, n, BLOCK_K, BLOCK_N)
+        else:
+            x_ptrs = x_ptr + (r + offs_k).to(tl.int64)[:, None] * K + (n + offs_n)[None, :]
+            x = tl.load(x_ptrs, inside[:, None] & (n + offs_n < K)[None, :], other=0.0)
+        acc = tl.dot(dy.T, x, acc, input_precision="ieee")
+
+        if step == tile_steps - 1:
+            if slot >= 0:
+                store_partial(partial_out, slot, m, n, acc, N, K, dw_ptr.dtype.element_ty, WORDS, TMA_DW)
+            else:
+                store_tile(dw_out, group, m, n, acc.to(dw_ptr.dtype.element_ty), N, K, TMA_DW)
+            acc = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
+
+
+@triton.jit
+def matrix_descriptor(ptr, matrices, N, K, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
+    """A descriptor of (matrices, N, K) whose boxes end where a matrix ends."""
+    return tl.make_tensor_descriptor(
+        ptr, [matrices, N, K], [N.to(tl.int64) * K, K.to(tl.int64), 1], [1, BLOCK_M, BLOCK_N]
+    )
+
+
+@triton.jit
+def store_tile(out, matrix, m, n, tile, N, K, TMA: tl.constexpr):
+    """Stores a tile of one of many (N, K) matrices; `out` is their pointer or, with TMA, their descriptor."""
+    if TMA:
+        out.store([matrix, m, n], tile.reshape(1, tile.shape[0], tile.shape[1]))
+    else:
+        rows = m + tl.arange(0, tile.shape[0])
+        columns = n + tl.arange(0, tile.shape[1])
+        ptrs = out + (matrix.to(tl.int64) * N + rows)[:, None] * K + columns[None, :]
+        tl.store(ptrs, tile, (rows < N)[:, None] & (columns < K)[None, :])
+
+
+@triton.jit
+def store_partial(out, slot, m, n, acc, N, K, element: tl.constexpr, WORDS: tl.constexpr, TMA: tl.constexpr):
+    """Stores float32 sums, as two matrices of 16-bit words (upper and lower halves) where the output is 16-bit: so
+    that they take the same way through shared memory as the output does, and not twice the room beside it."""
+    if WORDS == 1:
+        store_tile(out, slot, m, n, acc, N, K, TMA)
+    else:
+        bits = acc.to(tl.uint32, bitcast=True)
+        upper = (bits >> 16).to(tl.uint16).to(element, bitcast=True)
+        lower = (bits & 0xFFFF).to(tl.uint16).to(element, bitcast=True)
+        store_tile(out, slot * 2, m, n, upper, N, K, TMA)
+        store_tile(out, slot * 2 + 1, m, n, lower, N, K, TMA)
+
+
+@triton.jit(do_not_specialize=["rows", "groups", "chunk_rows", "size8"])
+def sum_partials_kernel(partial_ptr, dw_ptr, map_ptr, rows, groups, chunk_rows, size8, BLOCK: tl.constexpr):
+    """Program (b, s) adds up block b of the partial sums of the s-th split group."""
+    WORDS: tl.constexpr = 4 // (dw_ptr.dtype.element_ty.primitive_bitwidth // 8)
+    size = size8.to(tl.int64) * 8  # N * K
+    group, first_slot, slots = load_split(map_ptr, tl.program_id(1), rows, groups, chunk_rows)
+    if slots > 0:
+        offs = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+        inside = offs < size
+        acc = tl.zeros((BLOCK,), tl.float32)
+        ptrs = partial_ptr + first_slot.to(tl.int64) * WORDS * size + offs
+        for _ in range(0, slots):
+            if WORDS == 1:
+                acc += tl.load(ptrs, inside, other=0.0)
+            else:
+                upper = tl.load(ptrs, inside, other=0.0).to(tl.uint16, bitcast=True).to(tl.uint32)
+                lower = tl.load(ptrs + size, inside, other=0.0).to(tl.uint16, bitcast=True).to(tl.uint32)
+                acc += ((upper << 16) | lower).to(tl.float32, bitcast=True)
+            ptrs += WORDS * size
+        tl.store(dw_ptr + group.to(tl.int64) * size + offs, acc.to(dw_ptr.dtype.element_ty), inside)
+
+
+_launch, _launch_sum = Launcher(grouped_gemm_dw_kernel), Launcher(sum_partials_kernel)
+
+
+def launch_dw(
+    dy: torch.Tensor,
+    x: torch.Tensor,
+    dw: torch.Tensor,
+    tile_map: TileMap,
+    config: KernelConfig,
+    sm_count: int,
+) -> None:
+    """Launches the kernels with explicit arguments and does not wait for them.
+
+    dy (rows, N) and x (rows, K), sorted by group; dw (groups, N, K), all of it written, with zeros where no rows are.
+    """
+    if tile_map.rows == 0:  # nothing that a descriptor could point to
+        dw.zero_()
+        return
+    _, n, k = dw.shape
+    grid = grid_of(tile_map.most_chunks * -(-n // config["BLOCK_M"]), k, config, sm_count)
+    if grid == 0:
+        return
+    if config["TMA_DY"] or config["TMA_X"] or config["TMA_DW"]:
+        ensure_allocator()
+    partial = partial_sums(dw, tile_map)
+    given = arguments(dy, x, dw, partial, tile_map)
+    _launch((grid, 1, 1), given[:_TENSORS], given[_TENSORS:], config)
+    add_partials(partial, dw, tile_map)
+
+
+def partial_sums(dw: torch.Tensor, tile_map: TileMap) -> torch.Tensor:
+    """Room for the partial sums, (slots, words, N, K), float32 as words of dw's dtype; dw itself where there are none,
+    because a descriptor needs an address."""
+    import torch
+
+    if not tile_map.slots:
+        return dw
+    return torch.empty((tile_map.slots, 4 // dw.itemsize, *dw.shape[1:]), dtype=dw.dtype, device=dw.device)
+
+
+def add_partials(partial: torch.Tensor, dw: torch.Tensor, tile_map: TileMap) -> None:
+    """Adds up the partial sums of split groups, if there can be any."""
+    _, n, k = dw.shape
+    if tile_map.most_splits:
+        _launch_sum(
+            (-(-n * k // _SUM_BLOCK), tile_map.most_splits, 1),
+            (partial, dw, tile_map.entries),
+            (tile_map.rows, tile_map.groups, tile_map.chunk_rows, n * k // 8),
+            BLOCK=_SUM_BLOCK,
+            num_warps=8,
+        )
+
+
+def arguments(
+    dy: torch.Tensor, x: torch.Tensor, dw: torch.Tensor, partial: torch.Tensor, tile_map: TileMap
+) -> tuple[Any, ...]:
+    """The kernel's positional arguments, less the flags and the knobs."""
+    _, n, k = dw.shape
+    return dy, x, dw, partial, tile_map.entries, tile_map.rows, tile_map.groups, max(tile_map.slots, 1), n // 8, k // 8

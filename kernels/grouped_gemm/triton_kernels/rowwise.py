@@ -1,0 +1,259 @@
+"""The small kernels around the products: rows scaled and added up, and the gradients of weights and bias.
+
+Each reads its operands once, adds up in float32 and in a fixed order, and waits for nothing. PyTorch's own operations
+would make float32 copies of whole activations on the way, or add atomically.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+import triton
+import triton.language as tl
+
+from ....runtime.launching.launcher import Launcher
+from ..chunks import cdiv
+from .sorting import load_permuted
+from .tiles import load_tile, load_tile_count
+
+if TYPE_CHECKING:
+    from .tiles import TileMap
+
+_ROWS, _COLUMNS = 16, 128  # of the block that a program holds
+_DOT_TILE, _BIAS_TILE = 16, 256  # the M tiles of the map that are one program's work
+
+
+@triton.jit(do_not_specialize=["rows", "width8", "topk"])
+def sum_rows_kernel(
+    x_ptr,  # (rows * topk, width)
+    scale_ptr,  # (rows * topk,), or None
+    indices_ptr,  # (rows * topk,), or None: where the scale of each row is
+    y_ptr,  # (rows, width)
+    rows,
+    width8,  # width // 8
+    topk,
+    BLOCK_ROWS: tl.constexpr,
+    BLOCK_COLUMNS: tl.constexpr,
+):
+    width = width8 * 8
+    column_blocks = tl.cdiv(width, BLOCK_COLUMNS)
+    row = tl.program_id(0) // column_blocks * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
+    column = tl.program_id(0) % column_blocks * BLOCK_COLUMNS + tl.arange(0, BLOCK_COLUMNS)
+    within = (row < rows)[:, None] & (column < width)[None, :]
+    acc = tl.zeros((BLOCK_ROWS, BLOCK_COLUMNS), tl.float32)
+    for i in range(0, topk):
+        source = row.to(tl.int64) * topk + i
+        x = tl.load(x_ptr + source[:, None] * width + column[None, :], within, other=0.0).to(tl.float32)
+        if scale_ptr is not None:
+            scaled_by, inside = load_permuted(indices_ptr, source, row < rows, rows * topk)
+            x *= tl.load(scale_ptr + scaled_by, inside, other=0.0).to(tl.float32)[:, None]
+        acc += x
+    y_ptrs = y_ptr + row.to(tl.int64)[:, None] * width + column[None, :]
+    tl.store(y_ptrs, acc.to(y_ptr.dtype.element_ty), within)
+
+
+@triton.jit(do_not_specialize=["rows", "groups", "N8", "K8", "topk"])
+def weight_grads_kernel(
+    dx_ptr,  # (rows, K), unweighted; permuted if PERMUTE_X
+    x_ptr,  # (rows, K), or (rows / topk, K) if PERMUTE_X
+    dy_ptr,  # (rows, N); permuted if PERMUTE_Y
+    bias_ptr,  # (groups, N), or None
+    map_ptr,  # a TileMap's entries
+    indices_ptr,  # (rows,), or None
+    grads_ptr,  # (rows,) float32, permuted as the weights are
+    rows,
+    groups,
+    N8,
+    K8,
+    topk,
+    PERMUTE_X: tl.constexpr,
+    PERMUTE_Y: tl.constexpr,
+    BLOCK_ROWS: tl.constexpr,
+    BLOCK_COLUMNS: tl.constexpr,
+):
+    """A row of y is weight * (x @ w.T + bias): its weight's gradient is dy . (x @ w.T + bias) = dx . x + dy . bias."""
+    tile = tl.program_id(0)
+    if tile < load_tile_count(map_ptr, BLOCK_ROWS):
+        group, first, row_end = load_tile(map_ptr, tile, rows, groups, BLOCK_ROWS)
+        row = first + tl.arange(0, BLOCK_ROWS)
+        columns = tl.arange(0, BLOCK_COLUMNS)
+        permuted, inside = load_permuted(indices_ptr, row, row < row_end, rows)
+        sorted_row = row.to(tl.int64)
+        dx_row = permuted if PERMUTE_X else sorted_row
+        x_row = permuted // topk if PERMUTE_X else sorted_row
+        acc = tl.zeros((BLOCK_ROWS, BLOCK_COLUMNS), tl.float32)
+        K = K8 * 8
+        for k in range(0, K, BLOCK_COLUMNS):
+            column = k + columns
+            within = inside[:, None] & (column < K)[None, :]
+            dx = tl.load(dx_ptr + dx_row[:, None] * K + column[None, :], within, other=0.0)
+            x = tl.load(x_ptr + x_row[:, None] * K + column[None, :], within, other=0.0)
+            acc += dx.to(tl.float32) * x.to(tl.float32)
+        if bias_ptr is not None:
+            dy_row = permuted if PERMUTE_Y else sorted_row
+            N = N8 * 8
+            for n in range(0, N, BLOCK_COLUMNS):
+                column = n + columns
+                within = inside[:, None] & (column < N)[None, :]
+                dy = tl.load(dy_ptr + dy_row[:, None] * N + column[None, :], within, other=0.0)
+                bias = tl.load(bias_ptr + group.to(tl.int64) * N + column, column < N, other=0.0)
+                acc += dy.to(tl.float32) * bias.to(tl.float32)[None, :]
+        tl.store(grads_ptr + permuted, tl.sum(acc, 1), inside)
+
+
+@triton.jit(do_not_specialize=["rows", "groups", "N8"])
+def bias_partials_kernel(
+    dy_ptr,  # (rows, N); permuted if PERMUTE_Y
+    scale_ptr,  # (rows,), or None: permuted if there are indices
+    indices_ptr,  # (rows,), or None
+    map_ptr,  # a TileMap's entries
+    partial_ptr,  # (M tiles, N) float32
+    rows,
+    groups,
+    N8,
+    PERMUTE_Y: tl.constexpr,
+    TILE: tl.constexpr,
+    BLOCK_ROWS: tl.constexpr,
+    BLOCK_COLUMNS: tl.constexpr,
+):
+    """Adds up the rows of one M tile: however long a group is, no program has more to do than that."""
+    N = N8 * 8
+    column_blocks = tl.cdiv(N, BLOCK_COLUMNS)
+    tile = tl.program_id(0) // column_blocks
+    if tile < load_tile_count(map_ptr, TILE):
+        _, first, row_end = load_tile(map_ptr, tile, rows, groups, TILE)
+        column = tl.program_id(0) % column_blocks * BLOCK_COLUMNS + tl.arange(0, BLOCK_COLUMNS)
+        acc = tl.zeros((BLOCK_ROWS, BLOCK_COLUMNS), tl.float32)
+        for start in range(0, TILE, BLOCK_ROWS):
+            row = first + start + tl.arange(0, BLOCK_ROWS)
+            permuted, inside = load_permuted(indices_ptr, row, row < row_end, rows)
+            dy_row = permuted if PERMUTE_Y else row.to(tl.int64)
+            within = inside[:, None] & (column < N)[None, :]
+            dy = tl.load(dy_ptr + dy_row[:, None] * N + column[None, :], within, other=0.0).to(tl.float32)
+            if scale_ptr is not None:
+                dy *= tl.load(scale_ptr + permuted, inside, other=0.0).to(tl.float32)[:, None]
+            acc += dy
+        tl.store(partial_ptr + tile.to(tl.int64) * N + column, tl.sum(acc, 0), column < N)
+
+
+@triton.jit(do_not_specialize=["rows", "groups", "N8"])
+def bias_grads_kernel(
+    partial_ptr,  # (M tiles, N) float32
+    map_ptr,  # a TileMap's entries
+    grads_ptr,  # (groups, N)
+    rows,
+    groups,
+    N8,
+    TILE: tl.constexpr,
+    LANES: tl.constexpr,
+    BLOCK_ROWS: tl.constexpr,
+    BLOCK_COLUMNS: tl.constexpr,
+):
+    """Adds up the M tiles of one group, in their order."""
+    N = N8 * 8
+    column_blocks = tl.cdiv(N, BLOCK_COLUMNS)
+    group = tl.program_id(0) // column_blocks
+    column = tl.program_id(0) % column_blocks * BLOCK_COLUMNS + tl.arange(0, BLOCK_COLUMNS)
+    m_tiles = load_tile_count(map_ptr, TILE)
+    first = tl.zeros((), tl.int32)
+    end = tl.zeros((), tl.int32)
+    for start in range(0, m_tiles, LANES):
+        tiles = start + tl.arange(0, LANES)
+        owner, _, _ = load_tile(map_ptr, tl.minimum(tiles, m_tiles - 1), rows, groups, TILE)
+        first += tl.sum(((tiles < m_tiles) & (owner < group)).to(tl.int32))
+        end += tl.sum(((tiles < m_tiles) & (owner <= group)).to(tl.int32))
+    acc = tl.zeros((BLOCK_ROWS, BLOCK_COLUMNS), tl.float32)
+    for start in range(first, end, BLOCK_ROWS):
+        tile = start + tl.arange(0, BLOCK_ROWS)
+        within = (tile < end)[:, None] & (column < N)[None, :]
+        acc += tl.load(partial_ptr + tile.to(tl.int64)[:, None] * N + column[None, :], within, other=0.0)
+    tl.store(grads_ptr + group.to(tl.int64) * N + column, tl.sum(acc, 0).to(grads_ptr.dtype.element_ty), column < N)
+
+
+_sum_rows, _weight_grads = Launcher(sum_rows_kernel), Launcher(weight_grads_kernel)
+_bias_partials, _bias_grads = Launcher(bias_partials_kernel), Launcher(bias_grads_kernel)
+
+
+def sum_rows(
+    x: torch.Tensor, topk: int = 1, scale: torch.Tensor | None = None, indices: torch.Tensor | None = None
+) -> torch.Tensor:
+    """y[t] = the sum of x[t * topk + i] for i < topk, each row times its scale.
+
+    x (rows * topk, width), width a multiple of 8; y (rows, width). The scale of row r is scale[r] or scale[indices[r]].
+    """
+    rows, width = x.shape[0] // topk, x.shape[1]
+    y = torch.empty((rows, width), dtype=x.dtype, device=x.device)
+    if rows:
+        _sum_rows(
+            (cdiv(rows, _ROWS) * cdiv(width, _COLUMNS), 1, 1),
+            (x, scale, indices, y),
+            (rows, width // 8, topk),
+            BLOCK_ROWS=_ROWS,
+            BLOCK_COLUMNS=_COLUMNS,
+        )
+    return y
+
+
+def weight_grads(
+    dx: torch.Tensor,
+    x: torch.Tensor,
+    dy: torch.Tensor,
+    bias: torch.Tensor | None,
+    tile_map: TileMap,
+    indices: torch.Tensor | None,
+    topk: int,
+    permute_x: bool,
+    permute_y: bool,
+) -> torch.Tensor:
+    """The gradient of the weights that y was multiplied by, (rows,) float32; zero for rows of no group.
+
+    dx (rows, K) is the gradient of x as if all weights were 1, before it is added up over topk; x, dy (rows, N) and
+    bias (groups, N) are as in the forward pass.
+    """
+    grads = torch.zeros(tile_map.rows, dtype=torch.float32, device=dx.device)
+    _weight_grads(
+        (cdiv(tile_map.rows, _DOT_TILE) + tile_map.groups, 1, 1),
+        (dx, x, dy, bias, tile_map.entries, indices, grads),
+        (tile_map.rows, tile_map.groups, dy.shape[1] // 8, x.shape[1] // 8, topk),
+        PERMUTE_X=permute_x,
+        PERMUTE_Y=permute_y,
+        BLOCK_ROWS=_DOT_TILE,
+        BLOCK_COLUMNS=_COLUMNS,
+    )
+    return grads
+
+
+def bias_grads(
+    dy: torch.Tensor,
+    scale: torch.Tensor | None,
+    tile_map: TileMap,
+    indices: torch.Tensor | None,
+    permute_y: bool,
+    dtype: torch.dtype,
+) -> torch.Tensor:
+    """The gradient of the bias, (groups, N): the sum of each group's rows of dy (rows, N), each times its scale."""
+    n, groups = dy.shape[1], tile_map.groups
+    m_tiles = cdiv(tile_map.rows, _BIAS_TILE) + groups
+    partial = torch.empty((m_tiles, n), dtype=torch.float32, device=dy.device)
+    grads = torch.empty((groups, n), dtype=dtype, device=dy.device)
+    sizes = (tile_map.rows, groups, n // 8)
+    _bias_partials(
+        (m_tiles * cdiv(n, _COLUMNS), 1, 1),
+        (dy, scale, indices, tile_map.entries, partial),
+        sizes,
+        PERMUTE_Y=permute_y,
+        TILE=_BIAS_TILE,
+        BLOCK_ROWS=_ROWS,
+        BLOCK_COLUMNS=_COLUMNS,
+    )
+    _bias_grads(
+        (groups * cdiv(n, _COLUMNS), 1, 1),
+        (partial, tile_map.entries, grads),
+        sizes,
+        TILE=_BIAS_TILE,
+        LANES=1024,
+        BLOCK_ROWS=_ROWS,
+        BLOCK_COLUMNS=_COLUMNS,
+    )
+    return grads

@@ -1,0 +1,259 @@
+"""The tile map: which rows of which group each tile holds, built on the device from the group sizes.
+
+Nothing here waits for the GPU. One launch makes the map for every BLOCK_M at once, and the chunks of rows that dW
+sums over, so one map serves all configs, all projections of a layer and the backward pass.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import triton
+import triton.language as tl
+
+from ....runtime.launching.launcher import Launcher
+from ..space import BLOCKS_M
+
+if TYPE_CHECKING:
+    import torch
+
+# The map starts with one tile count a BLOCK_M, the number of chunks and the number of split groups (padded to 8).
+# Then come (group, first row, end row) a tile, by BLOCK_M; (group, first row, end row, slot) a chunk; and
+# (group, first slot, slots) a split group.
+_HEADER = tl.constexpr(8)
+_TILE = tl.constexpr(3)
+_CHUNK = tl.constexpr(4)
+_SPLIT = tl.constexpr(3)
+_BLOCKS = tl.constexpr(len(BLOCKS_M))
+_LANES = 1024
+_CHUNK_STEP = tl.constexpr(128)
+
+
+@triton.jit
+def tile_capacity(rows, groups):
+    """The most tiles there can be, for any BLOCK_M and any sizes: every group adds at most one ragged tile."""
+    return tl.cdiv(rows, 16) + groups
+
+
+@triton.jit
+def chunk_capacity(rows, groups, chunk_rows):
+    """The most chunks there can be, for any sizes."""
+    return rows // chunk_rows + groups
+
+
+@triton.jit
+def slot_capacity(rows, chunk_rows):
+    """The most partial sums of split groups: one of more than `chunk_rows` has less than twice rows / chunk_rows."""
+    return 2 * (rows // chunk_rows)
+
+
+@triton.jit
+def tiles_offset(BLOCK_M: tl.constexpr, rows, groups):
+    """Where the entries of one BLOCK_M start; BLOCK_M = 512 names what comes after the last."""
+    return _HEADER + block_index(BLOCK_M) * tile_capacity(rows, groups) * _TILE
+
+
+@triton.jit
+def block_index(BLOCK_M: tl.constexpr):
+    """0 for 16, 1 for 32, ... 5 for 512."""
+    which: tl.constexpr = (
+        (BLOCK_M // 32 > 0) + (BLOCK_M // 64 > 0) + (BLOCK_M // 128 > 0) + (BLOCK_M // 256 > 0) + (BLOCK_M // 512 > 0)
+    )
+    return which
+
+
+@triton.jit(do_not_specialize=["rows", "groups", "chunk_rows"])
+def tile_map_kernel(group_sizes_ptr, map_ptr, rows, groups, chunk_rows, LANES: tl.constexpr):
+    """Program (g, b) writes group g's tiles for BLOCK_M = 16 << b, and program (g, 5) its chunks.
+
+    Sizes that are negative count as 0. Where they sum to more than `rows`, tiles and chunks end at `rows` and the
+    map at its capacity, so nothing is ever read or written out of bounds; where they sum to less, the rest of the
+    rows belongs to no tile.
+    """
+    group = tl.program_id(0)
+    which = tl.program_id(1)
+    lanes = tl.arange(0, LANES)
+    size = clamped(tl.load(group_sizes_ptr + group), rows)
+    n_chunks = n_chunks_of(size, chunk_rows)
+    block_m = 16 << which
+
+    # 64 bits: sizes that are garbage sum past 2^31.
+    row = tl.zeros((), tl.int64)
+    tile = tl.zeros((), tl.int64)
+    chunk = tl.zeros((), tl.int64)
+    slot = tl.zeros((), tl.int64)
+    rank = tl.zeros((), tl.int64)
+    split = tl.zeros((), tl.int64)
+    for start in range(0, groups, LANES):
+        other = start + lanes
+        sizes = clamped(tl.load(group_sizes_ptr + other, other < groups, other=0), rows).to(tl.int64)
+        before = other < group
+        row += tl.sum(tl.where(before, sizes, 0))
+        tile += tl.sum(tl.where(before, (sizes + block_m - 1) // block_m, 0))
+        # Chunks are in descending order of their group's size: the longest work starts first.
+        longer = ((sizes > size) | ((sizes == size) & before)) & (other < groups)
+        chunks = tl.where(longer, n_chunks_of(sizes, chunk_rows), 0)
+        chunk += tl.sum(chunks)
+        slot += tl.sum(tl.where(chunks > 1, chunks, 0))
+        rank += tl.sum(longer.to(tl.int64))
+        split += tl.sum((chunks > 1).to(tl.int64))
+    row = tl.minimum(row, rows)
+    row_end = tl.minimum(row + size, rows)
+
+    if which < _BLOCKS:
+        n_tiles = (size + block_m - 1) // block_m
+        capacity = tile_capacity(rows, groups)
+        entries_ptr = map_ptr + _HEADER + which * capacity * _TILE
+        for start in range(0, n_tiles, LANES):
+            i = start + lanes
+            mask = (i < n_tiles) & (tile + i < capacity)
+            entry_ptrs = entries_ptr + (tile + i) * _TILE
+            tl.store(entry_ptrs, i * 0 + group, mask)
+            tl.store(entry_ptrs + 1, tl.minimum(row + i * block_m, row_end), mask)
+            tl.store(entry_ptrs + 2, i * 0 + row_end, mask)
+        if group == groups - 1:
+            tl.store(map_ptr + which, tl.minimum(tile + n_tiles, capacity))
+    else:
+        capacity = chunk_capacity(rows, groups, chunk_rows)
+        entries_ptr = map_ptr + tiles_offset(512, rows, groups)
+        # Only sizes that sum to more than `rows` can need more slots than there are: those groups are not split right.
+        splits = (n_chunks > 1) & (slot + n_chunks <= slot_capacity(rows, chunk_rows))
+        length = tl.cdiv(tl.cdiv(size, n_chunks), _CHUNK_STEP) * _CHUNK_STEP  # as even as can be
+        for start in range(0, n_chunks, LANES):
+            i = start + lanes
+            mask = (i < n_chunks) & (chunk + i < capacity)
+            entry_ptrs = entries_ptr + (chunk + i) * _CHUNK
+            first = row + i.to(tl.int64) * length
+            tl.store(entry_ptrs, i * 0 + group, mask)
+            tl.store(entry_ptrs + 1, tl.minimum(first, row_end), mask)
+            tl.store(entry_ptrs + 2, tl.minimum(first + length, row_end), mask)
+            tl.store(entry_ptrs + 3, tl.where(splits, slot + i, -1), mask)
+        if (n_chunks > 1) & (split < rows // chunk_rows):
+            split_ptr = entries_ptr + capacity * _CHUNK + split * _SPLIT
+            tl.store(split_ptr, group)
+            tl.store(split_ptr + 1, slot)
+            tl.store(split_ptr + 2, tl.where(splits, n_chunks, 0))
+        if rank == groups - 1:
+            tl.store(map_ptr + _BLOCKS, tl.minimum(chunk + n_chunks, capacity))
+            tl.store(map_ptr + _BLOCKS + 1, tl.minimum(split + (n_chunks > 1), rows // chunk_rows))
+
+
+@triton.jit
+def clamped(sizes, rows):
+    """Group sizes as they count: between 0 and all the rows."""
+    return tl.minimum(tl.maximum(sizes, 0), rows)
+
+
+@triton.jit
+def n_chunks_of(sizes, chunk_rows):
+    """In how many chunks a group is summed: an empty one still has its zeros to write."""
+    return tl.maximum((sizes + chunk_rows - 1) // chunk_rows, 1)
+
+
+@triton.jit
+def load_tile_count(map_ptr, BLOCK_M: tl.constexpr):
+    """How many M tiles there are at this BLOCK_M."""
+    return tl.load(map_ptr + block_index(BLOCK_M))
+
+
+@triton.jit
+def load_tile(map_ptr, m_tile, rows, groups, BLOCK_M: tl.constexpr):
+    """(group, first row, end row) of one M tile; the end is the group's."""
+    entry_ptr = map_ptr + tiles_offset(BLOCK_M, rows, groups) + m_tile * _TILE
+    return tl.load(entry_ptr), tl.load(entry_ptr + 1), tl.load(entry_ptr + 2)
+
+
+@triton.jit
+def load_chunk_count(map_ptr):
+    """How many chunks there are: one a group at least."""
+    return tl.load(map_ptr + _BLOCKS)
+
+
+@triton.jit
+def load_chunk(map_ptr, chunk, rows, groups):
+    """(group, first row, end row, slot) of one chunk; the slot of its partial sum is -1 where it is the whole group."""
+    entry_ptr = map_ptr + tiles_offset(512, rows, groups) + chunk * _CHUNK
+    return tl.load(entry_ptr), tl.load(entry_ptr + 1), tl.load(entry_ptr + 2), tl.load(entry_ptr + 3)
+
+
+@triton.jit
+def load_chunk_steps(map_ptr, chunks, there, rows, groups, BLOCK_K: tl.constexpr):
+    """In how many steps of BLOCK_K rows each of some chunks is summed: one at least; 0 where not `there`."""
+    entry_ptrs = map_ptr + tiles_offset(512, rows, groups) + chunks * _CHUNK
+    row = tl.load(entry_ptrs + 1, there, other=0)
+    row_end = tl.load(entry_ptrs + 2, there, other=0)
+    return tl.where(there, tl.maximum(tl.cdiv(row_end - row, BLOCK_K), 1), 0)
+
+
+@triton.jit
+def load_split(map_ptr, split, rows, groups, chunk_rows):
+    """(group, first slot, slots) of one split group; no slots where there are fewer split groups."""
+    chunks_ptr = map_ptr + tiles_offset(512, rows, groups)
+    entry_ptr = chunks_ptr + chunk_capacity(rows, groups, chunk_rows) * _CHUNK + split * _SPLIT
+    there = split < tl.load(map_ptr + _BLOCKS + 1)
+    return (
+        tl.load(entry_ptr, there, other=0),
+        tl.load(entry_ptr + 1, there, other=0),
+        tl.load(entry_ptr + 2, there, other=0),
+    )
+
+
+@triton.jit
+def tile_position(tile, m_tiles, n_tiles, GROUP_M):
+    """(m_tile, n_tile) of a linear tile id: bands of GROUP_M M tiles, M fastest within a band, so that
+    concurrent programs share w tiles in L2."""
+    band = GROUP_M * n_tiles
+    first_m = (tile // band) * GROUP_M
+    height = tl.maximum(tl.minimum(m_tiles - first_m, GROUP_M), 1)  # 1 where there are no tiles at all
+    within = tile % band
+    return first_m + within % height, within // height
+
+
+_launch = Launcher(tile_map_kernel)
+
+
+@dataclass(frozen=True)
+class TileMap:
+    """The device-built map of one routing, good for any config. Make it once a layer with `TileMap.build`."""
+
+    entries: torch.Tensor  # int32: header, tiles of every BLOCK_M, chunks, split groups
+    rows: int
+    groups: int
+    chunk_rows: int  # dW sums the rows of longer groups in chunks of so many
+
+    @classmethod
+    def build(cls, group_sizes: torch.Tensor, rows: int, chunk_rows: int | None = None) -> TileMap:
+        """Launches the kernel that makes the map; does not wait for it. `group_sizes` is (groups,) int32, or int64,
+        which one more small kernel converts.
+
+        No group is split where `chunk_rows` is left out; see `chunk_rows`.
+        """
+        import torch
+
+        if group_sizes.dtype != torch.int32:
+            group_sizes = group_sizes.to(torch.int32)
+        groups = group_sizes.numel()
+        chunk_rows = chunk_rows or max(rows, 1)
+        chunks = rows // chunk_rows + groups
+        tiles = -(-rows // BLOCKS_M[0]) + groups
+        size = 8 + len(BLOCKS_M) * tiles * 3 + chunks * 4 + rows // chunk_rows * 3
+        entries = torch.empty(size, dtype=torch.int32, device=group_sizes.device)
+        grid = (groups, len(BLOCKS_M) + 1, 1)
+        _launch(grid, (group_sizes, entries), (rows, groups, chunk_rows), LANES=_LANES, num_warps=4)
+        return cls(entries, rows, groups, chunk_rows)
+
+    @property
+    def most_chunks(self) -> int:
+        """The most chunks that the map can hold."""
+        return self.rows // self.chunk_rows + self.groups
+
+    @property
+    def most_splits(self) -> int:
+        """The most groups that can be split, each of which has more than `chunk_rows` rows."""
+        return self.rows // self.chunk_rows if self.rows > self.chunk_rows else 0
+
+    @property
+    def slots(self) -> int:
+        """Partial sums to make room for: a split group has at most twice as many as whole chunks fit into it."""
+        return 2 * self.most_splits

@@ -1,0 +1,128 @@
+"""Which problems to measure: the layers of real MoE models, and random shapes that fill the gaps."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from ...datasets import Case, ForetuneError, Problem
+from .group_sizes import ROUTINGS, drawn_sizes
+from .models import Model
+
+#: Routed rows (tokens x top_k) of one call, from decode to training.
+ROWS = (16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768, 65536, 131072)
+#: Expert-parallel degrees: each rank holds num_experts / degree experts.
+EXPERT_PARALLEL = (1, 4, 8, 16)
+#: Shares of the problems in fp16 (the others are in bf16), and of those with the permutation of their layer fused.
+FP16_SHARE, PERMUTED_SHARE = 0.15, 0.35
+#: What can be fused into each projection: tokens are gathered on the way into a layer, and scattered on the way out.
+PERMUTATION = {"w13": "permute_x", "w2": "permute_y"}
+#: Limits of one problem: on an H200 a few milliseconds at the best config, and weights that fit beside everything else.
+MOST_TFLOP = 2.5
+MOST_WEIGHT_BYTES = 12e9
+#: With more tokens than this hardly any layer is within the limits.
+MOST_TOKENS = 1 << 22
+#: So many draws of a random shape that are over the limits in a row: there is hardly one within.
+MOST_DRAWS = 10_000
+
+
+def draw(
+    family: str,
+    models: Sequence[Model],
+    *,
+    tokens: Sequence[int] | None = None,
+    per_layer: int = 2,
+    random: int = 40,
+    most_tflop: float = MOST_TFLOP,
+    seed: int = 0,
+) -> tuple[Case, ...]:
+    """Problems of one grouped-GEMM family: `per_layer` of each distinct layer shape, and `random` random ones.
+
+    None computes more than `most_tflop` times 1e12 floating-point operations.
+
+    Both projections of each model, crossed with row counts (`tokens` times the model's top_k, or ROWS),
+    expert-parallel degrees and routings by stratified sampling, so that every count appears equally often; a share
+    in fp16, and a share with the layer's permutation fused. The order is shuffled, so that a run cut short by its
+    budget has a fair sample. The same arguments give the same cases.
+
+    >>> from .models import load_models
+    >>> len(draw("grouped_gemm_fwd", load_models()[:2], random=3))
+    11
+    """
+    for name, value in (("per_layer", per_layer), ("random", random), ("seed", seed)):
+        if value < 0:
+            raise ForetuneError(f"{name} must be >= 0 but got {value}")
+    if tokens is not None and not (tokens and all(1 <= count <= MOST_TOKENS for count in tokens)):
+        raise ForetuneError(f"token counts must be between 1 and {MOST_TOKENS} but got {list(tokens)}")
+    rng = np.random.default_rng(seed)
+    drawn: list[Case] = []
+    deck: list[int] = []
+    for (experts, n, k), layer in _layers(models).items():
+        degrees = [degree for degree in EXPERT_PARALLEL if experts % degree == 0 and experts // degree >= 2]
+        taken: set[tuple[int, int]] = set()
+        for _ in range(per_layer):
+            for _ in range(50):  # a draw over the limits, or a repeated one, is drawn again
+                groups = experts // int(rng.choice(degrees))
+                deck = deck or [int(count) for count in rng.permutation(tokens or ROWS)]
+                count = deck.pop() * (int(rng.choice(layer.top_ks)) if tokens else 1)
+                if (groups, count) not in taken and _affordable(groups, count, n, k, most_tflop):
+                    taken.add((groups, count))
+                    drawn.append(_case(family, groups, count, n, k, layer.sources, rng))
+                    break
+    low, high = min(tokens or ROWS), max(tokens or ROWS)
+    for _ in range(random):
+        for _ in range(MOST_DRAWS):
+            groups, n, k = (int(s) for s in np.exp(rng.uniform(np.log((1, 128, 128)), np.log((512, 16384, 16384)))))
+            step = int(rng.choice((8, 64, 128)))
+            n, k = (max(step, size // step * step) for size in (n, k))
+            count = int(np.exp(rng.uniform(np.log(low), np.log(high + 1))))
+            if _affordable(groups, count, n, k, most_tflop):
+                drawn.append(_case(family, groups, count, n, k, ("random",), rng))
+                break
+        else:
+            raise ForetuneError(
+                f"no random shape of {low} rows or more has at most {most_tflop} TFLOP: allow more, or fewer tokens"
+            )
+    return tuple(drawn[i] for i in rng.permutation(len(drawn)))
+
+
+@dataclass
+class _Layer:
+    """Who has a layer of one shape: "MODEL/PROJECTION" strings, and those models' top_k."""
+
+    sources: tuple[str, ...] = ()
+    top_ks: tuple[int, ...] = ()
+
+
+def _layers(models: Sequence[Model]) -> dict[tuple[int, int, int], _Layer]:
+    """Distinct layer shapes: (experts, N, K)."""
+    layers: dict[tuple[int, int, int], _Layer] = {}
+    for model in models:
+        for projection, (n, k) in model.projections().items():
+            layer = layers.setdefault((model.num_experts, n, k), _Layer())
+            layer.sources += (f"{model.model}/{projection}",)
+            layer.top_ks += (model.top_k,)
+    return layers
+
+
+def _affordable(groups: int, rows: int, n: int, k: int, most_tflop: float) -> bool:
+    return _tflop(rows, n, k) <= most_tflop and 2.0 * groups * n * k <= MOST_WEIGHT_BYTES
+
+
+def _tflop(rows: int, n: int, k: int) -> float:
+    return 2e-12 * rows * n * k
+
+
+def _case(
+    family: str, groups: int, rows: int, n: int, k: int, sources: tuple[str, ...], rng: np.random.Generator
+) -> Case:
+    routing = str(rng.choice(list(ROUTINGS), p=list(ROUTINGS.values())))
+    dtype = "fp16" if rng.uniform() < FP16_SHARE else "bf16"
+    projections = [source.rsplit("/", 1)[1] for source in sources if "/" in source] or list(PERMUTATION)
+    possible = [PERMUTATION[projection] for projection in projections]
+    flags = (str(rng.choice(possible)),) if rng.uniform() < PERMUTED_SHARE else ()
+    sizes = drawn_sizes(routing, rows, groups, rng)
+    problem = Problem.of(family, dtype=dtype, flags=flags, groups=groups, rows=rows, n=n, k=k, ragged={"rows": sizes})
+    return Case(problem, sources, routing)

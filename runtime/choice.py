@@ -1,0 +1,102 @@
+"""`choose`: the config that a call runs. A prediction never makes it fail."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import replace
+from functools import lru_cache, partial
+from typing import Any
+
+import torch
+
+from ..datasets import DeviceSpec, ForetuneError, KernelConfig, Measurable, Problem
+from .mode import Mode
+from .shortlist import make_shortlist
+from .timing.timer import Timer
+from .warn import warn_once
+
+#: How many configs the mode `shortlist` benchmarks.
+K = 8
+
+Launch = Callable[[KernelConfig], Any]
+# The winners of benchmarks, (family, bucket, device): every process measures a bucket once.
+_measured: dict[tuple[str, Problem, DeviceSpec], KernelConfig] = {}
+
+
+def choose(family: Measurable, problem: Problem, device: DeviceSpec, mode: Mode, launch: Launch) -> KernelConfig:
+    """The config to run a problem with; the family's default where nothing can be predicted.
+
+    `launch` runs one config on the call's own tensors and is called in mode `shortlist` only: there the `K` best are
+    timed the first time that a problem of this bucket is met, though not while a CUDA graph is captured, when
+    the device cannot be waited for.
+    """
+    if mode is Mode.OFF:
+        return family.default(problem, device)
+    # Predicted for the bucket, so that one more number of rows costs microseconds, and checked for the problem.
+    near = family.at_call_time(problem)
+    ranked = _ranked(family, near, device, 1 if mode is Mode.PREDICT else K)
+    configs = [config for config in ranked if family.supports(config, problem, device) is None]
+    if not configs:
+        return family.default(problem, device)
+    if mode is Mode.PREDICT or len(configs) == 1 or not _can_wait():
+        return configs[0]
+    best = _measured.get((family.name, near, device))
+    if best not in configs:
+        best = _measured[family.name, near, device] = _fastest(family, configs, launch)
+    return best
+
+
+def given(config: KernelConfig, family: Measurable, problem: Problem, device: DeviceSpec) -> KernelConfig:
+    """The config that the caller gives, with the family's default for knobs that it does not name.
+
+    Raises `ForetuneError`, with the reason, for a config that the family does not support there.
+    """
+    config = KernelConfig.from_json(family.default(problem, device).to_json() | config.to_json())
+    reason = family.supports(config, problem, device)
+    if reason is not None:
+        raise ForetuneError(f"this config cannot run {problem} on {device.name}: {reason} ({config})")
+    return config
+
+
+def _ranked(family: Measurable, problem: Problem, device: DeviceSpec, k: int) -> tuple[KernelConfig, ...]:
+    """The `k` configs predicted to be fastest; none where nothing is predicted, which has then been said."""
+    try:
+        ranked = make_shortlist(family, problem, device, k=k)
+    except Exception as error:  # noqa: BLE001 - the promise of this file
+        warn_once(f"{family.name}: no prediction ({type(error).__name__}: {error})")
+        return ()
+    return ranked.configs if ranked.predicted else ()
+
+
+def _fastest(family: Measurable, configs: list[KernelConfig], launch: Launch) -> KernelConfig:
+    """The config whose launch takes the least time; the first where none can be timed."""
+    times: dict[KernelConfig, float] = {}
+    for config in configs:
+        with suppress(Exception):  # a config that fails is one config less
+            launch(config)  # compiles and loads
+            times[config] = _timer(torch.cuda.current_device()).time(partial(launch, config)).time_us
+    if len(times) < len(configs):
+        warn_once(f"{family.name}: {len(configs) - len(times)} of {len(configs)} configs could not be timed")
+    return min(times, key=times.__getitem__, default=configs[0])
+
+
+def _can_wait() -> bool:
+    return torch.cuda.is_available() and not torch.cuda.is_current_stream_capturing()
+
+
+@lru_cache
+def _timer(index: int) -> Timer:
+    return Timer(index)
+
+
+@lru_cache
+def live(index: int) -> DeviceSpec:
+    """The spec of a live GPU."""
+    return DeviceSpec.live(index)
+
+
+@lru_cache
+def interpreter() -> DeviceSpec:
+    """What Triton's interpreter stands in for: an H200 of few SMs, so that programs take several tiles."""
+    return replace(DeviceSpec.named("h200"), name="Triton's interpreter", backend="cpu", sm_count=4)

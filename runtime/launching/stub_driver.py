@@ -1,0 +1,150 @@
+"""`stub_driver`: Triton's whole path without a GPU, short of the launch.
+
+With it active, `triton.jit` and `triton.autotune` compile for a device that need not be here, and refuse what
+does not fit that device, exactly as they would beside it. That is how CI tests the run time, and how worker
+processes compile ahead of a process that has the GPU.
+
+**The binaries are cache hits for the real driver.** Triton's key (`runtime/cache.py: get_cache_key`, the same in
+3.6.0 and 3.9.0) is made of the installation, the kernel's source with its globals, the signature with constants and
+alignments, ptxas and the target's arch, the options, and TRITON_* variables. Of these the driver says only
+the target, which is `GPUTarget("cuda", 90, 32)` here and there. So the caller keeps the rest alike: the same
+TRITON_CACHE_DIR and TRITON_* environment, and arguments that specialise alike (`warmup` takes `torch.bfloat16` for a
+16-byte aligned tensor of that type).
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from ...datasets import DeviceSpec, ForetuneError
+
+if TYPE_CHECKING:
+    import torch
+    from triton.backends.compiler import GPUTarget
+
+# Triton keeps compiled kernels by device index, in memory. A kernel that the stub "loaded" never launches
+# anything, so a real device must never find it there: every stub has an index that no device has.
+_indices = itertools.count(1 << 20)
+
+
+def stubbed() -> StubDriver | None:
+    """The stub that is active now, or None.
+
+    >>> stubbed() is None
+    True
+    """
+    import triton
+
+    active = triton.runtime.driver._active
+    return active if isinstance(active, StubDriver) else None
+
+
+@contextmanager
+def use_stub_driver(device: DeviceSpec) -> Iterator[StubDriver]:
+    """Makes Triton compile for `device` and launch nothing, until the end of the block.
+
+    Tensors may be on the CPU. A config that needs more shared memory than the device has raises Triton's
+    `OutOfResources` when it would be loaded, so not in `warmup`. An autotuner first used in the block keeps
+    the stub's benchmarker (all configs take 1 ms) unless it was declared with `do_bench`.
+
+    Raises `ForetuneError` for a device whose arch Triton has no compiler for.
+
+    >>> with use_stub_driver(DeviceSpec.named("h200")) as driver:
+    ...     print(driver.get_current_target())
+    GPUTarget(backend='cuda', arch=90, warp_size=32)
+    """
+    import triton
+
+    # Read as an attribute because `driver.active` would look for a GPU; None means that nobody has looked yet.
+    previous = triton.runtime.driver._active
+    stub = StubDriver(device)
+    triton.runtime.driver.set_active(stub)
+    try:
+        yield stub
+    finally:
+        triton.runtime.driver.set_active(previous)
+
+
+def gpu_target(device: DeviceSpec) -> GPUTarget:
+    """What Triton compiles for on this device.
+
+    >>> gpu_target(DeviceSpec.named("h200"))
+    GPUTarget(backend='cuda', arch=90, warp_size=32)
+    """
+    from triton.backends.compiler import GPUTarget
+
+    if device.backend == "cuda" and (match := re.fullmatch(r"sm_(\d+)", device.arch)):
+        return GPUTarget("cuda", int(match[1]), device.warp_size)
+    if device.backend == "hip":
+        return GPUTarget("hip", device.arch, device.warp_size)
+    raise ForetuneError(f"arch must be like sm_90 on cuda or gfx942 on hip but got {device.arch!r} on {device.backend}")
+
+
+@dataclass(frozen=True)
+class StubLaunch:
+    """A launch that would have happened."""
+
+    kernel: str
+    grid: tuple[int, int, int]
+    metadata: Any  # Triton's own: num_warps, shared, ...
+
+
+class StubDriver:
+    """What Triton asks of a driver (`triton.backends.driver.DriverBase`), answered from a `DeviceSpec`."""
+
+    def __init__(self, device: DeviceSpec) -> None:
+        self.device, self.target, self.index = device, gpu_target(device), next(_indices)
+        self.utils = _Utils(device.smem_per_block_bytes)
+        self.launches: list[StubLaunch] = []
+
+    def launcher_cls(self, src: Any, metadata: Any) -> Callable[..., None]:
+        """The launcher of a compiled kernel: it takes note, and that is all."""
+
+        def launch(grid_x: int, grid_y: int, grid_z: int, *_: Any) -> None:
+            self.launches.append(StubLaunch(metadata.name, (grid_x, grid_y, grid_z), metadata))
+
+        return launch
+
+    def get_current_target(self) -> GPUTarget:
+        return self.target
+
+    def get_current_device(self) -> int:
+        return self.index
+
+    def set_current_device(self, device: int) -> None:
+        pass
+
+    def get_current_stream(self, device: int) -> int:
+        return 0
+
+    def get_active_torch_device(self) -> torch.device:
+        import torch
+
+        return torch.device("cpu")
+
+    def get_benchmarker(self) -> Callable[..., list[float]]:
+        def one_shot(kernel_call: Callable[[], object], *, quantiles: Sequence[float], **_: Any) -> list[float]:
+            kernel_call()
+            return [1.0] * len(quantiles)
+
+        return one_shot
+
+
+class _Utils:
+    """The part of a driver that deals with binaries."""
+
+    def __init__(self, smem_per_block_bytes: int) -> None:
+        self._smem_per_block_bytes = smem_per_block_bytes
+
+    def get_device_properties(self, device: int) -> dict[str, int]:
+        return {"max_shared_mem": self._smem_per_block_bytes}
+
+    def load_binary(self, name: str, binary: bytes, shared: int, device: int) -> tuple[None, None, int, int, int]:
+        """(module, function, registers, spills, largest block in threads). There is no module: Triton 3.8 and
+        later unload one when the kernel goes, by whatever driver is active then."""
+        return None, None, 0, 0, 1024

@@ -1,0 +1,274 @@
+"""How fast a family's kernel is next to what people have, its contenders, and next to the card's own limits.
+
+Every figure is kernel time, cold and clean L2 (a goal may be a share of the read bandwidth, and what else must be
+written back takes its share of that), with all contenders of a problem interleaved in one run. Which problems, which
+contenders and which goals is the family's business: see `Comparison`.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+
+from ...datasets import Case, DeviceSpec, KernelConfig, Measurable, Problem
+from ...datasets.tables import table
+from ..shortlist import make_shortlist
+from .timer import Timer
+
+if TYPE_CHECKING:
+    from ...datasets.dataset import Dataset
+    from ...model import Bundle
+
+ROUNDS, SAMPLES = 5, 3
+#: Of the configs that a dataset measured, the first so many compete for "best": its argmin alone has luck in it.
+FINALISTS = 2
+#: The fastest config of each problem, where a dataset has measured it.
+BestConfigs = Mapping[Problem, Sequence[KernelConfig]]
+
+
+@dataclass(frozen=True)
+class Row:
+    """One problem of a comparison; times in microseconds."""
+
+    name: str
+    family: str
+    problem: Problem
+    best_us: float | None  # with the best config of the dataset's exhaustive search, where there is one
+    predicted_us: float  # with the bundle's first choice, from what the host knows
+    others_us: Mapping[str, float]  # by contender
+    compute_us: float  # FLOPs at the measured matrix rate
+    memory_us: float  # bytes at the measured read bandwidth
+    config: KernelConfig
+
+    @property
+    def ours_us(self) -> float:
+        """With the best config, where it is known."""
+        return self.best_us or self.predicted_us
+
+    @property
+    def roofline_us(self) -> float:
+        return max(self.compute_us, self.memory_us)
+
+    def to_json(self) -> dict[str, Any]:
+        """As `foretune bench kernels --json` prints it: a key NAME_us for each contender."""
+        return {
+            "name": self.name,
+            "family": self.family,
+            "problem": self.problem.to_json(),
+            "best_us": self.best_us,
+            "predicted_us": self.predicted_us,
+            **{f"{name}_us": us for name, us in self.others_us.items()},
+            "roofline_us": self.roofline_us,
+            "config": self.config.to_json(),
+        }
+
+
+@dataclass(frozen=True)
+class Goal:
+    """One goal and what was reached, over the rows that it is about."""
+
+    goal: str
+    aim: str
+    figure: str
+    met: bool
+    rows: int
+    worst: str  # the row that is furthest from it
+
+
+class Comparison(Protocol):
+    """What comparing a family needs beside the family: `contenders.py` in its folder has one."""
+
+    def suite(self, family: Measurable) -> Mapping[str, Case]:
+        """The problems to compare a family on, by name."""
+
+    def contenders(
+        self, family: Measurable, problem: Problem, inputs: Any, device: DeviceSpec, best: BestConfigs
+    ) -> Mapping[str, Callable[[], Any]]:
+        """Functions that queue the same work, or a part of it, by name; on the inputs that our kernel gets."""
+
+    def goals(self, rows: Sequence[Row]) -> list[Goal]:
+        """What was aimed at, and reached."""
+
+
+@dataclass(frozen=True)
+class Compared:
+    """What `foretune bench kernels` shows."""
+
+    device: DeviceSpec
+    rows: tuple[Row, ...]
+    goals: tuple[Goal, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "device": self.device.to_json(),
+            "rows": [row.to_json() for row in self.rows],
+            "goals": [asdict(goal) for goal in self.goals],
+        }
+
+    def __rich__(self) -> Any:
+        from rich.console import Group
+
+        labels = list(dict.fromkeys(label for row in self.rows for label in row.others_us))
+        times = [
+            [
+                row.family,
+                row.name,
+                *map(_us, (row.best_us, row.predicted_us)),
+                *(_us(row.others_us.get(n)) for n in labels),
+            ]
+            + [_us(row.roofline_us)]
+            for row in self.rows
+        ]
+        columns = ("family", "problem", "best", "predicted", *labels, "roofline")
+        goals = [[g.goal, g.aim, g.figure, "yes" if g.met else "NO", g.worst] for g in self.goals]
+        return Group(
+            table(f"Kernel time on {self.device.name}, us", columns, times),
+            table("Goals", ("goal", "aim", "reached", "met", "worst"), goals),
+        )
+
+
+def compare_kernels(
+    comparison: Comparison,
+    families: Sequence[Measurable],
+    device: DeviceSpec,
+    dataset: Dataset | None,
+    bundle: Bundle | None,
+    *,
+    only: str = "",
+    compile_ahead: Callable[[Measurable, Sequence[tuple[KernelConfig, Problem]], DeviceSpec], None] | None = None,
+    on_row: Callable[[Row], None] = lambda row: None,
+) -> Compared:
+    """Measures the problems of the suites whose name contains `only` on the current device, which should have measured
+    rates. `compile_ahead` compiles what will be launched, on all cores."""
+    timer = Timer(clean=True)
+    rows = []
+    for family in families:
+        best = dict(_best_configs(family, dataset, device))
+        cases = {name: case.problem for name, case in comparison.suite(family).items() if only in name}
+        chosen = {name: _chosen(family, problem, device, bundle, best) for name, problem in cases.items()}
+        if compile_ahead is not None:
+            pairs = [(config, problem) for name, problem in cases.items() for config in chosen[name]]
+            compile_ahead(family, list(dict.fromkeys(pairs)), device)
+        for name, problem in cases.items():
+            rows.append(_row(name, comparison, family, problem, chosen[name], best, device, timer))
+            on_row(rows[-1])
+    return Compared(device, tuple(rows), tuple(comparison.goals(rows)))
+
+
+def time_side_by_side(
+    launches: Mapping[str, Callable[[], Any]], timer: Timer, *, rounds: int = ROUNDS, samples: int = SAMPLES
+) -> dict[str, float]:
+    """The median time of each launch in microseconds, all of them in turn, `rounds` times.
+
+    >>> from types import SimpleNamespace
+    >>> fake = SimpleNamespace(sample=lambda launch, samples: [launch()] * samples)
+    >>> time_side_by_side({"ours": lambda: 2.0, "theirs": lambda: 3.0}, fake)
+    {'ours': 2.0, 'theirs': 3.0}
+    """
+    times: dict[str, list[float]] = {label: [] for label in launches}
+    for _ in range(rounds):
+        for label, launch in launches.items():
+            times[label] += timer.sample(launch, samples)
+    return {label: statistics.median(sampled) for label, sampled in times.items()}
+
+
+def judge_least(
+    goal: str, rows: Sequence[Row], ratios: Sequence[float], each: float, mean: float | None = None
+) -> list[Goal]:
+    """The goal that every ratio is at least `each` and their geometric mean at least `mean`; none without rows."""
+    return _judge(goal, rows, ratios, ">=", each, mean, min)
+
+
+def judge_most(goal: str, rows: Sequence[Row], ratios: Sequence[float], each: float) -> list[Goal]:
+    """The goal that no ratio is more than `each`; none without rows."""
+    return _judge(goal, rows, ratios, "<=", each, None, max)
+
+
+def _judge(
+    goal: str,
+    rows: Sequence[Row],
+    ratios: Sequence[float],
+    sign: str,
+    each: float,
+    mean: float | None,
+    worst_of: Callable[[Sequence[float]], float],
+) -> list[Goal]:
+    if not rows:
+        return []
+    geomean = math.exp(statistics.fmean(math.log(ratio) for ratio in ratios))
+    worst = worst_of(ratios)
+    met = (worst >= each if sign == ">=" else worst <= each) and (mean is None or geomean >= mean)
+    row = rows[list(ratios).index(worst)]
+    reached = Goal(
+        goal=goal,
+        aim=f"{sign} {each:g} each" + (f", {sign} {mean:g} geomean" if mean else ""),
+        figure=f"worst {worst:.3f}, geomean {geomean:.3f}",
+        met=met,
+        rows=len(rows),
+        worst=f"{row.family} {row.name}",
+    )
+    return [reached]
+
+
+def _best_configs(
+    family: Measurable, dataset: Dataset | None, device: DeviceSpec
+) -> Iterator[tuple[Problem, list[KernelConfig]]]:
+    """The fastest configs of each problem that the dataset measured on this device."""
+    if dataset is None or family.name not in dataset.families:
+        return
+    grid = dataset.grid(family.name)
+    for case, measured_on, times in zip(grid.cases, grid.devices, grid.times_us, strict=True):
+        if measured_on.name == device.name:
+            order = np.argsort(times)[:FINALISTS]
+            yield case.problem, [grid.configs[i] for i in order if math.isfinite(times[i])]
+
+
+def _chosen(
+    family: Measurable,
+    problem: Problem,
+    device: DeviceSpec,
+    bundle: Bundle | None,
+    best: BestConfigs,
+) -> list[KernelConfig]:
+    """The predicted config, then the best ones."""
+    return [make_shortlist(family, problem, device, k=1, bundle=bundle).configs[0], *best.get(problem, ())]
+
+
+def _row(
+    name: str,
+    comparison: Comparison,
+    family: Measurable,
+    problem: Problem,
+    configs: Sequence[KernelConfig],
+    best: BestConfigs,
+    device: DeviceSpec,
+    timer: Timer,
+) -> Row:
+    inputs = family.inputs(problem, device)
+    launches: dict[str, Callable[[], Any]] = {
+        f"ours {i}": (lambda config=config: family.launch(inputs, config))  # type: ignore[misc]
+        for i, config in enumerate(configs)
+    }
+    us = time_side_by_side(launches | dict(comparison.contenders(family, problem, inputs, device, best)), timer)
+    finalists = {i: us[f"ours {i}"] for i in range(1, len(configs))}
+    fastest = min(finalists, key=lambda i: finalists[i], default=0)
+    return Row(
+        name=name,
+        family=family.name,
+        problem=problem,
+        best_us=finalists.get(fastest),
+        predicted_us=us["ours 0"],
+        others_us={label: time for label, time in us.items() if label not in launches},
+        compute_us=family.flops(problem) / (device.matrix_tflops * 1e6),
+        memory_us=family.bytes(problem) / ((device.read_bandwidth_gbs or device.copy_bandwidth_gbs) * 1e3),
+        config=configs[fastest],
+    )
+
+
+def _us(time_us: float | None) -> str:
+    return "" if time_us is None else f"{time_us:.1f}"
