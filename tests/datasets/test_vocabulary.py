@@ -11,17 +11,16 @@ from typing import Any
 import pytest
 from foretune.datasets import (
     Case,
-    DatasetError,
     DeviceSpec,
     ForetuneError,
     KernelConfig,
     Measurement,
     Problem,
+    Ragged,
     Status,
-    load_models,
 )
 
-PROBLEM = Problem.of("toy", groups=2, rows=8, n=16, k=32, dtype="fp16", flags=("b", "a"), group_sizes=(0, 8))
+PROBLEM = Problem.of("toy", segments=2, rows=8, n=16, k=32, dtype="fp16", flags=("b", "a"), ragged={"rows": (0, 8)})
 CONFIG = KernelConfig.of(BLOCK_M=128, TMA=1, num_warps=8, num_stages=4)
 
 
@@ -157,10 +156,14 @@ def test_a_folder_is_no_device(tmp_path: Path) -> None:
     ("wrong", "named"),
     [
         ({"rows": -1}, "rows must be >= 0 but got -1"),
-        ({"dtype": "int8"}, "bf16, fp16, fp32 but got 'int8'"),
-        ({"groups": 2, "group_sizes": (1,)}, "1 group sizes were given for groups=2"),
-        ({"rows": 9, "group_sizes": (4, 4)}, "sum to 8 but rows=9"),
-        ({"group_sizes": (4, -4)}, "but got -4"),
+        ({"dtype": "int7"}, "bf16, fp16, .* but got 'int7'"),
+        ({"dtype": {"x": "bf16", "w": "int7"}}, "bf16, fp16, .* but got 'int7'"),
+        ({"dtype": {}}, "dtype must name at least one operand"),
+        ({"columns": 2, "ragged": {"rows": (1,)}}, "ragged sizes along 'rows', but the dimensions are columns"),
+        ({"rows": 9, "ragged": {"rows": (4, 4)}}, "sizes along rows sum to 8 but rows=9"),
+        ({"rows": 0, "ragged": {"rows": (4, -4)}}, "sizes along rows must be >= 0 but got -4"),
+        ({"rows": 4, "columns": 4, "ragged": {"rows": (4,), "columns": (4,)}}, "one dimension but has rows, columns"),
+        ({"rows": 4, "ragged": {}}, "ragged must name one dimension but has none"),
     ],
 )
 def test_a_problem_that_makes_no_sense_is_refused_by_value(wrong: dict[str, Any], named: str) -> None:
@@ -180,11 +183,12 @@ def test_json_that_is_no_config_is_refused(value: Any) -> None:
         KernelConfig.from_json(value)
 
 
-def test_the_summary_of_unknown_and_of_empty_groups() -> None:
-    assert PROBLEM.without_sizes().summary is None
-    empty = Problem.of("toy", groups=2, group_sizes=(0, 0)).summary
-    assert empty is not None
-    assert (empty.active, empty.max, empty.skew) == (0, 0, 1.0)
+def test_ragged_sizes_that_are_unknown_and_that_are_all_empty() -> None:
+    assert PROBLEM.without_sizes().ragged is None
+    assert PROBLEM.ragged == Ragged("rows", (0, 8))
+    empty = Ragged("rows", (0, 0))
+    assert (empty.active, empty.max, empty.mean, empty.skew) == (0, 0, 0.0, 1.0)
+    assert Ragged("rows", ()).mean == 0.0
 
 
 @pytest.mark.parametrize("status", list(Status))
@@ -196,26 +200,3 @@ def test_a_time_goes_with_its_status(status: Status, time_us: float | None) -> N
     else:
         with pytest.raises(ForetuneError, match=status.value):
             Measurement(PROBLEM, "gpu", CONFIG, status, time_us=time_us)
-
-
-def test_every_shipped_model_belongs_to_a_model_family() -> None:
-    for model in load_models():
-        (family,) = Case(PROBLEM, (f"{model.model}/w13",), "balanced").model_families
-        assert family
-
-
-@pytest.mark.parametrize(
-    ("text", "named"),
-    [
-        ("", "columns missing"),
-        ("model,num_experts\nA,8\n", "columns missing: top_k"),
-        ("model,num_experts,top_k,hidden_size,moe_intermediate_size\n", "no models"),
-        ("model,num_experts,top_k,hidden_size,moe_intermediate_size\nA,8,2,wide,64\n", "line 2, hidden_size.*'wide'"),
-        ("model,num_experts,top_k,hidden_size,moe_intermediate_size\nA,8,2\n", "line 2, hidden_size.*None"),
-    ],
-)
-def test_a_wrong_table_of_models_is_refused_by_line_and_value(tmp_path: Path, text: str, named: str) -> None:
-    path = tmp_path / "mine.csv"
-    path.write_text(text)
-    with pytest.raises(DatasetError, match=f"mine.csv.*{named}"):
-        load_models(path)
