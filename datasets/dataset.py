@@ -102,10 +102,10 @@ class Dataset:
         number = [kinds.setdefault((case.problem.dtype, case.problem.flags), len(kinds)) for case in self.cases]
         facts = rows[["config", *BinaryFacts._fields]].assign(kind=np.array(number)[rows["problem"].to_numpy()])
         facts = facts.dropna().groupby(["kind", "config"], observed=True).median().astype(int)
-        found: dict[BinaryKind, dict[KernelConfig, BinaryFacts]] = {kind: {} for kind in kinds}
+        found: dict[BinaryKind, dict[KernelConfig, BinaryFacts]] = {}
         names = list(kinds)
         for (kind, config), *values in facts.itertuples():
-            found[names[kind]][self.configs[config]] = BinaryFacts(*values)
+            found.setdefault(names[kind], {})[self.configs[config]] = BinaryFacts(*values)
         return found
 
     def counts(self, grid: Grid) -> NDArray[np.int64]:

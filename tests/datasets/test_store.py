@@ -28,12 +28,12 @@ from foretune.datasets import (
 )
 from foretune.datasets.drift import Reading
 from foretune.datasets.schema import PART, SCHEMA_VERSION
-from foretune.datasets.store import Writer, read, seal
+from foretune.datasets.store import Writer, read, seal_dataset
 
 H200 = DeviceSpec.named("h200")
 CONFIGS = [KernelConfig.of(BLOCK_M=block, num_warps=warps) for block in (16, 32, 64) for warps in (4, 8)]
 PROBLEMS = [
-    Problem.of("toy", segments=2, rows=rows, n=64, k=64, ragged={"rows": (rows // 2, rows // 2)}) for rows in (8, 16, 32)
+    Problem.of("toy", segments=2, rows=rows, n=64, k=64, ragged={"rows": (rows // 2,) * 2}) for rows in (8, 16, 32)
 ]
 SEALED = ("problems.parquet", "configs.parquet", "measurements.parquet", "drift.parquet")
 
@@ -77,7 +77,7 @@ def parts(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def sealed(parts: Path, tmp_path: Path) -> Path:
-    seal(parts, tmp_path / "sealed", name="shipped")
+    seal_dataset(parts, tmp_path / "sealed", name="shipped")
     return tmp_path / "sealed"
 
 
@@ -222,13 +222,13 @@ def test_sealing_keeps_every_row(parts: Path, sealed: Path) -> None:
 
 
 def test_sealing_twice_gives_the_same_bytes(parts: Path, sealed: Path, tmp_path: Path) -> None:
-    seal(parts, tmp_path / "again", name="shipped")
+    seal_dataset(parts, tmp_path / "again", name="shipped")
     assert all((tmp_path / "again" / name).read_bytes() == (sealed / name).read_bytes() for name in SEALED)
 
 
 def test_sealing_beside_parts_is_refused(parts: Path) -> None:
-    with pytest.raises(DatasetError, match="parts of its own"):
-        seal(parts, parts, name="mine")
+    with pytest.raises(DatasetError, match="is the source as well"):
+        seal_dataset(parts, parts, name="mine")
 
 
 def test_a_second_run_adds_to_the_first(parts: Path) -> None:

@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 from foretune.datasets import (
-    Case,
     DeviceSpec,
     ForetuneError,
     KernelConfig,
@@ -158,7 +157,7 @@ def test_a_folder_is_no_device(tmp_path: Path) -> None:
         ({"rows": -1}, "rows must be >= 0 but got -1"),
         ({"dtype": "int7"}, "bf16, fp16, .* but got 'int7'"),
         ({"dtype": {"x": "bf16", "w": "int7"}}, "bf16, fp16, .* but got 'int7'"),
-        ({"dtype": {}}, "dtype must name at least one operand"),
+        ({"dtype": {}}, "dtype must name the operands, at least one, but is {}"),
         ({"columns": 2, "ragged": {"rows": (1,)}}, "ragged sizes along 'rows', but the dimensions are columns"),
         ({"rows": 9, "ragged": {"rows": (4, 4)}}, "sizes along rows sum to 8 but rows=9"),
         ({"rows": 0, "ragged": {"rows": (4, -4)}}, "sizes along rows must be >= 0 but got -4"),
