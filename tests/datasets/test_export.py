@@ -160,6 +160,18 @@ def test_csv_has_every_measurement_and_every_fact(dataset: Dataset, tmp_path: Pa
     assert [(row["time_us"], row["error"]) for row in failed] == [("", ERROR)] * 4
 
 
+def test_a_dtype_for_each_operand_is_exported(tmp_path: Path) -> None:
+    mixed = Problem.of("linear", m=8, dtype={"x": "bf16", "w": "int4", "y": "bf16"})
+    Writer(tmp_path / "mixed", "mixed", [H200], {}, run_id="r1").append(Case(mixed, ("random",)), outcomes(mixed))
+    dataset = read(tmp_path / "mixed")
+    assert dataset.cases[0].problem == mixed
+    export_dataset(dataset, tmp_path / "t4", "t4")
+    assert json.loads((tmp_path / "t4").read_text())["problems"]["0"]["dtype"] == "w=int4,x=bf16,y=bf16"
+    export_dataset(dataset, tmp_path / "csv", "csv")
+    with (tmp_path / "csv").open(newline="") as file:
+        assert {row["dtype"] for row in csv.DictReader(file)} == {"w=int4,x=bf16,y=bf16"}
+
+
 @pytest.mark.parametrize("format", FORMATS)
 def test_one_problem_or_one_family_alone(dataset: Dataset, tmp_path: Path, format: str) -> None:
     both = export_dataset(dataset, tmp_path / "both", format)

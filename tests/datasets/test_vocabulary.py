@@ -6,10 +6,12 @@ import json
 import re
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from foretune.datasets import (
+    DTYPES,
     DeviceSpec,
     ForetuneError,
     KernelConfig,
@@ -17,6 +19,8 @@ from foretune.datasets import (
     Problem,
     Ragged,
     Status,
+    dtype_of_tensor,
+    torch_dtype,
 )
 
 PROBLEM = Problem.of("toy", segments=2, rows=8, n=16, k=32, dtype="fp16", flags=("b", "a"), ragged={"rows": (0, 8)})
@@ -32,6 +36,71 @@ def test_a_problem_survives_json(problem: Problem) -> None:
     again = Problem.from_json(through_json(problem.to_json()))
     assert again == problem
     assert hash(again) == hash(problem)
+
+
+FP8 = Problem.of("linear", m=8, n=16, k=32, dtype={"x": "fp8e4m3", "w": "fp8e4m3", "y": "bf16"})
+W4A16 = Problem.of("linear", m=8, n=16, k=32, dtype={"y": "bf16", "x": "bf16", "w": "int4"})
+INT8 = Problem.of("linear", m=8, n=16, k=32, dtype={"x": "int8", "w": "int8", "y": "int32"})
+
+
+@pytest.mark.parametrize("problem", [FP8, W4A16, INT8, Problem.of("linear", m=8, dtype="int8")])
+def test_a_dtype_for_each_operand_survives_json(problem: Problem) -> None:
+    again = Problem.from_json(through_json(problem.to_json()))
+    assert again == problem
+    assert (hash(again), again.kind, str(again)) == (hash(problem), problem.kind, str(problem))
+
+
+def test_each_operand_has_its_dtype_and_its_bytes() -> None:
+    assert [W4A16.dtype_of(operand) for operand in "xwy"] == ["bf16", "int4", "bf16"]
+    assert [W4A16.itemsize_of(operand) for operand in "xwy"] == [2, 0.5, 2]
+    assert [FP8.itemsize_of(operand) for operand in "xwy"] == [1, 1, 2]
+    assert FP8.dtype_name == "w=fp8e4m3,x=fp8e4m3,y=bf16"
+    assert str(W4A16) == "linear k=32 m=8 n=16 w=int4,x=bf16,y=bf16"
+    assert W4A16.to_json()["dtype"] == {"w": "int4", "x": "bf16", "y": "bf16"}
+    with pytest.raises(ForetuneError, match="no operand 'z'; it has w, x, y"):
+        W4A16.dtype_of("z")
+    with pytest.raises(ForetuneError, match=r"different dtypes \(w=int4,x=bf16,y=bf16\): name one"):
+        W4A16.itemsize  # noqa: B018
+
+
+def test_one_dtype_for_all_has_one_form() -> None:
+    short = Problem.of("linear", m=8, dtype="fp16")
+    alike = {"x": "fp16", "w": "fp16"}
+    spelled = [
+        Problem.of("linear", m=8, dtype=alike),
+        replace(short, dtype=alike),  # type: ignore[arg-type]
+        replace(short, dtype=tuple(alike.items())),
+        Problem.from_json(short.to_json() | {"dtype": alike}),
+    ]
+    assert set(spelled) == {short}
+    assert {one.dtype for one in spelled} == {"fp16"}
+    assert (short.dtype_of("whatever"), short.itemsize, short.itemsize_of("x")) == ("fp16", 2, 2)
+
+
+def test_the_order_of_the_operands_makes_no_other_problem() -> None:
+    turned = replace(W4A16, dtype=tuple(reversed(W4A16.dtype)))  # type: ignore[arg-type]
+    assert turned == W4A16
+    assert hash(turned) == hash(W4A16)
+    assert len({W4A16, FP8, replace(W4A16, dtype="bf16")}) == 3
+
+
+@pytest.mark.parametrize("name", DTYPES)
+def test_every_dtype_is_torchs_or_is_said_not_to_be(name: str) -> None:
+    torch = pytest.importorskip("torch")
+    if name == "int4":
+        with pytest.raises(ForetuneError, match="torch has no dtype 'int4'"):
+            torch_dtype(name)
+        return
+    tensor = torch.empty(1, dtype=torch_dtype(name))
+    assert dtype_of_tensor("x", tensor) == name
+    assert tensor.itemsize == Problem.of("copy", dtype=name).itemsize
+
+
+def test_a_tensor_of_no_known_dtype_is_refused_by_name() -> None:
+    with pytest.raises(ForetuneError, match=r"bias must be a tensor of bf16, .* but its dtype is complex64"):
+        dtype_of_tensor("bias", SimpleNamespace(dtype="torch.complex64"))
+    with pytest.raises(ForetuneError, match=r"bias must be a tensor of .* but its dtype is None"):
+        dtype_of_tensor("bias", 3)
 
 
 @pytest.mark.parametrize(
