@@ -53,7 +53,7 @@ def names() -> list[str]:
     ['h200']
     """
     root = Path(str(resources.files(__package__)))
-    return sorted(manifest.parent.name for manifest in root.glob("*/dataset.json"))
+    return sorted(manifest.parent.name for manifest in root.glob("[!.]*/dataset.json"))
 
 
 def load(name_or_path: str | Path) -> Dataset:

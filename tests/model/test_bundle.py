@@ -16,8 +16,8 @@ import numpy as np
 import pytest
 from fakes import DEVICE, FakeFamily, fake_cases, fake_dataset
 from foretune.datasets import BundleError, ForetuneError
-from foretune.model import LightGBMRanker, load_bundle, npz, train
-from foretune.runtime import shortlist
+from foretune.model import LightGBMRanker, load_bundle, npz, train_bundle
+from foretune.runtime import make_shortlist
 
 FAMILY, DATASET = FakeFamily(), fake_dataset(fake_cases(models=3))
 CASE, CONFIGS = DATASET.cases[0], DATASET.configs
@@ -26,7 +26,7 @@ QUICK = partial(LightGBMRanker, trees=20)
 
 @pytest.fixture(scope="module")
 def bundle():
-    return train(DATASET, {"fake": FAMILY}, QUICK)
+    return train_bundle(DATASET, {"fake": FAMILY}, QUICK)
 
 
 @pytest.fixture
@@ -66,30 +66,30 @@ def test_saved_and_loaded_it_is_the_same(bundle, saved):
 
 def test_what_computed_a_wrong_result_is_on_no_shortlist(tmp_path):
     problem = CASE.problem
-    likely = shortlist(FAMILY, problem, DEVICE, k=3, bundle=train(DATASET, {"fake": FAMILY}, QUICK)).configs
+    likely = make_shortlist(FAMILY, problem, DEVICE, k=3, bundle=train_bundle(DATASET, {"fake": FAMILY}, QUICK)).configs
     numbers = [i for i, case in enumerate(DATASET.cases) if case.problem.dtype == problem.dtype]
     numbers = [i for i in numbers if DATASET.cases[i].problem.flags == problem.flags]
     rows = DATASET.measurements
     wrong = rows["problem"].isin(numbers) & rows["config"].isin([CONFIGS.index(config) for config in likely[:2]])
     rows = rows.assign(status=rows["status"].mask(wrong, "wrong_result"), time_us=rows["time_us"].mask(wrong))
-    train(replace(DATASET, measurements=rows), {"fake": FAMILY}, QUICK).save(tmp_path / "bundle")
+    train_bundle(replace(DATASET, measurements=rows), {"fake": FAMILY}, QUICK).save(tmp_path / "bundle")
     bundle = load_bundle(tmp_path / "bundle")
     assert bundle.wrong_results("fake", problem) == set(likely[:2])
-    least = shortlist(FAMILY, problem, DEVICE, k=len(CONFIGS), bundle=bundle)
+    least = make_shortlist(FAMILY, problem, DEVICE, k=len(CONFIGS), bundle=bundle)
     assert least.predicted
     assert not set(likely[:2]) & set(least.configs)
     other = replace(problem, dtype="fp32")  # was not seen to be wrong
-    assert set(likely[:2]) <= set(shortlist(FAMILY, other, DEVICE, k=len(CONFIGS), bundle=bundle).configs)
+    assert set(likely[:2]) <= set(make_shortlist(FAMILY, other, DEVICE, k=len(CONFIGS), bundle=bundle).configs)
 
 
 def test_same_training_same_bytes(saved, tmp_path):
-    train(DATASET, {"fake": FAMILY}, QUICK).save(tmp_path / "again")
+    train_bundle(DATASET, {"fake": FAMILY}, QUICK).save(tmp_path / "again")
     for name in ("manifest.json", "arrays.npz"):
         assert (saved / name).read_bytes() == (tmp_path / "again" / name).read_bytes()
 
 
 def test_other_data_other_digest(bundle):
-    other = train(fake_dataset(fake_cases(models=4)), {"fake": FAMILY}, QUICK)
+    other = train_bundle(fake_dataset(fake_cases(models=4)), {"fake": FAMILY}, QUICK)
     assert other.digest != bundle.digest
     assert other.manifest["families"]["fake"]["origin"] != bundle.manifest["families"]["fake"]["origin"]
 
@@ -111,7 +111,7 @@ def test_numpy_reads_the_arrays_too(saved):
 
 
 def test_saving_over_an_older_bundle(saved):
-    newer = train(fake_dataset(fake_cases(models=4)), {"fake": FAMILY}, QUICK)
+    newer = train_bundle(fake_dataset(fake_cases(models=4)), {"fake": FAMILY}, QUICK)
     newer.save(saved)
     assert load_bundle(saved).digest == newer.digest
     assert sorted(path.name for path in saved.parent.iterdir()) == ["bundle"]
@@ -144,7 +144,7 @@ def test_unknown_family_lists_those_there_are(bundle):
 
 def test_training_an_unknown_family_lists_the_known_ones():
     with pytest.raises(ForetuneError, match="must be among other but are fake"):
-        train(DATASET, {"other": FAMILY}, QUICK)
+        train_bundle(DATASET, {"other": FAMILY}, QUICK)
 
 
 def test_missing_and_newer_files_are_named(saved, tmp_path):

@@ -9,7 +9,7 @@ from functools import partial
 import pytest
 from fakes import FakeFamily, fake_cases, fake_dataset
 from foretune.datasets import ForetuneWarning
-from foretune.model import LightGBMRanker, check_sources, cross_validate, train
+from foretune.model import LightGBMRanker, check_sources, cross_validate, train_bundle
 
 FAMILY = FakeFamily()
 BARE = fake_dataset(fake_cases(models=3, tokens=(64,), randoms=0))
@@ -24,7 +24,7 @@ def measured_with(*sources, family="fake"):
 @pytest.mark.parametrize(
     "use",
     [
-        lambda dataset: train(dataset, {"fake": FAMILY}, partial(LightGBMRanker, trees=2)),
+        lambda dataset: train_bundle(dataset, {"fake": FAMILY}, partial(LightGBMRanker, trees=2)),
         lambda dataset: cross_validate(dataset, FAMILY, partial(LightGBMRanker, trees=2)),
         lambda dataset: check_sources(dataset, FAMILY),
     ],

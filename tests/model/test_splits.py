@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from fakes import fake_cases
-from foretune.datasets import Case, ForetuneError, Problem, 
+from foretune.datasets import Case, ForetuneError, Problem
+from foretune.kernels.grouped_gemm.models import load_models
 from foretune.model import split_folds, split_groups
 
 
@@ -49,9 +50,9 @@ def test_a_chain_of_shared_shapes_is_one_group():
     assert split_groups(chain[::-1]).tolist() == [0, 1, 1, 1, 1]
 
 
-def test_same_dimensions_belong_together_whatever_the_routing():
-    shapes = [Problem.of("f", groups=2, rows=8, group_sizes=sizes) for sizes in ((4, 4), (1, 7))]
-    cases = [Case(shape, ("random",), routing) for shape, routing in zip(shapes, ("balanced", "hot"), strict=True)]
+def test_same_dimensions_belong_together_whatever_the_sizes():
+    shapes = [Problem.of("f", rows=8, ragged={"rows": sizes}) for sizes in ((4, 4), (1, 7))]
+    cases = [Case(shape, ("random",), scenario) for shape, scenario in zip(shapes, ("balanced", "hot"), strict=True)]
     assert split_groups(cases).tolist() == [0, 0]
 
 
