@@ -1,5 +1,5 @@
-"""What the grouped GEMMs are compared with: torch._grouped_mm, a dense cuBLAS product of the same FLOPs, permutations by
-torch, and a bare launch; and the project's goals for them.
+"""What the grouped GEMMs are compared with: `torch._grouped_mm`, a dense cuBLAS product of the same FLOPs, permutations
+by torch, and a bare launch; and the project's goals for them.
 
 The tile map is in no figure, as torch's offsets are not in `torch._grouped_mm`'s: both are made once a layer.
 """
