@@ -69,9 +69,15 @@ class DeviceSpec:
         """The spec of a live device (the current one unless `index` names another): queried limits, and the
         measured rates of a shipped spec of the same card where there is one.
 
-        Raises `ForetuneError` where there is no device.
+        Raises `ForetuneError` where there is no device, and where torch, which is asked for it, is not installed.
         """
-        import torch
+        try:
+            import torch
+        except ImportError:
+            raise ForetuneError(
+                "torch, which is asked for the GPU here, is not installed; devices that can be named instead: "
+                f"{', '.join(cls.names())}"
+            ) from None
 
         if not torch.cuda.is_available():
             raise ForetuneError(f"no GPU is visible here; devices that can be named instead: {', '.join(cls.names())}")

@@ -1,4 +1,4 @@
-"""What the grouped GEMMs are compared with: torch._grouped_mm, a dense cuBLAS product of the same FLOPs, permutations
+"""What the grouped GEMMs are compared with: `torch._grouped_mm`, a dense cuBLAS product of the same FLOPs, permutations
 by torch, and a bare launch; and the project's goals for them.
 
 The tile map is in no figure, as torch's offsets are not in `torch._grouped_mm`'s: both are made once a layer.
@@ -173,19 +173,20 @@ def autotuned(
     inputs: Inputs,
     configs: Sequence[triton.Config],
     early_config_prune: Callable[..., Any] | None = None,
-) -> tuple[Any, Callable[[], torch.Tensor]]:
+) -> tuple[Any, Callable[..., torch.Tensor]]:
     """A new `triton.autotune` of the kernel over these configs, as a user would declare it, with nothing compiled in
-    memory yet, and a function that calls it once on the inputs: what `runtime.timing.first_call` times."""
+    memory yet, and a function that calls it once, on these inputs or on others: what `runtime.timing.first_call` times.
+    """
     import triton
+
+    from ...runtime.launching.scratch import ensure_allocator
 
     kernel, unspecialized, key = family.kernel()
     pruned_by = {"early_config_prune": early_config_prune} if early_config_prune else None
     fresh = triton.jit(do_not_specialize=unspecialized)(kernel.fn)
     tuner = triton.autotune(configs=list(configs), key=key, prune_configs_by=pruned_by)(fresh)
 
-    def call() -> torch.Tensor:
-        from ...runtime.launching.scratch import ensure_allocator
-
+    def call(inputs: Inputs = inputs) -> torch.Tensor:
         ensure_allocator()
         arguments, sm_count = family.arguments(inputs), inputs.device.sm_count
         tuner[lambda meta: (sm_count * meta["PROGRAMS_PER_SM"],)](*arguments, **family.constants(inputs.problem))

@@ -25,10 +25,11 @@ MOST_FP32_TILE = 64 * 64
 
 
 class GroupedGemmFamily(Family):
-    """What predicting and pruning need, for all three variants. Problems have the LAYER's dimensions: w is (groups, n, k) in all three.
+    """What predicting and pruning need, for all three variants.
 
-    Flags of a problem: "permute_x" (the layer gathers the rows of x while loading) or "permute_y" (it scatters the rows
-    of y while storing); see `Variant` for what each means in the backward pass.
+    Problems have the LAYER's dimensions: w is (groups, n, k) in all three. Flags of a problem: "permute_x" (the layer
+    gathers the rows of x while loading) or "permute_y" (it scatters the rows of y while storing); see `Variant` for
+    what each means in the backward pass.
     """
 
     variant: ClassVar[Variant]
@@ -47,8 +48,8 @@ class GroupedGemmFamily(Family):
 
         `ranges` replace the values of a knob: block_m, block_n, block_k, num_warps, num_stages, tma (0 and 1).
 
-        >>> from foretune.kernels import family
-        >>> len(family("grouped_gemm_fwd").space(DeviceSpec.named("h200"), block_m=[64], tma=[1])) > 10
+        >>> from foretune.kernels import find_family
+        >>> len(find_family("grouped_gemm_fwd").space(DeviceSpec.named("h200"), block_m=[64], tma=[1])) > 10
         True
         """
         space = full_space(self.variant, Ranges.of(self.variant, **ranges))

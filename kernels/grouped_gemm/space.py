@@ -28,7 +28,7 @@ _RESERVED_SMEM_BYTES = 1024
 
 
 def knobs_of(variant: Variant) -> tuple[str, ...]:
-    """The knobs of an variant's configs. BLOCK_M x BLOCK_N is the output tile and BLOCK_K the contraction's step."""
+    """The knobs of a variant's configs. BLOCK_M x BLOCK_N is the output tile and BLOCK_K the contraction's step."""
     return (
         "BLOCK_M",
         "BLOCK_N",
@@ -45,7 +45,7 @@ def knobs_of(variant: Variant) -> tuple[str, ...]:
 class Ranges:
     """The values that a space is made of.
 
-    BLOCK_K = 32 and 256 are left out for the operations over rows: of 364 problems measured with them, 1 lost more than
+    BLOCK_K = 32 and 256 are left out for the variants over rows: of 364 problems measured with them, 1 lost more than
     5 % without (H200, bf16, 2026-11). dW has shorter contractions and wants shorter steps.
     """
 
@@ -62,7 +62,7 @@ class Ranges:
 
         Raises `ForetuneError` naming a range or a value that cannot be.
 
-        >>> from .variant import DW
+        >>> from foretune.kernels.grouped_gemm.variants import DW
         >>> Ranges.of(DW, block_m=[64]).block_m, Ranges.of(DW, block_m=[64]).block_k
         ((64,), (32, 64))
         """
@@ -105,7 +105,7 @@ def wrong_knob(variant: Variant, config: KernelConfig) -> str | None:
     """The reason why a config is none that the kernels take, or None: with other knobs than the variant's, or a value
     past which a kernel would not compile, or not stay inside its tensors.
 
-    >>> from .variants import FORWARD
+    >>> from foretune.kernels.grouped_gemm.variants import FORWARD
     >>> wrong_knob(FORWARD, KernelConfig.of(**dict.fromkeys(knobs_of(FORWARD), 1) | {"BLOCK_M": 24}))
     'BLOCK_M cannot be 24: a power of two between 16 and 256'
     """
