@@ -144,9 +144,7 @@ def _facts(configs: Sequence[KernelConfig], binaries: Mapping[KernelConfig, Bina
     return np.array(rows, float).reshape(len(configs), 4)
 
 
-def _residency(
-    facts: NDArray[np.float64], threads: NDArray[np.float64], device: DeviceSpec
-) -> NDArray[np.float64]:
+def _residency(facts: NDArray[np.float64], threads: NDArray[np.float64], device: DeviceSpec) -> NDArray[np.float64]:
     """How many programs of each config one SM holds at a time, (n_configs,); 0 where its binary is not known."""
     known, registers, _, smem = facts.T
     by_registers = np.floor(device.registers_per_sm / np.maximum(registers * threads, 1.0))

@@ -228,7 +228,9 @@ class TritonFamily(Measurable):
             arguments = dict(self.arguments(problem, where))
         output = arguments[self.output]
         if not output.is_floating_point():
-            raise ForetuneError(f"{self.name}: the output {self.output} must be a tensor of floats but is {output.dtype}")
+            raise ForetuneError(
+                f"{self.name}: the output {self.output} must be a tensor of floats but is {output.dtype}"
+            )
         output.fill_(float("nan"))
         return TritonInputs(arguments, problem)
 
@@ -295,7 +297,9 @@ def _wrong_knob(family: type[TritonFamily], config: KernelConfig) -> str | None:
         return f"{unknown[0]} is no knob of {family.name}; it has {', '.join(family.knobs)}"
     for knob, allowed in family._values.items():
         if knobs.get(knob) not in allowed:
-            values = ", ".join(map(str, sorted(allowed, key=lambda value: (isinstance(value, str), str(value).zfill(9)))))
+            values = ", ".join(
+                map(str, sorted(allowed, key=lambda value: (isinstance(value, str), str(value).zfill(9))))
+            )
             return f"{knob} must be one of {values} but is {knobs.get(knob)}"
     return None
 
