@@ -66,25 +66,32 @@ def main() -> None:
 def _command(
     name: str, example: str, into: typer.Typer = app, **settings: Any
 ) -> Callable[[Callable[P, None]], Callable[P, None]]:
-    """Registers a command. Bad input ends it with one line and exit code 1, never with a traceback."""
+    """Registers a command."""
 
     def register(function: Callable[P, None]) -> Callable[P, None]:
-        @functools.wraps(function)
-        def run(*args: P.args, **options: P.kwargs) -> None:
-            try:
-                with warnings.catch_warnings():
-                    warnings.showwarning = _show_warning
-                    function(*args, **options)
-            except (ForetuneError, OSError) as error:
-                if options.get("as_json"):
-                    typer.echo(json.dumps({"error": str(error)}))
-                typer.echo(f"Error: {error}", err=True)
-                raise typer.Exit(1) from None
-
+        run = _guarded(function)
         into.command(name, epilog=f"Example: {example}", **settings)(run)
         return run
 
     return register
+
+
+def _guarded(function: Callable[P, None]) -> Callable[P, None]:
+    """Bad input ends a command with one line and exit code 1, never with a traceback."""
+
+    @functools.wraps(function)
+    def run(*args: P.args, **options: P.kwargs) -> None:
+        try:
+            with warnings.catch_warnings():
+                warnings.showwarning = _show_warning
+                function(*args, **options)
+        except (ForetuneError, OSError) as error:
+            if options.get("as_json"):
+                typer.echo(json.dumps({"error": str(error)}))
+            typer.echo(f"Error: {error}", err=True)
+            raise typer.Exit(1) from None
+
+    return run
 
 
 def _show_warning(message: Warning | str, *where: object, **more: object) -> None:
@@ -419,7 +426,8 @@ def bench_kernels(
     _emit(compared, as_json)
 
 
-@datasets.callback()
+@datasets.callback(epilog="Example: foretune datasets --json")
+@_guarded
 def list_datasets(context: typer.Context, as_json: AsJson = False) -> None:
     """List the measurements that are shipped. `foretune datasets show DATA` describes one dataset."""
     if context.invoked_subcommand is None:
@@ -560,18 +568,21 @@ def _live() -> DeviceSpec | None:
 
 
 def _measurable(name: str) -> Measurable:
-    from . import _measurable as find
+    from .kernels import find_measurable
 
-    return find(name)
+    return find_measurable(name)
 
 
 def _load(data: Sequence[str] | None) -> Dataset:
     """One dataset, or several as one."""
     from .datasets import load
-    from .datasets.merge import merge_datasets
 
     loaded = [load(one) for one in data or [SHIPPED]]
-    return loaded[0] if len(loaded) == 1 else merge_datasets(loaded, name="+".join(one.name for one in loaded))
+    if len(loaded) == 1:
+        return loaded[0]
+    from .datasets.merge import merge_datasets
+
+    return merge_datasets(loaded, name="+".join(one.name for one in loaded))
 
 
 def _families(dataset: Dataset, only: Iterable[str] | None = None) -> dict[str, Family]:
