@@ -458,12 +458,12 @@ def merge(
     """Write the measurements of several datasets as one. Exact repeats are dropped; each run keeps its provenance."""
     from .datasets import load
     from .datasets.merge import merge_datasets
-    from .datasets.seal import seal_dataset
+    from .datasets.store import seal_dataset
 
     with _status(f"merging into {out}"):
         loaded = [load(one) for one in data]
         merged = merge_datasets(loaded, name=name or out.name, allow_other_sources=other_sources)
-        seal_dataset(merged, out)
+        seal_dataset(merged, out, name=merged.name)
     _emit(_counted(merged), as_json, out=out)
 
 
@@ -475,14 +475,12 @@ def seal(
     as_json: AsJson = False,
 ) -> None:
     """Write a dataset's parts as a few small tables with checksums, for shipping."""
-    from dataclasses import replace
-
     from .datasets import load
-    from .datasets.seal import seal_dataset
+    from .datasets.store import seal_dataset
 
     with _status(f"sealing into {out}"):
-        dataset = replace(load(data), name=name or out.name)
-        seal_dataset(dataset, out)
+        dataset = load(data)
+        seal_dataset(dataset, out, name=name or out.name)
     _emit(_counted(dataset), as_json, out=out)
 
 
