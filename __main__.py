@@ -339,7 +339,7 @@ def predict(
     if dtype not in kernel.dtypes:
         raise typer.BadParameter(f"{dtype!r} is not one of {', '.join(kernel.dtypes)}", param_hint="--dtype")
     spec = DeviceSpec.live() if device is None else DeviceSpec.find(device)
-    problem = Problem.of(kernel.name, dtype=dtype, flags=flags, **dims)
+    problem = Problem(kernel.name, tuple(sorted(dims.items())), dtype, tuple(sorted(flags)))
     with warnings.catch_warnings():  # what a launch is only warned of is the answer here
         warnings.simplefilter("ignore", ForetuneWarning)
         chosen = make_shortlist(kernel, problem, spec, k=top, bundle=load_bundle(bundle))

@@ -100,7 +100,8 @@ def test_the_floors_below_know_no_kernel_by_name() -> None:
 @pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(ROOT)))
 def test_no_function_is_named_as_its_module(path: Path) -> None:
     """`from .shortlist import shortlist` would hide the module."""
-    names = {node.name for node in ast.parse(path.read_text()).body if isinstance(node, (ast.FunctionDef, ast.ClassDef))}
+    body = ast.parse(path.read_text()).body
+    names = {node.name for node in body if isinstance(node, (ast.FunctionDef, ast.ClassDef))}
     assert not names & {path.stem.strip("_"), path.parent.name} - {"main"}
 
 
