@@ -148,7 +148,8 @@ def test_no_device_to_show_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     result = call("device")
     assert result.exit_code == 1
-    assert "no GPU is visible here; devices that can be named instead: h200" in result.stderr
+    names = ", ".join(datasets.DeviceSpec.names())
+    assert f"no GPU is visible here; devices that can be named instead: {names}" in result.stderr
 
 
 def test_a_device_is_shown_and_saved_and_predicts_as_itself(tmp_path: Path) -> None:
