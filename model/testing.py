@@ -82,7 +82,8 @@ class ToyFamily(Family):
 
 def _knobs(configs: Sequence[KernelConfig]) -> NDArray[np.float64]:
     """BLOCK, ROWS and num_warps, (3, n_configs)."""
-    return np.array([[c["BLOCK"], c["ROWS"], c.num_warps] for c in configs], np.float64).reshape(-1, 3).T
+    knobs: NDArray[np.float64] = np.array([[c["BLOCK"], c["ROWS"], c.num_warps] for c in configs], np.float64)
+    return knobs.reshape(-1, 3).T
 
 
 def _waves_and_padding(
@@ -90,7 +91,7 @@ def _waves_and_padding(
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     blocks = np.ceil(problem["columns"] / block)
     sizes = (problem["rows"],) if problem.ragged is None else problem.ragged.sizes
-    programs = sum((np.ceil(size / rows) for size in sizes), np.zeros(len(rows))) * blocks
+    programs: NDArray[np.float64] = sum((np.ceil(size / rows) for size in sizes), np.zeros(len(rows))) * blocks
     return programs / device.sm_count, blocks * block / problem["columns"]
 
 
