@@ -82,8 +82,9 @@ class ToyFamily(Family):
 
 def _knobs(configs: Sequence[KernelConfig]) -> NDArray[np.float64]:
     """BLOCK, ROWS and num_warps, (3, n_configs)."""
-    knobs: NDArray[np.float64] = np.array([[c["BLOCK"], c["ROWS"], c.num_warps] for c in configs], np.float64)
-    return knobs.reshape(-1, 3).T
+    values = [[config["BLOCK"], config["ROWS"], config.num_warps] for config in configs]
+    knobs: NDArray[np.float64] = np.array(values, np.float64).reshape(-1, 3).T
+    return knobs
 
 
 def _waves_and_padding(
