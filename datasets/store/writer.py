@@ -102,4 +102,4 @@ def _row(case: Case, measurement: Measurement, run_id: str) -> dict[str, Any]:
 
 @lru_cache(maxsize=1 << 14)
 def _json(value: Problem | KernelConfig) -> str:
-    return json.dumps(value.to_json())  # of hundreds of group sizes, say: longer work than all else in a row
+    return json.dumps(value.to_json())  # of hundreds of ragged sizes, say: longer work than all else in a row

@@ -10,7 +10,8 @@ import pandas as pd
 import pytest
 from fakes import FakeFamily, fake_cases, fake_dataset
 from foretune.datasets import BundleError, ForetuneError
-from foretune.model import LightGBMRanker, Ranker, cross_validate, evaluate_bundle, train_bundle
+from foretune.model import Evaluations, LightGBMRanker, Ranker, cross_validate, evaluate_bundle, train_bundle
+from rich.console import Console
 
 FAMILY, DATASET = FakeFamily(), fake_dataset()
 QUICK = partial(LightGBMRanker, trees=60)
@@ -60,6 +61,35 @@ def test_json_is_the_contract(evaluation):
         for summary in regret.values():
             assert list(summary) == ["geomean", "p95", "max", "ci95"]
             assert 1.0 <= summary["ci95"][0] <= summary["geomean"] <= summary["ci95"][1] <= summary["max"]
+
+
+def test_it_shows_itself_as_a_table(evaluation):
+    def printed(what):
+        console = Console(width=200, no_color=True)
+        with console.capture() as captured:
+            console.print(what)
+        return captured.get()
+
+    report, shown = evaluation.to_json(), printed(evaluation)
+    assert shown.startswith("fake: % slower than the best config that was tried (100 % of them were), over 39 problems")
+    lines = [[cell.strip() for cell in line.split("│")[1:-1]] for line in shown.splitlines() if "│" in line]
+    cells = {label: figures for label, *figures in lines}
+    for label, curve in {
+        "foretune": report["regret"],
+        "ragged sizes unknown": report["regret_sizes_unknown"],
+        **report["baselines"],
+    }.items():
+        assert cells[label] == [f"{100 * (summary['geomean'] - 1):.1f}" for summary in curve.values()]
+    several = Evaluations({"fake": evaluation, "again": replace(evaluation, family="again")})
+    assert printed(several) == shown + printed(replace(evaluation, family="again"))
+    assert several.to_json() == {"families": {"fake": report, "again": report}}
+
+
+def test_what_has_no_ragged_sizes_is_not_reported_without_them(evaluation):
+    plain = tuple(replace(case, problem=case.problem.without_sizes()) for case in evaluation.cases)
+    columns = replace(evaluation, cases=plain).__rich__().columns[0]
+    assert "foretune" in list(columns.cells)
+    assert not any("unknown" in label for label in columns.cells)
 
 
 def test_learning_beats_not_learning(evaluation):

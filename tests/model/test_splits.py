@@ -64,6 +64,10 @@ def test_folds_are_even_and_whole():
     assert sizes.max() - sizes.min() <= 3
 
 
+def test_labels_need_not_be_without_gaps():
+    assert split_folds(np.array([7, 7, 3, 9]), 3).tolist() == [0, 0, 2, 1]
+
+
 def test_too_few_groups_or_folds():
     assert sorted(split_folds(np.array([0, 1, 2]), 5)) == [0, 1, 2]
     with pytest.raises(ForetuneError, match="at least two unrelated models"):

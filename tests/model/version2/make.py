@@ -1,5 +1,6 @@
-"""Made the bundle beside this file, of schema version 2, and what it predicts: `PYTHONPATH=PARENT python make.py FOLDER`
-with the code of e97a7af in PARENT/foretune. Its families are real, so that their features are tested with it."""
+"""Made the bundle beside this file, of schema version 2, and what it predicts, in the words of then:
+`PYTHONPATH=PARENT python make.py FOLDER` with the code of e97a7af in PARENT/foretune. Its families are real, so that
+their features are tested with it."""
 
 import json
 import sys
