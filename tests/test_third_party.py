@@ -165,8 +165,8 @@ with use_stub_driver(h200):
     ops.softmax(torch.zeros(4096, 1000, dtype=torch.float16))
     ops.layer_norm(torch.zeros(64, 200), torch.zeros(200), torch.zeros(200))
 tuned = {"row_softmax": ops.tuned_softmax, "layer_norm": ops.tuned_layer_norm}
-timed = {name: [KernelConfig.from_triton(c).to_json() for c in kernel.configs_timings] for name, kernel in tuned.items()}
-print(json.dumps(timed))
+timed = {name: map(KernelConfig.from_triton, kernel.configs_timings) for name, kernel in tuned.items()}
+print(json.dumps({name: [config.to_json() for config in configs] for name, configs in timed.items()}))
 """
 
 
