@@ -83,7 +83,7 @@ def make_shortlist(
 
 
 class Chooser:
-    """One family's configs on one device, ranked by one bundle: what `make_shortlist` keeps, with the answers it gave."""
+    """One family's configs on one device, ranked by one bundle, and the answers given: what `make_shortlist` keeps."""
 
     def __init__(
         self, family: Family, device: DeviceSpec, configs: Sequence[KernelConfig] | None, bundle: Bundle | None

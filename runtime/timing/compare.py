@@ -118,10 +118,11 @@ class Compared:
             [
                 row.family,
                 row.name,
-                *map(_us, (row.best_us, row.predicted_us)),
-                *(_us(row.others_us.get(n)) for n in labels),
+                _us(row.best_us),
+                _us(row.predicted_us),
+                *(_us(row.others_us.get(label)) for label in labels),
+                _us(row.roofline_us),
             ]
-            + [_us(row.roofline_us)]
             for row in self.rows
         ]
         columns = ("family", "problem", "best", "predicted", *labels, "roofline")
