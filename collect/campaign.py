@@ -62,10 +62,10 @@ def collect_on_gpus(
     state = RunState(by_name, cases, out, plan=plan, budget_s=budget_s, on_progress=on_progress)
     with Watch() as watch:
         pool = CompilePool(by_name, watch, compilers or max(1, cores() - len(indices)))
-        rounds = [
+        phases = [
             [partial(Child, serve, CudaGpu(index, part), by_name) for index in indices] for part in sms or (None,)
         ]
-        return Campaign(state, rounds, pool, watch).measure()
+        return Campaign(state, phases, pool, watch).measure()
 
 
 def visible_gpus(wanted: int | None = None) -> int:
@@ -93,32 +93,32 @@ def check_sms(sms: Sequence[int], device: DeviceSpec) -> None:
 class Campaign:
     """One run on some GPUs. `measure` may be called once.
 
-    In each of the `rounds`, what starts the process of one GPU each. A round that has measured all ends before the next
+    In each of the `phases`, what starts the process of one GPU each. A phase that has measured all ends before the next
     begins: they may be on the same cards.
     """
 
     def __init__(
         self,
         state: RunState,
-        rounds: Sequence[Sequence[Callable[[], Child]]],
+        phases: Sequence[Sequence[Callable[[], Child]]],
         pool: CompilePool,
         watch: Watch,
         limits: Limits = Limits(),  # noqa: B008 - frozen
     ) -> None:
-        self._state, self._rounds, self._pool, self._watch, self._limits = state, rounds, pool, watch, limits
-        self._supervisors: list[Supervisor] = []  # of this round
-        self._spent = Effort()  # in the rounds before
+        self._state, self._phases, self._pool, self._watch, self._limits = state, phases, pool, watch, limits
+        self._supervisors: list[Supervisor] = []  # of this phase
+        self._spent = Effort()  # in the phases before
         self._probes: dict[str, Probe | None] = {}  # by device name
         self._next: dict[Supervisor, CaseTasks] = {}  # made ready while they are busy
-        self._fatal: dict[tuple[object, ...], Fatal] = {}  # by device name and kind of problem
+        self._fatal: dict[str, Fatal] = {}  # by device name
         pool.on_finished = self._compiled
 
     def measure(self) -> Summary:
         """Raises `DeviceLostError` where no GPU is left, and `ForetuneError` where the disk takes no more."""
         with Interrupt() as interrupt:
             try:
-                for place, starts in enumerate(self._rounds if self._state.cases else (), 1):
-                    self._state.to_come = len(self._rounds) - place
+                for place, starts in enumerate(self._phases if self._state.cases else (), 1):
+                    self._state.to_come = len(self._phases) - place
                     self._run(starts, interrupt)
                     if interrupt.asked or self._state.time_is_over:
                         break
@@ -129,7 +129,7 @@ class Campaign:
         return Summary.of(self._state, self._spent, interrupted=interrupt.asked)
 
     def _run(self, starts: Sequence[Callable[[], Child]], interrupt: Interrupt) -> None:
-        """One round."""
+        """One phase."""
         self._supervisors = [Supervisor(start, self._watch, self, self._limits) for start in starts]
         self._pool.start()  # after them: dozens of processes that import Triton would delay what the GPUs wait for
         prepare(self._state.families.values())  # while those open their GPUs
@@ -182,7 +182,7 @@ class Campaign:
                 self._pool,
                 partial(state.add, case, device),
                 self._probes[device.name],
-                self._fatal.setdefault((device.name, *case.problem.kind), {}),
+                self._fatal.setdefault(device.name, {}),
             )
             if not work.over:
                 return work
@@ -254,7 +254,7 @@ class Campaign:
                     self._pool.request(Binary.of(family, config, problem, device), AHEAD + rank)
 
     def _effort(self) -> Effort:
-        """Of this round."""
+        """Of this phase."""
         began = [supervisor.began for supervisor in self._supervisors if supervisor.began is not None]
         return Effort(
             gpus=len(self._supervisors),

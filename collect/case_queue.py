@@ -3,35 +3,32 @@
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 
 from ..datasets import Case
 from ..datasets.grid import Grid
-from ..datasets.problem import Kind
 from .plan import Plan, Step
 
 #: A case may be handed out ahead of so many others that come before it, to a GPU whose process has loaded and checked
-#: the binaries of its kind: that takes longer than to time them. Four GPUs that measure the 516 problems of three
-#: families do it 25 times instead of 62; more of a window would save no more. The first case in the queue waits for no
-#: case outside of its window, so a run cut short has still measured all families, to within a few problems.
+#: the binaries of its kind: that takes longer than to time them. The first case in the queue waits for no case outside
+#: of its window, so a run cut short has still measured all families, to within a few problems.
 WINDOW = 32
-#: So many cases for each of several GPUs are handed out by how long they prior to take.
+#: So many cases for each of several GPUs are handed out by how long they are expected to take.
 LAST = 4
 
 
 class CaseQueue:
-    """The cases of one device, the families in turn, each as its plan has it.
+    """The cases of one device, the families alternating, each as its plan has it.
 
     A plan is asked again when the last case of its batch is over, never earlier: it then knows the same whatever the
     number of GPUs, and a run that goes on after a kill asks for the same. Meanwhile the GPUs that are free measure the
-    other families' batches. Where there is no other family, they wait for what the others are at, a case of a second or
-    two each, and for the training; that happens four or five times in a run, because each batch doubles what is known.
+    other families' batches; where there is no other family, they wait.
 
     Where GPUs share the cases, the last of them go out the longest first: else one begins with a long case when the
-    others have nothing left, and on an H200 a case takes 1 to 17 s. (If each takes as long as it promises to, eight
-    GPUs share the 123 cases of tests/collect/test_ledger.py in 1/7.96 of the time on one, and in order in 1/7.54.)
+    others have nothing left.
 
-    `measured` says what is known of the cases of a family beside these, `cost` how long a case will take, in any unit.
+    `measured` says what is known of the cases of a family beside these, `cost` how long a case will take, in any unit,
+    and `kind` what is the same for cases that share their binaries.
     """
 
     def __init__(
@@ -40,17 +37,19 @@ class CaseQueue:
         plans: Mapping[str, Plan],
         measured: Callable[[str, Collection[Case]], Grid | None],
         cost: Callable[[Case], float],
+        kind: Callable[[Case], Hashable],
     ) -> None:
-        self._plans, self._measured, self._cost = plans, measured, cost
+        self._plans, self._measured, self._cost, self._kind = plans, measured, cost, kind
         self._todo = {name: [case for case in cases if case.problem.family == name] for name in plans}
         self._queue: list[tuple[int, Step]] = []  # by place
+        self._kinds: dict[int, Hashable] = {}  # by place
         self._again: deque[Step] = deque()  # what is to come after all others
         self._out: dict[Case, Step] = {}  # handed out, and not over
         self._queued: Counter[str] = Counter()  # steps so far, by family
         self._open: Counter[str] = Counter()  # steps that are not over, by family
         self._ahead: set[int] = set()  # places that were looked at
 
-    def take(self, met: Collection[Kind] = (), gpus: int = 1) -> Step | None:
+    def take(self, met: Collection[Hashable] = (), gpus: int = 1) -> Step | None:
         """The next step for one of so many GPUs, rather of a kind that was `met`; None where there is none, or none
         yet."""
         self._refill()
@@ -65,9 +64,9 @@ class CaseQueue:
         self._out[step.case] = step
         return step
 
-    def _chosen(self, met: Collection[Kind], gpus: int) -> tuple[int, Step]:
+    def _chosen(self, met: Collection[Hashable], gpus: int) -> tuple[int, Step]:
         window = [entry for entry in self._queue if entry[0] < self._queue[0][0] + WINDOW]
-        near = [entry for entry in window if entry[1].case.problem.kind in met] or window
+        near = [entry for entry in window if self._kinds[entry[0]] in met] or window
         if gpus == 1 or len(self._queue) > LAST * gpus:
             return near[0]
         return max(near, key=lambda entry: self._cost(entry[1].case))
@@ -83,7 +82,7 @@ class CaseQueue:
 
     def ahead(self) -> Step | None:
         """The first step that waits and was not looked at yet. Goes by place, not by case: it is asked for at every
-        message, and hundreds of cases with hundreds of group sizes take milliseconds to hash."""
+        message, and hundreds of cases with hundreds of ragged sizes take milliseconds to hash."""
         place, step = next((entry for entry in self._queue if entry[0] not in self._ahead), (None, None))
         if place is not None:
             self._ahead.add(place)
@@ -96,7 +95,9 @@ class CaseQueue:
                 continue
             steps = plan.next(todo, self._measured(name, todo) if plan.learns else None)
             for step in steps:
-                self._queue.append((self._queued[name] * len(self._plans) + which, step))
+                place = self._queued[name] * len(self._plans) + which
+                self._queue.append((place, step))
+                self._kinds[place] = self._kind(step.case)
                 self._queued[name] += 1
             asked = {step.case for step in steps}
             self._todo[name] = [case for case in todo if case not in asked]

@@ -1,6 +1,6 @@
 """One case on one device: which tasks there are to do, in which order, and which rows their answers make.
 
-Pass 1 scans the whole space. Passes 2 and 3 confirm the leading configs, several turns each, the two passes and
+Pass 1 scans the whole space. Passes 2 and 3 confirm the leading configs, several rounds each, the two passes and
 all configs interleaved and shuffled: a heavy kernel's clock depends on what ran just before it (on an H200 at its
 power limit the same config read 0-20 % slower one second later, 2026-11), and interleaving gives every config
 the same share of it. A config is then chosen on pass 2 and its time reported from pass 3.
@@ -11,7 +11,7 @@ Nothing here knows of processes or pipes: tasks go out through `take`, answers c
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import replace
 from typing import Protocol, TypeAlias
 
@@ -19,23 +19,23 @@ import numpy as np
 
 from ..datasets import Case, DeviceSpec, KernelConfig, Measurable, Measurement, Status
 from ..runtime.timing.timer import Timing
-from .compiling import Binary, Compiled
+from .compiling import Binary, Compiled, kind_of
 from .outcomes import CONFIRMING, SCAN, Outcomes
 from .runner import Outcome
 from .worker import Answer, Confirm, Prepare, Probe, Scan, Task
 
-#: Turns of each confirming pass.
+#: Rounds of each confirming pass.
 ROUNDS = 4
 #: A process that was killed may have been the system's victim: its task is tried so often in all.
 TRIES = 3
-#: A config that ended its process on this many cases is not run on others.
+#: A config that ended its process on this many cases is not run on others that give it the same binary.
 FATAL_CASES = 2
 #: A case at which this many processes have died is given up.
 DEATHS = 20
 
 
-#: How each config ended its process, a case each.
-Fatal: TypeAlias = dict[KernelConfig, list[Outcome]]
+#: How configs ended their process, each with one of its binaries, a case each.
+Fatal: TypeAlias = dict[tuple[KernelConfig, Binary], list[Outcome]]
 
 
 class Pool(Protocol):
@@ -49,7 +49,7 @@ class CaseTasks:
     ones are confirmed thereafter.
 
     `on_rows` takes rows as they come about, those of the confirming passes all at once. `fatal` is what is known,
-    and kept up to date, of the configs that end their process on cases of this kind.
+    and kept up to date, of the configs that end their process on the device.
     """
 
     def __init__(
@@ -114,9 +114,14 @@ class CaseTasks:
         self._advance()
         return tasks
 
+    @property
+    def kind(self) -> Hashable:
+        """See `compiling.kind_of`."""
+        return kind_of(self.family, self.case.problem, self.device)
+
     def _doomed(self, config: KernelConfig) -> Outcome | None:
         """What a config gets that has ended its process often enough."""
-        ends = self._fatal.get(config, [])
+        ends = self._fatal.get((config, self._binary(config)), []) if self._fatal else []
         if len(ends) < FATAL_CASES:
             return None
         return replace(
@@ -163,7 +168,7 @@ class CaseTasks:
                 self._refuse(outcome)
             else:
                 self._ready.popleft()
-                self._fatal.setdefault(tried.config, []).append(outcome)
+                self._fatal.setdefault((tried.config, self._binary(tried.config)), []).append(outcome)
                 self._settle(tried, Answer(0.0, outcome))
         if self.deaths == DEATHS:
             self._refuse(outcome)
@@ -185,9 +190,12 @@ class CaseTasks:
         self._record(rows)
         return valid
 
+    def _binary(self, config: KernelConfig) -> Binary:
+        return Binary.of(self.family, config, self.case.problem, self.device)
+
     def _request(self, configs: Iterable[KernelConfig]) -> None:
         for rank, config in enumerate(configs):
-            binary = Binary.of(self.family, config, self.case.problem, self.device)
+            binary = self._binary(config)
             compiled = self._pool.request(binary, rank)
             if compiled is None:
                 self._waiting.setdefault(binary, []).append(config)
@@ -243,8 +251,8 @@ class CaseTasks:
         self._samples = {(timing_pass, config): [] for timing_pass in CONFIRMING for config in leading}
         self._ready.clear()
         shuffle = np.random.default_rng(0)
-        for turn in range(ROUNDS * len(CONFIRMING)):
-            timing_pass = CONFIRMING[turn % len(CONFIRMING)]
+        for number in range(ROUNDS * len(CONFIRMING)):
+            timing_pass = CONFIRMING[number % len(CONFIRMING)]
             self._ready += (Confirm(leading[i], timing_pass) for i in shuffle.permutation(len(leading)))
 
     def _confirm(self) -> None:

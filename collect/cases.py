@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import math
+from collections.abc import Iterable, Iterator
 from itertools import islice
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..datasets import Case, Measurable
+from ..datasets import Case, ForetuneError, Measurable
 
 if TYPE_CHECKING:
     from ..datasets.dataset import Dataset
@@ -26,11 +27,37 @@ def cases_like(dataset: Dataset, family: str, *, seed: int = 0) -> tuple[Case, .
     return tuple(found[i] for i in np.random.default_rng(seed).permutation(len(found)))
 
 
+def draw_cases(family: Measurable, **options: Any) -> tuple[Case, ...]:
+    """What the family draws with these options, see `Measurable.cases`; what is left out is up to the family.
+
+    Raises `ForetuneError` naming the family where its `cases` fails, and where what it draws is not its own.
+    """
+    given = {name: value for name, value in options.items() if value is not None}
+    try:
+        cases = tuple(family.cases(**given))
+    except ForetuneError:
+        raise
+    except Exception as error:
+        raise ForetuneError(f"{family.name} cannot draw its cases: {type(error).__name__}: {error}") from error
+    for case in cases:
+        if not isinstance(case, Case) or case.problem.family != family.name:
+            raise ForetuneError(f"the cases of {family.name} must be `Case`s of its own problems but one is {case!r}")
+    return cases
+
+
 def first_cases(
     family: Measurable, cases: Iterable[Case], limit: int | None = None, *, max_tflop: float | None = None
 ) -> tuple[Case, ...]:
     """The first `limit` of these cases, all if None: each problem once, and none of more than `max_tflop` x 1e12
-    floating-point operations."""
-    once: Mapping[object, Case] = {case.problem: case for case in cases}
-    most = float("inf") if max_tflop is None else 1e12 * max_tflop
-    return tuple(islice((case for case in once.values() if family.flops(case.problem) <= most), limit))
+    floating-point operations. Raises `ForetuneError` where the family says no such number."""
+    once = {case.problem: case for case in cases}
+
+    def small() -> Iterator[Case]:
+        for case in once.values():
+            flops = family.flops(case.problem)
+            if not 0 <= flops < math.inf:
+                raise ForetuneError(f"{family.name}: flops must be >= 0 and finite but is {flops} for {case.problem}")
+            if max_tflop is None or flops <= 1e12 * max_tflop:
+                yield case
+
+    return tuple(islice(small(), limit))

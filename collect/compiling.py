@@ -10,7 +10,7 @@ import heapq
 import itertools
 import os
 import time
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
@@ -45,6 +45,12 @@ class Binary:
         like = problem.without_sizes()  # a message need not carry hundreds of sizes
         arch = f"{device.backend}:{device.arch}"
         return cls(family.name, family.binary_key(config, like), arch, config, like, device)
+
+
+def kind_of(family: Measurable, problem: Problem, device: DeviceSpec) -> Hashable:
+    """What is the same for problems that share their binaries: the key of the first config's."""
+    space = family.space(device)
+    return family.name, family.binary_key(space[0], problem.without_sizes()) if space else None
 
 
 @dataclass(frozen=True)
@@ -196,26 +202,26 @@ class _Compiler:
             self._send(self.binary)
 
 
-def compile_all(
-    family: Measurable, configs: Sequence[KernelConfig], problem: Problem, device: DeviceSpec, size: int | None = None
-) -> Iterator[tuple[KernelConfig, Compiled]]:
-    """Every config with its outcome as it is compiled, by a pool of its own. Configs that share a binary come
-    together."""
-    sharing: dict[Binary, list[KernelConfig]] = {}
-    for config in configs:
-        sharing.setdefault(Binary.of(family, config, problem, device), []).append(config)
-    finished: list[tuple[Binary, Compiled]] = []
+def compile_ahead(
+    family: Measurable,
+    calls: Sequence[tuple[KernelConfig, Problem]],
+    device: DeviceSpec,
+    size: int | None = None,
+) -> None:
+    """Compiles what these calls will launch into Triton's disk cache, on all cores or `size` processes, each binary
+    once. What fails to compile fails again where it is launched.
+
+    Raises `ForetuneError` where there is no compiler for the device.
+    """
+    left = dict.fromkeys(Binary.of(family, config, problem, device) for config, problem in calls)
     with Watch() as watch:
-        pool = CompilePool({family.name: family}, watch, size and min(size, len(sharing)))
-        pool.on_finished = lambda binary, compiled: finished.append((binary, compiled))
-        for rank, binary in enumerate(sharing):
+        pool = CompilePool({family.name: family}, watch, min(size or cores(), max(len(left), 1)))
+        pool.on_finished = lambda binary, compiled: left.pop(binary)
+        for rank, binary in enumerate(tuple(left)):
             pool.request(binary, rank)
-        while sharing:
+        while left:
             watch.handle(0.1)
             pool.check()
-            while finished:
-                binary, compiled = finished.pop()
-                yield from ((config, compiled) for config in sharing.pop(binary))
 
 
 def cores() -> int:

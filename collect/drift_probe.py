@@ -22,6 +22,7 @@ def choose_probe(families: Mapping[str, Measurable], cases: Sequence[Case], devi
         family, problem = families[case.problem.family], case.problem
         with suppress(ForetuneError):  # no config can run it
             config = family.default(problem, device)
-            distance = abs(roofline_us(family, problem, device) - PROBE_US)
-            distances.append((distance, str(problem.to_json()), Probe(problem, config)))
+            if family.supports(config, problem, device) is None:
+                distance = abs(roofline_us(family, problem, device) - PROBE_US)
+                distances.append((distance, str(problem.to_json()), Probe(problem, config)))
     return min(distances, key=lambda one: one[:2])[2] if distances else None

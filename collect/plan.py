@@ -32,7 +32,7 @@ class Step:
 
     @cached_property
     def configs(self) -> tuple[KernelConfig, ...]:
-        """The most promising first. Chosen when first asked for: for hundreds of problems that takes seconds."""
+        """The one ranked best first. Chosen when first asked for: for hundreds of problems that takes seconds."""
         return self._choose()
 
 
@@ -64,7 +64,7 @@ class MakePlan(Protocol):
 
 
 class Exhaustive:
-    """The whole space on every problem, and what cannot run it too: that costs nothing, and its row says why not."""
+    """The whole space on every problem, even what cannot run it: that costs nothing, and its row says why."""
 
     learns: ClassVar = False
 
@@ -84,44 +84,14 @@ class Exhaustive:
 
 
 class Adaptive:
-    """A share of the space on every problem: what a ranker of all that is measured so far finds most promising, and
-    some configs at random, so that what it wrongly thinks slow is found out.
+    """A share of the space on every problem: what a ranker of all that is measured so far ranks first, and some
+    configs at random, so that what it wrongly thinks slow is found out.
 
     `share` of the configs are tried on each problem, at least one; `explored` of these are drawn, one predicted to take
     twice as long 16 times less often. The problems come in batches, each as large as all before it (the first has
     `first`, ranked by the `prior`), so that the ranker is trained a few times and not once a problem.
 
-    What decided (replays on the 435 forward problems of the shipped h200, 2026-11; % slower than the best config at
-    k = 1, 2, 4, 8 on unseen model families, group sizes known, means of three training seeds, which by themselves
-    differ by 0.1 to 0.4 points; all measurements, so with the confirming passes of what was tried, in brackets):
-
-    | learned from                                      |                           |
-    | ------------------------------------------------- | ------------------------- |
-    | everything                                        | 3.45 / 2.44 / 1.47 / 0.91 |
-    | 9 % of the configs, half of them drawn (14.0 %)   | 3.82 / 2.63 / 1.61 / 0.99 |
-    | 10 %, half drawn by the square of prior (15.0 %)| 4.02 / 2.81 / 1.68 / 1.08 |
-    | 10 %, half drawn by its eighth power (15.5 %)     | 3.91 / 2.57 / 1.63 / 0.99 |
-    | 9 %, a fifth drawn from all alike (15.0 %)        | 3.96 / 2.61 / 1.60 / 1.02 |
-
-    So the first choice loses 0.0 to 0.8 % (95 % interval), the best of two and more nothing that this many problems
-    show. Half of that is on parts of the card, of which there are 42 problems each. Three quarters drawn, and smaller
-    leaves, were no better. Of 9 %, a fifth drawn from all alike, the best is on average within 2.6 % of the best there
-    is in the first batch on the whole card, and within 0.4, 0.2, 0.1 and 0.0 % in the later ones.
-
-    `foretune replay` prints the first two rows, for one seed.
-
-    Of an earlier h200 (364 forward problems): few configs on many problems beat many on few. 7.5 % of the configs of
-    all training problems gave 2.4 / 0.6 (k = 1 and 8), 15 % of half of them 2.3 / 0.8, and 43 % of a third 2.8 / 1.0
-    (one seed). And which problems come first matters where the time does not suffice for all. After 80 of 291, 10 %
-    each (three seeds):
-
-    | the next ones are                    | group sizes known     | unknown               |
-    | ------------------------------------ | --------------------- | --------------------- |
-    | drawn                                | 3.1 / 2.4 / 1.6 / 1.0 | 3.8 / 3.1 / 2.1 / 1.3 |
-    | those least like the measured ones   | 3.2 / 2.2 / 1.5 / 0.9 | 3.9 / 2.8 / 1.8 / 1.1 |
-
-    Those on which rankers of parts of the data disagree most were worse than drawn ones (after 40: 4.4 / 3.5 / 2.4 /
-    1.6 against 4.3 / 3.1 / 2.1 / 1.3).
+    The README beside this file has the figures that decided on these numbers.
 
     >>> [len(step.configs) for step in Adaptive(family, device, share=0.05).next(cases, None)]  # doctest: +SKIP
     [47, 47, 39, ...]
@@ -166,6 +136,8 @@ class Adaptive:
             for config in self._family.space(self._device)
             if self._family.supports(config, problem, self._device) is None
         ]
+        if not space:
+            return self._family.space(self._device)  # their rows say why
         scores = ranker.predict(self._family, problem, self._device, space)
         tried = max(round(self._share * len(space)), 1)
         drawn = int(self._explored * tried)

@@ -30,8 +30,8 @@ def run_provenance(family: Measurable, device: DeviceSpec) -> dict[str, Any]:
 
 
 def prepare(families: Iterable[Measurable]) -> None:
-    """Does what makes the first `run_provenance` slow (it imports Triton and the kernels, and asks nvidia-smi), before the
-    GPUs would have to wait for it: seconds, for which they idled at the beginning of every run."""
+    """Does what makes the first `run_provenance` slow (it imports Triton and the families' kernels, and asks
+    nvidia-smi), while the GPUs are being opened: they would wait for it."""
     for family in families:
         family.source_hash()
     triton_version()

@@ -11,6 +11,7 @@ import numpy as np
 
 from ..datasets import Case, DeviceSpec, Family, KernelConfig, Problem
 from ..datasets.grid import Grid
+from ..datasets.tables import percent, table
 from ..model import EstimateRanker, Evaluation, LightGBMRanker, Ranker, cross_validate, summarise
 from .plan import MakePlan
 
@@ -28,9 +29,9 @@ def chosen(
 ) -> NDArray[np.bool_]:
     """Which cells of a grid a plan measures where the grid's times are what it gets to see, (n_problems, n_configs).
 
-    One device after the other, the one with the most problems first. There the prior is the family's estimate, and not the
-    shipped bundle, which may know the grid; on the next a `ranker` of all before it, as a campaign on a further card
-    has a bundle.
+    One device after the other, the one with the most problems first. There the prior is the family's estimate, and not
+    the shipped bundle, which may know the grid; on the next a `ranker` of all before it, as a campaign on a further
+    card has a bundle.
     """
     column_of = {config: column for column, config in enumerate(grid.configs)}
     cells = np.zeros((len(grid), len(grid.configs)), np.bool_)
@@ -105,6 +106,30 @@ class Replay:
             | {name: plans[name] for name in kept},
             "ratio": {name: self._ratios(name) for name in kept},
         }
+
+    def __rich__(self) -> Any:
+        told = self.to_json()
+        ks = list(told["everything"]["regret"])
+        views = {"regret": ""}
+        if any(case.problem.ragged for case in self.everything.cases):
+            views["regret_sizes_unknown"] = "  sizes unknown"
+        rows = []
+        for label, key in (("everything", "everything"), ("the plan", "planned")):
+            one = told[key]
+            configs, measurements = (f"{100 * one[share]:.1f} %" for share in ("configs", "measurements"))
+            whole = f"{label}: {configs} of the configs, {measurements} of the measurements"
+            for view, short in views.items():
+                rows.append([short or whole, *(percent(one[view][k]["geomean"]) for k in ks)])
+        for view, short in views.items():
+            ratio = told["ratio"][view]
+            rows.append([short or "the plan loses", *(percent(ratio[k]["geomean"]) for k in ks)])
+            rows.append(["  95 % interval", *(" - ".join(map(percent, ratio[k]["ci95"])) for k in ks)])
+        return table(
+            f"{self.everything.family}: % slower than the best config, over {told['problems']} problems "
+            f"(noise {percent(told['noise_floor'])} %)",
+            ("best of first", *ks),
+            rows,
+        )
 
     def _ratios(self, name: str) -> dict[str, Any]:
         ours, theirs = getattr(self.planned, name), getattr(self.everything, name)

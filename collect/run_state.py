@@ -1,19 +1,18 @@
-"""The book of a run: which cases there are to do, what is known of them, and what came of them."""
+"""The state of a run: which cases there are to do, what is known of them, and what came of them."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from ..datasets import Case, DatasetError, DeviceSpec, Measurable, Measurement, Problem, roofline_us
+from ..datasets import Case, DatasetError, DeviceSpec, ForetuneError, Measurable, Measurement, Problem, roofline_us
 from ..datasets.grid import Grid
-from ..datasets.problem import Kind
 from ..datasets.store import MANIFEST, read
 from .case_queue import CaseQueue
-from .compiling import Binary
+from .compiling import Binary, kind_of
 from .outcomes import Outcomes, earlier
 from .plan import Step, named
 from .row_writer import Origin, RowWriter
@@ -52,6 +51,10 @@ class RunState:
         clock: Callable[[], float] = time.monotonic,
         origin: Origin | None = None,
     ) -> None:
+        if others := {case.problem.family for case in cases} - families.keys():
+            raise ForetuneError(
+                f"there are problems of {', '.join(sorted(others))}; collected is {', '.join(families)}"
+            )
         self.families, self.out, self.plan = families, Path(out), plan
         self._make_plan = named(plan)
         self.cases = list({case.problem: case for case in cases}.values())
@@ -86,7 +89,7 @@ class RunState:
         """The cases of all devices together, as far as devices are known."""
         return len(self.cases) * max(len(self._queues) + self.to_come, 1)
 
-    def take(self, device: DeviceSpec, met: Collection[Kind] = (), gpus: int = 1) -> Step | None:
+    def take(self, device: DeviceSpec, met: Collection[Hashable] = (), gpus: int = 1) -> Step | None:
         """The next case for this device, one of so many `gpus`, rather of a kind that was `met`, with the configs to
         try; None where there is none, or no time. There may be one again when a case is over."""
         return None if self.time_is_over else self._queue(device).take(met, gpus)
@@ -103,6 +106,7 @@ class RunState:
                 plans,
                 partial(self._measured, device),
                 lambda case: roofline_us(self.family(case), case.problem, device),
+                lambda case: kind_of(self.family(case), case.problem, device),
             )
         return self._queues[device.name]
 

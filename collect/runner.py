@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Hashable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 from ..datasets import DeviceSpec, ForetuneError, KernelConfig, Measurable, Problem, Status
 from ..datasets.errors import abridged
@@ -22,14 +22,16 @@ ALSO_RAN_SLOWDOWN = 1.5
 ALSO_RAN_SAMPLES = 3
 #: Kernel microseconds to spend on a candidate's scan, and the most samples.
 SCAN_BUDGET_US, SCAN_SAMPLES = 3_000.0, 7
-#: The same for one turn of a confirming pass, of which there are several.
+#: The same for one round of a confirming pass, of which there are several.
 CONFIRM_BUDGET_US, CONFIRM_SAMPLES, LEAST_CONFIRM_SAMPLES = 2_000.0, 10, 2
 PROBE_SAMPLES = 10
-#: Of so many check problems the inputs and the reference are kept: a family has one for each dtype and flags, or checks
-#: on the measured problem itself.
-CHECKS_KEPT = 8
+#: Of so many check problems the inputs and the reference are kept, those used last: a family has one for each dtype and
+#: flags, say, and each size of a block.
+CHECKS_KEPT = 32
 #: What an error is relative to where the reference is all zeros.
 _LEAST_NORM = 1e-12
+#: A config and the key of its binary. Configs may share a binary, and be launched in ways of their own.
+_Launched: TypeAlias = tuple[KernelConfig, Hashable]
 
 
 class DeviceLostError(ForetuneError):
@@ -90,16 +92,27 @@ class GpuRunner:
         self._problem: Problem
         self._inputs: Any = None
         self._probe: tuple[Problem, Any] | None = None  # and its inputs
-        self._checked: dict[tuple[KernelConfig, Problem, Hashable], Outcome] = {}
-        self._check_inputs: dict[Problem, tuple[Any, Any]] = {}  # with the reference
+        self._checked: dict[Problem, dict[_Launched, Outcome]] = {}  # by check problem
+        self._check_inputs: dict[Problem, tuple[Any, Any]] = {}  # with the reference, the one used last at the end
 
     def prepare(self, family: Measurable, problem: Problem) -> None:
-        # Free the last problem's memory first.
-        self._check_inputs = {of: pair for of, pair in self._check_inputs.items() if pair[0] is not self._inputs}
-        self._inputs = None
+        if self._inputs is not None:
+            # Free the last problem's memory first. What was checked on it no other problem asks for.
+            for checks in (self._check_inputs, self._checked):
+                checks.pop(self._problem, None)
+            self._inputs = None
         self._family, self._problem = family, problem
         try:
-            self._inputs = family.inputs(problem, self._device)
+            self._inputs = self._made()
+        except OutOfMemoryError:
+            if not self._check_inputs:
+                raise
+            self._check_inputs.clear()  # they can be made again
+            self._inputs = self._made()
+
+    def _made(self) -> Any:
+        try:
+            return self._family.inputs(self._problem, self._device)
         except Exception as error:
             failure = _failure(error)
             if failure.status is Status.OUT_OF_RESOURCES:
@@ -137,25 +150,41 @@ class GpuRunner:
             if self._probe is None or self._probe[0] != problem:
                 self._probe = (problem, family.inputs(problem, self._device))
             inputs = self._probe[1]
-            # The mean: a second process on the card takes turns with this one, and a median would not see its turns.
+            # The mean: a second process on the card alternates with this one, and a median would not see it.
             return statistics.fmean(self._timer.sample(lambda: family.launch(inputs, config), PROBE_SAMPLES))
         except Exception as error:
             raise LaunchFailedError(_failure(error).error) from error
 
     def _check(self, config: KernelConfig) -> Outcome:
-        """Loads the config's binary and compares its result with the reference: once for the problems that are checked
-        on the same one and share the binary."""
-        problem = self._family.check_problem(config, self._problem)
-        key = (config, problem, self._family.binary_key(config, self._problem))
-        if key not in self._checked:
+        """Loads the config's binary and compares its result with the reference: once for all problems that share the
+        binary and are checked on the same one."""
+        try:
+            key = (config, self._binary_key(config, self._problem))
+            problem = self._checked_on(config, key)
+        except Exception as error:  # noqa: BLE001 - as above
+            return _failure(error)
+        outcomes = self._checked.setdefault(problem, {})
+        if key not in outcomes:
             try:
-                outcome = self._load_and_compare(config, problem)
+                outcomes[key] = self._load_and_compare(config, problem)
             except Exception as error:  # noqa: BLE001 - as above
-                outcome = _failure(error)
-                if outcome.status is Status.OUT_OF_RESOURCES:
-                    return outcome  # there may be memory beside another problem
-            self._checked[key] = outcome
-        return self._checked[key]
+                failure = _failure(error)
+                if failure.status is Status.OUT_OF_RESOURCES:
+                    return failure  # there may be memory beside another problem
+                outcomes[key] = failure
+        return outcomes[key]
+
+    def _binary_key(self, config: KernelConfig, problem: Problem) -> Hashable:
+        return self._family.binary_key(config, problem.without_sizes())
+
+    def _checked_on(self, config: KernelConfig, key: _Launched) -> Problem:
+        """The family's check problem; the measured one where the config does not support that, or has another binary
+        for it: that would say nothing of the one to be timed."""
+        problem = self._family.check_problem(config, self._problem)
+        if problem == self._problem:
+            return problem
+        is_same = (config, self._binary_key(config, problem)) == key
+        return problem if is_same and self._family.supports(config, problem, self._device) is None else self._problem
 
     def _load_and_compare(self, config: KernelConfig, problem: Problem) -> Outcome:
         family = self._family
@@ -172,13 +201,15 @@ class GpuRunner:
 
     def _check_of(self, problem: Problem) -> tuple[Any, Any]:
         """Inputs and reference to check on; of the prepared problem its own inputs."""
-        if problem not in self._check_inputs:
-            if len(self._check_inputs) >= CHECKS_KEPT:
-                self._check_inputs.clear()
+        pair = self._check_inputs.pop(problem, None)
+        if pair is None:
+            while len(self._check_inputs) >= CHECKS_KEPT:
+                del self._check_inputs[next(iter(self._check_inputs))]
             own = problem == self._problem
             inputs = self._inputs if own else self._family.inputs(problem, self._device, seed=1)
-            self._check_inputs[problem] = (inputs, self._family.reference(inputs))
-        return self._check_inputs[problem]
+            pair = (inputs, self._family.reference(inputs))
+        self._check_inputs[problem] = pair
+        return pair
 
 
 def _failure(error: Exception) -> Outcome:

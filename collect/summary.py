@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from typing import Any
 
+from ..datasets.tables import percent
 from .run_state import RunState
 
 
@@ -18,7 +21,7 @@ class Effort:
     compile_s: float = 0.0
 
     def __add__(self, later: Effort) -> Effort:
-        """Of two rounds on the same GPUs."""
+        """Of two phases on the same GPUs."""
         return Effort(
             max(self.gpus, later.gpus),
             self.gpu_s + later.gpu_s,
@@ -66,3 +69,28 @@ class Summary:
             complete=state.finished == state.total,
             interrupted=interrupted,
         )
+
+    def to_json(self) -> dict[str, Any]:
+        """What `foretune collect --json` prints."""
+        return asdict(self) | {"skipped": list(self.skipped)}
+
+    def __rich__(self) -> Any:
+        from rich.console import Group
+        from rich.text import Text
+
+        return Group(*(Text(line) for line in self._lines()))
+
+    def _lines(self) -> Iterator[str]:
+        statuses = ", ".join(f"{count} {status}" for status, count in self.statuses.items()) or "none"
+        yield f"{self.cases} problems in {self.seconds:.0f} s, {self.plan} plan; measurements: {statuses}"
+        yield (
+            f"{self.configs_per_s:.0f} configs/s; GPUs: {self.gpus}, busy {100 * self.gpu_busy_share:.0f} % of the "
+            f"time; {self.compile_s:.0f} s of compiling, {self.lost_s:.0f} s lost to aborts"
+        )
+        yield from (f"Skipped {what}" for what in self.skipped)
+        for problem, slowdown in self.drifted.items():
+            yield f"The GPU was up to {percent(slowdown)} % slower than usual during {problem}"
+        if self.interrupted:
+            yield "Interrupted."
+        if not self.complete:
+            yield "Some problems are not measured yet: run the same command again to go on."

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from typing import Protocol
 
 from ..datasets import TIMED, Case, DeviceSpec, Status
-from ..datasets.problem import Kind
 from .case_tasks import CaseTasks
 from .processes import Child, Watch
 from .runner import Outcome
@@ -44,7 +43,7 @@ class Owner(Protocol):
         """The drift probe took so long while the supervisor was at this case."""
 
     def retired(self, supervisor: Supervisor, work: CaseTasks | None) -> None:
-        """The supervisor will not work any more, for the reason `supervisor.trouble`; of this work it has not done all."""
+        """The supervisor will not work any more, because of its `trouble`; of this work it has not done all."""
 
 
 class Supervisor:
@@ -54,7 +53,7 @@ class Supervisor:
         self._start_child, self._watch, self._owner, self._limits = start, watch, owner, limits
         self.device: DeviceSpec | None = None  # known from the first opening on
         self.work: CaseTasks | None = None
-        self.met: set[Kind] = set()  # kinds of problems whose binaries the process has, or is about to have
+        self.met: set[Hashable] = set()  # kinds of problems whose binaries the process has, or is about to have
         self._last: Case | None = None  # the one before, until the next one has begun
         self.trouble = ""  # what ended the last process
         self.busy_s = self.lost_s = 0.0  # at tasks, and at those that came to nothing
@@ -65,7 +64,7 @@ class Supervisor:
 
     def _start(self) -> None:
         self._ready = self._overdue = False
-        self.met = {self.work.case.problem.kind} if self.work else set()
+        self.met = {self.work.kind} if self.work else set()
         self._lost: str | None = None
         self._heard = time.monotonic()
         self._child = self._start_child()
@@ -79,7 +78,7 @@ class Supervisor:
     def give(self, work: CaseTasks) -> None:
         """Begins with a case."""
         self.work = work
-        self.met.add(work.case.problem.kind)
+        self.met.add(work.kind)
         self.proceed()
 
     def proceed(self) -> None:

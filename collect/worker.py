@@ -1,4 +1,4 @@
-"""The process that measures on one GPU: it takes tasks, in batches, and answers each in turn.
+"""The process that measures on one GPU: it takes tasks, in batches, and answers them in that order.
 
 Whoever asks counts the answers, so the first unanswered task is the one that this process is at. Batches keep the
 GPU busy while an answer is on its way; what is hopeless is decided here, not a round trip away.
@@ -97,7 +97,7 @@ class Ready:
 
 @dataclass(frozen=True)
 class Answer:
-    """What came of a task, and the seconds it took; the drift probe's time, if it was its turn thereafter.
+    """What came of a task, and the seconds it took; the drift probe's time, if that was due thereafter.
 
     For a `Scan` the outcome says all. For a `Confirm` there are times, or the outcome of one that failed. For a
     `Prepare` there is nothing, or the outcome that stands for all tasks of a problem that cannot be prepared.
@@ -142,7 +142,7 @@ class _TaskRunner:
     def __init__(self, runner: Runner, families: Mapping[str, Measurable]) -> None:
         self._runner, self._families = runner, families
         self._refused: Outcome | None = None  # why the problem at hand cannot be run at all
-        self._failed: dict[KernelConfig, Outcome] = {}  # in a turn: they get no more of them
+        self._failed: dict[KernelConfig, Outcome] = {}  # while confirming: they are not run again
         self._best_us = float("inf")
         self._probe: Probe | None = None
         self._due = 0.0  # when the probe is next

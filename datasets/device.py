@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from .errors import ForetuneError
+from .tables import table
 
 #: The dtypes whose matrix rate a spec may have, sorted.
 MATRIX_DTYPES = ("bf16", "fp16", "fp32")
@@ -165,6 +166,12 @@ class DeviceSpec:
         they were."""
         value = asdict(self) | {"matrix_tflops_by_dtype": dict(self.matrix_tflops_by_dtype)}
         return {name: value[name] for name in value if name not in _ONLY_MEASURED or value[name]}
+
+    def __rich__(self) -> Any:
+        """What `rich.print` and a notebook show: a field a row."""
+        fields_shown = {name: value for name, value in self.to_json().items() if not isinstance(value, Mapping)}
+        rates = {f"matrix_tflops, {dtype}": rate for dtype, rate in self.matrix_tflops_by_dtype}
+        return table(self.name, ("", "value"), [row for row in (fields_shown | rates).items() if row[0] != "name"])
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> DeviceSpec:

@@ -140,8 +140,9 @@ class Measurable(Family):
         """A hash of the kernel's source: a dataset measured with another one is another dataset."""
 
     def check_problem(self, config: KernelConfig, problem: Problem) -> Problem:
-        """What a config's result is checked on before it is timed on `problem`: one that the config supports, of the
-        same dtypes and flags. The problem itself, unless a family has one problem that exercises every mask."""
+        """What a config's result is checked on before it is timed on `problem`: one that the config supports and runs
+        with the same binary (else `problem` is taken after all). The problem itself, unless a family has one that
+        exercises every mask."""
         return problem
 
     def binary_key(self, config: KernelConfig, problem: Problem) -> Hashable:
@@ -151,6 +152,7 @@ class Measurable(Family):
 
     def default(self, problem: Problem, device: DeviceSpec) -> KernelConfig:
         """A config that `supports` accepts, for when nothing is known. Raises `ForetuneError` where there is none."""
+        reason: str | None = "its space has none"
         for config in self.space(device):
             if (reason := self.supports(config, problem, device)) is None:
                 return config

@@ -16,10 +16,10 @@ from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
-from ..datasets import Family, ForetuneError, ForetuneWarning
+from ..datasets import Family, ForetuneError, ForetuneWarning, Measurable
 from .grouped_gemm import GroupedGemmDW, GroupedGemmDX, GroupedGemmForward
 
-__all__ = ["families", "find_family", "register"]
+__all__ = ["families", "find_family", "find_measurable", "register"]
 
 #: The entry points that name families of other packages.
 GROUP = "foretune.families"
@@ -81,6 +81,14 @@ def find_family(family: str | Family | type[Family]) -> Family:
         f"unknown kernel family {family!r}; known: {', '.join(_names())}. To add one: foretune.register(family), an "
         f'entry point in the group "{GROUP}", or name it as package.module:attribute'
     )
+
+
+def find_measurable(family: str | Family | type[Family]) -> Measurable:
+    """As `find_family`, for who wants to measure. Raises `ForetuneError` for a family that only predicts, too."""
+    found = find_family(family)
+    if not isinstance(found, Measurable):
+        raise ForetuneError(f"{found.name} can be predicted but not collected: it is a Family and no Measurable")
+    return found
 
 
 def _names() -> list[str]:

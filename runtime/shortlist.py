@@ -10,9 +10,10 @@ from collections.abc import Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from ..datasets import DeviceSpec, Family, ForetuneError, KernelConfig, Problem
+from ..datasets.tables import table
 from .warn import warn_once
 
 if TYPE_CHECKING:
@@ -41,6 +42,38 @@ class Shortlist:
     positions: tuple[int, ...]  # (n,) where each stands in the configs that were given
     reason: str
     predicted: bool = True
+    device: str = ""  # the name of the one that it is for
+
+    def to_json(self) -> dict[str, Any]:
+        """As `foretune predict --json` prints it."""
+        ranked = zip(self.configs, self.predicted_slowdown, strict=True)
+        return {
+            "shortlist": [
+                {"config": config.to_json(), "predicted_slowdown": round(slowdown, 4)} for config, slowdown in ranked
+            ],
+            "device": self.device,
+            "predicted": self.predicted,
+            "reason": self.reason,
+        }
+
+    def __rich__(self) -> Any:
+        from rich.console import Group
+        from rich.text import Text
+
+        listed = [config.to_json() for config in self.configs]
+        knobs = [knob for knob in dict.fromkeys(knob for config in listed for knob in config) if knob != "num_ctas"]
+        same = {knob: listed[0].get(knob) for knob in knobs if len({config.get(knob) for config in listed}) == 1}
+        differing = [knob for knob in knobs if knob not in same]
+        rows = [
+            [f"{slowdown:.3f}x", *(config.get(knob, "") for knob in differing)]
+            for slowdown, config in zip(self.predicted_slowdown, listed, strict=True)
+        ]
+        what = "Predicted fastest" if self.predicted else "All that are supported"
+        return Group(
+            table(f"{what} on {self.device}", ("slowdown", *differing), rows),
+            *([Text("All with " + " ".join(f"{knob}={value}" for knob, value in same.items()))] if same else []),
+            Text(self.reason),
+        )
 
 
 def make_shortlist(
@@ -134,6 +167,7 @@ class Chooser:
             predicted_slowdown=tuple(chosen.tolist()),
             positions=tuple(positions),
             reason=f"predicted by bundle {_bundle(self.bundle).digest[:12]}",
+            device=self.device.name,
         )
 
     def _ranking(self, problem: Problem) -> Ranking:
@@ -192,6 +226,7 @@ class Chooser:
             positions=positions,
             reason=reason,
             predicted=False,
+            device=self.device.name,
         )
 
 

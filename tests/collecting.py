@@ -23,7 +23,7 @@ CASES = fake_cases()[:12]
 
 def collect(out, gpus, *, limits=None, cases=CASES):
     """The summary of one run on these GPUs, each with a process of its own."""
-    row_writer.provenance = lambda family, device: {"family": family.name, "kernel_source": family.source_hash()}
+    row_writer.run_provenance = lambda family, device: {"family": family.name, "kernel_source": family.source_hash()}
     with Watch() as watch:
         starts = [partial(Child, worker.serve, gpu, FAMILIES) for gpu in gpus]
         options = [limits] if limits else []

@@ -52,7 +52,7 @@ class HurtingFamily(FakeFamily):
     dims = ("n",)
     dtypes = ("fp32",)
     knobs = ("BLOCK", "FAULT")
-    feature_names = ("roofline_us",)
+    feature_names = ("estimate_us",)
 
     def space(self, device=None):
         faulty = [KernelConfig.of(BLOCK=256, FAULT=fault) for fault in range(1, len(FAULTS))]
@@ -64,10 +64,18 @@ class HurtingFamily(FakeFamily):
     def supports(self, config, problem, device):
         return None
 
-    def features(self, problem, device, configs):
+    def estimate_us(self, problem, device, configs):
         """The faults come in the midst of the others."""
-        order = [1 + config["FAULT"] if config["FAULT"] else config["BLOCK"] / 100 for config in configs]
-        return np.array(order, np.float32)[:, None]
+        return np.array([1.0 + config["FAULT"] if config["FAULT"] else config["BLOCK"] / 100 for config in configs])
+
+    def features(self, problem, device, configs, binaries=None):
+        return self.estimate_us(problem, device, configs)[:, None].astype(np.float32)
+
+    def flops(self, problem):
+        return 1.0 * problem["n"]
+
+    def bytes(self, problem):
+        return 8.0 * problem["n"]
 
     def inputs(self, problem, device, *, seed=0):
         x = torch.rand(problem["n"], device="cuda", generator=torch.Generator("cuda").manual_seed(seed))
@@ -87,7 +95,7 @@ class HurtingFamily(FakeFamily):
     def tolerance(self, problem):
         return 1e-6
 
-    def check_problem(self, problem):
+    def check_problem(self, config, problem):
         return Problem.of(self.name, dtype="fp32", n=1 << 10)
 
     def compile(self, config, problem):

@@ -55,7 +55,7 @@ class ReplayRunner:
         self.calls.append(("prepare", problem))
         self.on_prepare(problem)
         self.family, self.problem = family, problem
-        self.turns = Counter()  # no two samples of a config are alike, and every campaign gets the same ones
+        self.rounds = Counter()  # no two samples of a config are alike, and every campaign gets the same ones
 
     def scan(self, config, best_us):
         self.calls.append(("scan", config))
@@ -79,8 +79,8 @@ class ReplayRunner:
         time.sleep(self.seconds / 10)
         if config in self.confirm_faults:
             raise self.confirm_faults[config]
-        self.turns[config] += 1
-        us = self.family.time_us(self.problem, config, timing_pass=1000 + self.turns[config])
+        self.rounds[config] += 1
+        us = self.family.time_us(self.problem, config, timing_pass=1000 + self.rounds[config])
         if us is None:
             raise LaunchFailedError("invalid argument")
         return [us, us]
@@ -157,13 +157,13 @@ def print_nothing(progress):
     pass
 
 
-def run(cases, out: Path, *runners, rounds=None, families=FAMILIES, pool=None, on_progress=print_nothing, **options):
-    """One campaign over `cases`, from its start to its `Summary`, on a GPU for each runner, or on those of `rounds`."""
-    rounds = rounds or [[ReplayGpu(runner) for runner in runners or (ReplayRunner(),)]]
+def run(cases, out: Path, *runners, phases=None, families=FAMILIES, pool=None, on_progress=print_nothing, **options):
+    """One campaign over `cases`, from its start to its `Summary`, on a GPU for each runner, or on those of `phases`."""
+    phases = phases or [[ReplayGpu(runner) for runner in runners or (ReplayRunner(),)]]
     with Watch() as watch:
-        starts = [[partial(ThreadChild, worker.serve, gpu, families) for gpu in gpus] for gpus in rounds]
-        book = RunState(families, cases, out, on_progress=on_progress, **options)
-        return campaign.Campaign(book, starts, pool or ReplayPool(), watch).measure()
+        starts = [[partial(ThreadChild, worker.serve, gpu, families) for gpu in gpus] for gpus in phases]
+        state = RunState(families, cases, out, on_progress=on_progress, **options)
+        return campaign.Campaign(state, starts, pool or ReplayPool(), watch).measure()
 
 
 def rows_of(out):

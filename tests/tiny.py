@@ -30,8 +30,8 @@ class TinyFamily(FakeFamily):
     def space(self, device=None):
         return tuple(KernelConfig.of(BLOCK=block, GRID=grid) for block in (64, 128, 256) for grid in (1, 2))
 
-    def binary_of(self, config):
-        return KernelConfig.of(BLOCK=config["BLOCK"], GRID=1)
+    def binary_key(self, config, problem):
+        return config["BLOCK"], problem.kind
 
     def compile(self, config, problem):
         if self.log is not None:
@@ -43,6 +43,19 @@ class TinyFamily(FakeFamily):
         import torch
 
         return scale_kernel.warmup(torch.float32, 100, BLOCK=config["BLOCK"], grid=(1,))
+
+
+class SpecialisedFamily(TinyFamily):
+    """As ordinary kernels are: Triton makes a binary of its own for n=1, for multiples of 16 and for other n."""
+
+    def binary_key(self, config, problem):
+        return config["BLOCK"], problem.kind, problem["n"] == 1, problem["n"] % 16 == 0
+
+    def compile(self, config, problem):
+        super().compile(config, problem)
+        import torch
+
+        return scale_kernel.warmup(torch.float32, problem["n"], BLOCK=config["BLOCK"], grid=(1,))
 
 
 class RaisingFamily(TinyFamily):

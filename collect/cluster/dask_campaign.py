@@ -1,9 +1,9 @@
 """A run on the GPUs of a cluster: dask.distributed carries the orders, and knows who is there and who died.
 
 Its own futures, not joblib's backend: a task that always dies would hang there. Workers are started with
-`dask worker tcp://HOST:8786 --nthreads 16 --resources "GPU=1"`, one for each GPU; as many processes compile there as it
-has threads. What a case takes is done beside the GPU (see `remote_gpu`), so a dask worker dies with its host or for want
-of memory, hardly ever with a kernel. What it was at is then measured elsewhere.
+`dask worker tcp://HOST:8786 --nthreads 16 --resources "GPU=1"`, one for each GPU; as many processes compile there as
+it has threads. What a case takes is done beside the GPU (see `remote_gpu`), so a dask worker dies with its host or when
+memory runs out, hardly ever with a kernel. What it was at is then measured elsewhere.
 """
 
 from __future__ import annotations
@@ -11,16 +11,16 @@ from __future__ import annotations
 import time
 import uuid
 from collections import defaultdict, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from ...datasets import Case, DeviceSpec, ForetuneError, KernelConfig, Measurable, Measurement, Status
 from ...datasets.errors import abridged
-from ...datasets.problem import Kind
 from ...datasets.store import MANIFEST
 from ..case_tasks import TRIES
+from ..compiling import kind_of
 from ..drift_probe import choose_probe
 from ..interrupt import Interrupt
 from ..outcomes import SCAN
@@ -30,7 +30,7 @@ from ..runner import DeviceLostError
 from ..summary import Effort, Summary
 from ..worker import CudaGpu, Probe
 from .dask_workers import LOOK_SECONDS, DaskWorkers
-from .remote_gpu import Order, Report, Site, close, measure, stop
+from .remote_gpu import Order, Report, RunSettings, close, measure, stop
 
 #: Orders for each GPU: one to measure, and one so that it need not wait for the next.
 ORDERS_PER_GPU = 2
@@ -53,8 +53,8 @@ def collect_on_cluster(
     resume: bool = True,
     on_progress: Callable[[Progress], None] = lambda progress: None,
 ) -> Summary:
-    """As `campaign.collect`, on the GPUs of the dask workers at `scheduler` (tcp://HOST:8786). Cards of one name share
-    the cases; each name measures all of them, into the one dataset in `out`, which lies here.
+    """As `campaign.collect_on_gpus`, on the GPUs of the dask workers at `scheduler` (tcp://HOST:8786). Cards of one
+    name share the cases; each name measures all of them, into the one dataset in `out`, which lies here.
 
     Raises `ForetuneError` also where no scheduler answers, and where there is no worker with a GPU for a minute.
     """
@@ -62,7 +62,7 @@ def collect_on_cluster(
         raise ForetuneError(f"{out} already holds a dataset; resume it, or choose another folder")
     by_name = {family.name: family for family in families}
     with connected(scheduler) as client:
-        run = ClusterCampaign(client, Site(uuid.uuid4().hex, CudaGpu(0), by_name))
+        run = ClusterCampaign(client, RunSettings(uuid.uuid4().hex, CudaGpu(0), by_name))
         state = RunState(by_name, cases, out, plan=plan, budget_s=budget_s, on_progress=on_progress, origin=run.origin)
         return run.measure(state)
 
@@ -88,7 +88,7 @@ class _Cut:
 
 
 @dataclass(frozen=True)
-class _Flight:
+class _Job:
     """An order for a kind of device, and where it is."""
 
     device: DeviceSpec
@@ -110,13 +110,13 @@ class _Flight:
 class ClusterCampaign:
     """One run on a cluster. `measure` may be called once."""
 
-    def __init__(self, client: Any, site: Site) -> None:
-        self._client, self._site, self._workers = client, site, DaskWorkers(client, site)
+    def __init__(self, client: Any, settings: RunSettings) -> None:
+        self._client, self._settings, self._workers = client, settings, DaskWorkers(client, settings)
         self._state: RunState
         self._probes: dict[str, Probe | None] = {}  # by device name
-        self._met: defaultdict[str, set[Kind]] = defaultdict(set)  # kinds of problems, by worker address
-        self._flights: dict[Any, _Flight] = {}  # by future
-        self._waiting: deque[_Flight] = deque()  # to go out before any new case
+        self._met: defaultdict[str, set[Hashable]] = defaultdict(set)  # kinds of problems, by worker address
+        self._jobs: dict[Any, _Job] = {}  # by future
+        self._waiting: deque[_Job] = deque()  # to go out before any new case
         self._began = float("inf")
         self._spent = dict.fromkeys(("busy", "lost", "compile"), 0.0)  # seconds
 
@@ -135,7 +135,7 @@ class ClusterCampaign:
                     self._run(interrupt)
             finally:
                 state.row_writer.flush()
-                self._client.run(close, self._site.run, on_error="ignore")
+                self._client.run(close, self._settings.run, on_error="ignore")
         state.skipped += [f"worker {address}: {trouble}" for address, trouble in self._workers.troubles.items()]
         return Summary.of(state, self._effort(), interrupted=interrupt.asked)
 
@@ -144,44 +144,44 @@ class ClusterCampaign:
             self._workers.look()
             self._recall()
             self._submit()
-            if self._workers.is_complete and not (self._flights or self._waiting):
+            if self._workers.is_complete and not (self._jobs or self._waiting):
                 return
             self._receive()
             self._state.row_writer.flush_due()
-        self._client.run(stop, self._site.run, on_error="ignore")
+        self._client.run(stop, self._settings.run, on_error="ignore")
         deadline = time.monotonic() + STOP_SECONDS
-        while self._flights and time.monotonic() < deadline:
+        while self._jobs and time.monotonic() < deadline:
             self._receive()
 
     # What goes out.
 
     def _submit(self) -> None:
         for address, device in self._workers.devices.items():
-            there = [flight for flight in self._flights.values() if flight.address == address]
-            while len(there) < ORDERS_PER_GPU and not any(flight.is_suspect for flight in there):
-                flight = self._next(address, device, alone=not there)
-                if flight is None:
+            there = [job for job in self._jobs.values() if job.address == address]
+            while len(there) < ORDERS_PER_GPU and not any(job.is_suspect for job in there):
+                job = self._next(address, device, alone=not there)
+                if job is None:
                     break
-                self._met[address].add(flight.case.problem.kind)
-                flight = replace(flight, address=address)
+                self._met[address].add(kind_of(self._state.family(job.case), job.case.problem, device))
+                job = replace(job, address=address)
                 future = self._client.submit(
-                    measure, self._site, flight.order, workers=[address], resources={"GPU": 1}, pure=False
+                    measure, self._settings, job.order, workers=[address], resources={"GPU": 1}, pure=False
                 )
-                self._flights[future] = flight
-                there.append(flight)
+                self._jobs[future] = job
+                there.append(job)
                 self._began = min(self._began, time.monotonic())
 
-    def _next(self, address: str, device: DeviceSpec, *, alone: bool) -> _Flight | None:
-        for flight in self._waiting:
-            if flight.device.name == device.name and (alone or not flight.is_suspect):
-                self._waiting.remove(flight)
-                return flight
+    def _next(self, address: str, device: DeviceSpec, *, alone: bool) -> _Job | None:
+        for job in self._waiting:
+            if job.device.name == device.name and (alone or not job.is_suspect):
+                self._waiting.remove(job)
+                return job
         while step := self._state.take(device, self._met[address], len(self._workers.devices)):
             if self._state.is_known(step, device):
                 self._state.done(step.case, device, was_idle=True)
             else:
                 self._state.report(step.case)
-                return _Flight(device, self._order(step.case, step.configs, device))
+                return _Job(device, self._order(step.case, step.configs, device))
         return None
 
     def _order(self, case: Case, configs: Sequence[KernelConfig], device: DeviceSpec) -> Order:
@@ -196,117 +196,117 @@ class ClusterCampaign:
         """Takes what is done; waits for the first of it, for a while at most."""
         from distributed import wait
 
-        if not self._flights:
+        if not self._jobs:
             time.sleep(LOOK_SECONDS / 10)
             return
         try:
-            done = wait(list(self._flights), timeout=LOOK_SECONDS, return_when="FIRST_COMPLETED").done
+            done = wait(list(self._jobs), timeout=LOOK_SECONDS, return_when="FIRST_COMPLETED").done
         except TimeoutError:
             return
         for future in done:
-            self._landed(self._flights.pop(future), future)
+            self._ended(self._jobs.pop(future), future)
 
     def _recall(self) -> None:
         """Takes back what workers had that are gone."""
-        gone = [future for future, flight in self._flights.items() if flight.address not in self._workers.devices]
+        gone = [future for future, job in self._jobs.items() if job.address not in self._workers.devices]
         for future in gone:
             future.cancel()
-            self._died(self._flights.pop(future))
+            self._died(self._jobs.pop(future))
 
-    def _landed(self, flight: _Flight, future: Any) -> None:
+    def _ended(self, job: _Job, future: Any) -> None:
         from distributed import KilledWorker
 
         if future.status == "finished":
-            self._reported(flight, future.result())
+            self._reported(job, future.result())
             return
         error = future.exception() if future.status == "error" else None
         if isinstance(error, DeviceLostError):
-            self._workers.lost(flight.address, str(error))
-            self._died(flight)
+            self._workers.lost(job.address, str(error))
+            self._died(job)
         elif isinstance(error, KilledWorker) or future.status in ("lost", "cancelled"):
-            self._died(flight)
+            self._died(job)
         else:
-            raise ForetuneError(f"the dask worker {flight.address} cannot measure: {error!r}")
+            raise ForetuneError(f"the dask worker {job.address} cannot measure: {error!r}")
 
-    def _died(self, flight: _Flight) -> None:
+    def _died(self, job: _Job) -> None:
         """A worker is gone, and the order with it: another one tries, until it is clear that the order is the cause."""
-        if flight.deaths + 1 < TRIES:
-            self._waiting.append(replace(flight, deaths=flight.deaths + 1))
+        if job.deaths + 1 < TRIES:
+            self._waiting.append(replace(job, deaths=job.deaths + 1))
         else:
-            self._cut(flight, f"{TRIES} dask workers or their GPUs were lost at it")
+            self._cut(job, f"{TRIES} dask workers or their GPUs were lost at it")
 
-    def _reported(self, flight: _Flight, report: Report) -> None:
-        state, family = self._state, self._state.family(flight.case)
+    def _reported(self, job: _Job, report: Report) -> None:
+        state, family = self._state, self._state.family(job.case)
         if report.source_hash != family.source_hash():
             raise ForetuneError(
                 f"the worker {report.gpu} has other sources of {family.name} ({report.source_hash}; they are "
                 f"{family.source_hash()} here): install the same Foretune there"
             )
-        self._record(flight, report.rows)
+        self._record(job, report.rows)
         for ago_s, time_us in report.readings:
-            state.row_writer.read(flight.case, family, flight.device, report.gpu, time_us, ago_s)
+            state.row_writer.read(job.case, family, job.device, report.gpu, time_us, ago_s)
         for what, seconds in report.spent.items():
             self._spent[what] += seconds
         if report.refused is not None:
-            self._given_up(flight, report.refused, deadly=report.deadly)
+            self._given_up(job, report.refused, deadly=report.deadly)
         elif report.over:
-            self._done(flight)
+            self._done(job)
 
-    def _record(self, flight: _Flight, rows: Sequence[Measurement]) -> None:
-        outcomes = self._state.outcomes(flight.case, flight.device)
+    def _record(self, job: _Job, rows: Sequence[Measurement]) -> None:
+        outcomes = self._state.outcomes(job.case, job.device)
         for row in rows:
             outcomes.add(row.config, row.timing_pass, row.time_us)
         if rows:
-            self._state.add(flight.case, flight.device, rows)
+            self._state.add(job.case, job.device, rows)
 
-    def _done(self, flight: _Flight) -> None:
-        if flight.cut is None:
-            self._state.done(flight.case, flight.device)
+    def _done(self, job: _Job) -> None:
+        if job.cut is None:
+            self._state.done(job.case, job.device)
             return
-        flight.cut.left -= 1
-        if flight.cut.left == 0 and not flight.cut.given_up:  # all is scanned: what is left is to confirm
-            self._waiting.append(_Flight(flight.device, self._order(flight.case, (), flight.device)))
+        job.cut.left -= 1
+        if job.cut.left == 0 and not job.cut.given_up:  # all is scanned: what is left is to confirm
+            self._waiting.append(_Job(job.device, self._order(job.case, (), job.device)))
 
-    def _given_up(self, flight: _Flight, reason: str, *, deadly: bool) -> None:
-        if flight.cut is not None:
-            if flight.cut.given_up:
+    def _given_up(self, job: _Job, reason: str, *, deadly: bool) -> None:
+        if job.cut is not None:
+            if job.cut.given_up:
                 return
-            flight.cut.given_up = True  # the pieces that are out keep what they find, the others stay here
-            self._waiting = deque(other for other in self._waiting if other.cut is not flight.cut)
-        self._state.given_up(flight.case, flight.device, reason, deadly=deadly)
+            job.cut.given_up = True  # the pieces that are out keep what they find, the others stay here
+            self._waiting = deque(other for other in self._waiting if other.cut is not job.cut)
+        self._state.given_up(job.case, job.device, reason, deadly=deadly)
 
-    def _cut(self, flight: _Flight, reason: str) -> None:
+    def _cut(self, job: _Job, reason: str) -> None:
         """Finds the config that kills workers: in which part of the order is it?"""
-        configs = self._left(flight)
-        cut = flight.cut or _Cut(left=1)
-        flight = replace(flight, cut=cut)
+        configs = self._left(job)
+        cut = job.cut or _Cut(left=1)
+        job = replace(job, cut=cut)
         if not configs or cut.given_up:
-            self._given_up(flight, reason, deadly=False)
+            self._given_up(job, reason, deadly=False)
         elif len(configs) == 1:
             row = Measurement(
-                problem=flight.case.problem,
-                device=flight.device.name,
+                problem=job.case.problem,
+                device=job.device.name,
                 config=configs[0],
                 status=Status.LAUNCH_FAILED,
                 timing_pass=SCAN,
                 error=abridged(reason),
             )
-            self._record(flight, [row])
-            self._done(flight)
+            self._record(job, [row])
+            self._done(job)
         else:
             size = -(-len(configs) // PIECES)
             pieces = [configs[start : start + size] for start in range(0, len(configs), size)]
             cut.left += len(pieces) - 1
-            orders = [replace(self._order(flight.case, p, flight.device), confirm=False) for p in pieces]
-            self._waiting += (_Flight(flight.device, order, cut) for order in orders)
+            orders = [replace(self._order(job.case, p, job.device), confirm=False) for p in pieces]
+            self._waiting += (_Job(job.device, order, cut) for order in orders)
 
-    def _left(self, flight: _Flight) -> tuple[KernelConfig, ...]:
+    def _left(self, job: _Job) -> tuple[KernelConfig, ...]:
         """What an order was to scan that is not known yet, and may run."""
-        family, outcomes = self._state.family(flight.case), self._state.outcomes(flight.case, flight.device)
+        family, outcomes = self._state.family(job.case), self._state.outcomes(job.case, job.device)
         return tuple(
             config
-            for config in flight.order.configs
-            if config not in outcomes.scanned_us and family.supports(config, flight.case.problem, flight.device) is None
+            for config in job.order.configs
+            if config not in outcomes.scanned_us and family.supports(config, job.case.problem, job.device) is None
         )
 
     def _effort(self) -> Effort:

@@ -7,7 +7,7 @@ from typing import Any
 
 from ...datasets import DeviceSpec, ForetuneError
 from ..runner import DeviceLostError
-from .remote_gpu import Site, introduce
+from .remote_gpu import RunSettings, introduce
 
 #: How often to look for workers that came or went, and how long to do without any.
 LOOK_SECONDS, ALONE_SECONDS = 1.0, 60.0
@@ -16,8 +16,8 @@ LOOK_SECONDS, ALONE_SECONDS = 1.0, 60.0
 class DaskWorkers:
     """The dask workers that have a GPU. `client` is dask's."""
 
-    def __init__(self, client: Any, site: Site) -> None:
-        self._client, self._site = client, site
+    def __init__(self, client: Any, settings: RunSettings) -> None:
+        self._client, self._settings = client, settings
         self._introductions: dict[str, Any] = {}  # futures, by worker address
         self.devices: dict[str, DeviceSpec] = {}  # of the workers that are there, by address
         self.troubles: dict[str, str] = {}  # why a worker is of no use, by address
@@ -49,7 +49,7 @@ class DaskWorkers:
             del self.devices[address]
         for address in present - self._introductions.keys() - self.devices.keys() - self.troubles.keys():
             self._introductions[address] = self._client.submit(
-                introduce, self._site, workers=[address], resources={"GPU": 1}, pure=False
+                introduce, self._settings, workers=[address], resources={"GPU": 1}, pure=False
             )
         self._hear()
         if present - self.troubles.keys():

@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from functools import partial
 
 from ...datasets import Case, DeviceSpec, KernelConfig, Measurable, Measurement
-from ...datasets.problem import Kind
 from ..campaign import CHECK_SECONDS
 from ..case_tasks import CaseTasks, Fatal
 from ..compiling import Binary, Compiled, CompilePool
@@ -25,7 +24,7 @@ from ..worker import Gpu, Probe, serve
 
 
 @dataclass(frozen=True)
-class Site:
+class RunSettings:
     """What all orders of a run have in common."""
 
     run: str  # an id
@@ -63,16 +62,18 @@ class Report:
 class RemoteGpu:
     """Measures the orders of one run on one GPU, one after the other."""
 
-    def __init__(self, site: Site, name: str, compilers: int) -> None:
-        self._site, self._name = site, name
+    def __init__(self, settings: RunSettings, name: str, compilers: int) -> None:
+        self._settings, self._name = settings, name
         self._watch = Watch()
-        self._pool = CompilePool(site.families, self._watch, compilers)
+        self._pool = CompilePool(settings.families, self._watch, compilers)
         self._pool.on_finished = self._compiled
-        self._fatal: dict[Kind, Fatal] = {}
+        self._fatal: Fatal = {}
         self._work: CaseTasks | None = None  # at hand, until it is over
         self._readings: list[tuple[float, float]] = []  # when, and how long
         self._stopped = threading.Event()
-        self._supervisor = Supervisor(partial(Child, serve, site.gpu, site.families), self._watch, self, site.limits)
+        self._supervisor = Supervisor(
+            partial(Child, serve, settings.gpu, settings.families), self._watch, self, settings.limits
+        )
 
     def device(self) -> DeviceSpec:
         """The GPU, once it is open. Raises `DeviceLostError` where it cannot be opened."""
@@ -82,7 +83,7 @@ class RemoteGpu:
 
     def measure(self, order: Order) -> Report:
         """Measures a case, or as much of it as there is time for. Raises `DeviceLostError` where the GPU is lost."""
-        device, family = self.device(), self._site.families[order.case.problem.family]
+        device, family = self.device(), self._settings.families[order.case.problem.family]
         rows: list[Measurement] = []
         work = CaseTasks(
             family,
@@ -93,7 +94,7 @@ class RemoteGpu:
             self._pool,
             rows.extend,
             order.probe,
-            self._fatal.setdefault(order.case.problem.kind, {}),
+            self._fatal,
             confirm=order.confirm,
         )
         before, self._readings = self._spent(), []
@@ -163,14 +164,14 @@ _gpus: dict[str, RemoteGpu] = {}  # by run
 _stopped: set[str] = set()  # runs
 
 
-def introduce(site: Site) -> DeviceSpec:
+def introduce(settings: RunSettings) -> DeviceSpec:
     """Opens the GPU of the dask worker that this runs on. Raises `DeviceLostError` where there is none to be had."""
-    return _remote_gpu(site).device()
+    return _remote_gpu(settings).device()
 
 
-def measure(site: Site, order: Order) -> Report:
+def measure(settings: RunSettings, order: Order) -> Report:
     """Measures a case on the dask worker that this runs on. Raises `DeviceLostError` where the GPU is lost."""
-    return _remote_gpu(site).measure(order)
+    return _remote_gpu(settings).measure(order)
 
 
 def stop(run: str) -> None:
@@ -187,15 +188,15 @@ def close(run: str) -> None:
             _gpus.pop(run).close()
 
 
-def _remote_gpu(site: Site) -> RemoteGpu:
+def _remote_gpu(settings: RunSettings) -> RemoteGpu:
     from distributed import get_worker
 
     worker = get_worker()
     with _lock:
-        if site.run not in _gpus:
+        if settings.run not in _gpus:
             while _gpus:  # a run that was killed could not say goodbye
                 _gpus.popitem()[1].close()
-            _gpus[site.run] = RemoteGpu(site, worker.address, worker.state.nthreads)
-        if site.run in _stopped:
-            _gpus[site.run].stop()
-        return _gpus[site.run]
+            _gpus[settings.run] = RemoteGpu(settings, worker.address, worker.state.nthreads)
+        if settings.run in _stopped:
+            _gpus[settings.run].stop()
+        return _gpus[settings.run]

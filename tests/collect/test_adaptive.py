@@ -26,7 +26,7 @@ FEW = partial(Adaptive, share=0.15, first=FIRST, ranker=partial(LightGBMRanker, 
 def replace_plan_and_origin(patch):
     told = {"family": FAMILY.name, "kernel_source": FAMILY.source_hash()}
     patch.setitem(plan.PLANS, "adaptive", FEW)
-    patch.setattr(row_writer, "provenance", lambda family, device: told)
+    patch.setattr(row_writer, "run_provenance", lambda family, device: told)
 
 
 @pytest.fixture(autouse=True)
@@ -171,6 +171,7 @@ def test_while_one_familys_batch_is_measured_the_others_are_handed_out():
         dict.fromkeys("ab", Singly()),
         lambda family, todo: (len(todo), cases[family][0]),
         lambda case: 1.0,
+        lambda case: case.problem.kind,
     )
     assert [queue.take().case for _ in "ab"] == [cases["a"][0], cases["b"][0]]
     assert queue.take() is None

@@ -16,8 +16,8 @@ import pytest
 import torch
 from fakes import DEVICE, FakeFamily, fake_cases
 from faulty import CompiledFamily, FaultyGpu
-from foretune.collect import campaign, known, provenance, row_writer, worker
-from foretune.collect.campaign import collect
+from foretune.collect import campaign, outcomes, provenance, row_writer, worker
+from foretune.collect.campaign import collect_on_gpus
 from foretune.collect.case_tasks import DEATHS, FATAL_CASES, ROUNDS, TRIES
 from foretune.collect.outcomes import LEADING_LEAST, LEADING_MOST, LEADING_SLOWDOWN, Outcomes, earlier
 from foretune.collect.runner import DeviceLostError, LaunchFailedError, Outcome, OutOfMemoryError
@@ -37,10 +37,10 @@ TESTS = Path(__file__).parents[1]
 def triton(monkeypatch):
     """No torch and no nvidia-smi, only to say where measurements come from; a Triton of any version."""
     triton = SimpleNamespace(version="3.9")
-    monkeypatch.setattr(known, "triton_version", lambda: triton.version)
+    monkeypatch.setattr(outcomes, "triton_version", lambda: triton.version)
     monkeypatch.setattr(
         row_writer,
-        "provenance",
+        "run_provenance",
         lambda family, device: {
             "family": family.name,
             "kernel_source": family.source_hash(),
@@ -322,6 +322,39 @@ def test_a_config_that_ends_its_process_on_several_cases_is_not_run_on_the_other
     check_complete(out)
 
 
+class PerRowsFamily(FakeFamily):
+    """Has a binary for each number of rows."""
+
+    def binary_key(self, config, problem):
+        return config, problem["rows"]
+
+
+def test_a_config_that_ends_its_process_is_still_run_where_it_has_another_binary(out):
+    config = VALID[40]
+    runner = ReplayRunner({config: DeviceLostError("illegal memory access")})
+    cases = fake_cases(models=3, tokens=(64, 512))[:12]
+    assert run(cases, out, runner, families={"fake": PerRowsFamily()}).complete
+    assert runner.asked("scan").count(config) == FATAL_CASES * 2
+    ran = [case.problem["rows"] for case in cases if "not run" not in rows_of(out)[case.problem, config][1].error]
+    assert ran == [64] * FATAL_CASES + [512] * FATAL_CASES
+
+
+def test_what_did_not_compile_is_taken_to_fail_only_where_it_is_the_same_binary(out):
+    config, families = VALID[3], {"fake": PerRowsFamily()}
+    run(CASES[:1], out, pool=ReplayPool({config: "PTXASError: internal"}), families=families)
+    run(CASES, out, pool=(pool := ReplayPool()), families=families)
+    told = {case.problem["rows"]: rows_of(out)[case.problem, config][1].status for case in CASES}
+    assert (told[64], told[512]) == ("compile_failed", "ok")
+    assert {problem["rows"] for problem in (case.problem for case in CASES)} == {64, 512}
+    assert pool.asked.count(config) == 2  # of 512 rows
+
+
+def test_problems_of_a_family_that_the_run_does_not_have_are_refused(out):
+    other = replace(CASE, problem=replace(CASE.problem, family="another"))
+    with pytest.raises(ForetuneError, match="there are problems of another; collected is fake"):
+        run([CASE, other], out)
+
+
 def test_a_case_ends_with_a_config_that_is_not_run(out):
     order = ReplayRunner()
     run(CASES, out.with_name("order"), order)
@@ -447,13 +480,13 @@ def test_the_rows_are_the_same_whatever_the_number_of_gpus(out):
 def test_each_kind_of_card_measures_every_case(out):
     small = replace(DEVICE, name="small", sm_count=64)
     gpus = [ReplayGpu(ReplayRunner(), DEVICE), ReplayGpu(ReplayRunner(), small), ReplayGpu(ReplayRunner(), small)]
-    summary = run(CASES, out, rounds=[gpus])
+    summary = run(CASES, out, phases=[gpus])
     assert (summary.cases, summary.complete) == (2 * len(CASES), True)
     dataset = load(out)
     assert {spec.name for spec in dataset.devices} == {DEVICE.name, "small"}
     per_device = dataset.measurements.groupby(["device", "problem"]).size()
     assert len(per_device) == 2 * len(CASES)
-    assert run(CASES, out, rounds=[gpus]).measurements == 0
+    assert run(CASES, out, phases=[gpus]).measurements == 0
 
 
 class PartRunner(ReplayRunner):
@@ -476,7 +509,7 @@ def parts_of_cards(*sizes, cards=1):
 
 def test_parts_of_cards_are_measured_one_after_the_other_each_as_a_device(out):
     PartRunner.at_work.clear()
-    summary = run(CASES, out, rounds=parts_of_cards(32, 64, cards=2))
+    summary = run(CASES, out, phases=parts_of_cards(32, 64, cards=2))
     assert (summary.cases, summary.complete, summary.gpus) == (2 * len(CASES), True, 2)
     assert 0 < summary.gpu_busy_share <= 1
     assert PartRunner.at_work == sorted(PartRunner.at_work)  # never both at once
@@ -486,13 +519,13 @@ def test_parts_of_cards_are_measured_one_after_the_other_each_as_a_device(out):
     assert rows[rows["timing_pass"] == 1].groupby("device").size().to_dict() == dict.fromkeys(
         ["NVIDIA H200 (32 SMs)", "NVIDIA H200 (64 SMs)"], len(CASES) * len(SPACE)
     )
-    again = run(CASES, out, rounds=parts_of_cards(64, 96))
+    again = run(CASES, out, phases=parts_of_cards(64, 96))
     assert (again.cases, again.complete, again.measurements) == (2 * len(CASES), True, summary.measurements / 2)
 
 
 def test_a_size_that_the_driver_rounds_to_another_is_that_one(out):
     twice = [*parts_of_cards(64), *parts_of_cards(64)]
-    summary = run(CASES, out, rounds=twice)
+    summary = run(CASES, out, phases=twice)
     assert (summary.cases, summary.complete) == (len(CASES), True)
     assert twice[1][0].runner.calls == []
 
@@ -500,12 +533,12 @@ def test_a_size_that_the_driver_rounds_to_another_is_that_one(out):
 def test_parts_that_the_budget_does_not_get_to_are_left_to_the_next_run(out):
     now, events = [0.0], []
     first = ReplayRunner(prepare=lambda problem: now.__setitem__(0, now[0] + 1))
-    rounds = [[ReplayGpu(first, DEVICE.with_sms(32))], *parts_of_cards(64)]
-    summary = run(CASES, out, rounds=rounds, budget_s=2.5, clock=lambda: now[0], on_progress=events.append)
+    phases = [[ReplayGpu(first, DEVICE.with_sms(32))], *parts_of_cards(64)]
+    summary = run(CASES, out, phases=phases, budget_s=2.5, clock=lambda: now[0], on_progress=events.append)
     assert (summary.cases, summary.complete) == (2, False)
     assert {event.total for event in events} == {2 * len(CASES)}
-    assert rounds[1][0].runner.calls == []
-    assert run(CASES, out, rounds=parts_of_cards(32, 64)).complete
+    assert phases[1][0].runner.calls == []
+    assert run(CASES, out, phases=parts_of_cards(32, 64)).complete
 
 
 def test_several_families_share_a_run_and_each_has_its_sources_noted(out):
@@ -665,7 +698,7 @@ def test_an_existing_dataset_is_refused_without_resume(out):
     run([CASE], out)
     before = len(load(out).measurements)
     with pytest.raises(ForetuneError, match="measured already holds a dataset; resume it, or choose another"):
-        collect([FAMILY], [CASE], out, resume=False)
+        collect_on_gpus([FAMILY], [CASE], out, resume=False)
     assert len(load(out).measurements) == before
 
 
@@ -675,17 +708,17 @@ def test_collecting_takes_all_visible_gpus_or_as_many_as_wanted(out, monkeypatch
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 3)
     monkeypatch.setattr(campaign, "CudaGpu", lambda index, sms: opened.append((index, sms)) or FaultyGpu(seconds=0.002))
-    summary = collect([CompiledFamily()], CASES[:3], out, compilers=1)
+    summary = collect_on_gpus([CompiledFamily()], CASES[:3], out, compilers=1)
     assert (summary.gpus, summary.complete, opened) == (3, True, [(0, None), (1, None), (2, None)])
     assert summary.compile_s > 0
     check_complete(out, CASES[:3])
-    assert collect([CompiledFamily()], CASES, out, gpus=1, compilers=1).gpus == 1
+    assert collect_on_gpus([CompiledFamily()], CASES, out, gpus=1, compilers=1).gpus == 1
     for wanted in (0, 4):
         with pytest.raises(ForetuneError, match=f"gpus must be between 1 and 3, .* but got {wanted}"):
-            collect([FAMILY], CASES, out, gpus=wanted)
+            collect_on_gpus([FAMILY], CASES, out, gpus=wanted)
     opened.clear()
     monkeypatch.setattr(DeviceSpec, "live", lambda index: DEVICE)
-    assert collect([CompiledFamily()], CASES[:3], out, gpus=2, sms=[32, 64], compilers=1).complete
+    assert collect_on_gpus([CompiledFamily()], CASES[:3], out, gpus=2, sms=[32, 64], compilers=1).complete
     assert opened == [(0, 32), (1, 32), (0, 64), (1, 64)]
 
 
@@ -698,7 +731,7 @@ def test_going_on_with_another_kernel_is_refused(out, monkeypatch):
 
 def test_another_devices_measurements_are_not_taken_for_this_ones(out):
     run([CASE], out)
-    assert set(earlier(out, FAMILIES).known) == {(DEVICE.name, CASE.problem)}
+    assert set(earlier(out, FAMILIES).outcomes) == {(DEVICE.name, CASE.problem)}
     other = ReplayRunner()
-    assert run([CASE], out, rounds=[[ReplayGpu(other, replace(DEVICE, name="another"))]]).complete
+    assert run([CASE], out, phases=[[ReplayGpu(other, replace(DEVICE, name="another"))]]).complete
     assert len(other.asked("scan")) == len(VALID)

@@ -16,9 +16,10 @@ from pathlib import Path
 import pytest
 from fakes import DEVICE, fake_cases
 from faulty import CompiledFamily, FaultyGpu, FewFamily, NoGpu, TwoKinds
-from foretune.collect import cluster, dask_workers, plan
+from foretune.collect import plan
+from foretune.collect.cluster import dask_campaign, dask_workers
 from foretune.collect.cluster.dask_campaign import ClusterCampaign, collect_on_cluster, connected
-from foretune.collect.cluster.remote_gpu import Site
+from foretune.collect.cluster.remote_gpu import RunSettings
 from foretune.collect.plan import Adaptive, Exhaustive
 from foretune.collect.row_writer import RowWriter
 from foretune.collect.run_state import RunState
@@ -84,7 +85,7 @@ def origin(family, device):
 def run(address, out, cases, gpu, family=None, **options):
     family = family or CompiledFamily()
     with connected(address) as client:
-        campaign = ClusterCampaign(client, Site(uuid.uuid4().hex, gpu, {"fake": family}))
+        campaign = ClusterCampaign(client, RunSettings(uuid.uuid4().hex, gpu, {"fake": family}))
         return campaign.measure(RunState({"fake": family}, cases, out, origin=origin, **options))
 
 
@@ -141,7 +142,7 @@ def test_two_workers_share_the_cases_and_one_that_is_killed_is_replaced_by_the_o
 
 
 def test_a_config_that_kills_every_worker_is_a_row_and_the_rest_is_measured(dask, out, monkeypatch):
-    monkeypatch.setattr(cluster, "TRIES", 2)
+    monkeypatch.setattr(dask_campaign, "TRIES", 2)
     dask.add("only")  # with a nanny, which starts it again
     family = FewFamily()
     valid = [config for config in family.space() if family.supports(config, CASES[0].problem, DEVICE) is None]
@@ -155,7 +156,7 @@ def test_a_config_that_kills_every_worker_is_a_row_and_the_rest_is_measured(dask
 
 def test_an_order_that_is_down_to_one_config_still_has_its_case_confirmed(dask, out, monkeypatch):
     """As where an earlier run got to all but one."""
-    monkeypatch.setattr(cluster, "TRIES", 1)
+    monkeypatch.setattr(dask_campaign, "TRIES", 1)
     dask.add("only")
     family = FewFamily()
     (step,) = Exhaustive(family, DEVICE).next(CASES[:1], None)
@@ -218,7 +219,7 @@ def of(grid, cases):
 
 
 def test_a_scheduler_that_is_not_there_is_named(monkeypatch):
-    monkeypatch.setattr(cluster, "CONNECT_SECONDS", 0.5)
+    monkeypatch.setattr(dask_campaign, "CONNECT_SECONDS", 0.5)
     with pytest.raises(ForetuneError, match=r"no dask scheduler answers at tcp://127\.0\.0\.1:1"):
         collect_on_cluster([CompiledFamily()], CASES, "nowhere", "tcp://127.0.0.1:1")
 

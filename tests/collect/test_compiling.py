@@ -15,15 +15,23 @@ from pathlib import Path
 import pytest
 from children import assert_end
 from fakes import DEVICE
-from foretune.collect.compiling import TRIES, Binary, CompilePool, compile_all
+from foretune.collect.compiling import TRIES, Binary, CompilePool, compile_ahead, kind_of
 from foretune.collect.processes import Watch
 from foretune.datasets import ForetuneError, KernelConfig, Problem
-from tiny import EndlessFamily, KillingFamily, PrintingFamily, RaisingFamily, TinyFamily, UnluckyFamily
+from tiny import (
+    EndlessFamily,
+    KillingFamily,
+    PrintingFamily,
+    RaisingFamily,
+    SpecialisedFamily,
+    TinyFamily,
+    UnluckyFamily,
+)
 
 TESTS = Path(__file__).parents[1]
 
 
-PROBLEM = Problem.of("fake", groups=2, rows=16, n=64, k=64, group_sizes=(8, 8))
+PROBLEM = Problem.of("fake", groups=2, rows=16, n=64, k=64, ragged={"rows": (8, 8)})
 
 
 class Pool:
@@ -75,13 +83,21 @@ def log(tmp_path):
 def test_compiles_each_binary_once_for_a_gpu_that_is_not_here(log, tmp_path, monkeypatch):
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "cache"))
     family = TinyFamily(log)
-    configs = family.space()
-    outcomes = list(compile_all(family, configs, PROBLEM, DEVICE, size=2))
-    assert sorted(str(config) for config, _ in outcomes) == sorted(map(str, configs))
-    assert {compiled.error for _, compiled in outcomes} == {None}
-    assert all(compiled.compile_ms > 0 for _, compiled in outcomes)
+    compile_ahead(family, [(config, PROBLEM) for config in family.space()], DEVICE, size=2)
     assert len(list((tmp_path / "cache").rglob("*.cubin"))) == 3  # configs that differ in GRID share one
     assert len(log.read_text().splitlines()) == 3
+    compile_ahead(family, [], DEVICE)
+
+
+@pytest.mark.compile
+def test_a_kernel_that_specialises_its_integers_has_one_binary_for_each_specialisation(log, tmp_path, monkeypatch):
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "cache"))
+    family = SpecialisedFamily(log)
+    problems = [replace(PROBLEM, dims=(("n", n),), ragged=None) for n in (1, 7, 16, 100, 4096, 8191)]
+    compile_ahead(family, [(config, one) for one in problems for config in family.space()], DEVICE, size=2)
+    kinds = {kind_of(family, one, DEVICE) for one in problems}
+    assert len(kinds) == 3
+    assert len(log.read_text().splitlines()) == len(list((tmp_path / "cache").rglob("*.cubin"))) == 3 * len(kinds)
 
 
 def test_a_binary_is_compiled_once_for_all_problems_of_a_dtype_and_flags_and_all_devices_of_an_arch(log, pool):
@@ -169,13 +185,13 @@ import sys; sys.path.insert(0, sys.argv[1])
 from pathlib import Path
 from children import assert_end
 from fakes import DEVICE
-from foretune.collect.compiling import compile_all
+from foretune.collect.compiling import compile_ahead
 from foretune.datasets import Problem
 from tiny import EndlessFamily
 if __name__ == "__main__":
     family = EndlessFamily(Path(sys.argv[2]))
-    for _ in compile_all(family, family.space(), Problem.of("fake", groups=1, rows=7, n=8, k=8), DEVICE, size=2):
-        print("ready", flush=True)
+    problem = Problem.of("fake", groups=1, rows=7, n=8, k=8)
+    compile_ahead(family, [(config, problem) for config in family.space()], DEVICE, size=2)
 """
 
 
@@ -184,16 +200,13 @@ def test_workers_end_with_a_killed_parent(log, tmp_path):
     script = tmp_path / "parent.py"
     script.write_text(LINGERING)
     parent = subprocess.Popen(
-        [sys.executable, script, TESTS, log],
-        env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
-        stdout=subprocess.PIPE,
+        [sys.executable, script, TESTS, log], env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
     )
-    assert parent.stdout.readline() == b"ready\n"
-    while "sleeper" not in log.read_text():
+    while "sleeper" not in (log.read_text() if log.exists() else ""):
+        assert parent.poll() is None
         time.sleep(0.05)
     pids = [int(line.split()[-1]) for line in log.read_text().splitlines()]
     assert all(Path(f"/proc/{pid}").exists() for pid in pids)
     parent.send_signal(signal.SIGKILL)
     parent.wait()
-    parent.stdout.close()
     assert_end(pids)

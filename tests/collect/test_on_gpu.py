@@ -7,7 +7,7 @@ from functools import partial
 
 import pytest
 from foretune.collect import case_tasks
-from foretune.collect.campaign import Campaign, collect
+from foretune.collect.campaign import Campaign, collect_on_gpus
 from foretune.collect.compiling import CompilePool
 from foretune.collect.processes import Child, Watch
 from foretune.collect.run_state import RunState
@@ -61,7 +61,7 @@ def test_each_fault_costs_its_config_and_the_gpu_measures_on(tmp_path, own_cache
 
 def test_a_part_of_the_card_is_a_device_that_is_slower(tmp_path, own_cache):
     (case,) = cases(1 << 26)
-    assert collect([SoundFamily()], [case], tmp_path / "measured", gpus=1, sms=[16], compilers=2).complete
+    assert collect_on_gpus([SoundFamily()], [case], tmp_path / "measured", gpus=1, sms=[16], compilers=2).complete
     whole, dataset = DeviceSpec.live(), load(tmp_path / "measured")
     (part,) = dataset.devices
     assert part == whole.with_sms(part.sm_count)
@@ -85,7 +85,9 @@ def test_a_process_that_hogs_the_gpu_is_noticed(tmp_path, own_cache):
 
     out = tmp_path / "measured"
     try:
-        summary = collect([SoundFamily()], cases(*sizes), out, gpus=1, compilers=4, on_progress=begin_in_the_middle)
+        summary = collect_on_gpus(
+            [SoundFamily()], cases(*sizes), out, gpus=1, compilers=4, on_progress=begin_in_the_middle
+        )
     finally:
         if hogging is not None:
             hogging.kill()

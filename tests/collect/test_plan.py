@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 from fakes import DEVICE, FakeFamily, fake_dataset
 from foretune.collect.plan import PLANS, Adaptive, Exhaustive, _unlike, named
-from foretune.collect.replay import PlannedRanker, chosen, only, replay
+from foretune.collect.replay import PlannedRanker, chosen, only, replay_plan
 from foretune.datasets import Case, ForetuneError, Problem
-from foretune.model import LightGBMRanker, RandomRanker, Ranker, RooflineRanker
+from foretune.model import EstimateRanker, LightGBMRanker, RandomRanker, Ranker
 
 FAMILY = FakeFamily()
 DATASET = fake_dataset()
@@ -46,7 +46,7 @@ def test_the_exhaustive_plan_asks_for_everything_at_once_the_analytically_fastes
     assert [step.case for step in steps] == list(GRID.cases)
     for step in steps:
         assert set(step.configs) == set(FAMILY.space(DEVICE))
-        estimates = RooflineRanker().predict(FAMILY, step.case.problem, DEVICE, step.configs)
+        estimates = EstimateRanker().predict(FAMILY, step.case.problem, DEVICE, step.configs)
         assert (np.diff(estimates) >= 0).all()
 
 
@@ -204,7 +204,7 @@ def test_each_device_has_a_plan_of_its_own_that_starts_from_what_is_known_of_tho
     assert cells[:, [config in supported(GRID.cases[0]) for config in GRID.configs]].all()
     (first, roofline), (second, learned) = plans
     assert (first, second) == (DEVICE, part)
-    assert isinstance(roofline, RooflineRanker)
+    assert isinstance(roofline, EstimateRanker)
     assert learned.grid_.devices == (DEVICE,) * 9
 
 
@@ -218,7 +218,7 @@ def test_problems_of_which_nothing_is_left_are_left_out():
 @pytest.fixture(scope="module")
 def few():
     """The replay of a plan that tries 15 % of the configs."""
-    return replay(DATASET, FAMILY, FEW, ranker=QUICK)
+    return replay_plan(DATASET, FAMILY, FEW, ranker=QUICK)
 
 
 def test_a_share_of_the_measurements_is_nearly_as_good_as_all(few):
@@ -239,7 +239,7 @@ class AtRandom(Adaptive):
 
 
 def test_the_plan_beats_as_many_configs_drawn_at_random(few):
-    at_random = replay(DATASET, FAMILY, partial(AtRandom, share=0.15, first=8, explored=0.0), ranker=QUICK)
+    at_random = replay_plan(DATASET, FAMILY, partial(AtRandom, share=0.15, first=8, explored=0.0), ranker=QUICK)
     drawn = at_random.to_json()["planned"]
     assert drawn["configs"] == pytest.approx(few.configs, abs=0.01)
     planned = few.to_json()["planned"]
@@ -248,7 +248,7 @@ def test_the_plan_beats_as_many_configs_drawn_at_random(few):
 
 
 def test_a_plan_that_tries_everything_loses_nothing():
-    all_of_it = replay(DATASET, FAMILY, Exhaustive, ranker=QUICK).to_json()
+    all_of_it = replay_plan(DATASET, FAMILY, Exhaustive, ranker=QUICK).to_json()
     assert all_of_it["planned"]["configs"] == pytest.approx(1.0, abs=0.02)
     assert all_of_it["everything"]["regret"] == all_of_it["planned"]["regret"]
     for regrets in all_of_it["ratio"].values():

@@ -24,7 +24,7 @@ def tool(folder, monkeypatch, script):
 
 
 def facts():
-    told = provenance.provenance(FakeFamily(), DEVICE)
+    told = provenance.run_provenance(FakeFamily(), DEVICE)
     return {name: told[name] for name in ("driver", "clocks_sm_mhz", "clocks_max_sm_mhz")}
 
 
@@ -43,7 +43,7 @@ def test_a_tool_that_knows_nothing_leaves_them_out(tmp_path, monkeypatch, script
 
 def test_so_does_no_tool(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", str(tmp_path))
-    told = provenance.provenance(FakeFamily(), DEVICE)
+    told = provenance.run_provenance(FakeFamily(), DEVICE)
     assert told["driver"] is None
     assert (told["family"], told["kernel_source"], told["device"]) == ("fake", "fake-source", DEVICE.name)
     assert told["triton"] == provenance.triton_version()

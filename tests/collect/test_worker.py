@@ -10,7 +10,7 @@ from fakes import DEVICE
 from foretune.collect import worker
 from foretune.collect.worker import CudaGpu
 from foretune.datasets import DeviceSpec
-from foretune.runtime import partition
+from foretune.runtime import sm_partition
 
 
 class Card:
@@ -36,7 +36,7 @@ def card(monkeypatch):
     monkeypatch.setattr(torch.cuda, "set_device", lambda index: card.log.append(f"card {index}"))
     monkeypatch.setattr(DeviceSpec, "live", lambda index: DEVICE)
     monkeypatch.setattr(
-        "foretune.runtime.timing.partition", lambda sms, device: partition(sms, device, carve=card.carve)
+        "foretune.runtime.sm_partition", lambda sms, device: sm_partition(sms, device, carve=card.carve)
     )
     monkeypatch.setattr(worker, "GpuRunner", card.runner)
     return card

@@ -10,9 +10,9 @@ from dataclasses import replace
 import pytest
 from fakes import DEVICE, FakeFamily, fake_cases
 from foretune.collect.case_queue import LAST, WINDOW
-from foretune.collect.prior import expected_us
+from foretune.collect.compiling import kind_of
 from foretune.collect.run_state import RunState
-from foretune.collect.runner import kind
+from foretune.datasets import roofline_us
 from replay import FAMILIES, ReplayRunner, outcomes_of, run
 
 CASES = fake_cases(models=20)
@@ -29,6 +29,10 @@ def state(tmp_path):
     return RunState(FAMILIES, MIXED, tmp_path / "measured")
 
 
+def kind(case):
+    return kind_of(FAMILIES["fake"], case.problem, DEVICE)
+
+
 def take(state, met=()):
     """The next case; None where there is none."""
     step = state.take(DEVICE, met)
@@ -41,11 +45,11 @@ def test_who_has_met_nothing_takes_the_cases_as_they_come(state):
 
 
 def test_a_case_of_a_kind_that_was_met_comes_first_but_only_so_far_ahead(state):
-    met, taken = {kind(MIXED[1].problem)}, []
+    met, taken = {kind(MIXED[1])}, []
     while case := take(state, met):
         place, first = MIXED.index(case), next(i for i, case in enumerate(MIXED) if case not in taken)
         assert place < first + WINDOW
-        assert kind(case.problem) in met or place == first
+        assert kind(case) in met or place == first
         taken.append(case)
     assert sorted(map(MIXED.index, taken)) == list(range(len(MIXED)))
     ahead = WINDOW // len(FLAGS)
@@ -53,7 +57,7 @@ def test_a_case_of_a_kind_that_was_met_comes_first_but_only_so_far_ahead(state):
 
 
 def test_a_deadly_case_is_handed_out_once_more_after_all_others(state):
-    met, deadly = {kind(MIXED[0].problem)}, MIXED[0]
+    met, deadly = {kind(MIXED[0])}, MIXED[0]
     assert take(state, met) == deadly
     state.given_up(deadly, DEVICE, "segfault", deadly=True)
     taken = [take(state, met) for _ in MIXED]
@@ -81,8 +85,23 @@ def test_families_take_turns_so_that_a_run_cut_short_has_measured_each(tmp_path)
     ]
 
 
+class SpecialisedFamily(FakeFamily):
+    """Has a binary for each number of rows."""
+
+    def binary_key(self, config, problem):
+        return config, problem["rows"]
+
+
+def test_problems_are_of_a_kind_where_they_share_their_binaries(tmp_path):
+    state = RunState({"fake": SpecialisedFamily()}, CASES[:30], tmp_path / "measured")
+    first = state.take(DEVICE)
+    met = {kind_of(SpecialisedFamily(), first.case.problem, DEVICE)}
+    rows = [state.take(DEVICE, met).case.problem["rows"] for _ in range(4)]
+    assert set(rows) == {first.case.problem["rows"]}
+
+
 def longest(cases):
-    return max(cases, key=lambda case: expected_us(FAMILIES["fake"], case.problem, DEVICE))
+    return max(cases, key=lambda case: roofline_us(FAMILIES["fake"], case.problem, DEVICE))
 
 
 def test_the_last_cases_that_gpus_share_go_out_the_longest_first(state):
@@ -99,7 +118,7 @@ def test_gpus_that_share_the_cases_end_together(tmp_path, gpus):
     """If each case takes as long as it promises to, that is. In order, eight would need 1/7.54 of the time of one."""
     state, free, whole = RunState(FAMILIES, CASES, tmp_path / "measured"), [0.0] * gpus, 0.0
     while step := state.take(DEVICE, gpus=gpus):
-        us = expected_us(FAMILIES["fake"], step.case.problem, DEVICE)
+        us = roofline_us(FAMILIES["fake"], step.case.problem, DEVICE)
         heapq.heapreplace(free, free[0] + us)
         whole += us
     assert whole / max(free) > 0.99 * gpus
@@ -116,7 +135,7 @@ def test_each_gpu_stays_with_the_kinds_that_it_has_met(tmp_path):
     runners = [ReplayRunner(seconds=1e-4) for _ in range(2)]
     assert run(cases, tmp_path / "two", *runners).complete
     for runner in runners:
-        kinds = [kind(problem) for problem in runner.asked("prepare")]
+        kinds = [problem.kind for problem in runner.asked("prepare")]
         assert sum(one != other for one, other in itertools.pairwise(kinds)) <= 1  # when its own are done
     assert run(cases, tmp_path / "one").complete
     assert outcomes_of(tmp_path / "two") == outcomes_of(tmp_path / "one")

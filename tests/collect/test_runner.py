@@ -7,13 +7,14 @@ from dataclasses import replace
 import pytest
 import torch
 from fakes import DEVICE, FakeFamily
-from foretune.collect import measuring
+from foretune.collect import runner as runners
 from foretune.collect.runner import DeviceLostError, GpuRunner, LaunchFailedError, OutOfMemoryError, _failure
 from foretune.datasets import ForetuneError, KernelConfig, Problem, Status
-from foretune.runtime import Timing, timing
+from foretune.runtime.timing import timer
+from foretune.runtime.timing.timer import Timing
 
-PROBLEM = Problem.of("fake", groups=2, rows=16, n=64, k=64, group_sizes=(8, 8))
-CONFIG = KernelConfig.of(BLOCK_M=16)
+PROBLEM = Problem.of("fake", groups=2, rows=16, n=64, k=64, ragged={"rows": (8, 8)})
+CONFIG = KernelConfig.of(BLOCK_M=16, BLOCK_N=32, BLOCK_K=32, num_warps=4, num_stages=2)
 INFINITY = float("inf")
 
 
@@ -29,7 +30,7 @@ class PTXASError(Exception):
 def device(monkeypatch):
     """A device that answers until told otherwise."""
     state = {"answers": True}
-    monkeypatch.setattr(measuring, "_device_answers", lambda: state["answers"])
+    monkeypatch.setattr(runners, "_device_answers", lambda: state["answers"])
     return state
 
 
@@ -110,7 +111,7 @@ class TensorFamily(FakeFamily):
     def compile(self, config, problem):
         return Binary()
 
-    def check_problem(self, problem):
+    def check_problem(self, config, problem):
         return replace(PROBLEM, dtype=problem.dtype, flags=problem.flags)
 
     def reference(self, inputs):
@@ -122,7 +123,7 @@ class TensorFamily(FakeFamily):
 
 @pytest.fixture
 def runner(device, monkeypatch):
-    monkeypatch.setattr(timing, "Timer", FakeTimer)
+    monkeypatch.setattr(timer, "Timer", FakeTimer)
     runner = GpuRunner(DEVICE)
     runner.prepare(TensorFamily(), PROBLEM)
     return runner
@@ -163,11 +164,12 @@ def test_a_wrong_result_is_a_status_and_is_not_timed(runner, result):
 
 def test_a_result_is_checked_once_for_all_problems_of_a_dtype_and_flags(runner):
     family = runner._family
-    for problem in (PROBLEM, replace(PROBLEM, dims=PROBLEM.without_sizes().dims), replace(PROBLEM, dtype="fp16")):
+    measured = Problem.of("fake", groups=2, rows=32, n=64, k=64, ragged={"rows": (8, 24)})
+    for problem in (measured, measured.without_sizes(), replace(measured, dtype="fp16")):
         runner.prepare(family, problem)
         runner.scan(CONFIG, INFINITY)
     assert family.launches == 2 + 3  # checks, timings
-    runner.prepare(family, replace(PROBLEM, flags=("transposed",)))
+    runner.prepare(family, replace(measured, flags=("transposed",)))
     family.result = 1.1
     assert runner.scan(CONFIG, INFINITY).status is Status.WRONG_RESULT
 

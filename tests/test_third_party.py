@@ -1,0 +1,193 @@
+"""A package of somebody else's, installed: two kernels, and at most sixty lines each for Foretune to know them.
+
+All of it as its author would: by name, on the command line, in the kernels' own autotuners. No line of Foretune knows
+the package. What runs on a GPU is in `third_party/on_gpu.py`.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import shutil
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import foretune
+import pytest
+
+HERE = Path(__file__).parent
+PACKAGE = HERE / "third_party"
+FAMILIES = {"row_softmax": "rowwise_kernels.softmax:RowSoftmax", "layer_norm": "rowwise_kernels.layer_norm:LayerNorm"}
+
+
+@dataclass(frozen=True)
+class Installed:
+    """An environment in which pip has installed the package."""
+
+    folder: Path
+
+    def python(self, *arguments: str, given: str = "", **variables: str) -> str:
+        """What a Python prints that must end well."""
+        path = [self.folder / "target", Path(foretune.__file__).parents[1], HERE]
+        own = {"PYTHONPATH": os.pathsep.join(map(str, path)), "TRITON_CACHE_DIR": str(self.folder / "cache")}
+        kept = {name: value for name, value in os.environ.items() if not name.startswith(("FORETUNE_", "TRITON_"))}
+        run = subprocess.run(
+            [sys.executable, *arguments],
+            env=kept | own | variables,
+            cwd=self.folder,
+            input=given,
+            capture_output=True,
+            text=True,
+        )
+        assert run.returncode == 0, run.stdout[-2000:] + run.stderr[-6000:]
+        return run.stdout
+
+    def foretune(self, *arguments: object) -> str:
+        return self.python("-m", "foretune", *map(str, arguments))
+
+
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("third_party")
+    shutil.copytree(PACKAGE, folder / "source")  # setuptools leaves its build/ behind
+    options = ["-q", "--no-deps", "--no-build-isolation", "--no-index", "--target", str(folder / "target")]
+    subprocess.run([sys.executable, "-m", "pip", "install", *options, str(folder / "source")], check=True)
+    return Installed(folder)
+
+
+@pytest.fixture(scope="module")
+def data(installed, tmp_path_factory):
+    """A collection of both families, times replayed and small problems launched."""
+    out = tmp_path_factory.mktemp("collected") / "data"
+    installed.python(str(PACKAGE / "replayed.py"), str(out), TRITON_INTERPRET="1")
+    return out
+
+
+@pytest.fixture(scope="module")
+def bundle(installed, data, tmp_path_factory):
+    out = tmp_path_factory.mktemp("trained") / "bundle"
+    installed.foretune("train", "--data", data, "--out", out)
+    return out
+
+
+@pytest.mark.parametrize("name", ["softmax", "layer_norm"])
+def test_a_family_is_at_most_sixty_lines(name):
+    lines = (PACKAGE / "rowwise_kernels" / f"{name}.py").read_text().splitlines()
+    assert len([line for line in lines if line.strip()]) <= 60
+
+
+FIND = """
+import json, foretune
+from foretune.kernels import find_family
+from rowwise_kernels.softmax import RowSoftmax
+places = json.loads(input())
+found = [[find_family(name), find_family(place)] for name, place in places.items()]
+for (name, place), (by_name, by_place) in zip(places.items(), found):
+    assert by_name is by_place and by_name.name == name
+    assert [c.kwargs for c in foretune.configs(name)] == [c.kwargs for c in foretune.configs(place)]
+    assert name in foretune.families()
+ours = RowSoftmax()
+assert [c.kwargs for c in foretune.configs(ours)] == [c.kwargs for c in foretune.configs("row_softmax")]
+assert foretune.prune(ours, k=4).family is ours
+assert foretune.prune(RowSoftmax, k=4).family.name == foretune.prune("row_softmax", k=4).family.name
+"""
+
+
+def test_it_is_found_by_name_by_place_and_as_an_object(installed):
+    installed.python("-c", FIND, given=json.dumps(FAMILIES))
+
+
+def test_nothing_that_is_supported_computes_a_wrong_result(data):
+    from foretune.datasets import load
+
+    dataset = load(data)
+    assert sorted(dataset.families) == sorted(FAMILIES)
+    rows = dataset.measurements
+    assert set(rows["status"]) == {"ok", "hopeless", "invalid"}
+    small = [at for at, case in enumerate(dataset.cases) if case.problem["rows"] * case.problem["columns"] <= 10_000]
+    launched = rows[rows["problem"].isin(small) & (rows["status"] == "ok")]
+    assert len(launched.groupby(["problem", "config"], observed=True)) > 300
+    # The softmax refuses blocks that are shorter than a row, and so says which problem each config can run.
+    for name in FAMILIES:
+        refused = dataset.rows(name)["status"] == "invalid"
+        assert 0.1 < refused.mean() < 0.9
+
+
+def test_cross_validation_tells_what_a_ranker_of_it_is_worth(installed, data):
+    judged = json.loads(installed.foretune("evaluate", "--data", data, "--json"))
+    assert sorted(judged) == sorted(FAMILIES)
+    for one in judged.values():
+        learned, random = one["regret"], one["baselines"]["random"]
+        assert learned["1"]["geomean"] < random["1"]["geomean"]
+        assert learned["8"]["geomean"] < random["8"]["geomean"]
+        assert one["noise_floor"] < 1.05
+
+
+def predicted(installed, bundle, family, *options):
+    return json.loads(installed.foretune("predict", family, "--device", "h200", "--bundle", bundle, "--json", *options))
+
+
+def test_the_command_line_predicts_by_name_and_by_place(installed, bundle):
+    shape = ("--rows", 4096, "--columns", 1000, "--dtype", "fp16", "--top", 4)
+    shortlists = [predicted(installed, bundle, family, *shape) for family in ("row_softmax", FAMILIES["row_softmax"])]
+    assert shortlists[0] == shortlists[1]
+    chosen = shortlists[0]["configs"]
+    assert len(chosen) == 4
+    assert all(_knobs(config)["BLOCK"] >= 1000 for config in chosen)
+
+
+def _knobs(entry):
+    return entry.get("config", entry)
+
+
+def test_the_data_can_be_exported(installed, data, tmp_path):
+    from foretune.datasets import load
+
+    out = tmp_path / "norm.csv"
+    installed.foretune("export", data, "--format", "csv", "--family", "layer_norm", "--out", out)
+    with out.open() as lines:
+        rows = list(csv.DictReader(lines))
+    assert len(rows) == len(load(data).rows("layer_norm"))
+    assert {"rows", "columns", "BLOCK", "ROWS", "num_warps", "time_us"} <= rows[0].keys()
+
+
+PRUNE = """
+import json, torch
+from foretune import DeviceSpec, KernelConfig
+from foretune.runtime import use_stub_driver
+
+h200 = DeviceSpec.named("h200")
+DeviceSpec.live = classmethod(lambda cls, index=None: h200)  # as it is beside the card
+from rowwise_kernels import ops
+
+with use_stub_driver(h200):
+    ops.softmax(torch.zeros(4096, 1000, dtype=torch.float16))
+    ops.layer_norm(torch.zeros(64, 200), torch.zeros(200), torch.zeros(200))
+tuned = {"row_softmax": ops.tuned_softmax, "layer_norm": ops.tuned_layer_norm}
+timed = {name: [KernelConfig.from_triton(c).to_json() for c in kernel.configs_timings] for name, kernel in tuned.items()}
+print(json.dumps(timed))
+"""
+
+
+def test_its_own_autotuners_measure_the_shortlist_alone(installed, bundle):
+    timed = json.loads(installed.python("-c", PRUNE, ROWWISE_BUNDLE=str(bundle)))
+    shapes = {"row_softmax": (4096, 1000, "fp16"), "layer_norm": (64, 200, "fp32")}
+    for name, (rows, columns, dtype) in shapes.items():
+        options = ("--rows", rows, "--columns", columns, "--dtype", dtype, "--top", 4)
+        expected = [_knobs(config) for config in predicted(installed, bundle, name, *options)["configs"]]
+        assert [_same(config) for config in timed[name]] == [_same(config) for config in expected]
+
+
+def _same(knobs):
+    return {knob: value for knob, value in knobs.items() if knob not in ("num_ctas", "predicted_slowdown")}
+
+
+def test_without_a_bundle_every_supported_config_is_measured(installed):
+    run = json.loads(installed.python("-c", PRUNE.replace("4096, 1000", "64, 10000")))
+    assert {config["BLOCK"] for config in run["row_softmax"]} == {16384}
+    assert {config["BLOCK"] for config in run["layer_norm"]} == {256}
+    assert len(run["row_softmax"]) == 3
+    assert len(run["layer_norm"]) == 6
