@@ -158,7 +158,7 @@ REFUSALS = {
     "no TMA to store": (chosen(num_stages=2, TMA_X=0, TMA_W=0), {}, A100, "sm_80 has no TMA"),
     "no TMA on AMD": (chosen(num_stages=2), {}, MI300X, "gfx942 has no TMA"),
     "shared memory": (
-        chosen(BLOCK_M=128, BLOCK_N=256, BLOCK_K=128, num_stages=3),
+        chosen(BLOCK_M=128, BLOCK_N=256, BLOCK_K=128, num_warps=8, num_stages=3),
         {},
         H200,
         "needs 360472 bytes of shared memory but NVIDIA H200 has 232448 a block",
@@ -183,7 +183,7 @@ REFUSALS = {
         chosen(BLOCK_M=64),
         {"dtype": "fp32"},
         H200,
-        "fp32 tiles have at most 4096 elements but .* 8192",
+        "BLOCK_M x BLOCK_N cannot be 64 x 128 in fp32: at most 4096 elements",
     ),
     "both permutations": (
         chosen(),

@@ -191,3 +191,17 @@ def test_no_warning_where_all_is_well(toy):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         make_shortlist(toy.ToyFamily(), PROBLEM, toy.H200, bundle=toy.ToyBundle())
+
+
+def test_a_config_that_has_no_features_costs_the_others_no_prediction(toy):
+    """A list may have one that no kernel takes: the others are ranked without it."""
+    family = toy.ToyFamily(lambda config, problem: "BLOCK_M cannot be 64" if config["BLOCK_M"] == 64 else None)
+
+    def slowdowns(problem, configs):
+        return [1 / (64 - config["BLOCK_M"]) for config in configs]  # which has none for 64
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        best = make_shortlist(family, PROBLEM, toy.H200, k=3, bundle=toy.ToyBundle(slowdowns))
+    assert (best.positions, best.predicted) == ((0, 2, 1), True)
+    assert best.predicted_slowdown == pytest.approx((1.0, 1.0, 1.5))

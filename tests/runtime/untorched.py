@@ -19,11 +19,11 @@ class Nowhere(MetaPathFinder):
 
 sys.meta_path.insert(0, Nowhere())
 
-import numpy as np
-import triton
-import triton.language as tl
-from foretune.datasets import DeviceSpec, Family, KernelConfig, Problem, dtype_of_tensor
-from foretune.runtime import Pruner, use_stub_driver
+import numpy as np  # noqa: E402
+import triton  # noqa: E402
+import triton.language as tl  # noqa: E402
+from foretune.datasets import DeviceSpec, Family, KernelConfig, Problem, dtype_of_tensor  # noqa: E402
+from foretune.runtime import Pruner, use_stub_driver  # noqa: E402
 
 H200 = DeviceSpec.named("h200")
 BLOCKS = (32, 64, 128, 256, 512)
