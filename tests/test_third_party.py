@@ -182,3 +182,37 @@ def test_without_a_bundle_every_supported_config_is_measured(installed):
     assert {config["BLOCK"] for config in run["layer_norm"]} == {256}
     assert len(run["row_softmax"]) == 3
     assert len(run["layer_norm"]) == 6
+
+
+AHEAD = """
+import json, os, torch
+from pathlib import Path
+from foretune import DeviceSpec, Problem
+from foretune.collect.compiling import compile_ahead
+from foretune.runtime import use_stub_driver
+
+h200 = DeviceSpec.named("h200")
+DeviceSpec.live = classmethod(lambda cls, index=None: h200)
+from rowwise_kernels import ops
+from rowwise_kernels.layer_norm import LayerNorm
+
+def binaries():
+    return sorted(path.parent.name for path in Path(os.environ["TRITON_CACHE_DIR"]).rglob("*.cubin"))
+
+family, problem = LayerNorm(), Problem.of("layer_norm", rows=48, columns=320, dtype="fp32")
+configs = [config for config in family.space() if family.supports(config, problem, h200) is None]
+if __name__ == "__main__":
+    compile_ahead(family, [(config, problem) for config in configs], h200, 2)
+    compiled = binaries()
+    with use_stub_driver(h200):
+        for rows in (48, 64, 4096):  # three problems, and the autotuner asks for each
+            ops.layer_norm(torch.zeros(rows, 320), torch.zeros(320), torch.zeros(320))
+    print(json.dumps([len(configs), len(compiled), binaries() == compiled]))
+"""
+
+
+def test_what_other_processes_compile_ahead_its_autotuner_finds(installed, tmp_path):
+    """In processes that know the family by its name alone; one binary for problems whose integers specialise alike."""
+    configs, compiled, nothing_new = json.loads(installed.python("-c", AHEAD, TRITON_CACHE_DIR=str(tmp_path)))
+    assert configs == compiled > 10
+    assert nothing_new

@@ -119,7 +119,9 @@ class Report:
                 one, eight, static, chance = (f"{100 * (figure['geomean'] - 1):7.2f}%" for figure in figures)
                 noise = f"{100 * (judged['noise_floor'] - 1):.2f}%"
                 lines.append(f"{name:12}  {judged['problems']:8}  {one}  {eight}  {noise}  {static}  {chance}")
-        lines.append("first call                               all configs        k=4             chosen / best: all, k=4")
+        lines.append(
+            "first call                               all configs        k=4             chosen / best: all, k=4"
+        )
         for name, known in self.known["families"].items():
             for call in known.get("first_calls", ()):
                 ways = [f"{call[way]['benchmarked']:3} in {call[way]['seconds']:5.1f} s" for way in ("all", "k=4")]
