@@ -170,9 +170,10 @@ def collect_dataset(
     """
     from .collect.campaign import collect_on_gpus
     from .collect.progress import showing_progress
+    from .kernels import find_measurable
 
     several = [family] if isinstance(family, (str, type)) or not isinstance(family, Sequence) else family
-    measurable = [_measurable(one) for one in several]
+    measurable = [find_measurable(one) for one in several]
     drawn = [case for one in measurable for case in one.cases()] if cases is None else list(cases)
     with showing_progress(progress) as on_progress:
         return collect_on_gpus(
@@ -184,15 +185,6 @@ def _family(family: FamilyLike) -> Family:
     from .kernels import find_family
 
     return find_family(family)
-
-
-def _measurable(family: FamilyLike) -> Measurable:
-    from .datasets import ForetuneError, Measurable
-
-    found = _family(family)
-    if not isinstance(found, Measurable):
-        raise ForetuneError(f"{found.name} can be predicted but not collected: it is a Family and no Measurable")
-    return found
 
 
 def _spec(device: Any) -> Any:

@@ -1,4 +1,5 @@
-"""The command line: each command parses, calls a floor and prints. Tables go to stdout, progress to stderr.
+"""The command line: each command parses, calls a floor and prints. Results render themselves: tables go to stdout,
+progress to stderr.
 
 Exit codes: 0 done; 1 bad input or a failed run, with one line that names it; 2 wrong usage; 130 ended by Ctrl-C.
 """
@@ -10,37 +11,51 @@ import json
 import os
 import re
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import asdict
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ParamSpec
+from typing import TYPE_CHECKING, Annotated, Any, ParamSpec, Protocol
 
 import typer
 
 from .datasets import ForetuneError
 
 if TYPE_CHECKING:
-    from .collect.run_state import Progress
-    from .datasets import Case, DeviceSpec, Family
+    from .datasets import DeviceSpec, Family, Measurable
     from .datasets.dataset import Dataset
-    from .runtime import Shortlist
 
 P = ParamSpec("P")
 app = typer.Typer(
     help="Know the fast configs of a Triton kernel before you tune.", no_args_is_help=True, add_completion=False
 )
-
-bench = typer.Typer(help="Measure Foretune itself, next to what people have.", no_args_is_help=True)
+bench = typer.Typer(help="Measure kernels next to what people have.", no_args_is_help=True)
 app.add_typer(bench, name="bench")
+datasets = typer.Typer(help="List, describe, merge and seal datasets.", invoke_without_command=True)
+app.add_typer(datasets, name="datasets")
 
 SHIPPED = "h200"  # the dataset that quickstart and evaluate take where none is named
 FAMILY = "grouped_gemm_fwd"
+GROUPED_GEMMS = (FAMILY, "grouped_gemm_dx", "grouped_gemm_dw")
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON to stdout instead of tables.")]
-FamilyName = Annotated[str, typer.Argument(metavar="FAMILY", help=f"A kernel family, for example {FAMILY}.")]
+FamilyName = Annotated[
+    str, typer.Argument(metavar="FAMILY", help=f"A kernel family, as {FAMILY}, or package.module:attribute.")
+]
+OnlyFamilies = Annotated[
+    list[str] | None,
+    typer.Option(help="Only this family, as for collect; may be repeated.", show_default="all in the data"),
+]
+Data = Annotated[
+    list[str] | None, typer.Option(help="Dataset folder or shipped name; may be repeated.", show_default=SHIPPED)
+]
+
+
+class Result(Protocol):
+    """What a command prints: a JSON value, and something that rich can print."""
+
+    def to_json(self) -> Any: ...
 
 
 def main() -> None:
@@ -51,25 +66,32 @@ def main() -> None:
 def _command(
     name: str, example: str, into: typer.Typer = app, **settings: Any
 ) -> Callable[[Callable[P, None]], Callable[P, None]]:
-    """Registers a command. Bad input ends it with one line and exit code 1, never with a traceback."""
+    """Registers a command."""
 
     def register(function: Callable[P, None]) -> Callable[P, None]:
-        @functools.wraps(function)
-        def run(*args: P.args, **options: P.kwargs) -> None:
-            try:
-                with warnings.catch_warnings():
-                    warnings.showwarning = _show_warning
-                    function(*args, **options)
-            except (ForetuneError, OSError) as error:
-                if options.get("as_json"):
-                    typer.echo(json.dumps({"error": str(error)}))
-                typer.echo(f"Error: {error}", err=True)
-                raise typer.Exit(1) from None
-
+        run = _guarded(function)
         into.command(name, epilog=f"Example: {example}", **settings)(run)
         return run
 
     return register
+
+
+def _guarded(function: Callable[P, None]) -> Callable[P, None]:
+    """Bad input ends a command with one line and exit code 1, never with a traceback."""
+
+    @functools.wraps(function)
+    def run(*args: P.args, **options: P.kwargs) -> None:
+        try:
+            with warnings.catch_warnings():
+                warnings.showwarning = _show_warning
+                function(*args, **options)
+        except (ForetuneError, OSError) as error:
+            if options.get("as_json"):
+                typer.echo(json.dumps({"error": str(error)}))
+            typer.echo(f"Error: {error}", err=True)
+            raise typer.Exit(1) from None
+
+    return run
 
 
 def _show_warning(message: Warning | str, *where: object, **more: object) -> None:
@@ -90,42 +112,24 @@ def quickstart(
     an example layer. On a machine with a GPU it also tunes that layer there, with and without the shortlist.
     """
     from .datasets import DeviceSpec, Problem, load
-    from .kernels import family, first_call
-    from .model.evaluate import cross_validate, prediction_ms
-    from .model.train import train as fit
-    from .runtime import shortlist
+    from .kernels.grouped_gemm.contenders import autotuned
+    from .runtime.quickstart import run_quickstart
 
     out = out or Path(os.environ.get("XDG_CACHE_HOME", "~/.cache")).expanduser() / "foretune" / "quickstart"
-    problem, kernel = Problem.of(FAMILY, groups=64, rows=8192, n=2048, k=1024), family(FAMILY)
+    problem, family = Problem.of(FAMILY, groups=64, rows=8192, n=2048, k=1024), _measurable(FAMILY)
     with _status("loading the shipped measurements") as say:
-        dataset = load(SHIPPED)
-        say("training on all layers, and without some models' layers to rank those")
-        with ThreadPoolExecutor(1) as aside:  # side by side: a training keeps one core busy, and a second one at times
-            trained = aside.submit(fit, dataset, {FAMILY: kernel})
-            judged = cross_validate(dataset, kernel, tested=1)
-            bundle = trained.result()
-        bundle.save(out)
-        spec = DeviceSpec.named(SHIPPED)
-        chosen = shortlist(kernel, problem, spec, k=4, bundle=bundle)
-        say("timing one prediction over the whole space")
-        decision_ms = prediction_ms(bundle.ranker(FAMILY), kernel, spec)
-        gpu = _live()
-        compared = [] if gpu is None else first_call.compare(kernel, problem, gpu, bundle, on_start=say)
-    result = {
-        "evaluation": {"families": {FAMILY: judged.to_json()}},
-        "prediction": {"problem": problem.to_json(), **_prediction(chosen, spec.name)},
-        "prediction_ms": round(decision_ms, 2),
-        "first_call": [asdict(way) | {"chosen": way.chosen.to_json()} for way in compared],
-        "bundle": str(out),
-    }
-    _emit(result, as_json, _show_quickstart)
+        device = DeviceSpec.named(SHIPPED)
+        result = run_quickstart(family, problem, load(SHIPPED), device, out, gpu=_live(), autotuned=autotuned, say=say)
+    _emit(result, as_json)
 
 
 @_command("collect", f"foretune collect {FAMILY} --models models.csv --out measured --budget 20m")
 def collect(
     family: Annotated[
         list[str],
-        typer.Argument(metavar="FAMILY...", help=f"Kernel families, for example {FAMILY}.", show_default=False),
+        typer.Argument(
+            metavar="FAMILY...", help=f"Kernel families, as {FAMILY}, or package.module:attribute.", show_default=False
+        ),
     ],
     out: Annotated[Path, typer.Option(help="Dataset folder; an earlier run's is continued.")],
     gpus: Annotated[str, typer.Option(help="How many of the visible GPUs to measure on.")] = "all",
@@ -143,8 +147,8 @@ def collect(
     models: Annotated[
         Path | None,
         typer.Option(
-            help="CSV of MoE models: model, num_experts, top_k, hidden_size, ...",
-            show_default="the shipped models.csv",
+            help="Models whose layers are measured, in the family's format (MoE: a CSV of model, num_experts, ...).",
+            show_default="the family's own",
         ),
     ] = None,
     budget: Annotated[
@@ -163,8 +167,11 @@ def collect(
         ),
     ] = "exhaustive",
     max_tflop: Annotated[
-        float, typer.Option(min=0.0, help="Problems of at most so many TFLOP: fewer for a small GPU.")
-    ] = 2.5,
+        float | None,
+        typer.Option(
+            min=0.0, help="Only problems of so many TFLOP: fewer for a small GPU.", show_default="the family's"
+        ),
+    ] = None,
     suite: Annotated[bool, typer.Option(help="First the problems that kernels are compared on.")] = False,
     like: Annotated[
         str | None,
@@ -187,68 +194,62 @@ def collect(
     if scheduler is not None and parts:
         raise typer.BadParameter("only this machine's GPUs can be parted, not a scheduler's", param_hint="--sms")
 
-    from .collect import campaign, cluster, shapes
-    from .datasets import load, load_models
-    from .kernels import family as find
-    from .kernels.grouped_gemm.suite import suite as suite_of
+    from .collect import campaign
+    from .collect.cases import cases_like, first_cases
+    from .collect.cluster import dask_campaign
+    from .collect.progress import showing_progress
+    from .datasets import load
+    from .kernels.comparisons import comparison_of
 
-    kernels = [find(name) for name in dict.fromkeys(family)]
-    layers = load_models(models)
-    shipped = load_models()
+    kernels = [_measurable(name) for name in dict.fromkeys(family)]
     known = load(like) if like else None
-    cases: list[Case] = []
+    cases: list[Any] = []
     for kernel in kernels:
-        drawn = shapes.cases(
-            kernel.name,
-            layers,
-            tokens=token_counts,
-            per_layer=per_layer,
-            random=random,
-            most_tflop=max_tflop,
-            seed=seed,
+        drawn = kernel.cases(
+            models=models, tokens=token_counts, per_layer=per_layer, random=random, max_tflop=max_tflop, seed=seed
         )
-        compared = suite_of(kernel.name, shipped).values() if suite else ()
-        shared = shapes.like(known, kernel.name, seed=seed) if known else ()
-        cases += shapes.first((*compared, *shared, *drawn), limit, most_tflop=max_tflop)
+        compared = comparison_of(kernel).suite(kernel).values() if suite else ()
+        shared = cases_like(known, kernel.name, seed=seed) if known else ()
+        cases += first_cases(kernel, (*compared, *shared, *drawn), limit, max_tflop=max_tflop)
     collected = (
-        partial(campaign.collect, gpus=gpu_count, sms=tuple(dict.fromkeys(parts)))
+        partial(campaign.collect_on_gpus, gpus=gpu_count, sms=tuple(dict.fromkeys(parts)))
         if scheduler is None
-        else partial(cluster.collect_on_cluster, scheduler=scheduler)
+        else partial(dask_campaign.collect_on_cluster, scheduler=scheduler)
     )
-    with _bar() as on_progress:
+    with showing_progress() as on_progress:
         summary = collected(kernels, cases, out, plan=plan, budget_s=budget_s, resume=resume, on_progress=on_progress)
-    _emit({**asdict(summary), "out": str(out)}, as_json, _show_summary)
+    _emit(summary, as_json, out=out)
     if summary.interrupted:
         raise typer.Exit(130)
 
 
-@_command("train", "foretune train --data measured --out my-bundle")
+@_command("train", "foretune train --data measured --data h200 --out my-bundle")
 def train(
-    data: Annotated[str, typer.Option(help="Dataset folder, or the name of a shipped one.")],
+    data: Annotated[list[str], typer.Option(help="Dataset folder, or the name of a shipped one; may be repeated.")],
     out: Annotated[Path, typer.Option(help="Folder for the bundle.")],
-    family: Annotated[str | None, typer.Option(help="Only this family.", show_default="all in the data")] = None,
+    family: OnlyFamilies = None,
     as_json: AsJson = False,
 ) -> None:
     """Train a bundle on measurements."""
-    from .datasets import load
-    from .model.train import train as fit
+    from .model.train import train_bundle
 
-    with _status(f"training on {data}"):
-        dataset = load(data)
+    with _status(f"training on {' and '.join(data)}"):
+        dataset = _load(data)
         families = _families(dataset, family)
-        fit(dataset, families).save(out)
-    _emit({"bundle": str(out), "families": sorted(families)}, as_json, _show_trained)
+        train_bundle(dataset, families).save(out)
+    _emit(_Said({"families": sorted(families)}, f"Trained {', '.join(sorted(families))}."), as_json, bundle=out)
 
 
 @_command("evaluate", "foretune evaluate --data measured --bundle my-bundle --json")
 def evaluate(
-    data: Annotated[str | None, typer.Option(help="Dataset folder or shipped name.", show_default=SHIPPED)] = None,
+    data: Data = None,
     bundle: Annotated[
         Path | None, typer.Option(help="Judge this bundle as it is.", show_default="cross-validate")
     ] = None,
     split: Annotated[
         str, typer.Option(help="What cross-validation holds out: model families, or each device that was measured on.")
     ] = "model",
+    family: OnlyFamilies = None,
     as_json: AsJson = False,
 ) -> None:
     """Print regret@k: how much slower the best of the first k choices runs than the best config there is.
@@ -259,15 +260,16 @@ def evaluate(
     if bundle is not None and split != "model":
         raise typer.BadParameter("a bundle is judged as it is: nothing is split", param_hint="--split")
 
-    from .datasets import load
     from .model import load_bundle
     from .model.evaluate import cross_validate, evaluate_bundle
 
     given = None if bundle is None else load_bundle(bundle)
     with _status("judging the bundle" if given else f"training and judging, split by {split}"):
-        dataset = load(data or SHIPPED)
+        dataset = _load(data)
         kernels = {
-            name: kernel for name, kernel in _families(dataset).items() if given is None or name in given.families
+            name: kernel
+            for name, kernel in _families(dataset, family).items()
+            if given is None or name in given.families
         }
         if not kernels:
             raise ForetuneError(f"the bundle has none of the families in {dataset.name}: {', '.join(dataset.families)}")
@@ -275,15 +277,16 @@ def evaluate(
             name: evaluate_bundle(dataset, given, kernel) if given else cross_validate(dataset, kernel, split=split)
             for name, kernel in kernels.items()
         }
-    _emit({"families": {name: one.to_json() for name, one in judged.items()}}, as_json, _show_evaluation)
+    _emit(_ByFamily(judged), as_json)
 
 
 @_command("replay", "foretune replay --data h200 --share 0.1")
 def replay(
-    data: Annotated[str | None, typer.Option(help="Dataset folder or shipped name.", show_default=SHIPPED)] = None,
+    data: Data = None,
     share: Annotated[
         float, typer.Option(min=0.001, max=1.0, help="Share of the configs that the plan tries on each problem.")
     ] = 0.09,
+    family: OnlyFamilies = None,
     as_json: AsJson = False,
 ) -> None:
     """Show what measuring by the adaptive plan is worth, on data that were measured exhaustively. Needs no GPU.
@@ -291,14 +294,14 @@ def replay(
     Cross-validates a ranker that learns from what the plan would have measured beside one that learns from everything.
     """
     from .collect.plan import Adaptive
-    from .collect.replay import replay as compare
-    from .datasets import load
+    from .collect.replay import replay_plan
 
     with _status("measuring by the plan, training and judging, split by model family"):
-        dataset = load(data or SHIPPED)
+        dataset = _load(data)
         adaptive = partial(Adaptive, share=share)
-        replays = {name: compare(dataset, kernel, adaptive) for name, kernel in _families(dataset).items()}
-    _emit({"families": {name: one.to_json() for name, one in replays.items()}}, as_json, _show_replay)
+        kernels = _families(dataset, family)
+        replays = {name: replay_plan(dataset, kernel, adaptive) for name, kernel in kernels.items()}
+    _emit(_ByFamily(replays), as_json)
 
 
 @_command(
@@ -314,29 +317,35 @@ def predict(
         typer.Option(help="A shipped device, for example h200, or a spec's JSON file.", show_default="this GPU"),
     ] = None,
     top: Annotated[int, typer.Option(min=1, help="Length of the shortlist.")] = 8,
-    dtype: Annotated[str, typer.Option(help="Element type: bf16 or fp16.")] = "bf16",
+    dtype: Annotated[
+        str | None, typer.Option(help="Element type, one of the family's.", show_default="the family's first")
+    ] = None,
     bundle: Annotated[Path | None, typer.Option(help="A bundle of `foretune train`.", show_default="shipped")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Print the configs predicted to be fastest for one shape. Needs no GPU.
 
-    The family's dimensions are options of their own: a grouped GEMM has --groups, --rows, --n and --k.
+    The family's dimensions are options of their own (a grouped GEMM has --groups, --rows, --n and --k), and so are its
+    flags, without a value.
     """
-    from .datasets import DeviceSpec, Problem
-    from .kernels import family as find
+    from .datasets import DeviceSpec, ForetuneWarning, Problem
+    from .kernels import find_family
     from .model import load_bundle
-    from .runtime import ForetuneWarning, shortlist
+    from .runtime import make_shortlist
 
-    kernel = find(family)
-    dims = _dimensions(context.args, kernel)
+    kernel = find_family(family)
+    dims, flags = _dimensions(context.args, kernel)
+    dtype = dtype or kernel.dtypes[0]
     if dtype not in kernel.dtypes:
         raise typer.BadParameter(f"{dtype!r} is not one of {', '.join(kernel.dtypes)}", param_hint="--dtype")
     spec = DeviceSpec.live() if device is None else DeviceSpec.find(device)
-    problem = Problem(family, tuple(sorted(dims.items())), dtype)
-    with warnings.catch_warnings():  # what a launch is only warned of is the answer here: see _prediction
+    problem = Problem(kernel.name, tuple(sorted(dims.items())), dtype, tuple(sorted(flags)))
+    with warnings.catch_warnings():  # what a launch is only warned of is the answer here
         warnings.simplefilter("ignore", ForetuneWarning)
-        chosen = shortlist(kernel, problem, spec, k=top, bundle=load_bundle(bundle))
-    _emit(_prediction(chosen, spec.name), as_json, _show_prediction)
+        chosen = make_shortlist(kernel, problem, spec, k=top, bundle=load_bundle(bundle))
+    if not chosen.predicted:  # then it holds every config, in no order that means anything
+        raise ForetuneError(chosen.reason)
+    _emit(chosen, as_json)
 
 
 @_command("device", "foretune device --out my-gpu.json")
@@ -360,17 +369,17 @@ def device(
     A device that is named is shown as it is; with --sms, by the rule that partitions of it go by.
     """
     from .datasets import DeviceSpec
-    from .runtime import partition
+    from .runtime import sm_partition
     from .runtime.timing.device_rates import measured
 
     if spec is None:
         live = DeviceSpec.live()
-        with _status(f"measuring {live.name}"), partition(sms, live) if sms else nullcontext(live) as part:
+        with _status(f"measuring {live.name}"), sm_partition(sms, live) if sms else nullcontext(live) as part:
             found = measured(part)
     else:
         found = DeviceSpec.find(spec)
         found = found.with_sms(sms) if sms else found
-    _emit(found.to_json(), as_json, _show_device)  # nothing but the spec: the JSON is what --out saves
+    _emit(found, as_json)  # nothing but the spec: the JSON is what --out saves
     if out is not None:
         found.save(out)
         typer.echo(f"The spec lies in {out}", err=True)
@@ -378,62 +387,101 @@ def device(
 
 @_command("kernels", "foretune bench kernels --json", into=bench)
 def bench_kernels(
-    family: Annotated[str | None, typer.Option(help="Only this family.", show_default="all")] = None,
+    family: Annotated[str | None, typer.Option(help="Only this family.", show_default="the grouped GEMMs")] = None,
     only: Annotated[str, typer.Option(help="Only problems whose name contains this, as in 'training'.")] = "",
     data: Annotated[str, typer.Option(help="Dataset folder or shipped name: who knows the best configs.")] = SHIPPED,
     bundle: Annotated[Path | None, typer.Option(help="Who predicts.", show_default="the shipped bundle")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Time the grouped GEMMs on this machine's GPU next to torch._grouped_mm, cuBLAS and the card's limits.
+    """Time kernels on this machine's GPU next to what people have and to the card's limits.
 
-    Over a suite of real layers from decode to training, each at its best known config and at the predicted one.
+    Grouped GEMMs: next to torch._grouped_mm and cuBLAS, over a suite of real layers from decode to training, each at
+    its best known config and at the predicted one.
     """
-    from .collect import versus
-    from .datasets import load, load_models
-    from .kernels import families
-    from .kernels import family as find
-    from .kernels.grouped_gemm.suite import suite
+    from .collect.compiling import compile_ahead
+    from .datasets import load
+    from .kernels.comparisons import comparison_of
     from .model import load_bundle
+    from .runtime.timing.compare import compare_kernels
     from .runtime.timing.device_rates import measured
 
-    device = _live()
-    if device is None:
+    gpu = _live()
+    if gpu is None:
         raise ForetuneError("no GPU is visible here: there is nothing to bench kernels on")
-    kernels = [find(family)] if family else list(families().values())
-    models = load_models()
-    suites = {
-        kernel: {name: case for name, case in suite(kernel.name, models).items() if only in name} for kernel in kernels
-    }
-    if not any(suites.values()):
+    kernels = [_measurable(name) for name in ([family] if family else GROUPED_GEMMS)]
+    comparison = comparison_of(kernels[0])
+    if not any(only in name for kernel in kernels for name in comparison.suite(kernel)):
         raise ForetuneError(f"no problem of the suite has {only!r} in its name; there are decode, mid and training")
     with _status("measuring the card") as say:
-        device = measured(device)
-        rows = versus.compare(
-            suites,
-            device,
+        compared = compare_kernels(
+            comparison,
+            kernels,
+            measured(gpu),
             load(data),
             None if bundle is None else load_bundle(bundle),
+            only=only,
+            compile_ahead=compile_ahead,
             on_row=lambda row: say(f"{row.family} {row.name}"),
         )
-        path = versus.launch_path(find(FAMILY), device)
-    _emit(versus.as_json(rows, device, path), as_json, _show_bench)
+    _emit(compared, as_json)
 
 
-@_command("datasets", "foretune datasets --json")
-def datasets(
-    name: Annotated[str | None, typer.Argument(help="One shipped name or folder.", show_default="all shipped")] = None,
+@datasets.callback(epilog="Example: foretune datasets --json")
+@_guarded
+def list_datasets(context: typer.Context, as_json: AsJson = False) -> None:
+    """List the measurements that are shipped. `foretune datasets show DATA` describes one dataset."""
+    if context.invoked_subcommand is None:
+        from .datasets import names
+
+        _describe(names(), as_json)
+
+
+@_command("show", "foretune datasets show measured --json", into=datasets)
+def show_dataset(
+    data: Annotated[str, typer.Argument(metavar="DATA", help="Dataset folder, or the name of a shipped one.")],
     as_json: AsJson = False,
 ) -> None:
-    """List the measurements that are shipped, or describe one dataset."""
-    from .datasets import load, names
-    from .kernels import families
-    from .model import check_sources
+    """Describe one dataset."""
+    _describe([data], as_json)
 
-    listed = [load(one) for one in ([name] if name else names())]
-    for dataset in listed:
-        for known in families().values():
-            check_sources(dataset, known)
-    _emit([dataset.describe() for dataset in listed], as_json, _show_datasets)
+
+@_command("merge", "foretune datasets merge mine theirs --out both", into=datasets)
+def merge(
+    data: Annotated[list[str], typer.Argument(metavar="DATA...", help="Dataset folders, or names of shipped ones.")],
+    out: Annotated[Path, typer.Option(help="Folder for the new dataset, sealed.")],
+    name: Annotated[str | None, typer.Option(help="What it is called.", show_default="the folder's name")] = None,
+    other_sources: Annotated[
+        bool, typer.Option("--other-sources", help="Also merge what was measured with other sources of a kernel.")
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Write the measurements of several datasets as one. Exact repeats are dropped; each run keeps its provenance."""
+    from .datasets import load
+    from .datasets.merge import merge_datasets
+    from .datasets.store import seal_dataset
+
+    with _status(f"merging into {out}"):
+        loaded = [load(one) for one in data]
+        merged = merge_datasets(loaded, name=name or out.name, allow_other_sources=other_sources)
+        seal_dataset(merged, out, name=merged.name)
+    _emit(_counted(merged), as_json, out=out)
+
+
+@_command("seal", "foretune datasets seal measured --out shipped", into=datasets)
+def seal(
+    data: Annotated[str, typer.Argument(metavar="DATA", help="Dataset folder.")],
+    out: Annotated[Path, typer.Option(help="Folder for the sealed dataset.")],
+    name: Annotated[str | None, typer.Option(help="What it is called.", show_default="the folder's name")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Write a dataset's parts as a few small tables with checksums, for shipping."""
+    from .datasets import load
+    from .datasets.store import seal_dataset
+
+    with _status(f"sealing into {out}"):
+        dataset = load(data)
+        seal_dataset(dataset, out, name=name or out.name)
+    _emit(_counted(dataset), as_json, out=out)
 
 
 @_command("export", "foretune export h200 --format csv --out h200.csv")
@@ -449,11 +497,11 @@ def export(
 ) -> None:
     """Write measurements in a format that other tools read."""
     from .datasets import load
-    from .datasets.export import export as write
+    from .datasets.export import export_dataset
 
     with _status(f"writing {out}"):
-        results = write(load(data), out, format, family=family, problem=problem)
-    _emit({"out": str(out), "format": format, "results": results}, as_json, _show_exported)
+        results = export_dataset(load(data), out, format, family=family, problem=problem)
+    _emit(_Said({"format": format, "results": results}, f"{results} results."), as_json, out=out)
 
 
 # What a command needs besides the floors: values from text, one way each.
@@ -485,21 +533,27 @@ def _gpus(text: str) -> int | None:
     return int(text)
 
 
-def _dimensions(arguments: Sequence[str], family: Family) -> dict[str, int]:
-    """`--rows 8192 --n=2048` as numbers, if they are the family's dimensions, each once."""
-    wanted = " ".join(f"--{dim} N" for dim in family.dims)
+def _dimensions(arguments: Sequence[str], family: Family) -> tuple[dict[str, int], tuple[str, ...]]:
+    """`--rows 8192 --n=2048 --permute_x` as numbers and flags, if they are the family's, each once."""
+    wanted = " ".join([*(f"--{dim} N" for dim in family.dims), *(f"[--{flag}]" for flag in family.flags)])
     parts = [part for argument in arguments for part in argument.split("=", 1)]
     dims: dict[str, int] = {}
-    for option, value in zip(parts[::2], [*parts[1::2], ""], strict=False):
-        dim = option.removeprefix("--")
-        if dim not in family.dims or dim == option or dim in dims:
+    flags: list[str] = []
+    while parts:
+        option = parts.pop(0)
+        name = option.removeprefix("--")
+        if name == option or name in dims or name in flags or name not in (*family.dims, *family.flags):
             raise typer.BadParameter(f"{option!r} is unknown or given twice; {family.name} takes {wanted}")
+        if name in family.flags:
+            flags.append(name)
+            continue
+        value = parts.pop(0) if parts else ""
         if not value.isdecimal():
             raise typer.BadParameter(f"must be an integer >= 0 but got {value!r}", param_hint=option)
-        dims[dim] = int(value)
+        dims[name] = int(value)
     if missing := [f"--{dim}" for dim in family.dims if dim not in dims]:
         raise typer.BadParameter(f"{' '.join(missing)} missing; {family.name} takes {wanted}")
-    return dims
+    return dims, tuple(flags)
 
 
 def _live() -> DeviceSpec | None:
@@ -511,46 +565,110 @@ def _live() -> DeviceSpec | None:
         return None
 
 
-def _families(dataset: Dataset, only: str | None = None) -> dict[str, Family]:
-    from .kernels import family
+def _measurable(name: str) -> Measurable:
+    from .kernels import find_measurable
 
-    return {name: family(name) for name in ([only] if only else dataset.families)}
-
-
-def _prediction(chosen: Shortlist, device: str) -> dict[str, Any]:
-    if not chosen.predicted:  # then it holds every config, in no order that means anything
-        raise ForetuneError(chosen.reason)
-    ranked = zip(chosen.configs, chosen.predicted_slowdown, strict=True)
-    return {
-        "shortlist": [
-            {"config": config.to_json(), "predicted_slowdown": round(float(slowdown), 4)} for config, slowdown in ranked
-        ],
-        "device": device,
-        "reason": chosen.reason,
-    }
+    return find_measurable(name)
 
 
-# How results look to a person.
+def _load(data: Sequence[str] | None) -> Dataset:
+    """One dataset, or several as one."""
+    from .datasets import load
+
+    loaded = [load(one) for one in data or [SHIPPED]]
+    if len(loaded) == 1:
+        return loaded[0]
+    from .datasets.merge import merge_datasets
+
+    return merge_datasets(loaded, name="+".join(one.name for one in loaded))
 
 
-def _emit(result: Any, as_json: bool, show: Callable[[Any], None]) -> None:
+def _families(dataset: Dataset, only: Iterable[str] | None = None) -> dict[str, Family]:
+    from .kernels import find_family
+
+    found = [find_family(name) for name in (only or dataset.families)]
+    return {family.name: family for family in found}
+
+
+def _describe(data: Sequence[str], as_json: bool) -> None:
+    from .datasets import load
+    from .kernels import families
+    from .model import check_sources
+
+    listed = [load(one) for one in data]
+    for dataset in listed:
+        for known in families().values():
+            check_sources(dataset, known)
+    _emit(_Listed(listed), as_json)
+
+
+def _counted(dataset: Dataset) -> _Said:
+    rows = len(dataset.measurements)
+    return _Said({"measurements": rows}, f"{dataset.name}: {rows} measurements.")
+
+
+# How results look.
+
+
+@dataclass(frozen=True)
+class _Said:
+    """A result that is a line."""
+
+    value: Mapping[str, Any]
+    line: str
+
+    def to_json(self) -> Mapping[str, Any]:
+        return self.value
+
+    def __rich__(self) -> str:
+        return self.line
+
+
+@dataclass(frozen=True)
+class _ByFamily:
+    """A result for each family."""
+
+    families: Mapping[str, Any]
+
+    def to_json(self) -> dict[str, Any]:
+        return {"families": {name: one.to_json() for name, one in self.families.items()}}
+
+    def __rich__(self) -> Any:
+        from rich.console import Group
+
+        return Group(*self.families.values())
+
+
+@dataclass(frozen=True)
+class _Listed:
+    """Results one after the other."""
+
+    results: Sequence[Any]
+
+    def to_json(self) -> list[Any]:
+        return [one.to_json() for one in self.results]
+
+    def __rich__(self) -> Any:
+        from rich.console import Group
+
+        return Group(*self.results)
+
+
+def _emit(result: Result, as_json: bool, **places: Path) -> None:
+    """Prints a result, and where on the disk things lie now."""
     if as_json:
-        typer.echo(json.dumps(result, indent=1))
-    else:
-        show(result)
-
-
-def _table(title: str, columns: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
+        value = result.to_json()
+        added = {what: str(path) for what, path in places.items()}
+        typer.echo(json.dumps(dict(value) | added if added else value, indent=1))
+        return
     from rich.console import Console
-    from rich.table import Table
 
-    table = Table(*columns, title=title, title_justify="left")
-    for row in rows:
-        table.add_row(*map(str, row))
     console = Console()
     if not console.is_terminal:
         console.width = 200  # a file has no edge to wrap at
-    console.print(table)
+    console.print(result)
+    for path in places.values():
+        typer.echo(f"It lies in {path}")
 
 
 @contextmanager
@@ -559,170 +677,6 @@ def _status(text: str) -> Iterator[Callable[[str], None]]:
 
     with Console(stderr=True).status(text) as status:
         yield status.update
-
-
-@contextmanager
-def _bar() -> Iterator[Callable[[Progress], None]]:
-    """Shows a campaign's progress: a bar on a terminal, else one line a problem, for logs."""
-    from rich import progress as rich
-    from rich.console import Console
-
-    console = Console(stderr=True)
-    columns = (rich.TextColumn("{task.description}"), rich.BarColumn(), rich.MofNCompleteColumn())
-    with rich.Progress(*columns, console=console, disable=not console.is_terminal) as bar:
-        task = bar.add_task("starting", total=None)
-
-        def show(now: Progress) -> None:
-            eta = "?" if now.eta_s is None else f"{now.eta_s / 60:.0f} min"
-            text = f"{now.case.problem} · {now.rate_per_s:.0f} configs/s · {eta} left"
-            bar.update(task, description=text, completed=now.done, total=now.total)
-            if not console.is_terminal:
-                console.print(f"{now.done}/{now.total} {text}", soft_wrap=True)
-
-        yield show
-
-
-def _show_quickstart(result: Mapping[str, Any]) -> None:
-    _show_evaluation(result["evaluation"])
-    problem = " ".join(f"{name}={size}" for name, size in result["prediction"]["problem"]["dims"].items())
-    typer.echo(f"\nAn example layer: {problem}")
-    _show_prediction(result["prediction"])
-    typer.echo(f"One prediction over the whole space takes {result['prediction_ms']} ms on one core.")
-    if ways := result["first_call"]:
-        columns = ("label", "declared", "benchmarked", "first_call_s", "time_us")
-        rows = [[f"{way[name]:.1f}" if name.endswith("s") else way[name] for name in columns] for way in ways]
-        _table("That layer on this machine's GPU, tuned from cold", columns, rows)
-    typer.echo(f"\nThe bundle lies in {result['bundle']}")
-
-
-def _show_summary(result: Mapping[str, Any]) -> None:
-    statuses = ", ".join(f"{count} {status}" for status, count in result["statuses"].items()) or "none"
-    typer.echo(
-        f"{result['cases']} problems in {result['seconds']:.0f} s, {result['plan']} plan; measurements: {statuses}"
-    )
-    typer.echo(
-        f"{result['configs_per_s']:.0f} configs/s; GPUs: {result['gpus']}, busy {100 * result['gpu_busy_share']:.0f} % "
-        f"of the time; {result['compile_s']:.0f} s of compiling, {result['lost_s']:.0f} s lost to aborts"
-    )
-    for problem in result["skipped"]:
-        typer.echo(f"Skipped {problem}")
-    for problem, slowdown in result["drifted"].items():
-        typer.echo(f"The GPU was up to {_percent(slowdown)} % slower than usual during {problem}")
-    if result["interrupted"]:
-        typer.echo("Interrupted.")
-    if not result["complete"]:
-        typer.echo("Some problems are not measured yet: run the same command again to go on.")
-    typer.echo(f"The dataset lies in {result['out']}")
-
-
-def _show_trained(result: Mapping[str, Any]) -> None:
-    typer.echo(f"Trained {', '.join(result['families'])}. The bundle lies in {result['bundle']}")
-
-
-def _show_evaluation(result: Mapping[str, Any]) -> None:
-    for name, family in result["families"].items():
-        regret, ks = family["regret"], list(family["regret"])
-        rows = [["foretune", *(_percent(regret[k]["geomean"]) for k in ks)]]
-        rows += [["  95 % interval", *(" - ".join(map(_percent, regret[k]["ci95"])) for k in ks)]]
-        rows += [[f"  {key}", *(_percent(regret[k][key]) for k in ks)] for key in ("p95", "max")]
-        devices = family["regret_by_device"] if len(family["regret_by_device"]) > 1 else {}
-        for apart, part in (family["regret_by_origin"] | devices).items():
-            label = f"  {apart} only ({part['problems']}, noise {_percent(part['noise_floor'])} %)"
-            rows += [[label, *(_percent(part["regret"][k]["geomean"]) for k in ks)]]
-        rows += [["  group sizes unknown", *(_percent(family["regret_sizes_unknown"][k]["geomean"]) for k in ks)]]
-        for baseline, curve in family["baselines"].items():
-            rows += [[baseline, *(_percent(curve[k]["geomean"]) for k in ks)]]
-        noise = _percent(family["noise_floor"])
-        _table(
-            f"{name}: % slower than the best config that was tried ({100 * family['tried']:.0f} % of them were), "
-            f"over {family['problems']} problems (noise {noise} %)",
-            ("best of first", *ks),
-            rows,
-        )
-
-
-def _show_replay(result: Mapping[str, Any]) -> None:
-    for name, family in result["families"].items():
-        ks = list(family["everything"]["regret"])
-        rows = []
-        for label, key in (("everything", "everything"), ("the plan", "planned")):
-            one = family[key]
-            configs, measurements = (f"{100 * one[share]:.1f} %" for share in ("configs", "measurements"))
-            label = f"{label}: {configs} of the configs, {measurements} of the measurements"
-            rows += [[label, *(_percent(one["regret"][k]["geomean"]) for k in ks)]]
-            rows += [["  group sizes unknown", *(_percent(one["regret_sizes_unknown"][k]["geomean"]) for k in ks)]]
-        for label, key in (("the plan loses", "regret"), ("  group sizes unknown", "regret_sizes_unknown")):
-            ratio = family["ratio"][key]
-            rows += [[label, *(_percent(ratio[k]["geomean"]) for k in ks)]]
-            rows += [["  95 % interval", *(" - ".join(map(_percent, ratio[k]["ci95"])) for k in ks)]]
-        noise = _percent(family["noise_floor"])
-        _table(
-            f"{name}: % slower than the best config, over {family['problems']} problems (noise {noise} %)",
-            ("best of first", *ks),
-            rows,
-        )
-
-
-def _percent(ratio: float) -> str:
-    return f"{(ratio - 1) * 100:.1f}"
-
-
-def _show_prediction(result: Mapping[str, Any]) -> None:
-    listed = result["shortlist"]
-    knobs = [knob for knob in dict.fromkeys(knob for entry in listed for knob in entry["config"]) if knob != "num_ctas"]
-    rows = [
-        [f"{entry['predicted_slowdown']:.3f}x", *(entry["config"].get(knob, "") for knob in knobs)] for entry in listed
-    ]
-    _table(f"Predicted fastest on {result['device']}", ("slowdown", *knobs), rows)
-    typer.echo(result["reason"])
-
-
-def _show_device(result: Mapping[str, Any]) -> None:
-    rates = {f"matrix_tflops, {dtype}": rate for dtype, rate in result.get("matrix_tflops_by_dtype", {}).items()}
-    rows = [[name, value] for name, value in (dict(result) | rates).items() if not isinstance(value, Mapping)]
-    _table(result["name"], ("", "value"), rows[1:])
-
-
-def _show_exported(result: Mapping[str, Any]) -> None:
-    typer.echo(f"{result['results']} results lie in {result['out']}")
-
-
-def _show_bench(result: Mapping[str, Any]) -> None:
-    columns = ("best_us", "predicted_us", "torch_us", "dense_us", "unfused_us", "separate_us", "roofline_us")
-    rows = [
-        [row["family"], row["name"], *("" if row[name] is None else f"{row[name]:.1f}" for name in columns)]
-        for row in result["rows"]
-    ]
-    _table(f"Kernel time on {result['device']['name']}, us", ("family", "problem", *columns), rows)
-    goals = [[g["goal"], g["aim"], g["figure"], "yes" if g["met"] else "NO", g["worst"]] for g in result["goals"]]
-    _table("Goals", ("goal", "aim", "reached", "met", "worst"), goals)
-    path = result["launch_path"]
-    typer.echo(
-        f"A hot call of the op takes {path['op_us']:.1f} us of the host, a bare launch of its kernel "
-        f"{path['bare_us']:.1f} us: {path['ratio']:.2f}x"
-    )
-
-
-def _show_datasets(listed: Sequence[Mapping[str, Any]]) -> None:
-    rows = [
-        [
-            one["name"],
-            name,
-            device,
-            there["problems"],
-            family["configs"],
-            there["measurements"],
-            ", ".join(family["plans"]),
-        ]
-        for one in listed
-        for name, family in one["families"].items()
-        for device, there in family["devices"].items()
-    ]
-    columns = ("name", "family", "device", "problems", "configs", "measurements", "plan")
-    _table("Datasets", columns, rows)
-    for one in listed:
-        if one["ignored"]:
-            typer.echo(f"{one['name']}: ignored half-written parts: {', '.join(one['ignored'])}")
 
 
 if __name__ == "__main__":

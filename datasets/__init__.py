@@ -50,10 +50,10 @@ def names() -> list[str]:
     """Names of the datasets that are shipped with the package.
 
     >>> names()
-    ['h200']
+    ['h100', 'h200']
     """
     root = Path(str(resources.files(__package__)))
-    return sorted(manifest.parent.name for manifest in root.glob("*/dataset.json"))
+    return sorted(manifest.parent.name for manifest in root.glob("[!.]*/dataset.json"))
 
 
 def load(name_or_path: str | Path) -> Dataset:

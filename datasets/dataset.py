@@ -16,8 +16,11 @@ from .errors import DatasetError
 from .grid import BinaryKind, Grid
 from .measurement import TIMED, BinaryFacts, Status
 from .schema import DRIFT
+from .tables import table
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from numpy.typing import NDArray
 
 
@@ -102,10 +105,10 @@ class Dataset:
         number = [kinds.setdefault((case.problem.dtype, case.problem.flags), len(kinds)) for case in self.cases]
         facts = rows[["config", *BinaryFacts._fields]].assign(kind=np.array(number)[rows["problem"].to_numpy()])
         facts = facts.dropna().groupby(["kind", "config"], observed=True).median().astype(int)
-        found: dict[BinaryKind, dict[KernelConfig, BinaryFacts]] = {kind: {} for kind in kinds}
+        found: dict[BinaryKind, dict[KernelConfig, BinaryFacts]] = {}
         names = list(kinds)
         for (kind, config), *values in facts.itertuples():
-            found[names[kind]][self.configs[config]] = BinaryFacts(*values)
+            found.setdefault(names[kind], {})[self.configs[config]] = BinaryFacts(*values)
         return found
 
     def counts(self, grid: Grid) -> NDArray[np.int64]:
@@ -143,6 +146,14 @@ class Dataset:
             return None
         return round(float(np.exp(np.log(noise).mean())), 4)
 
+    def to_json(self) -> dict[str, Any]:
+        """What it is, not the measurements themselves: see `describe`."""
+        return self.describe()
+
+    def __rich__(self) -> Any:
+        """What `rich.print` and a notebook show: counts of each family on each device."""
+        return datasets_table([self])
+
     def describe(self) -> dict[str, Any]:
         """Counts and origin, as `foretune datasets --json` prints them. `noise_floor` is the geometric mean of
         `Grid.noise`."""
@@ -172,3 +183,27 @@ class Dataset:
             ),
             "ignored": list(self.ignored),
         }
+
+
+def datasets_table(datasets: Sequence[Dataset]) -> Any:
+    """A `rich.table.Table` of several datasets: what is in each, by family and device; below it, what was ignored."""
+    described = [dataset.describe() for dataset in datasets]
+    rows = [
+        (
+            one["name"],
+            name,
+            device,
+            there["problems"],
+            family["configs"],
+            there["measurements"],
+            ", ".join(family["plans"]),
+        )
+        for one in described
+        for name, family in one["families"].items()
+        for device, there in family["devices"].items()
+    ]
+    below = [
+        f"{one['name']}: ignored half-written parts: {', '.join(one['ignored'])}" for one in described if one["ignored"]
+    ]
+    columns = ("name", "family", "device", "problems", "configs", "measurements", "plan")
+    return table("Datasets", columns, rows, below="\n".join(below))

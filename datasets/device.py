@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from .errors import ForetuneError
+from .tables import table
 
 #: The dtypes whose matrix rate a spec may have, sorted.
 MATRIX_DTYPES = ("bf16", "fp16", "fp32")
@@ -68,9 +69,15 @@ class DeviceSpec:
         """The spec of a live device (the current one unless `index` names another): queried limits, and the
         measured rates of a shipped spec of the same card where there is one.
 
-        Raises `ForetuneError` where there is no device.
+        Raises `ForetuneError` where there is no device, and where torch, which is asked for it, is not installed.
         """
-        import torch
+        try:
+            import torch
+        except ImportError:
+            raise ForetuneError(
+                "torch, which is asked for the GPU here, is not installed; devices that can be named instead: "
+                f"{', '.join(cls.names())}"
+            ) from None
 
         if not torch.cuda.is_available():
             raise ForetuneError(f"no GPU is visible here; devices that can be named instead: {', '.join(cls.names())}")
@@ -159,6 +166,12 @@ class DeviceSpec:
         they were."""
         value = asdict(self) | {"matrix_tflops_by_dtype": dict(self.matrix_tflops_by_dtype)}
         return {name: value[name] for name in value if name not in _ONLY_MEASURED or value[name]}
+
+    def __rich__(self) -> Any:
+        """What `rich.print` and a notebook show: a field a row."""
+        fields_shown = {name: value for name, value in self.to_json().items() if not isinstance(value, Mapping)}
+        rates = {f"matrix_tflops, {dtype}": rate for dtype, rate in self.matrix_tflops_by_dtype}
+        return table(self.name, ("", "value"), [row for row in (fields_shown | rates).items() if row[0] != "name"])
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> DeviceSpec:

@@ -1,7 +1,7 @@
 """Whether the device stayed the same while it was measured: one launch, repeated through the run.
 
-Every run has a drift probe: one config of one problem, timed again every few seconds on each GPU. Another process on the
-card, or a clock that sinks, shows in it.
+Every run has a drift probe: one config of one problem, timed again every few seconds on each GPU. Another process on
+the card, or a clock that sinks, shows in it.
 """
 
 from __future__ import annotations
@@ -56,8 +56,8 @@ def flagged(drift: pd.DataFrame) -> pd.Series[float]:
 
 
 def flagged_names(drift: pd.DataFrame) -> dict[str, float]:
-    """`flagged` for people, where `drift` has the problems by name: those that differ in their group sizes alone share
-    one, and the worst counts.
+    """`flagged` for people, where `drift` has the problems by name: those that differ in their ragged sizes alone
+    share one, and the worst counts.
 
     >>> import pandas as pd
     >>> readings = pd.DataFrame({"run_id": "r1", "gpu": "0", "problem": [*"aab"], "time_us": [100.0, 100.0, 150.0]})

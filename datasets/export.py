@@ -40,7 +40,7 @@ def export_dataset(
     """Writes a dataset's measurements as one file, of one family and of one problem if they are named; returns the
     number of results in it. `problem` counts from 0, in the order of `dataset.cases`.
 
-    "csv": a row a measurement, a column a dimension, a knob and a fact. Group sizes are summarised.
+    "csv": a row a measurement, a column a dimension, a knob and a fact. Ragged sizes are summarised.
 
     "t4": a result a config on a problem and device, all passes together, times in milliseconds as in Kernel Tuner's
     files: `times.runtimes` has the median of each pass, the measurement "time" their mean, without the scan's where

@@ -14,7 +14,7 @@ from .errors import ForetuneError
 if TYPE_CHECKING:
     import torch
 
-#: What an operand may consist of: name -> (bits of one element, what torch calls it; None where torch has no such type).
+#: What operands may consist of: name -> (bits of one element, what torch calls it, None where torch has no such type).
 _DTYPES: dict[str, tuple[int, str | None]] = {
     "bf16": (16, "bfloat16"),
     "fp16": (16, "float16"),
@@ -22,6 +22,8 @@ _DTYPES: dict[str, tuple[int, str | None]] = {
     "fp64": (64, "float64"),
     "fp8e4m3": (8, "float8_e4m3fn"),
     "fp8e5m2": (8, "float8_e5m2"),
+    "fp8e4m3fnuz": (8, "float8_e4m3fnuz"),
+    "fp8e5m2fnuz": (8, "float8_e5m2fnuz"),
     "int4": (4, None),
     "int8": (8, "int8"),
     "int16": (16, "int16"),
@@ -58,8 +60,8 @@ def dtype_from_json(value: Any) -> Dtype:
             raise ForetuneError(f"dtype must be one of {', '.join(DTYPES)} but got {dtype!r}")
     if not isinstance(value, Mapping):
         return str(value)
-    if not value:
-        raise ForetuneError("dtype must name at least one operand, but is empty")
+    if not value or not all(isinstance(operand, str) for operand in value):
+        raise ForetuneError(f"dtype must name the operands, at least one, but is {value!r}")
     return next(iter(given)) if len(set(given)) == 1 else tuple(sorted(value.items()))
 
 
@@ -92,6 +94,7 @@ def dtype_of_tensor(name: str, tensor: Any) -> str:
 
 #: What Triton calls them: its own names where they are not ours.
 _TRITON_NAMES = {name: name for name in DTYPES} | {"fp8e4nv": "fp8e4m3", "fp8e5": "fp8e5m2"}
+_TRITON_NAMES |= {"fp8e4b8": "fp8e4m3fnuz", "fp8e5b16": "fp8e5m2fnuz"}
 
 
 @dataclass(frozen=True)
@@ -164,7 +167,9 @@ class Problem:
         for name, size in self.dims:
             if size < 0:
                 raise ForetuneError(f"dimension {name} must be >= 0 but got {size}")
-        dtype_from_json(dtype_to_json(self.dtype))
+        # One way to say it, so that equal problems are equal: short where all are alike, else sorted and hashable.
+        named = self.dtype if isinstance(self.dtype, (str, Mapping)) else dict(self.dtype)
+        object.__setattr__(self, "dtype", dtype_from_json(named))
         if self.ragged is not None:
             along = dict(self.dims).get(self.ragged.dim)
             if along is None:
@@ -228,7 +233,8 @@ class Problem:
 
     @property
     def itemsize(self) -> int:
-        """Bytes of one element. Raises `ForetuneError` where operands differ: ask `itemsize_of` there."""
+        """Bytes that one element alone takes, a whole number. Raises `ForetuneError` where operands differ: ask
+        `itemsize_of` there."""
         if not isinstance(self.dtype, str):
             raise ForetuneError(f"the operands have different dtypes ({self.dtype_name}): name one")
         return math.ceil(_DTYPES[self.dtype][0] / 8)

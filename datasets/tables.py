@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from typing import Any
 
 
-def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[object]]) -> Any:
-    """A `rich.table.Table` of these rows, which `rich.print` and a notebook show.
+def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[object]], *, below: str = "") -> Any:
+    """A `rich.table.Table` of these rows, which `rich.print` and a notebook show, and a text below it.
 
     >>> table("Sizes", ("name", "bytes"), [("a", 1)]).row_count
     1
@@ -15,7 +15,8 @@ def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[object]]) 
     from rich.markup import escape
     from rich.table import Table
 
-    made = Table(*columns, title=escape(title), title_justify="left")
+    made = Table(*columns, title=escape(title), caption=escape(below) or None, title_justify="left")
+    made.caption_justify = "left"
     for row in rows:
         made.add_row(*(escape(str(cell)) for cell in row))
     return made

@@ -10,20 +10,20 @@ from __future__ import annotations
 
 import os
 import sys
+import warnings
+from functools import cache
 from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
-from ..datasets import Family, ForetuneError
+from ..datasets import Family, ForetuneError, ForetuneWarning, Measurable
 from .grouped_gemm import GroupedGemmDW, GroupedGemmDX, GroupedGemmForward
 
-__all__ = ["families", "find_family", "register"]
+__all__ = ["families", "find_family", "find_measurable", "register"]
 
 #: The entry points that name families of other packages.
 GROUP = "foretune.families"
-_registered: dict[str, Family] = {
-    family.name: family for family in (GroupedGemmForward(), GroupedGemmDX(), GroupedGemmDW())
-}
+_registered: dict[str, Family] = {}
 
 
 def register(family: Family | type[Family]) -> Family:
@@ -34,7 +34,7 @@ def register(family: Family | type[Family]) -> Family:
     >>> register(GroupedGemmForward).name
     'grouped_gemm_fwd'
     """
-    made = _made(family, "register")
+    made = _family_of(family)
     _registered[made.name] = made
     return made
 
@@ -42,35 +42,53 @@ def register(family: Family | type[Family]) -> Family:
 def families() -> dict[str, Family]:
     """Every family by name: those of this package, those that were registered, and those of entry points.
 
-    >>> sorted(families())[:3]
-    ['grouped_gemm_dw', 'grouped_gemm_dx', 'grouped_gemm_fwd']
+    An entry point that cannot be loaded is somebody else's trouble: it is left out with a warning.
+
+    >>> "grouped_gemm_dw" in families()
+    True
     """
-    return {name: find_family(name) for name in _names()}
+    found = {}
+    for name in _names():
+        try:
+            found[name] = find_family(name)
+        except ForetuneError as error:  # noqa: PERF203 - a handful of names
+            warnings.warn(f"{name} is left out: {error}", ForetuneWarning, stacklevel=2)
+    return found
 
 
 def find_family(family: str | Family | type[Family]) -> Family:
-    """The family of that name, the one at "package.module:attribute", or the family itself.
+    """The family of that name, the one at "package.module:attribute", or the family itself; the same object each time.
 
-    Raises `ForetuneError` saying which names there are and how to add one.
+    Raises `ForetuneError` saying which names there are and how to add one, or what is wrong with the place.
 
     >>> find_family("grouped_gemm_dw").knobs[:3]
     ('BLOCK_M', 'BLOCK_N', 'BLOCK_K')
-    >>> find_family("foretune.kernels.grouped_gemm:GroupedGemmDW").name
-    'grouped_gemm_dw'
+    >>> find_family("foretune.kernels.grouped_gemm:GroupedGemmDW") is find_family("grouped_gemm_dw")
+    True
     """
     if not isinstance(family, str):
-        return _made(family, "a family")
+        return _family_of(family)
     if family in _registered:
         return _registered[family]
     if ":" in family:
-        return _at(family)
+        found = _family_at(family)
+        _registered.setdefault(found.name, found)  # from now on by its name too, unless that is taken
+        return found
     for entry in _entry_points():
         if entry.name == family:
-            return _remembered(family, _loaded(entry))
+            return _registered.setdefault(family, _family_of_entry(entry))
     raise ForetuneError(
         f"unknown kernel family {family!r}; known: {', '.join(_names())}. To add one: foretune.register(family), an "
         f'entry point in the group "{GROUP}", or name it as package.module:attribute'
     )
+
+
+def find_measurable(family: str | Family | type[Family]) -> Measurable:
+    """As `find_family`, for who wants to measure. Raises `ForetuneError` for a family that only predicts, too."""
+    found = find_family(family)
+    if not isinstance(found, Measurable):
+        raise ForetuneError(f"{found.name} can be predicted but not collected: it is a Family and no Measurable")
+    return found
 
 
 def _names() -> list[str]:
@@ -81,14 +99,18 @@ def _entry_points() -> tuple[EntryPoint, ...]:
     return tuple(entry_points(group=GROUP))
 
 
-def _loaded(entry: EntryPoint) -> Family:
+def _family_of_entry(entry: EntryPoint) -> Family:
+    place = f"the entry point {entry.name} = {entry.value}"
     try:
-        return _made(entry.load(), f"the entry point {entry.name} = {entry.value}")
-    except (ImportError, AttributeError) as error:
-        raise ForetuneError(f"the entry point {entry.name} = {entry.value} cannot be loaded: {error}") from error
+        family = _family_of(entry.load())
+    except Exception as error:  # importing somebody's module can raise anything
+        raise ForetuneError(f"{place} cannot be loaded: {_said(error)}") from error
+    if family.name != entry.name:
+        raise ForetuneError(f"{place} leads to the family {family.name}: the entry point must have its name")
+    return family
 
 
-def _at(place: str) -> Family:
+def _family_at(place: str) -> Family:
     """The family at package.module:attribute, of a module that is installed or lies in the working directory."""
     module, _, attribute = place.partition(":")
     if (here := os.getcwd()) not in sys.path:
@@ -97,23 +119,31 @@ def _at(place: str) -> Family:
         found: Any = import_module(module)
         for name in attribute.split("."):
             found = getattr(found, name)
-    except (ImportError, AttributeError, ValueError) as error:
-        raise ForetuneError(f"no kernel family at {place!r}: {error}") from error
-    return _remembered(place, _made(found, place))
+        return _family_of(found)
+    except Exception as error:  # as above
+        raise ForetuneError(f"no kernel family at {place!r}: {_said(error)}") from error
 
 
-def _remembered(place: str, family: Family) -> Family:
-    """One object for a place: what is remembered of a family is remembered by its identity."""
-    _registered.setdefault(family.name, family)
-    return _registered[family.name] if type(_registered[family.name]) is type(family) else family
+def _family_of(value: Any) -> Family:
+    if isinstance(value, type) and issubclass(value, Family):
+        value = _made(value)
+    if not isinstance(value, Family):
+        raise ForetuneError(f"a kernel family must be a Family, a class of one, or its name, but is {value!r}")
+    return value
 
 
-def _made(family: Any, what: str) -> Family:
-    if isinstance(family, type) and issubclass(family, Family):
-        try:
-            family = family()
-        except TypeError as error:
-            raise ForetuneError(f"{what}: {family.__name__} cannot be made without arguments: {error}") from error
-    if not isinstance(family, Family):
-        raise ForetuneError(f"{what} must be a Family, or a name of one, but is {family!r}")
-    return family
+@cache
+def _made(family: type[Family]) -> Family:
+    """One object for a class, however it is asked for: what is remembered of a family is remembered by its identity."""
+    try:
+        return family()
+    except TypeError as error:
+        raise ForetuneError(f"{family.__name__} cannot be made without arguments: {error}") from error
+
+
+def _said(error: Exception) -> str:
+    return str(error) if isinstance(error, ForetuneError) else f"{type(error).__name__}: {error}"
+
+
+for _family in (GroupedGemmForward, GroupedGemmDX, GroupedGemmDW):
+    register(_family)

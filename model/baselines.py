@@ -99,8 +99,8 @@ class StaticRanker(Ranker):
 class NearestRanker(Ranker):
     """The measured slowdowns of the nearest training problem: what a table of tuned shapes does.
 
-    Nearest by Euclidean distance between the logs of the dimensions (and of the skew of ragged sizes, where both know them);
-    another dtype, layout or device is further away than any shape.
+    Nearest by Euclidean distance between the logs of the dimensions (and of the skew of ragged sizes, where both are
+    known); another dtype, layout or device is further away than any shape.
     """
 
     cases_: list[tuple[Problem, DeviceSpec]]

@@ -205,7 +205,7 @@ def _kind_from_json(value: Mapping[str, Any]) -> BinaryKind:
 
 def _facts(value: Mapping[str, Any]) -> BinaryFacts:
     for name in BinaryFacts._fields:
-        if not isinstance(value[name], int) or not 0 <= value[name] < 1 << 31:
+        if type(value[name]) is not int or not 0 <= value[name] < 1 << 31:
             raise BundleError(f"{name} of a binary must be a count but is {value[name]!r}")
     return BinaryFacts(*(value[name] for name in BinaryFacts._fields))
 

@@ -12,6 +12,7 @@ import numpy as np
 
 from ..datasets import Case, DeviceSpec, Family, ForetuneError, Problem
 from ..datasets.grid import Grid
+from ..datasets.tables import percent, table
 from .baselines import EstimateRanker, NearestRanker, RandomRanker, StaticRanker
 from .gbdt import LightGBMRanker
 from .metrics import geomean, summarise, top_k_regret
@@ -77,6 +78,28 @@ class Evaluation:
             "baselines": {name: self._summaries(regret) for name, regret in self.baselines.items()},
         }
 
+    def __rich__(self) -> Any:
+        """What `rich.print` and a notebook show: percent slower than the best config that was tried."""
+        told = self.to_json()
+        regret, ks = told["regret"], list(told["regret"])
+        rows = [["foretune", *(percent(regret[k]["geomean"]) for k in ks)]]
+        rows += [["  95 % interval", *(" - ".join(map(percent, regret[k]["ci95"])) for k in ks)]]
+        rows += [[f"  {key}", *(percent(regret[k][key]) for k in ks)] for key in ("p95", "max")]
+        devices = told["regret_by_device"] if len(told["regret_by_device"]) > 1 else {}
+        for apart, part in (told["regret_by_origin"] | devices).items():
+            label = f"  {apart} only ({part['problems']}, noise {percent(part['noise_floor'])} %)"
+            rows += [[label, *(percent(part["regret"][k]["geomean"]) for k in ks)]]
+        if any(case.problem.ragged for case in self.cases):
+            unknown = told["regret_sizes_unknown"]
+            rows += [["  ragged sizes unknown", *(percent(unknown[k]["geomean"]) for k in ks)]]
+        for baseline, curve in told["baselines"].items():
+            rows += [[baseline, *(percent(curve[k]["geomean"]) for k in ks)]]
+        title = (
+            f"{self.family}: % slower than the best config that was tried ({100 * self.tried:.0f} % of them were), "
+            f"over {len(self.cases)} problems (noise {percent(told['noise_floor'])} %)"
+        )
+        return table(title, ("best of first", *ks), rows)
+
     def _by_origin(self) -> dict[str, Any]:
         """The same, apart for the layers of real models and for random shapes, which are odder."""
         drawn = np.array([RANDOM in case.sources for case in self.cases])
@@ -122,6 +145,23 @@ class Evaluation:
             draws = np.atleast_2d(values)
             summaries[str(k)] = summarise(draws.ravel(), np.tile(self.groups, len(draws))).to_json()
         return summaries
+
+
+@dataclass(frozen=True)
+class Evaluations:
+    """Evaluations of several families, by name: what `foretune evaluate` prints."""
+
+    families: Mapping[str, Evaluation]
+
+    def to_json(self) -> dict[str, Any]:
+        """As `foretune evaluate --json` prints it."""
+        return {"families": {name: one.to_json() for name, one in self.families.items()}}
+
+    def __rich__(self) -> Any:
+        """What `rich.print` and a notebook show: a table a family."""
+        from rich.console import Group
+
+        return Group(*self.families.values())
 
 
 def cross_validate(

@@ -33,27 +33,8 @@ class LightGBMRanker(Ranker):
 
     `emphasis` weighs a training row by slowdown ** -emphasis: above 0, being right about fast configs counts more.
 
-    What decided (H200, 180 problems x 998 configs, unseen model families, 300 trees, 2026-11; regret@1 / @8 with the
-    group sizes, then without; noise floor 0.9 %):
-
-    | objective                  | sizes known | unknown     |
-    | -------------------------- | ----------- | ----------- |
-    | regression, emphasis 0     | 4.9 / 2.2 % | 5.3 / 3.0 % |
-    | regression, emphasis 2     | 4.2 / 2.0 % | 5.1 / 2.3 % |
-    | lambdarank                 | 3.6 / 1.6 % | 4.8 / 1.9 % |
-    | blend, emphasis 0          | 3.5 / 1.7 % | 4.6 / 2.2 % |
-    | ... emphasis 1.5, slow 1.7 | 3.3 / 1.6 % | 4.1 / 2.1 % |
-    | ... emphasis 1.5, slow 1.4 | 3.0 / 1.5 % | 4.1 / 2.0 % |
-
-    The first four with `slow` 4 and `keep_slow` 0.3, then 0.15 and 0.1: hopeless rows take the trees' leaves and half
-    of the training time, and nobody chooses among them. About twenty variants were compared on this one
-    cross-validation, with one seed: differences of 0.2 points are noise, and the last row is flattered by having
-    been picked. On 364 problems of an earlier h200 (noise floor 0.24 %, 300 trees, today's defaults otherwise,
-    `cross_validate(load("h200"), family, partial(LightGBMRanker, objective))`): regression 2.9 / 0.9 % and
-    3.8 / 1.3 %, lambdarank 2.2 / 0.6 % and 3.1 / 0.9 %, blend 2.3 / 0.7 % and 3.0 / 1.0 %. So ranking is what pays;
-    between the last two there is nothing to choose, and blend stays because its figures are slowdowns. Data of four
-    devices need more trees than those of one: 450 instead of 300 brought dW's regret@1 on the whole card from 4.6 to
-    4.2 %, forward's from 3.2 to 3.1 % (means of two seeds), for a fifth more time to predict.
+    `slow` and `keep_slow` thin out what nobody chooses: see `rows.training_rows`. model/README.md has the figures that
+    decided on the defaults.
 
     The same data, parameters and seed give the same trees.
 

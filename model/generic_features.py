@@ -5,10 +5,12 @@ Names are fixed by what a family declares, so that a bundle can tell whether it 
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property, lru_cache
 from itertools import combinations
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -23,15 +25,13 @@ _RESERVED_SMEM_BYTES = 1024
 _MOST_PROGRAMS, _MOST_THREADS = 32, 2048
 _DEVICE = ("sm_count", "flops_per_byte_limit", "smem_per_sm_bytes", "l2_bytes")
 _WORK = ("log_flops", "log_bytes", "intensity")
-_GRID = ("log_programs", "log_waves", "wave_fill", "log_bytes_per_program")
-_BINARY = ("binary_known", "smem_bytes", "registers", "spills", "residency")
+_GRID = ("log_programs", "log_waves", "wave_fill", "log_bytes_per_program", "log_bytes_per_thread")
+_BINARY = ("binary_known", "registers", "spills", "smem_bytes", "residency")
 
 
 @dataclass(frozen=True)
 class GenericFeatures:
-    """What a family declares of itself, as columns.
-
-    `tiles` says which knob divides which dimension.
+    """What a family declares of itself, as columns. `tiles` says which knob divides which dimension.
 
     >>> generic = GenericFeatures(dims=("rows", "columns"), dtypes=("fp16",), flags=(), knobs=("BLOCK", "num_warps"),
     ...                           tiles={"BLOCK": "columns"})
@@ -45,21 +45,19 @@ class GenericFeatures:
     knobs: tuple[str, ...]
     tiles: Mapping[str, str]
 
-    @property
+    @cached_property
     def names(self) -> tuple[str, ...]:
         """The columns, in order."""
-        ratios = [f"log_{a}_over_{b}" for a, b in combinations(self.dims, 2)]
-        tiled = [f"{what}_{knob}" for knob in self.tiles for what in ("log_tiles", "padding")]
         return (
             *(f"log_{dim}" for dim in self.dims),
-            *ratios,
+            *(f"log_{a}_over_{b}" for a, b in combinations(self.dims, 2)),
             "itemsize",
             *(f"dtype_{dtype}" for dtype in self.dtypes),
             *(f"flag_{flag}" for flag in self.flags),
             *_DEVICE,
             *_WORK,
             *self.knobs,
-            *tiled,
+            *(f"{what}_{knob}" for knob in self.tiles for what in ("log_tiles", "padding")),
             *_GRID,
             *_BINARY,
         )
@@ -77,67 +75,80 @@ class GenericFeatures:
     ) -> NDArray[np.float32]:
         """(n_configs, len(names)), finite. `programs` is the size of each config's grid, (n_configs,); `flops` and
         `touched_bytes` are of the whole problem, 0 where nobody said."""
-        logs = {dim: np.log2(max(problem[dim], 1)) for dim in self.dims}
-        itemsize = problem.itemsize if isinstance(problem.dtype, str) else 0
-        of_problem = [
+        of_problem = self._of_problem(problem, device, flops, touched_bytes)
+        knobs, threads = _knob_table(tuple(configs), self.knobs, device.warp_size)
+        columns: list[NDArray[np.float64]] = []
+        for knob, dim in self.tiles.items():
+            size, block = max(problem[dim], 1), np.maximum(knobs[:, self.knobs.index(knob)], 1.0)
+            tiles = np.ceil(size / block)
+            columns += [np.log2(tiles), tiles * block / size]
+        facts = _facts(configs, binaries)
+        residency = _residency(facts, threads, device)
+        launched = np.maximum(programs, 1.0)
+        waves = launched / (device.sm_count * np.maximum(residency, 1.0))
+        columns += [
+            np.log2(launched),
+            np.log2(waves),
+            waves / np.ceil(waves),
+            np.log2(touched_bytes / launched + 1),
+            np.log2(touched_bytes / launched / threads + 1),
+            *facts.T,
+            residency,
+        ]
+        table = np.empty((len(configs), len(self.names)), np.float32)
+        first, second = len(of_problem), len(of_problem) + len(self.knobs)
+        table[:, :first], table[:, first:second] = of_problem, knobs
+        table[:, second:] = np.stack(columns, axis=1)
+        return table
+
+    def _of_problem(self, problem: Problem, device: DeviceSpec, flops: float, touched_bytes: float) -> list[float]:
+        """The columns that are the same for all configs."""
+        logs = {dim: float(np.log2(max(problem[dim], 1))) for dim in self.dims}
+        return [
             *logs.values(),
             *(logs[a] - logs[b] for a, b in combinations(self.dims, 2)),
-            itemsize,
+            problem.itemsize if isinstance(problem.dtype, str) else 0,
             *(problem.dtype == dtype for dtype in self.dtypes),
             *(flag in problem.flags for flag in self.flags),
             device.sm_count,
             device.matrix_tflops * 1e3 / device.copy_bandwidth_gbs,
             device.smem_per_sm_bytes,
             device.l2_bytes,
-            np.log2(flops + 1),
-            np.log2(touched_bytes + 1),
-            flops / touched_bytes if touched_bytes else 0.0,
+            float(np.log2(flops + 1)),
+            float(np.log2(touched_bytes + 1)),
+            flops / max(touched_bytes, 1.0),
         ]
-        columns = [np.full(len(configs), float(value)) for value in of_problem]
-        columns += [np.array([_number(config, knob) for config in configs], float) for knob in self.knobs]
-        for knob, dim in self.tiles.items():
-            block = np.maximum(np.array([_number(config, knob) for config in configs], float), 1.0)
-            size = max(problem[dim], 1)
-            tiles = np.ceil(size / block)
-            columns += [np.log2(tiles), tiles * block / size]
-        facts = binary_columns(configs, binaries, device)
-        residency = np.where(facts["binary_known"] > 0, facts["residency"], 1.0)
-        slots = device.sm_count * residency
-        waves = np.maximum(programs, 1.0) / slots
-        columns += [
-            np.log2(np.maximum(programs, 1.0)),
-            np.log2(waves),
-            waves / np.ceil(waves),
-            np.log2(touched_bytes / np.maximum(programs, 1.0) + 1),
-            *facts.values(),
-        ]
-        if not len(configs):
-            return np.empty((0, len(columns)), np.float32)
-        return np.stack(columns, axis=1).astype(np.float32)
 
 
-def binary_columns(
-    configs: Sequence[KernelConfig], binaries: Mapping[KernelConfig, BinaryFacts], device: DeviceSpec
-) -> dict[str, NDArray[np.float64]]:
-    """What the binaries say, each (n_configs,), and how many programs of each one SM holds at a time, hence; zeros
-    where a binary is not known."""
-    known = [binaries.get(config) for config in configs]
-    facts = np.array([(0, 0, 0) if one is None else one for one in known], float).reshape(len(configs), 3)
-    registers, spills, smem = facts.T
-    threads = np.array([config.num_warps * device.warp_size for config in configs], float)
-    by_registers = np.floor(device.registers_per_sm / np.maximum(registers * threads, 1.0))
-    by_smem = np.floor(device.smem_per_sm_bytes / (smem + _RESERVED_SMEM_BYTES))
-    fits = np.minimum.reduce(
-        [by_registers, by_smem, np.floor(_MOST_THREADS / threads), np.full(len(configs), _MOST_PROGRAMS)]
-    )
-    there = np.array([one is not None for one in known], float)
-    values = (there, smem, registers, spills, np.maximum(fits, 1.0) * there)
-    return dict(zip(_BINARY, values, strict=True))
+@lru_cache(maxsize=64)
+def _knob_table(
+    configs: tuple[KernelConfig, ...], knobs: tuple[str, ...], warp_size: int
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """The knobs as numbers, (n_configs, n_knobs), and the threads of a program, (n_configs,)."""
+    values = [[_number(known.get(knob)) for knob in knobs] for known in (config.to_json() for config in configs)]
+    threads = [config.num_warps * warp_size for config in configs]
+    return np.array(values, float).reshape(len(configs), len(knobs)), np.array(threads, float)
 
 
-def _number(config: KernelConfig, knob: str) -> float:
-    """A knob as a number; of a text its place in no order is any use, so it is hashed to one of a few."""
-    value = config[knob]
+def _number(value: Any) -> float:
+    """A knob as a number; one that is not set is 0, and of a text the places in any order say nothing."""
     if value is None:
         return 0.0
-    return float(value) if isinstance(value, (int, float)) else float(sum(str(value).encode()) % 64)
+    return float(value) if isinstance(value, (int, float)) else float(zlib.crc32(str(value).encode()) % 4096)
+
+
+def _facts(configs: Sequence[KernelConfig], binaries: Mapping[KernelConfig, BinaryFacts]) -> NDArray[np.float64]:
+    """Whether a config's binary is known, and its registers, spills and bytes of shared memory: (n_configs, 4)."""
+    found = [binaries.get(config) for config in configs] if binaries else [None] * len(configs)
+    rows = [(0.0, 0.0, 0.0, 0.0) if one is None else (1.0, *one) for one in found]
+    return np.array(rows, float).reshape(len(configs), 4)
+
+
+def _residency(facts: NDArray[np.float64], threads: NDArray[np.float64], device: DeviceSpec) -> NDArray[np.float64]:
+    """How many programs of each config one SM holds at a time, (n_configs,); 0 where its binary is not known."""
+    known, registers, _, smem = facts.T
+    by_registers = np.floor(device.registers_per_sm / np.maximum(registers * threads, 1.0))
+    by_smem = np.floor(device.smem_per_sm_bytes / (smem + _RESERVED_SMEM_BYTES))
+    fits = np.minimum(np.minimum(by_registers, by_smem), np.minimum(np.floor(_MOST_THREADS / threads), _MOST_PROGRAMS))
+    result: NDArray[np.float64] = np.maximum(fits, 1.0) * known
+    return result

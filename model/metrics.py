@@ -1,7 +1,7 @@
 """How good a ranking is: pure functions of arrays.
 
 Times of two passes: a shortlist is benchmarked on the first, and what it chose is reported on the second, so that
-luck in the first does not count (FIELD.md section 2: the argmin of one pass re-measures 3-5 % slower).
+luck in the first does not count: the argmin of one pass takes 3-5 % longer when it is measured again.
 """
 
 from __future__ import annotations

@@ -68,7 +68,8 @@ class TrainingRows:
 
 
 def training_rows(grid: Grid, family: Family, *, slow: float, keep_slow: float, seed: int) -> TrainingRows:
-    """Each problem twice: with its group sizes, and as the host sees it at call time, without them.
+    """Each problem twice where its ragged sizes are known: with them, and as the host sees it at call
+    time, without them.
 
     Configs that failed, or were never tried, are left out. Of those slower than `slow` times the best only a share
     `keep_slow` of all that there would be stays, drawn by `seed`: a third of a wide space is hopeless, and telling 20x

@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from typing import TYPE_CHECKING
 
-from ..datasets import Family, ForetuneWarning
+from ..datasets import Family, ForetuneWarning, Measurable
 
 if TYPE_CHECKING:
     from ..datasets.dataset import Dataset
@@ -15,17 +15,24 @@ def check_sources(dataset: Dataset, family: Family) -> None:
     """Warns (`ForetuneWarning`) where a dataset was measured with other sources of the family's kernel.
 
     What is learned from it may still be good: a new feature that is off by default changes the sources too. Where
-    runs recorded no sources there is nothing to compare, nor where Triton is not installed (a laptop ranks without it).
+    runs recorded no sources there is nothing to compare, nor where the family's are not known here.
     """
-    recorded = dataset.kernel_sources(family.name)
-    try:
-        now = family.source_hash()
-    except ImportError:
-        return
-    if others := recorded - {now}:
+    now = source_of(family)
+    if now is not None and (others := dataset.kernel_sources(family.name) - {now}):
         warnings.warn(
             f"{dataset.name} was measured with other sources of {family.name} ({', '.join(sorted(others))}) than there "
             f"are now ({now}): its times are another kernel's. Collect again where that matters",
             ForetuneWarning,
             stacklevel=3,
         )
+
+
+def source_of(family: Family) -> str | None:
+    """The hash of the family's kernel as it is now; None where it is not known: a family that only predicts has no
+    kernel, and a laptop ranks without Triton."""
+    if not isinstance(family, Measurable):
+        return None
+    try:
+        return family.source_hash()
+    except ImportError:
+        return None

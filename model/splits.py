@@ -45,24 +45,25 @@ def split_groups(cases: Sequence[Case]) -> NDArray[np.intp]:
 
 
 def split_folds(groups: NDArray[np.intp], folds: int) -> NDArray[np.intp]:
-    """The fold of each case, (n_cases,): whole groups, the largest first, each to the emptiest fold.
+    """The fold of each case, (n_cases,): whole groups, the largest first, each to the emptiest fold, as scikit-learn's
+    `GroupKFold` does it.
 
     There are fewer folds than asked for where there are fewer groups. Raises `ForetuneError` below two of either.
 
     >>> split_folds(np.array([0, 0, 0, 1, 1, 2]), 2).tolist()
     [0, 0, 0, 1, 1, 1]
     """
-    sizes = np.bincount(groups)
+    there = np.unique(groups)
     if folds < 2:
         raise ForetuneError(f"folds must be >= 2 but got {folds}")
-    if len(sizes) < 2:
+    if len(there) < 2:
         raise ForetuneError("cross-validation needs problems of at least two unrelated models, but there is one group")
-    filled = np.zeros(min(folds, len(sizes)), np.intp)
-    fold_of = np.empty(len(sizes), np.intp)
-    for group in np.argsort(-sizes, kind="stable"):
-        fold_of[group] = filled.argmin()
-        filled[fold_of[group]] += sizes[group]
-    result: NDArray[np.intp] = fold_of[groups]
+    from sklearn.model_selection import GroupKFold
+
+    result = np.empty(len(groups), np.intp)
+    splits = GroupKFold(min(folds, len(there))).split(groups, groups=groups)
+    for fold, (_, tested) in enumerate(splits):
+        result[tested] = fold
     return result
 
 

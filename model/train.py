@@ -11,7 +11,7 @@ from ..datasets import Family, ForetuneError
 from ..datasets.grid import Grid
 from .bundle import Bundle, TrainedFamily
 from .gbdt import LightGBMRanker
-from .sources import check_sources
+from .sources import check_sources, source_of
 
 if TYPE_CHECKING:
     from ..datasets.dataset import Dataset
@@ -43,7 +43,7 @@ def train_bundle(
             origin={
                 "dataset": dataset.name,
                 "measurements_sha256": fingerprint(grid),
-                "source_hash": families[name].source_hash(),
+                "source_hash": source_of(families[name]),
                 "problems": len(grid),
                 "configs": len(grid.configs),
             },

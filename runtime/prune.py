@@ -103,8 +103,10 @@ class Pruner:
 
 
 def _current_device() -> int | None:
-    import torch
-
+    try:
+        import torch
+    except ImportError:
+        return None  # `DeviceSpec.live` says what is missing
     return torch.cuda.current_device() if torch.cuda.is_available() else None
 
 

@@ -7,11 +7,13 @@ supported config goes through, in its order, with one warning that says why.
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from ..datasets import DeviceSpec, Family, ForetuneError, KernelConfig, Problem
+from ..datasets.tables import table
 from .warn import warn_once
 
 if TYPE_CHECKING:
@@ -19,6 +21,9 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from ..model import Bundle
+
+    #: Positions of the configs that are ranked, fastest first, (n,), and predicted slowdowns by position, (n_configs,).
+    Ranking: TypeAlias = tuple[NDArray[np.intp], NDArray[np.float64]]
 
 #: Entries of each memo. A full one is emptied: predicting again costs milliseconds and changes no answer.
 _MEMO_SIZE = 4096
@@ -37,6 +42,38 @@ class Shortlist:
     positions: tuple[int, ...]  # (n,) where each stands in the configs that were given
     reason: str
     predicted: bool = True
+    device: str = ""  # the name of the one that it is for
+
+    def to_json(self) -> dict[str, Any]:
+        """As `foretune predict --json` prints it."""
+        ranked = zip(self.configs, self.predicted_slowdown, strict=True)
+        return {
+            "shortlist": [
+                {"config": config.to_json(), "predicted_slowdown": round(slowdown, 4)} for config, slowdown in ranked
+            ],
+            "device": self.device,
+            "predicted": self.predicted,
+            "reason": self.reason,
+        }
+
+    def __rich__(self) -> Any:
+        from rich.console import Group
+        from rich.text import Text
+
+        listed = [config.to_json() for config in self.configs]
+        knobs = [knob for knob in dict.fromkeys(knob for config in listed for knob in config) if knob != "num_ctas"]
+        same = {knob: listed[0].get(knob) for knob in knobs if len({config.get(knob) for config in listed}) == 1}
+        differing = [knob for knob in knobs if knob not in same]
+        rows = [
+            [f"{slowdown:.3f}x", *(config.get(knob, "") for knob in differing)]
+            for slowdown, config in zip(self.predicted_slowdown, listed, strict=True)
+        ]
+        what = "Predicted fastest" if self.predicted else "All that are supported"
+        return Group(
+            table(f"{what} on {self.device}", ("slowdown", *differing), rows),
+            *([Text("All with " + " ".join(f"{knob}={value}" for knob, value in same.items()))] if same else []),
+            Text(self.reason),
+        )
 
 
 def make_shortlist(
@@ -79,7 +116,7 @@ def make_shortlist(
 
 
 class Chooser:
-    """One family's configs on one device, ranked by one bundle: what `make_shortlist` keeps, with the answers it gave."""
+    """One family's configs on one device, ranked by one bundle, and the answers given: what `make_shortlist` keeps."""
 
     def __init__(
         self, family: Family, device: DeviceSpec, configs: Sequence[KernelConfig] | None, bundle: Bundle | None
@@ -90,7 +127,7 @@ class Chooser:
         if not self.configs:
             raise ForetuneError(f"{family.name}: there must be at least one config but none was given")
         self._answers: dict[tuple[Problem, int], Shortlist] = {}
-        self._rankings: dict[Problem, tuple[NDArray[np.intp], NDArray[np.float64]]] = {}
+        self._rankings: dict[Problem, Ranking] = {}
 
     def choose(self, problem: Problem, k: int) -> Shortlist:
         """The first `k` supported configs of the ranking, or without one all that are supported."""
@@ -112,7 +149,7 @@ class Chooser:
 
     def _ranked(self, problem: Problem, k: int) -> Shortlist:
         """Whether a config is supported is asked of the problem itself, and only until `k` of them are."""
-        order, slowdowns = self._ranking(self.family.at_call_time(problem))
+        order, slowdowns = self._ranking(problem)
         wrong = self._wrong(problem)
         positions: list[int] = []
         for position in order.tolist():
@@ -130,27 +167,48 @@ class Chooser:
             predicted_slowdown=tuple(chosen.tolist()),
             positions=tuple(positions),
             reason=f"predicted by bundle {_bundle(self.bundle).digest[:12]}",
+            device=self.device.name,
         )
 
-    def _ranking(self, problem: Problem) -> tuple[NDArray[np.intp], NDArray[np.float64]]:
-        """Positions of all configs, fastest first, and their predicted slowdowns, both (n_configs,)."""
+    def _ranking(self, problem: Problem) -> Ranking:
+        """All configs, fastest first, as predicted for what stands for the problem at call time."""
+        near = self.family.at_call_time(problem)
+        ranking = self._rankings.get(near)
+        if ranking is None:
+            try:
+                ranking = self._predicted(near, self.configs)
+            except Exception:
+                able = supported(self.family, problem, self.device, self.configs)
+                if len(able) < len(self.configs):
+                    with suppress(Exception):  # a config that no kernel takes may have no features
+                        return self._ranking_of(able, near)
+                raise
+            _remember(self._rankings, near, ranking)
+        return ranking
+
+    def _ranking_of(self, positions: tuple[int, ...], problem: Problem) -> Ranking:
+        import numpy as np
+
+        order, slowdowns = self._predicted(problem, tuple(self.configs[position] for position in positions))
+        everywhere = np.full(len(self.configs), np.inf)
+        everywhere[list(positions)] = slowdowns
+        return np.array(positions)[order], everywhere
+
+    def _predicted(self, problem: Problem, configs: tuple[KernelConfig, ...]) -> Ranking:
         import numpy as np  # takes as long to import as the rest of Foretune: not before it is needed
 
-        ranking = self._rankings.get(problem)
-        if ranking is None:
-            bundle = _bundle(self.bundle)
-            archs = sorted({spec.arch for spec in bundle.trained_on(self.family.name)})
-            if self.device.arch not in archs:
-                raise ForetuneError(f"the bundle knows {', '.join(archs)} but this device is {self.device.arch}")
-            ranker = bundle.ranker(self.family.name)
-            slowdowns = np.asarray(ranker.predict(self.family, problem, self.device, self.configs), dtype=np.float64)
-            if slowdowns.shape != (len(self.configs),):
-                raise ForetuneError(f"{len(self.configs)} slowdowns were due but the ranker gave {slowdowns.shape}")
-            if not (np.isfinite(slowdowns) & (slowdowns > 0)).all():
-                raise ForetuneError("the ranker gave slowdowns that are not positive numbers")
-            ranking = np.argsort(slowdowns, kind="stable"), slowdowns
-            _remember(self._rankings, problem, ranking)
-        return ranking
+        bundle = _bundle(self.bundle)
+        archs = sorted({spec.arch for spec in bundle.trained_on(self.family.name)})
+        if self.device.arch not in archs:
+            raise ForetuneError(f"the bundle knows {', '.join(archs)} but this device is {self.device.arch}")
+        with np.errstate(all="ignore"):  # what is not finite is refused below
+            predicted = bundle.ranker(self.family.name).predict(self.family, problem, self.device, configs)
+        slowdowns = np.asarray(predicted, dtype=np.float64)
+        if slowdowns.shape != (len(configs),):
+            raise ForetuneError(f"{len(configs)} slowdowns were due but the ranker gave {slowdowns.shape}")
+        if not (np.isfinite(slowdowns) & (slowdowns > 0)).all():
+            raise ForetuneError("the ranker gave slowdowns that are not positive numbers")
+        return np.argsort(slowdowns, kind="stable"), slowdowns
 
     def _wrong(self, problem: Problem) -> Collection[KernelConfig]:
         """What computed a wrong result when the bundle's data were measured; nothing where there is no such bundle."""
@@ -168,6 +226,7 @@ class Chooser:
             positions=positions,
             reason=reason,
             predicted=False,
+            device=self.device.name,
         )
 
 

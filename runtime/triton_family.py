@@ -7,9 +7,10 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 
 from ..datasets import (
+    DTYPES,
     BinaryFacts,
     Case,
     DeviceSpec,
@@ -19,10 +20,9 @@ from ..datasets import (
     Problem,
     dtype_of_tensor,
     roofline_us,
-    torch_dtype,
 )
 from ..model.generic_features import GenericFeatures
-from .launching.source_hash import hash_of_kernel
+from .launching.kernel import Kernel
 
 if TYPE_CHECKING:
     import numpy as np
@@ -30,8 +30,25 @@ if TYPE_CHECKING:
     import triton
     from numpy.typing import NDArray
 
-#: Relative errors that count as right, by the dtype of the output: a few roundings of it.
-TOLERANCES = {"fp64": 1e-12, "fp32": 1e-5, "fp16": 2e-3, "bf16": 1e-2, "fp8e4m3": 8e-2, "fp8e5m2": 0.15}
+#: Relative errors that count as right, by the dtype of the output: a few roundings of it. (Of fp32 a few of TF32, which
+#: `tl.dot` multiplies with unless it is told not to.)
+TOLERANCES = {"fp64": 1e-12, "fp32": 2e-3, "fp16": 2e-3, "bf16": 1e-2, "fp8e4m3": 8e-2, "fp8e5m2": 0.15}
+#: What a subclass must say, and what that is.
+_DECLARED = {
+    "name": "what the family is called",
+    "kernel": "the triton.jit function, with its decorators",
+    "dims_from": "each dimension with the kernel's parameter that has its size",
+    "output": "the parameter that the kernel writes its result to",
+    "arguments": "what a launch passes, by parameter name",
+    "grid": "the programs of a launch",
+    "eager": "the same by plain PyTorch",
+}
+
+#: Launch options that a config may have among its meta-parameters: those of AMD's compiler.
+_OPTIONS = ("waves_per_eu", "matrix_instr_nonkdim", "kpack", "schedule_hint")
+
+#: A parameter's name, or what to compute from a launch's arguments by parameter name.
+Source: TypeAlias = "str | Callable[[Mapping[str, Any]], Any]"
 
 
 @dataclass(frozen=True)
@@ -43,86 +60,101 @@ class TritonInputs:
 
 
 class TritonFamily(Measurable):
-    """A `triton.jit` kernel, or a `triton.autotune` of one, as a family that can be predicted, pruned and collected.
+    """A `triton.jit` kernel, under whatever decorators, as a family that can be predicted, pruned and collected.
 
     A subclass at the top of a module (other processes import it by name) declares:
 
-    - `name`, `kernel`, and `configs` (the autotuner's own where the kernel is one and they are left out);
-    - `dims_from`: each dimension with the kernel's parameter that has its size; `dtype_from`: the tensor parameter
-      that says the dtype (the first parameter if left out); `flags_from`: each flag with the parameter that switches it;
-    - `arguments(problem, where)`: what a launch passes by name, tensors random and on the torch device `where`;
-      `output`: which of them is the result; `grid(problem, config)`; `eager(arguments)`: the same by plain PyTorch.
+    - `name`, `kernel`, and `configs`, unless the kernel is under a `triton.autotune` that has them;
+    - `dims_from`: each dimension with the kernel's parameter that has its size, or with a function of a launch's
+      arguments (`lambda call: call["x_ptr"].shape[0]`); `flags_from` likewise: a flag is on where that is neither None
+      nor false; `dtype_from`: the tensor parameter that says the dtype (the first parameter if left out);
+    - `arguments(problem, where)`: what a launch passes by parameter name, tensors random and on the torch device
+      `where`; `output`: which of them, of floats, the kernel writes and does not read; `grid(problem, config)`;
+      `eager(arguments)`: what it should have written, by plain PyTorch.
 
-    and may declare `tiles` (which knob divides which dimension: better features), `flops` and `bytes`, `ranges` (the
-    sizes that `cases` draws each dimension from), `dtypes`, `bucketed`, and `supports` (what it passes must compile and
-    compute the right result: say here that a block must cover a row, for example).
+    and may declare `tiles` (which knob divides which dimension: better features), `flops` and `bytes`, `dtypes`,
+    `ranges` (the sizes that `cases` draws each dimension from) and `most_bytes` (it draws no larger problems),
+    `bucketed`, and `supports`: what that passes must compile and compute the right result, so if a block must cover a
+    row, say so there, and ask `super().supports` first.
 
-    Integers that the kernel specialises are taken for what they are: calls whose integers specialise alike share a
-    binary, and each binary is compiled once. See `foretune.kernels.testing.FamilyContract` for tests, and the README of
-    kernels/ for an example.
+    Kernels may specialise their integers: calls that specialise alike share a binary, and each binary is compiled once.
+    `foretune.kernels.testing.FamilyContract` tests a family; the README of kernels/ has an example.
+
+    Raises `ForetuneError` where the class is declared and something is missing or cannot be.
     """
 
     kernel: ClassVar[Any]
     configs: ClassVar[Sequence[KernelConfig | triton.Config] | None] = None
-    dims_from: ClassVar[Mapping[str, str]]
+    dims_from: ClassVar[Mapping[str, Source]]
+    flags_from: ClassVar[Mapping[str, Source]] = {}
     dtype_from: ClassVar[str | None] = None
-    flags_from: ClassVar[Mapping[str, str]] = {}
     dtypes: ClassVar[tuple[str, ...]] = ("bf16", "fp16", "fp32")
     output: ClassVar[str]
     tiles: ClassVar[Mapping[str, str]] = {}
     ranges: ClassVar[Mapping[str, tuple[int, int]]] = {}
+    most_bytes: ClassVar[float] = 2.0**31
     reads_binaries = True
 
-    def __init_subclass__(cls, **options: Any) -> None:
-        """Raises `ForetuneError` for a declaration that cannot be."""
-        super().__init_subclass__(**options)
-        if not {"name", "kernel", "dims_from"} <= set(dir(cls)):
-            return  # one more base class
-        space = _space_of(cls)
-        cls.dims, cls.flags = tuple(cls.dims_from), tuple(cls.flags_from)
-        cls.knobs = tuple(dict.fromkeys(knob for config in space for knob in config.to_json() if knob != "num_ctas"))
-        parameters = _jit(cls.kernel).arg_names
-        cls.dtype_from = cls.dtype_from or parameters[0]
-        wanted = [*cls.dims_from.values(), *cls.flags_from.values(), cls.dtype_from]
-        if missing := [name for name in wanted if name not in parameters]:
-            raise ForetuneError(f"{cls.name}: the kernel has no parameter {missing[0]}; it has {', '.join(parameters)}")
-        for knob, dim in cls.tiles.items():
-            if knob not in cls.knobs or dim not in cls.dims:
-                raise ForetuneError(
-                    f"{cls.name}: tiles must map knobs ({', '.join(cls.knobs)}) to dimensions ({', '.join(cls.dims)}) "
-                    f"but has {knob!r}: {dim!r}"
-                )
-        cls._generic = GenericFeatures(cls.dims, cls.dtypes, cls.flags, cls.knobs, dict(cls.tiles))
-        cls.feature_names = cls._generic.names
-
+    _kernel: ClassVar[Kernel]
+    _space: ClassVar[tuple[KernelConfig, ...]]
+    _members: ClassVar[frozenset[KernelConfig]]
+    _values: ClassVar[Mapping[str, frozenset[Any]]]  # of each knob
     _generic: ClassVar[GenericFeatures]
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        if not hasattr(cls, "name") and not hasattr(cls, "kernel"):
+            return  # one more base class
+        for what, meaning in _DECLARED.items():
+            if getattr(cls, what, None) is getattr(TritonFamily, what, None):
+                raise ForetuneError(f"{cls.__name__} must declare `{what}`: {meaning}")
+        cls._kernel = Kernel(cls.kernel)
+        cls._space = _space_of(cls)
+        cls._members = frozenset(cls._space)
+        knobs = [config.to_json() for config in cls._space]
+        names = [knob for knob in dict.fromkeys(k for config in knobs for k in config) if knob != "num_ctas"]
+        cls._values = {knob: frozenset(config.get(knob) for config in knobs) for knob in (*names, "num_ctas")}
+        cls.knobs, cls.dims, cls.flags = tuple(names), tuple(cls.dims_from), tuple(cls.flags_from)
+        cls.dtype_from = cls.dtype_from or cls._kernel.parameters[0]
+        _check(cls)
+        cls._generic = GenericFeatures(cls.dims, tuple(cls.dtypes), cls.flags, cls.knobs, dict(cls.tiles))
+        cls.feature_names = cls._generic.names
 
     # What a subclass says.
 
     def arguments(self, problem: Problem, where: str) -> Mapping[str, Any]:
-        """All arguments of a launch but the knobs, by parameter name: random tensors on the torch device `where`
-        ("meta" where only their types are asked for), and numbers. The seed of torch is set."""
-        raise NotImplementedError(f"{type(self).__name__} must say what `arguments` a launch has")
+        """All arguments of a launch but the knobs, by parameter name: tensors on the torch device `where`, random where
+        the kernel reads them, and numbers. The seed is set. On "meta", where only types are asked for, tensors have no
+        values to look at."""
+        raise NotImplementedError
 
     def grid(self, problem: Problem, config: KernelConfig) -> tuple[int, ...]:
-        """The programs of a launch."""
-        raise NotImplementedError(f"{type(self).__name__} must say what `grid` a launch has")
+        """The programs of a launch, along up to three axes."""
+        raise NotImplementedError
 
     def eager(self, arguments: Mapping[str, Any]) -> torch.Tensor:
         """What a launch with these arguments should leave in the output, by plain PyTorch."""
-        raise NotImplementedError(f"{type(self).__name__} must say what it computes: `eager`")
+        raise NotImplementedError
 
-    # What follows from that.
+    def flops(self, problem: Problem) -> float:
+        """Floating-point operations of one launch; 0 = not said."""
+        return 0.0
 
-    def space(self, device: DeviceSpec | None = None) -> tuple[KernelConfig, ...]:
-        return _space_of(type(self))
+    def bytes(self, problem: Problem) -> float:
+        """Bytes that one launch reads and writes at least; 0 = not said."""
+        return 0.0
 
     def supports(self, config: KernelConfig, problem: Problem, device: DeviceSpec) -> str | None:
         if problem.dtype not in self.dtypes:
             return f"dtype {problem.dtype_name} is not one of {', '.join(self.dtypes)}"
         if unknown := [flag for flag in problem.flags if flag not in self.flags]:
             return f"flag {unknown[0]} is not one of {', '.join(self.flags) or 'none'}"
-        return _wrong_knob(type(self), config)
+        return _other_space(type(self), config)
+
+    # What follows from that: to predict and prune.
+
+    def space(self, device: DeviceSpec | None = None) -> tuple[KernelConfig, ...]:
+        return self._space
 
     def features(
         self,
@@ -131,8 +163,7 @@ class TritonFamily(Measurable):
         configs: Sequence[KernelConfig],
         binaries: Mapping[KernelConfig, BinaryFacts] | None = None,
     ) -> NDArray[np.float32]:
-        programs = self._programs(problem, configs)
-        flops, touched = self.flops(problem), self.bytes(problem)
+        programs, flops, touched = self._programs(problem, configs), self.flops(problem), self.bytes(problem)
         return self._generic.table(
             problem, device, configs, programs, binaries or {}, flops=flops, touched_bytes=touched
         )
@@ -145,19 +176,23 @@ class TritonFamily(Measurable):
         return max(roofline_us(self, problem, device), 1.0) * np.ceil(waves) / waves
 
     def _programs(self, problem: Problem, configs: Sequence[KernelConfig]) -> NDArray[np.float64]:
+        """The size of each config's grid, (n_configs,)."""
         import numpy as np
 
-        return np.array([float(math.prod(self.grid(problem, config))) for config in configs])
+        return np.array([math.prod(self.grid(problem, config)) for config in configs], float)
 
     def problem_from_call(self, arguments: Mapping[str, Any]) -> Problem:
-        assert self.dtype_from is not None
-        wanted = [*self.dims_from.values(), self.dtype_from]
-        if missing := [name for name in wanted if name not in arguments]:
+        sources = (*self.dims_from.values(), *self.flags_from.values(), self.dtype_from)
+        wanted = [source for source in sources if isinstance(source, str)]
+        if missing := [name for name in wanted if name not in arguments and name not in self._kernel.defaults]:
             raise ForetuneError(f"the call has no argument {', '.join(missing)}: {self.name} needs {', '.join(wanted)}")
-        flags = tuple(flag for flag, name in self.flags_from.items() if arguments.get(name))
-        dtype = dtype_of_tensor(self.dtype_from, arguments[self.dtype_from])
-        dims = {dim: int(arguments[name]) for dim, name in self.dims_from.items()}
+        given = self._kernel.defaults | dict(arguments)
+        dtype = dtype_of_tensor(str(self.dtype_from), given[str(self.dtype_from)])
+        dims = {dim: int(_found(source, given)) for dim, source in self.dims_from.items()}
+        flags = [flag for flag, source in self.flags_from.items() if _is_on(_found(source, given))]
         return Problem(self.name, tuple(sorted(dims.items())), dtype, tuple(sorted(flags)))
+
+    # And to collect.
 
     def cases(
         self,
@@ -176,37 +211,37 @@ class TritonFamily(Measurable):
             raise ForetuneError(f"{self.name} draws its shapes from its ranges: it takes no models and no tokens")
         if missing := [dim for dim in self.dims if dim not in self.ranges]:
             raise ForetuneError(f"{self.name} has no range to draw {missing[0]} from: declare ranges, or give cases")
+        limit = math.inf if max_tflop is None else max_tflop * 1e12
         drawn: dict[Problem, Case] = {}
         source = np.random.default_rng(seed)
-        for _ in range(random * 20):
+        for _ in range(random * 20):  # small ranges may not have so many
             if len(drawn) == random:
                 break
             dims = {dim: _drawn_size(source, *self.ranges[dim]) for dim in self.dims}
-            problem = Problem.of(self.name, dtype=str(source.choice(self.dtypes)), **dims)
-            if max_tflop is None or self.flops(problem) <= max_tflop * 1e12:
+            flags = tuple(flag for flag in self.flags if source.integers(2))
+            problem = Problem.of(self.name, dtype=str(source.choice(self.dtypes)), flags=flags, **dims)
+            if self.flops(problem) <= limit and self.bytes(problem) <= self.most_bytes:
                 drawn.setdefault(problem, Case(problem, ("random",)))
         return tuple(drawn.values())
-
-    def flops(self, problem: Problem) -> float:
-        """Floating-point operations of one launch; 0 = not said."""
-        return 0.0
-
-    def bytes(self, problem: Problem) -> float:
-        """Bytes that one launch reads and writes at least; 0 = not said."""
-        return 0.0
 
     def inputs(self, problem: Problem, device: DeviceSpec, *, seed: int = 0) -> TritonInputs:
         import torch
 
         where = "cpu" if device.backend == "cpu" else "cuda"
-        with torch.random.fork_rng():
+        with torch.random.fork_rng([torch.cuda.current_device()] if where == "cuda" else []):
             torch.manual_seed(seed)
             arguments = dict(self.arguments(problem, where))
-        arguments[self.output].fill_(float("nan"))
+        output = arguments[self.output]
+        if not output.is_floating_point():
+            raise ForetuneError(
+                f"{self.name}: the output {self.output} must be a tensor of floats but is {output.dtype}"
+            )
+        output.fill_(float("nan"))
         return TritonInputs(arguments, problem)
 
     def launch(self, inputs: TritonInputs, config: KernelConfig) -> torch.Tensor:
-        _launchable(self.kernel)[self.grid(inputs.problem, config)](**inputs.arguments, **config.to_json())
+        arguments = {**inputs.arguments, **config.to_json()}
+        self._kernel.launch(self.grid(inputs.problem, config), arguments)
         result: torch.Tensor = inputs.arguments[self.output]
         return result
 
@@ -214,129 +249,77 @@ class TritonFamily(Measurable):
         return self.eager(inputs.arguments).float()
 
     def tolerance(self, problem: Problem) -> float:
-        output = _types(type(self), problem)[self.output]
-        return TOLERANCES.get(output[0], 1e-5)
+        output = _without_memory(self, problem)[self.output]
+        return TOLERANCES[dtype_of_tensor(self.output, output)]
 
     def compile(self, config: KernelConfig, problem: Problem) -> Any:
-        given = {name: torch_dtype(dtype) if kind == "tensor" else value
-                 for name, (dtype, kind, value) in _types(type(self), problem).items()}  # fmt: skip
-        return _launchable(self.kernel).warmup(grid=self.grid(problem, config), **given, **config.to_json())
+        arguments = {**_without_memory(self, problem), **config.to_json()}
+        return self._kernel.compile(self.grid(problem, config), arguments)
 
     def binary_key(self, config: KernelConfig, problem: Problem) -> Hashable:
-        return config, _specialisation(type(self), problem)
+        arguments = {**_without_memory(self, problem), **config.to_json()}
+        return config, self._kernel.specialisation(arguments)
 
     def source_hash(self) -> str:
-        return hash_of_kernel(_jit(self.kernel))
+        return self._kernel.source_hash()
 
 
-def autotuned(
-    family: TritonFamily,
-    inputs: TritonInputs,
-    configs: Sequence[triton.Config],
-    early_config_prune: Callable[..., Any] | None = None,
-) -> tuple[Any, Callable[[], torch.Tensor]]:
-    """A new `triton.autotune` of the family's kernel over these configs, with nothing compiled in memory yet, and a
-    function that calls it once on the inputs: what `timing.first_call` times."""
-    import triton
-
-    jit = _jit(family.kernel)
-    fresh = triton.jit(do_not_specialize=_unspecialised(jit))(jit.fn)
-    pruned_by = {"early_config_prune": early_config_prune} if early_config_prune else None
-    tuner = triton.autotune(configs=list(configs), key=list(family.dims_from.values()), prune_configs_by=pruned_by)(
-        fresh
-    )
-
-    def call() -> torch.Tensor:
-        def grid(meta: Mapping[str, Any]) -> tuple[int, ...]:
-            return family.grid(inputs.problem, KernelConfig.of(**{knob: meta[knob] for knob in meta if knob in knobs}))
-
-        tuner[grid](**inputs.arguments)
-        result: torch.Tensor = inputs.arguments[family.output]
-        return result
-
-    knobs = set(family.knobs)
-    return tuner, call
-
-
-def _launchable(kernel: Any) -> Any:
-    """What takes a config's knobs at a launch: an autotuner's kernel, with its heuristics."""
-    return kernel.fn if hasattr(kernel, "configs") and hasattr(kernel, "fn") else kernel
-
-
-def _jit(kernel: Any) -> Any:
-    """The `triton.jit` function, compiled or interpreted, below autotuners and heuristics."""
-    while hasattr(kernel, "fn") and not callable(getattr(kernel.fn, "__code__", None)) and hasattr(kernel.fn, "fn"):
-        kernel = kernel.fn
-    return kernel
-
-
-def _unspecialised(jit: Any) -> list[str]:
-    return [p.name for p in getattr(jit, "params", ()) if p.do_not_specialize]
-
-
-@lru_cache(maxsize=64)
 def _space_of(family: type[TritonFamily]) -> tuple[KernelConfig, ...]:
-    """Raises `ForetuneError` where there is none."""
-    configs = family.configs if family.configs is not None else getattr(family.kernel, "configs", None)
+    """The configs as values. Raises `ForetuneError` where there are none, and for those with code of their own."""
+    configs = family._kernel.configs if family.configs is None else family.configs
     if not configs:
-        raise ForetuneError(f"{family.name}: declare configs, or give a kernel under triton.autotune, which has some")
-    values = (c if isinstance(c, KernelConfig) else KernelConfig.from_triton(c) for c in configs)
+        raise ForetuneError(f"{family.name}: declare `configs`, or give a kernel under a triton.autotune that has some")
+    if any(getattr(config, "pre_hook", None) for config in configs):
+        raise ForetuneError(f"{family.name}: a config with a pre_hook cannot be kept as values: declare `configs`")
+    values = (config if isinstance(config, KernelConfig) else KernelConfig.from_triton(config) for config in configs)
     return tuple(dict.fromkeys(values))
 
 
-@lru_cache(maxsize=1 << 16)
-def _wrong_knob(family: type[TritonFamily], config: KernelConfig) -> str | None:
-    """The reason why a config is none of the family's: a knob or a value that its space does not have."""
-    knobs, values = config.to_json(), _values_of(family)
-    if unknown := sorted(knobs.keys() - values.keys()):
-        return f"{unknown[0]} is no knob of {family.name}; it has {', '.join(values)}"
-    if missing := sorted(values.keys() - knobs.keys()):
-        return f"{missing[0]} is missing; {family.name} has the knobs {', '.join(values)}"
-    for knob, value in knobs.items():
-        if value not in values[knob]:
-            return f"{knob} cannot be {value}: {', '.join(map(str, sorted(values[knob], key=str)))}"
-    return None
+def _check(family: type[TritonFamily]) -> None:
+    """Raises `ForetuneError` for a declaration that names what there is not."""
+    parameters, dims = family._kernel.parameters, family.dims
+    named = [*family.dims_from.values(), *family.flags_from.values(), family.dtype_from, family.output]
+    meta = [name for config in family._space for name, _ in config.meta if name not in _OPTIONS]
+    wrong = [
+        *((name, "parameter", parameters) for name in [*named, *meta] if isinstance(name, str)),
+        *((dim, "dimension", dims) for dim in (*family.tiles.values(), *family.ranges, *family.bucketed)),
+        *((knob, "knob", family.knobs) for knob in family.tiles),
+        *((dtype, "dtype", DTYPES) for dtype in family.dtypes),
+    ]
+    for name, what, there in wrong:
+        if name not in there:
+            raise ForetuneError(f"{family.name}: there is no {what} {name}; there are {', '.join(there)}")
+    for dim, (low, high) in family.ranges.items():
+        if not 1 <= low <= high:
+            raise ForetuneError(f"{family.name}: ranges must be 1 <= low <= high but {dim} has {low} to {high}")
 
 
-@lru_cache(maxsize=64)
-def _values_of(family: type[TritonFamily]) -> dict[str, frozenset[Any]]:
-    space = [config.to_json() for config in _space_of(family)]
-    return {
-        knob: frozenset(config.get(knob) for config in space) for knob in dict.fromkeys(k for c in space for k in c)
-    }
-
-
-@lru_cache(maxsize=4096)
-def _types(family: type[TritonFamily], problem: Problem) -> dict[str, tuple[str, str, Any]]:
-    """(dtype, "tensor" or "number", value) of each argument of a launch, without any memory."""
-    import torch
-
-    with torch.random.fork_rng(devices=[]):
-        arguments = family().arguments(problem.without_sizes(), "meta")
-    return {
-        name: (dtype_of_tensor(name, value), "tensor", None)
-        if isinstance(value, torch.Tensor)
-        else ("", "number", value)
-        for name, value in arguments.items()
-    }
+def _other_space(family: type[TritonFamily], config: KernelConfig) -> str | None:
+    """The reason why a config is none of the family's: nobody knows what another one does, or how long it compiles."""
+    if config in family._members:
+        return None
+    knobs = config.to_json()
+    if unknown := [knob for knob in knobs if knob not in family._values]:
+        return f"{unknown[0]} is no knob of {family.name}; it has {', '.join(family.knobs)}"
+    for knob, allowed in family._values.items():
+        if knobs.get(knob) not in allowed:
+            values = ", ".join(sorted(map(str, allowed), key=lambda value: (len(value), value)))
+            return f"{knob} must be one of {values} but is {knobs.get(knob)}"
+    return f"no config of {family.name} has {config}"
 
 
 @lru_cache(maxsize=4096)
-def _specialisation(family: type[TritonFamily], problem: Problem) -> Hashable:
-    """What Triton makes a binary of its own for: dtypes, and of each integer whether it is 1 or a multiple of 16 (and
-    whether it needs 64 bits), unless the kernel does not specialise it; everything of a constant."""
-    jit = _jit(family.kernel)
-    plain = set(_unspecialised(jit))
-    constants = {p.name for p in getattr(jit, "params", ()) if p.is_constexpr}
-    key: list[Hashable] = []
-    for name, (dtype, kind, value) in sorted(_types(family, problem).items()):
-        if kind == "tensor" or name in constants or not isinstance(value, int) or isinstance(value, bool):
-            key.append((name, dtype, value))
-        elif name in plain:
-            key.append((name, abs(value) >= 2**31))
-        else:
-            key.append((name, value == 1, value % 16 == 0, abs(value) >= 2**31))
-    return tuple(key)
+def _without_memory(family: TritonFamily, problem: Problem) -> Mapping[str, Any]:
+    """The arguments of a launch, tensors without memory."""
+    return family.arguments(problem.without_sizes(), "meta")
+
+
+def _found(source: Source, arguments: Mapping[str, Any]) -> Any:
+    return arguments[source] if isinstance(source, str) else source(arguments)
+
+
+def _is_on(value: Any) -> bool:
+    return value is not None and (hasattr(value, "dtype") or bool(value))
 
 
 def _drawn_size(source: np.random.Generator, low: int, high: int) -> int:

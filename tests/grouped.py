@@ -7,8 +7,9 @@ import itertools
 from dataclasses import replace
 
 from foretune.datasets import DeviceSpec, KernelConfig, Problem
+from foretune.kernels import find_family
 
-FORWARD, DX, DW = (family(f"grouped_gemm_{name}") for name in ("fwd", "dx", "dw"))
+FORWARD, DX, DW = (find_family(f"grouped_gemm_{name}") for name in ("fwd", "dx", "dw"))
 FAMILIES = (FORWARD, DX, DW)
 FLAGS = ((), ("permute_x",), ("permute_y",))
 DTYPES = ("bf16", "fp16", "fp32")
@@ -34,7 +35,7 @@ def config(family, m, n, k, *, tma=(0, 0, 0), warps=4, stages=2, band=1, program
         PROGRAMS_PER_SM=programs,
         num_warps=warps,
         num_stages=stages,
-        **dict(zip(family.operation.tma, tma, strict=True)),
+        **dict(zip(family.variant.tma, tma, strict=True)),
     )
 
 
@@ -58,7 +59,7 @@ def problem(family, sizes=None, *, flags=(), dtype="bf16", **dims):
     """A problem of a layer; groups and rows follow from the group sizes where these are given."""
     told = {} if sizes is None else {"groups": len(sizes), "rows": sum(sizes)}
     dims = {"groups": 64, "rows": 8192, "n": 2048, "k": 1024} | told | dims
-    return Problem.of(family.name, dtype=dtype, flags=flags, group_sizes=sizes, **dims)
+    return Problem.of(family.name, dtype=dtype, flags=flags, ragged=None if sizes is None else {"rows": sizes}, **dims)
 
 
 def made(family, sizes, n=40, k=72, *, flags=(), dtype="fp16", device=CPU, chunk_rows=None, seed=0):

@@ -14,10 +14,12 @@ from typing import Any
 import pytest
 from foretune import datasets
 from foretune.__main__ import _seconds, app
+from foretune.kernels import find_family
 from foretune.model import evaluate
 from typer.testing import CliRunner, Result
 
-COMMANDS = ("quickstart", "collect", "train", "evaluate", "replay", "predict", "device", "datasets", "export")
+COMMANDS = ("quickstart", "collect", "train", "evaluate", "replay", "predict", "device", "export")
+SUBCOMMANDS = ("bench kernels", "datasets show", "datasets merge", "datasets seal")
 FAMILY = "grouped_gemm_fwd"
 LAYER = "--groups 64 --rows 8192 --n 2048 --k 1024"
 PREDICT = f"predict {FAMILY} --device h200 {LAYER}"
@@ -40,9 +42,15 @@ def example_of(command: str) -> str:
 
 def test_the_commands_are_these() -> None:
     assert [command.name for command in app.registered_commands] == list(COMMANDS)
+    nested = [
+        f"{group.name} {command.name}"
+        for group in (*app.registered_groups,)
+        for command in group.typer_instance.registered_commands
+    ]
+    assert nested == list(SUBCOMMANDS)
 
 
-@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.parametrize("command", [*COMMANDS, *SUBCOMMANDS, "datasets"])
 def test_every_command_helps_with_an_example_and_has_json(command: str) -> None:
     result = call(f"{command} --help")
     assert result.exit_code == 0
@@ -82,7 +90,10 @@ def test_wrong_usage_exits_with_2(line: str) -> None:
             "'16,many' is not a list of counts such as 32,64",
         ),
         (f"{PREDICT} --dtype int8", "'int8' is not one of bf16, fp16"),
-        (f"{PREDICT} --m 4", "'--m' is unknown or given twice; grouped_gemm_fwd takes --groups N --rows N --n N --k N"),
+        (
+            f"{PREDICT} --m 4",
+            "'--m' is unknown or given twice; grouped_gemm_fwd takes --groups N --rows N --n N --k N [--permute_x]",
+        ),
         (f"{PREDICT} --n 8", "'--n' is unknown or given twice"),
         (f"predict {FAMILY} --device h200 --groups 64 --rows 8192", "--n --k missing"),
         (f"predict {FAMILY} --device h200 --groups 64 --rows many --n 8 --k 8", "--rows: must be an integer"),
@@ -98,7 +109,9 @@ def test_an_option_that_cannot_be_exits_with_2_and_is_named(line: str, named: st
 @pytest.mark.parametrize(
     ("line", "named"),
     [
-        ("datasets h100", "h100"),
+        ("datasets show h300", "h300"),
+        ("datasets merge h200 no/such --out o", "no/such"),
+        ("datasets seal no/such --out o", "no/such"),
         ("train --data no/such/folder --out bundle", "no/such/folder"),
         ("evaluate --data no/such/folder", "no/such/folder"),
         ("evaluate --bundle no/such/bundle", "no/such/bundle"),
@@ -110,7 +123,7 @@ def test_an_option_that_cannot_be_exits_with_2_and_is_named(line: str, named: st
         (f"predict {FAMILY} --device h200 --groups 0 --rows 8 --n 64 --k 64", "must be >= 1 but are 0, 64 and 64"),
         (f"predict {FAMILY} --device no/such.json {LAYER}", "no/such.json: cannot be read"),
         ("device h200 --sms 133", "NVIDIA H200 has 1 to 132 SMs but 133 were asked for"),
-        ("export h100 --format csv --out o", "h100"),
+        ("export h300 --format csv --out o", "h300"),
         ("export h200 --format xml --out o", "format must be one of t4, csv but is 'xml'"),
         ("export h200 --format t4 --out o --problem 100000", "problem must be 0 to "),
         ("export h200 --format t4 --out no/such/folder/o --problem 0", "no/such/folder/o"),
@@ -135,7 +148,8 @@ def test_no_device_to_show_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     result = call("device")
     assert result.exit_code == 1
-    assert "no GPU is visible here; devices that can be named instead: h200" in result.stderr
+    names = ", ".join(datasets.DeviceSpec.names())
+    assert f"no GPU is visible here; devices that can be named instead: {names}" in result.stderr
 
 
 def test_a_device_is_shown_and_saved_and_predicts_as_itself(tmp_path: Path) -> None:
@@ -163,7 +177,7 @@ def test_one_problem_is_exported(format: str, tmp_path: Path) -> None:
     assert (tmp_path / "x").read_text().count("num_warps") == (result["results"] if format == "t4" else 1)
 
 
-@pytest.mark.parametrize(("line", "code"), [("datasets", 0), ("datasets h100", 1), ("datasets --fast", 2)])
+@pytest.mark.parametrize(("line", "code"), [("datasets", 0), ("datasets show h300", 1), ("datasets --fast", 2)])
 def test_exit_codes_reach_the_shell(line: str, code: int, tmp_path: Path) -> None:
     run = subprocess.run(
         [sys.executable, "-m", "foretune", *line.split()], cwd=tmp_path, capture_output=True, text=True
@@ -193,11 +207,10 @@ def test_datasets_shows_them_as_a_table() -> None:
 
 
 def test_data_of_another_kernel_are_named_in_one_line_beside_the_result(monkeypatch: pytest.MonkeyPatch) -> None:
-
     (measured,) = datasets.load("h200").kernel_sources(FAMILY)
     for now, warned in ((measured, False), ("another", True)):
-        monkeypatch.setattr(type(family(FAMILY)), "source_hash", lambda self, now=now: now)
-        result = call("datasets h200 --json")
+        monkeypatch.setattr(type(find_family(FAMILY)), "source_hash", lambda self, now=now: now)
+        result = call("datasets show h200 --json")
         lines = [line for line in result.stderr.splitlines() if f" of {FAMILY} (" in line]
         assert [line.startswith("Warning: h200 was measured with other sources") for line in lines] == [True] * warned
         assert json.loads(result.stdout)
@@ -216,8 +229,22 @@ def test_predict_as_json_is_the_contract() -> None:
 
 def test_predict_shows_a_row_a_config() -> None:
     table = call(f"{PREDICT} --top 3").stdout
-    assert "BLOCK_M" in table
     assert table.count("x ") == 3
+    (same,) = (line for line in table.splitlines() if line.startswith("All with "))
+    assert not [knob.split("=")[0] for knob in same.split()[2:] if f" {knob.split('=')[0]} " in table]  # said once
+
+
+def test_predict_fits_a_terminal_of_80_columns() -> None:
+    shown = CliRunner().invoke(app, shlex.split(f"{PREDICT} --top 3"), env={"COLUMNS": "80", "FORCE_COLOR": "1"}).stdout
+    assert "…" not in shown
+    assert "..." not in shown
+
+
+def test_predict_takes_flags_and_a_place_of_a_family() -> None:
+    flagged = json.loads(call(f"{PREDICT} --permute_x --json").stdout)
+    assert all(entry["config"]["TMA_X"] == 0 for entry in flagged["shortlist"])
+    place = PREDICT.replace(FAMILY, "foretune.kernels.grouped_gemm:GroupedGemmForward")
+    assert call(f"{place} --json").stdout == call(f"{PREDICT} --json").stdout
 
 
 def test_predict_takes_options_with_an_equals_sign_too() -> None:
@@ -248,7 +275,7 @@ def test_replay_as_json_is_the_contract_and_the_table_shows_both(monkeypatch: py
         assert family["ratio"][key][k]["geomean"] == pytest.approx(
             family["planned"][key][k]["geomean"] / family["everything"][key][k]["geomean"], abs=2e-4
         )
-    monkeypatch.setattr("foretune.collect.replay.replay", lambda *given: Recorded(family))
+    monkeypatch.setattr("foretune.collect.replay.replay_plan", lambda *given: Recorded(family))
     table = call("replay").stdout
     plan = f"the plan: {100 * family['planned']['configs']:.1f} %"
     assert all(text in table for text in ("everything: 100.0 % of the configs", plan, "the plan loses"))
@@ -279,7 +306,7 @@ def check_evaluation(evaluation: dict[str, Any]) -> None:
     for family in evaluation["families"].values():
         assert family["problems"] > 0
         assert 1.0 <= family["noise_floor"] < 1.1
-        assert set(family["baselines"]) == {"random", "static", "nearest", "roofline"}
+        assert set(family["baselines"]) == {"random", "static", "nearest", "estimate"}
         for key, k in itertools.product(("regret", "regret_sizes_unknown"), ("1", "2", "4", "8", "16")):
             entry = family[key][k]
             low, high = entry["ci95"]

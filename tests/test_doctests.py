@@ -20,6 +20,9 @@ def test_examples(name: str) -> None:
     assert failed == 0, "see the captured output"
 
 
-@pytest.mark.parametrize("name", ["configs", "grouped_gemm", "prune", "shortlist"])
+FACE = ("collect_dataset", "configs", "families", "grouped_gemm", "load_bundle", "prune", "register", "shortlist")
+
+
+@pytest.mark.parametrize("name", FACE)
 def test_the_face_has_an_example_of_each_function(name: str) -> None:
     assert ">>>" in (getattr(foretune, name).__doc__ or "")

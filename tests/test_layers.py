@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,7 +11,22 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-FLOORS = ("datasets", "model", "runtime", "kernels", "collect")  # each may import those before it
+FLOORS = ("datasets", "model", "runtime", "kernels", "collect")
+#: Each may import itself and these.
+BELOW = {
+    "datasets": (),
+    "model": ("datasets",),
+    "runtime": ("datasets", "model"),
+    "kernels": ("datasets", "model", "runtime"),
+    "collect": ("datasets", "model", "runtime"),
+}
+#: Which kernel they serve, these may not know.
+GENERIC = ("datasets", "model", "runtime", "collect")
+#: What only a grouped GEMM has: words anywhere in a file, and the names of its dimensions as text in code.
+ITS_WORDS = re.compile(r"\b(grouped\w*|group_sizes|rout(ing|ed)|permute\w*|d[XW]|experts?|MoE)\b", re.IGNORECASE)
+ITS_DIMENSIONS = {"groups", "n", "k"}
+#: About fifteen files in a folder and 400 lines in a file.
+MOST_FILES, MOST_LINES = 19, 430
 TOP_LEVEL = {*FLOORS, "__init__.py", "__main__.py", "pyproject.toml", "README.md", "LICENSE", "tests"}
 SOURCES = [
     ROOT / "__init__.py",
@@ -45,7 +61,7 @@ def test_the_reader_of_imports_sees_what_it_must(tmp_path: Path, monkeypatch: py
 @pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(ROOT)))
 def test_imports_point_only_down(path: Path) -> None:
     floor = path.relative_to(ROOT).parts[0]
-    allowed = FLOORS[: FLOORS.index(floor) + 1] if floor in FLOORS else FLOORS
+    allowed = (floor, *BELOW[floor]) if floor in FLOORS else FLOORS
     for line, module in imports(path):
         where = f"{path.relative_to(ROOT)}:{line}"
         assert module.split(".")[0] != "foretune", f"{where}: import what is ours relatively"
@@ -59,3 +75,40 @@ def test_nothing_else_lies_at_top_level() -> None:
     listed = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
     present = {line.split("/")[0] for line in listed.splitlines()}
     assert {name for name in present if not name.startswith(".")} <= TOP_LEVEL
+
+
+def test_the_floors_below_know_no_kernel_by_name() -> None:
+    found = []
+    for path in SOURCES:
+        if path.relative_to(ROOT).parts[0] not in GENERIC or path.name == "older.py":  # which reads files that did
+            continue
+        text = path.read_text()
+        found += [
+            f"{path.relative_to(ROOT)}:{number}: {match[0]}"
+            for number, line in enumerate(text.splitlines(), 1)
+            for match in [ITS_WORDS.search(line)]
+            if match
+        ]
+        found += [
+            f"{path.relative_to(ROOT)}:{node.lineno}: {node.value!r}"
+            for node in ast.walk(ast.parse(text))
+            if isinstance(node, ast.Constant) and node.value in ITS_DIMENSIONS
+        ]
+    assert not found, "\n".join(found)
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_no_function_is_named_as_its_module(path: Path) -> None:
+    """`from .shortlist import shortlist` would hide the module."""
+    body = ast.parse(path.read_text()).body
+    names = {node.name for node in body if isinstance(node, (ast.FunctionDef, ast.ClassDef))}
+    assert not names & {path.stem.strip("_"), path.parent.name} - {"main"}
+
+
+@pytest.mark.parametrize("floor", FLOORS)
+def test_rooms_stay_small(floor: str) -> None:
+    for folder in {path.parent for path in SOURCES if path.relative_to(ROOT).parts[0] == floor}:
+        files = sorted(path.name for path in folder.iterdir() if path.is_file() and path.name != "__init__.py")
+        assert len(files) <= MOST_FILES, f"{folder.relative_to(ROOT)}: {', '.join(files)}"
+    for path in SOURCES:
+        assert len(path.read_text().splitlines()) <= MOST_LINES or path.name == "__main__.py", path.relative_to(ROOT)

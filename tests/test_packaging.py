@@ -17,7 +17,8 @@ import pytest
 ROOT = Path(__file__).parents[1]
 PYPROJECT = (ROOT / "pyproject.toml").read_text()  # read as text: Python 3.10 has no tomllib
 # What a package contains besides its modules, and that goes missing when package-data forgets it.
-DATA_FOLDERS = {ROOT / "datasets" / "devices", ROOT / "datasets" / "h200", ROOT / "model" / "shipped"}
+DATASETS = {manifest.parent for manifest in (ROOT / "datasets").glob("*/dataset.json")}
+DATA_FOLDERS = {ROOT / "datasets" / "devices", ROOT / "model" / "shipped", *DATASETS}
 
 # On a copy, because setuptools leaves its build/ behind; without pip's isolation, which would need an index.
 BUILD = "import sys; from setuptools import build_meta as b; print(getattr(b, 'build_' + sys.argv[1])(sys.argv[2]))"
@@ -25,7 +26,8 @@ USE = """
 import foretune, foretune.datasets, pathlib, sys
 assert pathlib.Path(foretune.__file__).is_relative_to(sys.argv[1]), foretune.__file__
 assert foretune.DeviceSpec.named("h200").sm_count == 132
-assert foretune.datasets.load_models()
+from foretune.kernels.grouped_gemm.models import load_models
+assert load_models()
 print(*foretune.datasets.names())
 for name in foretune.datasets.names():
     assert foretune.datasets.load(name).families
@@ -133,6 +135,22 @@ def test_an_editable_install_works_far_from_the_checkout(source: Path, tmp_path:
     (finder,) = (tmp_path / "site").glob("__editable___*_finder.py")
     (tmp_path / "site" / "sitecustomize.py").write_text(f"import {finder.stem} as finder; finder.install()\n")
     assert use(tmp_path / "site", source, tmp_path) == foretune.datasets.names()
+
+
+def test_the_bare_install_prunes_a_real_autotuner(wheel: Path, tmp_path: Path) -> None:
+    """In a fresh environment, with no more than what `pip install foretune` brings from the index."""
+    python = tmp_path / "venv" / "bin" / "python"
+    subprocess.run([sys.executable, "-m", "venv", str(tmp_path / "venv")], check=True)
+    constraints = str(ROOT / ".ci" / "constraints.txt")
+    install = [str(python), "-m", "pip", "install", "-q", "-c", constraints, str(wheel)]
+    installed = subprocess.run(install, capture_output=True, text=True)
+    assert installed.returncode == 0, installed.stderr[-4000:]
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
+    run = subprocess.run(
+        [str(python), str(ROOT / "tests" / "bare.py")], cwd=tmp_path, env=environment, capture_output=True, text=True
+    )
+    assert run.returncode == 0, run.stderr[-4000:]
+    assert re.fullmatch(r"\d+ declared, 3 compiled and launched\n", run.stdout)
 
 
 def test_the_readme_gives_the_commands_that_ci_runs() -> None:

@@ -1,5 +1,5 @@
-"""What the grouped GEMMs are compared with: torch._grouped_mm, a dense cuBLAS product of the same FLOPs, permutations by
-torch, and a bare launch; and the project's goals for them.
+"""What the grouped GEMMs are compared with: `torch._grouped_mm`, a dense cuBLAS product of the same FLOPs, permutations
+by torch, and a bare launch; and the project's goals for them.
 
 The tile map is in no figure, as torch's offsets are not in `torch._grouped_mm`'s: both are made once a layer.
 """
@@ -9,12 +9,12 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from ...datasets import Case, DeviceSpec, Measurable, Problem
-from ...runtime.timing.compare import ROUNDS, BestConfigs, Goal, Row, judge_least, judge_most
-from .measurable import GroupedGemm, Inputs
+from ...runtime.timing.compare import ROUNDS, BestConfigs, Goal, LaunchPath, Row, judge_least, judge_most
+from .measurable import GroupedGemm, GroupedGemmForward, Inputs
 from .models import load_models
 from .suite import suite_cases
 from .variants import DW, DX, FORWARD
@@ -43,6 +43,9 @@ class GroupedGemmComparison:
                 launches["unfused"] = lambda: family.launch(others, configs[0])
             launches["separate"] = _permutation(family.name, inputs)
         return launches
+
+    def launch_path(self, device: DeviceSpec) -> LaunchPath:
+        return time_launch_path(GroupedGemmForward(), device)
 
     def goals(self, rows: Sequence[Row]) -> list[Goal]:
         """The project's goals for its kernels; those that no row is about are left out."""
@@ -78,6 +81,10 @@ class GroupedGemmComparison:
         return judged + judge_most(
             "one expert with half the rows, over balanced", [row for row, _ in hot], ratios, 1.15
         )
+
+
+#: Found by `kernels.comparison_of`.
+COMPARISON = GroupedGemmComparison()
 
 
 def _layer(row: Row) -> str:
@@ -128,19 +135,7 @@ def _permutation(family: str, inputs: Any) -> Callable[[], Any]:
     return lambda: moved.index_select(0, indices)
 
 
-@dataclass(frozen=True)
-class LaunchPath:
-    """Host time of one hot call, in microseconds, without waiting for the GPU."""
-
-    op_us: float  # foretune.grouped_gemm: the choice, the tile map and the kernel
-    bare_us: float  # kernel[grid](...) alone
-
-    @property
-    def ratio(self) -> float:
-        return self.op_us / self.bare_us
-
-
-def launch_path(family: GroupedGemm, device: DeviceSpec, calls: int = 200) -> LaunchPath:
+def time_launch_path(family: Measurable, device: DeviceSpec, calls: int = 200) -> LaunchPath:
     """Times the op against a bare launch of its main kernel, in interleaved turns, on a problem that keeps the GPU
     ahead of the host."""
     import torch
@@ -178,19 +173,20 @@ def autotuned(
     inputs: Inputs,
     configs: Sequence[triton.Config],
     early_config_prune: Callable[..., Any] | None = None,
-) -> tuple[Any, Callable[[], torch.Tensor]]:
+) -> tuple[Any, Callable[..., torch.Tensor]]:
     """A new `triton.autotune` of the kernel over these configs, as a user would declare it, with nothing compiled in
-    memory yet, and a function that calls it once on the inputs: what `runtime.timing.first_call` times."""
+    memory yet, and a function that calls it once, on these inputs or on others: what `runtime.timing.first_call` times.
+    """
     import triton
+
+    from ...runtime.launching.scratch import ensure_allocator
 
     kernel, unspecialized, key = family.kernel()
     pruned_by = {"early_config_prune": early_config_prune} if early_config_prune else None
     fresh = triton.jit(do_not_specialize=unspecialized)(kernel.fn)
     tuner = triton.autotune(configs=list(configs), key=key, prune_configs_by=pruned_by)(fresh)
 
-    def call() -> torch.Tensor:
-        from ...runtime.launching.scratch import ensure_allocator
-
+    def call(inputs: Inputs = inputs) -> torch.Tensor:
         ensure_allocator()
         arguments, sm_count = family.arguments(inputs), inputs.device.sm_count
         tuner[lambda meta: (sm_count * meta["PROGRAMS_PER_SM"],)](*arguments, **family.constants(inputs.problem))

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from ...datasets import BinaryFacts, DeviceSpec, Family, ForetuneError, KernelConfig, Problem, dtype_of_tensor
 from .features import FEATURE_NAMES, feature_table
-from .space import Ranges, full_space, knobs_of, smem_bytes, wrong_knob
+from .space import Ranges, full_space, knobs_of, smem_bytes, wrong_knob, wrong_tile
 from .variants import PERMUTATIONS, Variant
 
 if TYPE_CHECKING:
@@ -20,15 +20,14 @@ if TYPE_CHECKING:
 DTYPES = ("bf16", "fp16", "fp32")
 #: Archs with a tensor memory accelerator.
 TMA_ARCHS = ("sm_90", "sm_100", "sm_103", "sm_120")
-#: float32 products run without tensor cores, and a larger tile takes the compiler minutes or spills.
-MOST_FP32_TILE = 64 * 64
 
 
 class GroupedGemmFamily(Family):
-    """What predicting and pruning need, for all three variants. Problems have the LAYER's dimensions: w is (groups, n, k) in all three.
+    """What predicting and pruning need, for all three variants.
 
-    Flags of a problem: "permute_x" (the layer gathers the rows of x while loading) or "permute_y" (it scatters the rows
-    of y while storing); see `Variant` for what each means in the backward pass.
+    Problems have the LAYER's dimensions: w is (groups, n, k) in all three. Flags of a problem: "permute_x" (the layer
+    gathers the rows of x while loading) or "permute_y" (it scatters the rows of y while storing); see `Variant` for
+    what each means in the backward pass.
     """
 
     variant: ClassVar[Variant]
@@ -47,8 +46,8 @@ class GroupedGemmFamily(Family):
 
         `ranges` replace the values of a knob: block_m, block_n, block_k, num_warps, num_stages, tma (0 and 1).
 
-        >>> from foretune.kernels import family
-        >>> len(family("grouped_gemm_fwd").space(DeviceSpec.named("h200"), block_m=[64], tma=[1])) > 10
+        >>> from foretune.kernels import find_family
+        >>> len(find_family("grouped_gemm_fwd").space(DeviceSpec.named("h200"), block_m=[64], tma=[1])) > 10
         True
         """
         space = full_space(self.variant, Ranges.of(self.variant, **ranges))
@@ -73,19 +72,21 @@ class GroupedGemmFamily(Family):
         for flag, knob in self.variant.permuted_by:
             if flag in problem.flags and config[knob]:
                 return f"{knob}=1 with {flag}: TMA moves boxes of neighbouring rows, and these are permuted"
-        tile = config["BLOCK_M"] * config["BLOCK_N"]
-        if problem.dtype == "fp32" and tile > MOST_FP32_TILE:
-            return f"fp32 tiles have at most {MOST_FP32_TILE} elements but BLOCK_M x BLOCK_N is {tile}"
+        if (wrong := wrong_tile(config, problem.dtype)) is not None:
+            return wrong
         return self._device_limit(config, problem.itemsize, device)
 
     def _device_limit(self, config: KernelConfig, itemsize: int, device: DeviceSpec) -> str | None:
         """The reason why the device cannot run the config for any problem, or None."""
         has_tma = device.arch in TMA_ARCHS or device.backend == "cpu"  # the interpreter has
-        if not has_tma and any(config[knob] for knob in self.variant.tma):
-            return f"{device.arch} has no TMA"
+        if not has_tma and (through_tma := [knob for knob in self.variant.tma if config[knob]]):
+            return f"{through_tma[0]} cannot be 1: {device.arch} has no TMA"
         needed = smem_bytes(self.variant, config, itemsize, device)
         if needed > device.smem_per_block_bytes:
-            return f"needs {needed} bytes of shared memory but {device.name} has {device.smem_per_block_bytes} a block"
+            return (
+                f"needs {needed} bytes of shared memory but {device.name} has {device.smem_per_block_bytes} a block: "
+                "BLOCK_M, BLOCK_N, BLOCK_K or num_stages must be smaller"
+            )
         return None
 
     def features(

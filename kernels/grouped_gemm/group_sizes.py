@@ -1,4 +1,4 @@
-"""What group sizes look like: drawn for a workload, and when nobody has told us, the expectation under uniform routing."""
+"""What group sizes look like: drawn for a workload, and where nobody has told us, expected under uniform routing."""
 
 from __future__ import annotations
 

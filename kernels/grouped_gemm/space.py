@@ -15,8 +15,14 @@ from .variants import DW, VARIANTS, Variant
 BLOCKS_M = (16, 32, 64, 128, 256)
 # Configs under this many bytes of loads in flight never hide the latency of memory.
 _LEAST_BYTES_IN_FLIGHT = 32 * 1024
-# The accumulator's registers per thread: past 128 of 255 the kernel spills.
+# The accumulator's registers per thread: past 128 of 255 the kernel spills, and compiling takes up to minutes.
 _MOST_ACCUMULATOR_REGISTERS = 128
+# Elements that a thread loads in one step: at 640 of them compiling took a minute and more, and 320 are the most in the
+# space (Triton 3.9, 2026-11).
+_MOST_LOADED_ELEMENTS = 512
+# float32 products run without tensor cores, and each step of them is unrolled: a larger tile takes the compiler minutes
+# or spills, and so do more products of one thread.
+_MOST_FP32_TILE, _MOST_FP32_PRODUCTS = 64 * 64, 4096
 # Beside the accumulators a thread holds addresses, masks and loop state (40-70 registers seen on sm_90).
 _OTHER_REGISTERS = 56
 # One SM of the largest kind (sm_90, sm_100), for which the space is laid out.
@@ -28,7 +34,7 @@ _RESERVED_SMEM_BYTES = 1024
 
 
 def knobs_of(variant: Variant) -> tuple[str, ...]:
-    """The knobs of an variant's configs. BLOCK_M x BLOCK_N is the output tile and BLOCK_K the contraction's step."""
+    """The knobs of a variant's configs. BLOCK_M x BLOCK_N is the output tile and BLOCK_K the contraction's step."""
     return (
         "BLOCK_M",
         "BLOCK_N",
@@ -45,7 +51,7 @@ def knobs_of(variant: Variant) -> tuple[str, ...]:
 class Ranges:
     """The values that a space is made of.
 
-    BLOCK_K = 32 and 256 are left out for the operations over rows: of 364 problems measured with them, 1 lost more than
+    BLOCK_K = 32 and 256 are left out for the variants over rows: of 364 problems measured with them, 1 lost more than
     5 % without (H200, bf16, 2026-11). dW has shorter contractions and wants shorter steps.
     """
 
@@ -62,7 +68,7 @@ class Ranges:
 
         Raises `ForetuneError` naming a range or a value that cannot be.
 
-        >>> from .variant import DW
+        >>> from foretune.kernels.grouped_gemm.variants import DW
         >>> Ranges.of(DW, block_m=[64]).block_m, Ranges.of(DW, block_m=[64]).block_k
         ((64,), (32, 64))
         """
@@ -97,29 +103,65 @@ _VALID: dict[str, tuple[str, Sequence[int]]] = {
 def wrong_value(name: str, value: Any) -> str | None:
     """The reason why a range cannot have this value, or None."""
     words, values = _VALID[name]
-    return None if isinstance(value, int) and value in values else f"{name} must be {words} but is {value!r}"
+    return None if type(value) is int and value in values else f"{name} must be {words} but is {value!r}"
 
 
-@lru_cache(maxsize=1 << 16)
+@lru_cache
+def _valid_knobs(variant: Variant) -> dict[str, tuple[str, frozenset[int]]]:
+    names = {knob: "tma" if knob.startswith("TMA_") else knob.lower() for knob in knobs_of(variant)}
+    return {knob: (_VALID[name][0], frozenset(_VALID[name][1])) for knob, name in names.items()}
+
+
 def wrong_knob(variant: Variant, config: KernelConfig) -> str | None:
     """The reason why a config is none that the kernels take, or None: with other knobs than the variant's, or a value
     past which a kernel would not compile, or not stay inside its tensors.
 
-    >>> from .variants import FORWARD
+    maxnreg and ir_override are refused like any other knob that is not the variant's: maxnreg would compile (on CUDA),
+    but no config that was measured has it and the features do not show it, so a prediction would be that of another
+    binary; ir_override names a file, which the next process may not have.
+
+    >>> from foretune.kernels.grouped_gemm.variants import FORWARD
     >>> wrong_knob(FORWARD, KernelConfig.of(**dict.fromkeys(knobs_of(FORWARD), 1) | {"BLOCK_M": 24}))
     'BLOCK_M cannot be 24: a power of two between 16 and 256'
     """
-    knobs, wanted = config.to_json(), knobs_of(variant)
-    if knobs.pop("num_ctas") != 1:
-        return f"num_ctas cannot be {config.num_ctas}: 1"
-    if unknown := sorted(knobs.keys() - set(wanted)):
-        return f"{unknown[0]} is no knob of {variant.name}; it has {', '.join(wanted)}"
-    if missing := [knob for knob in wanted if knob not in knobs]:
-        return f"{missing[0]} is missing; {variant.name} has the knobs {', '.join(wanted)}"
-    for knob, value in knobs.items():
-        words, values = _VALID["tma" if knob.startswith("TMA_") else knob.lower()]
-        if not isinstance(value, int) or value not in values:
-            return f"{knob} cannot be {value}: {words}"
+    knobs, valid = config.to_json(), _valid_knobs(variant)
+    if type(ctas := knobs.pop("num_ctas", None)) is not int or ctas != 1:
+        return f"num_ctas cannot be {ctas!r}: 1"
+    if unknown := sorted(knobs.keys() - valid.keys()):
+        return f"{unknown[0]} is no knob of {variant.name}; it has {', '.join(valid)}"
+    for knob, (words, values) in valid.items():
+        if knob not in knobs:
+            return f"{knob} is missing: {words}"
+        value = knobs[knob]
+        if type(value) is not int or value not in values:  # not True, which is 1, and not 64.0
+            return f"{knob} cannot be {value!r}: {words}"
+    return None
+
+
+def wrong_tile(config: KernelConfig, dtype: str) -> str | None:
+    """The reason why the blocks of a config, whose knobs are all right one by one, do not go together, or None: what
+    registers cannot hold, or a compiler takes minutes over.
+
+    >>> knobs = {"BLOCK_M": 256, "BLOCK_N": 128, "BLOCK_K": 64, "num_warps": 4}
+    >>> wrong_tile(KernelConfig.of(**knobs), "bf16")
+    'BLOCK_M x BLOCK_N cannot be 256 x 128 with num_warps = 4: at most 16384 elements, which registers hold'
+    """
+    m, n, k, threads = config["BLOCK_M"], config["BLOCK_N"], config["BLOCK_K"], 32 * config.num_warps
+    if dtype == "fp32" and m * n > _MOST_FP32_TILE:
+        return f"BLOCK_M x BLOCK_N cannot be {m} x {n} in fp32: at most {_MOST_FP32_TILE} elements"
+    if accumulator_registers(m, n, config.num_warps) > _MOST_ACCUMULATOR_REGISTERS:
+        return (
+            f"BLOCK_M x BLOCK_N cannot be {m} x {n} with num_warps = {config.num_warps}: at most "
+            f"{_MOST_ACCUMULATOR_REGISTERS * threads} elements, which registers hold"
+        )
+    most_k = _MOST_LOADED_ELEMENTS * threads // (m + n)
+    if dtype == "fp32":
+        most_k = min(most_k, _MOST_FP32_PRODUCTS * threads // (m * n))
+    if k > most_k:
+        return (
+            f"BLOCK_K cannot be {k} in {dtype} with BLOCK_M x BLOCK_N = {m} x {n} and num_warps = {config.num_warps}: "
+            f"at most {most_k}, or compiling takes minutes"
+        )
     return None
 
 
@@ -191,7 +233,7 @@ def tile_smem_bytes(
     """
     product_is_async = block_m >= 64 and arch in _ASYNC_PRODUCT_ARCHS and itemsize == 2
     # On AMD Triton 3.6 may keep one more of each operand, padded, than 3.9 does.
-    buffers = stages if product_is_async or arch.startswith("gfx") else stages - 1
+    buffers = stages if product_is_async or arch.startswith("gfx") else max(stages - 1, 1)
     barriers = 8 * buffers * max(tma[:2])
     if product_is_async and arch != "sm_90":
         barriers = (barriers + 15) // 16 * 16 + 16
@@ -212,14 +254,14 @@ def _exchange_bytes(block_m: int, block_n: int, num_warps: int, arch: str) -> in
         return 0  # stored as the product lays it out
     if arch not in ("sm_90", "sm_100", "sm_103"):
         # All of it, but for these (sm_80; it varies with the shape, and is less for dW).
-        return 16 * 1024 if num_warps <= 4 or block_n >= 256 else block_m * block_n * 2
+        return 16 * 1024 if block_n == 256 or (num_warps <= 4 and block_n < 256) else block_m * block_n * 2
     stored = 32 * num_warps * 8 // block_n  # rows that one 16-byte store of each thread covers
     if block_m < 64:
         rows = max(8, stored)  # mma.sync, whose warps are side by side
     elif arch == "sm_90":
         rows = 8 * min(num_warps, block_m // 16) * (2 if stored >= 16 else 1)  # wgmma, whose warps hold 16 rows each
     else:
-        rows = min(block_m // 4, 8 * num_warps) if (block_m, block_n) != (64, 32) else 64
+        rows = min(block_m // 4, 8 * num_warps) if block_n >= 32 and (block_m, block_n) != (64, 32) else block_m
     return rows * block_n * 2
 
 
@@ -227,7 +269,13 @@ def smem_bytes(variant: Variant, config: KernelConfig, itemsize: int, device: De
     """Shared memory of one program on a device."""
     blocks = (config["BLOCK_M"], config["BLOCK_N"], config["BLOCK_K"])
     tma = (config[variant.tma_left], config[variant.tma_right], config[variant.tma_out])
-    return tile_smem_bytes(*blocks, config.num_stages, config.num_warps, tma, itemsize, arch=device.arch)
+    needed = tile_smem_bytes(*blocks, config.num_stages, config.num_warps, tma, itemsize, arch=device.arch)
+    # Ways of no config of the space: a bound.
+    if variant is DW and blocks[0] < 64 and itemsize == 2 and tma[:2] == (1, 1):
+        needed += 16 + 8 * max(config.num_stages - 1, 1)  # so small, dy and x have barriers of their own
+    elif variant is not DW and tma[2] and tma[:2] != (1, 1):
+        needed += 1024  # what TMA stores from is aligned
+    return needed
 
 
 def estimate_smem_bytes(config: KernelConfig, problem: Problem, device: DeviceSpec | None = None) -> int:
@@ -257,7 +305,7 @@ def resident_programs(variant: Variant, config: KernelConfig, itemsize: int, dev
         device.smem_per_sm_bytes,
         device.registers_per_sm,
     )
-    return min(int(config["PROGRAMS_PER_SM"]), fits)
+    return min(int(config["PROGRAMS_PER_SM"]) or fits, fits)  # 0: a program a tile, as many as fit at a time
 
 
 def _resident(smem: int, block_m: int, block_n: int, num_warps: int, sm_smem_bytes: int, sm_registers: int) -> int:

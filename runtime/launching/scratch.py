@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
-import torch
+from typing import TYPE_CHECKING
+
 import triton
 from triton.runtime import _allocation
 
+if TYPE_CHECKING:
+    import torch
+
 
 def _scratch(size: int, alignment: int, stream: int | None) -> torch.Tensor:
+    import torch
+
     # From PyTorch's caching allocator: stream-ordered, and part of the pool while a CUDA graph is captured.
     return torch.empty(size, dtype=torch.int8, device="cuda")
 

@@ -80,6 +80,18 @@ class Goal:
     worst: str  # the row that is furthest from it
 
 
+@dataclass(frozen=True)
+class LaunchPath:
+    """Host time of one hot call, in microseconds, without waiting for the GPU."""
+
+    op_us: float  # of the op: the choice and all that it launches
+    bare_us: float  # kernel[grid](...) alone
+
+    @property
+    def ratio(self) -> float:
+        return self.op_us / self.bare_us
+
+
 class Comparison(Protocol):
     """What comparing a family needs beside the family: `contenders.py` in its folder has one."""
 
@@ -94,6 +106,9 @@ class Comparison(Protocol):
     def goals(self, rows: Sequence[Row]) -> list[Goal]:
         """What was aimed at, and reached."""
 
+    def launch_path(self, device: DeviceSpec) -> LaunchPath:
+        """The host's time of a hot call of the op."""
+
 
 @dataclass(frozen=True)
 class Compared:
@@ -102,11 +117,13 @@ class Compared:
     device: DeviceSpec
     rows: tuple[Row, ...]
     goals: tuple[Goal, ...]
+    launch_path: LaunchPath
 
     def to_json(self) -> dict[str, Any]:
         return {
             "device": self.device.to_json(),
             "rows": [row.to_json() for row in self.rows],
+            "launch_path": asdict(self.launch_path) | {"ratio": self.launch_path.ratio},
             "goals": [asdict(goal) for goal in self.goals],
         }
 
@@ -118,10 +135,8 @@ class Compared:
             [
                 row.family,
                 row.name,
-                *map(_us, (row.best_us, row.predicted_us)),
-                *(_us(row.others_us.get(n)) for n in labels),
+                *map(_us, (row.best_us, row.predicted_us, *map(row.others_us.get, labels), row.roofline_us)),
             ]
-            + [_us(row.roofline_us)]
             for row in self.rows
         ]
         columns = ("family", "problem", "best", "predicted", *labels, "roofline")
@@ -129,6 +144,8 @@ class Compared:
         return Group(
             table(f"Kernel time on {self.device.name}, us", columns, times),
             table("Goals", ("goal", "aim", "reached", "met", "worst"), goals),
+            f"A hot call of the op takes {self.launch_path.op_us:.1f} us of the host, a bare launch of its kernel "
+            f"{self.launch_path.bare_us:.1f} us: {self.launch_path.ratio:.2f}x",
         )
 
 
@@ -157,7 +174,7 @@ def compare_kernels(
         for name, problem in cases.items():
             rows.append(_row(name, comparison, family, problem, chosen[name], best, device, timer))
             on_row(rows[-1])
-    return Compared(device, tuple(rows), tuple(comparison.goals(rows)))
+    return Compared(device, tuple(rows), tuple(comparison.goals(rows)), comparison.launch_path(device))
 
 
 def time_side_by_side(

@@ -64,7 +64,7 @@ def compare_first_calls(
     tuned = []
     for label, pruner in shortlists.items():
         on_start(label)
-        kernel, seconds = _first_call(lambda configs: autotuned(family, inputs, configs, pruner), space)
+        kernel, seconds = _first_call(lambda configs, prune=pruner: autotuned(family, inputs, configs, prune), space)
         tuned.append((label, kernel, seconds))
 
     timer = Timer()

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from foretune.datasets import Case, DeviceSpec, ForetuneError, KernelConfig, Measurement, Problem, Status
 from foretune.datasets.dataset import Dataset
-from foretune.datasets.export import FORMATS, export
+from foretune.datasets.export import FORMATS, export_dataset
 from foretune.datasets.store import Writer, read
 
 H200 = DeviceSpec.named("h200")
@@ -19,7 +19,7 @@ H200 = DeviceSpec.named("h200")
 CONFIGS = {status: KernelConfig.of(BLOCK=16 << place, num_warps=4) for place, status in enumerate(Status)}
 OK = CONFIGS[Status.OK]
 ERROR = 'no,\n"no"'
-ROUTED = Problem.of("toy", groups=2, rows=8, n=64, group_sizes=(2, 6))
+RAGGED = Problem.of("toy", segments=2, rows=8, n=64, ragged={"rows": (2, 6)})
 OTHER = Problem.of("other", m=8, flags=("a", "b"))
 
 
@@ -41,7 +41,7 @@ def dataset(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
     folder = tmp_path_factory.mktemp("mine")
     run = {"torch": "2.11.0", "triton": "3.6.0", "date": "2026-11-20T22:15:36+00:00"}
     writer = Writer(folder, "mine", [H200], run, run_id="r1")
-    for problem in (ROUTED, OTHER):
+    for problem in (RAGGED, OTHER):
         writer.append(Case(problem, ("A/w2", "B/w2"), "zipf"), outcomes(problem))
     return read(folder)
 
@@ -100,7 +100,7 @@ def test_the_check_of_the_schema_sees_what_it_must(change: dict[str, Any], wrong
 @pytest.fixture(scope="module")
 def t4(dataset: Dataset, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     path = tmp_path_factory.mktemp("t4") / "mine.json"
-    assert export(dataset, path, "t4") == 2 * len(CONFIGS)
+    assert export_dataset(dataset, path, "t4") == 2 * len(CONFIGS)
     content: dict[str, Any] = json.loads(path.read_text())
     return content
 
@@ -116,8 +116,8 @@ def test_t4_has_a_result_for_each_config_on_each_problem(t4: dict[str, Any]) -> 
     configs = [KernelConfig.from_json(result["configuration"]) for result in t4["results"]]
     assert [configs[: len(CONFIGS)], configs[len(CONFIGS) :]] == [list(CONFIGS.values())] * 2
     assert [result["problem"] for result in t4["results"]] == [0] * len(CONFIGS) + [1] * len(CONFIGS)
-    assert {name: t4["problems"]["0"][name] for name in ("family", "rows", "largest_group")} == {
-        "family": "toy", "rows": 8, "largest_group": 6,
+    assert {name: t4["problems"]["0"][name] for name in ("family", "rows", "largest_rows")} == {
+        "family": "toy", "rows": 8, "largest_rows": 6,
     }  # fmt: skip
     assert t4["problems"]["1"]["flags"] == "a b"
     assert {result["timestamp"] for result in t4["results"]} == {"2026-11-20T22:15:36+00:00"}
@@ -146,13 +146,13 @@ def test_t4_times_are_in_milliseconds_and_the_confirming_passes_decide(t4: dict[
 
 
 def test_csv_has_every_measurement_and_every_fact(dataset: Dataset, tmp_path: Path) -> None:
-    assert export(dataset, tmp_path / "mine.csv", "csv") == len(dataset.measurements)
+    assert export_dataset(dataset, tmp_path / "mine.csv", "csv") == len(dataset.measurements)
     with (tmp_path / "mine.csv").open(newline="") as file:
         rows = list(csv.DictReader(file))
     assert len(rows) == len(dataset.measurements) == 2 * (len(CONFIGS) + 3)
     assert [row["rows"] for row in rows] == ["8"] * (len(CONFIGS) + 3) + [""] * (len(CONFIGS) + 3)  # not a dimension
     first = rows[0]
-    wanted = {"family": "toy", "n": "64", "largest_group": "6", "sources": "A/w2 B/w2", "BLOCK": "16", "num_warps": "4",
+    wanted = {"family": "toy", "n": "64", "largest_rows": "6", "sources": "A/w2 B/w2", "BLOCK": "16", "num_warps": "4",
               "status": "ok", "time_us": "1234.568", "timing_pass": "1", "registers": "40", "run_id": "r1",
               "device": "NVIDIA H200", "error": ""}  # fmt: skip
     assert {name: first[name] for name in wanted} == wanted
@@ -160,15 +160,27 @@ def test_csv_has_every_measurement_and_every_fact(dataset: Dataset, tmp_path: Pa
     assert [(row["time_us"], row["error"]) for row in failed] == [("", ERROR)] * 4
 
 
+def test_a_dtype_for_each_operand_is_exported(tmp_path: Path) -> None:
+    mixed = Problem.of("linear", m=8, dtype={"x": "bf16", "w": "int4", "y": "bf16"})
+    Writer(tmp_path / "mixed", "mixed", [H200], {}, run_id="r1").append(Case(mixed, ("random",)), outcomes(mixed))
+    dataset = read(tmp_path / "mixed")
+    assert dataset.cases[0].problem == mixed
+    export_dataset(dataset, tmp_path / "t4", "t4")
+    assert json.loads((tmp_path / "t4").read_text())["problems"]["0"]["dtype"] == "w=int4,x=bf16,y=bf16"
+    export_dataset(dataset, tmp_path / "csv", "csv")
+    with (tmp_path / "csv").open(newline="") as file:
+        assert {row["dtype"] for row in csv.DictReader(file)} == {"w=int4,x=bf16,y=bf16"}
+
+
 @pytest.mark.parametrize("format", FORMATS)
 def test_one_problem_or_one_family_alone(dataset: Dataset, tmp_path: Path, format: str) -> None:
-    both = export(dataset, tmp_path / "both", format)
+    both = export_dataset(dataset, tmp_path / "both", format)
     for options in ({"problem": 1}, {"family": "other"}):
-        assert 2 * export(dataset, tmp_path / "one", format, **options) == both  # type: ignore[arg-type]
+        assert 2 * export_dataset(dataset, tmp_path / "one", format, **options) == both  # type: ignore[arg-type]
         text = (tmp_path / "one").read_text()
         assert "other" in text
         assert "toy" not in text
-    assert export(dataset, tmp_path / "none", format, family="toy", problem=1) == 0
+    assert export_dataset(dataset, tmp_path / "none", format, family="toy", problem=1) == 0
 
 
 @pytest.mark.parametrize(
@@ -184,7 +196,7 @@ def test_what_there_is_not_is_refused_and_nothing_written(
     dataset: Dataset, tmp_path: Path, options: dict[str, Any], named: str
 ) -> None:
     with pytest.raises(ForetuneError, match=named):
-        export(dataset, tmp_path / "out", **{"format": "csv", **options})
+        export_dataset(dataset, tmp_path / "out", **{"format": "csv", **options})
     assert not (tmp_path / "out").exists()
 
 
@@ -194,7 +206,7 @@ def test_facts_that_a_dataset_does_not_have_are_left_out(tmp_path: Path) -> None
 
     bare = fake_dataset(fake_cases(models=1, tokens=(64,), randoms=0))
     for format in FORMATS:
-        export(bare, tmp_path / format, format)
+        export_dataset(bare, tmp_path / format, format)
     content = json.loads((tmp_path / "t4").read_text())
     check_t4_results(content)
     check_t4_metadata(content)

@@ -22,17 +22,18 @@ from foretune.datasets import (
     KernelConfig,
     Measurement,
     Problem,
+    Ragged,
     Status,
     load,
 )
 from foretune.datasets.drift import Reading
 from foretune.datasets.schema import PART, SCHEMA_VERSION
-from foretune.datasets.store import Writer, read, seal
+from foretune.datasets.store import Writer, read, seal_dataset
 
 H200 = DeviceSpec.named("h200")
 CONFIGS = [KernelConfig.of(BLOCK_M=block, num_warps=warps) for block in (16, 32, 64) for warps in (4, 8)]
 PROBLEMS = [
-    Problem.of("toy", groups=2, rows=rows, n=64, k=64, group_sizes=(rows // 2, rows // 2)) for rows in (8, 16, 32)
+    Problem.of("toy", segments=2, rows=rows, n=64, k=64, ragged={"rows": (rows // 2,) * 2}) for rows in (8, 16, 32)
 ]
 SEALED = ("problems.parquet", "configs.parquet", "measurements.parquet", "drift.parquet")
 
@@ -76,7 +77,7 @@ def parts(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def sealed(parts: Path, tmp_path: Path) -> Path:
-    seal(parts, tmp_path / "sealed", name="shipped")
+    seal_dataset(parts, tmp_path / "sealed", name="shipped")
     return tmp_path / "sealed"
 
 
@@ -148,7 +149,7 @@ def test_the_cases_during_which_the_device_was_slower_are_told(parts: Path, seal
 
 
 def test_of_problems_with_one_name_the_slowest_is_told(tmp_path: Path) -> None:
-    even, uneven = (replace(PROBLEMS[0], group_sizes=sizes) for sizes in ((4, 4), (8, 0)))
+    even, uneven = (replace(PROBLEMS[0], ragged=Ragged("rows", sizes)) for sizes in ((4, 4), (8, 0)))
     folder = write(tmp_path / "mine", problems=[uneven, even])
     off = [Reading(uneven, "0", 9.0, 300.0), Reading(even, "0", 10.0, 200.0)]
     Writer(folder, "mine", [H200], {}, run_id="r1").append_drift(off)
@@ -167,7 +168,7 @@ def test_another_card_of_a_run_and_another_run_have_a_usual_time_of_their_own(tm
 
 def test_readings_of_a_case_without_rows_are_left_out(tmp_path: Path) -> None:
     folder = write(tmp_path / "mine")
-    stranger = Problem.of("toy", groups=1, rows=64, n=64, k=64)
+    stranger = Problem.of("toy", segments=1, rows=64, n=64, k=64)
     Writer(folder, "mine", [H200], {}, run_id="r1").append_drift([Reading(stranger, "0", 1.0, 900.0)])
     assert len(read(folder).drift) == len(readings(PROBLEMS))
 
@@ -193,7 +194,7 @@ def test_every_measurement_of_a_cell_is_counted_failed_ones_too(parts: Path) -> 
 
 
 def test_wrong_results_are_told_by_what_they_were_compared_for(tmp_path: Path) -> None:
-    other = replace(PROBLEMS[1], dtype="fp16", flags=("permute_x",))
+    other = replace(PROBLEMS[1], dtype="fp16", flags=("transposed",))
     folder = write(tmp_path / "mine", problems=[*PROBLEMS, other])
     writer = Writer(folder, "mine", [H200], {}, run_id="r2")
     for problem, config in ((PROBLEMS[0], CONFIGS[2]), (PROBLEMS[2], CONFIGS[2]), (other, CONFIGS[3])):
@@ -201,7 +202,7 @@ def test_wrong_results_are_told_by_what_they_were_compared_for(tmp_path: Path) -
         writer.append(Case(problem, ("Mixtral-8x7B/w2",), "balanced"), [wrong])
     assert read(folder).wrong_results("toy") == {
         ("bf16", ()): {CONFIGS[2]},
-        ("fp16", ("permute_x",)): {CONFIGS[3]},
+        ("fp16", ("transposed",)): {CONFIGS[3]},
     }
     assert read(write(tmp_path / "right")).wrong_results("toy") == {}
 
@@ -221,17 +222,17 @@ def test_sealing_keeps_every_row(parts: Path, sealed: Path) -> None:
 
 
 def test_sealing_twice_gives_the_same_bytes(parts: Path, sealed: Path, tmp_path: Path) -> None:
-    seal(parts, tmp_path / "again", name="shipped")
+    seal_dataset(parts, tmp_path / "again", name="shipped")
     assert all((tmp_path / "again" / name).read_bytes() == (sealed / name).read_bytes() for name in SEALED)
 
 
 def test_sealing_beside_parts_is_refused(parts: Path) -> None:
-    with pytest.raises(DatasetError, match="parts of its own"):
-        seal(parts, parts, name="mine")
+    with pytest.raises(DatasetError, match="is the source as well"):
+        seal_dataset(parts, parts, name="mine")
 
 
 def test_a_second_run_adds_to_the_first(parts: Path) -> None:
-    more = Problem.of("toy", groups=1, rows=64, n=64, k=64)
+    more = Problem.of("toy", segments=1, rows=64, n=64, k=64)
     dataset = read(write(parts, run_id="r2", problems=[more]))
     assert len(dataset.cases) == 4
     assert set(dataset.provenance["runs"]) == {"r1", "r2"}
@@ -421,8 +422,8 @@ def test_a_problem_that_is_none_is_an_error(parts: Path, problem: str) -> None:
 
 
 def test_a_name_that_does_not_exist_is_an_error_that_lists_the_shipped_ones() -> None:
-    with pytest.raises(DatasetError, match=r"h100.*shipped"):
-        load("h100")
+    with pytest.raises(DatasetError, match=r"h300: neither a directory nor a shipped dataset \(shipped: .*h200"):
+        load("h300")
 
 
 def test_a_folder_that_is_no_dataset_is_an_error_that_names_the_file(tmp_path: Path) -> None:

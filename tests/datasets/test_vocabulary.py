@@ -6,22 +6,24 @@ import json
 import re
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from foretune.datasets import (
-    Case,
-    DatasetError,
+    DTYPES,
     DeviceSpec,
     ForetuneError,
     KernelConfig,
     Measurement,
     Problem,
+    Ragged,
     Status,
-    load_models,
+    dtype_of_tensor,
+    torch_dtype,
 )
 
-PROBLEM = Problem.of("toy", groups=2, rows=8, n=16, k=32, dtype="fp16", flags=("b", "a"), group_sizes=(0, 8))
+PROBLEM = Problem.of("toy", segments=2, rows=8, n=16, k=32, dtype="fp16", flags=("b", "a"), ragged={"rows": (0, 8)})
 CONFIG = KernelConfig.of(BLOCK_M=128, TMA=1, num_warps=8, num_stages=4)
 
 
@@ -34,6 +36,71 @@ def test_a_problem_survives_json(problem: Problem) -> None:
     again = Problem.from_json(through_json(problem.to_json()))
     assert again == problem
     assert hash(again) == hash(problem)
+
+
+FP8 = Problem.of("linear", m=8, n=16, k=32, dtype={"x": "fp8e4m3", "w": "fp8e4m3", "y": "bf16"})
+W4A16 = Problem.of("linear", m=8, n=16, k=32, dtype={"y": "bf16", "x": "bf16", "w": "int4"})
+INT8 = Problem.of("linear", m=8, n=16, k=32, dtype={"x": "int8", "w": "int8", "y": "int32"})
+
+
+@pytest.mark.parametrize("problem", [FP8, W4A16, INT8, Problem.of("linear", m=8, dtype="int8")])
+def test_a_dtype_for_each_operand_survives_json(problem: Problem) -> None:
+    again = Problem.from_json(through_json(problem.to_json()))
+    assert again == problem
+    assert (hash(again), again.kind, str(again)) == (hash(problem), problem.kind, str(problem))
+
+
+def test_each_operand_has_its_dtype_and_its_bytes() -> None:
+    assert [W4A16.dtype_of(operand) for operand in "xwy"] == ["bf16", "int4", "bf16"]
+    assert [W4A16.itemsize_of(operand) for operand in "xwy"] == [2, 0.5, 2]
+    assert [FP8.itemsize_of(operand) for operand in "xwy"] == [1, 1, 2]
+    assert FP8.dtype_name == "w=fp8e4m3,x=fp8e4m3,y=bf16"
+    assert str(W4A16) == "linear k=32 m=8 n=16 w=int4,x=bf16,y=bf16"
+    assert W4A16.to_json()["dtype"] == {"w": "int4", "x": "bf16", "y": "bf16"}
+    with pytest.raises(ForetuneError, match="no operand 'z'; it has w, x, y"):
+        W4A16.dtype_of("z")
+    with pytest.raises(ForetuneError, match=r"different dtypes \(w=int4,x=bf16,y=bf16\): name one"):
+        W4A16.itemsize  # noqa: B018
+
+
+def test_one_dtype_for_all_has_one_form() -> None:
+    short = Problem.of("linear", m=8, dtype="fp16")
+    alike = {"x": "fp16", "w": "fp16"}
+    spelled = [
+        Problem.of("linear", m=8, dtype=alike),
+        replace(short, dtype=alike),  # type: ignore[arg-type]
+        replace(short, dtype=tuple(alike.items())),
+        Problem.from_json(short.to_json() | {"dtype": alike}),
+    ]
+    assert set(spelled) == {short}
+    assert {one.dtype for one in spelled} == {"fp16"}
+    assert (short.dtype_of("whatever"), short.itemsize, short.itemsize_of("x")) == ("fp16", 2, 2)
+
+
+def test_the_order_of_the_operands_makes_no_other_problem() -> None:
+    turned = replace(W4A16, dtype=tuple(reversed(W4A16.dtype)))  # type: ignore[arg-type]
+    assert turned == W4A16
+    assert hash(turned) == hash(W4A16)
+    assert len({W4A16, FP8, replace(W4A16, dtype="bf16")}) == 3
+
+
+@pytest.mark.parametrize("name", DTYPES)
+def test_every_dtype_is_torchs_or_is_said_not_to_be(name: str) -> None:
+    torch = pytest.importorskip("torch")
+    if name == "int4":
+        with pytest.raises(ForetuneError, match="torch has no dtype 'int4'"):
+            torch_dtype(name)
+        return
+    tensor = torch.empty(1, dtype=torch_dtype(name))
+    assert dtype_of_tensor("x", tensor) == name
+    assert tensor.itemsize == Problem.of("copy", dtype=name).itemsize
+
+
+def test_a_tensor_of_no_known_dtype_is_refused_by_name() -> None:
+    with pytest.raises(ForetuneError, match=r"bias must be a tensor of bf16, .* but its dtype is complex64"):
+        dtype_of_tensor("bias", SimpleNamespace(dtype="torch.complex64"))
+    with pytest.raises(ForetuneError, match=r"bias must be a tensor of .* but its dtype is None"):
+        dtype_of_tensor("bias", 3)
 
 
 @pytest.mark.parametrize(
@@ -141,7 +208,10 @@ def test_a_file_that_is_no_device_is_refused_by_name(content: bytes, tmp_path: P
 
 @pytest.mark.parametrize(
     ("name", "named"),
-    [("h300", "unknown device 'h300'; known: h200, or the path of"), ("no/such.json", "no/such.json: cannot be read")],
+    [
+        ("h300", r"unknown device 'h300'; known: .*h200, or the path of"),
+        ("no/such.json", r"no/such\.json: cannot be read"),
+    ],
 )
 def test_a_device_that_is_nowhere_is_refused_with_the_known_ones(name: str, named: str) -> None:
     with pytest.raises(ForetuneError, match=named):
@@ -157,10 +227,14 @@ def test_a_folder_is_no_device(tmp_path: Path) -> None:
     ("wrong", "named"),
     [
         ({"rows": -1}, "rows must be >= 0 but got -1"),
-        ({"dtype": "int8"}, "bf16, fp16, fp32 but got 'int8'"),
-        ({"groups": 2, "group_sizes": (1,)}, "1 group sizes were given for groups=2"),
-        ({"rows": 9, "group_sizes": (4, 4)}, "sum to 8 but rows=9"),
-        ({"group_sizes": (4, -4)}, "but got -4"),
+        ({"dtype": "int7"}, "bf16, fp16, .* but got 'int7'"),
+        ({"dtype": {"x": "bf16", "w": "int7"}}, "bf16, fp16, .* but got 'int7'"),
+        ({"dtype": {}}, "dtype must name the operands, at least one, but is {}"),
+        ({"columns": 2, "ragged": {"rows": (1,)}}, "ragged sizes along 'rows', but the dimensions are columns"),
+        ({"rows": 9, "ragged": {"rows": (4, 4)}}, "sizes along rows sum to 8 but rows=9"),
+        ({"rows": 0, "ragged": {"rows": (4, -4)}}, "sizes along rows must be >= 0 but got -4"),
+        ({"rows": 4, "columns": 4, "ragged": {"rows": (4,), "columns": (4,)}}, "one dimension but has rows, columns"),
+        ({"rows": 4, "ragged": {}}, "ragged must name one dimension but has none"),
     ],
 )
 def test_a_problem_that_makes_no_sense_is_refused_by_value(wrong: dict[str, Any], named: str) -> None:
@@ -180,11 +254,12 @@ def test_json_that_is_no_config_is_refused(value: Any) -> None:
         KernelConfig.from_json(value)
 
 
-def test_the_summary_of_unknown_and_of_empty_groups() -> None:
-    assert PROBLEM.without_sizes().summary is None
-    empty = Problem.of("toy", groups=2, group_sizes=(0, 0)).summary
-    assert empty is not None
-    assert (empty.active, empty.max, empty.skew) == (0, 0, 1.0)
+def test_ragged_sizes_that_are_unknown_and_that_are_all_empty() -> None:
+    assert PROBLEM.without_sizes().ragged is None
+    assert PROBLEM.ragged == Ragged("rows", (0, 8))
+    empty = Ragged("rows", (0, 0))
+    assert (empty.active, empty.max, empty.mean, empty.skew) == (0, 0, 0.0, 1.0)
+    assert Ragged("rows", ()).mean == 0.0
 
 
 @pytest.mark.parametrize("status", list(Status))
@@ -196,26 +271,3 @@ def test_a_time_goes_with_its_status(status: Status, time_us: float | None) -> N
     else:
         with pytest.raises(ForetuneError, match=status.value):
             Measurement(PROBLEM, "gpu", CONFIG, status, time_us=time_us)
-
-
-def test_every_shipped_model_belongs_to_a_model_family() -> None:
-    for model in load_models():
-        (family,) = Case(PROBLEM, (f"{model.model}/w13",), "balanced").model_families
-        assert family
-
-
-@pytest.mark.parametrize(
-    ("text", "named"),
-    [
-        ("", "columns missing"),
-        ("model,num_experts\nA,8\n", "columns missing: top_k"),
-        ("model,num_experts,top_k,hidden_size,moe_intermediate_size\n", "no models"),
-        ("model,num_experts,top_k,hidden_size,moe_intermediate_size\nA,8,2,wide,64\n", "line 2, hidden_size.*'wide'"),
-        ("model,num_experts,top_k,hidden_size,moe_intermediate_size\nA,8,2\n", "line 2, hidden_size.*None"),
-    ],
-)
-def test_a_wrong_table_of_models_is_refused_by_line_and_value(tmp_path: Path, text: str, named: str) -> None:
-    path = tmp_path / "mine.csv"
-    path.write_text(text)
-    with pytest.raises(DatasetError, match=f"mine.csv.*{named}"):
-        load_models(path)

@@ -12,7 +12,7 @@ import pytest
 def compiles(own_cache):
     """(kernel, found on disk) of every binary that Triton makes or loads from here on, none being in memory."""
     import triton
-    from foretune.kernels.grouped_gemm import dw, gemm, rowwise, sorting, tiles
+    from foretune.kernels.grouped_gemm.triton_kernels import dw, gemm, rowwise, sorting, tiles
     from foretune.runtime.launching.launcher import Launcher
 
     for module in (dw, gemm, rowwise, sorting, tiles):

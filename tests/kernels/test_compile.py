@@ -9,6 +9,7 @@ from tempfile import NamedTemporaryFile
 
 import pytest
 from foretune.datasets import KernelConfig
+from foretune.kernels.grouped_gemm.contenders import autotuned
 from foretune.kernels.grouped_gemm.space import smem_bytes
 from foretune.runtime import use_stub_driver
 from grouped import A100, B200, DW, DX, FAMILIES, FLAGS, FORWARD, H200, MI300X, config, made, named, problem
@@ -59,7 +60,7 @@ EXACT = ("sm_90", "sm_100")
 def test_a_binary_is_as_expected(device, family, flags, config):
     with use_stub_driver(device):
         binary = family.compile(config, problem(family, flags=flags))
-    said = smem_bytes(family.operation, config, 2, device)
+    said = smem_bytes(family.variant, config, 2, device)
     assert binary.metadata.shared == said if device.arch in EXACT else binary.metadata.shared <= said
     if device.backend == "cuda":
         check_cuda(binary, device, family, config)
@@ -74,7 +75,7 @@ def check_cuda(binary, device, family, config):
 
     # TMA moves what the knobs say and nothing else; all other loads are asynchronous copies of 16 bytes, which they
     # can only be where the compiler knows that rows are aligned.
-    left, right, out = (config[knob] for knob in family.operation.tma)
+    left, right, out = (config[knob] for knob in family.variant.tma)
     operands = ("dy_ptr", "x_ptr", "dw_ptr") if family is DW else ("x_ptr", "w_ptr", "y_ptr")
     described = {name for name, tma in zip(operands, (left, right, out), strict=True) if tma}
     if family is DW and out:
@@ -113,10 +114,11 @@ def spilled_bytes(binary):
 
 
 def test_the_sample_is_of_the_spaces():
-    binaries = {family: {family.binary_of(each) for each in family.space()} for family in FAMILIES}
     for device, family, flags, chosen in SAMPLE:
-        assert family.binary_of(chosen) in binaries[family], (device.arch, str(chosen))
-        assert family.supports(chosen, problem(family, flags=flags), device) is None, (device.arch, str(chosen))
+        call = problem(family, flags=flags)
+        binaries = {family.binary_key(each, call) for each in family.space()}
+        assert family.binary_key(chosen, call) in binaries, (device.arch, str(chosen))
+        assert family.supports(chosen, call, device) is None, (device.arch, str(chosen))
 
 
 @pytest.mark.parametrize("device", [H200, A100, B200, MI300X], ids=named)
@@ -126,7 +128,7 @@ def test_the_default_of_float32_fits_as_it_says(family, device):
     default = family.default(call, device)
     with use_stub_driver(device):
         binary = family.compile(default, call)
-    assert binary.metadata.shared <= smem_bytes(family.operation, default, 4, device)
+    assert binary.metadata.shared <= smem_bytes(family.variant, default, 4, device)
 
 
 # (groups, rows, N, K): N and K multiples of 8 that are and are not of 16, sizes that are 1 or multiples of 16 and not.
@@ -221,10 +223,10 @@ def test_the_autotuner_compiles_each_binary_once_and_calls_the_users_prune(famil
         asked.append(family.problem_from_call(named_args | kwargs))
         return configs
 
-    autotuner = family.autotuner([config.to_triton() for config in configs], prune)
     with use_stub_driver(H200) as driver:
+        _, call = autotuned(family, inputs_of(family, *SHAPES[2]), [config.to_triton() for config in configs], prune)
         for shape in (SHAPES[2], SHAPES[3], SHAPES[2]):
-            family.launch_autotuned(autotuner, inputs_of(family, *shape))
+            call(inputs_of(family, *shape))
     assert [(p["groups"], p["rows"], p["n"], p["k"]) for p in asked] == [SHAPES[2], SHAPES[3]]
     assert len(gemms(compiles)) == len(configs)
     launched = [launch for launch in driver.launches if launch.kernel.startswith("grouped_gemm")]
@@ -241,10 +243,10 @@ def test_the_autotuner_tunes_anew_for_another_permutation(family):
         return configs
 
     configs = [config(family, 64, 64, 64, stages=stages).to_triton() for stages in (3, 4)]
-    autotuner = family.autotuner(configs, prune)
     with use_stub_driver(H200):
+        _, call = autotuned(family, inputs_of(family, *SHAPES[2]), configs, prune)
         for flags in FLAGS * 2:
-            family.launch_autotuned(autotuner, inputs_of(family, *SHAPES[2], flags=flags))
+            call(inputs_of(family, *SHAPES[2], flags=flags))
     assert asked == list(FLAGS)
 
 
@@ -254,9 +256,9 @@ def test_the_autotuner_tunes_anew_for_another_permutation(family):
 def test_the_whole_space_compiles_and_needs_no_more_shared_memory_than_it_says(device, family):
     wrong = {}
     with use_stub_driver(device):
-        for config in sorted({family.binary_of(config) for config in family.space(device)}, key=str):
+        for config in {family.binary_key(config, problem(family)): config for config in family.space(device)}.values():
             shared = family.compile(config, problem(family)).metadata.shared
-            said = smem_bytes(family.operation, config, 2, device)
+            said = smem_bytes(family.variant, config, 2, device)
             if shared > said or (shared < said and device.arch in EXACT):
                 wrong[str(config)] = (shared, said)
     assert wrong == {}

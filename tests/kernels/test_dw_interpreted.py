@@ -127,7 +127,7 @@ def test_a_sum_of_chunks_is_rounded_once():
 
 
 def test_only_split_groups_are_summed_twice(monkeypatch):
-    from foretune.kernels.grouped_gemm import dw
+    from foretune.kernels.grouped_gemm.triton_kernels import dw
 
     grids = []
 

@@ -12,6 +12,7 @@ from foretune.collect.compiling import Binary, CompilePool
 from foretune.collect.processes import Watch
 from foretune.datasets import DeviceSpec, KernelConfig
 from foretune.kernels import families
+from foretune.kernels.grouped_gemm.contenders import autotuned
 from foretune.kernels.grouped_gemm.triton_kernels.tiles import TileMap
 from grouped import (
     DW,
@@ -80,12 +81,14 @@ def check(family, inputs, config, reference=None):
 
 def some_of(family, device, flags, dtype, every):
     """The problem to check, and the configs that it supports of one binary in `every`."""
-    call = family.check_problem(problem(family, flags=flags, dtype=dtype))
-    configs = [each for each in family.space(device) if family.supports(each, call, device) is None]
+    space = family.space(device)
+    call = family.check_problem(space[0], problem(family, flags=flags, dtype=dtype))  # the same for all
+    configs = [each for each in space if family.supports(each, call, device) is None]
     if dtype == "fp32":  # minutes of compilation where the steps are long
         configs = [each for each in configs if each["BLOCK_N"] * each["BLOCK_K"] <= 64 * 64]
-    binaries = set(list(dict.fromkeys(map(family.binary_of, configs)))[::every])
-    return call, [each for each in configs if family.binary_of(each) in binaries]
+    keys = {each: family.binary_key(each, call) for each in configs}
+    binaries = set(list(dict.fromkeys(keys.values()))[::every])
+    return call, [each for each, key in keys.items() if key in binaries]
 
 
 @pytest.fixture(scope="module")
@@ -135,7 +138,7 @@ def test_every_config_of_the_space_is_right(family, flags, dtype, every, device,
     call, configs = some_of(family, device, flags, dtype, every)
     inputs = family.inputs(call, device, seed=1)
     if family is DW:  # some groups are split, some are not
-        inputs = routed(inputs, call.group_sizes, 128)
+        inputs = routed(inputs, call.ragged.sizes, 128)
         assert inputs.tile_map.slots
     reference, wrong, tried = expected(family, inputs), {}, 0
     for each, outcome in compiled(family, call, configs):
@@ -146,7 +149,7 @@ def test_every_config_of_the_space_is_right(family, flags, dtype, every, device,
     assert wrong == {}
     assert tried == len(configs) > 0
     # What the workers compiled, this process found on disk.
-    binaries = {family.binary_of(each) for each in configs}
+    binaries = {family.binary_key(each, call) for each in configs}
     assert [found for name, found in compiles if name in GROUPED] == [True] * len(binaries)
 
 
@@ -382,13 +385,14 @@ def test_a_launch_gives_the_same_bits_in_every_order_of_tiles(family, device):
 @every_family
 def test_the_autotuner_chooses_and_computes(family, device, compiles):
     configs = [small(family, 64, band=1), small(family, 64), small(family, 128)]
-    binaries = {family.binary_of(each) for each in configs}
-    autotuner = family.autotuner([each.to_triton() for each in configs])
+    binaries = {family.binary_key(each, problem(family)) for each in configs}
+    first = inputs_of(family, device, *SHAPES[0])
+    autotuner, call = autotuned(family, first, [each.to_triton() for each in configs])
     for shape in (SHAPES[5], SHAPES[9]):
         inputs = inputs_of(family, device, *shape, chunk_rows=128)
         reference = expected(family, inputs)
         for _ in range(2):  # tuning, and tuned
             inputs.out.fill_(float("nan"))
-            assert trouble(family.launch_autotuned(autotuner, inputs), reference, "bf16") is None
+            assert trouble(call(inputs), reference, "bf16") is None
         assert KernelConfig.from_triton(autotuner.best_config) in configs
     assert sum(name in GROUPED for name, _ in compiles) == len(binaries)

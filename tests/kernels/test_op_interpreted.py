@@ -263,7 +263,7 @@ def test_an_index_out_of_range_writes_nothing_outside(side):
 class TestTheDebugSwitch:
     @pytest.fixture(autouse=True)
     def switched_on(self, monkeypatch):
-        from foretune.kernels.grouped_gemm import calls
+        from foretune.kernels.grouped_gemm.op import calls
 
         monkeypatch.setattr(calls, "_calls", {})
         monkeypatch.setenv("FORETUNE_CHECK", "1")

@@ -12,10 +12,13 @@ import numpy as np
 import pytest
 import torch
 from foretune import KernelConfig, grouped_gemm
-from foretune.kernels.grouped_gemm import calls, choice, gemm, tiles, unsloth_grouped_gemm
+from foretune.kernels import find_family
+from foretune.kernels.grouped_gemm import unsloth_grouped_gemm
 from foretune.kernels.grouped_gemm.chunks import chunk_rows
+from foretune.kernels.grouped_gemm.op import calls
+from foretune.kernels.grouped_gemm.triton_kernels import gemm, tiles
 from foretune.kernels.grouped_gemm.triton_kernels.rowwise import sum_rows
-from foretune.runtime import ForetuneWarning
+from foretune.runtime import ForetuneWarning, choice
 from loops import error, grouped_loop, moe_fused, moe_loop
 
 pytestmark = [
@@ -294,7 +297,7 @@ def test_a_hot_call_takes_no_more_than_two_bare_launches(capsys):
             TMA_Y=0,
             num_stages=3,
         )
-        forward = family("grouped_gemm_fwd")
+        forward = find_family("grouped_gemm_fwd")
         problem = calls.Call(calls.Shape(rows, GROUPS, 128, 64), x.dtype, x.get_device(), calls.Options()).problem(
             forward.name
         )

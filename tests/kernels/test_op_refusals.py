@@ -6,7 +6,7 @@ import pytest
 import torch
 from foretune import KernelConfig, grouped_gemm
 from foretune.datasets import DeviceSpec, ForetuneError
-from foretune.kernels.grouped_gemm import calls
+from foretune.kernels.grouped_gemm.op import calls
 from foretune.runtime import use_stub_driver
 
 ROWS, GROUPS, N, K, TOPK = 12, 3, 16, 24, 2
@@ -115,7 +115,7 @@ class TestOnADevice:
     @pytest.mark.parametrize("which", ["config", "config_dx", "config_dw"])
     def test_a_knob_that_does_not_exist(self, which):
         family = {"config": "fwd", "config_dx": "dx", "config_dw": "dw"}[which]
-        with pytest.raises(ForetuneError, match=f"grouped_gemm_{family} has no knob BLOCK_SIZE_M; it has BLOCK_M"):
+        with pytest.raises(ForetuneError, match=f"BLOCK_SIZE_M is no knob of grouped_gemm_{family}; it has BLOCK_M"):
             call(**{which: KernelConfig.of(BLOCK_SIZE_M=64)})
 
     @pytest.mark.parametrize(
@@ -124,7 +124,7 @@ class TestOnADevice:
             ({"BLOCK_M": 24}, "BLOCK_M cannot be 24: a power of two between 16 and 256"),
             ({"BLOCK_M": 512}, "BLOCK_M cannot be 512"),
             ({"BLOCK_K": 8}, "BLOCK_K cannot be 8: a power of two between 16 and 512"),
-            ({"GROUP_M": 0}, "GROUP_M cannot be 0: 1 or more"),
+            ({"GROUP_M": 0}, "GROUP_M cannot be 0: between 1 and 1024"),
             ({"TMA_W": 2}, "TMA_W cannot be 2: 0 or 1"),
             ({"num_warps": 3}, "num_warps cannot be 3: 1, 2, 4, 8 or 16"),
             ({"BLOCK_N": 512, "num_stages": 8}, "needs [0-9]+ bytes of shared memory but NVIDIA H200 has 232448"),

@@ -11,13 +11,16 @@ import sys
 import zipfile
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 
 import numpy as np
 import pytest
 from fakes import DEVICE, FakeFamily, fake_cases, fake_dataset
-from foretune.datasets import BundleError, ForetuneError
-from foretune.model import LightGBMRanker, load_bundle, npz, train
-from foretune.runtime import shortlist
+from foretune.datasets import BinaryFacts, BundleError, DeviceSpec, ForetuneError, KernelConfig, Problem
+from foretune.datasets.store.older import upgraded_problem
+from foretune.kernels import find_family
+from foretune.model import LightGBMRanker, load_bundle, npz, train_bundle
+from foretune.runtime import make_shortlist
 
 FAMILY, DATASET = FakeFamily(), fake_dataset(fake_cases(models=3))
 CASE, CONFIGS = DATASET.cases[0], DATASET.configs
@@ -26,7 +29,7 @@ QUICK = partial(LightGBMRanker, trees=20)
 
 @pytest.fixture(scope="module")
 def bundle():
-    return train(DATASET, {"fake": FAMILY}, QUICK)
+    return train_bundle(DATASET, {"fake": FAMILY}, QUICK)
 
 
 @pytest.fixture
@@ -66,30 +69,128 @@ def test_saved_and_loaded_it_is_the_same(bundle, saved):
 
 def test_what_computed_a_wrong_result_is_on_no_shortlist(tmp_path):
     problem = CASE.problem
-    likely = shortlist(FAMILY, problem, DEVICE, k=3, bundle=train(DATASET, {"fake": FAMILY}, QUICK)).configs
+    likely = make_shortlist(FAMILY, problem, DEVICE, k=3, bundle=train_bundle(DATASET, {"fake": FAMILY}, QUICK)).configs
     numbers = [i for i, case in enumerate(DATASET.cases) if case.problem.dtype == problem.dtype]
     numbers = [i for i in numbers if DATASET.cases[i].problem.flags == problem.flags]
     rows = DATASET.measurements
     wrong = rows["problem"].isin(numbers) & rows["config"].isin([CONFIGS.index(config) for config in likely[:2]])
     rows = rows.assign(status=rows["status"].mask(wrong, "wrong_result"), time_us=rows["time_us"].mask(wrong))
-    train(replace(DATASET, measurements=rows), {"fake": FAMILY}, QUICK).save(tmp_path / "bundle")
+    train_bundle(replace(DATASET, measurements=rows), {"fake": FAMILY}, QUICK).save(tmp_path / "bundle")
     bundle = load_bundle(tmp_path / "bundle")
     assert bundle.wrong_results("fake", problem) == set(likely[:2])
-    least = shortlist(FAMILY, problem, DEVICE, k=len(CONFIGS), bundle=bundle)
+    least = make_shortlist(FAMILY, problem, DEVICE, k=len(CONFIGS), bundle=bundle)
     assert least.predicted
     assert not set(likely[:2]) & set(least.configs)
     other = replace(problem, dtype="fp32")  # was not seen to be wrong
-    assert set(likely[:2]) <= set(shortlist(FAMILY, other, DEVICE, k=len(CONFIGS), bundle=bundle).configs)
+    assert set(likely[:2]) <= set(make_shortlist(FAMILY, other, DEVICE, k=len(CONFIGS), bundle=bundle).configs)
+
+
+class ReadingFamily(FakeFamily):
+    """One whose features look at what the binaries say."""
+
+    reads_binaries = True
+    feature_names = (*FakeFamily.feature_names, "registers", "told")
+
+    def features(self, problem, device, configs, binaries=None):
+        told = np.array([[binaries[c].registers, 1] if c in binaries else [0, 0] for c in configs], np.float32)
+        return np.hstack([super().features(problem, device, configs), told.reshape(len(configs), 2)])
+
+
+MIXED = {"x": "bf16", "w": "int4", "y": "bf16"}
+
+
+@pytest.fixture(scope="module")
+def reading():
+    """Trained where registers are all that decides; half of the problems have a dtype for each operand."""
+    cases = tuple(
+        replace(case, problem=replace(case.problem, dtype=MIXED) if place % 2 else case.problem)
+        for place, case in enumerate(DATASET.cases)
+    )
+    rows = DATASET.measurements
+    registers = 16 + 7 * (rows["config"] % 11) + 100 * (rows["problem"] % 2)  # of other dtypes another binary
+    rows = rows.assign(
+        registers=registers.where(rows["config"] > 2), time_us=registers.where(rows["time_us"].notna()) * 1.0
+    )
+    return train_bundle(replace(DATASET, cases=cases, measurements=rows), {"fake": ReadingFamily()}, QUICK)
+
+
+def test_what_the_binaries_say_is_kept_by_dtype_and_flags(reading, tmp_path):
+    reading.save(tmp_path / "bundle")
+    loaded, family = load_bundle(tmp_path / "bundle"), ReadingFamily()
+    known = loaded.ranker("fake").binaries_
+    assert known == reading.ranker("fake").binaries_
+    assert set(known) == {("bf16", ()), (Problem.of("fake", dtype=MIXED).dtype, ())}
+    for place, facts in enumerate((known["bf16", ()], known[Problem.of("fake", dtype=MIXED).dtype, ()])):
+        assert set(facts) == set(CONFIGS[3:])  # of the first ones nobody knew
+        assert facts[CONFIGS[10]] == BinaryFacts(registers=16 + 7 * 10 + 100 * place, spills=0, smem_bytes=1024)
+    problem = CASE.problem
+    predicted = loaded.ranker("fake").predict(family, problem, DEVICE, CONFIGS)
+    assert (predicted == reading.ranker("fake").predict(family, problem, DEVICE, CONFIGS)).all()
+    assert predicted[11] < 0.7 * predicted[10]  # 16 registers against 86
+
+
+def test_without_the_binaries_it_predicts_otherwise(reading):
+    ranker, family = reading.ranker("fake"), ReadingFamily()
+    unknown = replace(CASE.problem, flags=("transposed",))  # of which no binary was measured
+    told, blind = (ranker.predict(family, problem, DEVICE, CONFIGS) for problem in (CASE.problem, unknown))
+    assert (told != blind).any()
+
+
+def test_a_family_that_does_not_read_binaries_has_none_in_its_bundle(bundle):
+    assert bundle.ranker("fake").binaries_ == {}
+    assert bundle.manifest["families"]["fake"]["binaries"] == []
+
+
+def test_wrong_results_of_problems_with_a_dtype_for_each_operand(tmp_path):
+    cases = tuple(replace(case, problem=replace(case.problem, dtype=MIXED)) for case in DATASET.cases)
+    rows = DATASET.measurements
+    wrong = (rows["config"] == 5) & (rows["problem"] == 1)
+    rows = rows.assign(status=rows["status"].mask(wrong, "wrong_result"), time_us=rows["time_us"].mask(wrong))
+    train_bundle(replace(DATASET, cases=cases, measurements=rows), {"fake": FAMILY}, QUICK).save(tmp_path / "bundle")
+    bundle = load_bundle(tmp_path / "bundle")
+    assert bundle.wrong_results("fake", cases[0].problem) == {CONFIGS[5]}
+    assert bundle.wrong_results("fake", CASE.problem) == frozenset()
+
+
+def test_a_bundle_of_version_2_is_read(bundle, saved):
+    """It had no binaries."""
+
+    def older(manifest):
+        manifest["schema_version"] = 2
+        del manifest["families"]["fake"]["binaries"]
+
+    forge(saved, change_manifest=older)
+    loaded = load_bundle(saved)
+    assert loaded.ranker("fake").binaries_ == {}
+    assert (predictions(loaded) == predictions(bundle)).all()
+    loaded.save(saved)  # and written again as one of today
+    assert json.loads((saved / "manifest.json").read_text())["schema_version"] == 3
+    assert load_bundle(saved).digest == bundle.digest
+
+
+VERSION2 = Path(__file__).parent / "version2"  # see make.py there
+
+
+@pytest.mark.parametrize(
+    "recorded", json.loads((VERSION2 / "scores.json").read_text()), ids=lambda one: one["problem"]["family"]
+)
+def test_what_the_code_of_version_2_wrote_is_predicted_to_the_last_bit(recorded):
+    assert json.loads((VERSION2 / "manifest.json").read_text())["schema_version"] == 2
+    problem = Problem.from_json(json.loads(upgraded_problem(json.dumps(recorded["problem"]))))
+    configs = [KernelConfig.from_json(config) for config in recorded["configs"]]
+    ranker = load_bundle(VERSION2).ranker(problem.family)
+    scores = ranker.predict(find_family(problem.family), problem, DeviceSpec.named("h200"), configs)
+    assert scores.tolist() == recorded["scores"]
 
 
 def test_same_training_same_bytes(saved, tmp_path):
-    train(DATASET, {"fake": FAMILY}, QUICK).save(tmp_path / "again")
+    train_bundle(DATASET, {"fake": FAMILY}, QUICK).save(tmp_path / "again")
     for name in ("manifest.json", "arrays.npz"):
         assert (saved / name).read_bytes() == (tmp_path / "again" / name).read_bytes()
 
 
 def test_other_data_other_digest(bundle):
-    other = train(fake_dataset(fake_cases(models=4)), {"fake": FAMILY}, QUICK)
+    other = train_bundle(fake_dataset(fake_cases(models=4)), {"fake": FAMILY}, QUICK)
     assert other.digest != bundle.digest
     assert other.manifest["families"]["fake"]["origin"] != bundle.manifest["families"]["fake"]["origin"]
 
@@ -111,7 +212,7 @@ def test_numpy_reads_the_arrays_too(saved):
 
 
 def test_saving_over_an_older_bundle(saved):
-    newer = train(fake_dataset(fake_cases(models=4)), {"fake": FAMILY}, QUICK)
+    newer = train_bundle(fake_dataset(fake_cases(models=4)), {"fake": FAMILY}, QUICK)
     newer.save(saved)
     assert load_bundle(saved).digest == newer.digest
     assert sorted(path.name for path in saved.parent.iterdir()) == ["bundle"]
@@ -144,14 +245,14 @@ def test_unknown_family_lists_those_there_are(bundle):
 
 def test_training_an_unknown_family_lists_the_known_ones():
     with pytest.raises(ForetuneError, match="must be among other but are fake"):
-        train(DATASET, {"other": FAMILY}, QUICK)
+        train_bundle(DATASET, {"other": FAMILY}, QUICK)
 
 
 def test_missing_and_newer_files_are_named(saved, tmp_path):
     with pytest.raises(BundleError, match=r"nowhere/manifest.json: cannot be read"):
         load_bundle(tmp_path / "nowhere")
-    forge(saved, change_manifest=lambda manifest: manifest.update(schema_version=3))
-    with pytest.raises(BundleError, match="schema_version is 3 but this Foretune reads 2; a newer Foretune wrote it"):
+    forge(saved, change_manifest=lambda manifest: manifest.update(schema_version=4))
+    with pytest.raises(BundleError, match="schema_version is 4 but this Foretune reads 2 to 3; a newer Foretune wrote"):
         load_bundle(saved)
 
 
@@ -276,6 +377,19 @@ def test_hostile_archives_with_a_fitting_checksum(saved, content):
         load_bundle(saved)
 
 
+def _binary(without=None, **changes):
+    """A forged entry of one binary, right but for these changes."""
+    facts = {"config": {"BLOCK_M": 16}, "registers": 40, "spills": 0, "smem_bytes": 512} | changes
+    facts.pop(without, None)
+    return [{"dtype": "bf16", "flags": [], "configs": [facts]}]
+
+
+def test_the_forged_entry_of_a_binary_is_right_but_for_what_is_changed(saved):
+    forge(saved, change_manifest=lambda manifest: manifest["families"]["fake"].update(binaries=_binary()))
+    known = {KernelConfig.of(BLOCK_M=16): BinaryFacts(registers=40, spills=0, smem_bytes=512)}
+    assert load_bundle(saved).ranker("fake").binaries_ == {("bf16", ()): known}
+
+
 @pytest.mark.parametrize(
     "change",
     [
@@ -298,6 +412,21 @@ def test_hostile_archives_with_a_fitting_checksum(saved, content):
         lambda m: m["families"]["fake"].update(wrong_results={"bf16": []}),
         lambda m: m["families"]["fake"].update(wrong_results=[{"dtype": "bf16", "flags": []}]),
         lambda m: m["families"]["fake"].update(wrong_results=[{"dtype": "bf16", "flags": [], "configs": [{"M": []}]}]),
+        lambda m: m["families"]["fake"].update(wrong_results=[{"dtype": "int7", "flags": [], "configs": []}]),
+        lambda m: m["families"]["fake"].update(wrong_results=[{"dtype": {}, "flags": [], "configs": []}]),
+        lambda m: m["families"]["fake"].update(wrong_results=[{"dtype": ["bf16"], "flags": [], "configs": []}]),
+        lambda m: m["families"]["fake"].update(binaries=7),
+        lambda m: m["families"]["fake"].update(binaries={"bf16": []}),
+        lambda m: m["families"]["fake"].update(binaries=[{"dtype": "bf16", "flags": []}]),
+        lambda m: m["families"]["fake"].update(binaries=[{"dtype": "bf16", "flags": [], "configs": [{"M": 16}]}]),
+        *(
+            lambda m, count=count: m["families"]["fake"].update(binaries=_binary(registers=count))
+            for count in (-1, 1 << 31, 40.0, "40", None, True, [])
+        ),
+        *(
+            lambda m, name=name: m["families"]["fake"].update(binaries=_binary(without=name))
+            for name in ("registers", "spills", "smem_bytes", "config")
+        ),
     ],
 )
 def test_hostile_manifests_with_a_fitting_checksum(saved, change):

@@ -10,7 +10,8 @@ import pandas as pd
 import pytest
 from fakes import FakeFamily, fake_cases, fake_dataset
 from foretune.datasets import BundleError, ForetuneError
-from foretune.model import LightGBMRanker, Ranker, cross_validate, evaluate_bundle, train
+from foretune.model import Evaluations, LightGBMRanker, Ranker, cross_validate, evaluate_bundle, train_bundle
+from rich.console import Console
 
 FAMILY, DATASET = FakeFamily(), fake_dataset()
 QUICK = partial(LightGBMRanker, trees=60)
@@ -54,7 +55,7 @@ def test_json_is_the_contract(evaluation):
     assert report["problems"] == len(DATASET.cases)
     assert report["tried"] == 1.0
     assert 1.0 <= report["noise_floor"] < 1.02
-    assert list(report["baselines"]) == ["random", "static", "nearest", "roofline"]
+    assert list(report["baselines"]) == ["random", "static", "nearest", "estimate"]
     for regret in (report["regret"], report["regret_sizes_unknown"], *report["baselines"].values()):
         assert list(regret) == ["1", "2", "4", "8", "16"]
         for summary in regret.values():
@@ -62,12 +63,41 @@ def test_json_is_the_contract(evaluation):
             assert 1.0 <= summary["ci95"][0] <= summary["geomean"] <= summary["ci95"][1] <= summary["max"]
 
 
+def test_it_shows_itself_as_a_table(evaluation):
+    def printed(what):
+        console = Console(width=200, no_color=True)
+        with console.capture() as captured:
+            console.print(what)
+        return captured.get()
+
+    report, shown = evaluation.to_json(), printed(evaluation)
+    assert shown.startswith("fake: % slower than the best config that was tried (100 % of them were), over 39 problems")
+    lines = [[cell.strip() for cell in line.split("│")[1:-1]] for line in shown.splitlines() if "│" in line]
+    cells = {label: figures for label, *figures in lines}
+    for label, curve in {
+        "foretune": report["regret"],
+        "ragged sizes unknown": report["regret_sizes_unknown"],
+        **report["baselines"],
+    }.items():
+        assert cells[label] == [f"{100 * (summary['geomean'] - 1):.1f}" for summary in curve.values()]
+    several = Evaluations({"fake": evaluation, "again": replace(evaluation, family="again")})
+    assert printed(several) == shown + printed(replace(evaluation, family="again"))
+    assert several.to_json() == {"families": {"fake": report, "again": report}}
+
+
+def test_what_has_no_ragged_sizes_is_not_reported_without_them(evaluation):
+    plain = tuple(replace(case, problem=case.problem.without_sizes()) for case in evaluation.cases)
+    columns = replace(evaluation, cases=plain).__rich__().columns[0]
+    assert "foretune" in list(columns.cells)
+    assert not any("unknown" in label for label in columns.cells)
+
+
 def test_learning_beats_not_learning(evaluation):
     report = evaluation.to_json()
     for k in ("4", "8"):
         learned = report["regret"][k]["geomean"]
         assert learned < report["baselines"]["random"][k]["geomean"]
-        assert learned < report["baselines"]["roofline"][k]["geomean"]
+        assert learned < report["baselines"]["estimate"][k]["geomean"]
 
 
 def test_jobs_do_not_change_the_result(evaluation):
@@ -130,7 +160,7 @@ def test_the_frame_shows_the_worst_first(evaluation):
     assert len(frame) == len(DATASET.cases)
     assert frame["regret@1"].is_monotonic_decreasing
     assert frame["regret@1"].max() == evaluation.regret[1].max()
-    assert {"problem", "source", "routing", "sizes_unknown@8", "full_search"} <= set(frame.columns)
+    assert {"problem", "source", "scenario", "sizes_unknown@8", "full_search"} <= set(frame.columns)
 
 
 def test_configs_that_were_never_tried_are_no_candidates():
@@ -156,7 +186,7 @@ def test_it_says_of_how_many_configs_the_best_is_the_best():
 
 
 def test_a_bundle_is_judged_as_it_is():
-    bundle = train(DATASET, {"fake": FAMILY}, QUICK)
+    bundle = train_bundle(DATASET, {"fake": FAMILY}, QUICK)
     other = fake_dataset(fake_cases(models=9)[36:])
     report = evaluate_bundle(other, bundle, FAMILY).to_json()
     assert report["problems"] == len(other.cases)
@@ -167,8 +197,8 @@ def test_a_bundle_is_judged_as_it_is():
 
 def test_data_of_one_model_have_no_trained_baselines():
     one = fake_dataset(fake_cases(models=1, randoms=0))
-    report = evaluate_bundle(one, train(DATASET, {"fake": FAMILY}, QUICK), FAMILY).to_json()
-    assert list(report["baselines"]) == ["random", "roofline"]
+    report = evaluate_bundle(one, train_bundle(DATASET, {"fake": FAMILY}, QUICK), FAMILY).to_json()
+    assert list(report["baselines"]) == ["random", "estimate"]
     with pytest.raises(ForetuneError, match="two unrelated models"):
         cross_validate(one, FAMILY, QUICK)
 
@@ -179,4 +209,4 @@ def test_a_bundle_without_the_family_says_what_it_has():
 
     cases = tuple(replace(case, problem=replace(case.problem, family="other")) for case in DATASET.cases)
     with pytest.raises(BundleError, match="no family 'other'; it has fake"):
-        evaluate_bundle(replace(DATASET, cases=cases), train(DATASET, {"fake": FAMILY}, QUICK), Other())
+        evaluate_bundle(replace(DATASET, cases=cases), train_bundle(DATASET, {"fake": FAMILY}, QUICK), Other())

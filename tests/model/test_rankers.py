@@ -3,17 +3,33 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
-from fakes import DEVICE, FakeFamily
+from fakes import DEVICE, FakeFamily, fake_dataset
+from foretune.collect.plan import Adaptive, Exhaustive
+from foretune.collect.prior import Prior
+from foretune.collect.replay import PlannedRanker
 from foretune.datasets import BundleError, ForetuneError, KernelConfig, Problem
-from foretune.model import LightGBMRanker, NearestRanker, RandomRanker, RooflineRanker, StaticRanker, top_k_regret
+from foretune.model import EstimateRanker, LightGBMRanker, NearestRanker, RandomRanker, StaticRanker, top_k_regret
 from foretune.model.rows import training_rows
-from ranker_contract import FAMILY, GRID, RankerContract
+from foretune.model.testing import RankerContract, ToyFamily, toy_grid
+
+FAMILY, GRID = FakeFamily(), fake_dataset().grid("fake")
 
 
-class TestRandom(RankerContract):
+class OnFakes(RankerContract):
+    """The contract on a family that is larger, and harder to learn, than the contract's own."""
+
+    def family(self):
+        return FAMILY
+
+    def grid(self):
+        return GRID
+
+
+class TestRandom(OnFakes):
     def make(self):
         return RandomRanker(seed=3)
 
@@ -26,7 +42,7 @@ class TestRandom(RankerContract):
         assert abs(np.corrcoef(scores, np.arange(len(scores)))[0, 1]) < 0.2
 
 
-class TestStatic(RankerContract):
+class TestStatic(OnFakes):
     def make(self):
         return StaticRanker()
 
@@ -49,7 +65,7 @@ class TestStatic(RankerContract):
         assert min(order, key=order.get)["BLOCK_M"] == 2
 
 
-class TestNearest(RankerContract):
+class TestNearest(OnFakes):
     def make(self):
         return NearestRanker()
 
@@ -70,16 +86,16 @@ class TestNearest(RankerContract):
         assert ranker.predict(FAMILY, asked, DEVICE, GRID.configs[:2]).tolist() == [2.0, 1.0]
 
 
-class TestRoofline(RankerContract):
+class TestEstimate(OnFakes):
     def make(self):
-        return RooflineRanker()
+        return EstimateRanker()
 
     def test_is_the_familys_estimate(self, fitted):
-        estimate = FAMILY.features(GRID.cases[0].problem, DEVICE, GRID.configs)[:, -1]
+        estimate = FAMILY.estimate_us(GRID.cases[0].problem, DEVICE, GRID.configs)
         assert (self.scores(fitted) == estimate).all()
 
 
-class LightGBMContract(RankerContract):
+class LightGBMContract(OnFakes):
     objective: str
 
     def make(self):
@@ -113,6 +129,74 @@ class TestLambdarank(LightGBMContract):
 
 class TestBlend(LightGBMContract):
     objective = "blend"
+
+
+class TestPrior(RankerContract):
+    """On a family that the shipped bundle does not know: its estimate."""
+
+    def make(self):
+        return Prior()
+
+    def test_is_the_estimate_of_a_family_that_nobody_learned(self, fitted):
+        grid = toy_grid()
+        estimate = ToyFamily().estimate_us(grid.cases[0].problem, grid.devices[0], grid.configs)
+        assert (self.scores(fitted) == estimate).all()
+
+
+class TestPlanned(RankerContract):
+    def make(self):
+        return PlannedRanker(_few, _quick)
+
+    def test_learns_from_what_the_plan_would_have_measured(self, fitted):
+        assert 0.4 < fitted.cells_.mean() < 0.6
+        whole = PlannedRanker(Exhaustive, _quick).fit(self.grid(), self.family())
+        everything = _quick().fit(self.grid(), self.family())
+        assert (self.scores(whole) == self.scores(everything)).all()
+        assert (self.scores(fitted) != self.scores(everything)).any()
+
+
+_quick = partial(LightGBMRanker, trees=10)
+_few = partial(Adaptive, share=0.6, first=8, ranker=_quick)
+
+
+class TestOnTheToy(RankerContract):
+    """What a third party sees who inherits the contract as it is."""
+
+    def make(self):
+        return LightGBMRanker(trees=30)
+
+    def test_the_toy_can_be_learned(self, fitted):
+        grid = self.grid()
+        scores = np.stack([self.scores(fitted, case=case) for case in grid.cases])
+        learned, blind = (
+            np.log(top_k_regret(ranked, grid.first_us, grid.second_us, k=1)).mean()
+            for ranked in (scores, np.random.default_rng(0).random(scores.shape))
+        )
+        assert learned < blind / 4
+
+
+@pytest.mark.parametrize(
+    ("broken", "test"),
+    [
+        ({"predict": lambda *_: np.ones(3)}, "test_every_config_has_one_finite_positive_score_with_sizes_and_without"),
+        (
+            {"predict": lambda *a: np.argsort([str(config) for config in a[-1]]) + 1.0},
+            "test_a_score_does_not_depend_on_the_other_configs_nor_on_their_order",
+        ),
+        ({"predict": lambda *a: np.random.random(len(a[-1]))}, "test_the_same_call_gives_the_same_scores"),  # noqa: NPY002
+        ({"fit": lambda *_: None}, "test_fit_returns_the_ranker_itself"),
+    ],
+)
+def test_the_contract_finds_who_breaks_it(broken, test):
+    ranker = type("Broken", (EstimateRanker,), broken)
+
+    class Contract(RankerContract):
+        def make(self):
+            return ranker()
+
+    arguments = [ranker()] if "fit_" not in test else []
+    with pytest.raises(AssertionError):
+        getattr(Contract(), test)(*arguments)
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,8 @@ from functools import partial
 import pytest
 from fakes import FakeFamily, fake_cases, fake_dataset
 from foretune.datasets import ForetuneWarning
-from foretune.model import LightGBMRanker, check_sources, cross_validate, train
+from foretune.model import LightGBMRanker, check_sources, cross_validate, load_bundle, train_bundle
+from foretune.model.testing import ToyFamily
 
 FAMILY = FakeFamily()
 BARE = fake_dataset(fake_cases(models=3, tokens=(64,), randoms=0))
@@ -24,7 +25,7 @@ def measured_with(*sources, family="fake"):
 @pytest.mark.parametrize(
     "use",
     [
-        lambda dataset: train(dataset, {"fake": FAMILY}, partial(LightGBMRanker, trees=2)),
+        lambda dataset: train_bundle(dataset, {"fake": FAMILY}, partial(LightGBMRanker, trees=2)),
         lambda dataset: cross_validate(dataset, FAMILY, partial(LightGBMRanker, trees=2)),
         lambda dataset: check_sources(dataset, FAMILY),
     ],
@@ -44,6 +45,28 @@ def test_without_triton_nothing_can_be_compared():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         check_sources(measured_with("old"), Elsewhere())
+
+
+class Predicting(ToyFamily):
+    """One that only predicts: somebody else measured it."""
+
+    name = "fake"
+    dims, knobs = FakeFamily.dims, FakeFamily.knobs
+    feature_names = FakeFamily.feature_names
+    space, features = FakeFamily.space, FakeFamily.features
+    supports = FakeFamily.supports
+
+
+def test_a_family_that_only_predicts_is_trained_and_says_nothing_of_a_kernel(tmp_path):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        train_bundle(measured_with("old"), {"fake": Predicting()}, partial(LightGBMRanker, trees=2)).save(
+            tmp_path / "b"
+        )
+    bundle = load_bundle(tmp_path / "b")
+    assert bundle.manifest["families"]["fake"]["origin"]["source_hash"] is None
+    problem = BARE.cases[0].problem
+    assert len(bundle.ranker("fake").predict(Predicting(), problem, BARE.devices[0], BARE.configs)) == len(BARE.configs)
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from fakes import fake_cases
-from foretune.datasets import Case, ForetuneError, Problem, 
+from foretune.datasets import Case, ForetuneError, Problem
+from foretune.kernels.grouped_gemm.models import load_models
 from foretune.model import split_folds, split_groups
 
 
@@ -49,9 +50,9 @@ def test_a_chain_of_shared_shapes_is_one_group():
     assert split_groups(chain[::-1]).tolist() == [0, 1, 1, 1, 1]
 
 
-def test_same_dimensions_belong_together_whatever_the_routing():
-    shapes = [Problem.of("f", groups=2, rows=8, group_sizes=sizes) for sizes in ((4, 4), (1, 7))]
-    cases = [Case(shape, ("random",), routing) for shape, routing in zip(shapes, ("balanced", "hot"), strict=True)]
+def test_same_dimensions_belong_together_whatever_the_sizes():
+    shapes = [Problem.of("f", rows=8, ragged={"rows": sizes}) for sizes in ((4, 4), (1, 7))]
+    cases = [Case(shape, ("random",), scenario) for shape, scenario in zip(shapes, ("balanced", "hot"), strict=True)]
     assert split_groups(cases).tolist() == [0, 0]
 
 
@@ -61,6 +62,10 @@ def test_folds_are_even_and_whole():
     assert all(len(set(folds[groups == group])) == 1 for group in range(20))
     sizes = np.bincount(folds)
     assert sizes.max() - sizes.min() <= 3
+
+
+def test_labels_need_not_be_without_gaps():
+    assert split_folds(np.array([7, 7, 3, 9]), 3).tolist() == [0, 0, 2, 1]
 
 
 def test_too_few_groups_or_folds():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from functools import partial
 
 import lightgbm
 import numpy as np
@@ -159,7 +160,7 @@ def test_a_forest_too_large_for_memory_is_refused():
         )
 
 
-def test_a_thousand_configs_in_milliseconds():
+def test_a_thousand_configs_are_scored_in_less_than_half_the_time_that_lightgbm_takes():
     """300 trees x 31 leaves x 40 features, of the kinds that configs of one problem have."""
     random = np.random.default_rng(0)
 
@@ -178,13 +179,15 @@ def test_a_thousand_configs_in_milliseconds():
 
     train = np.concatenate([configs(300, random.uniform(100, 5000, 12)) for _ in range(20)])
     assert train.shape[1] == 40
-    forest = Forest.from_lightgbm(trained(train, trees=300).dump_model())
+    booster = trained(train, trees=300)
+    forest = Forest.from_lightgbm(booster.dump_model())
     columns = configs(1000, random.uniform(100, 5000, 12))
     forest.predict(columns)
-    times = []
-    for _ in range(100):
+    ours, theirs = [], []
+    for _ in range(50):
         # This thread's own time, and the least of it: on a busy machine others take turns on the core and its caches.
-        start = time.thread_time()
-        forest.predict(columns)
-        times.append(time.thread_time() - start)
-    assert min(times) <= 5e-3, f"{min(times) * 1e3:.2f} ms"
+        for times, predict in ((ours, forest.predict), (theirs, partial(booster.predict, num_threads=1))):
+            start = time.thread_time()
+            predict(columns)
+            times.append(time.thread_time() - start)
+    assert min(ours) < min(theirs) / 2, f"{min(ours) * 1e3:.2f} and {min(theirs) * 1e3:.2f} ms"

@@ -32,8 +32,8 @@ def stamping():
 
 @pytest.fixture(autouse=True)
 def fresh(monkeypatch):
-    from foretune.runtime import shortlist, warn
+    from foretune.runtime import make_shortlist, warn
 
     monkeypatch.setattr(warn, "_said", set())
-    monkeypatch.setattr(sys.modules[shortlist.__module__], "_choosers", {})
+    monkeypatch.setattr(sys.modules[make_shortlist.__module__], "_choosers", {})
     monkeypatch.delenv("FORETUNE_MODE", raising=False)

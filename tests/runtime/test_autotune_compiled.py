@@ -1,4 +1,4 @@
-"""`prune` under the real `triton.autotune` with real compiles, and the stub driver that makes them possible."""
+"""`Pruner` under the real `triton.autotune` with real compiles, and the stub driver that makes them possible."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from foretune.datasets import DeviceSpec, ForetuneError
-from foretune.runtime import ForetuneWarning, gpu_target, prune, use_stub_driver
+from foretune.runtime import ForetuneWarning, Pruner, gpu_target, use_stub_driver
 
 pytestmark = [pytest.mark.compile, pytest.mark.usefixtures("own_cache")]
 
@@ -39,7 +39,7 @@ def test_only_the_shortlist_is_benchmarked(toy, how):
         tried.append(1)
         return [float(len(tried))] * 3  # the first tried, so the first of the shortlist, is the fastest
 
-    kernel = toy.tuned(prune(family, 2, device=toy.H200, bundle=toy.ToyBundle()), do_bench=meter)
+    kernel = toy.tuned(Pruner(family, 2, device=toy.H200, bundle=toy.ToyBundle()), do_bench=meter)
     with use_stub_driver(toy.H200) as driver:
         _launch(kernel, toy, how)
         _launch(kernel, toy, how)
@@ -53,7 +53,7 @@ def test_only_the_shortlist_is_benchmarked(toy, how):
 
 
 def test_a_config_that_does_not_fit_is_survived(toy, small_device):
-    kernel = toy.tuned(prune(toy.ToyFamily(), 2, device=small_device, bundle=toy.ToyBundle([9, 9, 9, 2, 1, 9])))
+    kernel = toy.tuned(Pruner(toy.ToyFamily(), 2, device=small_device, bundle=toy.ToyBundle([9, 9, 9, 2, 1, 9])))
     with use_stub_driver(small_device) as driver:
         _launch(kernel, toy, "positional")
     assert kernel.configs_timings[kernel.configs[4]][0] == float("inf")
@@ -62,7 +62,7 @@ def test_a_config_that_does_not_fit_is_survived(toy, small_device):
 
 
 def test_a_shortlist_of_one_runs_that_one(toy):
-    kernel = toy.tuned(prune(toy.ToyFamily(), 1, device=toy.H200, bundle=toy.ToyBundle()))
+    kernel = toy.tuned(Pruner(toy.ToyFamily(), 1, device=toy.H200, bundle=toy.ToyBundle()))
     with use_stub_driver(toy.H200) as driver:
         _launch(kernel, toy, "keyword")
     assert kernel.best_config is kernel.configs[5]
@@ -70,7 +70,7 @@ def test_a_shortlist_of_one_runs_that_one(toy):
 
 
 def test_trouble_tunes_the_whole_space(toy):
-    kernel = toy.tuned(prune(toy.ToyFamily(), 1, device=replace(toy.H200, arch="sm_80"), bundle=toy.ToyBundle()))
+    kernel = toy.tuned(Pruner(toy.ToyFamily(), 1, device=replace(toy.H200, arch="sm_80"), bundle=toy.ToyBundle()))
     with use_stub_driver(toy.H200):
         with pytest.warns(ForetuneWarning, match="sm_80") as caught:
             _launch(kernel, toy, "positional")

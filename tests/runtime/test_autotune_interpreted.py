@@ -1,9 +1,9 @@
-"""`prune` under the real `triton.autotune` on kernels that run, in the interpreter."""
+"""`Pruner` under the real `triton.autotune` on kernels that run, in the interpreter."""
 
 from __future__ import annotations
 
 import pytest
-from foretune.runtime import ForetuneWarning, prune
+from foretune.runtime import ForetuneWarning, Pruner
 
 pytestmark = pytest.mark.interpret
 
@@ -18,7 +18,7 @@ def test_the_shortlist_computes_the_product(toy, how):
     import torch
 
     family = toy.ToyFamily()
-    kernel = toy.tuned(prune(family, 2, device=toy.H200, bundle=toy.ToyBundle()), do_bench=_one_shot)
+    kernel = toy.tuned(Pruner(family, 2, device=toy.H200, bundle=toy.ToyBundle()), do_bench=_one_shot)
     a, b, c = toy.operands(33, 40, 48)
     if how == "positional":
         kernel[toy.grid](a, b, c, 33, 40, 48)
@@ -35,7 +35,7 @@ def test_a_family_that_does_not_understand_the_launch_stops_nothing(toy):
     def lost(arguments):
         raise KeyError("tokens")
 
-    kernel = toy.tuned(prune(toy.ToyFamily(), 1, problem=lost, device=toy.H200), do_bench=_one_shot)
+    kernel = toy.tuned(Pruner(toy.ToyFamily(), 1, problem=lost, device=toy.H200), do_bench=_one_shot)
     a, b, c = toy.operands(16, 16, 16)
     with pytest.warns(ForetuneWarning, match="KeyError: 'tokens'"):
         kernel[toy.grid](a, b, c, 16, 16, 16)

@@ -12,10 +12,11 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 from foretune.datasets import DeviceSpec, Problem
+from foretune.kernels import find_family
 from foretune.runtime import Timer
 from foretune.runtime.timing.timer import EMPTY_KERNEL_US
 
-FAMILY = family("grouped_gemm_fwd")
+FAMILY = find_family("grouped_gemm_fwd")
 SHORTEST_US, LONGEST_US = 10.0, 5000.0
 SAMPLES, ROUNDS = 15, 2
 #: (groups, rows, n, k), from 32 MB of weights to 2.2 TFLOP.
@@ -104,7 +105,7 @@ def test_agrees_with_cupti_at_every_size(stamping, capsys):
     overhead_us, timer.overhead_us = timer.overhead_us, 0.0  # from here on it says what the events read
 
     def empty():
-        timer._queue_of.hold(0.0)
+        timer._device_queue.hold(0.0)
 
     def of_events(launch):
         return statistics.median(timer.sample(launch, 30))

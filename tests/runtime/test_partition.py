@@ -7,8 +7,9 @@ import statistics
 from contextlib import contextmanager
 
 import pytest
-from foretune.datasets import DeviceSpec, ForetuneError
-from foretune.runtime import Timer, partition
+from foretune.datasets import DeviceSpec, ForetuneError, Problem
+from foretune.kernels import find_family
+from foretune.runtime import Timer, sm_partition
 from foretune.runtime.timing.partition import _granted
 
 H200 = DeviceSpec.named("h200")
@@ -31,14 +32,14 @@ class FakeCarver:
 
 @pytest.mark.parametrize(("asked", "given"), [(1, 8), (60, 64), (64, 64), (125, 128)])
 def test_the_spec_says_what_the_driver_gave(asked, given):
-    with partition(asked, H200, carve=FakeCarver().carve) as device:
+    with sm_partition(asked, H200, carve=FakeCarver().carve) as device:
         assert (device.sm_count, device.name) == (given, f"NVIDIA H200 ({given} SMs)")
         assert device == H200.with_sms(given)
 
 
 def test_the_sms_are_given_back_even_after_an_error():
     carver = FakeCarver()
-    with pytest.raises(ZeroDivisionError), partition(64, H200, carve=carver.carve):
+    with pytest.raises(ZeroDivisionError), sm_partition(64, H200, carve=carver.carve):
         raise ZeroDivisionError
     assert carver.log == [64, "back"]
 
@@ -48,7 +49,7 @@ def test_sms_that_are_not_there_are_refused_before_the_driver_is_asked(sms):
     carver = FakeCarver()
     with (
         pytest.raises(ForetuneError, match=f"a partition of NVIDIA H200 has 1 to 132 SMs but {sms} were asked for"),
-        partition(sms, H200, carve=carver.carve),
+        sm_partition(sms, H200, carve=carver.carve),
     ):
         pass
     assert not carver.log
@@ -58,7 +59,7 @@ def test_without_a_gpu_there_is_no_partition(monkeypatch):
     import torch
 
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    with pytest.raises(ForetuneError, match="no GPU is visible here"), partition(64):
+    with pytest.raises(ForetuneError, match="no GPU is visible here"), sm_partition(64):
         pass
 
 
@@ -115,9 +116,7 @@ def test_a_part_has_some_of_the_sms(sms):
 
 
 def test_two_parts_of_one_card_have_the_same_space_and_other_features():
-    from foretune.datasets import Problem
-
-    kernel, part = family("grouped_gemm_fwd"), H200.with_sms(64)
+    kernel, part = find_family("grouped_gemm_fwd"), H200.with_sms(64)
     problem = Problem.of(kernel.name, groups=8, rows=4096, n=4096, k=4096)
     space = kernel.space(H200)
     assert kernel.space(part) == space
@@ -143,7 +142,7 @@ def seen_sms(stamping):
 def test_work_inside_runs_on_the_sms_of_the_spec_and_on_no_others(asked, seen_sms):
     whole = DeviceSpec.live()
     assert seen_sms() == whole.sm_count
-    with partition(asked) as device:
+    with sm_partition(asked) as device:
         print(f"asked for {asked}, given {device.sm_count}")  # noqa: T201
         assert asked <= device.sm_count < whole.sm_count
         assert seen_sms() == device.sm_count
@@ -163,7 +162,7 @@ def test_a_matrix_product_takes_as_much_longer_as_there_are_fewer_sms():
 
     whole = DeviceSpec.live()
     before = us()
-    with partition(64) as device:
+    with sm_partition(64) as device:
         inside = us()
     after = us()
     print(f"{before:.0f} us, on {device.sm_count} SMs {inside:.0f} us, then {after:.0f} us")  # noqa: T201
@@ -175,14 +174,12 @@ def test_a_matrix_product_takes_as_much_longer_as_there_are_fewer_sms():
 @pytest.mark.gpu
 @pytest.mark.usefixtures("own_cache")
 def test_a_kernel_that_sizes_itself_by_the_spec_is_right_and_slower_in_a_part():
-    from foretune.datasets import Problem
-
-    kernel, whole, times = family("grouped_gemm_fwd"), DeviceSpec.live(), {}
+    kernel, whole, times = find_family("grouped_gemm_fwd"), DeviceSpec.live(), {}
     problem = Problem.of(kernel.name, groups=8, rows=16384, n=4096, k=4096)
-    check = kernel.check_problem(problem)
 
     def run(device):
         config = kernel.default(problem, device)
+        check = kernel.check_problem(config, problem)
         inputs = kernel.inputs(check, device, seed=1)
         reference = kernel.reference(inputs)
         error = float((kernel.launch(inputs, config).float() - reference).norm() / reference.norm())
@@ -193,7 +190,7 @@ def test_a_kernel_that_sizes_itself_by_the_spec_is_right_and_slower_in_a_part():
 
     run(whole)
     for sms in (32, 64, 96):
-        with partition(sms) as device:
+        with sm_partition(sms) as device:
             run(device)
     run(whole)
     print(times)  # noqa: T201
@@ -209,7 +206,7 @@ def test_the_rule_is_near_what_a_part_of_the_card_reaches():
 
     whole, parts = measured(DeviceSpec.live()), []
     for sms in (16, 32, 64, 96):
-        with partition(sms, whole) as device:
+        with sm_partition(sms, whole) as device:
             parts.append((device, measured(device)))
         for spec in parts[-1]:
             print(spec.to_json())  # noqa: T201

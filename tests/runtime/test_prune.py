@@ -6,7 +6,7 @@ import copy
 
 import pytest
 from foretune.datasets import ForetuneError, Problem
-from foretune.runtime import ForetuneWarning, mode, prune
+from foretune.runtime import ForetuneWarning, Pruner, resolve_mode
 
 CALL = {"a_ptr": None, "M": 64, "N": 64, "K": 64}
 
@@ -14,7 +14,7 @@ CALL = {"a_ptr": None, "M": 64, "N": 64, "K": 64}
 def test_hands_back_the_same_objects_in_predicted_order(toy):
     configs = toy.triton_configs()
     before = copy.deepcopy([config.__dict__ for config in configs])
-    pruned = prune(toy.ToyFamily(), 3, device=toy.H200, bundle=toy.ToyBundle())(configs, CALL, grid=(1,))
+    pruned = Pruner(toy.ToyFamily(), 3, device=toy.H200, bundle=toy.ToyBundle())(configs, CALL, grid=(1,))
     assert [configs.index(config) for config in pruned] == [5, 4, 3]
     assert all(config is configs[i] for config, i in zip(pruned, (5, 4, 3), strict=True))
     assert [config.__dict__ for config in configs] == before
@@ -22,18 +22,18 @@ def test_hands_back_the_same_objects_in_predicted_order(toy):
 
 def test_merges_positional_and_keyword_arguments(toy):
     family = toy.ToyFamily()
-    pruner = prune(family, device=toy.H200, bundle=toy.ToyBundle())
+    pruner = Pruner(family, device=toy.H200, bundle=toy.ToyBundle())
     pruner(toy.triton_configs(), {"a_ptr": None, "M": 64}, N=32, K=16, grid=(1,), warmup=False)
     assert {name: family.calls[0][name] for name in CALL} == {"a_ptr": None, "M": 64, "N": 32, "K": 16}
 
 
 def test_takes_arguments_that_are_named_like_its_own_parameters(toy):
-    pruner = prune(toy.ToyFamily(), 1, device=toy.H200, bundle=toy.ToyBundle())
+    pruner = Pruner(toy.ToyFamily(), 1, device=toy.H200, bundle=toy.ToyBundle())
     assert len(pruner(toy.triton_configs(), CALL, configs=1, named_args=2)) == 1
 
 
 def test_takes_a_problem_of_the_users_own_making(toy):
-    pruner = prune(
+    pruner = Pruner(
         toy.ToyFamily(),
         1,
         problem=lambda arguments: Problem.of("toy", rows=arguments["tokens"]),
@@ -49,7 +49,7 @@ def test_takes_a_problem_of_the_users_own_making(toy):
 )
 def test_an_odd_launch_gets_every_config_and_one_warning(toy, arguments, why):
     configs = toy.triton_configs()
-    pruner = prune(toy.ToyFamily(), 1, device=toy.H200, bundle=toy.ToyBundle())
+    pruner = Pruner(toy.ToyFamily(), 1, device=toy.H200, bundle=toy.ToyBundle())
     with pytest.warns(ForetuneWarning, match=why) as caught:
         assert [pruner(configs, arguments) for _ in range(2)] == [configs, configs]
     assert len(caught) == 1
@@ -60,11 +60,11 @@ def test_without_a_gpu_or_a_named_device_every_config_goes_through(toy, monkeypa
 
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.warns(ForetuneWarning, match="no GPU is visible"):
-        assert len(prune(toy.ToyFamily(), 1, bundle=toy.ToyBundle())(toy.triton_configs(), CALL)) == 6
+        assert len(Pruner(toy.ToyFamily(), 1, bundle=toy.ToyBundle())(toy.triton_configs(), CALL)) == 6
 
 
 def test_a_list_that_changes_is_read_anew(toy):
-    configs, pruner = toy.triton_configs(), prune(toy.ToyFamily(), 1, device=toy.H200, bundle=toy.ToyBundle())
+    configs, pruner = toy.triton_configs(), Pruner(toy.ToyFamily(), 1, device=toy.H200, bundle=toy.ToyBundle())
     assert pruner(configs, CALL) == [configs[5]]
     configs[5], configs[0] = configs[0], configs[5]
     assert pruner(configs, CALL)[0] is configs[5]
@@ -77,21 +77,21 @@ def test_the_mode_decides_how_many(toy, monkeypatch, value, positions):
     monkeypatch.setenv("FORETUNE_MODE", value)
     family = toy.ToyFamily(lambda config, problem: "no" if config["BLOCK_M"] == 16 else None)
     configs = toy.triton_configs()
-    pruned = prune(family, 2, device=toy.H200, bundle=toy.ToyBundle())(configs, CALL)
+    pruned = Pruner(family, 2, device=toy.H200, bundle=toy.ToyBundle())(configs, CALL)
     assert pruned == [configs[i] for i in positions]
 
 
 def test_a_mode_that_does_not_exist_is_refused_where_the_kernel_is_declared(toy, monkeypatch):
-    pruner = prune(toy.ToyFamily(), 1, device=toy.H200, bundle=toy.ToyBundle())
+    pruner = Pruner(toy.ToyFamily(), 1, device=toy.H200, bundle=toy.ToyBundle())
     monkeypatch.setenv("FORETUNE_MODE", "fast")
     with pytest.raises(ForetuneError, match="FORETUNE_MODE must be one of off, shortlist, predict but got 'fast'"):
-        mode()
+        resolve_mode()
     with pytest.raises(ForetuneError, match="FORETUNE_MODE"):
-        prune(toy.ToyFamily())
+        Pruner(toy.ToyFamily())
     with pytest.warns(ForetuneWarning, match="FORETUNE_MODE"):  # but a launch goes on
         assert len(pruner(toy.triton_configs(), CALL)) == 6
 
 
 def test_k_must_be_positive(toy):
     with pytest.raises(ForetuneError, match="k must be >= 1 but got 0"):
-        prune(toy.ToyFamily(), 0)
+        Pruner(toy.ToyFamily(), 0)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 from foretune.datasets import Problem
+from foretune.runtime import Pruner
 
 torch = pytest.importorskip("torch")
 
@@ -16,7 +17,7 @@ def _problem(arguments):
 def call(toy):
     torch._dynamo.reset()
     configs = toy.triton_configs()
-    pruner = prune(toy.ToyFamily(), 2, problem=_problem, device=toy.H200, bundle=toy.ToyBundle())
+    pruner = Pruner(toy.ToyFamily(), 2, problem=_problem, device=toy.H200, bundle=toy.ToyBundle())
 
     def call(x):
         pruned = pruner(configs, {"a_ptr": x, "M": x.shape[0], "N": 64}, K=64, grid=(1,))

@@ -14,7 +14,7 @@ MIB = 1 << 20
 H200 = DeviceSpec.named("h200")
 
 
-class FakeBench:
+class FakeMeter:
     """A device with a cache of `cache_bytes` in front of a memory that gives 4000 GB/s."""
 
     def __init__(self, cache_bytes=40 * MIB, most_bytes=2048 * MIB):
@@ -32,7 +32,7 @@ class FakeBench:
 
 
 def test_the_spec_has_what_was_measured_and_keeps_the_limits():
-    spec = measured(H200, FakeBench())
+    spec = measured(H200, FakeMeter())
     assert (spec.copy_bandwidth_gbs, spec.read_bandwidth_gbs, spec.rates_measured) == (3900.0, 4000.0, True)
     assert spec.matrix_tflops == 800.0
     assert dict(spec.matrix_tflops_by_dtype) == {"bf16": 800.0, "fp16": 790.0, "fp32": 50.0}
@@ -43,15 +43,15 @@ def test_the_spec_has_what_was_measured_and_keeps_the_limits():
 
 @pytest.mark.parametrize("cache_mib", [20, 33, 60, 100])
 def test_the_sweep_sees_the_cache_within_one_step(cache_mib):
-    seen = measured(H200, FakeBench(cache_mib * MIB)).l2_seen_bytes
+    seen = measured(H200, FakeMeter(cache_mib * MIB)).l2_seen_bytes
     assert cache_mib * MIB / 2**0.25 < seen < cache_mib * MIB * 2**0.25
 
 
-def test_no_set_is_larger_than_the_bench_can_read():
-    meter = FakeBench(most_bytes=64 * MIB)
+def test_no_set_is_larger_than_the_meter_can_read():
+    meter = FakeMeter(most_bytes=64 * MIB)
     assert measured(H200, meter).l2_seen_bytes is not None
     assert max(meter.read) <= 64 * MIB
-    assert measured(H200, FakeBench(most_bytes=MIB)).l2_seen_bytes is None  # less than any set of the sweep
+    assert measured(H200, FakeMeter(most_bytes=MIB)).l2_seen_bytes is None  # less than any set of the sweep
 
 
 SIZES = [round(MIB * 2 ** (step / 4)) for step in range(12, 33)]  # 8 to 256 MiB
@@ -91,11 +91,11 @@ def test_no_sizes_have_no_knee():
 @pytest.mark.parametrize(("blocks", "passes", "programs"), [(1, 1, 1), (3, 2, 4), (5, 3, 4), (2, 1, 7)])
 def test_every_block_is_read_as_often_as_asked(blocks, passes, programs):
     import torch
-    from foretune.runtime.timing.read_kernel import BLOCK, read_kernel
+    from foretune.runtime.timing.read_kernel import BLOCK, read_blocks_kernel
 
     x = torch.arange(8 * BLOCK, dtype=torch.float32) / BLOCK
     sums = torch.full((programs,), float("nan"))
-    read_kernel[(programs,)](x, sums, blocks, passes, BLOCK=BLOCK)
+    read_blocks_kernel[(programs,)](x, sums, blocks, passes, BLOCK=BLOCK)
     assert float(sums.sum()) == pytest.approx(passes * float(x[: blocks * BLOCK].sum()), rel=1e-4)
 
 
@@ -103,10 +103,11 @@ def test_every_block_is_read_as_often_as_asked(blocks, passes, programs):
 @pytest.mark.usefixtures("own_cache")
 def test_the_reading_kernel_loads_16_bytes_a_thread_past_the_l1():
     import torch
-    from foretune.runtime.timing.read_kernel import BLOCK, read_kernel
+    from foretune.runtime.timing.read_kernel import BLOCK, read_blocks_kernel
 
     with use_stub_driver(H200):
-        ptx = read_kernel.warmup(torch.float32, torch.float32, 64, 2, BLOCK=BLOCK, num_warps=4, grid=(1,)).asm["ptx"]
+        binary = read_blocks_kernel.warmup(torch.float32, torch.float32, 64, 2, BLOCK=BLOCK, num_warps=4, grid=(1,))
+    ptx = binary.asm["ptx"]
     assert "ld.global.cg.v4" in ptx
     assert "ld.global.v" not in ptx
 

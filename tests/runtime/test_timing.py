@@ -1,4 +1,4 @@
-"""What the timer makes of a clock's readings, on a CPU, with a clock of our own. How right it is: test_exactness.py."""
+"""What the timer makes of a device queue's readings, on a CPU. How right it is: test_exactness.py."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from foretune.runtime import Timer, Timing
 from foretune.runtime.timing.timer import EMPTY_KERNEL_US
 
 
-class FakeClock:
+class FakeQueue:
     """A device on which a stamp costs 1.5 us, the gap around any kernel 2 more, a flush 30, and an empty kernel what
     CUPTI says of one."""
 
@@ -49,31 +49,31 @@ class FakeClock:
 
 
 @pytest.fixture
-def clock():
-    return FakeClock()
+def queue():
+    return FakeQueue()
 
 
 @pytest.fixture
-def timer(clock):
-    timer = Timer(queue=clock)
-    clock.log.clear()
+def timer(queue):
+    timer = Timer(queue=queue)
+    queue.log.clear()
     return timer
 
 
-def test_subtracts_what_events_around_a_kernel_cost(timer, clock):
-    assert timer.overhead_us == pytest.approx(clock.EVENT_US + clock.GAP_US)
-    assert timer.time(lambda: clock.work(10.0)).time_us == pytest.approx(10.0)
-    assert timer.time(lambda: clock.hold(0.0)).time_us == pytest.approx(EMPTY_KERNEL_US)
+def test_subtracts_what_events_around_a_kernel_cost(timer, queue):
+    assert timer.overhead_us == pytest.approx(queue.EVENT_US + queue.GAP_US)
+    assert timer.time(lambda: queue.work(10.0)).time_us == pytest.approx(10.0)
+    assert timer.time(lambda: queue.hold(0.0)).time_us == pytest.approx(EMPTY_KERNEL_US)
 
 
-def test_a_clock_that_reads_less_than_an_empty_kernel_takes_is_not_corrected(clock, monkeypatch):
-    monkeypatch.setattr(clock, "elapsed_us", lambda start, end: EMPTY_KERNEL_US / 2)
-    assert Timer(queue=clock).overhead_us == 0.0
+def test_a_queue_whose_events_read_less_than_an_empty_kernel_takes_is_not_corrected(queue, monkeypatch):
+    monkeypatch.setattr(queue, "elapsed_us", lambda start, end: EMPTY_KERNEL_US / 2)
+    assert Timer(queue=queue).overhead_us == 0.0
 
 
-def test_reports_median_spread_and_count(timer, clock):
+def test_reports_median_spread_and_count(timer, queue):
     work = itertools.cycle([10.0, 12.0, 11.0, 13.0, 14.0])
-    timing = timer.time(lambda: clock.work(next(work)), samples=5)
+    timing = timer.time(lambda: queue.work(next(work)), samples=5)
     assert timing.time_us == pytest.approx(12.0)
     assert timing.spread == pytest.approx(2.0 / 12.0)
     assert timing.samples == 5
@@ -82,36 +82,36 @@ def test_reports_median_spread_and_count(timer, clock):
 @pytest.mark.parametrize(
     ("us", "budget_us", "samples"), [(10.0, 5000.0, 30), (1000.0, 10_000.0, 9), (1e6, 10_000.0, 5), (1.0, 0.0, 5)]
 )
-def test_takes_as_many_samples_as_the_budget_allows(timer, clock, us, budget_us, samples):
-    assert timer.time(lambda: clock.work(us), budget_us=budget_us).samples == samples
+def test_takes_as_many_samples_as_the_budget_allows(timer, queue, us, budget_us, samples):
+    assert timer.time(lambda: queue.work(us), budget_us=budget_us).samples == samples
 
 
-def test_the_first_launch_decides_how_many_there_are(timer, clock):
-    timing = timer.time(lambda: clock.work(500.0), samples=lambda first_us: 1 if first_us > 499.0 else 9)
+def test_the_first_launch_decides_how_many_there_are(timer, queue):
+    timing = timer.time(lambda: queue.work(500.0), samples=lambda first_us: 1 if first_us > 499.0 else 9)
     assert timing == Timing(pytest.approx(500.0), 0.0, 1)
-    assert clock.log.count("work") == 1
-    assert timer.time(lambda: clock.work(400.0), samples=lambda first_us: 1 if first_us > 499.0 else 9).samples == 9
+    assert queue.log.count("work") == 1
+    assert timer.time(lambda: queue.work(400.0), samples=lambda first_us: 1 if first_us > 499.0 else 9).samples == 9
 
 
-def test_queues_everything_behind_the_hold_and_flushes_outside_the_interval(timer, clock):
-    timer.time(lambda: clock.work(10.0), samples=3)
+def test_queues_everything_behind_the_hold_and_flushes_outside_the_interval(timer, queue):
+    timer.time(lambda: queue.work(10.0), samples=3)
     one = ["flush", "mark", "work", "mark"]
-    kinds = [entry if isinstance(entry, str) else entry[0] for entry in clock.log]
+    kinds = [entry if isinstance(entry, str) else entry[0] for entry in queue.log]
     assert kinds == ["hold", "mark", *one, "wait", "hold", "mark", *one, *one, "wait"]
 
 
-def test_holds_longer_when_the_device_got_ahead(timer, clock):
-    clock.late = 3
+def test_holds_longer_when_the_device_got_ahead(timer, queue):
+    queue.late = 3
     work = itertools.chain([900.0] * 3, itertools.repeat(10.0))  # launches in which the device waited for the host
-    assert timer.time(lambda: clock.work(next(work))).time_us == pytest.approx(10.0)
-    holds = [entry[1] for entry in clock.log if isinstance(entry, tuple)]
+    assert timer.time(lambda: queue.work(next(work))).time_us == pytest.approx(10.0)
+    holds = [entry[1] for entry in queue.log if isinstance(entry, tuple)]
     assert holds[1:4] == [holds[0] * 2, holds[0] * 4, holds[0] * 8]
 
 
-def test_a_launch_that_waits_for_the_device_is_named(timer, clock):
-    clock.late = 10**9
+def test_a_launch_that_waits_for_the_device_is_named(timer, queue):
+    queue.late = 10**9
     with pytest.raises(ForetuneError, match="does the launch wait for it"):
-        timer.time(lambda: clock.work(10.0))
+        timer.time(lambda: queue.work(10.0))
 
 
 def test_what_the_launch_raises_comes_through(timer):

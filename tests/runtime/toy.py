@@ -37,6 +37,9 @@ class ToyFamily:
         self.asked.append(config)
         return self.refuses(config, problem)
 
+    def at_call_time(self, problem):
+        return problem.without_sizes().rounded("rows")
+
     def problem_from_call(self, arguments):
         self.calls.append(dict(arguments))
         missing = {"M", "N", "K", "a_ptr"} - arguments.keys()

@@ -4,22 +4,19 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections import Counter
 from dataclasses import replace
 
 import pytest
 import torch
-from foretune import KernelConfig, grouped_gemm
+from foretune import KernelConfig
 from foretune.datasets import DeviceSpec, ForetuneError
-from foretune.kernels.grouped_gemm import gemm, rowwise, tiles
+from foretune.kernels.grouped_gemm.triton_kernels import gemm, rowwise, tiles
 from foretune.runtime import use_stub_driver
 from foretune.runtime.launching.launcher import Launcher
 
 pytestmark = [pytest.mark.compile, pytest.mark.usefixtures("own_cache")]
 
 H200 = DeviceSpec.named("h200")
-A100 = replace(H200, name="A100", arch="sm_80", sm_count=108, smem_per_block_bytes=166912)
-B200 = replace(H200, name="B200", arch="sm_100", sm_count=148)
 MI300X = replace(H200, backend="hip", arch="gfx942", warp_size=64, sm_count=304, smem_per_block_bytes=65536)
 WITHOUT_TMA = {"TMA_X": 0, "TMA_W": 0, "TMA_Y": 0}
 CONFIG = KernelConfig.of(BLOCK_M=16, BLOCK_N=32, BLOCK_K=32, GROUP_M=1, PROGRAMS_PER_SM=1, **WITHOUT_TMA)
@@ -176,76 +173,9 @@ def test_a_kernel_whose_integers_are_specialised_is_refused():
         Launcher(triton.jit(do_not_specialize=["rows", "topk"])(rowwise.sum_rows_kernel.fn))
 
 
-def step(groups, rows, n, k, side, *, weighted=True, biased=True, dtype=torch.bfloat16, sizes=torch.int32, **chosen):
-    """A training step of the op."""
-    leaves = {
-        "x": torch.zeros(rows // 2 if side == "permute_x" else rows, k, dtype=dtype),
-        "w": torch.zeros(groups, n, k, dtype=dtype),
-        **({"topk_weights": torch.ones(rows)} if weighted else {}),
-        **({"bias": torch.zeros(groups, n, dtype=dtype)} if biased else {}),
-    }
-    for leaf in leaves.values():
-        leaf.requires_grad_()
-    permuted = {} if side == "sorted" else {"gather_indices": torch.arange(rows), side: True}
-    y = grouped_gemm(group_sizes=torch.zeros(groups, dtype=sizes), topk=2, **leaves, **permuted, **chosen)
-    torch.autograd.grad(y.sum(), list(leaves.values()))
-
-
-def test_one_binary_of_each_kernel_serves_steps_of_any_shape(compiles):
-    chosen = {
-        "config": KernelConfig.of(BLOCK_M=64, **WITHOUT_TMA),
-        "config_dx": KernelConfig.of(BLOCK_M=64, **WITHOUT_TMA),
-        "config_dw": KernelConfig.of(BLOCK_M=64, TMA_DY=0, TMA_X=0, TMA_DW=0),
-    }
-    with use_stub_driver(H200):
-        for shape in ((2, 32, 8, 16), (3, 34, 16, 8), (16, 4096, 128, 264), (1, 2, 8, 8)):
-            for side in ("permute_x", "permute_y"):
-                step(*shape, side, **chosen)
-    permutations = 2  # one gathers what the other scatters
-    assert Counter(name for name, _ in compiles) == {
-        "tile_map_kernel": 1,
-        "grouped_gemm_kernel": 2 * permutations,  # forward and for dx
-        "grouped_gemm_dw_kernel": 1,
-        "sorted_rows_kernel": 1,
-        "sum_partials_kernel": 1,  # of the one shape whose groups may be split
-        "weight_grads_kernel": permutations,
-        "sum_rows_kernel": 2,  # weights with indices and without
-        "bias_partials_kernel": permutations,
-        "bias_grads_kernel": 1,
-    }
-
-
-@pytest.mark.parametrize("device", [H200, A100, B200, MI300X], ids=lambda device: device.arch)
-def test_a_step_compiles_for(device):
-    with use_stub_driver(device) as driver:
-        step(3, 34, 16, 8, "permute_y", mode="off", sizes=torch.int64)
-    kernels = {launch.kernel for launch in driver.launches}
-    assert kernels > {"tile_map_kernel", "grouped_gemm_kernel", "grouped_gemm_dw_kernel", "bias_grads_kernel"}
-
-
-@pytest.mark.parametrize(
-    ("side", "options"),
-    [
-        ("sorted", {"weighted": False, "biased": False}),
-        ("sorted", {"biased": False}),
-        ("sorted", {"weighted": False}),
-        ("permute_x", {"biased": False}),
-        ("permute_x", {"weighted": False}),
-        ("permute_y", {"weighted": False}),
-        ("permute_y", {"dtype": torch.float32}),
-        ("permute_x", {"dtype": torch.float16}),
-    ],
-)
-def test_a_step_compiles_without_some_options(side, options):
-    """The interpreter is laxer about types than the compiler."""
-    with use_stub_driver(H200) as driver:
-        step(3, 34, 16, 8, side, mode="off", **options)
-    assert sum(launch.kernel == "grouped_gemm_kernel" for launch in driver.launches) == 2
-
-
 KEYS = """
 import sys
-from foretune.kernels.grouped_gemm import dw, gemm, rowwise, tiles
+from foretune.kernels.grouped_gemm.triton_kernels import dw, gemm, rowwise, tiles
 kernels = [gemm.grouped_gemm_kernel, dw.grouped_gemm_dw_kernel, dw.sum_partials_kernel, tiles.tile_map_kernel]
 order = kernels if sys.argv[1] == "first" else kernels[::-1]
 keys = {kernel.__name__: kernel.cache_key for kernel in order}

@@ -1,7 +1,7 @@
 """Files of older schema versions, read as if they were of today's.
 
-Version 1 knew one ragged dimension, the rows of a grouped GEMM: a problem had its sizes as "group_sizes", and a case the
-word for how they were drawn as "routing".
+Version 1 knew one ragged dimension, the rows: a problem had its sizes as "group_sizes", and a case the word for how
+they were drawn as "routing".
 """
 
 from __future__ import annotations

@@ -1,0 +1,115 @@
+"""`merge_datasets`: what several runs, machines or people measured, as one dataset."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import combinations
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from .case import Case
+from .dataset import Dataset
+from .device import DeviceSpec
+from .errors import DatasetError
+from .problem import Problem
+from .schema import SCHEMA_VERSION
+
+
+def merge_datasets(datasets: Sequence[Dataset], *, name: str, allow_other_sources: bool = False) -> Dataset:
+    """One dataset with the measurements of all, in memory: `store.seal_dataset` writes it to the disk.
+
+    A problem that several have is one case, of all their sources, and exact repeats of a row are dropped: merged with
+    itself, a dataset is itself. Of a cell that was measured differently all rows stay, in the order of their runs' ids,
+    which begin with the date: `Dataset.grid` takes the last, so the latest run wins whatever the order of the datasets.
+
+    Raises `DatasetError` for two specs of one device name, a run id that stands for two runs, and, unless
+    `allow_other_sources`, datasets of which a family was measured with different sources of its kernel: what is fast
+    may differ.
+
+    >>> from foretune.datasets import load
+    >>> merge_datasets([load("h200"), load("my-h100")], name="both").name  # doctest: +SKIP
+    'both'
+    """
+    if not datasets:
+        raise DatasetError(f"{name}: there must be at least one dataset to merge but there is none")
+    devices = _devices(datasets)
+    runs = _runs(datasets)
+    if not allow_other_sources:
+        _check_sources(datasets)
+    cases, configs = _cases(datasets), tuple(dict.fromkeys(config for one in datasets for config in one.configs))
+    case_at = {case.problem: place for place, case in enumerate(cases)}
+    config_at = {config: place for place, config in enumerate(configs)}
+    rows, drift = [], []
+    for one in datasets:
+        problems = np.array([case_at[case.problem] for case in one.cases], np.int32)
+        columns = np.array([config_at[config] for config in one.configs], np.int32)
+        measured, readings = one.measurements, one.drift
+        rows.append(measured.assign(problem=problems[measured["problem"]], config=columns[measured["config"]]))
+        drift.append(readings.assign(problem=problems[readings["problem"]]))
+    return Dataset(
+        name=name,
+        schema_version=SCHEMA_VERSION,
+        devices=devices,
+        provenance={key: value for one in reversed(datasets) for key, value in one.provenance.items()}
+        | ({"runs": runs} if runs else {}),
+        cases=cases,
+        configs=configs,
+        measurements=_together(rows).sort_values("run_id", kind="stable", ignore_index=True),
+        drift=_together(drift),
+        ignored=tuple(dict.fromkeys(part for one in datasets for part in one.ignored)),
+    )
+
+
+def _together(frames: Sequence[pd.DataFrame]) -> pd.DataFrame:
+    joined: pd.DataFrame = pd.concat(list(frames), ignore_index=True)
+    return joined if len(frames) == 1 else joined.drop_duplicates(ignore_index=True)
+
+
+def _cases(datasets: Sequence[Dataset]) -> tuple[Case, ...]:
+    merged: dict[Problem, Case] = {}
+    for case in (case for one in datasets for case in one.cases):
+        known = merged.setdefault(case.problem, case)
+        sources = tuple(dict.fromkeys((*known.sources, *case.sources)))
+        merged[case.problem] = replace(known, sources=sources, scenario=known.scenario or case.scenario)
+    return tuple(merged.values())
+
+
+def _devices(datasets: Sequence[Dataset]) -> tuple[DeviceSpec, ...]:
+    found: dict[str, tuple[DeviceSpec, str]] = {}
+    for one in datasets:
+        for spec in one.devices:
+            known, where = found.setdefault(spec.name, (spec, one.name))
+            if known != spec:
+                mine, theirs = known.to_json(), spec.to_json()
+                fields = [key for key in mine | theirs if mine.get(key) != theirs.get(key)]
+                raise DatasetError(
+                    f"{spec.name} is another device in {one.name} than in {where} (differing: "
+                    + ", ".join(f"{key} {theirs.get(key)} and {mine.get(key)}" for key in fields)
+                    + "): give one of them another name"
+                )
+    return tuple(spec for spec, _ in found.values())
+
+
+def _runs(datasets: Sequence[Dataset]) -> dict[str, Any]:
+    found: dict[str, tuple[Any, str]] = {}
+    for one in datasets:
+        for run, facts in one.provenance.get("runs", {}).items():
+            known, where = found.setdefault(run, (facts, one.name))
+            if known != facts:
+                raise DatasetError(f"run {run} of {one.name} is another than that of {where}: rename one of them")
+    return {run: facts for run, (facts, _) in found.items()}
+
+
+def _check_sources(datasets: Sequence[Dataset]) -> None:
+    for one, other in combinations(datasets, 2):
+        for family in sorted({*one.families} & {*other.families}):
+            mine, theirs = one.kernel_sources(family), other.kernel_sources(family)
+            if mine and theirs and mine != theirs:
+                raise DatasetError(
+                    f"{family} was measured with other sources of its kernel in {one.name} ({', '.join(sorted(mine))}) "
+                    f"than in {other.name} ({', '.join(sorted(theirs))}): their times do not compare. Merge them only "
+                    "where you know that they do (allow_other_sources)"
+                )

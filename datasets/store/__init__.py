@@ -1,0 +1,21 @@
+"""The store: a directory that runs append to, crash-safely, and that can be sealed for shipping.
+
+    DIR/dataset.json        schema version, name, DeviceSpecs, provenance, SHA-256 of the sealed tables
+    DIR/parts/*.parquet     appended during a run, each complete and self-contained
+    DIR/drift/*.parquet     likewise: how the device did meanwhile
+    DIR/{problems,configs,measurements,drift}.parquet   the same rows, sealed: small enough for git
+
+A part is written beside its final name, flushed to the disk and renamed, so a killed run leaves at most one
+half-written part. Such a part is ignored on load and named in `Dataset.ignored`; damage to a sealed table is
+an error, because the manifest vouches for it.
+"""
+
+from __future__ import annotations
+
+from .files import MANIFEST
+from .reader import read
+from .seal import seal_dataset
+from .upgrade import upgrade_dataset
+from .writer import Writer
+
+__all__ = ["MANIFEST", "Writer", "read", "seal_dataset", "upgrade_dataset"]

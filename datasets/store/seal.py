@@ -1,0 +1,65 @@
+"""`seal_dataset`: a dataset as four tables and a manifest that vouches for them, small enough to ship."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pyarrow as pa
+
+from ..dataset import Dataset
+from ..errors import DatasetError
+from ..schema import CONFIGS, DRIFT, MEASUREMENTS, PROBLEMS
+from .files import sha256, staged, write_manifest, write_table
+from .reader import read
+
+
+def seal_dataset(source: Dataset | Path | str, target: Path | str, *, name: str) -> None:
+    """Writes all rows of a dataset, or of the one in a directory, as the sealed tables of another directory.
+
+    The same rows give the same bytes. A new target appears as a whole; the tables of an old one are replaced, and what
+    else lies there (a card, say) stays. A kill leaves the target as it was, and at most a hidden folder beside it.
+
+    Raises `DatasetError` for a target that is the source, or that holds parts: their rows would count twice.
+
+    >>> import tempfile
+    >>> from foretune.datasets import load
+    >>> h200 = load("h200")  # of merge_datasets([...], name="mine"), say
+    >>> seal_dataset(h200, tempfile.mkdtemp() + "/mine", name="mine")  # doctest: +SKIP
+    """
+    target = Path(target)
+    if not isinstance(source, Dataset) and Path(source).resolve() == target.resolve():
+        raise DatasetError(f"{target}: is the source as well; seal into another directory")
+    for folder in ("parts", "drift"):
+        if (target / folder).exists():
+            raise DatasetError(f"{target}: has {folder} of its own; seal into another directory")
+    dataset = source if isinstance(source, Dataset) else read(source)
+    tables = _tables(dataset)
+    with staged(target) as staging:
+        for table, content in tables.items():
+            write_table(content.replace_schema_metadata(None), staging / f"{table}.parquet")
+        write_manifest(
+            staging,
+            {
+                "name": name,
+                "devices": [spec.to_json() for spec in dataset.devices],
+                "provenance": dataset.provenance,
+                "sealed": {f"{table}.parquet": sha256(staging / f"{table}.parquet") for table in tables},
+            },
+        )
+
+
+def _tables(dataset: Dataset) -> dict[str, pa.Table]:
+    problems = [
+        {"problem": json.dumps(c.problem.to_json()), "sources": json.dumps(c.sources), "scenario": c.scenario}
+        for c in dataset.cases
+    ]
+    configs = [{"config": json.dumps(config.to_json())} for config in dataset.configs]
+    rows = dataset.measurements.sort_values(["problem", "timing_pass", "config"], kind="stable")
+    drift = dataset.drift.sort_values(["run_id", "gpu", "at_s"], kind="stable")
+    return {
+        "problems": pa.Table.from_pylist(problems, schema=PROBLEMS),
+        "configs": pa.Table.from_pylist(configs, schema=CONFIGS),
+        "measurements": pa.Table.from_pandas(rows, schema=MEASUREMENTS, preserve_index=False),
+        "drift": pa.Table.from_pandas(drift, schema=DRIFT, preserve_index=False),
+    }

@@ -1,0 +1,60 @@
+"""`upgrade_dataset`: a dataset of an older schema version, written anew as one of today's."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from ..schema import DRIFT_PART, PART, PROBLEMS, SCHEMA_VERSION
+from .files import MANIFEST, read_manifest, sha256, staged, write_manifest, write_table
+from .older import upgraded_problems
+from .reader import UnreadableError, read, read_table
+
+
+def upgrade_dataset(directory: Path | str) -> list[str]:
+    """Brings the dataset in a directory to today's schema version; returns the names of the files that changed.
+
+    Only files whose content is of an older version are written: measurements stay byte for byte as they are. Doing so
+    twice changes nothing. Older versions are read as they are, so nobody has to; a shipped dataset should be of one.
+
+    Raises `DatasetError` for a dataset that cannot be read.
+
+    >>> upgrade_dataset("measured")  # doctest: +SKIP
+    ['problems.parquet', 'dataset.json']
+    """
+    directory = Path(directory)
+    read(directory)  # every sealed table is what the manifest vouches for, or this raises
+    manifest = read_manifest(directory)
+    changed = []
+    # Each part stands for itself, whatever its version; a torn one is none, and stays to be told of.
+    for folder, schema in (("parts", PART), ("drift", DRIFT_PART)):
+        for path in sorted((directory / folder).glob("*.parquet")):
+            if (table := _upgraded(path, schema)) is not None:
+                write_table(table, path)
+                changed.append(f"{folder}/{path.name}")
+    problems = _upgraded(directory / "problems.parquet", PROBLEMS) if manifest["sealed"] else None
+    if problems is not None or manifest["schema_version"] != SCHEMA_VERSION:
+        with staged(directory) as staging:
+            if problems is not None:
+                write_table(problems, staging / "problems.parquet")
+                manifest["sealed"] |= {"problems.parquet": sha256(staging / "problems.parquet")}
+                changed.append("problems.parquet")
+            write_manifest(staging, manifest)
+            changed.append(MANIFEST)
+    return changed
+
+
+def _upgraded(path: Path, schema: pa.Schema) -> pa.Table | None:
+    """The table in a file, of today's version; None where it already is, or is no table."""
+    try:
+        table = read_table(path, schema)
+    except UnreadableError:
+        return None
+    was = table["problem"].to_pandas()
+    now = upgraded_problems(was)
+    if now is was and set(schema.names) <= set(pq.read_schema(path).names):
+        return None
+    at = schema.get_field_index("problem")
+    return table.set_column(at, schema.field("problem"), pa.array(now, pa.string())).replace_schema_metadata(None)

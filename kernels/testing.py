@@ -1,0 +1,306 @@
+"""`FamilyContract`: what every `Family` keeps to, as tests. Needs pytest, and only here.
+
+A test class inherits it, names its family, and knows:
+
+    from foretune.kernels.testing import FamilyContract
+
+    class TestSoftmax(FamilyContract):
+        family = RowSoftmax
+
+What compiles a kernel is marked `compile`, and what interprets one `interpret`. Triton must know before it is imported
+whether it interprets, so the latter is skipped unless it does: `TRITON_INTERPRET=1 pytest -m interpret`.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import pickle
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, ClassVar
+
+import numpy as np
+import pytest
+
+from ..datasets import (
+    DTYPES,
+    BinaryFacts,
+    DeviceSpec,
+    ForetuneError,
+    KernelConfig,
+    Measurable,
+    Problem,
+)
+from ..runtime import TritonFamily, use_stub_driver
+from . import find_family
+
+#: What each knob of a config is set to, one at a time.
+SILLY: tuple[Any, ...] = (0, -1, 3, 48, 2**31, 64.5, "fast", None)
+NO_KNOB = "NO_SUCH_KNOB"
+
+
+class FamilyContract:
+    """Inherit it, set `family`, and override a hook where its default does not fit."""
+
+    family: ClassVar[Any]  # a Family, a class of one, or a name
+    device: ClassVar[DeviceSpec] = DeviceSpec.named("h200")  # what is predicted and compiled for; need not be here
+    compiled: ClassVar[int] = 4  # how many configs of the space are compiled
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        if "family" in vars(cls):
+            cls.family = find_family(cls.family)
+
+    # Hooks.
+
+    def problems(self) -> Sequence[Problem]:
+        """A handful of problems to ask about: the family's own cases, if it draws some."""
+        assert isinstance(self.family, Measurable), "override `problems`: a family that only predicts draws none"
+        return [case.problem for case in self.family.cases(random=4)][:8]
+
+    def small_problem(self) -> Problem | None:
+        """One to launch in the interpreter, which is slow; None where there is none. (Not in bf16, whose products the
+        interpreter gets wrong.)"""
+        exact = [case.problem for case in self.measurable.cases(random=50) if "bf16" not in case.problem.dtype_name]
+        return min(exact, key=lambda problem: math.prod(size for _, size in problem.dims), default=None)
+
+    def call(self, problem: Problem) -> Mapping[str, Any] | None:
+        """What a launch on this problem passes, by parameter name; None where that cannot be said without a device."""
+        return self.family.arguments(problem, "meta") if isinstance(self.family, TritonFamily) else None
+
+    # What it is.
+
+    def test_it_says_what_it_is(self) -> None:
+        family = self.family
+        assert family.name, "name must not be empty"
+        assert not set(family.name) & set(": ,"), f"name must be one word but is {family.name!r}"
+        for what in ("dims", "dtypes", "knobs", "feature_names"):
+            values = getattr(family, what)
+            assert values, f"{what} must not be empty"
+            assert len(set(values)) == len(values), f"{what} must have no repeats but is {values}"
+        assert set(family.dtypes) <= set(DTYPES), f"dtypes must be of {', '.join(DTYPES)} but are {family.dtypes}"
+        assert set(family.bucketed) <= set(family.dims), f"bucketed must be of {family.dims} but is {family.bucketed}"
+
+    def test_other_processes_get_it(self) -> None:
+        there = pickle.loads(pickle.dumps(self.family))
+        assert there.name == self.family.name, "pickling lost the name: declare the class at the top of a module"
+        assert there.space() == self.family.space(), "a pickled family must have the same space"
+
+    def test_the_space_has_its_knobs_and_no_repeats(self) -> None:
+        family, space = self.family, self.family.space()
+        assert space, "space() must have at least one config"
+        assert len(set(space)) == len(space), "space() must have no config twice"
+        for config in space:
+            knobs = set(config.to_json()) - {"num_ctas"}
+            assert knobs == set(family.knobs) - {"num_ctas"}, f"knobs are {family.knobs}, but a config has {knobs}"
+        assert set(family.space(self.device)) <= set(space), "space(device) must be part of space()"
+        assert KernelConfig.from_triton(space[0].to_triton()) == space[0], "a config must survive triton.Config"
+
+    def test_problems_and_configs_survive_json(self) -> None:
+        for problem in self.problems():
+            assert Problem.from_json(json.loads(json.dumps(problem.to_json()))) == problem, f"JSON changed {problem}"
+        for config in self.family.space():
+            assert KernelConfig.from_json(json.loads(json.dumps(config.to_json()))) == config, f"JSON changed {config}"
+
+    # What it takes.
+
+    def test_problems_are_of_the_family(self) -> None:
+        for problem in self.problems():
+            assert problem.family == self.family.name, f"{problem} must be of the family {self.family.name}"
+            dims = {name for name, _ in problem.dims}
+            assert dims == set(self.family.dims), f"{problem} must have the dimensions {self.family.dims}"
+            assert set(problem.flags) <= set(self.family.flags), f"{problem} has flags that the family does not list"
+
+    def test_supports_says_none_or_why_not_and_the_same_again(self) -> None:
+        for problem in self.problems():
+            reasons = [self.family.supports(config, problem, self.device) for config in self.family.space()]
+            for reason in reasons:
+                assert reason is None or (isinstance(reason, str) and reason), f"a reason must be text, not {reason!r}"
+            assert None in reasons, f"no config supports {problem}: {reasons[0]}"
+            again = [self.family.supports(config, problem, self.device) for config in self.family.space()]
+            assert reasons == again, f"supports must give the same answer every time: {problem}"
+
+    def test_a_config_with_a_wrong_knob_is_refused_by_its_name(self) -> None:
+        for config, problem, knob, value in self.mutations():
+            reason = self.asked(config, problem)
+            if knob == NO_KNOB or knob not in config.to_json():
+                assert reason is not None, f"supports must refuse a config with {knob} {value}: ask what knobs it has"
+            if reason is not None:
+                assert knob in reason, f"{knob}={value!r} was refused, but the reason does not name {knob}: {reason}"
+
+    @pytest.mark.compile
+    def test_what_supports_passes_compiles(self) -> None:
+        if os.environ.get("TRITON_INTERPRET") == "1":
+            pytest.skip("nothing compiles in the interpreter")
+        family, space, problems = self.measurable, self.family.space(), self.problems()
+        some = [space[place * len(space) // self.compiled] for place in range(self.compiled)]
+        pairs = [(config, problem) for config, problem in zip(some, [*problems] * len(some), strict=False)]
+        pairs += [(config, problem) for config, problem, _, _ in self.mutations()]
+        made = set()
+        with use_stub_driver(self.device):
+            for config, problem in pairs:
+                if self.asked(config, problem) is not None or (key := family.binary_key(config, problem)) in made:
+                    continue
+                made.add(key)
+                try:
+                    binary = family.compile(config, problem)
+                except Exception as error:
+                    raise AssertionError(f"supports passes {config} on {problem}, which does not compile") from error
+                shared, most = binary.metadata.shared, self.device.smem_per_block_bytes
+                assert shared <= most, f"supports passes {config} on {problem}: {shared} bytes of shared memory"
+        assert made, "supports passed none of the configs that were tried"
+
+    # What is predicted from.
+
+    def test_features_are_finite_float32_a_row_for_each_config(self) -> None:
+        for problem, configs in self.supported():
+            for told in (problem, problem.without_sizes()):
+                table = self.family.features(told, self.device, configs)
+                assert table.shape == (len(configs), len(self.family.feature_names)), (
+                    "features: (n_configs, n_features)"
+                )
+                assert table.dtype == np.float32, f"features must be float32 but are {table.dtype}"
+                bad = {self.family.feature_names[column] for column in np.argwhere(~np.isfinite(table))[:, 1]}
+                assert not bad, f"features must be finite, but {', '.join(sorted(bad))} is not for {told}"
+
+    def test_a_configs_features_do_not_depend_on_the_others(self) -> None:
+        for problem, configs in self.supported():
+            table = self.family.features(problem, self.device, configs)
+            some = np.random.default_rng(0).permutation(len(configs))[:10]
+            alone = self.family.features(problem, self.device, [configs[place] for place in some])
+            assert np.array_equal(alone, table[some]), f"a config's features must be its own: {problem}"
+
+    def test_features_do_with_what_is_known_of_binaries(self) -> None:
+        if not self.family.reads_binaries:
+            pytest.skip("it does not look at binaries")
+        for problem, configs in self.supported():
+            facts = {config: BinaryFacts(registers=64, spills=0, smem_bytes=1024) for config in configs[::2]}
+            for known in (None, {}, facts):
+                table = self.family.features(problem, self.device, configs, known)
+                assert np.isfinite(table).all(), "features must be finite also where a binary is not known"
+
+    def test_estimates_are_positive(self) -> None:
+        for problem, configs in self.supported():
+            us = np.asarray(self.family.estimate_us(problem.without_sizes(), self.device, configs))
+            assert us.shape == (len(configs),), f"estimate_us must give a time for each config but gave {us.shape}"
+            assert (np.isfinite(us) & (us > 0)).all(), f"estimate_us must be positive and finite: {problem}"
+
+    def test_what_stands_for_a_problem_at_call_time(self) -> None:
+        for problem in self.problems():
+            near = self.family.at_call_time(problem)
+            assert near.kind == problem.kind, "at_call_time must keep family, dtype and flags"
+            assert near.ragged is None, "at_call_time must forget ragged sizes: they are on the device"
+            assert self.family.at_call_time(near) == near, "at_call_time twice must be as once"
+            reasons = [self.family.supports(config, near, self.device) for config in self.family.space()]
+            assert None in reasons, f"no config supports {near}, which stands for {problem}: {reasons[0]}"
+
+    def test_a_launch_says_its_problem(self) -> None:
+        with pytest.raises(ForetuneError):
+            self.family.problem_from_call({})
+        calls = [(problem, self.call(problem)) for problem in self.problems()]
+        if all(call is None for _, call in calls):
+            pytest.skip("override `call` to say what a launch passes")
+        for problem, call in calls:
+            if call is not None:
+                said = self.family.problem_from_call({**call, "grid": (1,), "warmup": False})
+                assert said == problem.without_sizes(), f"a launch of {problem} was taken for one of {said}"
+
+    # What collecting needs.
+
+    @property
+    def measurable(self) -> Measurable:
+        if not isinstance(self.family, Measurable):
+            pytest.skip("it only predicts")
+        return self.family
+
+    def test_cases_follow_their_seed_and_their_limits(self) -> None:
+        family, most_tflop = self.measurable, 1e-3
+        cases = list(family.cases(random=6, max_tflop=most_tflop))
+        assert cases, "cases() must draw some problems"
+        assert cases == list(family.cases(random=6, max_tflop=most_tflop)), "the same seed must draw the same cases"
+        assert cases != list(family.cases(random=6, max_tflop=most_tflop, seed=1)), "another seed must draw others"
+        for problem in (case.problem for case in cases):
+            assert problem.family == family.name, f"cases() drew {problem} of another family"
+            assert family.flops(problem) <= most_tflop * 1e12, f"{problem} is of more than max_tflop={most_tflop}"
+            reasons = [family.supports(config, problem, self.device) for config in family.space()]
+            assert None in reasons, f"cases() drew {problem}, which no config supports: {reasons[0]}"
+
+    def test_work_is_not_negative(self) -> None:
+        for problem in self.problems():
+            for what in ("flops", "bytes"):
+                assert 0 <= getattr(self.measurable, what)(problem) < math.inf, f"{what} must be 0 or more: {problem}"
+
+    def test_the_default_is_supported(self) -> None:
+        for problem in self.problems():
+            config = self.measurable.default(problem, self.device)
+            reason = self.measurable.supports(config, problem, self.device)
+            assert reason is None, f"the default {config} is not supported for {problem}: {reason}"
+
+    def test_a_result_is_checked_on_a_problem_that_the_config_takes(self) -> None:
+        for problem, configs in self.supported():
+            for config in configs:
+                check = self.measurable.check_problem(config, problem)
+                assert check.kind == problem.kind, f"check_problem must keep dtype and flags: {problem}"
+                reason = self.measurable.supports(config, check, self.device)
+                assert reason is None, f"check_problem gives {config} a problem it does not support: {reason}"
+                assert self.measurable.tolerance(check) > 0, "tolerance must be positive"
+
+    def test_equal_calls_share_a_binary(self) -> None:
+        for problem, configs in self.supported():
+            for config in configs:
+                key = self.measurable.binary_key(config, problem)
+                hash(key)
+                other = KernelConfig.from_json(config.to_json())
+                again = self.measurable.binary_key(other, Problem.from_json(problem.to_json()))
+                assert key == again, f"binary_key must be the same for equal calls: {config} on {problem}"
+
+    def test_the_source_hash_is_stable(self) -> None:
+        first, second = self.measurable.source_hash(), pickle.loads(pickle.dumps(self.measurable)).source_hash()
+        assert first, "source_hash must not be empty"
+        assert first == second, "source_hash must depend on the source alone"
+
+    @pytest.mark.interpret
+    def test_a_launch_gives_what_the_reference_says(self) -> None:
+        if os.environ.get("TRITON_INTERPRET") != "1":
+            pytest.skip("TRITON_INTERPRET is not 1")
+        family, here = self.measurable, replace(self.device, backend="cpu", sm_count=4)
+        if (small := self.small_problem()) is None:
+            pytest.skip("override `small_problem` to say what is launched")
+        config = family.default(small, here)
+        inputs = family.inputs(family.check_problem(config, small), here)
+        expected, out = family.reference(inputs), family.launch(inputs, config).float()
+        assert out.shape == expected.shape, f"the reference has the shape {expected.shape}, a launch gives {out.shape}"
+        error = float((out - expected).norm() / max(float(expected.norm()), 1e-30))
+        most = family.tolerance(inputs.problem)
+        assert error <= most, f"{config} is off by {error:.2g} of the reference, more than the tolerance {most:.2g}"
+
+    # What the checks share.
+
+    def supported(self) -> Iterator[tuple[Problem, list[KernelConfig]]]:
+        """Each problem with the configs that support it, forty at most."""
+        for problem in self.problems():
+            configs = [c for c in self.family.space() if self.family.supports(c, problem, self.device) is None]
+            yield problem, configs[:: max(len(configs) // 40, 1)]
+
+    def mutations(self) -> Iterator[tuple[KernelConfig, Problem, str, Any]]:
+        """(config, problem, knob, value): a supported config with one knob too many, too few, or of a silly value."""
+        for problem, configs in self.supported():
+            knobs = configs[0].to_json()
+            yield KernelConfig.of(**knobs, **{NO_KNOB: 1}), problem, NO_KNOB, 1
+            for knob in self.family.knobs:
+                if knob in dict(configs[0].meta):
+                    less = {name: value for name, value in knobs.items() if name != knob}
+                    yield KernelConfig.of(**less), problem, knob, "missing"
+                for value in SILLY:
+                    yield KernelConfig.of(**knobs | {knob: value}), problem, knob, value
+
+    def asked(self, config: KernelConfig, problem: Problem) -> str | None:
+        try:
+            return self.family.supports(config, problem, self.device)
+        except Exception as error:
+            raise AssertionError(
+                f"supports must answer for any config, but raised {type(error).__name__}: {error} for "
+                f"{config.to_json()}. Ask first whether the knobs are right, as super().supports does"
+            ) from error

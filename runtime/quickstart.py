@@ -1,0 +1,87 @@
+"""`foretune quickstart`: train on shipped measurements, see what the ranker is worth, and tune one problem with it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ..datasets import DeviceSpec, Measurable, Problem
+from ..datasets.tables import table
+from ..model.evaluate import Evaluation, cross_validate, prediction_ms
+from ..model.train import train_bundle
+from .shortlist import Shortlist, make_shortlist
+from .timing.first_call import Autotuned, FirstCall, compare_first_calls
+
+if TYPE_CHECKING:
+    from ..datasets.dataset import Dataset
+
+
+@dataclass(frozen=True)
+class Quickstart:
+    """What a quickstart found."""
+
+    family: str
+    evaluation: Evaluation
+    problem: Problem
+    shortlist: Shortlist
+    prediction_ms: float  # of one prediction over the whole space
+    first_calls: tuple[FirstCall, ...]  # empty without a GPU
+    bundle: Path
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "evaluation": {"families": {self.family: self.evaluation.to_json()}},
+            "prediction": {"problem": self.problem.to_json(), **self.shortlist.to_json()},
+            "prediction_ms": round(self.prediction_ms, 2),
+            "first_call": [asdict(way) | {"chosen": way.chosen.to_json()} for way in self.first_calls],
+            "bundle": str(self.bundle),
+        }
+
+    def __rich__(self) -> Any:
+        from rich.console import Group
+
+        columns = ("label", "declared", "benchmarked", "first_call_s", "time_us")
+        ways = [
+            [way.label, way.declared, way.benchmarked, f"{way.first_call_s:.1f}", f"{way.time_us:.1f}"]
+            for way in self.first_calls
+        ]
+        tuned = [table("The same on this machine's GPU, tuned from cold", columns, ways)] if ways else []
+        return Group(
+            self.evaluation,
+            f"\nAn example: {self.problem}",
+            self.shortlist,
+            f"One prediction over the whole space takes {self.prediction_ms:.2f} ms on one core.",
+            *tuned,
+            f"\nThe bundle lies in {self.bundle}",
+        )
+
+
+def run_quickstart(
+    family: Measurable,
+    problem: Problem,
+    dataset: Dataset,
+    device: DeviceSpec,
+    out: Path,
+    *,
+    gpu: DeviceSpec | None = None,
+    autotuned: Autotuned | None = None,
+    say: Callable[[str], None] = lambda text: None,
+) -> Quickstart:
+    """Trains a bundle of the family on the dataset into `out`, judges one such on a fifth of the models that it never
+    saw, and predicts the problem on the device; where there is a `gpu`, tunes it there (see `compare_first_calls`)."""
+    say("training on all problems, and without some models' to rank those")
+    with ThreadPoolExecutor(1) as aside:  # side by side: a training keeps one core busy, and a second one at times
+        trained = aside.submit(train_bundle, dataset, {family.name: family})
+        judged = cross_validate(dataset, family, tested=1)
+        bundle = trained.result()
+    bundle.save(out)
+    chosen = make_shortlist(family, problem, device, k=4, bundle=bundle)
+    say("timing one prediction over the whole space")
+    decision_ms = prediction_ms(bundle.ranker(family.name), family, device)
+    first_calls: list[FirstCall] = []
+    if gpu is not None and autotuned is not None:
+        first_calls = compare_first_calls(family, problem, gpu, bundle, autotuned, on_start=say)
+    return Quickstart(family.name, judged, problem, chosen, decision_ms, tuple(first_calls), out)

@@ -1,0 +1,82 @@
+"""Training steps of the op compiled for GPUs that need not be here, and how many binaries there are."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+import torch
+from foretune import KernelConfig, grouped_gemm
+from foretune.runtime import use_stub_driver
+from grouped import A100, B200, H200, MI300X
+
+pytestmark = [pytest.mark.compile, pytest.mark.usefixtures("own_cache")]
+
+WITHOUT_TMA = {"TMA_X": 0, "TMA_W": 0, "TMA_Y": 0}
+
+
+def step(groups, rows, n, k, side, *, weighted=True, biased=True, dtype=torch.bfloat16, sizes=torch.int32, **chosen):
+    """A training step of the op."""
+    leaves = {
+        "x": torch.zeros(rows // 2 if side == "permute_x" else rows, k, dtype=dtype),
+        "w": torch.zeros(groups, n, k, dtype=dtype),
+        **({"topk_weights": torch.ones(rows)} if weighted else {}),
+        **({"bias": torch.zeros(groups, n, dtype=dtype)} if biased else {}),
+    }
+    for leaf in leaves.values():
+        leaf.requires_grad_()
+    permuted = {} if side == "sorted" else {"gather_indices": torch.arange(rows), side: True}
+    y = grouped_gemm(group_sizes=torch.zeros(groups, dtype=sizes), topk=2, **leaves, **permuted, **chosen)
+    torch.autograd.grad(y.sum(), list(leaves.values()))
+
+
+def test_one_binary_of_each_kernel_serves_steps_of_any_shape(compiles):
+    chosen = {
+        "config": KernelConfig.of(BLOCK_M=64, **WITHOUT_TMA),
+        "config_dx": KernelConfig.of(BLOCK_M=64, **WITHOUT_TMA),
+        "config_dw": KernelConfig.of(BLOCK_M=64, TMA_DY=0, TMA_X=0, TMA_DW=0),
+    }
+    with use_stub_driver(H200):
+        for shape in ((2, 32, 8, 16), (3, 34, 16, 8), (16, 4096, 128, 264), (1, 2, 8, 8)):
+            for side in ("permute_x", "permute_y"):
+                step(*shape, side, **chosen)
+    permutations = 2  # one gathers what the other scatters
+    assert Counter(name for name, _ in compiles) == {
+        "tile_map_kernel": 1,
+        "grouped_gemm_kernel": 2 * permutations,  # forward and for dx
+        "grouped_gemm_dw_kernel": 1,
+        "sorted_rows_kernel": 1,
+        "sum_partials_kernel": 1,  # of the one shape whose groups may be split
+        "weight_grads_kernel": permutations,
+        "sum_rows_kernel": 2,  # weights with indices and without
+        "bias_partials_kernel": permutations,
+        "bias_grads_kernel": 1,
+    }
+
+
+@pytest.mark.parametrize("device", [H200, A100, B200, MI300X], ids=lambda device: device.arch)
+def test_a_step_compiles_for(device):
+    with use_stub_driver(device) as driver:
+        step(3, 34, 16, 8, "permute_y", mode="off", sizes=torch.int64)
+    kernels = {launch.kernel for launch in driver.launches}
+    assert kernels > {"tile_map_kernel", "grouped_gemm_kernel", "grouped_gemm_dw_kernel", "bias_grads_kernel"}
+
+
+@pytest.mark.parametrize(
+    ("side", "options"),
+    [
+        ("sorted", {"weighted": False, "biased": False}),
+        ("sorted", {"biased": False}),
+        ("sorted", {"weighted": False}),
+        ("permute_x", {"biased": False}),
+        ("permute_x", {"weighted": False}),
+        ("permute_y", {"weighted": False}),
+        ("permute_y", {"dtype": torch.float32}),
+        ("permute_x", {"dtype": torch.float16}),
+    ],
+)
+def test_a_step_compiles_without_some_options(side, options):
+    """The interpreter is laxer about types than the compiler."""
+    with use_stub_driver(H200) as driver:
+        step(3, 34, 16, 8, side, mode="off", **options)
+    assert sum(launch.kernel == "grouped_gemm_kernel" for launch in driver.launches) == 2

@@ -1,0 +1,76 @@
+"""The hash of a family's kernels: of all that runs, and of nothing else."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+
+import pytest
+import triton
+from foretune.kernels import families
+from foretune.kernels.grouped_gemm.triton_kernels import dw, gemm, ragged, sorting, tiles
+from grouped import DW, DX, FAMILIES, FORWARD
+from triton.runtime.jit import JITFunction
+
+every_family = pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
+
+
+def test_the_source_hash_is_the_same_in_every_process():
+    script = "from foretune.kernels import families; print([f.source_hash() for f in families().values()])"
+    environment = os.environ | {"PYTHONHASHSEED": "7"}
+    run = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=True)
+    assert run.stdout.strip() == str([family.source_hash() for family in families().values()])
+
+
+def kernels_of(family):
+    """(module, name) of every kernel that a launch runs or calls, found by the names in their sources."""
+    homes = {
+        kernel: (module, name)
+        for module in (dw, gemm, ragged, sorting, tiles)
+        for name, kernel in vars(module).items()
+        if isinstance(kernel, JITFunction) and kernel.fn.__module__ == module.__name__
+    }
+    besides = [dw.sum_partials_kernel, sorting.sorted_rows_kernel] if family is DW else []
+    found, left = set(), [family.kernel()[0], tiles.tile_map_kernel, *besides]
+    while left:
+        kernel = left.pop()
+        if kernel not in found:
+            found.add(kernel)
+            names = set(re.findall(r"\w+", kernel.src)) & kernel.fn.__globals__.keys()
+            left += [
+                kernel.fn.__globals__[name] for name in names if isinstance(kernel.fn.__globals__[name], JITFunction)
+            ]
+    return {homes[kernel] for kernel in found if kernel in homes}
+
+
+@every_family
+def test_the_source_hash_changes_with_the_source_of_every_kernel_that_runs(family, monkeypatch):
+    before, used = family.source_hash(), kernels_of(family)
+    assert {name for _, name in used} > {"tile_map_kernel", "tile_position", "ragged_descriptor", "clamped"}
+    for module, name in used:
+        changed = triton.jit(getattr(module, name).fn)
+        changed._unsafe_update_src(changed.src + "\n    pass\n")
+        with monkeypatch.context() as patch:
+            patch.setattr(module, name, changed)
+            assert family.source_hash() != before, name
+    assert family.source_hash() == before
+
+
+def test_the_source_hash_is_that_of_what_a_kernel_computes(monkeypatch):
+    """Not of its comments and line breaks: a dataset stays one of this kernel when somebody explains it better."""
+    before = DW.source_hash()
+    changed = triton.jit(dw.store_partial.fn)
+    changed._unsafe_update_src(changed.src.replace("out, slot, m,", "out,  # where\n    slot, m,") + "    # the end\n")
+    monkeypatch.setattr(dw, "store_partial", changed)
+    assert DW.source_hash() == before
+
+
+def test_the_kernels_of_one_family_do_not_change_the_hash_of_another(monkeypatch):
+    hashes = {family: family.source_hash() for family in FAMILIES}
+    assert hashes[FORWARD] == hashes[DX] != hashes[DW]
+    changed = triton.jit(dw.grouped_gemm_dw_kernel.fn)
+    changed._unsafe_update_src(changed.src + "\n    pass\n")
+    monkeypatch.setattr(dw, "grouped_gemm_dw_kernel", changed)
+    assert [family.source_hash() == hashes[family] for family in FAMILIES] == [True, True, False]

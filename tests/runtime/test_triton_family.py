@@ -1,0 +1,372 @@
+"""`TritonFamily`: what a few declarations make of a kernel, whatever decorators it is under."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+import triton
+import triton.language as tl
+from foretune.datasets import DeviceSpec, ForetuneError, KernelConfig, Problem
+from foretune.runtime import TritonFamily, use_stub_driver
+from foretune.runtime.launching.kernel import Kernel
+from foretune.runtime.triton_family import TritonInputs
+
+H200 = DeviceSpec.named("h200")
+CPU = replace(H200, backend="cpu")
+
+
+def scale(x_ptr, y_ptr, bias_ptr, n, factor, BLOCK: tl.constexpr, EVEN: tl.constexpr = False):
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    x = tl.load(x_ptr + at) if EVEN else tl.load(x_ptr + at, mask=at < n)
+    y = factor * x
+    if bias_ptr is not None:
+        y += tl.load(bias_ptr + at, mask=at < n)
+    tl.store(y_ptr + at, y, mask=at < n)
+
+
+CONFIGS = [triton.Config({"BLOCK": block}, num_warps=warps) for block, warps in ((16, 1), (64, 2), (64, 4))]
+even = triton.heuristics({"EVEN": lambda given: given["n"] % 16 == 0})
+even_blocks = triton.heuristics({"EVEN": lambda given: given["n"] % given["BLOCK"] == 0})
+tuned = triton.autotune(configs=CONFIGS, key=["n"])
+DECORATED = {
+    "plain": triton.jit(scale),
+    "tuned": tuned(triton.jit(scale)),
+    "heuristics over autotune": even(tuned(triton.jit(scale))),
+    "autotune over heuristics": tuned(even_blocks(triton.jit(scale))),
+    "unspecialised": triton.jit(scale, do_not_specialize=["n"]),
+    "unaligned": triton.jit(scale, do_not_specialize_on_alignment=["n"]),
+}
+
+
+class Scale(TritonFamily):
+    name = "scale"
+    kernel = DECORATED["plain"]
+    configs = CONFIGS
+    dims_from = {"n": "n"}
+    flags_from = {"bias": "bias_ptr", "odd": lambda given: given["x_ptr"].data_ptr() % 16 != 0}
+    dtypes = ("fp32", "fp16")
+    output = "y_ptr"
+    tiles = {"BLOCK": "n"}
+    ranges = {"n": (1, 1 << 20)}
+
+    def arguments(self, problem, where):
+        n, options = problem["n"], {"dtype": getattr(torch, f"float{problem.itemsize * 8}"), "device": where}
+        x = torch.randn(n + 1, **options)
+        x = x[1:] if "odd" in problem.flags else x[:-1]
+        bias = torch.randn(n, **options) if "bias" in problem.flags else None
+        return {"x_ptr": x, "y_ptr": torch.empty(n, **options), "bias_ptr": bias, "n": n, "factor": 2.5}
+
+    def grid(self, problem, config):
+        return (triton.cdiv(problem["n"], config["BLOCK"]),)
+
+    def eager(self, arguments):
+        scaled = arguments["x_ptr"] * arguments["factor"]
+        return scaled if arguments["bias_ptr"] is None else scaled + arguments["bias_ptr"]
+
+    def bytes(self, problem):
+        return 2.0 * problem["n"] * problem.itemsize
+
+
+def scale_under(decorators, **declared):
+    return type("Scale", (Scale,), {"kernel": DECORATED[decorators], **declared})()
+
+
+def problem(n, *flags, dtype="fp32"):
+    return Problem.of("scale", n=n, dtype=dtype, flags=flags)
+
+
+PROBLEMS = [
+    *(problem(n) for n in (1, 2, 16, 17, 32, 48, 100, 128, 2**31, 2**31 + 1)),
+    *(problem(n, "bias") for n in (1, 16, 17, 100)),
+    *(problem(n, "odd") for n in (16, 100)),
+    *(problem(n, dtype="fp16") for n in (16, 100)),
+]
+
+
+# Binaries.
+
+
+def cubins(cache):
+    return {path.parent.name for path in cache.rglob("*.cubin")}
+
+
+@pytest.fixture
+def cache(tmp_path, monkeypatch):
+    monkeypatch.setattr(triton.knobs.cache, "dir", str(tmp_path))
+    return tmp_path
+
+
+def launched_without_memory(family, problem, config):
+    return family.launch(TritonInputs(family.arguments(problem, "meta"), problem), config)
+
+
+@pytest.mark.compile
+@pytest.mark.parametrize("decorators", DECORATED)
+def test_compile_makes_the_binary_that_a_launch_needs_and_each_once(decorators, cache):
+    family = scale_under(decorators)
+    config = family.space()[0]
+    with use_stub_driver(H200):
+        for each in PROBLEMS:
+            assert family.compile(config, each).metadata.num_warps == config.num_warps
+    compiled = cubins(cache)
+    assert len(compiled) == len({family.binary_key(config, each) for each in PROBLEMS})
+    with use_stub_driver(H200) as driver:  # another one, which has nothing in memory
+        for each in PROBLEMS:
+            launched_without_memory(family, each, config)
+    assert len(driver.launches) == len(PROBLEMS)
+    assert cubins(cache) == compiled
+
+
+@pytest.mark.compile
+@pytest.mark.parametrize("flags", [(), ("bias",), ("odd",)])
+def test_tensors_with_memory_need_the_same_binary(flags, cache):
+    family, config = Scale(), Scale().space()[1]
+    with use_stub_driver(H200):
+        family.compile(config, problem(100, *flags))
+    compiled = cubins(cache)
+    with use_stub_driver(H200):
+        family.launch(family.inputs(problem(100, *flags), CPU), config)
+    assert cubins(cache) == compiled
+
+
+@pytest.mark.compile
+def test_the_users_own_autotuner_finds_the_binaries_too(cache):
+    family = scale_under("autotune over heuristics")
+    with use_stub_driver(H200):
+        for config in family.space():
+            family.compile(config, problem(100))
+    compiled = cubins(cache)
+    with use_stub_driver(H200) as driver:
+        arguments = family.inputs(problem(100), CPU).arguments
+        kernel = triton.autotune(configs=CONFIGS, key=["n"])(even_blocks(triton.jit(scale)))
+        kernel[lambda meta: (triton.cdiv(100, meta["BLOCK"]),)](**arguments)
+    assert len(driver.launches) == len(CONFIGS) + 1
+    assert cubins(cache) == compiled
+
+
+def keys(decorators, *problems):
+    family = scale_under(decorators)
+    return len({family.binary_key(family.space()[0], each) for each in problems})
+
+
+def test_integers_that_specialise_alike_share_a_binary():
+    sizes = [problem(n) for n in (2, 17, 100, 1000)]
+    multiples = [problem(n) for n in (16, 32, 4096)]
+    assert keys("plain", *sizes) == keys("plain", *multiples) == 1
+    assert keys("plain", *sizes, *multiples, problem(1)) == 3
+    assert keys("plain", problem(16), problem(2**31)) == 2
+    assert keys("unspecialised", *sizes, *multiples, problem(1)) == 1
+    assert keys("unaligned", *sizes, *multiples, problem(1)) == 2
+
+
+def test_what_heuristics_find_is_part_of_the_key():
+    blocks = [problem(16 * n) for n in range(1, 9)]  # some are whole blocks of 64
+    family = scale_under("autotune over heuristics")
+    assert len({family.binary_key(family.space()[1], each) for each in blocks}) == 2
+    assert len({family.binary_key(family.space()[0], each) for each in blocks}) == 1
+
+
+# Launches.
+
+
+@pytest.mark.interpret
+@pytest.mark.parametrize("decorators", DECORATED)
+@pytest.mark.parametrize("flags", [(), ("bias",)])
+def test_every_config_computes_what_eager_does(decorators, flags):
+    family = scale_under(decorators)
+    for n in (1, 16, 50, 128):
+        each = problem(n, *flags)
+        inputs = family.inputs(each, CPU)
+        expected = family.reference(inputs)
+        for config in family.space():
+            inputs.arguments["y_ptr"].fill_(float("nan"))
+            y = family.launch(inputs, config)
+            assert float((y - expected).norm()) <= family.tolerance(each) * float(expected.norm())
+
+
+@pytest.mark.interpret
+def test_an_interpreted_kernel_is_found_under_its_decorators_and_has_no_binary():
+    for declared in DECORATED.values():
+        kernel = Kernel(declared)
+        assert kernel.is_interpreted
+        assert kernel.parameters[:3] == ("x_ptr", "y_ptr", "bias_ptr")
+    family = scale_under("autotune over heuristics")
+    assert family.compile(family.space()[0], problem(16)) is None
+    assert family.binary_key(family.space()[0], problem(16)) == family.binary_key(family.space()[0], problem(17))
+
+
+def test_inputs_come_from_the_seed_and_the_output_is_poisoned():
+    family = Scale()
+    state = torch.get_rng_state()
+    first, same, other = (family.inputs(problem(100), CPU, seed=seed).arguments for seed in (0, 0, 1))
+    assert torch.equal(first["x_ptr"], same["x_ptr"])
+    assert not torch.equal(first["x_ptr"], other["x_ptr"])
+    assert first["y_ptr"].isnan().all()
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_an_output_that_cannot_be_poisoned_is_refused():
+    class Counts(Scale):
+        def arguments(self, problem, where):
+            return super().arguments(problem, where) | {"y_ptr": torch.empty(problem["n"], dtype=torch.int32)}
+
+    with pytest.raises(ForetuneError, match=r"y_ptr must be a tensor of floats but is torch\.int32"):
+        Counts().inputs(problem(4), CPU)
+
+
+# What is declared.
+
+
+@pytest.mark.parametrize("missing", ["name", "kernel", "dims_from", "output", "arguments", "grid", "eager"])
+def test_what_is_missing_is_named_where_the_class_is_declared(missing):
+    declared = {name: value for name, value in vars(Scale).items() if name in _SAID and name != missing}
+    with pytest.raises(ForetuneError, match=f"Broken must declare `{missing}`: "):
+        type("Broken", (TritonFamily,), declared)
+
+
+_SAID = ("name", "kernel", "configs", "dims_from", "flags_from", "output", "arguments", "grid", "eager")
+
+
+@pytest.mark.parametrize(
+    ("declared", "message"),
+    [
+        ({"configs": None}, "declare `configs`"),
+        ({"configs": [triton.Config({"BLOK": 16})]}, "no parameter BLOK; there are x_ptr, y_ptr"),
+        ({"configs": [triton.Config({"BLOCK": 16}, pre_hook=print)]}, "pre_hook"),
+        ({"kernel": scale}, "under triton.jit"),
+        ({"dims_from": {"n": "size"}}, "no parameter size; there are x_ptr, "),
+        ({"flags_from": {"bias": "b"}}, "no parameter b;"),
+        ({"dtype_from": "z_ptr"}, "no parameter z_ptr;"),
+        ({"output": "z_ptr"}, "no parameter z_ptr;"),
+        ({"tiles": {"BLOCK": "m"}}, "no dimension m; there are n"),
+        ({"tiles": {"BLOCK_N": "n"}}, "no knob BLOCK_N; there are BLOCK, num_warps"),
+        ({"bucketed": ("m",)}, "no dimension m;"),
+        ({"dtypes": ("fp16", "half")}, "no dtype half; there are bf16, fp16"),
+        ({"ranges": {"n": (0, 8)}}, "n has 0 to 8"),
+    ],
+)
+def test_a_declaration_that_cannot_be_is_refused(declared, message):
+    with pytest.raises(ForetuneError, match=message.replace("(", r"\(")):
+        type("Broken", (Scale,), declared)
+
+
+def test_a_base_class_of_several_families_declares_nothing():
+    class Rowwise(TritonFamily):
+        def grid(self, problem, config):
+            return (problem["n"],)
+
+    assert not hasattr(Rowwise, "feature_names")
+
+
+def test_an_autotuner_brings_its_configs():
+    family = scale_under("heuristics over autotune", configs=None)
+    assert family.space() == tuple(KernelConfig.from_triton(config) for config in CONFIGS)
+    assert family.knobs == ("BLOCK", "num_warps", "num_stages")
+
+
+# Validity.
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"BLOCK": 48}, "BLOCK must be one of 16, 64 but is 48"),
+        ({"num_warps": 3}, "num_warps must be one of 1, 2, 4 but is 3"),
+        ({"num_ctas": 2}, "num_ctas must be one of 1 but is 2"),
+        ({"maxnreg": 64}, "maxnreg is no knob of scale; it has BLOCK, num_warps, num_stages"),
+        ({"SPLIT": 2}, "SPLIT is no knob of scale"),
+        ({"num_warps": 4}, "no config of scale has BLOCK=16 num_warps=4 num_stages=3"),
+    ],
+)
+def test_a_config_of_another_space_is_refused_with_the_values_that_would_do(change, reason):
+    config = KernelConfig.of(**(Scale().space()[0].to_json() | change))
+    assert reason in Scale().supports(config, problem(16), H200)
+
+
+def test_problems_of_other_dtypes_and_flags_are_refused():
+    family = Scale()
+    assert all(family.supports(config, problem(16, "bias"), H200) is None for config in family.space())
+    assert "bf16" in family.supports(family.space()[0], problem(16, dtype="bf16"), H200)
+    assert "relu" in family.supports(family.space()[0], problem(16, "relu"), H200)
+    missing = KernelConfig.of(num_warps=1)
+    assert family.supports(missing, problem(16), H200) == "BLOCK must be one of 16, 64 but is None"
+
+
+def test_options_of_a_backend_are_knobs():
+    family = scale_under("plain", configs=[triton.Config({"BLOCK": 16, "waves_per_eu": waves}) for waves in (0, 2)])
+    assert "waves_per_eu" in family.knobs
+
+
+def test_a_knob_that_some_configs_leave_unset_may_stay_so():
+    capped = [triton.Config({"BLOCK": 16}, num_warps=1, maxnreg=limit) for limit in (None, 64)]
+    family = scale_under("plain", configs=capped)
+    assert "maxnreg" in family.knobs
+    assert all(family.supports(config, problem(16), H200) is None for config in family.space())
+    assert np.isfinite(family.features(problem(16), H200, family.space())).all()
+
+
+# Calls.
+
+
+def test_a_call_says_its_problem():
+    x, y = torch.zeros(101, dtype=torch.float16), torch.zeros(100, dtype=torch.float16)
+    call = {"x_ptr": x[:-1], "y_ptr": y, "bias_ptr": None, "n": 100, "factor": 1.0, "grid": (1,), "warmup": False}
+    assert Scale().problem_from_call(call) == problem(100, dtype="fp16")
+    assert Scale().problem_from_call(call | {"bias_ptr": y}) == problem(100, "bias", dtype="fp16")
+    assert Scale().problem_from_call(call | {"x_ptr": x[1:]}) == problem(100, "odd", dtype="fp16")
+    by_shape = scale_under("plain", dims_from={"n": lambda given: given["x_ptr"].shape[0]})
+    assert by_shape.problem_from_call(call) == problem(100, dtype="fp16")
+    by_default = scale_under("plain", flags_from={"even": "EVEN"})  # which has a default
+    assert by_default.problem_from_call(call).flags == ()
+
+
+def test_an_argument_that_is_missing_or_odd_is_named():
+    with pytest.raises(ForetuneError, match="no argument n, bias_ptr: scale needs n, bias_ptr, x_ptr"):
+        Scale().problem_from_call({"x_ptr": torch.zeros(4)})
+    with pytest.raises(ForetuneError, match="x_ptr must be a tensor"):
+        Scale().problem_from_call({"x_ptr": 4, "n": 4, "bias_ptr": None})
+
+
+# The workload.
+
+
+def test_cases_are_drawn_from_the_ranges_by_the_seed():
+    family = Scale()
+    cases = family.cases(random=30)
+    assert len({case.problem for case in cases}) == 30
+    assert cases == family.cases(random=30) != family.cases(random=30, seed=1)
+    assert all(1 <= case.problem["n"] <= 1 << 20 for case in cases)
+    assert {case.problem.dtype for case in cases} == {"fp16", "fp32"}
+    assert {case.problem.flags for case in cases} == {(), ("bias",), ("odd",), ("bias", "odd")}
+
+
+def test_problems_that_are_too_large_are_not_drawn():
+    small = scale_under("plain", most_bytes=4096.0)
+    assert {small.bytes(case.problem) <= 4096 for case in small.cases()} == {True}
+    heavy = scale_under("plain", flops=lambda self, problem: 1e9 * problem["n"])
+    assert {case.problem["n"] <= 100 for case in heavy.cases(max_tflop=0.1)} == {True}
+    few = scale_under("plain", ranges={"n": (1, 2)}, flags_from={})
+    assert len(few.cases()) == 4  # two sizes, two dtypes
+
+
+def test_what_cannot_be_drawn_is_refused():
+    with pytest.raises(ForetuneError, match="no range to draw n from"):
+        scale_under("plain", ranges={}).cases()
+    with pytest.raises(ForetuneError, match="no models"):
+        Scale().cases(tokens=[16])
+
+
+def test_the_estimate_grows_with_what_the_last_wave_lacks():
+    family = Scale()
+    full, half = (family.estimate_us(problem(n), H200, family.space()) for n in (132 * 64, 132 * 64 + 1))
+    assert full.shape == (3,)
+    assert half[1] > 1.9 * full[1] > 0
+    assert math.isfinite(family.estimate_us(problem(0), H200, family.space())[0])
+
+
+def test_the_source_hash_follows_the_kernel_and_not_its_decorators():
+    assert len({scale_under(decorators).source_hash() for decorators in DECORATED}) == 1
