@@ -10,11 +10,14 @@ from pathlib import Path
 import pytest
 import torch
 from foretune.__main__ import app
-from foretune.collect import campaign, cluster, shapes
+from foretune.collect import campaign
+from foretune.collect.cases import cases_like, first_cases
+from foretune.collect.cluster import dask_campaign
 from foretune.collect.run_state import Progress
 from foretune.collect.runner import DeviceLostError
 from foretune.collect.summary import Summary
-from foretune.datasets import DeviceSpec, load, 
+from foretune.datasets import DeviceSpec, load
+from foretune.kernels import find_family
 from typer.testing import CliRunner
 
 FAMILY = "grouped_gemm_fwd"
@@ -44,7 +47,7 @@ SUMMARY = Summary(
 
 
 class Collect:
-    """Stands in for `campaign.collect`: notes what it is asked for, and says what it is told to."""
+    """Stands in for `collect_on_gpus`: notes what it is asked for, and says what it is told to."""
 
     def __init__(self):
         self.raises = None
@@ -61,7 +64,7 @@ class Collect:
 @pytest.fixture
 def collect(monkeypatch):
     stand_in = Collect()
-    monkeypatch.setattr(campaign, "collect", stand_in)
+    monkeypatch.setattr(campaign, "collect_on_gpus", stand_in)
     return stand_in
 
 
@@ -69,7 +72,7 @@ def test_measures_the_layers_of_the_shipped_models_unless_told_otherwise(collect
     result = call(f"{FAMILY} --out measured")
     assert result.exit_code == 0, result.stderr
     assert ([family.name for family in collect.families], collect.out) == ([FAMILY], Path("measured"))
-    assert collect.cases == list(shapes.cases(FAMILY, load_models()))
+    assert collect.cases == list(find_family(FAMILY).cases())
     assert collect.options == {"gpus": None, "sms": (), "plan": "exhaustive", "budget_s": None, "resume": True}
 
 
@@ -78,18 +81,19 @@ def test_options_reach_the_shapes_and_the_campaign(collect, tmp_path):
     table.write_text(MODELS)
     options = "--tokens 16,4096 --per-layer 3 --random 5 --seed 7 --budget 1.5h --no-resume --gpus 2 --plan adaptive"
     assert call(f"{FAMILY} --models {table} --out measured {options}").exit_code == 0
-    drawn = shapes.cases(FAMILY, load_models(table), tokens=(16, 4096), per_layer=3, random=5, seed=7)
+    drawn = find_family(FAMILY).cases(models=table, tokens=(16, 4096), per_layer=3, random=5, seed=7)
     assert collect.cases == list(drawn)
     assert len(drawn) == 2 * 3 + 5
     assert collect.options == {"gpus": 2, "sms": (), "plan": "adaptive", "budget_s": 5400.0, "resume": False}
 
 
 def test_the_problems_of_a_dataset_come_first_and_a_limit_counts_them(collect):
-    shared = shapes.first(shapes.like(load("h200"), FAMILY, seed=7), most_tflop=0.1)
+    family = find_family(FAMILY)
+    shared = first_cases(family, cases_like(load("h200"), FAMILY, seed=7), max_tflop=0.1)
     options = "--like h200 --max-tflop 0.1 --seed 7"
     assert call(f"{FAMILY} --out measured {options}").exit_code == 0
     assert collect.cases[: len(shared)] == list(shared)
-    drawn = shapes.cases(FAMILY, load_models(), most_tflop=0.1, seed=7)
+    drawn = family.cases(max_tflop=0.1, seed=7)
     assert collect.cases[len(shared) :] == [case for case in drawn if case.problem not in {c.problem for c in shared}]
     assert call(f"{FAMILY} grouped_gemm_dx --out measured {options} --limit 5").exit_code == 0
     assert collect.cases[:5] == list(shared[:5])
@@ -100,12 +104,12 @@ def test_several_families_may_be_named(collect):
     names = [FAMILY, "grouped_gemm_dx"]
     assert call(f"{' '.join(names)} {FAMILY} --out measured --random 5").exit_code == 0
     assert [one.name for one in collect.families] == names
-    drawn = [shapes.cases(name, load_models(), random=5) for name in names]
+    drawn = [find_family(name).cases(random=5) for name in names]
     assert collect.cases == [case for each in drawn for case in each]
 
 
 def test_a_scheduler_has_a_clusters_gpus_measure(collect, monkeypatch):
-    monkeypatch.setattr(cluster, "collect_on_cluster", collect)
+    monkeypatch.setattr(dask_campaign, "collect_on_cluster", collect)
     result = call(f"{FAMILY} --out measured --scheduler tcp://host:8786 --budget 90s")
     assert result.exit_code == 0, result.stderr
     assert collect.options == {
@@ -148,7 +152,7 @@ def test_a_number_of_gpus_that_is_none_is_named(collect, gpus):
 
 def test_its_help_says_what_is_measured_by_default():
     told = " ".join(call("--help").stdout.replace("│", " ").split())
-    assert "[default: (the shipped models.csv)]" in told
+    assert "[default: (the family's own)]" in told
     assert all(option in told for option in ("--tokens", "--per-layer", "--random", "--seed", "--budget"))
 
 
@@ -197,7 +201,7 @@ def test_a_run_shows_its_progress_its_outcome_and_where_the_dataset_lies(collect
     assert f"1/3 {collect.cases[0].problem} · 12 configs/s · 2 min left" in result.stderr
     assert "3 problems in 61 s, exhaustive plan; measurements: 90 ok, 10 hopeless" in result.stdout
     assert "2 configs/s; GPUs: 2, busy 83 % of the time; 120 s of compiling, 4 s lost to aborts" in result.stdout
-    assert "The dataset lies in measured" in result.stdout
+    assert "It lies in measured" in result.stdout
     assert "again" not in result.stdout
 
 

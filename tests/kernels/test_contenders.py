@@ -1,22 +1,27 @@
-"""The suite that kernels are compared on, and how goals are judged."""
+"""What the grouped GEMMs are compared on, and how their goals are judged."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
 import pytest
-from foretune.datasets import DeviceSpec, ForetuneError, 
-from foretune.kernels import families, find_family
-from foretune.kernels.grouped_gemm.suite import LAYERS, PHASES, suite
-from foretune.runtime.timing.compare import Row, goals
+from foretune.datasets import DeviceSpec, ForetuneError, KernelConfig, Problem
+from foretune.kernels import find_family
+from foretune.kernels.comparisons import comparison_of
+from foretune.kernels.grouped_gemm.models import load_models
+from foretune.kernels.grouped_gemm.suite import LAYERS, PHASES, suite_cases
+from foretune.kernels.grouped_gemm.variants import DW, DX, FORWARD
+from foretune.runtime.timing.compare import Row
 
-FAMILIES = sorted(families())
+FAMILIES = [variant.name for variant in (FORWARD, DX, DW)]
+COMPARISON = comparison_of(find_family(FORWARD.name))
 
 
 @pytest.mark.parametrize("name", FAMILIES)
 def test_the_suite_is_the_same_every_time_and_every_problem_can_run(name):
-    cases, kernel, h200 = suite(name, load_models()), family(name), DeviceSpec.named("h200")
-    assert cases == suite(name, load_models())
+    kernel, h200 = find_family(name), DeviceSpec.named("h200")
+    cases = COMPARISON.suite(kernel)
+    assert cases == COMPARISON.suite(kernel) == suite_cases(name, load_models())
     assert len(cases) == len(LAYERS) * (sum(len(routings) for _, routings in PHASES.values()) + 1)
     for case in cases.values():
         assert kernel.supports(kernel.default(case.problem, h200), case.problem, h200) is None
@@ -24,57 +29,61 @@ def test_the_suite_is_the_same_every_time_and_every_problem_can_run(name):
 
 def test_the_suite_says_which_model_it_lacks():
     with pytest.raises(ForetuneError, match="needs the model Qwen3-30B-A3B but there are Mixtral-8x7B"):
-        suite("grouped_gemm_fwd", [model for model in load_models() if model.model == "Mixtral-8x7B"])
+        suite_cases("grouped_gemm_fwd", [model for model in load_models() if model.model == "Mixtral-8x7B"])
+
+
+def problem(family, rows):
+    """Of two groups, with so many rows each."""
+    return Problem.of(family, groups=2, rows=2 * rows, n=64, k=64, ragged={"rows": (rows, rows)})
 
 
 ROW = Row(
     name="M/w13 training balanced",
-    family="grouped_gemm_fwd",
-    problem="",
-    rows_per_group=1024.0,
+    family=FORWARD.name,
+    problem=problem(FORWARD.name, 1024),
     best_us=100.0,
     predicted_us=110.0,
-    torch_us=140.0,
-    dense_us=90.0,
-    separate_us=None,
-    unfused_us=None,
-    roofline_us=80.0,
-    compute_share=2.0,
-    bytes_touched=1.0,
-    config={},
+    others_us={"torch": 140.0, "dense": 90.0},
+    compute_us=80.0,
+    memory_us=40.0,
+    config=KernelConfig.of(BLOCK_M=64),
 )
 
 
+def with_others(row, **others_us):
+    return replace(row, others_us=dict(row.others_us) | others_us)
+
+
 def judged(*rows):
-    return {goal.goal: goal for goal in goals(rows)}
+    return {goal.goal: goal for goal in COMPARISON.goals(rows)}
 
 
 def test_each_row_and_the_mean_must_reach_the_aim():
     label = "fwd and dX, best config, over torch._grouped_mm"
     assert judged(ROW)[label].met  # 1.4
-    assert judged(ROW, replace(ROW, torch_us=112.0))[label].met  # 1.12 and 1.25 in geomean
-    missed = judged(ROW, replace(ROW, name="slow", torch_us=99.0, family="grouped_gemm_dx"))[label]
+    assert judged(ROW, with_others(ROW, torch=112.0))[label].met  # 1.12 and 1.25 in geomean
+    missed = judged(ROW, with_others(replace(ROW, name="slow", family=DX.name), torch=99.0))[label]
     assert not missed.met
     assert missed.worst == "grouped_gemm_dx slow"
-    assert not judged(replace(ROW, torch_us=124.0))[label].met  # over 1.0, but 1.24 in geomean
+    assert not judged(with_others(ROW, torch=124.0))[label].met  # over 1.0, but 1.24 in geomean
     assert judged(ROW)["fwd and dX, predicted config, over torch._grouped_mm"].figure.startswith("worst 1.273")
 
 
 def test_goals_are_about_the_rows_they_are_about():
-    few = replace(ROW, name="M/w13 decode uniform", rows_per_group=2.0, roofline_us=86.0)
+    few = replace(ROW, name="M/w13 decode uniform", problem=problem(FORWARD.name, 2), memory_us=86.0)
     found = judged(few)
     assert "rows per expert >= 1024, over dense cuBLAS" not in found
     assert found["<= 8 rows per active expert, over the read bandwidth"].met
     assert judged(ROW)["rows per expert >= 1024, over dense cuBLAS"].met
-    assert not judged(replace(ROW, dense_us=87.0))["rows per expert >= 1024, over dense cuBLAS"].met
+    assert not judged(with_others(ROW, dense=87.0))["rows per expert >= 1024, over dense cuBLAS"].met
 
 
 def test_a_fused_permutation_is_judged_by_the_unfused_problem_and_not_by_torch():
-    fused = replace(ROW, name="M/w13 training balanced permute_x", separate_us=20.0, unfused_us=96.0)
+    fused = replace(ROW, name="M/w13 training balanced permute_x", others_us={"separate": 20.0, "unfused": 96.0})
     found = judged(fused)
     assert found["fused permutation over the unfused GEMM"].met  # 1.042
     assert found["fused permutation over GEMM + permutation"].met
-    assert not judged(replace(fused, unfused_us=95.0))["fused permutation over the unfused GEMM"].met
+    assert not judged(with_others(fused, unfused=95.0))["fused permutation over the unfused GEMM"].met
     assert not any("torch" in goal for goal in found)
 
 
@@ -83,5 +92,5 @@ def test_a_hot_expert_is_compared_with_balanced_rows_of_the_same_layer():
     label = "one expert with half the rows, over balanced"
     assert judged(ROW, hot)[label].met
     assert not judged(ROW, replace(hot, best_us=116.0))[label].met
-    assert label not in judged(ROW, replace(hot, family="grouped_gemm_dw"))
-    assert label not in judged(ROW, replace(hot, compute_share=0.5))  # limited by memory, not by work
+    assert label not in judged(ROW, replace(hot, family=DW.name))
+    assert label not in judged(ROW, replace(hot, memory_us=90.0))  # limited by memory, not by work

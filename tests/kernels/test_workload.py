@@ -6,28 +6,29 @@ from collections import Counter
 
 import numpy as np
 import pytest
-from foretune.collect import shapes
-from foretune.datasets import ForetuneError, Model, load, 
+from foretune.datasets import ForetuneError
+from foretune.kernels import find_family
+from foretune.kernels.grouped_gemm.group_sizes import ROUTINGS, drawn_sizes
+from foretune.kernels.grouped_gemm.models import Model, load_models
 from foretune.kernels.grouped_gemm.workload import (
     EXPERT_PARALLEL,
     MOST_TFLOP,
+    MOST_TOKENS,
     MOST_WEIGHT_BYTES,
     PERMUTATION,
-    ROUTINGS,
     ROWS,
-    cases,
-    group_sizes,
+    draw,
 )
 
 FAMILY = "grouped_gemm_fwd"
 MODELS = load_models()
 PROJECTIONS = {f"{model.model}/{name}": (model, nk) for model in MODELS for name, nk in model.projections().items()}
-DRAWN = cases(FAMILY, MODELS)
+DRAWN = draw(FAMILY, MODELS)
 LAYERS = [case for case in DRAWN if case.sources != ("random",)]
 
 
 def sizes(routing, rows=100_000, groups=64, seed=0):
-    return np.array(group_sizes(routing, rows, groups, np.random.default_rng(seed)))
+    return np.array(drawn_sizes(routing, rows, groups, np.random.default_rng(seed)))
 
 
 @pytest.mark.parametrize("routing", ROUTINGS)
@@ -60,13 +61,13 @@ def test_an_unknown_routing_is_named_with_the_known_ones():
 
 
 def test_the_same_arguments_give_the_same_cases_and_another_seed_others():
-    assert cases(FAMILY, MODELS) == DRAWN
-    assert cases(FAMILY, MODELS, seed=1) != DRAWN
+    assert draw(FAMILY, MODELS) == DRAWN
+    assert draw(FAMILY, MODELS, seed=1) != DRAWN
 
 
 @pytest.mark.parametrize("seed", range(3))
 def test_every_model_and_both_its_projections_are_covered(seed):
-    drawn = cases(FAMILY, MODELS, seed=seed)
+    drawn = draw(FAMILY, MODELS, seed=seed)
     assert {source for case in drawn for source in case.sources} == {*PROJECTIONS, "random"}
 
 
@@ -82,7 +83,7 @@ def test_layers_have_the_shapes_of_their_models_under_expert_parallelism():
 
 def test_models_of_one_shape_share_their_cases():
     twins = [Model(name, 64, 8, 2048, 1024) for name in ("A-1B", "B-1B")]
-    drawn = cases(FAMILY, twins, random=0)
+    drawn = draw(FAMILY, twins, random=0)
     assert len(drawn) == 4  # two layers, twice each
     assert {case.sources for case in drawn} == {("A-1B/w13", "B-1B/w13"), ("A-1B/w2", "B-1B/w2")}
     assert {case.model_families for case in drawn} == {("A", "B")}
@@ -93,7 +94,7 @@ def test_no_case_comes_twice_or_is_over_the_limits():
     assert len(set(problems)) == len(problems)
     for case in DRAWN:
         p = case.problem
-        assert sum(p.group_sizes) == p["rows"] > 0
+        assert p.ragged.total == p["rows"] > 0
         assert 2 * p["rows"] * p["n"] * p["k"] <= MOST_TFLOP * 1e12
         assert 2 * p["groups"] * p["n"] * p["k"] <= MOST_WEIGHT_BYTES
         assert p["n"] % 8 == p["k"] % 8 == 0
@@ -101,7 +102,7 @@ def test_no_case_comes_twice_or_is_over_the_limits():
 
 
 def test_a_share_is_in_fp16_and_a_share_has_its_layers_permutation_fused():
-    many = cases(FAMILY, MODELS, per_layer=4, random=60)
+    many = draw(FAMILY, MODELS, per_layer=4, random=60)
     assert sum(case.problem.dtype == "fp16" for case in many) / len(many) == pytest.approx(0.15, abs=0.06)
     assert sum(bool(case.problem.flags) for case in many) / len(many) == pytest.approx(0.35, abs=0.08)
     for case in many:
@@ -111,9 +112,9 @@ def test_a_share_is_in_fp16_and_a_share_has_its_layers_permutation_fused():
 
 def test_rows_go_from_decode_to_training_and_all_routings_occur():
     assert {case.problem["rows"] for case in LAYERS} == set(ROWS)
-    assert {case.routing for case in DRAWN} == set(ROUTINGS)
-    balanced = [case.problem for case in DRAWN if case.routing == "balanced"]
-    assert all(max(p.group_sizes) - min(p.group_sizes) <= 1 for p in balanced)
+    assert {case.scenario for case in DRAWN} == set(ROUTINGS)
+    balanced = [case.problem for case in DRAWN if case.scenario == "balanced"]
+    assert all(p.ragged.max - min(p.ragged.sizes) <= 1 for p in balanced)
 
 
 def test_a_short_run_has_a_fair_sample():
@@ -123,7 +124,7 @@ def test_a_short_run_has_a_fair_sample():
 
 def test_tokens_are_routed_to_top_k_experts_each():
     tokens = (7, 100, 3000)
-    for case in cases(FAMILY, MODELS, tokens=tokens, random=10):
+    for case in draw(FAMILY, MODELS, tokens=tokens, random=10):
         rows = case.problem["rows"]
         if case.sources == ("random",):
             assert min(tokens) <= rows <= max(tokens)
@@ -133,9 +134,9 @@ def test_tokens_are_routed_to_top_k_experts_each():
 
 def test_as_many_as_asked_for():
     few = MODELS[:3]
-    assert len(cases(FAMILY, few, random=5, per_layer=0)) == 5
-    assert len(cases(FAMILY, few, random=0, per_layer=3)) == 3 * 2 * 3
-    assert cases(FAMILY, few, random=0, per_layer=0) == ()
+    assert len(draw(FAMILY, few, random=5, per_layer=0)) == 5
+    assert len(draw(FAMILY, few, random=0, per_layer=3)) == 3 * 2 * 3
+    assert draw(FAMILY, few, random=0, per_layer=0) == ()
 
 
 @pytest.mark.parametrize(
@@ -151,33 +152,29 @@ def test_as_many_as_asked_for():
 )
 def test_a_value_that_cannot_be_is_named(options, named):
     with pytest.raises(ForetuneError, match=named):
-        cases(FAMILY, MODELS[:2], **options)
+        draw(FAMILY, MODELS[:2], **options)
 
 
 def test_the_most_tokens_can_be_drawn():
-    assert len(cases(FAMILY, MODELS[:1], tokens=(shapes.MOST_TOKENS,), random=2)) >= 2
+    assert len(draw(FAMILY, MODELS[:1], tokens=(MOST_TOKENS,), random=2)) >= 2
 
 
 def test_none_is_larger_than_asked_for():
-    small = cases(FAMILY, MODELS, most_tflop=0.01)
+    small = draw(FAMILY, MODELS, most_tflop=0.01)
     assert len(small) > 100
     assert all(2 * c.problem["rows"] * c.problem["n"] * c.problem["k"] <= 1e10 for c in small)
     with pytest.raises(ForetuneError, match=r"at most 0\.01 TFLOP: allow more, or fewer tokens"):
-        cases(FAMILY, MODELS, per_layer=0, random=1, tokens=(1 << 22,), most_tflop=0.01)
+        draw(FAMILY, MODELS, per_layer=0, random=1, tokens=(1 << 22,), most_tflop=0.01)
 
 
-def test_like_another_dataset_has_its_problems_and_no_others():
-    shipped = load("h200")
-    shared = shapes.like(shipped, FAMILY)
-    assert set(shared) == {case for case in shipped.cases if case.problem.family == FAMILY}
-    assert shared == shapes.like(shipped, FAMILY)
-    assert shared != shapes.like(shipped, FAMILY, seed=1)
-
-
-def test_the_first_are_each_of_their_own_and_not_too_large():
-    sized = [case.problem["rows"] * case.problem["n"] * case.problem["k"] * 2e-12 for case in DRAWN]
-    most = float(np.median(sized))
-    small = [case for case, tflop in zip(DRAWN, sized, strict=True) if tflop <= most]
-    assert shapes.first((*DRAWN, *DRAWN)) == DRAWN
-    assert shapes.first(DRAWN, most_tflop=most) == tuple(small)
-    assert shapes.first((*small[:3], *DRAWN), 5, most_tflop=most) == tuple(small[:5])
+def test_a_family_draws_its_own_with_the_shipped_models_unless_told_otherwise(tmp_path):
+    table = tmp_path / "models.csv"
+    table.write_text("model,num_experts,top_k,hidden_size,moe_intermediate_size\nMine-1B,16,4,1024,512\n")
+    for name in (FAMILY, "grouped_gemm_dw"):
+        family = find_family(name)
+        assert family.cases() == draw(name, MODELS)
+        options = {"tokens": (16, 4096), "per_layer": 3, "random": 5, "seed": 7}
+        mine = family.cases(models=table, max_tflop=0.5, **options)
+        assert mine == draw(name, load_models(table), most_tflop=0.5, **options)
+        assert len(mine) == 2 * 3 + 5
+        assert all(family.flops(case.problem) <= 0.5e12 for case in mine)

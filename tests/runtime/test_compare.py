@@ -1,0 +1,165 @@
+"""Kernels side by side: which configs compete, that all are timed alternately, and how goals are judged."""
+
+from __future__ import annotations
+
+import io
+import json
+from dataclasses import replace
+
+import pytest
+from fakes import DEVICE, FakeFamily, fake_cases, fake_dataset
+from foretune.datasets import KernelConfig
+from foretune.runtime.timing import compare
+from foretune.runtime.timing.compare import (
+    FINALISTS,
+    ROUNDS,
+    SAMPLES,
+    Goal,
+    LaunchPath,
+    Row,
+    compare_kernels,
+    judge_least,
+    judge_most,
+    time_side_by_side,
+)
+from rich.console import Console
+
+pytestmark = pytest.mark.filterwarnings("ignore:fake. no prediction")
+CASES = fake_cases()[:2]
+DATASET = fake_dataset(CASES)
+
+
+class CountingTimer:
+    """Takes what a launch returns for its time, and notes the order of launches."""
+
+    def __init__(self, *, clean=False):
+        self.clean = clean
+        self.launched = []
+
+    def sample(self, launch, samples):
+        self.launched.append((launch, samples))
+        return [launch()] * samples
+
+
+def test_launches_alternate_and_the_median_counts():
+    timer, slow_once = CountingTimer(), iter([50.0] + [2.0] * ROUNDS)
+    launches = {"ours": lambda: next(slow_once), "theirs": lambda: 3.0}
+    assert time_side_by_side(launches, timer) == {"ours": 2.0, "theirs": 3.0}
+    assert timer.launched == [(launch, SAMPLES) for _ in range(ROUNDS) for launch in launches.values()]
+
+
+ROW = Row(
+    name="first",
+    family="fake",
+    problem=CASES[0].problem,
+    best_us=10.0,
+    predicted_us=11.0,
+    others_us={"torch": 12.0},
+    compute_us=8.0,
+    memory_us=4.0,
+    config=KernelConfig.of(BLOCK_M=64),
+)
+ROWS = [ROW, replace(ROW, name="second")]
+
+
+def test_a_rows_own_time_is_the_best_known_and_its_limit_the_longer_one():
+    assert (ROW.ours_us, ROW.roofline_us) == (10.0, 8.0)
+    assert replace(ROW, best_us=None).ours_us == 11.0
+    assert replace(ROW, memory_us=9.0).roofline_us == 9.0
+    told = json.loads(json.dumps(ROW.to_json()))
+    assert (told["torch_us"], told["roofline_us"], told["best_us"]) == (12.0, 8.0, 10.0)
+
+
+@pytest.mark.parametrize(
+    ("judge", "ratios", "met", "worst"),
+    [
+        (judge_least, (1.0, 1.6), True, "fake first"),
+        (judge_least, (0.99, 1.6), False, "fake first"),
+        (judge_least, (1.2, 1.2), False, "fake first"),  # 1.2 in geomean
+        (judge_most, (1.0, 0.5), True, "fake first"),
+        (judge_most, (0.5, 1.01), False, "fake second"),
+    ],
+)
+def test_every_row_must_reach_a_goal_and_where_it_says_so_their_mean(judge, ratios, met, worst):
+    limits = (1.0, 1.25) if judge is judge_least else (1.0,)
+    (goal,) = judge("a goal", ROWS, ratios, *limits)
+    assert (goal.met, goal.worst, goal.rows) == (met, worst, 2)
+    assert judge("a goal", [], [], *limits) == []
+
+
+def test_what_was_aimed_at_and_reached_is_said():
+    (goal,) = judge_least("a goal", ROWS, (2.0, 0.5), 0.9, 1.0)
+    assert goal == Goal("a goal", ">= 0.9 each, >= 1 geomean", "worst 0.500, geomean 1.000", False, 2, "fake second")
+
+
+class TimedFamily(FakeFamily):
+    """A launch returns its time."""
+
+    def inputs(self, problem, device, *, seed=0):
+        return problem
+
+    def launch(self, inputs, config):
+        return self.time_us(inputs, config, timing_pass=9) or 1e6
+
+
+class Contenders:
+    """One other, of 5 us."""
+
+    def suite(self, family):
+        return {"first layer": CASES[0], "second layer": CASES[1]}
+
+    def contenders(self, family, problem, inputs, device, best):
+        assert inputs == problem
+        return {"torch": lambda: 5.0}
+
+    def goals(self, rows):
+        return judge_least("over torch", rows, [5.0 / row.ours_us for row in rows], 1.0)
+
+    def launch_path(self, device):
+        return LaunchPath(6.0, 4.0)
+
+
+@pytest.fixture
+def timers(monkeypatch):
+    made = []
+
+    def make(**options):
+        made.append(CountingTimer(**options))
+        return made[-1]
+
+    monkeypatch.setattr(compare, "Timer", make)
+    return made
+
+
+def test_the_best_of_a_datasets_finalists_and_the_prediction_are_timed_with_the_contenders(timers):
+    family, ahead, seen = TimedFamily(), [], []
+    note = lambda *call: ahead.append(call)  # noqa: E731
+    compared = compare_kernels(Contenders(), [family], DEVICE, DATASET, None, compile_ahead=note, on_row=seen.append)
+    assert (tuple(seen), [row.name for row in seen]) == (compared.rows, ["first layer", "second layer"])
+    (timer,) = timers
+    assert timer.clean
+    ((compiled_for, calls, device),) = ahead
+    assert (compiled_for, device) == (family, DEVICE)
+    assert len(calls) == len(set(calls)) <= len(CASES) * (1 + FINALISTS)
+    grid = DATASET.grid("fake")
+    for place, (row, case) in enumerate(zip(compared.rows, CASES, strict=True)):
+        finalists = [grid.configs[i] for i in grid.times_us[place].argsort()[:FINALISTS]]
+        times = {config: family.launch(case.problem, config) for config in finalists}
+        assert (row.config, row.best_us) == min(times.items(), key=lambda item: item[1])
+        assert {(config, case.problem) for config in finalists} <= set(calls)
+        assert row.others_us == {"torch": 5.0}
+        assert row.compute_us == family.flops(case.problem) / (DEVICE.matrix_tflops * 1e6)
+    assert compared.goals[0].rows == 2
+
+
+def test_without_a_dataset_there_is_the_prediction_alone_and_a_name_chooses_problems(timers):
+    compared = compare_kernels(Contenders(), [TimedFamily()], DEVICE, None, None, only="second")
+    (row,) = compared.rows
+    assert (row.name, row.best_us, row.ours_us) == ("second layer", None, row.predicted_us)
+    console = Console(file=io.StringIO(), width=200)
+    console.print(compared)
+    shown = console.file.getvalue()
+    assert all(told in shown for told in ("second layer", "torch", "5.0", "over torch", "1.50x"))
+    told = json.loads(json.dumps(compared.to_json()))
+    assert told["launch_path"] == {"op_us": 6.0, "bare_us": 4.0, "ratio": 1.5}
+    assert told["rows"][0]["torch_us"] == 5.0
