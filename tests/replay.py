@@ -6,6 +6,10 @@ The measuring "process" is a thread of this one, so that a test sees what its ru
 
 from __future__ import annotations
 
+import itertools
+import os
+import signal
+import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
@@ -15,15 +19,22 @@ from multiprocessing import Pipe
 from pathlib import Path
 from threading import Thread
 
-from fakes import DEVICE, FakeFamily
+from fakes import DEVICE, FakeFamily, fake_cases
 from foretune.collect import campaign, worker
 from foretune.collect.compiling import Compiled
+from foretune.collect.outcomes import LEADING_LEAST, LEADING_MOST, LEADING_SLOWDOWN
 from foretune.collect.processes import Watch
 from foretune.collect.run_state import RunState
 from foretune.collect.runner import HOPELESS_SLOWDOWN, LaunchFailedError, Outcome
 from foretune.datasets import KernelConfig, Status, load
 
-FAMILIES = {FakeFamily.name: FakeFamily()}
+FAMILY = FakeFamily()
+FAMILIES = {FakeFamily.name: FAMILY}
+SPACE = FAMILY.space()
+#: A few cases, and what can run on them.
+CASES = fake_cases(models=2, tokens=(64, 512), randoms=1)[:4]
+CASE = CASES[0]
+VALID = [config for config in SPACE if FAMILY.supports(config, CASE.problem, DEVICE) is None]
 #: A fault is raised in place of the outcome.
 Faults = Mapping[KernelConfig, BaseException]
 
@@ -196,3 +207,39 @@ def outcomes_of(out):
         for (problem, config), passes in rows_of(out).items()
         for timing_pass, row in passes.items()
     }
+
+
+def check_complete(out, cases=CASES):
+    """All rows are there, once each, and the leading configs have their three passes."""
+    found = rows_of(out)
+    assert set(found) == {(case.problem, config) for case in cases for config in SPACE}
+    for case in cases:
+        passes = {config: found[case.problem, config] for config in SPACE}
+        times = sorted(row[1].time_us for row in passes.values() if row[1].time_us == row[1].time_us)
+        near = sum(time_us <= LEADING_SLOWDOWN * times[0] for time_us in times)
+        confirmed = [config for config in SPACE if len(passes[config]) == 3]
+        assert len(confirmed) == min(max(near, LEADING_LEAST), LEADING_MOST)
+        assert all(set(passes[config]) in ({1}, {1, 2, 3}) for config in SPACE)
+        assert {passes[config][1].time_us for config in confirmed} <= set(times[: len(confirmed)])
+    return found
+
+
+def best_of(case):
+    return min(VALID, key=lambda config: FAMILY.time_us(case.problem, config, timing_pass=1) or 1e9)
+
+
+def interrupting(configs):
+    """Faults that press Ctrl-C, which reaches the parent alone, at any of these configs; they are never over."""
+
+    class Faults(dict):
+        def __getitem__(self, config):
+            os.kill(os.getpid(), signal.SIGINT)
+            threading.Event().wait()
+
+    return Faults.fromkeys(configs)
+
+
+def ticking():
+    """A clock that moves a second each time it is asked."""
+    ticks = itertools.count()
+    return lambda: float(next(ticks))
