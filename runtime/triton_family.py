@@ -217,9 +217,9 @@ class TritonFamily(Measurable):
         for _ in range(random * 20):  # small ranges may not have so many
             if len(drawn) == random:
                 break
-            dims = {dim: _drawn_size(source, *self.ranges[dim]) for dim in self.dims}
+            dims = sorted((dim, _drawn_size(source, *self.ranges[dim])) for dim in self.dims)
             flags = tuple(flag for flag in self.flags if source.integers(2))
-            problem = Problem.of(self.name, dtype=str(source.choice(self.dtypes)), flags=flags, **dims)
+            problem = Problem(self.name, tuple(dims), str(source.choice(self.dtypes)), tuple(sorted(flags)))
             if self.flops(problem) <= limit and self.bytes(problem) <= self.most_bytes:
                 drawn.setdefault(problem, Case(problem, ("random",)))
         return tuple(drawn.values())
