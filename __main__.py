@@ -464,7 +464,7 @@ def merge(
         loaded = [load(one) for one in data]
         merged = merge_datasets(loaded, name=name or out.name, allow_other_sources=other_sources)
         seal_dataset(merged, out, name=merged.name)
-    _emit(_counted(merged), as_json, out=out)
+    _emit(_counted(merged, merged.name), as_json, out=out)
 
 
 @_command("seal", "foretune datasets seal measured --out shipped", into=datasets)
@@ -481,7 +481,7 @@ def seal(
     with _status(f"sealing into {out}"):
         dataset = load(data)
         seal_dataset(dataset, out, name=name or out.name)
-    _emit(_counted(dataset), as_json, out=out)
+    _emit(_counted(dataset, name or out.name), as_json, out=out)
 
 
 @_command("export", "foretune export h200 --format csv --out h200.csv")
@@ -602,9 +602,9 @@ def _describe(data: Sequence[str], as_json: bool) -> None:
     _emit(_Listed(listed), as_json)
 
 
-def _counted(dataset: Dataset) -> _Said:
+def _counted(dataset: Dataset, name: str) -> _Said:
     rows = len(dataset.measurements)
-    return _Said({"measurements": rows}, f"{dataset.name}: {rows} measurements.")
+    return _Said({"measurements": rows}, f"{name}: {rows} measurements.")
 
 
 # How results look.
