@@ -64,7 +64,8 @@ class Compiled:
 class CompilePool:
     """Compiles what is requested, the lowest rank first, and says so to `on_finished` (settable).
 
-    A process that crashes, or takes longer than `timeout_s`, costs the binary that it was at, and is replaced.
+    A process that crashes, or takes longer than `timeout_s` (settable), costs the binary that it was at, and is
+    replaced.
     """
 
     def __init__(
@@ -75,7 +76,7 @@ class CompilePool:
         *,
         timeout_s: float = COMPILE_SECONDS,
     ) -> None:
-        self._families, self._watch, self._timeout_s = families, watch, timeout_s
+        self._families, self._watch, self.timeout_s = families, watch, timeout_s
         self._size = size or cores()
         self._workers: list[_Compiler] = []
         self._done: dict[Binary, Compiled] = {}
@@ -118,7 +119,7 @@ class CompilePool:
     def check(self) -> None:
         """Kills the processes that have taken too long. To be called now and then."""
         for worker in self._workers:
-            worker.check(self._timeout_s)
+            worker.check(self.timeout_s)
 
     def _dispatch(self) -> None:
         while self._queue:

@@ -44,6 +44,9 @@ _DECLARED = {
     "eager": "the same by plain PyTorch",
 }
 
+#: Launch options that a config may have among its meta-parameters: those of AMD's compiler.
+_OPTIONS = ("waves_per_eu", "matrix_instr_nonkdim", "kpack", "schedule_hint")
+
 #: A parameter's name, or what to compute from a launch's arguments by parameter name.
 Source: TypeAlias = "str | Callable[[Mapping[str, Any]], Any]"
 
@@ -94,6 +97,7 @@ class TritonFamily(Measurable):
 
     _kernel: ClassVar[Kernel]
     _space: ClassVar[tuple[KernelConfig, ...]]
+    _members: ClassVar[frozenset[KernelConfig]]
     _values: ClassVar[Mapping[str, frozenset[Any]]]  # of each knob
     _generic: ClassVar[GenericFeatures]
 
@@ -106,6 +110,7 @@ class TritonFamily(Measurable):
                 raise ForetuneError(f"{cls.__name__} must declare `{what}`: {meaning}")
         cls._kernel = Kernel(cls.kernel)
         cls._space = _space_of(cls)
+        cls._members = frozenset(cls._space)
         knobs = [config.to_json() for config in cls._space]
         names = [knob for knob in dict.fromkeys(k for config in knobs for k in config) if knob != "num_ctas"]
         cls._values = {knob: frozenset(config.get(knob) for config in knobs) for knob in (*names, "num_ctas")}
@@ -144,7 +149,7 @@ class TritonFamily(Measurable):
             return f"dtype {problem.dtype_name} is not one of {', '.join(self.dtypes)}"
         if unknown := [flag for flag in problem.flags if flag not in self.flags]:
             return f"flag {unknown[0]} is not one of {', '.join(self.flags) or 'none'}"
-        return _wrong_knob(type(self), config)
+        return _other_space(type(self), config)
 
     # What follows from that: to predict and prune.
 
@@ -275,7 +280,7 @@ def _check(family: type[TritonFamily]) -> None:
     """Raises `ForetuneError` for a declaration that names what there is not."""
     parameters, dims = family._kernel.parameters, family.dims
     named = [*family.dims_from.values(), *family.flags_from.values(), family.dtype_from, family.output]
-    meta = [name for config in family._space for name, _ in config.meta]
+    meta = [name for config in family._space for name, _ in config.meta if name not in _OPTIONS]
     wrong = [
         *((name, "parameter", parameters) for name in [*named, *meta] if isinstance(name, str)),
         *((dim, "dimension", dims) for dim in (*family.tiles.values(), *family.ranges, *family.bucketed)),
@@ -290,19 +295,18 @@ def _check(family: type[TritonFamily]) -> None:
             raise ForetuneError(f"{family.name}: ranges must be 1 <= low <= high but {dim} has {low} to {high}")
 
 
-@lru_cache(maxsize=1 << 16)
-def _wrong_knob(family: type[TritonFamily], config: KernelConfig) -> str | None:
-    """The reason why a config is none of the family's: a knob or a value that its space does not have."""
+def _other_space(family: type[TritonFamily], config: KernelConfig) -> str | None:
+    """The reason why a config is none of the family's: nobody knows what another one does, or how long it compiles."""
+    if config in family._members:
+        return None
     knobs = config.to_json()
     if unknown := [knob for knob in knobs if knob not in family._values]:
         return f"{unknown[0]} is no knob of {family.name}; it has {', '.join(family.knobs)}"
     for knob, allowed in family._values.items():
         if knobs.get(knob) not in allowed:
-            values = ", ".join(
-                map(str, sorted(allowed, key=lambda value: (isinstance(value, str), str(value).zfill(9))))
-            )
+            values = ", ".join(sorted(map(str, allowed), key=lambda value: (len(value), value)))
             return f"{knob} must be one of {values} but is {knobs.get(knob)}"
-    return None
+    return f"no config of {family.name} has {config}"
 
 
 @lru_cache(maxsize=4096)

@@ -9,6 +9,8 @@ import sys
 import time
 from pathlib import Path
 
+from waiting import until
+
 
 def count(connection, most):
     for number in range(most):
@@ -31,13 +33,12 @@ def with_a_sleeper(connection):
 
 def lives(pid):
     """Whether a process runs (and is not just waiting for its parent to note its end)."""
-    status = Path(f"/proc/{pid}/status")
-    return status.exists() and "State:\tZ" not in status.read_text()
+    try:
+        return "State:\tZ" not in Path(f"/proc/{pid}/status").read_text()
+    except (FileNotFoundError, ProcessLookupError):  # the latter where it ends meanwhile
+        return False
 
 
 def assert_end(pids):
     """That processes end soon, if they have not yet."""
-    deadline = time.monotonic() + 20
-    while lingering := [pid for pid in pids if lives(pid)]:
-        assert time.monotonic() < deadline, f"{lingering} live on"
-        time.sleep(0.02)
+    until(lambda: not any(map(lives, pids)), lambda: f"{[pid for pid in pids if lives(pid)]} live on")

@@ -1,13 +1,12 @@
-"""A collection as a process of its own, to be killed: `python collecting.py OUT GPUS SECONDS FLUSH_SECONDS`.
+"""A collection as a process of its own, to be killed: `python collecting.py OUT GPUS SECONDS ENDLESS`.
 
-Replays the fake family's times on that many GPUs, each a process, at SECONDS a config.
+Replays the fake family's times on that many GPUs, each a process, at SECONDS a config. The last ENDLESS cases never end.
 """
 
 from __future__ import annotations
 
 import json
 import sys
-from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 
@@ -31,8 +30,10 @@ def collect(out, gpus, *, limits=None, cases=CASES):
 
 
 if __name__ == "__main__":
-    out, gpus, seconds, flush_seconds = sys.argv[1:]
-    row_writer.FLUSH_SECONDS = float(flush_seconds)
+    out, gpus, seconds, endless = sys.argv[1:]
+    row_writer.FLUSH_SECONDS = 0.05
+    faults = {case.problem: "never ends" for case in CASES[len(CASES) - int(endless) :]}
     sys.stdout.write("ready\n")
     sys.stdout.flush()
-    sys.stdout.write(json.dumps(asdict(collect(Path(out), [FaultyGpu(seconds=float(seconds))] * int(gpus)))))
+    summary = collect(Path(out), [FaultyGpu(faults, float(seconds))] * int(gpus))
+    sys.stdout.write(json.dumps(summary.to_json()))

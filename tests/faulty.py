@@ -26,11 +26,13 @@ FAULTS = {
     "stopped": lambda: os.kill(os.getpid(), signal.SIGSTOP),
     "kills its supervisor": lambda: os.kill(os.getppid(), signal.SIGKILL),
 }
+ENDLESS = ("never ends", "stopped")
 
 
 @dataclass
 class FaultyGpu:
-    """Replays times, at so many seconds a config; `faults` strike at configs or problems. `log`: a line a config."""
+    """Replays times, at so many seconds a config; `faults` strike at configs or problems. `log` is a file that gets a
+    line for each config, and one where a process gets stuck."""
 
     faults: Mapping[KernelConfig | Problem, str] = field(default_factory=dict)
     seconds: float = 0.0
@@ -38,6 +40,43 @@ class FaultyGpu:
 
     def open(self):
         return DEVICE, FaultyRunner(self)
+
+
+def is_stuck(log: Path, at: object, pid: int) -> bool:
+    """Whether that process is stuck at a config or problem, as the log says."""
+    return log.exists() and _stuck(at, pid) in log.read_text()
+
+
+def _stuck(at: object, pid: int) -> str:
+    return f"stuck {at} {pid}\n"
+
+
+@dataclass
+class MeetingGpu(FaultyGpu):
+    """Measures when `others` GPUs besides this one have a problem, too: each leaves a file in the `folder`."""
+
+    folder: Path = Path()
+    others: int = 1
+
+    def open(self):
+        runner = FaultyRunner(self)
+        runner.on_prepare = self.meet
+        return DEVICE, runner
+
+    def meet(self, problem):
+        (self.folder / str(os.getpid())).touch()
+        while len(list(self.folder.iterdir())) <= self.others:
+            time.sleep(0.01)
+
+
+@dataclass
+class LateGpu(FaultyGpu):
+    """Measures when another one is stuck, as the log says."""
+
+    def open(self):
+        while not (self.log.exists() and "stuck " in self.log.read_text()):
+            time.sleep(0.01)
+        return DEVICE, ReplayRunner()
 
 
 class CompiledFamily(FakeFamily):
@@ -87,14 +126,19 @@ class FaultyRunner(ReplayRunner):
 
     def strike(self, at):
         fault = self.gpu.faults.get(at)
+        if fault in ENDLESS:
+            self.note(_stuck(at, os.getpid()))
         if fault == "lost":
             raise DeviceLostError("CUDA error: an illegal memory access was encountered")
         if fault is not None:
             FAULTS[fault]()
 
-    def scan(self, config, best_us):
+    def note(self, line):
         if self.gpu.log is not None:
             with self.gpu.log.open("a") as lines:
-                lines.write(f"{config}\n")
+                lines.write(line)
+
+    def scan(self, config, best_us):
+        self.note(f"{config}\n")
         self.strike(config)
         return super().scan(config, best_us)

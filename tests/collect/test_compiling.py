@@ -7,7 +7,6 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -27,6 +26,7 @@ from tiny import (
     TinyFamily,
     UnluckyFamily,
 )
+from waiting import until
 
 TESTS = Path(__file__).parents[1]
 
@@ -52,12 +52,14 @@ class Pool:
             block: Binary.of(self.family, KernelConfig.of(BLOCK=block, GRID=2), problem, device) for block in blocks
         }
         outcomes = {block: self.pool.request(binary, rank) for rank, (block, binary) in enumerate(wanted.items())}
-        deadline = time.monotonic() + 60
-        while None in outcomes.values():
-            assert time.monotonic() < deadline, outcomes
+
+        def all_known():
             self.watch.handle(0.05)
             self.pool.check()
-            outcomes = {block: self.pool.request(binary, 9) for block, binary in wanted.items()}
+            outcomes.update((block, self.pool.request(binary, 9)) for block, binary in wanted.items())
+            return None not in outcomes.values()
+
+        until(all_known, lambda: outcomes)
         return outcomes
 
     def errors(self, blocks, **about):
@@ -157,9 +159,14 @@ def test_processes_that_cannot_even_begin_are_said_and_no_config_is_blamed(pool,
 
 
 def test_a_compile_that_does_not_end_is_stopped_with_all_it_started(log, pool):
-    told = pool(EndlessFamily(log), timeout_s=4.0).errors([64, 128, 256])
-    assert (told[64], told[256]) == (None, None)
-    assert re.fullmatch(r"the compiler was stopped after [45] s", told[128])
+    one = pool(EndlessFamily(log), timeout_s=float("inf"))
+    pending = Binary.of(one.family, KernelConfig.of(BLOCK=128, GRID=1), PROBLEM, DEVICE)
+    assert one.pool.request(pending, 0) is None
+    assert one.errors([64, 256]) == {64: None, 256: None}
+    until(lambda: "sleeper" in log.read_text())
+    one.pool.timeout_s = 0.0
+    (told,) = one.errors([128]).values()
+    assert re.fullmatch(r"the compiler was stopped after \d+ s", told)
     assert_end([int(re.search(r"sleeper (\d+)", log.read_text())[1])])
 
 
@@ -202,9 +209,7 @@ def test_workers_end_with_a_killed_parent(log, tmp_path):
     parent = subprocess.Popen(
         [sys.executable, script, TESTS, log], env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
     )
-    while "sleeper" not in (log.read_text() if log.exists() else ""):
-        assert parent.poll() is None
-        time.sleep(0.05)
+    until(lambda: log.exists() and "sleeper" in log.read_text())
     pids = [int(line.split()[-1]) for line in log.read_text().splitlines()]
     assert all(Path(f"/proc/{pid}").exists() for pid in pids)
     parent.send_signal(signal.SIGKILL)

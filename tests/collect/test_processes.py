@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 import signal
 import sys
-import time
 
 import children
 import pytest
 from foretune.collect import processes
 from foretune.collect.processes import Child, Watch
+from waiting import until
 
 
 class Noted:
@@ -25,10 +25,11 @@ class Noted:
         self.exitcode = exitcode
 
     def until(self, condition):
-        deadline = time.monotonic() + 20
-        while not condition(self):
-            assert time.monotonic() < deadline, vars(self)
+        def comes_about():
             self.watch.handle(0.1)
+            return condition(self)
+
+        until(lambda: condition(self) or comes_about(), lambda: vars(self))
         return self
 
 
@@ -77,7 +78,7 @@ def test_a_child_that_is_killed_is_not_listened_to_any_more(watch):
     noted.child.send("up")
     noted.until(lambda noted: noted.messages)
     noted.child.send("late")
-    time.sleep(0.2)
+    assert noted.child.connection.poll(None)  # it has answered
     watch.kill(noted.child)
     assert noted.until(has_ended).exitcode == -9
     assert noted.messages == ["up"]
@@ -89,12 +90,12 @@ def test_a_child_that_is_dismissed_ends_and_nothing_is_told_of_it(watch, ended):
     noted.child.send("up")
     noted.until(lambda noted: noted.messages)
     noted.child.send("late")
+    assert noted.child.connection.poll(None)  # it has answered
     if ended:
         watch.kill(noted.child)
     watch.dismiss(noted.child)
     other.child.send("up")
-    other.until(lambda other: other.messages)
-    time.sleep(0.2)
+    other.until(lambda other: other.messages and noted.child.exitcode is not None)
     watch.handle(0.1)
     assert (noted.child.exitcode, noted.messages) == (-9, ["up"])
     assert not has_ended(noted)

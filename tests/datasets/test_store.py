@@ -422,8 +422,8 @@ def test_a_problem_that_is_none_is_an_error(parts: Path, problem: str) -> None:
 
 
 def test_a_name_that_does_not_exist_is_an_error_that_lists_the_shipped_ones() -> None:
-    with pytest.raises(DatasetError, match=r"h100.*shipped"):
-        load("h100")
+    with pytest.raises(DatasetError, match=r"h300: neither a directory nor a shipped dataset \(shipped: .*h200"):
+        load("h300")
 
 
 def test_a_folder_that_is_no_dataset_is_an_error_that_names_the_file(tmp_path: Path) -> None:

@@ -279,6 +279,7 @@ def test_an_autotuner_brings_its_configs():
         ({"num_ctas": 2}, "num_ctas must be one of 1 but is 2"),
         ({"maxnreg": 64}, "maxnreg is no knob of scale; it has BLOCK, num_warps, num_stages"),
         ({"SPLIT": 2}, "SPLIT is no knob of scale"),
+        ({"num_warps": 4}, "no config of scale has BLOCK=16 num_warps=4 num_stages=3"),
     ],
 )
 def test_a_config_of_another_space_is_refused_with_the_values_that_would_do(change, reason):
@@ -293,6 +294,11 @@ def test_problems_of_other_dtypes_and_flags_are_refused():
     assert "relu" in family.supports(family.space()[0], problem(16, "relu"), H200)
     missing = KernelConfig.of(num_warps=1)
     assert family.supports(missing, problem(16), H200) == "BLOCK must be one of 16, 64 but is None"
+
+
+def test_options_of_a_backend_are_knobs():
+    family = scale_under("plain", configs=[triton.Config({"BLOCK": 16, "waves_per_eu": waves}) for waves in (0, 2)])
+    assert "waves_per_eu" in family.knobs
 
 
 def test_a_knob_that_some_configs_leave_unset_may_stay_so():

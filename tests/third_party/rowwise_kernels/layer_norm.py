@@ -18,9 +18,10 @@ class LayerNorm(TritonFamily):
     ranges = {"rows": (1, 65536), "columns": (16, 16384)}
 
     def supports(self, config: KernelConfig, problem: Problem, device: DeviceSpec) -> str | None:
-        if config["BLOCK"] >= 2 * max(problem["columns"], 256):
+        reason = super().supports(config, problem, device)
+        if reason is None and config["BLOCK"] >= 2 * max(problem["columns"], 256):
             return f"BLOCK={config['BLOCK']} is mostly padding for {problem['columns']} columns"
-        return super().supports(config, problem, device)
+        return reason
 
     def flops(self, problem: Problem) -> float:
         return 9.0 * problem["rows"] * problem["columns"]

@@ -18,9 +18,10 @@ class RowSoftmax(TritonFamily):
     ranges = {"rows": (1, 65536), "columns": (16, 16384)}
 
     def supports(self, config: KernelConfig, problem: Problem, device: DeviceSpec) -> str | None:
-        if config["BLOCK"] < problem["columns"]:
+        reason = super().supports(config, problem, device)
+        if reason is None and config["BLOCK"] < problem["columns"]:
             return f"BLOCK={config['BLOCK']} does not cover a row of {problem['columns']} columns"
-        return super().supports(config, problem, device)
+        return reason
 
     def flops(self, problem: Problem) -> float:
         return 5.0 * problem["rows"] * problem["columns"]
