@@ -53,7 +53,7 @@ def compare_first_calls(
     `autotuned(family, inputs, configs, early_config_prune)` gives a new autotuner and a function that calls it.
 
     Each first call starts from an empty cache of its own, in memory and on disk. The kernel times are taken
-    after that, in `rounds` interleaved turns (the median), because clocks drift over minutes.
+    after that, in `rounds` interleaved rounds (the median), because clocks drift over minutes.
     """
     inputs = family.inputs(problem, device)
     space = [config for config in family.space(device) if family.supports(config, problem, device) is None]
