@@ -464,7 +464,7 @@ def merge(
         loaded = [load(one) for one in data]
         merged = merge_datasets(loaded, name=name or out.name, allow_other_sources=other_sources)
         seal_dataset(merged, out, name=merged.name)
-    _emit(_counted(merged, merged.name), as_json, out=out)
+    _emit(_counted(merged), as_json, out=out)
 
 
 @_command("seal", "foretune datasets seal measured --out shipped", into=datasets)
@@ -479,9 +479,9 @@ def seal(
     from .datasets.store import seal_dataset
 
     with _status(f"sealing into {out}"):
-        dataset = load(data)
-        seal_dataset(dataset, out, name=name or out.name)
-    _emit(_counted(dataset, name or out.name), as_json, out=out)
+        seal_dataset(data if Path(data).is_dir() else load(data), out, name=name or out.name)
+        dataset = load(out)  # what was written, read as anybody will
+    _emit(_counted(dataset), as_json, out=out)
 
 
 @_command("export", "foretune export h200 --format csv --out h200.csv")
@@ -602,9 +602,9 @@ def _describe(data: Sequence[str], as_json: bool) -> None:
     _emit(_Listed(listed), as_json)
 
 
-def _counted(dataset: Dataset, name: str) -> _Said:
+def _counted(dataset: Dataset) -> _Said:
     rows = len(dataset.measurements)
-    return _Said({"measurements": rows}, f"{name}: {rows} measurements.")
+    return _Said({"measurements": rows}, f"{dataset.name}: {rows} measurements.")
 
 
 # How results look.
