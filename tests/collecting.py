@@ -1,6 +1,6 @@
 """A collection as a process of its own, to be killed: `python collecting.py OUT GPUS SECONDS ENDLESS`.
 
-Replays the fake family's times on that many GPUs, each a process, at SECONDS a config. The last ENDLESS cases never end.
+Replays the fake family's times on so many GPUs, each a process, at SECONDS a config; the last ENDLESS cases never end.
 """
 
 from __future__ import annotations

@@ -86,6 +86,18 @@ class ReplayRunner:
         return [us, us]
 
 
+def meeting(barrier, then=lambda problem: None):
+    """For `prepare`: waits at the first problem until other runners have one, too."""
+    first = [barrier]
+
+    def prepare(problem):
+        if first:
+            first.pop().wait()
+        then(problem)
+
+    return prepare
+
+
 class ReplayPool:
     """Every config is compiled, but for those in `errors`."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import threading
 from functools import partial
 from types import SimpleNamespace as Toy
 
@@ -14,7 +15,7 @@ from foretune.collect.case_queue import CaseQueue
 from foretune.collect.plan import Adaptive, Step
 from foretune.datasets import Case, Problem, load
 from foretune.model import LightGBMRanker
-from replay import ReplayPool, ReplayRunner, outcomes_of, rows_of, run
+from replay import ReplayPool, ReplayRunner, meeting, outcomes_of, rows_of, run
 
 FAMILY = FakeFamily()
 SPACE = FAMILY.space()
@@ -87,7 +88,8 @@ def test_the_plan_is_noted(undisturbed, out):
 
 def test_the_same_is_tried_whatever_the_number_of_gpus(undisturbed, out):
     at_work = []
-    runners = [ReplayRunner(seconds=1e-4, prepare=at_work.append) for _ in range(3)]
+    barrier = threading.Barrier(3)
+    runners = [ReplayRunner(prepare=meeting(barrier, at_work.append)) for _ in range(3)]
     assert adaptively(out, *runners).complete
     assert outcomes_of(out) == undisturbed.outcomes
     assert all(runner.asked("prepare") for runner in runners)

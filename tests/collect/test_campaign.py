@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 import signal
-import time
+import threading
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -23,7 +23,8 @@ from foretune.collect.outcomes import LEADING_LEAST, LEADING_MOST, LEADING_SLOWD
 from foretune.collect.runner import DeviceLostError, LaunchFailedError, Outcome, OutOfMemoryError
 from foretune.collect.supervisor import LOSSES, WINDOW
 from foretune.datasets import DeviceSpec, ForetuneError, KernelConfig, Status, load
-from replay import FAMILIES, EndOfProcess, ReplayGpu, ReplayPool, ReplayRunner, outcomes_of, rows_of, run
+from replay import FAMILIES, EndOfProcess, ReplayGpu, ReplayPool, ReplayRunner, meeting, outcomes_of, rows_of, run
+from waiting import until
 
 FAMILY = FakeFamily()
 SPACE = FAMILY.space()
@@ -178,7 +179,7 @@ def test_confirming_what_an_earlier_run_scanned_waits_for_the_compiler(out, monk
     assert again.calls == []
 
 
-def test_confirming_passes_take_turns_and_each_turn_is_shuffled(out):
+def test_confirming_passes_alternate_and_each_round_is_shuffled(out):
     runner = ReplayRunner()
     run([CASE], out, runner)
     turns = runner.asked("confirm")
@@ -193,7 +194,7 @@ def test_confirming_passes_take_turns_and_each_turn_is_shuffled(out):
     assert all(min(p[1::2]) < max(p[::2]) for p in position.values())
 
 
-def test_a_config_that_fails_while_confirming_gets_two_failed_rows_and_no_more_turns(out):
+def test_a_config_that_fails_while_confirming_gets_two_failed_rows_and_is_not_run_again(out):
     best = min(VALID, key=lambda config: FAMILY.time_us(CASE.problem, config, timing_pass=1) or 1e9)
     runner = ReplayRunner(confirm_faults={best: LaunchFailedError("invalid argument")})
     run([CASE], out, runner)
@@ -255,13 +256,12 @@ def test_what_the_budget_just_allows_is_complete(out):
 
 
 def interrupting(configs):
-    """Faults that press Ctrl-C, which reaches the parent alone, at any of these configs."""
+    """Faults that press Ctrl-C, which reaches the parent alone, at any of these configs; they are never over."""
 
     class Faults(dict):
         def __getitem__(self, config):
             os.kill(os.getpid(), signal.SIGINT)
-            time.sleep(1)
-            raise EndOfProcess(-9)
+            threading.Event().wait()
 
     return Faults.fromkeys(configs)
 
@@ -424,7 +424,8 @@ def off_the_bus(problem):
 
 def test_a_gpu_that_is_broken_is_given_up_and_the_others_measure_all(out):
     broken = ReplayRunner(prepare=off_the_bus)
-    summary = run(CASES, out, broken, ReplayRunner(seconds=0.0005))
+    other = ReplayRunner(prepare=lambda problem: until(lambda: len(broken.asked("prepare")) == LOSSES))
+    summary = run(CASES, out, broken, other)
     assert len(broken.asked("prepare")) == LOSSES
     assert summary.skipped == ("GPU 0: it fell off the bus",)
     assert (summary.cases, summary.complete) == (len(CASES), True)
@@ -468,7 +469,8 @@ def test_a_gpu_that_cannot_be_opened_is_given_up(out, monkeypatch):
 
 
 def test_the_rows_are_the_same_whatever_the_number_of_gpus(out):
-    runners = [ReplayRunner(seconds=1e-4) for _ in range(3)]
+    barrier = threading.Barrier(3)
+    runners = [ReplayRunner(prepare=meeting(barrier)) for _ in range(3)]
     assert run(CASES, out, *runners).complete
     assert run(CASES, out.with_name("one")).complete
     assert outcomes_of(out) == outcomes_of(out.with_name("one"))
@@ -579,13 +581,13 @@ class HoggedRunner(ReplayRunner):
     """Another process takes half of the GPU while one problem is measured."""
 
     def probe(self, family, problem, config):
-        self.calls.append(("refer", (problem, config)))
+        self.calls.append(("probe", (problem, config)))
         return super().probe(family, problem, config) * (2 if self.problem == CASES[2].problem else 1)
 
 
-def test_a_gpu_that_something_else_uses_shows_in_the_reference_and_flags_the_case(out, monkeypatch):
-    monkeypatch.setattr(worker, "PROBE_SECONDS", 0.02)
-    runner = HoggedRunner(seconds=1e-4)
+def test_a_gpu_that_something_else_uses_shows_in_the_drift_probe_and_flags_the_case(out, monkeypatch):
+    monkeypatch.setattr(worker, "PROBE_SECONDS", 0.0)
+    runner = HoggedRunner()
     summary = run(CASES, out, runner)
     # And the case before: who knows when it began?
     assert summary.drifted == {str(case.problem): 2.0 for case in CASES[1:3]}
@@ -596,33 +598,33 @@ def test_a_gpu_that_something_else_uses_shows_in_the_reference_and_flags_the_cas
     assert set(dataset.drift["run_id"]) == set(dataset.measurements["run_id"])
     assert len(dataset.drift) > 3 * len(CASES)  # also while a case is measured
     assert dataset.drift["at_s"].is_monotonic_increasing
-    ((problem, config),) = set(runner.asked("refer"))
+    ((problem, config),) = set(runner.asked("probe"))
     assert problem in [case.problem for case in CASES]
     assert config == FAMILY.default(problem, DEVICE)
 
 
-def test_a_reference_that_fails_is_done_without(out):
+def test_a_probe_that_fails_is_done_without(out):
     class Failing(ReplayRunner):
         def probe(self, family, problem, config):
-            self.calls.append(("refer", problem))
+            self.calls.append(("probe", problem))
             raise LaunchFailedError("out of memory")
 
     runner = Failing()
     assert run(CASES, out, runner).complete
-    assert len(runner.asked("refer")) == len(CASES)
+    assert len(runner.asked("probe")) == len(CASES)
     assert load(out).drift.empty
     assert load(out).drifted() == {}
 
 
-def test_a_reference_that_ends_the_process_is_not_met_again(out):
+def test_a_probe_that_ends_the_process_is_not_met_again(out):
     class Ending(ReplayRunner):
         def probe(self, family, problem, config):
-            self.calls.append(("refer", problem))
+            self.calls.append(("probe", problem))
             raise DeviceLostError("illegal memory access")
 
     runner = Ending()
     assert run(CASES[:2], out, runner).complete
-    assert len(runner.asked("refer")) == 2
+    assert len(runner.asked("probe")) == 2
     check_complete(out, CASES[:2])
 
 

@@ -8,46 +8,65 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 import uuid
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+from children import assert_end
 from fakes import DEVICE, fake_cases
-from faulty import CompiledFamily, FaultyGpu, FewFamily, NoGpu, TwoKinds
+from faulty import CompiledFamily, FaultyGpu, FewFamily, MeetingGpu, NoGpu, TwoKinds
 from foretune.collect import plan
-from foretune.collect.cluster import dask_campaign, dask_workers
+from foretune.collect.cluster import dask_campaign, dask_workers, remote_gpu
 from foretune.collect.cluster.dask_campaign import ClusterCampaign, collect_on_cluster, connected
-from foretune.collect.cluster.remote_gpu import RunSettings
+from foretune.collect.cluster.remote_gpu import Order, RemoteGpu, RunSettings
+from foretune.collect.outcomes import Outcomes
 from foretune.collect.plan import Adaptive, Exhaustive
 from foretune.collect.row_writer import RowWriter
 from foretune.collect.run_state import RunState
+from foretune.collect.supervisor import Limits
 from foretune.datasets import ForetuneError, Measurement, Status, load
 from foretune.model import LightGBMRanker
 from replay import rows_of
+from waiting import until
 
 distributed = pytest.importorskip("distributed")
 TESTS = Path(__file__).parents[1]
 CASES = fake_cases()[:6]
 
 
-def until(condition):
-    """Waits for what takes seconds; fails where it does not come about."""
-    deadline = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
-
-
 class Cluster:
-    """A scheduler, and workers with a GPU each."""
+    """A scheduler, and workers with a GPU each: all end with its block, and with the process of the tests."""
 
     def __init__(self, folder):
         self.file, self.processes = folder / "scheduler.json", {}
-        self._start("scheduler", "scheduler", "--port", "0", "--no-dashboard")
-        until(self.file.exists)
-        self.address = json.loads(self.file.read_text())["address"]
+
+    def __enter__(self):
+        try:
+            self._start("scheduler", "scheduler", "--port", "0", "--no-dashboard")
+            until(lambda: self.address or self.processes["scheduler"].poll() is not None)
+            assert self.address, "the scheduler has ended"
+        except BaseException:
+            self.__exit__()
+            raise
+        return self
+
+    def __exit__(self, *exc):
+        for process in self.processes.values():
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+            process.stdin.close()
+
+    @property
+    def address(self):
+        """None until the scheduler's file is there, and all that is to be in it."""
+        try:
+            return json.loads(self.file.read_text())["address"]
+        except (FileNotFoundError, json.JSONDecodeError):
+            return None
 
     def add(self, name, *options):
         always = ("--nthreads", "1", "--resources", "GPU=1", "--no-dashboard", "--name", name)
@@ -55,22 +74,33 @@ class Cluster:
 
     def _start(self, name, kind, *options):
         environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(TESTS), *sys.path])}
-        command = [sys.executable, "-m", f"distributed.cli.dask_{kind}", "--scheduler-file", str(self.file), *options]
+        module = f"distributed.cli.dask_{kind}"
         self.processes[name] = subprocess.Popen(
-            command, env=environment, cwd=self.file.parent, stderr=subprocess.DEVNULL, start_new_session=True
+            [sys.executable, TESTS / "ending.py", module, "--scheduler-file", self.file, *options],
+            env=environment,
+            cwd=self.file.parent,
+            stdin=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
         )
-
-    def close(self):
-        for process in self.processes.values():
-            os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
 
 
 @pytest.fixture
 def dask(tmp_path):
-    started = Cluster(tmp_path)
-    yield started
-    started.close()
+    with Cluster(tmp_path) as cluster:
+        yield cluster
+
+
+@pytest.fixture(autouse=True)
+def patient(monkeypatch):
+    """However long a busy machine takes."""
+    for seconds in ("CONNECT_SECONDS", "STOP_SECONDS"):
+        monkeypatch.setattr(dask_campaign, seconds, 300.0)
+    monkeypatch.setattr(dask_workers, "ALONE_SECONDS", 300.0)
+
+
+#: Of what runs in a worker.
+PATIENT = Limits(open_s=300.0, prepare_s=300.0, task_s=300.0)
 
 
 @pytest.fixture
@@ -85,7 +115,7 @@ def origin(family, device):
 def run(address, out, cases, gpu, family=None, **options):
     family = family or CompiledFamily()
     with connected(address) as client:
-        campaign = ClusterCampaign(client, RunSettings(uuid.uuid4().hex, gpu, {"fake": family}))
+        campaign = ClusterCampaign(client, RunSettings(uuid.uuid4().hex, gpu, {"fake": family}, PATIENT))
         return campaign.measure(RunState({"fake": family}, cases, out, origin=origin, **options))
 
 
@@ -111,25 +141,64 @@ def check_measured(out, cases, family):
     return found
 
 
-def test_two_workers_share_the_cases_and_one_that_is_killed_is_replaced_by_the_other(dask, out, monkeypatch):
+def start_workers(dask, *names):
+    for name in names:
+        dask.add(name, "--no-nanny")
+    until(lambda: len(workers(dask.address)) == len(names))
+
+
+def test_the_scheduler_and_workers_end_with_who_has_started_them(tmp_path):
+    script = tmp_path / "parent.py"
+    script.write_text(
+        "import sys; sys.path[:0] = sys.argv[1:3]\n"
+        "from pathlib import Path\nfrom test_cluster import Cluster, workers\n"
+        "from waiting import until\n"
+        "cluster = Cluster(Path(sys.argv[3])).__enter__()\ncluster.add('only')\n"
+        "until(lambda: workers(cluster.address))\n"
+        "print(*(p.pid for p in cluster.processes.values()), *workers(cluster.address).values(), flush=True)\n"
+        "sys.stdin.read()\n"
+    )
+    parent = subprocess.Popen(
+        [sys.executable, script, TESTS, TESTS / "collect", tmp_path],
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    with parent:
+        pids = [int(pid) for pid in parent.stdout.readline().split()]
+        parent.kill()
+    assert len(pids) == 3  # scheduler, nanny, worker
+    assert_end(pids)
+
+
+def test_what_was_started_ends_where_the_cluster_does_not_come_up(tmp_path, monkeypatch):
+    cluster = Cluster(tmp_path)
+
+    def fail(condition):
+        raise RuntimeError("in between")
+
+    monkeypatch.setitem(globals(), "until", fail)
+    with pytest.raises(RuntimeError, match="in between"):
+        cluster.__enter__()
+    assert cluster.processes["scheduler"].poll() is not None
+
+
+def test_two_workers_share_the_cases_and_one_that_is_killed_is_replaced_by_the_other(dask, out, tmp_path, monkeypatch):
     cases = fake_cases()[:12]
-    dask.add("first", "--no-nanny")
-    dask.add("second", "--no-nanny")
-    until(lambda: len(workers(dask.address)) == 2)
+    start_workers(dask, "first", "second")
     killed, heard, read = threading.Event(), set(), RowWriter.read
 
     def listen(row_writer, case, family, device, gpu, *more):
         heard.add(gpu)
         read(row_writer, case, family, device, gpu, *more)
-
-    monkeypatch.setattr(RowWriter, "read", listen)
-
-    def kill_one(progress):
-        if len(heard) == 2 and not killed.is_set():  # both have measured
+        if len(heard) == 2 and not killed.is_set():  # both have measured, and have a next case
             killed.set()
             dask.processes["second"].kill()
 
-    summary = run(dask.address, out, cases, FaultyGpu(seconds=0.003), on_progress=kill_one)
+    monkeypatch.setattr(RowWriter, "read", listen)
+    (tmp_path / "met").mkdir()
+    summary = run(dask.address, out, cases, MeetingGpu(seconds=0.003, folder=tmp_path / "met"))
     assert killed.is_set()
     assert (summary.cases, summary.complete, summary.gpus, summary.skipped) == (len(cases), True, 2, ())
     assert summary.gpu_busy_share > 0
@@ -176,20 +245,48 @@ def test_an_order_that_is_down_to_one_config_still_has_its_case_confirmed(dask, 
     assert found[CASES[0].problem, last][1].error == "1 dask workers or their GPUs were lost at it"
 
 
-def test_a_budget_brings_back_what_is_measured(dask, out):
-    dask.add("only", "--no-nanny")
-    while not workers(dask.address):
-        time.sleep(0.1)
-    summary = run(dask.address, out, CASES, FaultyGpu(seconds=0.02), budget_s=12.0)
-    assert not summary.complete
-    assert 0 < summary.measurements == len(load(out).measurements)
+def test_a_budget_brings_back_what_is_measured(dask, out, tmp_path):
+    """The GPU gets stuck at the second case, and then the time is over."""
+    start_workers(dask, "only")
+    stuck_at, log = CASES[1].problem, tmp_path / "log"
+    gpu = FaultyGpu({stuck_at: "never ends"}, log=log)
+    summary = run(
+        dask.address,
+        out,
+        CASES,
+        gpu,
+        budget_s=3600.0,
+        clock=lambda: 9999.0 if log.exists() and f"stuck {stuck_at}" in log.read_text() else 0.0,
+    )
+    assert (summary.cases, summary.complete) == (1, False)
+    family = CompiledFamily()
+    refused = {c for c in family.space() if family.supports(c, stuck_at, DEVICE) is not None}
+    assert {config for problem, config in rows_of(out) if problem == stuck_at} == refused  # what needs no GPU
+    assert summary.measurements == len(load(out).measurements)
     assert run(dask.address, out, CASES, FaultyGpu()).complete
-    check_measured(out, CASES, CompiledFamily())
+    check_measured(out, CASES, family)
+
+
+def test_an_order_is_brought_back_when_its_time_is_over(tmp_path, monkeypatch):
+    """On a GPU without dask that gets stuck at a config; then the time is over."""
+    family, log = CompiledFamily(), tmp_path / "log"
+    valid = [config for config in family.space() if family.supports(config, CASES[0].problem, DEVICE) is None]
+    is_stuck = lambda: log.exists() and "stuck" in log.read_text()  # noqa: E731
+    monkeypatch.setattr(remote_gpu, "time", SimpleNamespace(monotonic=lambda: 9999.0 if is_stuck() else 0.0))
+    gpu = FaultyGpu({valid[5]: "never ends"}, log=log)
+    remote = RemoteGpu(RunSettings("a run", gpu, {"fake": family}, PATIENT), "the only one", 1)
+    try:
+        report = remote.measure(Order(CASES[0], tuple(valid[:20]), Outcomes(), None, seconds=60.0))
+    finally:
+        remote.close()
+    measured = [row.config for row in report.rows]
+    assert set(measured) <= set(valid[:5])  # the last answers may come too late
+    assert len(measured) == len(set(measured))
+    assert (report.over, report.refused, report.gpu) == (False, None, "the only one")
 
 
 def test_cards_of_two_kinds_measure_all_cases_each(dask, out):
-    for name in ("big", "small"):
-        dask.add(name, "--no-nanny")
+    start_workers(dask, "big", "small")
     summary = run(dask.address, out, CASES[:2], TwoKinds(seconds=0.001))
     assert (summary.cases, summary.complete) == (4, True)
     dataset = load(out)
@@ -200,8 +297,7 @@ def test_cards_of_two_kinds_measure_all_cases_each(dask, out):
 def test_an_adaptive_plan_is_asked_again_when_its_batch_is_measured(dask, out, monkeypatch):
     few = partial(Adaptive, share=0.1, first=2, ranker=partial(LightGBMRanker, trees=10))
     monkeypatch.setitem(plan.PLANS, "adaptive", few)
-    for name in ("first", "second"):
-        dask.add(name, "--no-nanny")
+    start_workers(dask, "first", "second")
     summary = run(dask.address, out, CASES, FaultyGpu(seconds=0.001), plan="adaptive")
     assert (summary.plan, summary.cases, summary.complete) == ("adaptive", len(CASES), True)
     found, family = rows_of(out), CompiledFamily()
@@ -231,7 +327,7 @@ def test_a_cluster_without_gpus_is_told_how_to_have_some(dask, out, monkeypatch)
 
 
 def test_a_gpu_that_cannot_be_opened_is_said(dask, out, monkeypatch):
-    monkeypatch.setattr(dask_workers, "ALONE_SECONDS", 3.0)
-    dask.add("only", "--no-nanny")
+    start_workers(dask, "only")
+    monkeypatch.setattr(dask_workers, "ALONE_SECONDS", 0.5)
     with pytest.raises(ForetuneError, match="is of no use: RuntimeError: no CUDA today"):
         run(dask.address, out, CASES, NoGpu())

@@ -150,7 +150,7 @@ def test_slow_configs_get_few_samples(runner, us, best_us, samples, status):
 
 
 @pytest.mark.parametrize(("best_us", "samples"), [(100.0, 10), (500.0, 4), (5000.0, 2)])
-def test_a_turn_takes_as_many_samples_as_the_best_config_can_afford(runner, best_us, samples):
+def test_a_round_takes_as_many_samples_as_the_best_config_can_afford(runner, best_us, samples):
     assert runner.confirm(CONFIG, best_us) == [100.0] * samples
 
 
@@ -181,7 +181,7 @@ def test_memory_that_runs_out_at_a_launch_costs_that_config_on_that_problem(runn
     assert runner.scan(CONFIG, INFINITY).status is Status.OK
 
 
-def test_the_reference_is_timed_beside_the_problem_at_hand(runner):
+def test_the_drift_probe_is_timed_beside_the_problem_at_hand(runner):
     other = replace(PROBLEM, dtype="fp16")
     made = []
 
@@ -190,16 +190,16 @@ def test_the_reference_is_timed_beside_the_problem_at_hand(runner):
             made.append(problem)
             return problem
 
-    reference = Noting()
-    assert [runner.probe(reference, other, CONFIG) for _ in range(3)] == [100.0] * 3
+    family = Noting()
+    assert [runner.probe(family, other, CONFIG) for _ in range(3)] == [100.0] * 3
     assert made == [other]  # once
     assert runner.confirm(CONFIG, 100.0)  # the prepared problem is still there
-    reference.result = RuntimeError("invalid argument")
+    family.result = RuntimeError("invalid argument")
     with pytest.raises(LaunchFailedError, match="invalid argument"):
-        runner.probe(reference, other, CONFIG)
+        runner.probe(family, other, CONFIG)
 
 
-def test_a_launch_that_fails_later_is_a_failure_of_the_turn(runner):
+def test_a_launch_that_fails_later_is_a_failure_of_the_round(runner):
     runner.scan(CONFIG, INFINITY)
     runner._family.result = RuntimeError("invalid argument")
     assert runner.scan(CONFIG, INFINITY).status is Status.LAUNCH_FAILED
