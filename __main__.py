@@ -479,8 +479,8 @@ def seal(
     from .datasets.store import seal_dataset
 
     with _status(f"sealing into {out}"):
-        dataset = load(data)
-        seal_dataset(dataset, out, name=name or out.name)
+        seal_dataset(data if Path(data).is_dir() else load(data), out, name=name or out.name)
+        dataset = load(out)  # what was written, read as anybody will
     _emit(_counted(dataset), as_json, out=out)
 
 

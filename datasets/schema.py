@@ -5,8 +5,8 @@ from __future__ import annotations
 import pyarrow as pa
 
 #: Raised by one whenever a column changes meaning, type or name.
-SCHEMA_VERSION = 2  # 2: scenario (was routing), ragged sizes with their dimension, a dtype for each operand
-#: Versions that are read as well: see upgrade.py.
+SCHEMA_VERSION = 2  # 2: scenarios, ragged sizes with their dimension, a dtype for each operand
+#: Versions that are read as well: see store/older.py.
 OLDER_VERSIONS = (1,)
 
 

@@ -298,9 +298,10 @@ class FamilyContract:
 
     def asked(self, config: KernelConfig, problem: Problem) -> str | None:
         try:
-            return self.family.supports(config, problem, self.device)
+            reason: str | None = self.family.supports(config, problem, self.device)
         except Exception as error:
             raise AssertionError(
                 f"supports must answer for any config, but raised {type(error).__name__}: {error} for "
                 f"{config.to_json()}. Ask first whether the knobs are right, as super().supports does"
             ) from error
+        return reason

@@ -52,7 +52,7 @@ class Bundle:
     """Trained rankers by family name. Made by `train`, read by `load_bundle`.
 
     >>> bundle = load_bundle("my-bundle")  # doctest: +SKIP
-    >>> bundle.ranker("grouped_gemm_fwd").predict(family, problem, device, configs)  # doctest: +SKIP
+    >>> bundle.ranker("row_softmax").predict(family, problem, device, configs)  # doctest: +SKIP
     array([1.24, 1.02, 3.4])
     """
 

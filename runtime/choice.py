@@ -63,7 +63,7 @@ def _ranked(family: Measurable, problem: Problem, device: DeviceSpec, k: int) ->
     """The `k` configs predicted to be fastest; none where nothing is predicted, which has then been said."""
     try:
         ranked = make_shortlist(family, problem, device, k=k)
-    except Exception as error:  # noqa: BLE001 - the promise of this file
+    except Exception as error:  # noqa: BLE001 - no trouble of ours stops a call
         warn_once(f"{family.name}: no prediction ({type(error).__name__}: {error})")
         return ()
     return ranked.configs if ranked.predicted else ()

@@ -66,7 +66,7 @@ class Pruner:
             problem = self.problem({**named_args, **kwargs})
             positions = self._positions(problem.family, problem.dims, problem.dtype, problem.flags, *configs)
             return [configs[position] for position in positions]
-        except Exception as error:  # noqa: BLE001 - the promise of this floor: no trouble of ours stops a launch
+        except Exception as error:  # noqa: BLE001 - no trouble of ours stops a launch
             why = str(error) if isinstance(error, ForetuneError) else f"{type(error).__name__}: {error}"
             warn_once(f"{self.family.name}: no prediction, so every config goes through ({why})")
             return list(configs)

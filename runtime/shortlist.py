@@ -141,7 +141,7 @@ class Chooser:
     def _choose(self, problem: Problem, k: int) -> Shortlist:
         try:
             return self._ranked(problem, k)
-        except Exception as error:  # noqa: BLE001 - the promise of this floor: no trouble of ours stops a launch
+        except Exception as error:  # noqa: BLE001 - no trouble of ours stops a launch
             why = str(error) if isinstance(error, ForetuneError) else f"{type(error).__name__}: {error}"
             reason = f"{self.family.name}: no prediction ({why})"
             warn_once(reason)

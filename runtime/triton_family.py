@@ -217,9 +217,10 @@ class TritonFamily(Measurable):
         for _ in range(random * 20):  # small ranges may not have so many
             if len(drawn) == random:
                 break
-            dims = {dim: _drawn_size(source, *self.ranges[dim]) for dim in self.dims}
-            flags = tuple(flag for flag in self.flags if source.integers(2))
-            problem = Problem.of(self.name, dtype=str(source.choice(self.dtypes)), flags=flags, **dims)
+            dims = [(dim, _drawn_size(source, *self.ranges[dim])) for dim in self.dims]
+            flags = [flag for flag in self.flags if source.integers(2)]
+            dtype = str(source.choice(self.dtypes))
+            problem = Problem(self.name, tuple(sorted(dims)), dtype, tuple(sorted(flags)))
             if self.flops(problem) <= limit and self.bytes(problem) <= self.most_bytes:
                 drawn.setdefault(problem, Case(problem, ("random",)))
         return tuple(drawn.values())

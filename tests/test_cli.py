@@ -200,6 +200,20 @@ def test_datasets_as_json_is_the_contract() -> None:
             assert {"problems", "measurements", "configs"} <= counts.keys()
 
 
+def test_datasets_are_merged_and_sealed(tmp_path: Path) -> None:
+    measured = Path(__file__).parent / "third_party" / "measured_h200"
+    rows = len(datasets.load(measured).measurements)
+    merged = json.loads(call(f"datasets merge {measured} {measured} --json --out", tmp_path / "both").stdout)
+    assert merged == {"measurements": rows, "out": str(tmp_path / "both")}  # what is there twice is dropped
+    sealed = call(f"datasets seal {tmp_path / 'both'} --name shipped --out", tmp_path / "sealed").stdout
+    assert f"shipped: {rows} measurements" in sealed
+    (shown,) = json.loads(call(f"datasets show {tmp_path / 'sealed'} --json").stdout)
+    assert shown["name"] == "shipped"
+    again = call(f"datasets seal {tmp_path / 'both'} --out", tmp_path / "both")
+    assert again.exit_code == 1
+    assert str(tmp_path / "both") in again.stderr
+
+
 def test_datasets_shows_them_as_a_table() -> None:
     table = call("datasets").stdout
     assert "measurements" in table

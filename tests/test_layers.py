@@ -26,7 +26,7 @@ GENERIC = ("datasets", "model", "runtime", "collect")
 ITS_WORDS = re.compile(r"\b(grouped\w*|group_sizes|rout(ing|ed)|permute\w*|d[XW]|experts?|MoE)\b", re.IGNORECASE)
 ITS_DIMENSIONS = {"groups", "n", "k"}
 #: About fifteen files in a folder and 400 lines in a file.
-MOST_FILES, MOST_LINES = 19, 430
+MOST_FILES, MOST_LINES = 20, 430
 TOP_LEVEL = {*FLOORS, "__init__.py", "__main__.py", "pyproject.toml", "README.md", "LICENSE", "tests"}
 SOURCES = [
     ROOT / "__init__.py",

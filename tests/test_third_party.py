@@ -69,7 +69,7 @@ def data(installed, tmp_path_factory):
 @pytest.fixture(scope="module")
 def bundle(installed, data, tmp_path_factory):
     out = tmp_path_factory.mktemp("trained") / "bundle"
-    installed.foretune("train", "--data", data, "--out", out)
+    installed.foretune("train", "--data", data, "--data", PACKAGE / "measured_h200", "--out", out)
     return out
 
 

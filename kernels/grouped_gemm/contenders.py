@@ -54,8 +54,9 @@ class GroupedGemmComparison:
         for label, families, aim in (("fwd and dX", (FORWARD, DX), 1.25), ("dW", (DW,), 1.1)):
             names = [variant.name for variant in families]
             chosen = [row for row in plain if row.family in names and "torch" in row.others_us]
-            for which, ours in (("best", lambda row: row.ours_us), ("predicted", lambda row: row.predicted_us)):
-                ratios = [row.others_us["torch"] / ours(row) for row in chosen]
+            for which in ("best", "predicted"):
+                ours_us = [row.ours_us if which == "best" else row.predicted_us for row in chosen]
+                ratios = [row.others_us["torch"] / ours for row, ours in zip(chosen, ours_us, strict=True)]
                 judged += judge_least(f"{label}, {which} config, over torch._grouped_mm", chosen, ratios, 1.0, aim)
         tall = [row for row in plain if _rows_per_expert(row.problem) >= 1024 and "dense" in row.others_us]
         ratios = [row.others_us["dense"] / row.ours_us for row in tall]

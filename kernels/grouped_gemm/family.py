@@ -72,7 +72,7 @@ class GroupedGemmFamily(Family):
         for flag, knob in self.variant.permuted_by:
             if flag in problem.flags and config[knob]:
                 return f"{knob}=1 with {flag}: TMA moves boxes of neighbouring rows, and these are permuted"
-        if (wrong := wrong_tile(config, problem.dtype)) is not None:
+        if (wrong := wrong_tile(config, problem.dtype_name)) is not None:
             return wrong
         return self._device_limit(config, problem.itemsize, device)
 
@@ -114,12 +114,13 @@ class GroupedGemmFamily(Family):
                 f"the call has no argument {', '.join(missing)}: a kernel with other parameter names than "
                 f"{self.name}'s needs prune(..., problem=a function of the arguments)"
             )
-        n, k = 8 * int(arguments["N8"]), 8 * int(arguments["K8"])
+        sizes = dict(zip(self.variant.kernel_n_k, (8 * int(arguments["N8"]), 8 * int(arguments["K8"])), strict=True))
         return Problem.of(
             self.name,
             dtype=dtype_of_tensor(self.variant.dtype_argument, arguments[self.variant.dtype_argument]),
             flags=tuple(flag for flag, argument in self.variant.permuting if arguments.get(argument)),
             groups=int(arguments["groups"]),
             rows=int(arguments["rows"]),
-            **dict(zip(self.variant.kernel_n_k, (n, k), strict=True)),
+            n=sizes["n"],
+            k=sizes["k"],
         )

@@ -96,7 +96,7 @@ class GroupedGemm(GroupedGemmFamily, Measurable):
         from .triton_kernels.tiles import TileMap
 
         where = "cpu" if device.backend == "cpu" else "cuda"
-        dtype = torch_dtype(problem.dtype)
+        dtype = torch_dtype(problem.dtype_name)
         rows, n, k, groups = (problem[dim] for dim in ("rows", "n", "k", "groups"))
         generator = torch.Generator(where).manual_seed(seed)
 
@@ -166,19 +166,27 @@ class GroupedGemm(GroupedGemmFamily, Measurable):
     def tolerance(self, problem: Problem) -> float:
         # Rounding the float32 sum once: a relative error of about 2^-9 (bf16) or 2^-12 (fp16) at most, less on average.
         # float32 differs by the order of the sum: sqrt(depth) roundings of 2^-24.
-        return {"bf16": 4e-3, "fp16": 5e-4, "fp32": 1e-5}[problem.dtype]
+        return {"bf16": 4e-3, "fp16": 5e-4, "fp32": 1e-5}[problem.dtype_name]
 
     def check_problem(self, config: KernelConfig, problem: Problem) -> Problem:
         # Off every block: N = 2 x 256 + 136, K = 256 + 72; groups of 0 and 1 row, one over every BLOCK_M.
         sizes = (37, 0, 1, 300, 0, 16, 129, 5)
-        dims = {"groups": len(sizes), "rows": sum(sizes), "n": 648, "k": 328}
-        return Problem.of(self.name, dtype=problem.dtype, flags=problem.flags, ragged={"rows": sizes}, **dims)  # type: ignore[arg-type]
+        return Problem.of(
+            self.name,
+            dtype=problem.dtype_name,
+            flags=problem.flags,
+            ragged={"rows": sizes},
+            groups=len(sizes),
+            rows=sum(sizes),
+            n=648,
+            k=328,
+        )
 
     def compile(self, config: KernelConfig, problem: Problem) -> Any:
         import torch
 
         kernel, _, _ = self.kernel()
-        element = torch_dtype(problem.dtype)
+        element = torch_dtype(problem.dtype_name)
         indices = torch.int32 if problem.flags else None
         return kernel.warmup(
             *self._warmup_arguments(element, indices), grid=(1,), **self.constants(problem), **config.to_json()

@@ -1,4 +1,4 @@
-"""`stub_driver`: Triton's whole path without a GPU, short of the launch.
+"""`use_stub_driver`: Triton's whole path without a GPU, short of the launch.
 
 With it active, `triton.jit` and `triton.autotune` compile for a device that need not be here, and refuse what
 does not fit that device, exactly as they would beside it. That is how CI tests the run time, and how worker

@@ -1,4 +1,4 @@
-"""`measured`: a device's spec with the rates that the card reaches, not those that its clocks promise."""
+"""`measured`: a device's spec with the rates that the card reaches, not those that its clocks suggest."""
 
 from __future__ import annotations
 

@@ -53,7 +53,7 @@ def compare_first_calls(
     `autotuned(family, inputs, configs, early_config_prune)` gives a new autotuner and a function that calls it.
 
     Each first call starts from an empty cache of its own, in memory and on disk. The kernel times are taken
-    after that, in `rounds` interleaved turns (the median), because clocks drift over minutes.
+    after that, in `rounds` interleaved rounds (the median), because clocks drift over minutes.
     """
     inputs = family.inputs(problem, device)
     space = [config for config in family.space(device) if family.supports(config, problem, device) is None]
@@ -64,7 +64,7 @@ def compare_first_calls(
     tuned = []
     for label, pruner in shortlists.items():
         on_start(label)
-        kernel, seconds = _first_call(lambda configs, prune=pruner: autotuned(family, inputs, configs, prune), space)
+        kernel, seconds = _first_call(autotuned, family, inputs, space, pruner)
         tuned.append((label, kernel, seconds))
 
     timer = Timer()
@@ -88,7 +88,11 @@ def compare_first_calls(
 
 
 def _first_call(
-    declare: Callable[[list[Any]], tuple[Any, Callable[[], Any]]], space: Sequence[KernelConfig]
+    autotuned: Autotuned,
+    family: Measurable,
+    inputs: Any,
+    space: Sequence[KernelConfig],
+    pruner: Callable[..., Any] | None,
 ) -> tuple[Any, float]:
     """The autotuned kernel after its first call, and how long that call took."""
     import torch
@@ -96,7 +100,7 @@ def _first_call(
 
     with TemporaryDirectory() as cache, triton.knobs.cache.scope():
         triton.knobs.cache.dir = cache
-        kernel, call = declare([config.to_triton() for config in space])
+        kernel, call = autotuned(family, inputs, [config.to_triton() for config in space], pruner)
         torch.cuda.synchronize()
         start = time.perf_counter()
         call()
