@@ -16,8 +16,7 @@ from ..datasets.store import MANIFEST
 from .case_tasks import CaseTasks, Fatal
 from .compiling import Binary, Compiled, CompilePool, cores
 from .drift_probe import choose_probe
-from .interrupt import Interrupt
-from .processes import Child, Watch
+from .processes import Child, Interrupt, Watch
 from .provenance import prepare
 from .run_state import Progress, RunState
 from .runner import DeviceLostError

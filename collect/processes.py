@@ -17,16 +17,44 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
 from multiprocessing.connection import Connection
-from threading import Thread
+from types import FrameType
 from typing import Any, NamedTuple
 
 #: While a child ends: how often to look whether the system is through with it, and when to look no more.
 _ENDING_SECONDS, _UNKILLABLE_SECONDS = 0.02, 60.0
+#: Ctrl-C, and how batch systems ask.
+_ENDING_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _START = f"import sys, json; sys.path[:] = json.loads(sys.argv[1]); from {__name__} import main; main()"
+
+
+class Interrupt:
+    """Ctrl-C as a question, not an exception: a run ends between two messages, and never in the middle of a write. In
+    its block the first one sets `asked`, and the second one interrupts as usual.
+
+    Outside the main thread, where there are no signals, nothing is ever asked.
+    """
+
+    def __init__(self) -> None:
+        self.asked = False
+
+    def __enter__(self) -> Interrupt:
+        here = threading.current_thread() is threading.main_thread()
+        self._before = {number: signal.signal(number, self._ask) for number in _ENDING_SIGNALS if here}
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def _ask(self, number: int, frame: FrameType | None) -> None:
+        if self.asked:
+            raise KeyboardInterrupt
+        self.asked = True
 
 
 class Child:
@@ -140,7 +168,7 @@ def main() -> None:
     """The whole life of a child."""
     os.dup2(2, 1)  # what a compiler prints, say, is not part of what the parent says
     connection = Connection(int(sys.argv[2]))
-    Thread(target=_end_with, args=(connection.fileno(),), daemon=True).start()
+    threading.Thread(target=_end_with, args=(connection.fileno(),), daemon=True).start()
     with suppress(EOFError, BrokenPipeError, ConnectionResetError):  # the parent has no more to ask
         serve, arguments = connection.recv()
         serve(connection, *arguments)

@@ -22,8 +22,8 @@ from ...datasets.store import MANIFEST
 from ..case_tasks import TRIES
 from ..compiling import kind_of
 from ..drift_probe import choose_probe
-from ..interrupt import Interrupt
 from ..outcomes import SCAN
+from ..processes import Interrupt
 from ..provenance import run_provenance
 from ..run_state import Progress, RunState
 from ..runner import DeviceLostError
