@@ -1,4 +1,4 @@
-"""What the README tells whoever adds a kernel is what the third party's package has, which is taken through everything."""
+"""What the README tells whoever adds a kernel is what the third party's package has, which is taken through it all."""
 
 from __future__ import annotations
 
