@@ -35,11 +35,6 @@ def few(monkeypatch):
     replace_plan_and_origin(monkeypatch)
 
 
-@pytest.fixture
-def out(tmp_path):
-    return tmp_path / "measured"
-
-
 adaptively = partial(run, CASES, plan="adaptive")
 
 

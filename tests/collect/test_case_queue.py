@@ -16,7 +16,7 @@ from foretune.datasets import roofline_us
 from replay import FAMILIES, ReplayRunner, outcomes_of, run
 
 CASES = fake_cases(models=20)
-#: Kinds in turn, of cases that differ otherwise.
+#: Kinds alternating, of cases that differ otherwise.
 FLAGS = [(), ("a",), ("b",), ("a", "b")]
 MIXED = [
     replace(case, problem=replace(case.problem, flags=flags))
@@ -115,7 +115,7 @@ def test_the_last_cases_that_gpus_share_go_out_the_longest_first(state):
 
 @pytest.mark.parametrize("gpus", [2, 4, 8])
 def test_gpus_that_share_the_cases_end_together(tmp_path, gpus):
-    """If each case takes as long as it promises to, that is. In order, eight would need 1/7.54 of the time of one."""
+    """If each case takes as long as is expected of it, that is."""
     state, free, whole = RunState(FAMILIES, CASES, tmp_path / "measured"), [0.0] * gpus, 0.0
     while step := state.take(DEVICE, gpus=gpus):
         us = roofline_us(FAMILIES["fake"], step.case.problem, DEVICE)

@@ -103,11 +103,6 @@ def patient(monkeypatch):
 PATIENT = Limits(open_s=300.0, prepare_s=300.0, task_s=300.0)
 
 
-@pytest.fixture
-def out(tmp_path):
-    return tmp_path / "measured"
-
-
 def origin(family, device):
     return {"family": family.name, "kernel_source": family.source_hash()}
 

@@ -1,4 +1,4 @@
-"""The order of a scan: the bundle's where it knows better, else the roofline's."""
+"""The order of a scan: the bundle's where it knows better, else the family's estimate."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ PROBLEM = CASE.problem
 
 
 def bundle(trained_on=(DEVICE,), predict=lambda *_: np.arange(len(SPACE), 0, -1.0)):
-    """One that knows the fake family: it promises most of the last config."""
+    """One that knows the fake family: it ranks the last config first."""
 
     def of(what):
         def ask(family):
@@ -33,8 +33,8 @@ def bundle(trained_on=(DEVICE,), predict=lambda *_: np.arange(len(SPACE), 0, -1.
     return Toy(trained_on=of(trained_on), ranker=of(Toy(predict=predict)))
 
 
-def roofline_us(configs):
-    return FAMILY.features(PROBLEM, DEVICE, configs)[:, -1]
+def estimate_us(configs):
+    return FAMILY.estimate_us(PROBLEM, DEVICE, configs)
 
 
 def ordered(bundle=None):
@@ -56,10 +56,10 @@ def raises(*_):
     [bundle(trained_on=(replace(DEVICE, arch="sm_80"),)), bundle(trained_on=()), bundle(predict=raises)],
     ids=["another arch", "no device", "other features"],
 )
-def test_a_bundle_that_does_not_know_the_case_leaves_it_to_the_roofline(ignorant):
+def test_a_bundle_that_does_not_know_the_case_leaves_it_to_the_estimate(ignorant):
     configs = ordered(ignorant)
     assert sorted(map(str, configs)) == sorted(map(str, SPACE))
-    assert (np.diff(roofline_us(configs)) >= 0).all()
+    assert (np.diff(estimate_us(configs)) >= 0).all()
 
 
 def test_the_shipped_bundle_is_asked_where_none_is_given(monkeypatch):
@@ -69,5 +69,5 @@ def test_the_shipped_bundle_is_asked_where_none_is_given(monkeypatch):
     assert list(step.configs) == list(SPACE[::-1])
 
 
-def test_a_family_that_is_not_shipped_is_left_to_the_roofline():
-    assert (np.diff(roofline_us(ordered())) >= 0).all()
+def test_a_family_that_is_not_shipped_is_left_to_the_estimate():
+    assert (np.diff(estimate_us(ordered())) >= 0).all()

@@ -112,8 +112,8 @@ def test_a_config_that_ends_its_process_while_confirming_is_not_met_again(out, e
     passes = rows_of(out)[CASE.problem, best]
     assert [passes[p].status for p in (1, 2, 3)] == ["ok", "launch_failed", "launch_failed"]
     assert passes[3].error == told(end)
-    turns = runner.asked("confirm")
-    again = turns[turns.index(best) + 1 :]  # all turns of the others, once more
+    asked = runner.asked("confirm")
+    again = asked[asked.index(best) + 1 :]  # all rounds of the others, once more
     assert len(again) == 2 * ROUNDS * len(set(again))
     assert best not in again
     check_complete(out, [CASE])

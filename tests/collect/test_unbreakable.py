@@ -35,11 +35,6 @@ NOT_OVER = re.compile(r"not over after \d+ s")
 
 
 @pytest.fixture
-def out(tmp_path):
-    return tmp_path / "measured"
-
-
-@pytest.fixture
 def impatient(tmp_path, monkeypatch):
     """The log of GPUs for which the time is over as soon as they are stuck, however long it takes to get there."""
     log = tmp_path / "log"
