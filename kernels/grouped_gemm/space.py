@@ -260,8 +260,12 @@ def _exchange_bytes(block_m: int, block_n: int, num_warps: int, arch: str) -> in
         rows = max(8, stored)  # mma.sync, whose warps are side by side
     elif arch == "sm_90":
         rows = 8 * min(num_warps, block_m // 16) * (2 if stored >= 16 else 1)  # wgmma, whose warps hold 16 rows each
+    elif (block_m, block_n) == (64, 32):
+        rows = 64
+    elif block_n < 32 or num_warps not in (4, 8) or (num_warps == 8 and block_m * block_n < 128 * 128):
+        rows = block_m  # all of it: a bound, for no config of the space
     else:
-        rows = min(block_m // 4, 8 * num_warps) if block_n >= 32 and (block_m, block_n) != (64, 32) else block_m
+        rows = min(block_m // 4, 8 * num_warps)
     return rows * block_n * 2
 
 
@@ -274,7 +278,7 @@ def smem_bytes(variant: Variant, config: KernelConfig, itemsize: int, device: De
     if variant is DW and blocks[0] < 64 and itemsize == 2 and tma[:2] == (1, 1):
         needed += 16 + 8 * max(config.num_stages - 1, 1)  # so small, dy and x have barriers of their own
     elif variant is not DW and tma[2] and tma[:2] != (1, 1):
-        needed += 1024  # what TMA stores from is aligned
+        needed += 2048  # what TMA stores from is aligned, and may have an exchange beside it
     return needed
 
 
