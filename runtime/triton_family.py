@@ -97,7 +97,7 @@ class TritonFamily(Measurable):
 
     _kernel: ClassVar[Kernel]
     _space: ClassVar[tuple[KernelConfig, ...]]
-    _members: ClassVar[frozenset[KernelConfig]]
+    _members: ClassVar[frozenset[str]]  # the space's configs
     _values: ClassVar[Mapping[str, frozenset[Any]]]  # of each knob
     _generic: ClassVar[GenericFeatures]
 
@@ -110,7 +110,7 @@ class TritonFamily(Measurable):
                 raise ForetuneError(f"{cls.__name__} must declare `{what}`: {meaning}")
         cls._kernel = Kernel(cls.kernel)
         cls._space = _space_of(cls)
-        cls._members = frozenset(cls._space)
+        cls._members = frozenset(map(repr, cls._space))
         knobs = [config.to_json() for config in cls._space]
         names = [knob for knob in dict.fromkeys(k for config in knobs for k in config) if knob != "num_ctas"]
         cls._values = {knob: frozenset(config.get(knob) for config in knobs) for knob in (*names, "num_ctas")}
@@ -297,15 +297,16 @@ def _check(family: type[TritonFamily]) -> None:
 
 def _other_space(family: type[TritonFamily], config: KernelConfig) -> str | None:
     """The reason why a config is none of the family's: nobody knows what another one does, or how long it compiles."""
-    if config in family._members:
+    if repr(config) in family._members:  # not equality: 64 equals 64.0, and compiles to something else
         return None
     knobs = config.to_json()
     if unknown := [knob for knob in knobs if knob not in family._values]:
         return f"{unknown[0]} is no knob of {family.name}; it has {', '.join(family.knobs)}"
     for knob, allowed in family._values.items():
-        if knobs.get(knob) not in allowed:
+        value = knobs.get(knob)
+        if not any(value == one and type(value) is type(one) for one in allowed):
             values = ", ".join(sorted(map(str, allowed), key=lambda value: (len(value), value)))
-            return f"{knob} must be one of {values} but is {knobs.get(knob)}"
+            return f"{knob} must be one of {values} but is {value!r}"
     return f"no config of {family.name} has {config}"
 
 

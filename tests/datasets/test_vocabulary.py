@@ -271,3 +271,19 @@ def test_a_time_goes_with_its_status(status: Status, time_us: float | None) -> N
     else:
         with pytest.raises(ForetuneError, match=status.value):
             Measurement(PROBLEM, "gpu", CONFIG, status, time_us=time_us)
+
+
+@pytest.mark.parametrize("size", [0, 1, 2, 3, 7, 11, 16, 4096, 1 << 20])
+def test_small_sizes_and_powers_of_two_stand_for_themselves(size: int) -> None:
+    assert Problem.of("linear", m=size).rounded("m")["m"] == size
+
+
+def test_a_rounded_problem_is_near_those_it_stands_for_and_stays_itself() -> None:
+    for size in range(1, 5000, 7):
+        stand_in = Problem.of("linear", m=size, n=7).rounded("m")
+        assert abs(stand_in["m"] / size - 1) < 0.06
+        assert stand_in.rounded("m") == stand_in
+        assert stand_in["n"] == 7
+    assert Problem.of("linear", m=1000).rounded("n") == Problem.of(
+        "linear", m=1000
+    )  # a dimension that it does not have
