@@ -286,4 +286,4 @@ def test_a_rounded_problem_is_near_those_it_stands_for_and_stays_itself() -> Non
         assert stand_in["n"] == 7
     assert Problem.of("linear", m=1000).rounded("n") == Problem.of(
         "linear", m=1000
-    )  # a dimension that it does not have
+    )
