@@ -641,17 +641,17 @@ class _ByFamily:
 
 @dataclass(frozen=True)
 class _Listed:
-    """Results one after the other."""
+    """Datasets, in one table."""
 
-    results: Sequence[Any]
+    results: Sequence[Dataset]
 
     def to_json(self) -> list[Any]:
         return [one.to_json() for one in self.results]
 
     def __rich__(self) -> Any:
-        from rich.console import Group
+        from .datasets.dataset import datasets_table
 
-        return Group(*self.results)
+        return datasets_table(self.results)
 
 
 def _emit(result: Result, as_json: bool, **places: Path) -> None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from .baselines import EstimateRanker, NearestRanker, RandomRanker, StaticRanker
 from .bundle import Bundle, TrainedFamily, load_bundle
-from .evaluate import Evaluation, Evaluations, cross_validate, evaluate_bundle
+from .evaluate import Evaluation, cross_validate, evaluate_bundle
 from .gbdt import LightGBMRanker
 from .metrics import Summary, geomean, noise_floor, summarise, top_k_regret
 from .ranker import Ranker
@@ -20,7 +20,6 @@ __all__ = [
     "Bundle",
     "EstimateRanker",
     "Evaluation",
-    "Evaluations",
     "Forest",
     "LightGBMRanker",
     "NearestRanker",

@@ -147,23 +147,6 @@ class Evaluation:
         return summaries
 
 
-@dataclass(frozen=True)
-class Evaluations:
-    """Evaluations of several families, by name: what `foretune evaluate` prints."""
-
-    families: Mapping[str, Evaluation]
-
-    def to_json(self) -> dict[str, Any]:
-        """As `foretune evaluate --json` prints it."""
-        return {"families": {name: one.to_json() for name, one in self.families.items()}}
-
-    def __rich__(self) -> Any:
-        """What `rich.print` and a notebook show: a table a family."""
-        from rich.console import Group
-
-        return Group(*self.families.values())
-
-
 def cross_validate(
     dataset: Dataset,
     family: Family,

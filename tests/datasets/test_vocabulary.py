@@ -284,6 +284,4 @@ def test_a_rounded_problem_is_near_those_it_stands_for_and_stays_itself() -> Non
         assert abs(stand_in["m"] / size - 1) < 0.06
         assert stand_in.rounded("m") == stand_in
         assert stand_in["n"] == 7
-    assert Problem.of("linear", m=1000).rounded("n") == Problem.of(
-        "linear", m=1000
-    )
+    assert Problem.of("linear", m=1000).rounded("n") == Problem.of("linear", m=1000)

@@ -10,7 +10,7 @@ import pandas as pd
 import pytest
 from fakes import FakeFamily, fake_cases, fake_dataset
 from foretune.datasets import BundleError, ForetuneError
-from foretune.model import Evaluations, LightGBMRanker, Ranker, cross_validate, evaluate_bundle, train_bundle
+from foretune.model import LightGBMRanker, Ranker, cross_validate, evaluate_bundle, train_bundle
 from rich.console import Console
 
 FAMILY, DATASET = FakeFamily(), fake_dataset()
@@ -80,9 +80,6 @@ def test_it_shows_itself_as_a_table(evaluation):
         **report["baselines"],
     }.items():
         assert cells[label] == [f"{100 * (summary['geomean'] - 1):.1f}" for summary in curve.values()]
-    several = Evaluations({"fake": evaluation, "again": replace(evaluation, family="again")})
-    assert printed(several) == shown + printed(replace(evaluation, family="again"))
-    assert several.to_json() == {"families": {"fake": report, "again": report}}
 
 
 def test_what_has_no_ragged_sizes_is_not_reported_without_them(evaluation):
