@@ -31,7 +31,7 @@ def test_a_family_may_be_an_object_a_class_a_name_or_a_place(family):
         ("no_such_package.softmax:Softmax", "no kernel family at 'no_such_package.softmax:Softmax'"),
         ("foretune.kernels:nothing", "no kernel family at 'foretune.kernels:nothing'"),
         ("json:dumps", "must be a Family"),
-        (3, "must be a Family, or a name of one, but is 3"),
+        (3, "must be a Family, a class of one, or its name, but is 3"),
     ],
 )
 def test_what_is_no_family_is_named(call, family, named):

@@ -52,7 +52,7 @@ def test_an_odd_launch_gets_every_config_and_one_warning(toy, arguments, why):
     pruner = Pruner(toy.ToyFamily(), 1, device=toy.H200, bundle=toy.ToyBundle())
     with pytest.warns(ForetuneWarning, match=why) as caught:
         assert [pruner(configs, arguments) for _ in range(2)] == [configs, configs]
-    assert len(caught) == 1
+    assert len([one for one in caught if one.category is ForetuneWarning]) == 1  # others are other tests' garbage
 
 
 def test_without_a_gpu_or_a_named_device_every_config_goes_through(toy, monkeypatch):

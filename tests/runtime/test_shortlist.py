@@ -113,7 +113,7 @@ def test_any_trouble_lets_every_supported_config_through_with_one_warning(toy, t
             make_shortlist(family, replace(PROBLEM, dims=(("k", k), ("rows", 64))), toy.H200, k=2, bundle=bundle)
             for k in (8, 16, 32)
         ]
-    assert len(caught) == 1
+    assert len([one for one in caught if one.category is ForetuneWarning]) == 1  # others are other tests' garbage
     for answer in answers:
         assert answer.positions == (1, 3, 4, 5)
         assert answer.predicted_slowdown == (1.0,) * 4
