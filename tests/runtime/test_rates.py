@@ -6,7 +6,8 @@ import itertools
 
 import numpy as np
 import pytest
-from foretune.datasets import DTYPES, DeviceSpec
+from foretune.datasets import DeviceSpec
+from foretune.datasets.device import MATRIX_DTYPES
 from foretune.runtime import use_stub_driver
 from foretune.runtime.timing.device_rates import l2_knee, measured
 
@@ -120,7 +121,7 @@ def test_the_card_reaches_what_it_can_and_no_more():
     print(spec.to_json())  # noqa: T201
     print(again.to_json())  # noqa: T201
     by_dtype = dict(spec.matrix_tflops_by_dtype)
-    assert set(by_dtype) == set(DTYPES)
+    assert set(by_dtype) == set(MATRIX_DTYPES)
     assert by_dtype["fp32"] < by_dtype["bf16"] == pytest.approx(by_dtype["fp16"], rel=0.3)
     assert spec.read_bandwidth_gbs == pytest.approx(spec.copy_bandwidth_gbs, rel=0.3)
     for rate in ("copy_bandwidth_gbs", "read_bandwidth_gbs", "matrix_tflops"):
