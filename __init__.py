@@ -169,12 +169,13 @@ def collect_dataset(
     Summary(plan='exhaustive', cases=74, ...)
     """
     from .collect.campaign import collect_on_gpus
+    from .collect.cases import draw_cases
     from .collect.progress import showing_progress
     from .kernels import find_measurable
 
     several = [family] if isinstance(family, (str, type)) or not isinstance(family, Sequence) else family
     measurable = [find_measurable(one) for one in several]
-    drawn = [case for one in measurable for case in one.cases()] if cases is None else list(cases)
+    drawn = [case for one in measurable for case in draw_cases(one)] if cases is None else list(cases)
     with showing_progress(progress) as on_progress:
         return collect_on_gpus(
             measurable, drawn, out, gpus=gpus, plan=plan, budget_s=budget_s, resume=resume, on_progress=on_progress

@@ -195,7 +195,7 @@ def collect(
         raise typer.BadParameter("only this machine's GPUs can be parted, not a scheduler's", param_hint="--sms")
 
     from .collect import campaign
-    from .collect.cases import cases_like, first_cases
+    from .collect.cases import cases_like, draw_cases, first_cases
     from .collect.cluster import dask_campaign
     from .collect.progress import showing_progress
     from .datasets import load
@@ -205,8 +205,14 @@ def collect(
     known = load(like) if like else None
     cases: list[Any] = []
     for kernel in kernels:
-        drawn = kernel.cases(
-            models=models, tokens=token_counts, per_layer=per_layer, random=random, max_tflop=max_tflop, seed=seed
+        drawn = draw_cases(
+            kernel,
+            models=models,
+            tokens=token_counts,
+            per_layer=per_layer,
+            random=random,
+            max_tflop=max_tflop,
+            seed=seed,
         )
         compared = comparison_of(kernel).suite(kernel).values() if suite else ()
         shared = cases_like(known, kernel.name, seed=seed) if known else ()
