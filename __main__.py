@@ -109,7 +109,7 @@ def quickstart(
     """Train on the shipped H200 measurements and see what the ranker is worth, without a GPU.
 
     Prints how far off its choices are on models it never saw, next to simpler choices, and the shortlist of
-    an example layer. On a machine with a GPU it also tunes that layer there, with and without the shortlist.
+    an example layer. With a GPU and torch it also tunes that layer there, with and without the shortlist.
     """
     from .datasets import DeviceSpec, Problem, load
     from .kernels.grouped_gemm.contenders import autotuned
