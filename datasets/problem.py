@@ -86,15 +86,16 @@ def dtype_of_tensor(name: str, tensor: Any) -> str:
     Raises `ForetuneError` for what is no tensor, and for a dtype that has no name here.
     """
     dtype = str(getattr(tensor, "dtype", None)).removeprefix("torch.")
-    known = {theirs: ours for ours, (_, theirs) in _DTYPES.items() if theirs} | _TRITON_NAMES
-    if dtype not in known:
+    if dtype not in _THEIR_NAMES:
         raise ForetuneError(f"{name} must be a tensor of {', '.join(DTYPES)} but its dtype is {dtype}")
-    return known[dtype]
+    return _THEIR_NAMES[dtype]
 
 
 #: What Triton calls them: its own names where they are not ours.
 _TRITON_NAMES = {name: name for name in DTYPES} | {"fp8e4nv": "fp8e4m3", "fp8e5": "fp8e5m2"}
 _TRITON_NAMES |= {"fp8e4b8": "fp8e4m3fnuz", "fp8e5b16": "fp8e5m2fnuz"}
+#: What torch or Triton calls them -> our name.
+_THEIR_NAMES = {theirs: ours for ours, (_, theirs) in _DTYPES.items() if theirs} | _TRITON_NAMES
 
 
 @dataclass(frozen=True)

@@ -15,9 +15,27 @@ from faulty import FaultyGpu
 from foretune.collect import campaign, row_writer, worker
 from foretune.collect.processes import Child, Watch
 from foretune.collect.run_state import RunState
+from foretune.collect.summary import Summary
 from replay import FAMILIES, ReplayPool
 
 CASES = fake_cases()[:12]
+#: Of a run that nobody made, for what shows one.
+SUMMARY = Summary(
+    plan="exhaustive",
+    cases=3,
+    measurements=100,
+    statuses={"ok": 90, "hopeless": 10},
+    seconds=61.0,
+    gpus=2,
+    configs_per_s=1.64,
+    gpu_busy_share=0.83,
+    compile_s=120.0,
+    lost_s=4.0,
+    drifted={},
+    skipped=(),
+    complete=True,
+    interrupted=False,
+)
 
 
 def collect(out, gpus, *, limits=None, cases=CASES):

@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 import torch
+from collecting import SUMMARY
 from foretune.__main__ import app
 from foretune.collect import campaign
 from foretune.collect.cases import cases_like, first_cases
 from foretune.collect.cluster import dask_campaign
 from foretune.collect.run_state import Progress
 from foretune.collect.runner import DeviceLostError
-from foretune.collect.summary import Summary
 from foretune.datasets import DeviceSpec, load
 from foretune.kernels import find_family
 from typer.testing import CliRunner
@@ -26,24 +26,6 @@ MODELS = "model,num_experts,top_k,hidden_size,moe_intermediate_size\nMine-1B,16,
 
 def call(line):
     return CliRunner().invoke(app, ["collect", *shlex.split(line)], env={"COLUMNS": "200"})
-
-
-SUMMARY = Summary(
-    plan="exhaustive",
-    cases=3,
-    measurements=100,
-    statuses={"ok": 90, "hopeless": 10},
-    seconds=61.0,
-    gpus=2,
-    configs_per_s=1.64,
-    gpu_busy_share=0.83,
-    compile_s=120.0,
-    lost_s=4.0,
-    drifted={},
-    skipped=(),
-    complete=True,
-    interrupted=False,
-)
 
 
 class Collect:

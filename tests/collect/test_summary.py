@@ -6,25 +6,9 @@ import io
 import json
 from dataclasses import replace
 
+from collecting import SUMMARY
 from foretune.collect.summary import Summary
 from rich.console import Console
-
-SUMMARY = Summary(
-    plan="exhaustive",
-    cases=3,
-    measurements=100,
-    statuses={"ok": 90, "hopeless": 10},
-    seconds=61.0,
-    gpus=2,
-    configs_per_s=1.64,
-    gpu_busy_share=0.83,
-    compile_s=120.0,
-    lost_s=4.0,
-    drifted={},
-    skipped=(),
-    complete=True,
-    interrupted=False,
-)
 
 
 def shown(summary):
