@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from ..atomic import flush, replacing
 from ..errors import DatasetError
 from ..schema import OLDER_VERSIONS, SCHEMA_VERSION
 
@@ -49,12 +49,14 @@ def write_manifest(directory: Path, content: Mapping[str, Any]) -> None:
     """Writes a manifest of today's version."""
     version = {"schema_version": SCHEMA_VERSION}
     text = json.dumps(version | dict(content) | version, indent=1) + "\n"  # the version first, whatever it was
-    _replace(directory / MANIFEST, lambda path: path.write_text(text))
+    with replacing(directory / MANIFEST) as temporary:
+        temporary.write_text(text)
 
 
 def write_table(table: pa.Table, path: Path) -> None:
     """Writes a table as Parquet: the same table always gives the same bytes."""
-    _replace(path, lambda temporary: pq.write_table(table, temporary, compression="zstd", compression_level=9))
+    with replacing(path) as temporary:
+        pq.write_table(table, temporary, compression="zstd", compression_level=9)
 
 
 def sha256(path: Path) -> str:
@@ -79,27 +81,6 @@ def staged(target: Path) -> Iterator[Path]:
                 path.replace(target / path.name)
         else:
             staging.replace(target)
-        _flush(target)
+        flush(target)
     finally:
         shutil.rmtree(staging, ignore_errors=True)
-
-
-def _replace(path: Path, write: Callable[[Path], object]) -> None:
-    """Writes a file so that at any moment either the old content or the whole new one is there."""
-    temporary = path.with_suffix(path.suffix + ".tmp")
-    try:
-        write(temporary)
-    except OSError:  # a full disk, say
-        temporary.unlink(missing_ok=True)
-        raise
-    _flush(temporary)
-    temporary.replace(path)
-    _flush(path.parent)
-
-
-def _flush(path: Path) -> None:
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

@@ -1,0 +1,57 @@
+"""`replacing`: a file is there whole or not at all, whatever happens while it is written."""
+
+from __future__ import annotations
+
+import errno
+import os
+import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+
+@contextmanager
+def replacing(path: Path | str) -> Iterator[Path]:
+    """A name beside `path` to write to: when the block ends it takes the place of `path`, flushed to the disk in one
+    step, and when anything goes wrong it is removed and `path` stays as it was. Two writers at once do not meet: the
+    last to end wins. What is no ordinary file (/dev/stdout, a pipe) is written as it is.
+
+    Raises `OSError` naming `path`, also where the disk is full, which itself names no file.
+
+    >>> import tempfile
+    >>> folder = Path(tempfile.mkdtemp())
+    >>> with replacing(folder / "a.txt") as temporary:
+    ...     _ = temporary.write_text("whole")
+    >>> [(path.name, path.read_text()) for path in folder.iterdir()]
+    [('a.txt', 'whole')]
+    """
+    path = Path(path)
+    if path.is_dir():
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+    if path.exists() and not path.is_file():
+        yield path
+        return
+    target = path.resolve()  # a link stays one
+    temporary = target.with_name(f".{target.name[:100]}.{secrets.token_hex(8)}.tmp")
+    try:
+        yield temporary
+        if target.exists():
+            temporary.chmod(target.stat().st_mode)
+        flush(temporary)
+        temporary.replace(target)
+        flush(target.parent)
+    except OSError as error:
+        if error.filename not in (None, str(temporary)):
+            raise  # it is about another file
+        raise type(error)(error.errno or errno.EIO, error.strerror or str(error), str(path)) from error
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def flush(path: Path) -> None:
+    """Waits until a file, or what a folder lists, is on the disk."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

@@ -1,0 +1,98 @@
+"""A file that is written is there whole or not at all."""
+
+from __future__ import annotations
+
+import errno
+import os
+import threading
+
+import pytest
+from foretune.datasets.atomic import replacing
+
+
+def _half(path, error: BaseException) -> None:
+    with replacing(path) as temporary:
+        temporary.write_text("half")
+        raise error
+
+
+def test_what_goes_wrong_leaves_the_old_file_and_no_other(tmp_path):
+    path = tmp_path / "a.txt"
+    path.write_text("old")
+    with pytest.raises(KeyboardInterrupt):
+        _half(path, KeyboardInterrupt())
+    assert [(one.name, one.read_text()) for one in tmp_path.iterdir()] == [("a.txt", "old")]
+
+
+def test_a_full_disk_is_told_with_the_files_name(tmp_path):
+    path = tmp_path / "a.txt"
+    with pytest.raises(OSError, match="No space left on device") as caught:
+        _half(path, OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)))
+    assert caught.value.filename == str(path)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_folder_that_is_not_there_is_told_with_the_files_name(tmp_path):
+    with pytest.raises(FileNotFoundError) as caught, replacing(tmp_path / "none" / "a.txt") as temporary:
+        temporary.write_text("")
+    assert caught.value.filename == str(tmp_path / "none" / "a.txt")
+
+
+def test_trouble_with_another_file_keeps_that_ones_name(tmp_path):
+    with pytest.raises(FileNotFoundError) as caught, replacing(tmp_path / "a.txt"):
+        (tmp_path / "other").read_text()
+    assert caught.value.filename == str(tmp_path / "other")
+
+
+def test_a_folder_is_not_replaced(tmp_path):
+    with pytest.raises(IsADirectoryError), replacing(tmp_path):
+        pass
+
+
+def test_rights_and_links_stay(tmp_path):
+    path, link = tmp_path / "a.txt", tmp_path / "link"
+    path.write_text("old")
+    path.chmod(0o640)
+    link.symlink_to(path)
+    with replacing(link) as temporary:
+        temporary.write_text("new")
+    assert link.is_symlink()
+    assert path.read_text() == "new"
+    assert path.stat().st_mode & 0o777 == 0o640
+
+
+def test_a_new_file_has_the_rights_of_any_other(tmp_path):
+    (tmp_path / "other").write_text("")
+    with replacing(tmp_path / "a.txt") as temporary:
+        temporary.write_text("")
+    assert (tmp_path / "a.txt").stat().st_mode == (tmp_path / "other").stat().st_mode
+
+
+def test_a_pipe_is_written_as_it_is(tmp_path):
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    read: list[str] = []
+    reader = threading.Thread(target=lambda: read.append(pipe.read_text()))
+    reader.start()
+    with replacing(pipe) as where:
+        where.write_text("all")
+    reader.join()
+    assert read == ["all"]
+
+
+def test_writers_at_once_do_not_meet(tmp_path):
+    path, start = tmp_path / "a.txt", threading.Barrier(8)
+
+    def write(number: int) -> None:
+        start.wait()
+        for _ in range(25):
+            with replacing(path) as temporary:
+                temporary.write_text(str(number) * 10_000)
+
+    writers = [threading.Thread(target=write, args=(number,)) for number in range(8)]
+    for writer in writers:
+        writer.start()
+    for writer in writers:
+        writer.join()
+    assert len(set(path.read_text())) == 1
+    assert [one.name for one in tmp_path.iterdir()] == ["a.txt"]
