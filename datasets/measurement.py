@@ -26,6 +26,10 @@ class Status(str, Enum):
 
 
 TIMED = (Status.OK, Status.HOPELESS)
+#: 1 = the scan of every config, 2 and 3 = the leading ones again, interleaved.
+TIMING_PASSES = (1, 2, 3)
+#: No kernel takes less: starting one takes a GPU about two microseconds. And none is waited for longer than an hour.
+SHORTEST_US, LONGEST_US = 1e-3, 3.6e9
 
 
 class BinaryFacts(NamedTuple):

@@ -64,6 +64,10 @@ def merge_datasets(datasets: Sequence[Dataset], *, name: str, allow_other_source
 
 
 def _together(frames: Sequence[pd.DataFrame]) -> pd.DataFrame:
+    # Texts stay categories, in alphabetical order, only if all frames have the same ones.
+    for name in frames[0].columns[frames[0].dtypes == "category"]:
+        texts = sorted({text for frame in frames for text in frame[name].astype("category").cat.categories})
+        frames = [frame.assign(**{name: frame[name].astype(pd.CategoricalDtype(texts))}) for frame in frames]
     joined: pd.DataFrame = pd.concat(list(frames), ignore_index=True)
     return joined if len(frames) == 1 else joined.drop_duplicates(ignore_index=True)
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 
-import pandas as pd
 import pyarrow as pa
 
 #: Columns that had another name: old -> new.
@@ -20,16 +19,8 @@ def upgraded_columns(table: pa.Table) -> pa.Table:
     return table.rename_columns([_RENAMED.get(name, name) for name in table.column_names])
 
 
-def upgraded_problems(problems: pd.Series[str]) -> pd.Series[str]:
-    """Problems as JSON, as today's version writes them."""
-    new = {text: upgraded_problem(text) for text in problems.unique()}
-    if all(text == was for was, text in new.items()):
-        return problems
-    return problems.map(new)
-
-
 def upgraded_problem(text: str) -> str:
-    """One problem as JSON; what is none is left to whoever reads it.
+    """One problem as JSON, as today's version writes it; what is none is left to whoever reads it.
 
     >>> upgraded_problem('{"family": "f", "dims": {"rows": 3}, "dtype": "bf16", "flags": [], "group_sizes": [1, 2]}')
     '{"family": "f", "dims": {"rows": 3}, "dtype": "bf16", "flags": [], "ragged": {"dim": "rows", "sizes": [1, 2]}}'

@@ -2,172 +2,195 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
+import numpy as np
 import pandas as pd
 import pyarrow as pa
-import pyarrow.parquet as pq
+from numpy.typing import NDArray
 
 from ..case import Case
 from ..config import KernelConfig
 from ..dataset import Dataset
 from ..device import DeviceSpec
-from ..errors import DatasetError, ForetuneError
-from ..measurement import TIMED, Status
+from ..errors import DatasetError, ForetuneError, abridged
 from ..problem import Problem
 from ..schema import CONFIGS, DRIFT, DRIFT_PART, MEASUREMENTS, PART, PROBLEMS
-from .files import MANIFEST, read_manifest, sha256
-from .older import upgraded_columns, upgraded_problems
+from .files import MANIFEST, read_manifest
+from .older import upgraded_problem
+from .parquet import UnreadableError, joined, read_table
+from .rows import check_rows, check_unambiguous, coded
 
-_SEALED = {"problems": PROBLEMS, "configs": CONFIGS, "measurements": MEASUREMENTS}
+_Named = TypeVar("_Named", bound=Hashable)
 
 
 def read(directory: Path | str) -> Dataset:
     """The dataset in a directory. Raises `DatasetError` naming the file that is wrong, and how."""
     directory = Path(directory)
+    sealed = read_manifest(directory)["sealed"]
+    parts, torn = _read_parts(directory / "parts", PART)
+    drift, torn_drift = _read_parts(directory / "drift", DRIFT_PART)
+    for path, table in parts.items():
+        check_rows(table, path)
+    told = [table.select(PROBLEMS.names) for table in parts.values()]
+    rows = [table.drop_columns(["sources", "scenario"]) for table in parts.values()]
+    readings = list(drift.values())
+    if sealed:
+        problems = _read_vouched(directory, "problems", PROBLEMS, sealed)
+        told, rows = [problems, *told], [_read_sealed(directory, problems, sealed), *rows]
+        readings = [_read_sealed_drift(directory, problems, sealed), *readings]
+    # Again: a run may have begun meanwhile, and what it is on is written before its first part.
     manifest = read_manifest(directory)
-    frames, ignored = _read_parts(directory / "parts", PART)
-    drift, torn = _read_parts(directory / "drift", DRIFT_PART)
-    for path, frame in frames.items():
-        _checked(frame, path)
-    if manifest["sealed"]:
-        frames = {directory: _read_sealed(directory, manifest["sealed"]), **frames}
-        drift = {directory: _read_sealed_drift(directory, manifest["sealed"]), **drift}
-    return _assemble(directory, manifest, _joined(frames, PART), _joined(drift, DRIFT_PART), ignored + torn)
+    return _assemble(
+        directory,
+        manifest,
+        _frame(rows, PART, without=("sources", "scenario")),
+        _frame(told, PROBLEMS).drop_duplicates("problem"),
+        _frame(readings, DRIFT_PART),
+        torn + torn_drift,
+    )
 
 
-def _read_parts(folder: Path, schema: pa.Schema) -> tuple[dict[Path, pd.DataFrame], list[str]]:
+def _read_parts(folder: Path, schema: pa.Schema) -> tuple[dict[Path, pa.Table], list[str]]:
     """Whole parts, and the names of what is none: torn by a power cut, it is no more than one that was never
     finished."""
-    parts = {path: _read_part(path, schema) for path in sorted(folder.glob("*"))}
-    whole = {path: frame for path, frame in parts.items() if frame is not None}
-    return whole, [path.name for path in parts if path not in whole]
+    found = {path: _read_part(path, schema) for path in sorted(folder.glob("*"))}
+    whole = {path: table for path, table in found.items() if table is not None}
+    return whole, [path.name for path in found if path not in whole]
 
 
-def _read_part(path: Path, schema: pa.Schema) -> pd.DataFrame | None:
+def _read_part(path: Path, schema: pa.Schema) -> pa.Table | None:
     try:
-        frame = _read_frame(path, schema) if path.suffix == ".parquet" else None
+        return joined([read_table(path, schema)]) if path.suffix == ".parquet" else None
     except UnreadableError:
         return None
-    return frame
 
 
-def _joined(frames: Mapping[Path, pd.DataFrame], schema: pa.Schema) -> pd.DataFrame:
-    joined: pd.DataFrame = pd.concat(list(frames.values()) or [schema.empty_table().to_pandas()], ignore_index=True)
-    return joined
+def _read_sealed(directory: Path, problems: pa.Table, digests: Mapping[str, str]) -> pa.Table:
+    """The rows, with the problems and configs that they point to in place of their positions."""
+    path = directory / "measurements.parquet"
+    configs = _read_vouched(directory, "configs", CONFIGS, digests)
+    rows = _read_vouched(directory, "measurements", MEASUREMENTS, digests)
+    check_rows(rows, path)
+    pointed = _pointed(_pointed(rows, "problem", problems, path), "config", configs, path)
+    check_unambiguous(rows, path)
+    return pointed
+
+
+def _read_sealed_drift(directory: Path, problems: pa.Table, digests: Mapping[str, str]) -> pa.Table:
+    if "drift.parquet" not in digests:  # sealed before there were readings
+        return _empty(DRIFT_PART)
+    drift = _read_vouched(directory, "drift", DRIFT, digests)
+    return _pointed(drift, "problem", problems, directory / "drift.parquet")
+
+
+def _read_vouched(directory: Path, table: str, schema: pa.Schema, digests: Mapping[str, str]) -> pa.Table:
+    path = directory / f"{table}.parquet"
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        missing = isinstance(error, FileNotFoundError)
+        raise DatasetError(f"{path}: {'the file is missing' if missing else error.strerror}") from None
+    # The digest comes first: a parser need not see bytes that nobody vouches for.
+    if hashlib.sha256(content).hexdigest() != digests.get(path.name):
+        raise DatasetError(f"{path}: truncated or altered: its SHA-256 is not the one in {MANIFEST}")
+    try:
+        return joined([read_table(pa.py_buffer(content), schema)])
+    except UnreadableError as error:
+        raise DatasetError(f"{path}: {error}") from None
+
+
+def _pointed(rows: pa.Table, column: str, table: pa.Table, path: Path) -> pa.Table:
+    """The rows, whose positions in a table are replaced by what stands there."""
+    positions = rows.column(column).to_numpy()
+    if len(positions) and not (positions.min() >= 0 and positions.max() < len(table)):
+        raise DatasetError(f"{path}: points past the end of {column}s.parquet")
+    texts = table.column(column).combine_chunks().dictionary_decode()
+    pointing = pa.DictionaryArray.from_arrays(pa.array(positions, pa.int32()), texts)
+    return rows.set_column(rows.schema.get_field_index(column), column, pointing)
+
+
+def _frame(tables: Sequence[pa.Table], schema: pa.Schema, without: Sequence[str] = ()) -> pd.DataFrame:
+    """Tables as one frame: texts are categories, in alphabetical order."""
+    table = joined(list(tables) or [_empty(schema).drop_columns(list(without))])
+    columns = {
+        name: _categories(*coded(table, name)) if pa.types.is_dictionary(column.type) else column.to_numpy()
+        for name, column in zip(table.column_names, table.columns, strict=True)
+    }
+    return pd.DataFrame(columns, copy=False)
+
+
+def _categories(codes: NDArray[np.int32], texts: Sequence[str]) -> pd.Categorical[str]:
+    """Texts by their number, -1 for none, as pandas has them: only those that are used, each once."""
+    used = np.bincount(codes + 1, minlength=len(texts) + 1)[1:] > 0
+    sorted_texts = sorted({text for text, needed in zip(texts, used, strict=True) if needed})
+    place = {text: number for number, text in enumerate(sorted_texts)}
+    renumbered = np.array([*(place.get(text, -1) for text in texts), -1], np.int32)  # the last is what -1 points to
+    return pd.Categorical.from_codes(renumbered[codes], sorted_texts)
+
+
+def _empty(schema: pa.Schema) -> pa.Table:
+    kinds = [(field.name, pa.dictionary(pa.int32(), field.type) if pa.types.is_string(field.type) else field.type)
+             for field in schema]  # fmt: skip
+    return pa.schema(kinds).empty_table()
 
 
 def _assemble(
-    directory: Path, manifest: dict[str, Any], rows: pd.DataFrame, drift: pd.DataFrame, ignored: list[str]
+    directory: Path,
+    manifest: Mapping[str, Any],
+    rows: pd.DataFrame,
+    told: pd.DataFrame,
+    drift: pd.DataFrame,
+    ignored: Iterable[str],
 ) -> Dataset:
-    cases = rows.drop_duplicates("problem")[["problem", "sources", "scenario"]].reset_index(drop=True)
-    drift = drift[drift["problem"].isin(cases["problem"])]  # a case may have left no row of its own
-    configs = pd.unique(rows["config"])
     try:
         devices = tuple(DeviceSpec.from_json(spec) for spec in manifest["devices"])
     except (ForetuneError, TypeError) as error:
         raise DatasetError(f"{directory / MANIFEST}: {error}") from None
-    if strangers := set(rows["device"].unique()) - {spec.name for spec in devices}:
+    if strangers := {*rows["device"].cat.categories} - {spec.name for spec in devices}:
         raise DatasetError(f"{directory / MANIFEST}: has no device named {', '.join(sorted(strangers))}")
     try:
-        return Dataset(
-            name=manifest["name"],
-            schema_version=manifest["schema_version"],
-            devices=devices,
-            provenance=manifest["provenance"],
-            cases=tuple(
-                Case(Problem.from_json(json.loads(problem)), tuple(json.loads(sources)), scenario)
-                for problem, sources, scenario in cases.itertuples(index=False)
-            ),
-            configs=tuple(KernelConfig.from_json(json.loads(config)) for config in configs),
-            measurements=rows.drop(columns=["sources", "scenario"]).assign(
-                problem=pd.Categorical(rows["problem"], categories=cases["problem"]).codes,
-                config=pd.Categorical(rows["config"], categories=configs).codes,
-            ),
-            drift=drift.assign(problem=pd.Categorical(drift["problem"], categories=cases["problem"]).codes),
-            ignored=tuple(ignored),
-        )
-    except (ForetuneError, json.JSONDecodeError, TypeError) as error:
-        raise DatasetError(f"{directory}: {error}") from None
+        problems, problem_at = _numbered(rows["problem"], Problem.from_json)
+        configs, config_at = _numbered(rows["config"], KernelConfig.from_json)
+        cases: dict[int, Case] = {}
+        for text, sources, scenario in told.itertuples(index=False):
+            if text in problem_at:
+                case = Case(problems[problem_at[text]], tuple(json.loads(sources)), scenario)
+                cases.setdefault(problem_at[text], case)
+    except (ForetuneError, ValueError, TypeError, RecursionError) as error:
+        raise DatasetError(f"{directory}: {abridged(str(error))}") from None
+    drift = drift[drift["problem"].isin(problem_at)]  # a case may have left no row of its own
+    return Dataset(
+        name=manifest["name"],
+        schema_version=manifest["schema_version"],
+        devices=devices,
+        provenance=manifest["provenance"],
+        cases=tuple(cases[number] for number in range(len(problems))),
+        configs=tuple(configs),
+        measurements=rows.assign(
+            problem=_numbers(rows["problem"], problem_at), config=_numbers(rows["config"], config_at)
+        )[MEASUREMENTS.names],
+        drift=drift.assign(problem=_numbers(drift["problem"], problem_at)).astype({"run_id": str, "gpu": str}),
+        ignored=tuple(ignored),
+    )
 
 
-def _read_sealed(directory: Path, digests: Mapping[str, str]) -> pd.DataFrame:
-    tables = {table: _read_vouched(directory, table, schema, digests) for table, schema in _SEALED.items()}
-    rows = _checked(tables["measurements"], directory / "measurements.parquet")
-    for column, table in (("problem", "problems"), ("config", "configs")):
-        if not rows[column].between(0, len(tables[table]) - 1).all():
-            raise DatasetError(f"{directory / 'measurements.parquet'}: points past the end of {table}.parquet")
-    problems = tables["problems"].iloc[rows["problem"]].reset_index(drop=True)
-    configs = tables["configs"].iloc[rows["config"]].reset_index(drop=True)
-    joined: pd.DataFrame = pd.concat([problems, configs, rows.drop(columns=["problem", "config"])], axis=1)[PART.names]
-    return joined
+def _numbered(texts: pd.Series[Any], parse: Callable[[Any], _Named]) -> tuple[list[_Named], dict[str, int]]:
+    """What the texts say, each once, in the order in which they come; and the place there of what each text says."""
+    at: dict[str, int] = {}
+    places: dict[_Named, int] = {}
+    first = np.zeros(len(texts.cat.categories), np.intp)
+    first[texts.cat.codes.to_numpy()[::-1]] = np.arange(len(texts))[::-1]  # what is written last stays: the first row
+    for text in texts.cat.categories[np.argsort(first)]:
+        at[text] = places.setdefault(parse(json.loads(upgraded_problem(text))), len(places))
+    return list(places), at
 
 
-def _read_sealed_drift(directory: Path, digests: Mapping[str, str]) -> pd.DataFrame:
-    if "drift.parquet" not in digests:  # sealed before there were readings
-        nothing: pd.DataFrame = DRIFT_PART.empty_table().to_pandas()
-        return nothing
-    problems = _read_vouched(directory, "problems", PROBLEMS, digests)["problem"]
-    drift = _read_vouched(directory, "drift", DRIFT, digests)
-    if not drift["problem"].between(0, len(problems) - 1).all():
-        raise DatasetError(f"{directory / 'drift.parquet'}: points past the end of problems.parquet")
-    joined: pd.DataFrame = drift.assign(problem=problems.iloc[drift["problem"]].to_numpy())[DRIFT_PART.names]
-    return joined
-
-
-def _read_vouched(directory: Path, table: str, schema: pa.Schema, digests: Mapping[str, str]) -> pd.DataFrame:
-    path = directory / f"{table}.parquet"
-    # The digest comes first: a parser need not see bytes that nobody vouches for.
-    if path.is_file() and sha256(path) != digests.get(path.name):
-        raise DatasetError(f"{path}: truncated or altered: its SHA-256 is not the one in {MANIFEST}")
-    try:
-        frame = _read_frame(path, schema)
-    except UnreadableError as error:
-        raise DatasetError(f"{path}: {error}") from None
-    return frame
-
-
-class UnreadableError(Exception):
-    """Why a Parquet file cannot be taken as it is."""
-
-
-def _read_frame(path: Path, schema: pa.Schema) -> pd.DataFrame:
-    frame: pd.DataFrame = read_table(path, schema).to_pandas()
-    if schema.names[0] == "problem" and pa.types.is_string(schema.field("problem").type):
-        frame["problem"] = upgraded_problems(frame["problem"])
-    return frame
-
-
-def read_table(path: Path, schema: pa.Schema) -> pa.Table:
-    if not path.is_file():
-        raise UnreadableError("the file is missing")
-    try:
-        table = upgraded_columns(pq.read_table(path, partitioning=None))  # else a folder named a=b becomes a column
-    except (pa.ArrowException, OSError) as error:
-        raise UnreadableError(f"truncated or not a Parquet file ({str(error).splitlines()[0]})") from None
-    missing = [name for name in schema.names if name not in table.column_names]
-    if missing:
-        raise UnreadableError(f"not a Foretune table: columns missing: {', '.join(missing)}")
-    try:
-        return table.select(schema.names).cast(schema)
-    except (pa.ArrowException, ValueError) as error:
-        raise UnreadableError(f"not a Foretune table: {error}") from None
-
-
-def _checked(rows: pd.DataFrame, path: Path) -> pd.DataFrame:
-    """The rows, if every status is known and a time is there exactly where the status says so."""
-    unknown = set(rows["status"].unique()) - {status.value for status in Status}
-    if unknown:
-        raise DatasetError(f"{path}: unknown measurement status {', '.join(sorted(unknown))}")
-    timed = rows["status"].isin([status.value for status in TIMED])
-    finite = rows["time_us"].gt(0) & rows["time_us"].lt(float("inf"))
-    wrong = int((timed != finite).sum()) + int((~timed & rows["time_us"].notna()).sum())
-    if wrong:
-        raise DatasetError(
-            f"{path}: {wrong} measurements have a time_us that does not go with their status "
-            "(ok and hopeless need a positive number, all others null)"
-        )
-    return rows
+def _numbers(texts: pd.Series[Any], at: Mapping[str, int]) -> NDArray[np.int32]:
+    by_code = np.array([at.get(text, -1) for text in texts.cat.categories], np.int32)
+    numbers: NDArray[np.int32] = by_code[texts.cat.codes.to_numpy()]
+    return numbers

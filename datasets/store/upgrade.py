@@ -9,8 +9,9 @@ import pyarrow.parquet as pq
 
 from ..schema import DRIFT_PART, PART, PROBLEMS, SCHEMA_VERSION
 from .files import MANIFEST, read_manifest, sha256, staged, write_manifest, write_table
-from .older import upgraded_problems
-from .reader import UnreadableError, read, read_table
+from .older import upgraded_problem
+from .parquet import UnreadableError, read_table
+from .reader import read
 
 
 def upgrade_dataset(directory: Path | str) -> list[str]:
@@ -52,9 +53,10 @@ def _upgraded(path: Path, schema: pa.Schema) -> pa.Table | None:
         table = read_table(path, schema)
     except UnreadableError:
         return None
-    was = table["problem"].to_pandas()
-    now = upgraded_problems(was)
-    if now is was and set(schema.names) <= set(pq.read_schema(path).names):
+    was = table.column("problem").to_pylist()
+    new = {text: upgraded_problem(text) for text in set(was)}
+    if all(text == now for text, now in new.items()) and set(schema.names) <= set(pq.read_schema(path).names):
         return None
-    at = schema.get_field_index("problem")
-    return table.set_column(at, schema.field("problem"), pa.array(now, pa.string())).replace_schema_metadata(None)
+    problems = pa.array([new[text] for text in was], pa.string())
+    table = table.set_column(schema.get_field_index("problem"), "problem", problems)
+    return table.cast(schema).replace_schema_metadata(None)

@@ -153,7 +153,7 @@ def test_csv_has_every_measurement_and_every_fact(dataset: Dataset, tmp_path: Pa
     assert [row["rows"] for row in rows] == ["8"] * (len(CONFIGS) + 3) + [""] * (len(CONFIGS) + 3)  # not a dimension
     first = rows[0]
     wanted = {"family": "toy", "n": "64", "largest_rows": "6", "sources": "A/w2 B/w2", "BLOCK": "16", "num_warps": "4",
-              "status": "ok", "time_us": "1234.568", "timing_pass": "1", "registers": "40", "run_id": "r1",
+              "status": "ok", "time_us": "1234.5677", "timing_pass": "1", "registers": "40", "run_id": "r1",
               "device": "NVIDIA H200", "error": ""}  # fmt: skip
     assert {name: first[name] for name in wanted} == wanted
     failed = [row for row in rows if row["status"] in ("timeout", "wrong_result")]

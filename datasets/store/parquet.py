@@ -1,0 +1,52 @@
+"""Reading one Parquet file of the store: the columns that a schema names, of its types, and nothing that is missing."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from .older import upgraded_columns
+
+#: What texts are in memory: each once, and rows have its number. A million rows name a handful of devices.
+_TEXT = pa.dictionary(pa.int32(), pa.string())
+
+
+class UnreadableError(Exception):
+    """Why a Parquet file cannot be taken as it is."""
+
+
+def read_table(source: Path | pa.Buffer, schema: pa.Schema) -> pa.Table:
+    """The columns of a schema, texts as dictionaries. Raises `UnreadableError` for a file that has them not, or of
+    another type, or nothing where the schema asks for something."""
+    texts = [field.name for field in schema if pa.types.is_string(field.type)]
+    try:
+        opened = pa.BufferReader(source) if isinstance(source, pa.Buffer) else source
+        # Without a partitioning: else a folder named a=b becomes a column.
+        table = upgraded_columns(pq.read_table(opened, partitioning=None, read_dictionary=texts))
+    except FileNotFoundError:
+        raise UnreadableError("the file is missing") from None
+    except (pa.ArrowException, OSError, ValueError) as error:
+        raise UnreadableError(f"truncated or not a Parquet file ({str(error).partition(chr(10))[0]})") from None
+    if missing := [name for name in schema.names if name not in table.column_names]:
+        raise UnreadableError(f"not a Foretune table: columns missing: {', '.join(missing)}")
+    return pa.table({field.name: _column(table.column(field.name), field) for field in schema})
+
+
+def joined(tables: list[pa.Table]) -> pa.Table:
+    """Tables of one schema as one, each column in one piece."""
+    return pa.concat_tables(tables).unify_dictionaries().combine_chunks()
+
+
+def _column(column: pa.ChunkedArray, field: pa.Field) -> pa.ChunkedArray:
+    try:
+        if not pa.types.is_string(field.type):
+            column = column.cast(field.type)
+        elif column.type != _TEXT:
+            column = column.cast(pa.string()).dictionary_encode()
+    except (pa.ArrowException, ValueError) as error:
+        raise UnreadableError(f"not a Foretune table: {field.name}: {error}") from None
+    if not field.nullable and column.null_count:
+        raise UnreadableError(f"not a Foretune table: {field.name} is missing in {column.null_count} rows")
+    return column

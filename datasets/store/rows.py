@@ -1,0 +1,66 @@
+"""What the rows of a file must hold to be measurements, whoever wrote them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from ..errors import DatasetError
+from ..measurement import LONGEST_US, SHORTEST_US, TIMED, TIMING_PASSES, Status
+
+_COUNTS = ("samples", "registers", "spills", "smem_bytes")
+
+
+def check_rows(rows: pa.Table, path: Path) -> None:
+    """Raises `DatasetError` naming the file for an unknown status, a time that does not go with it or that no kernel
+    takes, and numbers that count nothing."""
+    codes, statuses = coded(rows, "status")
+    if unknown := {statuses[code] for code in np.unique(codes)} - {status.value for status in Status}:
+        raise DatasetError(f"{path}: unknown measurement status {', '.join(sorted(unknown))}")
+    timed = np.isin(codes, [code for code, status in enumerate(statuses) if status in {one.value for one in TIMED}])
+    time_us = rows.column("time_us").to_numpy()
+    if wrong := int((timed != (time_us > 0)).sum() + (~timed & ~np.isnan(time_us)).sum()):
+        raise DatasetError(
+            f"{path}: {wrong} measurements have a time_us that does not go with their status "
+            "(ok and hopeless need a positive number, all others null)"
+        )
+    _refuse(path, "time_us", time_us[timed], SHORTEST_US, LONGEST_US)
+    _refuse(path, "timing_pass", rows.column("timing_pass").to_numpy(), TIMING_PASSES[0], TIMING_PASSES[-1])
+    for name in _COUNTS:
+        _refuse(path, name, rows.column(name).drop_null().to_numpy(), 0, np.inf)
+    for name in ("spread", "compile_ms"):
+        _refuse(path, name, rows.column(name).drop_null().to_numpy(), 0, 3e38)
+
+
+def check_unambiguous(rows: pa.Table, path: Path) -> None:
+    """Raises `DatasetError` naming the file where one run says two things of one config, problem, device and pass:
+    nobody could tell which holds. Another run may say something else."""
+    key = np.zeros(len(rows), np.int64)
+    for name in ("run_id", "device", "timing_pass", "problem", "config"):
+        values = rows.column(name).to_numpy() if name not in ("run_id", "device") else coded(rows, name)[0]
+        key = key * (int(values.max(initial=0)) + 1) + values
+    repeated = pd.Series(key).duplicated().to_numpy()
+    if repeated.any():
+        first = int(np.flatnonzero(repeated)[0])
+        row = rows.slice(first, 1).to_pylist()[0]
+        raise DatasetError(
+            f"{path}: {int(repeated.sum())} measurements are there twice, the first of problem {row['problem']} with "
+            f"config {row['config']} in pass {row['timing_pass']} of run {row['run_id']}"
+        )
+
+
+def _refuse(path: Path, name: str, values: NDArray[Any], least: float, most: float) -> None:
+    wrong = values[~((values >= least) & (values <= most))]
+    if len(wrong):
+        raise DatasetError(f"{path}: {name} must be {least:g} to {most:g} but is {wrong[0]:g} in {len(wrong)} rows")
+
+
+def coded(rows: pa.Table, name: str) -> tuple[NDArray[np.int32], list[str]]:
+    """A text column as numbers, -1 where it has none, and the texts that they stand for."""
+    column = rows.column(name).combine_chunks()
+    return column.indices.fill_null(-1).to_numpy(), column.dictionary.to_pylist()
