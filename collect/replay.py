@@ -11,6 +11,7 @@ import numpy as np
 
 from ..datasets import Case, DeviceSpec, Family, KernelConfig, Problem
 from ..datasets.grid import Grid
+from ..datasets.progress import advance, share_of
 from ..datasets.tables import percent, table
 from ..model import EstimateRanker, Evaluation, LightGBMRanker, Ranker, cross_validate, summarise
 from .plan import MakePlan
@@ -41,13 +42,19 @@ def chosen(
         plan = make_plan(family, device, prior=prior)
         todo = {case: row for row, case in enumerate(grid.cases) if grid.devices[row] == device}
         done: list[int] = []
-        while steps := plan.next(tuple(todo), only(grid, cells, done) if done else None):
+        while True:
+            with share_of(0.0):  # how far a plan's own training is tells nobody how many there will be
+                steps = plan.next(tuple(todo), only(grid, cells, done) if done else None)
+            if not steps:
+                break
+            advance(len(steps) / len(grid))
             for step in steps:
                 row = todo.pop(step.case)
                 cells[row, [column_of[config] for config in step.configs if config in column_of]] = True
                 done.append(row)
         if device != devices[-1]:
-            prior = ranker().fit(only(grid, cells), family)
+            with share_of(0.0):
+                prior = ranker().fit(only(grid, cells), family)
     return cells
 
 
@@ -73,8 +80,10 @@ class PlannedRanker(Ranker):
 
     def fit(self, grid: Grid, family: Family) -> Self:
         self.problems_ = tuple(zip(grid.cases, grid.devices, strict=True))
-        self.cells_ = chosen(grid, family, self.plan, self.ranker)
-        self.ranker_ = self.ranker().fit(only(grid, self.cells_), family)
+        with share_of(0.9):
+            self.cells_ = chosen(grid, family, self.plan, self.ranker)
+        with share_of(0.1):
+            self.ranker_ = self.ranker().fit(only(grid, self.cells_), family)
         return self
 
     def predict(
@@ -161,8 +170,10 @@ def replay_plan(
         made.append(PlannedRanker(make_plan, ranker))
         return made[-1]
 
-    evaluation = cross_validate(dataset, family, planned, ks=KS, jobs=jobs)  # first: a plan may refuse its parameters
-    everything = cross_validate(dataset, family, ranker, ks=KS, jobs=jobs)
+    with share_of(0.75):  # first: a plan may refuse its parameters
+        evaluation = cross_validate(dataset, family, planned, ks=KS, jobs=jobs)
+    with share_of(0.25):
+        everything = cross_validate(dataset, family, ranker, ks=KS, jobs=jobs)
     grid = dataset.grid(family.name)
     counts = dataset.counts(grid)
     row_of = {key: row for row, key in enumerate(zip(grid.cases, grid.devices, strict=True))}

@@ -12,6 +12,7 @@ import numpy as np
 
 from ..datasets import Case, DeviceSpec, Family, ForetuneError, Problem
 from ..datasets.grid import Grid
+from ..datasets.progress import advance, share_of, side_by_side
 from ..datasets.tables import percent, table
 from .baselines import EstimateRanker, NearestRanker, RandomRanker, StaticRanker
 from .gbdt import LightGBMRanker
@@ -173,7 +174,9 @@ def cross_validate(
     {'geomean': 1.0051, 'p95': 1.0198, 'max': 1.0412, 'ci95': [1.0033, 1.0072]}
     """
     split_data = _Split(dataset, family, ks, folds, jobs, tested, split)
-    return split_data.evaluation(split_data.held_out(ranker))
+    with share_of(0.85):
+        scores = split_data.held_out(ranker)
+    return split_data.evaluation(scores, 0.15)
 
 
 def evaluate_bundle(
@@ -187,7 +190,9 @@ def evaluate_bundle(
     >>> evaluate_bundle(load("b200"), load_bundle(), family).frame().head()  # doctest: +SKIP
     """
     split_data = _Split(dataset, family, ks, folds, jobs)
-    return split_data.evaluation(split_data.scores(bundle.ranker(family.name), np.arange(len(split_data.grid))))
+    with share_of(0.2):
+        scores = split_data.scores(bundle.ranker(family.name), np.arange(len(split_data.grid)))
+    return split_data.evaluation(scores, 0.8)
 
 
 def prediction_ms(ranker: Ranker, family: Family, device: DeviceSpec, *, repeats: int = 20) -> float:
@@ -256,15 +261,16 @@ class _Split:
         NaN in folds that are not tested."""
         if not factory().learns:
             return self.scores(factory().fit(self.grid, self.family), np.arange(len(self.grid)), views)
-        from joblib import Parallel, delayed
+        numbers = np.unique(self.fold[self.judged]).tolist()
 
         def test(number: int) -> NDArray[np.float64]:
-            ranker = factory().fit(self.grid.select(np.flatnonzero(self.fold != number)), self.family)
-            return self.scores(ranker, np.flatnonzero(self.fold == number), views)
+            with share_of(0.9 / len(numbers)):
+                ranker = factory().fit(self.grid.select(np.flatnonzero(self.fold != number)), self.family)
+            with share_of(0.1 / len(numbers)):
+                return self.scores(ranker, np.flatnonzero(self.fold == number), views)
 
-        numbers = np.unique(self.fold[self.judged]).tolist()
         # Threads: LightGBM and NumPy release the GIL, and nothing needs to be copied or pickled.
-        parts = Parallel(n_jobs=self.jobs, prefer="threads")(delayed(test)(number) for number in numbers)
+        parts = side_by_side([partial(test, number) for number in numbers], self.jobs)
         scores = np.full((len(views), *self.candidates.shape), np.nan)
         for number, part in zip(numbers, parts, strict=True):
             scores[:, self.fold == number] = part
@@ -276,15 +282,18 @@ class _Split:
         for place, row in enumerate(rows):
             mask = self.candidates[row]
             for number, view in enumerate(views):
+                advance(1 / (len(rows) * len(views)))
                 problem = view(self.grid.cases[row].problem)
                 predicted = ranker.predict(self.family, problem, self.grid.devices[row], self._subsets[mask])
                 scores[number, place, mask] = predicted
         return scores
 
-    def evaluation(self, scores: NDArray[np.float64]) -> Evaluation:
-        """The ranker's regrets from its scores with sizes known and unknown, and the baselines'."""
+    def evaluation(self, scores: NDArray[np.float64], share: float) -> Evaluation:
+        """The ranker's regrets from its scores with sizes known and unknown, and the baselines', whose scores are this
+        share of the current task."""
         trainable = self.groups.max() > 0
         full = np.where(self.candidates, 0.0, np.nan)
+        share /= sum(map(len, BASELINES.values()))
         return Evaluation(
             family=self.family.name,
             cases=tuple(self.grid.cases[row] for row in self.judged),
@@ -295,7 +304,7 @@ class _Split:
             regret={k: self._regret(scores[0], k) for k in self.ks},
             regret_sizes_unknown={k: self._regret(scores[1], k) for k in self.ks},
             baselines={
-                name: self._baseline(factories)
+                name: self._baseline(factories, share)
                 for name, factories in BASELINES.items()
                 if trainable or not factories[0]().learns
             },
@@ -311,8 +320,11 @@ class _Split:
             tried, could = tried + sum(config in configs for config in runs), could + len(runs)
         return tried / could if could else 0.0
 
-    def _baseline(self, factories: Sequence[RankerFactory]) -> dict[int, NDArray[np.float64]]:
-        draws = [self.held_out(factory, (_sizes_known,))[0] for factory in factories]
+    def _baseline(self, factories: Sequence[RankerFactory], share: float) -> dict[int, NDArray[np.float64]]:
+        draws = []
+        for factory in factories:
+            with share_of(share):
+                draws.append(self.held_out(factory, (_sizes_known,))[0])
         return {k: np.stack([self._regret(scores, k) for scores in draws]) for k in self.ks}
 
     def _regret(self, scores: NDArray[np.float64], k: int) -> NDArray[np.float64]:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from ..datasets import BinaryFacts, BundleError, DeviceSpec, Family, ForetuneError, KernelConfig, Problem
 from ..datasets.grid import BinaryKind, Grid
+from ..datasets.progress import advance, share_of, side_by_side
 from .ranker import Ranker, check_between
 from .rows import TrainingRows, features_of, training_rows
 from .trees import MAX_LEAVES, Forest
@@ -97,20 +98,20 @@ class LightGBMRanker(Ranker):
         self.seed = seed
 
     def fit(self, grid: Grid, family: Family) -> Self:
-        rows = training_rows(grid, family, slow=self.slow, keep_slow=self.keep_slow, seed=self.seed)
+        with share_of(0.2):
+            rows = training_rows(grid, family, slow=self.slow, keep_slow=self.keep_slow, seed=self.seed)
         target = np.minimum(rows.log_slowdown, np.log(self.clip))
         if self.objective == "blend":
             half = max(self.trees // 2, 1)
             # Side by side, but each on one thread: OpenMP's threads spin while they wait for each other, and two of
             # them on two busy cores made a fit of 11 s last 190 s (2026-11).
-            with ThreadPoolExecutor(2) as pool:
-                halves = [pool.submit(train, rows, target, half) for train in (self._regression, self._lambdarank)]
-                values, order = (training.result() for training in halves)
+            trainings = (partial(train, rows, target, half, 0.4) for train in (self._regression, self._lambdarank))
+            values, order = side_by_side(tuple(trainings), jobs=2)
             self.forest_ = values.affine(0.5) + order.affine(0.5)
         elif self.objective == "regression":
-            self.forest_ = self._regression(rows, target, self.trees)
+            self.forest_ = self._regression(rows, target, self.trees, 0.8)
         else:
-            self.forest_ = self._lambdarank(rows, target, self.trees)
+            self.forest_ = self._lambdarank(rows, target, self.trees, 0.8)
         self.feature_names_ = family.feature_names
         self.binaries_ = dict(grid.binaries) if family.reads_binaries else {}
         return self
@@ -134,18 +135,18 @@ class LightGBMRanker(Ranker):
         slowdowns: NDArray[np.float64] = np.exp(logs)
         return slowdowns
 
-    def _regression(self, rows: TrainingRows, target: NDArray[np.float64], trees: int) -> Forest:
+    def _regression(self, rows: TrainingRows, target: NDArray[np.float64], trees: int, share: float) -> Forest:
         weight = np.exp(-self.emphasis * target) if self.emphasis else None
-        return self._train({"objective": "regression"}, trees, rows.features, label=target, weight=weight)
+        return self._train({"objective": "regression"}, trees, share, rows.features, label=target, weight=weight)
 
-    def _lambdarank(self, rows: TrainingRows, target: NDArray[np.float64], trees: int) -> Forest:
+    def _lambdarank(self, rows: TrainingRows, target: NDArray[np.float64], trees: int, share: float) -> Forest:
         grade = len(_GRADE_EDGES) - np.searchsorted(_GRADE_EDGES, target)
         options = {
             "objective": "lambdarank",
             "label_gain": [float(2**g - 1) for g in range(len(_GRADE_EDGES) + 1)],
             "lambdarank_truncation_level": 20,
         }
-        forest = self._train(options, trees, rows.features, label=grade, group=rows.query_sizes)
+        forest = self._train(options, trees, share, rows.features, label=grade, group=rows.query_sizes)
         # Ranking leaves scale and zero open: the line through log slowdowns, fitted within each problem, fixes both.
         score = _in_blocks(forest, rows.features)
         query = np.repeat(np.arange(len(rows.query_sizes)), rows.query_sizes)
@@ -153,7 +154,10 @@ class LightGBMRanker(Ranker):
         slope = float(centred @ target) / max(float(centred @ centred), 1e-12)
         return forest.affine(slope, float(target.mean() - slope * score.mean()))
 
-    def _train(self, options: dict[str, Any], trees: int, features: NDArray[np.float32], **columns: Any) -> Forest:
+    def _train(
+        self, options: dict[str, Any], trees: int, share: float, features: NDArray[np.float32], **columns: Any
+    ) -> Forest:
+        """So many trees, which are this share of the current task."""
         import lightgbm
 
         parameters = options | {
@@ -171,7 +175,9 @@ class LightGBMRanker(Ranker):
             "num_threads": 1,  # see fit
             "verbosity": -1,
         }
-        booster = lightgbm.train(parameters, lightgbm.Dataset(features, **columns), num_boost_round=trees)
+        data = lightgbm.Dataset(features, **columns)
+        told = [lambda _: advance(share / trees)]
+        booster = lightgbm.train(parameters, data, num_boost_round=trees, callbacks=told)
         return Forest.from_lightgbm(booster.dump_model())
 
 

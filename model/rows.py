@@ -10,6 +10,7 @@ import numpy as np
 
 from ..datasets import BinaryFacts, DeviceSpec, Family, ForetuneError, KernelConfig, Problem
 from ..datasets.grid import Grid
+from ..datasets.progress import advance
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -83,6 +84,7 @@ def training_rows(grid: Grid, family: Family, *, slow: float, keep_slow: float, 
     keep = ran & ((slowdowns <= slow) | (random.random(slowdowns.shape) < share))
     features, targets, sizes = [], [], []
     for kept, slowdown, case, device in zip(keep, slowdowns, grid.cases, grid.devices, strict=True):
+        advance(1 / len(grid))
         for problem in dict.fromkeys((case.problem, case.problem.without_sizes())):
             # Of all configs, always the same tuple: families remember what depends on the list alone.
             binaries = grid.binaries.get((problem.dtype, problem.flags))

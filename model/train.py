@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from ..datasets import Family, ForetuneError
 from ..datasets.grid import Grid
+from ..datasets.progress import share_of
 from .bundle import Bundle, TrainedFamily
 from .gbdt import LightGBMRanker
 from .sources import check_sources, source_of
@@ -37,8 +38,10 @@ def train_bundle(
     for name in learnable:
         check_sources(dataset, families[name])
         grid = dataset.grid(name)
+        with share_of(1 / len(learnable)):
+            fitted = ranker().fit(grid, families[name])
         trained[name] = TrainedFamily(
-            ranker=ranker().fit(grid, families[name]),
+            ranker=fitted,
             devices=tuple(dict.fromkeys(grid.devices)),
             origin={
                 "dataset": dataset.name,

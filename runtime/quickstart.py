@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..datasets import DeviceSpec, Measurable, Problem
+from ..datasets.progress import share_of, side_by_side
 from ..datasets.tables import table
 from ..model.evaluate import Evaluation, cross_validate, prediction_ms
 from ..model.train import train_bundle
@@ -59,6 +60,11 @@ class Quickstart:
         )
 
 
+def _half_of_the_task(call: Callable[[], Any]) -> Any:
+    with share_of(0.5):
+        return call()
+
+
 def run_quickstart(
     family: Measurable,
     problem: Problem,
@@ -73,10 +79,9 @@ def run_quickstart(
     """Trains a bundle of the family on the dataset into `out`, judges one such on a fifth of the models that it never
     saw, and predicts the problem on the device; where there is a `gpu`, tunes it there (see `compare_first_calls`)."""
     say("training on all problems, and without some models' to rank those")
-    with ThreadPoolExecutor(1) as aside:  # side by side: a training keeps one core busy, and a second one at times
-        trained = aside.submit(train_bundle, dataset, {family.name: family})
-        judged = cross_validate(dataset, family, tested=1)
-        bundle = trained.result()
+    halves = (partial(train_bundle, dataset, {family.name: family}), partial(cross_validate, dataset, family, tested=1))
+    # A training keeps one core busy, and a second one at times.
+    bundle, judged = side_by_side([partial(_half_of_the_task, half) for half in halves], jobs=2)
     bundle.save(out)
     chosen = make_shortlist(family, problem, device, k=4, bundle=bundle)
     say("timing one prediction over the whole space")
