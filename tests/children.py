@@ -1,4 +1,4 @@
-"""What children do in `collect/test_processes.py`, which import it."""
+"""What children do in `collect/test_processes.py`, which import it, and which children there are."""
 
 from __future__ import annotations
 
@@ -37,6 +37,14 @@ def lives(pid):
         return "State:\tZ" not in Path(f"/proc/{pid}/status").read_text()
     except (FileNotFoundError, ProcessLookupError):  # the latter where it ends meanwhile
         return False
+
+
+def children_of(process):
+    """The ids of the processes that it has started."""
+    try:
+        return [int(pid) for pid in Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()]
+    except (FileNotFoundError, ProcessLookupError):  # it has ended
+        return []
 
 
 def assert_end(pids):

@@ -18,7 +18,7 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from children import assert_end
+from children import assert_end, children_of
 from collecting import CASES, collect
 from fakes import DEVICE, FakeFamily
 from faulty import FaultyGpu, LateGpu, NeverOpen, is_stuck
@@ -125,14 +125,6 @@ def start(out, *, endless=0):
     return process
 
 
-def children(process):
-    """The processes that measure."""
-    try:
-        return [int(pid) for pid in Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()]
-    except (FileNotFoundError, ProcessLookupError):  # it has ended
-        return []
-
-
 def rows_measured(out):
     return len(load(out).measurements) if (out / "dataset.json").exists() else 0
 
@@ -142,7 +134,7 @@ def rows_measured(out):
 def test_ctrl_c_stops_cleanly_and_the_next_run_goes_on(out, undisturbed, asked):
     process = start(out, endless=2)
     until(lambda: rows_measured(out) > 300)
-    measuring = children(process)
+    measuring = children_of(process)
     assert len(measuring) == 2
     os.killpg(process.pid, asked)  # as a terminal does
     said, _ = process.communicate()
@@ -159,7 +151,7 @@ def test_ctrl_c_stops_cleanly_and_the_next_run_goes_on(out, undisturbed, asked):
 def test_the_processes_end_with_a_killed_parent(out):
     process = start(out, endless=2)
     until(lambda: rows_measured(out) > 300)
-    measuring = children(process)
+    measuring = children_of(process)
     process.kill()
     process.communicate()
     assert_end(measuring)
@@ -175,7 +167,7 @@ def test_kills_at_random_moments_leave_the_dataset_of_an_undisturbed_run(out, un
         process = start(out.with_name(f"run{run}"))
         while left and process.poll() is None:
             time.sleep(die.uniform(0.0, 1.2))
-            victims = [*children(process), process.pid]
+            victims = [*children_of(process), process.pid]
             victim = die.choice(victims)
             with suppress(ProcessLookupError):  # it has just ended
                 if process.poll() is None:
