@@ -14,8 +14,8 @@ from .case import Case
 from .dataset import Dataset
 from .device import DeviceSpec
 from .errors import DatasetError
+from .manifest import SCHEMA_VERSION
 from .problem import Problem
-from .schema import SCHEMA_VERSION
 
 
 def merge_datasets(datasets: Sequence[Dataset], *, name: str, allow_other_sources: bool = False) -> Dataset:

@@ -1,13 +1,8 @@
-"""What a file of the store looks like: one schema version, its columns and types."""
+"""What a file of the store looks like: its columns and types, of the version in `manifest`."""
 
 from __future__ import annotations
 
 import pyarrow as pa
-
-#: Raised by one whenever a column changes meaning, type or name.
-SCHEMA_VERSION = 2  # 2: scenarios, ragged sizes with their dimension, a dtype for each operand
-#: Versions that are read as well: see store/older.py.
-OLDER_VERSIONS = (1,)
 
 
 def _required(name: str, kind: pa.DataType) -> pa.Field:

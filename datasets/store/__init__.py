@@ -12,7 +12,7 @@ an error, because the manifest vouches for it.
 
 from __future__ import annotations
 
-from .files import MANIFEST
+from ..manifest import MANIFEST
 from .reader import read
 from .seal import seal_dataset
 from .upgrade import upgrade_dataset

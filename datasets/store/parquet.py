@@ -25,6 +25,7 @@ def read_table(source: Path | pa.Buffer, schema: pa.Schema) -> pa.Table:
         opened = pa.BufferReader(source) if isinstance(source, pa.Buffer) else source
         # Without a partitioning: else a folder named a=b becomes a column.
         table = upgraded_columns(pq.read_table(opened, partitioning=None, read_dictionary=texts))
+        table.validate(full=True)  # also that texts are UTF-8, which whoever looks at one relies on
     except FileNotFoundError:
         raise UnreadableError("the file is missing") from None
     except (pa.ArrowException, OSError, ValueError) as error:

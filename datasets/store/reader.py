@@ -18,12 +18,12 @@ from ..config import KernelConfig
 from ..dataset import Dataset
 from ..device import DeviceSpec
 from ..errors import DatasetError, ForetuneError, abridged
+from ..manifest import MANIFEST, read_manifest
 from ..problem import Problem
 from ..schema import CONFIGS, DRIFT, DRIFT_PART, MEASUREMENTS, PART, PROBLEMS
-from .files import MANIFEST, read_manifest
 from .older import upgraded_problem
 from .parquet import UnreadableError, joined, read_table
-from .rows import check_rows, check_unambiguous, coded
+from .rows import check_drift, check_rows, check_unambiguous, coded
 
 _Named = TypeVar("_Named", bound=Hashable)
 
@@ -36,6 +36,8 @@ def read(directory: Path | str) -> Dataset:
     drift, torn_drift = _read_parts(directory / "drift", DRIFT_PART)
     for path, table in parts.items():
         check_rows(table, path)
+    for path, table in drift.items():
+        check_drift(table, path)
     told = [table.select(PROBLEMS.names) for table in parts.values()]
     rows = [table.drop_columns(["sources", "scenario"]) for table in parts.values()]
     readings = list(drift.values())
@@ -85,6 +87,7 @@ def _read_sealed_drift(directory: Path, problems: pa.Table, digests: Mapping[str
     if "drift.parquet" not in digests:  # sealed before there were readings
         return _empty(DRIFT_PART)
     drift = _read_vouched(directory, "drift", DRIFT, digests)
+    check_drift(drift, directory / "drift.parquet")
     return _pointed(drift, "problem", problems, directory / "drift.parquet")
 
 
@@ -149,7 +152,7 @@ def _assemble(
 ) -> Dataset:
     try:
         devices = tuple(DeviceSpec.from_json(spec) for spec in manifest["devices"])
-    except (ForetuneError, TypeError) as error:
+    except (ForetuneError, TypeError, AttributeError) as error:
         raise DatasetError(f"{directory / MANIFEST}: {error}") from None
     if strangers := {*rows["device"].cat.categories} - {spec.name for spec in devices}:
         raise DatasetError(f"{directory / MANIFEST}: has no device named {', '.join(sorted(strangers))}")

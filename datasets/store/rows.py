@@ -37,6 +37,12 @@ def check_rows(rows: pa.Table, path: Path) -> None:
         _refuse(path, name, rows.column(name).drop_null().to_numpy(), 0, 3e38)
 
 
+def check_drift(readings: pa.Table, path: Path) -> None:
+    """Raises `DatasetError` naming the file for readings of the drift probe that no clock gave."""
+    _refuse(path, "time_us", readings.column("time_us").to_numpy(), SHORTEST_US, LONGEST_US)
+    _refuse(path, "at_s", readings.column("at_s").to_numpy(), 0, 1e9)
+
+
 def check_unambiguous(rows: pa.Table, path: Path) -> None:
     """Raises `DatasetError` naming the file where one run says two things of one config, problem, device and pass:
     nobody could tell which holds. Another run may say something else."""
@@ -44,13 +50,15 @@ def check_unambiguous(rows: pa.Table, path: Path) -> None:
     for name in ("run_id", "device", "timing_pass", "problem", "config"):
         values = rows.column(name).to_numpy() if name not in ("run_id", "device") else coded(rows, name)[0]
         key = key * (int(values.max(initial=0)) + 1) + values
-    repeated = pd.Series(key).duplicated().to_numpy()
-    if repeated.any():
-        first = int(np.flatnonzero(repeated)[0])
-        row = rows.slice(first, 1).to_pylist()[0]
+    repeated = np.flatnonzero(pd.Series(key).duplicated(keep=False))
+    told = pd.DataFrame({"key": key[repeated], "status": coded(rows, "status")[0][repeated]})
+    told["time_us"] = rows.column("time_us").to_numpy()[repeated]
+    wrong = repeated[~told.duplicated(keep=False).to_numpy()]
+    if len(wrong):
+        row = rows.slice(int(wrong[-1]), 1).to_pylist()[0]
         raise DatasetError(
-            f"{path}: {int(repeated.sum())} measurements are there twice, the first of problem {row['problem']} with "
-            f"config {row['config']} in pass {row['timing_pass']} of run {row['run_id']}"
+            f"{path}: {len(wrong)} measurements contradict others of their run, such as that of problem "
+            f"{row['problem']} with config {row['config']} in pass {row['timing_pass']} of run {row['run_id']}"
         )
 
 

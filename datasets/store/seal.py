@@ -9,8 +9,9 @@ import pyarrow as pa
 
 from ..dataset import Dataset
 from ..errors import DatasetError
+from ..manifest import write_manifest
 from ..schema import CONFIGS, DRIFT, MEASUREMENTS, PROBLEMS
-from .files import sha256, staged, write_manifest, write_table
+from .files import sha256, staged, write_table
 from .reader import read
 
 

@@ -7,8 +7,9 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from ..schema import DRIFT_PART, PART, PROBLEMS, SCHEMA_VERSION
-from .files import MANIFEST, read_manifest, sha256, staged, write_manifest, write_table
+from ..manifest import MANIFEST, SCHEMA_VERSION, read_manifest, write_manifest
+from ..schema import DRIFT_PART, PART, PROBLEMS
+from .files import sha256, staged, write_table
 from .older import upgraded_problem
 from .parquet import UnreadableError, read_table
 from .reader import read

@@ -14,10 +14,11 @@ from ..case import Case
 from ..config import KernelConfig
 from ..device import DeviceSpec
 from ..drift import Reading
+from ..manifest import MANIFEST, read_manifest, write_manifest
 from ..measurement import Measurement
 from ..problem import Problem
 from ..schema import DRIFT_PART, PART
-from .files import MANIFEST, read_manifest, write_manifest, write_table
+from .files import write_table
 
 
 class Writer:

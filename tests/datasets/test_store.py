@@ -8,94 +8,22 @@ import subprocess
 import sys
 import time
 from dataclasses import replace
-from hashlib import sha256
 from pathlib import Path
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 from foretune.datasets import (
     Case,
     DatasetError,
-    DeviceSpec,
-    KernelConfig,
     Measurement,
     Problem,
     Ragged,
     Status,
-    load,
 )
 from foretune.datasets.drift import Reading
-from foretune.datasets.schema import PART, SCHEMA_VERSION
+from foretune.datasets.manifest import SCHEMA_VERSION
 from foretune.datasets.store import Writer, read, seal_dataset
-
-H200 = DeviceSpec.named("h200")
-CONFIGS = [KernelConfig.of(BLOCK_M=block, num_warps=warps) for block in (16, 32, 64) for warps in (4, 8)]
-PROBLEMS = [
-    Problem.of("toy", segments=2, rows=rows, n=64, k=64, ragged={"rows": (rows // 2,) * 2}) for rows in (8, 16, 32)
-]
-SEALED = ("problems.parquet", "configs.parquet", "measurements.parquet", "drift.parquet")
-
-
-def outcomes(problem: Problem) -> list[Measurement]:
-    """Three passes; one config fails, one is hopeless and is not measured again."""
-    first = [
-        Measurement(problem, H200.name, config, Status.OK, time_us=10.0 + i, spread=0.01, samples=5, registers=100)
-        for i, config in enumerate(CONFIGS[:4])
-    ]
-    second = [
-        Measurement(problem, H200.name, CONFIGS[0], Status.OK, time_us=time_us, samples=9, timing_pass=timing_pass)
-        for timing_pass, time_us in ((2, 10.5), (3, 11.5))
-    ]
-    hopeless = Measurement(problem, H200.name, CONFIGS[4], Status.HOPELESS, time_us=900.0, samples=1)
-    failed = Measurement(problem, H200.name, CONFIGS[5], Status.OUT_OF_RESOURCES, error="shared memory")
-    return [*first, hopeless, failed, *second]
-
-
-def write(folder: Path, run_id: str = "r1", problems: list[Problem] = PROBLEMS) -> Path:
-    writer = Writer(folder, "mine", [H200], {"torch": "2.13.0"}, run_id=run_id)
-    for problem in problems:
-        writer.append(Case(problem, ("Mixtral-8x7B/w2",), "balanced"), outcomes(problem))
-    writer.append_drift(readings(problems))
-    return folder
-
-
-def readings(problems: list[Problem]) -> list[Reading]:
-    """Two for each problem and one more; the second problem's were taken on a card that did something else, too."""
-    return [
-        Reading(problem, "0", 10.0 * i + second, 130.0 if i == 1 else 100.0 + second)
-        for i, problem in enumerate(problems)
-        for second in (range(3) if i == 0 else range(2))
-    ]
-
-
-@pytest.fixture
-def parts(tmp_path: Path) -> Path:
-    return write(tmp_path / "mine")
-
-
-@pytest.fixture
-def sealed(parts: Path, tmp_path: Path) -> Path:
-    seal_dataset(parts, tmp_path / "sealed", name="shipped")
-    return tmp_path / "sealed"
-
-
-def edit_manifest(folder: Path, **changes: object) -> None:
-    path = folder / "dataset.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
-
-
-def vouch(folder: Path) -> None:
-    """Makes the manifest vouch for the tables as they are: what a writer with a bug would leave."""
-    edit_manifest(folder, sealed={name: sha256((folder / name).read_bytes()).hexdigest() for name in SEALED})
-
-
-def rewrite(path: Path, **columns: pa.Array) -> None:
-    table = pq.read_table(path)
-    for name, values in columns.items():
-        table = table.set_column(table.column_names.index(name), name, values)
-    pq.write_table(table, path)
+from stores import CONFIGS, H200, PROBLEMS, SEALED, outcomes, readings, write
 
 
 def test_what_was_appended_is_read(parts: Path) -> None:
@@ -258,7 +186,7 @@ KILLED = """
 import sys
 from pathlib import Path
 sys.path.insert(0, str(Path({tests!r})))
-from test_store import PROBLEMS, outcomes, H200, Case, Writer
+from stores import PROBLEMS, outcomes, H200, Case, Writer
 writer = Writer({folder!r}, "mine", [H200], {{}}, run_id="killed")
 print("writing", flush=True)
 while True:
@@ -268,7 +196,7 @@ while True:
 
 
 def test_a_killed_writer_loses_no_finished_part(tmp_path: Path) -> None:
-    code = KILLED.format(tests=str(Path(__file__).parent), folder=str(tmp_path / "mine"))
+    code = KILLED.format(tests=str(Path(__file__).parents[1]), folder=str(tmp_path / "mine"))
     with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE) as writer:
         assert writer.stdout is not None
         assert writer.stdout.readline() == b"writing\n"
@@ -297,135 +225,3 @@ def test_a_part_torn_anywhere_is_ignored_and_reported(parts: Path) -> None:
         dataset = read(parts)
         assert dataset.ignored == (victim.name,), length
         assert len(dataset.cases) == 2
-
-
-def test_a_sealed_table_torn_anywhere_is_an_error_that_names_it(sealed: Path) -> None:
-    for name in SEALED:
-        whole = (sealed / name).read_bytes()
-        for length in range(0, len(whole), max(1, len(whole) // 30)):
-            (sealed / name).write_bytes(whole[:length])
-            with pytest.raises(DatasetError, match=f"{name}.*truncated"):
-                read(sealed)
-        (sealed / name).write_bytes(whole)
-
-
-def test_a_sealed_table_with_one_bit_flipped_is_an_error_that_names_it(sealed: Path) -> None:
-    for name in SEALED:
-        whole = (sealed / name).read_bytes()
-        for at in range(0, len(whole), max(1, len(whole) // 30)):
-            (sealed / name).write_bytes(whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :])
-            with pytest.raises(DatasetError, match=f"{name}.*altered"):
-                read(sealed)
-        (sealed / name).write_bytes(whole)
-
-
-@pytest.mark.parametrize("name", SEALED)
-def test_a_missing_sealed_table_is_an_error_that_names_it(sealed: Path, name: str) -> None:
-    (sealed / name).unlink()
-    with pytest.raises(DatasetError, match=f"{name}.*missing"):
-        read(sealed)
-
-
-@pytest.mark.parametrize("name", SEALED)
-def test_a_foreign_file_is_an_error_that_names_it(sealed: Path, name: str) -> None:
-    (sealed / name).write_text("<html>404</html>")
-    vouch(sealed)
-    with pytest.raises(DatasetError, match=f"{name}.*not a Parquet file"):
-        read(sealed)
-
-
-@pytest.mark.parametrize("name", SEALED)
-def test_a_foreign_table_is_an_error_that_names_what_is_missing(sealed: Path, name: str) -> None:
-    pq.write_table(pa.table({"x": [1, 2]}), sealed / name)
-    vouch(sealed)
-    with pytest.raises(DatasetError, match=f"{name}.*columns missing: (problem|config)"):
-        read(sealed)
-
-
-def test_a_column_of_another_type_is_an_error_that_names_the_file(sealed: Path) -> None:
-    rows = pq.read_table(sealed / "measurements.parquet").num_rows
-    rewrite(sealed / "measurements.parquet", time_us=pa.array(["fast"] * rows))
-    vouch(sealed)
-    with pytest.raises(DatasetError, match=r"measurements\.parquet.*fast"):
-        read(sealed)
-
-
-@pytest.mark.parametrize("value", [float("nan"), float("inf"), -1.0, 0.0, None])
-def test_times_that_are_none_are_an_error_that_names_the_file(sealed: Path, value: float | None) -> None:
-    rows = pq.read_table(sealed / "measurements.parquet").num_rows
-    rewrite(sealed / "measurements.parquet", time_us=pa.array([value] * rows, pa.float32()))
-    vouch(sealed)
-    with pytest.raises(DatasetError, match=r"measurements\.parquet.*time_us"):
-        read(sealed)
-
-
-@pytest.mark.parametrize("column", [field.name for field in PART if not field.nullable])
-def test_a_part_with_nothing_in_a_required_column_is_ignored_and_reported(parts: Path, column: str) -> None:
-    victim = parts / "parts" / "r1-000001.parquet"
-    table = pq.read_table(victim)
-    rewrite(victim, **{column: pa.nulls(table.num_rows, table.schema.field(column).type)})
-    assert read(parts).ignored == (victim.name,)
-
-
-def test_an_unknown_status_is_an_error_that_names_it(parts: Path) -> None:
-    victim = parts / "parts" / "r1-000001.parquet"
-    rewrite(victim, status=pa.array(["fine"] * pq.read_table(victim).num_rows))
-    with pytest.raises(DatasetError, match=rf"{victim.name}.*status fine"):
-        read(parts)
-
-
-@pytest.mark.parametrize("position", [-1, 10_000])
-def test_readings_that_point_past_the_problems_are_an_error(sealed: Path, position: int) -> None:
-    rows = pq.read_table(sealed / "drift.parquet").num_rows
-    rewrite(sealed / "drift.parquet", problem=pa.array([position] * rows, pa.int32()))
-    vouch(sealed)
-    with pytest.raises(DatasetError, match=r"drift\.parquet.*past the end of problems\.parquet"):
-        read(sealed)
-
-
-@pytest.mark.parametrize(("column", "table"), [("problem", "problems"), ("config", "configs")])
-@pytest.mark.parametrize("position", [-1, 10_000])
-def test_rows_that_point_past_their_table_are_an_error(sealed: Path, column: str, table: str, position: int) -> None:
-    rows = pq.read_table(sealed / "measurements.parquet").num_rows
-    rewrite(sealed / "measurements.parquet", **{column: pa.array([position] * rows, pa.int32())})
-    vouch(sealed)
-    with pytest.raises(DatasetError, match=rf"measurements\.parquet.*past the end of {table}\.parquet"):
-        read(sealed)
-
-
-@pytest.mark.parametrize("text", ["", "null", "[]", "5", "{}", '{"schema_version": ', "\udcff"])
-def test_a_manifest_that_is_none_is_an_error_that_names_it(parts: Path, text: str) -> None:
-    (parts / "dataset.json").write_bytes(text.encode(errors="surrogateescape"))
-    with pytest.raises(DatasetError, match=r"dataset\.json"):
-        read(parts)
-
-
-def test_a_newer_schema_is_an_error_that_says_so(parts: Path) -> None:
-    edit_manifest(parts, schema_version=SCHEMA_VERSION + 1)
-    with pytest.raises(DatasetError, match=r"dataset\.json.*a newer Foretune wrote it"):
-        read(parts)
-
-
-@pytest.mark.parametrize("devices", [[], [1], [{"name": "NVIDIA H200"}], 5])
-def test_a_manifest_without_the_devices_is_an_error_that_names_it(parts: Path, devices: object) -> None:
-    edit_manifest(parts, devices=devices)
-    with pytest.raises(DatasetError, match=r"dataset\.json"):
-        read(parts)
-
-
-@pytest.mark.parametrize("problem", ["null", "[]", "{}", "rows=8", '{"family": "toy"}'])
-def test_a_problem_that_is_none_is_an_error(parts: Path, problem: str) -> None:
-    victim = parts / "parts" / "r1-000001.parquet"
-    rewrite(victim, problem=pa.array([problem] * pq.read_table(victim).num_rows))
-    with pytest.raises(DatasetError, match=str(parts)):
-        read(parts)
-
-
-def test_a_name_that_does_not_exist_is_an_error_that_lists_the_shipped_ones() -> None:
-    with pytest.raises(DatasetError, match=r"h300: neither a directory nor a shipped dataset \(shipped: .*h200"):
-        load("h300")
-
-
-def test_a_folder_that_is_no_dataset_is_an_error_that_names_the_file(tmp_path: Path) -> None:
-    with pytest.raises(DatasetError, match=r"dataset\.json.*not a Foretune dataset"):
-        load(tmp_path)

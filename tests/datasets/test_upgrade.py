@@ -17,7 +17,7 @@ import pytest
 from foretune.collect.outcomes import earlier
 from foretune.datasets import DatasetError, DeviceSpec, KernelConfig, Measurement, Problem, Ragged, Status, load
 from foretune.datasets.dataset import Dataset
-from foretune.datasets.schema import SCHEMA_VERSION
+from foretune.datasets.manifest import SCHEMA_VERSION
 from foretune.datasets.store import Writer, read, seal_dataset, upgrade_dataset
 
 VERSION1 = Path(__file__).parent / "version1"

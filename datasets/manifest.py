@@ -1,0 +1,65 @@
+"""`dataset.json`: what a dataset's folder is, readable without what reads its tables."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from .atomic import replacing
+from .errors import DatasetError, abridged
+
+MANIFEST = "dataset.json"
+#: Of the store: raised by one whenever a column, or a key of the manifest, changes meaning, type or name.
+SCHEMA_VERSION = 2  # 2: scenarios, ragged sizes with their dimension, a dtype for each operand
+#: Versions that are read as well: see store/older.py.
+OLDER_VERSIONS = (1,)
+_KINDS: dict[str, tuple[type, str]] = {
+    "name": (str, "a text"),
+    "devices": (list, "a list of device specs"),
+    "provenance": (dict, "an object"),
+    "sealed": (dict, "an object of SHA-256 by file name"),
+}
+
+
+def read_manifest(directory: Path) -> dict[str, Any]:
+    """The manifest in a directory. Raises `DatasetError` naming the file where it is none, or of a version that is not
+    read here."""
+    path = directory / MANIFEST
+    try:
+        manifest = json.loads(path.read_text(encoding="utf-8"))
+        version = manifest["schema_version"]
+    except FileNotFoundError:
+        raise DatasetError(f"{path}: no such file, so {directory} is not a Foretune dataset") from None
+    except (OSError, ValueError, RecursionError) as error:
+        raise DatasetError(f"{path}: cannot be read as JSON: {abridged(str(error))}") from None
+    except (KeyError, TypeError):
+        raise DatasetError(f"{path}: not a Foretune manifest: it has no schema_version") from None
+    if type(version) is not int or version not in (SCHEMA_VERSION, *OLDER_VERSIONS):
+        raise DatasetError(
+            f"{path}: schema_version is {abridged(repr(version))} but this Foretune reads {SCHEMA_VERSION} and before"
+            + ("; a newer Foretune wrote it" if isinstance(version, int) and version > SCHEMA_VERSION else "")
+        )
+    if missing := [key for key in _KINDS if key not in manifest]:
+        raise DatasetError(f"{path}: keys missing: {', '.join(missing)}")
+    for key, (kind, what) in _KINDS.items():
+        _check(path, key, manifest[key], kind, what)
+    runs = manifest["provenance"].get("runs", {})
+    _check(path, "provenance.runs", runs, dict, "an object")
+    for run, facts in runs.items():
+        _check(path, f"provenance.runs.{run}", facts, dict, "an object")
+    return dict(manifest)
+
+
+def write_manifest(directory: Path, content: Mapping[str, Any]) -> None:
+    """Writes a manifest of today's version."""
+    version = {"schema_version": SCHEMA_VERSION}
+    text = json.dumps(version | dict(content) | version, indent=1) + "\n"  # the version first, whatever it was
+    with replacing(directory / MANIFEST) as temporary:
+        temporary.write_text(text, encoding="utf-8")
+
+
+def _check(path: Path, key: str, value: object, kind: type, what: str) -> None:
+    if not isinstance(value, kind):
+        raise DatasetError(f"{path}: {abridged(key)} must be {what} but is {abridged(repr(value))}")
