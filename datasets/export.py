@@ -20,6 +20,7 @@ from .case import Case
 from .dataset import Dataset
 from .errors import ForetuneError
 from .measurement import Status
+from .progress import advance
 
 #: Of the results schema and the metadata schema that a T4 file keeps to, both at once
 #: (https://github.com/odgaard/TuningSchema, branch T4; Kernel Tuner ships them as kernel_tuner/schema/T4/1.0.0).
@@ -36,7 +37,7 @@ _T4_INVALIDITY = {
 }
 _T4_UNITS = {"time": "ms", "registers": "", "spills": "", "smem_bytes": "B"}
 _COUNTS = ("registers", "spills", "smem_bytes")
-#: Rows of a CSV that are made at once.
+#: Rows that are made into text at once.
 _BLOCK = 50_000
 
 
@@ -72,7 +73,7 @@ def export_dataset(
 
 
 def _csv(dataset: Dataset, rows: pd.DataFrame, out: Path) -> int:
-    """Written in blocks, and what repeats made into text once: a million rows take seconds and little memory."""
+    """What repeats is made into text once: a million rows take seconds."""
     cases = {number: _describe(number, case) for number, case in _used(rows, "problem", dataset.cases)}
     configs = {number: config.to_json() for number, config in _used(rows, "config", dataset.configs)}
     facts = [name for name in rows.columns if name not in ("problem", "config", "device")]
@@ -82,8 +83,7 @@ def _csv(dataset: Dataset, rows: pd.DataFrame, out: Path) -> int:
     by_config = _texts({number: [config.get(name, "") for name in knobs] for number, config in configs.items()})
     with out.open("w", newline="", encoding="utf-8") as file:
         csv.writer(file).writerow((*dims, "device", *knobs, *facts))
-        for start in range(0, len(rows), _BLOCK):
-            block = rows.iloc[start : start + _BLOCK]
+        for block in _blocks(rows):
             columns = [by_case.take(pa.array(block["problem"])), _fact(block["device"])]
             columns += [by_config.take(pa.array(block["config"])), *(_fact(block[name]) for name in facts)]
             lines = pc.binary_join_element_wise(*columns, ",", null_handling="replace", null_replacement="")
@@ -191,12 +191,20 @@ def _used(rows: pd.DataFrame, column: str, values: Sequence[Any]) -> Iterable[tu
     return ((int(number), values[number]) for number in rows[column].unique())
 
 
+def _blocks(rows: pd.DataFrame) -> Iterator[pd.DataFrame]:
+    """The rows, so many at a time: a dataset as text takes more memory than many machines have."""
+    for start in range(0, len(rows), _BLOCK):
+        advance(min(_BLOCK / len(rows), 1.0))
+        yield rows.iloc[start : start + _BLOCK]
+
+
 def _records(rows: pd.DataFrame) -> Iterator[dict[str, Any]]:
     """Each row as plain values by column; what is not known is left out."""
-    columns = [rows[name].tolist() for name in rows.columns]
-    for values in zip(*columns, strict=True):
-        named = zip(rows.columns, values, strict=True)
-        yield {name: _plain(name, value) for name, value in named if not (value is None or value != value)}
+    for block in _blocks(rows):
+        columns = [block[name].tolist() for name in block.columns]
+        for values in zip(*columns, strict=True):
+            named = zip(block.columns, values, strict=True)
+            yield {name: _plain(name, value) for name, value in named if not (value is None or value != value)}
 
 
 def _plain(name: str, value: Any) -> Any:
