@@ -33,7 +33,8 @@ def replacing(path: Path | str) -> Iterator[Path]:
     if path.is_dir():
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
     if path.exists() and not path.is_file():
-        yield path
+        with blaming(path):
+            yield path
         return
     target = path.resolve()  # a link stays one
     temporary = target.with_name(f".{target.name[:100]}.{secrets.token_hex(8)}.tmp")
