@@ -113,9 +113,11 @@ def quickstart(
     """
     from .datasets import DeviceSpec, Problem, load
     from .kernels.grouped_gemm.contenders import autotuned
+    from .model.folders import check_bundle_folder
     from .runtime.quickstart import run_quickstart
 
     out = out or Path(os.environ.get("XDG_CACHE_HOME", "~/.cache")).expanduser() / "foretune" / "quickstart"
+    check_bundle_folder(out)
     problem, family = Problem.of(FAMILY, groups=64, rows=8192, n=2048, k=1024), _measurable(FAMILY)
     with _status("loading the shipped measurements") as say:
         device = DeviceSpec.named(SHIPPED)

@@ -6,10 +6,9 @@ from pathlib import Path
 
 from ..datasets import ForetuneError
 from ..datasets.writable import check_folder
-from .bundle import ARRAYS
 
-#: What the folder of a dataset has.
-_DATASET = "dataset.json"
+#: What the folder of a dataset has, and one of these that of a bundle: today's, and that of older ones.
+_DATASET, _BUNDLE = "dataset.json", ("bundle.npz", "arrays.npz")
 
 
 def check_bundle_folder(path: Path | str) -> None:
@@ -22,10 +21,11 @@ def check_bundle_folder(path: Path | str) -> None:
     """
     path = Path(path)
     check_folder(path)
-    if _has(path, _DATASET):
+    is_bundle, is_dataset = _kind(path)
+    if is_dataset:
         raise ForetuneError(f"{path} is the folder of a dataset: name one for the bundle alone")
-    others = sorted(one.name for one in path.iterdir()) if path.is_dir() and not _has(path, ARRAYS) else []
-    if others:
+    others = sorted(one.name for one in path.glob("[!.]*"))
+    if others and not is_bundle:
         more = ", ..." if len(others) > 3 else ""
         raise ForetuneError(
             f"{path} holds what is no bundle ({', '.join(others[:3])}{more}): name a folder for the bundle alone"
@@ -42,9 +42,11 @@ def check_dataset_folder(path: Path | str) -> None:
     """
     path = Path(path)
     check_folder(path)
-    if _has(path, ARRAYS) and not _has(path, _DATASET):
+    is_bundle, is_dataset = _kind(path)
+    if is_bundle and not is_dataset:
         raise ForetuneError(f"{path} is the folder of a bundle: name one for the dataset alone")
 
 
-def _has(folder: Path, name: str) -> bool:
-    return (folder / name).is_file()
+def _kind(folder: Path) -> tuple[bool, bool]:
+    """Whether it is the folder of a bundle, and whether of a dataset."""
+    return any((folder / name).is_file() for name in _BUNDLE), (folder / _DATASET).is_file()

@@ -13,7 +13,6 @@ from ..datasets import DeviceSpec, ForetuneError, ForetuneWarning, Measurable, P
 from ..datasets.progress import share_of, side_by_side
 from ..datasets.tables import table
 from ..model.evaluate import Evaluation, cross_validate, prediction_ms
-from ..model.folders import check_bundle_folder
 from ..model.train import train_bundle
 from .shortlist import Shortlist, make_shortlist
 from .timing.first_call import Autotuned, FirstCall, compare_first_calls
@@ -82,8 +81,8 @@ def run_quickstart(
     """Trains a bundle of the family on the dataset into `out`, judges one such on a fifth of the models that it never
     saw, and predicts the problem on the device; where there is a `gpu`, tunes it there (see `compare_first_calls`).
 
-    Raises `ForetuneError` as `check_bundle_folder` does, before any work. Warns where saving fails all the same."""
-    check_bundle_folder(out)
+    Where the bundle cannot be saved there is a `ForetuneWarning`, and the rest is shown (`check_bundle_folder` tells
+    beforehand)."""
     say("training on all problems, and without some models' to rank those")
     halves = (partial(train_bundle, dataset, {family.name: family}), partial(cross_validate, dataset, family, tested=1))
     # A training keeps one core busy, and a second one at times.
