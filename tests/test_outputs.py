@@ -64,9 +64,7 @@ def contents() -> dict[str, bytes]:
         ("device h200 --out no/o.json", "no/o.json cannot be written: make the folder"),
     ],
 )
-def test_what_cannot_be_written_is_said_before_any_work(
-    line: str, named: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_cannot_be_written_is_said_before_any_work(line: str, named: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def load(name: object) -> None:
         raise AssertionError("loads what it works on")
 
@@ -123,9 +121,7 @@ def test_a_write_that_is_cut_short_leaves_the_old_file(
 
 
 @pytest.mark.parametrize("line", ["datasets seal parts --out new", "datasets merge parts --out new"])
-def test_a_full_disk_is_told_with_the_name_of_what_was_to_be_sealed(
-    line: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_full_disk_is_told_with_the_name_of_what_was_to_be_sealed(line: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*arguments: Any, **options: Any) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
@@ -158,4 +154,6 @@ def test_a_quickstart_that_cannot_save_shows_what_it_found_all_the_same(
     assert result.exit_code == 0, result.stderr
     assert '"found": true' in result.stdout
     assert '"bundle": null' in result.stdout
-    assert "Warning: the bundle is not saved in new: [Errno 28] No space left on device: 'new/bundle.npz'" in result.stderr
+    assert (
+        "Warning: the bundle is not saved in new: [Errno 28] No space left on device: 'new/bundle.npz'" in result.stderr
+    )

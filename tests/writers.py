@@ -39,9 +39,7 @@ if __name__ == "__main__":
     sys.stdout.write("ready\n")
     sys.stdout.flush()
     for line in sys.stdin:
-        threads = [
-            threading.Thread(target=append, args=(Path(line.strip()), name)) for name in devices_of(sys.argv[1])
-        ]
+        threads = [threading.Thread(target=append, args=(Path(line.strip()), name)) for name in devices_of(sys.argv[1])]
         for thread in threads:
             thread.start()
         for thread in threads:

@@ -18,7 +18,7 @@ from typing import TextIO
 from ..atomic import blaming
 from ..errors import ForetuneError, ForetuneWarning, abridged
 
-#: Locked by what has the folder for itself, a whole collection long, and by whoever writes a file, as long as that takes.
+#: Locked by what has the folder for itself, a whole collection long, and by whoever writes a file, as long as it takes.
 TAKEN, WRITING = ".collecting", ".writing"
 
 
@@ -37,8 +37,8 @@ def taken(directory: Path) -> Iterator[None]:
 
 @contextmanager
 def writing(directory: Path) -> Iterator[None]:
-    """Waits until no other process, nor thread, writes a file of the dataset, and lets none while its block runs. Not to
-    be entered twice."""
+    """Waits until no other process, nor thread, writes a file of the dataset, and lets none while its block runs. It is
+    not to be entered twice."""
     with _locked(directory / WRITING, wait=True):
         yield
 

@@ -155,7 +155,9 @@ def test_ctrl_c_stops_cleanly_and_the_next_run_goes_on(out, undisturbed, asked):
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="looks for processes in /proc")
-def test_a_second_run_on_the_folder_is_refused_until_the_first_is_killed_and_its_processes_end_with_it(out, undisturbed):
+def test_a_second_run_on_the_folder_is_refused_until_the_first_is_killed_and_its_processes_end_with_it(
+    out, undisturbed
+):
     process = start(out, endless=2)
     until(lambda: rows_measured(out) > 300)
     measuring = children_of(process)

@@ -43,9 +43,13 @@ def holder(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
 
 
 def test_who_comes_second_is_told_who_has_the_folder(tmp_path: Path, holder: subprocess.Popen[str]) -> None:
-    said = rf"^{tmp_path} is being written by process {holder.pid} on {re.escape(platform.node())}, since 20\d\d-\d\d-\d\d "
+    who = rf"process {holder.pid} on {re.escape(platform.node())}"
+    said = rf"^{tmp_path} is being written by {who}, since 20\d\d-\d\d-\d\d "
     for _ in range(2):  # having asked frees nothing
-        with pytest.raises(ForetuneError, match=said + r"\d\d:\d\d:\d\d UTC: wait for its end, or choose another"), taken(tmp_path):
+        with (
+            pytest.raises(ForetuneError, match=said + r"\d\d:\d\d:\d\d UTC: wait for its end, or choose another"),
+            taken(tmp_path),
+        ):
             pass
         with pytest.raises(ForetuneError, match=said):
             check_free(tmp_path)
@@ -66,7 +70,9 @@ def test_a_kill_frees_the_folder_whatever_the_dead_one_started(tmp_path: Path, h
     assert not list(tmp_path.iterdir())
 
 
-def test_a_lock_that_was_removed_while_it_was_waited_for_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_lock_that_was_removed_while_it_was_waited_for_is_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """As when its holder ends between the opening and the locking of a second one, and a third one comes."""
     opened: list[int] = []
 
@@ -110,7 +116,8 @@ def test_a_file_system_that_cannot_lock_is_told_and_all_goes_on(
         raise OSError(error, os.strerror(error))
 
     monkeypatch.setattr(fcntl, "flock", refuse)
-    said = rf"^{tmp_path / 'mine'}: nothing can be locked on its file system \({os.strerror(error)}\): let no other process"
+    reason = os.strerror(error)
+    said = rf"^{tmp_path / 'mine'}: nothing can be locked on its file system \({reason}\): let no other process write"
     with pytest.warns(ForetuneWarning, match=said), continued(tmp_path / "mine"):
         append(tmp_path / "mine", "mine")
     assert len(read(tmp_path / "mine").cases) == 2

@@ -6,7 +6,6 @@ import subprocess
 import sys
 import threading
 from contextlib import ExitStack
-from pathlib import Path
 
 import pytest
 import writers
