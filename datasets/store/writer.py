@@ -76,7 +76,7 @@ class Writer:
         self.directory, self.run_id = Path(directory), run_id
         self.directory.mkdir(parents=True, exist_ok=True)
         with writing(self.directory):  # or another writer's run is lost that reads the manifest meanwhile
-            new = {"name": name, "devices": [], "provenance": {}, "sealed": {}}
+            new: dict[str, Any] = {"name": name, "devices": [], "provenance": {}, "sealed": {}}
             manifest = read_manifest(self.directory) if (self.directory / MANIFEST).exists() else new
             specs = {spec["name"]: spec for spec in manifest["devices"]} | {one.name: one.to_json() for one in devices}
             runs = manifest["provenance"].get("runs", {}) | {run_id: dict(provenance)}
