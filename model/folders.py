@@ -5,10 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 from ..datasets import ForetuneError
+from ..datasets.manifest import MANIFEST
 from ..datasets.writable import check_folder
 
-#: What the folder of a dataset has, and one of these that of a bundle: today's, and that of older ones.
-_DATASET, _BUNDLE = "dataset.json", ("bundle.npz", "arrays.npz")
+#: What the folder of a bundle has: today's, or that of older ones.
+_BUNDLE = ("bundle.npz", "arrays.npz")
 
 
 def check_bundle_folder(path: Path | str) -> None:
@@ -49,4 +50,4 @@ def check_dataset_folder(path: Path | str) -> None:
 
 def _kind(folder: Path) -> tuple[bool, bool]:
     """Whether it is the folder of a bundle, and whether of a dataset."""
-    return any((folder / name).is_file() for name in _BUNDLE), (folder / _DATASET).is_file()
+    return any((folder / name).is_file() for name in _BUNDLE), (folder / MANIFEST).is_file()

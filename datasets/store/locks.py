@@ -26,7 +26,7 @@ TAKEN, WRITING = ".collecting", ".writing"
 def taken(directory: Path) -> Iterator[None]:
     """Has a folder for itself while its block runs, as a collection does. Whoever else asks is refused with a
     `ForetuneError` that says who has it."""
-    with _locked(directory / TAKEN, wait=False) as file:
+    with _locked(directory / TAKEN, wait=False) as (file, _):
         with blaming(directory / TAKEN):
             file.truncate(0)
             now = datetime.datetime.now(datetime.timezone.utc)
@@ -36,11 +36,11 @@ def taken(directory: Path) -> Iterator[None]:
 
 
 @contextmanager
-def writing(directory: Path) -> Iterator[None]:
-    """Waits until no other process, nor thread, writes a file of the dataset, and lets none while its block runs. It is
-    not to be entered twice."""
-    with _locked(directory / WRITING, wait=True):
-        yield
+def writing(directory: Path) -> Iterator[bool]:
+    """Waits until no other process, nor thread, writes a file of the dataset, and lets none while its block runs; False
+    where the file system has no locks, so that one may. It is not to be entered twice."""
+    with _locked(directory / WRITING, wait=True) as (_, is_locked):
+        yield is_locked
 
 
 @contextmanager
@@ -62,22 +62,22 @@ def check_free(directory: Path) -> None:
 
 
 @contextmanager
-def _locked(path: Path, *, wait: bool) -> Iterator[TextIO]:
+def _locked(path: Path, *, wait: bool) -> Iterator[tuple[TextIO, bool]]:
     import fcntl  # here, because datasets are also read where there is none
 
     while True:
         with path.open("a+", errors="replace") as file:
-            _lock(file, path, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+            is_locked = _lock(file, path, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
             if not _lies_at(path, file):
                 continue  # who had it has removed it by now, so another process may lock a new one
             try:
-                yield file
+                yield file, is_locked
             finally:
                 path.unlink(missing_ok=True)
             return
 
 
-def _lock(file: TextIO, path: Path, how: int) -> None:
+def _lock(file: TextIO, path: Path, how: int) -> bool:
     import fcntl
 
     try:
@@ -95,6 +95,8 @@ def _lock(file: TextIO, path: Path, how: int) -> None:
             ForetuneWarning,
             stacklevel=2,
         )
+        return False
+    return True
 
 
 def _lies_at(path: Path, file: TextIO) -> bool:

@@ -30,10 +30,10 @@ def upgrade_dataset(directory: Path | str) -> list[str]:
     directory = Path(directory)
     read_manifest(directory)  # where it raises, there is nothing to upgrade
     with alone(directory):
-        return _upgrade(directory)
+        return _write_anew(directory)
 
 
-def _upgrade(directory: Path) -> list[str]:
+def _write_anew(directory: Path) -> list[str]:
     read(directory)  # every sealed table is what the manifest vouches for, or this raises
     manifest = read_manifest(directory)
     changed = []

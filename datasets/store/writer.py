@@ -39,8 +39,8 @@ def continued(directory: Path | str) -> Iterator[None]:
     directory.mkdir(parents=True, exist_ok=True)
     try:
         with taken(directory):
-            with writing(directory):
-                for folder in (directory, directory / "parts", directory / "drift"):
+            with writing(directory) as is_alone:
+                for folder in (directory, directory / "parts", directory / "drift") if is_alone else ():
                     remove_leftovers(folder)
             yield
     finally:

@@ -115,12 +115,16 @@ def test_a_file_system_that_cannot_lock_is_told_and_all_goes_on(
     def refuse(file: object, how: int) -> None:
         raise OSError(error, os.strerror(error))
 
-    monkeypatch.setattr(fcntl, "flock", refuse)
     reason = os.strerror(error)
     said = rf"^{tmp_path / 'mine'}: nothing can be locked on its file system \({reason}\): let no other process write"
+    append(tmp_path / "mine", "mine")
+    half_written = tmp_path / "mine" / f".x.{'0a' * 8}.tmp"
+    half_written.write_text("")
+    monkeypatch.setattr(fcntl, "flock", refuse)
     with pytest.warns(ForetuneWarning, match=said), continued(tmp_path / "mine"):
-        append(tmp_path / "mine", "mine")
-    assert len(read(tmp_path / "mine").cases) == 2
+        append(tmp_path / "mine", "another")
+    assert len(read(tmp_path / "mine").devices) == 2
+    assert half_written.exists()  # it may be of a process that lives
 
 
 def test_locks_are_no_part_of_a_dataset(tmp_path: Path) -> None:

@@ -10,8 +10,8 @@ from contextlib import ExitStack
 import pytest
 import writers
 from foretune.datasets import load
+from foretune.datasets.manifest import read_manifest, write_manifest
 from foretune.datasets.store import Writer, read, reader
-from foretune.datasets.store.files import read_manifest, write_manifest
 from writers import DEVICE, PROBLEMS, append, devices_of, row
 
 
