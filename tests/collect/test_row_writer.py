@@ -37,7 +37,7 @@ def test_a_disk_that_refuses_is_told_with_the_files_name(out, monkeypatch, error
 
 
 def test_a_manifest_that_cannot_be_written_is_told_with_its_name(out, monkeypatch):
-    def refuse(*arguments):
+    def refuse(*arguments, **options):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr("pathlib.Path.write_text", refuse)
