@@ -113,9 +113,11 @@ def quickstart(
     """
     from .datasets import DeviceSpec, Problem, load
     from .kernels.grouped_gemm.contenders import autotuned
+    from .model.folders import check_bundle_folder
     from .runtime.quickstart import run_quickstart
 
     out = out or Path(os.environ.get("XDG_CACHE_HOME", "~/.cache")).expanduser() / "foretune" / "quickstart"
+    check_bundle_folder(out)
     problem, family = Problem.of(FAMILY, groups=64, rows=8192, n=2048, k=1024), _measurable(FAMILY)
     with _status("loading the shipped measurements") as say:
         device = DeviceSpec.named(SHIPPED)
@@ -237,8 +239,10 @@ def train(
     as_json: AsJson = False,
 ) -> None:
     """Train a bundle on measurements."""
+    from .model.folders import check_bundle_folder
     from .model.train import train_bundle
 
+    check_bundle_folder(out)
     with _status(f"training on {' and '.join(data)}"):
         dataset = _load(data)
         families = _families(dataset, family)
@@ -375,9 +379,12 @@ def device(
     A device that is named is shown as it is; with --sms, by the rule that partitions of it go by.
     """
     from .datasets import DeviceSpec
+    from .datasets.writable import check_file
     from .runtime import sm_partition
     from .runtime.timing.device_rates import measured
 
+    if out is not None:
+        check_file(out)
     if spec is None:
         live = DeviceSpec.live()
         with _status(f"measuring {live.name}"), sm_partition(sms, live) if sms else nullcontext(live) as part:
@@ -464,8 +471,11 @@ def merge(
     """Write the measurements of several datasets as one. Exact repeats are dropped; each run keeps its provenance."""
     from .datasets import load
     from .datasets.merge import merge_datasets
-    from .datasets.store import seal_dataset
+    from .datasets.store import check_target, seal_dataset
+    from .model.folders import check_dataset_folder
 
+    check_dataset_folder(out)
+    check_target(out)
     with _status(f"merging into {out}"):
         loaded = [load(one) for one in data]
         merged = merge_datasets(loaded, name=name or out.name, allow_other_sources=other_sources)
@@ -483,7 +493,9 @@ def seal(
     """Write a dataset's parts as a few small tables with checksums, for shipping."""
     from .datasets import load
     from .datasets.store import seal_dataset
+    from .model.folders import check_dataset_folder
 
+    check_dataset_folder(out)
     with _status(f"sealing into {out}"):
         seal_dataset(data if Path(data).is_dir() else load(data), out, name=name or out.name)
         dataset = load(out)  # what was written, read as anybody will
@@ -504,7 +516,9 @@ def export(
     """Write measurements in a format that other tools read."""
     from .datasets import load
     from .datasets.export import export_dataset
+    from .datasets.writable import check_file
 
+    check_file(out)
     with _status(f"writing {out}"):
         results = export_dataset(load(data), out, format, family=family, problem=problem)
     _emit(_Said({"format": format, "results": results}, f"{results} results."), as_json, out=out)

@@ -12,13 +12,12 @@ from functools import partial
 from pathlib import Path
 
 from ..datasets import Case, DeviceSpec, ForetuneError, Measurable
-from ..datasets.store import MANIFEST
 from .case_tasks import CaseTasks, Fatal
 from .compiling import Binary, Compiled, CompilePool, cores
 from .drift_probe import choose_probe
 from .processes import Child, Interrupt, Watch
 from .provenance import prepare
-from .run_state import Progress, RunState
+from .run_state import Progress, RunState, folder_of_run
 from .runner import DeviceLostError
 from .summary import Effort, Summary
 from .supervisor import Limits, Supervisor
@@ -49,17 +48,15 @@ def collect_on_gpus(
     other, because what runs beside it on the same card would share its bandwidth and L2.
 
     What is already in `out` is not measured again. Stops cleanly when `budget_s` seconds are over and at Ctrl-C.
-    Raises `ForetuneError` where `out` holds a dataset and `resume` is False, where there are not so many GPUs or SMs,
-    and where all GPUs are lost (what was measured is kept: run again to go on).
+    Raises `ForetuneError` as `folder_of_run` does, where there are not so many GPUs or SMs, and where all GPUs are lost
+    (what was measured is kept: run again to go on).
     """
-    if (Path(out) / MANIFEST).exists() and not resume:
-        raise ForetuneError(f"{out} already holds a dataset; resume it, or choose another folder")
     by_name = {family.name: family for family in families}
-    indices = range(visible_gpus(gpus))
-    for index in indices if sms else ():
-        check_sms(sms, DeviceSpec.live(index))
-    state = RunState(by_name, cases, out, plan=plan, budget_s=budget_s, on_progress=on_progress)
-    with Watch() as watch:
+    with folder_of_run(out, resume=resume), Watch() as watch:
+        indices = range(visible_gpus(gpus))
+        for index in indices if sms else ():
+            check_sms(sms, DeviceSpec.live(index))
+        state = RunState(by_name, cases, out, plan=plan, budget_s=budget_s, on_progress=on_progress)
         pool = CompilePool(by_name, watch, compilers or max(1, cores() - len(indices)))
         phases = [
             [partial(Child, serve, CudaGpu(index, part), by_name) for index in indices] for part in sms or (None,)

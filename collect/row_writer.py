@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import errno
 import uuid
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -102,8 +103,8 @@ class RowWriter:
         key = (family.name, device.name)
         if key not in self._writers:
             run_id = f"{datetime.datetime.now(datetime.timezone.utc):%Y%m%d-%H%M%S}-{uuid.uuid4().hex[:4]}"
+            facts = self._origin(family, device) | {"plan": self._plan}
             with self._writing():
-                facts = self._origin(family, device) | {"plan": self._plan}
                 self._writers[key] = Writer(self._out, self._out.name, [device], facts, run_id=run_id)
         return self._writers[key]
 
@@ -112,7 +113,8 @@ class RowWriter:
         try:
             yield
         except OSError as error:
+            room = "make room there, and " if error.errno in (errno.ENOSPC, errno.EDQUOT) else ""
             raise ForetuneError(
-                f"{self._out} takes no more: {error}. What was written before is kept: make room there, and run the "
-                "same command again to go on"
+                f"{self._out} takes no more: {error}. What was written before is kept: {room}run the same command "
+                "again to go on"
             ) from error

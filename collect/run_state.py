@@ -1,16 +1,19 @@
-"""The state of a run: which cases there are to do, what is known of them, and what came of them."""
+"""The state of a run: which cases there are to do, what is known of them, and what came of them; and the folder that it
+writes to."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
 from ..datasets import Case, DatasetError, DeviceSpec, ForetuneError, Measurable, Measurement, Problem, roofline_us
 from ..datasets.grid import Grid
-from ..datasets.store import MANIFEST, read
+from ..datasets.store import MANIFEST, continued, read
+from ..model.folders import check_dataset_folder
 from .case_queue import CaseQueue
 from .compiling import Binary, kind_of
 from .outcomes import Outcomes, earlier
@@ -28,6 +31,20 @@ class Progress:
     measurements: int
     rate_per_s: float
     eta_s: float | None
+
+
+@contextmanager
+def folder_of_run(out: Path | str, *, resume: bool = True) -> Iterator[None]:
+    """The folder in which a run writes its dataset, for it alone while its block goes on (see `store.continued`).
+
+    Raises `ForetuneError` where `out` holds a dataset and `resume` is False, where another run has it, and where no
+    dataset can be written there.
+    """
+    check_dataset_folder(out)
+    with continued(out):
+        if (Path(out) / MANIFEST).exists() and not resume:
+            raise ForetuneError(f"{out} already holds a dataset; resume it, or choose another folder")
+        yield
 
 
 class RunState:

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+
+#: As the names that `replacing` makes.
+_TEMPORARY = re.compile(r"\..+\.[0-9a-f]{16}\.tmp", re.DOTALL)
 
 
 @contextmanager
@@ -29,23 +33,41 @@ def replacing(path: Path | str) -> Iterator[Path]:
     if path.is_dir():
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
     if path.exists() and not path.is_file():
-        yield path
+        with blaming(path):
+            yield path
         return
     target = path.resolve()  # a link stays one
     temporary = target.with_name(f".{target.name[:100]}.{secrets.token_hex(8)}.tmp")
+    with blaming(path, temporary):
+        try:
+            yield temporary
+            if target.exists():
+                temporary.chmod(target.stat().st_mode)
+            flush(temporary)
+            temporary.replace(target)
+            flush(target.parent)
+        finally:
+            temporary.unlink(missing_ok=True)
+
+
+def remove_leftovers(folder: Path) -> None:
+    """Removes what `replacing` left of processes that were killed. Only where nobody else writes to the folder."""
+    for path in folder.glob(".*.tmp"):
+        if _TEMPORARY.fullmatch(path.name):
+            path.unlink(missing_ok=True)
+
+
+@contextmanager
+def blaming(path: Path, temporary: Path | None = None) -> Iterator[None]:
+    """An `OSError` of its block names `path` where it names no file, as that of a full disk does, and where it names
+    one that nobody knows of: `temporary`, or what is in that."""
     try:
-        yield temporary
-        if target.exists():
-            temporary.chmod(target.stat().st_mode)
-        flush(temporary)
-        temporary.replace(target)
-        flush(target.parent)
+        yield
     except OSError as error:
-        if error.filename not in (None, str(temporary)):
+        named = None if error.filename is None else Path(str(error.filename))
+        if named is not None and (temporary is None or temporary not in (named, *named.parents)):
             raise  # it is about another file
         raise type(error)(error.errno or errno.EIO, error.strerror or str(error), str(path)) from error
-    finally:
-        temporary.unlink(missing_ok=True)
 
 
 def flush(path: Path) -> None:

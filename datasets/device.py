@@ -10,6 +10,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
+from .atomic import replacing
 from .errors import ForetuneError
 from .tables import table
 
@@ -158,8 +159,9 @@ class DeviceSpec:
             raise ForetuneError(f"{path}: {error}") from None
 
     def save(self, path: Path | str) -> None:
-        """Writes the spec as a JSON file that `load` reads."""
-        Path(path).write_text(json.dumps(self.to_json(), indent=1) + "\n")
+        """Writes the spec as a JSON file that `load` reads: whole or not at all."""
+        with replacing(path) as temporary:
+            temporary.write_text(json.dumps(self.to_json(), indent=1) + "\n")
 
     def to_json(self) -> dict[str, Any]:
         """All fields; those that were never measured are left out, so that specs of before they existed stay as

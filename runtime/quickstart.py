@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..datasets import DeviceSpec, Measurable, Problem
+from ..datasets import DeviceSpec, ForetuneError, ForetuneWarning, Measurable, Problem
 from ..datasets.progress import share_of, side_by_side
 from ..datasets.tables import table
 from ..model.evaluate import Evaluation, cross_validate, prediction_ms
@@ -18,6 +19,7 @@ from .timing.first_call import Autotuned, FirstCall, compare_first_calls
 
 if TYPE_CHECKING:
     from ..datasets.dataset import Dataset
+    from ..model import Bundle
 
 
 @dataclass(frozen=True)
@@ -30,7 +32,7 @@ class Quickstart:
     shortlist: Shortlist
     prediction_ms: float  # of one prediction over the whole space
     first_calls: tuple[FirstCall, ...]  # empty without a GPU
-    bundle: Path
+    bundle: Path | None  # None where it could not be saved
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -38,7 +40,7 @@ class Quickstart:
             "prediction": {"problem": self.problem.to_json(), **self.shortlist.to_json()},
             "prediction_ms": round(self.prediction_ms, 2),
             "first_call": [asdict(way) | {"chosen": way.chosen.to_json()} for way in self.first_calls],
-            "bundle": str(self.bundle),
+            "bundle": None if self.bundle is None else str(self.bundle),
         }
 
     def __rich__(self) -> Any:
@@ -56,7 +58,7 @@ class Quickstart:
             self.shortlist,
             f"One prediction over the whole space takes {self.prediction_ms:.2f} ms on one core.",
             *tuned,
-            f"\nThe bundle lies in {self.bundle}",
+            *([] if self.bundle is None else [f"\nThe bundle lies in {self.bundle}"]),
         )
 
 
@@ -77,16 +79,29 @@ def run_quickstart(
     say: Callable[[str], None] = lambda text: None,
 ) -> Quickstart:
     """Trains a bundle of the family on the dataset into `out`, judges one such on a fifth of the models that it never
-    saw, and predicts the problem on the device; where there is a `gpu`, tunes it there (see `compare_first_calls`)."""
+    saw, and predicts the problem on the device; where there is a `gpu`, tunes it there (see `compare_first_calls`).
+
+    Where the bundle cannot be saved there is a `ForetuneWarning`, and the rest is shown (`check_bundle_folder` tells
+    beforehand)."""
     say("training on all problems, and without some models' to rank those")
     halves = (partial(train_bundle, dataset, {family.name: family}), partial(cross_validate, dataset, family, tested=1))
     # A training keeps one core busy, and a second one at times.
     bundle, judged = side_by_side([partial(_half_of_the_task, half) for half in halves], jobs=2)
-    bundle.save(out)
+    is_saved = _saved(bundle, out)
     chosen = make_shortlist(family, problem, device, k=4, bundle=bundle)
     say("timing one prediction over the whole space")
     decision_ms = prediction_ms(bundle.ranker(family.name), family, device)
     first_calls: list[FirstCall] = []
     if gpu is not None and autotuned is not None:
         first_calls = compare_first_calls(family, problem, gpu, bundle, autotuned, on_start=say)
-    return Quickstart(family.name, judged, problem, chosen, decision_ms, tuple(first_calls), out)
+    return Quickstart(family.name, judged, problem, chosen, decision_ms, tuple(first_calls), out if is_saved else None)
+
+
+def _saved(bundle: Bundle, out: Path) -> bool:
+    """Whether a bundle lies in a folder now. What it is worth can be shown all the same."""
+    try:
+        bundle.save(out)
+    except (ForetuneError, OSError) as error:
+        warnings.warn(f"the bundle is not saved in {out}: {error}", ForetuneWarning, stacklevel=3)
+        return False
+    return True

@@ -14,7 +14,7 @@ from fakes import fake_cases
 from faulty import FaultyGpu
 from foretune.collect import campaign, row_writer, worker
 from foretune.collect.processes import Child, Watch
-from foretune.collect.run_state import RunState
+from foretune.collect.run_state import RunState, folder_of_run
 from foretune.collect.summary import Summary
 from replay import FAMILIES, ReplayPool
 
@@ -41,7 +41,7 @@ SUMMARY = Summary(
 def collect(out, gpus, *, limits=None, cases=CASES):
     """The summary of one run on these GPUs, each with a process of its own."""
     row_writer.run_provenance = lambda family, device: {"family": family.name, "kernel_source": family.source_hash()}
-    with Watch() as watch:
+    with folder_of_run(out), Watch() as watch:
         starts = [partial(Child, worker.serve, gpu, FAMILIES) for gpu in gpus]
         options = [limits] if limits else []
         return campaign.Campaign(RunState(FAMILIES, cases, out), [starts], ReplayPool(), watch, *options).measure()

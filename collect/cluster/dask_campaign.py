@@ -18,14 +18,13 @@ from typing import Any
 
 from ...datasets import Case, DeviceSpec, ForetuneError, KernelConfig, Measurable, Measurement, Status
 from ...datasets.errors import abridged
-from ...datasets.store import MANIFEST
 from ..case_tasks import TRIES
 from ..compiling import kind_of
 from ..drift_probe import choose_probe
 from ..outcomes import SCAN
 from ..processes import Interrupt
 from ..provenance import run_provenance
-from ..run_state import Progress, RunState
+from ..run_state import Progress, RunState, folder_of_run
 from ..runner import DeviceLostError
 from ..summary import Effort, Summary
 from ..worker import CudaGpu, Probe
@@ -58,10 +57,8 @@ def collect_on_cluster(
 
     Raises `ForetuneError` also where no scheduler answers, and where there is no worker with a GPU for a minute.
     """
-    if (Path(out) / MANIFEST).exists() and not resume:
-        raise ForetuneError(f"{out} already holds a dataset; resume it, or choose another folder")
     by_name = {family.name: family for family in families}
-    with connected(scheduler) as client:
+    with folder_of_run(out, resume=resume), connected(scheduler) as client:
         run = ClusterCampaign(client, RunSettings(uuid.uuid4().hex, CudaGpu(0), by_name))
         state = RunState(by_name, cases, out, plan=plan, budget_s=budget_s, on_progress=on_progress, origin=run.origin)
         return run.measure(state)

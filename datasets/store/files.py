@@ -12,7 +12,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from ..atomic import flush, replacing
+from ..atomic import blaming, flush, replacing
 from ..manifest import MANIFEST
 
 
@@ -36,14 +36,15 @@ def staged(target: Path) -> Iterator[Path]:
     """
     target.parent.mkdir(parents=True, exist_ok=True)
     staging = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
-    try:
-        yield staging
-        staging.chmod(0o755)  # mkdtemp's 0700 would lock out the other users of a shared folder
-        if target.is_dir():
-            for path in sorted(staging.iterdir(), key=lambda path: path.name == MANIFEST):
-                path.replace(target / path.name)
-        else:
-            staging.replace(target)
-        flush(target)
-    finally:
-        shutil.rmtree(staging, ignore_errors=True)
+    with blaming(target, staging):
+        try:
+            yield staging
+            staging.chmod(0o755)  # mkdtemp's 0700 would lock out the other users of a shared folder
+            if target.is_dir():
+                for path in sorted(staging.iterdir(), key=lambda path: path.name == MANIFEST):
+                    path.replace(target / path.name)
+            else:
+                staging.replace(target)
+            flush(target)
+        finally:
+            shutil.rmtree(staging, ignore_errors=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import nullcontext
 from pathlib import Path
 
 import pyarrow as pa
@@ -11,7 +12,9 @@ from ..dataset import Dataset
 from ..errors import DatasetError
 from ..manifest import write_manifest
 from ..schema import CONFIGS, DRIFT, MEASUREMENTS, PROBLEMS
+from ..writable import check_folder
 from .files import sha256, staged, write_table
+from .locks import alone, check_free
 from .reader import read
 
 
@@ -21,7 +24,7 @@ def seal_dataset(source: Dataset | Path | str, target: Path | str, *, name: str)
     The same rows give the same bytes. A new target appears as a whole; the tables of an old one are replaced, and what
     else lies there (a card, say) stays. A kill leaves the target as it was, and at most a hidden folder beside it.
 
-    Raises `DatasetError` for a target that is the source, or that holds parts: their rows would count twice.
+    Raises `ForetuneError` for a source or a target that a collection writes to, and as `check_target` does.
 
     >>> import tempfile
     >>> from foretune.datasets import load
@@ -29,12 +32,26 @@ def seal_dataset(source: Dataset | Path | str, target: Path | str, *, name: str)
     >>> seal_dataset(h200, tempfile.mkdtemp() + "/mine", name="mine")  # doctest: +SKIP
     """
     target = Path(target)
-    if not isinstance(source, Dataset) and Path(source).resolve() == target.resolve():
+    check_target(target, source)
+    if not isinstance(source, Dataset):
+        check_free(Path(source))
+    with alone(target) if target.is_dir() else nullcontext():
+        _seal(source if isinstance(source, Dataset) else read(source), target, name)
+
+
+def check_target(target: Path | str, source: Dataset | Path | str | None = None) -> None:
+    """Raises `ForetuneError`, naming the target, where no dataset can be sealed into it: what cannot be written, what
+    is the source, and what holds parts, whose rows would count twice."""
+    target = Path(target)
+    if source is not None and not isinstance(source, Dataset) and Path(source).resolve() == target.resolve():
         raise DatasetError(f"{target}: is the source as well; seal into another directory")
     for folder in ("parts", "drift"):
         if (target / folder).exists():
             raise DatasetError(f"{target}: has {folder} of its own; seal into another directory")
-    dataset = source if isinstance(source, Dataset) else read(source)
+    check_folder(target)
+
+
+def _seal(dataset: Dataset, target: Path, name: str) -> None:
     tables = _tables(dataset)
     with staged(target) as staging:
         for table, content in tables.items():

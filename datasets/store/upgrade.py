@@ -10,6 +10,7 @@ import pyarrow.parquet as pq
 from ..manifest import MANIFEST, SCHEMA_VERSION, read_manifest, write_manifest
 from ..schema import DRIFT_PART, PART, PROBLEMS
 from .files import sha256, staged, write_table
+from .locks import alone
 from .older import upgraded_problem
 from .parquet import UnreadableError, read_table
 from .reader import read
@@ -21,12 +22,18 @@ def upgrade_dataset(directory: Path | str) -> list[str]:
     Only files whose content is of an older version are written: measurements stay byte for byte as they are. Doing so
     twice changes nothing. Older versions are read as they are, so nobody has to; a shipped dataset should be of one.
 
-    Raises `DatasetError` for a dataset that cannot be read.
+    Raises `DatasetError` for a dataset that cannot be read, and `ForetuneError` while a collection writes to it.
 
     >>> upgrade_dataset("measured")  # doctest: +SKIP
     ['problems.parquet', 'dataset.json']
     """
     directory = Path(directory)
+    read_manifest(directory)  # where it raises, there is nothing to upgrade
+    with alone(directory):
+        return _write_anew(directory)
+
+
+def _write_anew(directory: Path) -> list[str]:
     read(directory)  # every sealed table is what the manifest vouches for, or this raises
     manifest = read_manifest(directory)
     changed = []

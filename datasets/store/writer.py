@@ -1,15 +1,18 @@
-"""`Writer`: a run's rows and readings, appended to a dataset on the disk."""
+"""`Writer`: a run's rows and readings, appended to a dataset on the disk; `continued`: the folder that a run has for
+itself."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 
+from ..atomic import remove_leftovers
 from ..case import Case
 from ..config import KernelConfig
 from ..device import DeviceSpec
@@ -18,11 +21,37 @@ from ..manifest import MANIFEST, read_manifest, write_manifest
 from ..measurement import Measurement
 from ..problem import Problem
 from ..schema import DRIFT_PART, PART
+from ..writable import check_folder
 from .files import write_table
+from .locks import taken, writing
+
+
+@contextmanager
+def continued(directory: Path | str) -> Iterator[None]:
+    """The folder of a dataset, old or new, for one run to write to while its block goes on: what a killed one left
+    half written is removed, and a folder that was made for nothing, too.
+
+    Raises `ForetuneError` that says who has it where another run does, and where it is no folder or cannot be written.
+    """
+    directory = Path(directory)
+    check_folder(directory)
+    is_new = not directory.exists()
+    directory.mkdir(parents=True, exist_ok=True)
+    try:
+        with taken(directory):
+            with writing(directory) as is_alone:
+                for folder in (directory, directory / "parts", directory / "drift") if is_alone else ():
+                    remove_leftovers(folder)
+            yield
+    finally:
+        if is_new:
+            with suppress(OSError):  # it holds something
+                directory.rmdir()
 
 
 class Writer:
-    """Appends measurements to a dataset directory, which it makes if need be.
+    """Appends measurements to a dataset directory, which it makes if need be. Several may do so at once, in threads and
+    processes: none loses what another wrote, and who reads meanwhile sees all rows of the parts that are there.
 
     >>> import tempfile; folder = tempfile.mkdtemp()
     >>> from foretune.datasets.measurement import Status
@@ -45,23 +74,17 @@ class Writer:
         run_id: str,
     ) -> None:
         self.directory, self.run_id = Path(directory), run_id
-        (self.directory / "parts").mkdir(parents=True, exist_ok=True)
-        manifest = read_manifest(self.directory) if (self.directory / MANIFEST).exists() else None
-        specs = {spec["name"]: spec for spec in (manifest or {}).get("devices", [])}
-        specs |= {spec.name: spec.to_json() for spec in devices}
-        runs = (manifest or {}).get("provenance", {}).get("runs", {})
-        write_manifest(
-            self.directory,
-            {
-                "name": manifest["name"] if manifest else name,
-                "devices": list(specs.values()),
-                "provenance": {"runs": runs | {run_id: dict(provenance)}},
-                "sealed": manifest["sealed"] if manifest else {},
-            },
-        )
+        self.directory.mkdir(parents=True, exist_ok=True)
+        with writing(self.directory):  # or another writer's run is lost that reads the manifest meanwhile
+            new: dict[str, Any] = {"name": name, "devices": [], "provenance": {}, "sealed": {}}
+            manifest = read_manifest(self.directory) if (self.directory / MANIFEST).exists() else new
+            specs = {spec["name"]: spec for spec in manifest["devices"]} | {one.name: one.to_json() for one in devices}
+            runs = manifest["provenance"].get("runs", {}) | {run_id: dict(provenance)}
+            provenance = manifest["provenance"] | {"runs": runs}
+            write_manifest(self.directory, manifest | {"devices": list(specs.values()), "provenance": provenance})
         # A run that is taken up again under its old id goes on counting: its earlier parts are not replaced.
-        taken = [path.stem.rpartition("-")[2] for path in self.directory.glob(f"*/{run_id}-*.parquet")]
-        self._sequence = max((int(number) for number in taken if number.isdecimal()), default=-1) + 1
+        numbers = [path.stem.rpartition("-")[2] for path in self.directory.glob(f"*/{run_id}-*.parquet")]
+        self._sequence = max((int(number) for number in numbers if number.isdecimal()), default=-1) + 1
 
     def append(self, case: Case, measurements: Iterable[Measurement]) -> None:
         """Writes one part; when this returns, the rows are on the disk."""
@@ -81,8 +104,11 @@ class Writer:
             self._append(pa.Table.from_pylist(rows, schema=DRIFT_PART), "drift")
 
     def _append(self, table: pa.Table, folder: str) -> None:
-        (self.directory / folder).mkdir(exist_ok=True)
-        write_table(table, self.directory / folder / f"{self.run_id}-{self._sequence:06d}.parquet")
+        with writing(self.directory):
+            (self.directory / folder).mkdir(exist_ok=True)
+            while (path := self.directory / folder / f"{self.run_id}-{self._sequence:06d}.parquet").exists():
+                self._sequence += 1  # another process goes on with the same run
+            write_table(table, path)
         self._sequence += 1
 
 

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import itertools
+import os
 from dataclasses import replace
 
 import pytest
 from fakes import DEVICE
+from foretune.collect.campaign import collect_on_gpus
+from foretune.collect.cluster.dask_campaign import collect_on_cluster
 from foretune.collect.outcomes import earlier
+from foretune.collect.run_state import folder_of_run
 from foretune.collect.runner import OutOfMemoryError
 from foretune.datasets import ForetuneError, Status, load
 from replay import (
@@ -155,3 +159,43 @@ def test_a_problem_that_does_not_fit_is_skipped_and_taken_up_when_it_does(out):
     assert CASES[1].problem not in {problem for problem, config in rows_of(out) if config in VALID}
     assert run(CASES, out).complete
     check_complete(out)
+
+
+@pytest.mark.parametrize("collect", [collect_on_gpus, collect_on_cluster])
+def test_a_folder_is_one_runs_at_a_time(out, collect):
+    """Which is said before any GPU or scheduler is looked for."""
+    with folder_of_run(out):
+        with pytest.raises(ForetuneError, match=f"measured is being written by process {os.getpid()} on .*, since 20"):
+            collect([FAMILY], CASES, out, **({} if collect is collect_on_gpus else {"scheduler": "tcp://nowhere:1"}))
+        run(CASES[:1], out)
+    assert len(load(out).cases) == 1
+    with folder_of_run(out):
+        pass
+
+
+def test_a_folder_that_was_made_for_nothing_goes_and_one_that_was_there_stays(out):
+    for is_there in (False, True):
+        if is_there:
+            out.mkdir()
+        with pytest.raises(ForetuneError, match="no GPU"), folder_of_run(out):
+            raise ForetuneError("no GPU")
+        assert out.exists() == is_there
+
+
+def test_what_killed_runs_left_half_written_is_removed_when_the_next_goes_on(out):
+    run(CASES[:1], out)
+    written = {path.name for path in out.rglob("*")}
+    for folder in (out, out / "parts", out / "drift"):
+        (folder / f".x.{'0a' * 8}.tmp").write_text("half")
+    (out / ".notes.tmp").write_text("somebody's")
+    with folder_of_run(out):
+        assert {path.name for path in out.rglob("*")} - written == {".notes.tmp", ".collecting"}
+
+
+def test_what_a_dataset_cannot_be_written_to_is_refused_and_named(out):
+    with pytest.raises(ForetuneError, match="/dev/null is a file: name a folder"), folder_of_run("/dev/null"):
+        pass
+    out.mkdir()
+    (out / "bundle.npz").write_text("")
+    with pytest.raises(ForetuneError, match="measured is the folder of a bundle: name one"), folder_of_run(out):
+        pass

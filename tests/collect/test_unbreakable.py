@@ -125,6 +125,13 @@ def start(out, *, endless=0):
     return process
 
 
+def check_tidy(out):
+    """Nothing lies there but a dataset: no lock, and nothing that a killed process left half written."""
+    assert {path.name for path in out.iterdir()} == {"dataset.json", "parts", "drift"}
+    assert {path.suffix for folder in ("parts", "drift") for path in (out / folder).iterdir()} == {".parquet"}
+    assert load(out).ignored == ()
+
+
 def rows_measured(out):
     return len(load(out).measurements) if (out / "dataset.json").exists() else 0
 
@@ -148,17 +155,25 @@ def test_ctrl_c_stops_cleanly_and_the_next_run_goes_on(out, undisturbed, asked):
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="looks for processes in /proc")
-def test_the_processes_end_with_a_killed_parent(out):
+def test_a_second_run_on_the_folder_is_refused_until_the_first_is_killed_and_its_processes_end_with_it(
+    out, undisturbed
+):
     process = start(out, endless=2)
     until(lambda: rows_measured(out) > 300)
     measuring = children_of(process)
+    with pytest.raises(ForetuneError, match=f"measured is being written by process {process.pid} on .*, since 20"):
+        collect(out, [FaultyGpu()])
+    assert process.poll() is None
     process.kill()
     process.communicate()
+    assert collect(out, [FaultyGpu()]).complete
+    assert outcomes_of(out) == undisturbed
+    check_tidy(out)
     assert_end(measuring)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="looks for processes in /proc")
-@pytest.mark.parametrize("kills", [12, pytest.param(200, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("kills", [3, pytest.param(200, marks=pytest.mark.slow)])
 def test_kills_at_random_moments_leave_the_dataset_of_an_undisturbed_run(out, undisturbed, kills):
     """Of the parent or of a measuring process, by turns of a die."""
     seed = random.randrange(1 << 32)
@@ -183,6 +198,7 @@ def test_kills_at_random_moments_leave_the_dataset_of_an_undisturbed_run(out, un
         one = out.with_name(f"run{number}")
         assert collect(one, [FaultyGpu()]).complete, seed
         assert outcomes_of(one) == undisturbed, seed
+        check_tidy(one)
 
 
 @pytest.mark.parametrize("share", [0.0, 0.01, 0.3, 0.7, 0.99])

@@ -7,7 +7,7 @@ import os
 import threading
 
 import pytest
-from foretune.datasets.atomic import replacing
+from foretune.datasets.atomic import remove_leftovers, replacing
 
 
 def _half(path, error: BaseException) -> None:
@@ -30,6 +30,24 @@ def test_a_full_disk_is_told_with_the_files_name(tmp_path):
         _half(path, OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)))
     assert caught.value.filename == str(path)
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="has no /dev/full")
+def test_a_full_disk_is_told_with_the_files_name_where_that_is_written_as_it_is():
+    with pytest.raises(OSError, match="No space left on device") as caught, replacing("/dev/full") as where:
+        where.write_text("all")
+    assert caught.value.filename == "/dev/full"
+
+
+def test_what_a_kill_left_is_removed_and_nothing_else(tmp_path):
+    others = {".notes.tmp", "a.txt.0123456789abcdef.tmp", ".a.txt.0123.tmp", "a.txt"}
+    for name in others:
+        (tmp_path / name).write_text("")
+    with replacing(tmp_path / "a.txt") as temporary:
+        temporary.write_text("whole")
+    temporary.write_text("half")
+    remove_leftovers(tmp_path)
+    assert {one.name for one in tmp_path.iterdir()} == others
 
 
 def test_a_folder_that_is_not_there_is_told_with_the_files_name(tmp_path):

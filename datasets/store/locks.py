@@ -1,0 +1,106 @@
+"""Who may write to a dataset's folder: one collection at a time, and one process at a time its files.
+
+The system's own locks (flock), on hidden files that whoever held them removes: a process that dies lets go of its lock,
+whatever it died of, so a file that it left means nothing.
+"""
+
+from __future__ import annotations
+
+import datetime
+import os
+import platform
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TextIO
+
+from ..atomic import blaming
+from ..errors import ForetuneError, ForetuneWarning, abridged
+
+#: Locked by what has the folder for itself, a whole collection long, and by whoever writes a file, as long as it takes.
+TAKEN, WRITING = ".collecting", ".writing"
+
+
+@contextmanager
+def taken(directory: Path) -> Iterator[None]:
+    """Has a folder for itself while its block runs, as a collection does. Whoever else asks is refused with a
+    `ForetuneError` that says who has it."""
+    with _locked(directory / TAKEN, wait=False) as (file, _):
+        with blaming(directory / TAKEN):
+            file.truncate(0)
+            now = datetime.datetime.now(datetime.timezone.utc)
+            file.write(f"process {os.getpid()} on {platform.node()}, since {now:%Y-%m-%d %H:%M:%S} UTC")
+            file.flush()
+        yield
+
+
+@contextmanager
+def writing(directory: Path) -> Iterator[bool]:
+    """Waits until no other process, nor thread, writes a file of the dataset, and lets none while its block runs; False
+    where the file system has no locks, so that one may. It is not to be entered twice."""
+    with _locked(directory / WRITING, wait=True) as (_, is_locked):
+        yield is_locked
+
+
+@contextmanager
+def alone(directory: Path) -> Iterator[None]:
+    """Both: for what writes all files of a dataset anew."""
+    with taken(directory), writing(directory):
+        yield
+
+
+def check_free(directory: Path) -> None:
+    """Raises `ForetuneError` as `taken` does, but takes nothing: the folder may be one that is only read."""
+    import fcntl
+
+    try:
+        with (directory / TAKEN).open(errors="replace") as file:
+            _lock(file, directory / TAKEN, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except (FileNotFoundError, NotADirectoryError):
+        pass
+
+
+@contextmanager
+def _locked(path: Path, *, wait: bool) -> Iterator[tuple[TextIO, bool]]:
+    import fcntl  # here, because datasets are also read where there is none
+
+    while True:
+        with path.open("a+", errors="replace") as file:
+            is_locked = _lock(file, path, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+            if not _lies_at(path, file):
+                continue  # who had it has removed it by now, so another process may lock a new one
+            try:
+                yield file, is_locked
+            finally:
+                path.unlink(missing_ok=True)
+            return
+
+
+def _lock(file: TextIO, path: Path, how: int) -> bool:
+    import fcntl
+
+    try:
+        fcntl.flock(file, how)
+    except BlockingIOError:
+        file.seek(0)
+        who = abridged(file.read(1000)) or "another process"
+        raise ForetuneError(
+            f"{path.parent} is being written by {who}: wait for its end, or choose another folder"
+        ) from None
+    except OSError as error:  # some network file systems
+        warnings.warn(
+            f"{path.parent}: nothing can be locked on its file system ({error.strerror}): let no other process write "
+            "there meanwhile",
+            ForetuneWarning,
+            stacklevel=2,
+        )
+        return False
+    return True
+
+
+def _lies_at(path: Path, file: TextIO) -> bool:
+    try:
+        return os.path.samestat(path.stat(), os.fstat(file.fileno()))
+    except FileNotFoundError:
+        return False

@@ -1,0 +1,171 @@
+"""A dataset's folder is one collection's at a time, its files one writer's, and a kill frees both."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import json
+import os
+import platform
+import re
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from foretune.datasets import ForetuneError, ForetuneWarning
+from foretune.datasets.store import continued, locks, read, seal_dataset, upgrade_dataset
+from foretune.datasets.store.locks import TAKEN, WRITING, check_free, taken, writing
+from writers import append
+
+# Has a folder for itself, and a process of its own that lives until the pipe is closed.
+HOLDS = """
+import subprocess, sys
+from pathlib import Path
+from foretune.datasets.store.locks import taken
+with taken(Path(sys.argv[1])):
+    own = subprocess.Popen(["cat"])
+    print("taken", flush=True)
+    own.wait()
+"""
+
+
+@pytest.fixture
+def holder(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
+    pipe = subprocess.PIPE
+    with subprocess.Popen([sys.executable, "-c", HOLDS, tmp_path], stdin=pipe, stdout=pipe, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "taken\n"
+        yield process
+        process.kill()
+
+
+def test_who_comes_second_is_told_who_has_the_folder(tmp_path: Path, holder: subprocess.Popen[str]) -> None:
+    who = rf"process {holder.pid} on {re.escape(platform.node())}"
+    said = rf"^{tmp_path} is being written by {who}, since 20\d\d-\d\d-\d\d "
+    for _ in range(2):  # having asked frees nothing
+        with (
+            pytest.raises(ForetuneError, match=said + r"\d\d:\d\d:\d\d UTC: wait for its end, or choose another"),
+            taken(tmp_path),
+        ):
+            pass
+        with pytest.raises(ForetuneError, match=said):
+            check_free(tmp_path)
+    holder.communicate()  # it ends
+    check_free(tmp_path)
+    with taken(tmp_path):
+        assert (tmp_path / TAKEN).read_text().startswith(f"process {os.getpid()} on ")
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_kill_frees_the_folder_whatever_the_dead_one_started(tmp_path: Path, holder: subprocess.Popen[str]) -> None:
+    holder.kill()
+    holder.wait()  # what it started lives on
+    assert (tmp_path / TAKEN).read_text().startswith(f"process {holder.pid} on ")
+    check_free(tmp_path)
+    with taken(tmp_path), pytest.raises(ForetuneError, match=f"process {os.getpid()} on"), taken(tmp_path):
+        pass
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_lock_that_was_removed_while_it_was_waited_for_is_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As when its holder ends between the opening and the locking of a second one, and a third one comes."""
+    opened: list[int] = []
+
+    def lock(file: object, how: int) -> None:
+        if not opened:
+            (tmp_path / TAKEN).unlink()
+        opened.append(how)
+        flock(file, how)  # type: ignore[arg-type]
+
+    flock = fcntl.flock
+    monkeypatch.setattr(fcntl, "flock", lock)
+    with taken(tmp_path):
+        assert len(opened) == 2
+        with pytest.raises(ForetuneError, match="is being written by"), taken(tmp_path):
+            pass
+
+
+def test_only_one_at_a_time_writes(tmp_path: Path) -> None:
+    path = tmp_path / "count"
+    path.write_text("0")
+
+    def count() -> None:
+        for _ in range(25):
+            with writing(tmp_path):
+                path.write_text(str(int(path.read_text()) + 1))
+
+    threads = [threading.Thread(target=count) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert path.read_text() == "200"
+    assert [one.name for one in tmp_path.iterdir()] == ["count"]
+
+
+@pytest.mark.parametrize("error", [errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS])
+def test_a_file_system_that_cannot_lock_is_told_and_all_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: int
+) -> None:
+    def refuse(file: object, how: int) -> None:
+        raise OSError(error, os.strerror(error))
+
+    reason = os.strerror(error)
+    said = rf"^{tmp_path / 'mine'}: nothing can be locked on its file system \({reason}\): let no other process write"
+    append(tmp_path / "mine", "mine")
+    half_written = tmp_path / "mine" / f".x.{'0a' * 8}.tmp"
+    half_written.write_text("")
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    with pytest.warns(ForetuneWarning, match=said), continued(tmp_path / "mine"):
+        append(tmp_path / "mine", "another")
+    assert len(read(tmp_path / "mine").devices) == 2
+    assert half_written.exists()  # it may be of a process that lives
+
+
+def test_locks_are_no_part_of_a_dataset(tmp_path: Path) -> None:
+    folder = append(tmp_path / "mine", "mine")
+    before = read(folder)
+    for name in (TAKEN, WRITING):
+        (folder / name).write_text("process 1 on a host that is gone, since long ago")
+    after = read(folder)
+    assert (after.ignored, len(after.measurements)) == ((), len(before.measurements))
+    with continued(folder):
+        append(folder, "another")
+    assert {path.name for path in folder.iterdir()} == {"dataset.json", "parts", "drift"}
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda folder: seal_dataset(folder, folder.with_name("sealed"), name="sealed"),
+        lambda folder: seal_dataset(append(folder.with_name("other"), "mine"), folder, name="sealed"),
+        upgrade_dataset,
+    ],
+    ids=["sealing it", "sealing into it", "upgrading it"],
+)
+def test_what_a_collection_writes_is_neither_sealed_nor_upgraded(
+    tmp_path: Path, change: Callable[[Path], object]
+) -> None:
+    folder = tmp_path / "mine"
+    seal_dataset(append(tmp_path / "parts", "mine"), folder, name="mine")
+    before = json.loads((folder / "dataset.json").read_text())
+    with taken(folder), pytest.raises(ForetuneError, match=f"mine is being written by process {os.getpid()} on "):
+        change(folder)
+    assert json.loads((folder / "dataset.json").read_text()) == before
+    assert not (tmp_path / "sealed").exists()
+    change(folder)
+
+
+def test_a_full_disk_is_told_with_the_locks_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full() -> str:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(locks.platform, "node", full)  # as if writing it had failed
+    with pytest.raises(OSError, match="No space left") as caught, taken(tmp_path):
+        pass
+    assert caught.value.filename == str(tmp_path / TAKEN)

@@ -1,0 +1,68 @@
+"""Where nothing can be written, that is said before the work, and nothing is left by asking."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+from foretune.datasets import ForetuneError
+from foretune.datasets.writable import check_file, check_folder
+
+
+@pytest.fixture
+def closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A disk that is mounted to be read only."""
+
+    def refuse(dir: Path) -> None:
+        raise OSError(30, "Read-only file system", str(dir / "tmp1234"))
+
+    monkeypatch.setattr("tempfile.TemporaryFile", refuse)
+
+
+def test_a_file_may_be_new_or_old_or_what_a_link_points_to(tmp_path: Path) -> None:
+    (tmp_path / "old").write_text("old")
+    (tmp_path / "link").symlink_to(tmp_path / "to come")
+    for name in ("new", "old", "link"):
+        check_file(tmp_path / name)
+    assert {path.name for path in tmp_path.iterdir()} == {"old", "link"}
+    assert (tmp_path / "old").read_text() == "old"
+
+
+def test_a_device_is_written_as_it_is(closed: None) -> None:
+    check_file(os.devnull)
+
+
+def test_a_folder_may_be_new_however_deep_or_old(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in (tmp_path, tmp_path / "a" / "b", "a", "a/b", "."):
+        check_folder(name)
+    assert not list(tmp_path.iterdir())
+
+
+def test_what_is_in_the_way_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    for check, path, said in (
+        (check_file, tmp_path, f"{tmp_path} is a folder: name a file"),
+        (check_file, tmp_path / "no" / "a", f"{tmp_path}/no/a cannot be written: make the folder {tmp_path}/no first"),
+        (check_file, tmp_path / "file" / "a", f"make the folder {tmp_path}/file first"),
+        (check_folder, tmp_path / "file", f"{tmp_path}/file is a file: name a folder"),
+        (check_folder, tmp_path / "file" / "a", f"{tmp_path}/file/a cannot be a folder: {tmp_path}/file is a file"),
+    ):
+        with pytest.raises(ForetuneError) as caught:
+            check(path)
+        assert said in str(caught.value)
+
+
+@pytest.mark.parametrize("check", [check_file, check_folder])
+def test_a_disk_that_takes_nothing_is_told_with_the_path_that_was_asked_for(
+    check: type, tmp_path: Path, closed: None
+) -> None:
+    with pytest.raises(ForetuneError, match=rf"^{tmp_path}/new cannot be written: Read-only file system$"):
+        check(tmp_path / "new")
+
+
+@pytest.mark.parametrize("check", [check_file, check_folder])
+def test_a_name_that_is_too_long_is_told(check: type, tmp_path: Path) -> None:
+    with pytest.raises(ForetuneError, match="cannot be written: File name too long"):
+        check(tmp_path / ("a" * 300))
