@@ -1,54 +1,179 @@
 """The command line: each command parses, calls a floor and prints. Results render themselves: tables go to stdout,
 progress to stderr.
 
-Exit codes: 0 done; 1 bad input or a failed run, with one line that names it; 2 wrong usage; 130 ended by Ctrl-C.
+Exit codes: 0 done; 1 bad input or a failed run, with one line that names it, or nobody reads what is printed; 2 wrong
+usage; 130 ended by Ctrl-C. With --json, stdout has {"error": ...} for all of them but 0.
 """
 
 from __future__ import annotations
 
-import functools
 import json
 import os
-import re
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ParamSpec, Protocol
+from typing import TYPE_CHECKING, Annotated, Any, ParamSpec, Protocol, TypeVar
 
 import typer
+from typer.core import TyperCommand, TyperGroup
 
+from . import __version__
 from .datasets import ForetuneError
+from .datasets.errors import abridged
+from .datasets.numbers_from_text import MOST_COUNT, duration_s, number, whole_number, whole_numbers
+from .datasets.tables import printable
 
 if TYPE_CHECKING:
     from .datasets import DeviceSpec, Family, Measurable
     from .datasets.dataset import Dataset
 
 P = ParamSpec("P")
-app = typer.Typer(
-    help="Know the fast configs of a Triton kernel before you tune.", no_args_is_help=True, add_completion=False
-)
+T = TypeVar("T")
+
+#: What typer raises for wrong usage: its own copy of click's UsageError, or click's, by its version.
+WrongUsage: type[Exception] = typer.BadParameter.__mro__[1]
+#: Where a context keeps the words of the command line.
+GIVEN = "foretune.given"
+
+
+class Commands(TyperGroup):
+    """The whole command line: how a command ends that does not just end."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        ctx.meta[GIVEN] = tuple(args)
+        return super().parse_args(ctx, args)
+
+    def invoke(self, ctx: Any) -> Any:
+        given = ctx.meta[GIVEN]
+        try:
+            _refuse_empty(given)
+            with warnings.catch_warnings():
+                warnings.showwarning = _show_warning
+                return super().invoke(ctx)
+        except WrongUsage as error:  # typer says it, and ends with 2
+            _say_error(error.format_message() if hasattr(error, "format_message") else str(error), given)
+            raise
+        except BrokenPipeError:  # as `| head` does: typer ends with 1, and says nothing
+            raise
+        except (ForetuneError, OSError) as error:
+            _say_error(str(error), given)
+            typer.echo(f"Error: {printable(str(error))}", err=True)
+            raise typer.Exit(1) from None
+        except KeyboardInterrupt:
+            _say_error("interrupted", given)
+            typer.echo("Interrupted.", err=True)
+            raise typer.Exit(130) from None
+
+
+class PredictCommand(TyperCommand):
+    """Its help, asked for with a family, says what that family takes."""
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        super().format_help(ctx, formatter)
+        for word in ctx.meta[GIVEN]:
+            if word != self.name and not word.startswith("-"):
+                with suppress(ForetuneError):
+                    typer.echo(f" {_taken(_family(word))}\n")
+
+
+def _refuse_empty(given: Sequence[str]) -> None:
+    """An unset shell variable leaves an empty word, and nothing here has a use for one."""
+    for before, word in zip(("", *given), given, strict=False):
+        option, equals, value = word.partition("=") if word.startswith("--") else (before, "=", word)
+        if equals and not value.strip():
+            where = option if option.startswith("-") else "an argument"
+            raise typer.BadParameter("is empty: is a shell variable unset?", param_hint=where)
+
+
+def _say_error(text: str, given: Sequence[str]) -> None:
+    if "--json" in given:
+        with suppress(OSError):  # it may be stdout that cannot be written
+            typer.echo(json.dumps({"error": text}))
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"foretune {__version__}")
+        raise typer.Exit
+
+
+def _family_names(incomplete: str) -> list[str]:
+    from .kernels import families
+
+    return [name for name in families() if name.startswith(incomplete)]
+
+
+def _dataset_names(incomplete: str) -> list[str]:
+    from .datasets import names
+
+    return [name for name in names() if name.startswith(incomplete)]
+
+
+def _device_names(incomplete: str) -> list[str]:
+    from .datasets import DeviceSpec
+
+    return [name for name in DeviceSpec.names() if name.startswith(incomplete)]
+
+
+app = typer.Typer(cls=Commands, help="Know the fast configs of a Triton kernel before you tune.", no_args_is_help=True)
 bench = typer.Typer(help="Measure kernels next to what people have.", no_args_is_help=True)
 app.add_typer(bench, name="bench")
 datasets = typer.Typer(help="List, describe, merge and seal datasets.", invoke_without_command=True)
 app.add_typer(datasets, name="datasets")
 
+#: More than any machine has.
+MOST_GPUS, MOST_SMS = 1024, 10_000
 SHIPPED = "h200"  # the dataset that quickstart and evaluate take where none is named
 FAMILY = "grouped_gemm_fwd"
 GROUPED_GEMMS = (FAMILY, "grouped_gemm_dx", "grouped_gemm_dw")
 
+
+def _read(read: Callable[..., T], *bounds: float) -> Callable[[Any], T]:
+    """What makes an option's value from its text, or says what would be right."""
+
+    def parse(text: Any) -> T:  # a default is a number already
+        try:
+            return read(str(text), *bounds)
+        except ForetuneError as error:
+            raise typer.BadParameter(str(error)) from None
+
+    return parse
+
+
+def _count(help: str, low: int, high: int, **settings: Any) -> Any:
+    """An option that is a whole number."""
+    return typer.Option(help=help, parser=_read(whole_number, low, high), metavar=f"{low}..{high}", **settings)
+
+
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON to stdout instead of tables.")]
 FamilyName = Annotated[
-    str, typer.Argument(metavar="FAMILY", help=f"A kernel family, as {FAMILY}, or package.module:attribute.")
+    str,
+    typer.Argument(
+        metavar="FAMILY",
+        help=f"A kernel family, as {FAMILY}, or package.module:attribute.",
+        autocompletion=_family_names,
+    ),
 ]
 OnlyFamilies = Annotated[
     list[str] | None,
-    typer.Option(help="Only this family, as for collect; may be repeated.", show_default="all in the data"),
+    typer.Option(
+        help="Only this family, as for collect; may be repeated.",
+        show_default="all in the data",
+        autocompletion=_family_names,
+    ),
 ]
 Data = Annotated[
-    list[str] | None, typer.Option(help="Dataset folder or shipped name; may be repeated.", show_default=SHIPPED)
+    list[str] | None,
+    typer.Option(
+        help="Dataset folder or shipped name; may be repeated.", show_default=SHIPPED, autocompletion=_dataset_names
+    ),
+]
+OneDataset = Annotated[
+    str,
+    typer.Argument(metavar="DATA", help="Dataset folder, or the name of a shipped one.", autocompletion=_dataset_names),
 ]
 
 
@@ -59,44 +184,29 @@ class Result(Protocol):
 
 
 def main() -> None:
-    """The console script."""
-    app()
+    """The console script, and `python -m foretune`."""
+    app(prog_name="foretune")
+
+
+@app.callback()
+def command_line(
+    version: Annotated[
+        bool, typer.Option("--version", help="Print the version.", callback=_version, is_eager=True)
+    ] = False,
+) -> None:
+    """Know the fast configs of a Triton kernel before you tune."""
 
 
 def _command(
     name: str, example: str, into: typer.Typer = app, **settings: Any
 ) -> Callable[[Callable[P, None]], Callable[P, None]]:
     """Registers a command."""
-
-    def register(function: Callable[P, None]) -> Callable[P, None]:
-        run = _guarded(function)
-        into.command(name, epilog=f"Example: {example}", **settings)(run)
-        return run
-
-    return register
-
-
-def _guarded(function: Callable[P, None]) -> Callable[P, None]:
-    """Bad input ends a command with one line and exit code 1, never with a traceback."""
-
-    @functools.wraps(function)
-    def run(*args: P.args, **options: P.kwargs) -> None:
-        try:
-            with warnings.catch_warnings():
-                warnings.showwarning = _show_warning
-                function(*args, **options)
-        except (ForetuneError, OSError) as error:
-            if options.get("as_json"):
-                typer.echo(json.dumps({"error": str(error)}))
-            typer.echo(f"Error: {error}", err=True)
-            raise typer.Exit(1) from None
-
-    return run
+    return into.command(name, epilog=f"Example: {example}", **settings)
 
 
 def _show_warning(message: Warning | str, *where: object, **more: object) -> None:
     """One line, without the place in the code that a person at a terminal cannot do anything about."""
-    typer.echo(f"Warning: {message}", err=True)
+    typer.echo(f"Warning: {printable(str(message))}", err=True)
 
 
 @_command("quickstart", "foretune quickstart")
@@ -130,7 +240,10 @@ def collect(
     family: Annotated[
         list[str],
         typer.Argument(
-            metavar="FAMILY...", help=f"Kernel families, as {FAMILY}, or package.module:attribute.", show_default=False
+            metavar="FAMILY...",
+            help=f"Kernel families, as {FAMILY}, or package.module:attribute.",
+            show_default=False,
+            autocompletion=_family_names,
         ),
     ],
     out: Annotated[Path, typer.Option(help="Dataset folder; an earlier run's is continued.")],
@@ -154,14 +267,20 @@ def collect(
         ),
     ] = None,
     budget: Annotated[
-        str | None, typer.Option(help="Stop in time, for example 90s, 20m or 1h.", show_default="none")
+        float | None,
+        typer.Option(
+            help="Stop in time, for example 90s, 20m or 1h.",
+            parser=_read(duration_s),
+            metavar="DURATION",
+            show_default="none",
+        ),
     ] = None,
     tokens: Annotated[
         str | None, typer.Option(help="Token counts, as in 16,256,4096.", show_default="16 ... 65536")
     ] = None,
-    per_layer: Annotated[int, typer.Option(min=0, help="Problems of each distinct layer shape.")] = 2,
-    random: Annotated[int, typer.Option(min=0, help="Random shapes besides the models' layers.")] = 40,
-    seed: Annotated[int, typer.Option(min=0, help="Draws other problems.")] = 0,
+    per_layer: Annotated[int, _count("Problems of each distinct layer shape.", 0, 100)] = 2,
+    random: Annotated[int, _count("Random shapes besides the models' layers.", 0, 10_000)] = 40,
+    seed: Annotated[int, _count("Draws other problems.", 0, MOST_COUNT)] = 0,
     plan: Annotated[
         str,
         typer.Option(
@@ -171,16 +290,23 @@ def collect(
     max_tflop: Annotated[
         float | None,
         typer.Option(
-            min=0.0, help="Only problems of so many TFLOP: fewer for a small GPU.", show_default="the family's"
+            help="Only problems of so many TFLOP: fewer for a small GPU.",
+            parser=_read(number, 0.0, 1e6),
+            metavar="NUMBER",
+            show_default="the family's",
         ),
     ] = None,
     suite: Annotated[bool, typer.Option(help="First the problems that kernels are compared on.")] = False,
     like: Annotated[
         str | None,
-        typer.Option(help="First the problems of this dataset (a folder or shipped name).", show_default="none"),
+        typer.Option(
+            help="First the problems of this dataset (a folder or shipped name).",
+            show_default="none",
+            autocompletion=_dataset_names,
+        ),
     ] = None,
     limit: Annotated[
-        int | None, typer.Option(min=1, help="At most so many problems of each family.", show_default="all")
+        int | None, _count("At most so many problems of each family.", 1, MOST_COUNT, show_default="all")
     ] = None,
     resume: Annotated[bool, typer.Option(help="Continue an earlier run, or refuse a folder that has one.")] = True,
     as_json: AsJson = False,
@@ -189,8 +315,9 @@ def collect(
 
     Killed or interrupted, it goes on when run again.
     """
-    budget_s, gpu_count = _seconds(budget), _gpus(gpus)
-    token_counts, parts = _integers(tokens, "--tokens"), _integers(",".join(sms) if sms else None, "--sms") or ()
+    gpu_count = None if gpus == "all" else _given("--gpus (a number, or all)", whole_number, gpus, 1, MOST_GPUS)
+    token_counts = None if tokens is None else _given("--tokens", whole_numbers, tokens)
+    parts = _given("--sms", whole_numbers, ",".join(sms), 1, MOST_SMS) if sms else ()
     if scheduler is not None and gpu_count is not None:
         raise typer.BadParameter("a cluster's GPUs are its workers: start as many as you want", param_hint="--gpus")
     if scheduler is not None and parts:
@@ -225,7 +352,7 @@ def collect(
         else partial(dask_campaign.collect_on_cluster, scheduler=scheduler)
     )
     with showing_progress() as on_progress:
-        summary = collected(kernels, cases, out, plan=plan, budget_s=budget_s, resume=resume, on_progress=on_progress)
+        summary = collected(kernels, cases, out, plan=plan, budget_s=budget, resume=resume, on_progress=on_progress)
     _emit(summary, as_json, out=out)
     if summary.interrupted:
         raise typer.Exit(130)
@@ -233,7 +360,12 @@ def collect(
 
 @_command("train", "foretune train --data measured --data h200 --out my-bundle")
 def train(
-    data: Annotated[list[str], typer.Option(help="Dataset folder, or the name of a shipped one; may be repeated.")],
+    data: Annotated[
+        list[str],
+        typer.Option(
+            help="Dataset folder, or the name of a shipped one; may be repeated.", autocompletion=_dataset_names
+        ),
+    ],
     out: Annotated[Path, typer.Option(help="Folder for the bundle.")],
     family: OnlyFamilies = None,
     as_json: AsJson = False,
@@ -264,8 +396,9 @@ def evaluate(
 ) -> None:
     """Print regret@k: how much slower the best of the first k choices runs than the best config there is.
 
-    With a bundle, that bundle is judged as it is: name data that it was not trained on. Without one, new ones
-    are trained and judged, each on the layers of models it never saw; with --split device, on a device it never saw.
+    With a bundle, that bundle is judged as it is, and a warning says where it was trained on the data. Without one, new
+    ones are trained and judged, each on the layers of models it never saw; with --split device, on a device it never
+    saw.
     """
     if bundle is not None and split != "model":
         raise typer.BadParameter("a bundle is judged as it is: nothing is split", param_hint="--split")
@@ -294,7 +427,12 @@ def evaluate(
 def replay(
     data: Data = None,
     share: Annotated[
-        float, typer.Option(min=0.001, max=1.0, help="Share of the configs that the plan tries on each problem.")
+        float,
+        typer.Option(
+            help="Share of the configs that the plan tries on each problem.",
+            parser=_read(number, 0.001, 1.0),
+            metavar="0.001..1",
+        ),
     ] = 0.09,
     family: OnlyFamilies = None,
     as_json: AsJson = False,
@@ -317,6 +455,7 @@ def replay(
 @_command(
     "predict",
     f"foretune predict {FAMILY} --device h200 --groups 64 --rows 8192 --n 2048 --k 1024 --top 4",
+    cls=PredictCommand,
     context_settings={"allow_extra_args": True, "ignore_unknown_options": True},  # a family's own dimensions
 )
 def predict(
@@ -324,9 +463,13 @@ def predict(
     family: FamilyName,
     device: Annotated[
         str | None,
-        typer.Option(help="A shipped device, for example h200, or a spec's JSON file.", show_default="this GPU"),
+        typer.Option(
+            help="A shipped device, for example h200, or a spec's JSON file.",
+            show_default="this GPU",
+            autocompletion=_device_names,
+        ),
     ] = None,
-    top: Annotated[int, typer.Option(min=1, help="Length of the shortlist.")] = 8,
+    top: Annotated[int, _count("Length of the shortlist.", 1, MOST_COUNT)] = 8,
     dtype: Annotated[
         str | None, typer.Option(help="Element type, one of the family's.", show_default="the family's first")
     ] = None,
@@ -336,25 +479,26 @@ def predict(
     """Print the configs predicted to be fastest for one shape. Needs no GPU.
 
     The family's dimensions are options of their own (a grouped GEMM has --groups, --rows, --n and --k), and so are its
-    flags, without a value.
+    flags, without a value: `foretune predict FAMILY --help` lists them.
     """
     from .datasets import DeviceSpec, ForetuneWarning, Problem
-    from .kernels import find_family
     from .model import load_bundle
     from .runtime import make_shortlist
 
-    kernel = find_family(family)
+    kernel = _family(family)
     dims, flags = _dimensions(context.args, kernel)
     dtype = dtype or kernel.dtypes[0]
     if dtype not in kernel.dtypes:
-        raise typer.BadParameter(f"{dtype!r} is not one of {', '.join(kernel.dtypes)}", param_hint="--dtype")
-    spec = DeviceSpec.live() if device is None else DeviceSpec.find(device)
+        raise typer.BadParameter(
+            f"{abridged(dtype, 60)!r} is not one of {', '.join(kernel.dtypes)}", param_hint="--dtype"
+        )
+    spec = DeviceSpec.find(device) if device is not None else _this_gpu()
     problem = Problem(kernel.name, tuple(sorted(dims.items())), dtype, tuple(sorted(flags)))
     with warnings.catch_warnings():  # what a launch is only warned of is the answer here
         warnings.simplefilter("ignore", ForetuneWarning)
         chosen = make_shortlist(kernel, problem, spec, k=top, bundle=load_bundle(bundle))
     if not chosen.predicted:  # then it holds every config, in no order that means anything
-        raise ForetuneError(chosen.reason)
+        raise ForetuneError(f"{chosen.reason}; a launch there has {len(chosen.configs)} configs go through")
     _emit(chosen, as_json)
 
 
@@ -366,11 +510,10 @@ def device(
             metavar="[DEVICE]",
             help="A shipped device or a spec's JSON file, to show as it is.",
             show_default="this GPU",
+            autocompletion=_device_names,
         ),
     ] = None,
-    sms: Annotated[
-        int | None, typer.Option(min=1, help="Only so many of its SMs, as a device.", show_default="all")
-    ] = None,
+    sms: Annotated[int | None, _count("Only so many of its SMs, as a device.", 1, MOST_SMS, show_default="all")] = None,
     out: Annotated[Path | None, typer.Option(help="JSON file to save the spec in, for --device elsewhere.")] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -392,17 +535,23 @@ def device(
     else:
         found = DeviceSpec.find(spec)
         found = found.with_sms(sms) if sms else found
-    _emit(found, as_json)  # nothing but the spec: the JSON is what --out saves
     if out is not None:
         found.save(out)
-        typer.echo(f"The spec lies in {out}", err=True)
+        typer.echo(f"The spec lies in {printable(str(out))}", err=True)
+    _emit(found, as_json)  # nothing but the spec: the JSON is what --out saves
 
 
 @_command("kernels", "foretune bench kernels --json", into=bench)
 def bench_kernels(
-    family: Annotated[str | None, typer.Option(help="Only this family.", show_default="the grouped GEMMs")] = None,
+    family: Annotated[
+        str | None,
+        typer.Option(help="Only this family.", show_default="the grouped GEMMs", autocompletion=_family_names),
+    ] = None,
     only: Annotated[str, typer.Option(help="Only problems whose name contains this, as in 'training'.")] = "",
-    data: Annotated[str, typer.Option(help="Dataset folder or shipped name: who knows the best configs.")] = SHIPPED,
+    data: Annotated[
+        str,
+        typer.Option(help="Dataset folder or shipped name: who knows the best configs.", autocompletion=_dataset_names),
+    ] = SHIPPED,
     bundle: Annotated[Path | None, typer.Option(help="Who predicts.", show_default="the shipped bundle")] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -440,7 +589,6 @@ def bench_kernels(
 
 
 @datasets.callback(epilog="Example: foretune datasets --json")
-@_guarded
 def list_datasets(context: typer.Context, as_json: AsJson = False) -> None:
     """List the measurements that are shipped. `foretune datasets show DATA` describes one dataset."""
     if context.invoked_subcommand is None:
@@ -451,7 +599,7 @@ def list_datasets(context: typer.Context, as_json: AsJson = False) -> None:
 
 @_command("show", "foretune datasets show measured --json", into=datasets)
 def show_dataset(
-    data: Annotated[str, typer.Argument(metavar="DATA", help="Dataset folder, or the name of a shipped one.")],
+    data: OneDataset,
     as_json: AsJson = False,
 ) -> None:
     """Describe one dataset."""
@@ -460,7 +608,12 @@ def show_dataset(
 
 @_command("merge", "foretune datasets merge mine theirs --out both", into=datasets)
 def merge(
-    data: Annotated[list[str], typer.Argument(metavar="DATA...", help="Dataset folders, or names of shipped ones.")],
+    data: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="DATA...", help="Dataset folders, or names of shipped ones.", autocompletion=_dataset_names
+        ),
+    ],
     out: Annotated[Path, typer.Option(help="Folder for the new dataset, sealed.")],
     name: Annotated[str | None, typer.Option(help="What it is called.", show_default="the folder's name")] = None,
     other_sources: Annotated[
@@ -504,12 +657,16 @@ def seal(
 
 @_command("export", "foretune export h200 --format csv --out h200.csv")
 def export(
-    data: Annotated[str, typer.Argument(metavar="DATA", help="Dataset folder, or the name of a shipped one.")],
+    data: OneDataset,
     out: Annotated[Path, typer.Option(help="The file to write.")],
     format: Annotated[str, typer.Option(help="t4, the autotuning community's JSON (schema 1.0.0), or csv.")],
-    family: Annotated[str | None, typer.Option(help="Only this family.", show_default="all in the data")] = None,
+    family: Annotated[
+        str | None,
+        typer.Option(help="Only this family.", show_default="all in the data", autocompletion=_family_names),
+    ] = None,
     problem: Annotated[
-        int | None, typer.Option(min=0, help="Only this one, counted from 0. T4 tools expect one.", show_default="all")
+        int | None,
+        _count("Only this one, counted from 0. T4 tools expect one.", 0, MOST_COUNT, show_default="all"),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -524,38 +681,25 @@ def export(
     _emit(_Said({"format": format, "results": results}, f"{results} results."), as_json, out=out)
 
 
-# What a command needs besides the floors: values from text, one way each.
+# What a command needs besides the floors.
 
 
-def _seconds(text: str | None) -> float | None:
-    if text is None:
-        return None
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)([smh])", text)
-    if not match or not float(match[1]):
-        raise typer.BadParameter(f"{text!r} is not a duration such as 90s, 20m or 1h", param_hint="--budget")
-    return float(match[1]) * {"s": 1, "m": 60, "h": 3600}[match[2]]
+def _given(option: str, read: Callable[..., T], text: str, *bounds: float) -> T:
+    """An option's value from its text; what is wrong with it is said with the option's name."""
+    try:
+        return read(text, *bounds)
+    except ForetuneError as error:
+        raise typer.BadParameter(str(error), param_hint=option) from None
 
 
-def _integers(text: str | None, option: str) -> tuple[int, ...] | None:
-    if text is None:
-        return None
-    if not re.fullmatch(r"[1-9]\d*(,[1-9]\d*)*", text):
-        raise typer.BadParameter(f"{text!r} is not a list of counts such as 32,64,96", param_hint=option)
-    return tuple(int(part) for part in text.split(","))
-
-
-def _gpus(text: str) -> int | None:
-    """A number of GPUs; None for all."""
-    if text == "all":
-        return None
-    if not re.fullmatch(r"[1-9]\d*", text):
-        raise typer.BadParameter(f"{text!r} is neither a number of GPUs nor all", param_hint="--gpus")
-    return int(text)
+def _taken(family: Family) -> str:
+    """What `predict` takes for a family."""
+    dims, flags = " ".join(f"--{dim} N" for dim in family.dims), "".join(f" [--{flag}]" for flag in family.flags)
+    return f"{family.name} takes {dims}{flags} [--dtype {'|'.join(family.dtypes)}]"
 
 
 def _dimensions(arguments: Sequence[str], family: Family) -> tuple[dict[str, int], tuple[str, ...]]:
     """`--rows 8192 --n=2048 --permute_x` as numbers and flags, if they are the family's, each once."""
-    wanted = " ".join([*(f"--{dim} N" for dim in family.dims), *(f"[--{flag}]" for flag in family.flags)])
     parts = [part for argument in arguments for part in argument.split("=", 1)]
     dims: dict[str, int] = {}
     flags: list[str] = []
@@ -563,17 +707,25 @@ def _dimensions(arguments: Sequence[str], family: Family) -> tuple[dict[str, int
         option = parts.pop(0)
         name = option.removeprefix("--")
         if name == option or name in dims or name in flags or name not in (*family.dims, *family.flags):
-            raise typer.BadParameter(f"{option!r} is unknown or given twice; {family.name} takes {wanted}")
+            raise typer.BadParameter(f"{abridged(option, 60)!r} is unknown or given twice; {_taken(family)}")
         if name in family.flags:
             flags.append(name)
-            continue
-        value = parts.pop(0) if parts else ""
-        if not value.isdecimal():
-            raise typer.BadParameter(f"must be an integer >= 0 but got {value!r}", param_hint=option)
-        dims[name] = int(value)
+        else:
+            dims[name] = _given(option, whole_number, parts.pop(0) if parts else "")
     if missing := [f"--{dim}" for dim in family.dims if dim not in dims]:
-        raise typer.BadParameter(f"{' '.join(missing)} missing; {family.name} takes {wanted}")
+        raise typer.BadParameter(f"{' '.join(missing)} missing; {_taken(family)}")
     return dims, tuple(flags)
+
+
+def _this_gpu() -> DeviceSpec:
+    from .datasets import DeviceSpec
+
+    try:
+        return DeviceSpec.live()
+    except ForetuneError as error:
+        raise ForetuneError(
+            f"{error}. Give one with --device, or the file that `foretune device --out FILE` writes where the GPU is"
+        ) from None
 
 
 def _live() -> DeviceSpec | None:
@@ -583,6 +735,12 @@ def _live() -> DeviceSpec | None:
         return DeviceSpec.live()
     except ForetuneError:
         return None
+
+
+def _family(name: str) -> Family:
+    from .kernels import find_family
+
+    return find_family(name)
 
 
 def _measurable(name: str) -> Measurable:
@@ -604,9 +762,7 @@ def _load(data: Sequence[str] | None) -> Dataset:
 
 
 def _families(dataset: Dataset, only: Iterable[str] | None = None) -> dict[str, Family]:
-    from .kernels import find_family
-
-    found = [find_family(name) for name in (only or dataset.families)]
+    found = [_family(name) for name in (only or dataset.families)]
     return {family.name: family for family in found}
 
 
@@ -640,8 +796,10 @@ class _Said:
     def to_json(self) -> Mapping[str, Any]:
         return self.value
 
-    def __rich__(self) -> str:
-        return self.line
+    def __rich__(self) -> Any:
+        from rich.text import Text
+
+        return Text(printable(self.line))
 
 
 @dataclass(frozen=True)
@@ -684,19 +842,20 @@ def _emit(result: Result, as_json: bool, **places: Path) -> None:
     from rich.console import Console
 
     console = Console()
-    if not console.is_terminal:
+    if not console.is_terminal and "COLUMNS" not in os.environ:
         console.width = 200  # a file has no edge to wrap at
     console.print(result)
     for path in places.values():
-        typer.echo(f"It lies in {path}")
+        typer.echo(f"It lies in {printable(str(path))}")
 
 
 @contextmanager
 def _status(text: str) -> Iterator[Callable[[str], None]]:
     from rich.console import Console
+    from rich.text import Text
 
-    with Console(stderr=True).status(text) as status:
-        yield status.update
+    with Console(stderr=True).status(Text(printable(text))) as status:
+        yield lambda now: status.update(Text(printable(now)))
 
 
 if __name__ == "__main__":

@@ -6,6 +6,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
+from ..datasets.tables import printable
+
 if TYPE_CHECKING:
     from .run_state import Progress
 
@@ -17,16 +19,16 @@ def showing_progress(shown: bool = True) -> Iterator[Callable[[Progress], None]]
     from rich.console import Console
 
     console = Console(stderr=True, quiet=not shown)
-    columns = (rich.TextColumn("{task.description}"), rich.BarColumn(), rich.MofNCompleteColumn())
+    columns = (rich.TextColumn("{task.description}", markup=False), rich.BarColumn(), rich.MofNCompleteColumn())
     interactive = console.is_terminal or console.is_jupyter
     with rich.Progress(*columns, console=console, disable=not interactive) as bar:
         task = bar.add_task("starting", total=None)
 
         def show(now: Progress) -> None:
             eta = "?" if now.eta_s is None else f"{now.eta_s / 60:.0f} min"
-            text = f"{now.case.problem} · {now.rate_per_s:.0f} configs/s · {eta} left"
+            text = printable(f"{now.case.problem} · {now.rate_per_s:.0f} configs/s · {eta} left")
             bar.update(task, description=text, completed=now.done, total=now.total)
             if not interactive:
-                console.print(f"{now.done}/{now.total} {text}", soft_wrap=True, markup=False)
+                console.print(f"{now.done}/{now.total} {text}", soft_wrap=True, markup=False, emoji=False)
 
         yield show

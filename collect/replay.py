@@ -132,7 +132,7 @@ class Replay:
         for view, short in views.items():
             ratio = told["ratio"][view]
             rows.append([short or "the plan loses", *(percent(ratio[k]["geomean"]) for k in ks)])
-            rows.append(["  95 % interval", *(" - ".join(map(percent, ratio[k]["ci95"])) for k in ks)])
+            rows.append(["  95 % interval", *("..".join(map(percent, ratio[k]["ci95"])) for k in ks)])
         return table(
             f"{self.everything.family}: % slower than the best config, over {told['problems']} problems "
             f"(noise {percent(told['noise_floor'])} %)",

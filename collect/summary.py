@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from ..datasets.tables import percent
+from ..datasets.tables import percent, printable
 from .run_state import RunState
 
 
@@ -78,7 +78,7 @@ class Summary:
         from rich.console import Group
         from rich.text import Text
 
-        return Group(*(Text(line) for line in self._lines()))
+        return Group(*(Text(printable(line)) for line in self._lines()))
 
     def _lines(self) -> Iterator[str]:
         statuses = ", ".join(f"{count} {status}" for status, count in self.statuses.items()) or "none"

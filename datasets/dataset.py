@@ -206,4 +206,4 @@ def datasets_table(datasets: Sequence[Dataset]) -> Any:
         f"{one['name']}: ignored half-written parts: {', '.join(one['ignored'])}" for one in described if one["ignored"]
     ]
     columns = ("name", "family", "device", "problems", "configs", "measurements", "plan")
-    return table("Datasets", columns, rows, below="\n".join(below))
+    return table("Datasets", columns, rows, below="\n".join(below), once=("plan",))

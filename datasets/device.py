@@ -33,6 +33,9 @@ _COPY_SHARE, _MATRIX_SHARE = 0.9, 0.73
 # 3262, 4421, 4052 and 4510: there it is 20 % low at 16. `pytest -m gpu -s tests/runtime/test_partition.py` prints them.
 _SHARE_THAT_DRAWS_ALL = 0.35
 
+#: A spec takes some hundred bytes; reading its file stops here.
+_MOST_BYTES = 1 << 20
+
 
 @dataclass(frozen=True)
 class DeviceSpec:
@@ -150,13 +153,13 @@ class DeviceSpec:
         """The spec in a JSON file, as `save` or `foretune device --out` wrote it. Raises `ForetuneError` naming the
         file and what is wrong with it."""
         try:
-            return cls.from_json(json.loads(Path(path).read_text()))
+            return cls.from_json(json.loads(_content(Path(path))))
         except OSError as error:
             raise ForetuneError(f"{path}: cannot be read: {error.strerror}") from None
-        except (UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
-            raise ForetuneError(f"{path}: not JSON: {error}") from None
         except ForetuneError as error:
             raise ForetuneError(f"{path}: {error}") from None
+        except (ValueError, RecursionError) as error:  # no text, no JSON, a number of 5,000 digits
+            raise ForetuneError(f"{path}: not JSON: {error}") from None
 
     def save(self, path: Path | str) -> None:
         """Writes the spec as a JSON file that `load` reads: whole or not at all."""
@@ -238,3 +241,11 @@ def _from_properties(p: Any, *, hip: bool) -> DeviceSpec:
         copy_bandwidth_gbs=round(_COPY_SHARE * bus_gbs, 1),
         matrix_tflops=round(_MATRIX_SHARE * p.multi_processor_count * clock_mhz * 1e6 * flops / 1e12, 1),
     )
+
+
+def _content(path: Path) -> bytes:
+    with path.open("rb") as file:
+        content = file.read(_MOST_BYTES + 1)
+    if len(content) > _MOST_BYTES:
+        raise ForetuneError(f"larger than any device's spec ({_MOST_BYTES >> 20} MiB)")
+    return content

@@ -1,25 +1,129 @@
-"""`table`: how results look to a person, on a terminal and in a notebook."""
+"""`table`: how results look to a person, on a terminal of any width and in a notebook.
+
+What comes from outside is shown as it is: neither as rich's markup nor as a terminal's codes.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from rich.text import Text
+
+#: What a frame takes of a line: for each column, and once more.
+_FRAME, _EDGE = 3, 1
 
 
-def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[object]], *, below: str = "") -> Any:
-    """A `rich.table.Table` of these rows, which `rich.print` and a notebook show, and a text below it.
+def table(
+    title: str, columns: Sequence[str], rows: Sequence[Sequence[object]], *, below: str = "", once: Sequence[str] = ()
+) -> Table:
+    """A table that `rich.print` and a notebook show, with a text below it. Columns named in `once` are said in one line
+    below where all rows have the same there.
 
-    >>> table("Sizes", ("name", "bytes"), [("a", 1)]).row_count
-    1
+    >>> from rich.console import Console
+    >>> sizes = table("Sizes", ("name", "bytes", "device"), [("a", 1, "cpu"), ("b", 22, "cpu")], once=("device",))
+    >>> Console(width=40).print(sizes)
+    Sizes
+    ┏━━━━━━┳━━━━━━━┓
+    ┃ name ┃ bytes ┃
+    ┡━━━━━━╇━━━━━━━┩
+    │ a    │ 1     │
+    │ b    │ 22    │
+    └──────┴───────┘
+    All with device=cpu
+    >>> Console(width=12).print(sizes)  # doctest: +NORMALIZE_WHITESPACE
+    Sizes
+    name
+    a  bytes=1
+    b  bytes=22
+    All with
+    device=cpu
     """
-    from rich.markup import escape
-    from rich.table import Table
+    cells = [[printable(str(cell)) for cell in row] for row in rows]
+    same = [at for at, name in enumerate(columns) if name in once and len({row[at] for row in cells}) == 1]
+    said = [f"{printable(columns[at])}={cells[0][at]}" for at in same]
+    left = [at for at in range(len(columns)) if at not in same]
+    return Table(
+        title=printable(title),
+        columns=tuple(printable(columns[at]) for at in left),
+        rows=tuple(tuple(row[at] for at in left) for row in cells),
+        below="\n".join([*(["All with " + " ".join(said)] if said else []), *([printable(below)] if below else [])]),
+    )
 
-    made = Table(*columns, title=escape(title), caption=escape(below) or None, title_justify="left")
-    made.caption_justify = "left"
-    for row in rows:
-        made.add_row(*(escape(str(cell)) for cell in row))
-    return made
+
+@dataclass(frozen=True)
+class Table:
+    """Made by `table`. Where the columns do not fit side by side with every word whole, a row is a line or two of
+    name=value: nothing is ever cut off."""
+
+    title: str
+    columns: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+    below: str
+
+    def __rich_console__(self, console: Any, options: Any) -> Iterator[Any]:
+        from rich.table import Table as Framed
+        from rich.text import Text
+
+        yield Text(self.title, style="table.title")
+        widths = self._widths(options.max_width)
+        if widths is None:
+            yield Text(self.columns[0], style="table.header")
+            for row in self.rows:
+                yield from self._lines(row, options.max_width)
+        else:
+            framed = Framed()
+            for name, width in zip(self.columns, widths, strict=True):
+                framed.add_column(Text(name), width=width)
+            for row in self.rows:
+                framed.add_row(*map(Text, row))
+            yield framed
+        if self.below:
+            yield Text(self.below)
+
+    def _widths(self, room: int) -> list[int] | None:
+        """Those of the columns, the widest narrowed as far as is needed; None where that would cut a word."""
+        from rich.cells import cell_len
+
+        columns = list(zip(self.columns, *self.rows, strict=True))
+        widths = [max(cell_len(line) for cell in column for line in [*cell.splitlines(), ""]) for column in columns]
+        least = [max(cell_len(word) for cell in column for word in [*cell.split(), ""]) for column in columns]
+        room -= _EDGE + _FRAME * len(columns)
+        while sum(widths) > room:
+            if not (wider := [at for at in range(len(widths)) if widths[at] > least[at]]):
+                return None
+            widths[max(wider, key=widths.__getitem__)] -= 1
+        return widths
+
+    def _lines(self, row: Sequence[str], room: int) -> Iterator[Text]:
+        from rich.cells import cell_len
+        from rich.text import Text
+
+        line, *rest = row
+        for name, cell in zip(self.columns[1:], rest, strict=True):
+            item = f"  {name}={cell}"
+            if not cell:
+                continue
+            if cell_len(line) + cell_len(item) > room:
+                yield Text(line)
+                line = ""
+            line += item
+        yield Text(line)
+
+
+def printable(text: str) -> str:
+    """The text with control characters, which could do anything to a terminal, written out.
+
+    >>> printable("a [red] card")
+    'a [red] card'
+    >>> print(printable(chr(27) + "[31m"))
+    \\x1b[31m
+    """
+    return "".join(
+        char if char.isprintable() or char == "\n" else char.encode("unicode_escape").decode() for char in text
+    )
 
 
 def percent(ratio: float) -> str:

@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import time
+import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
-from ..datasets import Case, DeviceSpec, Family, ForetuneError, Problem
+from ..datasets import Case, DeviceSpec, Family, ForetuneError, ForetuneWarning, Problem
 from ..datasets.grid import Grid
 from ..datasets.progress import advance, share_of, side_by_side
 from ..datasets.tables import percent, table
 from .baselines import EstimateRanker, NearestRanker, RandomRanker, StaticRanker
 from .gbdt import LightGBMRanker
 from .metrics import geomean, summarise, top_k_regret
+from .origin import seen_in_training
 from .ranker import Ranker
 from .rows import Subsets, supported
 from .sources import check_sources
@@ -65,6 +67,7 @@ class Evaluation:
     regret: dict[int, NDArray[np.float64]]
     regret_sizes_unknown: dict[int, NDArray[np.float64]]
     baselines: dict[str, dict[int, NDArray[np.float64]]]
+    seen_in_training: float | None = 0.0  # the share of the measurements that the ranker learned from; None: unknown
 
     def to_json(self) -> dict[str, Any]:
         """One family's entry of `foretune evaluate --json`; 1.0 = the best config."""
@@ -72,6 +75,7 @@ class Evaluation:
             "problems": len(self.cases),
             "tried": round(self.tried, 4),
             "noise_floor": round(geomean(self.full_search), 4),
+            "seen_in_training": None if self.seen_in_training is None else round(self.seen_in_training, 4),
             "regret": self._summaries(self.regret),
             "regret_sizes_unknown": self._summaries(self.regret_sizes_unknown),
             "regret_by_origin": self._by_origin(),
@@ -84,7 +88,7 @@ class Evaluation:
         told = self.to_json()
         regret, ks = told["regret"], list(told["regret"])
         rows = [["foretune", *(percent(regret[k]["geomean"]) for k in ks)]]
-        rows += [["  95 % interval", *(" - ".join(map(percent, regret[k]["ci95"])) for k in ks)]]
+        rows += [["  95 % interval", *("..".join(map(percent, regret[k]["ci95"])) for k in ks)]]
         rows += [[f"  {key}", *(percent(regret[k][key]) for k in ks)] for key in ("p95", "max")]
         devices = told["regret_by_device"] if len(told["regret_by_device"]) > 1 else {}
         for apart, part in (told["regret_by_origin"] | devices).items():
@@ -99,7 +103,9 @@ class Evaluation:
             f"{self.family}: % slower than the best config that was tried ({100 * self.tried:.0f} % of them were), "
             f"over {len(self.cases)} problems (noise {percent(told['noise_floor'])} %)"
         )
-        return table(title, ("best of first", *ks), rows)
+        seen = self.seen_in_training
+        below = f"It was trained on {_share(seen)} of these measurements, which flatter it." if seen else ""
+        return table(title, ("best of first", *ks), rows, below=below)
 
     def _by_origin(self) -> dict[str, Any]:
         """The same, apart for the layers of real models and for random shapes, which are odder."""
@@ -184,15 +190,24 @@ def evaluate_bundle(
 ) -> Evaluation:
     """Regret of a bundle's ranker, as it is, on every problem of a dataset; the baselines are cross-validated on it.
 
-    Data that the bundle was trained on flatter it. Where all problems are of one model family the baselines that
-    learn are left out. Raises `BundleError` where the bundle has no such family.
+    Data that the bundle was trained on flatter it: where some are, a `ForetuneWarning` says so. Where all problems are
+    of one model family the baselines that learn are left out. Raises `BundleError` where the bundle has no such family.
 
     >>> evaluate_bundle(load("b200"), load_bundle(), family).frame().head()  # doctest: +SKIP
     """
+    ranker = bundle.ranker(family.name)
     split_data = _Split(dataset, family, ks, folds, jobs)
+    seen = seen_in_training(dataset, split_data.grid, bundle.trained[family.name].origin)
+    if seen:
+        warnings.warn(
+            f"the bundle was trained on {_share(seen)} of the measurements of {family.name} in {dataset.name}, which "
+            "flatter it: judge it on others",
+            ForetuneWarning,
+            stacklevel=2,
+        )
     with share_of(0.2):
-        scores = split_data.scores(bundle.ranker(family.name), np.arange(len(split_data.grid)))
-    return split_data.evaluation(scores, 0.8)
+        scores = split_data.scores(ranker, np.arange(len(split_data.grid)))
+    return replace(split_data.evaluation(scores, 0.8), seen_in_training=seen)
 
 
 def prediction_ms(ranker: Ranker, family: Family, device: DeviceSpec, *, repeats: int = 20) -> float:
@@ -212,6 +227,11 @@ def prediction_ms(ranker: Ranker, family: Family, device: DeviceSpec, *, repeats
         ranker.predict(family, problem, device, space)
         spent.append((time.perf_counter() - start) * 1e3)
     return float(np.median(spent[1:]))
+
+
+def _share(share: float) -> str:
+    """All, or so many percent, of which there is at least one."""
+    return "all" if share == 1 else f"{max(1, min(99, round(100 * share)))} %"
 
 
 def _wrong(dataset: Dataset, grid: Grid) -> NDArray[np.bool_]:

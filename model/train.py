@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 from ..datasets import Family, ForetuneError
-from ..datasets.grid import Grid
 from ..datasets.progress import share_of
 from .bundle import Bundle, TrainedFamily
 from .gbdt import LightGBMRanker
-from .sources import check_sources, source_of
+from .origin import origin_of
+from .sources import check_sources
 
 if TYPE_CHECKING:
     from ..datasets.dataset import Dataset
@@ -43,27 +41,7 @@ def train_bundle(
         trained[name] = TrainedFamily(
             ranker=fitted,
             devices=tuple(dict.fromkeys(grid.devices)),
-            origin={
-                "dataset": dataset.name,
-                "measurements_sha256": fingerprint(grid),
-                "source_hash": source_of(families[name]),
-                "problems": len(grid),
-                "configs": len(grid.configs),
-            },
+            origin=origin_of(dataset, grid, families[name]),
             wrong_results=dataset.wrong_results(name),
         )
     return Bundle(trained, lightgbm.__version__)
-
-
-def fingerprint(grid: Grid) -> str:
-    """SHA-256 of what a ranker learns from: problems, devices, configs and both passes' times."""
-    digest = hashlib.sha256()
-    for part in (
-        [case.problem.to_json() for case in grid.cases],
-        [device.to_json() for device in grid.devices],
-        [config.to_json() for config in grid.configs],
-    ):
-        digest.update(json.dumps(part, sort_keys=True).encode())
-    for times in (grid.first_us, grid.second_us):
-        digest.update(times.astype("<f8").tobytes())
-    return digest.hexdigest()

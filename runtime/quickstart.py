@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..datasets import DeviceSpec, ForetuneError, ForetuneWarning, Measurable, Problem
 from ..datasets.progress import share_of, side_by_side
-from ..datasets.tables import table
+from ..datasets.tables import printable, table
 from ..model.evaluate import Evaluation, cross_validate, prediction_ms
 from ..model.train import train_bundle
 from .shortlist import Shortlist, make_shortlist
@@ -45,6 +45,7 @@ class Quickstart:
 
     def __rich__(self) -> Any:
         from rich.console import Group
+        from rich.text import Text
 
         columns = ("label", "declared", "benchmarked", "first_call_s", "time_us")
         ways = [
@@ -54,11 +55,11 @@ class Quickstart:
         tuned = [table("The same on this machine's GPU, tuned from cold", columns, ways)] if ways else []
         return Group(
             self.evaluation,
-            f"\nAn example: {self.problem}",
+            Text(f"\nAn example: {self.problem}"),
             self.shortlist,
             f"One prediction over the whole space takes {self.prediction_ms:.2f} ms on one core.",
             *tuned,
-            *([] if self.bundle is None else [f"\nThe bundle lies in {self.bundle}"]),
+            *([] if self.bundle is None else [Text(printable(f"\nThe bundle lies in {self.bundle}"))]),
         )
 
 

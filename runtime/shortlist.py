@@ -57,23 +57,14 @@ class Shortlist:
         }
 
     def __rich__(self) -> Any:
-        from rich.console import Group
-        from rich.text import Text
-
         listed = [config.to_json() for config in self.configs]
         knobs = [knob for knob in dict.fromkeys(knob for config in listed for knob in config) if knob != "num_ctas"]
-        same = {knob: listed[0].get(knob) for knob in knobs if len({config.get(knob) for config in listed}) == 1}
-        differing = [knob for knob in knobs if knob not in same]
         rows = [
-            [f"{slowdown:.3f}x", *(config.get(knob, "") for knob in differing)]
+            [f"{slowdown:.3f}x", *(config.get(knob, "") for knob in knobs)]
             for slowdown, config in zip(self.predicted_slowdown, listed, strict=True)
         ]
         what = "Predicted fastest" if self.predicted else "All that are supported"
-        return Group(
-            table(f"{what} on {self.device}", ("slowdown", *differing), rows),
-            *([Text("All with " + " ".join(f"{knob}={value}" for knob, value in same.items()))] if same else []),
-            Text(self.reason),
-        )
+        return table(f"{what} on {self.device}", ("slowdown", *knobs), rows, below=self.reason, once=knobs)
 
 
 def make_shortlist(

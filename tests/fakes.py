@@ -149,4 +149,6 @@ def fake_dataset(cases: tuple[Case, ...] | None = None):
                 rows.append((problem, column, DEVICE.name, status.value, time, timing_pass))
     frame = pd.DataFrame(rows, columns=["problem", "config", "device", "status", "time_us", "timing_pass"])
     facts = {"registers": 64, "spills": 0, "smem_bytes": 1024}
-    return Dataset("fake", 2, (DEVICE,), {}, cases, configs, frame.astype({"time_us": float}).assign(**facts))
+    return Dataset(
+        "fake", 2, (DEVICE,), {}, cases, configs, frame.astype({"time_us": float}).assign(run_id="fake-run", **facts)
+    )

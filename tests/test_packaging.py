@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import email
 import os
 import re
 import shutil
@@ -121,6 +122,18 @@ def test_the_wheel_has_every_file_and_no_other_top_level_name(wheel: Path) -> No
     version = foretune.__version__
     assert {name.split("/")[0] for name in names} == {"foretune", f"foretune-{version}.dist-info"}
     assert not any("/tests/" in name or "__pycache__" in name for name in names)
+
+
+def test_the_wheel_says_that_it_has_types_and_what_it_runs_on(wheel: Path) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        assert "foretune/py.typed" in archive.namelist()
+        metadata = email.message_from_bytes(archive.read(f"foretune-{foretune.__version__}.dist-info/METADATA"))
+    classifiers = metadata.get_all("Classifier") or []
+    assert {"Typing :: Typed", "Operating System :: POSIX :: Linux"} <= set(classifiers)
+    pythons = [tuple(map(int, found)) for one in classifiers for found in re.findall(r"Python :: (\d+)\.(\d+)$", one)]
+    first, last = (tuple(map(int, bound.split("."))) for bound in re.findall(r"[\d.]+", metadata["Requires-Python"]))
+    assert sorted((first, last)) == [pythons[0], (pythons[-1][0], pythons[-1][1] + 1)]
+    assert metadata["License-Expression"] == "Apache-2.0"
 
 
 def test_the_wheel_works_far_from_the_checkout(wheel: Path, tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ...datasets import Case, ForetuneError, Problem
+from ...datasets.errors import abridged
 from .group_sizes import ROUTINGS, drawn_sizes
 from .models import Model
 
@@ -55,7 +56,7 @@ def draw(
         if value < 0:
             raise ForetuneError(f"{name} must be >= 0 but got {value}")
     if tokens is not None and not (tokens and all(1 <= count <= MOST_TOKENS for count in tokens)):
-        raise ForetuneError(f"token counts must be between 1 and {MOST_TOKENS} but got {list(tokens)}")
+        raise ForetuneError(f"token counts must be between 1 and {MOST_TOKENS} but got {abridged(str(list(tokens)))}")
     rng = np.random.default_rng(seed)
     drawn: list[Case] = []
     deck: list[int] = []

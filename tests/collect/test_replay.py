@@ -149,4 +149,4 @@ def test_a_replay_shows_its_table(few):
     for place, key in ((0, "everything"), (2, "planned")):
         assert rows[place][1:] == [f"{100 * (one['geomean'] - 1):.1f}" for one in told[key]["regret"].values()]
     low, high = told["ratio"]["regret"]["1"]["ci95"]
-    assert rows[5][1] == f"{100 * (low - 1):.1f} - {100 * (high - 1):.1f}"
+    assert rows[5][1] == f"{100 * (low - 1):.1f}..{100 * (high - 1):.1f}"

@@ -9,12 +9,16 @@ import pytest
 from fakes import fake_cases, fake_dataset
 from foretune.datasets import DeviceSpec
 from foretune.datasets.dataset import datasets_table
+from foretune.datasets.tables import table
+
+#: What rich would take for markup or an emoji, or fail at, and what a terminal would obey.
+ODD = "[/foo] [red]hot[/red] :smile: \\ [link=x]"
 
 
-def printed(what: Any) -> str:
+def printed(what: Any, width: int = 300) -> str:
     """As on a wide terminal without colours."""
     rich = pytest.importorskip("rich.console")
-    console = rich.Console(width=300, no_color=True)
+    console = rich.Console(width=width, no_color=True)
     with console.capture() as captured:
         console.print(what)
     return str(captured.get())
@@ -30,9 +34,9 @@ DATASET = fake_dataset(fake_cases(models=1, tokens=(64,), randoms=0))
 def test_a_dataset_shows_its_counts_by_family_and_device() -> None:
     told = DATASET.describe()["families"]["fake"]
     runs = {"r1": {"family": "fake", "plan": "adaptive"}}
-    assert cells(replace(DATASET, provenance={"runs": runs})) == [
-        ["fake", "fake", "NVIDIA H200", "2", str(told["configs"]), str(told["measurements"]), "adaptive"]
-    ]
+    planned = replace(DATASET, provenance={"runs": runs})
+    assert "All with plan=adaptive" in printed(planned)
+    assert cells(planned) == [["fake", "fake", "NVIDIA H200", "2", str(told["configs"]), str(told["measurements"])]]
     assert DATASET.to_json() == DATASET.describe()
 
 
@@ -52,3 +56,37 @@ def test_a_device_shows_every_field() -> None:
         name: str(value) for name, value in spec.to_json().items() if name not in ("name", "matrix_tflops_by_dtype")
     }
     assert {name: value for name, value in shown.items() if name in expected} == expected
+
+
+@pytest.mark.parametrize("width", [20, 60, 80, 200])
+def test_a_table_cuts_nothing_off_at_any_width(width: int) -> None:
+    words = [f"{word}{number}" for word in ("slowdown", "BLOCK_M", "num_stages") for number in range(3)]
+    shown = printed(table("A title of some words", words, [[f"value{at}" for at in range(9)]] * 2), width)
+    assert "\u2026" not in shown
+    assert max(map(len, shown.splitlines())) <= width
+    assert all(shown.count(f"value{at}") == 2 for at in range(9))
+    assert ("\u2502" in shown) is (width == 200)
+
+
+def test_cells_are_narrowed_between_words_while_that_is_enough() -> None:
+    rows = [["h100", "NVIDIA H100 80GB HBM3", 3]]
+    assert cells_of_width(rows, 30) == [["h100", "NVIDIA H100", "3"], ["", "80GB HBM3", ""]]
+    assert cells_of_width(rows, 60) == [["h100", "NVIDIA H100 80GB HBM3", "3"]]
+
+
+def cells_of_width(rows: list[list[Any]], width: int) -> list[list[str]]:
+    lines = printed(table("Cards", ("name", "device", "rows"), rows), width).splitlines()
+    return [[cell.strip() for cell in line.strip("\u2502").split("\u2502")] for line in lines if "\u2502" in line]
+
+
+@pytest.mark.parametrize("width", [200, 40])
+def test_what_comes_from_outside_is_shown_as_it_is(width: int) -> None:
+    shown = printed(table(ODD, ("", ODD), [["a", ODD]], below=ODD), width)
+    assert " ".join(shown.replace("\u2502", " ").replace("\u2503", " ").split()).count(ODD) >= 3
+    assert "\x1b" not in printed(table("\x1b[2J", ("\x1b[31m", "b"), [["\x1b]0;x\x07", 2]], below="\x9b1m"), width)
+
+
+def test_a_device_of_an_odd_name_is_shown_and_listed() -> None:
+    odd = replace(DATASET, name=ODD)
+    assert ODD in printed(replace(DeviceSpec.named("h200"), name=ODD))
+    assert ODD in printed(odd)

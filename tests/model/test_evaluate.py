@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import replace
 from functools import partial
 
@@ -9,8 +10,11 @@ import numpy as np
 import pandas as pd
 import pytest
 from fakes import FakeFamily, fake_cases, fake_dataset
-from foretune.datasets import BundleError, ForetuneError
+from foretune.datasets import BundleError, ForetuneError, ForetuneWarning
+from foretune.datasets.dataset import Dataset
+from foretune.datasets.merge import merge_datasets
 from foretune.model import LightGBMRanker, Ranker, cross_validate, evaluate_bundle, train_bundle
+from foretune.model.origin import origin_of, seen_in_training
 from rich.console import Console
 
 FAMILY, DATASET = FakeFamily(), fake_dataset()
@@ -84,9 +88,9 @@ def test_it_shows_itself_as_a_table(evaluation):
 
 def test_what_has_no_ragged_sizes_is_not_reported_without_them(evaluation):
     plain = tuple(replace(case, problem=case.problem.without_sizes()) for case in evaluation.cases)
-    columns = replace(evaluation, cases=plain).__rich__().columns[0]
-    assert "foretune" in list(columns.cells)
-    assert not any("unknown" in label for label in columns.cells)
+    labels = [row[0] for row in replace(evaluation, cases=plain).__rich__().rows]
+    assert "foretune" in labels
+    assert not any("unknown" in label for label in labels)
 
 
 def test_learning_beats_not_learning(evaluation):
@@ -184,16 +188,50 @@ def test_it_says_of_how_many_configs_the_best_is_the_best():
 
 def test_a_bundle_is_judged_as_it_is():
     bundle = train_bundle(DATASET, {"fake": FAMILY}, QUICK)
-    other = fake_dataset(fake_cases(models=9)[36:])
-    report = evaluate_bundle(other, bundle, FAMILY).to_json()
+    other = measured_in("later-run", fake_dataset(fake_cases(models=9)[36:]))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        report = evaluate_bundle(other, bundle, FAMILY).to_json()
     assert report["problems"] == len(other.cases)
     assert report["regret"]["8"]["geomean"] < report["baselines"]["random"]["8"]["geomean"]
-    on_its_own = evaluate_bundle(DATASET, bundle, FAMILY).to_json()["regret"]["2"]["geomean"]
-    assert on_its_own < cross_validate(DATASET, FAMILY, QUICK).to_json()["regret"]["2"]["geomean"]
+    assert report["seen_in_training"] == 0.0
+
+
+def test_a_bundle_judged_on_what_it_was_trained_on_says_so(evaluation):
+    bundle = train_bundle(DATASET, {"fake": FAMILY}, QUICK)
+    with pytest.warns(ForetuneWarning, match="trained on all of the measurements of fake in fake, which flatter it"):
+        judged = evaluate_bundle(DATASET, bundle, FAMILY)
+    told = judged.to_json()
+    assert told["seen_in_training"] == 1.0
+    assert judged.__rich__().below == "It was trained on all of these measurements, which flatter it."
+    assert told["regret"]["2"]["geomean"] < evaluation.to_json()["regret"]["2"]["geomean"]
+    assert evaluation.to_json()["seen_in_training"] == 0.0
+    assert evaluation.__rich__().below == ""
+
+
+def test_how_much_of_merged_data_was_trained_on_is_told_by_their_runs():
+    origin = origin_of(DATASET, DATASET.grid("fake"), FAMILY)
+    assert origin["runs"] == ["fake-run"]
+    later = measured_in("later-run", fake_dataset(DATASET.cases[:13]))
+    later = replace(later, measurements=later.measurements.assign(time_us=1.01 * later.measurements["time_us"]))
+    merged = merge_datasets([DATASET, later], name="merged")
+    share = len(DATASET.measurements) / len(merged.measurements)
+    assert 0.7 < share < 0.8
+    assert seen_in_training(merged, merged.grid("fake"), origin) == pytest.approx(share)
+    assert seen_in_training(later, later.grid("fake"), origin) == 0.0
+    before_runs = {key: value for key, value in origin.items() if key != "runs"}
+    assert seen_in_training(merged, merged.grid("fake"), before_runs) is None
+    assert seen_in_training(DATASET, DATASET.grid("fake"), before_runs) == 1.0
+    for odd in (None, "fake-run", [3, {}, []]):
+        assert not seen_in_training(merged, merged.grid("fake"), origin | {"runs": odd})
+
+
+def measured_in(run: str, dataset: Dataset) -> Dataset:
+    return replace(dataset, measurements=dataset.measurements.assign(run_id=run))
 
 
 def test_data_of_one_model_have_no_trained_baselines():
-    one = fake_dataset(fake_cases(models=1, randoms=0))
+    one = measured_in("later-run", fake_dataset(fake_cases(models=1, randoms=0)))
     report = evaluate_bundle(one, train_bundle(DATASET, {"fake": FAMILY}, QUICK), FAMILY).to_json()
     assert list(report["baselines"]) == ["random", "estimate"]
     with pytest.raises(ForetuneError, match="two unrelated models"):

@@ -1,4 +1,4 @@
-"""The command line: every command helps, names what is wrong, and exits with the right code."""
+"""Every command helps, prints what others script against, and shows it to a person."""
 
 from __future__ import annotations
 
@@ -6,34 +6,16 @@ import dataclasses
 import functools
 import itertools
 import json
-import shlex
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+from commands import COMMANDS, FAMILY, PREDICT, SUBCOMMANDS, call, words
 from foretune import datasets
-from foretune.__main__ import _seconds, app
+from foretune.__main__ import app
 from foretune.collect import replay
 from foretune.kernels import find_family
 from foretune.model import LightGBMRanker, evaluate
-from typer.testing import CliRunner, Result
-
-COMMANDS = ("quickstart", "collect", "train", "evaluate", "replay", "predict", "device", "export")
-SUBCOMMANDS = ("bench kernels", "datasets show", "datasets merge", "datasets seal")
-FAMILY = "grouped_gemm_fwd"
-LAYER = "--groups 64 --rows 8192 --n 2048 --k 1024"
-PREDICT = f"predict {FAMILY} --device h200 {LAYER}"
-
-
-def call(line: str, *more: object) -> Result:
-    return CliRunner().invoke(app, [*shlex.split(line), *map(str, more)], env={"COLUMNS": "200"})
-
-
-def words(text: str) -> str:
-    """Without the frames and line breaks that the terminal's width puts in."""
-    return " ".join(text.replace("│", " ").split())
 
 
 def example_of(command: str) -> str:
@@ -58,100 +40,6 @@ def test_every_command_helps_with_an_example_and_has_json(command: str) -> None:
     assert result.exit_code == 0
     assert "--json" in result.stdout
     assert example_of(command).startswith(command)
-
-
-@pytest.mark.parametrize(
-    "line",
-    [
-        "tune",
-        "train --data h200",
-        "quickstart --fast",
-        "export h200 --format csv",
-        "export h200 --format csv --out o --problem -1",
-        "device --sms 0",
-        "replay --share 1.5",
-        "collect",
-        f"{PREDICT} --top 0",
-        f"collect {FAMILY} --models models.csv --out o --random -1",
-        f"collect {FAMILY} --out o --per-layer -1",
-        f"collect {FAMILY} --out o --seed -1",
-        f"collect {FAMILY}",
-    ],
-)
-def test_wrong_usage_exits_with_2(line: str) -> None:
-    assert call(line).exit_code == 2
-
-
-@pytest.mark.parametrize(
-    ("line", "named"),
-    [
-        (f"collect {FAMILY} --models m.csv --out o --budget 20x", "'20x' is not a duration such as 90s, 20m or 1h"),
-        (f"collect {FAMILY} --models m.csv --out o --budget 0m", "'0m' is not a duration"),
-        (
-            f"collect {FAMILY} --models m.csv --out o --tokens 16,many",
-            "'16,many' is not a list of counts such as 32,64",
-        ),
-        (f"{PREDICT} --dtype int8", "'int8' is not one of bf16, fp16"),
-        (
-            f"{PREDICT} --m 4",
-            "'--m' is unknown or given twice; grouped_gemm_fwd takes --groups N --rows N --n N --k N [--permute_x]",
-        ),
-        (f"{PREDICT} --n 8", "'--n' is unknown or given twice"),
-        (f"predict {FAMILY} --device h200 --groups 64 --rows 8192", "--n --k missing"),
-        (f"predict {FAMILY} --device h200 --groups 64 --rows many --n 8 --k 8", "--rows: must be an integer"),
-        (f"predict {FAMILY} --device h200 --groups 64 --n 8 --k 8 --rows", "--rows: must be an integer"),
-    ],
-)
-def test_an_option_that_cannot_be_exits_with_2_and_is_named(line: str, named: str) -> None:
-    result = call(line)
-    assert result.exit_code == 2
-    assert named in words(result.stderr)
-
-
-@pytest.mark.parametrize(
-    ("line", "named"),
-    [
-        ("datasets show h300", "h300"),
-        ("datasets merge h200 no/such --out o", "no/such"),
-        ("datasets seal no/such --out o", "no/such"),
-        ("train --data no/such/folder --out bundle", "no/such/folder"),
-        ("evaluate --data no/such/folder", "no/such/folder"),
-        ("evaluate --bundle no/such/bundle", "no/such/bundle"),
-        ("replay --data no/such/folder", "no/such/folder"),
-        (f"predict gemm --device h200 {LAYER}", "unknown kernel family 'gemm'; known: "),
-        (f"predict {FAMILY} --device h300 {LAYER}", "unknown device 'h300'; known: "),
-        (f"{PREDICT} --bundle no/such/bundle", "no/such/bundle"),
-        (f"predict {FAMILY} --device h200 --groups 64 --rows 8 --n 2047 --k 64", "multiples of 8 but are 2047 and 64"),
-        (f"predict {FAMILY} --device h200 --groups 0 --rows 8 --n 64 --k 64", "must be >= 1 but are 0, 64 and 64"),
-        (f"predict {FAMILY} --device no/such.json {LAYER}", "no/such.json: cannot be read"),
-        ("device h200 --sms 133", "NVIDIA H200 has 1 to 132 SMs but 133 were asked for"),
-        ("export h300 --format csv --out o", "h300"),
-        ("export h200 --format xml --out o", "format must be one of t4, csv but is 'xml'"),
-        ("export h200 --format t4 --out o --problem 100000", "problem must be 0 to "),
-        ("export h200 --format t4 --out no/such/folder/o --problem 0", "no/such/folder/o"),
-        ("device h300", "unknown device 'h300'; known: "),
-        ("device no/such.json", "no/such.json: cannot be read"),
-        (f"collect {FAMILY} --models no/such.csv --out o", "no/such.csv"),
-        ("collect gemm --models no/such.csv --out o", "gemm"),
-    ],
-)
-def test_bad_input_exits_with_1_and_is_named(line: str, named: str) -> None:
-    plain, as_json = call(line), call(line, "--json")
-    assert (plain.exit_code, as_json.exit_code) == (1, 1)
-    assert named in plain.stderr
-    assert "Traceback" not in plain.stderr
-    assert plain.stdout == ""
-    assert named in json.loads(as_json.stdout)["error"]
-
-
-def test_no_device_to_show_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    import torch
-
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    result = call("device")
-    assert result.exit_code == 1
-    names = ", ".join(datasets.DeviceSpec.names())
-    assert f"no GPU is visible here; devices that can be named instead: {names}" in result.stderr
 
 
 def test_a_device_is_shown_and_saved_and_predicts_as_itself(tmp_path: Path) -> None:
@@ -179,20 +67,6 @@ def test_one_problem_is_exported(format: str, tmp_path: Path) -> None:
     assert (tmp_path / "x").read_text().count("num_warps") == (result["results"] if format == "t4" else 1)
 
 
-@pytest.mark.parametrize(("line", "code"), [("datasets", 0), ("datasets show h300", 1), ("datasets --fast", 2)])
-def test_exit_codes_reach_the_shell(line: str, code: int, tmp_path: Path) -> None:
-    run = subprocess.run(
-        [sys.executable, "-m", "foretune", *line.split()], cwd=tmp_path, capture_output=True, text=True
-    )
-    assert run.returncode == code, run.stderr
-    assert "Traceback" not in run.stderr
-
-
-@pytest.mark.parametrize(("text", "seconds"), [("90s", 90), ("20m", 1200), ("1h", 3600), ("1.5h", 5400), (None, None)])
-def test_durations(text: str | None, seconds: float | None) -> None:
-    assert _seconds(text) == seconds
-
-
 def test_datasets_as_json_is_the_contract() -> None:
     listed = json.loads(call("datasets --json").stdout)
     assert [one["name"] for one in listed] == datasets.names()
@@ -203,7 +77,7 @@ def test_datasets_as_json_is_the_contract() -> None:
 
 
 def test_datasets_are_merged_and_sealed(tmp_path: Path) -> None:
-    measured = Path(__file__).parent / "third_party" / "measured_h200"
+    measured = Path(__file__).parents[1] / "third_party" / "measured_h200"
     rows = len(datasets.load(measured).measurements)
     merged = json.loads(call(f"datasets merge {measured} {measured} --json --out", tmp_path / "both").stdout)
     assert merged == {"measurements": rows, "out": str(tmp_path / "both")}  # what is there twice is dropped
@@ -248,12 +122,6 @@ def test_predict_shows_a_row_a_config() -> None:
     assert table.count("x ") == 3
     (same,) = (line for line in table.splitlines() if line.startswith("All with "))
     assert not [knob.split("=")[0] for knob in same.split()[2:] if f" {knob.split('=')[0]} " in table]  # said once
-
-
-def test_predict_fits_a_terminal_of_80_columns() -> None:
-    shown = CliRunner().invoke(app, shlex.split(f"{PREDICT} --top 3"), env={"COLUMNS": "80", "FORCE_COLOR": "1"}).stdout
-    assert "…" not in shown
-    assert "..." not in shown
 
 
 def test_predict_takes_flags_and_a_place_of_a_family() -> None:

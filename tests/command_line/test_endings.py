@@ -1,0 +1,152 @@
+"""How commands end that do not just end: Ctrl-C, an output that nobody reads or that is full; and the shell's side."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import foretune
+import pytest
+from commands import COMMANDS, FAMILY, LAYER, SUBCOMMANDS, call
+from foretune import datasets
+from foretune.collect import campaign
+from foretune.datasets import DeviceSpec
+
+#: A line for each command that reads something before long.
+LINES = {
+    "quickstart": "quickstart --out {out}",
+    "collect": f"collect {FAMILY} --limit 1 --out {{out}}",
+    "train": "train --data h200 --out {out}",
+    "evaluate": "evaluate",
+    "replay": "replay",
+    "predict": f"predict {FAMILY} --device h200 {LAYER}",
+    "device": "device h200",
+    "export": "export h200 --format csv --out {out}",
+    "bench kernels": "bench kernels",
+    "datasets show": "datasets show h200",
+    "datasets merge": "datasets merge h200 --out {out}",
+    "datasets seal": "datasets seal h200 --out {out}",
+    "datasets": "datasets",
+}
+
+
+def interrupted(*given: Any, **options: Any) -> Any:
+    raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("command", [*COMMANDS, *SUBCOMMANDS, "datasets"])
+@pytest.mark.parametrize("as_json", [False, True])
+def test_ctrl_c_ends_every_command_with_130_and_a_line(
+    command: str, as_json: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(datasets, "load", interrupted)
+    monkeypatch.setattr(datasets, "names", interrupted)
+    monkeypatch.setattr(DeviceSpec, "find", interrupted)
+    monkeypatch.setattr(DeviceSpec, "live", interrupted)
+    monkeypatch.setattr(campaign, "collect_on_gpus", interrupted)
+    result = call(LINES[command].format(out=tmp_path / "out"), *(["--json"] if as_json else []))
+    assert result.exit_code == 130
+    assert result.stderr == "Interrupted.\n"
+    assert result.stdout == ('{"error": "interrupted"}\n' if as_json else "")
+
+
+def run(*words: str, **settings: Any) -> subprocess.CompletedProcess[str]:
+    """As a process of its own, far from the checkout."""
+    return subprocess.run(
+        [sys.executable, "-m", "foretune", *words], **{"capture_output": True, "text": True, "cwd": "/", **settings}
+    )
+
+
+def test_a_real_ctrl_c_ends_with_130_and_a_line() -> None:
+    script = """
+import signal, sys
+from foretune import __main__, datasets
+def wait():
+    print("ready", flush=True)
+    while True:
+        signal.pause()
+datasets.names = wait
+__main__.main()
+"""
+    with subprocess.Popen(
+        [sys.executable, "-c", script, "datasets"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as child:
+        assert child.stdout is not None
+        assert child.stdout.readline() == "ready\n"
+        child.send_signal(signal.SIGINT)
+        stdout, stderr = child.communicate()
+    assert (child.returncode, stdout, stderr) == (130, "", "Interrupted.\n")
+
+
+@pytest.mark.parametrize("line", ["device h200", "device h200 --json", "device h300 --json", "device --fast --json"])
+def test_an_output_that_nobody_reads_ends_it_quietly(line: str) -> None:
+    read, write = os.pipe()
+    os.close(read)  # as `| head` leaves it
+    try:
+        ended = run(*line.split(), stdout=write, stderr=subprocess.PIPE, capture_output=False)
+    finally:
+        os.close(write)
+    assert ended.returncode in (1, 2)
+    assert "Traceback" not in ended.stderr
+    assert "Broken pipe" not in ended.stderr
+    assert "Exception ignored" not in ended.stderr
+
+
+@pytest.mark.parametrize("line", ["device h200", "device h200 --json"])
+def test_a_full_disk_below_the_output_is_told_in_a_line(line: str) -> None:
+    with open("/dev/full", "w") as full:
+        ended = run(*line.split(), stdout=full, stderr=subprocess.PIPE, capture_output=False)
+    assert (ended.returncode, ended.stderr) == (1, "Error: [Errno 28] No space left on device\n")
+
+
+def test_no_output_at_all_is_fine() -> None:
+    """As `>&-` starts it."""
+    ended = run("device", "h200", capture_output=False, stderr=subprocess.PIPE, preexec_fn=lambda: os.close(1))
+    assert (ended.returncode, ended.stderr) == (0, "")
+
+
+@pytest.mark.parametrize(("line", "code"), [("device h200", 0), ("device h300", 1), ("device --fast", 2)])
+def test_exit_codes_reach_the_shell(line: str, code: int) -> None:
+    ended = run(*line.split())
+    assert ended.returncode == code, ended.stderr
+    assert "Traceback" not in ended.stderr
+
+
+def test_the_module_is_called_as_the_script_is() -> None:
+    assert "Usage: foretune device " in run("device", "--fast").stderr
+
+
+def test_the_version_is_printed() -> None:
+    assert call("--version").stdout == f"foretune {foretune.__version__}\n"
+
+
+@pytest.mark.parametrize(
+    ("typed", "offered"),
+    [
+        ("foretune ev", ["evaluate"]),
+        ("foretune predict grouped", ["grouped_gemm_dw", "grouped_gemm_dx", "grouped_gemm_fwd"]),
+        ("foretune collect grouped_gemm_f", ["grouped_gemm_fwd"]),
+        ("foretune train --family grouped_gemm_f", ["grouped_gemm_fwd"]),
+        ("foretune train --data h2", ["h200"]),
+        ("foretune datasets show h1", ["h100"]),
+        ("foretune device h", ["h100", "h200"]),
+        (f"foretune predict {FAMILY} --device h", ["h100", "h200"]),
+    ],
+)
+def test_the_shell_completes_commands_families_datasets_and_devices(typed: str, offered: list[str]) -> None:
+    asked = {"_FORETUNE_COMPLETE": "complete_bash", "COMP_WORDS": typed, "COMP_CWORD": str(typed.count(" "))}
+    assert run(env=os.environ | asked).stdout.split() == offered
+
+
+def test_completion_can_be_installed() -> None:
+    assert "--install-completion" in call("--help").stdout
+
+
+def test_every_command_has_a_line_here() -> None:
+    assert set(LINES) == {*COMMANDS, *SUBCOMMANDS, "datasets"}
+    assert json.loads(call("device h200 --json").stdout)["name"] == "NVIDIA H200"

@@ -1,0 +1,128 @@
+"""Results at the widths that terminals have: no cell is cut off, and what comes from outside is shown as it is."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from collecting import SUMMARY
+from commands import FAMILY, LAYER, MEASURED, PREDICT, call, words
+from fakes import DEVICE, FakeFamily, fake_cases, fake_dataset
+from foretune.collect.replay import Replay
+from foretune.collect.run_state import Progress
+from foretune.datasets import DeviceSpec, KernelConfig
+from foretune.model import RandomRanker, cross_validate
+from foretune.model.evaluate import Evaluation
+from foretune.runtime.timing.compare import Compared, LaunchPath, Row, judge_least
+from rich.console import Console
+
+WIDTHS = (60, 80, 200)
+#: What rich would take for markup or an emoji, or fail at.
+ODD = "[/foo] [red]x[/red] :smile:"
+
+
+@pytest.fixture(scope="module")
+def evaluation() -> Evaluation:
+    dataset = fake_dataset(fake_cases(models=3, tokens=(64,)))
+    return cross_validate(dataset, FakeFamily(), RandomRanker)
+
+
+@pytest.fixture(params=["evaluate", "replay", "collect", "bench kernels"])
+def result(request: pytest.FixtureRequest, evaluation: Evaluation) -> Any:
+    """Of the commands that take long, as they would print it."""
+    part = replace(DEVICE, name="NVIDIA H100 80GB HBM3")
+    devices = tuple(part if row % 2 else DEVICE for row in range(len(evaluation.cases)))
+    judged = replace(evaluation, family="a_family_of_a_longer_name", devices=devices, seen_in_training=1.0)
+    kernel_times = {"torch._grouped_mm": 123.4, "cuBLAS, one by one": 12345.6, "torch.compile": 9.9}
+    problem = evaluation.cases[0].problem
+    row = Row("decode, small experts", FAMILY, problem, 1.1, 2.2, kernel_times, 1.0, 2.0, KernelConfig.of(BLOCK=1))
+    return {
+        "evaluate": judged,
+        "replay": Replay(everything=judged, planned=judged, configs=0.1, measurements=0.2),
+        "collect": replace(SUMMARY, skipped=("a problem " * 20,), drifted={"some problem " * 9: 1.04}),
+        "bench kernels": Compared(
+            DEVICE, (row, row), tuple(judge_least("over torch._grouped_mm", [row], [1.2], 1.0)), LaunchPath(6.0, 4.0)
+        ),
+    }[request.param]
+
+
+def check_whole(shown: str, width: int) -> None:
+    assert shown
+    assert "\u2026" not in shown
+    assert "..." not in shown
+    assert max(map(len, shown.splitlines())) <= width
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_what_takes_long_is_shown_whole(result: Any, width: int) -> None:
+    console = Console(width=width)
+    with console.capture() as shown:
+        console.print(result)
+    check_whole(shown.get(), width)
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+@pytest.mark.parametrize(
+    "line",
+    [PREDICT, f"{PREDICT} --top 1", f"{PREDICT} --top 200", "device h200", f"datasets show {MEASURED}"],
+)
+def test_what_is_quick_is_shown_whole(line: str, width: int) -> None:
+    shown = call(line, columns=width)
+    assert shown.exit_code == 0
+    check_whole(shown.stdout, width)
+
+
+def test_a_shortlist_names_every_knob_once_and_has_every_config_at_any_width() -> None:
+    ranked = json.loads(call(f"{PREDICT} --top 8 --json").stdout)["shortlist"]
+    knobs = [knob for knob in ranked[0]["config"] if knob != "num_ctas"]
+    wide, narrow = (words(call(f"{PREDICT} --top 8", columns=width).stdout.replace("┃", " ")) for width in (200, 60))
+    for knob in knobs:
+        values = {entry["config"][knob] for entry in ranked}
+        assert wide.split().count(knob) + wide.count(f"{knob}=") == 1
+        assert narrow.count(f"{knob}=") == (1 if len(values) == 1 else 8)
+    slowdowns = [re.findall(r"\d\.\d{3}x", shown) for shown in (wide, narrow)]
+    assert slowdowns[0] == slowdowns[1]
+    assert len(slowdowns[0]) == 8
+
+
+def test_a_pipe_has_no_edge_unless_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("COLUMNS", raising=False)
+    lines = call(f"{PREDICT} --top 8", columns=None).stdout.splitlines()
+    assert any(line.startswith("┃ slowdown") and line.endswith("num_stages ┃") for line in lines)
+
+
+@pytest.fixture
+def odd_device(tmp_path: Path) -> Path:
+    path = tmp_path / "odd.json"
+    path.write_text(json.dumps(DeviceSpec.named("h200").to_json() | {"name": ODD}))
+    return path
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_a_device_of_an_odd_name_is_shown_by_it(odd_device: Path, width: int) -> None:
+    for line in (f"predict {FAMILY} --device {odd_device} {LAYER}", f"device {odd_device}"):
+        assert ODD in words(call(line, columns=width).stdout)
+    refused = call(f"device {odd_device} --sms 1000")
+    assert refused.stderr == f"Error: {ODD} has 1 to 132 SMs but 1000 were asked for\n"
+
+
+def test_a_dataset_of_an_odd_name_is_shown_by_it(tmp_path: Path) -> None:
+    sealed = call(f"datasets seal {MEASURED} --name '{ODD}' --out", tmp_path / "[red]sealed[/red]")
+    assert f"{ODD}: " in sealed.stdout
+    assert "It lies in " in sealed.stdout
+    assert "[red]sealed[/red]" in sealed.stdout
+    assert ODD in call("datasets show", tmp_path / "[red]sealed[/red]").stdout
+
+
+def test_progress_shows_odd_texts_as_they_are(capsys: pytest.CaptureFixture[str]) -> None:
+    from foretune.collect.progress import showing_progress
+
+    case = fake_cases(models=1)[0]
+    odd = replace(case, problem=replace(case.problem, family=ODD))
+    with showing_progress() as show:
+        show(Progress(1, 3, odd, 50, 12.5, 90.0))
+    assert ODD in capsys.readouterr().err

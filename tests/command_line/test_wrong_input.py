@@ -1,0 +1,247 @@
+"""What cannot be is named in a line, at once, with the right exit code: no traceback, no guess, no hours of work."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+from commands import FAMILY, LAYER, MEASURED, PREDICT, call, words
+from foretune.__main__ import app
+from foretune.datasets import DeviceSpec
+from foretune.kernels import find_family
+
+DIGITS = "9" * 5000
+COLLECT = f"collect {FAMILY} --out o"
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "tune",
+        "train --data h200",
+        "quickstart --fast",
+        "export h200 --format csv",
+        "datasets --fast",
+        "datasets show",
+        "datasets merge h200",
+        "datasets seal h200",
+        "bench kernels fast",
+        "evaluate h200",
+        "replay h200",
+        "device a b",
+        "collect",
+        f"collect {FAMILY}",
+        "evaluate --bundle b --split device",
+        f"{COLLECT} --scheduler tcp://host:1 --gpus 2",
+        f"{COLLECT} --scheduler tcp://host:1 --sms 64",
+    ],
+)
+def test_wrong_usage_exits_with_2_and_is_told_in_json_too(line: str) -> None:
+    plain, as_json = call(line), call(line, "--json")
+    assert (plain.exit_code, as_json.exit_code) == (2, 2)
+    assert plain.stdout == ""
+    said = json.loads(as_json.stdout)
+    assert list(said) == ["error"]
+    assert words(said["error"]) in words(as_json.stderr)
+
+
+@pytest.mark.parametrize(
+    ("line", "named"),
+    [
+        (f"{PREDICT} --dtype int8", "--dtype: 'int8' is not one of bf16, fp16"),
+        (f"{PREDICT} --dtype [/foo]", "--dtype: '[/foo]' is not one of bf16, fp16"),
+        (
+            f"{PREDICT} --m 4",
+            "'--m' is unknown or given twice; grouped_gemm_fwd takes --groups N --rows N --n N --k N "
+            "[--permute_x] [--permute_y] [--dtype bf16|fp16|fp32]",
+        ),
+        (f"{PREDICT} --n 8", "'--n' is unknown or given twice"),
+        (f"{PREDICT} --permute_x --permute_x", "'--permute_x' is unknown or given twice"),
+        (f"predict {FAMILY} --device h200 --groups 64 --rows 8192", "--n --k missing; grouped_gemm_fwd takes --groups"),
+        (f"predict {FAMILY} --device h200 --groups 64 --n 8 --k 8 --rows", "--rows: must be a whole number"),
+    ],
+)
+def test_a_dimension_or_dtype_that_a_family_lacks_exits_with_2_and_lists_them(line: str, named: str) -> None:
+    result = call(line)
+    assert result.exit_code == 2
+    assert named in words(result.stderr)
+
+
+@pytest.mark.parametrize(
+    ("line", "option", "right", "values"),
+    [
+        (f"predict {FAMILY} --device h200 --rows 8 --n 8 --k 8", "--groups", "from 0 to 2147483647", ("2147483648",)),
+        (f"predict {FAMILY} --device h200 --groups 8 --n 8 --k 8", "--rows", "from 0 to 2147483647", ("many", "1.5")),
+        (PREDICT, "--top", "from 1 to 2147483647", ("0", str(10**30), "\u0664")),
+        ("device h200", "--sms", "from 1 to 10000", ("0", "10001")),
+        ("replay", "--share", "a number from 0.001 to 1", ("nan", "inf", "1.5", "0", "1e400", "0_1")),
+        ("export h200 --format csv --out o", "--problem", "from 0 to 2147483647", ("-1", "2147483648")),
+        (
+            COLLECT,
+            "--gpus",
+            "a number, or all): must be a whole number from 1 to 1024",
+            ("0", "-1", "1025", "two", "1.5"),
+        ),
+        (COLLECT, "--sms", "each number from 1 to 10000", ("0", "-8", "32,,64", "10001", "half", "32,", "64.0")),
+        (COLLECT, "--tokens", "each number from 1 to 2147483647", ("16,many", "0", "2147483648", "16 32")),
+        (COLLECT, "--budget", "a duration such as 90s, 20m or 1h, of at most 10000h", ("20x", "0m", "1e400", "-1s")),
+        (COLLECT, "--budget", "a duration such as 90s", ("99999999999999999999h", "10001h", "\u0662s", "nans")),
+        (COLLECT, "--per-layer", "from 0 to 100", ("-1", "101")),
+        (COLLECT, "--random", "from 0 to 10000", ("-1", str(10**9))),
+        (COLLECT, "--seed", "from 0 to 2147483647", ("-1", str(2**63))),
+        (COLLECT, "--limit", "from 1 to 2147483647", ("0", "2147483648")),
+        (COLLECT, "--max-tflop", "a number from 0 to 1e+06", ("nan", "inf", "-1", "1e400")),
+    ],
+)
+def test_a_number_out_of_bounds_exits_with_2_and_is_told_them(
+    line: str, option: str, right: str, values: tuple[str, ...]
+) -> None:
+    for value in (*values, DIGITS, "x" * 5000):
+        result = call(f"{line} {option}={value!r}")
+        said = words(result.stderr)
+        assert result.exit_code == 2, (value, said)
+        assert option in said
+        assert right in said
+        assert len(said) < 900  # frame included
+        assert len(value) > 60 or f"is '{value}'" in said
+
+
+def test_a_list_is_no_longer_than_anybody_types() -> None:
+    result = call(f"{COLLECT} --tokens", ",".join(["16"] * 1001))
+    assert result.exit_code == 2
+    assert "--tokens: must be at most 1000 numbers but there are 1001" in words(result.stderr)
+
+
+def commands() -> dict[str, Any]:
+    """Every command there is, by its words."""
+    top = typer.main.get_command(app).commands  # type: ignore[attr-defined]
+    found = {name: command for name, command in top.items() if name not in ("bench", "datasets")}
+    found |= {f"{group} {name}": one for group in ("bench", "datasets") for name, one in top[group].commands.items()}
+    return found
+
+
+OPTIONS = [
+    (name, parameter.opts[0])
+    for name, command in commands().items()
+    for parameter in command.params
+    if parameter.param_type_name == "option" and not parameter.is_flag
+]
+
+
+@pytest.mark.parametrize(("command", "option"), OPTIONS)
+def test_an_empty_value_as_an_unset_variable_leaves_it_is_refused(command: str, option: str) -> None:
+    for given in ([option, ""], [f"{option}="], [option, " "]):
+        result = call(command, *given, "--json")
+        assert result.exit_code == 2
+        assert f"{option}: is empty" in words(result.stderr)
+        assert option in json.loads(result.stdout)["error"]
+
+
+@pytest.mark.parametrize("line", ["evaluate ''", "datasets show ''", "collect '' --out o", f"{PREDICT} --rows ''"])
+def test_an_empty_argument_is_refused(line: str) -> None:
+    result = call(line)
+    assert result.exit_code == 2
+    assert "is empty: is a shell variable unset?" in words(result.stderr)
+
+
+@pytest.mark.parametrize(
+    ("line", "named"),
+    [
+        ("datasets show h300", "h300"),
+        ("datasets show '[/foo]'", "[/foo]: neither a directory nor"),
+        (f"datasets merge {MEASURED} no/such --out o", "no/such"),
+        ("datasets seal no/such --out o", "no/such"),
+        ("train --data no/such/folder --out bundle", "no/such/folder"),
+        ("evaluate --data no/such/folder", "no/such/folder"),
+        ("evaluate --bundle no/such/bundle", "no/such/bundle"),
+        ("replay --data no/such/folder", "no/such/folder"),
+        (f"predict gemm --device h200 {LAYER}", "unknown kernel family 'gemm'; known: "),
+        (f"predict {FAMILY} --device h300 {LAYER}", "unknown device 'h300'; known: "),
+        (f"{PREDICT} --bundle no/such/bundle", "no/such/bundle"),
+        (f"predict {FAMILY} --device h200 --groups 64 --rows 8 --n 2047 --k 64", "multiples of 8 but are 2047 and 64"),
+        (f"predict {FAMILY} --device no/such.json {LAYER}", "no/such.json: cannot be read"),
+        ("device h200 --sms 133", "NVIDIA H200 has 1 to 132 SMs but 133 were asked for"),
+        ("export h300 --format csv --out o", "h300"),
+        (f"export {MEASURED} --format xml --out o", "format must be one of t4, csv but is 'xml'"),
+        (f"export {MEASURED} --format t4 --out o --problem 100000", "problem must be 0 to "),
+        (f"export {MEASURED} --format t4 --out no/such/folder/o --problem 0", "no/such/folder/o"),
+        ("device h300", "unknown device 'h300'; known: "),
+        ("device no/such.json", "no/such.json: cannot be read"),
+        (f"collect {FAMILY} --models no/such.csv --out o", "no/such.csv"),
+        (f"{COLLECT} --tokens 16,4194305", "token counts must be between 1 and 4194304"),
+        ("collect gemm --models no/such.csv --out o", "gemm"),
+    ],
+)
+def test_bad_input_exits_with_1_and_is_named(
+    line: str, named: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    plain, as_json = call(line), call(line, "--json")
+    assert (plain.exit_code, as_json.exit_code) == (1, 1)
+    assert named in plain.stderr
+    assert plain.stderr.count("\n") == 1
+    assert plain.stdout == ""
+    assert named in json.loads(as_json.stdout)["error"]
+
+
+@pytest.mark.parametrize("line", ["device", f"predict {FAMILY} {LAYER}", "bench kernels"])
+def test_no_gpu_is_told_in_a_line_that_says_what_to_give(line: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    import torch
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    result = call(line)
+    assert result.exit_code == 1
+    assert result.stderr.count("\n") == 1
+    assert "no GPU is visible here" in result.stderr
+    names = ", ".join(DeviceSpec.names())
+    assert line == "bench kernels" or f"devices that can be named instead: {names}" in result.stderr
+    assert ("Give one with --device" in result.stderr) is line.startswith("predict")
+
+
+def test_a_gpu_that_no_bundle_knows_is_told_in_a_line_with_what_goes_through(tmp_path: Path) -> None:
+    spec = DeviceSpec.named("h200").to_json() | {"name": "NVIDIA A100", "arch": "sm_80"}
+    path = tmp_path / "a100.json"
+    path.write_text(json.dumps(spec))
+    result = call(f"predict {FAMILY} {LAYER} --device {path}")
+    assert result.exit_code == 1
+    assert result.stderr.count("\n") == 1
+    assert "the bundle knows sm_90 but this device is sm_80" in result.stderr
+    able = len(find_family(FAMILY).space(DeviceSpec.from_json(spec)))
+    assert f"a launch there has {able} configs go through" in result.stderr
+
+
+SPEC = json.dumps(DeviceSpec.named("h200").to_json())
+
+
+@pytest.mark.parametrize(
+    ("content", "named"),
+    [
+        (b" " * (1 << 20) + SPEC.encode(), "larger than any device's spec (1 MiB)"),
+        (SPEC.replace("132", "NaN").encode(), "sm_count must be"),
+        (SPEC.replace("132", "Infinity").encode(), "sm_count must be"),
+        (SPEC.replace("132", DIGITS).encode(), "not JSON: "),
+        (b"[]", "not a device spec"),
+        (b"", "not JSON: "),
+        (b"\xff", "not JSON: "),
+        (b"[" * 100_000, "not JSON: "),
+    ],
+)
+def test_a_file_that_is_no_device_is_refused_in_a_line(content: bytes, named: str, tmp_path: Path) -> None:
+    path = tmp_path / "mine.json"
+    path.write_bytes(content)
+    for line in ("device", f"predict {FAMILY} {LAYER} --device"):
+        result = call(line, path)
+        assert result.exit_code == 1
+        assert result.stderr.startswith(f"Error: {path}: {named}")
+        assert result.stderr.count("\n") == 1
+        assert len(result.stderr) < 600
+
+
+def test_a_device_file_that_an_editor_began_with_a_byte_order_mark_is_read(tmp_path: Path) -> None:
+    (tmp_path / "mine.json").write_bytes(SPEC.encode("utf-8-sig"))
+    assert json.loads(call("device --json", tmp_path / "mine.json").stdout) == json.loads(SPEC)
+    refused = call("device", tmp_path)
+    assert (refused.exit_code, refused.stderr) == (1, f"Error: {tmp_path}: cannot be read: Is a directory\n")

@@ -1,0 +1,26 @@
+"""Commands, run in this process as a person types them."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+
+from foretune.__main__ import app
+from typer.testing import CliRunner, Result
+
+COMMANDS = ("quickstart", "collect", "train", "evaluate", "replay", "predict", "device", "export")
+SUBCOMMANDS = ("bench kernels", "datasets show", "datasets merge", "datasets seal")
+FAMILY = "grouped_gemm_fwd"
+LAYER = "--groups 64 --rows 8192 --n 2048 --k 1024"
+#: A small dataset.
+MEASURED = Path(__file__).parent / "third_party" / "measured_h200"
+PREDICT = f"predict {FAMILY} --device h200 {LAYER}"
+
+
+def call(line: str, *more: object, columns: int | None = 200) -> Result:
+    return CliRunner().invoke(app, [*shlex.split(line), *map(str, more)], env={"COLUMNS": columns and str(columns)})
+
+
+def words(text: str) -> str:
+    """Without the frames and line breaks that the terminal's width puts in."""
+    return " ".join(text.replace("│", " ").split())
