@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING
 from ..datasets import Family, ForetuneError
 from ..datasets.grid import Grid
 from ..datasets.progress import share_of
-from .bundle import Bundle, TrainedFamily
+from .bundle import Bundle
 from .gbdt import LightGBMRanker
 from .sources import check_sources, source_of
+from .trained_family import TrainedFamily
 
 if TYPE_CHECKING:
     from ..datasets.dataset import Dataset
