@@ -6,7 +6,7 @@ Importing this needs NumPy alone; LightGBM is imported to train, pandas to read 
 from __future__ import annotations
 
 from .baselines import EstimateRanker, NearestRanker, RandomRanker, StaticRanker
-from .bundle import Bundle, TrainedFamily, load_bundle
+from .bundle import Bundle, load_bundle
 from .evaluate import Evaluation, cross_validate, evaluate_bundle
 from .gbdt import LightGBMRanker
 from .metrics import Summary, geomean, noise_floor, summarise, top_k_regret
@@ -14,6 +14,7 @@ from .ranker import Ranker
 from .sources import check_sources
 from .splits import split_folds, split_groups
 from .train import train_bundle
+from .trained_family import TrainedFamily
 from .trees import Forest
 
 __all__ = [

@@ -1,10 +1,12 @@
-"""`Bundle`: trained rankers as a directory that is safe to load, byte for byte the same for the same training.
+"""`Bundle`: trained rankers as a file that is safe to load, byte for byte the same for the same training.
 
-    DIR/manifest.json   what was learned from what: features, parameters, devices, dataset; SHA-256 of the arrays
-                        and of the manifest's own content
-    DIR/arrays.npz      the trees as flat arrays: no pickle, no LightGBM text
+    DIR/bundle.npz   manifest.json   what was learned from what: features, parameters, devices, dataset; SHA-256 of
+                                     the arrays and of the manifest's own content
+                     FAMILY/*.npy    the trees as flat arrays: no pickle, no LightGBM text
 
-Damage shows in the checksums. A checksum does not stop a file made on purpose, so everything is validated besides.
+One file, so that it is replaced in one step: whoever reads sees one bundle or the next, never parts of both. Damage
+shows in the checksums. A checksum does not stop a file made on purpose, so everything is validated besides, and says
+nothing but what this Foretune would write.
 """
 
 from __future__ import annotations
@@ -12,39 +14,34 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import shutil
-import tempfile
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import cached_property
 from importlib import resources
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from ..datasets import BinaryFacts, BundleError, DeviceSpec, ForetuneError, KernelConfig, Problem
-from ..datasets.grid import BinaryKind
-from ..datasets.problem import dtype_from_json, dtype_to_json
+from ..datasets import BundleError, DeviceSpec, ForetuneError, KernelConfig, Problem
+from ..datasets.atomic import remove_leftovers, replacing
+from ..datasets.errors import abridged
 from . import npz
 from .gbdt import LightGBMRanker
-from .trees import Forest
+from .trained_family import ARRAYS, TrainedFamily
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
 
 #: Raised by one whenever a manifest key or an array changes meaning, type or name.
-SCHEMA_VERSION = 3  # 2: wrong_results; 3: a dtype for each operand, binaries
-_READ = (2, SCHEMA_VERSION)
-MANIFEST, ARRAYS = "manifest.json", "arrays.npz"
-#: No bundle is this large; reading stops here.
-_MAX_BYTES = 256 << 20
-
-
-@dataclass(frozen=True)
-class TrainedFamily:
-    """One family's ranker and where it comes from."""
-
-    ranker: LightGBMRanker  # fitted
-    devices: tuple[DeviceSpec, ...]  # that its measurements were taken on
-    origin: Mapping[str, Any]  # dataset name and content hash, kernel source hash, problems; JSON values
-    #: See `Dataset.wrong_results`.
-    wrong_results: Mapping[BinaryKind, frozenset[KernelConfig]] = field(default_factory=dict)
+SCHEMA_VERSION = 4  # 2: wrong_results; 3: a dtype for each operand, binaries; 4: one file
+FILE = "bundle.npz"
+MANIFEST = "manifest.json"
+#: Versions 2 and 3 were two files. They are read as well.
+_TWO_FILES, _OLD_ARRAYS = (2, 3), "arrays.npz"
+#: No bundle has more; the shipped one has 0.9 MB, of which the manifest takes 9 kB.
+_MAX_BYTES, _MAX_MANIFEST_BYTES, _MAX_FAMILIES = 64 << 20, 8 << 20, 64
+#: What Python raises for values that somebody made up.
+_DAMAGE = (KeyError, TypeError, AttributeError, ValueError, OverflowError, RecursionError)
 
 
 @dataclass(frozen=True)
@@ -82,24 +79,23 @@ class Bundle:
         return self._trained(family).wrong_results.get((problem.dtype, problem.flags), frozenset())
 
     def save(self, path: Path | str) -> None:
-        """Writes the directory. A new one appears whole or not at all; in an old one both files are replaced.
+        """Writes `bundle.npz` into a folder, which is made where there is none, in one step: whoever reads meanwhile,
+        or after this process was killed, has the old bundle or this one. The two files of an older Foretune go then.
 
-        Whoever reads between the two replacements sees a checksum that does not fit, never a mixture.
+        Raises `OSError` naming what could not be written, and `BundleError` for what no bundle may hold.
+
+        >>> bundle.save("my-bundle")  # doctest: +SKIP
         """
-        target = Path(path)
-        target.parent.mkdir(parents=True, exist_ok=True)
-        staging = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
-        try:
-            _write(staging / ARRAYS, self._arrays)
-            _write(staging / MANIFEST, (json.dumps(self.manifest, indent=1) + "\n").encode())
-            staging.chmod(0o755)  # mkdtemp's 0700 would lock out the other users of a shared bundle
-            if target.is_dir():
-                for name in (ARRAYS, MANIFEST):
-                    (staging / name).replace(target / name)
-            else:
-                staging.replace(target)
-        finally:
-            shutil.rmtree(staging, ignore_errors=True)
+        directory, content = Path(path), self._content
+        _parsed(content, directory / FILE)  # what is written can be read
+        directory.mkdir(parents=True, exist_ok=True)
+        with _locked(directory) as alone:
+            if alone:
+                remove_leftovers(directory)
+            with replacing(directory / FILE) as temporary:
+                temporary.write_bytes(content)
+            for old in (MANIFEST, _OLD_ARRAYS):
+                (directory / old).unlink(missing_ok=True)
 
     @cached_property
     def manifest(self) -> dict[str, Any]:
@@ -107,20 +103,22 @@ class Bundle:
         content = {
             "schema_version": SCHEMA_VERSION,
             "lightgbm_version": self.lightgbm_version,
-            "arrays_sha256": hashlib.sha256(self._arrays).hexdigest(),
-            "families": {name: _describe(self.trained[name]) for name in self.families},
+            "arrays_sha256": _digest(self._arrays),
+            "families": {name: self.trained[name].to_json() for name in self.families},
         }
         return content | {"checksum": _checksum(content)}
 
-    @cached_property
-    def _arrays(self) -> bytes:
-        return npz.dumps(
-            {
-                f"{name}/{array}": values
-                for name, trained in self.trained.items()
-                for array, values in trained.ranker.forest_.arrays().items()
-            }
-        )
+    @property
+    def _content(self) -> bytes:
+        return npz.dumps(self._arrays, {MANIFEST: (json.dumps(self.manifest, indent=1) + "\n").encode()})
+
+    @property
+    def _arrays(self) -> dict[str, NDArray[Any]]:
+        return {
+            f"{name}/{array}": values
+            for name, trained in self.trained.items()
+            for array, values in trained.ranker.forest_.arrays().items()
+        }
 
     def _trained(self, family: str) -> TrainedFamily:
         if family not in self.trained:
@@ -129,124 +127,157 @@ class Bundle:
 
 
 def load_bundle(path: Path | str | None = None) -> Bundle:
-    """The bundle in a directory; the shipped one where no path is given.
+    """The bundle in a folder; the shipped one where no path is given.
 
     Raises `BundleError` naming the file that is missing, damaged, of another schema, or not what it should be.
 
     >>> load_bundle("/nowhere")
     Traceback (most recent call last):
-    foretune.datasets.errors.BundleError: /nowhere/manifest.json: cannot be read: No such file or directory
+    foretune.datasets.errors.BundleError: /nowhere/bundle.npz: no such file, so /nowhere has no bundle
     """
+    if not isinstance(path, (str, Path, type(None))):
+        raise BundleError(f"a bundle's folder must be a path but is {abridged(repr(path))}")
     directory = Path(str(resources.files(__package__))) / "shipped" if path is None else Path(path)
-    manifest = _read_manifest(directory / MANIFEST)
-    content = _read(directory / ARRAYS)
-    if hashlib.sha256(content).hexdigest() != manifest["arrays_sha256"]:
-        raise BundleError(f"{directory / ARRAYS}: its content is not what the manifest vouches for (SHA-256 differs)")
+    content = _read(directory / FILE)
+    if content is None:
+        try:
+            return _read_two_files(directory)
+        except BundleError:
+            content = _read(directory / FILE)  # saved over them meanwhile?
+            if content is None:
+                raise
+    return _parsed(content, directory / FILE)
+
+
+def _parsed(content: bytes, path: Path) -> Bundle:
+    """The bundle that a file of today's version holds, if it is what `Bundle.save` would write of it."""
+    with _naming(path):
+        arrays, texts = npz.loads(content)
+        manifest = _manifest(texts.pop(MANIFEST, b""), (SCHEMA_VERSION,))
+        if texts:
+            raise BundleError(f"it also holds {', '.join(map(repr, sorted(texts)))}")
+        if _digest(arrays) != manifest["arrays_sha256"]:
+            raise BundleError("its arrays are not what the manifest vouches for (SHA-256 differs)")
+        bundle = _restored(manifest, arrays)
+        if bundle.digest != manifest["checksum"]:
+            raise BundleError("its manifest says what this Foretune would not write, or less")
+    return bundle
+
+
+def _read_two_files(directory: Path) -> Bundle:
+    text, content = _read(directory / MANIFEST), _read(directory / _OLD_ARRAYS)
+    if text is None:
+        raise BundleError(f"{directory / FILE}: no such file, so {directory} has no bundle")
+    with _naming(directory / MANIFEST):
+        manifest = _manifest(text, _TWO_FILES)
+    with _naming(directory / _OLD_ARRAYS):
+        if content is None or hashlib.sha256(content).hexdigest() != manifest["arrays_sha256"]:
+            raise BundleError("missing, or not what the manifest vouches for (SHA-256 differs)")
+        arrays, texts = npz.loads(content)
+        if texts:
+            raise BundleError(f"it also holds {', '.join(map(repr, sorted(texts)))}")
+    with _naming(directory):
+        return _restored(manifest, arrays)
+
+
+def _restored(manifest: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) -> Bundle:
+    families, version = manifest["families"], manifest["lightgbm_version"]
+    if not isinstance(families, dict) or len(families) > _MAX_FAMILIES:
+        raise BundleError(f"families must be an object of at most {_MAX_FAMILIES}")
+    for text in (version, *families):
+        if not (isinstance(text, str) and text.isprintable() and 0 < len(text) <= 200):
+            raise BundleError(f"names and versions must be plain words but one is {text!r}")
+    wanted = {f"{name}/{array}" for name in families for array in ARRAYS}
+    if arrays.keys() != wanted:
+        raise BundleError(f"arrays missing or not its own: {', '.join(map(repr, sorted(arrays.keys() ^ wanted)))}")
+    trained = {
+        name: TrainedFamily.from_json(entry, {array: arrays[f"{name}/{array}"] for array in ARRAYS})
+        for name, entry in families.items()
+    }
+    return Bundle(trained, version)
+
+
+def _manifest(text: bytes, versions: tuple[int, ...]) -> dict[str, Any]:
+    if len(text) > _MAX_MANIFEST_BYTES:
+        raise BundleError(f"its manifest is larger than any ({_MAX_MANIFEST_BYTES >> 20} MiB)")
     try:
-        arrays = npz.loads(content)
-        return Bundle(
-            {name: _restore(name, entry, arrays) for name, entry in manifest["families"].items()},
-            str(manifest["lightgbm_version"]),
-        )
-    except (ForetuneError, KeyError, TypeError, AttributeError) as error:
-        raise BundleError(f"{directory}: not a bundle of this Foretune: {error!s}") from None
-
-
-def _describe(trained: TrainedFamily) -> dict[str, Any]:
-    return {
-        "feature_names": list(trained.ranker.feature_names_),
-        "params": trained.ranker.get_params(),
-        "trees": len(trained.ranker.forest_),
-        "devices": [device.to_json() for device in trained.devices],
-        "origin": dict(trained.origin),
-        "wrong_results": [
-            _kind_to_json(kind) | {"configs": [config.to_json() for config in sorted(configs, key=str)]}
-            for kind, configs in sorted(trained.wrong_results.items(), key=str)
-        ],
-        "binaries": [
-            _kind_to_json(kind)
-            | {
-                "configs": [
-                    {"config": config.to_json()} | facts._asdict() for config, facts in sorted(known.items(), key=str)
-                ]
-            }
-            for kind, known in sorted(trained.ranker.binaries_.items(), key=str)
-        ],
-    }
-
-
-def _restore(name: str, entry: Mapping[str, Any], arrays: Mapping[str, Any]) -> TrainedFamily:
-    prefix = f"{name}/"
-    ranker = LightGBMRanker(**entry["params"])
-    ranker.forest_ = Forest(**{key.removeprefix(prefix): a for key, a in arrays.items() if key.startswith(prefix)})
-    ranker.feature_names_ = tuple(str(feature) for feature in entry["feature_names"])
-    if len(ranker.feature_names_) != ranker.forest_.n_features:
-        raise BundleError(f"{len(ranker.feature_names_)} feature names for {ranker.forest_.n_features} features")
-    devices = tuple(DeviceSpec.from_json(device) for device in entry["devices"])
-    wrong_results = {
-        _kind_from_json(wrong): frozenset(map(KernelConfig.from_json, wrong["configs"]))
-        for wrong in entry["wrong_results"]
-    }
-    ranker.binaries_ = {
-        _kind_from_json(kind): {KernelConfig.from_json(one["config"]): _facts(one) for one in kind["configs"]}
-        for kind in entry.get("binaries", [])  # version 2 had none
-    }
-    return TrainedFamily(ranker, devices, dict(entry["origin"]), wrong_results)
-
-
-def _kind_to_json(kind: BinaryKind) -> dict[str, Any]:
-    dtype, flags = kind
-    return {"dtype": dtype_to_json(dtype), "flags": list(flags)}
-
-
-def _kind_from_json(value: Mapping[str, Any]) -> BinaryKind:
-    return dtype_from_json(value["dtype"]), tuple(map(str, value["flags"]))
-
-
-def _facts(value: Mapping[str, Any]) -> BinaryFacts:
-    for name in BinaryFacts._fields:
-        if type(value[name]) is not int or not 0 <= value[name] < 1 << 31:
-            raise BundleError(f"{name} of a binary must be a count but is {value[name]!r}")
-    return BinaryFacts(*(value[name] for name in BinaryFacts._fields))
-
-
-def _read_manifest(path: Path) -> dict[str, Any]:
-    try:
-        manifest = json.loads(_read(path))
-    except (ValueError, RecursionError) as error:  # BundleError is a ValueError with its own message
-        raise error if isinstance(error, BundleError) else BundleError(f"{path}: not JSON: {error}") from None
+        manifest = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise BundleError(f"its manifest is not JSON: {error}") from None
     if not isinstance(manifest, dict) or "schema_version" not in manifest:
-        raise BundleError(f"{path}: not a bundle's manifest: it has no schema_version")
+        raise BundleError("not a bundle's manifest: it has no schema_version")
     version = manifest["schema_version"]
-    if version not in _READ:
+    if type(version) is not int or version not in versions:
         raise BundleError(
-            f"{path}: schema_version is {version!r} but this Foretune reads {_READ[0]} to {SCHEMA_VERSION}"
+            f"schema_version is {version!r} but this Foretune reads {' or '.join(map(str, versions))} here"
             + ("; a newer Foretune wrote it" if isinstance(version, int) and version > SCHEMA_VERSION else "")
         )
-    if manifest.pop("checksum", None) != _checksum(manifest):
-        raise BundleError(f"{path}: its content is not what its checksum vouches for")
-    if not isinstance(manifest.get("families"), dict) or not {"arrays_sha256", "lightgbm_version"} <= manifest.keys():
-        raise BundleError(f"{path}: keys missing: expected families, arrays_sha256 and lightgbm_version")
+    if missing := {"arrays_sha256", "checksum", "families", "lightgbm_version"} - manifest.keys():
+        raise BundleError(f"keys missing in its manifest: {', '.join(sorted(missing))}")
+    if manifest["checksum"] != _checksum({key: value for key, value in manifest.items() if key != "checksum"}):
+        raise BundleError("its manifest is not what its checksum vouches for")
     return manifest
 
 
 def _checksum(content: Mapping[str, Any]) -> str:
-    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
-
-
-def _read(path: Path) -> bytes:
+    """Raises `BundleError` for what is not JSON: numbers that are none, half characters, objects."""
+    old = content["schema_version"] in _TWO_FILES
     try:
+        text = json.dumps(content, sort_keys=True, allow_nan=False, ensure_ascii=old).encode()
+    except _DAMAGE as error:
+        raise BundleError(f"what a bundle says must be JSON: {error}") from None
+    return hashlib.sha256(text).hexdigest()
+
+
+def _digest(arrays: Mapping[str, NDArray[Any]]) -> str:
+    """SHA-256 of arrays, by name; how a file holds them does not matter."""
+    digest = hashlib.sha256()
+    for name, array in sorted(arrays.items()):
+        digest.update(f"{name} {array.dtype.str} {array.shape}\n".encode())
+        digest.update(array.tobytes())
+    return digest.hexdigest()
+
+
+def _read(path: Path) -> bytes | None:
+    """None where there is no such file."""
+    try:
+        if path.exists() and not path.is_file():
+            raise OSError("not a file")  # a pipe would be waited for
         with path.open("rb") as file:
             content = file.read(_MAX_BYTES + 1)
-    except OSError as error:
-        raise BundleError(f"{path}: cannot be read: {error.strerror}") from None
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError) as error:  # ValueError: a path with a NUL
+        raise BundleError(f"{str(path)!r}: cannot be read: {getattr(error, 'strerror', None) or error}") from None
     if len(content) > _MAX_BYTES:
         raise BundleError(f"{path}: larger than any bundle ({_MAX_BYTES >> 20} MiB)")
     return content
 
 
-def _write(path: Path, content: bytes) -> None:
-    with path.open("wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
+@contextmanager
+def _naming(path: Path) -> Iterator[None]:
+    """What is wrong inside is told with the name of the file."""
+    try:
+        yield
+    except _DAMAGE as error:
+        why = str(error) if isinstance(error, ForetuneError) else f"{type(error).__name__}: {error}"
+        raise BundleError(f"{path}: not a bundle of this Foretune: {abridged(why)}") from None
+
+
+@contextmanager
+def _locked(directory: Path) -> Iterator[bool]:
+    """Others who save into the folder wait meanwhile, so that a leftover there is of a process that was killed. The
+    lock ends with the process. False where the file system has none: then a leftover may be of one that lives. (The
+    store's locks come with what reads tables, which is more than a bundle needs.)"""
+    import fcntl
+
+    handle = os.open(directory, os.O_RDONLY)
+    try:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX)
+            alone = True
+        except OSError:
+            alone = False
+        yield alone
+    finally:
+        os.close(handle)

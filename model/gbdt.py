@@ -19,6 +19,9 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from typing_extensions import Self
 
+#: The logarithm of no slowdown is larger, nor its negative: the quotient of two slowdowns is a number still. The leaves
+#: of the shipped trees add up to 4.
+MAX_LOG_SLOWDOWN = 300.0
 OBJECTIVES = ("regression", "lambdarank", "blend")
 
 # Upper edges of slowdown for the grades that lambdarank sorts by: the best (within the noise) have grade 9.
@@ -83,6 +86,9 @@ class LightGBMRanker(Ranker):
             ("seed", seed, 0, 2**31 - 1),
         ):
             check_between(name, value, low, high)
+        for name, count in (("trees", trees), ("leaves", leaves), ("min_rows", min_rows), ("seed", seed)):
+            if type(count) is not int:
+                raise ForetuneError(f"{name} must be an integer but got {count!r}")
         self.objective = objective
         self.trees = trees
         self.leaves = leaves
@@ -112,6 +118,11 @@ class LightGBMRanker(Ranker):
             self.forest_ = self._regression(rows, target, self.trees, 0.8)
         else:
             self.forest_ = self._lambdarank(rows, target, self.trees, 0.8)
+        if self.forest_.reach > MAX_LOG_SLOWDOWN:
+            raise ForetuneError(
+                f"learning_rate {self.learning_rate} with {self.trees} trees makes leaves that add up to "
+                f"{self.forest_.reach:.3g}, and e to the power of that is no slowdown: learn more slowly"
+            )
         self.feature_names_ = family.feature_names
         self.binaries_ = dict(grid.binaries) if family.reads_binaries else {}
         return self

@@ -25,6 +25,9 @@ _ALL = np.uint32(0xFFFFFFFF)
 _LEAF_BITS = 5  # 32 leaves a tree
 #: Rows scored at a time: 128 rows x 450 trees x 4 bytes stay in a core's L2 next to the tables.
 _BLOCK_ROWS = 128
+#: A part is merged with one of so many others: the 29 features that differ among a kernel's configs become 4 parts, and
+#: a thousand features would take seconds if each were tried with each.
+_MERGE_TRIES = 32
 
 
 class Splits(Protocol):
@@ -118,7 +121,7 @@ def _merge(
     limit = rows // 4
     merged: list[tuple[NDArray[np.intp], NDArray[np.uint32]]] = []
     for codes, table in sorted(parts, key=lambda part: len(part[1])):
-        for place, (others, other_table) in enumerate(merged):
+        for place, (others, other_table) in enumerate(merged[:_MERGE_TRIES]):
             if len(other_table) * len(table) > 8 * rows:
                 continue
             joint, seen = _compact(others * len(table) + codes, len(other_table) * len(table))

@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING
 
 from ..datasets import Family, ForetuneError
 from ..datasets.progress import share_of
-from .bundle import Bundle, TrainedFamily
+from .bundle import Bundle
 from .gbdt import LightGBMRanker
 from .origin import origin_of
 from .sources import check_sources
+from .trained_family import TrainedFamily
 
 if TYPE_CHECKING:
     from ..datasets.dataset import Dataset

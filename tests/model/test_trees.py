@@ -132,7 +132,7 @@ def test_another_width_is_refused():
         ("tree_leaves", np.array([33, 1], np.uint8), "between 1 and 32"),
         ("tree_leaves", np.array([], np.uint8), "between 1 and 32"),
         ("tree_leaves", np.array([1, 3], np.uint8), None),  # other trees, well-formed all the same
-        ("n_features", np.array(0, np.int64), "between 1 and 65536"),
+        ("n_features", np.array(0, np.int64), "between 1 and 512"),
         ("n_features", np.array(1, np.int64), "split_feature must be in 0..0"),
         ("n_features", 2, "must be int64"),
         ("n_features", None, "must be int64"),
@@ -148,15 +148,15 @@ def test_ill_formed_arrays_are_refused(name, value, message):
 
 
 def test_a_forest_too_large_for_memory_is_refused():
-    trees = 10_000
+    trees = 4096
     with pytest.raises(BundleError, match="too large"):
         Forest(
             n_features=np.array(1, np.int64),
-            tree_leaves=np.full(trees, 2, np.uint8),
-            split_feature=np.zeros(trees, np.int32),
-            split_threshold=np.zeros(trees),
-            split_left=np.ones(trees, np.uint8),
-            leaf_value=np.zeros(2 * trees),
+            tree_leaves=np.full(trees, 4, np.uint8),
+            split_feature=np.zeros(3 * trees, np.int32),
+            split_threshold=np.arange(3.0 * trees),
+            split_left=np.tile(np.array([3, 2, 1], np.uint8), trees),
+            leaf_value=np.zeros(4 * trees),
         )
 
 
