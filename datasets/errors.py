@@ -3,6 +3,12 @@ of an error."""
 
 from __future__ import annotations
 
+import sys
+import warnings
+
+#: Whose lines no user can do anything about: ours, and those of what calls us.
+_NOT_THE_USERS = (__name__.partition(".")[0], "triton", "torch")
+
 
 class ForetuneError(ValueError):
     """Bad input; the message names the value and says what would be right."""
@@ -18,6 +24,24 @@ class BundleError(ForetuneError):
 
 class ForetuneWarning(UserWarning):
     """All goes on, but not as one would think; the message says why."""
+
+
+def warn(message: str) -> None:
+    """A `ForetuneWarning` that points at the user's line: the innermost one outside of Foretune, Triton and torch.
+
+    >>> with warnings.catch_warnings(record=True) as caught:
+    ...     warnings.simplefilter("always")
+    ...     warn("an example")
+    >>> caught[0].category.__name__, str(caught[0].message)
+    ('ForetuneWarning', 'an example')
+    """
+    frame = sys._getframe(1)
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] in _NOT_THE_USERS:
+        frame = frame.f_back
+    where, registry = frame.f_globals, frame.f_globals.setdefault("__warningregistry__", {})
+    warnings.warn_explicit(
+        message, ForetuneWarning, frame.f_code.co_filename, frame.f_lineno, where.get("__name__"), registry
+    )
 
 
 def abridged(text: str, most: int = 300) -> str:

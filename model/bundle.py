@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from ..datasets import BinaryFacts, BundleError, DeviceSpec, ForetuneError, KernelConfig, Problem
+from ..datasets.checks import check_path
 from ..datasets.grid import BinaryKind
 from ..datasets.problem import dtype_from_json, dtype_to_json
 from . import npz
@@ -137,7 +138,7 @@ def load_bundle(path: Path | str | None = None) -> Bundle:
     Traceback (most recent call last):
     foretune.datasets.errors.BundleError: /nowhere/manifest.json: cannot be read: No such file or directory
     """
-    directory = Path(str(resources.files(__package__))) / "shipped" if path is None else Path(path)
+    directory = Path(str(resources.files(__package__))) / "shipped" if path is None else check_path("bundle", path)
     manifest = _read_manifest(directory / MANIFEST)
     content = _read(directory / ARRAYS)
     if hashlib.sha256(content).hexdigest() != manifest["arrays_sha256"]:
