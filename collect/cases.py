@@ -1,5 +1,5 @@
-"""Which cases a run measures: those of a dataset, those that a family draws, and how many of them; and what no run can be
-asked for."""
+"""Which cases a run measures: those of a dataset, those that a family draws, and how many of them; and what no
+run can be asked for."""
 
 from __future__ import annotations
 

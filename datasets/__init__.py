@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from .case import Case
+from .checks import check_path
 from .config import KernelConfig
 from .device import DeviceSpec
-from .checks import check_path
 from .errors import BundleError, DatasetError, ForetuneError, ForetuneWarning, abridged
 from .family import Family, Measurable, check_problem_of, roofline_us, wrong_knobs
 from .measurement import TIMED, BinaryFacts, Measurement, Status

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Collection, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
@@ -297,8 +298,8 @@ class Problem:
         if ragged is not None:
             if not isinstance(ragged, Mapping) or set(ragged) != {"dim", "sizes"}:
                 raise ForetuneError(f"not a problem, whose ragged has dim and sizes: {shown(value, most=200)}")
-            ragged = Ragged(ragged["dim"], ragged["sizes"])
         try:
+            ragged = ragged and Ragged(ragged["dim"], ragged["sizes"])
             return cls(value["family"], tuple(value["dims"].items()), value["dtype"], value["flags"], ragged)
         except ForetuneError as error:
             raise ForetuneError(f"not a problem: {error}") from None
@@ -322,7 +323,7 @@ def _sorted_dims(dims: Any) -> tuple[tuple[str, int], ...]:
             raise ForetuneError(f"each of dims must be a pair of a name and a size but one is {shown(pair)}")
         check_word("each dimension's name", pair[0])
     checked = sorted((str(name), check_integer(f"dimension {name}", size, 0, MOST_SIZE)) for name, size in dims)
-    for one, other in zip(checked, checked[1:], strict=False):
+    for one, other in itertools.pairwise(checked):
         if one[0] == other[0]:
             raise ForetuneError(f"dimension {one[0]} must be given once but is both {one[1]} and {other[1]}")
     return tuple(checked)

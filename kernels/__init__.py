@@ -81,8 +81,8 @@ def find_family(family: str | Family | type[Family]) -> Family:
         if entry.name == family:
             return _registered.setdefault(family, _family_of_entry(entry))
     raise ForetuneError(
-        f"unknown kernel family {shown(family)}; known: {', '.join(_names())}. To add one: foretune.register(family), an "
-        f'entry point in the group "{GROUP}", or name it as package.module:attribute'
+        f"unknown kernel family {shown(family)}; known: {', '.join(_names())}. To add one: foretune.register(family), "
+        f'an entry point in the group "{GROUP}", or name it as package.module:attribute'
     )
 
 

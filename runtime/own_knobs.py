@@ -63,7 +63,7 @@ class OwnKnobs:
         for position, config in enumerate(configs):
             try:
                 found[position] = self.config(config)
-            except ForetuneError as error:  # as what `supports` refuses: the others are ranked without it
+            except ForetuneError as error:  # noqa: PERF203 - as what `supports` refuses: the others are ranked without it
                 trouble = error
         if not found:
             raise trouble

@@ -218,10 +218,10 @@ class Chooser:
         bundle = _bundle(self.bundle)
         archs = sorted({spec.arch for spec in bundle.trained_on(self.family.name)})
         if self.device.arch not in archs:
+            collect, train = f"foretune collect {self.family.name} --out measured", "foretune train --data measured"
             raise ForetuneError(
-                f"the bundle knows {', '.join(archs)} but this device is {self.device.arch}; to have one that knows it, "
-                f"run `foretune collect {self.family.name} --out measured` there, then `foretune train --data measured "
-                "--out my-bundle`"
+                f"the bundle knows {', '.join(archs)} but this device is {self.device.arch}; `{collect}` on it, then "
+                f"`{train} --out my-bundle`, makes one that knows it"
             )
         with np.errstate(all="ignore"):  # what is not finite is refused below
             predicted = bundle.ranker(self.family.name).predict(self.family, problem, self.device, configs)

@@ -1,5 +1,5 @@
-"""What is handed to the public calls: each argument gets odd values, one at a time, and takes those that it says it takes;
-the others are a `ForetuneError`, never another exception and never silence."""
+"""What is handed to the public calls: each argument gets odd values, one at a time, and takes those that it says it
+takes; the others are a `ForetuneError`, never another exception and never silence."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ LISTS = {"list", "tuple", "set", "mapping"}  # empty ones
 
 
 def call(function, **arguments):
-    return pytest.param(function, arguments, id=getattr(getattr(function, "func", function), "__qualname__"))
+    return pytest.param(function, arguments, id=getattr(function, "func", function).__qualname__)
 
 
 def given(good, *takes):
@@ -197,14 +197,14 @@ CALLS = [
 ]
 
 
-class Reached(Exception):
+class ReachedError(Exception):
     """A collection was about to look for GPUs: all that it was given is in order."""
 
 
 @pytest.fixture(autouse=True)
 def nothing_lasts(monkeypatch):
     def reach(wanted=None):
-        raise Reached
+        raise ReachedError
 
     monkeypatch.setattr("foretune.collect.campaign.visible_gpus", reach)
     monkeypatch.setattr(kernels, "_registered", dict(kernels._registered))
@@ -218,7 +218,7 @@ def outcome(function, arguments):
         if hasattr(result, "__enter__"):
             with result:
                 pass
-    except Reached:
+    except ReachedError:
         return None
     except ForetuneError as error:
         return str(error)

@@ -40,7 +40,12 @@ class GroupedGemmFamily(Family):
     dims = ("groups", "rows", "n", "k")
     dtypes = DTYPES
     flags = PERMUTATIONS
-    largest = {"groups": MOST_GROUPS, "rows": MOST_ROWS, "n": MOST_COLUMNS, "k": MOST_COLUMNS}
+    largest: ClassVar[Mapping[str, int]] = {
+        "groups": MOST_GROUPS,
+        "rows": MOST_ROWS,
+        "n": MOST_COLUMNS,
+        "k": MOST_COLUMNS,
+    }
     bucketed = ("rows",)
     feature_names = FEATURE_NAMES
 

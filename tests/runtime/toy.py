@@ -31,6 +31,7 @@ class ToyFamily(Family):
     dtypes = ("bf16", "fp16")
     knobs = ("BLOCK_M", "BLOCK_N", "BLOCK_K", "num_warps", "num_stages")
     features = None
+    largest = {"rows": 65536}
 
     def __init__(self, refuses=lambda config, problem: None) -> None:
         self.refuses, self.asked, self.calls = refuses, [], []
