@@ -159,6 +159,13 @@ class Ragged:
     def to_json(self) -> dict[str, Any]:
         return {"dim": self.dim, "sizes": list(self.sizes)}
 
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> Ragged:
+        """The inverse of `to_json`. Raises `ForetuneError` naming what is missing, unknown or wrong."""
+        if not isinstance(value, Mapping) or set(value) != {"dim", "sizes"}:
+            raise ForetuneError(f"ragged must have dim and sizes but is {shown(value)}")
+        return cls(value["dim"], value["sizes"])
+
 
 @dataclass(frozen=True)
 class Problem:
@@ -294,12 +301,8 @@ class Problem:
         keys = ("family", "dims", "dtype", "flags", "ragged")
         if not isinstance(value, Mapping) or set(value) != set(keys) or not isinstance(value["dims"], Mapping):
             raise ForetuneError(f"not a problem, which has {', '.join(keys)}: {shown(value, most=200)}")
-        ragged = value["ragged"]
-        if ragged is not None:
-            if not isinstance(ragged, Mapping) or set(ragged) != {"dim", "sizes"}:
-                raise ForetuneError(f"not a problem, whose ragged has dim and sizes: {shown(value, most=200)}")
         try:
-            ragged = ragged and Ragged(ragged["dim"], ragged["sizes"])
+            ragged = None if value["ragged"] is None else Ragged.from_json(value["ragged"])
             return cls(value["family"], tuple(value["dims"].items()), value["dtype"], value["flags"], ragged)
         except ForetuneError as error:
             raise ForetuneError(f"not a problem: {error}") from None

@@ -147,6 +147,7 @@ CALLS = [
     ),
     call(Problem.from_json, value=given(PROBLEM.to_json())),
     call(Ragged, dim=given("rows", "text"), sizes=given((1, 2), "list", "tuple")),
+    call(Ragged.from_json, value=given({"dim": "rows", "sizes": [1]})),
     call(
         KernelConfig.of,
         BLOCK=given(16, "zero", "minus one", "one", "fraction", "true", "empty text", "text", "numpy"),
