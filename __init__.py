@@ -181,7 +181,7 @@ def collect_dataset(
     from .collect.campaign import collect_on_gpus
     from .collect.cases import draw_cases
     from .collect.progress import showing_progress
-    from .datasets.checks import check_flag
+    from .datasets.errors import check_flag
     from .kernels import find_measurable
 
     for name, value in (("resume", resume), ("progress", progress)):

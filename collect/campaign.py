@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 
 from ..datasets import Case, DeviceSpec, ForetuneError, Measurable
-from ..datasets.checks import check_integer
+from ..datasets.errors import check_integer
 from .case_tasks import CaseTasks, Fatal
 from .cases import check_request
 from .compiling import Binary, Compiled, CompilePool, cores

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..datasets import Case, ForetuneError, Measurable, check_problem_of
-from ..datasets.checks import check_between, check_path, shown
+from ..datasets.errors import check_between, check_path, shown
 from .plan import named
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, ClassVar, Protocol
 import numpy as np
 
 from ..datasets import Case, DeviceSpec, Family, ForetuneError, KernelConfig, Problem
-from ..datasets.checks import check_between, check_integer, shown
+from ..datasets.errors import check_between, check_integer, shown
 from ..datasets.grid import Grid
 from ..model import LightGBMRanker, Ranker
 from .prior import Prior

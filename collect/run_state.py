@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from ..datasets import Case, DatasetError, DeviceSpec, Measurable, Measurement, Problem, roofline_us
+from ..datasets import Case, DatasetError, DeviceSpec, ForetuneError, Measurable, Measurement, Problem, roofline_us
 from ..datasets.grid import Grid
 from ..datasets.store import MANIFEST, continued, read
 from ..model.folders import check_dataset_folder

@@ -10,10 +10,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from .case import Case
-from .checks import check_path
 from .config import KernelConfig
 from .device import DeviceSpec
-from .errors import BundleError, DatasetError, ForetuneError, ForetuneWarning, abridged
+from .errors import BundleError, DatasetError, ForetuneError, ForetuneWarning, abridged, check_path
 from .family import Family, Measurable, check_problem_of, roofline_us, wrong_knobs
 from .measurement import TIMED, BinaryFacts, Measurement, Status
 from .problem import DTYPES, Dtype, Problem, Ragged, dtype_of_tensor, torch_dtype

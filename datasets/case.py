@@ -5,8 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from .checks import check_word, check_words, shown
-from .errors import ForetuneError
+from .errors import ForetuneError, check_word, check_words, shown
 from .problem import Problem
 
 #: More models than share a layer's shape.

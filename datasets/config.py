@@ -10,8 +10,7 @@ from numbers import Integral
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from .checks import MOST, MOST_NAMES, check_integer, check_word, shown
-from .errors import ForetuneError
+from .errors import MOST, MOST_NAMES, ForetuneError, check_integer, check_word, shown
 
 if TYPE_CHECKING:
     import triton

@@ -13,8 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from .atomic import replacing
-from .checks import check_flag, check_integer, check_path, check_word, shown
-from .errors import ForetuneError, abridged
+from .errors import ForetuneError, abridged, check_flag, check_integer, check_path, check_word, shown
 from .tables import table
 
 #: The dtypes whose matrix rate a spec may have, sorted.

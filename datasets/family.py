@@ -8,10 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from .case import Case
-from .checks import shown
 from .config import OPTIONS, KernelConfig
 from .device import DeviceSpec
-from .errors import ForetuneError
+from .errors import ForetuneError, shown
 from .measurement import BinaryFacts
 from .problem import Problem
 

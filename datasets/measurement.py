@@ -6,9 +6,8 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any, NamedTuple
 
-from .checks import MOST, check_between, check_integer, check_word, shown
 from .config import KernelConfig
-from .errors import ForetuneError
+from .errors import MOST, ForetuneError, check_between, check_integer, check_word, shown
 from .problem import Problem
 
 

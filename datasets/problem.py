@@ -9,8 +9,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from .checks import MOST_NAMES, check_integer, check_word, check_words, shown
-from .errors import ForetuneError
+from .errors import MOST_NAMES, ForetuneError, check_integer, check_word, check_words, shown
 
 if TYPE_CHECKING:
     import torch

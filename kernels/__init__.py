@@ -16,8 +16,7 @@ from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
 from ..datasets import Family, ForetuneError, Measurable
-from ..datasets.checks import check_word, shown
-from ..datasets.errors import warn
+from ..datasets.errors import check_word, shown, warn
 from .grouped_gemm import GroupedGemmDW, GroupedGemmDX, GroupedGemmForward
 
 __all__ = ["families", "find_family", "find_measurable", "register"]

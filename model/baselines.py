@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ..datasets import DeviceSpec, Family, KernelConfig, Problem
-from ..datasets.checks import check_integer
+from ..datasets.errors import check_integer
 from ..datasets.grid import Grid
 from .ranker import Ranker
 

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from ..datasets import BinaryFacts, BundleError, DeviceSpec, ForetuneError, KernelConfig, Problem
-from ..datasets.checks import check_path
+from ..datasets.errors import check_path
 from ..datasets.grid import BinaryKind
 from ..datasets.problem import dtype_from_json, dtype_to_json
 from . import npz

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..datasets import Family, ForetuneError
-from ..datasets.checks import shown
+from ..datasets.errors import shown
 
 if TYPE_CHECKING:
     from ..model import Bundle

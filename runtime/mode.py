@@ -6,7 +6,7 @@ import os
 from enum import Enum
 
 from ..datasets import ForetuneError
-from ..datasets.checks import shown
+from ..datasets.errors import shown
 
 VARIABLE = "FORETUNE_MODE"
 

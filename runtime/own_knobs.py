@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ..datasets import Family, ForetuneError, KernelConfig, wrong_knobs
-from ..datasets.checks import check_word, shown
+from ..datasets.errors import check_word, shown
 
 if TYPE_CHECKING:
     import triton

@@ -8,7 +8,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from ..datasets import DeviceSpec, Dtype, Family, ForetuneError, KernelConfig, Problem
-from ..datasets.checks import check_integer, shown
+from ..datasets.errors import check_integer, shown
 from .arguments import bundle_of, family_of
 from .mode import Mode, resolve_mode
 from .own_knobs import OwnKnobs

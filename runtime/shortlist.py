@@ -13,7 +13,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from ..datasets import DeviceSpec, Family, ForetuneError, KernelConfig, Problem, check_problem_of, wrong_knobs
-from ..datasets.checks import check_integer, shown
+from ..datasets.errors import check_integer, shown
 from ..datasets.tables import table
 from .arguments import bundle_of, family_of
 from .warn import warn_once
