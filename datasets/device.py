@@ -73,7 +73,7 @@ class DeviceSpec:
 
     def __post_init__(self) -> None:
         for field in fields(self):
-            _check(field.name, str(field.type), getattr(self, field.name))
+            object.__setattr__(self, field.name, _checked(field.name, str(field.type), getattr(self, field.name)))
         _check_rates(self.matrix_tflops_by_dtype)
 
     @property
@@ -227,17 +227,20 @@ _ONLY_MEASURED = ("read_bandwidth_gbs", "l2_seen_bytes", "matrix_tflops_by_dtype
 _NO_RATES = f"matrix_tflops_by_dtype must have rates of {', '.join(MATRIX_DTYPES)} but is {{}}"
 
 
-def _check(name: str, kind: str, value: Any) -> None:
-    """Raises `ForetuneError` for a field of that type that is not what a device can have."""
+def _checked(name: str, kind: str, value: Any) -> Any:
+    """The value of a field of that type, in Python's own types. Raises `ForetuneError` for what no device can have."""
     if kind == "str":
-        check_word(name, value)
-    elif kind == "bool":
-        check_flag(name, value)
-    elif not kind.startswith("tuple") and not (value is None and kind.endswith("None")):
-        if not isinstance(value, Real) or isinstance(value, bool) or not 0 < value <= _MOST:
-            raise ForetuneError(f"{name} must be a positive number but is {shown(value)}")
-        if kind.startswith("int") and value != int(value):
-            raise ForetuneError(f"{name} must be a whole number but is {shown(value)}")
+        return check_word(name, value)
+    if kind == "bool":
+        return check_flag(name, value)
+    if kind.startswith("tuple") or (value is None and kind.endswith("None")):
+        return value
+    is_number = isinstance(value, Real) and not isinstance(value, bool)
+    if not (is_number and 0 < value <= _MOST):
+        raise ForetuneError(f"{name} must be a positive number but is {shown(value)}")
+    if kind.startswith("int") and value != int(value):
+        raise ForetuneError(f"{name} must be a whole number but is {shown(value)}")
+    return int(value) if kind.startswith("int") or isinstance(value, Integral) else float(value)
 
 
 def _check_rates(rates: Any) -> None:
@@ -246,7 +249,7 @@ def _check_rates(rates: Any) -> None:
     if not pairs or dtypes != [dtype for dtype in MATRIX_DTYPES if dtype in dtypes]:
         raise ForetuneError(_NO_RATES.format(shown(rates)))
     for dtype, rate in rates:
-        _check(dtype, "float", rate)
+        _checked(dtype, "float", rate)
 
 
 @cache

@@ -102,7 +102,8 @@ def check_between(name: str, value: Any, low: float, high: float) -> None:
     Traceback (most recent call last):
     foretune.datasets.errors.ForetuneError: k must be between 1 and 64 but got 0
     """
-    if not isinstance(value, Real) or isinstance(value, bool) or not low <= value <= high:
+    is_number = isinstance(value, Real) and not isinstance(value, bool)
+    if not (is_number and low <= value <= high):
         raise ForetuneError(f"{name} must be between {low} and {high} but got {shown(value)}")
 
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import re
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 from foretune.datasets import DeviceSpec, ForetuneError, KernelConfig, Measurement, Problem, Ragged, Status
 from foretune.datasets.measurement import LONGEST_US, SHORTEST_US
@@ -137,3 +139,12 @@ def test_a_measurement(change: dict[str, Any], said: str) -> None:
     Measurement(PROBLEM, "gpu", CONFIG, **good)  # type: ignore[arg-type]
     with pytest.raises(ForetuneError, match=re.escape(said)):
         Measurement(PROBLEM, "gpu", CONFIG, **good | change)  # type: ignore[arg-type]
+
+
+def test_numpys_numbers_become_pythons() -> None:
+    device = replace(H200, sm_count=np.int64(132), clock_mhz=np.float32(1980.0), l2_bytes=62914560.0)
+    problem = Problem.of("toy", rows=np.int32(8), ragged={"rows": np.array([4, 4])})
+    config = KernelConfig.of(BLOCK=np.int64(16), SCALE=np.float64(0.5), num_warps=np.int8(4))
+    for value in (device, problem, config):
+        assert type(value).from_json(json.loads(json.dumps(value.to_json()))) == value
+    assert device == H200
