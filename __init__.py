@@ -108,35 +108,45 @@ def prune(
     k: int = 8,
     *,
     problem: Callable[[Mapping[str, Any]], Problem] | None = None,
-    device: DeviceSpec | str | None = None,
-    bundle: Bundle | None = None,
+    knobs: Mapping[str, str] | None = None,
+    fixed: Mapping[str, Any] | None = None,
+    configs: Sequence[triton.Config] | None = None,
+    device: DeviceSpec | Path | str | None = None,
+    bundle: Bundle | Path | str | None = None,
 ) -> Pruner:
     """An `early_config_prune` callback that keeps the `k` configs predicted to be fastest.
 
-    `problem` turns a launch's arguments into a `Problem` (for a kernel whose parameters are named otherwise than
-    the family's own), `device` replaces the current one. The callback never fails a launch: where it cannot
-    predict, it hands every valid config through, with one warning that says why.
+    For a kernel of other words than the family's: `problem` turns a launch's arguments into a `Problem`, `knobs` maps
+    the kernel's own knobs to the family's, and `fixed` has values for those that it lacks. `configs`, those of the
+    autotuner, are checked and no more. `device` replaces the current one, `bundle` the shipped one.
 
-    >>> prune("grouped_gemm_fwd", k=4)
+    Raises `ForetuneError` for what is none of that. The callback never fails a launch: where it cannot predict, it
+    hands every valid config through, with one warning that says why.
+
+    >>> prune("grouped_gemm_fwd", k=4, knobs={"BM": "BLOCK_M"})
     <Pruner of grouped_gemm_fwd, k=4>
     """
     from .runtime import Pruner
 
-    return Pruner(_family(family), k, problem=problem, device=_spec(device), bundle=bundle)
+    return Pruner(
+        _family(family), k, problem=problem, knobs=knobs, fixed=fixed, configs=configs, device=device, bundle=bundle
+    )
 
 
 def shortlist(
     family: FamilyLike,
     problem: Problem,
-    device: DeviceSpec | str,
+    device: DeviceSpec | Path | str,
     k: int = 8,
     *,
     configs: Sequence[KernelConfig] | None = None,
-    bundle: Bundle | None = None,
+    bundle: Bundle | Path | str | None = None,
 ) -> Shortlist:
     """The `k` configs predicted to be fastest for a problem on a device, which need not be here.
 
-    `device` is a spec, the name of a shipped one, or a spec's JSON file; `configs` narrows the choice to these.
+    `device` is a spec, the name of a shipped one, or a spec's JSON file; `configs` narrows the choice to these;
+    `bundle`, or its folder, replaces the shipped one. Raises `ForetuneError` for what is none of that, and for a
+    problem or a config that is not the family's.
 
     >>> from foretune import Problem
     >>> problem = Problem.of("grouped_gemm_fwd", groups=64, rows=8192, n=2048, k=1024)
@@ -145,7 +155,7 @@ def shortlist(
     """
     from .runtime import make_shortlist
 
-    return make_shortlist(_family(family), problem, _spec(device), k=k, configs=configs, bundle=bundle)
+    return make_shortlist(_family(family), problem, device, k=k, configs=configs, bundle=bundle)
 
 
 def collect_dataset(
@@ -171,11 +181,14 @@ def collect_dataset(
     from .collect.campaign import collect_on_gpus
     from .collect.cases import draw_cases
     from .collect.progress import showing_progress
+    from .datasets.errors import check_flag
     from .kernels import find_measurable
 
+    for name, value in (("resume", resume), ("progress", progress)):
+        check_flag(name, value)
     several = [family] if isinstance(family, (str, type)) or not isinstance(family, Sequence) else family
     measurable = [find_measurable(one) for one in several]
-    drawn = [case for one in measurable for case in draw_cases(one)] if cases is None else list(cases)
+    drawn = [case for one in measurable for case in draw_cases(one)] if cases is None else cases
     with showing_progress(progress) as on_progress:
         return collect_on_gpus(
             measurable, drawn, out, gpus=gpus, plan=plan, budget_s=budget_s, resume=resume, on_progress=on_progress
@@ -186,12 +199,6 @@ def _family(family: FamilyLike) -> Family:
     from .kernels import find_family
 
     return find_family(family)
-
-
-def _spec(device: Any) -> Any:
-    from .datasets import DeviceSpec
-
-    return DeviceSpec.find(device) if isinstance(device, str) else device
 
 
 def __getattr__(name: str) -> Any:

@@ -12,7 +12,9 @@ from functools import partial
 from pathlib import Path
 
 from ..datasets import Case, DeviceSpec, ForetuneError, Measurable
+from ..datasets.errors import check_integer
 from .case_tasks import CaseTasks, Fatal
+from .cases import check_request
 from .compiling import Binary, Compiled, CompilePool, cores
 from .drift_probe import choose_probe
 from .processes import Child, Interrupt, Watch
@@ -52,6 +54,9 @@ def collect_on_gpus(
     (what was measured is kept: run again to go on).
     """
     by_name = {family.name: family for family in families}
+    check_request(by_name, cases, out, plan, budget_s)
+    if gpus is not None:
+        check_integer("gpus", gpus, 1)
     with folder_of_run(out, resume=resume), Watch() as watch:
         indices = range(visible_gpus(gpus))
         for index in indices if sms else ():

@@ -1,18 +1,25 @@
-"""Which cases a run measures: those of a dataset, those that a family draws, and how many of them."""
+"""Which cases a run measures: those of a dataset, those that a family draws, and how many of them; and what no
+run can be asked for."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from itertools import islice
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..datasets import Case, ForetuneError, Measurable
+from ..datasets import Case, ForetuneError, Measurable, check_problem_of
+from ..datasets.errors import check_between, check_path, shown
+from .plan import named
 
 if TYPE_CHECKING:
     from ..datasets.dataset import Dataset
+
+#: The longest budget, in seconds: thirty years.
+_LONGEST_BUDGET = 1e9
 
 
 def cases_like(dataset: Dataset, family: str, *, seed: int = 0) -> tuple[Case, ...]:
@@ -61,3 +68,28 @@ def first_cases(
                 yield case
 
     return tuple(islice(small(), limit))
+
+
+def check_cases(families: Mapping[str, Measurable], cases: Collection[Case]) -> None:
+    """Raises `ForetuneError` for cases that are none, or none of the families, by name, that are collected."""
+    if not isinstance(cases, Collection) or isinstance(cases, (str, bytes)):
+        raise ForetuneError(f"cases must be a list of Cases but is {shown(cases)}")
+    for case in cases:
+        if not isinstance(case, Case):
+            raise ForetuneError(f"each of cases must be a Case but one is {shown(case)}")
+        if case.problem.family not in families:
+            raise ForetuneError(f"a case is of {case.problem.family}, but collected is {', '.join(families)}: {case}")
+        check_problem_of(families[case.problem.family], case.problem)
+
+
+def check_request(
+    families: Mapping[str, Measurable], cases: Collection[Case], out: Path | str, plan: str, budget_s: float | None
+) -> None:
+    """Raises `ForetuneError` naming what is no case of the families, no folder, no plan or no budget."""
+    if not families:
+        raise ForetuneError("there must be a kernel family to collect but there is none")
+    check_cases(families, cases)
+    check_path("out", out)
+    named(plan)
+    if budget_s is not None:
+        check_between("budget_s", budget_s, 0, _LONGEST_BUDGET)

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, ClassVar, Protocol
 import numpy as np
 
 from ..datasets import Case, DeviceSpec, Family, ForetuneError, KernelConfig, Problem
+from ..datasets.errors import check_between, check_integer, shown
 from ..datasets.grid import Grid
 from ..model import LightGBMRanker, Ranker
-from ..model.ranker import check_between
 from .prior import Prior
 
 if TYPE_CHECKING:
@@ -113,8 +113,8 @@ class Adaptive:
     ) -> None:
         check_between("share", share, 0.001, 1.0)
         check_between("explored", explored, 0.0, 1.0)
-        check_between("first", first, 1, 1_000_000)
-        check_between("seed", seed, 0, 2**31 - 1)
+        check_integer("first", first, 1, 1_000_000)
+        check_integer("seed", seed, 0, 2**31 - 1)
         self._family, self._device = family, device
         self._share, self._explored, self._first, self._seed = share, explored, first, seed
         self._ranker, self._prior = ranker, prior or Prior()
@@ -158,8 +158,8 @@ PLANS: dict[str, MakePlan] = {"exhaustive": Exhaustive, "adaptive": Adaptive}
 def named(name: str) -> MakePlan:
     """A plan by its name. Raises `ForetuneError` listing the names that exist, and where a plan that trains has nothing
     to train with: whoever predicts or measures everything can do without."""
-    if name not in PLANS:
-        raise ForetuneError(f"plan must be one of {', '.join(PLANS)} but is {name!r}")
+    if not isinstance(name, str) or name not in PLANS:
+        raise ForetuneError(f"plan must be one of {', '.join(PLANS)} but is {shown(name)}")
     if name == "adaptive":
         try:
             import lightgbm  # noqa: F401

@@ -15,6 +15,7 @@ from ..datasets.grid import Grid
 from ..datasets.store import MANIFEST, continued, read
 from ..model.folders import check_dataset_folder
 from .case_queue import CaseQueue
+from .cases import check_cases
 from .compiling import Binary, kind_of
 from .outcomes import Outcomes, earlier
 from .plan import Step, named
@@ -68,10 +69,7 @@ class RunState:
         clock: Callable[[], float] = time.monotonic,
         origin: Origin | None = None,
     ) -> None:
-        if others := {case.problem.family for case in cases} - families.keys():
-            raise ForetuneError(
-                f"there are problems of {', '.join(sorted(others))}; collected is {', '.join(families)}"
-            )
+        check_cases(families, cases)
         self.families, self.out, self.plan = families, Path(out), plan
         self._make_plan = named(plan)
         self.cases = list({case.problem: case for case in cases}.values())

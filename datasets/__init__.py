@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 from .case import Case
 from .config import KernelConfig
 from .device import DeviceSpec
-from .errors import BundleError, DatasetError, ForetuneError, ForetuneWarning
-from .family import Family, Measurable, roofline_us
+from .errors import BundleError, DatasetError, ForetuneError, ForetuneWarning, abridged, check_path
+from .family import Family, Measurable, check_problem_of, roofline_us, wrong_knobs
 from .measurement import TIMED, BinaryFacts, Measurement, Status
 from .problem import DTYPES, Dtype, Problem, Ragged, dtype_of_tensor, torch_dtype
 
@@ -38,11 +38,13 @@ __all__ = [
     "Problem",
     "Ragged",
     "Status",
+    "check_problem_of",
     "dtype_of_tensor",
     "load",
     "names",
     "roofline_us",
     "torch_dtype",
+    "wrong_knobs",
 ]
 
 
@@ -67,8 +69,18 @@ def load(name_or_path: str | Path) -> Dataset:
     """
     from .store import read
 
+    check_path("a dataset", name_or_path)
     if str(name_or_path) in names():
         return read(Path(str(resources.files(__package__))) / str(name_or_path))
-    if not Path(name_or_path).is_dir():
-        raise DatasetError(f"{name_or_path}: neither a directory nor a shipped dataset (shipped: {', '.join(names())})")
+    if not _is_folder(name_or_path):
+        raise DatasetError(
+            f"{abridged(str(name_or_path))}: neither a directory nor a shipped dataset (shipped: {', '.join(names())})"
+        )
     return read(name_or_path)
+
+
+def _is_folder(path: str | Path) -> bool:
+    try:
+        return Path(path).is_dir()
+    except (OSError, ValueError):  # too long, or with a NUL
+        return False

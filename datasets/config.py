@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache
+from numbers import Integral
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from .errors import ForetuneError
+from .errors import MOST, MOST_NAMES, ForetuneError, check_integer, check_word, shown
 
 if TYPE_CHECKING:
     import triton
@@ -14,11 +18,15 @@ if TYPE_CHECKING:
 Knob: TypeAlias = int | str | float
 #: The launch options of `triton.Config` that are values; the rest of a config is meta-parameters.
 OPTIONS = ("num_warps", "num_stages", "num_ctas", "maxnreg", "ir_override")
+_LONGEST_TEXT = 4096
 
 
 @dataclass(frozen=True)
 class KernelConfig:
     """Meta-parameters and launch options of one kernel variant. Hashable, JSON-able, ordered by knob name.
+
+    Raises `ForetuneError` naming the knob whose value no kernel of any family takes. What this one's takes, its
+    `Family.supports` says.
 
     >>> config = KernelConfig.of(num_warps=8, BLOCK_M=128, BLOCK_N=64)
     >>> config["BLOCK_M"], config["num_warps"]
@@ -34,11 +42,21 @@ class KernelConfig:
     maxnreg: int | None = None
     ir_override: str | None = None
 
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "meta", _sorted_meta(self.meta))
+        given = tuple(getattr(self, name) for name in OPTIONS)
+        try:
+            checked = _options(*given)
+        except TypeError:  # a list, say
+            raise ForetuneError(f"config knobs {', '.join(OPTIONS)} must be numbers but are {shown(given)}") from None
+        for name, value in zip(OPTIONS, checked, strict=True):
+            object.__setattr__(self, name, value)
+
     @classmethod
-    def of(cls, **knobs: Any) -> KernelConfig:
+    def of(cls, /, **knobs: Any) -> KernelConfig:
         """A config from flat keywords: those of `OPTIONS` are launch options, all others meta-parameters."""
         options = {name: knobs.pop(name) for name in OPTIONS if name in knobs}
-        return cls(tuple(sorted(knobs.items())), **options)
+        return cls(tuple(knobs.items()), **options)
 
     def __getitem__(self, knob: str) -> Any:
         for name, value in self.meta:
@@ -56,11 +74,8 @@ class KernelConfig:
     @classmethod
     def from_json(cls, knobs: Mapping[str, Any]) -> KernelConfig:
         """The inverse of `to_json`. Raises `ForetuneError` for a value that is not a number or a string."""
-        if not isinstance(knobs, Mapping):
-            raise ForetuneError(f"not a config: {knobs!r}")
-        for name, value in knobs.items():
-            if not isinstance(value, (int, float, str)):
-                raise ForetuneError(f"config knob {name} must be a number or a string but got {value!r}")
+        if not isinstance(knobs, Mapping) or not all(isinstance(name, str) for name in knobs):
+            raise ForetuneError(f"not a config, which has a value for each knob: {shown(knobs)}")
         return cls.of(**knobs)
 
     def to_triton(self) -> triton.Config:
@@ -74,8 +89,56 @@ class KernelConfig:
     def from_triton(cls, config: triton.Config) -> KernelConfig:
         """The values of a `triton.Config`. A `pre_hook` is code, not a value: it stays with the original,
         which is what prune callbacks hand back."""
+        if not isinstance(meta := getattr(config, "kwargs", None), Mapping):
+            raise ForetuneError(f"a config must be a triton.Config but is {shown(config)}")
         options: dict[str, Any] = {name: getattr(config, name, None) for name in OPTIONS}
-        return cls(tuple(sorted(config.kwargs.items())), **options)
+        return cls(tuple(meta.items()), **options)
 
     def __str__(self) -> str:
         return " ".join(f"{name}={value}" for name, value in self.to_json().items() if name != "num_ctas")
+
+
+def _sorted_meta(meta: Any) -> tuple[tuple[str, Knob], ...]:
+    if not isinstance(meta, (tuple, list)) or len(meta) > MOST_NAMES:
+        raise ForetuneError(
+            f"a config must have at most {MOST_NAMES} pairs of a knob and a value but has {shown(meta)}"
+        )
+    try:
+        checked = sorted([_knob(name, value) for name, value in meta], key=itemgetter(0))
+    except ForetuneError:
+        raise
+    except (TypeError, ValueError):  # no pairs, or a list as a value
+        raise ForetuneError(f"each knob of a config must be a number or a string but there are {shown(meta)}") from None
+    if len({name for name, _ in checked}) < len(checked):
+        raise ForetuneError(f"a config must have each knob once but has {shown(meta)}")
+    return tuple(checked)
+
+
+# Spaces and datasets have thousands of configs of the same few values. (Typed: True equals 1, and is another value.)
+@lru_cache(maxsize=4096, typed=True)
+def _knob(name: Any, value: Any) -> tuple[str, Knob]:
+    name = check_word("a config's knob", name)
+    if name in OPTIONS:
+        raise ForetuneError(f"{name} is a launch option, no meta-parameter: KernelConfig.of({name}=...)")
+    if isinstance(value, bool):
+        return name, value
+    if isinstance(value, float) and math.isfinite(value):
+        return name, float(value)  # NumPy's are floats too, of another repr
+    if isinstance(value, Integral):
+        return name, check_integer(f"config knob {name}", value, -(2**63), 2**63 - 1)  # as kernels have them
+    if isinstance(value, str):
+        return name, str(value) if value == "" else check_word(f"config knob {name}", value, _LONGEST_TEXT)
+    raise ForetuneError(f"config knob {name} must be a number or a string but got {shown(value)}")
+
+
+@lru_cache(maxsize=1024, typed=True)
+def _options(num_warps: Any, num_stages: Any, num_ctas: Any, maxnreg: Any, ir_override: Any) -> tuple[Any, ...]:
+    """The values of `OPTIONS`, checked."""
+    warps = check_integer("config knob num_warps", num_warps, 1, 32)  # a block has at most 1024 threads
+    if warps & (warps - 1):
+        raise ForetuneError(f"config knob num_warps must be a power of two but got {warps}")
+    stages = check_integer("config knob num_stages", num_stages, 0, 1000)
+    ctas = check_integer("config knob num_ctas", num_ctas, 1, 16)  # in a cluster
+    registers = None if maxnreg is None else check_integer("config knob maxnreg", maxnreg, 1, MOST)
+    text = None if ir_override is None else check_word("config knob ir_override", ir_override, _LONGEST_TEXT)
+    return warps, stages, ctas, registers, text

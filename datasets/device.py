@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import json
-import math
+import re
 from collections.abc import Mapping
 from dataclasses import MISSING, asdict, dataclass, fields, replace
+from functools import cache
 from importlib import resources
+from numbers import Integral, Real
 from pathlib import Path
 from typing import Any
 
 from .atomic import replacing
-from .errors import ForetuneError
+from .errors import ForetuneError, abridged, check_flag, check_integer, check_path, check_word, shown
 from .tables import table
 
 #: The dtypes whose matrix rate a spec may have, sorted.
@@ -32,6 +34,8 @@ _COPY_SHARE, _MATRIX_SHARE = 0.9, 0.73
 # 2905 with 32, 4308 with 64, 4263 with 96, and all 132 at 4258: the rule is within 4 % of each. They read at 1961,
 # 3262, 4421, 4052 and 4510: there it is 20 % low at 16. `pytest -m gpu -s tests/runtime/test_partition.py` prints them.
 _SHARE_THAT_DRAWS_ALL = 0.35
+#: No limit or rate of a GPU is near this, in whatever unit of `DeviceSpec`; the largest, bytes of L2, is a millionth.
+_MOST = 10**15
 
 #: A spec takes some hundred bytes; reading its file stops here.
 _MOST_BYTES = 1 << 20
@@ -43,6 +47,8 @@ class DeviceSpec:
 
     `rates_measured` says whether the rates were measured on such a card or estimated from its clocks. Those without
     an estimate are only there where `foretune device` measured them.
+
+    Raises `ForetuneError` naming a field that is not what a device can have.
 
     >>> DeviceSpec.named("h200").sm_count
     132
@@ -68,13 +74,30 @@ class DeviceSpec:
     l2_seen_bytes: int | None = None  # the largest set that is read again at the L2's speed
     matrix_tflops_by_dtype: tuple[tuple[str, float], ...] = ()  # (dtype, rate) as `matrix_tflops`, sorted by dtype
 
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            object.__setattr__(self, field.name, _checked(field.name, str(field.type), getattr(self, field.name)))
+        _check_rates(self.matrix_tflops_by_dtype)
+
+    @property
+    def card(self) -> str:
+        """The name of the card that it is, or is a part of.
+
+        >>> DeviceSpec.named("h200").with_sms(33).card
+        'NVIDIA H200'
+        """
+        return re.sub(r" \(\d+ SMs\)$", "", self.name)
+
     @classmethod
     def live(cls, index: int | None = None) -> DeviceSpec:
         """The spec of a live device (the current one unless `index` names another): queried limits, and the
         measured rates of a shipped spec of the same card where there is one.
 
-        Raises `ForetuneError` where there is no device, and where torch, which is asked for it, is not installed.
+        Raises `ForetuneError` where there is no device, or not so many, and where torch, which is asked for it, is
+        not installed.
         """
+        if index is not None:
+            check_integer("the device's index", index, 0)
         try:
             import torch
         except ImportError:
@@ -85,6 +108,8 @@ class DeviceSpec:
 
         if not torch.cuda.is_available():
             raise ForetuneError(f"no GPU is visible here; devices that can be named instead: {', '.join(cls.names())}")
+        if index is not None and index >= (found := torch.cuda.device_count()):
+            raise ForetuneError(f"the device's index must be under {found}, as many as are here, but is {index}")
         properties = torch.cuda.get_device_properties(torch.cuda.current_device() if index is None else index)
         spec = _from_properties(properties, hip=torch.version.hip is not None)
         for known in (cls.named(name) for name in cls.names()):
@@ -103,8 +128,8 @@ class DeviceSpec:
         >>> DeviceSpec.named("h200").with_sms(33).matrix_tflops
         196.2
         """
-        if not 1 <= sm_count <= self.sm_count:
-            raise ForetuneError(f"{self.name} has 1 to {self.sm_count} SMs but {sm_count} were asked for")
+        if not isinstance(sm_count, Integral) or isinstance(sm_count, bool) or not 1 <= sm_count <= self.sm_count:
+            raise ForetuneError(f"{self.name} has 1 to {self.sm_count} SMs but {shown(sm_count)} were asked for")
         if sm_count == self.sm_count:
             return self
         share = sm_count / self.sm_count
@@ -124,42 +149,46 @@ class DeviceSpec:
     @classmethod
     def named(cls, name: str) -> DeviceSpec:
         """A shipped spec, by its short name. Raises `ForetuneError` listing the names that exist."""
-        if name not in cls.names():
-            raise ForetuneError(f"unknown device {name!r}; known: {', '.join(cls.names())}")
-        return cls.from_json(json.loads((_devices() / f"{name}.json").read_text()))
+        if not isinstance(name, str) or name not in _shipped():
+            raise ForetuneError(f"unknown device {shown(name)}; known: {', '.join(_shipped())}")
+        return _shipped()[name]
 
     @staticmethod
     def names() -> list[str]:
         """Short names of the shipped specs."""
-        return sorted(file.name.removesuffix(".json") for file in _devices().iterdir())
+        return sorted(_shipped())
 
     @classmethod
-    def find(cls, name_or_path: str) -> DeviceSpec:
-        """A shipped spec by its short name, else the one in a JSON file. Raises `ForetuneError` for what is neither.
+    def find(cls, device: DeviceSpec | Path | str) -> DeviceSpec:
+        """A spec as it is, a shipped one by its short name, or the one in a JSON file. Raises `ForetuneError` for what
+        is none of these.
 
         >>> DeviceSpec.find("h200").name
         'NVIDIA H200'
         """
-        if name_or_path in cls.names():
-            return cls.named(name_or_path)
-        if name_or_path.endswith(".json") or Path(name_or_path).exists():
-            return cls.load(name_or_path)
+        if isinstance(device, DeviceSpec):
+            return device
+        if isinstance(device, str) and device in _shipped():
+            return _shipped()[device]
+        if isinstance(device, Path) or (isinstance(device, str) and (device.endswith(".json") or _is_there(device))):
+            return cls.load(device)
         raise ForetuneError(
-            f"unknown device {name_or_path!r}; known: {', '.join(cls.names())}, or the path of a spec's JSON file"
+            f"unknown device {shown(device)}; known: {', '.join(_shipped())}, or the path of a spec's JSON file"
         )
 
     @classmethod
     def load(cls, path: Path | str) -> DeviceSpec:
         """The spec in a JSON file, as `save` or `foretune device --out` wrote it. Raises `ForetuneError` naming the
         file and what is wrong with it."""
+        path = check_path("a device's file", path)
         try:
-            return cls.from_json(json.loads(_content(Path(path))))
+            return cls.from_json(json.loads(_content(path)))
         except OSError as error:
-            raise ForetuneError(f"{path}: cannot be read: {error.strerror}") from None
+            raise ForetuneError(f"{abridged(str(path))}: cannot be read: {error.strerror}") from None
         except ForetuneError as error:
-            raise ForetuneError(f"{path}: {error}") from None
-        except (ValueError, RecursionError) as error:  # no text, no JSON, a number of 5,000 digits
-            raise ForetuneError(f"{path}: not JSON: {error}") from None
+            raise ForetuneError(f"{abridged(str(path))}: {error}") from None
+        except (ValueError, RecursionError) as error:  # no UTF-8, no JSON, a number of 5,000 digits, a path with NUL
+            raise ForetuneError(f"{abridged(str(path))}: not JSON: {error}") from None
 
     def save(self, path: Path | str) -> None:
         """Writes the spec as a JSON file that `load` reads: whole or not at all."""
@@ -182,42 +211,62 @@ class DeviceSpec:
     def from_json(cls, value: Mapping[str, Any]) -> DeviceSpec:
         """The inverse of `to_json`. Raises `ForetuneError` naming fields that are missing, unknown or wrong."""
         if not isinstance(value, Mapping):
-            raise ForetuneError(f"not a device spec: {value!r}")
+            raise ForetuneError(f"not a device spec: {shown(value)}")
         known = {field.name for field in fields(cls)}
         required = {field.name for field in fields(cls) if field.default is MISSING}
-        wrong = sorted((required - value.keys()) | (value.keys() - known))
+        wrong = sorted(map(str, (required - value.keys()) | (value.keys() - known)))
         if wrong:
-            raise ForetuneError(f"not a device spec: fields missing or unknown: {', '.join(wrong)}")
+            raise ForetuneError(f"not a device spec: fields missing or unknown: {abridged(', '.join(wrong))}")
         by_dtype = value.get("matrix_tflops_by_dtype", {})
-        if not isinstance(by_dtype, Mapping) or set(by_dtype) - set(MATRIX_DTYPES):
-            raise ForetuneError(
-                f"matrix_tflops_by_dtype must have rates of {', '.join(MATRIX_DTYPES)} but is {by_dtype!r}"
-            )
-        for name, given in [*value.items(), *by_dtype.items()]:
-            _check(name, given)
-        return cls(**{**value, "matrix_tflops_by_dtype": tuple(sorted(by_dtype.items()))})
+        if not isinstance(by_dtype, Mapping):
+            raise ForetuneError(_NO_RATES.format(shown(by_dtype)))
+        return cls(**{**value, "matrix_tflops_by_dtype": tuple(sorted(by_dtype.items(), key=str))})
 
 
 #: Fields that only `foretune device` fills.
 _ONLY_MEASURED = ("read_bandwidth_gbs", "l2_seen_bytes", "matrix_tflops_by_dtype")
 
 
-def _check(name: str, value: Any) -> None:
-    """Raises `ForetuneError` for a field that is not what a device can have."""
-    if name in ("name", "backend", "arch"):
-        if not isinstance(value, str) or not value:
-            raise ForetuneError(f"{name} must be a word but is {value!r}")
-    elif name == "rates_measured":
-        if not isinstance(value, bool):
-            raise ForetuneError(f"{name} must be true or false but is {value!r}")
-    elif name != "matrix_tflops_by_dtype":
-        number = isinstance(value, (int, float)) and not isinstance(value, bool)
-        if not (number and math.isfinite(value) and value > 0):
-            raise ForetuneError(f"{name} must be a positive number but is {value!r}")
+_NO_RATES = f"matrix_tflops_by_dtype must have rates of {', '.join(MATRIX_DTYPES)} but is {{}}"
 
 
-def _devices() -> Any:
-    return resources.files(__package__) / "devices"
+def _checked(name: str, kind: str, value: Any) -> Any:
+    """The value of a field of that type, in Python's own types. Raises `ForetuneError` for what no device can have."""
+    if kind == "str":
+        return check_word(name, value)
+    if kind == "bool":
+        return check_flag(name, value)
+    if kind.startswith("tuple") or (value is None and kind.endswith("None")):
+        return value
+    is_number = isinstance(value, Real) and not isinstance(value, bool)
+    if not (is_number and 0 < value <= _MOST):
+        raise ForetuneError(f"{name} must be a positive number but is {shown(value)}")
+    if kind.startswith("int") and value != int(value):
+        raise ForetuneError(f"{name} must be a whole number but is {shown(value)}")
+    return int(value) if kind.startswith("int") or isinstance(value, Integral) else float(value)
+
+
+def _check_rates(rates: Any) -> None:
+    pairs = isinstance(rates, tuple) and all(isinstance(pair, tuple) and len(pair) == 2 for pair in rates)
+    dtypes = [dtype for dtype, _ in rates] if pairs else []
+    if not pairs or dtypes != [dtype for dtype in MATRIX_DTYPES if dtype in dtypes]:
+        raise ForetuneError(_NO_RATES.format(shown(rates)))
+    for dtype, rate in rates:
+        _checked(dtype, "float", rate)
+
+
+@cache
+def _shipped() -> dict[str, DeviceSpec]:
+    """By short name. Read once: a call that names its device takes microseconds."""
+    files = sorted((resources.files(__package__) / "devices").iterdir(), key=lambda file: file.name)
+    return {file.name.removesuffix(".json"): DeviceSpec.from_json(json.loads(file.read_text())) for file in files}
+
+
+def _is_there(path: str) -> bool:
+    try:
+        return Path(path).exists()
+    except (OSError, ValueError):  # too long, or with a NUL
+        return False
 
 
 def _from_properties(p: Any, *, hip: bool) -> DeviceSpec:

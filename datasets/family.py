@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from .case import Case
-from .config import KernelConfig
+from .config import OPTIONS, KernelConfig
 from .device import DeviceSpec
-from .errors import ForetuneError
+from .errors import ForetuneError, shown
 from .measurement import BinaryFacts
 from .problem import Problem
 
@@ -18,6 +18,10 @@ if TYPE_CHECKING:
     import numpy as np
     import torch
     from numpy.typing import NDArray
+
+
+#: Launch options that no config has unless somebody sets them.
+_UNUSUAL = ("maxnreg", "ir_override")
 
 
 class Family(ABC):
@@ -33,6 +37,8 @@ class Family(ABC):
     knobs: ClassVar[tuple[str, ...]]  # the knobs a KernelConfig of this family has
     feature_names: ClassVar[tuple[str, ...]]
     flags: ClassVar[tuple[str, ...]] = ()  # the layout flags a Problem of it may have
+    #: The largest size of a dimension, where that is less than `Problem` has room for.
+    largest: ClassVar[Mapping[str, int]] = {}
     #: Dimensions that are rounded at call time, because every call has another size: see `Problem.rounded`.
     bucketed: ClassVar[tuple[str, ...]] = ()
     #: Whether `features` looks at what the binaries say: then a bundle keeps that, by config.
@@ -157,6 +163,42 @@ class Measurable(Family):
             if (reason := self.supports(config, problem, device)) is None:
                 return config
         raise ForetuneError(f"no config of {self.name} can run {problem} on {device.name}: {reason}")
+
+
+def check_problem_of(family: Family, problem: Problem) -> None:
+    """Raises `ForetuneError` for a problem that is not the family's: of another one, of other dimensions, larger than
+    the family's `largest`, or with a dtype or flag that it lacks. (Whether it takes a dtype for each operand, its
+    `supports` says.)"""
+    if not isinstance(problem, Problem):
+        raise ForetuneError(f"a problem of {family.name} must be a Problem but is {shown(problem)}")
+    if problem.family != family.name:
+        raise ForetuneError(f"a problem of {family.name} was due but this one is of {problem.family}: {problem}")
+    dims = dict(problem.dims)
+    if dims.keys() != set(family.dims):
+        raise ForetuneError(
+            f"a problem of {family.name} has the dimensions {', '.join(family.dims)} but this one has "
+            f"{', '.join(dims) or 'none'}"
+        )
+    for dim, most in family.largest.items():
+        if dims[dim] > most:
+            raise ForetuneError(f"{dim} of {family.name} must be at most {most} but is {dims[dim]}")
+    if isinstance(problem.dtype, str) and problem.dtype not in family.dtypes:
+        raise ForetuneError(f"dtype of {family.name} must be one of {', '.join(family.dtypes)} but is {problem.dtype}")
+    if unknown := [flag for flag in problem.flags if flag not in family.flags]:
+        raise ForetuneError(f"{unknown[0]} is no flag of {family.name}; it has {', '.join(family.flags) or 'none'}")
+
+
+def wrong_knobs(family: Family, config: KernelConfig) -> str | None:
+    """The reason why a config is none of the family's, whatever its values: it has a knob that the family lacks, or
+    lacks one that all configs of the family's space have; else None."""
+    named = {name for name, _ in config.meta} | {name for name in _UNUSUAL if getattr(config, name) is not None}
+    unknown = sorted(named - set(family.knobs))
+    missing = [knob for knob in family.knobs if knob not in named and knob not in OPTIONS]
+    missing = [knob for knob in missing if all(knob in dict(one.meta) for one in family.space())]
+    if not unknown and not missing:
+        return None
+    parts = [f"lacks {', '.join(missing)}"] * bool(missing) + [f"has {', '.join(unknown)}"] * bool(unknown)
+    return f"the knobs of {family.name} are {', '.join(family.knobs)}, but a config {' and '.join(parts)}"
 
 
 def roofline_us(family: Measurable, problem: Problem, device: DeviceSpec) -> float:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from enum import Enum
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from .config import KernelConfig
-from .errors import ForetuneError
+from .errors import MOST, ForetuneError, check_between, check_integer, check_word, shown
 from .problem import Problem
 
 
@@ -30,6 +29,7 @@ TIMED = (Status.OK, Status.HOPELESS)
 TIMING_PASSES = (1, 2, 3)
 #: No kernel takes less: starting one takes a GPU about two microseconds. And none is waited for longer than an hour.
 SHORTEST_US, LONGEST_US = 1e-3, 3.6e9
+_LONGEST_ERROR = 10_000
 
 
 class BinaryFacts(NamedTuple):
@@ -44,8 +44,15 @@ class BinaryFacts(NamedTuple):
 class Measurement:
     """One config on one problem and device, in one pass.
 
-    `time_us` is the kernel's own time with a cold L2, the median of `samples` launches; None unless the status
-    is OK or HOPELESS, never infinite. `spread` is the samples' interquartile range over their median.
+    `time_us` is the kernel's own time with a cold L2, the median of `samples` launches, from 1e-3 to 3.6e9; None unless
+    the status is OK or HOPELESS. `spread` is the samples' interquartile range over their median.
+
+    Raises `ForetuneError` naming the value that cannot be measured.
+
+    >>> problem, config = Problem.of("row_softmax", rows=8, columns=8), KernelConfig.of(BLOCK=16)
+    >>> Measurement(problem, "NVIDIA H200", config, Status.OK, time_us=1e30)
+    Traceback (most recent call last):
+    foretune.datasets.errors.ForetuneError: status ok needs a time_us between 0.001 and 3600000000.0 but got 1e+30
     """
 
     problem: Problem
@@ -64,6 +71,34 @@ class Measurement:
     error: str | None = None
 
     def __post_init__(self) -> None:
-        timed = self.time_us is not None and math.isfinite(self.time_us) and self.time_us > 0
-        if timed != (self.status in TIMED) or (self.time_us is not None and not timed):
-            raise ForetuneError(f"status {self.status.value} does not go with time_us={self.time_us}")
+        for name, kind in (("problem", Problem), ("config", KernelConfig), ("status", Status)):
+            if not isinstance(getattr(self, name), kind):
+                raise ForetuneError(f"{name} must be a {kind.__name__} but is {shown(getattr(self, name))}")
+        check_word("device", self.device)
+        _check_time(self.status, self.time_us)
+        check_integer("timing_pass", self.timing_pass, TIMING_PASSES[0], TIMING_PASSES[-1])
+        check_integer("samples", self.samples, 0, MOST)
+        for name in ("spread", "compile_ms"):
+            if getattr(self, name) is not None:
+                check_between(name, getattr(self, name), 0.0, LONGEST_US)
+        for name in BinaryFacts._fields:
+            if getattr(self, name) is not None:
+                check_integer(name, getattr(self, name), 0, MOST)
+        if not isinstance(self.run_id, str) or self.run_id:
+            check_word("run_id", self.run_id)
+        if self.error is not None and not (isinstance(self.error, str) and len(self.error) <= _LONGEST_ERROR):
+            raise ForetuneError(
+                f"error must be a text of at most {_LONGEST_ERROR} characters but is {shown(self.error)}"
+            )
+
+
+def _check_time(status: Status, time_us: Any) -> None:
+    if status not in TIMED:
+        if time_us is not None:
+            raise ForetuneError(f"status {status.value} does not go with a time_us, but got {shown(time_us)}")
+        return
+    try:
+        check_between("time_us", time_us, SHORTEST_US, LONGEST_US)
+    except ForetuneError:
+        bounds = f"between {SHORTEST_US} and {LONGEST_US}"
+        raise ForetuneError(f"status {status.value} needs a time_us {bounds} but got {shown(time_us)}") from None

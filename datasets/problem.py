@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import json
+import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from .errors import ForetuneError
+from .errors import MOST_NAMES, ForetuneError, check_integer, check_word, check_words, shown
 
 if TYPE_CHECKING:
     import torch
@@ -39,6 +39,11 @@ Kind: TypeAlias = tuple[str, Dtype, tuple[str, ...]]
 #: Every token count is a new problem, and neighbours want the same config: predictions are made on a grid of this many
 #: points an octave (steps of 9 %, so no size is more than 4.5 % from the one that stands for it).
 POINTS_PER_OCTAVE = 8
+#: More elements than any GPU has bytes of memory. (2**31 of them are not rare: a family whose kernel counts in 32 bits
+#: says so in `Family.largest`.)
+MOST_SIZE = 2**40
+#: More segments than any ragged work has.
+MOST_SEGMENTS = 1 << 20
 
 
 def dtype_to_json(dtype: Dtype) -> str | dict[str, str]:
@@ -56,12 +61,12 @@ def dtype_from_json(value: Any) -> Dtype:
     """
     given = value.values() if isinstance(value, Mapping) else (value,)
     for dtype in given:
-        if not isinstance(dtype, str) or dtype not in _DTYPES:
-            raise ForetuneError(f"dtype must be one of {', '.join(DTYPES)} but got {dtype!r}")
+        _check_dtype("dtype", dtype)
     if not isinstance(value, Mapping):
         return str(value)
-    if not value or not all(isinstance(operand, str) for operand in value):
+    if not value:
         raise ForetuneError(f"dtype must name the operands, at least one, but is {value!r}")
+    check_words("dtype's operands", value)
     return next(iter(given)) if len(set(given)) == 1 else tuple(sorted(value.items()))
 
 
@@ -73,11 +78,17 @@ def torch_dtype(name: str) -> torch.dtype:
     """
     import torch
 
-    known = _DTYPES.get(name, (0, None))[1]
+    _check_dtype("dtype", name)
+    known = _DTYPES[name][1]
     if known is None:
         raise ForetuneError(f"torch has no dtype {name!r}; it has {', '.join(n for n, (_, t) in _DTYPES.items() if t)}")
     dtype: torch.dtype = getattr(torch, known)
     return dtype
+
+
+def _check_dtype(name: str, value: Any) -> None:
+    if not isinstance(value, str) or value not in _DTYPES:
+        raise ForetuneError(f"{name} must be one of {', '.join(DTYPES)} but got {shown(value)}")
 
 
 def dtype_of_tensor(name: str, tensor: Any) -> str:
@@ -111,8 +122,16 @@ class Ragged:
     sizes: tuple[int, ...]
 
     def __post_init__(self) -> None:
-        if min(self.sizes, default=0) < 0:
-            raise ForetuneError(f"sizes along {self.dim} must be >= 0 but got {min(self.sizes)}")
+        check_word("the ragged dimension", self.dim)
+        sizes = self.sizes
+        unordered = isinstance(sizes, (str, bytes, Mapping, Set)) or not isinstance(sizes, Collection)
+        if unordered or len(sizes) > MOST_SEGMENTS:
+            raise ForetuneError(
+                f"sizes along {self.dim} must be a list of at most {MOST_SEGMENTS} integers but is {shown(sizes)}"
+            )
+        what = f"each of the sizes along {self.dim}"
+        object.__setattr__(self, "sizes", tuple(check_integer(what, size, 0, MOST_SIZE) for size in sizes))
+        check_integer(f"the sum of the sizes along {self.dim}", sum(self.sizes), 0, MOST_SIZE)
 
     @cached_property
     def total(self) -> int:
@@ -138,6 +157,13 @@ class Ragged:
 
     def to_json(self) -> dict[str, Any]:
         return {"dim": self.dim, "sizes": list(self.sizes)}
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> Ragged:
+        """The inverse of `to_json`. Raises `ForetuneError` naming what is missing, unknown or wrong."""
+        if not isinstance(value, Mapping) or set(value) != {"dim", "sizes"}:
+            raise ForetuneError(f"ragged must have dim and sizes but is {shown(value)}")
+        return cls(value["dim"], value["sizes"])
 
 
 @dataclass(frozen=True)
@@ -165,12 +191,13 @@ class Problem:
     ragged: Ragged | None = None
 
     def __post_init__(self) -> None:
-        for name, size in self.dims:
-            if size < 0:
-                raise ForetuneError(f"dimension {name} must be >= 0 but got {size}")
-        # One way to say it, so that equal problems are equal: short where all are alike, else sorted and hashable.
-        named = self.dtype if isinstance(self.dtype, (str, Mapping)) else dict(self.dtype)
-        object.__setattr__(self, "dtype", dtype_from_json(named))
+        check_word("family", self.family)
+        # One way to say it, so that equal problems are equal: sorted, and short where all dtypes are alike.
+        object.__setattr__(self, "dims", _sorted_dims(self.dims))
+        object.__setattr__(self, "dtype", dtype_from_json(_as_mapping(self.dtype)))
+        object.__setattr__(self, "flags", tuple(sorted(set(check_words("flags", self.flags)))))
+        if not isinstance(self.ragged, (Ragged, type(None))):
+            raise ForetuneError(f"ragged must be a Ragged but is {shown(self.ragged)}")
         if self.ragged is not None:
             along = dict(self.dims).get(self.ragged.dim)
             if along is None:
@@ -193,14 +220,15 @@ class Problem:
     ) -> Problem:
         """A problem from keyword dimensions. `ragged` maps the one dimension to its sizes.
 
-        Raises `ForetuneError` for a size below 0, a dtype that does not exist, and sizes that do not sum up.
+        Raises `ForetuneError` for a size that is no integer of 0 to 2**40, a dtype that does not exist, and
+        sizes that do not sum up.
         """
-        if ragged is not None and not isinstance(ragged, Ragged):
+        if isinstance(ragged, Mapping):
             if len(ragged) != 1:
-                raise ForetuneError(f"ragged must name one dimension but has {', '.join(ragged) or 'none'}")
+                raise ForetuneError(f"ragged must name one dimension but has {', '.join(map(str, ragged)) or 'none'}")
             ((dim, sizes),) = ragged.items()
-            ragged = Ragged(dim, tuple(sizes))
-        return cls(family, tuple(sorted(dims.items())), dtype_from_json(dtype), tuple(sorted(flags)), ragged)
+            ragged = Ragged(dim, sizes)  # type: ignore[arg-type]  # which makes a tuple of them
+        return cls(family, tuple(dims.items()), dtype, flags, ragged)  # type: ignore[arg-type]  # as above
 
     def __getitem__(self, dim: str) -> int:
         return self._dims[dim]
@@ -268,18 +296,15 @@ class Problem:
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> Problem:
-        """The inverse of `to_json`. Raises `ForetuneError` naming what is missing."""
+        """The inverse of `to_json`. Raises `ForetuneError` naming what is missing, unknown or wrong."""
+        keys = ("family", "dims", "dtype", "flags", "ragged")
+        if not isinstance(value, Mapping) or set(value) != set(keys) or not isinstance(value["dims"], Mapping):
+            raise ForetuneError(f"not a problem, which has {', '.join(keys)}: {shown(value, most=200)}")
         try:
-            ragged = value["ragged"]
-            return cls.of(
-                value["family"],
-                dtype=value["dtype"],
-                flags=tuple(value["flags"]),
-                ragged=None if ragged is None else Ragged(str(ragged["dim"]), tuple(ragged["sizes"])),
-                **value["dims"],
-            )
-        except (KeyError, TypeError, AttributeError) as error:
-            raise ForetuneError(f"not a problem ({error!r} missing or wrong): {json.dumps(value)[:200]}") from None
+            ragged = None if value["ragged"] is None else Ragged.from_json(value["ragged"])
+            return cls(value["family"], tuple(value["dims"].items()), value["dtype"], value["flags"], ragged)
+        except ForetuneError as error:
+            raise ForetuneError(f"not a problem: {error}") from None
 
     def __str__(self) -> str:
         dims = " ".join(f"{name}={size}" for name, size in self.dims)
@@ -289,4 +314,30 @@ class Problem:
 def _on_grid(size: int) -> int:
     if size < 1:
         return size
-    return round(2 ** (round(math.log2(size) * POINTS_PER_OCTAVE) / POINTS_PER_OCTAVE))
+    return min(round(2 ** (round(math.log2(size) * POINTS_PER_OCTAVE) / POINTS_PER_OCTAVE)), MOST_SIZE)
+
+
+def _sorted_dims(dims: Any) -> tuple[tuple[str, int], ...]:
+    if not isinstance(dims, (tuple, list)) or len(dims) > MOST_NAMES:
+        raise ForetuneError(f"dims must be at most {MOST_NAMES} pairs of a name and a size but is {shown(dims)}")
+    for pair in dims:
+        if not isinstance(pair, (tuple, list)) or len(pair) != 2:
+            raise ForetuneError(f"each of dims must be a pair of a name and a size but one is {shown(pair)}")
+        check_word("each dimension's name", pair[0])
+    checked = sorted((str(name), check_integer(f"dimension {name}", size, 0, MOST_SIZE)) for name, size in dims)
+    for one, other in itertools.pairwise(checked):
+        if one[0] == other[0]:
+            raise ForetuneError(f"dimension {one[0]} must be given once but is both {one[1]} and {other[1]}")
+    return tuple(checked)
+
+
+def _as_mapping(dtype: Any) -> Any:
+    """A dtype as `dtype_from_json` takes it: the pairs of a `Dtype` by name."""
+    if not isinstance(dtype, tuple):
+        return dtype
+    if not all(isinstance(pair, tuple) and len(pair) == 2 and isinstance(pair[0], str) for pair in dtype):
+        raise ForetuneError(f"dtype must be pairs of an operand and its dtype but is {shown(dtype)}")
+    named = dict(dtype)
+    if len(named) < len(dtype):
+        raise ForetuneError(f"dtype must name each operand once but is {shown(dtype)}")
+    return named

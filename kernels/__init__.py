@@ -10,19 +10,21 @@ from __future__ import annotations
 
 import os
 import sys
-import warnings
 from functools import cache
 from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
-from ..datasets import Family, ForetuneError, ForetuneWarning, Measurable
+from ..datasets import Family, ForetuneError, Measurable
+from ..datasets.errors import check_word, shown, warn
 from .grouped_gemm import GroupedGemmDW, GroupedGemmDX, GroupedGemmForward
 
 __all__ = ["families", "find_family", "find_measurable", "register"]
 
 #: The entry points that name families of other packages.
 GROUP = "foretune.families"
+#: What a family is asked for, whoever wants to predict it.
+_DECLARED = ("name", "dims", "dtypes", "knobs")
 _registered: dict[str, Family] = {}
 
 
@@ -52,7 +54,7 @@ def families() -> dict[str, Family]:
         try:
             found[name] = find_family(name)
         except ForetuneError as error:  # noqa: PERF203 - a handful of names
-            warnings.warn(f"{name} is left out: {error}", ForetuneWarning, stacklevel=2)
+            warn(f"{name} is left out: {error}")
     return found
 
 
@@ -78,8 +80,8 @@ def find_family(family: str | Family | type[Family]) -> Family:
         if entry.name == family:
             return _registered.setdefault(family, _family_of_entry(entry))
     raise ForetuneError(
-        f"unknown kernel family {family!r}; known: {', '.join(_names())}. To add one: foretune.register(family), an "
-        f'entry point in the group "{GROUP}", or name it as package.module:attribute'
+        f"unknown kernel family {shown(family)}; known: {', '.join(_names())}. To add one: foretune.register(family), "
+        f'an entry point in the group "{GROUP}", or name it as package.module:attribute'
     )
 
 
@@ -121,14 +123,17 @@ def _family_at(place: str) -> Family:
             found = getattr(found, name)
         return _family_of(found)
     except Exception as error:  # as above
-        raise ForetuneError(f"no kernel family at {place!r}: {_said(error)}") from error
+        raise ForetuneError(f"no kernel family at {shown(place)}: {_said(error)}") from error
 
 
 def _family_of(value: Any) -> Family:
     if isinstance(value, type) and issubclass(value, Family):
         value = _made(value)
     if not isinstance(value, Family):
-        raise ForetuneError(f"a kernel family must be a Family, a class of one, or its name, but is {value!r}")
+        raise ForetuneError(f"a kernel family must be a Family, a class of one, or its name, but is {shown(value)}")
+    if missing := [what for what in _DECLARED if not hasattr(value, what)]:
+        raise ForetuneError(f"{type(value).__name__} must say its {', '.join(missing)}: see foretune.Family")
+    check_word(f"the name of {type(value).__name__}", value.name)
     return value
 
 

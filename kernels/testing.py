@@ -18,6 +18,7 @@ import math
 import os
 import pickle
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any, ClassVar
 
@@ -285,7 +286,8 @@ class FamilyContract:
             yield problem, configs[:: max(len(configs) // 40, 1)]
 
     def mutations(self) -> Iterator[tuple[KernelConfig, Problem, str, Any]]:
-        """(config, problem, knob, value): a supported config with one knob too many, too few, or of a silly value."""
+        """(config, problem, knob, value): a supported config with one knob too many, too few, or of a silly value, if
+        `KernelConfig` takes that at all."""
         for problem, configs in self.supported():
             knobs = configs[0].to_json()
             yield KernelConfig.of(**knobs, **{NO_KNOB: 1}), problem, NO_KNOB, 1
@@ -294,7 +296,8 @@ class FamilyContract:
                     less = {name: value for name, value in knobs.items() if name != knob}
                     yield KernelConfig.of(**less), problem, knob, "missing"
                 for value in SILLY:
-                    yield KernelConfig.of(**knobs | {knob: value}), problem, knob, value
+                    with suppress(ForetuneError):
+                        yield KernelConfig.of(**knobs | {knob: value}), problem, knob, value
 
     def asked(self, config: KernelConfig, problem: Problem) -> str | None:
         try:

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ..datasets import DeviceSpec, Family, KernelConfig, Problem
+from ..datasets.errors import check_integer
 from ..datasets.grid import Grid
-from .ranker import Ranker, check_between
+from .ranker import Ranker
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -31,7 +32,7 @@ class RandomRanker(Ranker):
     learns = False
 
     def __init__(self, seed: int = 0) -> None:
-        check_between("seed", seed, 0, 2**31 - 1)
+        check_integer("seed", seed, 0, 2**31 - 1)
         self.seed = seed
 
     def fit(self, grid: Grid, family: Family) -> Self:
@@ -70,7 +71,7 @@ class StaticRanker(Ranker):
     order_: dict[KernelConfig, int]
 
     def __init__(self, size: int = 16) -> None:
-        check_between("size", size, 1, 1024)
+        check_integer("size", size, 1, 1024)
         self.size = size
 
     def fit(self, grid: Grid, family: Family) -> Self:

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..datasets import BundleError, DeviceSpec, ForetuneError, KernelConfig, Problem
 from ..datasets.atomic import remove_leftovers, replacing
-from ..datasets.errors import abridged
+from ..datasets.errors import abridged, check_path
 from . import npz
 from .gbdt import LightGBMRanker
 from .trained_family import ARRAYS, TrainedFamily
@@ -135,9 +135,7 @@ def load_bundle(path: Path | str | None = None) -> Bundle:
     Traceback (most recent call last):
     foretune.datasets.errors.BundleError: /nowhere/bundle.npz: no such file, so /nowhere has no bundle
     """
-    if not isinstance(path, (str, Path, type(None))):
-        raise BundleError(f"a bundle's folder must be a path but is {abridged(repr(path))}")
-    directory = Path(str(resources.files(__package__))) / "shipped" if path is None else Path(path)
+    directory = Path(str(resources.files(__package__))) / "shipped" if path is None else check_path("bundle", path)
     content = _read(directory / FILE)
     if content is None:
         try:

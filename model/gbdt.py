@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..datasets import BinaryFacts, BundleError, DeviceSpec, Family, ForetuneError, KernelConfig, Problem
+from ..datasets.errors import check_between
 from ..datasets.grid import BinaryKind, Grid
 from ..datasets.progress import advance, share_of, side_by_side
-from .ranker import Ranker, check_between
+from .ranker import Ranker
 from .rows import TrainingRows, features_of, training_rows
 from .trees import MAX_LEAVES, Forest
 

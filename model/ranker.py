@@ -48,14 +48,3 @@ class Ranker(ABC):
     def _check_fitted(self, attribute: str) -> None:
         if not hasattr(self, attribute):
             raise ForetuneError(f"this {type(self).__name__} has learned nothing yet: call fit first")
-
-
-def check_between(name: str, value: float, low: float, high: float) -> None:
-    """Raises `ForetuneError` unless low <= value <= high.
-
-    >>> check_between("k", 0, 1, 64)
-    Traceback (most recent call last):
-    foretune.datasets.errors.ForetuneError: k must be between 1 and 64 but got 0
-    """
-    if not low <= value <= high:
-        raise ForetuneError(f"{name} must be between {low} and {high} but got {value}")

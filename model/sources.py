@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import warnings
 from typing import TYPE_CHECKING
 
-from ..datasets import Family, ForetuneWarning, Measurable
+from ..datasets import Family, Measurable
+from ..datasets.errors import warn
 
 if TYPE_CHECKING:
     from ..datasets.dataset import Dataset
@@ -19,11 +19,9 @@ def check_sources(dataset: Dataset, family: Family) -> None:
     """
     now = source_of(family)
     if now is not None and (others := dataset.kernel_sources(family.name) - {now}):
-        warnings.warn(
+        warn(
             f"{dataset.name} was measured with other sources of {family.name} ({', '.join(sorted(others))}) than there "
-            f"are now ({now}): its times are another kernel's. Collect again where that matters",
-            ForetuneWarning,
-            stacklevel=3,
+            f"are now ({now}): its times are another kernel's. Collect again where that matters"
         )
 
 

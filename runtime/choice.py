@@ -12,7 +12,7 @@ import torch
 
 from ..datasets import DeviceSpec, ForetuneError, KernelConfig, Measurable, Problem
 from .mode import Mode
-from .shortlist import make_shortlist
+from .shortlist import chooser_of
 from .timing.timer import Timer
 from .warn import warn_once
 
@@ -62,11 +62,14 @@ def given(config: KernelConfig, family: Measurable, problem: Problem, device: De
 def _ranked(family: Measurable, problem: Problem, device: DeviceSpec, k: int) -> tuple[KernelConfig, ...]:
     """The `k` configs predicted to be fastest; none where nothing is predicted, which has then been said."""
     try:
-        ranked = make_shortlist(family, problem, device, k=k)
+        ranked = chooser_of(family, device).choose(problem, k)
+        if ranked.predicted:
+            return ranked.configs
+        reason = ranked.reason
     except Exception as error:  # noqa: BLE001 - no trouble of ours stops a call
-        warn_once(f"{family.name}: no prediction ({type(error).__name__}: {error})")
-        return ()
-    return ranked.configs if ranked.predicted else ()
+        reason = f"{family.name}: no prediction ({type(error).__name__}: {error})"
+    warn_once(reason, ": the family's default config runs")
+    return ()
 
 
 def _fastest(family: Measurable, configs: list[KernelConfig], launch: Launch) -> KernelConfig:

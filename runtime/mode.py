@@ -6,6 +6,7 @@ import os
 from enum import Enum
 
 from ..datasets import ForetuneError
+from ..datasets.errors import shown
 
 VARIABLE = "FORETUNE_MODE"
 
@@ -26,9 +27,9 @@ def resolve_mode(asked: str | None = None, default: Mode = Mode.SHORTLIST) -> Mo
     >>> resolve_mode(), resolve_mode("predict")
     (<Mode.SHORTLIST: 'shortlist'>, <Mode.PREDICT: 'predict'>)
     """
-    value = asked or os.environ.get(VARIABLE) or default.value
+    name, value = ("mode", asked) if asked is not None else (VARIABLE, os.environ.get(VARIABLE) or default)
     try:
         return Mode(value.lower())
-    except ValueError:
+    except (ValueError, AttributeError):  # AttributeError: no text
         valid = ", ".join(mode.value for mode in Mode)
-        raise ForetuneError(f"{'mode' if asked else VARIABLE} must be one of {valid} but got {value!r}") from None
+        raise ForetuneError(f"{name} must be one of {valid} but got {shown(value)}") from None

@@ -8,21 +8,34 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from ..datasets import DeviceSpec, Dtype, Family, ForetuneError, KernelConfig, Problem
+from ..datasets.errors import check_integer, shown
+from .arguments import bundle_of, family_of
 from .mode import Mode, resolve_mode
+from .own_knobs import OwnKnobs
 from .shortlist import make_shortlist, supported
 from .warn import warn_once
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     import triton
 
     from ..model import Bundle
 
 
+#: Lists of configs whose values are kept: a pruner serves one kernel, or a few.
+_MOST_LISTS = 8
+
+
 class Pruner:
     """Picks the configs worth measuring for a launch: `triton.autotune(prune_configs_by={"early_config_prune": ...})`.
 
-    `problem` turns a launch's arguments, by parameter name, into a `Problem`; left out, the family does. `device` is
-    what the configs are chosen for (the current device if left out) and `bundle` what predicts (the shipped one).
+    `problem` turns a launch's arguments, by parameter name, into a `Problem`; left out, the family does. For a kernel
+    of its own words, `knobs` says what the family calls its knobs, and `fixed` what counts for those that it lacks:
+    `knobs={"BM": "BLOCK_M"}, fixed={"GROUP_M": 1}`. `configs`, the autotuner's, are checked and no more, so that a
+    mistake shows where the kernel is declared. `device` is what the configs are chosen for (a spec, the name of a
+    shipped one, or a spec's JSON file; the current device if left out) and `bundle` what predicts, or its folder
+    (the shipped one if left out).
 
     Hands back the autotuner's own `Config` objects, fastest first; never none of them, never a changed one, and
     never an exception: whatever is wrong, all supported configs go through with one warning that says why.
@@ -30,10 +43,13 @@ class Pruner:
     In a function under `torch.compile`, static shapes are traced whole (also with `fullgraph=True`). Dynamic ones
     cannot be: there the graph breaks at the launch, which then runs, and is pruned, outside it (torch 2.13).
 
-    Raises `ForetuneError` for `k` < 1 and for a FORETUNE_MODE that does not exist.
+    Raises `ForetuneError` for `k` < 1, for what is no device or bundle, for knobs that the family has not, for configs
+    that are not the family's, and for a FORETUNE_MODE that does not exist.
 
-    >>> from types import SimpleNamespace as Toy
-    >>> Pruner(Toy(name="toy", problem_from_call=None), k=4)
+    >>> class Toy(Family):
+    ...     name, dims, dtypes, knobs = "toy", ("rows",), ("bf16",), ("BLOCK", "num_warps", "num_stages")
+    ...     space = supports = features = problem_from_call = None
+    >>> Pruner(Toy(), k=4, knobs={"B": "BLOCK"})
     <Pruner of toy, k=4>
     """
 
@@ -43,15 +59,24 @@ class Pruner:
         k: int = 8,
         *,
         problem: Callable[[Mapping[str, Any]], Problem] | None = None,
-        device: DeviceSpec | None = None,
-        bundle: Bundle | None = None,
+        knobs: Mapping[str, str] | None = None,
+        fixed: Mapping[str, Any] | None = None,
+        configs: Sequence[triton.Config] | None = None,
+        device: DeviceSpec | Path | str | None = None,
+        bundle: Bundle | Path | str | None = None,
     ) -> None:
-        if k < 1:
-            raise ForetuneError(f"k must be >= 1 but got {k}")
+        self.family, self.k = family_of(family), check_integer("the shortlist's length k", k, 1)
+        if problem is not None and not callable(problem):
+            raise ForetuneError(f"problem must be a function of a launch's arguments but is {shown(problem)}")
         resolve_mode()  # a value that does not exist is refused here, where the kernel is declared, not in a launch
-        self.family, self.k, self.device, self.bundle = family, k, device, bundle
         self.problem = problem or family.problem_from_call
-        self._known: tuple[tuple[triton.Config, ...], tuple[KernelConfig, ...]] = ((), ())
+        self.device = None if device is None else DeviceSpec.find(device)
+        self.bundle = bundle_of(bundle)
+        self._own_knobs = OwnKnobs(family, knobs, fixed)
+        if configs is not None:
+            self._own_knobs.check(configs)
+        # Configs, the positions of those that are the family's, and those as values.
+        self._lists: list[tuple[tuple[triton.Config, ...], tuple[int, ...], tuple[KernelConfig, ...]]] = []
 
     def __repr__(self) -> str:
         return f"<Pruner of {self.family.name}, k={self.k}>"
@@ -64,11 +89,13 @@ class Pruner:
         arguments of these names.)"""
         try:
             problem = self.problem({**named_args, **kwargs})
+            if not isinstance(problem, Problem):
+                raise ForetuneError(f"the launch must be made a Problem but was made {shown(problem)}")
             positions = self._positions(problem.family, problem.dims, problem.dtype, problem.flags, *configs)
             return [configs[position] for position in positions]
         except Exception as error:  # noqa: BLE001 - no trouble of ours stops a launch
             why = str(error) if isinstance(error, ForetuneError) else f"{type(error).__name__}: {error}"
-            warn_once(f"{self.family.name}: no prediction, so every config goes through ({why})")
+            warn_once(f"{self.family.name}: no prediction ({why})", f": all {len(configs)} configs go through")
             return list(configs)
 
     def _positions(
@@ -81,25 +108,28 @@ class Pruner:
     ) -> tuple[int, ...]:
         """Which configs go through. It takes plain values and the configs one by one, because so Dynamo can call it."""
         problem, device = Problem(family, dims, dtype, flags), self.device or _live(_current_device())
-        values, wanted = self._values(configs), resolve_mode()
+        (usable, values), wanted = self._usable(configs), resolve_mode()
         if wanted is Mode.OFF:
-            return supported(self.family, problem, device, values)
-        k = 1 if wanted is Mode.PREDICT else self.k
-        return make_shortlist(self.family, problem, device, k=k, configs=values, bundle=self.bundle).positions
+            kept = supported(self.family, problem, device, values)
+        else:
+            k = 1 if wanted is Mode.PREDICT else self.k
+            kept = make_shortlist(self.family, problem, device, k=k, configs=values, bundle=self.bundle).positions
+        return tuple(usable[position] for position in kept)
 
     # When a torch.compile'd function calls the kernel, Dynamo traces `__call__`. It cannot trace a prediction, so it
     # is told to call `_positions` and take the answer as a constant. This is all that
     # `torch.compiler.assume_constant_result` does, and torch must not be imported for it.
     _positions.__dict__["_dynamo_marked_constant"] = True
 
-    def _values(self, configs: tuple[triton.Config, ...]) -> tuple[KernelConfig, ...]:
-        """The configs as values. An autotuner passes the same list at every call, so the last one is remembered:
-        converting a thousand takes milliseconds, comparing identities microseconds."""
-        known, values = self._known
-        if len(known) != len(configs) or not all(map(operator.is_, known, configs)):
-            values = tuple(KernelConfig.from_triton(config) for config in configs)
-            self._known = (configs, values)
-        return values
+    def _usable(self, configs: tuple[triton.Config, ...]) -> tuple[tuple[int, ...], tuple[KernelConfig, ...]]:
+        """`OwnKnobs.usable`. An autotuner passes the same list at every call, and some share a pruner, so the last few
+        are remembered: converting a thousand configs takes milliseconds, comparing identities microseconds."""
+        for known, usable, values in self._lists:
+            if len(known) == len(configs) and all(map(operator.is_, known, configs)):
+                return usable, values
+        usable, values = self._own_knobs.usable(configs)
+        self._lists = [(configs, usable, values), *self._lists[: _MOST_LISTS - 1]]
+        return usable, values
 
 
 def _current_device() -> int | None:

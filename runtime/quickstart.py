@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..datasets import DeviceSpec, ForetuneError, ForetuneWarning, Measurable, Problem
+from ..datasets import DeviceSpec, ForetuneError, Measurable, Problem
+from ..datasets.errors import warn
 from ..datasets.progress import share_of, side_by_side
 from ..datasets.tables import printable, table
 from ..model.evaluate import Evaluation, cross_validate, prediction_ms
@@ -103,6 +103,6 @@ def _saved(bundle: Bundle, out: Path) -> bool:
     try:
         bundle.save(out)
     except (ForetuneError, OSError) as error:
-        warnings.warn(f"the bundle is not saved in {out}: {error}", ForetuneWarning, stacklevel=3)
+        warn(f"the bundle is not saved in {out}: {error}")
         return False
     return True

@@ -12,11 +12,15 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from ..datasets import DeviceSpec, Family, ForetuneError, KernelConfig, Problem
+from ..datasets import DeviceSpec, Family, ForetuneError, KernelConfig, Problem, check_problem_of, wrong_knobs
+from ..datasets.errors import check_integer, shown
 from ..datasets.tables import table
+from .arguments import bundle_of, family_of
 from .warn import warn_once
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     import numpy as np
     from numpy.typing import NDArray
 
@@ -27,6 +31,8 @@ if TYPE_CHECKING:
 
 #: Entries of each memo. A full one is emptied: predicting again costs milliseconds and changes no answer.
 _MEMO_SIZE = 4096
+#: Choosers that are remembered, each with its configs and answers: more than a program has kernels.
+_MOST_CHOOSERS = 256
 
 
 @dataclass(frozen=True)
@@ -70,40 +76,49 @@ class Shortlist:
 def make_shortlist(
     family: Family,
     problem: Problem,
-    device: DeviceSpec,
+    device: DeviceSpec | Path | str,
     *,
     k: int = 8,
     configs: Sequence[KernelConfig] | None = None,
-    bundle: Bundle | None = None,
+    bundle: Bundle | Path | str | None = None,
 ) -> Shortlist:
     """The `k` configs with the lowest predicted times, of those that the family supports, and that computed a right
     result with the problem's dtype and flags when the bundle's data were measured.
 
-    `configs` are the ones to choose from (the family's whole space if left out) and `bundle` what predicts (the
-    shipped one if left out). The answer is that of `Family.at_call_time`: it depends on what the host knows then, and
-    not on which of the problems near it was asked about first. Ties go to the config
-    that was given first: the answer is the same in every process.
+    `device` is a spec, the name of a shipped one, or a spec's JSON file. `configs` are the ones to choose from (the
+    family's whole space if left out) and `bundle` what predicts, or its folder (the shipped one if left out). The
+    answer is that of `Family.at_call_time`: it depends on what the host knows then, and not on which of the problems
+    near it was asked about first. Ties go to the config that was given first: the answer is the same in every process.
 
     An answer is remembered for the problem if the configs are left out or are a tuple that the caller keeps: then
-    asking again takes a few microseconds.
+    asking again takes a few microseconds. The `reason` of one for a card that nothing was learned on says so.
 
-    Raises `ForetuneError` for `k` < 1 and for no configs, and for nothing else.
+    Raises `ForetuneError` for `k` < 1, for no configs, for a config or a problem that is not the family's, and for
+    what is no device or bundle. Where there is no prediction for other reasons, it warns and has all configs.
 
     >>> import numpy as np
-    >>> from types import SimpleNamespace as Toy
-    >>> toy = Toy(name="toy", space=lambda device: (KernelConfig.of(BLOCK=64), KernelConfig.of(BLOCK=128)),
-    ...           supports=lambda config, problem, device: None, at_call_time=lambda problem: problem)
-    >>> ranker = Toy(predict=lambda family, problem, device, configs: np.array([3.0, 1.5]))
-    >>> h200 = DeviceSpec.named("h200")
-    >>> bundle = Toy(digest="d1", ranker=lambda name: ranker, trained_on=lambda name: (h200,),
-    ...              wrong_results=lambda name, problem: ())
-    >>> best = make_shortlist(toy, Problem.of("toy", rows=8), h200, k=2, bundle=bundle)
+    >>> from foretune.model import Bundle
+    >>> class Toy(Family):
+    ...     name, dims, dtypes, knobs = "toy", ("rows",), ("bf16",), ("BLOCK", "num_warps", "num_stages")
+    ...     features = problem_from_call = None
+    ...     def space(self, device=None): return (KernelConfig.of(BLOCK=64), KernelConfig.of(BLOCK=128))
+    ...     def supports(self, config, problem, device): return None
+    >>> class Learned(Bundle):
+    ...     digest = "d1"
+    ...     def trained_on(self, family): return (DeviceSpec.named("h200"),)
+    ...     def wrong_results(self, family, problem): return ()
+    ...     def ranker(self, family): return self
+    ...     def predict(self, family, problem, device, configs): return np.array([3.0, 1.5])
+    >>> best = make_shortlist(Toy(), Problem.of("toy", rows=8), "h200", k=2, bundle=Learned({}, ""))
     >>> best.positions, best.predicted_slowdown, str(best.configs[0])
     ((1, 0), (1.0, 2.0), 'BLOCK=128 num_warps=4 num_stages=3')
     """
-    if k < 1:
-        raise ForetuneError(f"k must be >= 1 but got {k}")
-    return _chooser(family, device, configs, bundle).choose(problem, k)
+    chooser = chooser_of(family, device, configs, bundle)
+    answer = chooser.choose(problem, check_integer("the shortlist's length k", k, 1))
+    if not answer.predicted:
+        which = "" if len(answer.configs) == len(chooser.configs) else "supported "
+        warn_once(answer.reason, f": all {len(answer.configs)} {which}configs go through")
+    return answer
 
 
 class Chooser:
@@ -112,21 +127,23 @@ class Chooser:
     def __init__(
         self, family: Family, device: DeviceSpec, configs: Sequence[KernelConfig] | None, bundle: Bundle | None
     ) -> None:
-        self.family, self.device, self.bundle = family, device, bundle
+        self.family, self.device, self.bundle = family_of(family), device, bundle
         self.given = configs  # kept alive, because the memo knows it by its id
-        self.configs = tuple(family.space(device) if configs is None else configs)
-        if not self.configs:
-            raise ForetuneError(f"{family.name}: there must be at least one config but none was given")
+        self.configs = tuple(family.space(device)) if configs is None else _checked(family, configs)
         self._answers: dict[tuple[Problem, int], Shortlist] = {}
         self._rankings: dict[Problem, Ranking] = {}
 
     def choose(self, problem: Problem, k: int) -> Shortlist:
-        """The first `k` supported configs of the ranking, or without one all that are supported."""
-        problem = problem.without_sizes()
-        answer = self._answers.get((problem, k))
-        if answer is None:
-            answer = self._choose(problem, k)
-            _remember(self._answers, (problem, k), answer)
+        """The first `k` supported configs of the ranking, or without one all that are supported, and why. Raises
+        `ForetuneError` for a problem that is not the family's."""
+        if isinstance(problem, Problem):
+            problem = problem.without_sizes()
+            answer = self._answers.get((problem, k))
+            if answer is not None:
+                return answer
+        check_problem_of(self.family, problem)
+        answer = self._choose(problem, k)
+        _remember(self._answers, (problem, k), answer, _MEMO_SIZE)
         return answer
 
     def _choose(self, problem: Problem, k: int) -> Shortlist:
@@ -134,9 +151,7 @@ class Chooser:
             return self._ranked(problem, k)
         except Exception as error:  # noqa: BLE001 - no trouble of ours stops a launch
             why = str(error) if isinstance(error, ForetuneError) else f"{type(error).__name__}: {error}"
-            reason = f"{self.family.name}: no prediction ({why})"
-            warn_once(reason)
-            return self._unranked(problem, reason)
+            return self._unranked(problem, f"{self.family.name}: no prediction ({why})")
 
     def _ranked(self, problem: Problem, k: int) -> Shortlist:
         """Whether a config is supported is asked of the problem itself, and only until `k` of them are."""
@@ -153,11 +168,14 @@ class Chooser:
             why = self.family.supports(self.configs[int(order[0])], problem, self.device) or "its result was wrong"
             raise ForetuneError(f"none of the configs can run this problem: {why}")
         chosen = slowdowns[positions] / slowdowns[positions[0]]
+        bundle = _bundle(self.bundle)
+        cards = sorted({spec.card for spec in bundle.trained_on(self.family.name)})
         return Shortlist(
             configs=tuple(self.configs[position] for position in positions),
             predicted_slowdown=tuple(chosen.tolist()),
             positions=tuple(positions),
-            reason=f"predicted by bundle {_bundle(self.bundle).digest[:12]}",
+            reason=f"predicted by bundle {bundle.digest[:12]}"
+            + ("" if self.device.card in cards else f", which learned on {', '.join(cards)} only"),
             device=self.device.name,
         )
 
@@ -174,7 +192,7 @@ class Chooser:
                     with suppress(Exception):  # a config that no kernel takes may have no features
                         return self._ranking_of(able, near)
                 raise
-            _remember(self._rankings, near, ranking)
+            _remember(self._rankings, near, ranking, _MEMO_SIZE)
         return ranking
 
     def _ranking_of(self, positions: tuple[int, ...], problem: Problem) -> Ranking:
@@ -191,7 +209,11 @@ class Chooser:
         bundle = _bundle(self.bundle)
         archs = sorted({spec.arch for spec in bundle.trained_on(self.family.name)})
         if self.device.arch not in archs:
-            raise ForetuneError(f"the bundle knows {', '.join(archs)} but this device is {self.device.arch}")
+            collect, train = f"foretune collect {self.family.name} --out measured", "foretune train --data measured"
+            raise ForetuneError(
+                f"the bundle knows {', '.join(archs)} but this device is {self.device.arch}; `{collect}` on it, then "
+                f"`{train} --out my-bundle`, makes one that knows it"
+            )
         with np.errstate(all="ignore"):  # what is not finite is refused below
             predicted = bundle.ranker(self.family.name).predict(self.family, problem, self.device, configs)
         slowdowns = np.asarray(predicted, dtype=np.float64)
@@ -230,8 +252,21 @@ def supported(family: Family, problem: Problem, device: DeviceSpec, configs: Seq
         return everything
 
 
-def _remember(memo: dict, key: object, value: object) -> None:  # type: ignore[type-arg]
-    if len(memo) >= _MEMO_SIZE:
+def _checked(family: Family, configs: Any) -> tuple[KernelConfig, ...]:
+    if not isinstance(configs, Collection) or isinstance(configs, (str, bytes)):
+        raise ForetuneError(f"configs must be a list of KernelConfigs but is {shown(configs)}")
+    for config in configs:
+        if not isinstance(config, KernelConfig):
+            raise ForetuneError(f"each of configs must be a KernelConfig but one is {shown(config)}")
+        if (wrong := wrong_knobs(family, config)) is not None:
+            raise ForetuneError(wrong)
+    if not len(configs):
+        raise ForetuneError(f"{family.name}: there must be at least one config but none was given")
+    return tuple(configs)
+
+
+def _remember(memo: dict, key: object, value: object, most: int) -> None:  # type: ignore[type-arg]
+    if len(memo) >= most:
         memo.clear()
     memo[key] = value
 
@@ -239,9 +274,14 @@ def _remember(memo: dict, key: object, value: object) -> None:  # type: ignore[t
 _choosers: dict[tuple[object, ...], Chooser] = {}
 
 
-def _chooser(
-    family: Family, device: DeviceSpec, configs: Sequence[KernelConfig] | None, bundle: Bundle | None
+def chooser_of(
+    family: Family,
+    device: DeviceSpec | Path | str,
+    configs: Sequence[KernelConfig] | None = None,
+    bundle: Bundle | Path | str | None = None,
 ) -> Chooser:
+    """The one that answers for these, made if need be. Raises `ForetuneError` for what they cannot be."""
+    device, bundle = DeviceSpec.find(device), bundle_of(bundle)
     # By identity: hashing a thousand configs would take longer than the prediction. A list can change behind its
     # id, so only tuples are remembered; the chooser keeps them alive, so that no id is used twice.
     key = (id(family), device, id(configs), None if bundle is None else bundle.digest)
@@ -249,7 +289,7 @@ def _chooser(
     if chooser is None:
         chooser = Chooser(family, device, configs, bundle)
         if configs is None or isinstance(configs, tuple):
-            _remember(_choosers, key, chooser)
+            _remember(_choosers, key, chooser, _MOST_CHOOSERS)
     return chooser
 
 

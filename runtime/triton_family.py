@@ -21,7 +21,9 @@ from ..datasets import (
     dtype_of_tensor,
     roofline_us,
 )
+from ..datasets.errors import abridged
 from ..model.generic_features import GenericFeatures
+from .declared import check_declared
 from .launching.kernel import Kernel
 
 if TYPE_CHECKING:
@@ -108,6 +110,7 @@ class TritonFamily(Measurable):
         for what, meaning in _DECLARED.items():
             if getattr(cls, what, None) is getattr(TritonFamily, what, None):
                 raise ForetuneError(f"{cls.__name__} must declare `{what}`: {meaning}")
+        check_declared(cls)
         cls._kernel = Kernel(cls.kernel)
         cls._space = _space_of(cls)
         cls._members = frozenset(map(repr, cls._space))
@@ -289,7 +292,9 @@ def _check(family: type[TritonFamily]) -> None:
     ]
     for name, what, there in wrong:
         if name not in there:
-            raise ForetuneError(f"{family.name}: there is no {what} {name}; there are {', '.join(there)}")
+            raise ForetuneError(
+                f"{family.name}: there is no {what} {abridged(name, 100)}; there are {', '.join(there)}"
+            )
     for dim, (low, high) in family.ranges.items():
         if not 1 <= low <= high:
             raise ForetuneError(f"{family.name}: ranges must be 1 <= low <= high but {dim} has {low} to {high}")

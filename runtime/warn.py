@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-import warnings
-
-from ..datasets import ForetuneWarning
+from ..datasets.errors import warn
 
 _said: set[str] = set()
 
 
-def warn_once(reason: str) -> None:
-    """Warns of a reason the first time that this process meets it.
+def warn_once(reason: str, consequence: str = "") -> None:
+    """Warns of a reason, and what follows from it, the first time that this process meets the reason.
 
+    >>> import warnings
     >>> with warnings.catch_warnings(record=True) as caught:
     ...     warnings.simplefilter("always")
-    ...     warn_once("an example"); warn_once("an example")
+    ...     warn_once("an example", ": one"); warn_once("an example", ": another")
     >>> len(caught)
     1
     """
     if reason not in _said:
         _said.add(reason)
-        warnings.warn(reason, ForetuneWarning, stacklevel=3)
+        warn(reason + consequence)

@@ -18,6 +18,7 @@ class FakeFamily(Measurable):
     name = "fake"
     dims = ("groups", "k", "n", "rows")
     dtypes = ("bf16",)
+    flags = ("a", "b")  # which change nothing
     bucketed = ("rows",)
     knobs = ("BLOCK_M", "BLOCK_N", "BLOCK_K", "num_warps", "num_stages")
     feature_names = (

@@ -50,7 +50,7 @@ def test_collecting_takes_families_of_any_kind_and_their_own_cases(monkeypatch, 
     foretune.collect_dataset(FakeFamily(), out=tmp_path, cases=cases, budget_s=5.0)
     foretune.collect_dataset([FakeFamily, NAME], out=tmp_path, progress=False)
     (first, given, where, options), (second, drawn, _, _) = asked
-    assert ([family.name for family in first], given, where) == (["fake"], list(cases), tmp_path)
+    assert ([family.name for family in first], given, where) == (["fake"], cases, tmp_path)
     assert (options["budget_s"], options["plan"], options["resume"]) == (5.0, "exhaustive", True)
     assert [family.name for family in second] == ["fake", NAME]
     assert {case.problem.family for case in drawn} == {"fake", NAME}
@@ -58,7 +58,7 @@ def test_collecting_takes_families_of_any_kind_and_their_own_cases(monkeypatch, 
 
 def test_a_family_that_only_predicts_is_not_collected(tmp_path):
     class Predicted(foretune.Family):
-        name = "predicted"
+        name, dims, dtypes, knobs = "predicted", ("rows",), ("bf16",), ("BLOCK",)
         space = supports = features = problem_from_call = None
 
     with pytest.raises(foretune.ForetuneError, match="predicted can be predicted but not collected"):

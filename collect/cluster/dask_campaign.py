@@ -19,6 +19,7 @@ from typing import Any
 from ...datasets import Case, DeviceSpec, ForetuneError, KernelConfig, Measurable, Measurement, Status
 from ...datasets.errors import abridged
 from ..case_tasks import TRIES
+from ..cases import check_request
 from ..compiling import kind_of
 from ..drift_probe import choose_probe
 from ..outcomes import SCAN
@@ -58,6 +59,7 @@ def collect_on_cluster(
     Raises `ForetuneError` also where no scheduler answers, and where there is no worker with a GPU for a minute.
     """
     by_name = {family.name: family for family in families}
+    check_request(by_name, cases, out, plan, budget_s)
     with folder_of_run(out, resume=resume), connected(scheduler) as client:
         run = ClusterCampaign(client, RunSettings(uuid.uuid4().hex, CudaGpu(0), by_name))
         state = RunState(by_name, cases, out, plan=plan, budget_s=budget_s, on_progress=on_progress, origin=run.origin)

@@ -9,14 +9,13 @@ from __future__ import annotations
 import datetime
 import os
 import platform
-import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TextIO
 
 from ..atomic import blaming
-from ..errors import ForetuneError, ForetuneWarning, abridged
+from ..errors import ForetuneError, abridged, warn
 
 #: Locked by what has the folder for itself, a whole collection long, and by whoever writes a file, as long as it takes.
 TAKEN, WRITING = ".collecting", ".writing"
@@ -89,11 +88,9 @@ def _lock(file: TextIO, path: Path, how: int) -> bool:
             f"{path.parent} is being written by {who}: wait for its end, or choose another folder"
         ) from None
     except OSError as error:  # some network file systems
-        warnings.warn(
+        warn(
             f"{path.parent}: nothing can be locked on its file system ({error.strerror}): let no other process write "
-            "there meanwhile",
-            ForetuneWarning,
-            stacklevel=2,
+            "there meanwhile"
         )
         return False
     return True

@@ -18,6 +18,12 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 DTYPES = ("bf16", "fp16", "fp32")
+#: Ten times as many groups as any model has experts.
+MOST_GROUPS = 65536
+#: Row numbers are 32 bits on the device, and a TMA descriptor of ragged rows takes one bit more.
+MOST_ROWS = 2**30 - 1
+#: N and K are 32 bits there.
+MOST_COLUMNS = 2**31 - 1
 #: Archs with a tensor memory accelerator.
 TMA_ARCHS = ("sm_90", "sm_100", "sm_103", "sm_120")
 
@@ -34,6 +40,12 @@ class GroupedGemmFamily(Family):
     dims = ("groups", "rows", "n", "k")
     dtypes = DTYPES
     flags = PERMUTATIONS
+    largest: ClassVar[Mapping[str, int]] = {
+        "groups": MOST_GROUPS,
+        "rows": MOST_ROWS,
+        "n": MOST_COLUMNS,
+        "k": MOST_COLUMNS,
+    }
     bucketed = ("rows",)
     feature_names = FEATURE_NAMES
 

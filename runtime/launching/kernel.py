@@ -7,6 +7,7 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ...datasets import ForetuneError
+from ...datasets.errors import shown
 from .source_hash import hash_of_kernel
 
 if TYPE_CHECKING:
@@ -30,7 +31,7 @@ class Kernel:
                 self._heuristics.append(values)
             jit = jit.fn
         if not hasattr(jit, "fn"):
-            raise ForetuneError(f"a kernel must be a function under triton.jit but is {declared!r}")
+            raise ForetuneError(f"a kernel must be a function under triton.jit but is {shown(declared)}")
         self.jit = jit
         parameters = inspect.signature(jit.fn).parameters
         self.parameters = tuple(parameters)

@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ...datasets import DeviceSpec, ForetuneError
+from ...datasets.errors import shown
 
 if TYPE_CHECKING:
     import torch
@@ -78,6 +79,8 @@ def gpu_target(device: DeviceSpec) -> GPUTarget:
     """
     from triton.backends.compiler import GPUTarget
 
+    if not isinstance(device, DeviceSpec):
+        raise ForetuneError(f"device must be a DeviceSpec but is {shown(device)}")
     if device.backend == "cuda" and (match := re.fullmatch(r"sm_(\d+)", device.arch)):
         return GPUTarget("cuda", int(match[1]), device.warp_size)
     if device.backend == "hip":

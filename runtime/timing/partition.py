@@ -38,9 +38,8 @@ def sm_partition(sms: int, device: DeviceSpec | None = None, *, carve: Carve | N
     ...     device.name, device.sm_count
     ('NVIDIA H200 (64 SMs)', 64)
     """
-    device = device or DeviceSpec.live()
-    if not 1 <= sms <= device.sm_count:
-        raise ForetuneError(f"a partition of {device.name} has 1 to {device.sm_count} SMs but {sms} were asked for")
+    device = DeviceSpec.live() if device is None else DeviceSpec.find(device)
+    device.with_sms(sms)  # which refuses what it does not have
     with (carve or _green_context)(sms) as given:
         yield device.with_sms(given)
 

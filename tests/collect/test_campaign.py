@@ -159,8 +159,8 @@ def test_collecting_takes_all_visible_gpus_or_as_many_as_wanted(out, monkeypatch
     assert summary.compile_s > 0
     check_complete(out, CASES[:3])
     assert collect_on_gpus([CompiledFamily()], CASES, out, gpus=1, compilers=1).gpus == 1
-    for wanted in (0, 4):
-        with pytest.raises(ForetuneError, match=f"gpus must be between 1 and 3, .* but got {wanted}"):
+    for wanted, said in ((0, "an integer >= 1 but got 0"), (4, "between 1 and 3, .* but got 4")):
+        with pytest.raises(ForetuneError, match=f"gpus must be {said}"):
             collect_on_gpus([FAMILY], CASES, out, gpus=wanted)
     opened.clear()
     monkeypatch.setattr(DeviceSpec, "live", lambda index: DEVICE)

@@ -153,8 +153,8 @@ def test_the_problems_that_are_least_like_the_known_ones_come_first():
     [
         ({"share": 0.0}, "share must be between 0.001 and 1.0 but got 0.0"),
         ({"explored": 1.5}, "explored must be between 0.0 and 1.0 but got 1.5"),
-        ({"first": 0}, "first must be between 1 and"),
-        ({"seed": -1}, "seed must be between 0 and"),
+        ({"first": 0}, "first must be an integer between 1 and"),
+        ({"seed": -1}, "seed must be an integer between 0 and"),
     ],
 )
 def test_what_makes_no_sense_is_refused_by_value(options, named):

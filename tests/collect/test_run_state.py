@@ -106,7 +106,7 @@ def test_an_interrupted_confirmation_is_done_again_as_a_whole(out):
 
 def test_problems_of_a_family_that_the_run_does_not_have_are_refused(out):
     other = replace(CASE, problem=replace(CASE.problem, family="another"))
-    with pytest.raises(ForetuneError, match="there are problems of another; collected is fake"):
+    with pytest.raises(ForetuneError, match="a case is of another, but collected is fake"):
         run([CASE, other], out)
 
 

@@ -226,13 +226,16 @@ def test_a_folder_is_no_device(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("wrong", "named"),
     [
-        ({"rows": -1}, "rows must be >= 0 but got -1"),
+        ({"rows": -1}, "dimension rows must be an integer between 0 and 1099511627776 but got -1"),
         ({"dtype": "int7"}, "bf16, fp16, .* but got 'int7'"),
         ({"dtype": {"x": "bf16", "w": "int7"}}, "bf16, fp16, .* but got 'int7'"),
         ({"dtype": {}}, "dtype must name the operands, at least one, but is {}"),
         ({"columns": 2, "ragged": {"rows": (1,)}}, "ragged sizes along 'rows', but the dimensions are columns"),
         ({"rows": 9, "ragged": {"rows": (4, 4)}}, "sizes along rows sum to 8 but rows=9"),
-        ({"rows": 0, "ragged": {"rows": (4, -4)}}, "sizes along rows must be >= 0 but got -4"),
+        (
+            {"rows": 0, "ragged": {"rows": (4, -4)}},
+            "each of the sizes along rows must be an integer between 0 and 1099511627776 but got -4",
+        ),
         ({"rows": 4, "columns": 4, "ragged": {"rows": (4,), "columns": (4,)}}, "one dimension but has rows, columns"),
         ({"rows": 4, "ragged": {}}, "ragged must name one dimension but has none"),
     ],

@@ -126,7 +126,7 @@ class TestOnADevice:
             ({"BLOCK_K": 8}, "BLOCK_K cannot be 8: a power of two between 16 and 512"),
             ({"GROUP_M": 0}, "GROUP_M cannot be 0: between 1 and 1024"),
             ({"TMA_W": 2}, "TMA_W cannot be 2: 0 or 1"),
-            ({"num_warps": 3}, "num_warps cannot be 3: 1, 2, 4, 8 or 16"),
+            ({"num_warps": 32}, "num_warps cannot be 32: 1, 2, 4, 8 or 16"),
             ({"BLOCK_N": 512, "num_stages": 8}, "needs [0-9]+ bytes of shared memory but NVIDIA H200 has 232448"),
         ],
     )

@@ -41,7 +41,7 @@ class World:
     def __init__(self, patch):
         self.ranking, self.asked, self.launched = SPACE, [], []
         self.times = dict.fromkeys(SPACE, 10.0)
-        patch.setattr(choice, "make_shortlist", self.make_shortlist)
+        patch.setattr(choice, "chooser_of", lambda family, device: SimpleNamespace(choose=self.ranked))
         patch.setattr(choice, "_timer", lambda index: self)
         patch.setattr(choice, "_can_wait", lambda: self.can_wait)
         patch.setattr(choice, "_measured", {})
@@ -49,11 +49,13 @@ class World:
         patch.setattr("foretune.runtime.warn._said", set())
         self.can_wait = True
 
-    def make_shortlist(self, family, problem, device, *, k):
+    def ranked(self, problem, k):
         self.asked.append(k)
         if isinstance(self.ranking, Exception):
             raise self.ranking
-        return SimpleNamespace(configs=self.ranking[:k] or SPACE, predicted=bool(self.ranking))
+        return SimpleNamespace(
+            configs=self.ranking[:k] or SPACE, predicted=bool(self.ranking), reason="toy: no prediction"
+        )
 
     def launch(self, config):
         self.launched.append(config)
@@ -125,7 +127,8 @@ def test_nothing_is_timed_while_the_device_cannot_be_waited_for(world):
 @pytest.mark.parametrize("mode", [Mode.PREDICT, Mode.SHORTLIST])
 def test_without_a_prediction_the_default_runs(world, mode):
     world.ranking = ()
-    assert world.choose(mode) == DEFAULT
+    with pytest.warns(ForetuneWarning, match="toy: no prediction: the family's default config runs"):
+        assert world.choose(mode) == DEFAULT
     assert world.launched == []
 
 

@@ -48,7 +48,7 @@ def test_the_sms_are_given_back_even_after_an_error():
 def test_sms_that_are_not_there_are_refused_before_the_driver_is_asked(sms):
     carver = FakeCarver()
     with (
-        pytest.raises(ForetuneError, match=f"a partition of NVIDIA H200 has 1 to 132 SMs but {sms} were asked for"),
+        pytest.raises(ForetuneError, match=f"NVIDIA H200 has 1 to 132 SMs but {sms} were asked for"),
         sm_partition(sms, H200, carve=carver.carve),
     ):
         pass

@@ -81,7 +81,7 @@ def test_ragged_sizes_do_not_change_the_answer(toy):
 
 @pytest.mark.parametrize("k", [0, -1])
 def test_k_must_be_positive(toy, k):
-    with pytest.raises(ForetuneError, match=f"k must be >= 1 but got {k}"):
+    with pytest.raises(ForetuneError, match=f"k must be an integer >= 1 but got {k}"):
         make_shortlist(toy.ToyFamily(), PROBLEM, toy.H200, k=k)
 
 
@@ -110,7 +110,9 @@ def test_any_trouble_lets_every_supported_config_through_with_one_warning(toy, t
     family, bundle = toy.ToyFamily(lambda config, problem: "no" if config["BLOCK_M"] == 16 else None), make(toy)
     with pytest.warns(ForetuneWarning, match=why) as caught:
         answers = [
-            make_shortlist(family, replace(PROBLEM, dims=(("k", k), ("rows", 64))), toy.H200, k=2, bundle=bundle)
+            make_shortlist(
+                family, replace(PROBLEM, dims=(("k", k), ("n", 64), ("rows", 64))), toy.H200, k=2, bundle=bundle
+            )
             for k in (8, 16, 32)
         ]
     assert len([one for one in caught if one.category is ForetuneWarning]) == 1  # others are other tests' garbage

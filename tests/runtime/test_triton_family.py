@@ -275,7 +275,7 @@ def test_an_autotuner_brings_its_configs():
     ("change", "reason"),
     [
         ({"BLOCK": 48}, "BLOCK must be one of 16, 64 but is 48"),
-        ({"num_warps": 3}, "num_warps must be one of 1, 2, 4 but is 3"),
+        ({"num_warps": 8}, "num_warps must be one of 1, 2, 4 but is 8"),
         ({"num_ctas": 2}, "num_ctas must be one of 1 but is 2"),
         ({"maxnreg": 64}, "maxnreg is no knob of scale; it has BLOCK, num_warps, num_stages"),
         ({"SPLIT": 2}, "SPLIT is no knob of scale"),

@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 import triton
 import triton.language as tl
-from foretune.datasets import DeviceSpec, ForetuneError, KernelConfig, Problem
+from foretune.datasets import DeviceSpec, Family, ForetuneError, KernelConfig, Problem
+from foretune.model import Bundle
 
 H200 = DeviceSpec.named("h200")
 #: 128 KB a block at 64 x 64 x 128 with 4 stages does not fit into the first; everything here fits into the second.
@@ -22,10 +23,15 @@ def triton_configs() -> list[triton.Config]:
 CONFIGS = tuple(KernelConfig.from_triton(config) for config in triton_configs())
 
 
-class ToyFamily:
+class ToyFamily(Family):
     """The part of a `Family` that runtime/ asks for."""
 
     name = "toy"
+    dims = ("rows", "n", "k")
+    dtypes = ("bf16", "fp16")
+    knobs = ("BLOCK_M", "BLOCK_N", "BLOCK_K", "num_warps", "num_stages")
+    features = None
+    largest = {"rows": 65536}
 
     def __init__(self, refuses=lambda config, problem: None) -> None:
         self.refuses, self.asked, self.calls = refuses, [], []
@@ -48,7 +54,7 @@ class ToyFamily:
         return Problem.of("toy", rows=arguments["M"], n=arguments["N"], k=arguments["K"], dtype="fp16")
 
 
-class ToyBundle:
+class ToyBundle(Bundle):
     """Predicts that the last of the space is the fastest, unless told what to predict."""
 
     digest = "0123456789abcdef"

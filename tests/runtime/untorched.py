@@ -23,6 +23,7 @@ import numpy as np  # noqa: E402
 import triton  # noqa: E402
 import triton.language as tl  # noqa: E402
 from foretune.datasets import DeviceSpec, Family, KernelConfig, Problem, dtype_of_tensor  # noqa: E402
+from foretune.model import Bundle  # noqa: E402
 from foretune.runtime import Pruner, use_stub_driver  # noqa: E402
 
 H200 = DeviceSpec.named("h200")
@@ -45,7 +46,7 @@ class Scale(Family):
         return Problem.of("scale", n=arguments["n"], dtype=dtype_of_tensor("x_ptr", arguments["x_ptr"]))
 
 
-class Bundle:
+class LargeBlocks(Bundle):
     """Predicts that larger blocks are faster."""
 
     digest = "untorched"
@@ -73,7 +74,7 @@ class Tensor:
 
 
 def main(where: str) -> None:
-    pruner = Pruner(Scale(), k=2, device=H200 if where == "H200" else None, bundle=Bundle())
+    pruner = Pruner(Scale(), k=2, device=H200 if where == "H200" else None, bundle=LargeBlocks({}, "4.6"))
 
     @triton.autotune(
         configs=[config.to_triton() for config in Scale().space()],

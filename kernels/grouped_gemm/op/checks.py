@@ -11,12 +11,11 @@ import torch
 
 from ....datasets import ForetuneError, torch_dtype
 from ..family import DTYPES as NAMES
+from ..family import MOST_ROWS
 
 DTYPES = {torch_dtype(name): name for name in NAMES}
 _INTEGERS = (torch.int32, torch.int64)
 _DIMS = {"x": 2, "w": 3, "group_sizes": 1, "gather_indices": 1, "topk_weights": 1, "bias": 2}
-#: Row numbers are 32 bits on the device, and a TMA descriptor of ragged rows takes one bit more.
-_MOST_ROWS = 2**30
 
 
 class Shape(NamedTuple):
@@ -65,7 +64,7 @@ def check_call(
     _require(n > 0 and k > 0, f"N and K of w must be at least 8 but are {n} and {k}")
     _require(group_sizes.shape[0] == groups, f"there are {group_sizes.shape[0]} group_sizes but w has {groups} groups")
     rows = x.shape[0] * topk if permute_x else x.shape[0]
-    _require(rows < _MOST_ROWS, f"there must be less than {_MOST_ROWS} rows but there are {rows}")
+    _require(rows <= MOST_ROWS, f"there must be at most {MOST_ROWS} rows but there are {rows}")
     if gather_indices is not None:
         what = f"{x.shape[0]} rows of x times topk = {topk}" if permute_x else f"{rows} rows of x"
         given = gather_indices.shape[0]
