@@ -22,9 +22,9 @@ from typer.core import TyperCommand, TyperGroup
 
 from . import __version__
 from .datasets import ForetuneError
+from .datasets.console.numbers_from_text import MOST_COUNT, duration_s, number, whole_number, whole_numbers
+from .datasets.console.tables import printable
 from .datasets.errors import abridged
-from .datasets.numbers_from_text import MOST_COUNT, duration_s, number, whole_number, whole_numbers
-from .datasets.tables import printable
 
 if TYPE_CHECKING:
     from .datasets import DeviceSpec, Family, Measurable
@@ -522,7 +522,7 @@ def device(
     A device that is named is shown as it is; with --sms, by the rule that partitions of it go by.
     """
     from .datasets import DeviceSpec
-    from .datasets.writable import check_file
+    from .datasets.disk.writable import check_file
     from .runtime import sm_partition
     from .runtime.timing.device_rates import measured
 
@@ -672,8 +672,8 @@ def export(
 ) -> None:
     """Write measurements in a format that other tools read."""
     from .datasets import load
+    from .datasets.disk.writable import check_file
     from .datasets.export import export_dataset
-    from .datasets.writable import check_file
 
     check_file(out)
     with _status(f"writing {out}"):

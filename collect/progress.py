@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from ..datasets.tables import printable
+from ..datasets.console.tables import printable
 
 if TYPE_CHECKING:
     from .run_state import Progress

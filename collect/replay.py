@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..datasets import Case, DeviceSpec, Family, KernelConfig, Problem
+from ..datasets.console.tables import percent, table
 from ..datasets.grid import Grid
 from ..datasets.progress import advance, share_of
-from ..datasets.tables import percent, table
 from ..model import EstimateRanker, Evaluation, LightGBMRanker, Ranker, cross_validate, summarise
 from .plan import MakePlan
 

@@ -10,13 +10,13 @@ import pandas as pd
 
 from .case import Case
 from .config import KernelConfig
+from .console.tables import table
 from .device import DeviceSpec
 from .drift import flagged, flagged_names
 from .errors import DatasetError
 from .grid import BinaryKind, Grid
 from .measurement import TIMED, BinaryFacts, Status
 from .schema import DRIFT
-from .tables import table
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -12,9 +12,9 @@ from numbers import Integral, Real
 from pathlib import Path
 from typing import Any
 
-from .atomic import replacing
+from .console.tables import table
+from .disk.atomic import replacing
 from .errors import ForetuneError, abridged, check_flag, check_integer, check_path, check_word, shown
-from .tables import table
 
 #: The dtypes whose matrix rate a spec may have, sorted.
 MATRIX_DTYPES = ("bf16", "fp16", "fp32")

@@ -15,9 +15,9 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from .atomic import replacing
 from .case import Case
 from .dataset import Dataset
+from .disk.atomic import replacing
 from .errors import ForetuneError
 from .measurement import Status
 from .progress import advance

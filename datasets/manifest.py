@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from .atomic import replacing
+from .disk.atomic import replacing
 from .errors import DatasetError, abridged
 
 MANIFEST = "dataset.json"

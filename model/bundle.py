@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -23,7 +22,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..datasets import BundleError, DeviceSpec, ForetuneError, KernelConfig, Problem
-from ..datasets.atomic import remove_leftovers, replacing
+from ..datasets.disk.atomic import remove_leftovers, replacing
+from ..datasets.disk.locks import writing
 from ..datasets.errors import abridged, check_path
 from . import npz
 from .gbdt import LightGBMRanker
@@ -37,7 +37,7 @@ SCHEMA_VERSION = 4  # 2: wrong_results; 3: a dtype for each operand, binaries; 4
 FILE = "bundle.npz"
 MANIFEST = "manifest.json"
 #: Versions 2 and 3 were two files. They are read as well.
-_TWO_FILES, _OLD_ARRAYS = (2, 3), "arrays.npz"
+_TWO_FILES, OLD_ARRAYS = (2, 3), "arrays.npz"
 #: No bundle has more; the shipped one has 0.9 MB, of which the manifest takes 9 kB.
 _MAX_BYTES, _MAX_MANIFEST_BYTES, _MAX_FAMILIES = 64 << 20, 8 << 20, 64
 #: What Python raises for values that somebody made up.
@@ -89,12 +89,12 @@ class Bundle:
         directory, content = Path(path), self._content
         _parsed(content, directory / FILE)  # what is written can be read
         directory.mkdir(parents=True, exist_ok=True)
-        with _locked(directory) as alone:
-            if alone:
+        with writing(directory) as is_alone:
+            if is_alone:
                 remove_leftovers(directory)
             with replacing(directory / FILE) as temporary:
                 temporary.write_bytes(content)
-            for old in (MANIFEST, _OLD_ARRAYS):
+            for old in (MANIFEST, OLD_ARRAYS):
                 (directory / old).unlink(missing_ok=True)
 
     @cached_property
@@ -163,12 +163,12 @@ def _parsed(content: bytes, path: Path) -> Bundle:
 
 
 def _read_two_files(directory: Path) -> Bundle:
-    text, content = _read(directory / MANIFEST), _read(directory / _OLD_ARRAYS)
+    text, content = _read(directory / MANIFEST), _read(directory / OLD_ARRAYS)
     if text is None:
         raise BundleError(f"{directory / FILE}: no such file, so {directory} has no bundle")
     with _naming(directory / MANIFEST):
         manifest = _manifest(text, _TWO_FILES)
-    with _naming(directory / _OLD_ARRAYS):
+    with _naming(directory / OLD_ARRAYS):
         if content is None or hashlib.sha256(content).hexdigest() != manifest["arrays_sha256"]:
             raise BundleError("missing, or not what the manifest vouches for (SHA-256 differs)")
         arrays, texts = npz.loads(content)
@@ -260,22 +260,3 @@ def _naming(path: Path) -> Iterator[None]:
     except _DAMAGE as error:
         why = str(error) if isinstance(error, ForetuneError) else f"{type(error).__name__}: {error}"
         raise BundleError(f"{path}: not a bundle of this Foretune: {abridged(why)}") from None
-
-
-@contextmanager
-def _locked(directory: Path) -> Iterator[bool]:
-    """Others who save into the folder wait meanwhile, so that a leftover there is of a process that was killed. The
-    lock ends with the process. False where the file system has none: then a leftover may be of one that lives. (The
-    store's locks come with what reads tables, which is more than a bundle needs.)"""
-    import fcntl
-
-    handle = os.open(directory, os.O_RDONLY)
-    try:
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX)
-            alone = True
-        except OSError:
-            alone = False
-        yield alone
-    finally:
-        os.close(handle)

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 
 from ..datasets import Case, DeviceSpec, Family, ForetuneError, ForetuneWarning, Problem
+from ..datasets.console.tables import percent, table
 from ..datasets.grid import Grid
 from ..datasets.progress import advance, share_of, side_by_side
-from ..datasets.tables import percent, table
 from .baselines import EstimateRanker, NearestRanker, RandomRanker, StaticRanker
 from .gbdt import LightGBMRanker
 from .metrics import geomean, summarise, top_k_regret

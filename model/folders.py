@@ -5,11 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 from ..datasets import ForetuneError
+from ..datasets.disk.writable import check_folder
 from ..datasets.manifest import MANIFEST
-from ..datasets.writable import check_folder
+from .bundle import FILE, OLD_ARRAYS
 
 #: What the folder of a bundle has: today's, or that of older ones.
-_BUNDLE = ("bundle.npz", "arrays.npz")
+_BUNDLE = (FILE, OLD_ARRAYS)
 
 
 def check_bundle_folder(path: Path | str) -> None:

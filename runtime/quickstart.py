@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..datasets import DeviceSpec, ForetuneError, Measurable, Problem
+from ..datasets.console.tables import printable, table
 from ..datasets.errors import warn
 from ..datasets.progress import share_of, side_by_side
-from ..datasets.tables import printable, table
 from ..model.evaluate import Evaluation, cross_validate, prediction_ms
 from ..model.train import train_bundle
 from .shortlist import Shortlist, make_shortlist

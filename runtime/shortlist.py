@@ -13,8 +13,8 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from ..datasets import DeviceSpec, Family, ForetuneError, KernelConfig, Problem, check_problem_of, wrong_knobs
+from ..datasets.console.tables import table
 from ..datasets.errors import check_integer, shown
-from ..datasets.tables import table
 from .arguments import bundle_of, family_of
 from .warn import warn_once
 

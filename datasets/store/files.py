@@ -12,7 +12,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from ..atomic import blaming, flush, replacing
+from ..disk.atomic import blaming, flush, replacing
 from ..manifest import MANIFEST
 
 

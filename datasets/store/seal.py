@@ -9,12 +9,12 @@ from pathlib import Path
 import pyarrow as pa
 
 from ..dataset import Dataset
+from ..disk.locks import alone, check_free
+from ..disk.writable import check_folder
 from ..errors import DatasetError
 from ..manifest import write_manifest
 from ..schema import CONFIGS, DRIFT, MEASUREMENTS, PROBLEMS
-from ..writable import check_folder
 from .files import sha256, staged, write_table
-from .locks import alone, check_free
 from .reader import read
 
 

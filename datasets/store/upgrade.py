@@ -7,10 +7,10 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from ..disk.locks import alone
 from ..manifest import MANIFEST, SCHEMA_VERSION, read_manifest, write_manifest
 from ..schema import DRIFT_PART, PART, PROBLEMS
 from .files import sha256, staged, write_table
-from .locks import alone
 from .older import upgraded_problem
 from .parquet import UnreadableError, read_table
 from .reader import read

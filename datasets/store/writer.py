@@ -12,18 +12,18 @@ from typing import Any
 
 import pyarrow as pa
 
-from ..atomic import remove_leftovers
 from ..case import Case
 from ..config import KernelConfig
 from ..device import DeviceSpec
+from ..disk.atomic import remove_leftovers
+from ..disk.locks import taken, writing
+from ..disk.writable import check_folder
 from ..drift import Reading
 from ..manifest import MANIFEST, read_manifest, write_manifest
 from ..measurement import Measurement
 from ..problem import Problem
 from ..schema import DRIFT_PART, PART
-from ..writable import check_folder
 from .files import write_table
-from .locks import taken, writing
 
 
 @contextmanager

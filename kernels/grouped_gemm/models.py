@@ -10,8 +10,8 @@ from importlib import resources
 from pathlib import Path
 
 from ...datasets import DatasetError, ForetuneError
+from ...datasets.console.numbers_from_text import whole_number
 from ...datasets.errors import abridged
-from ...datasets.numbers_from_text import whole_number
 
 COLUMNS = ("model", "num_experts", "top_k", "hidden_size", "moe_intermediate_size")
 #: Far beyond any model: a few hundred experts, layers of a few ten thousand.

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 
 from ...datasets import Case, DeviceSpec, KernelConfig, Measurable, Problem
-from ...datasets.tables import table
+from ...datasets.console.tables import table
 from ..shortlist import make_shortlist
 from .timer import Timer
 

@@ -16,15 +16,15 @@ from pathlib import Path
 
 import pytest
 from foretune.datasets import ForetuneError, ForetuneWarning
+from foretune.datasets.disk.locks import TAKEN, WRITING, check_free, taken, writing
 from foretune.datasets.store import continued, locks, read, seal_dataset, upgrade_dataset
-from foretune.datasets.store.locks import TAKEN, WRITING, check_free, taken, writing
 from writers import append
 
 # Has a folder for itself, and a process of its own that lives until the pipe is closed.
 HOLDS = """
 import subprocess, sys
 from pathlib import Path
-from foretune.datasets.store.locks import taken
+from foretune.datasets.disk.locks import taken
 with taken(Path(sys.argv[1])):
     own = subprocess.Popen(["cat"])
     print("taken", flush=True)

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from fakes import fake_cases, fake_dataset
 from foretune.datasets import DeviceSpec
+from foretune.datasets.console.tables import table
 from foretune.datasets.dataset import datasets_table
-from foretune.datasets.tables import table
 
 #: What rich would take for markup or an emoji, or fail at, and what a terminal would obey.
 ODD = "[/foo] [red]hot[/red] :smile: \\ [link=x]"

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from foretune.datasets import ForetuneError
-from foretune.datasets.writable import check_file, check_folder
+from foretune.datasets.disk.writable import check_file, check_folder
 
 
 @pytest.fixture

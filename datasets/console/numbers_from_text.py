@@ -6,7 +6,7 @@ import math
 import re
 from typing import NoReturn
 
-from .errors import ForetuneError, abridged
+from ..errors import ForetuneError, abridged
 
 #: What no count of anything here reaches, and 32 bits hold.
 MOST_COUNT = 2**31 - 1

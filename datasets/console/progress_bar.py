@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from .progress import reporting
+from ..progress import reporting
 from .tables import printable
 
 #: Between two lines in a log.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import tempfile
 from pathlib import Path
 
-from .errors import ForetuneError
+from ..errors import ForetuneError
 
 
 def check_file(path: Path | str) -> None:

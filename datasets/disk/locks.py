@@ -14,8 +14,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TextIO
 
-from ..atomic import blaming
 from ..errors import ForetuneError, abridged, warn
+from .atomic import blaming
 
 #: Locked by what has the folder for itself, a whole collection long, and by whoever writes a file, as long as it takes.
 TAKEN, WRITING = ".collecting", ".writing"

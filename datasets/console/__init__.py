@@ -1,0 +1,1 @@
+"""What people read on a terminal and type there: tables, progress, numbers."""
