@@ -10,8 +10,8 @@ from __future__ import annotations
 import json
 import os
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext, suppress
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -23,18 +23,25 @@ from typer.core import TyperCommand, TyperGroup
 from . import __version__
 from .datasets import ForetuneError
 from .datasets.console.numbers_from_text import MOST_COUNT, duration_s, number, whole_number, whole_numbers
+from .datasets.console.progress_bar import showing
 from .datasets.console.tables import printable
 from .datasets.errors import abridged
+from .datasets.progress import share_of
 
 if TYPE_CHECKING:
+    from .collect.replay import Replay
     from .datasets import DeviceSpec, Family, Measurable
     from .datasets.dataset import Dataset
+    from .model.evaluate import Evaluation
 
 P = ParamSpec("P")
 T = TypeVar("T")
 
 #: What typer raises for wrong usage: its own copy of click's UsageError, or click's, by its version.
 WrongUsage: type[Exception] = typer.BadParameter.__mro__[1]
+#: Seconds that a command takes for each measurement, on two cores of 2026: what is said beforehand.
+_QUICKSTART_S, _TRAINING_S, _EVALUATING_S, _JUDGING_S, _REPLAYING_S = 1e-4, 5e-5, 2.5e-4, 5e-5, 8e-4
+_EXPORTING_S = {"csv": 4e-6, "t4": 6e-5}
 #: Where a context keeps the words of the command line.
 GIVEN = "foretune.given"
 
@@ -229,9 +236,10 @@ def quickstart(
     out = out or Path(os.environ.get("XDG_CACHE_HOME", "~/.cache")).expanduser() / "foretune" / "quickstart"
     check_bundle_folder(out)
     problem, family = Problem.of(FAMILY, groups=64, rows=8192, n=2048, k=1024), _measurable(FAMILY)
-    with _status("loading the shipped measurements") as say:
-        device = DeviceSpec.named(SHIPPED)
-        result = run_quickstart(family, problem, load(SHIPPED), device, out, gpu=_live(), autotuned=autotuned, say=say)
+    device, dataset = DeviceSpec.named(SHIPPED), load(SHIPPED)
+    rows = len(dataset.rows(family.name))
+    with showing("training", _QUICKSTART_S * rows) as say:
+        result = run_quickstart(family, problem, dataset, device, out, gpu=_live(), autotuned=autotuned, say=say)
     _emit(result, as_json)
 
 
@@ -375,10 +383,11 @@ def train(
     from .model.train import train_bundle
 
     check_bundle_folder(out)
-    with _status(f"training on {' and '.join(data)}"):
-        dataset = _load(data)
-        families = _families(dataset, family)
-        train_bundle(dataset, families).save(out)
+    dataset = _load(data)
+    families = _families(dataset, family)
+    with showing(f"training on {' and '.join(data)}", _TRAINING_S * _rows(dataset, families)):
+        trained = train_bundle(dataset, families)
+    trained.save(out)
     _emit(_Said({"families": sorted(families)}, f"Trained {', '.join(sorted(families))}."), as_json, bundle=out)
 
 
@@ -407,20 +416,18 @@ def evaluate(
     from .model.evaluate import cross_validate, evaluate_bundle
 
     given = None if bundle is None else load_bundle(bundle)
-    with _status("judging the bundle" if given else f"training and judging, split by {split}"):
-        dataset = _load(data)
-        kernels = {
-            name: kernel
-            for name, kernel in _families(dataset, family).items()
-            if given is None or name in given.families
-        }
-        if not kernels:
-            raise ForetuneError(f"the bundle has none of the families in {dataset.name}: {', '.join(dataset.families)}")
-        judged = {
-            name: evaluate_bundle(dataset, given, kernel) if given else cross_validate(dataset, kernel, split=split)
-            for name, kernel in kernels.items()
-        }
-    _emit(_ByFamily(judged), as_json)
+    dataset = _load(data)
+    kernels = {
+        name: kernel for name, kernel in _families(dataset, family).items() if given is None or name in given.families
+    }
+    if not kernels:
+        raise ForetuneError(f"the bundle has none of the families in {dataset.name}: {', '.join(dataset.families)}")
+    what, row_s = ("judging the bundle", _JUDGING_S) if given else (f"training and judging, by {split}", _EVALUATING_S)
+
+    def judge(kernel: Family) -> Evaluation:
+        return evaluate_bundle(dataset, given, kernel) if given else cross_validate(dataset, kernel, split=split)
+
+    _emit(_for_each(judge, dataset, kernels, what, row_s), as_json)
 
 
 @_command("replay", "foretune replay --data h200 --share 0.1")
@@ -444,12 +451,13 @@ def replay(
     from .collect.plan import Adaptive
     from .collect.replay import replay_plan
 
-    with _status("measuring by the plan, training and judging, split by model family"):
-        dataset = _load(data)
-        adaptive = partial(Adaptive, share=share)
-        kernels = _families(dataset, family)
-        replays = {name: replay_plan(dataset, kernel, adaptive) for name, kernel in kernels.items()}
-    _emit(_ByFamily(replays), as_json)
+    dataset, adaptive = _load(data), partial(Adaptive, share=share)
+
+    def replayed(kernel: Family) -> Replay:
+        return replay_plan(dataset, kernel, adaptive)
+
+    what = "measuring by the plan, training and judging"
+    _emit(_for_each(replayed, dataset, _families(dataset, family), what, _REPLAYING_S), as_json)
 
 
 @_command(
@@ -530,7 +538,7 @@ def device(
         check_file(out)
     if spec is None:
         live = DeviceSpec.live()
-        with _status(f"measuring {live.name}"), sm_partition(sms, live) if sms else nullcontext(live) as part:
+        with showing(f"measuring {live.name}"), sm_partition(sms, live) if sms else nullcontext(live) as part:
             found = measured(part)
     else:
         found = DeviceSpec.find(spec)
@@ -574,7 +582,7 @@ def bench_kernels(
     comparison = comparison_of(kernels[0])
     if not any(only in name for kernel in kernels for name in comparison.suite(kernel)):
         raise ForetuneError(f"no problem of the suite has {only!r} in its name; there are decode, mid and training")
-    with _status("measuring the card") as say:
+    with showing("measuring the card") as say:
         compared = compare_kernels(
             comparison,
             kernels,
@@ -592,9 +600,9 @@ def bench_kernels(
 def list_datasets(context: typer.Context, as_json: AsJson = False) -> None:
     """List the measurements that are shipped. `foretune datasets show DATA` describes one dataset."""
     if context.invoked_subcommand is None:
-        from .datasets import names
+        from .datasets import describe, names
 
-        _describe(names(), as_json)
+        _emit(_Listed([describe(name) for name in names()]), as_json)
 
 
 @_command("show", "foretune datasets show measured --json", into=datasets)
@@ -603,7 +611,15 @@ def show_dataset(
     as_json: AsJson = False,
 ) -> None:
     """Describe one dataset."""
-    _describe([data], as_json)
+    from .datasets import describe
+    from .kernels import families
+    from .model import check_sources
+
+    described = describe(data)
+    for name, known in families().items():
+        if name in described["families"]:
+            check_sources(described["name"], described["provenance"], known)
+    _emit(_Listed([described]), as_json)
 
 
 @_command("merge", "foretune datasets merge mine theirs --out both", into=datasets)
@@ -629,7 +645,7 @@ def merge(
 
     check_dataset_folder(out)
     check_target(out)
-    with _status(f"merging into {out}"):
+    with showing(f"merging into {out}"):
         loaded = [load(one) for one in data]
         merged = merge_datasets(loaded, name=name or out.name, allow_other_sources=other_sources)
         seal_dataset(merged, out, name=merged.name)
@@ -649,7 +665,7 @@ def seal(
     from .model.folders import check_dataset_folder
 
     check_dataset_folder(out)
-    with _status(f"sealing into {out}"):
+    with showing(f"sealing into {out}"):
         seal_dataset(data if Path(data).is_dir() else load(data), out, name=name or out.name)
         dataset = load(out)  # what was written, read as anybody will
     _emit(_counted(dataset), as_json, out=out)
@@ -676,8 +692,10 @@ def export(
     from .datasets.export import export_dataset
 
     check_file(out)
-    with _status(f"writing {out}"):
-        results = export_dataset(load(data), out, format, family=family, problem=problem)
+    dataset = load(data)
+    rows = len(dataset.measurements if family is None or problem is not None else dataset.rows(family))
+    with showing(f"writing {out}", _EXPORTING_S.get(format, 0.0) * (rows if problem is None else 0)):
+        results = export_dataset(dataset, out, format, family=family, problem=problem)
     _emit(_Said({"format": format, "results": results}, f"{results} results."), as_json, out=out)
 
 
@@ -766,16 +784,21 @@ def _families(dataset: Dataset, only: Iterable[str] | None = None) -> dict[str, 
     return {family.name: family for family in found}
 
 
-def _describe(data: Sequence[str], as_json: bool) -> None:
-    from .datasets import load
-    from .kernels import families
-    from .model import check_sources
+def _for_each(
+    call: Callable[[Family], Any], dataset: Dataset, families: Mapping[str, Family], what: str, row_s: float
+) -> _ByFamily:
+    """What is found for each family, while it is shown how far that is."""
+    rows, found = _rows(dataset, families), {}
+    with showing(what, row_s * rows) as say:
+        for name, family in families.items():
+            say(f"{name}: {what}")
+            with share_of(len(dataset.rows(name)) / rows):
+                found[name] = call(family)
+    return _ByFamily(found)
 
-    listed = [load(one) for one in data]
-    for dataset in listed:
-        for known in families().values():
-            check_sources(dataset, known)
-    _emit(_Listed(listed), as_json)
+
+def _rows(dataset: Dataset, families: Iterable[str]) -> int:
+    return sum(len(dataset.rows(name)) for name in families)
 
 
 def _counted(dataset: Dataset) -> _Said:
@@ -821,15 +844,15 @@ class _ByFamily:
 class _Listed:
     """Datasets, in one table."""
 
-    results: Sequence[Dataset]
+    described: Sequence[Mapping[str, Any]]
 
     def to_json(self) -> list[Any]:
-        return [one.to_json() for one in self.results]
+        return list(self.described)
 
     def __rich__(self) -> Any:
-        from .datasets.dataset import datasets_table
+        from .datasets.contents import contents_table
 
-        return datasets_table(self.results)
+        return contents_table(self.described)
 
 
 def _emit(result: Result, as_json: bool, **places: Path) -> None:
@@ -847,15 +870,6 @@ def _emit(result: Result, as_json: bool, **places: Path) -> None:
     console.print(result)
     for path in places.values():
         typer.echo(f"It lies in {printable(str(path))}")
-
-
-@contextmanager
-def _status(text: str) -> Iterator[Callable[[str], None]]:
-    from rich.console import Console
-    from rich.text import Text
-
-    with Console(stderr=True).status(Text(printable(text))) as status:
-        yield lambda now: status.update(Text(printable(now)))
 
 
 if __name__ == "__main__":

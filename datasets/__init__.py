@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from importlib import resources
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from .case import Case
 from .config import KernelConfig
@@ -39,6 +39,7 @@ __all__ = [
     "Ragged",
     "Status",
     "check_problem_of",
+    "describe",
     "dtype_of_tensor",
     "load",
     "names",
@@ -69,14 +70,31 @@ def load(name_or_path: str | Path) -> Dataset:
     """
     from .store import read
 
+    return read(_folder(name_or_path))
+
+
+def describe(name_or_path: str | Path) -> dict[str, Any]:
+    """What a dataset has, in counts, and where it comes from: `load(name_or_path).describe()`, but for a sealed one
+    from its manifest alone. Raises `DatasetError` as `load` does.
+
+    >>> sorted(describe("h200")["families"])
+    ['grouped_gemm_dw', 'grouped_gemm_dx', 'grouped_gemm_fwd']
+    """
+    from .contents import description_in
+
+    folder = _folder(name_or_path)
+    return description_in(folder) or load(folder).describe()
+
+
+def _folder(name_or_path: str | Path) -> Path:
     check_path("a dataset", name_or_path)
     if str(name_or_path) in names():
-        return read(Path(str(resources.files(__package__))) / str(name_or_path))
+        return Path(str(resources.files(__package__))) / str(name_or_path)
     if not _is_folder(name_or_path):
         raise DatasetError(
             f"{abridged(str(name_or_path))}: neither a directory nor a shipped dataset (shipped: {', '.join(names())})"
         )
-    return read(name_or_path)
+    return Path(name_or_path)
 
 
 def _is_folder(path: str | Path) -> bool:

@@ -10,7 +10,7 @@ import pandas as pd
 
 from .case import Case
 from .config import KernelConfig
-from .console.tables import table
+from .contents import contents_table, described, kernel_sources
 from .device import DeviceSpec
 from .drift import flagged, flagged_names
 from .errors import DatasetError
@@ -19,8 +19,6 @@ from .measurement import TIMED, BinaryFacts, Status
 from .schema import DRIFT
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from numpy.typing import NDArray
 
 
@@ -54,8 +52,7 @@ class Dataset:
 
     def kernel_sources(self, family: str) -> set[str]:
         """The hashes of the kernel's sources with which a family was measured, as far as its runs recorded them."""
-        runs = self.provenance.get("runs", {}).values()
-        return {str(run["kernel_source"]) for run in runs if run.get("family") == family and "kernel_source" in run}
+        return kernel_sources(self.provenance, family)
 
     def plans(self, family: str) -> set[str]:
         """What said which configs of a family to try: with an adaptive plan, that was a share of them. Runs that
@@ -77,7 +74,7 @@ class Dataset:
         """One family as dense arrays. Problems on which nothing ran are left out."""
         rows = self.rows(family)
         timed = rows[rows["status"].isin([status.value for status in TIMED])]
-        if timed.empty:
+        if not (timed["timing_pass"] == 1).any():
             raise DatasetError(f"{self.name}: no config of {family!r} ran, so there is nothing to learn from")
         specs = {spec.name: spec for spec in self.devices}
         # One row a (problem, device), one column a config; a re-measured cell keeps its last value.
@@ -152,11 +149,14 @@ class Dataset:
 
     def __rich__(self) -> Any:
         """What `rich.print` and a notebook show: counts of each family on each device."""
-        return datasets_table([self])
+        return contents_table([self.describe()])
 
     def describe(self) -> dict[str, Any]:
-        """Counts and origin, as `foretune datasets --json` prints them. `noise_floor` is the geometric mean of
-        `Grid.noise`."""
+        """Counts and origin, as `foretune datasets --json` prints them."""
+        return described(self.name, self.devices, self.schema_version, self.contents(), self.provenance, self.ignored)
+
+    def contents(self) -> dict[str, Any]:
+        """What a sealed dataset's manifest says of its rows. `noise_floor` is the geometric mean of `Grid.noise`."""
         families = {}
         for family in self.families:
             rows = self.rows(family)
@@ -172,38 +172,5 @@ class Dataset:
                 },
                 "statuses": {str(status): int(n) for status, n in rows["status"].value_counts().items()},
             }
-        return {
-            "name": self.name,
-            "device": ", ".join(spec.name for spec in self.devices),
-            "schema_version": self.schema_version,
-            "families": families,
-            "provenance": self.provenance,
-            "drifted": flagged_names(
-                self.drift.assign(problem=[str(self.cases[i].problem) for i in self.drift["problem"]])
-            ),
-            "ignored": list(self.ignored),
-        }
-
-
-def datasets_table(datasets: Sequence[Dataset]) -> Any:
-    """A `rich.table.Table` of several datasets: what is in each, by family and device; below it, what was ignored."""
-    described = [dataset.describe() for dataset in datasets]
-    rows = [
-        (
-            one["name"],
-            name,
-            device,
-            there["problems"],
-            family["configs"],
-            there["measurements"],
-            ", ".join(family["plans"]),
-        )
-        for one in described
-        for name, family in one["families"].items()
-        for device, there in family["devices"].items()
-    ]
-    below = [
-        f"{one['name']}: ignored half-written parts: {', '.join(one['ignored'])}" for one in described if one["ignored"]
-    ]
-    columns = ("name", "family", "device", "problems", "configs", "measurements", "plan")
-    return table("Datasets", columns, rows, below="\n".join(below), once=("plan",))
+        names = [str(self.cases[number].problem) for number in self.drift["problem"]]
+        return {"families": families, "drifted": flagged_names(self.drift.assign(problem=names))}

@@ -11,7 +11,7 @@ from .evaluate import Evaluation, cross_validate, evaluate_bundle
 from .gbdt import LightGBMRanker
 from .metrics import Summary, geomean, noise_floor, summarise, top_k_regret
 from .ranker import Ranker
-from .sources import check_sources
+from .sources import check_measured, check_sources
 from .splits import split_folds, split_groups
 from .train import train_bundle
 from .trained_family import TrainedFamily
@@ -29,6 +29,7 @@ __all__ = [
     "StaticRanker",
     "Summary",
     "TrainedFamily",
+    "check_measured",
     "check_sources",
     "cross_validate",
     "evaluate_bundle",

@@ -21,7 +21,7 @@ from .metrics import geomean, summarise, top_k_regret
 from .origin import seen_in_training
 from .ranker import Ranker
 from .rows import Subsets, supported
-from .sources import check_sources
+from .sources import check_measured
 from .splits import RANDOM, split_devices, split_folds, split_groups
 
 if TYPE_CHECKING:
@@ -260,7 +260,7 @@ class _Split:
             raise ForetuneError(f"tested must be >= 1 fold but got {tested}")
         if split not in SPLITS:
             raise ForetuneError(f"split must be one of {', '.join(SPLITS)} but is {split!r}")
-        check_sources(dataset, family)
+        check_measured(dataset, family)
         self.grid, self.family = dataset.grid(family.name), family
         self.ks, self._folds, self.jobs, self._split = tuple(ks), folds, jobs, split
         self.groups = split_groups(self.grid.cases)

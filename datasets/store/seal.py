@@ -62,6 +62,7 @@ def _seal(dataset: Dataset, target: Path, name: str) -> None:
                 "name": name,
                 "devices": [spec.to_json() for spec in dataset.devices],
                 "provenance": dataset.provenance,
+                "contents": dataset.contents(),
                 "sealed": {f"{table}.parquet": sha256(staging / f"{table}.parquet") for table in tables},
             },
         )

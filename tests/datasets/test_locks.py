@@ -16,8 +16,9 @@ from pathlib import Path
 
 import pytest
 from foretune.datasets import ForetuneError, ForetuneWarning
+from foretune.datasets.disk import locks
 from foretune.datasets.disk.locks import TAKEN, WRITING, check_free, taken, writing
-from foretune.datasets.store import continued, locks, read, seal_dataset, upgrade_dataset
+from foretune.datasets.store import continued, read, seal_dataset, upgrade_dataset
 from writers import append
 
 # Has a folder for itself, and a process of its own that lives until the pipe is closed.

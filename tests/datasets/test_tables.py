@@ -9,7 +9,7 @@ import pytest
 from fakes import fake_cases, fake_dataset
 from foretune.datasets import DeviceSpec
 from foretune.datasets.console.tables import table
-from foretune.datasets.dataset import datasets_table
+from foretune.datasets.contents import contents_table
 
 #: What rich would take for markup or an emoji, or fail at, and what a terminal would obey.
 ODD = "[/foo] [red]hot[/red] :smile: \\ [link=x]"
@@ -42,7 +42,7 @@ def test_a_dataset_shows_its_counts_by_family_and_device() -> None:
 
 def test_several_are_one_table() -> None:
     other = replace(DATASET, name="[other]", ignored=("r1-000001.parquet.tmp",))
-    assert [row[0] for row in cells(datasets_table([DATASET, other]))] == ["fake", "[other]"]
+    assert [row[0] for row in cells(contents_table([DATASET.describe(), other.describe()]))] == ["fake", "[other]"]
     assert "ignored" not in printed(DATASET)
     assert "[other]: ignored half-written parts: r1-000001.parquet.tmp" in " ".join(printed(other).split())
 

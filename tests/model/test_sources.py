@@ -9,7 +9,7 @@ from functools import partial
 import pytest
 from fakes import FakeFamily, fake_cases, fake_dataset
 from foretune.datasets import ForetuneWarning
-from foretune.model import LightGBMRanker, check_sources, cross_validate, load_bundle, train_bundle
+from foretune.model import LightGBMRanker, check_measured, cross_validate, load_bundle, train_bundle
 from foretune.model.testing import ToyFamily
 
 FAMILY = FakeFamily()
@@ -27,9 +27,9 @@ def measured_with(*sources, family="fake"):
     [
         lambda dataset: train_bundle(dataset, {"fake": FAMILY}, partial(LightGBMRanker, trees=2)),
         lambda dataset: cross_validate(dataset, FAMILY, partial(LightGBMRanker, trees=2)),
-        lambda dataset: check_sources(dataset, FAMILY),
+        lambda dataset: check_measured(dataset, FAMILY),
     ],
-    ids=["train", "cross_validate", "check_sources"],
+    ids=["train", "cross_validate", "check_measured"],
 )
 def test_whoever_learns_from_another_kernels_times_is_told(use):
     named = r"fake was measured with other sources of fake \(new, old\) than there are now \(fake-source\)"
@@ -44,7 +44,7 @@ def test_without_triton_nothing_can_be_compared():
 
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        check_sources(measured_with("old"), Elsewhere())
+        check_measured(measured_with("old"), Elsewhere())
 
 
 class Predicting(ToyFamily):
@@ -82,4 +82,4 @@ def test_a_family_that_only_predicts_is_trained_and_says_nothing_of_a_kernel(tmp
 def test_the_same_kernel_or_an_unknown_one_is_no_reason_to_warn(dataset):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        check_sources(dataset, FAMILY)
+        check_measured(dataset, FAMILY)
