@@ -68,7 +68,7 @@ def test_what_is_made_of_a_launch_must_be_a_problem(toy):
 @pytest.mark.parametrize(
     ("wrong", "said"),
     [
-        ({"bundle": "nowhere"}, "nowhere.*cannot be read"),
+        ({"bundle": "nowhere"}, r"nowhere.*: no such file"),
         ({"bundle": 5}, "bundle must be a Bundle, or the path of one's folder, but is 5"),
         ({"device": {}}, "unknown device {}; known: .*h200"),
         ({"device": "h300"}, "unknown device 'h300'"),
