@@ -39,7 +39,7 @@ def description_in(directory: Path) -> dict[str, Any] | None:
     """What the manifest of a sealed dataset says of it; None where that says nothing, or where there are parts, of
     which it does not know. Raises `DatasetError` for a manifest that is none."""
     manifest = read_manifest(directory)
-    contents = manifest.get("contents")
+    contents: Any = manifest.get("contents")
     if not _is_known(contents) or any((directory / folder).exists() for folder in ("parts", "drift")):
         return None
     specs = tuple(DeviceSpec.from_json(spec) for spec in manifest["devices"])

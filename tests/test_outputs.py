@@ -148,7 +148,7 @@ def test_a_quickstart_that_cannot_save_shows_what_it_found_all_the_same(
     monkeypatch.setattr(quickstart, "cross_validate", lambda *arguments, **options: found)
     monkeypatch.setattr(quickstart, "make_shortlist", lambda *arguments, **options: found)
     monkeypatch.setattr(quickstart, "prediction_ms", lambda *arguments: 1.0)
-    monkeypatch.setattr(datasets, "load", lambda name: None)
+    monkeypatch.setattr(datasets, "load", lambda name: SimpleNamespace(rows=lambda family: ()))
     monkeypatch.setattr(DeviceSpec, "live", lambda index=None: DeviceSpec.named("nothing"))
     result = call("quickstart --json --out new")
     assert result.exit_code == 0, result.stderr

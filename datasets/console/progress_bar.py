@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 
 from ..progress import reporting
 from .tables import printable
@@ -14,6 +15,12 @@ from .tables import printable
 _EVERY_S = 30.0
 #: What takes less is over before anybody has read how long it will take.
 _SOON_S = 2.0
+
+
+@dataclass
+class _Shown:
+    text: str
+    share: float = 0.0
 
 
 @contextmanager
@@ -28,28 +35,28 @@ def showing(text: str, about_s: float = 0.0, *, shown: bool = True) -> Iterator[
 
     console = Console(stderr=True, quiet=not shown)
     interactive = console.is_terminal or console.is_jupyter
-    began, now = time.monotonic(), {"text": printable(text), "share": 0.0}
+    began, now = time.monotonic(), _Shown(printable(text))
 
     def told() -> str:
-        left = time_left(now["share"], time.monotonic() - began, about_s)
-        return f"{now['text']}: {now['share']:.0%}" + ("" if left is None else f", about {in_words(left)} left")
+        left = time_left(now.share, time.monotonic() - began, about_s)
+        return f"{now.text}: {now.share:.0%}" + ("" if left is None else f", about {in_words(left)} left")
 
     def line(content: str) -> None:
         if not interactive:
             console.print(content, soft_wrap=True, markup=False, emoji=False, highlight=False)
 
     if about_s >= _SOON_S:
-        line(f"{now['text']}: about {in_words(about_s)}")
+        line(f"{now.text}: about {in_words(about_s)}")
     columns = (rich.SpinnerColumn(), rich.BarColumn(20), rich.TextColumn("{task.description}", markup=False))
     with rich.Progress(*columns, console=console, transient=True, disable=not interactive) as bar:
         task = bar.add_task(told(), total=1.0)
 
         def show(share: float) -> None:
-            now["share"] = share
+            now.share = share
             bar.update(task, completed=share, description=told())
 
         def say(content: str) -> None:
-            now["text"] = printable(content)
+            now.text = printable(content)
             bar.update(task, description=told())
 
         with _every(_EVERY_S, lambda: line(told())), reporting(show):
@@ -72,7 +79,7 @@ def time_left(share: float, spent_s: float, about_s: float) -> float | None:
 def in_words(seconds: float) -> str:
     """A time as people say it.
 
-    >>> in_words(0.2), in_words(89), in_words(150), in_words(7000)
+    >>> in_words(0.2), in_words(89), in_words(170), in_words(7000)
     ('1 s', '89 s', '3 min', '1.9 h')
     """
     if seconds < 90:

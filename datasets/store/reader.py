@@ -124,16 +124,17 @@ def _frame(tables: Sequence[pa.Table], schema: pa.Schema, without: Sequence[str]
         name: _categories(*coded(table, name)) if pa.types.is_dictionary(column.type) else column.to_numpy()
         for name, column in zip(table.column_names, table.columns, strict=True)
     }
-    return pd.DataFrame(columns, copy=False)
+    frame: pd.DataFrame = pd.DataFrame(columns, copy=False)
+    return frame
 
 
-def _categories(codes: NDArray[np.int32], texts: Sequence[str]) -> pd.Categorical[str]:
-    """Texts by their number, -1 for none, as pandas has them: only those that are used, each once."""
+def _categories(codes: NDArray[np.int32], texts: Sequence[str]) -> Any:
+    """Texts by their number, -1 for none, as a `pandas.Categorical`: only those that are used, each once."""
     used = np.bincount(codes + 1, minlength=len(texts) + 1)[1:] > 0
     sorted_texts = sorted({text for text, needed in zip(texts, used, strict=True) if needed})
     place = {text: number for number, text in enumerate(sorted_texts)}
     renumbered = np.array([*(place.get(text, -1) for text in texts), -1], np.int32)  # the last is what -1 points to
-    return pd.Categorical.from_codes(renumbered[codes], sorted_texts)
+    return pd.Categorical.from_codes(renumbered[codes], pd.Index(sorted_texts))
 
 
 def _empty(schema: pa.Schema) -> pa.Table:

@@ -13,7 +13,7 @@ import zipfile
 import numpy as np
 import pytest
 from fakes import DEVICE, FakeFamily, fake_cases
-from foretune.datasets import BinaryFacts, BundleError, ForetuneWarning, KernelConfig
+from foretune.datasets import BinaryFacts, BundleError, ForetuneError, ForetuneWarning, KernelConfig
 from foretune.model import Forest, load_bundle, npz
 from foretune.runtime import make_shortlist
 from forging import contents, forge, hand_made, signed, write
@@ -306,7 +306,7 @@ def test_what_is_no_file_is_not_waited_for(tmp_path):
 def test_places_where_no_bundle_can_be(tmp_path, place):
     (tmp_path / "a").mkdir()
     (tmp_path / "a" / "bundle.npz").write_bytes(b"")
-    with pytest.raises(BundleError, match=r"bundle\.npz"):
+    with pytest.raises(ForetuneError, match="bundle"):
         load_bundle(tmp_path / place)
 
 
