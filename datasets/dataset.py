@@ -170,7 +170,7 @@ class Dataset:
                     str(device): {"problems": int(of_it["problem"].nunique()), "measurements": len(of_it)}
                     for device, of_it in rows.groupby("device", observed=True)
                 },
-                "statuses": {str(status): int(n) for status, n in rows["status"].value_counts().items()},
+                "statuses": {str(status): int(n) for status, n in rows["status"].value_counts().items() if n},
             }
         names = [str(self.cases[number].problem) for number in self.drift["problem"]]
         return {"families": families, "drifted": flagged_names(self.drift.assign(problem=names))}

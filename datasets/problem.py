@@ -129,8 +129,10 @@ class Ragged:
             raise ForetuneError(
                 f"sizes along {self.dim} must be a list of at most {MOST_SEGMENTS} integers but is {shown(sizes)}"
             )
-        what = f"each of the sizes along {self.dim}"
-        object.__setattr__(self, "sizes", tuple(check_integer(what, size, 0, MOST_SIZE) for size in sizes))
+        if {*map(type, sizes)} != {int} or not 0 <= min(sizes) <= max(sizes) <= MOST_SIZE:  # else all are right
+            what = f"each of the sizes along {self.dim}"
+            sizes = [check_integer(what, size, 0, MOST_SIZE) for size in sizes]
+        object.__setattr__(self, "sizes", tuple(sizes))
         check_integer(f"the sum of the sizes along {self.dim}", sum(self.sizes), 0, MOST_SIZE)
 
     @cached_property

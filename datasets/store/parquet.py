@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from pathlib import Path
 
 import pyarrow as pa
@@ -23,12 +24,17 @@ def read_table(source: Path | pa.Buffer, schema: pa.Schema) -> pa.Table:
     texts = [field.name for field in schema if pa.types.is_string(field.type)]
     try:
         opened = pa.BufferReader(source) if isinstance(source, pa.Buffer) else source
-        # Without a partitioning: else a folder named a=b becomes a column.
-        table = upgraded_columns(pq.read_table(opened, partitioning=None, read_dictionary=texts))
+        # Not pq.read_table: it loads what reads whole folders, and takes a folder named a=b for a column.
+        with pq.ParquetFile(opened, read_dictionary=texts) as file:
+            table = upgraded_columns(file.read())
         table.validate(full=True)  # also that texts are UTF-8, which whoever looks at one relies on
     except FileNotFoundError:
         raise UnreadableError("the file is missing") from None
-    except (pa.ArrowException, OSError, ValueError) as error:
+    except OSError as error:
+        if error.errno not in (None, errno.EINVAL):  # a disk that fails, too many open files: it may well be whole
+            raise
+        raise UnreadableError(f"truncated or not a Parquet file ({str(error).partition(chr(10))[0]})") from None
+    except (pa.ArrowException, ValueError) as error:
         raise UnreadableError(f"truncated or not a Parquet file ({str(error).partition(chr(10))[0]})") from None
     if missing := [name for name in schema.names if name not in table.column_names]:
         raise UnreadableError(f"not a Foretune table: columns missing: {', '.join(missing)}")

@@ -133,7 +133,8 @@ def _categories(codes: NDArray[np.int32], texts: Sequence[str]) -> Any:
     used = np.bincount(codes + 1, minlength=len(texts) + 1)[1:] > 0
     sorted_texts = sorted({text for text, needed in zip(texts, used, strict=True) if needed})
     place = {text: number for number, text in enumerate(sorted_texts)}
-    renumbered = np.array([*(place.get(text, -1) for text in texts), -1], np.int32)  # the last is what -1 points to
+    small = np.min_scalar_type(-len(sorted_texts) - 1)  # as pandas keeps them
+    renumbered = np.array([*(place.get(text, -1) for text in texts), -1], small)  # the last is what -1 points to
     return pd.Categorical.from_codes(renumbered[codes], pd.Index(sorted_texts))
 
 

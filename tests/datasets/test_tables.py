@@ -7,9 +7,11 @@ from typing import Any
 
 import pytest
 from fakes import fake_cases, fake_dataset
-from foretune.datasets import DeviceSpec
+from foretune.datasets import DatasetError, DeviceSpec, describe, load, names
 from foretune.datasets.console.tables import table
 from foretune.datasets.contents import contents_table
+from foretune.datasets.store import seal_dataset
+from stores import edit_manifest, write
 
 #: What rich would take for markup or an emoji, or fail at, and what a terminal would obey.
 ODD = "[/foo] [red]hot[/red] :smile: \\ [link=x]"
@@ -90,3 +92,35 @@ def test_a_device_of_an_odd_name_is_shown_and_listed() -> None:
     odd = replace(DATASET, name=ODD)
     assert ODD in printed(replace(DeviceSpec.named("h200"), name=ODD))
     assert ODD in printed(odd)
+
+
+@pytest.mark.parametrize("name", names())
+def test_a_shipped_manifest_says_what_the_rows_say(name):
+    assert describe(name) == load(name).describe()
+
+
+def test_what_was_sealed_is_described_without_its_rows(tmp_path):
+    seal_dataset(write(tmp_path / "mine"), tmp_path / "sealed", name="shipped")
+    rows = tmp_path / "sealed" / "measurements.parquet"
+    whole = describe(tmp_path / "sealed")
+    assert whole == load(tmp_path / "sealed").describe()
+    rows.write_bytes(b"torn")
+    assert describe(tmp_path / "sealed") == whole
+    with pytest.raises(DatasetError, match="altered"):
+        load(tmp_path / "sealed")
+
+
+def test_a_run_that_goes_on_in_a_sealed_folder_is_counted(tmp_path):
+    seal_dataset(write(tmp_path / "mine"), tmp_path / "sealed", name="shipped")
+    before = describe(tmp_path / "sealed")["families"]["toy"]["measurements"]
+    write(tmp_path / "sealed", run_id="r2")
+    assert describe(tmp_path / "sealed")["families"]["toy"]["measurements"] == 2 * before
+
+
+@pytest.mark.parametrize(
+    "contents", [None, 5, {}, {"families": {"toy": {}}, "drifted": {}}, {"families": [], "drifted": {}}]
+)
+def test_contents_that_say_nothing_are_not_believed(tmp_path, contents):
+    seal_dataset(write(tmp_path / "mine"), tmp_path / "sealed", name="shipped")
+    edit_manifest(tmp_path / "sealed", contents=contents)
+    assert describe(tmp_path / "sealed") == load(tmp_path / "sealed").describe()
