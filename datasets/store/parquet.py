@@ -21,11 +21,12 @@ class UnreadableError(Exception):
 def read_table(source: Path | pa.Buffer, schema: pa.Schema) -> pa.Table:
     """The columns of a schema, texts as dictionaries. Raises `UnreadableError` for a file that has them not, or of
     another type, or nothing where the schema asks for something."""
-    texts = [field.name for field in schema if pa.types.is_string(field.type)]
     try:
-        opened = pa.BufferReader(source) if isinstance(source, pa.Buffer) else source
         # Not pq.read_table: it loads what reads whole folders, and takes a folder named a=b for a column.
-        with pq.ParquetFile(opened, read_dictionary=texts) as file:
+        with pq.ParquetFile(_opened(source)) as file:
+            metadata = file.metadata
+            texts = [field.name for field in file.schema_arrow if pa.types.is_string(field.type)]
+        with pq.ParquetFile(_opened(source), metadata=metadata, read_dictionary=texts) as file:
             table = upgraded_columns(file.read())
         table.validate(full=True)  # also that texts are UTF-8, which whoever looks at one relies on
     except FileNotFoundError:
@@ -39,6 +40,10 @@ def read_table(source: Path | pa.Buffer, schema: pa.Schema) -> pa.Table:
     if missing := [name for name in schema.names if name not in table.column_names]:
         raise UnreadableError(f"not a Foretune table: columns missing: {', '.join(missing)}")
     return pa.table({field.name: _column(table.column(field.name), field) for field in schema})
+
+
+def _opened(source: Path | pa.Buffer) -> Path | pa.BufferReader:
+    return pa.BufferReader(source) if isinstance(source, pa.Buffer) else source
 
 
 def joined(tables: list[pa.Table]) -> pa.Table:
