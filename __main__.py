@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext, suppress
@@ -42,6 +43,8 @@ WrongUsage: type[Exception] = typer.BadParameter.__mro__[1]
 #: Seconds that a command takes for each measurement, on two cores of 2026: what is said beforehand.
 _QUICKSTART_S, _TRAINING_S, _EVALUATING_S, _JUDGING_S, _REPLAYING_S = 1e-4, 5e-5, 2.5e-4, 5e-5, 8e-4
 _EXPORTING_S = {"csv": 4e-6, "t4": 6e-5}
+#: The exit code after Ctrl-C, as shells have it.
+INTERRUPTED = 130
 #: Where a context keeps the words of the command line.
 GIVEN = "foretune.given"
 
@@ -72,7 +75,7 @@ class Commands(TyperGroup):
         except KeyboardInterrupt:
             _say_error("interrupted", given)
             typer.echo("Interrupted.", err=True)
-            raise typer.Exit(130) from None
+            raise typer.Exit(INTERRUPTED) from None
 
 
 class PredictCommand(TyperCommand):
@@ -192,7 +195,14 @@ class Result(Protocol):
 
 def main() -> None:
     """The console script, and `python -m foretune`."""
-    app(prog_name="foretune")
+    try:
+        app(prog_name="foretune")
+    except SystemExit as ended:
+        if ended.code == INTERRUPTED:  # at once: a thread may be in the middle of what nobody waits for any more
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(INTERRUPTED)
+        raise
 
 
 @app.callback()
@@ -363,7 +373,7 @@ def collect(
         summary = collected(kernels, cases, out, plan=plan, budget_s=budget, resume=resume, on_progress=on_progress)
     _emit(summary, as_json, out=out)
     if summary.interrupted:
-        raise typer.Exit(130)
+        raise typer.Exit(INTERRUPTED)
 
 
 @_command("train", "foretune train --data measured --data h200 --out my-bundle")

@@ -14,6 +14,7 @@ from commands import COMMANDS, FAMILY, PREDICT, SUBCOMMANDS, call, words
 from foretune import datasets
 from foretune.__main__ import app
 from foretune.collect import replay
+from foretune.datasets.dataset import Dataset
 from foretune.kernels import find_family
 from foretune.model import LightGBMRanker, evaluate
 
@@ -140,18 +141,25 @@ def test_the_example_of_predict_runs() -> None:
     assert call(example_of("predict")).exit_code == 0
 
 
-def test_replay_as_json_is_the_contract_and_the_table_shows_both(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture(scope="module")
+def part() -> Dataset:
+    """Every 16th problem of one family of the shipped dataset: whole, it takes minutes."""
     whole = datasets.load("h200")
-    kept = [i for i, case in enumerate(whole.cases) if case.problem.family == FAMILY][::8]
+    kept = [i for i, case in enumerate(whole.cases) if case.problem.family == FAMILY][::16]
     few = whole.measurements[whole.measurements["problem"].isin(kept)]
     few = few.assign(problem=few["problem"].map({old: new for new, old in enumerate(kept)}))
-    part = dataclasses.replace(
+    return dataclasses.replace(
         whole, cases=tuple(whole.cases[i] for i in kept), measurements=few, drift=whole.drift.iloc[:0]
     )
+
+
+def test_replay_as_json_is_the_contract_and_the_table_shows_both(
+    part: Dataset, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(datasets, "load", lambda name: part)
     over: list[replay.Replay] = []
 
-    few = functools.partial(LightGBMRanker, trees=60)
+    few = functools.partial(LightGBMRanker, trees=20)
 
     def once(dataset: Any, family: Any, plan: Any) -> replay.Replay:  # minutes, with all trees: and for the table again
         over[:] = over or [replay_plan(dataset, family, functools.partial(plan, ranker=few), ranker=few)]
@@ -164,7 +172,7 @@ def test_replay_as_json_is_the_contract_and_the_table_shows_both(monkeypatch: py
     assert family["planned"]["configs"] == pytest.approx(0.1, abs=0.01)
     assert 0.1 < family["planned"]["measurements"] < 0.2  # the leading configs are confirmed, and those it finds
     for who, key, k in itertools.product(("everything", "planned"), ("regret", "regret_sizes_unknown"), "1248"):
-        assert 1.0 <= family[who][key][k]["geomean"] < 1.2
+        assert 1.0 <= family[who][key][k]["geomean"] < 1.5  # of few problems
         assert family["ratio"][key][k]["ci95"][0] <= family["ratio"][key][k]["geomean"]
         assert family["ratio"][key][k]["geomean"] == pytest.approx(
             family["planned"][key][k]["geomean"] / family["everything"][key][k]["geomean"], abs=2e-4
@@ -174,13 +182,18 @@ def test_replay_as_json_is_the_contract_and_the_table_shows_both(monkeypatch: py
     assert all(text in table for text in ("everything: 100.0 % of the configs", plan, "the plan loses"))
 
 
-@pytest.fixture(scope="module")
-def quick(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
-    """One quickstart, and where it put its bundle."""
+@pytest.fixture(scope="module", params=["part", pytest.param("whole", marks=pytest.mark.slow)])
+def quick(
+    request: pytest.FixtureRequest, part: Dataset, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[Path, dict[str, Any], Dataset]:
+    """One quickstart, where it put its bundle, and what it learned from."""
     out = tmp_path_factory.mktemp("quickstart") / "bundle"
-    result = call("quickstart --json --out", out)
+    data = part if request.param == "part" else datasets.load("h200")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(datasets, "load", lambda name: data)
+        result = call("quickstart --json --out", out)
     assert result.exit_code == 0, result.stderr
-    return out, json.loads(result.stdout)
+    return out, json.loads(result.stdout), data
 
 
 def check_evaluation(evaluation: dict[str, Any]) -> None:
@@ -199,8 +212,10 @@ def check_evaluation(evaluation: dict[str, Any]) -> None:
             assert all(k in baseline for baseline in family["baselines"].values())
 
 
-def test_quickstart_evaluates_predicts_and_says_where_the_bundle_lies(quick: tuple[Path, dict[str, Any]]) -> None:
-    out, result = quick
+def test_quickstart_evaluates_predicts_and_says_where_the_bundle_lies(
+    quick: tuple[Path, dict[str, Any], Dataset],
+) -> None:
+    out, result, _ = quick
     check_evaluation(result["evaluation"])
     assert len(result["prediction"]["shortlist"]) == 4
     assert result["bundle"] == str(out)
@@ -208,9 +223,10 @@ def test_quickstart_evaluates_predicts_and_says_where_the_bundle_lies(quick: tup
 
 
 def test_the_bundle_of_quickstart_predicts_and_is_judged(
-    quick: tuple[Path, dict[str, Any]], monkeypatch: pytest.MonkeyPatch
+    quick: tuple[Path, dict[str, Any], Dataset], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    out, result = quick
+    out, result, data = quick
+    monkeypatch.setattr(datasets, "load", lambda name: data)
     judge = evaluate.evaluate_bundle
     judged: list[evaluate.Evaluation] = []
 

@@ -1,0 +1,57 @@
+"""How far a long computation is, as a log and a terminal show it."""
+
+from __future__ import annotations
+
+import io
+
+import pytest
+from foretune.datasets.console import progress_bar
+from foretune.datasets.console.progress_bar import showing, time_left
+from foretune.datasets.progress import advance
+from waiting import until
+
+
+@pytest.fixture
+def log(monkeypatch):
+    """What a console writes that is no terminal."""
+    console = pytest.importorskip("rich.console")
+    text = io.StringIO()
+    made = console.Console
+    monkeypatch.setattr(console, "Console", lambda **options: made(file=text, width=200, quiet=options["quiet"]))
+    return text
+
+
+def test_how_long_it_will_take_is_said_first(log):
+    with showing("training on [red]", 300.0):
+        assert log.getvalue() == "training on [red]: about 5 min\n"
+
+
+def test_what_is_soon_over_says_nothing(log):
+    with showing("training", 1.9):
+        advance(0.5)
+    assert log.getvalue() == ""
+
+
+def test_now_and_then_a_line_says_how_far_it_is(log, monkeypatch):
+    monkeypatch.setattr(progress_bar, "_EVERY_S", 0.001)
+    with showing("training") as say:
+        advance(0.25)
+        until(lambda: "training: 25%, about 1 s left\n" in log.getvalue())
+        say("judging")
+        advance(0.5)
+        until(lambda: "judging: 75%" in log.getvalue())
+    lines = log.getvalue()
+    with showing("nothing more", shown=False):
+        advance(1.0)
+    assert log.getvalue() == lines
+
+
+def test_whoever_wants_none_sees_none(log):
+    with showing("training", 300.0, shown=False):
+        advance(0.5)
+    assert log.getvalue() == ""
+
+
+def test_what_was_thought_beforehand_gives_way_to_what_is_seen():
+    seen = [time_left(share, 100.0, 1000.0) for share in (0.0, 0.02, 0.05, 0.1, 0.5)]
+    assert seen == pytest.approx([900.0, 0.2 * 4900 + 0.8 * 980, 0.5 * 1900 + 0.5 * 950, 900.0, 100.0])
