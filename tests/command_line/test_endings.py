@@ -83,6 +83,33 @@ __main__.main()
     assert (child.returncode, stdout, stderr) == (130, "", "Interrupted.\n")
 
 
+def test_ctrl_c_waits_for_no_thread_that_is_in_the_middle_of_something() -> None:
+    script = """
+import signal
+import threading
+from foretune import __main__, datasets
+
+def wait():
+    threading.Thread(target=threading.Event().wait).start()  # the end of a process usually waits for those
+    print("ready", flush=True)
+    while True:
+        signal.pause()
+datasets.names = wait
+__main__.main()
+"""
+    with subprocess.Popen(
+        [sys.executable, "-c", script, "datasets"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as child:
+        assert child.stdout is not None
+        assert child.stdout.readline() == "ready\n"
+        child.send_signal(signal.SIGINT)
+        try:
+            child.wait(timeout=300)  # it would wait for ever
+        finally:
+            child.kill()
+    assert child.returncode == 130
+
+
 @pytest.mark.parametrize("line", ["device h200", "device h200 --json", "device h300 --json", "device --fast --json"])
 def test_an_output_that_nobody_reads_ends_it_quietly(line: str) -> None:
     read, write = os.pipe()
