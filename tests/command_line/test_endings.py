@@ -62,52 +62,42 @@ def run(*words: str, **settings: Any) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_a_real_ctrl_c_ends_with_130_and_a_line() -> None:
-    script = """
-import signal, sys
+INTERRUPTED = """
+import signal, threading
 from foretune import __main__, datasets
 def wait():
+    {first}
     print("ready", flush=True)
     while True:
         signal.pause()
 datasets.names = wait
 __main__.main()
 """
+
+
+@pytest.mark.parametrize(
+    "first",
+    [
+        pytest.param("pass", id="alone"),
+        # For such a one the end of a process usually waits.
+        pytest.param("threading.Thread(target=threading.Event().wait).start()", id="with a thread"),
+    ],
+)
+def test_a_real_ctrl_c_ends_with_130_and_a_line(first: str) -> None:
     with subprocess.Popen(
-        [sys.executable, "-c", script, "datasets"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    ) as child:
-        assert child.stdout is not None
-        assert child.stdout.readline() == "ready\n"
-        child.send_signal(signal.SIGINT)
-        stdout, stderr = child.communicate()
-    assert (child.returncode, stdout, stderr) == (130, "", "Interrupted.\n")
-
-
-def test_ctrl_c_waits_for_no_thread_that_is_in_the_middle_of_something() -> None:
-    script = """
-import signal
-import threading
-from foretune import __main__, datasets
-
-def wait():
-    threading.Thread(target=threading.Event().wait).start()  # the end of a process usually waits for those
-    print("ready", flush=True)
-    while True:
-        signal.pause()
-datasets.names = wait
-__main__.main()
-"""
-    with subprocess.Popen(
-        [sys.executable, "-c", script, "datasets"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        [sys.executable, "-c", INTERRUPTED.format(first=first), "datasets"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
     ) as child:
         assert child.stdout is not None
         assert child.stdout.readline() == "ready\n"
         child.send_signal(signal.SIGINT)
         try:
-            child.wait(timeout=300)  # it would wait for ever
+            stdout, stderr = child.communicate(timeout=300)  # it would wait for ever
         finally:
             child.kill()
-    assert child.returncode == 130
+    assert (child.returncode, stdout, stderr) == (130, "", "Interrupted.\n")
 
 
 @pytest.mark.parametrize("line", ["device h200", "device h200 --json", "device h300 --json", "device --fast --json"])
