@@ -11,7 +11,7 @@ from .evaluate import Evaluation, cross_validate, evaluate_bundle
 from .gbdt import LightGBMRanker
 from .metrics import Summary, geomean, noise_floor, summarise, top_k_regret
 from .ranker import Ranker
-from .sources import check_measured, check_sources
+from .sources import check_measured, check_sources, measured_grid
 from .splits import split_folds, split_groups
 from .train import train_bundle
 from .trained_family import TrainedFamily
@@ -35,6 +35,7 @@ __all__ = [
     "evaluate_bundle",
     "geomean",
     "load_bundle",
+    "measured_grid",
     "noise_floor",
     "split_folds",
     "split_groups",

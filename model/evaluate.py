@@ -20,8 +20,8 @@ from .gbdt import LightGBMRanker
 from .metrics import geomean, summarise, top_k_regret
 from .origin import seen_in_training
 from .ranker import Ranker
-from .rows import Subsets, supported
-from .sources import check_measured
+from .rows import Subsets
+from .sources import measured_grid
 from .splits import RANDOM, split_devices, split_folds, split_groups
 
 if TYPE_CHECKING:
@@ -260,12 +260,12 @@ class _Split:
             raise ForetuneError(f"tested must be >= 1 fold but got {tested}")
         if split not in SPLITS:
             raise ForetuneError(f"split must be one of {', '.join(SPLITS)} but is {split!r}")
-        check_measured(dataset, family)
-        self.grid, self.family = dataset.grid(family.name), family
+        self.grid, possible = measured_grid(dataset, family)
+        self.family = family
         self.ks, self._folds, self.jobs, self._split = tuple(ks), folds, jobs, split
         self.groups = split_groups(self.grid.cases)
         # A run cut short by its budget, or guided by a plan, says nothing about what it did not try.
-        self.candidates = (dataset.counts(self.grid) > 0) & supported(self.grid, family) & ~_wrong(dataset, self.grid)
+        self.candidates = (dataset.counts(self.grid) > 0) & possible & ~_wrong(dataset, self.grid)
         self._subsets = Subsets(self.grid.configs)
         self.judged = np.arange(len(self.grid))
         if tested is not None:

@@ -1,16 +1,23 @@
-"""Whether measurements are of the kernel as it is now: asked where a family meets a dataset."""
+"""What of a dataset is of a family, and of its kernel as it is now: asked where the two meet."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from ..datasets import DatasetError, Family, ForetuneError, Measurable, check_problem_of, wrong_knobs
 from ..datasets.contents import kernel_sources
 from ..datasets.errors import warn
+from .rows import supported
 
 if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
     from ..datasets.dataset import Dataset
+    from ..datasets.grid import Grid
 
 
 def check_measured(dataset: Dataset, family: Family) -> None:
@@ -26,6 +33,32 @@ def check_measured(dataset: Dataset, family: Family) -> None:
         if why := wrong_knobs(family, dataset.configs[number]):
             raise DatasetError(f"{dataset.name}: {why}")
     check_sources(dataset.name, dataset.provenance, family)
+
+
+def measured_grid(dataset: Dataset, family: Family) -> tuple[Grid, NDArray[np.bool_]]:
+    """What a ranker may learn from, and where the family lets a config through, (n_problems, n_configs).
+
+    Times of configs that the family does not support on their problem are left out, with a `ForetuneWarning` that says
+    how many and why: no shortlist has them, and their features may be anything. Raises as `check_measured` does, and
+    `DatasetError` where nothing is left.
+    """
+    check_measured(dataset, family)
+    grid = dataset.grid(family.name)
+    possible = supported(grid, family)
+    times = grid.times_us
+    if len(wrong := np.argwhere(np.isfinite(times) & ~possible)):
+        row, column = (int(place) for place in wrong[0])
+        problem, config = grid.cases[row].problem, grid.configs[column]
+        warn(
+            f"{dataset.name}: {len(wrong)} times are left out, of configs that {family.name} does not support on their "
+            f"problem, such as {config} on {problem}: {family.supports(config, problem, grid.devices[row])}"
+        )
+        first, second = (np.where(possible, passed, np.nan) for passed in (grid.first_us, grid.second_us))
+        left = np.flatnonzero((np.isfinite(times) & possible).any(axis=1))
+        if not len(left):
+            raise DatasetError(f"{dataset.name}: {family.name} supports none of the configs on their problems")
+        grid, possible = replace(grid, first_us=first, second_us=second).select(left), possible[left]
+    return grid, possible
 
 
 def check_sources(name: str, provenance: Mapping[str, Any], family: Family) -> None:

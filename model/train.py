@@ -10,7 +10,7 @@ from ..datasets.progress import share_of
 from .bundle import Bundle
 from .gbdt import LightGBMRanker
 from .origin import origin_of
-from .sources import check_measured
+from .sources import measured_grid
 from .trained_family import TrainedFamily
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ def train_bundle(
     """A bundle with one ranker for each of `families` (by name) that the dataset has, fitted on all its problems.
 
     `ranker` makes the unfitted ranker. The same dataset, families, parameters and LightGBM give the same bytes. Warns
-    as `check_measured` does. Raises `ForetuneError` where the dataset has none of the families.
+    as `measured_grid` does. Raises `ForetuneError` where the dataset has none of the families.
 
     >>> train_bundle(load("h200"), families).save("my-bundle")  # doctest: +SKIP
     """
@@ -35,8 +35,7 @@ def train_bundle(
         raise ForetuneError(f"{dataset.name}: families must be among {wanted} but are {there}")
     trained = {}
     for name in learnable:
-        check_measured(dataset, families[name])
-        grid = dataset.grid(name)
+        grid, _ = measured_grid(dataset, families[name])
         with share_of(1 / len(learnable)):
             fitted = ranker().fit(grid, families[name])
         trained[name] = TrainedFamily(

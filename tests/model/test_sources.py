@@ -1,4 +1,4 @@
-"""A dataset of another kernel is used with a warning that says so."""
+"""A dataset of another kernel is used with a warning that says so; what cannot be a family's is refused or left out."""
 
 from __future__ import annotations
 
@@ -6,10 +6,11 @@ import warnings
 from dataclasses import replace
 from functools import partial
 
+import numpy as np
 import pytest
 from fakes import FakeFamily, fake_cases, fake_dataset
-from foretune.datasets import ForetuneWarning
-from foretune.model import LightGBMRanker, check_measured, cross_validate, load_bundle, train_bundle
+from foretune.datasets import DatasetError, ForetuneWarning, KernelConfig
+from foretune.model import LightGBMRanker, check_measured, cross_validate, load_bundle, measured_grid, train_bundle
 from foretune.model.testing import ToyFamily
 
 FAMILY = FakeFamily()
@@ -83,3 +84,50 @@ def test_the_same_kernel_or_an_unknown_one_is_no_reason_to_warn(dataset):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         check_measured(dataset, FAMILY)
+
+
+def with_config(config):
+    """The dataset as if its first config had been this one."""
+    return replace(BARE, configs=(config, *BARE.configs[1:]))
+
+
+def test_a_config_that_lacks_a_knob_is_refused_by_name():
+    first = BARE.configs[0].to_json()
+    lacking = KernelConfig.from_json({name: value for name, value in first.items() if name != FAMILY.knobs[0]})
+    with pytest.raises(DatasetError, match=rf"fake: the knobs of fake are .* but a config lacks {FAMILY.knobs[0]}"):
+        measured_grid(with_config(lacking), FAMILY)
+
+
+def test_a_problem_of_other_dimensions_is_refused():
+    case = BARE.cases[0]
+    other = replace(case, problem=replace(case.problem, dims=case.problem.dims[:-1], ragged=None))
+    with pytest.raises(DatasetError, match="fake: a problem of fake has the dimensions"):
+        measured_grid(replace(BARE, cases=(other, *BARE.cases[1:])), FAMILY)
+
+
+class Strict(FakeFamily):
+    """One that supports less than when it was measured."""
+
+    def supports(self, config, problem, device):
+        return "too large" if config == BARE.configs[0] else super().supports(config, problem, device)
+
+
+def test_times_of_what_is_not_supported_are_left_out_with_a_warning():
+    whole, _ = measured_grid(BARE, FAMILY)
+    column = whole.configs.index(BARE.configs[0])
+    times = np.isfinite(whole.times_us[:, column]).sum()
+    with pytest.warns(ForetuneWarning, match=rf"fake: {times} times are left out, of configs that fake .*: too large"):
+        grid, possible = measured_grid(BARE, Strict())
+    assert np.isnan(grid.times_us[:, column]).all()
+    assert not possible[:, column].any()
+    others = np.arange(len(whole.configs)) != column
+    np.testing.assert_array_equal(grid.times_us[:, others], whole.times_us[:, others])
+
+
+def test_where_nothing_is_supported_there_is_nothing_to_learn():
+    class Nothing(FakeFamily):
+        def supports(self, config, problem, device):
+            return "no"
+
+    with pytest.warns(ForetuneWarning), pytest.raises(DatasetError, match="supports none of the configs"):
+        measured_grid(BARE, Nothing())
