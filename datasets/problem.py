@@ -123,7 +123,7 @@ class Ragged:
 
     def __post_init__(self) -> None:
         check_word("the ragged dimension", self.dim)
-        sizes = self.sizes
+        sizes: Collection[int] = self.sizes
         unordered = isinstance(sizes, (str, bytes, Mapping, Set)) or not isinstance(sizes, Collection)
         if unordered or len(sizes) > MOST_SEGMENTS:
             raise ForetuneError(
