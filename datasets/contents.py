@@ -73,7 +73,7 @@ def contents_table(datasets: Sequence[Mapping[str, Any]]) -> Any:
         f"{one['name']}: ignored half-written parts: {', '.join(one['ignored'])}" for one in datasets if one["ignored"]
     ]
     columns = ("name", "family", "device", "problems", "configs", "measurements", "plan")
-    return table("Datasets", columns, rows, below="\n".join(below), once=("plan",))
+    return table("Datasets", columns, rows, below=below, once=("plan",))
 
 
 def _is_known(contents: Any) -> bool:

@@ -104,7 +104,7 @@ class Evaluation:
             f"over {len(self.cases)} problems (noise {percent(told['noise_floor'])} %)"
         )
         seen = self.seen_in_training
-        below = f"It was trained on {_share(seen)} of these measurements, which flatter it." if seen else ""
+        below = [f"It was trained on {_share(seen)} of these measurements, which flatter it."] if seen else []
         return table(title, ("best of first", *ks), rows, below=below)
 
     def _by_origin(self) -> dict[str, Any]:

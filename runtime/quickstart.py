@@ -59,7 +59,7 @@ class Quickstart:
             self.shortlist,
             f"One prediction over the whole space takes {self.prediction_ms:.2f} ms on one core.",
             *tuned,
-            *([] if self.bundle is None else [Text(printable(f"\nThe bundle lies in {self.bundle}"))]),
+            *([] if self.bundle is None else [Text(printable(f"The bundle lies in {self.bundle}"))]),
         )
 
 

@@ -17,9 +17,9 @@ _FRAME, _EDGE = 3, 1
 
 
 def table(
-    title: str, columns: Sequence[str], rows: Sequence[Sequence[object]], *, below: str = "", once: Sequence[str] = ()
+    title: str, columns: Sequence[str], rows: Sequence[Sequence[object]], *, below: Sequence[str] = (), once: Sequence[str] = ()
 ) -> Table:
-    """A table that `rich.print` and a notebook show, with a text below it. Columns named in `once` are said in one line
+    """A table that `rich.print` and a notebook show, with lines below it. Columns named in `once` are said in one line
     below where all rows have the same there.
 
     >>> from rich.console import Console
@@ -49,7 +49,7 @@ def table(
         title=printable(title),
         columns=tuple(printable(columns[at]) for at in left),
         rows=tuple(tuple(row[at] for at in left) for row in cells),
-        below="\n".join([*(["All with " + " ".join(said)] if said else []), *([printable(below)] if below else [])]),
+        below="\n".join([*(["All with " + " ".join(said)] if said else []), *map(printable, below)]),
     )
 
 
@@ -114,16 +114,14 @@ class Table:
 
 
 def printable(text: str) -> str:
-    """The text with control characters, which could do anything to a terminal, written out.
+    """The text on one line, with control characters, which could do anything to a terminal, written out.
 
     >>> printable("a [red] card")
     'a [red] card'
     >>> print(printable(chr(27) + "[31m"))
     \\x1b[31m
     """
-    return "".join(
-        char if char.isprintable() or char == "\n" else char.encode("unicode_escape").decode() for char in text
-    )
+    return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
 
 
 def percent(ratio: float) -> str:

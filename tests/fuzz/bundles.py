@@ -11,12 +11,14 @@ import numpy as np
 from fakes import DEVICE, FakeFamily, fake_cases
 from foretune.model import load_bundle, npz
 from foretune.runtime import make_shortlist
-from forging import FILE, MANIFEST, contents, hand_made, signed
+from forging import FILE, MANIFEST, hand_made, signed
 from fuzz.judging import REFUSED, TroubleError, same, within
 from fuzz.oddities import Change, changed, changes, text_of
 from hypothesis import strategies as st
 
 FAMILY, CONFIGS = FakeFamily(), FakeFamily().space()
+#: That a ranker can be trained with.
+MOST_TREES = 2000
 PROBLEM = fake_cases(models=1)[0].problem
 DTYPES = ["<f8", "<f4", "<i8", "<i4", "|u1", "|i1", "<u8", "<f2"]
 BUNDLE = hand_made(trees=3)
@@ -33,44 +35,62 @@ class ArrayChange(NamedTuple):
 
 
 class Forged(NamedTuple):
-    says: tuple[Change, ...]
-    arrays: tuple[ArrayChange, ...]
-    texts: tuple[tuple[str, bytes], ...]
-    bytes: tuple[tuple[float, str, int], ...]  # place in the file as a share of it, what is done there, with what
-    signed: bool
+    trees: int = 3
+    says: tuple[Change, ...] = ()
+    arrays: tuple[ArrayChange, ...] = ()
+    texts: tuple[tuple[str, bytes], ...] = ()
+    damage: tuple[tuple[float, str, int], ...] = ()  # place in the file as a share of it, what is done there, with what
+    signed: bool = True
 
 
-numbers = st.sampled_from([0, 1, -1, 2, 31, 32, 255, 2**31, 1e300, -1e300, 150.1, float("nan"), float("inf")])
-inputs = st.builds(
-    Forged,
-    says=st.lists(changes(BUNDLE.manifest), max_size=2).map(tuple),
-    arrays=st.lists(
-        st.builds(
-            ArrayChange,
-            st.sampled_from(NAMES),
-            st.sampled_from(["values", "values", "dtype", "length", "rename", "drop"]),
-            st.integers(0, 20),
-            numbers,
-        ),
-        max_size=2,
-    ).map(tuple),
-    texts=st.lists(st.tuples(st.sampled_from(["x", "../x", "fake/x.npy", MANIFEST]), st.binary(max_size=9)), max_size=1)
-    .map(tuple),
-    bytes=st.lists(
-        st.tuples(st.floats(0, 1), st.sampled_from(["flip", "cut", "gap", "repeat"]), st.integers(0, 255)), max_size=2
-    ).map(tuple),
-    signed=st.sampled_from([True, True, True, False]),
-)  # fmt: skip
+#: What arrays may hold, and what they may not.
+numbers = (
+    st.integers(0, 3)
+    | st.floats(-1, 1)
+    | st.sampled_from([-1, 17, 18, 31, 32, 255, 2**31, 1e300, -1e300, 150.1, float("nan"), float("inf")])
+)
+array_changes = st.builds(
+    ArrayChange,
+    st.sampled_from(NAMES),
+    st.sampled_from(["values", "values", "values", "dtype", "length", "rename", "drop"]),
+    st.integers(0, 20),
+    numbers,
+)
+#: Most by far have checksums that fit and a whole file, so that what stands behind them is reached.
+texts = st.tuples(st.sampled_from(["x", "../x", "fake/x.npy", MANIFEST]), st.binary(max_size=9))
+damage = st.tuples(st.floats(0, 1), st.sampled_from(["flip", "cut", "gap", "repeat"]), st.integers(0, 255))
+
+
+def _forged(**said: st.SearchStrategy[Any]) -> st.SearchStrategy[Forged]:
+    return st.fixed_dictionaries(said).map(lambda drawn: Forged(**drawn))
+
+
+def _some(what: st.SearchStrategy[Any], least: int, most: int) -> st.SearchStrategy[tuple[Any, ...]]:
+    return st.lists(what, min_size=least, max_size=most).map(tuple)
+
+
+#: Most have checksums that fit and a whole file, so that what stands behind them is reached.
+inputs = st.one_of(
+    _forged(arrays=_some(array_changes, 1, 2), trees=st.sampled_from([3, 3, 1, 200, 2000])),
+    _forged(says=_some(changes(BUNDLE.manifest), 1, 2), signed=st.sampled_from([True, True, True, False])),
+    _forged(says=_some(changes(BUNDLE.manifest), 1, 1), arrays=_some(array_changes, 1, 1)),
+    _forged(texts=_some(texts, 0, 1), damage=_some(damage, 0, 2), trees=st.sampled_from([3, 1, 5000, 10**6])),
+)
 
 
 @cache
-def _base(folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
-    BUNDLE.save(folder)
-    return contents(folder)
+def _base(trees: int) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Arrays and manifest of a bundle, be it one of too many trees."""
+    bundle = hand_made(trees=min(trees, MOST_TREES))
+    arrays = bundle.ranker("fake").forest_.arrays()
+    if trees > MOST_TREES:  # of one leaf each
+        arrays |= {name: array[:0] for name, array in arrays.items() if name.startswith("split")}
+        arrays |= {"tree_leaves": np.ones(trees, np.uint8), "leaf_value": np.zeros(trees)}
+    return {f"fake/{name}": array for name, array in arrays.items()}, bundle.manifest
 
 
 def check(forged: Forged, folder: Path) -> str:
-    arrays, manifest = _base(folder / "base")
+    arrays, manifest = _base(forged.trees)
     for change in forged.arrays:
         arrays = _array_changed(arrays, change)
     says: Any = manifest
@@ -79,7 +99,7 @@ def check(forged: Forged, folder: Path) -> str:
     if forged.signed and isinstance(says, dict):
         says = signed(says, arrays)
     content = npz.dumps(arrays, {MANIFEST: text_of(says).encode()} | dict(forged.texts))
-    for share, how, value in forged.bytes:
+    for share, how, value in forged.damage:
         content = _bytes_changed(content, int(share * len(content)), how, value)
     target = folder / "forged"
     target.mkdir(exist_ok=True)

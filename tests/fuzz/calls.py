@@ -20,8 +20,11 @@ from hypothesis import strategies as st
 
 FAMILY, CASES, BUNDLE = FakeFamily(), fake_cases(models=1), hand_made()
 CONFIGS = FAMILY.space()
+TRITON_CONFIGS = [config.to_triton() for config in CONFIGS[:6]]
 PROBLEM = CASES[0].problem
 OTHER = foretune.Problem.of("grouped_gemm_fwd", groups=8, rows=256, n=512, k=512)
+ROOT = Path(foretune.__file__).parent
+MEASURED = ROOT / "tests" / "third_party" / "measured_h200"
 #: By what an argument is for; odd values may stand for any of them.
 RIGHT: dict[str, list[Any]] = {
     "family": ["grouped_gemm_fwd", FAMILY, FakeFamily, "fakes:FakeFamily"],
@@ -31,6 +34,19 @@ RIGHT: dict[str, list[Any]] = {
     "configs": [CONFIGS[:5], list(CONFIGS[:5]), None],
     "bundle": [BUNDLE, None],
     "text": ["fake", "rows", "bf16"],
+    "dataset": [MEASURED, str(MEASURED)],
+    "bundle folder": [ROOT / "model" / "shipped", None],
+    "knobs": [None, {"BM": "BLOCK_M"}, {"BLOCK_M": "BLOCK_M"}],
+    "fixed": [None, {"BLOCK_M": 16}, {}],
+    "triton configs": [TRITON_CONFIGS, TRITON_CONFIGS[:1]],
+    "triton config": TRITON_CONFIGS,
+    "triton's own": [TRITON_CONFIGS, TRITON_CONFIGS[:1]],
+    "launch": [{"x": 1}, {}],
+    "sizes": [(8, 8), (0, 16), [1, 2]],
+    "cases": [CASES[:2], None, []],
+    "plan": ["exhaustive", "adaptive"],
+    "seconds": [None, 1.5, 60],
+    "yes or no": [True, False],
     "size": [1, 64, 4096],
     "dtype": ["bf16", {"x": "bf16", "w": "fp16"}],
     "ragged": [None, {"rows": (8, 8)}, Ragged("rows", (16,))],
@@ -58,8 +74,25 @@ CALLS: dict[str, tuple[Callable[..., Any], tuple[str, ...]]] = {
         lambda p, k, c, b: make_shortlist(FAMILY, p, DEVICE, k=k, configs=c, bundle=b),
         ("problem", "k", "configs", "bundle"),
     ),
-    "load_bundle": (foretune.load_bundle, ("text",)),
-    "load": (foretune.datasets.load, ("text",)),
+    "prune of own words": (
+        lambda k, n, f, c: foretune.prune(FAMILY, k, knobs=n, fixed=f, configs=c),
+        ("k", "knobs", "fixed", "triton configs"),
+    ),
+    "a launch": (
+        lambda p, c, a: foretune.prune(FAMILY, 2, problem=lambda _: p, device=DEVICE, bundle=BUNDLE)(c, a),
+        ("problem", "triton's own", "launch"),
+    ),
+    "load_bundle": (foretune.load_bundle, ("bundle folder",)),
+    "load": (foretune.datasets.load, ("dataset",)),
+    "describe": (foretune.datasets.describe, ("dataset",)),
+    "Ragged": (Ragged, ("text", "sizes")),
+    "KernelConfig.from_triton": (foretune.KernelConfig.from_triton, ("triton config",)),
+    "collect_dataset": (
+        lambda f, c, p, b, g, r: foretune.collect_dataset(
+            f, out="/dev/null/none", cases=c, plan=p, budget_s=b, gpus=g, resume=r, progress=False
+        ),
+        ("family", "cases", "plan", "seconds", "k", "yes or no"),
+    ),
     "Problem.of": (
         lambda f, d, g, r, rows, n: foretune.Problem.of(f, dtype=d, flags=g, ragged=r, rows=rows, n=n),
         ("text", "dtype", "flags", "ragged", "size", "size"),
@@ -89,7 +122,9 @@ class Call(NamedTuple):
 
 def _argument(purpose: str) -> st.SearchStrategy[Any]:
     odd, right = st.sampled_from(ODD), st.sampled_from(RIGHT[purpose])
-    return st.integers(0, 2).flatmap(lambda drawn: odd if drawn == 0 else right)
+    if purpose == "triton's own":  # what Triton hands over is what was declared
+        return right
+    return st.integers(0, 3).flatmap(lambda drawn: odd if drawn == 3 else right)
 
 
 inputs = st.sampled_from(sorted(CALLS)).flatmap(
@@ -125,8 +160,12 @@ def _check_answer(call: Call, answer: Any) -> None:
             if not answer.configs or (answer.predicted and len(answer.configs) > k):
                 raise TroubleError("silent change", f"{call.name}: another number of configs", f"k={k!r}")
             json.dumps(answer.to_json(), allow_nan=False)
+        if call.name == "a launch":
+            _, given, _ = call.arguments
+            if not answer or {*map(id, answer)} - {*map(id, given)} or len(answer) > len(given):
+                raise TroubleError("silent change", "a launch: none of its configs, or others")
         if call.name.startswith("prune"):
-            k = call.arguments[1]
+            k = call.arguments[CALLS[call.name][1].index("k")]
             if isinstance(k, bool) or int(k) != k or type(k) not in (int, np.int64):
                 raise TroubleError("silent change", f"{call.name}: a k that is none is taken", repr(k))
     except TroubleError:

@@ -3,8 +3,10 @@ shipped is learned from: what would need a GPU or minutes is replaced by a refus
 
 from __future__ import annotations
 
+import csv
 import json
 import os
+import shutil
 import warnings
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -16,9 +18,9 @@ from unittest.mock import patch
 import foretune.datasets
 from foretune.__main__ import app
 from foretune.datasets import DeviceSpec, ForetuneError
-from foretune.model import LightGBMRanker
+from foretune.model import LightGBMRanker, load_bundle
 from forging import hand_made
-from fuzz.datasets import base
+from fuzz.datasets import base, rows_of
 from fuzz.judging import TroubleError, same, traced
 from fuzz.oddities import TEXTS
 from hypothesis import strategies as st
@@ -28,14 +30,14 @@ from typer.testing import CliRunner, Result
 DIMENSIONS = ["--groups", "--rows", "--n", "--k"]
 #: Sensible values of options and arguments; what stands in braces is a place in the folder of the run.
 DATA, OUT = ["{parts}", "{sealed}"], ["{new}/a", "{new}/b", "out"]
-FAMILIES = ["fakes:FakeFamily", "grouped_gemm_fwd"]
+FAMILIES = [*["fakes:FakeFamily"] * 3, "grouped_gemm_fwd"]
 COUNTS = ["1", "2", "8"]
 SENSIBLE = {
     "--data": DATA, "--like": DATA, "data": DATA, "--out": OUT, "--family": FAMILIES, "family": FAMILIES,
     "--bundle": ["{bundle}"], "--split": ["model", "device"], "--share": ["0.5", "1"], "--device": ["h200", "{spec}"],
     "spec": ["h200", "{spec}"], "--format": ["csv", "t4"], "--dtype": ["bf16"], "--budget": ["1s", "2m"],
-    "--plan": ["exhaustive", "adaptive"], "--tokens": ["16,256"], "--sms": ["32", "16,64"], "--name": ["mine"],
-    "--max-tflop": ["1", "0.5"], "--models": ["{models}"],
+    "--plan": ["exhaustive", "adaptive"], "--tokens": ["16,256"], "--sms": ["32", "64"], "--name": ["mine"],
+    "--max-tflop": ["1", "0.5"], "--models": ["{models}", "{file}"],
     **{dimension: ["8", "64", "1024"] for dimension in DIMENSIONS},
 }  # fmt: skip
 #: What is right nowhere, or elsewhere.
@@ -51,13 +53,19 @@ class Line(NamedTuple):
 class Parameter(NamedTuple):
     name: str  # of an option with its dashes
     takes_value: bool
+    several: bool
 
 
 def _commands(command: Any, name: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], list[Parameter]]]:
     """Every command with its parameters, as typer knows them."""
     for inner, one in getattr(command, "commands", {}).items():
         yield from _commands(one, (*name, inner))
-    parameters = [Parameter(one.opts[0], not getattr(one, "is_flag", False)) for one in command.params]
+    parameters = [
+        Parameter(one.opts[0], not getattr(one, "is_flag", False), one.multiple or one.nargs == -1)
+        if one.param_type_name == "option"
+        else Parameter(one.opts[0], True, one.nargs == -1)
+        for one in command.params
+    ]
     if name:
         yield name, parameters
 
@@ -70,13 +78,13 @@ WANTED = ("--data", "--out", "--format", "--device")
 def _value(parameter: str) -> st.SearchStrategy[str]:
     sensible = st.sampled_from(SENSIBLE.get(parameter, COUNTS))
     odd = st.sampled_from(ODD) | st.text(st.characters(exclude_characters="\0"), max_size=12)
-    return st.integers(0, 11).flatmap(lambda drawn: odd if drawn == 0 else sensible)
+    return st.integers(0, 8).flatmap(lambda drawn: odd if drawn == 8 else sensible)  # small ones are drawn more often
 
 
 def _words(parameter: Parameter) -> st.SearchStrategy[tuple[str, ...]]:
     name = parameter.name
     if not name.startswith("-"):
-        return st.lists(_value(name), min_size=1, max_size=2 if name == "data" else 1).map(tuple)
+        return st.lists(_value(name), min_size=1, max_size=2 if parameter.several else 1).map(tuple)
     if not parameter.takes_value:
         return st.just((name,))
     return _value(name).map(lambda value: (name, value)) | _value(name).map(lambda value: (f"{name}={value}",))
@@ -84,7 +92,7 @@ def _words(parameter: Parameter) -> st.SearchStrategy[tuple[str, ...]]:
 
 def _lines(name: tuple[str, ...], parameters: list[Parameter]) -> st.SearchStrategy[Line]:
     parts = [
-        st.integers(0, 4).flatmap(lambda drawn, p=parameter: _words(p) if drawn < _often(p) else st.just(()))
+        st.integers(0, 4).flatmap(lambda drawn, p=parameter: _words(p) if drawn >= 5 - _often(p) else st.just(()))
         for parameter in parameters
     ]
     if name == ("predict",):
@@ -95,11 +103,11 @@ def _lines(name: tuple[str, ...], parameters: list[Parameter]) -> st.SearchStrat
 
 def _often(parameter: Parameter) -> int:
     return (
-        5 if parameter.name in WANTED or not parameter.name.startswith("-") else 2 if parameter.name == "--json" else 1
+        5 if parameter.name in WANTED or not parameter.name.startswith("-") else 2 if parameter.name in ("--json", "--bundle") else 1
     )
 
 
-inputs = st.sampled_from(sorted(COMMANDS.items())).flatmap(lambda one: _lines(*one))
+inputs = st.sampled_from([*COMMANDS.items()][::-1]).flatmap(lambda one: _lines(*one))
 
 
 @cache
@@ -108,7 +116,9 @@ def _places(folder: Path) -> dict[str, str]:
     hand_made().save(folder / "bundle")
     DeviceSpec.named("h200").save(folder / "spec.json")
     (folder / "file").write_text("what nobody expects")
-    (folder / "models.csv").write_text("model,hidden_size\nA-1B,64\n")
+    (folder / "models.csv").write_text(
+        "model,num_experts,top_k,hidden_size,moe_intermediate_size\nA-1B,8,2,64,128\n"
+    )
     (folder / "cwd").mkdir()
     return {
         "{parts}": str(datasets[False]), "{sealed}": str(datasets[True]), "{bundle}": str(folder / "bundle"),
@@ -117,8 +127,12 @@ def _places(folder: Path) -> dict[str, str]:
     }  # fmt: skip
 
 
+#: How far a command comes here that would measure, or learn from what is shipped.
+NOT_HERE = "no GPU is visible here"
+
+
 def _refuse(*_: Any, **__: Any) -> Any:
-    raise ForetuneError("no GPU is visible here, and nobody waits for a training on shipped data")
+    raise ForetuneError(f"{NOT_HERE}, and nobody waits for a training on shipped data")
 
 
 @contextmanager
@@ -143,32 +157,64 @@ def _bounded(folder: Path) -> Iterator[None]:
 def check(line: Line, folder: Path) -> str:
     places = _places(folder)
     words = [_placed(word, places) for word in line.words]
+    for written in (folder / "new", folder / "cwd" / "out"):
+        shutil.rmtree(written) if written.is_dir() else written.unlink(missing_ok=True)
+    (folder / "new").mkdir()
     with _bounded(folder / "cwd"):
         result = CliRunner().invoke(app, words, env={"COLUMNS": "100"})
-    if not isinstance(result.exception, (SystemExit, type(None))):
-        raise traced(result.exception) from result.exception
-    if result.exit_code not in (0, 1, 2):
-        raise TroubleError("traceback", f"{line.words[0]}: exit code {result.exit_code}")
-    if "\x1b" in result.output:
-        raise TroubleError("silent change", f"{line.words[0]}: a code for the terminal came through")
-    if result.exit_code == 0 and not {"--help", "-h"} & set(words):
-        _check_answer(line, words, result, folder / "cwd")
-    if result.exit_code == 1 and not result.stderr.rstrip().split("\n")[-1].startswith("Error: "):
+        if not isinstance(result.exception, (SystemExit, type(None))):
+            raise traced(result.exception) from result.exception
+        if result.exit_code not in (0, 1, 2):
+            raise TroubleError("traceback", f"{line.words[0]}: exit code {result.exit_code}")
+        if "\x1b" in result.output:
+            raise TroubleError("silent change", f"{line.words[0]}: a code for the terminal came through")
+        if result.exit_code == 0 and not {"--help", "-h"} & set(words):
+            _check_answer(words, result)
+    said = result.stderr.rstrip().split("\n")[-1]
+    if result.exit_code == 1 and not said.startswith("Error: "):
         raise TroubleError("traceback", f"{line.words[0]}: an error of no line or several", repr(result.stderr[-200:]))
-    return {0: "answered", 1: "refused", 2: "wrong usage"}[result.exit_code]
+    return "not here" if NOT_HERE in said else {0: "answered", 1: "refused", 2: "wrong usage"}[result.exit_code]
 
 
-def _check_answer(line: Line, words: list[str], result: Result, here: Path) -> None:
+def _check_answer(words: list[str], result: Result) -> None:
+    """What a command did is what its words say, as typer reads them."""
+    command, name, rest = get_command(app), "", words
+    while getattr(command, "commands", None) and rest and rest[0] in command.commands:
+        command, name, rest = command.commands[rest[0]], rest[0], rest[1:]
+    with command.make_context(name, list(rest)) as context:
+        given = context.params
     if not result.stdout.strip():
-        raise TroubleError("silent change", f"{line.words[0]}: done without a word")
-    value = json.loads(result.stdout) if "--json" in words else None
-    for word, following in zip(words, [*words[1:], None], strict=True):
-        if word.endswith("=") or (following == "" and word.startswith("--") and word != "--json"):
-            raise TroubleError("silent change", f"{line.words[0]}: {word.rstrip('=')} is empty, and taken as left out")
-        if word == "--out" and following:
-            same(f"{words[0]}: what --out names", True, (here / following).exists())
-        if word == "--top" and value is not None and words[0] == "predict":
-            same("--top", True, len(value["shortlist"]) <= int(str(following)))
+        raise TroubleError("silent change", f"{name}: done without a word")
+    value = json.loads(result.stdout) if given.get("as_json") else None
+    for option, said in given.items():
+        if said in ("", [""]) or (option == "out" and str(said) == "."):
+            raise TroubleError("silent change", f"{name}: {option} is empty, and taken as left out")
+    out, load = given.get("out"), foretune.datasets.load
+    match name:
+        case "train":
+            same("train: families", True, set(load_bundle(out).families) <= set(load(given["data"][0]).families))
+        case "seal":
+            same("seal: rows", *(sorted(rows_of(load(one)), key=repr) for one in (given["data"], out)))
+        case "merge":
+            ours = set().union(*(rows_of(load(one)) for one in given["data"]))
+            same("merge: rows", ours, set(rows_of(load(out))))
+        case "export" if given["problem"] is None and given["family"] is None:
+            rows = len(load(given["data"]).measurements)
+            if given["format"] == "csv":
+                with open(out, newline="") as file:
+                    same("export: rows", rows, len(list(csv.reader(file))) - 1)
+            else:
+                json.loads(out.read_text())
+        case "device":
+            spec = DeviceSpec.find(given["spec"])
+            spec = spec.with_sms(given["sms"]) if given["sms"] else spec
+            same("device: --json", spec, DeviceSpec.from_json(value) if value else spec)
+            same("device: --out", spec, DeviceSpec.find(out) if out else spec)
+        case "predict" if value is not None:
+            same("predict: --top", True, len(value["shortlist"]) <= given["top"])
+            same("predict: --device", DeviceSpec.find(given["device"]).name, value["device"])
+        case "evaluate" | "replay" if given["data"] is None:
+            raise TroubleError("silent change", f"{name}: judged what nobody named")
 
 
 def _placed(word: str, places: dict[str, str]) -> str:

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 import pyarrow.parquet as pq
 from fakes import DEVICE, FakeFamily, fake_cases
-from foretune.datasets import Measurement, Status, load
+from foretune.datasets import DeviceSpec, Measurement, Status, load
 from foretune.datasets.drift import Reading
 from foretune.datasets.export import export_dataset
 from foretune.datasets.merge import merge_datasets
@@ -26,7 +26,9 @@ from fuzz.judging import REFUSED, same, within
 from fuzz.oddities import Change, changed, changes, text_of, values
 from hypothesis import strategies as st
 
-FAMILY, CASES = FakeFamily(), fake_cases(models=1)[:3]
+FAMILY, OTHER_DEVICE = FakeFamily(), DeviceSpec.named("h100")
+#: Of two models, so that one can be held out.
+CASES = fake_cases(models=2)[:7:3]
 SPACE = FAMILY.space()[:4]
 SCHEMAS = {"problems": PROBLEMS, "configs": CONFIGS, "measurements": MEASUREMENTS, "drift": DRIFT}
 MANIFEST = "dataset.json"
@@ -64,17 +66,18 @@ class Altered(NamedTuple):
 
 
 def _written(folder: Path) -> None:
-    writer = Writer(folder, "mine", [DEVICE], {"family": "fake", "torch": "2.13.0"}, run_id="2026-r1")
-    for number, case in enumerate(CASES):
+    devices = [DEVICE, OTHER_DEVICE]
+    writer = Writer(folder, "mine", devices, {"family": "fake", "torch": "2.13.0"}, run_id="2026-r1")
+    for number, (case, device) in enumerate([*((case, DEVICE) for case in CASES), (CASES[0], OTHER_DEVICE)]):
         outcomes = [
             Measurement(
-                case.problem, DEVICE.name, config, Status.OK, time_us=10.0 + place + 7 * number, spread=0.01, samples=5,
+                case.problem, device.name, config, Status.OK, time_us=10.0 + place + 7 * number, spread=0.01, samples=5,
                 timing_pass=timing_pass, registers=40, spills=0, smem_bytes=1024,
             )
             for timing_pass in (1, 2, 3)
             for place, config in enumerate(SPACE[:3])
         ]  # fmt: skip
-        failed = Measurement(case.problem, DEVICE.name, SPACE[3], Status.LAUNCH_FAILED, error="no")
+        failed = Measurement(case.problem, device.name, SPACE[3], Status.LAUNCH_FAILED, error="no")
         writer.append(case, [*outcomes, failed])
     writer.append_drift([Reading(case.problem, "0", 1.0 * number, 100.0) for number, case in enumerate(CASES)])
 
@@ -88,19 +91,21 @@ def base(folder: Path) -> dict[bool, Path]:
 
 
 PROBLEM_JSON, CONFIG_JSON = CASES[0].problem.to_json(), SPACE[0].to_json()
-SPEC = DEVICE.to_json()
+SPECS = [DEVICE.to_json(), OTHER_DEVICE.to_json()]
 MANIFEST_JSON = {
-    "schema_version": 2, "name": "mine", "devices": [SPEC],
+    "schema_version": 2, "name": "mine", "devices": SPECS,
     "provenance": {"runs": {"2026-r1": {"family": "fake", "torch": "2.13.0"}}}, "sealed": {},
 }  # fmt: skip
-times = st.sampled_from([1e-30, 1e30, 0.0, -1.0, float("nan"), float("inf"), None, 10.0])
-passes = st.sampled_from([0, 127, -1, 4, 2, None])
+times = st.sampled_from([1e-30, 1e30, 0.0, -1.0, float("nan"), float("inf"), None, 10.0, 0.5, 1e5, 77, 3.25])
+passes = st.sampled_from([0, 127, -1, 4, 1, 2, 3, None])
+devices = st.sampled_from([DEVICE.name, OTHER_DEVICE.name, "NVIDIA H300", "", 0, 1, 2])
 statuses = st.sampled_from([*(status.value for status in Status), "", "fine", None])
 places = st.integers(0, 3)
 by_column = st.one_of(
     st.tuples(st.just("time_us"), times),
     st.tuples(st.just("timing_pass"), passes),
     st.tuples(st.just("status"), statuses),
+    st.tuples(st.just("device"), devices),
     st.tuples(st.sampled_from([*PART.names, "gpu", "at_s"]), values),
 )
 texts = st.one_of(
@@ -143,7 +148,7 @@ def check(altered: Altered, folder: Path) -> str:
         for given, spec in zip(told["devices"], loaded.devices, strict=True):  # what is not given has a default
             same("device", given, {name: value for name, value in spec.to_json().items() if name in given})
     if not loaded.ignored and not altered.bytes:
-        same("rows", *map(partial(sorted, key=repr), (_given(target, altered.sealed), _found(loaded))))
+        same("rows", *map(partial(sorted, key=repr), (_given(target, altered.sealed), rows_of(loaded))))
     return "answered" if _used(loaded, folder, altered.trained) else "refused later"
 
 
@@ -235,7 +240,8 @@ def _row(problem: str, config: str, facts: dict[str, Any]) -> Any:
     return _canonical(json.loads(problem)), _knobs(json.loads(config)), tuple(_fact(facts[name]) for name in FACTS)
 
 
-def _found(loaded: Any) -> list[Any]:
+def rows_of(loaded: Any) -> list[Any]:
+    """The rows of a loaded dataset, as `_given` has those in its files."""
     rows = []
     for row in loaded.measurements.astype(object).to_dict("records"):
         problem, config = loaded.cases[row["problem"]].problem.to_json(), loaded.configs[row["config"]].to_json()
