@@ -36,6 +36,9 @@ class FakeFamily(Measurable):
         return KernelConfig.of(BLOCK_M=64, BLOCK_N=64, BLOCK_K=32, num_warps=4, num_stages=3)
 
     def supports(self, config, problem, device):
+        wrong = [f"{knob}={config[knob]}" for knob in self.knobs if not _is_count(config[knob])]
+        if wrong:
+            return f"{wrong[0]}: knobs must be whole numbers from 1"
         used = _smem(config)
         return None if used <= 100_000 else f"needs {used} bytes of shared memory"
 
@@ -89,6 +92,10 @@ class FakeFamily(Measurable):
         return config, problem.kind
 
     inputs = launch = reference = tolerance = compile = problem_from_call
+
+
+def _is_count(value):
+    return isinstance(value, int) and not isinstance(value, bool) and value > 0
 
 
 def _smem(config):

@@ -118,8 +118,8 @@ def printable(text: str) -> str:
 
     >>> printable("a [red] card")
     'a [red] card'
-    >>> print(printable(chr(27) + "[31m"))
-    \\x1b[31m
+    >>> print(printable(chr(27) + "[31m" + chr(10)))
+    \\x1b[31m\\n
     """
     return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
 

@@ -78,9 +78,7 @@ def _read_sealed(directory: Path, problems: pa.Table, digests: Mapping[str, str]
     configs = _read_vouched(directory, "configs", CONFIGS, digests)
     rows = _read_vouched(directory, "measurements", MEASUREMENTS, digests)
     check_rows(rows, path)
-    pointed = _pointed(_pointed(rows, "problem", problems, path), "config", configs, path)
-    check_unambiguous(rows, path)
-    return pointed
+    return _pointed(_pointed(rows, "problem", problems, path), "config", configs, path)
 
 
 def _read_sealed_drift(directory: Path, problems: pa.Table, digests: Mapping[str, str]) -> pa.Table:
@@ -164,10 +162,12 @@ def _assemble(
         cases: dict[int, Case] = {}
         for text, sources, scenario in told.itertuples(index=False):
             if text in problem_at:
-                case = Case(problems[problem_at[text]], tuple(json.loads(sources)), scenario)
+                case = Case(problems[problem_at[text]], json.loads(sources), scenario)
                 cases.setdefault(problem_at[text], case)
     except (ForetuneError, ValueError, TypeError, RecursionError) as error:
         raise DatasetError(f"{directory}: {abridged(str(error))}") from None
+    rows = rows.assign(problem=_numbers(rows["problem"], problem_at), config=_numbers(rows["config"], config_at))
+    check_unambiguous(rows, directory)
     drift = drift[drift["problem"].isin(problem_at)]  # a case may have left no row of its own
     return Dataset(
         name=manifest["name"],
@@ -176,9 +176,7 @@ def _assemble(
         provenance=manifest["provenance"],
         cases=tuple(cases[number] for number in range(len(problems))),
         configs=tuple(configs),
-        measurements=rows.assign(
-            problem=_numbers(rows["problem"], problem_at), config=_numbers(rows["config"], config_at)
-        )[MEASUREMENTS.names],
+        measurements=rows[MEASUREMENTS.names],
         drift=drift.assign(problem=_numbers(drift["problem"], problem_at)).astype({"run_id": str, "gpu": str}),
         ignored=tuple(ignored),
     )

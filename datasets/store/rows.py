@@ -43,23 +43,22 @@ def check_drift(readings: pa.Table, path: Path) -> None:
     _refuse(path, "at_s", readings.column("at_s").to_numpy(), 0, 1e9)
 
 
-def check_unambiguous(rows: pa.Table, path: Path) -> None:
-    """Raises `DatasetError` naming the file where one run says two things of one config, problem, device and pass:
+def check_unambiguous(rows: pd.DataFrame, directory: Path) -> None:
+    """Raises `DatasetError` naming the dataset where one run says two things of one config, problem, device and pass:
     nobody could tell which holds. Another run may say something else."""
     key = np.zeros(len(rows), np.int64)
     for name in ("problem", "timing_pass", "config", "run_id", "device"):
-        values = rows.column(name).to_numpy() if name not in ("run_id", "device") else coded(rows, name)[0]
+        values = rows[name].cat.codes.to_numpy() if name in ("run_id", "device") else rows[name].to_numpy()
         key = key * (int(values.max(initial=0)) + 1) + values
     if np.diff(np.sort(key, kind="stable")).all():  # quick, because that is nearly the order in which they are sealed
         return
     repeated = np.flatnonzero(pd.Series(key).duplicated(keep=False))
-    told = pd.DataFrame({"key": key[repeated], "status": coded(rows, "status")[0][repeated]})
-    told["time_us"] = rows.column("time_us").to_numpy()[repeated]
+    told = rows.iloc[repeated][["status", "time_us"]].assign(key=key[repeated])
     wrong = repeated[~told.duplicated(keep=False).to_numpy()]
     if len(wrong):
-        row = rows.slice(int(wrong[-1]), 1).to_pylist()[0]
+        row = rows.iloc[int(wrong[-1])]
         raise DatasetError(
-            f"{path}: {len(wrong)} measurements contradict others of their run, such as that of problem "
+            f"{directory}: {len(wrong)} measurements contradict others of their run, such as that of problem "
             f"{row['problem']} with config {row['config']} in pass {row['timing_pass']} of run {row['run_id']}"
         )
 

@@ -48,6 +48,13 @@ def test_wrong_usage_exits_with_2_and_is_told_in_json_too(line: str) -> None:
     assert words(said["error"]) in words(as_json.stderr)
 
 
+def test_an_error_is_one_line_whatever_it_names() -> None:
+    told = call("datasets show", "no\nsuch\x1b[31m")
+    assert told.exit_code == 1
+    assert told.stderr.startswith("Error: no\\nsuch\\x1b[31m: neither a directory")
+    assert told.stderr.count("\n") == 1
+
+
 @pytest.mark.parametrize(
     ("line", "named"),
     [
@@ -145,6 +152,13 @@ def test_an_empty_argument_is_refused(line: str) -> None:
     result = call(line)
     assert result.exit_code == 2
     assert "is empty: is a shell variable unset?" in words(result.stderr)
+
+
+def test_an_error_is_one_line_whatever_it_names() -> None:
+    told = call("datasets show", "no\nsuch\x1b[31m")
+    assert told.exit_code == 1
+    assert told.stderr.startswith("Error: no\\nsuch\\x1b[31m: neither a directory")
+    assert told.stderr.count("\n") == 1
 
 
 @pytest.mark.parametrize(

@@ -174,15 +174,29 @@ def test_numbers_that_no_measurement_gives_are_an_error(request, folder, column,
     assert f"{victim}: {why}" in str(caught.value)
 
 
-def test_a_run_that_says_two_things_of_one_cell_is_an_error(sealed: Path) -> None:
-    table = pq.read_table(sealed / "measurements.parquet")
+@pytest.mark.parametrize("folder", ["parts", "sealed"])
+def test_a_run_that_says_two_things_of_one_cell_is_an_error(
+    request: pytest.FixtureRequest, folder: str
+) -> None:
+    store: Path = request.getfixturevalue(folder)
+    victim = min(store.glob("parts/*.parquet")) if folder == "parts" else store / "measurements.parquet"
+    table = pq.read_table(victim, partitioning=None)
     again = table.slice(0, 1)
     time_us = pa.array([again.column("time_us")[0].as_py() + 1], pa.float32())
     other = again.set_column(table.schema.get_field_index("time_us"), table.schema.field("time_us"), time_us)
-    pq.write_table(pa.concat_tables([table, other]), sealed / "measurements.parquet")
-    vouch(sealed)
+    pq.write_table(pa.concat_tables([table, other]), victim)
+    if folder == "sealed":
+        vouch(store)
     with pytest.raises(DatasetError, match=r"2 measurements contradict .* problem 0 with config 0 in pass 1 of run r1"):
-        read(sealed)
+        read(store)
+
+
+@pytest.mark.parametrize("sources", ["3", '"Mixtral-8x7B/w2"', "null"])
+def test_sources_that_are_no_list_are_an_error_that_names_them(parts: Path, sources: str) -> None:
+    for victim in parts.glob("parts/*.parquet"):
+        rewrite(victim, sources=pa.array([sources] * pq.read_metadata(victim).num_rows))
+    with pytest.raises(DatasetError, match="sources must be a list of at most 4096 words but is"):
+        read(parts)
 
 
 def test_a_row_that_is_there_twice_contradicts_nothing(sealed: Path) -> None:

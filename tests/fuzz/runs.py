@@ -22,7 +22,6 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from fuzz.excused import excused
 from fuzz.judging import TroubleError
 from hypothesis import HealthCheck, Phase, given, seed, settings
 
@@ -113,10 +112,7 @@ def _judged(
         except MemoryError:
             counts.add("over memory", "over memory: MemoryError", _said(one))
         except TroubleError as trouble:
-            if excused(kind, trouble.where):
-                counts.add("excused")
-            else:
-                counts.add(trouble.kind, f"{trouble.kind}: {trouble.where}", f"{_said(one)} -> {trouble.text}")
+            counts.add(trouble.kind, f"{trouble.kind}: {trouble.where}", f"{_said(one)} -> {trouble.text}")
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
