@@ -70,7 +70,13 @@ class Shortlist:
             for slowdown, config in zip(self.predicted_slowdown, listed, strict=True)
         ]
         what = "Predicted fastest" if self.predicted else "All that are supported"
-        return table(f"{what} on {self.device}", ("slowdown", *knobs), rows, below=[self.reason] if self.reason else [], once=knobs)
+        return table(
+            f"{what} on {self.device}",
+            ("slowdown", *knobs),
+            rows,
+            below=[self.reason] if self.reason else [],
+            once=knobs,
+        )
 
 
 def make_shortlist(

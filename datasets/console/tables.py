@@ -17,7 +17,12 @@ _FRAME, _EDGE = 3, 1
 
 
 def table(
-    title: str, columns: Sequence[str], rows: Sequence[Sequence[object]], *, below: Sequence[str] = (), once: Sequence[str] = ()
+    title: str,
+    columns: Sequence[str],
+    rows: Sequence[Sequence[object]],
+    *,
+    below: Sequence[str] = (),
+    once: Sequence[str] = (),
 ) -> Table:
     """A table that `rich.print` and a notebook show, with lines below it. Columns named in `once` are said in one line
     below where all rows have the same there.

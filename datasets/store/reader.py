@@ -17,13 +17,13 @@ from ..case import Case
 from ..config import KernelConfig
 from ..dataset import Dataset
 from ..device import DeviceSpec
-from ..errors import DatasetError, ForetuneError, abridged
+from ..errors import DatasetError, ForetuneError, abridged, warn
 from ..manifest import MANIFEST, read_manifest
 from ..problem import Problem
 from ..schema import CONFIGS, DRIFT, DRIFT_PART, MEASUREMENTS, PART, PROBLEMS
 from .older import upgraded_problem
 from .parquet import UnreadableError, joined, read_table
-from .rows import check_drift, check_rows, check_unambiguous, coded
+from .rows import check_drift, check_rows, coded, contradicted
 
 _Named = TypeVar("_Named", bound=Hashable)
 
@@ -167,7 +167,7 @@ def _assemble(
     except (ForetuneError, ValueError, TypeError, RecursionError) as error:
         raise DatasetError(f"{directory}: {abridged(str(error))}") from None
     rows = rows.assign(problem=_numbers(rows["problem"], problem_at), config=_numbers(rows["config"], config_at))
-    check_unambiguous(rows, directory)
+    rows = _unambiguous(rows, directory, bool(manifest["sealed"]))
     drift = drift[drift["problem"].isin(problem_at)]  # a case may have left no row of its own
     return Dataset(
         name=manifest["name"],
@@ -180,6 +180,24 @@ def _assemble(
         drift=drift.assign(problem=_numbers(drift["problem"], problem_at)).astype({"run_id": str, "gpu": str}),
         ignored=tuple(ignored),
     )
+
+
+def _unambiguous(rows: pd.DataFrame, directory: Path, is_sealed: bool) -> pd.DataFrame:
+    """The rows without those that their own run takes back. In a sealed dataset there are none, or it was altered."""
+    places = contradicted(rows)
+    if not len(places):
+        return rows
+    first = rows.iloc[int(places[0])]
+    what = (
+        f"{directory}: {len(places)} measurements contradict later ones of their run, such as that of problem "
+        f"{first['problem']} with config {first['config']} in pass {first['timing_pass']} of run {first['run_id']}"
+    )
+    if is_sealed:
+        raise DatasetError(what)
+    warn(f"{what}: the last one counts")
+    kept = np.ones(len(rows), bool)
+    kept[places] = False
+    return rows[kept].reset_index(drop=True)
 
 
 def _numbered(texts: pd.Series[Any], parse: Callable[[Any], _Named]) -> tuple[list[_Named], dict[str, int]]:

@@ -43,24 +43,21 @@ def check_drift(readings: pa.Table, path: Path) -> None:
     _refuse(path, "at_s", readings.column("at_s").to_numpy(), 0, 1e9)
 
 
-def check_unambiguous(rows: pd.DataFrame, directory: Path) -> None:
-    """Raises `DatasetError` naming the dataset where one run says two things of one config, problem, device and pass:
-    nobody could tell which holds. Another run may say something else."""
+def contradicted(rows: pd.DataFrame) -> NDArray[np.intp]:
+    """Places of the rows whose run says something else, later, of the same config, problem, device and pass: nobody
+    could tell which holds. (Another run may: the latest counts.)"""
     key = np.zeros(len(rows), np.int64)
     for name in ("problem", "timing_pass", "config", "run_id", "device"):
         values = rows[name].cat.codes.to_numpy() if name in ("run_id", "device") else rows[name].to_numpy()
         key = key * (int(values.max(initial=0)) + 1) + values
     if np.diff(np.sort(key, kind="stable")).all():  # quick, because that is nearly the order in which they are sealed
-        return
+        return np.empty(0, np.intp)
     repeated = np.flatnonzero(pd.Series(key).duplicated(keep=False))
     told = rows.iloc[repeated][["status", "time_us"]].assign(key=key[repeated])
-    wrong = repeated[~told.duplicated(keep=False).to_numpy()]
-    if len(wrong):
-        row = rows.iloc[int(wrong[-1])]
-        raise DatasetError(
-            f"{directory}: {len(wrong)} measurements contradict others of their run, such as that of problem "
-            f"{row['problem']} with config {row['config']} in pass {row['timing_pass']} of run {row['run_id']}"
-        )
+    distinct = ~told.duplicated(keep="last").to_numpy()  # of what is said twice alike, the last
+    superseded = told[distinct]["key"].duplicated(keep="last").to_numpy()
+    places: NDArray[np.intp] = repeated[distinct][superseded]
+    return places
 
 
 def _refuse(path: Path, name: str, values: NDArray[Any], least: float, most: float) -> None:

@@ -154,13 +154,6 @@ def test_an_empty_argument_is_refused(line: str) -> None:
     assert "is empty: is a shell variable unset?" in words(result.stderr)
 
 
-def test_an_error_is_one_line_whatever_it_names() -> None:
-    told = call("datasets show", "no\nsuch\x1b[31m")
-    assert told.exit_code == 1
-    assert told.stderr.startswith("Error: no\\nsuch\\x1b[31m: neither a directory")
-    assert told.stderr.count("\n") == 1
-
-
 @pytest.mark.parametrize(
     ("line", "named"),
     [

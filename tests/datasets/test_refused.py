@@ -7,10 +7,10 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from foretune.datasets import DatasetError, load
+from foretune.datasets import DatasetError, ForetuneWarning, load
 from foretune.datasets.manifest import SCHEMA_VERSION
 from foretune.datasets.schema import PART
-from foretune.datasets.store import read
+from foretune.datasets.store import read, seal_dataset
 from stores import SEALED, edit_manifest, rewrite, vouch
 
 
@@ -174,21 +174,36 @@ def test_numbers_that_no_measurement_gives_are_an_error(request, folder, column,
     assert f"{victim}: {why}" in str(caught.value)
 
 
-@pytest.mark.parametrize("folder", ["parts", "sealed"])
-def test_a_run_that_says_two_things_of_one_cell_is_an_error(
-    request: pytest.FixtureRequest, folder: str
-) -> None:
-    store: Path = request.getfixturevalue(folder)
-    victim = min(store.glob("parts/*.parquet")) if folder == "parts" else store / "measurements.parquet"
+def _contradict(victim: Path) -> float:
+    """Adds a row that says something else than the first; returns the time that it says."""
     table = pq.read_table(victim, partitioning=None)
     again = table.slice(0, 1)
     time_us = pa.array([again.column("time_us")[0].as_py() + 1], pa.float32())
     other = again.set_column(table.schema.get_field_index("time_us"), table.schema.field("time_us"), time_us)
     pq.write_table(pa.concat_tables([table, other]), victim)
-    if folder == "sealed":
-        vouch(store)
-    with pytest.raises(DatasetError, match=r"2 measurements contradict .* problem 0 with config 0 in pass 1 of run r1"):
-        read(store)
+    return float(time_us[0].as_py())
+
+
+CONTRADICTED = r"1 measurements contradict .* problem 0 with config 0 in pass 1 of run r1"
+
+
+def test_a_sealed_dataset_whose_run_says_two_things_of_one_cell_is_an_error(sealed: Path) -> None:
+    _contradict(sealed / "measurements.parquet")
+    vouch(sealed)
+    with pytest.raises(DatasetError, match=CONTRADICTED):
+        read(sealed)
+
+
+def test_of_parts_that_say_two_things_of_one_cell_the_last_counts_with_a_warning(parts: Path, tmp_path: Path) -> None:
+    rows = len(read(parts).measurements)
+    told = _contradict(min(parts.glob("parts/*.parquet")))
+    with pytest.warns(ForetuneWarning, match=rf"{CONTRADICTED}: the last one counts"):
+        dataset = read(parts)
+    assert len(dataset.measurements) == rows
+    cell = dataset.measurements.query("problem == 0 and config == 0 and timing_pass == 1")
+    assert cell["time_us"].tolist() == [told]
+    seal_dataset(dataset, tmp_path / "again", name="again")
+    assert len(read(tmp_path / "again").measurements) == rows
 
 
 @pytest.mark.parametrize("sources", ["3", '"Mixtral-8x7B/w2"', "null"])

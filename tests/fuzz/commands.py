@@ -103,7 +103,11 @@ def _lines(name: tuple[str, ...], parameters: list[Parameter]) -> st.SearchStrat
 
 def _often(parameter: Parameter) -> int:
     return (
-        5 if parameter.name in WANTED or not parameter.name.startswith("-") else 2 if parameter.name in ("--json", "--bundle") else 1
+        5
+        if parameter.name in WANTED or not parameter.name.startswith("-")
+        else 2
+        if parameter.name in ("--json", "--bundle")
+        else 1
     )
 
 
@@ -116,9 +120,7 @@ def _places(folder: Path) -> dict[str, str]:
     hand_made().save(folder / "bundle")
     DeviceSpec.named("h200").save(folder / "spec.json")
     (folder / "file").write_text("what nobody expects")
-    (folder / "models.csv").write_text(
-        "model,num_experts,top_k,hidden_size,moe_intermediate_size\nA-1B,8,2,64,128\n"
-    )
+    (folder / "models.csv").write_text("model,num_experts,top_k,hidden_size,moe_intermediate_size\nA-1B,8,2,64,128\n")
     (folder / "cwd").mkdir()
     return {
         "{parts}": str(datasets[False]), "{sealed}": str(datasets[True]), "{bundle}": str(folder / "bundle"),
