@@ -197,7 +197,8 @@ def _unambiguous(rows: pd.DataFrame, directory: Path, is_sealed: bool) -> pd.Dat
     warn(f"{what}: the last one counts")
     kept = np.ones(len(rows), bool)
     kept[places] = False
-    return rows[kept].reset_index(drop=True)
+    left: pd.DataFrame = rows[kept].reset_index(drop=True)
+    return left
 
 
 def _numbered(texts: pd.Series[Any], parse: Callable[[Any], _Named]) -> tuple[list[_Named], dict[str, int]]:
