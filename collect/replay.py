@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..datasets import Case, DeviceSpec, Family, KernelConfig, Problem
+from ..datasets import DeviceSpec, Family, KernelConfig, Problem
 from ..datasets.console.tables import percent, table
 from ..datasets.grid import Grid
 from ..datasets.progress import advance, share_of
@@ -70,7 +70,7 @@ def only(grid: Grid, cells: NDArray[np.bool_], rows: Sequence[int] | None = None
 class PlannedRanker(Ranker):
     """A ranker that learns from what a plan would have measured of the grid it is given, and from nothing else."""
 
-    problems_: tuple[tuple[Case, DeviceSpec], ...]  # (n_problems,) that it could learn from
+    grid_: Grid  # that it could learn from
     cells_: NDArray[np.bool_]  # (n_problems, n_configs) what of the grid it did learn from
     ranker_: Ranker
 
@@ -79,7 +79,7 @@ class PlannedRanker(Ranker):
         self.ranker = ranker
 
     def fit(self, grid: Grid, family: Family) -> Self:
-        self.problems_ = tuple(zip(grid.cases, grid.devices, strict=True))
+        self.grid_ = grid
         with share_of(0.9):
             self.cells_ = chosen(grid, family, self.plan, self.ranker)
         with share_of(0.1):
@@ -174,13 +174,10 @@ def replay_plan(
         evaluation = cross_validate(dataset, family, planned, ks=KS, jobs=jobs)
     with share_of(0.25):
         everything = cross_validate(dataset, family, ranker, ks=KS, jobs=jobs)
-    grid = dataset.grid(family.name)
-    counts = dataset.counts(grid)
-    row_of = {key: row for row, key in enumerate(zip(grid.cases, grid.devices, strict=True))}
     tried, there = np.zeros(2), np.zeros(2)  # configs and measurements, over all folds
     for one in made:
         if hasattr(one, "cells_"):  # else nobody fitted it
-            mine = counts[[row_of[key] for key in one.problems_]]
+            mine = dataset.counts(one.grid_)
             tried += ((mine > 0) & one.cells_).sum(), mine[one.cells_].sum()
             there += (mine > 0).sum(), mine.sum()
     configs, measurements = (tried / there).tolist()

@@ -75,13 +75,7 @@ class Grid:
         )
         known = np.flatnonzero(np.isfinite(self.times_us).any(axis=0))
         columns = sorted(known.tolist(), key=lambda column: json.dumps(self.configs[column].to_json()))
-        grid = self.select(rows)
-        return replace(
-            grid,
-            configs=tuple(self.configs[column] for column in columns),
-            first_us=grid.first_us[:, columns],
-            second_us=grid.second_us[:, columns],
-        )
+        return self.select(rows).select_configs(columns)
 
     def select(self, rows: Sequence[int] | NDArray[np.intp]) -> Grid:
         """The same grid with only these problems."""
@@ -92,4 +86,14 @@ class Grid:
             devices=tuple(self.devices[i] for i in index),
             first_us=self.first_us[index],
             second_us=self.second_us[index],
+        )
+
+    def select_configs(self, columns: Sequence[int] | NDArray[np.intp]) -> Grid:
+        """The same grid with only these configs, in this order."""
+        index = [int(column) for column in columns]
+        return replace(
+            self,
+            configs=tuple(self.configs[i] for i in index),
+            first_us=self.first_us[:, index],
+            second_us=self.second_us[:, index],
         )

@@ -39,8 +39,9 @@ def measured_grid(dataset: Dataset, family: Family) -> tuple[Grid, NDArray[np.bo
     """What a ranker may learn from, and where the family lets a config through, (n_problems, n_configs).
 
     Times of configs that the family does not support on their problem are left out, with a `ForetuneWarning` that says
-    how many and why: no shortlist has them, and their features may be anything. Raises as `check_measured` does, and
-    `DatasetError` where nothing is left.
+    how many and why: no shortlist has them, and their features may be anything. So are configs that it supports on none
+    of the problems: of those it may have no features at all. Raises as `check_measured` does, and `DatasetError` where
+    nothing is left.
     """
     check_measured(dataset, family)
     grid = dataset.grid(family.name)
@@ -58,7 +59,8 @@ def measured_grid(dataset: Dataset, family: Family) -> tuple[Grid, NDArray[np.bo
         if not len(left):
             raise DatasetError(f"{dataset.name}: {family.name} supports none of the configs on their problems")
         grid, possible = replace(grid, first_us=first, second_us=second).select(left), possible[left]
-    return grid, possible
+    somewhere = np.flatnonzero(possible.any(axis=0))
+    return grid.select_configs(somewhere), possible[:, somewhere]
 
 
 def check_sources(name: str, provenance: Mapping[str, Any], family: Family) -> None:

@@ -207,7 +207,7 @@ def test_a_gpu_that_cannot_be_opened_is_given_up(out, monkeypatch):
 def test_no_more_tasks_are_out_than_a_pipe_holds(out):
     """A parent that waits for a full pipe would serve no other GPU."""
     space = KernelConfig.of(**{f"SOME_LONG_KNOB_{i}": 1024 for i in range(12)}, maxnreg=128)
-    assert len(pickle.dumps([Scan(replace(space, num_warps=i)) for i in range(WINDOW)])) < 1 << 16
+    assert len(pickle.dumps([Scan(replace(space, num_stages=i)) for i in range(WINDOW)])) < 1 << 16
 
 
 class Silent:

@@ -118,10 +118,40 @@ def test_times_of_what_is_not_supported_are_left_out_with_a_warning():
     times = np.isfinite(whole.times_us[:, column]).sum()
     with pytest.warns(ForetuneWarning, match=rf"fake: {times} times are left out, of configs that fake .*: too large"):
         grid, possible = measured_grid(BARE, Strict())
-    assert np.isnan(grid.times_us[:, column]).all()
-    assert not possible[:, column].any()
+    assert possible.shape == (len(grid), len(grid.configs))
     others = np.arange(len(whole.configs)) != column
-    np.testing.assert_array_equal(grid.times_us[:, others], whole.times_us[:, others])
+    assert grid.configs == tuple(np.array(whole.configs, object)[others])
+    np.testing.assert_array_equal(grid.times_us, whole.times_us[:, others])
+
+
+class Half(FakeFamily):
+    """One that supports a config on some problems only."""
+
+    def supports(self, config, problem, device):
+        large = config == BARE.configs[0] and problem == BARE.cases[0].problem
+        return "too large" if large else super().supports(config, problem, device)
+
+
+def test_a_config_that_is_supported_elsewhere_has_no_time_where_it_is_not():
+    whole, _ = measured_grid(BARE, FAMILY)
+    column, row = whole.configs.index(BARE.configs[0]), whole.cases.index(BARE.cases[0])
+    with pytest.warns(ForetuneWarning, match="fake: 1 times are left out"):
+        grid, possible = measured_grid(BARE, Half())
+    assert (grid.configs, grid.cases) == (whole.configs, whole.cases)
+    assert np.isnan(grid.times_us[row, column])
+    assert not possible[row, column]
+    assert np.isnan(grid.times_us).sum() == np.isnan(whole.times_us).sum() + 1
+
+
+@pytest.mark.parametrize("value", ["a", 0])
+def test_a_knob_of_which_there_are_no_features_is_left_out(value):
+    odd = with_config(KernelConfig.from_json(BARE.configs[0].to_json() | {"BLOCK_M": value}))
+    few = partial(LightGBMRanker, trees=2)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # of NumPy
+        warnings.simplefilter("ignore", ForetuneWarning)
+        assert train_bundle(odd, {"fake": FAMILY}, few).families == ("fake",)
+        assert cross_validate(odd, FAMILY, few).to_json()["regret"]
 
 
 def test_where_nothing_is_supported_there_is_nothing_to_learn():
