@@ -164,6 +164,8 @@ def check(line: Line, folder: Path) -> str:
     (folder / "new").mkdir()
     with _bounded(folder / "cwd"):
         result = CliRunner().invoke(app, words, env={"COLUMNS": "100"})
+        if isinstance(result.exception, TroubleError):  # it took too long
+            raise result.exception
         if not isinstance(result.exception, (SystemExit, type(None))):
             raise traced(result.exception) from result.exception
         if result.exit_code not in (0, 1, 2):
