@@ -8,6 +8,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from ..errors import shown
 from .older import upgraded_columns
 
 #: What texts are in memory: each once, and rows have its number. A million rows name a handful of devices.
@@ -52,6 +53,9 @@ def joined(tables: list[pa.Table]) -> pa.Table:
 
 
 def _column(column: pa.ChunkedArray, field: pa.Field) -> pa.ChunkedArray:
+    is_text = pa.types.is_dictionary(column.type) or pa.types.is_string(column.type)
+    if is_text and len(column) and not pa.types.is_string(field.type):  # which a cast would read where it can
+        raise UnreadableError(f"not a Foretune table: {field.name} is text, such as {shown(column[0].as_py())}")
     try:
         if not pa.types.is_string(field.type):
             column = column.cast(field.type)

@@ -261,6 +261,14 @@ def test_a_text_that_is_none_is_an_error_or_a_torn_part(parts: Path, sealed: Pat
         read(sealed)
 
 
+def test_numbers_that_are_written_as_text_are_an_error(sealed: Path) -> None:
+    rows = pq.read_table(sealed / "measurements.parquet").num_rows
+    rewrite(sealed / "measurements.parquet", compile_ms=pa.array(["12.5"] * rows))
+    vouch(sealed)
+    with pytest.raises(DatasetError, match=r"measurements\.parquet.*compile_ms is text, such as '12.5'"):
+        read(sealed)
+
+
 @pytest.mark.parametrize(("column", "value"), [("time_us", float("nan")), ("time_us", 0.0), ("at_s", -1.0)])
 def test_readings_that_no_clock_gives_are_an_error(sealed: Path, column, value) -> None:
     rows = pq.read_table(sealed / "drift.parquet").num_rows
