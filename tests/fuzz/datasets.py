@@ -280,5 +280,8 @@ def _plain(value: Any) -> str:
 def _fact(value: Any) -> Any:
     if value is None or value != value:
         return None
-    # A float32 in the file may be a float64 in memory, and a count a float where others are unknown.
-    return float(f"{float(value):.6g}") if isinstance(value, (int, float)) and math.isfinite(value) else str(value)
+    # A float32 in the file may be a float64 in memory, a count a float where others are unknown, and a number a text.
+    with suppress(TypeError, ValueError, OverflowError):
+        if math.isfinite(float(value)):
+            return float(f"{float(value):.6g}")
+    return str(value)
