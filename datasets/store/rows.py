@@ -53,10 +53,9 @@ def contradicted(rows: pd.DataFrame) -> NDArray[np.intp]:
     if np.diff(np.sort(key, kind="stable")).all():  # quick, because that is nearly the order in which they are sealed
         return np.empty(0, np.intp)
     repeated = np.flatnonzero(pd.Series(key).duplicated(keep=False))
-    told = rows.iloc[repeated][["status", "time_us"]].assign(key=key[repeated])
-    distinct = ~told.duplicated(keep="last").to_numpy()  # of what is said twice alike, the last
-    superseded = told[distinct]["key"].duplicated(keep="last").to_numpy()
-    places: NDArray[np.intp] = repeated[distinct][superseded]
+    outcomes = rows.iloc[repeated].groupby(["status", "time_us"], observed=True, dropna=False).ngroup()
+    last = outcomes.groupby(key[repeated]).transform("last")
+    places: NDArray[np.intp] = repeated[(outcomes != last).to_numpy()]
     return places
 
 

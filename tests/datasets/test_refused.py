@@ -206,6 +206,16 @@ def test_of_parts_that_say_two_things_of_one_cell_the_last_counts_with_a_warning
     assert len(read(tmp_path / "again").measurements) == rows
 
 
+def test_what_is_taken_back_is_gone_also_where_it_was_said_twice(parts: Path) -> None:
+    victim = min(parts.glob("parts/*.parquet"))
+    table = pq.read_table(victim, partitioning=None)
+    pq.write_table(pa.concat_tables([table, table.slice(0, 1)]), victim)
+    told = _contradict(victim)
+    with pytest.warns(ForetuneWarning, match="2 measurements contradict"):
+        cell = read(parts).measurements.query("problem == 0 and config == 0 and timing_pass == 1")
+    assert cell["time_us"].tolist() == [told]
+
+
 @pytest.mark.parametrize("sources", ["3", '"Mixtral-8x7B/w2"', "null"])
 def test_sources_that_are_no_list_are_an_error_that_names_them(parts: Path, sources: str) -> None:
     for victim in parts.glob("parts/*.parquet"):
