@@ -5,10 +5,17 @@ from __future__ import annotations
 import os
 
 import pytest
+from foretune import kernels
 from fuzz.runs import KINDS, few, many
 
 #: In all kinds together.
 MANY = int(os.environ.get("FORETUNE_FUZZ", "2000"))
+
+
+@pytest.fixture(autouse=True)
+def own_registry(monkeypatch):
+    """What is named as module:attribute is known by its name from then on."""
+    monkeypatch.setattr(kernels, "_registered", dict(kernels._registered))
 
 
 @pytest.mark.parametrize(("kind", "count"), [("bundles", 120), ("calls", 200), ("commands", 60), ("datasets", 25)])
