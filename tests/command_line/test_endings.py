@@ -67,6 +67,7 @@ import signal, threading
 from foretune import __main__, datasets
 def wait():
     {first}
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # what a shell starts in the background ignores it
     print("ready", flush=True)
     while True:
         signal.pause()
