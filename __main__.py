@@ -310,11 +310,15 @@ def collect(
     ] = None,
     per_layer: Annotated[int, _count("Problems of each distinct layer shape.", 0, 100)] = 2,
     random: Annotated[int, _count("Random shapes besides the models' layers.", 0, 10_000)] = 40,
+    invented: Annotated[
+        int | None, _count("Layers of models that nobody has made, if the family can.", 0, 10_000, show_default="none")
+    ] = None,
     seed: Annotated[int, _count("Draws other problems.", 0, MOST)] = 0,
     plan: Annotated[
         str,
         typer.Option(
-            help="exhaustive: all configs of each problem; adaptive: a tenth, which a model learns to choose."
+            help="exhaustive: all configs of each problem; adaptive: a tenth, which a model learns to choose; thin: an "
+            "eighth, which a bundle chooses."
         ),
     ] = "exhaustive",
     max_tflop: Annotated[
@@ -370,6 +374,7 @@ def collect(
             tokens=token_counts,
             per_layer=per_layer,
             random=random,
+            invented=invented,
             max_tflop=max_tflop,
             seed=seed,
         )

@@ -109,7 +109,7 @@ class Evaluation:
 
     def _by_origin(self) -> dict[str, Any]:
         """The same, apart for the layers of real models and for random shapes, which are odder."""
-        drawn = np.array([RANDOM in case.sources for case in self.cases])
+        drawn = np.array([RANDOM in case.model_families for case in self.cases])
         return {name: self._part(rows) for name, rows in (("models", ~drawn), ("random", drawn)) if rows.any()}
 
     def _by_device(self) -> dict[str, Any]:

@@ -49,13 +49,21 @@ class GroupedGemm(GroupedGemmFamily, Measurable):
         tokens: Sequence[int] | None = None,
         per_layer: int = 2,
         random: int = 40,
+        invented: int = 0,
         max_tflop: float | None = None,
         seed: int = 0,
     ) -> tuple[Case, ...]:
         most_tflop = workload.MOST_TFLOP if max_tflop is None else max_tflop
         drawn = load_models(models)
         return workload.draw(
-            self.name, drawn, tokens=tokens, per_layer=per_layer, random=random, most_tflop=most_tflop, seed=seed
+            self.name,
+            drawn,
+            tokens=tokens,
+            per_layer=per_layer,
+            random=random,
+            invented=invented,
+            most_tflop=most_tflop,
+            seed=seed,
         )
 
     def flops(self, problem: Problem) -> float:

@@ -16,10 +16,20 @@ from .models import Model
 ROWS = (16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768, 65536, 131072)
 #: Expert-parallel degrees: each rank holds num_experts / degree experts.
 EXPERT_PARALLEL = (1, 4, 8, 16)
+#: Tensor-parallel degrees, the first as often as all others: each rank holds so much of the intermediate size.
+TENSOR_PARALLEL = (1, 2, 4, 8)
+#: What a rank's part of the intermediate size is a multiple of, and at least.
+SPLIT_STEP = 64
+#: Invented models have as many experts, and widths of multiples of these, between these (hidden, intermediate).
+INVENTED_EXPERTS = (8, 16, 32, 48, 60, 64, 72, 96, 128, 144, 160, 192, 256, 288, 320, 384, 512)
+INVENTED_STEPS = (64, 128, 256, 512)
+INVENTED_WIDTHS = ((1024, 8192), (256, 24576))
 #: Shares of the problems in fp16 (the others are in bf16), and of those with the permutation of their layer fused.
 FP16_SHARE, PERMUTED_SHARE = 0.15, 0.35
 #: What can be fused into each projection: tokens are gathered on the way into a layer, and scattered on the way out.
 PERMUTATION = {"w13": "permute_x", "w2": "permute_y"}
+#: The source of a shape that belongs to no model. A layer of an invented model is "random/w13" or "random/w2".
+RANDOM = "random"
 #: Limits of one problem: on an H200 a few milliseconds at the best config, and weights that fit beside everything else.
 MOST_TFLOP = 2.5
 MOST_WEIGHT_BYTES = 12e9
@@ -36,23 +46,25 @@ def draw(
     tokens: Sequence[int] | None = None,
     per_layer: int = 2,
     random: int = 40,
+    invented: int = 0,
     most_tflop: float = MOST_TFLOP,
     seed: int = 0,
 ) -> tuple[Case, ...]:
-    """Problems of one grouped-GEMM family: `per_layer` of each distinct layer shape, and `random` random ones.
+    """Problems of one grouped-GEMM family: `per_layer` of each distinct layer shape, `random` random ones, and
+    `invented` layers of models that nobody has made, whose widths and experts are like those of models.
 
     None computes more than `most_tflop` times 1e12 floating-point operations.
 
     Both projections of each model, crossed with row counts (`tokens` times the model's top_k, or ROWS),
-    expert-parallel degrees and routings by stratified sampling, so that every count appears equally often; a share
-    in fp16, and a share with the layer's permutation fused. The order is shuffled, so that a run cut short by its
-    budget has a fair sample. The same arguments give the same cases.
+    expert-parallel and tensor-parallel degrees and routings by stratified sampling, so that every count appears equally
+    often; a share in fp16, and a share with the layer's permutation fused. The order is shuffled, so that a run cut
+    short by its budget has a fair sample. The same arguments give the same cases.
 
     >>> from .models import load_models
     >>> len(draw("grouped_gemm_fwd", load_models()[:2], random=3))
     11
     """
-    for name, value in (("per_layer", per_layer), ("random", random), ("seed", seed)):
+    for name, value in (("per_layer", per_layer), ("random", random), ("invented", invented), ("seed", seed)):
         if value < 0:
             raise ForetuneError(f"{name} must be >= 0 but got {value}")
     if tokens is not None and not (tokens and all(1 <= count <= MOST_TOKENS for count in tokens)):
@@ -62,25 +74,24 @@ def draw(
     deck: list[int] = []
     for (experts, n, k), layer in _layers(models).items():
         degrees = [degree for degree in EXPERT_PARALLEL if experts % degree == 0 and experts // degree >= 2]
-        taken: set[tuple[int, int]] = set()
+        taken: set[tuple[int, int, int, int]] = set()
         for _ in range(per_layer):
             for _ in range(50):  # a draw over the limits, or a repeated one, is drawn again
                 groups = experts // int(rng.choice(degrees))
+                on_rank = _split(n, k, layer.sources[0], rng)
                 deck = deck or [int(count) for count in rng.permutation(tokens or ROWS)]
                 count = deck.pop() * (int(rng.choice(layer.top_ks)) if tokens else 1)
-                if (groups, count) not in taken and _affordable(groups, count, n, k, most_tflop):
-                    taken.add((groups, count))
-                    drawn.append(_case(family, groups, count, n, k, layer.sources, rng))
+                if (groups, count, *on_rank) not in taken and _affordable(groups, count, *on_rank, most_tflop):
+                    taken.add((groups, count, *on_rank))
+                    drawn.append(_case(family, groups, count, *on_rank, layer.sources, rng))
                     break
     low, high = min(tokens or ROWS), max(tokens or ROWS)
-    for _ in range(random):
+    for shape in [_random_shape] * random + [_invented_shape] * invented:
         for _ in range(MOST_DRAWS):
-            groups, n, k = (int(s) for s in np.exp(rng.uniform(np.log((1, 128, 128)), np.log((512, 16384, 16384)))))
-            step = int(rng.choice((8, 64, 128)))
-            n, k = (max(step, size // step * step) for size in (n, k))
+            groups, n, k, source = shape(rng)
             count = int(np.exp(rng.uniform(np.log(low), np.log(high + 1))))
             if _affordable(groups, count, n, k, most_tflop):
-                drawn.append(_case(family, groups, count, n, k, ("random",), rng))
+                drawn.append(_case(family, groups, count, n, k, (source,), rng))
                 break
         else:
             raise ForetuneError(
@@ -106,6 +117,35 @@ def _layers(models: Sequence[Model]) -> dict[tuple[int, int, int], _Layer]:
             layer.sources += (f"{model.model}/{projection}",)
             layer.top_ks += (model.top_k,)
     return layers
+
+
+def _split(n: int, k: int, source: str, rng: np.random.Generator) -> tuple[int, int]:
+    """(N, K) of a layer on one rank: tensor parallelism splits the intermediate size."""
+    inter = n // 2 if source.endswith("/w13") else k
+    degrees = [degree for degree in TENSOR_PARALLEL[1:] if inter % (degree * SPLIT_STEP) == 0]
+    degree = int(rng.choice(degrees)) if degrees and rng.uniform() < 0.5 else 1
+    return (n // degree, k) if source.endswith("/w13") else (n, k // degree)
+
+
+def _random_shape(rng: np.random.Generator) -> tuple[int, int, int, str]:
+    """(groups, N, K) and what stands for their model."""
+    groups, n, k = (int(s) for s in np.exp(rng.uniform(np.log((1, 128, 128)), np.log((512, 16384, 16384)))))
+    step = int(rng.choice((8, 64, 128)))
+    n, k = (max(step, size // step * step) for size in (n, k))
+    return groups, n, k, RANDOM
+
+
+def _invented_shape(rng: np.random.Generator) -> tuple[int, int, int, str]:
+    """The same, of a model that nobody has made, on one rank of as many as users take."""
+    experts = int(rng.choice(INVENTED_EXPERTS))
+    groups = experts // int(rng.choice([degree for degree in EXPERT_PARALLEL if experts % degree == 0]))
+    hidden, inter = (
+        max(step, int(np.exp(rng.uniform(*np.log(widths)))) // step * step)
+        for widths, step in zip(INVENTED_WIDTHS, rng.choice(INVENTED_STEPS, 2).tolist(), strict=True)
+    )
+    projection = str(rng.choice(list(PERMUTATION)))
+    n, k = (2 * inter, hidden) if projection == "w13" else (hidden, inter)
+    return max(groups, 2), *_split(n, k, f"{RANDOM}/{projection}", rng), f"{RANDOM}/{projection}"
 
 
 def _affordable(groups: int, rows: int, n: int, k: int, most_tflop: float) -> bool:

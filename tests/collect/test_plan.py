@@ -9,7 +9,7 @@ from functools import partial
 import numpy as np
 import pytest
 from fakes import DEVICE, FakeFamily, fake_dataset
-from foretune.collect.plan import PLANS, Adaptive, Exhaustive, _unlike, named
+from foretune.collect.plan import PLANS, Adaptive, Exhaustive, Thin, _unlike, named
 from foretune.collect.replay import chosen
 from foretune.datasets import Case, ForetuneError, Problem
 from foretune.model import EstimateRanker, LightGBMRanker, Ranker
@@ -55,6 +55,21 @@ def test_the_adaptive_plan_tries_its_share(share):
         for step in Adaptive(FAMILY, DEVICE, share=share, ranker=QUICK).next(GRID.cases[:3], measured):
             assert len(step.configs) == round(share * len(supported(step.case)))
             assert set(step.configs) <= supported(step.case)
+
+
+def test_the_thin_plan_asks_for_all_cases_in_their_order_and_for_the_priors_first_and_others():
+    prior = Backwards().fit(GRID, FAMILY)
+    steps = Thin(FAMILY, DEVICE, share=0.4, prior=prior).next(GRID.cases, None)
+    assert [step.case for step in steps] == list(GRID.cases)
+    firsts = 0
+    for step in steps:
+        able = sorted(supported(step.case), key=lambda config: prior.predict(FAMILY, step.case.problem, DEVICE, [config]))
+        tried = round(0.4 * len(able))
+        assert len(step.configs) == tried
+        first = tried - int(0.5 * tried)
+        assert set(able[:first]) <= set(step.configs)
+        firsts += set(step.configs) == set(able[:tried])
+    assert firsts < len(steps)  # the others are drawn
 
 
 def test_a_problem_that_no_config_can_run_gets_rows_that_say_why():
@@ -163,7 +178,7 @@ def test_what_makes_no_sense_is_refused_by_value(options, named):
 
 
 def test_an_unknown_plan_is_refused_with_the_known_ones():
-    with pytest.raises(ForetuneError, match="plan must be one of exhaustive, adaptive but is 'greedy'"):
+    with pytest.raises(ForetuneError, match="plan must be one of exhaustive, adaptive, thin but is 'greedy'"):
         named("greedy")
 
 

@@ -12,11 +12,13 @@ from foretune.kernels.grouped_gemm.group_sizes import ROUTINGS, drawn_sizes
 from foretune.kernels.grouped_gemm.models import Model, load_models
 from foretune.kernels.grouped_gemm.workload import (
     EXPERT_PARALLEL,
+    INVENTED_EXPERTS,
     MOST_TFLOP,
     MOST_TOKENS,
     MOST_WEIGHT_BYTES,
     PERMUTATION,
     ROWS,
+    TENSOR_PARALLEL,
     draw,
 )
 
@@ -71,14 +73,32 @@ def test_every_model_and_both_its_projections_are_covered(seed):
     assert {source for case in drawn for source in case.sources} == {*PROJECTIONS, "random"}
 
 
-def test_layers_have_the_shapes_of_their_models_under_expert_parallelism():
+def test_layers_have_the_shapes_of_their_models_on_one_rank_of_some():
+    degrees = Counter()
     for case in LAYERS:
         for source in case.sources:
             model, (n, k) = PROJECTIONS[source]
-            assert (case.problem["n"], case.problem["k"]) == (n, k)
+            here = case.problem["n"], case.problem["k"]
+            # The intermediate size is w13's N and w2's K, and the other one is whole.
+            whole, part = (n, here[0]) if source.endswith("/w13") else (k, here[1])
+            assert here == ((part, k) if source.endswith("/w13") else (n, part))
+            degrees[whole // part] += 1
+            assert whole == part * (whole // part)
             assert case.problem["groups"] >= 2
             assert model.num_experts % case.problem["groups"] == 0
             assert model.num_experts // case.problem["groups"] in EXPERT_PARALLEL
+    assert set(degrees) == set(TENSOR_PARALLEL)
+    assert degrees[1] > max(degrees[degree] for degree in TENSOR_PARALLEL[1:])
+
+
+def test_layers_of_invented_models_are_like_those_of_models_and_belong_to_none():
+    drawn = draw(FAMILY, MODELS, per_layer=0, random=0, invented=200)
+    assert len(drawn) == 200
+    assert {case.sources for case in drawn} == {("random/w13",), ("random/w2",)}
+    assert {case.model_families for case in drawn} == {("random",)}  # each is split from all others
+    for case in drawn:
+        assert 2 <= case.problem["groups"] <= max(INVENTED_EXPERTS)
+        assert case.problem["n"] % 16 == case.problem["k"] % 16 == 0
 
 
 def test_models_of_one_shape_share_their_cases():
