@@ -1,0 +1,110 @@
+"""`Network`: a small network of two hidden layers as flat arrays. NumPy predicts with it, torch trains it (`train`)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ..datasets import ForetuneError
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+#: Units of the hidden layers. 96 and 48, or 192 and 96, were no better (model/README.md).
+HIDDEN = (64, 32)
+#: A feature with at most so many values within the data gets an input for each of them too.
+MOST_VALUES = 12
+#: Standardised features stay within this, so that what is far outside the data says no more than what is at its edge.
+LIMIT = 4.0
+#: What a bundle may hold: far more than `train` makes.
+MOST_INPUTS, MOST_UNITS = 4096, 1024
+
+
+@dataclass(frozen=True)
+class Network:
+    """Log slowdowns from features: standardised ones, and for those of configs that have few values, one input a value.
+
+    All arrays are float32, but `which`, which has positions of features.
+    """
+
+    mean: NDArray[np.float32]  # (n_features,)
+    scale: NDArray[np.float32]  # (n_features,) what a standardised feature was divided by
+    which: NDArray[np.int32]  # (n_values,) the feature of each value
+    value: NDArray[np.float32]  # (n_values,)
+    weight1: NDArray[np.float32]  # (n_features + n_values, units1)
+    bias1: NDArray[np.float32]  # (units1,)
+    weight2: NDArray[np.float32]  # (units1, units2)
+    bias2: NDArray[np.float32]  # (units2,)
+    weight3: NDArray[np.float32]  # (units2,)
+    bias3: NDArray[np.float32]  # (1,)
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            array, kind = getattr(self, field.name), np.int32 if field.name == "which" else np.float32
+            if not isinstance(array, np.ndarray) or array.dtype != kind:
+                raise ForetuneError(f"{field.name} of a network must be an array of {np.dtype(kind)}")
+            if not np.isfinite(array).all():
+                raise ForetuneError(f"{field.name} of a network must be finite")
+        features, values, (units1, units2) = len(self.mean), len(self.which), self.weight2.shape
+        if features + values > MOST_INPUTS or max(units1, units2) > MOST_UNITS:
+            raise ForetuneError(
+                f"a network has at most {MOST_INPUTS} inputs and {MOST_UNITS} units a layer, but one has "
+                f"{features + values} and {max(units1, units2)}"
+            )
+        expected = {
+            "mean": (features,),
+            "scale": (features,),
+            "which": (values,),
+            "value": (values,),
+            "weight1": (features + values, units1),
+            "bias1": (units1,),
+            "weight2": (units1, units2),
+            "bias2": (units2,),
+            "weight3": (units2,),
+            "bias3": (1,),
+        }
+        for name, shape in expected.items():
+            if getattr(self, name).shape != shape:
+                raise ForetuneError(f"{name} of a network must be {shape} but is {getattr(self, name).shape}")
+        if not (self.scale > 0).all():
+            raise ForetuneError("scale of a network must be above 0")
+        if values and not (self.which.min() >= 0 and self.which.max() < features):
+            raise ForetuneError(f"which of a network must be positions of its {features} features")
+
+    @property
+    def n_features(self) -> int:
+        """How many features it takes."""
+        return len(self.mean)
+
+    @property
+    def reach(self) -> float:
+        """What no prediction exceeds in size: the limits of all inputs carried through the layers."""
+        bound = LIMIT * np.abs(self.weight1.astype(np.float64)).sum(axis=0) + np.abs(self.bias1)
+        bound = bound @ np.abs(self.weight2.astype(np.float64)) + np.abs(self.bias2)
+        return float(bound @ np.abs(self.weight3.astype(np.float64)) + abs(float(self.bias3[0])))
+
+    def inputs(self, features: NDArray[np.float32]) -> NDArray[np.float32]:
+        """What the first layer gets, (n, n_features + n_values), for features, (n, n_features)."""
+        standard = np.clip((features - self.mean) / self.scale, -LIMIT, LIMIT)
+        return np.concatenate([standard, features[:, self.which] == self.value], axis=1, dtype=np.float32)
+
+    def predict(self, features: NDArray[np.float32]) -> NDArray[np.float64]:
+        """Log slowdowns, (n,), for features, (n, n_features).
+
+        >>> zeros = [np.zeros(shape, np.float32) for shape in ((0,), (2, 3), (3,), (3, 2), (2,), (2,), (1,))]
+        >>> net = Network(np.zeros(2, np.float32), np.ones(2, np.float32), np.zeros(0, np.int32), *zeros)
+        >>> net.predict(np.ones((4, 2), np.float32)).tolist()
+        [0.0, 0.0, 0.0, 0.0]
+        """
+        units = _silu(self.inputs(features) @ self.weight1 + self.bias1)
+        units = _silu(units @ self.weight2 + self.bias2)
+        result: NDArray[np.float64] = (units @ self.weight3 + self.bias3).astype(np.float64)
+        return result
+
+
+def _silu(x: NDArray[np.float32]) -> NDArray[np.float32]:
+    with np.errstate(over="ignore"):  # of very negative units, whose quotient is 0
+        result: NDArray[np.float32] = x / (1 + np.exp(-x))
+    return result
