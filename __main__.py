@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from .collect.replay import Replay
     from .datasets import DeviceSpec, Family, Measurable
     from .datasets.dataset import Dataset
-    from .model.evaluate import Evaluation
+    from .model.evaluation import Evaluation
 
 P = ParamSpec("P")
 T = TypeVar("T")

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from .baselines import EstimateRanker, NearestRanker, RandomRanker, StaticRanker
 from .bundle import Bundle, load_bundle
-from .evaluate import Evaluation, cross_validate, evaluate_bundle
+from .evaluate import cross_validate, evaluate_bundle
+from .evaluation import Evaluation
 from .gbdt import LightGBMRanker
 from .metrics import Summary, geomean, noise_floor, summarise, top_k_regret
 from .ranker import Ranker
