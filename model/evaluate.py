@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, TypeAlias
@@ -14,7 +14,7 @@ from ..datasets import DeviceSpec, Family, ForetuneError, Problem
 from ..datasets.errors import warn
 from ..datasets.grid import Grid
 from ..datasets.progress import advance, share_of, side_by_side
-from .baselines import EstimateRanker, NearestRanker, RandomRanker, StaticRanker
+from .baselines.registry import Baseline, RankerFactory, Rivals, choose_rivals
 from .evaluation import Evaluation, in_percent
 from .gbdt import LightGBMRanker
 from .metrics import top_k_regret
@@ -30,20 +30,16 @@ if TYPE_CHECKING:
     from ..datasets.dataset import Dataset
     from .bundle import Bundle
 
-RankerFactory: TypeAlias = Callable[[], Ranker]
 #: How much of a problem a ranker is told.
 _View: TypeAlias = Callable[[Problem], Problem]
+#: Regrets by k, each (n_rankers, n_problems).
+_Curve: TypeAlias = "dict[int, NDArray[np.float64]]"
 
 KS = (1, 2, 4, 8, 16)
 #: What is held out: the layers of some models at a time, or all that was measured on a device.
 SPLITS = ("model", "device")
-#: What the learned ranker is compared with; a baseline of several rankers is the mean over all of them.
-BASELINES: Mapping[str, tuple[RankerFactory, ...]] = {
-    "random": tuple(partial(RandomRanker, seed) for seed in range(10)),
-    "static": (StaticRanker,),
-    "nearest": (NearestRanker,),
-    "estimate": (EstimateRanker,),
-}
+#: What judging a ranker takes that is trained already, as `Baseline.cost` counts.
+_JUDGING_COST = 0.05
 
 
 def _sizes_known(problem: Problem) -> Problem:
@@ -63,6 +59,7 @@ def cross_validate(
     folds: int = 5,
     tested: int | None = None,
     jobs: int = 2,
+    rivals: Rivals | None = None,
 ) -> Evaluation:
     """Regret of a ranker and of the baselines on model families that were held out, each problem once.
 
@@ -71,6 +68,7 @@ def cross_validate(
 
     `ranker` makes a fresh ranker for each fold; `jobs` folds run side by side, and do not change the result.
     With `tested`, only the last so many folds are judged, which hold the most families: one takes a fifth of the time.
+    `rivals` are the baselines that it is compared with: the fast ones, unless `choose_rivals` chose others.
     Raises `ForetuneError` where all problems are of one model family, or of one device, so that nothing can be split.
 
     >>> from functools import partial
@@ -78,14 +76,23 @@ def cross_validate(
     >>> cross_validate(dataset, family, lambdarank).to_json()["regret"]["8"]  # doctest: +SKIP
     {'geomean': 1.0051, 'p95': 1.0198, 'max': 1.0412, 'ci95': [1.0033, 1.0072]}
     """
+    rivals = choose_rivals() if rivals is None else rivals
     split_data = _Split(dataset, family, ks, folds, jobs, tested, split)
-    with share_of(0.85):
+    ours = 1 / (1 + rivals.cost)
+    with share_of(ours):
         scores = split_data.held_out(ranker)
-    return split_data.evaluation(scores, 0.15)
+    return split_data.evaluation(scores, rivals, 1 - ours)
 
 
 def evaluate_bundle(
-    dataset: Dataset, bundle: Bundle, family: Family, *, ks: Sequence[int] = KS, folds: int = 5, jobs: int = 2
+    dataset: Dataset,
+    bundle: Bundle,
+    family: Family,
+    *,
+    ks: Sequence[int] = KS,
+    folds: int = 5,
+    jobs: int = 2,
+    rivals: Rivals | None = None,
 ) -> Evaluation:
     """Regret of a bundle's ranker, as it is, on every problem of a dataset; the baselines are cross-validated on it.
 
@@ -95,6 +102,7 @@ def evaluate_bundle(
     >>> evaluate_bundle(load("b200"), load_bundle(), family).frame().head()  # doctest: +SKIP
     """
     ranker = bundle.ranker(family.name)
+    rivals = choose_rivals() if rivals is None else rivals
     split_data = _Split(dataset, family, ks, folds, jobs)
     seen = seen_in_training(dataset, split_data.grid, bundle.trained[family.name].origin)
     if seen:
@@ -102,9 +110,10 @@ def evaluate_bundle(
             f"the bundle was trained on {in_percent(seen)} of the measurements of {family.name} in {dataset.name}, "
             "which flatter it: judge it on others"
         )
-    with share_of(0.2):
+    ours = _JUDGING_COST / (_JUDGING_COST + rivals.cost)
+    with share_of(ours):
         scores = split_data.scores(ranker, np.arange(len(split_data.grid)))
-    return replace(split_data.evaluation(scores, 0.8), seen_in_training=seen)
+    return replace(split_data.evaluation(scores, rivals, 1 - ours), seen_in_training=seen)
 
 
 def prediction_ms(ranker: Ranker, family: Family, device: DeviceSpec, *, repeats: int = 20) -> float:
@@ -152,12 +161,12 @@ class _Split:
             raise ForetuneError(f"tested must be >= 1 fold but got {tested}")
         if split not in SPLITS:
             raise ForetuneError(f"split must be one of {', '.join(SPLITS)} but is {split!r}")
-        self.grid, possible = measured_grid(dataset, family)
+        self.grid, self._possible = measured_grid(dataset, family)
         self.family = family
         self.ks, self._folds, self.jobs, self._split = tuple(ks), folds, jobs, split
         self.groups = split_groups(self.grid.cases)
         # A run cut short by its budget, or guided by a plan, says nothing about what it did not try.
-        self.candidates = (dataset.counts(self.grid) > 0) & possible & ~_wrong(dataset, self.grid)
+        self.candidates = (dataset.counts(self.grid) > 0) & self._possible & ~_wrong(dataset, self.grid)
         self._subsets = Subsets(self.grid.configs)
         self.judged = np.arange(len(self.grid))
         if tested is not None:
@@ -200,12 +209,17 @@ class _Split:
                 scores[number, place, mask] = predicted
         return scores
 
-    def evaluation(self, scores: NDArray[np.float64], share: float) -> Evaluation:
-        """The ranker's regrets from its scores with sizes known and unknown, and the baselines', whose scores are this
+    def evaluation(self, scores: NDArray[np.float64], rivals: Rivals, share: float) -> Evaluation:
+        """The ranker's regrets from its scores with sizes known and unknown, and its rivals', whose scores are this
         share of the current task."""
-        trainable = self.groups.max() > 0
         full = np.where(self.candidates, 0.0, np.nan)
-        share /= sum(map(len, BASELINES.values()))
+        found, left_out = {}, dict(rivals.left_out)
+        for name, baseline in rivals.baselines.items():
+            if self.groups.max() == 0 and baseline.rankers[0]().learns:
+                left_out[name] = "all problems are of one model family, and it has to learn from others"
+            else:
+                with share_of(share * baseline.cost / rivals.cost):
+                    found[name] = self._baseline(baseline)
         return Evaluation(
             family=self.family.name,
             cases=tuple(self.grid.cases[row] for row in self.judged),
@@ -215,29 +229,37 @@ class _Split:
             full_search=self._regret(full, len(self.grid.configs)),
             regret={k: self._regret(scores[0], k) for k in self.ks},
             regret_sizes_unknown={k: self._regret(scores[1], k) for k in self.ks},
-            baselines={
-                name: self._baseline(factories, share)
-                for name, factories in BASELINES.items()
-                if trainable or not factories[0]().learns
-            },
+            baselines={name: known for name, (known, _) in found.items()},
+            baselines_sizes_unknown={name: unknown for name, (_, unknown) in found.items()},
+            left_out=left_out,
         )
 
     def _tried(self) -> float:
         """Of the space as it is now."""
+        column_of = {config: column for column, config in enumerate(self.grid.configs)}
         tried = could = 0
-        for row in self.judged:
-            problem, device = self.grid.cases[row].problem, self.grid.devices[row]
-            configs = set(self._subsets[self.candidates[row]])
-            runs = [c for c in self.family.space(device) if self.family.supports(c, problem, device) is None]
-            tried, could = tried + sum(config in configs for config in runs), could + len(runs)
+        for device in dict.fromkeys(self.grid.devices[row] for row in self.judged):
+            rows = [row for row in self.judged if self.grid.devices[row] == device]
+            space = self.family.space(device)
+            inside = np.ix_(rows, [column_of[config] for config in space if config in column_of])
+            tried += int(self.candidates[inside].sum())
+            could += int(self._possible[inside].sum())
+            problems = [self.grid.cases[row].problem for row in rows]
+            others = [config for config in space if config not in column_of]
+            could += sum(self.family.supports(config, one, device) is None for one in problems for config in others)
         return tried / could if could else 0.0
 
-    def _baseline(self, factories: Sequence[RankerFactory], share: float) -> dict[int, NDArray[np.float64]]:
+    def _baseline(self, baseline: Baseline) -> tuple[_Curve, _Curve]:
+        """Its regrets with ragged sizes known, and without."""
         draws = []
-        for factory in factories:
-            with share_of(share):
-                draws.append(self.held_out(factory, (_sizes_known,))[0])
-        return {k: np.stack([self._regret(scores, k) for scores in draws]) for k in self.ks}
+        for factory in baseline.rankers:
+            with share_of(1 / len(baseline.rankers)):
+                draws.append(self.held_out(factory))
+        known, unknown = (
+            {k: np.stack([self._regret(scores[view], k) for scores in draws]) for k in self.ks}
+            for view in range(len(_BOTH))
+        )
+        return known, unknown
 
     def _regret(self, scores: NDArray[np.float64], k: int) -> NDArray[np.float64]:
         rows = self.judged

@@ -31,6 +31,8 @@ class Evaluation:
     regret: dict[int, NDArray[np.float64]]
     regret_sizes_unknown: dict[int, NDArray[np.float64]]
     baselines: dict[str, dict[int, NDArray[np.float64]]]
+    baselines_sizes_unknown: dict[str, dict[int, NDArray[np.float64]]]
+    left_out: Mapping[str, str]  # the baselines that could not be judged, and why
     seen_in_training: float | None = 0.0  # the share of the measurements that the ranker learned from; None: unknown
 
     def to_json(self) -> dict[str, Any]:
@@ -45,7 +47,29 @@ class Evaluation:
             "regret_by_origin": self._by_origin(),
             "regret_by_device": self._by_device(),
             "baselines": {name: self._summaries(regret) for name, regret in self.baselines.items()},
+            "baselines_sizes_unknown": {
+                name: self._summaries(regret) for name, regret in self.baselines_sizes_unknown.items()
+            },
+            "baselines_left_out": dict(self.left_out),
+            "better_baselines": [one.to_json() for one in self.better_baselines()],
         }
+
+    def better_baselines(self) -> list[Better]:
+        """Where a baseline is better, by geometric mean: none, where the ranker beats them all at every k."""
+        views = [("sizes known", self.regret, self.baselines)]
+        if self._ragged:
+            views += [("sizes unknown", self.regret_sizes_unknown, self.baselines_sizes_unknown)]
+        pairs = [
+            Better(name, view, k, geomean(theirs[k].ravel()), geomean(values))
+            for view, ours, baselines in views
+            for name, theirs in baselines.items()
+            for k, values in ours.items()
+        ]
+        return [pair for pair in pairs if round(pair.baseline_regret, 4) < round(pair.regret, 4)]
+
+    @property
+    def _ragged(self) -> bool:
+        return any(case.problem.ragged for case in self.cases)
 
     def __rich__(self) -> Any:
         """What `rich.print` and a notebook show: percent slower than the best config that was tried."""
@@ -58,18 +82,38 @@ class Evaluation:
         for apart, part in (told["regret_by_origin"] | devices).items():
             label = f"  {apart} only ({part['problems']}, noise {percent(part['noise_floor'])} %)"
             rows += [[label, *(percent(part["regret"][k]["geomean"]) for k in ks)]]
-        if any(case.problem.ragged for case in self.cases):
+        if self._ragged:
             unknown = told["regret_sizes_unknown"]
             rows += [["  ragged sizes unknown", *(percent(unknown[k]["geomean"]) for k in ks)]]
         for baseline, curve in told["baselines"].items():
             rows += [[baseline, *(percent(curve[k]["geomean"]) for k in ks)]]
+            without = [percent(told["baselines_sizes_unknown"][baseline][k]["geomean"]) for k in ks]
+            if self._ragged and without != rows[-1][1:]:
+                rows += [["  sizes unknown", *without]]
         title = (
             f"{self.family}: % slower than the best config that was tried ({100 * self.tried:.0f} % of them were), "
             f"over {len(self.cases)} problems (noise {percent(told['noise_floor'])} %)"
         )
         seen = self.seen_in_training
-        below = [f"It was trained on {in_percent(seen)} of these measurements, which flatter it."] if seen else []
+        below = [*self._compared(), *(f"{name} is left out: {why}." for name, why in self.left_out.items())]
+        below += [f"It was trained on {in_percent(seen)} of these measurements, which flatter it."] if seen else []
         return table(title, ("best of first", *ks), rows, below=below)
+
+    def _compared(self) -> list[str]:
+        """In words, whether any baseline is better anywhere."""
+        if not self.baselines:
+            return []
+        better: dict[tuple[str, str], list[str]] = {}
+        for one in self.better_baselines():
+            said = f"{one.k} ({percent(one.baseline_regret)} against {percent(one.regret)})"
+            better.setdefault((one.baseline, one.view), []).append(said)
+        if not better:
+            return ["Lower than every baseline at every k."]
+        views = {name: f", {name}" if self._ragged else "" for name in ("sizes known", "sizes unknown")}
+        return [
+            f"{baseline} is better{views[view]}, at the best of {', '.join(found)}."
+            for (baseline, view), found in better.items()
+        ]
 
     def _by_origin(self) -> dict[str, Any]:
         """The same, apart for the layers of real models and for random shapes, which are odder."""
@@ -116,6 +160,26 @@ class Evaluation:
             draws = np.atleast_2d(values)
             summaries[str(k)] = summarise(draws.ravel(), np.tile(self.groups, len(draws))).to_json()
         return summaries
+
+
+@dataclass(frozen=True)
+class Better:
+    """Where a baseline beats the ranker; regrets are geometric means, 1.0 = the best config."""
+
+    baseline: str
+    view: str  # what was known of ragged sizes
+    k: int
+    baseline_regret: float
+    regret: float
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "baseline": self.baseline,
+            "view": self.view,
+            "k": self.k,
+            "baseline_regret": round(self.baseline_regret, 4),
+            "regret": round(self.regret, 4),
+        }
 
 
 def in_percent(share: float) -> str:
