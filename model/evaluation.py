@@ -126,11 +126,15 @@ class Evaluation:
         return {name: self._part(names == name) for name in dict.fromkeys(names.tolist())}
 
     def _part(self, rows: NDArray[np.bool_]) -> dict[str, Any]:
+        curves = {"regret": self.regret, "regret_sizes_unknown": self.regret_sizes_unknown}
+        baselines = {"baselines": self.baselines, "baselines_sizes_unknown": self.baselines_sizes_unknown}
         return {
             "problems": int(rows.sum()),
             "noise_floor": round(geomean(self.full_search[rows]), 4),
-            "regret": {
-                str(k): summarise(values[rows], self.groups[rows]).to_json() for k, values in self.regret.items()
+            **{key: self._summaries(regret, rows) for key, regret in curves.items()},
+            **{
+                key: {name: self._summaries(regret, rows) for name, regret in of_them.items()}
+                for key, of_them in baselines.items()
             },
         }
 
@@ -154,11 +158,14 @@ class Evaluation:
         )
         return worst_first
 
-    def _summaries(self, regret: Mapping[int, NDArray[np.float64]]) -> dict[str, Any]:
+    def _summaries(
+        self, regret: Mapping[int, NDArray[np.float64]], rows: NDArray[np.bool_] | slice = slice(None)
+    ) -> dict[str, Any]:
+        """By k, of these problems, all if left out."""
         summaries = {}
         for k, values in regret.items():
-            draws = np.atleast_2d(values)
-            summaries[str(k)] = summarise(draws.ravel(), np.tile(self.groups, len(draws))).to_json()
+            draws = np.atleast_2d(values)[:, rows]
+            summaries[str(k)] = summarise(draws.ravel(), np.tile(self.groups[rows], len(draws))).to_json()
         return summaries
 
 
