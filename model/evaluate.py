@@ -241,7 +241,8 @@ class _Split:
         for device in dict.fromkeys(self.grid.devices[row] for row in self.judged):
             rows = [row for row in self.judged if self.grid.devices[row] == device]
             space = self.family.space(device)
-            inside = np.ix_(rows, [column_of[config] for config in space if config in column_of])
+            columns = [column_of[config] for config in space if config in column_of]
+            inside = np.ix_(np.array(rows, np.intp), np.array(columns, np.intp))
             tried += int(self.candidates[inside].sum())
             could += int(self._possible[inside].sum())
             problems = [self.grid.cases[row].problem for row in rows]

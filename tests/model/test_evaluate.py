@@ -121,12 +121,13 @@ class Worst(Oracle):
 
 
 def test_it_says_where_a_baseline_is_better_and_where_none_is():
-    rivals = choose_rivals(["random", "static"])
-    best = cross_validate(DATASET, FAMILY, Oracle, rivals=rivals)
+    # Few of the first alone: of sixteen, a list may beat the noise floor, and so the oracle, by luck.
+    rivals, ks = choose_rivals(["random", "static"]), (1, 2)
+    best = cross_validate(DATASET, FAMILY, Oracle, ks=ks, rivals=rivals)
     assert best.better_baselines() == []
     assert best.to_json()["better_baselines"] == []
     assert "Lower than every baseline at every k." in best.__rich__().below
-    worst = cross_validate(DATASET, FAMILY, Worst, rivals=rivals)
+    worst = cross_validate(DATASET, FAMILY, Worst, ks=ks, rivals=rivals)
     told = worst.to_json()
     assert {(one["baseline"], one["view"], one["k"]) for one in told["better_baselines"]} == {
         (name, view, k) for name in rivals.baselines for view in ("sizes known", "sizes unknown") for k in worst.regret
