@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from .collect.replay import Replay
     from .datasets import DeviceSpec, Family, Measurable
     from .datasets.dataset import Dataset
-    from .model.evaluate import Evaluation
+    from .model.evaluation import Evaluation
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -43,6 +43,7 @@ WrongUsage: type[Exception] = typer.BadParameter.__mro__[1]
 #: Seconds that a command takes for each measurement, on two cores of 2026: what is said beforehand.
 #: The layer that examples are about.
 _EXAMPLE: dict[str, Any] = {"groups": 64, "rows": 8192, "n": 2048, "k": 1024}
+_LOADING_S = 5.0  # of the shipped measurements
 _QUICKSTART_S, _TRAINING_S, _EVALUATING_S, _JUDGING_S, _REPLAYING_S = 1e-4, 5e-5, 2.5e-4, 5e-5, 8e-4
 _EXPORTING_S = {"csv": 4e-6, "t4": 6e-5}
 #: The exit code after Ctrl-C, as shells have it.
@@ -427,6 +428,17 @@ def evaluate(
     split: Annotated[
         str, typer.Option(help="What cross-validation holds out: model families, or each device that was measured on.")
     ] = "model",
+    baselines: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="What to compare with: fast, all, or a name: random, static, regimes (a static list for each), "
+            "nearest, estimate, nvmatmulheuristics (of grouped GEMMs); 13 and 19 times as slow as our own: ck_tile, "
+            "flagtune (the recipes of these projects). May be repeated.",
+            show_default="fast",
+            metavar="fast|all|NAME",
+        ),
+    ] = None,
+    jobs: Annotated[int, _count("Folds that are trained and judged side by side.", 1, 256)] = 2,
     family: OnlyFamilies = None,
     as_json: AsJson = False,
 ) -> None:
@@ -439,20 +451,31 @@ def evaluate(
     if bundle is not None and split != "model":
         raise typer.BadParameter("a bundle is judged as it is: nothing is split", param_hint="--split")
 
+    from .kernels.comparisons import baselines_of
     from .model import load_bundle
+    from .model.baselines import choose_rivals
     from .model.evaluate import cross_validate, evaluate_bundle
 
     given = None if bundle is None else load_bundle(bundle)
-    dataset = _load(data)
-    kernels = {
-        name: kernel for name, kernel in _families(dataset, family).items() if given is None or name in given.families
-    }
+    names = ",".join(baselines or ["fast"]).split(",")
+    with showing(f"loading {' and '.join(data or [SHIPPED])}", _LOADING_S):
+        dataset = _load(data)
+        kernels = {
+            name: kernel
+            for name, kernel in _families(dataset, family).items()
+            if given is None or name in given.families
+        }
+        rivals = {name: choose_rivals(names, baselines_of(kernel)) for name, kernel in kernels.items()}
     if not kernels:
         raise ForetuneError(f"the bundle has none of the families in {dataset.name}: {', '.join(dataset.families)}")
     what, row_s = ("judging the bundle", _JUDGING_S) if given else (f"training and judging, by {split}", _EVALUATING_S)
+    row_s += _EVALUATING_S * max(chosen.cost for chosen in rivals.values())
 
     def judge(kernel: Family) -> Evaluation:
-        return evaluate_bundle(dataset, given, kernel) if given else cross_validate(dataset, kernel, split=split)
+        chosen = rivals[kernel.name]
+        if given:
+            return evaluate_bundle(dataset, given, kernel, rivals=chosen, jobs=jobs)
+        return cross_validate(dataset, kernel, split=split, rivals=chosen, jobs=jobs)
 
     _emit(_for_each(judge, dataset, kernels, what, row_s), as_json)
 

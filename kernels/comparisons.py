@@ -9,17 +9,42 @@ from typing import TYPE_CHECKING
 from ..datasets import Family, ForetuneError
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from types import ModuleType
+
+    from ..model.baselines import Baseline
     from ..runtime.timing.compare import Comparison
 
 
 def comparison_of(family: Family) -> Comparison:
     """The object `COMPARISON` of the module `contenders` beside the family's. Raises `ForetuneError` where there is
     none; what goes wrong while it is imported is its own error."""
-    package = type(family).__module__.rpartition(".")[0]
-    place = f"{package}.contenders"
-    comparison: Comparison | None = None
-    if package and find_spec(place):
-        comparison = getattr(import_module(place), "COMPARISON", None)
+    module = _contenders(family)
+    comparison: Comparison | None = getattr(module, "COMPARISON", None)
     if comparison is None:
+        place = f"{_package(family)}.contenders"
         raise ForetuneError(f"{family.name} has nothing to be compared with: no COMPARISON in {place}")
     return comparison
+
+
+def baselines_of(family: Family) -> Mapping[str, Baseline]:
+    """Rankers that only this family can be compared with, by name: `BASELINES` of the module `contenders` beside the
+    family's, none where it has none.
+
+    >>> from foretune.kernels import find_family
+    >>> list(baselines_of(find_family("grouped_gemm_fwd")))
+    ['nvmatmulheuristics']
+    """
+    found: Mapping[str, Baseline] = getattr(_contenders(family), "BASELINES", {})
+    return found
+
+
+def _contenders(family: Family) -> ModuleType | None:
+    """The module, or None where there is none; what goes wrong while it is imported is its own error."""
+    package = _package(family)
+    place = f"{package}.contenders"
+    return import_module(place) if package and find_spec(place) else None
+
+
+def _package(family: Family) -> str:
+    return type(family).__module__.rpartition(".")[0]

@@ -5,9 +5,10 @@ Importing this needs NumPy alone; LightGBM is imported to train, pandas to read 
 
 from __future__ import annotations
 
-from .baselines import EstimateRanker, NearestRanker, RandomRanker, StaticRanker
+from .baselines import EstimateRanker, NearestRanker, RandomRanker, RegimeRanker, Rivals, StaticRanker, choose_rivals
 from .bundle import Bundle, load_bundle
-from .evaluate import Evaluation, cross_validate, evaluate_bundle
+from .evaluate import cross_validate, evaluate_bundle
+from .evaluation import Evaluation
 from .gbdt import LightGBMRanker
 from .metrics import Summary, geomean, noise_floor, summarise, top_k_regret
 from .ranker import Ranker
@@ -26,11 +27,14 @@ __all__ = [
     "NearestRanker",
     "RandomRanker",
     "Ranker",
+    "RegimeRanker",
+    "Rivals",
     "StaticRanker",
     "Summary",
     "TrainedFamily",
     "check_measured",
     "check_sources",
+    "choose_rivals",
     "cross_validate",
     "evaluate_bundle",
     "geomean",

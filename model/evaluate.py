@@ -3,48 +3,43 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import cached_property, partial
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 
-from ..datasets import Case, DeviceSpec, Family, ForetuneError, Problem
-from ..datasets.console.tables import percent, table
+from ..datasets import DeviceSpec, Family, ForetuneError, Problem
 from ..datasets.errors import warn
 from ..datasets.grid import Grid
 from ..datasets.progress import advance, share_of, side_by_side
-from .baselines import EstimateRanker, NearestRanker, RandomRanker, StaticRanker
+from .baselines.registry import Baseline, RankerFactory, Rivals, choose_rivals
+from .evaluation import Evaluation, in_percent
 from .gbdt import LightGBMRanker
-from .metrics import geomean, summarise, top_k_regret
+from .metrics import top_k_regret
 from .origin import seen_in_training
 from .ranker import Ranker
 from .rows import Subsets
 from .sources import measured_grid
-from .splits import RANDOM, split_devices, split_folds, split_groups
+from .splits import split_devices, split_folds, split_groups
 
 if TYPE_CHECKING:
-    import pandas as pd
     from numpy.typing import NDArray
 
     from ..datasets.dataset import Dataset
     from .bundle import Bundle
 
-RankerFactory: TypeAlias = Callable[[], Ranker]
 #: How much of a problem a ranker is told.
 _View: TypeAlias = Callable[[Problem], Problem]
+#: Regrets by k, each (n_rankers, n_problems).
+_Curve: TypeAlias = "dict[int, NDArray[np.float64]]"
 
 KS = (1, 2, 4, 8, 16)
 #: What is held out: the layers of some models at a time, or all that was measured on a device.
 SPLITS = ("model", "device")
-#: What the learned ranker is compared with; a baseline of several rankers is the mean over all of them.
-BASELINES: Mapping[str, tuple[RankerFactory, ...]] = {
-    "random": tuple(partial(RandomRanker, seed) for seed in range(10)),
-    "static": (StaticRanker,),
-    "nearest": (NearestRanker,),
-    "estimate": (EstimateRanker,),
-}
+#: What judging a ranker takes that is trained already, as `Baseline.cost` counts.
+_JUDGING_COST = 0.05
 
 
 def _sizes_known(problem: Problem) -> Problem:
@@ -52,106 +47,6 @@ def _sizes_known(problem: Problem) -> Problem:
 
 
 _BOTH: tuple[_View, ...] = (_sizes_known, Problem.without_sizes)
-
-
-@dataclass(frozen=True)
-class Evaluation:
-    """Regrets by k, each (n_problems,); those of a baseline (n_rankers, n_problems)."""
-
-    family: str
-    cases: tuple[Case, ...]  # (n_problems,)
-    devices: tuple[DeviceSpec, ...]  # (n_problems,)
-    groups: NDArray[np.intp]  # (n_problems,) what was split by
-    tried: float  # the share of the configs that could run that was measured: the best is the best of these
-    full_search: NDArray[np.float64]  # (n_problems,) regret of measuring every config: noise alone
-    regret: dict[int, NDArray[np.float64]]
-    regret_sizes_unknown: dict[int, NDArray[np.float64]]
-    baselines: dict[str, dict[int, NDArray[np.float64]]]
-    seen_in_training: float | None = 0.0  # the share of the measurements that the ranker learned from; None: unknown
-
-    def to_json(self) -> dict[str, Any]:
-        """One family's entry of `foretune evaluate --json`; 1.0 = the best config."""
-        return {
-            "problems": len(self.cases),
-            "tried": round(self.tried, 4),
-            "noise_floor": round(geomean(self.full_search), 4),
-            "seen_in_training": None if self.seen_in_training is None else round(self.seen_in_training, 4),
-            "regret": self._summaries(self.regret),
-            "regret_sizes_unknown": self._summaries(self.regret_sizes_unknown),
-            "regret_by_origin": self._by_origin(),
-            "regret_by_device": self._by_device(),
-            "baselines": {name: self._summaries(regret) for name, regret in self.baselines.items()},
-        }
-
-    def __rich__(self) -> Any:
-        """What `rich.print` and a notebook show: percent slower than the best config that was tried."""
-        told = self.to_json()
-        regret, ks = told["regret"], list(told["regret"])
-        rows = [["foretune", *(percent(regret[k]["geomean"]) for k in ks)]]
-        rows += [["  95 % interval", *("..".join(map(percent, regret[k]["ci95"])) for k in ks)]]
-        rows += [[f"  {key}", *(percent(regret[k][key]) for k in ks)] for key in ("p95", "max")]
-        devices = told["regret_by_device"] if len(told["regret_by_device"]) > 1 else {}
-        for apart, part in (told["regret_by_origin"] | devices).items():
-            label = f"  {apart} only ({part['problems']}, noise {percent(part['noise_floor'])} %)"
-            rows += [[label, *(percent(part["regret"][k]["geomean"]) for k in ks)]]
-        if any(case.problem.ragged for case in self.cases):
-            unknown = told["regret_sizes_unknown"]
-            rows += [["  ragged sizes unknown", *(percent(unknown[k]["geomean"]) for k in ks)]]
-        for baseline, curve in told["baselines"].items():
-            rows += [[baseline, *(percent(curve[k]["geomean"]) for k in ks)]]
-        title = (
-            f"{self.family}: % slower than the best config that was tried ({100 * self.tried:.0f} % of them were), "
-            f"over {len(self.cases)} problems (noise {percent(told['noise_floor'])} %)"
-        )
-        seen = self.seen_in_training
-        below = [f"It was trained on {_share(seen)} of these measurements, which flatter it."] if seen else []
-        return table(title, ("best of first", *ks), rows, below=below)
-
-    def _by_origin(self) -> dict[str, Any]:
-        """The same, apart for the layers of real models and for random shapes, which are odder."""
-        drawn = np.array([RANDOM in case.model_families for case in self.cases])
-        return {name: self._part(rows) for name, rows in (("models", ~drawn), ("random", drawn)) if rows.any()}
-
-    def _by_device(self) -> dict[str, Any]:
-        """The same, apart for each device."""
-        names = np.array([device.name for device in self.devices])
-        return {name: self._part(names == name) for name in dict.fromkeys(names.tolist())}
-
-    def _part(self, rows: NDArray[np.bool_]) -> dict[str, Any]:
-        return {
-            "problems": int(rows.sum()),
-            "noise_floor": round(geomean(self.full_search[rows]), 4),
-            "regret": {
-                str(k): summarise(values[rows], self.groups[rows]).to_json() for k, values in self.regret.items()
-            },
-        }
-
-    def frame(self) -> pd.DataFrame:
-        """One row a problem, the worst first choice first: for finding out what a ranker gets wrong."""
-        import pandas as pd
-
-        columns: dict[str, Any] = {
-            "problem": [str(case.problem) for case in self.cases],
-            "source": [" ".join(case.sources) for case in self.cases],
-            "scenario": [case.scenario for case in self.cases],
-            "device": [device.name for device in self.devices],
-            "group": self.groups,
-            "full_search": self.full_search,
-        }
-        columns |= {f"regret@{k}": regret for k, regret in self.regret.items()}
-        columns |= {f"sizes_unknown@{k}": regret for k, regret in self.regret_sizes_unknown.items()}
-        frame = pd.DataFrame(columns)
-        worst_first: pd.DataFrame = frame.sort_values(
-            f"regret@{min(self.regret)}", ascending=False, kind="stable", ignore_index=True
-        )
-        return worst_first
-
-    def _summaries(self, regret: Mapping[int, NDArray[np.float64]]) -> dict[str, Any]:
-        summaries = {}
-        for k, values in regret.items():
-            draws = np.atleast_2d(values)
-            summaries[str(k)] = summarise(draws.ravel(), np.tile(self.groups, len(draws))).to_json()
-        return summaries
 
 
 def cross_validate(
@@ -164,6 +59,7 @@ def cross_validate(
     folds: int = 5,
     tested: int | None = None,
     jobs: int = 2,
+    rivals: Rivals | None = None,
 ) -> Evaluation:
     """Regret of a ranker and of the baselines on model families that were held out, each problem once.
 
@@ -172,6 +68,7 @@ def cross_validate(
 
     `ranker` makes a fresh ranker for each fold; `jobs` folds run side by side, and do not change the result.
     With `tested`, only the last so many folds are judged, which hold the most families: one takes a fifth of the time.
+    `rivals` are the baselines that it is compared with: the fast ones, unless `choose_rivals` chose others.
     Raises `ForetuneError` where all problems are of one model family, or of one device, so that nothing can be split.
 
     >>> from functools import partial
@@ -179,14 +76,23 @@ def cross_validate(
     >>> cross_validate(dataset, family, lambdarank).to_json()["regret"]["8"]  # doctest: +SKIP
     {'geomean': 1.0051, 'p95': 1.0198, 'max': 1.0412, 'ci95': [1.0033, 1.0072]}
     """
+    rivals = choose_rivals() if rivals is None else rivals
     split_data = _Split(dataset, family, ks, folds, jobs, tested, split)
-    with share_of(0.85):
+    ours = 1 / (1 + rivals.cost)
+    with share_of(ours):
         scores = split_data.held_out(ranker)
-    return split_data.evaluation(scores, 0.15)
+    return split_data.evaluation(scores, rivals, 1 - ours)
 
 
 def evaluate_bundle(
-    dataset: Dataset, bundle: Bundle, family: Family, *, ks: Sequence[int] = KS, folds: int = 5, jobs: int = 2
+    dataset: Dataset,
+    bundle: Bundle,
+    family: Family,
+    *,
+    ks: Sequence[int] = KS,
+    folds: int = 5,
+    jobs: int = 2,
+    rivals: Rivals | None = None,
 ) -> Evaluation:
     """Regret of a bundle's ranker, as it is, on every problem of a dataset; the baselines are cross-validated on it.
 
@@ -196,16 +102,18 @@ def evaluate_bundle(
     >>> evaluate_bundle(load("b200"), load_bundle(), family).frame().head()  # doctest: +SKIP
     """
     ranker = bundle.ranker(family.name)
+    rivals = choose_rivals() if rivals is None else rivals
     split_data = _Split(dataset, family, ks, folds, jobs)
     seen = seen_in_training(dataset, split_data.grid, bundle.trained[family.name].origin)
     if seen:
         warn(
-            f"the bundle was trained on {_share(seen)} of the measurements of {family.name} in {dataset.name}, which "
-            "flatter it: judge it on others"
+            f"the bundle was trained on {in_percent(seen)} of the measurements of {family.name} in {dataset.name}, "
+            "which flatter it: judge it on others"
         )
-    with share_of(0.2):
+    ours = _JUDGING_COST / (_JUDGING_COST + rivals.cost)
+    with share_of(ours):
         scores = split_data.scores(ranker, np.arange(len(split_data.grid)))
-    return replace(split_data.evaluation(scores, 0.8), seen_in_training=seen)
+    return replace(split_data.evaluation(scores, rivals, 1 - ours), seen_in_training=seen)
 
 
 def prediction_ms(ranker: Ranker, family: Family, device: DeviceSpec, *, repeats: int = 20) -> float:
@@ -225,11 +133,6 @@ def prediction_ms(ranker: Ranker, family: Family, device: DeviceSpec, *, repeats
         ranker.predict(family, problem, device, space)
         spent.append((time.perf_counter() - start) * 1e3)
     return float(np.median(spent[1:]))
-
-
-def _share(share: float) -> str:
-    """All, or so many percent, of which there is at least one."""
-    return "all" if share == 1 else f"{max(1, min(99, round(100 * share)))} %"
 
 
 def _wrong(dataset: Dataset, grid: Grid) -> NDArray[np.bool_]:
@@ -258,12 +161,12 @@ class _Split:
             raise ForetuneError(f"tested must be >= 1 fold but got {tested}")
         if split not in SPLITS:
             raise ForetuneError(f"split must be one of {', '.join(SPLITS)} but is {split!r}")
-        self.grid, possible = measured_grid(dataset, family)
+        self.grid, self._possible = measured_grid(dataset, family)
         self.family = family
         self.ks, self._folds, self.jobs, self._split = tuple(ks), folds, jobs, split
         self.groups = split_groups(self.grid.cases)
         # A run cut short by its budget, or guided by a plan, says nothing about what it did not try.
-        self.candidates = (dataset.counts(self.grid) > 0) & possible & ~_wrong(dataset, self.grid)
+        self.candidates = (dataset.counts(self.grid) > 0) & self._possible & ~_wrong(dataset, self.grid)
         self._subsets = Subsets(self.grid.configs)
         self.judged = np.arange(len(self.grid))
         if tested is not None:
@@ -306,12 +209,17 @@ class _Split:
                 scores[number, place, mask] = predicted
         return scores
 
-    def evaluation(self, scores: NDArray[np.float64], share: float) -> Evaluation:
-        """The ranker's regrets from its scores with sizes known and unknown, and the baselines', whose scores are this
+    def evaluation(self, scores: NDArray[np.float64], rivals: Rivals, share: float) -> Evaluation:
+        """The ranker's regrets from its scores with sizes known and unknown, and its rivals', whose scores are this
         share of the current task."""
-        trainable = self.groups.max() > 0
         full = np.where(self.candidates, 0.0, np.nan)
-        share /= sum(map(len, BASELINES.values()))
+        found, left_out = {}, dict(rivals.left_out)
+        for name, baseline in rivals.baselines.items():
+            if self.groups.max() == 0 and baseline.rankers[0]().learns:
+                left_out[name] = "all problems are of one model family, and it has to learn from others"
+            else:
+                with share_of(share * baseline.cost / rivals.cost):
+                    found[name] = self._baseline(baseline)
         return Evaluation(
             family=self.family.name,
             cases=tuple(self.grid.cases[row] for row in self.judged),
@@ -321,29 +229,38 @@ class _Split:
             full_search=self._regret(full, len(self.grid.configs)),
             regret={k: self._regret(scores[0], k) for k in self.ks},
             regret_sizes_unknown={k: self._regret(scores[1], k) for k in self.ks},
-            baselines={
-                name: self._baseline(factories, share)
-                for name, factories in BASELINES.items()
-                if trainable or not factories[0]().learns
-            },
+            baselines={name: known for name, (known, _) in found.items()},
+            baselines_sizes_unknown={name: unknown for name, (_, unknown) in found.items()},
+            left_out=left_out,
         )
 
     def _tried(self) -> float:
         """Of the space as it is now."""
+        column_of = {config: column for column, config in enumerate(self.grid.configs)}
         tried = could = 0
-        for row in self.judged:
-            problem, device = self.grid.cases[row].problem, self.grid.devices[row]
-            configs = set(self._subsets[self.candidates[row]])
-            runs = [c for c in self.family.space(device) if self.family.supports(c, problem, device) is None]
-            tried, could = tried + sum(config in configs for config in runs), could + len(runs)
+        for device in dict.fromkeys(self.grid.devices[row] for row in self.judged):
+            rows = [row for row in self.judged if self.grid.devices[row] == device]
+            space = self.family.space(device)
+            columns = [column_of[config] for config in space if config in column_of]
+            inside = np.ix_(np.array(rows, np.intp), np.array(columns, np.intp))
+            tried += int(self.candidates[inside].sum())
+            could += int(self._possible[inside].sum())
+            problems = [self.grid.cases[row].problem for row in rows]
+            others = [config for config in space if config not in column_of]
+            could += sum(self.family.supports(config, one, device) is None for one in problems for config in others)
         return tried / could if could else 0.0
 
-    def _baseline(self, factories: Sequence[RankerFactory], share: float) -> dict[int, NDArray[np.float64]]:
+    def _baseline(self, baseline: Baseline) -> tuple[_Curve, _Curve]:
+        """Its regrets with ragged sizes known, and without."""
         draws = []
-        for factory in factories:
-            with share_of(share):
-                draws.append(self.held_out(factory, (_sizes_known,))[0])
-        return {k: np.stack([self._regret(scores, k) for scores in draws]) for k in self.ks}
+        for factory in baseline.rankers:
+            with share_of(1 / len(baseline.rankers)):
+                draws.append(self.held_out(factory))
+        known, unknown = (
+            {k: np.stack([self._regret(scores[view], k) for scores in draws]) for k in self.ks}
+            for view in range(len(_BOTH))
+        )
+        return known, unknown
 
     def _regret(self, scores: NDArray[np.float64], k: int) -> NDArray[np.float64]:
         rows = self.judged

@@ -12,7 +12,8 @@ from ..datasets import DeviceSpec, ForetuneError, Measurable, Problem
 from ..datasets.console.tables import printable
 from ..datasets.errors import warn
 from ..datasets.progress import share_of, side_by_side
-from ..model.evaluate import Evaluation, cross_validate, prediction_ms
+from ..model.evaluate import cross_validate, prediction_ms
+from ..model.evaluation import Evaluation
 from ..model.train import train_bundle
 from .shortlist import Shortlist, make_shortlist
 from .timing.first_call import Autotuned, FirstCalls, compare_first_calls

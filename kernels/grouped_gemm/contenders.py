@@ -13,9 +13,11 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from ...datasets import Case, DeviceSpec, Measurable, Problem
+from ...model.baselines import Baseline
 from ...runtime.timing.compare import ROUNDS, BestConfigs, Goal, LaunchPath, Row, judge_least, judge_most
 from .measurable import GroupedGemm, GroupedGemmForward, Inputs
 from .models import load_models
+from .nv_heuristics import DISTRIBUTION, MODULE, NvMatmulHeuristicsRanker
 from .suite import suite_cases
 from .variants import DW, DX, FORWARD
 
@@ -86,6 +88,10 @@ class GroupedGemmComparison:
 
 #: Found by `kernels.comparison_of`.
 COMPARISON = GroupedGemmComparison()
+#: Found by `kernels.comparisons.baselines_of`; its cost is that of a fold of the weight gradients.
+BASELINES = {
+    "nvmatmulheuristics": Baseline((NvMatmulHeuristicsRanker,), cost=0.1, module=MODULE, distribution=DISTRIBUTION)
+}
 
 
 def _layer(row: Row) -> str:

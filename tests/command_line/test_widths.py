@@ -16,7 +16,7 @@ from foretune.collect.replay import Replay
 from foretune.collect.run_state import Progress
 from foretune.datasets import DeviceSpec, KernelConfig
 from foretune.model import RandomRanker, cross_validate
-from foretune.model.evaluate import Evaluation
+from foretune.model.evaluation import Evaluation
 from foretune.runtime.timing.compare import Compared, LaunchPath, Row, judge_least
 from foretune.runtime.timing.first_call import WHOLE_SPACE, FirstCall, FirstCalls
 from rich.console import Console

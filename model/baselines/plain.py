@@ -1,4 +1,4 @@
-"""What a learned ranker must beat, behind the same interface."""
+"""Baselines that are quick: a draw, a static list, the nearest measured problem, the analytic estimate."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ..datasets import DeviceSpec, Family, KernelConfig, Problem
-from ..datasets.errors import check_integer
-from ..datasets.grid import Grid
-from .ranker import Ranker
+from ...datasets import DeviceSpec, Family, KernelConfig, Problem
+from ...datasets.errors import check_integer
+from ...datasets.grid import Grid
+from ..ranker import Ranker
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -1,0 +1,19 @@
+"""The training table of other projects' recipes: everything that was measured, hopeless configs too."""
+
+from __future__ import annotations
+
+from ...datasets import Family
+from ...datasets.grid import Grid
+from ..rows import TrainingRows, training_rows
+
+
+def all_rows(grid: Grid, family: Family) -> TrainingRows:
+    """`training_rows` without leaving any out: each problem twice where its ragged sizes are known."""
+    return training_rows(grid, family, slow=float("inf"), keep_slow=1.0, seed=0)
+
+
+def views(grid: Grid) -> list[int]:
+    """The problem of each query of `all_rows(grid, family)`, in order, as its row in the grid."""
+    return [
+        row for row, case in enumerate(grid.cases) for _ in dict.fromkeys((case.problem, case.problem.without_sizes()))
+    ]

@@ -1,0 +1,194 @@
+"""`Evaluation`: what judging a ranker found, and how it shows itself."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ..datasets import Case, DeviceSpec
+from ..datasets.console.tables import percent, table
+from .metrics import geomean, summarise
+from .splits import RANDOM
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from numpy.typing import NDArray
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """Regrets by k, each (n_problems,); those of a baseline (n_rankers, n_problems)."""
+
+    family: str
+    cases: tuple[Case, ...]  # (n_problems,)
+    devices: tuple[DeviceSpec, ...]  # (n_problems,)
+    groups: NDArray[np.intp]  # (n_problems,) what was split by
+    tried: float  # the share of the configs that could run that was measured: the best is the best of these
+    full_search: NDArray[np.float64]  # (n_problems,) regret of measuring every config: noise alone
+    regret: dict[int, NDArray[np.float64]]
+    regret_sizes_unknown: dict[int, NDArray[np.float64]]
+    baselines: dict[str, dict[int, NDArray[np.float64]]]
+    baselines_sizes_unknown: dict[str, dict[int, NDArray[np.float64]]]
+    left_out: Mapping[str, str]  # the baselines that could not be judged, and why
+    seen_in_training: float | None = 0.0  # the share of the measurements that the ranker learned from; None: unknown
+
+    def to_json(self) -> dict[str, Any]:
+        """One family's entry of `foretune evaluate --json`; 1.0 = the best config."""
+        return {
+            "problems": len(self.cases),
+            "tried": round(self.tried, 4),
+            "noise_floor": round(geomean(self.full_search), 4),
+            "seen_in_training": None if self.seen_in_training is None else round(self.seen_in_training, 4),
+            "regret": self._summaries(self.regret),
+            "regret_sizes_unknown": self._summaries(self.regret_sizes_unknown),
+            "regret_by_origin": self._by_origin(),
+            "regret_by_device": self._by_device(),
+            "baselines": {name: self._summaries(regret) for name, regret in self.baselines.items()},
+            "baselines_sizes_unknown": {
+                name: self._summaries(regret) for name, regret in self.baselines_sizes_unknown.items()
+            },
+            "baselines_left_out": dict(self.left_out),
+            "better_baselines": [one.to_json() for one in self.better_baselines()],
+        }
+
+    def better_baselines(self) -> list[Better]:
+        """Where a baseline is better, by geometric mean: none, where the ranker beats them all at every k."""
+        views = [("sizes known", self.regret, self.baselines)]
+        if self._ragged:
+            views += [("sizes unknown", self.regret_sizes_unknown, self.baselines_sizes_unknown)]
+        pairs = [
+            Better(name, view, k, geomean(theirs[k].ravel()), geomean(values))
+            for view, ours, baselines in views
+            for name, theirs in baselines.items()
+            for k, values in ours.items()
+        ]
+        return [pair for pair in pairs if round(pair.baseline_regret, 4) < round(pair.regret, 4)]
+
+    @property
+    def _ragged(self) -> bool:
+        return any(case.problem.ragged for case in self.cases)
+
+    def __rich__(self) -> Any:
+        """What `rich.print` and a notebook show: percent slower than the best config that was tried."""
+        told = self.to_json()
+        regret, ks = told["regret"], list(told["regret"])
+        rows = [["foretune", *(percent(regret[k]["geomean"]) for k in ks)]]
+        rows += [["  95 % interval", *("..".join(map(percent, regret[k]["ci95"])) for k in ks)]]
+        rows += [[f"  {key}", *(percent(regret[k][key]) for k in ks)] for key in ("p95", "max")]
+        devices = told["regret_by_device"] if len(told["regret_by_device"]) > 1 else {}
+        for apart, part in (told["regret_by_origin"] | devices).items():
+            label = f"  {apart} only ({part['problems']}, noise {percent(part['noise_floor'])} %)"
+            rows += [[label, *(percent(part["regret"][k]["geomean"]) for k in ks)]]
+        if self._ragged:
+            unknown = told["regret_sizes_unknown"]
+            rows += [["  ragged sizes unknown", *(percent(unknown[k]["geomean"]) for k in ks)]]
+        for baseline, curve in told["baselines"].items():
+            rows += [[baseline, *(percent(curve[k]["geomean"]) for k in ks)]]
+            without = [percent(told["baselines_sizes_unknown"][baseline][k]["geomean"]) for k in ks]
+            if self._ragged and without != rows[-1][1:]:
+                rows += [["  sizes unknown", *without]]
+        title = (
+            f"{self.family}: % slower than the best config that was tried ({100 * self.tried:.0f} % of them were), "
+            f"over {len(self.cases)} problems (noise {percent(told['noise_floor'])} %)"
+        )
+        seen = self.seen_in_training
+        below = [*self._compared(), *(f"{name} is left out: {why}." for name, why in self.left_out.items())]
+        below += [f"It was trained on {in_percent(seen)} of these measurements, which flatter it."] if seen else []
+        return table(title, ("best of first", *ks), rows, below=below)
+
+    def _compared(self) -> list[str]:
+        """In words, whether any baseline is better anywhere."""
+        if not self.baselines:
+            return []
+        better: dict[tuple[str, str], list[str]] = {}
+        for one in self.better_baselines():
+            said = f"{one.k} ({percent(one.baseline_regret)} against {percent(one.regret)})"
+            better.setdefault((one.baseline, one.view), []).append(said)
+        if not better:
+            return ["Lower than every baseline at every k."]
+        views = {name: f", {name}" if self._ragged else "" for name in ("sizes known", "sizes unknown")}
+        return [
+            f"{baseline} is better{views[view]}, at the best of {', '.join(found)}."
+            for (baseline, view), found in better.items()
+        ]
+
+    def _by_origin(self) -> dict[str, Any]:
+        """The same, apart for the layers of real models and for random shapes, which are odder."""
+        drawn = np.array([RANDOM in case.model_families for case in self.cases])
+        return {name: self._part(rows) for name, rows in (("models", ~drawn), ("random", drawn)) if rows.any()}
+
+    def _by_device(self) -> dict[str, Any]:
+        """The same, apart for each device."""
+        names = np.array([device.name for device in self.devices])
+        return {name: self._part(names == name) for name in dict.fromkeys(names.tolist())}
+
+    def _part(self, rows: NDArray[np.bool_]) -> dict[str, Any]:
+        curves = {"regret": self.regret, "regret_sizes_unknown": self.regret_sizes_unknown}
+        baselines = {"baselines": self.baselines, "baselines_sizes_unknown": self.baselines_sizes_unknown}
+        return {
+            "problems": int(rows.sum()),
+            "noise_floor": round(geomean(self.full_search[rows]), 4),
+            **{key: self._summaries(regret, rows) for key, regret in curves.items()},
+            **{
+                key: {name: self._summaries(regret, rows) for name, regret in of_them.items()}
+                for key, of_them in baselines.items()
+            },
+        }
+
+    def frame(self) -> pd.DataFrame:
+        """One row a problem, the worst first choice first: for finding out what a ranker gets wrong."""
+        import pandas as pd
+
+        columns: dict[str, Any] = {
+            "problem": [str(case.problem) for case in self.cases],
+            "source": [" ".join(case.sources) for case in self.cases],
+            "scenario": [case.scenario for case in self.cases],
+            "device": [device.name for device in self.devices],
+            "group": self.groups,
+            "full_search": self.full_search,
+        }
+        columns |= {f"regret@{k}": regret for k, regret in self.regret.items()}
+        columns |= {f"sizes_unknown@{k}": regret for k, regret in self.regret_sizes_unknown.items()}
+        frame = pd.DataFrame(columns)
+        worst_first: pd.DataFrame = frame.sort_values(
+            f"regret@{min(self.regret)}", ascending=False, kind="stable", ignore_index=True
+        )
+        return worst_first
+
+    def _summaries(
+        self, regret: Mapping[int, NDArray[np.float64]], rows: NDArray[np.bool_] | slice = slice(None)
+    ) -> dict[str, Any]:
+        """By k, of these problems, all if left out."""
+        summaries = {}
+        for k, values in regret.items():
+            draws = np.atleast_2d(values)[:, rows]
+            summaries[str(k)] = summarise(draws.ravel(), np.tile(self.groups[rows], len(draws))).to_json()
+        return summaries
+
+
+@dataclass(frozen=True)
+class Better:
+    """Where a baseline beats the ranker; regrets are geometric means, 1.0 = the best config."""
+
+    baseline: str
+    view: str  # what was known of ragged sizes
+    k: int
+    baseline_regret: float
+    regret: float
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "baseline": self.baseline,
+            "view": self.view,
+            "k": self.k,
+            "baseline_regret": round(self.baseline_regret, 4),
+            "regret": round(self.regret, 4),
+        }
+
+
+def in_percent(share: float) -> str:
+    """All, or so many percent, of which there is at least one."""
+    return "all" if share == 1 else f"{max(1, min(99, round(100 * share)))} %"
