@@ -36,6 +36,9 @@ class Family(ABC):
     dtypes: ClassVar[tuple[str, ...]]  # the dtypes it takes, in their short form
     knobs: ClassVar[tuple[str, ...]]  # the knobs a KernelConfig of this family has
     feature_names: ClassVar[tuple[str, ...]]
+    #: Those of them that a config has on a device and in a dtype, whatever the problem's dims: what follows from them
+    #: is remembered, which makes the next prediction quicker and no different.
+    config_features: ClassVar[tuple[str, ...]] = ()
     flags: ClassVar[tuple[str, ...]] = ()  # the layout flags a Problem of it may have
     #: The largest size of a dimension, where that is less than `Problem` has room for.
     largest: ClassVar[Mapping[str, int]] = {}

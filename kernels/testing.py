@@ -173,6 +173,19 @@ class FamilyContract:
             alone = self.family.features(problem, self.device, [configs[place] for place in some])
             assert np.array_equal(alone, table[some]), f"a config's features must be its own: {problem}"
 
+    def test_features_of_the_configs_do_not_depend_on_the_dims(self) -> None:
+        family = self.family
+        names = family.feature_names
+        assert set(family.config_features) <= set(names), f"config_features must be of feature_names: {names}"
+        seen: dict[Any, Any] = {}
+        for problem, _ in self.supported():
+            configs = family.space(self.device)
+            table = family.features(problem, self.device, configs)
+            for name in family.config_features:
+                column = table[:, names.index(name)]
+                first = seen.setdefault((name, problem.dtype, problem.flags), column)
+                assert np.array_equal(column, first), f"{name} is no feature of the config alone: {problem}"
+
     def test_features_do_with_what_is_known_of_binaries(self) -> None:
         if not self.family.reads_binaries:
             pytest.skip("it does not look at binaries")

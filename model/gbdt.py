@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from functools import partial
+from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -143,7 +143,7 @@ class LightGBMRanker(Ranker):
             return np.empty(0)
         binaries = self.binaries_.get((problem.dtype, problem.flags)) if family.reads_binaries else None
         table = features_of(family, problem, device, configs, binaries)
-        logs = self.forest_.predict(table)
+        logs = self.forest_.predict(table, _places(family.feature_names, family.config_features))
         slowdowns: NDArray[np.float64] = np.exp(logs)
         return slowdowns
 
@@ -195,6 +195,11 @@ class LightGBMRanker(Ranker):
         told = [lambda _: advance(share / trees)]
         booster = lightgbm.train(parameters, data, num_boost_round=trees, callbacks=told)
         return Forest.from_lightgbm(booster.dump_model())
+
+
+@lru_cache
+def _places(names: tuple[str, ...], wanted: tuple[str, ...]) -> tuple[int, ...]:
+    return tuple(place for place, name in enumerate(names) if name in wanted)
 
 
 def _in_blocks(forest: Forest, features: NDArray[np.float32], size: int = 4096) -> NDArray[np.float64]:

@@ -8,13 +8,14 @@ from __future__ import annotations
 import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import cached_property
 from itertools import combinations
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from ..datasets import BinaryFacts, DeviceSpec, KernelConfig, Problem
+from .remembered import remembered
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -61,6 +62,11 @@ class GenericFeatures:
             *_GRID,
             *_BINARY,
         )
+
+    @property
+    def of_configs(self) -> tuple[str, ...]:
+        """Those columns that look at the config, its binary and the device alone."""
+        return (*self.knobs, *_BINARY)
 
     def table(
         self,
@@ -120,7 +126,7 @@ class GenericFeatures:
         ]
 
 
-@lru_cache(maxsize=64)
+@remembered(maxsize=64)
 def _knob_table(
     configs: tuple[KernelConfig, ...], knobs: tuple[str, ...], warp_size: int
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:

@@ -139,18 +139,19 @@ class Forest:
         """The number of trees."""
         return len(self.tree_leaves)
 
-    def predict(self, features: NDArray[np.floating[Any]]) -> NDArray[np.float64]:
+    def predict(self, features: NDArray[np.floating[Any]], fixed: tuple[int, ...] = ()) -> NDArray[np.float64]:
         """The sum of all trees for each row: (n_rows, n_features) finite -> (n_rows,).
 
-        Each row's sum is the same whatever other rows there are. Raises `ForetuneError` for another width or
-        for values that are not finite.
+        Each row's sum is the same whatever other rows there are. `fixed` are columns that the next table of the same
+        rows will have again, which makes that one's sums quicker, and no different. Raises `ForetuneError` for
+        another width or for values that are not finite.
         """
         if features.ndim != 2 or features.shape[1] != self.n_features:
             raise ForetuneError(f"features must be (rows, {self.n_features}) but are {features.shape}")
         if not np.isfinite(features).all():
             column = int(np.flatnonzero(~np.isfinite(features).all(axis=0))[0])
             raise ForetuneError(f"features must be finite, but column {column} is not")
-        return self._scorer.predict(features)
+        return self._scorer.predict(features, fixed)
 
     def arrays(self) -> dict[str, NDArray[Any]]:
         """The arrays by name, for storing; the inverse of `Forest(**arrays)`."""

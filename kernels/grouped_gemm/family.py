@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from ...datasets import BinaryFacts, DeviceSpec, Family, ForetuneError, KernelConfig, Problem, dtype_of_tensor
-from .features import FEATURE_NAMES, feature_table
+from .features import CONFIG_FEATURES, FEATURE_NAMES, feature_table
 from .space import Ranges, full_space, knobs_of, smem_bytes, wrong_knob, wrong_tile
 from .variants import PERMUTATIONS, Variant
 
@@ -48,6 +48,7 @@ class GroupedGemmFamily(Family):
     }
     bucketed = ("rows",)
     feature_names = FEATURE_NAMES
+    config_features = CONFIG_FEATURES
 
     def __init__(self) -> None:
         self.name = self.variant.name  # type: ignore[misc]

@@ -1,19 +1,20 @@
 """What the ranker sees of one grouped GEMM call and a list of configs.
 
-Everything is computed for all configs at once: one prediction over the space has 5 ms.
+Everything is computed for all configs at once, and what their tiles decide once for each kind of tile: one prediction
+over the space has a millisecond.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ...datasets import DeviceSpec, KernelConfig, Problem
+from ...model.remembered import remembered
 from .chunks import chunk_rows
 from .group_sizes import typical_sizes
 from .space import accumulator_registers, resident_programs, smem_bytes
@@ -42,7 +43,7 @@ _PROBLEM_FEATURES = (
     "sm_count",
     "flops_per_byte_limit",
 )
-_CONFIG_FEATURES = (
+CONFIG_FEATURES = (
     "block_m",
     "block_n",
     "block_k",
@@ -78,7 +79,7 @@ _MIXED_FEATURES = (
     "l2_reuse",
     "roofline_us",
 )
-FEATURE_NAMES = _PROBLEM_FEATURES + _CONFIG_FEATURES + _MIXED_FEATURES
+FEATURE_NAMES = _PROBLEM_FEATURES + CONFIG_FEATURES + _MIXED_FEATURES
 
 
 def group_sizes_of(problem: Problem) -> Sizes:
@@ -92,7 +93,7 @@ def feature_table(
     variant: Variant, problem: Problem, device: DeviceSpec, configs: Sequence[KernelConfig]
 ) -> NDArray[np.float32]:
     """(n_configs, n_features), columns named by FEATURE_NAMES; finite for any problem, also one without rows."""
-    space = _space(variant, tuple(configs), problem.itemsize, device)
+    space = _space(tuple(configs), variant, problem.itemsize, device)
     rows, n, k, groups = (max(problem[dim], 1) for dim in ("rows", "n", "k", "groups"))
     sizes = group_sizes_of(problem)
     active = max(int((sizes > 0).sum()), 1)
@@ -121,21 +122,23 @@ def feature_table(
         dtype=np.float32,
     )
 
-    work = work_of(variant, problem, device, sizes, (space.block_m, space.block_n, space.block_k))
-    slots = device.sm_count * space.programs
+    # For each kind of tile, (n_kinds,), of which there are a tenth as many as configs.
+    block_m, block_n, block_k, group_m, programs = space.kinds
+    work = work_of(variant, problem, device, sizes, (block_m, block_n, block_k))
+    slots = device.sm_count * programs
     rounds = np.ceil(work.tiles / slots)
     share = work.steps / device.sm_count  # of one SM, in steps
 
     # The SMs' time at the measured matrix rate: the busiest one does `rounds` tiles for each resident program.
-    busiest = np.minimum(rounds * space.programs, np.ceil(work.tiles / device.sm_count))
-    step_flops = 2.0 * space.block_m * space.block_n * space.block_k
+    busiest = np.minimum(rounds * programs, np.ceil(work.tiles / device.sm_count))
+    step_flops = 2.0 * block_m * block_n * block_k
     busiest_steps = np.maximum(busiest * work.steps / work.tiles, work.longest)
     compute_us = busiest_steps * step_flops * device.sm_count / (device.matrix_tflops * 1e6)
     dram_us = (weight_bytes + row_bytes) / (device.copy_bandwidth_gbs * 1e3)
-    loaded_bytes = work.steps * (space.block_m + space.block_n) * space.block_k * problem.itemsize
+    loaded_bytes = work.steps * (block_m + block_n) * block_k * problem.itemsize
     l2_us = loaded_bytes / (device.copy_bandwidth_gbs * 1e3 * _L2_OVER_DRAM)
     # How many concurrent programs share the columns' operand (M tiles side by side in a band) or the rows' one.
-    sharing = np.minimum(space.group_m, work.m_tiles)
+    sharing = np.minimum(group_m, work.m_tiles)
     mixed = np.stack(
         [
             np.log2(work.tiles),
@@ -148,53 +151,65 @@ def feature_table(
             np.log2(rounds * work.steps / work.tiles),
             work.m_tiles,
             work.n_tiles,
-            work.depth_per_group / space.block_k,
+            work.depth_per_group / block_k,
             work.longest / share,
             np.log2(compute_us),
             np.full(len(rounds), np.log2(dram_us)),
             np.log2(l2_us),
-            np.log2(sharing * space.block_m + np.minimum(work.n_tiles, slots / np.maximum(sharing, 1)) * space.block_n),
+            np.log2(sharing * block_m + np.minimum(work.n_tiles, slots / np.maximum(sharing, 1)) * block_n),
             np.maximum(np.maximum(compute_us, l2_us), dram_us),
         ],
         axis=1,
     ).astype(np.float32)
-    return np.concatenate([np.broadcast_to(per_call, (len(rounds), len(per_call))), space.columns, mixed], axis=1)
+    table = np.empty((len(space.kind), len(FEATURE_NAMES)), np.float32)
+    table[:, : len(_PROBLEM_FEATURES)] = per_call
+    table[:, len(_PROBLEM_FEATURES) : -len(_MIXED_FEATURES)] = space.columns
+    table[:, -len(_MIXED_FEATURES) :] = mixed.take(space.kind, axis=0)
+    return table
 
 
 class _Space:
-    """The arrays that depend only on the configs, the dtype and the device, each (n_configs,)."""
+    """What depends only on the configs, the dtype and the device.
 
-    def __init__(self, variant: Variant, configs: tuple[KernelConfig, ...], itemsize: int, device: DeviceSpec) -> None:
+    `columns` is the table of the features that do, (n_configs, n_features), `kinds` the distinct combinations of
+    (block_m, block_n, block_k, group_m, programs), (5, n_kinds), which is what the other features look at, and `kind`
+    the one of each config, (n_configs,).
+    """
+
+    def __init__(self, configs: tuple[KernelConfig, ...], variant: Variant, itemsize: int, device: DeviceSpec) -> None:
         def knob(name: str) -> Floats:
             return np.array([config[name] for config in configs], dtype=np.float64)
 
-        self.block_m, self.block_n, self.block_k = (knob(f"BLOCK_{axis}") for axis in "MNK")
-        self.group_m, warps, stages = knob("GROUP_M"), knob("num_warps"), knob("num_stages")
-        self.programs = np.array([resident_programs(variant, c, itemsize, device) for c in configs], dtype=np.float64)
+        block_m, block_n, block_k = (knob(f"BLOCK_{axis}") for axis in "MNK")
+        group_m, warps, stages = knob("GROUP_M"), knob("num_warps"), knob("num_stages")
+        programs = np.array([resident_programs(variant, c, itemsize, device) for c in configs], dtype=np.float64)
         smem = np.array([smem_bytes(variant, c, itemsize, device) for c in configs], dtype=np.float64)
-        accumulators = accumulator_registers(self.block_m, self.block_n, warps)
-        in_flight = self.programs * (stages - 1) * (self.block_m + self.block_n) * self.block_k * itemsize
+        accumulators = accumulator_registers(block_m, block_n, warps)
+        in_flight = programs * (stages - 1) * (block_m + block_n) * block_k * itemsize
         self.columns = np.stack(
             [
-                self.block_m,
-                self.block_n,
-                self.block_k,
-                self.group_m,
+                block_m,
+                block_n,
+                block_k,
+                group_m,
                 *(knob(name) for name in variant.tma),
                 warps,
                 stages,
-                self.block_m * self.block_n,
-                self.block_m / self.block_n,
+                block_m * block_n,
+                block_m / block_n,
                 smem,
-                self.programs,
+                programs,
                 accumulators,
                 in_flight,
             ],
             axis=1,
         ).astype(np.float32)
+        tiles = np.stack([block_m, block_n, block_k, group_m, programs])
+        self.kinds, kind = np.unique(tiles, axis=1, return_inverse=True)
+        self.kind = kind.ravel()  # NumPy 2.0 gives it two axes
 
 
-_space = lru_cache(maxsize=64)(_Space)
+_space = remembered(maxsize=64)(_Space)
 
 
 @dataclass(frozen=True)
