@@ -5,6 +5,7 @@ Importing this needs NumPy alone; LightGBM is imported to train, pandas to read 
 
 from __future__ import annotations
 
+from .adapt import adapt_bundle
 from .baselines import EstimateRanker, NearestRanker, RandomRanker, StaticRanker
 from .bundle import Bundle, load_bundle
 from .evaluate import Evaluation, cross_validate, evaluate_bundle
@@ -29,6 +30,7 @@ __all__ = [
     "StaticRanker",
     "Summary",
     "TrainedFamily",
+    "adapt_bundle",
     "check_measured",
     "check_sources",
     "cross_validate",
