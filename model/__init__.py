@@ -11,7 +11,7 @@ from .bundle import Bundle, load_bundle
 from .evaluate import Evaluation, cross_validate, evaluate_bundle
 from .gbdt import LightGBMRanker
 from .metrics import Summary, geomean, noise_floor, summarise, top_k_regret
-from .ranker import Ranker
+from .ranker import Ranker, UnseenCardRanker, ranker_on
 from .sources import check_measured, check_sources, measured_grid
 from .splits import split_folds, split_groups
 from .train import train_bundle
@@ -30,6 +30,7 @@ __all__ = [
     "StaticRanker",
     "Summary",
     "TrainedFamily",
+    "UnseenCardRanker",
     "adapt_bundle",
     "check_measured",
     "check_sources",
@@ -39,6 +40,7 @@ __all__ = [
     "load_bundle",
     "measured_grid",
     "noise_floor",
+    "ranker_on",
     "split_folds",
     "split_groups",
     "summarise",
