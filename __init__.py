@@ -34,7 +34,7 @@ if TYPE_CHECKING:
         Problem,
     )
     from .kernels import families, register
-    from .kernels.by_name import FamilyLike, attach, autotune, configs, prune, shortlist, tune
+    from .kernels.by_name import FamilyLike, adapt, attach, autotune, configs, prune, shortlist, tune
     from .kernels.grouped_gemm import grouped_gemm
     from .kernels.integrations import use
     from .model import load_bundle
@@ -67,6 +67,7 @@ __all__ = [
     "TunedFunction",
     "TuningFailed",
     "__version__",
+    "adapt",
     "agree",
     "attach",
     "attached",
@@ -111,7 +112,7 @@ _HOMES = {
         ("ConfigCache", "TunedFunction", "TuningFailed", "contextual_autotune", "elementwise_work", "gemm_work"),
         ".runtime.tuning.functions",
     ),
-    **dict.fromkeys(("attach", "autotune", "configs", "prune", "shortlist", "tune"), ".kernels.by_name"),
+    **dict.fromkeys(("adapt", "attach", "autotune", "configs", "prune", "shortlist", "tune"), ".kernels.by_name"),
     **dict.fromkeys(("attached", "detach"), ".runtime.tuning.attach"),
     "TritonFamily": ".runtime",
     "agree": ".runtime.tuning.ranks.agreement",

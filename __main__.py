@@ -419,6 +419,40 @@ def train(
     _emit(_Said({"families": sorted(families)}, f"Trained {', '.join(sorted(families))}."), as_json, bundle=out)
 
 
+@_command("adapt", "foretune adapt --data small --out my-bundle")
+def adapt(
+    data: Annotated[
+        list[str],
+        typer.Option(
+            help="What was measured on the new card: a dataset folder; may be repeated.", autocompletion=_dataset_names
+        ),
+    ],
+    out: Annotated[Path, typer.Option(help="Folder for the new bundle.")],
+    bundle: Annotated[
+        Path | None, typer.Option(help="The bundle to begin with.", show_default="the shipped bundle")
+    ] = None,
+    family: OnlyFamilies = None,
+    as_json: AsJson = False,
+) -> None:
+    """Teach a bundle a card that it never saw, from a few measurements there and without its old ones.
+
+    Five minutes are enough: `foretune collect FAMILY... --plan adaptive --budget 5m --out small`.
+    """
+    from .kernels.by_name import adapt as adapted_by_name
+    from .model import load_bundle
+    from .model.folders import check_bundle_folder
+
+    check_bundle_folder(out)
+    given, dataset = load_bundle(bundle), _load(data)
+    families = family or [name for name in dataset.families if name in given.families]
+    with showing(f"adapting to {' and '.join(data)}", _TRAINING_S * _rows(dataset, families)):
+        adapted = adapted_by_name(dataset, bundle=given, family=families)
+    adapted.save(out)
+    known = sorted({spec.name for name in adapted.families for spec in adapted.trained_on(name)})
+    said = {"families": sorted(set(families)), "devices": known}
+    _emit(_Said(said, f"Adapted {', '.join(said['families'])}: knows {', '.join(known)}."), as_json, bundle=out)
+
+
 @_command("evaluate", "foretune evaluate --data measured --bundle my-bundle --json")
 def evaluate(
     data: Data = None,

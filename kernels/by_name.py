@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     import triton
 
     from ..datasets import DeviceSpec
+    from ..datasets.dataset import Dataset
     from ..model import Bundle
     from ..runtime import Pruner, Shortlist
     from ..runtime.tuning.functions import Advisor, CallTimer, ConfigCache, TunedFunction, Work
@@ -101,6 +102,38 @@ def shortlist(
     from ..runtime import make_shortlist
 
     return make_shortlist(find_family(family), problem, device, k=k, configs=configs, bundle=bundle)
+
+
+def adapt(
+    data: Dataset | Path | str,
+    *,
+    bundle: Bundle | Path | str | None = None,
+    family: FamilyLike | Sequence[FamilyLike] | None = None,
+) -> Bundle:
+    """A bundle that knows another card as well: the `bundle`, or the one in that folder (the shipped one if left out),
+    with more trees that learned from a few measurements of the card. Its own measurements are not needed.
+
+    `data` is a dataset, its folder, or the name of a shipped one; five minutes of `foretune collect --plan adaptive` on
+    the card are enough. Of its families only `family`, one or several (left out, all that the bundle knows). Raises
+    `ForetuneError` where the two have no family in common, and for what is none of that.
+
+    >>> adapt("small").save("my-bundle")  # doctest: +SKIP
+    """
+    from ..datasets import load
+    from ..datasets.dataset import Dataset
+    from ..model import load_bundle
+    from ..model.adapt import adapt_bundle
+    from ..model.bundle import Bundle
+
+    dataset = data if isinstance(data, Dataset) else load(data)
+    given = bundle if isinstance(bundle, Bundle) else load_bundle(bundle)
+    wanted: Sequence[FamilyLike]
+    if family is None:
+        wanted = [name for name in dataset.families if name in given.families]
+    else:
+        wanted = [family] if isinstance(family, (str, type)) or not isinstance(family, Sequence) else family
+    found = [find_family(one) for one in wanted]
+    return adapt_bundle(given, dataset, {one.name: one for one in found})
 
 
 def attach(kernel: Any, family: FamilyLike | None = None, k: int | Literal["auto"] = "auto") -> Any:

@@ -5,13 +5,14 @@ Importing this needs NumPy alone; LightGBM is imported to train, pandas to read 
 
 from __future__ import annotations
 
+from .adapt import adapt_bundle
 from .baselines import EstimateRanker, NearestRanker, RandomRanker, RegimeRanker, Rivals, StaticRanker, choose_rivals
 from .bundle import Bundle, load_bundle
 from .evaluate import cross_validate, evaluate_bundle
 from .evaluation import Evaluation
 from .gbdt import LightGBMRanker
 from .metrics import Summary, geomean, noise_floor, summarise, top_k_regret
-from .ranker import Ranker
+from .ranker import Ranker, UnseenCardRanker, ranker_on
 from .sources import check_measured, check_sources, measured_grid
 from .splits import split_folds, split_groups
 from .train import train_bundle
@@ -32,6 +33,8 @@ __all__ = [
     "StaticRanker",
     "Summary",
     "TrainedFamily",
+    "UnseenCardRanker",
+    "adapt_bundle",
     "check_measured",
     "check_sources",
     "choose_rivals",
@@ -41,6 +44,7 @@ __all__ = [
     "load_bundle",
     "measured_grid",
     "noise_floor",
+    "ranker_on",
     "split_folds",
     "split_groups",
     "summarise",

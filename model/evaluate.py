@@ -19,7 +19,7 @@ from .evaluation import Evaluation, in_percent
 from .gbdt import LightGBMRanker
 from .metrics import top_k_regret
 from .origin import seen_in_training
-from .ranker import Ranker
+from .ranker import Ranker, ranker_on
 from .rows import Subsets
 from .sources import measured_grid
 from .splits import split_devices, split_folds, split_groups
@@ -186,7 +186,10 @@ class _Split:
 
         def test(number: int) -> NDArray[np.float64]:
             with share_of(0.9 / len(numbers)):
-                ranker = factory().fit(self.grid.select(np.flatnonzero(self.fold != number)), self.family)
+                known = self.grid.select(np.flatnonzero(self.fold != number))
+                ranker = factory().fit(known, self.family)
+            if self._split == "device" and isinstance(ranker, LightGBMRanker):  # as a shortlist is made there
+                ranker = ranker_on(self.grid.devices[int(np.argmax(self.fold == number))], ranker, known.devices)
             with share_of(0.1 / len(numbers)):
                 return self.scores(ranker, np.flatnonzero(self.fold == number), views)
 

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..datasets import BinaryFacts, BundleError, DeviceSpec, Family, ForetuneError, KernelConfig, Problem
-from ..datasets.errors import check_between
+from ..datasets.errors import check_between, check_integer
 from ..datasets.grid import BinaryKind, Grid
 from ..datasets.progress import advance, share_of, side_by_side
 from .ranker import Ranker
 from .rows import TrainingRows, features_of, training_rows
-from .trees import MAX_LEAVES, Forest
+from .trees import MAX_LEAVES, MAX_TREES, Forest
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -24,6 +24,10 @@ if TYPE_CHECKING:
 #: of the shipped trees add up to 4.
 MAX_LOG_SLOWDOWN = 300.0
 OBJECTIVES = ("regression", "lambdarank", "blend")
+
+#: What a log slowdown of 1 is in lambdarank's scores when it goes on from known trees. Its gradients end where pairs are
+#: a few units apart: with 20 what was learned before is harder to turn over, with 5 it is forgotten too easily.
+_RANKS_PER_LOG = 20.0
 
 # Upper edges of slowdown for the grades that lambdarank sorts by: the best (within the noise) have grade 9.
 _GRADE_EDGES = np.log([1.01, 1.02, 1.04, 1.07, 1.12, 1.2, 1.35, 1.7, 3.0])
@@ -132,13 +136,7 @@ class LightGBMRanker(Ranker):
         self, family: Family, problem: Problem, device: DeviceSpec, configs: Sequence[KernelConfig]
     ) -> NDArray[np.float64]:
         """See `Ranker.predict`. Raises `BundleError` where the family's features are not those it learned from."""
-        self._check_fitted("forest_")
-        if family.feature_names != self.feature_names_:
-            changed = sorted(set(family.feature_names) ^ set(self.feature_names_)) or ["their order"]
-            raise BundleError(
-                f"the ranker of {family.name} was trained on other features than the family has now "
-                f"(differing: {', '.join(changed)}): retrain it"
-            )
+        self._check_features(family)
         if not len(configs):
             return np.empty(0)
         binaries = self.binaries_.get((problem.dtype, problem.flags)) if family.reads_binaries else None
@@ -147,6 +145,40 @@ class LightGBMRanker(Ranker):
         slowdowns: NDArray[np.float64] = np.exp(logs)
         return slowdowns
 
+    def adapted(self, grid: Grid, family: Family, *, trees: int = 100) -> LightGBMRanker:
+        """Another ranker: this one's trees, and so many more that put right how these order the configs of the grid's
+        problems. It needs none of the measurements that this one learned from, and a few of the new device are enough.
+
+        The new trees are lambdarank's, and begin where these trees are: an order is what carries over, and the levels
+        of two devices' slowdowns differ. The same grid, trees and seed give the same trees. Raises `BundleError` as
+        `predict` does, and `ForetuneError` for more trees than a ranker can have.
+        """
+        self._check_features(family)
+        check_integer("trees", trees, 1, MAX_TREES - len(self.forest_))
+        with share_of(0.2):
+            rows = training_rows(grid, family, slow=self.slow, keep_slow=self.keep_slow, seed=self.seed)
+        target = np.minimum(rows.log_slowdown, np.log(self.clip))
+        known = self.forest_.affine(-_RANKS_PER_LOG)
+        start = _in_blocks(known, rows.features)
+        result = LightGBMRanker(**self.get_params())
+        result.forest_ = self._ranked(rows, target, trees, 0.8, known, init_score=start)
+        result.feature_names_ = self.feature_names_
+        result.binaries_ = dict(self.binaries_)
+        for kind, facts in (grid.binaries if family.reads_binaries else {}).items():
+            result.binaries_[kind] = {**self.binaries_.get(kind, {}), **facts}
+        if result.forest_.reach > MAX_LOG_SLOWDOWN:
+            raise ForetuneError(f"{trees} trees make leaves that add up to {result.forest_.reach:.3g}: take fewer")
+        return result
+
+    def _check_features(self, family: Family) -> None:
+        self._check_fitted("forest_")
+        if family.feature_names != self.feature_names_:
+            changed = sorted(set(family.feature_names) ^ set(self.feature_names_)) or ["their order"]
+            raise BundleError(
+                f"the ranker of {family.name} was trained on other features than the family has now "
+                f"(differing: {', '.join(changed)}): retrain it"
+            )
+
     def _regression(self, rows: TrainingRows, target: NDArray[np.float64], trees: int, share: float) -> Forest:
         weight = np.exp(-self.emphasis * target) if self.emphasis else None
         if rows.weights is not None:
@@ -154,6 +186,18 @@ class LightGBMRanker(Ranker):
         return self._train({"objective": "regression"}, trees, share, rows.features, label=target, weight=weight)
 
     def _lambdarank(self, rows: TrainingRows, target: NDArray[np.float64], trees: int, share: float) -> Forest:
+        return self._ranked(rows, target, trees, share)
+
+    def _ranked(
+        self,
+        rows: TrainingRows,
+        target: NDArray[np.float64],
+        trees: int,
+        share: float,
+        known: Forest | None = None,
+        **columns: Any,
+    ) -> Forest:
+        """So many trees that order configs, with those `known` before them, as log slowdowns."""
         grade = len(_GRADE_EDGES) - np.searchsorted(_GRADE_EDGES, target)
         options = {
             "objective": "lambdarank",
@@ -161,8 +205,10 @@ class LightGBMRanker(Ranker):
             "lambdarank_truncation_level": 20,
         }
         forest = self._train(
-            options, trees, share, rows.features, label=grade, group=rows.query_sizes, weight=rows.weights
+            options, trees, share, rows.features, label=grade, group=rows.query_sizes, weight=rows.weights, **columns
         )
+        if known is not None:
+            forest = known + forest
         # Ranking leaves scale and zero open: the line through log slowdowns, fitted within each problem, fixes both.
         score = _in_blocks(forest, rows.features)
         query = np.repeat(np.arange(len(rows.query_sizes)), rows.query_sizes)

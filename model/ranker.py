@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
+import numpy as np
+
 from ..datasets import DeviceSpec, Family, ForetuneError, KernelConfig, Problem
+from ..datasets.errors import check_between
 from ..datasets.grid import Grid
 
 if TYPE_CHECKING:
-    import numpy as np
     from numpy.typing import NDArray
     from typing_extensions import Self
 
@@ -48,3 +50,47 @@ class Ranker(ABC):
     def _check_fitted(self, attribute: str) -> None:
         if not hasattr(self, attribute):
             raise ForetuneError(f"this {type(self).__name__} has learned nothing yet: call fit first")
+
+
+class UnseenCardRanker(Ranker):
+    """A fitted ranker on a card that it has no measurement of: its slowdowns, times the family's analytic estimate to
+    the power of `trust`.
+
+    What was learned elsewhere now and then ranks a config first that is hopeless on this card, and the estimate knows
+    better; model/README.md has the figures. Where a family has no estimate nothing changes.
+
+    >>> from foretune.model import RandomRanker
+    >>> UnseenCardRanker(RandomRanker()).trust
+    0.3
+    """
+
+    learns = False
+
+    def __init__(self, ranker: Ranker, trust: float = 0.3) -> None:
+        check_between("trust", trust, 0.0, 10.0)
+        self.ranker, self.trust = ranker, trust
+
+    def fit(self, grid: Grid, family: Family) -> Self:
+        """Nothing to learn: the ranker has."""
+        return self
+
+    def predict(
+        self, family: Family, problem: Problem, device: DeviceSpec, configs: Sequence[KernelConfig]
+    ) -> NDArray[np.float64]:
+        """Slowdowns that compare within a problem only; see `Ranker.predict`."""
+        learned = self.ranker.predict(family, problem, device, configs)
+        estimate_us = np.asarray(family.estimate_us(problem, device, configs), np.float64)
+        result: NDArray[np.float64] = learned * estimate_us**self.trust
+        return result
+
+
+def ranker_on(device: DeviceSpec, ranker: Ranker, learned_on: Iterable[DeviceSpec]) -> Ranker:
+    """A fitted ranker as it should rank on a device: itself where it learned on that card or a part of it, else as
+    `UnseenCardRanker` does.
+
+    >>> from foretune.model import RandomRanker
+    >>> h200 = DeviceSpec.named("h200")
+    >>> type(ranker_on(h200.with_sms(64), RandomRanker(), [h200])).__name__
+    'RandomRanker'
+    """
+    return ranker if device.card in {spec.card for spec in learned_on} else UnseenCardRanker(ranker)

@@ -32,6 +32,9 @@ if TYPE_CHECKING:
 
 #: Entries of each memo. A full one is emptied: predicting again costs milliseconds and changes no answer.
 _MEMO_SIZE = 4096
+#: On an arch without a measurement the shortlist is so many times as long, and has so many configs at least. What that
+#: is worth, with a known card held out, is in model/README.md.
+_GROWTH, _LEAST_UNMEASURED = 4, 32
 #: Choosers that are remembered, each with its configs and answers: more than a program has kernels.
 _MOST_CHOOSERS = 256
 
@@ -100,7 +103,8 @@ def make_shortlist(
     was given first: the answer is the same in every process.
 
     An answer is remembered for the problem if the configs are left out or are a tuple that the caller keeps: then
-    asking again takes a few microseconds. The `reason` of one for a card that nothing was learned on says so.
+    asking again takes a few microseconds. The `reason` of one for a card that nothing was learned on says so. On an
+    arch without a measurement the list is longer than `k`, as its `reason` says, and no less the analytic model's.
 
     Raises `ForetuneError` for `k` < 1, for no configs, for a config or a problem that is not the family's, and for
     what is no device or bundle. Where there is no prediction for other reasons, it warns and has all configs.
@@ -175,6 +179,11 @@ class Chooser:
         """Whether a config is supported is asked of the problem itself, and only until `k` of them are."""
         order, slowdowns = self._ranking(problem, skew)
         wrong = self._wrong(problem)
+        bundle = bundle_in_force(self.bundle)
+        learned_on = bundle.trained_on(self.family.name)
+        archs = sorted({spec.arch for spec in learned_on})
+        if self.device.arch not in archs:
+            k = max(_GROWTH * k, _LEAST_UNMEASURED)
         positions: list[int] = []
         for position in order.tolist():
             config = self.configs[position]
@@ -186,14 +195,22 @@ class Chooser:
             why = self.family.supports(self.configs[int(order[0])], problem, self.device) or "its result was wrong"
             raise ForetuneError(f"none of the configs can run this problem: {why}")
         chosen = slowdowns[positions] / slowdowns[positions[0]]
-        bundle = bundle_in_force(self.bundle)
-        cards = sorted({spec.card for spec in bundle.trained_on(self.family.name)})
+        cards = sorted({spec.card for spec in learned_on})
+        why = f"predicted by bundle {bundle.digest[:12]}"
+        if self.device.arch not in archs:
+            why = (
+                f"no measurement of {self.device.arch}: from the analytic model and what bundle {bundle.digest[:12]} "
+                f"learned on {', '.join(archs)}, k grown to {k}; `foretune collect {self.family.name} --plan adaptive "
+                "--budget 5m --out small` on it, then `foretune adapt --data small --out my-bundle`, makes one that "
+                "knows it"
+            )
+        elif self.device.card not in cards:
+            why += f", which learned on {', '.join(cards)} only"
         return Shortlist(
             configs=tuple(self.configs[position] for position in positions),
             predicted_slowdown=tuple(chosen.tolist()),
             positions=tuple(positions),
-            reason=f"predicted by bundle {bundle.digest[:12]}"
-            + ("" if self.device.card in cards else f", which learned on {', '.join(cards)} only"),
+            reason=why,
             device=self.device.name,
         )
 
@@ -225,16 +242,12 @@ class Chooser:
     def _predicted(self, problem: Problem, configs: tuple[KernelConfig, ...]) -> Ranking:
         import numpy as np  # takes as long to import as the rest of Foretune: not before it is needed
 
+        from ..model import ranker_on
+
         bundle = bundle_in_force(self.bundle)
-        archs = sorted({spec.arch for spec in bundle.trained_on(self.family.name)})
-        if self.device.arch not in archs:
-            collect, train = f"foretune collect {self.family.name} --out measured", "foretune train --data measured"
-            raise ForetuneError(
-                f"the bundle knows {', '.join(archs)} but this device is {self.device.arch}; `{collect}` on it, then "
-                f"`{train} --out my-bundle`, makes one that knows it"
-            )
+        ranker = ranker_on(self.device, bundle.ranker(self.family.name), bundle.trained_on(self.family.name))
         with np.errstate(all="ignore"):  # what is not finite is refused below
-            predicted = bundle.ranker(self.family.name).predict(self.family, problem, self.device, configs)
+            predicted = ranker.predict(self.family, problem, self.device, configs)
         slowdowns = np.asarray(predicted, dtype=np.float64)
         if slowdowns.shape != (len(configs),):
             raise ForetuneError(f"{len(configs)} slowdowns were due but the ranker gave {slowdowns.shape}")

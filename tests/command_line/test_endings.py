@@ -23,6 +23,7 @@ LINES = {
     "quickstart": "quickstart --out {out}",
     "collect": f"collect {FAMILY} --limit 1 --out {{out}}",
     "train": "train --data h200 --out {out}",
+    "adapt": "adapt --data h100 --out {out}",
     "evaluate": "evaluate",
     "replay": "replay",
     "predict": f"predict {FAMILY} --device h200 {LAYER}",

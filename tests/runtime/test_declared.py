@@ -103,16 +103,13 @@ def test_a_card_that_nothing_was_learned_on_is_told_so_but_no_launch_is_warned(t
 
 def test_an_arch_that_no_bundle_knows_is_told_in_one_line_with_what_makes_it_known(toy):
     family = toy.ToyFamily(lambda config, problem: "no" if config["BLOCK_M"] == 16 else None)
-    a100 = replace(toy.H200, name="A100", arch="sm_80")
-    problems = [replace(PROBLEM, dims=(("k", 64), ("n", 64), ("rows", rows))) for rows in (64, 65)]
-    with pytest.warns(ForetuneWarning) as caught:
-        assert not any(make_shortlist(family, p, a100, bundle=toy.ToyBundle()).predicted for p in problems)
-    (said,) = [str(one.message) for one in caught if one.category is ForetuneWarning]
-    assert "\n" not in said
-    assert said.endswith("all 4 supported configs go through")
-    assert "knows sm_90 but this device is sm_80" in said
-    assert "`foretune collect toy --out measured`" in said
-    assert "`foretune train --data measured --out my-bundle`" in said
+    answer = make_shortlist(family, PROBLEM, replace(toy.H200, name="A100", arch="sm_80"), bundle=toy.ToyBundle())
+    assert answer.positions == (5, 4, 3, 1)
+    assert answer.predicted
+    assert "\n" not in answer.reason
+    assert answer.reason.startswith("no measurement of sm_80: from the analytic model")
+    assert "`foretune collect toy --plan adaptive --budget 5m --out small` on it" in answer.reason
+    assert "`foretune adapt --data small --out my-bundle`" in answer.reason
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,115 @@
+"""A bundle learns another card from a few measurements of it."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from functools import partial
+
+import foretune
+import numpy as np
+import pytest
+from commands import call
+from fakes import DEVICE, FakeFamily, fake_cases, fake_dataset
+from foretune.datasets import BundleError, ForetuneError
+from foretune.model import LightGBMRanker, adapt_bundle, evaluate_bundle, geomean, load_bundle, train_bundle
+from foretune.model.bundle import Bundle
+
+FAMILY, ALL = FakeFamily(), {"fake": FakeFamily()}
+OTHER = replace(DEVICE, name="another card")
+OLD = fake_dataset(fake_cases(models=3))
+
+
+def elsewhere(cases, share=1.0):
+    """On another card four warps take three times as long; of its configs a share was tried on each problem."""
+    dataset = fake_dataset(cases)
+    rows = dataset.measurements
+    few = [config.num_warps == 4 for config in dataset.configs]
+    slow = np.where(np.array(few)[rows["config"]], 3.0, 1.0)
+    rows = rows.assign(device=OTHER.name, time_us=rows["time_us"] * slow, run_id=f"run of {share}")
+    tried = np.random.default_rng(0).random((len(cases), len(dataset.configs))) < share
+    rows = rows[tried[rows["problem"], rows["config"]]].reset_index(drop=True)
+    return replace(dataset, name="small", devices=(OTHER,), measurements=rows)
+
+
+NEW = fake_cases(models=6)[len(fake_cases(models=3, randoms=0)) :]  # layers of other models
+SMALL = elsewhere(fake_cases(models=3), share=0.12)
+
+
+@pytest.fixture(scope="module")
+def bundle():
+    return train_bundle(OLD, ALL, partial(LightGBMRanker, trees=30))
+
+
+@pytest.fixture(scope="module")
+def adapted(bundle):
+    return adapt_bundle(bundle, SMALL, ALL, trees=30)
+
+
+def regret(bundle, k=1):
+    return geomean(evaluate_bundle(elsewhere(NEW), bundle, FAMILY, ks=(k,), jobs=1).regret[k]) - 1
+
+
+def test_on_models_that_nobody_measured_there_it_loses_less_than_a_third(bundle, adapted):
+    assert regret(adapted) < regret(bundle) / 3
+
+
+def test_it_knows_both_cards_and_says_where_it_comes_from(bundle, adapted):
+    assert adapted.trained_on("fake") == (DEVICE, OTHER)
+    old, new = bundle.trained["fake"].origin, adapted.trained["fake"].origin
+    assert new["measurements_sha256"] == old["measurements_sha256"]
+    assert new["runs"] == ["fake-run", "run of 0.12"]
+    (added,) = new["adapted"]
+    assert (added["dataset"], added["from_bundle"]) == ("small", bundle.digest)
+    assert (added["devices"], added["runs"]) == (["another card"], ["run of 0.12"])
+    with pytest.warns(foretune.ForetuneWarning, match="trained on all of the measurements"):
+        assert evaluate_bundle(SMALL, adapted, FAMILY, jobs=1).seen_in_training == 1.0
+
+
+def test_same_measurements_in_another_order_give_the_same_bytes(bundle, adapted, tmp_path):
+    rows = SMALL.measurements.sort_values(["problem", "config"], ascending=False, kind="stable", ignore_index=True)
+    again = adapt_bundle(bundle, replace(SMALL, measurements=rows), ALL, trees=30)
+    for number, one in enumerate((adapted, again)):
+        one.save(tmp_path / str(number))
+    assert (tmp_path / "0" / "bundle.npz").read_bytes() == (tmp_path / "1" / "bundle.npz").read_bytes()
+    assert load_bundle(tmp_path / "0").digest == adapted.digest
+
+
+def test_twice_adapted_it_says_both(adapted):
+    twice = adapt_bundle(adapted, SMALL, ALL, trees=1)
+    assert [one["from_bundle"] == adapted.digest for one in twice.trained["fake"].origin["adapted"]] == [False, True]
+    assert len(twice.ranker("fake").forest_) == len(adapted.ranker("fake").forest_) + 2  # a tree and a constant
+
+
+def test_what_was_not_measured_stays_as_it_is(bundle):
+    both = Bundle({**bundle.trained, "other": bundle.trained["fake"]}, bundle.lightgbm_version)
+    assert adapt_bundle(both, SMALL, ALL, trees=1).trained["other"] is both.trained["other"]
+
+
+def test_what_computed_a_wrong_result_on_either_card_is_remembered(bundle):
+    config, rows = SMALL.measurements["config"].iloc[0], SMALL.measurements
+    wrong = rows.assign(status=rows["status"].mask(rows["config"] == config, "wrong_result"))
+    wrong["time_us"] = wrong["time_us"].mask(rows["config"] == config)
+    known = adapt_bundle(bundle, replace(SMALL, measurements=wrong), ALL, trees=1)
+    assert SMALL.configs[config] in known.wrong_results("fake", SMALL.cases[0].problem)
+
+
+def test_what_cannot_be_adapted_is_named(bundle, monkeypatch):
+    with pytest.raises(BundleError, match="small has measurements of fake, but the bundle knows other: none of these"):
+        adapt_bundle(Bundle({"other": bundle.trained["fake"]}, "4"), SMALL, ALL)
+    with pytest.raises(ForetuneError, match="trees must be an integer between 1 and [0-9]+ but got 0"):
+        adapt_bundle(bundle, SMALL, ALL, trees=0)
+    monkeypatch.setattr(FakeFamily, "feature_names", ("another", *FakeFamily.feature_names[1:]))
+    with pytest.raises(BundleError, match="trained on other features than the family has now"):
+        adapt_bundle(bundle, SMALL, ALL)
+
+
+def test_the_command_and_the_face_make_the_same_bundle(bundle, tmp_path, monkeypatch):
+    monkeypatch.setattr("foretune.kernels._registered", {"fake": FAMILY})
+    bundle.save(tmp_path / "old")
+    monkeypatch.setattr(foretune.datasets, "load", {"small": SMALL}.__getitem__)
+    told = call("adapt --data small --json", "--bundle", tmp_path / "old", "--out", tmp_path / "new")
+    assert told.exit_code == 0, told.output
+    assert json.loads(told.stdout)["devices"] == sorted([DEVICE.name, OTHER.name])
+    face = foretune.adapt("small", bundle=tmp_path / "old", family=[FAMILY])
+    assert load_bundle(tmp_path / "new").digest == face.digest
