@@ -43,7 +43,6 @@ WrongUsage: type[Exception] = typer.BadParameter.__mro__[1]
 #: Seconds that a command takes for each measurement, on two cores of 2026: what is said beforehand.
 #: The layer that examples are about.
 _EXAMPLE: dict[str, Any] = {"groups": 64, "rows": 8192, "n": 2048, "k": 1024}
-_LOADING_S = 5.0  # of the shipped measurements
 _QUICKSTART_S, _TRAINING_S, _EVALUATING_S, _JUDGING_S, _REPLAYING_S = 1e-4, 5e-5, 2.5e-4, 5e-5, 8e-4
 _EXPORTING_S = {"csv": 4e-6, "t4": 6e-5}
 #: The exit code after Ctrl-C, as shells have it.
@@ -492,7 +491,7 @@ def evaluate(
 
     given = None if bundle is None else load_bundle(bundle)
     names = ",".join(baselines or ["fast"]).split(",")
-    with showing(f"loading {' and '.join(data or [SHIPPED])}", _LOADING_S):
+    with showing(f"loading {' and '.join(data or [SHIPPED])}"):
         dataset = _load(data)
         kernels = {
             name: kernel

@@ -183,7 +183,7 @@ class Better:
         return {
             "baseline": self.baseline,
             "view": self.view,
-            "k": self.k,
+            "best_of": self.k,
             "baseline_regret": round(self.baseline_regret, 4),
             "regret": round(self.regret, 4),
         }

@@ -13,7 +13,7 @@ from ...datasets.grid import Grid
 from ...datasets.progress import advance, share_of
 from ..ranker import Ranker
 from ..rows import features_of
-from .all_rows import all_rows, views
+from .peer_table import all_rows, views
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

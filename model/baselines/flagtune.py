@@ -14,7 +14,7 @@ from ...datasets.problem import Dtype
 from ...datasets.progress import advance, share_of
 from ..ranker import Ranker
 from ..rows import features_of
-from .all_rows import all_rows
+from .peer_table import all_rows
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

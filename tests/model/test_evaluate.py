@@ -129,7 +129,7 @@ def test_it_says_where_a_baseline_is_better_and_where_none_is():
     assert "Lower than every baseline at every k." in best.__rich__().below
     worst = cross_validate(DATASET, FAMILY, Worst, ks=ks, rivals=rivals)
     told = worst.to_json()
-    assert {(one["baseline"], one["view"], one["k"]) for one in told["better_baselines"]} == {
+    assert {(one["baseline"], one["view"], one["best_of"]) for one in told["better_baselines"]} == {
         (name, view, k) for name in rivals.baselines for view in ("sizes known", "sizes unknown") for k in worst.regret
     }
     first = told["better_baselines"][0]
