@@ -83,6 +83,11 @@ class Family(ABC):
         work, which are on the device), with the dimensions in `bucketed` rounded. Doing so twice changes nothing."""
         return problem.without_sizes().rounded(*self.bucketed)
 
+    def likely(self, problem: Problem) -> Sequence[tuple[float, Problem]]:
+        """What a problem may turn out to be where its ragged sizes are unknown, each with its share of 1: a ranker
+        takes the mean of what it predicts for them. The problem itself, unless a family knows better."""
+        return ((1.0, problem),)
+
     def estimate_us(self, problem: Problem, device: DeviceSpec, configs: Sequence[KernelConfig]) -> NDArray[np.float64]:
         """An analytic estimate of each config's time in microseconds, (n_configs,): ranks while nothing is learned.
         One and the same for all where the family has none."""

@@ -1,9 +1,11 @@
-"""`LightGBMRanker`: gradient-boosted trees over the family's features. LightGBM trains; NumPy predicts."""
+"""`LightGBMRanker`: gradient-boosted trees over the family's features, and a small network beside them. LightGBM and
+torch train; NumPy predicts."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from functools import lru_cache, partial
+import operator
+from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache, partial, reduce
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -12,6 +14,8 @@ from ..datasets import BinaryFacts, BundleError, DeviceSpec, Family, ForetuneErr
 from ..datasets.errors import check_between, check_integer
 from ..datasets.grid import BinaryKind, Grid
 from ..datasets.progress import advance, share_of, side_by_side
+from .network import Network
+from .network_training import train_network
 from .ranker import Ranker
 from .rows import TrainingRows, features_of, training_rows
 from .trees import MAX_LEAVES, MAX_TREES, Forest
@@ -42,6 +46,12 @@ class LightGBMRanker(Ranker):
 
     `emphasis` weighs a training row by slowdown ** -emphasis: above 0, being right about fast configs counts more.
 
+    `epochs` is how often the network, whose predictions are averaged with the trees', sees the data in training; with 0
+    there is none, and no torch is needed.
+
+    Where a problem's ragged sizes are unknown, what is predicted is the mean over what it is likely to be
+    (`Family.likely`).
+
     `slow` and `keep_slow` thin out what nobody chooses: see `rows.training_rows`. model/README.md has the figures that
     decided on the defaults.
 
@@ -53,6 +63,7 @@ class LightGBMRanker(Ranker):
     """
 
     forest_: Forest
+    network_: Network | None
     feature_names_: tuple[str, ...]
     #: What the binaries of the training data say, where the family's features want to know.
     binaries_: Mapping[BinaryKind, Mapping[KernelConfig, BinaryFacts]]
@@ -62,6 +73,7 @@ class LightGBMRanker(Ranker):
         objective: str = "blend",
         *,
         trees: int = 450,
+        epochs: int = 24,
         leaves: int = 31,
         learning_rate: float = 0.08,
         min_rows: int = 20,
@@ -78,6 +90,7 @@ class LightGBMRanker(Ranker):
             raise ForetuneError(f"objective must be one of {', '.join(OBJECTIVES)} but got {objective!r}")
         for name, value, low, high in (
             ("trees", trees, 1, 2000),
+            ("epochs", epochs, 0, 1000),
             ("leaves", leaves, 2, MAX_LEAVES),
             ("learning_rate", learning_rate, 1e-4, 1.0),
             ("min_rows", min_rows, 1, 100_000),
@@ -91,11 +104,18 @@ class LightGBMRanker(Ranker):
             ("seed", seed, 0, 2**31 - 1),
         ):
             check_between(name, value, low, high)
-        for name, count in (("trees", trees), ("leaves", leaves), ("min_rows", min_rows), ("seed", seed)):
+        for name, count in (
+            ("trees", trees),
+            ("epochs", epochs),
+            ("leaves", leaves),
+            ("min_rows", min_rows),
+            ("seed", seed),
+        ):
             if type(count) is not int:
                 raise ForetuneError(f"{name} must be an integer but got {count!r}")
         self.objective = objective
         self.trees = trees
+        self.epochs = epochs
         self.leaves = leaves
         self.learning_rate = learning_rate
         self.min_rows = min_rows
@@ -112,21 +132,27 @@ class LightGBMRanker(Ranker):
         with share_of(0.2):
             rows = training_rows(grid, family, slow=self.slow, keep_slow=self.keep_slow, seed=self.seed)
         target = np.minimum(rows.log_slowdown, np.log(self.clip))
-        if self.objective == "blend":
-            half = max(self.trees // 2, 1)
-            # Side by side, but each on one thread: OpenMP's threads spin while they wait for each other, and two of
-            # them on two busy cores made a fit of 11 s last 190 s (2026-11).
-            trainings = (partial(train, rows, target, half, 0.4) for train in (self._regression, self._lambdarank))
-            values, order = side_by_side(tuple(trainings), jobs=2)
-            self.forest_ = values.affine(0.5) + order.affine(0.5)
-        elif self.objective == "regression":
-            self.forest_ = self._regression(rows, target, self.trees, 0.8)
-        else:
-            self.forest_ = self._lambdarank(rows, target, self.trees, 0.8)
-        if self.forest_.reach > MAX_LOG_SLOWDOWN:
+        # Side by side, but each on one thread: OpenMP's threads spin while they wait for each other, and two of them on
+        # two busy cores made a fit of 11 s last 190 s (2026-11).
+        objectives = {"regression": (self._regression,), "lambdarank": (self._lambdarank,)}
+        kinds = objectives.get(self.objective, (self._lambdarank, self._regression))
+        share = 0.8 / (len(kinds) + bool(self.epochs))
+        trainings: list[Callable[[], Forest | Network]] = [
+            partial(train, rows, target, max(self.trees // len(kinds), 1), share) for train in kinds
+        ]
+        if self.epochs:
+            trainings.append(partial(train_network, rows, seed=self.seed, epochs=self.epochs, share=share))
+        parts = side_by_side(trainings, jobs=2)
+        forests = [part for part in parts if isinstance(part, Forest)]
+        networks = [part for part in parts if isinstance(part, Network)]
+        # The trees' mean, and of that and the network's figures the mean again.
+        weight = 1 / (1 + len(networks))
+        self.forest_ = reduce(operator.add, [forest.affine(weight / len(forests)) for forest in forests])
+        self.network_ = networks[0].affine(weight) if networks else None
+        if self.reach > MAX_LOG_SLOWDOWN:
             raise ForetuneError(
-                f"learning_rate {self.learning_rate} with {self.trees} trees makes leaves that add up to "
-                f"{self.forest_.reach:.3g}, and e to the power of that is no slowdown: learn more slowly"
+                f"learning_rate {self.learning_rate} with {self.trees} trees makes logarithms of slowdowns of up to "
+                f"{self.reach:.3g}, and e to the power of that is no slowdown: learn more slowly"
             )
         self.feature_names_ = family.feature_names
         self.binaries_ = dict(grid.binaries) if family.reads_binaries else {}
@@ -140,10 +166,22 @@ class LightGBMRanker(Ranker):
         if not len(configs):
             return np.empty(0)
         binaries = self.binaries_.get((problem.dtype, problem.flags)) if family.reads_binaries else None
-        table = features_of(family, problem, device, configs, binaries)
-        logs = self.forest_.predict(table, _places(family.feature_names, family.config_features))
+        places = _places(family.feature_names, family.config_features)
+        logs = np.zeros(len(configs))
+        for share, likely in family.likely(problem):
+            logs += share * self._logs(features_of(family, likely, device, configs, binaries), places)
         slowdowns: NDArray[np.float64] = np.exp(logs)
         return slowdowns
+
+    def _logs(self, table: NDArray[np.float32], config_features: tuple[int, ...] = ()) -> NDArray[np.float64]:
+        """Log slowdowns, (n_rows,), of features, (n_rows, n_features)."""
+        logs = self.forest_.predict(table, config_features)
+        return logs if self.network_ is None else logs + self.network_.predict(table)
+
+    @property
+    def reach(self) -> float:
+        """What no predicted logarithm of a slowdown is larger than, nor its negative."""
+        return self.forest_.reach + (0.0 if self.network_ is None else self.network_.reach)
 
     def adapted(self, grid: Grid, family: Family, *, trees: int = 100) -> LightGBMRanker:
         """Another ranker: this one's trees, and so many more that put right how these order the configs of the grid's
@@ -158,16 +196,17 @@ class LightGBMRanker(Ranker):
         with share_of(0.2):
             rows = training_rows(grid, family, slow=self.slow, keep_slow=self.keep_slow, seed=self.seed)
         target = np.minimum(rows.log_slowdown, np.log(self.clip))
-        known = self.forest_.affine(-_RANKS_PER_LOG)
-        start = _in_blocks(known, rows.features)
+        known = -_RANKS_PER_LOG * _in_blocks(self._logs, rows.features)
+        new, slope, offset = self._ranked(rows, target, trees, 0.8, known)
         result = LightGBMRanker(**self.get_params())
-        result.forest_ = self._ranked(rows, target, trees, 0.8, known, init_score=start)
+        result.forest_ = self.forest_.affine(-_RANKS_PER_LOG * slope) + new.affine(slope, offset)
+        result.network_ = self.network_ and self.network_.affine(-_RANKS_PER_LOG * slope)
         result.feature_names_ = self.feature_names_
         result.binaries_ = dict(self.binaries_)
         for kind, facts in (grid.binaries if family.reads_binaries else {}).items():
             result.binaries_[kind] = {**self.binaries_.get(kind, {}), **facts}
-        if result.forest_.reach > MAX_LOG_SLOWDOWN:
-            raise ForetuneError(f"{trees} trees make leaves that add up to {result.forest_.reach:.3g}: take fewer")
+        if result.reach > MAX_LOG_SLOWDOWN:
+            raise ForetuneError(f"{trees} trees make logarithms of slowdowns of up to {result.reach:.3g}: take fewer")
         return result
 
     def _check_features(self, family: Family) -> None:
@@ -186,7 +225,8 @@ class LightGBMRanker(Ranker):
         return self._train({"objective": "regression"}, trees, share, rows.features, label=target, weight=weight)
 
     def _lambdarank(self, rows: TrainingRows, target: NDArray[np.float64], trees: int, share: float) -> Forest:
-        return self._ranked(rows, target, trees, share)
+        forest, slope, offset = self._ranked(rows, target, trees, share)
+        return forest.affine(slope, offset)
 
     def _ranked(
         self,
@@ -194,27 +234,24 @@ class LightGBMRanker(Ranker):
         target: NDArray[np.float64],
         trees: int,
         share: float,
-        known: Forest | None = None,
-        **columns: Any,
-    ) -> Forest:
-        """So many trees that order configs, with those `known` before them, as log slowdowns."""
+        known: NDArray[np.float64] | None = None,
+    ) -> tuple[Forest, float, float]:
+        """So many trees that order configs, beginning with scores that are `known`, (n_rows,); and the slope and the
+        offset that make log slowdowns of what they and the known ones add up to."""
         grade = len(_GRADE_EDGES) - np.searchsorted(_GRADE_EDGES, target)
         options = {
             "objective": "lambdarank",
             "label_gain": [float(2**g - 1) for g in range(len(_GRADE_EDGES) + 1)],
             "lambdarank_truncation_level": 20,
         }
-        forest = self._train(
-            options, trees, share, rows.features, label=grade, group=rows.query_sizes, weight=rows.weights, **columns
-        )
-        if known is not None:
-            forest = known + forest
+        columns = {"group": rows.query_sizes, "weight": rows.weights, "init_score": known}
+        forest = self._train(options, trees, share, rows.features, label=grade, **columns)
         # Ranking leaves scale and zero open: the line through log slowdowns, fitted within each problem, fixes both.
-        score = _in_blocks(forest, rows.features)
+        score = _in_blocks(forest.predict, rows.features) + (0.0 if known is None else known)
         query = np.repeat(np.arange(len(rows.query_sizes)), rows.query_sizes)
         centred = score - (np.bincount(query, score) / rows.query_sizes)[query]
         slope = float(centred @ target) / max(float(centred @ centred), 1e-12)
-        return forest.affine(slope, float(target.mean() - slope * score.mean()))
+        return forest, slope, float(target.mean() - slope * score.mean())
 
     def _train(
         self, options: dict[str, Any], trees: int, share: float, features: NDArray[np.float32], **columns: Any
@@ -248,7 +285,9 @@ def _places(names: tuple[str, ...], wanted: tuple[str, ...]) -> tuple[int, ...]:
     return tuple(place for place, name in enumerate(names) if name in wanted)
 
 
-def _in_blocks(forest: Forest, features: NDArray[np.float32], size: int = 4096) -> NDArray[np.float64]:
-    """`forest.predict` for a long table: the scorer's working set grows with the rows it is given."""
-    blocks = [forest.predict(features[start : start + size]) for start in range(0, len(features), size)]
+def _in_blocks(
+    predict: Callable[[NDArray[np.float32]], NDArray[np.float64]], features: NDArray[np.float32], size: int = 4096
+) -> NDArray[np.float64]:
+    """`predict` for a long table: the scorer's working set grows with the rows it is given."""
+    blocks = [predict(features[start : start + size]) for start in range(0, len(features), size)]
     return np.concatenate(blocks)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -18,6 +18,8 @@ HIDDEN = (64, 32)
 MOST_VALUES = 12
 #: Standardised features stay within this, so that what is far outside the data says no more than what is at its edge.
 LIMIT = 4.0
+#: No predicted logarithm of a slowdown is larger, nor its negative.
+MOST_LOG = 20.0
 #: What a bundle may hold: far more than `train` makes.
 MOST_INPUTS, MOST_UNITS = 4096, 1024
 
@@ -80,10 +82,16 @@ class Network:
 
     @property
     def reach(self) -> float:
-        """What no prediction exceeds in size: the limits of all inputs carried through the layers."""
-        bound = LIMIT * np.abs(self.weight1.astype(np.float64)).sum(axis=0) + np.abs(self.bias1)
-        bound = bound @ np.abs(self.weight2.astype(np.float64)) + np.abs(self.bias2)
-        return float(bound @ np.abs(self.weight3.astype(np.float64)) + abs(float(self.bias3[0])))
+        """What no prediction is larger than, nor its negative."""
+        return MOST_LOG
+
+    def affine(self, scale: float, offset: float = 0.0) -> Network:
+        """The network that predicts `scale * this + offset`."""
+        return replace(
+            self,
+            weight3=(self.weight3 * np.float32(scale)).astype(np.float32),
+            bias3=(self.bias3 * np.float32(scale) + np.float32(offset)).astype(np.float32),
+        )
 
     def inputs(self, features: NDArray[np.float32]) -> NDArray[np.float32]:
         """What the first layer gets, (n, n_features + n_values), for features, (n, n_features)."""
@@ -100,7 +108,8 @@ class Network:
         """
         units = _silu(self.inputs(features) @ self.weight1 + self.bias1)
         units = _silu(units @ self.weight2 + self.bias2)
-        result: NDArray[np.float64] = (units @ self.weight3 + self.bias3).astype(np.float64)
+        logs = np.clip(units @ self.weight3 + self.bias3, -MOST_LOG, MOST_LOG)
+        result: NDArray[np.float64] = logs.astype(np.float64)
         return result
 
 

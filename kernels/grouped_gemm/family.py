@@ -6,10 +6,13 @@ What all three variants share is here once; what tells them apart is in `Variant
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from ...datasets import BinaryFacts, DeviceSpec, Family, ForetuneError, KernelConfig, Problem, dtype_of_tensor
+from ...datasets.problem import Ragged
 from .features import CONFIG_FEATURES, FEATURE_NAMES, feature_table
+from .group_sizes import ROUTINGS, likely_sizes
 from .space import Ranges, full_space, knobs_of, smem_bytes, wrong_knob, wrong_tile
 from .variants import PERMUTATIONS, Variant
 
@@ -110,6 +113,16 @@ class GroupedGemmFamily(Family):
         binaries: Mapping[KernelConfig, BinaryFacts] | None = None,
     ) -> NDArray[np.float32]:
         return feature_table(self.variant, problem, device, configs)
+
+    def likely(self, problem: Problem) -> Sequence[tuple[float, Problem]]:
+        """The routings that a workload has, as often as it has them, where the group sizes are unknown."""
+        rows, groups = problem["rows"], problem["groups"]
+        if problem.ragged is not None or not rows or groups < 2:
+            return ((1.0, problem),)
+        return tuple(
+            (ROUTINGS[routing], replace(problem, ragged=Ragged("rows", tuple(sizes.tolist()))))
+            for routing, sizes in likely_sizes(rows, groups).items()
+        )
 
     def estimate_us(self, problem: Problem, device: DeviceSpec, configs: Sequence[KernelConfig]) -> NDArray[np.float64]:
         import numpy as np

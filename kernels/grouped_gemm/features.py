@@ -42,6 +42,8 @@ _PROBLEM_FEATURES = (
     *PERMUTATIONS,
     "sm_count",
     "flops_per_byte_limit",
+    "n_alignment",
+    "k_alignment",
 )
 CONFIG_FEATURES = (
     "block_m",
@@ -57,6 +59,7 @@ CONFIG_FEATURES = (
     "tile_aspect",
     "smem_bytes",
     "programs_per_sm",
+    "programs_asked",
     "accumulator_registers",
     "in_flight_bytes_per_sm",
 )
@@ -78,6 +81,9 @@ _MIXED_FEATURES = (
     "log_l2_us",
     "l2_reuse",
     "roofline_us",
+    "log_tiles_per_sm",
+    "log_rows_per_group_over_block_m",
+    "stages_over_steps",
 )
 FEATURE_NAMES = _PROBLEM_FEATURES + CONFIG_FEATURES + _MIXED_FEATURES
 
@@ -118,6 +124,8 @@ def feature_table(
             *(flag in problem.flags for flag in PERMUTATIONS),
             device.sm_count,
             device.matrix_tflops * 1e3 / device.copy_bandwidth_gbs,
+            _alignment(n),
+            _alignment(k),
         ],
         dtype=np.float32,
     )
@@ -158,6 +166,9 @@ def feature_table(
             np.log2(l2_us),
             np.log2(sharing * block_m + np.minimum(work.n_tiles, slots / np.maximum(sharing, 1)) * block_n),
             np.maximum(np.maximum(compute_us, l2_us), dram_us),
+            np.log2(work.tiles / device.sm_count),
+            np.log2(rows / groups / block_m),
+            work.tiles / work.steps,  # times the stages, below
         ],
         axis=1,
     ).astype(np.float32)
@@ -165,13 +176,19 @@ def feature_table(
     table[:, : len(_PROBLEM_FEATURES)] = per_call
     table[:, len(_PROBLEM_FEATURES) : -len(_MIXED_FEATURES)] = space.columns
     table[:, -len(_MIXED_FEATURES) :] = mixed.take(space.kind, axis=0)
+    table[:, -1] *= space.stages
     return table
+
+
+def _alignment(size: int) -> int:
+    """The largest power of two that divides a size, as its exponent, 9 at most: what a TMA store of rows depends on."""
+    return min((size & -size).bit_length() - 1, 9)
 
 
 class _Space:
     """What depends only on the configs, the dtype and the device.
 
-    `columns` is the table of the features that do, (n_configs, n_features), `kinds` the distinct combinations of
+    `stages` is num_stages, (n_configs,), `columns` is the table of the features that do, (n_configs, n_features), `kinds` the distinct combinations of
     (block_m, block_n, block_k, group_m, programs), (5, n_kinds), which is what the other features look at, and `kind`
     the one of each config, (n_configs,).
     """
@@ -199,11 +216,13 @@ class _Space:
                 block_m / block_n,
                 smem,
                 programs,
+                knob("PROGRAMS_PER_SM"),
                 accumulators,
                 in_flight,
             ],
             axis=1,
         ).astype(np.float32)
+        self.stages = stages.astype(np.float32)
         tiles = np.stack([block_m, block_n, block_k, group_m, programs])
         self.kinds, kind = np.unique(tiles, axis=1, return_inverse=True)
         self.kind = kind.ravel()  # NumPy 2.0 gives it two axes
