@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -13,16 +13,17 @@ import numpy as np
 from ..datasets import Case, DeviceSpec, Family, ForetuneError, Problem
 from ..datasets.console.tables import percent, table
 from ..datasets.errors import warn
-from ..datasets.grid import Grid
 from ..datasets.progress import advance, share_of, side_by_side
 from .baselines import EstimateRanker, NearestRanker, RandomRanker, StaticRanker
+from .calibration.coverage import Coverage
+from .calibration.held_out import HeldOut, coverage_of_bundle
 from .gbdt import LightGBMRanker
 from .metrics import geomean, summarise, top_k_regret
 from .origin import seen_in_training
 from .ranker import Ranker
 from .rows import Subsets
-from .sources import measured_grid
-from .splits import RANDOM, split_devices, split_folds, split_groups
+from .sources import candidates_of, measured_grid, shares_of
+from .splits import RANDOM, split_devices, split_folds, split_groups, split_sizes
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -36,8 +37,8 @@ RankerFactory: TypeAlias = Callable[[], Ranker]
 _View: TypeAlias = Callable[[Problem], Problem]
 
 KS = (1, 2, 4, 8, 16)
-#: What is held out: the layers of some models at a time, or all that was measured on a device.
-SPLITS = ("model", "device")
+#: What is held out: the layers of some models at a time, all that was measured on a device, or the largest sizes.
+SPLITS = ("model", "device", "size")
 #: What the learned ranker is compared with; a baseline of several rankers is the mean over all of them.
 BASELINES: Mapping[str, tuple[RankerFactory, ...]] = {
     "random": tuple(partial(RandomRanker, seed) for seed in range(10)),
@@ -68,6 +69,9 @@ class Evaluation:
     regret_sizes_unknown: dict[int, NDArray[np.float64]]
     baselines: dict[str, dict[int, NDArray[np.float64]]]
     seen_in_training: float | None = 0.0  # the share of the measurements that the ranker learned from; None: unknown
+    #: Whether shortlists of k="auto" hold a good config, by where the problems are from; empty where nothing is
+    #: calibrated.
+    coverage: Mapping[str, Coverage] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
         """One family's entry of `foretune evaluate --json`; 1.0 = the best config."""
@@ -81,6 +85,7 @@ class Evaluation:
             "regret_by_origin": self._by_origin(),
             "regret_by_device": self._by_device(),
             "baselines": {name: self._summaries(regret) for name, regret in self.baselines.items()},
+            "coverage": {where: coverage.to_json() for where, coverage in self.coverage.items()},
         }
 
     def __rich__(self) -> Any:
@@ -105,6 +110,7 @@ class Evaluation:
         )
         seen = self.seen_in_training
         below = [f"It was trained on {_share(seen)} of these measurements, which flatter it."] if seen else []
+        below += [f'Of the shortlists of k="auto", {where}: {coverage}.' for where, coverage in self.coverage.items()]
         return table(title, ("best of first", *ks), rows, below=below)
 
     def _by_origin(self) -> dict[str, Any]:
@@ -168,7 +174,8 @@ def cross_validate(
     """Regret of a ranker and of the baselines on model families that were held out, each problem once.
 
     With `split="device"` each device is held out instead, one a fold: what is predicted for a card nobody measured on,
-    where the same problems may be known from others.
+    where the same problems may be known from others. With `split="size"` the largest quarter of each dimension's sizes
+    is, and only they are judged.
 
     `ranker` makes a fresh ranker for each fold; `jobs` folds run side by side, and do not change the result.
     With `tested`, only the last so many folds are judged, which hold the most families: one takes a fifth of the time.
@@ -180,9 +187,11 @@ def cross_validate(
     {'geomean': 1.0051, 'p95': 1.0198, 'max': 1.0412, 'ci95': [1.0033, 1.0072]}
     """
     split_data = _Split(dataset, family, ks, folds, jobs, tested, split)
-    with share_of(0.85):
+    with share_of(0.6):
         scores = split_data.held_out(ranker)
-    return split_data.evaluation(scores, 0.15)
+    with share_of(0.25):
+        coverage = split_data.coverage(ranker, scores[1])
+    return replace(split_data.evaluation(scores, 0.15), coverage=coverage)
 
 
 def evaluate_bundle(
@@ -205,7 +214,8 @@ def evaluate_bundle(
         )
     with share_of(0.2):
         scores = split_data.scores(ranker, np.arange(len(split_data.grid)))
-    return replace(split_data.evaluation(scores, 0.8), seen_in_training=seen)
+    coverage = coverage_of_bundle(split_data.grid, split_data.candidates, split_data.shares, scores[1], bundle)
+    return replace(split_data.evaluation(scores, 0.8), seen_in_training=seen, coverage=coverage)
 
 
 def prediction_ms(ranker: Ranker, family: Family, device: DeviceSpec, *, repeats: int = 20) -> float:
@@ -232,15 +242,6 @@ def _share(share: float) -> str:
     return "all" if share == 1 else f"{max(1, min(99, round(100 * share)))} %"
 
 
-def _wrong(dataset: Dataset, grid: Grid) -> NDArray[np.bool_]:
-    """What no shortlist has because its result was wrong, (n_problems, n_configs)."""
-    wrong, mask = dataset.wrong_results(grid.family), np.zeros((len(grid), len(grid.configs)), bool)
-    for row, case in zip(mask, grid.cases, strict=True):
-        if configs := wrong.get((case.problem.dtype, case.problem.flags)):
-            row[:] = [config in configs for config in grid.configs]
-    return mask
-
-
 class _Split:
     """One family's measurements, split, and what was a candidate on each problem."""
 
@@ -262,17 +263,26 @@ class _Split:
         self.family = family
         self.ks, self._folds, self.jobs, self._split = tuple(ks), folds, jobs, split
         self.groups = split_groups(self.grid.cases)
-        # A run cut short by its budget, or guided by a plan, says nothing about what it did not try.
-        self.candidates = (dataset.counts(self.grid) > 0) & possible & ~_wrong(dataset, self.grid)
+        self.candidates = candidates_of(dataset, self.grid, possible)
+        self.shares = shares_of(self.candidates, possible)
         self._subsets = Subsets(self.grid.configs)
-        self.judged = np.arange(len(self.grid))
+        self.judged = np.arange(len(self.grid)) if split != "size" else np.flatnonzero(self.fold >= 0)
         if tested is not None:
             self.judged = np.flatnonzero(self.fold > self.fold.max() - tested)
 
     @cached_property
     def fold(self) -> NDArray[np.intp]:
-        """The fold of each problem, (n_problems,). Raises `ForetuneError` where there is nothing to split."""
+        """The fold of each problem, (n_problems,); -1 where none tests it. Raises `ForetuneError` where there is
+        nothing to split."""
+        if self._split == "size":
+            return split_sizes(self.grid.cases)[0]
         return split_folds(self.groups, self._folds) if self._split == "model" else split_devices(self.grid.devices)
+
+    def learned_from(self, number: int) -> NDArray[np.intp]:
+        """The problems that the ranker of a fold learns from."""
+        if self._split == "size":
+            return np.flatnonzero(split_sizes(self.grid.cases)[1][number])
+        return np.flatnonzero(self.fold != number)
 
     def held_out(self, factory: RankerFactory, views: Sequence[_View] = _BOTH) -> NDArray[np.float64]:
         """Scores of every problem by a ranker that was fitted without its group, (n_views, n_problems, n_configs);
@@ -283,7 +293,7 @@ class _Split:
 
         def test(number: int) -> NDArray[np.float64]:
             with share_of(0.9 / len(numbers)):
-                ranker = factory().fit(self.grid.select(np.flatnonzero(self.fold != number)), self.family)
+                ranker = factory().fit(self.grid.select(self.learned_from(number)), self.family)
             with share_of(0.1 / len(numbers)):
                 return self.scores(ranker, np.flatnonzero(self.fold == number), views)
 
@@ -327,6 +337,16 @@ class _Split:
                 if trainable or not factories[0]().learns
             },
         )
+
+    def coverage(self, factory: RankerFactory, scores: NDArray[np.float64]) -> dict[str, Coverage]:
+        """See `Evaluation.coverage`; `scores` are those at call time, (n_problems, n_configs)."""
+        rows, numbers = self.judged, np.unique(self.fold[self.judged]).tolist()
+        learned = {number: self.learned_from(number) for number in numbers}
+        held_out = HeldOut(self.grid, self.candidates, self.shares, scores, rows, self.fold, learned)
+        if self._split == "model":
+            return held_out.models()
+        found = held_out.calibrated_apart(self.family, factory, self.jobs)
+        return {} if found is None else {f"{self._split}s it never saw": found}
 
     def _tried(self) -> float:
         """Of the space as it is now."""

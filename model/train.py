@@ -8,9 +8,11 @@ from typing import TYPE_CHECKING
 from ..datasets import Family, ForetuneError
 from ..datasets.progress import share_of
 from .bundle import Bundle
+from .calibration.cross_fit import cross_fitted
+from .calibration.extent import Extent
 from .gbdt import LightGBMRanker
 from .origin import origin_of
-from .sources import measured_grid
+from .sources import candidates_of, measured_grid, shares_of
 from .trained_family import TrainedFamily
 
 if TYPE_CHECKING:
@@ -20,7 +22,8 @@ if TYPE_CHECKING:
 def train_bundle(
     dataset: Dataset, families: Mapping[str, Family], ranker: Callable[[], LightGBMRanker] = LightGBMRanker
 ) -> Bundle:
-    """A bundle with one ranker for each of `families` (by name) that the dataset has, fitted on all its problems.
+    """A bundle with one ranker for each of `families` (by name) that the dataset has, fitted on all its problems, and
+    calibrated on models that were held out, where the dataset has enough.
 
     `ranker` makes the unfitted ranker. The same dataset, families, parameters and LightGBM give the same bytes. Warns
     as `measured_grid` does. Raises `ForetuneError` where the dataset has none of the families.
@@ -35,13 +38,18 @@ def train_bundle(
         raise ForetuneError(f"{dataset.name}: families must be among {wanted} but are {there}")
     trained = {}
     for name in learnable:
-        grid, _ = measured_grid(dataset, families[name])
-        with share_of(1 / len(learnable)):
+        grid, possible = measured_grid(dataset, families[name])
+        with share_of(0.4 / len(learnable)):
             fitted = ranker().fit(grid, families[name])
+        with share_of(0.6 / len(learnable)):
+            candidates = candidates_of(dataset, grid, possible)
+            calibration = cross_fitted(grid, candidates, shares_of(candidates, possible), families[name], ranker)
         trained[name] = TrainedFamily(
             ranker=fitted,
             devices=tuple(dict.fromkeys(grid.devices)),
             origin=origin_of(dataset, grid, families[name]),
             wrong_results=dataset.wrong_results(name),
+            calibration=calibration,
+            extent=Extent.of([case.problem for case in grid.cases]),
         )
     return Bundle(trained, lightgbm.__version__)

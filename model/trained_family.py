@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 from ..datasets import BinaryFacts, BundleError, DeviceSpec, KernelConfig
 from ..datasets.grid import BinaryKind
 from ..datasets.problem import dtype_from_json, dtype_to_json
+from .calibration.conformal import Calibration
+from .calibration.extent import Extent
 from .gbdt import MAX_LOG_SLOWDOWN, LightGBMRanker
 from .trees import Forest
 
@@ -17,6 +19,8 @@ if TYPE_CHECKING:
 
 #: The arrays of a family in a bundle, each as `family/array`.
 ARRAYS = tuple(one.name for one in fields(Forest))
+#: What a family's JSON did not have before version 5 of the bundle.
+ADDED_IN_5 = ("calibration", "extent")
 
 
 @dataclass(frozen=True)
@@ -28,6 +32,9 @@ class TrainedFamily:
     origin: Mapping[str, Any]  # dataset name and content hash, kernel source hash, problems; JSON values
     #: See `Dataset.wrong_results`.
     wrong_results: Mapping[BinaryKind, frozenset[KernelConfig]] = field(default_factory=dict)
+    #: How long a shortlist must be; None where the data were too few to say, and of older bundles.
+    calibration: Calibration | None = None
+    extent: Extent | None = None  # of the problems that it learned from; None of older bundles
 
     def to_json(self) -> dict[str, Any]:
         """All but the trees."""
@@ -51,6 +58,8 @@ class TrainedFamily:
                 }
                 for kind, known in sorted(self.ranker.binaries_.items(), key=str)
             ],
+            "calibration": None if self.calibration is None else self.calibration.to_json(),
+            "extent": None if self.extent is None else self.extent.to_json(),
         }
 
     @classmethod
@@ -83,7 +92,15 @@ class TrainedFamily:
         }
         if not isinstance(value["origin"], dict):
             raise BundleError(f"origin must be an object but is {value['origin']!r}")
-        return cls(ranker, devices, value["origin"], wrong_results)
+        calibration, extent = (value.get(key) for key in ADDED_IN_5)
+        return cls(
+            ranker,
+            devices,
+            value["origin"],
+            wrong_results,
+            None if calibration is None else Calibration.from_json(calibration),
+            None if extent is None else Extent.from_json(extent),
+        )
 
 
 def _kind_to_json(kind: BinaryKind) -> dict[str, Any]:
