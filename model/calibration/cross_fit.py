@@ -27,7 +27,7 @@ FOLDS, TREES = 3, 250
 #: What counts as measured whole, and how many such problems are enough.
 _WHOLE, _ENOUGH = 0.5, 100
 #: Fewer problems than this say nothing about one in twenty, and more make training longer and little else better.
-LEAST, MOST = int(1 / (1 - COVERAGE)), 1000
+LEAST, MOST = round(1 / (1 - COVERAGE)), 1000
 
 
 def cross_fitted(

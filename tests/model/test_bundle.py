@@ -17,7 +17,7 @@ from foretune.datasets.store.older import upgraded_problem
 from foretune.kernels import find_family
 from foretune.model import LightGBMRanker, load_bundle, train_bundle
 from foretune.runtime import make_shortlist
-from forging import as_two_files, contents, forge
+from forging import as_two_files, contents, forge, uncalibrated
 
 FAMILY, DATASET = FakeFamily(), fake_dataset(fake_cases(models=3))
 CASE, CONFIGS = DATASET.cases[0], DATASET.configs
@@ -143,6 +143,30 @@ def test_a_bundle_of_two_files_is_read_and_written_again_as_one(bundle, saved, v
     loaded.save(saved)
     assert [path.name for path in saved.iterdir()] == ["bundle.npz"]
     assert load_bundle(saved).digest == bundle.digest
+
+
+def test_a_bundle_of_version_4_is_read_uncalibrated_and_written_again_as_today(bundle, saved):
+    def as_version_4(manifest):
+        uncalibrated(manifest)
+        manifest["schema_version"] = 4
+
+    forge(saved, change_manifest=as_version_4)
+    loaded = load_bundle(saved)
+    assert (predictions(loaded) == predictions(bundle)).all()
+    assert loaded.calibration("fake") is None
+    assert loaded.distance("fake", replace(CASE.problem, ragged=None), DEVICE).octaves == 0.0
+    best = make_shortlist(FAMILY, CASE.problem, DEVICE, bundle=loaded)
+    assert len(best.configs) == 8
+    assert "k=8, because it is not calibrated" in best.reason
+    loaded.save(saved)
+    assert load_bundle(saved).digest == loaded.digest
+    assert contents(saved)[1]["schema_version"] == 5
+
+
+def test_what_was_calibrated_is_loaded_as_it_was(bundle, saved):
+    trained, loaded = bundle.trained["fake"], load_bundle(saved).trained["fake"]
+    assert (loaded.calibration, loaded.extent) == (trained.calibration, trained.extent)
+    assert loaded.calibration.problems == len(DATASET.cases)
 
 
 def test_where_both_are_the_new_file_counts(bundle, saved, tmp_path):
