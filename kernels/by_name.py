@@ -129,8 +129,8 @@ def attach(kernel: Any, family: FamilyLike | None = None, k: int | Literal["auto
     With a `family` its ranker picks `k` configs, as `prune` does. Without one the kernel's own timings do: eight keys
     are tuned as ever, and after that as many configs are timed as those eight say are needed, or `k`; all of them where
     a key is unlike what is known. Each time is kept in the choice cache as it is measured, so an earlier process's
-    count too. The kernel's own `early_config_prune` goes before, its `perf_model` after. No trouble of ours fails a launch:
-    then all configs are timed, with one warning.
+    count too. The kernel's own `early_config_prune` goes before, its `perf_model` after. No trouble of ours fails a
+    launch: then all configs are timed, with one warning.
 
     Raises `ForetuneError` for what has no autotuner, is attached already, or is no family, and for `k` < 1.
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 #: Folds, and trees of each fold's ranker: less than the shipped one has, so that training on everything takes three
 #: minutes. model/README.md says what that does to the lengths.
-FOLDS, TREES = 3, 250
+FOLDS, TREES = 3, 200
 #: What counts as measured whole, and how many such problems are enough.
 _WHOLE, _ENOUGH = 0.5, 100
 #: Fewer problems than this say nothing about one in twenty, and more make training longer and little else better.

@@ -67,4 +67,5 @@ def mean_length(problems: list[tuple], score: Callable[..., np.ndarray], draws: 
 if __name__ == "__main__":
     judged = predicted(sys.argv[3] if len(sys.argv) > 3 else "h200", sys.argv[1], int(sys.argv[2]))
     for label, of_it in SCORES.items():
-        print("%-36s covers %.3f, mean k %.1f" % (label, *mean_length(judged, of_it)))  # noqa: T201
+        coverage, mean = mean_length(judged, of_it)
+        print(f"{label:36} covers {coverage:.3f}, mean k {mean:.1f}")  # noqa: T201
