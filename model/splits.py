@@ -97,7 +97,8 @@ def split_sizes(cases: Sequence[Case]) -> tuple[NDArray[np.intp], NDArray[np.boo
     >>> fold.tolist(), below.tolist()
     ([-1, -1, -1, 0], [[True, True, True, False]])
     """
-    fold, below = np.full(len(cases), -1, np.intp), []
+    fold = np.full(len(cases), -1, np.intp)
+    below: list[NDArray[np.bool_]] = []
     for name in sorted({name for case in cases for name, _ in case.problem.dims}):
         sizes = np.array([case.problem[name] for case in cases])
         large = sizes > np.quantile(sizes, 1 - _LARGEST, method="lower")

@@ -76,7 +76,7 @@ class HowMany:
         most = min(most_tried(distance.growth), len(logs))
         if self.expected_calls is not None:
             call_us = call_us if self.call_us is None else self.call_us
-            return self._that_pays(calibration.expected_regret(logs, growth=distance.growth)[:most], call_us)
+            return self._that_pays(calibration.expected_regret(logs, growth=distance.growth)[:most].tolist(), call_us)
         wish = calibration.wanted(logs, growth=distance.growth)
         length = min(wish, most)
         wanted = f"a config within {100 * (GOOD - 1):.0f} % of the best in {100 * COVERAGE:.0f} % of cases"

@@ -48,7 +48,7 @@ class Distance:
     @property
     def growth(self) -> float:
         """How many times as long a shortlist is for it: 1.0 = as long as within the data."""
-        return min(_GROWTH_AN_OCTAVE ** min(self.octaves, 100.0), _MOST_GROWTH)
+        return min(math.pow(_GROWTH_AN_OCTAVE, min(self.octaves, 100.0)), _MOST_GROWTH)
 
 
 @dataclass(frozen=True)
