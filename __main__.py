@@ -162,6 +162,11 @@ def _count(help: str, low: int, high: int, **settings: Any) -> Any:
     return typer.Option(help=help, parser=_read(whole_number, low, high), metavar=f"{low}..{high}", **settings)
 
 
+def _length(text: Any) -> Any:
+    """A shortlist's length from an option's text."""
+    return "auto" if text == "auto" else _read(whole_number, 1, MOST)(text)
+
+
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON to stdout instead of tables.")]
 FamilyName = Annotated[
     str,
@@ -459,7 +464,7 @@ def evaluate(
         Path | None, typer.Option(help="Judge this bundle as it is.", show_default="cross-validate")
     ] = None,
     split: Annotated[
-        str, typer.Option(help="What cross-validation holds out: model families, or each device that was measured on.")
+        str, typer.Option(help="What cross-validation holds out: model families, each device, or the largest sizes.")
     ] = "model",
     baselines: Annotated[
         list[str] | None,
@@ -479,7 +484,8 @@ def evaluate(
 
     With a bundle, that bundle is judged as it is, and a warning says where it was trained on the data. Without one, new
     ones are trained and judged, each on the layers of models it never saw; with --split device, on a device it never
-    saw.
+    saw; with --split size, on sizes above those it saw. Below the table: how often a shortlist of k="auto" holds a good
+    config, and how long it is.
     """
     if bundle is not None and split != "model":
         raise typer.BadParameter("a bundle is judged as it is: nothing is split", param_hint="--split")
@@ -560,7 +566,31 @@ def predict(
             autocompletion=_device_names,
         ),
     ] = None,
-    top: Annotated[int, _count("Length of the shortlist.", 1, MOST)] = 8,
+    top: Annotated[
+        str,
+        typer.Option(
+            help="Length of the shortlist; auto: as many as hold one within 1 % of the best in 95 % of cases.",
+            parser=_length,
+            metavar=f"auto or 1..{MOST}",
+        ),
+    ] = "auto",
+    expected_calls: Annotated[
+        float | None,
+        typer.Option(
+            help="As many configs as pay for themselves over so many calls.",
+            parser=_read(number, 0.0, 1e18),
+            metavar="CALLS",
+        ),
+    ] = None,
+    call_us: Annotated[
+        float | None,
+        typer.Option(
+            help="How long one call takes, in microseconds, for --expected-calls.",
+            show_default="what the family estimates",
+            parser=_read(number, 0.0, 1e12),
+            metavar="US",
+        ),
+    ] = None,
     dtype: Annotated[
         str | None, typer.Option(help="Element type, one of the family's.", show_default="the family's first")
     ] = None,
@@ -587,7 +617,15 @@ def predict(
     problem = Problem(kernel.name, tuple(sorted(dims.items())), dtype, tuple(sorted(flags)))
     with warnings.catch_warnings():  # what a launch is only warned of is the answer here
         warnings.simplefilter("ignore", ForetuneWarning)
-        chosen = make_shortlist(kernel, problem, spec, k=top, bundle=load_bundle(bundle))
+        chosen = make_shortlist(
+            kernel,
+            problem,
+            spec,
+            k=top,  # type: ignore[arg-type]  # the parser made it a number, or left it "auto"
+            expected_calls=expected_calls,
+            call_us=call_us,
+            bundle=load_bundle(bundle),
+        )
     if not chosen.predicted:  # then it holds every config, in no order that means anything
         raise ForetuneError(f"{chosen.reason}; a launch there has {len(chosen.configs)} configs go through")
     _emit(chosen, as_json)

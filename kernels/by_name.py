@@ -41,7 +41,7 @@ def configs(family: FamilyLike) -> list[triton.Config]:
 
 def prune(
     family: FamilyLike,
-    k: int = 8,
+    k: int | Literal["auto"] = "auto",
     *,
     problem: Callable[[Mapping[str, Any]], Problem] | None = None,
     knobs: Mapping[str, str] | None = None,
@@ -50,8 +50,12 @@ def prune(
     device: DeviceSpec | Path | str | None = None,
     bundle: Bundle | Path | str | None = None,
     earlier: EarlierSizes | None = None,
+    expected_calls: float | None = None,
+    call_us: float | None = None,
 ) -> Pruner:
-    """An `early_config_prune` callback that keeps the `k` configs predicted to be fastest.
+    """An `early_config_prune` callback that keeps the `k` configs predicted to be fastest: with "auto" as many as hold
+    one within 1 % of the best in 95 % of cases, or with `expected_calls` as many as pay for themselves over so many
+    calls of `call_us` microseconds (see `foretune.runtime.make_shortlist`).
 
     For a kernel of other words than the family's: `problem` turns a launch's arguments into a `Problem`, `knobs` maps
     the kernel's own knobs to the family's, and `fixed` has values for those that it lacks. `configs`, those of the
@@ -76,6 +80,8 @@ def prune(
         device=device,
         bundle=bundle,
         earlier=earlier,
+        expected_calls=expected_calls,
+        call_us=call_us,
     )
 
 
@@ -83,12 +89,16 @@ def shortlist(
     family: FamilyLike,
     problem: Problem,
     device: DeviceSpec | Path | str,
-    k: int = 8,
+    k: int | Literal["auto"] = "auto",
     *,
     configs: Sequence[KernelConfig] | None = None,
     bundle: Bundle | Path | str | None = None,
+    expected_calls: float | None = None,
+    call_us: float | None = None,
 ) -> Shortlist:
-    """The `k` configs predicted to be fastest for a problem on a device, which need not be here.
+    """The `k` configs predicted to be fastest for a problem on a device, which need not be here. With "auto" there are
+    as many as hold one within 1 % of the best in 95 % of cases, or with `expected_calls` as many as pay for themselves
+    over so many calls of `call_us` microseconds (see `foretune.runtime.make_shortlist`); the `reason` says which.
 
     `device` is a spec, the name of a shipped one, or a spec's JSON file; `configs` narrows the choice to these;
     `bundle`, or its folder, replaces the shipped one. Raises `ForetuneError` for what is none of that, and for a
@@ -101,7 +111,16 @@ def shortlist(
     """
     from ..runtime import make_shortlist
 
-    return make_shortlist(find_family(family), problem, device, k=k, configs=configs, bundle=bundle)
+    return make_shortlist(
+        find_family(family),
+        problem,
+        device,
+        k=k,
+        configs=configs,
+        bundle=bundle,
+        expected_calls=expected_calls,
+        call_us=call_us,
+    )
 
 
 def adapt(
@@ -140,11 +159,11 @@ def attach(kernel: Any, family: FamilyLike | None = None, k: int | Literal["auto
     """Gives a kernel that somebody declared under `triton.autotune` a shortlist, from its next new key on, and returns
     the kernel. It may be under `triton.heuristics` as well, or of a class that inherits from Triton's.
 
-    With a `family` its ranker picks `k` configs (8 for "auto"). Without one the kernel's own timings do: eight keys are
-    tuned as ever, and after that as many configs are timed as those eight say are needed, or `k`; all of them where a
-    key is unlike what is known. Each time is kept in the choice cache as it is measured, so an earlier process's count
-    too. The kernel's own `early_config_prune` goes before, its `perf_model` after. No trouble of ours fails a launch:
-    then all configs are timed, with one warning.
+    With a `family` its ranker picks `k` configs, as `prune` does. Without one the kernel's own timings do: eight keys
+    are tuned as ever, and after that as many configs are timed as those eight say are needed, or `k`; all of them where
+    a key is unlike what is known. Each time is kept in the choice cache as it is measured, so an earlier process's
+    count too. The kernel's own `early_config_prune` goes before, its `perf_model` after. No trouble of ours fails a
+    launch: then all configs are timed, with one warning.
 
     Raises `ForetuneError` for what has no autotuner, is attached already, or is no family, and for `k` < 1.
 

@@ -26,18 +26,23 @@ from ..datasets.disk.atomic import remove_leftovers, replacing
 from ..datasets.disk.locks import writing
 from ..datasets.errors import abridged, check_path
 from . import npz
+from .calibration.conformal import Calibration
+from .calibration.extent import Distance, distance_of
 from .gbdt import LightGBMRanker
-from .trained_family import ARRAYS, TrainedFamily
+from .trained_family import TrainedFamily
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 #: Raised by one whenever a manifest key or an array changes meaning, type or name.
-SCHEMA_VERSION = 4  # 2: wrong_results; 3: a dtype for each operand, binaries; 4: one file
+SCHEMA_VERSION = (
+    5  # 2: wrong_results; 3: a dtype for each operand, binaries; 4: one file; 5: calibration, extent, network
+)
 FILE = "bundle.npz"
 MANIFEST = "manifest.json"
-#: Versions 2 and 3 were two files. They are read as well.
+#: Versions 2 and 3 were two files. They are read as well, and version 4, which was not calibrated.
 _TWO_FILES, OLD_ARRAYS = (2, 3), "arrays.npz"
+_ONE_FILE = (4, SCHEMA_VERSION)
 #: No bundle has more; the shipped one has 0.9 MB, of which the manifest takes 9 kB.
 _MAX_BYTES, _MAX_MANIFEST_BYTES, _MAX_FAMILIES = 64 << 20, 8 << 20, 64
 #: What Python raises for values that somebody made up.
@@ -78,6 +83,22 @@ class Bundle:
         flags: no shortlist has them. Raises `BundleError` as `ranker` does."""
         return self._trained(family).wrong_results.get((problem.dtype, problem.flags), frozenset())
 
+    def calibration(self, family: str) -> Calibration | None:
+        """What says how long a family's shortlists must be; None where nothing does. Raises `BundleError` as `ranker`
+        does."""
+        return self._trained(family).calibration
+
+    def distance(self, family: str, problem: Problem, device: DeviceSpec) -> Distance:
+        """How far a problem on a device is from what the family's ranker learned: 0 octaves within. Raises
+        `BundleError` as `ranker` does.
+
+        >>> problem = Problem.of("row_softmax", rows=1 << 20, columns=4096)  # doctest: +SKIP
+        >>> bundle.distance("row_softmax", problem, DeviceSpec.named("h200")).reason  # doctest: +SKIP
+        'rows 12x above the data'
+        """
+        trained = self._trained(family)
+        return distance_of(problem, device, trained.extent, trained.devices)
+
     def save(self, path: Path | str) -> None:
         """Writes `bundle.npz` into a folder, which is made where there is none, in one step: whoever reads meanwhile,
         or after this process was killed, has the old bundle or this one. The two files of an older Foretune go then.
@@ -100,11 +121,15 @@ class Bundle:
     @cached_property
     def manifest(self) -> dict[str, Any]:
         """All but the trees, as JSON values."""
+        return self._manifest_of(SCHEMA_VERSION)
+
+    def _manifest_of(self, version: int) -> dict[str, Any]:
+        """As a Foretune of this version or the one before would write it."""
         content = {
-            "schema_version": SCHEMA_VERSION,
+            "schema_version": version,
             "lightgbm_version": self.lightgbm_version,
             "arrays_sha256": _digest(self._arrays),
-            "families": {name: self.trained[name].to_json() for name in self.families},
+            "families": {name: self.trained[name].to_json(version) for name in self.families},
         }
         return content | {"checksum": _checksum(content)}
 
@@ -117,7 +142,7 @@ class Bundle:
         return {
             f"{name}/{array}": values
             for name, trained in self.trained.items()
-            for array, values in trained.ranker.forest_.arrays().items()
+            for array, values in trained.arrays.items()
         }
 
     def _trained(self, family: str) -> TrainedFamily:
@@ -148,16 +173,16 @@ def load_bundle(path: Path | str | None = None) -> Bundle:
 
 
 def _parsed(content: bytes, path: Path) -> Bundle:
-    """The bundle that a file of today's version holds, if it is what `Bundle.save` would write of it."""
+    """The bundle that one file holds, if it is what `Bundle.save` would write of it, or would have in version 4."""
     with _naming(path):
         arrays, texts = npz.loads(content)
-        manifest = _manifest(texts.pop(MANIFEST, b""), (SCHEMA_VERSION,))
+        manifest = _manifest(texts.pop(MANIFEST, b""), _ONE_FILE)
         if texts:
             raise BundleError(f"it also holds {', '.join(map(repr, sorted(texts)))}")
         if _digest(arrays) != manifest["arrays_sha256"]:
             raise BundleError("its arrays are not what the manifest vouches for (SHA-256 differs)")
         bundle = _restored(manifest, arrays)
-        if bundle.digest != manifest["checksum"]:
+        if bundle._manifest_of(manifest["schema_version"])["checksum"] != manifest["checksum"]:
             raise BundleError("its manifest says what this Foretune would not write, or less")
     return bundle
 
@@ -185,11 +210,12 @@ def _restored(manifest: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) -
     for text in (version, *families):
         if not (isinstance(text, str) and text.isprintable() and 0 < len(text) <= 200):
             raise BundleError(f"names and versions must be plain words but one is {text!r}")
-    wanted = {f"{name}/{array}" for name in families for array in ARRAYS}
+    names = {name: TrainedFamily.array_names(entry) for name, entry in families.items()}
+    wanted = {f"{name}/{array}" for name, of_it in names.items() for array in of_it}
     if arrays.keys() != wanted:
         raise BundleError(f"arrays missing or not its own: {', '.join(map(repr, sorted(arrays.keys() ^ wanted)))}")
     trained = {
-        name: TrainedFamily.from_json(entry, {array: arrays[f"{name}/{array}"] for array in ARRAYS})
+        name: TrainedFamily.from_json(entry, {array: arrays[f"{name}/{array}"] for array in names[name]})
         for name, entry in families.items()
     }
     return Bundle(trained, version)

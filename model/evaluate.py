@@ -12,22 +12,23 @@ import numpy as np
 
 from ..datasets import DeviceSpec, Family, ForetuneError, Problem
 from ..datasets.errors import warn
-from ..datasets.grid import Grid
 from ..datasets.progress import advance, share_of, side_by_side
 from .baselines.registry import Baseline, RankerFactory, Rivals, choose_rivals
+from .calibration.held_out import HeldOut, coverage_of_bundle
 from .evaluation import Evaluation, in_percent
 from .gbdt import LightGBMRanker
 from .metrics import top_k_regret
 from .origin import seen_in_training
 from .ranker import Ranker, ranker_on
 from .rows import Subsets
-from .sources import measured_grid
-from .splits import split_devices, split_folds, split_groups
+from .sources import candidates_of, measured_grid, shares_of
+from .splits import split_devices, split_folds, split_groups, split_sizes
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from ..datasets.dataset import Dataset
+    from .calibration.coverage import Coverage
     from .bundle import Bundle
 
 #: How much of a problem a ranker is told.
@@ -36,8 +37,8 @@ _View: TypeAlias = Callable[[Problem], Problem]
 _Curve: TypeAlias = "dict[int, NDArray[np.float64]]"
 
 KS = (1, 2, 4, 8, 16)
-#: What is held out: the layers of some models at a time, or all that was measured on a device.
-SPLITS = ("model", "device")
+#: What is held out: the layers of some models at a time, all that was measured on a device, or the largest sizes.
+SPLITS = ("model", "device", "size")
 #: What judging a ranker takes that is trained already, as `Baseline.cost` counts.
 _JUDGING_COST = 0.05
 
@@ -64,7 +65,8 @@ def cross_validate(
     """Regret of a ranker and of the baselines on model families that were held out, each problem once.
 
     With `split="device"` each device is held out instead, one a fold: what is predicted for a card nobody measured on,
-    where the same problems may be known from others.
+    where the same problems may be known from others. With `split="size"` the largest quarter of each dimension's sizes
+    is, and only they are judged.
 
     `ranker` makes a fresh ranker for each fold; `jobs` folds run side by side, and do not change the result.
     With `tested`, only the last so many folds are judged, which hold the most families: one takes a fifth of the time.
@@ -79,9 +81,11 @@ def cross_validate(
     rivals = choose_rivals() if rivals is None else rivals
     split_data = _Split(dataset, family, ks, folds, jobs, tested, split)
     ours = 1 / (1 + rivals.cost)
-    with share_of(ours):
+    with share_of(0.7 * ours):
         scores = split_data.held_out(ranker)
-    return split_data.evaluation(scores, rivals, 1 - ours)
+    with share_of(0.3 * ours):
+        coverage = split_data.coverage(ranker, scores[1])
+    return replace(split_data.evaluation(scores, rivals, 1 - ours), coverage=coverage)
 
 
 def evaluate_bundle(
@@ -113,7 +117,8 @@ def evaluate_bundle(
     ours = _JUDGING_COST / (_JUDGING_COST + rivals.cost)
     with share_of(ours):
         scores = split_data.scores(ranker, np.arange(len(split_data.grid)))
-    return replace(split_data.evaluation(scores, rivals, 1 - ours), seen_in_training=seen)
+    coverage = coverage_of_bundle(split_data.grid, split_data.candidates, split_data.shares, scores[1], bundle)
+    return replace(split_data.evaluation(scores, rivals, 1 - ours), seen_in_training=seen, coverage=coverage)
 
 
 def prediction_ms(ranker: Ranker, family: Family, device: DeviceSpec, *, repeats: int = 20) -> float:
@@ -133,15 +138,6 @@ def prediction_ms(ranker: Ranker, family: Family, device: DeviceSpec, *, repeats
         ranker.predict(family, problem, device, space)
         spent.append((time.perf_counter() - start) * 1e3)
     return float(np.median(spent[1:]))
-
-
-def _wrong(dataset: Dataset, grid: Grid) -> NDArray[np.bool_]:
-    """What no shortlist has because its result was wrong, (n_problems, n_configs)."""
-    wrong, mask = dataset.wrong_results(grid.family), np.zeros((len(grid), len(grid.configs)), bool)
-    for row, case in zip(mask, grid.cases, strict=True):
-        if configs := wrong.get((case.problem.dtype, case.problem.flags)):
-            row[:] = [config in configs for config in grid.configs]
-    return mask
 
 
 class _Split:
@@ -165,17 +161,26 @@ class _Split:
         self.family = family
         self.ks, self._folds, self.jobs, self._split = tuple(ks), folds, jobs, split
         self.groups = split_groups(self.grid.cases)
-        # A run cut short by its budget, or guided by a plan, says nothing about what it did not try.
-        self.candidates = (dataset.counts(self.grid) > 0) & self._possible & ~_wrong(dataset, self.grid)
+        self.candidates = candidates_of(dataset, self.grid, self._possible)
+        self.shares = shares_of(self.candidates, self._possible)
         self._subsets = Subsets(self.grid.configs)
-        self.judged = np.arange(len(self.grid))
+        self.judged = np.arange(len(self.grid)) if split != "size" else np.flatnonzero(self.fold >= 0)
         if tested is not None:
             self.judged = np.flatnonzero(self.fold > self.fold.max() - tested)
 
     @cached_property
     def fold(self) -> NDArray[np.intp]:
-        """The fold of each problem, (n_problems,). Raises `ForetuneError` where there is nothing to split."""
+        """The fold of each problem, (n_problems,); -1 where none tests it. Raises `ForetuneError` where there is
+        nothing to split."""
+        if self._split == "size":
+            return split_sizes(self.grid.cases)[0]
         return split_folds(self.groups, self._folds) if self._split == "model" else split_devices(self.grid.devices)
+
+    def learned_from(self, number: int) -> NDArray[np.intp]:
+        """The problems that the ranker of a fold learns from."""
+        if self._split == "size":
+            return np.flatnonzero(split_sizes(self.grid.cases)[1][number])
+        return np.flatnonzero(self.fold != number)
 
     def held_out(self, factory: RankerFactory, views: Sequence[_View] = _BOTH) -> NDArray[np.float64]:
         """Scores of every problem by a ranker that was fitted without its group, (n_views, n_problems, n_configs);
@@ -186,7 +191,7 @@ class _Split:
 
         def test(number: int) -> NDArray[np.float64]:
             with share_of(0.9 / len(numbers)):
-                known = self.grid.select(np.flatnonzero(self.fold != number))
+                known = self.grid.select(self.learned_from(number))
                 ranker = factory().fit(known, self.family)
             if self._split == "device" and isinstance(ranker, LightGBMRanker):  # as a shortlist is made there
                 ranker = ranker_on(self.grid.devices[int(np.argmax(self.fold == number))], ranker, known.devices)
@@ -236,6 +241,16 @@ class _Split:
             baselines_sizes_unknown={name: unknown for name, (_, unknown) in found.items()},
             left_out=left_out,
         )
+
+    def coverage(self, factory: RankerFactory, scores: NDArray[np.float64]) -> dict[str, Coverage]:
+        """See `Evaluation.coverage`; `scores` are those at call time, (n_problems, n_configs)."""
+        rows, numbers = self.judged, np.unique(self.fold[self.judged]).tolist()
+        learned = {number: self.learned_from(number) for number in numbers}
+        held_out = HeldOut(self.grid, self.candidates, self.shares, scores, rows, self.fold, learned)
+        if self._split == "model":
+            return held_out.models()
+        found = held_out.calibrated_apart(self.family, factory, self.jobs)
+        return {} if found is None else {f"{self._split}s it never saw": found}
 
     def _tried(self) -> float:
         """Of the space as it is now."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -16,6 +16,8 @@ from .splits import RANDOM
 if TYPE_CHECKING:
     import pandas as pd
     from numpy.typing import NDArray
+
+    from .calibration.coverage import Coverage
 
 
 @dataclass(frozen=True)
@@ -34,6 +36,9 @@ class Evaluation:
     baselines_sizes_unknown: dict[str, dict[int, NDArray[np.float64]]]
     left_out: Mapping[str, str]  # the baselines that could not be judged, and why
     seen_in_training: float | None = 0.0  # the share of the measurements that the ranker learned from; None: unknown
+    #: Whether shortlists of k="auto" hold a good config, by where the problems are from; empty where nothing is
+    #: calibrated.
+    coverage: Mapping[str, Coverage] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
         """One family's entry of `foretune evaluate --json`; 1.0 = the best config."""
@@ -52,6 +57,7 @@ class Evaluation:
             },
             "baselines_left_out": dict(self.left_out),
             "better_baselines": [one.to_json() for one in self.better_baselines()],
+            "coverage": {where: coverage.to_json() for where, coverage in self.coverage.items()},
         }
 
     def better_baselines(self) -> list[Better]:
@@ -97,6 +103,7 @@ class Evaluation:
         seen = self.seen_in_training
         below = [*self._compared(), *(f"{name} is left out: {why}." for name, why in self.left_out.items())]
         below += [f"It was trained on {in_percent(seen)} of these measurements, which flatter it."] if seen else []
+        below += [f'Of the shortlists of k="auto", {where}: {coverage}.' for where, coverage in self.coverage.items()]
         return table(title, ("best of first", *ks), rows, below=below)
 
     def _compared(self) -> list[str]:

@@ -51,6 +51,28 @@ def top_k_regret(scores: ArrayLike, choose_us: ArrayLike, report_us: ArrayLike, 
     return result.reshape(shape)
 
 
+def growing_regret(choose_us: ArrayLike, report_us: ArrayLike) -> NDArray[np.float64]:
+    """`top_k_regret` for each k at once, of configs in the order in which they are tried: (n_configs,), entry k - 1 is
+    that of the first k. Raises as that does.
+
+    >>> growing_regret([9.0, 8.0, 5.0], [9.0, 7.5, 6.0]).tolist()
+    [1.5, 1.25, 1.0]
+    """
+    choose, report = np.asarray(choose_us, np.float64), np.asarray(report_us, np.float64)
+    if not choose.shape == report.shape or choose.ndim != 1:
+        raise ForetuneError(f"shapes must be alike, with one axis, but are {choose.shape} and {report.shape}")
+    ran = np.isfinite(choose) & np.isfinite(report)
+    if not ran.any():
+        raise ForetuneError("no config ran")
+    choose = np.where(ran, choose, np.inf)
+    fastest = np.minimum.accumulate(choose)
+    is_new = choose < np.append(np.inf, fastest[:-1])
+    chosen = np.maximum.accumulate(np.where(is_new, np.arange(len(choose)), 0))
+    worst = report[ran].max()
+    result: NDArray[np.float64] = np.where(np.isfinite(fastest), report[chosen], worst) / report[ran].min()
+    return result
+
+
 def geomean(values: ArrayLike) -> float:
     """
     >>> geomean([1.0, 4.0])

@@ -63,6 +63,24 @@ def measured_grid(dataset: Dataset, family: Family) -> tuple[Grid, NDArray[np.bo
     return grid.select_configs(somewhere), possible[:, somewhere]
 
 
+def candidates_of(dataset: Dataset, grid: Grid, possible: NDArray[np.bool_]) -> NDArray[np.bool_]:
+    """What may be on a shortlist of each problem of `measured_grid`, (n_problems, n_configs): it was tried, the family
+    lets it through (`possible`), and it computed no wrong result with the problem's dtype and flags."""
+    wrong = dataset.wrong_results(grid.family)
+    # A run cut short by its budget, or guided by a plan, says nothing about what it did not try.
+    candidates = (dataset.counts(grid) > 0) & possible
+    for row, case in zip(candidates, grid.cases, strict=True):
+        if configs := wrong.get((case.problem.dtype, case.problem.flags)):
+            row &= np.array([config not in configs for config in grid.configs])
+    return candidates
+
+
+def shares_of(candidates: NDArray[np.bool_], possible: NDArray[np.bool_]) -> NDArray[np.float64]:
+    """What share the candidates of each problem are of what the family lets through, (n_problems,)."""
+    result: NDArray[np.float64] = candidates.sum(axis=1) / np.maximum(possible.sum(axis=1), 1)
+    return result
+
+
 def check_sources(name: str, provenance: Mapping[str, Any], family: Family) -> None:
     """Warns (`ForetuneWarning`) where a dataset, of this name and provenance, was measured with other sources of the
     family's kernel.

@@ -78,3 +78,33 @@ def split_devices(devices: Sequence[DeviceSpec]) -> NDArray[np.intp]:
     if len(number) < 2:
         raise ForetuneError(f"holding out a device needs measurements on two, but all are on {', '.join(number)}")
     return np.array([number[device.name] for device in devices], np.intp)
+
+
+#: The share of the problems that are held out as the largest in a dimension.
+_LARGEST = 0.25
+
+
+def split_sizes(cases: Sequence[Case]) -> tuple[NDArray[np.intp], NDArray[np.bool_]]:
+    """What lies outside of what is learned: a fold for each dimension, of the problems in which it is among the largest
+    quarter, and -1 for those that are nowhere, (n_cases,); and which are below that, so that the fold's ranker may
+    learn from them, (n_folds, n_cases). One of several dimensions' largest is in the first such fold.
+
+    Raises `ForetuneError` where no dimension has two sizes.
+
+    >>> from foretune.datasets import Problem
+    >>> cases = [Case(Problem.of("f", rows=rows, n=8), ("random",), "even") for rows in (1, 2, 3, 4)]
+    >>> fold, below = split_sizes(cases)
+    >>> fold.tolist(), below.tolist()
+    ([-1, -1, -1, 0], [[True, True, True, False]])
+    """
+    fold = np.full(len(cases), -1, np.intp)
+    below: list[NDArray[np.bool_]] = []
+    for name in sorted({name for case in cases for name, _ in case.problem.dims}):
+        sizes = np.array([case.problem[name] for case in cases])
+        large = sizes > np.quantile(sizes, 1 - _LARGEST, method="lower")
+        if large.any():
+            fold[large & (fold < 0)] = len(below)
+            below.append(~large)
+    if not below:
+        raise ForetuneError("holding out the largest sizes needs problems of several, but all are of one size")
+    return fold, np.array(below)

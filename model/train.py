@@ -9,9 +9,11 @@ from typing import TYPE_CHECKING
 from ..datasets import Family, ForetuneError
 from ..datasets.progress import share_of, side_by_side
 from .bundle import Bundle
+from .calibration.cross_fit import cross_fitted
+from .calibration.extent import Extent
 from .gbdt import LightGBMRanker
 from .origin import origin_of
-from .sources import measured_grid
+from .sources import candidates_of, measured_grid, shares_of
 from .trained_family import TrainedFamily
 
 if TYPE_CHECKING:
@@ -21,7 +23,8 @@ if TYPE_CHECKING:
 def train_bundle(
     dataset: Dataset, families: Mapping[str, Family], ranker: Callable[[], LightGBMRanker] = LightGBMRanker
 ) -> Bundle:
-    """A bundle with one ranker for each of `families` (by name) that the dataset has, fitted on all its problems.
+    """A bundle with one ranker for each of `families` (by name) that the dataset has, fitted on all its problems, and
+    calibrated on models that were held out, where the dataset has enough.
 
     `ranker` makes the unfitted ranker. The same dataset, families, parameters and LightGBM give the same bytes. Warns
     as `measured_grid` does. Raises `ForetuneError` where the dataset has none of the families.
@@ -37,13 +40,19 @@ def train_bundle(
 
     def train(name: str) -> TrainedFamily:
         with share_of(len(dataset.rows(name)) / sum(len(dataset.rows(one)) for one in learnable)):
-            grid, _ = measured_grid(dataset, families[name])
-            fitted = ranker().fit(grid, families[name])
+            grid, possible = measured_grid(dataset, families[name])
+            with share_of(0.4):
+                fitted = ranker().fit(grid, families[name])
+            with share_of(0.6):
+                candidates = candidates_of(dataset, grid, possible)
+                calibration = cross_fitted(grid, candidates, shares_of(candidates, possible), families[name], ranker)
         return TrainedFamily(
             ranker=fitted,
             devices=tuple(dict.fromkeys(grid.devices)),
             origin=origin_of(dataset, grid, families[name]),
             wrong_results=dataset.wrong_results(name),
+            calibration=calibration,
+            extent=Extent.of([case.problem for case in grid.cases]),
         )
 
     # One family's two halves do not take equally long (see `LightGBMRanker.fit`), and beside another no core idles.

@@ -9,14 +9,20 @@ from typing import TYPE_CHECKING, Any
 from ..datasets import BinaryFacts, BundleError, DeviceSpec, KernelConfig
 from ..datasets.grid import BinaryKind
 from ..datasets.problem import dtype_from_json, dtype_to_json
+from .calibration.conformal import Calibration
+from .calibration.extent import Extent
 from .gbdt import MAX_LOG_SLOWDOWN, LightGBMRanker
+from .network import Network
 from .trees import Forest
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-#: The arrays of a family in a bundle, each as `family/array`.
-ARRAYS = tuple(one.name for one in fields(Forest))
+#: The arrays of a family in a bundle, each as `family/array`: of its trees, and of its network where it has one.
+_FOREST = tuple(one.name for one in fields(Forest))
+_NETWORK = {f"network_{one.name}": one.name for one in fields(Network)}
+#: What a family's JSON did not have before version 5 of the bundle.
+_ADDED_IN_5 = ("calibration", "extent")
 
 
 @dataclass(frozen=True)
@@ -28,9 +34,31 @@ class TrainedFamily:
     origin: Mapping[str, Any]  # dataset name and content hash, kernel source hash, problems; JSON values
     #: See `Dataset.wrong_results`.
     wrong_results: Mapping[BinaryKind, frozenset[KernelConfig]] = field(default_factory=dict)
+    #: How long a shortlist must be; None where the data were too few to say, and of older bundles.
+    calibration: Calibration | None = None
+    extent: Extent | None = None  # of the problems that it learned from; None of older bundles
 
-    def to_json(self) -> dict[str, Any]:
-        """All but the trees."""
+    @property
+    def arrays(self) -> dict[str, NDArray[Any]]:
+        """The trees and the network."""
+        network = self.ranker.network_
+        parts = {} if network is None else {key: getattr(network, name) for key, name in _NETWORK.items()}
+        return self.ranker.forest_.arrays() | parts
+
+    @staticmethod
+    def array_names(value: Mapping[str, Any]) -> tuple[str, ...]:
+        """What `arrays` has of a family whose `to_json` is this."""
+        return (*_FOREST, *_NETWORK) if value["params"].get("epochs") else _FOREST
+
+    def to_json(self, version: int | None = None) -> dict[str, Any]:
+        """All but the arrays; for an older `version` of the bundle, what it had."""
+        value = self._to_json()
+        if version is not None and version < 5:
+            value = {key: part for key, part in value.items() if key not in _ADDED_IN_5}
+            value["params"] = {name: param for name, param in value["params"].items() if name != "epochs"}
+        return value
+
+    def _to_json(self) -> dict[str, Any]:
         return {
             "feature_names": list(self.ranker.feature_names_),
             "params": self.ranker.get_params(),
@@ -51,24 +79,28 @@ class TrainedFamily:
                 }
                 for kind, known in sorted(self.ranker.binaries_.items(), key=str)
             ],
+            "calibration": None if self.calibration is None else self.calibration.to_json(),
+            "extent": None if self.extent is None else self.extent.to_json(),
         }
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) -> TrainedFamily:
-        """The inverse of `to_json`, with the trees by array name.
+        """The inverse of `to_json`, with the arrays by name.
 
         Raises `ForetuneError`, `KeyError`, `TypeError`, `AttributeError` or `ValueError` for what is none.
         """
-        ranker = LightGBMRanker(**value["params"])
-        ranker.forest_ = Forest(**arrays)
-        if ranker.forest_.reach > MAX_LOG_SLOWDOWN:
+        ranker = LightGBMRanker(**{"epochs": 0, **value["params"]})  # version 4 had no network
+        ranker.forest_ = Forest(**{name: arrays[name] for name in _FOREST})
+        ranker.network_ = Network(**{name: arrays[key] for key, name in _NETWORK.items()}) if ranker.epochs else None
+        if ranker.reach > MAX_LOG_SLOWDOWN:
             raise BundleError(
-                f"the leaves of its trees add up to {ranker.forest_.reach:.3g}, and at most {MAX_LOG_SLOWDOWN:.0f} is "
-                "the logarithm of a slowdown"
+                f"what it predicts adds up to {ranker.reach:.3g}, and at most {MAX_LOG_SLOWDOWN:.0f} is the logarithm of "
+                "a slowdown"
             )
         names = value["feature_names"]
-        if len(names) != ranker.forest_.n_features:
-            raise BundleError(f"{len(names)} feature names for {ranker.forest_.n_features} features")
+        for part in (ranker.forest_, ranker.network_):
+            if part is not None and len(names) != part.n_features:
+                raise BundleError(f"{len(names)} feature names for {part.n_features} features")
         ranker.feature_names_ = tuple(map(str, names))
         ranker.binaries_ = {
             _kind_from_json(kind): {KernelConfig.from_json(one["config"]): _facts(one) for one in kind["configs"]}
@@ -83,7 +115,15 @@ class TrainedFamily:
         }
         if not isinstance(value["origin"], dict):
             raise BundleError(f"origin must be an object but is {value['origin']!r}")
-        return cls(ranker, devices, value["origin"], wrong_results)
+        calibration, extent = (value.get(key) for key in _ADDED_IN_5)
+        return cls(
+            ranker,
+            devices,
+            value["origin"],
+            wrong_results,
+            None if calibration is None else Calibration.from_json(calibration),
+            None if extent is None else Extent.from_json(extent),
+        )
 
 
 def _kind_to_json(kind: BinaryKind) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ..datasets import DeviceSpec, ForetuneError, KernelConfig, Measurable, Problem
+from .how_many import HowMany
 from .mode import Mode
 from .shortlist import chooser_of
 from .timing.timer import timer_of
@@ -82,7 +83,7 @@ def _ranked(
 ) -> tuple[KernelConfig, ...]:
     """The `k` configs predicted to be fastest; none where nothing is predicted, which has then been said."""
     try:
-        ranked = chooser_of(family, device).choose(problem, k, skew)
+        ranked = chooser_of(family, device).choose(problem, HowMany(k), skew)
         if ranked.predicted:
             return ranked.configs
         reason = ranked.reason

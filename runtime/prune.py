@@ -7,9 +7,10 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ..datasets import DeviceSpec, Dtype, Family, ForetuneError, KernelConfig, Problem
-from ..datasets.errors import check_integer, shown
+from ..datasets.errors import shown
 from .arguments import bundle_of, family_of
 from .current_device import device_here
+from .how_many import TRIAL_S, HowMany, Length
 from .mode import Mode, resolve_mode
 from .own_knobs import OwnKnobs
 from .shortlist import make_shortlist, supported
@@ -37,8 +38,8 @@ class Pruner:
     `knobs={"BM": "BLOCK_M"}, fixed={"GROUP_M": 1}`. `configs`, the autotuner's, are checked and no more, so that a
     mistake shows where the kernel is declared. `device` is what the configs are chosen for (a spec, the name of a
     shipped one, or a spec's JSON file; the current device if left out) and `bundle` what predicts, or its folder
-    (the shipped one if left out). `earlier` knows how the work of earlier calls was split: its `key` must be among the
-    autotuner's keys.
+    (the shipped one if left out). `k` and what goes with it are as for `make_shortlist`. `earlier` knows how the
+    work of earlier calls was split: its `key` must be among the autotuner's keys.
 
     Hands back the autotuner's own `Config` objects, fastest first; never none of them, never a changed one, and
     never an exception: whatever is wrong, all supported configs go through with one warning that says why.
@@ -59,7 +60,7 @@ class Pruner:
     def __init__(
         self,
         family: Family,
-        k: int = 8,
+        k: Length = "auto",
         *,
         problem: Callable[[Mapping[str, Any]], Problem] | None = None,
         knobs: Mapping[str, str] | None = None,
@@ -68,8 +69,11 @@ class Pruner:
         device: DeviceSpec | Path | str | None = None,
         bundle: Bundle | Path | str | None = None,
         earlier: EarlierSizes | None = None,
+        expected_calls: float | None = None,
+        call_us: float | None = None,
+        trial_s: float = TRIAL_S,
     ) -> None:
-        self.family, self.k = family_of(family), check_integer("the shortlist's length k", k, 1)
+        self.family, self.k = family_of(family), HowMany.of(family, k, expected_calls, call_us, trial_s)
         if problem is not None and not callable(problem):
             raise ForetuneError(f"problem must be a function of a launch's arguments but is {shown(problem)}")
         resolve_mode()  # a value that does not exist is refused here, where the kernel is declared, not in a launch
@@ -90,7 +94,7 @@ class Pruner:
         self._lists: list[tuple[tuple[triton.Config, ...], tuple[int, ...], tuple[KernelConfig, ...]]] = []
 
     def __repr__(self) -> str:
-        return f"<Pruner of {self.family.name}, k={self.k}>"
+        return f"<Pruner of {self.family.name}, k={self.k.k}>"
 
     def __call__(
         self, configs: Sequence[triton.Config], named_args: Mapping[str, Any], /, **kwargs: Any
@@ -136,10 +140,19 @@ class Pruner:
         if wanted is Mode.OFF:
             kept = supported(self.family, problem, device, values)
         else:
-            k = 1 if wanted is Mode.PREDICT else self.k
+            k = HowMany(1) if wanted is Mode.PREDICT else self.k
             skew = None if self.earlier is None else self.earlier.skew
             kept = make_shortlist(
-                self.family, problem, device, k=k, configs=values, bundle=self.bundle, skew=skew
+                self.family,
+                problem,
+                device,
+                k=k.k,
+                expected_calls=k.expected_calls,
+                call_us=k.call_us,
+                trial_s=k.trial_s,
+                configs=values,
+                bundle=self.bundle,
+                skew=skew,
             ).positions
         return tuple(usable[position] for position in kept)
 

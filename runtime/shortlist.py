@@ -6,6 +6,7 @@ supported config goes through, in its order, with one warning that says why.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -14,8 +15,9 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from ..datasets import DeviceSpec, Family, ForetuneError, KernelConfig, Problem, check_problem_of, wrong_knobs
 from ..datasets.console.tables import table
-from ..datasets.errors import check_integer, shown
+from ..datasets.errors import shown
 from .arguments import bundle_of, family_of
+from .how_many import TRIAL_S, HowMany, Length
 from .warn import warn_once
 
 if TYPE_CHECKING:
@@ -44,7 +46,8 @@ class Shortlist:
     """Configs in the order in which to try them; never empty.
 
     Where nothing was predicted, `predicted` is False, `reason` says why, the configs are all that are supported,
-    in the order given, and each slowdown is 1.0: none is known to be slower than another.
+    in the order given, and each slowdown is 1.0: none is known to be slower than another. Where it was, `reason` names
+    the bundle, says how far the problem is from what that learned, and why there are so many configs.
     """
 
     configs: tuple[KernelConfig, ...]  # (n,)
@@ -88,13 +91,23 @@ def make_shortlist(
     problem: Problem,
     device: DeviceSpec | Path | str,
     *,
-    k: int = 8,
+    k: Length = "auto",
+    expected_calls: float | None = None,
+    call_us: float | None = None,
+    trial_s: float = TRIAL_S,
     configs: Sequence[KernelConfig] | None = None,
     bundle: Bundle | Path | str | None = None,
     skew: Skew | None = None,
 ) -> Shortlist:
     """The `k` configs with the lowest predicted times, of those that the family supports, and that computed a right
     result with the problem's dtype and flags when the bundle's data were measured.
+
+    With k="auto" there are as many as hold one within 1 % of the best in 95 % of cases, by the bundle's calibration:
+    few where the ranker is sure, more outside of what it learned, at most 64 within that, and 8 where the bundle has
+    none.
+    With `expected_calls` there are instead as many as pay for themselves: the k with the least `trial_s` seconds for
+    each (to compile and to time it) plus `expected_calls` times what a call of `call_us` microseconds is expected to
+    lose (left out: what the family estimates).
 
     `device` is a spec, the name of a shipped one, or a spec's JSON file. `configs` are the ones to choose from (the
     family's whole space if left out) and `bundle` what predicts, or its folder (the shipped one if left out). The
@@ -106,11 +119,13 @@ def make_shortlist(
     asking again takes a few microseconds. The `reason` of one for a card that nothing was learned on says so. On an
     arch without a measurement the list is longer than `k`, as its `reason` says, and no less the analytic model's.
 
-    Raises `ForetuneError` for `k` < 1, for no configs, for a config or a problem that is not the family's, and for
-    what is no device or bundle. Where there is no prediction for other reasons, it warns and has all configs.
+    Raises `ForetuneError` for `k` < 1, `expected_calls` with a k or where nobody knows how long a call takes, no
+    configs, a config or a problem that is not the family's, and for what is no device or bundle. Where there is no
+    prediction for other reasons, it warns and has all configs.
 
     >>> import numpy as np
     >>> from foretune.model import Bundle
+    >>> from foretune.model.calibration.extent import Distance
     >>> class Toy(Family):
     ...     name, dims, dtypes, knobs = "toy", ("rows",), ("bf16",), ("BLOCK", "num_warps", "num_stages")
     ...     features = problem_from_call = None
@@ -120,6 +135,8 @@ def make_shortlist(
     ...     digest = "d1"
     ...     def trained_on(self, family): return (DeviceSpec.named("h200"),)
     ...     def wrong_results(self, family, problem): return ()
+    ...     def calibration(self, family): return None
+    ...     def distance(self, family, problem, device): return Distance(0.0)
     ...     def ranker(self, family): return self
     ...     def predict(self, family, problem, device, configs): return np.array([3.0, 1.5])
     >>> best = make_shortlist(Toy(), Problem.of("toy", rows=8), "h200", k=2, bundle=Learned({}, ""))
@@ -127,7 +144,7 @@ def make_shortlist(
     ((1, 0), (1.0, 2.0), 'BLOCK=128 num_warps=4 num_stages=3')
     """
     chooser = chooser_of(family, device, configs, bundle)
-    answer = chooser.choose(problem, check_integer("the shortlist's length k", k, 1), skew)
+    answer = chooser.choose(problem, HowMany.of(family, k, expected_calls, call_us, trial_s), skew)
     if not answer.predicted:
         which = "" if len(answer.configs) == len(chooser.configs) else "supported "
         warn_once(answer.reason, f": all {len(answer.configs)} {which}configs go through")
@@ -143,11 +160,11 @@ class Chooser:
         self.family, self.device, self.bundle = family_of(family), device, bundle
         self.given = configs  # kept alive, because the memo knows it by its id
         self.configs = tuple(family.space(device)) if configs is None else _checked(family, configs)
-        self._answers: dict[tuple[Problem, int, Skew | None], Shortlist] = {}
+        self._answers: dict[tuple[Problem, HowMany, Skew | None], Shortlist] = {}
         self._rankings: dict[Problem, Ranking] = {}
 
-    def choose(self, problem: Problem, k: int, skew: Skew | None = None) -> Shortlist:
-        """The first `k` supported configs of the ranking, or without one all that are supported, and why. The sizes of
+    def choose(self, problem: Problem, k: HowMany, skew: Skew | None = None) -> Shortlist:
+        """The first supported configs of the ranking, or without one all that are supported, and why. The sizes of
         ragged work count as unknown, or as `skew` has them. Raises `ForetuneError` for a problem that is not the
         family's."""
         if isinstance(problem, Problem):
@@ -168,39 +185,45 @@ class Chooser:
         except Exception:  # noqa: BLE001 - whoever asked for a choice has been told why there is none
             return 0.0
 
-    def _choose(self, problem: Problem, k: int, skew: Skew | None) -> Shortlist:
+    def _choose(self, problem: Problem, k: HowMany, skew: Skew | None) -> Shortlist:
         try:
             return self._ranked(problem, k, skew)
         except Exception as error:  # noqa: BLE001 - no trouble of ours stops a launch
             why = str(error) if isinstance(error, ForetuneError) else f"{type(error).__name__}: {error}"
             return self._unranked(problem, f"{self.family.name}: no prediction ({why})")
 
-    def _ranked(self, problem: Problem, k: int, skew: Skew | None) -> Shortlist:
-        """Whether a config is supported is asked of the problem itself, and only until `k` of them are."""
+    def _ranked(self, problem: Problem, k: HowMany, skew: Skew | None) -> Shortlist:
+        """Whether a config is supported is asked of the problem itself, and only until enough of them are."""
         order, slowdowns = self._ranking(problem, skew)
-        wrong = self._wrong(problem)
-        bundle = bundle_in_force(self.bundle)
-        learned_on = bundle.trained_on(self.family.name)
+        bundle, name = bundle_in_force(self.bundle), self.family.name
+        calibration, distance = bundle.calibration(name), bundle.distance(name, problem, self.device)
+        learned_on = bundle.trained_on(name)
         archs = sorted({spec.arch for spec in learned_on})
         if self.device.arch not in archs:
-            k = max(_GROWTH * k, _LEAST_UNMEASURED)
+            k = k.times(_GROWTH, _LEAST_UNMEASURED, calibration)
+        longest, wrong = k.longest(calibration, distance), self._wrong(problem)
         positions: list[int] = []
         for position in order.tolist():
             config = self.configs[position]
             if config not in wrong and self.family.supports(config, problem, self.device) is None:
                 positions.append(position)
-                if len(positions) == k:
+                if len(positions) == longest:
                     break
         if not positions:
             why = self.family.supports(self.configs[int(order[0])], problem, self.device) or "its result was wrong"
             raise ForetuneError(f"none of the configs can run this problem: {why}")
         chosen = slowdowns[positions] / slowdowns[positions[0]]
+        call_us = k.estimate_us(self.family, problem, self.device, self.configs[positions[0]])
+        length, length_why = k.length(
+            [math.log(slowdown) for slowdown in chosen.tolist()], calibration, distance, call_us
+        )
+        positions, chosen = positions[:length], chosen[:length]
         cards = sorted({spec.card for spec in learned_on})
         why = f"predicted by bundle {bundle.digest[:12]}"
         if self.device.arch not in archs:
             why = (
                 f"no measurement of {self.device.arch}: from the analytic model and what bundle {bundle.digest[:12]} "
-                f"learned on {', '.join(archs)}, k grown to {k}; `foretune collect {self.family.name} --plan adaptive "
+                f"learned on {', '.join(archs)}, k grown to {length}; `foretune collect {name} --plan adaptive "
                 "--budget 5m --out small` on it, then `foretune adapt --data small --out my-bundle`, makes one that "
                 "knows it"
             )
@@ -210,7 +233,7 @@ class Chooser:
             configs=tuple(self.configs[position] for position in positions),
             predicted_slowdown=tuple(chosen.tolist()),
             positions=tuple(positions),
-            reason=why,
+            reason="; ".join(part for part in (why, distance.reason, length_why) if part),
             device=self.device.name,
         )
 

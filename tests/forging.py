@@ -10,6 +10,8 @@ import numpy as np
 from fakes import DEVICE, FakeFamily
 from foretune.datasets import BinaryFacts, Problem
 from foretune.model import Bundle, Forest, LightGBMRanker, TrainedFamily, npz
+from foretune.model.calibration.conformal import Calibration
+from foretune.model.calibration.extent import Extent
 
 FILE, MANIFEST = "bundle.npz", "manifest.json"
 
@@ -53,6 +55,7 @@ def as_two_files(directory, version):
     packed = npz.dumps(arrays)
     manifest |= {"schema_version": version, "arrays_sha256": hashlib.sha256(packed).hexdigest()}
     del manifest["checksum"]
+    uncalibrated(manifest)
     if version == 2:
         for family in manifest["families"].values():
             del family["binaries"]
@@ -60,6 +63,12 @@ def as_two_files(directory, version):
     (directory / "arrays.npz").write_bytes(packed)
     (directory / MANIFEST).write_text(json.dumps(manifest))
     (directory / FILE).unlink()
+
+
+def uncalibrated(manifest):
+    """Without what version 5 added."""
+    for family in manifest["families"].values():
+        del family["calibration"], family["extent"]
 
 
 def hand_made(trees=6, seed=0, name="fake", device=DEVICE):
@@ -80,5 +89,7 @@ def hand_made(trees=6, seed=0, name="fake", device=DEVICE):
     wrong, known = FakeFamily().space()[:2]
     ranker.binaries_ = {(problem.dtype, problem.flags): {known: BinaryFacts(40, 0, 1024)}}
     origin = {"dataset": "fake", "measurements_sha256": "0" * 64, "problems": 3, "configs": 96, "source_hash": None}
-    family = TrainedFamily(ranker, (device,), origin, {(problem.dtype, problem.flags): frozenset([wrong])})
+    wrong_results = {(problem.dtype, problem.flags): frozenset([wrong])}
+    calibration = Calibration(problems=40, levels=(0.0,) * 38 + (2.0, 3.5), regret=(0.05,) * 3 + (0.0,) * 10)
+    family = TrainedFamily(ranker, (device,), origin, wrong_results, calibration, Extent.of([problem]))
     return Bundle({name: family}, "4.7.0")

@@ -188,9 +188,9 @@ def _alignment(size: int) -> int:
 class _Space:
     """What depends only on the configs, the dtype and the device.
 
-    `stages` is num_stages, (n_configs,), `columns` is the table of the features that do, (n_configs, n_features), `kinds` the distinct combinations of
-    (block_m, block_n, block_k, group_m, programs), (5, n_kinds), which is what the other features look at, and `kind`
-    the one of each config, (n_configs,).
+    `columns` is the table of the features that do, (n_configs, n_features), `stages` num_stages, (n_configs,), `kinds`
+    the distinct combinations of (block_m, block_n, block_k, group_m, programs), (5, n_kinds), which is what the other
+    features look at, and `kind` the one of each config, (n_configs,).
     """
 
     def __init__(self, configs: tuple[KernelConfig, ...], variant: Variant, itemsize: int, device: DeviceSpec) -> None:

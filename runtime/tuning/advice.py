@@ -15,10 +15,7 @@ from ..warn import warn_once
 if TYPE_CHECKING:
     import triton
 
-    from .own_timings import Length
-
-#: How long a family's shortlist is where nobody says, until its ranker knows how sure it is.
-K = 8
+    from ..how_many import Length
 
 
 class Advisor(Protocol):

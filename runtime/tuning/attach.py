@@ -9,11 +9,11 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from ...datasets import Family, ForetuneError
-from ...datasets.errors import check_integer, shown
+from ...datasets.errors import shown
+from ..how_many import Length, check_length
 from ..mode import resolve_mode
 from .attachment import Attachment
 from .launches import autotuner_of
-from .own_timings import Length
 from .packages import autotuners_in
 
 if TYPE_CHECKING:
@@ -25,8 +25,7 @@ _changing = threading.Lock()
 def attach_to(kernel: Any, family: Family | None = None, k: Length = "auto") -> Any:
     """See `foretune.attach`."""
     tuner = autotuner_of(kernel)
-    if k != "auto":
-        check_integer("the shortlist's length k", k, 1)
+    check_length(k)
     resolve_mode()  # a value that does not exist is refused here, not in a launch
     with _changing:
         if (there := Attachment.of(tuner)) is not None:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from ...datasets import Family, ForetuneError, KernelConfig, Problem
 from ..arguments import family_of
 from ..current_device import device_here
+from ..how_many import Length
 from ..launching.kernel import Kernel
 from ..launching.stub_driver import stubbed
 from ..mode import Mode, resolve_mode
@@ -21,16 +22,13 @@ from ..prune import Pruner
 from ..warn import warn_once
 from .compiling import compile_ahead
 from .launches import LaunchFamily
-from .own_timings import Length, OwnTimings
+from .own_timings import OwnTimings
 
 if TYPE_CHECKING:
     import triton
 
     from ...datasets import DeviceSpec
     from .cache.choice_cache import ChoiceCache
-
-#: How long a shortlist of a family's ranker is where nobody says, until it is calibrated.
-_K = 8
 
 
 class Attachment:
@@ -49,7 +47,7 @@ class Attachment:
     def __init__(self, tuner: triton.runtime.Autotuner, family: Family | None, k: Length) -> None:
         own = LaunchFamily(tuner)
         self.name, self.tuner, self.family = own.name, tuner, own if family is None else family_of(family)
-        self._pruner = None if family is None else Pruner(self.family, _K if k == "auto" else k)
+        self._pruner = None if family is None else Pruner(self.family, k)
         self._bench, self._run = tuner._bench, tuner.run
         self._k, self._lock = k, threading.RLock()
         self._kernel = Kernel(tuner)

@@ -20,16 +20,16 @@ from triton.runtime.errors import AutotunerError
 
 from ...datasets import DeviceSpec, Family, ForetuneError, Problem
 from ...datasets.errors import check_between, check_flag, check_integer, check_words, shown
+from ..how_many import Length, check_length
 from ..launching.kernel import Kernel
 from ..mode import Mode, resolve_mode
 from ..prune import Pruner
 from ..warn import warn_once
-from .advice import Advisor, FamilyAdvisor, K, OwnAdvisor
+from .advice import Advisor, FamilyAdvisor, OwnAdvisor
 from .isolation import IsolatedTimer, NoIsolationError
 from .known_times import KnownTimes, Outcome
 from .measuring import failure, measure
 from .one_launch import OneLaunch, is_capturing
-from .own_timings import Length
 from .progress_line import ProgressLine
 from .ranks.agreement import agreed, epoch, may_tune, scope
 from .traced_prune import TracedPrune
@@ -303,10 +303,7 @@ def autotune(
     **options: Any,
 ) -> Callable[[Any], PredictedAutotuner]:
     """See `foretune.autotune`."""
-    if isinstance(k, str) and k != "auto":
-        raise ForetuneError(f"k must be auto or an integer >= 1 but got {shown(k)}")
-    if k != "auto":
-        k = check_integer("the shortlist's length k", k, 1)
+    k = check_length(k)
     if budget_s is not None:
         check_between("budget_s", budget_s, 0.0, math.inf)
     if workers is not None:
@@ -325,9 +322,8 @@ def autotune(
         spec = None if device is None else DeviceSpec.find(device)
         advisor: Callable[[PredictedAutotuner], Advisor] = partial(OwnAdvisor, k=k, bucket=bucket)
     else:
-        length = K if k == "auto" else k
         pruner = Pruner(
-            family, length, problem=problem, knobs=knobs, fixed=fixed, configs=configs, device=device, bundle=bundle
+            family, k, problem=problem, knobs=knobs, fixed=fixed, configs=configs, device=device, bundle=bundle
         )
         spec, by_family = pruner.device, FamilyAdvisor(pruner, bucket)
 

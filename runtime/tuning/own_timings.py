@@ -9,13 +9,10 @@ from __future__ import annotations
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
 
 from ...datasets import Family, ForetuneError, KernelConfig, Problem
-from ...datasets.errors import check_integer, shown
-
-#: How long a shortlist is: a number, or as long as the timings known so far say that it must be.
-Length: TypeAlias = int | Literal["auto"]
+from ...datasets.errors import shown
+from ..how_many import Length, check_length
 
 #: So many problems are tuned as ever before anything is left out. (After four of them one choice in a hundred was 23 %
 #: off, after eight 16 %: the replay of November 2026.)
@@ -78,8 +75,7 @@ class OwnTimings:
         self._check(problem)
         if not configs:
             raise ForetuneError("configs must have at least one config but has none")
-        if k != "auto":
-            check_integer("the shortlist's length k", k, 1)
+        check_length(k)
         with self._lock:
             known = {like: dict(times) for like, times in self._times.items()}
         from .slowdowns import Slowdowns, unlike

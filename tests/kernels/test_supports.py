@@ -13,6 +13,7 @@ from foretune.datasets import ForetuneError, KernelConfig, load
 from foretune.kernels import find_family
 from foretune.kernels.grouped_gemm.space import smem_bytes
 from foretune.model import Bundle
+from foretune.model.calibration.extent import Distance
 from foretune.runtime import Pruner, make_shortlist, use_stub_driver
 from grouped import A100, B200, DTYPES, DW, FAMILIES, FLAGS, FORWARD, H200, problem
 
@@ -124,6 +125,12 @@ class BadOnesFirst(Bundle):
     """Predicts that the examples are the fastest."""
 
     digest = "bad-ones-first"
+
+    def calibration(self, family_name):
+        return None
+
+    def distance(self, family_name, problem, device):
+        return Distance(0.0)
 
     def trained_on(self, family_name):
         return (H200,)

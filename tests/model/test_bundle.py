@@ -17,7 +17,7 @@ from foretune.datasets.store.older import upgraded_problem
 from foretune.kernels import find_family
 from foretune.model import LightGBMRanker, load_bundle, train_bundle
 from foretune.runtime import make_shortlist
-from forging import as_two_files, contents, forge
+from forging import as_two_files, contents, forge, uncalibrated
 
 FAMILY, DATASET = FakeFamily(), fake_dataset(fake_cases(models=3))
 CASE, CONFIGS = DATASET.cases[0], DATASET.configs
@@ -145,6 +145,30 @@ def test_a_bundle_of_two_files_is_read_and_written_again_as_one(bundle, saved, v
     assert load_bundle(saved).digest == bundle.digest
 
 
+def test_a_bundle_of_version_4_is_read_uncalibrated_and_written_again_as_today(bundle, saved):
+    def as_version_4(manifest):
+        uncalibrated(manifest)
+        manifest["schema_version"] = 4
+
+    forge(saved, change_manifest=as_version_4)
+    loaded = load_bundle(saved)
+    assert (predictions(loaded) == predictions(bundle)).all()
+    assert loaded.calibration("fake") is None
+    assert loaded.distance("fake", replace(CASE.problem, ragged=None), DEVICE).octaves == 0.0
+    best = make_shortlist(FAMILY, CASE.problem, DEVICE, bundle=loaded)
+    assert len(best.configs) == 8
+    assert "k=8, because it is not calibrated" in best.reason
+    loaded.save(saved)
+    assert load_bundle(saved).digest == loaded.digest
+    assert contents(saved)[1]["schema_version"] == 5
+
+
+def test_what_was_calibrated_is_loaded_as_it_was(bundle, saved):
+    trained, loaded = bundle.trained["fake"], load_bundle(saved).trained["fake"]
+    assert (loaded.calibration, loaded.extent) == (trained.calibration, trained.extent)
+    assert loaded.calibration.problems == len(DATASET.cases)
+
+
 def test_where_both_are_the_new_file_counts(bundle, saved, tmp_path):
     train_bundle(fake_dataset(fake_cases(models=4)), {"fake": FAMILY}, QUICK).save(tmp_path / "older")
     as_two_files(tmp_path / "older", 3)
@@ -221,6 +245,7 @@ def test_training_an_unknown_family_lists_the_known_ones():
 def test_missing_and_newer_files_are_named(saved, tmp_path):
     with pytest.raises(BundleError, match=r"nowhere/bundle.npz: no such file, so .*nowhere has no bundle"):
         load_bundle(tmp_path / "nowhere")
-    forge(saved, change_manifest=lambda manifest: manifest.update(schema_version=5))
-    with pytest.raises(BundleError, match="schema_version is 5 but this Foretune reads 4 here; a newer Foretune wrote"):
+    forge(saved, change_manifest=lambda manifest: manifest.update(schema_version=6))
+    newer = "schema_version is 6 but this Foretune reads 4 or 5 here; a newer Foretune wrote"
+    with pytest.raises(BundleError, match=newer):
         load_bundle(saved)

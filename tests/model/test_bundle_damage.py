@@ -220,7 +220,7 @@ def test_the_forged_entry_of_a_binary_is_right_but_for_what_is_changed(saved):
         lambda m: m.update(families={str(number): {} for number in range(65)}),
         *(lambda m, odd=odd: m.update(lightgbm_version=odd) for odd in (7, None, "", "4.7\n", "\x1b[31m", "4" * 201)),
         *(lambda m, odd=odd: m["families"].update({odd: m["families"].pop("fake")}) for odd in ("", "fake\n", "other")),
-        *(lambda m, odd=odd: m.update(schema_version=odd) for odd in (3, 4.0, True, "4", None, [], -1, 10**400)),
+        *(lambda m, odd=odd: m.update(schema_version=odd) for odd in (3, 4, 5.0, True, "5", None, [], -1, 10**400)),
         lambda m: m["families"]["fake"]["params"].pop("trees"),
         *(
             lambda m, odd=odd: m["families"]["fake"]["params"].update(trees=odd)
@@ -255,6 +255,48 @@ def test_the_forged_entry_of_a_binary_is_right_but_for_what_is_changed(saved):
         *(
             lambda m, name=name: m["families"]["fake"].update(binaries=_binary(without=name))
             for name in ("registers", "spills", "smem_bytes", "config")
+        ),
+        *(lambda m, key=key: m["families"]["fake"].pop(key) for key in ("calibration", "extent")),
+        *(
+            lambda m, key=key, odd=odd: m["families"]["fake"].update({key: odd})
+            for key in ("calibration", "extent")
+            for odd in (7, [], {}, "auto", True)
+        ),
+        *(
+            lambda m, key=key, odd=odd: m["families"]["fake"]["calibration"].update({key: odd})
+            for key, odd in (
+                ("problems", 0),
+                ("problems", 39),  # fewer than have a level
+                ("problems", True),
+                ("problems", 10**400),
+                ("levels", [1.0, 0.5]),
+                ("levels", [-1.0]),
+                ("levels", [float("inf")]),
+                ("levels", ["1"]),
+                ("levels", {}),
+                ("levels", [10**400]),
+                ("regret", []),
+                ("regret", [0.0] * 12 + [0.5]),  # rises
+                ("regret", [float("nan")] * 13),
+                ("regret", "0" * 13),
+            )
+        ),
+        *(
+            lambda m, key=key, odd=odd: m["families"]["fake"]["extent"].update({key: odd})
+            for key, odd in (
+                ("sizes", {"rows": [8, 8]}),  # and no others
+                ("sizes", {"rows": [9.0, 8.0]}),
+                ("sizes", {"rows": [0.0, 8.0]}),
+                ("sizes", {"": [8.0, 8.0]}),
+                ("sizes", {"rows": [8.0, float("nan")]}),
+                ("sizes", []),
+                ("ratios", {}),
+                ("ratios", {"rows": 7}),
+                ("kinds", []),
+                ("kinds", [{"dtype": "int7", "flags": []}]),
+                ("kinds", [{"dtype": "bf16"}]),
+                ("kinds", 7),
+            )
         ),
     ],
 )

@@ -9,6 +9,7 @@ import triton
 import triton.language as tl
 from foretune.datasets import DeviceSpec, Family, KernelConfig, Problem
 from foretune.model import Bundle
+from foretune.model.calibration.extent import Distance
 
 H200 = DeviceSpec.named("h200")
 WARPS = (1, 2, 4, 8)
@@ -56,6 +57,12 @@ class FillerBundle(Bundle):
 
     def __init__(self):
         """Nothing is learned."""
+
+    def calibration(self, family_name):
+        return None
+
+    def distance(self, family_name, problem, device):
+        return Distance(0.0)
 
     def trained_on(self, family_name):
         return (H200,)

@@ -13,6 +13,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 from foretune.datasets import BundleError, ForetuneError, Problem
+from foretune.model.calibration.conformal import Calibration
+from foretune.model.calibration.extent import Distance
 from foretune.runtime import ForetuneWarning, make_shortlist
 
 PROBLEM = Problem.of("toy", rows=1000, n=64, k=64, dtype="fp16")
@@ -200,3 +202,61 @@ def test_a_config_that_has_no_features_costs_the_others_no_prediction(toy):
         best = make_shortlist(family, PROBLEM, toy.H200, k=3, bundle=toy.ToyBundle(slowdowns))
     assert (best.positions, best.predicted) == ((0, 2, 1), True)
     assert best.predicted_slowdown == pytest.approx((1.0, 1.0, 1.5))
+
+
+LEVEL_2 = Calibration(problems=40, levels=(0.0,) * 20 + (2.0,) * 20, regret=(0.1, 0.05, 0.01) + (0.0,) * 10)
+
+
+def auto(toy, slowdowns, distance=Distance(0.0), calibration=LEVEL_2, **more):  # noqa: B008 - it is frozen
+    bundle = toy.ToyBundle(slowdowns, calibration=calibration, distance=distance)
+    return make_shortlist(toy.ToyFamily(), PROBLEM, toy.H200, bundle=bundle, **more)
+
+
+def test_it_is_as_long_as_the_calibration_wants(toy):
+    sure, unsure = auto(toy, [1.0, 2.0, 3.0, 3.0, 3.0, 3.0]), auto(toy, [1.0, 1.01, 1.02, 1.03, 3.0, 3.0])
+    assert (len(sure.configs), len(unsure.configs)) == (1, 4)
+    assert sure.reason.endswith("; k=1 for a config within 1 % of the best in 95 % of cases")
+    assert len(auto(toy, [1.0] * 6, calibration=None).configs) == 6  # of the 8 that there would be
+    assert "k=6, because it is not calibrated" in auto(toy, [1.0] * 6, calibration=None).reason
+
+
+def test_far_from_the_data_it_grows_and_says_so(toy):
+    slowdowns = [1.0, 1.2, 1.3, 3.0, 3.0, 3.0]
+    near, far = auto(toy, slowdowns), auto(toy, slowdowns, Distance(4.0, "rows 16x above the data"))
+    assert len(near.configs) == 1
+    assert len(far.configs) == 2
+    assert "; rows 16x above the data; k=2 for " in far.reason
+    fixed = auto(toy, slowdowns, Distance(4.0, "rows 16x above the data"), k=3)
+    assert len(fixed.configs) == 3
+    assert fixed.reason.endswith("; rows 16x above the data")
+
+
+def test_it_counts_the_configs_that_can_run(toy):
+    bundle = toy.ToyBundle([1.0, 1.01, 1.02, 1.03, 1.04, 3.0], calibration=LEVEL_2)
+    family = toy.ToyFamily(lambda config, problem: "not this one" if config == toy.CONFIGS[0] else None)
+    assert make_shortlist(family, PROBLEM, toy.H200, bundle=bundle).positions == (1, 2, 3, 4)
+
+
+def test_as_many_as_pay_for_themselves(toy):
+    slowdowns = [1.0, 1.01, 1.02, 1.03, 3.0, 3.0]
+    lengths = [len(auto(toy, slowdowns, expected_calls=calls, call_us=100.0).configs) for calls in (0, 1e5, 1e6, 1e9)]
+    assert lengths[0] == 1  # nobody calls it: the first will do
+    assert lengths == sorted(lengths)
+    assert lengths[-1] > 2
+    free = auto(toy, slowdowns, expected_calls=1e5, call_us=100.0, trial_s=0.0)
+    assert len(free.configs) >= lengths[-1]
+    assert "pays for itself over 1e+05 calls of 100 us (0 s a config" in free.reason
+
+
+def test_what_does_not_say_how_many(toy):
+    for message, wrong in (
+        ("toy has no estimate of its time: say how long a call takes", {"expected_calls": 10}),
+        ("k must be 'auto' but is 3", {"expected_calls": 10, "call_us": 1.0, "k": 3}),
+        ("but expected_calls not how many", {"call_us": 1.0}),
+        ("expected_calls must be between 0 and", {"expected_calls": float("nan"), "call_us": 1.0}),
+        ("trial_s must be between 0 and", {"expected_calls": 1, "call_us": 1.0, "trial_s": -1}),
+        ("length k must be auto or an integer >= 1 but got 'many'", {"k": "many"}),
+        ("length k must be an integer >= 1 but got 0", {"k": 0}),
+    ):
+        with pytest.raises(ForetuneError, match=message):
+            auto(toy, [1.0] * 6, **wrong)

@@ -7,6 +7,7 @@ import triton
 import triton.language as tl
 from foretune.datasets import DeviceSpec, Family, ForetuneError, KernelConfig, Problem
 from foretune.model import Bundle
+from foretune.model.calibration.extent import Distance
 
 H200 = DeviceSpec.named("h200")
 #: 128 KB a block at 64 x 64 x 128 with 4 stages does not fit into the first; everything here fits into the second.
@@ -59,9 +60,16 @@ class ToyBundle(Bundle):
 
     digest = "0123456789abcdef"
 
-    def __init__(self, slowdowns=None, digest=None, wrong=()) -> None:
+    def __init__(self, slowdowns=None, digest=None, wrong=(), calibration=None, distance=Distance(0.0)) -> None:  # noqa: B008 - it is frozen
         self.slowdowns, self.wrong, self.predicted = slowdowns, wrong, []
+        self.known = calibration, distance
         self.digest = digest or f"toy-{id(self)}"
+
+    def calibration(self, family_name):
+        return self.known[0]
+
+    def distance(self, family_name, problem, device):
+        return self.known[1]
 
     def trained_on(self, family_name):
         return (H200,)

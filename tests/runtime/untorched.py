@@ -24,6 +24,7 @@ import triton  # noqa: E402
 import triton.language as tl  # noqa: E402
 from foretune.datasets import DeviceSpec, Family, KernelConfig, Problem, dtype_of_tensor  # noqa: E402
 from foretune.model import Bundle  # noqa: E402
+from foretune.model.calibration.extent import Distance  # noqa: E402
 from foretune.runtime import Pruner, use_stub_driver  # noqa: E402
 
 H200 = DeviceSpec.named("h200")
@@ -50,6 +51,12 @@ class LargeBlocks(Bundle):
     """Predicts that larger blocks are faster."""
 
     digest = "untorched"
+
+    def calibration(self, family_name):
+        return None
+
+    def distance(self, family_name, problem, device):
+        return Distance(0.0)
 
     def trained_on(self, family_name):
         return (H200,)

@@ -144,13 +144,14 @@ Predict = Callable[[Problem, DeviceSpec], "dict[KernelConfig, float] | None"]
 
 
 def _prediction(family: Family, bundle: Bundle | Path | str | None) -> Predict:
+    from ...how_many import HowMany
     from ...shortlist import chooser_of
 
     given = bundle_of(bundle)
 
     def predict(problem: Problem, device: DeviceSpec) -> dict[KernelConfig, float] | None:
         chooser = chooser_of(family, device, bundle=given)
-        answer = chooser.choose(problem, len(chooser.configs))
+        answer = chooser.choose(problem, HowMany(len(chooser.configs)))
         return dict(zip(answer.configs, answer.predicted_slowdown, strict=True)) if answer.predicted else None
 
     return predict

@@ -15,6 +15,7 @@ from commands import call
 from fakes import DEVICE, FakeFamily, fake_cases
 from foretune.datasets import DeviceSpec, ForetuneError, KernelConfig, Problem
 from foretune.model import Bundle
+from foretune.model.calibration.extent import Distance
 from foretune.runtime.tuning.cache.choice_cache import ChoiceCache
 from foretune.runtime.tuning.cache.decision_list import Example, learn_rules
 from foretune.runtime.tuning.cache.freeze import Frozen, freeze_choices, freeze_predictions
@@ -156,6 +157,12 @@ class Learned(Bundle):
     """Predicts by the fake's own time model."""
 
     digest = "d" * 64
+
+    def calibration(self, family: str) -> None:
+        """There is none."""
+
+    def distance(self, family: str, problem: Problem, device: DeviceSpec) -> Distance:
+        return Distance(0.0)
 
     def trained_on(self, family: str) -> tuple[DeviceSpec, ...]:
         return (DEVICE,)

@@ -1,0 +1,178 @@
+"""`Calibration`: how long a shortlist must be, by split conformal prediction on models that the ranker never saw.
+
+A config's *level* says how much has to be tried to come to it: the natural log of its place in the ranking, plus
+`STEEPNESS` times the log of its predicted slowdown against the first. A problem's level is that of the config at which
+its shortlist was good. Of n problems that were calibrated on, whole model families apart from what the ranker learned,
+the ceil((n + 1) * coverage)-th smallest level covers the next problem with at least that probability, if that one is
+drawn as they were (Vovk et al., Algorithmic Learning in a Random World, 2005; Angelopoulos and Bates, arXiv:2107.07511,
+section 1). So a list that many near-equals lead is long, and one with clear winners is short.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import numpy as np
+
+from ...datasets import BundleError, ForetuneError
+from ...datasets.errors import check_integer, shown
+from ..metrics import growing_regret
+
+if TYPE_CHECKING:
+    from numpy.typing import ArrayLike, NDArray
+
+#: How often a shortlist is to hold a good config, and what is good: that much slower than a search of everything finds.
+COVERAGE, GOOD = 0.95, 1.01
+#: No shortlist of a problem within the data is longer; outside, it grows as the level does. Where it binds, the reason
+#: says so.
+MOST_TRIED = 64
+#: What is tried of a ranker that is not calibrated.
+UNCALIBRATED = 8
+#: How much a predicted slowdown counts beside the place: at 10, what is 7 % slower counts as twice as far down.
+#: model/README.md has the figures that decided.
+STEEPNESS = 10.0
+#: At which levels the expected regret is kept; straight lines between.
+_LEVELS = (0.0, 0.5, 1.0, 1.5, 2.0, 2.5, 3.0, 3.5, 4.0, 4.5, 5.0, 6.0, 8.0)
+#: More problems than any data will have, and more than any level or regret is.
+_MOST_PROBLEMS, _MOST_LEVEL, _MOST_REGRET = 1 << 20, 1e4, 1e6
+
+#: One problem to calibrate on: predicted logs of slowdowns, the times of both passes, (n_configs,) each, NaN where a
+#: config did not run, and the share of the configs that could run that these are.
+Judged: TypeAlias = tuple["ArrayLike", "ArrayLike", "ArrayLike", float]
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """What a family's ranker was worth on problems of models that it never saw.
+
+    >>> calibration = Calibration(problems=40, levels=(0.0,) * 30 + (2.0,) * 10, regret=(0.02,) * len(_LEVELS))
+    >>> calibration.length([0.0, 0.01, 0.02, 0.2]), calibration.length([0.0, 0.2, 0.3, 0.4])
+    (3, 1)
+    """
+
+    problems: int  # that it was calibrated on
+    levels: tuple[float, ...]  # sorted; of those that at most MOST_TRIED configs solved
+    regret: tuple[float, ...]  # (len(_LEVELS),) expected loss where all up to that level are tried: 0.02 = 2 % slower
+
+    def level(self, coverage: float = COVERAGE) -> float:
+        """Up to which level to try. Infinite where the problems were too few to say, or too many had no short list."""
+        place = math.ceil((self.problems + 1) * coverage)
+        return self.levels[place - 1] if place <= len(self.levels) else math.inf
+
+    def wanted(self, logs: ArrayLike, *, growth: float = 1.0, coverage: float = COVERAGE) -> int:
+        """How many to try, if there were no cap, of configs with these logs of predicted slowdowns against the first,
+        ascending, (n_configs,): at least 1. `growth` is how many times as long lists are: see `Distance.growth`."""
+        level = self.level(coverage) + math.log(growth)
+        return max(1, int(np.searchsorted(levels_of(logs), level, side="right")))
+
+    def length(self, logs: ArrayLike, *, growth: float = 1.0, coverage: float = COVERAGE) -> int:
+        """`wanted`, but at most `most_tried(growth)`."""
+        return min(self.wanted(logs, growth=growth, coverage=coverage), most_tried(growth))
+
+    def expected_regret(self, logs: ArrayLike, *, growth: float = 1.0) -> NDArray[np.float64]:
+        """What a call is expected to lose when the first 1, 2, ... are tried, never rising: 0.02 = 2 % slower. `logs`
+        are as for `wanted`, (n_configs,); the result has at most `most_tried(growth)` entries.
+
+        The first k try all levels below that of the next config, so a clear winner loses less than one of many."""
+        most = most_tried(growth)
+        beyond = np.append(levels_of(logs)[1 : most + 1], np.inf)[:most]
+        return np.interp(beyond - math.log(growth), _LEVELS, self.regret)
+
+    def to_json(self) -> dict[str, Any]:
+        return {"problems": self.problems, "levels": list(self.levels), "regret": list(self.regret)}
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> Calibration:
+        """The inverse of `to_json`. Raises `ForetuneError`, `KeyError` or `TypeError` for what is none."""
+        problems = check_integer("calibrated problems", value["problems"], 1, _MOST_PROBLEMS)
+        levels = _ascending("levels", value["levels"], problems, _MOST_LEVEL)
+        regret = _ascending("regret", value["regret"][::-1], len(_LEVELS), _MOST_REGRET)[::-1]
+        if len(regret) != len(_LEVELS):
+            raise BundleError(f"the regret of a calibration must have {len(_LEVELS)} figures but has {len(regret)}")
+        return cls(problems, levels, regret)
+
+
+def levels_of(logs: ArrayLike, share: float = 1.0) -> NDArray[np.float64]:
+    """The level of each config, (n_configs,), from the logs of their predicted slowdowns against the first, ascending.
+    Where they are a `share` of the configs that could run, each stands for several.
+
+    >>> levels_of([0.0, 0.1]).round(2).tolist(), levels_of([0.0, 0.1], share=0.25).round(2).tolist()
+    ([0.0, 1.69], [0.0, 2.61])
+    """
+    logs = np.asarray(logs, np.float64)
+    result: NDArray[np.float64] = np.log(1 + np.arange(len(logs)) / share) + STEEPNESS * logs
+    return result
+
+
+def most_tried(growth: float = 1.0) -> int:
+    """The length that no shortlist exceeds.
+
+    >>> most_tried(), most_tried(1.5)
+    (64, 96)
+    """
+    return int(MOST_TRIED * growth)
+
+
+def calibrate(problems: Sequence[Judged]) -> Calibration:
+    """The calibration from problems that a ranker predicted without having seen their model.
+
+    >>> round(calibrate([([0.0, 0.1, 0.2], [5.0, 4.0, 4.1], [5.1, 4.0, 4.1], 1.0)] * 30).level(), 2)
+    1.69
+    """
+    if not problems:
+        raise ForetuneError("a calibration needs problems but there are none")
+    solved, losses = [], []
+    for problem in problems:
+        levels, loss = ranked(problem)
+        place = needed_length(loss) - 1
+        if place / problem[-1] < MOST_TRIED:
+            solved.append(float(levels[place]))
+        lengths = np.minimum(np.searchsorted(levels, _LEVELS, side="right"), MOST_TRIED)
+        losses.append(loss[lengths - 1])
+    regret = np.maximum(np.minimum.accumulate(np.mean(losses, axis=0)), 0.0)
+    return Calibration(len(problems), tuple(sorted(_rounded(solved))), tuple(_rounded(regret.tolist())))
+
+
+def ranked(problem: Judged) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Level and `excess` of each config, best prediction first, (n_configs,) each."""
+    logs, choose_us, report_us, share = problem
+    order = np.argsort(np.asarray(logs, np.float64), kind="stable")
+    ascending = np.asarray(logs, np.float64)[order]
+    levels = levels_of(ascending - ascending[0], share)
+    return levels, excess(np.asarray(choose_us, np.float64)[order], np.asarray(report_us, np.float64)[order])
+
+
+def excess(choose_us: ArrayLike, report_us: ArrayLike) -> NDArray[np.float64]:
+    """What the first 1, 2, ... configs lose against a search of them all, (n_configs,): 0.02 = 2 % slower. Chosen on
+    one pass and reported on the other, the search as well; so below 0 is luck."""
+    regret = growing_regret(choose_us, report_us)
+    result: NDArray[np.float64] = regret / regret[-1] - 1
+    return result
+
+
+def needed_length(loss: NDArray[np.float64]) -> int:
+    """From which length on all shortlists hold a good config; `loss` is that of `excess`.
+
+    >>> needed_length(np.array([0.3, 0.004, 0.02, 0.003, 0.0]))
+    4
+    """
+    bad = np.flatnonzero(loss > GOOD - 1)
+    return int(bad[-1]) + 2 if len(bad) else 1
+
+
+def _ascending(name: str, values: Any, most: int, largest: float) -> tuple[float, ...]:
+    if not isinstance(values, list) or len(values) > most:
+        raise BundleError(f"{name} of a calibration must be a list of at most {most} numbers but is {shown(values)}")
+    if not all(type(value) in (int, float) and 0 <= value <= largest for value in values):
+        raise BundleError(f"{name} of a calibration must be numbers from 0 to {largest:g} but is {shown(values)}")
+    if values != sorted(values):
+        raise BundleError(f"{name} of a calibration must be in order but is {shown(values)}")
+    return tuple(map(float, values))
+
+
+def _rounded(values: Sequence[float]) -> list[float]:
+    """As JSON keeps them: to six digits."""
+    return [float(f"{value:.6g}") for value in values]

@@ -1,0 +1,88 @@
+"""A ranker's calibration from cross-validation on what it learns from: every problem is predicted by a ranker that
+never saw its model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ...datasets import Family
+from ...datasets.grid import Grid
+from ...datasets.progress import advance, share_of, side_by_side
+from ..gbdt import LightGBMRanker
+from ..ranker import Ranker
+from ..rows import Subsets
+from ..splits import split_folds, split_groups
+from .conformal import COVERAGE, Calibration, calibrate
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+#: Folds, and trees of each fold's ranker: less than the shipped one has, so that training on everything takes three
+#: minutes. model/README.md says what that does to the lengths.
+FOLDS, TREES = 3, 200
+#: What counts as measured whole, and how many such problems are enough.
+_WHOLE, _ENOUGH = 0.5, 100
+#: Fewer problems than this say nothing about one in twenty, and more make training longer and little else better.
+LEAST, MOST = round(1 / (1 - COVERAGE)), 1000
+
+
+def cross_fitted(
+    grid: Grid,
+    candidates: NDArray[np.bool_],
+    shares: NDArray[np.float64],
+    family: Family,
+    ranker: Callable[[], Ranker],
+    *,
+    jobs: int = 2,
+) -> Calibration | None:
+    """The calibration of such a ranker trained on this grid, where `candidates`, (n_problems, n_configs), may be on a
+    shortlist and are these `shares`, (n_problems,), of what could run. Where enough problems were measured whole, or
+    half, the others do not calibrate: how far down a good config is, they tell roughly. None where there are too few
+    problems, or all are of one model: then nothing can be said.
+
+    `ranker` makes the unfitted ranker; of a `LightGBMRanker` those of the folds have at most `TREES` trees. The same
+    grid and parameters give the same calibration.
+
+    >>> cross_fitted(grid, candidates, shares, family, LightGBMRanker).level()  # doctest: +SKIP
+    0.21
+    """
+    rows = np.flatnonzero((candidates & np.isfinite(grid.times_us)).any(axis=1))
+    if len(rows) > MOST:
+        rows = np.sort(np.random.default_rng(0).choice(rows, MOST, replace=False))
+    grid, candidates, shares = grid.select(rows), candidates[rows], shares[rows]
+    groups, judged = split_groups(grid.cases), shares >= _WHOLE
+    if judged.sum() < _ENOUGH:
+        judged[:] = True
+    if len(grid) < LEAST or len(np.unique(groups)) < 2:
+        return None
+    fold, subsets = split_folds(groups, FOLDS), Subsets(grid.configs)
+    numbers = np.unique(fold).tolist()
+
+    def predicted(number: int) -> dict[int, NDArray[np.float64]]:
+        with share_of(0.9 / len(numbers)):
+            fitted = _smaller(ranker()).fit(grid.select(np.flatnonzero(fold != number)), family)
+        logs, tested = {}, np.flatnonzero((fold == number) & judged)
+        for row in tested.tolist():
+            advance(0.1 / len(numbers) / len(tested))
+            problem = family.at_call_time(grid.cases[row].problem)
+            logs[row] = np.log(fitted.predict(family, problem, grid.devices[row], subsets[candidates[row]]))
+        return logs
+
+    logs = {row: of_it for part in side_by_side([partial(predicted, number) for number in numbers], jobs)
+            for row, of_it in part.items()}  # fmt: skip
+    return calibrate(
+        [
+            (logs[row], grid.first_us[row, mask], grid.second_us[row, mask], float(shares[row]))
+            for row, mask in ((row, candidates[row]) for row in sorted(logs))
+        ]
+    )
+
+
+def _smaller(ranker: Ranker) -> Ranker:
+    if isinstance(ranker, LightGBMRanker) and ranker.trees > TREES:
+        return type(ranker)(**{**ranker.get_params(), "trees": TREES})
+    return ranker

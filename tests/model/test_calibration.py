@@ -1,0 +1,195 @@
+"""How long a shortlist must be: what conformal prediction promises holds, and what is far from the data is seen so."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+
+import numpy as np
+import pytest
+from fakes import DEVICE, FakeFamily, fake_cases, fake_dataset
+from foretune.datasets import DeviceSpec, ForetuneError, Problem
+from foretune.model import LightGBMRanker, cross_validate, measured_grid, top_k_regret
+from foretune.model.calibration.conformal import COVERAGE, MOST_TRIED, Calibration, calibrate, levels_of, needed_length
+from foretune.model.calibration.coverage import Coverage, within_distribution
+from foretune.model.calibration.cross_fit import cross_fitted
+from foretune.model.calibration.extent import Distance, Extent, distance_of
+from foretune.model.metrics import growing_regret
+from foretune.model.sources import candidates_of, shares_of
+from foretune.model.splits import split_sizes
+
+FAMILY, DATASET = FakeFamily(), fake_dataset()
+QUICK = partial(LightGBMRanker, trees=10)
+
+
+def drawn(count, seed=0, configs=120, error=0.1):
+    """Problems whose predictions are off by a normal error, each by its own."""
+    random = np.random.default_rng(seed)
+    problems = []
+    for _ in range(count):
+        times = np.exp(random.gamma(2, 0.15, configs))
+        logs = np.log(times) + random.normal(0, error * random.random(), configs)
+        problems.append((logs, times, times * random.normal(1, 0.001, configs), 1.0))
+    return problems
+
+
+def test_regrets_of_growing_lists_are_those_of_each_length():
+    random = np.random.default_rng(0)
+    for _ in range(20):
+        choose, report = (np.where(random.random(12) < 0.8, random.random(12), np.nan) for _ in range(2))
+        if not np.isfinite(choose + report).any():
+            continue
+        grown = growing_regret(choose, report)
+        assert grown.tolist() == [float(top_k_regret(np.arange(12), choose, report, k)) for k in range(1, 13)]
+    with pytest.raises(ForetuneError, match="no config ran"):
+        growing_regret([np.nan], [1.0])
+    with pytest.raises(ForetuneError, match="shapes must be alike"):
+        growing_regret([1.0, 2.0], [1.0])
+
+
+def test_new_problems_are_covered_as_promised():
+    calibration = calibrate(drawn(400, seed=1))
+    fresh = drawn(2000, seed=2)
+    covered = Coverage.of(fresh, [calibration] * len(fresh), [1.0] * len(fresh))
+    assert covered.covered.mean() == pytest.approx(COVERAGE, abs=0.02)
+    assert 2 < covered.length.mean() < MOST_TRIED
+    assert len(set(covered.length.tolist())) > 10  # each problem its own
+    assert within_distribution(fresh[:400]).covered.mean() == pytest.approx(COVERAGE, abs=0.02)
+
+
+def test_better_predictions_make_shorter_lists():
+    lengths = []
+    for error in (0.02, 0.1, 0.3):
+        problems = drawn(200, error=error)
+        calibration = calibrate(problems)
+        lengths.append(Coverage.of(problems, [calibration] * 200, [1.0] * 200).length.mean())
+    assert lengths == sorted(lengths)
+    assert lengths[0] < 0.6 * lengths[1]
+
+
+def test_where_too_few_problems_say_something_the_list_is_as_long_as_any():
+    few = calibrate(drawn(18))
+    assert few.level() == np.inf
+    assert few.length(np.zeros(500)) == MOST_TRIED
+    assert few.length([0.0, 3.0]) == 2
+
+
+def test_problems_that_no_short_list_solves_count_against_the_cap():
+    hopeless = (np.arange(200.0), np.linspace(2, 1, 200), np.linspace(2, 1, 200), 1.0)
+    easy = (np.arange(200.0), np.linspace(1, 2, 200), np.linspace(1, 2, 200), 1.0)
+    assert calibrate([easy] * 99 + [hopeless]).level() == 0.0
+    assert calibrate([easy] * 80 + [hopeless] * 20).level() == np.inf
+
+
+def test_a_share_of_the_configs_tells_of_longer_lists():
+    """A seventh of the configs: what was fourth among them is about 22nd among all."""
+    assert levels_of(np.zeros(4), share=1 / 7)[3] == pytest.approx(np.log(22))
+    whole, random = drawn(300, seed=3), np.random.default_rng(0)
+    thin = []
+    for logs, choose, report, _ in whole:
+        some = random.permutation(len(logs))[:60]
+        thin.append((logs[some], choose[some], report[some], 0.5))
+    by_whole, by_thin = (calibrate(problems) for problems in (whole, thin))
+    covered = Coverage.of(whole, [by_thin] * 300, [1.0] * 300)
+    assert covered.covered.mean() >= COVERAGE - 0.02
+    assert covered.length.mean() < 3 * Coverage.of(whole, [by_whole] * 300, [1.0] * 300).length.mean()
+
+
+def test_expected_regret_falls_and_is_less_behind_a_clear_winner():
+    calibration = calibrate(drawn(200))
+    among_many, winner = (calibration.expected_regret(logs) for logs in ([0.0, 0.001, 0.002], [0.0, 0.5, 0.6]))
+    assert (np.diff(calibration.expected_regret(np.linspace(0, 0.4, 100))) <= 0).all()
+    assert winner[0] < among_many[0]
+    assert len(calibration.expected_regret(np.zeros(500))) == MOST_TRIED
+
+
+def test_growth_makes_lists_longer_up_to_a_longer_cap():
+    calibration = Calibration(40, (0.0,) * 20 + (2.0,) * 20, (0.1,) * 13)
+    near = np.zeros(500)
+    assert calibration.length(near) == 7
+    assert calibration.length(near, growth=2.0) == 14
+    assert calibrate(drawn(18)).length(near, growth=2.0) == 2 * MOST_TRIED
+
+
+def test_needed_lengths():
+    assert needed_length(np.array([0.0, 0.0])) == 1
+    assert needed_length(np.array([0.02, 0.0])) == 2
+    assert needed_length(np.array([0.0, 0.02, 0.0])) == 3  # the second config looked better, and was not
+
+
+def test_distance_names_what_is_outside():
+    extent = Extent.of([Problem.of("f", rows=rows, n=n) for rows in (16, 1024) for n in (64, 512)])
+    h200 = DeviceSpec.named("h200")
+
+    def far(device=h200, dtype="bf16", flags=(), learned=(h200,), **dims):
+        return distance_of(Problem.of("f", dtype=dtype, flags=flags, **dims), device, extent, learned)
+
+    assert far(rows=100, n=100) == Distance(0.0)
+    assert far(rows=1070, n=512) == Distance(0.0)  # as call-time rounding may have it
+    assert far(rows=12 * 1024, n=64).reason == "rows 12x above the data, n/rows 12x below the data"
+    assert far(rows=2048, n=512).reason == "rows 2x above the data"
+    assert far(rows=8, n=64).reason.startswith("rows 2x below the data")
+    assert far(rows=0, n=64).octaves == pytest.approx(4.0)
+    assert far(rows=100, n=100, dtype="fp8e4m3", flags=("a",)).reason == "fp8e4m3 a is not in the data"
+    other_card = replace(h200, name="NVIDIA B300", arch="sm_103")
+    assert "NVIDIA B300 is not in the data, sm_103 instead of sm_90" in far(device=other_card, rows=100, n=100).reason
+    assert far(device=other_card, rows=100, n=100).growth > far(device=h200.with_sms(66), rows=100, n=100).growth > 1
+    assert far(device=replace(h200, copy_bandwidth_gbs=h200.copy_bandwidth_gbs * 1.03), rows=100, n=100).octaves == 0
+    assert far(rows=2**40, n=2**40).growth == 4.0  # and no more
+
+
+def test_an_extent_of_other_dimensions_says_what_it_can():
+    extent = Extent.of([Problem.of("f", rows=16, n=64)])
+    assert extent.outside(Problem.of("f", columns=7, rows=64)) == [(2.0, "rows 4x above the data")]
+    assert Extent.from_json(extent.to_json()) == extent
+
+
+@pytest.fixture(scope="module")
+def parts():
+    grid, possible = measured_grid(DATASET, FAMILY)
+    candidates = candidates_of(DATASET, grid, possible)
+    return grid, candidates, shares_of(candidates, possible)
+
+
+def test_the_same_training_is_calibrated_alike_whatever_runs_side_by_side(parts):
+    one, two = (cross_fitted(*parts, FAMILY, QUICK, jobs=jobs) for jobs in (1, 2))
+    assert one == two
+    assert Calibration.from_json(one.to_json()) == one
+
+
+def test_too_few_problems_or_one_model_are_not_calibrated(parts):
+    grid, candidates, shares = parts
+    few = np.arange(12)
+    assert cross_fitted(grid.select(few), candidates[few], shares[few], FAMILY, QUICK) is None
+    one = fake_dataset(fake_cases(models=1, tokens=tuple(range(16, 32)), randoms=0))
+    alone, possible = measured_grid(one, FAMILY)
+    assert len(alone) > 20
+    assert cross_fitted(alone, possible, np.ones(len(alone)), FAMILY, QUICK) is None
+
+
+def test_evaluation_reports_coverage_and_length():
+    told = cross_validate(DATASET, FAMILY, QUICK).coverage
+    assert told == {}  # 39 problems say too little of one in twenty
+    more = fake_dataset(fake_cases(models=8, randoms=4))
+    evaluation = cross_validate(more, FAMILY, QUICK)
+    told = evaluation.to_json()["coverage"]
+    assert list(told) == ["problems like those it learned from", "models it never saw"]
+    for figures in told.values():
+        assert figures["nominal"] == COVERAGE
+        assert 0.8 <= figures["coverage"] <= 1.0
+        assert 1 <= figures["mean_k"] <= MOST_TRIED
+    assert 'Of the shortlists of k="auto", models it never saw: ' in evaluation.__rich__().below
+
+
+def test_the_largest_sizes_are_held_out():
+    cases = DATASET.cases
+    fold, below = split_sizes(cases)
+    for number, name in enumerate(("k", "n")):  # the most groups, and rows, a third of the problems has
+        sizes = np.array([case.problem[name] for case in cases])
+        assert sizes[below[number]].max() < sizes[fold == number].min()
+    evaluation = cross_validate(DATASET, FAMILY, partial(LightGBMRanker, trees=2), split="size")
+    assert len(evaluation.cases) == (fold >= 0).sum()
+    assert DEVICE in evaluation.devices
+    same = tuple(replace(case, problem=cases[0].problem) for case in cases)
+    with pytest.raises(ForetuneError, match="all are of one size"):
+        split_sizes(same)
