@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from ..datasets.dataset import Dataset
-    from .calibration.coverage import Coverage
     from .bundle import Bundle
+    from .calibration.coverage import Coverage
 
 #: How much of a problem a ranker is told.
 _View: TypeAlias = Callable[[Problem], Problem]

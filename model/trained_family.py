@@ -94,8 +94,8 @@ class TrainedFamily:
         ranker.network_ = Network(**{name: arrays[key] for key, name in _NETWORK.items()}) if ranker.epochs else None
         if ranker.reach > MAX_LOG_SLOWDOWN:
             raise BundleError(
-                f"what it predicts adds up to {ranker.reach:.3g}, and at most {MAX_LOG_SLOWDOWN:.0f} is the logarithm of "
-                "a slowdown"
+                f"what it predicts adds up to {ranker.reach:.3g}, and at most {MAX_LOG_SLOWDOWN:.0f} is the logarithm "
+                "of a slowdown"
             )
         names = value["feature_names"]
         for part in (ranker.forest_, ranker.network_):
