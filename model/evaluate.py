@@ -67,6 +67,9 @@ class Evaluation:
     regret: dict[int, NDArray[np.float64]]
     regret_sizes_unknown: dict[int, NDArray[np.float64]]
     baselines: dict[str, dict[int, NDArray[np.float64]]]
+    grid: Grid  # the measurements of these problems
+    #: What the ranker said, (2, n_problems, n_configs): with ragged sizes known, and without; NaN = no candidate.
+    predicted: NDArray[np.float64]
     seen_in_training: float | None = 0.0  # the share of the measurements that the ranker learned from; None: unknown
 
     def to_json(self) -> dict[str, Any]:
@@ -164,6 +167,7 @@ def cross_validate(
     folds: int = 5,
     tested: int | None = None,
     jobs: int = 2,
+    baselines: Mapping[str, tuple[RankerFactory, ...]] = BASELINES,
 ) -> Evaluation:
     """Regret of a ranker and of the baselines on model families that were held out, each problem once.
 
@@ -172,6 +176,7 @@ def cross_validate(
 
     `ranker` makes a fresh ranker for each fold; `jobs` folds run side by side, and do not change the result.
     With `tested`, only the last so many folds are judged, which hold the most families: one takes a fifth of the time.
+    `baselines` are the rankers that it is compared with.
     Raises `ForetuneError` where all problems are of one model family, or of one device, so that nothing can be split.
 
     >>> from functools import partial
@@ -182,7 +187,7 @@ def cross_validate(
     split_data = _Split(dataset, family, ks, folds, jobs, tested, split)
     with share_of(0.85):
         scores = split_data.held_out(ranker)
-    return split_data.evaluation(scores, 0.15)
+    return split_data.evaluation(scores, 0.15, baselines)
 
 
 def evaluate_bundle(
@@ -306,12 +311,17 @@ class _Split:
                 scores[number, place, mask] = predicted
         return scores
 
-    def evaluation(self, scores: NDArray[np.float64], share: float) -> Evaluation:
+    def evaluation(
+        self,
+        scores: NDArray[np.float64],
+        share: float,
+        baselines: Mapping[str, tuple[RankerFactory, ...]] = BASELINES,
+    ) -> Evaluation:
         """The ranker's regrets from its scores with sizes known and unknown, and the baselines', whose scores are this
         share of the current task."""
         trainable = self.groups.max() > 0
         full = np.where(self.candidates, 0.0, np.nan)
-        share /= sum(map(len, BASELINES.values()))
+        share /= max(sum(map(len, baselines.values())), 1)
         return Evaluation(
             family=self.family.name,
             cases=tuple(self.grid.cases[row] for row in self.judged),
@@ -323,9 +333,11 @@ class _Split:
             regret_sizes_unknown={k: self._regret(scores[1], k) for k in self.ks},
             baselines={
                 name: self._baseline(factories, share)
-                for name, factories in BASELINES.items()
+                for name, factories in baselines.items()
                 if trainable or not factories[0]().learns
             },
+            grid=self.grid.select(self.judged),
+            predicted=scores[:, self.judged],
         )
 
     def _tried(self) -> float:

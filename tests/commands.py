@@ -8,7 +8,7 @@ from pathlib import Path
 from foretune.__main__ import app
 from typer.testing import CliRunner, Result
 
-COMMANDS = ("quickstart", "collect", "train", "evaluate", "replay", "predict", "warmup", "device", "export")
+COMMANDS = ("quickstart", "collect", "train", "evaluate", "report", "replay", "predict", "warmup", "device", "export")
 SUBCOMMANDS = ("bench kernels", "bench runtime", "datasets show", "datasets merge", "datasets seal")
 SUBCOMMANDS += ("cache show", "cache clear", "cache export", "cache import", "cache freeze")
 FAMILY = "grouped_gemm_fwd"
