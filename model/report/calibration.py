@@ -46,11 +46,20 @@ def _reliability(found: Findings, key: str) -> Figure:
         ax.plot([low, top], [low, top], color=MUTED, linestyle="--", linewidth=1, label="as predicted")
         ax.plot(predicted[some], np.minimum(measured[some], top), "o", color=ORANGE, alpha=0.45, markersize=3.5,
                 markeredgewidth=0, label="a problem")  # fmt: skip
-        ax.errorbar(*means.T, yerr=1.96 * errors, color=BLUE, marker="o", markersize=5, linewidth=1.6, label="mean")
+        ax.errorbar(
+            means[:, 0],
+            means[:, 1],
+            yerr=1.96 * errors,
+            color=BLUE,
+            marker="o",
+            markersize=5,
+            linewidth=1.6,
+            label="mean",
+        )
         across = float(predicted.max()) - low
         ax.set(xlim=(low - 0.05 * across - 0.1, low + 1.05 * across + 0.1), ylim=(-0.03 * top, 1.05 * top))
         ax.set(xlabel="predicted: % slower than the best", ylabel="measured: % slower")
-        ax.figure.legend(loc="outside upper left", ncols=3)  # type: ignore[call-arg]
+        ax.figure.legend(loc="outside upper left", ncols=3)
 
     return draw(
         key,
@@ -75,7 +84,7 @@ def _coverage(found: Findings, key: str) -> Figure:
         )
         if ragged:
             ax.plot(ks, 100 * unknown, color=ORANGE, linestyle="--", drawstyle="steps-post", label="sizes unknown")
-            ax.figure.legend(loc="outside upper left", ncols=2)  # type: ignore[call-arg]
+            ax.figure.legend(loc="outside upper left", ncols=2)
         ax.axhline(100 * _NOMINAL, color=MUTED, linestyle=":", linewidth=1)
         ax.set_xscale("log", base=2)
         ticks = [k for k in (1, 2, 4, 8, 16, 32) if k <= len(ks)]

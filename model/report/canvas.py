@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from html import escape
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -34,7 +34,7 @@ INK, MUTED, RULE, BLUE, ORANGE, GREEN = (COLOURS[name][0] for name in list(COLOU
 OTHERS = tuple(light for light, _ in list(COLOURS.values())[4:])
 #: Inches of 72 units. A page scales a figure to its column, from 0.9 to 1.8 pixels a unit.
 WIDTH, HEIGHT = 4.6, 3.3
-_SETTINGS = {
+_SETTINGS: Any = {
     "svg.fonttype": "none",
     "svg.hashsalt": "foretune",
     "text.parse_math": False,  # a name may have dollar signs

@@ -37,7 +37,8 @@ def curves(found: Findings) -> dict[str, Mapping[str, Any]]:
     ours: dict[str, Any] = {"foretune": told["regret"]}
     if any(case.problem.ragged for case in found.evaluation.cases):
         ours["foretune, sizes unknown"] = told["regret_sizes_unknown"]
-    return ours | told["baselines"]
+    ours |= told["baselines"]
+    return ours
 
 
 def percents(axis: Any) -> None:
@@ -102,7 +103,7 @@ def _regret(found: Findings, key: str) -> Figure:
 
 
 def _legend(ax: Axes) -> None:
-    ax.figure.legend(loc="outside upper left", ncols=2, handlelength=2.4, columnspacing=1.2)  # type: ignore[call-arg]
+    ax.figure.legend(loc="outside upper left", ncols=2, handlelength=2.4, columnspacing=1.2)
 
 
 def _learning(found: Findings, key: str) -> Figure:
