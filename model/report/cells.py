@@ -22,13 +22,7 @@ def paint_cells(
 
     map_, norm = matplotlib.colormaps[colours], Normalize(*limits)
     down, across = values.shape
-    ax.pcolormesh(
-        np.arange(across + 1),
-        np.arange(down + 1),
-        np.ma.masked_array(values, ~np.isfinite(values)),
-        cmap=map_,
-        norm=norm,
-    )
+    ax.pcolormesh(np.arange(across + 1), np.arange(down + 1), values, cmap=map_, norm=norm)
     ax.grid(False)
     ax.tick_params(length=0)
     for row, column in np.argwhere(np.isfinite(values)):

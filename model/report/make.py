@@ -15,7 +15,7 @@ from ...datasets.disk.atomic import replacing
 from ...datasets.progress import share_of
 from ..gbdt import LightGBMRanker
 from .findings import Findings, find
-from .page import Section, page, section
+from .page import Section, render, section
 
 if TYPE_CHECKING:
     from ...datasets.dataset import Dataset
@@ -37,7 +37,7 @@ class Report:
     @cached_property
     def html(self) -> str:
         """The page, one file that loads nothing. The same findings give the same bytes."""
-        return page(self.sections, self.facts)
+        return render(self.sections, self.facts)
 
     def save(self, path: Path | str) -> None:
         """Writes the page, whole or not at all. Raises `OSError` naming what could not be written."""

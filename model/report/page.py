@@ -37,7 +37,7 @@ class Section:
     def rows(self) -> list[tuple[str, list[dict[str, str]]]]:
         """The table of regrets: what is compared, and for each k the mean and its interval."""
         return [
-            (name, [{"k": k, "mean": percent(one["geomean"]), "low": percent(one["ci95"][0]),
+            (name, [{"mean": percent(one["geomean"]), "low": percent(one["ci95"][0]),
                      "high": percent(one["ci95"][1])} for k, one in by_k.items()])
             for name, by_k in curves(self.found).items()
         ]  # fmt: skip
@@ -56,7 +56,7 @@ def section(found: Findings, key: str) -> Section:
     )
 
 
-def page(sections: Mapping[str, Section], facts: Mapping[str, Any]) -> str:
+def render(sections: Mapping[str, Section], facts: Mapping[str, Any]) -> str:
     """The HTML. `facts` are name and value of what is said of the data and the ranker, at the top."""
     from jinja2 import Environment, StrictUndefined
     from markupsafe import Markup

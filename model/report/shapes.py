@@ -71,7 +71,7 @@ def _short(size: int) -> str:
     >>> _short(512), _short(16384), _short(2**21)
     ('512', '16k', '2M')
     """
-    for unit, letter in ((1 << 20, "M"), (1 << 10, "k")):
+    for unit, letter in zip((1 << 20, 1 << 10), "Mk", strict=True):
         if size >= unit:
             return f"{size // unit}{letter}"
     return str(size)
