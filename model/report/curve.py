@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from ...datasets.dataset import Dataset
 
-#: Fewer trees than a bundle has, so that the curve is cheap beside an evaluation: what counts is how it falls.
+#: Fewer trees than a bundle has, so that the curve takes less time: what counts is how it falls.
 TREES = 150
 SHARES = (0.125, 0.25, 0.5, 1.0)
 #: Of five, the one with the most families.
