@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from .collect.replay import Replay
     from .datasets import DeviceSpec, Family, Measurable
     from .datasets.dataset import Dataset
+    from .model.bundle import Bundle
     from .model.evaluation import Evaluation
 
 P = ParamSpec("P")
@@ -44,6 +45,7 @@ WrongUsage: type[Exception] = typer.BadParameter.__mro__[1]
 #: The layer that examples are about.
 _EXAMPLE: dict[str, Any] = {"groups": 64, "rows": 8192, "n": 2048, "k": 1024}
 _QUICKSTART_S, _TRAINING_S, _EVALUATING_S, _JUDGING_S, _REPLAYING_S = 1e-4, 5e-5, 2.5e-4, 5e-5, 8e-4
+_CURVE_S = 6e-5
 _EXPORTING_S = {"csv": 4e-6, "t4": 6e-5}
 #: The exit code after Ctrl-C, as shells have it.
 INTERRUPTED = 130
@@ -478,6 +480,16 @@ def evaluate(
     ] = None,
     jobs: Annotated[int, _count("Folds that are trained and judged side by side.", 1, 256)] = 2,
     family: OnlyFamilies = None,
+    max_regret1: Annotated[
+        float | None,
+        typer.Option(
+            help="End with exit code 1 where a family's first choices are slower, as 0.02 for 2 %: geometric mean, "
+            "ragged sizes known.",
+            parser=_read(number, 0.0, 1000.0),
+            metavar="0..1000",
+            show_default="none",
+        ),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Print regret@k: how much slower the best of the first k choices runs than the best config there is.
@@ -499,14 +511,8 @@ def evaluate(
     names = ",".join(baselines or ["fast"]).split(",")
     with showing(f"loading {' and '.join(data or [SHIPPED])}"):
         dataset = _load(data)
-        kernels = {
-            name: kernel
-            for name, kernel in _families(dataset, family).items()
-            if given is None or name in given.families
-        }
+        kernels = _judged(dataset, family, given)
         rivals = {name: choose_rivals(names, baselines_of(kernel)) for name, kernel in kernels.items()}
-    if not kernels:
-        raise ForetuneError(f"the bundle has none of the families in {dataset.name}: {', '.join(dataset.families)}")
     what, row_s = ("judging the bundle", _JUDGING_S) if given else (f"training and judging, by {split}", _EVALUATING_S)
     row_s += _EVALUATING_S * max(chosen.cost for chosen in rivals.values())
 
@@ -516,7 +522,64 @@ def evaluate(
             return evaluate_bundle(dataset, given, kernel, rivals=chosen, jobs=jobs)
         return cross_validate(dataset, kernel, split=split, rivals=chosen, jobs=jobs)
 
-    _emit(_for_each(judge, dataset, kernels, what, row_s), as_json)
+    judged = _for_each(judge, dataset, kernels, what, row_s)
+    if max_regret1 is None:
+        _emit(judged, as_json)
+        return
+    short = {
+        name: regret1
+        for name, one in judged.families.items()
+        if (regret1 := one.to_json()["regret"]["1"]["geomean"] - 1) > max_regret1
+    }
+    named = ", ".join(f"{name} {100 * regret1:.2f} %" for name, regret1 in short.items())
+    error = f"regret@1 must be at most {100 * max_regret1:g} % but is: {named}" if short else None
+    _emit(_Held(judged, max_regret1, error), as_json)
+    if error is not None:
+        typer.echo(f"Error: {printable(error)}", err=True)
+        raise typer.Exit(1)
+
+
+@_command("report", "foretune report --data measured --bundle my-bundle --out report.html")
+def report(
+    out: Annotated[Path, typer.Option(help="The HTML file to write.")],
+    data: Data = None,
+    bundle: Annotated[
+        Path | None, typer.Option(help="Judge this bundle as it is.", show_default="cross-validate")
+    ] = None,
+    plots: Annotated[
+        Path | None, typer.Option(help="Folder for each figure as an SVG file.", show_default="none")
+    ] = None,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="Without the learning curve, for which more is trained.")
+    ] = False,
+    family: OnlyFamilies = None,
+    as_json: AsJson = False,
+) -> None:
+    """Write one HTML file on how good the shortlists are, for people to look at: what `evaluate` prints, drawn.
+
+    Regret beside the baselines and by shape and device, the learning curve, what the trees look at, calibration, the
+    slowest first choices. The file needs no network. Takes `foretune[report]`.
+    """
+    from .datasets.disk.writable import check_file, check_folder
+    from .model import load_bundle
+    from .model.report import check_installed, make_report
+
+    check_installed()
+    check_file(out)
+    if plots is not None:
+        check_folder(plots)
+    given = None if bundle is None else load_bundle(bundle)
+    dataset = _load(data)
+    kernels = _judged(dataset, family, given)
+    row_s = (_JUDGING_S if given else _EVALUATING_S) + (0.0 if quick else _CURVE_S)
+    with showing("training and judging" if given is None else "judging the bundle", row_s * _rows(dataset, kernels)):
+        made = make_report(dataset, kernels, given, quick=quick)
+    made.save(out)
+    places = {"out": out}
+    if plots is not None:
+        made.save_plots(plots)
+        places["plots"] = plots
+    _emit(made, as_json, **places)
 
 
 @_command("replay", "foretune replay --data h200 --share 0.1")
@@ -1074,6 +1137,15 @@ def _families(dataset: Dataset, only: Iterable[str] | None = None) -> dict[str, 
     return {family.name: family for family in found}
 
 
+def _judged(dataset: Dataset, only: Iterable[str] | None, bundle: Bundle | None) -> dict[str, Family]:
+    """The families in a dataset that can be judged: with a bundle, those that it has."""
+    families = _families(dataset, only)
+    kernels = {name: family for name, family in families.items() if bundle is None or name in bundle.families}
+    if not kernels:
+        raise ForetuneError(f"the bundle has none of the families in {dataset.name}: {', '.join(dataset.families)}")
+    return kernels
+
+
 def _for_each(
     call: Callable[[Family], Any], dataset: Dataset, families: Mapping[str, Family], what: str, row_s: float
 ) -> _ByFamily:
@@ -1128,6 +1200,22 @@ class _ByFamily:
         from rich.console import Group
 
         return Group(*self.families.values())
+
+
+@dataclass(frozen=True)
+class _Held:
+    """Evaluations, held against the largest regret@1 that is allowed."""
+
+    judged: _ByFamily
+    max_regret1: float
+    error: str | None  # which families fall short
+
+    def to_json(self) -> dict[str, Any]:
+        held = self.judged.to_json() | {"max_regret1": self.max_regret1}
+        return held if self.error is None else held | {"error": self.error}
+
+    def __rich__(self) -> Any:
+        return self.judged.__rich__()
 
 
 @dataclass(frozen=True)

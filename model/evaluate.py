@@ -21,7 +21,7 @@ from .metrics import top_k_regret
 from .origin import seen_in_training
 from .ranker import Ranker, ranker_on
 from .rows import Subsets
-from .sources import candidates_of, measured_grid, shares_of
+from .sources import WHOLE, candidates_of, measured_grid, shares_of
 from .splits import split_devices, split_folds, split_groups, split_sizes
 
 if TYPE_CHECKING:
@@ -164,9 +164,13 @@ class _Split:
         self.candidates = candidates_of(dataset, self.grid, self._possible)
         self.shares = shares_of(self.candidates, self._possible)
         self._subsets = Subsets(self.grid.configs)
-        self.judged = np.arange(len(self.grid)) if split != "size" else np.flatnonzero(self.fold >= 0)
+        # What was measured thinly is learned from: how good a choice among few configs is says little.
+        whole = self.shares >= WHOLE
+        self.thin = int((~whole).sum()) if whole.any() else 0
+        judged = whole if self.thin else np.ones(len(self.grid), bool)
+        self.judged = np.flatnonzero(judged if split != "size" else judged & (self.fold >= 0))
         if tested is not None:
-            self.judged = np.flatnonzero(self.fold > self.fold.max() - tested)
+            self.judged = np.flatnonzero(judged & (self.fold > self.fold.max() - tested))
 
     @cached_property
     def fold(self) -> NDArray[np.intp]:
@@ -240,6 +244,9 @@ class _Split:
             baselines={name: known for name, (known, _) in found.items()},
             baselines_sizes_unknown={name: unknown for name, (_, unknown) in found.items()},
             left_out=left_out,
+            grid=self.grid.select(self.judged),
+            predicted=scores[:, self.judged],
+            thin=self.thin,
         )
 
     def coverage(self, factory: RankerFactory, scores: NDArray[np.float64]) -> dict[str, Coverage]:

@@ -63,6 +63,10 @@ def measured_grid(dataset: Dataset, family: Family) -> tuple[Grid, NDArray[np.bo
     return grid.select_configs(somewhere), possible[:, somewhere]
 
 
+#: What counts as measured whole: so large a share of the configs that could run.
+WHOLE = 0.5
+
+
 def candidates_of(dataset: Dataset, grid: Grid, possible: NDArray[np.bool_]) -> NDArray[np.bool_]:
     """What may be on a shortlist of each problem of `measured_grid`, (n_problems, n_configs): it was tried, the family
     lets it through (`possible`), and it computed no wrong result with the problem's dtype and flags."""

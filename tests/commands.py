@@ -8,7 +8,9 @@ from pathlib import Path
 from foretune.__main__ import app
 from typer.testing import CliRunner, Result
 
-COMMANDS = ("quickstart", "collect", "train", "adapt", "evaluate", "replay", "predict", "warmup", "device", "export")
+COMMANDS = (
+    "quickstart", "collect", "train", "adapt", "evaluate", "report", "replay", "predict", "warmup", "device", "export"
+)  # fmt: skip
 SUBCOMMANDS = ("bench kernels", "bench runtime", "datasets show", "datasets merge", "datasets seal")
 SUBCOMMANDS += ("cache show", "cache clear", "cache export", "cache import", "cache freeze")
 FAMILY = "grouped_gemm_fwd"

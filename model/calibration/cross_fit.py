@@ -15,6 +15,7 @@ from ...datasets.progress import advance, share_of, side_by_side
 from ..gbdt import LightGBMRanker
 from ..ranker import Ranker
 from ..rows import Subsets
+from ..sources import WHOLE
 from ..splits import split_folds, split_groups
 from .conformal import COVERAGE, Calibration, calibrate
 
@@ -24,8 +25,8 @@ if TYPE_CHECKING:
 #: Folds, and trees of each fold's ranker: less than the shipped one has, so that training on everything takes three
 #: minutes. model/README.md says what that does to the lengths.
 FOLDS, TREES = 3, 200
-#: What counts as measured whole, and how many such problems are enough.
-_WHOLE, _ENOUGH = 0.5, 100
+#: So many problems that were measured whole are enough.
+_ENOUGH = 100
 #: Fewer problems than this say nothing about one in twenty, and more make training longer and little else better.
 LEAST, MOST = round(1 / (1 - COVERAGE)), 1000
 
@@ -54,7 +55,7 @@ def cross_fitted(
     if len(rows) > MOST:
         rows = np.sort(np.random.default_rng(0).choice(rows, MOST, replace=False))
     grid, candidates, shares = grid.select(rows), candidates[rows], shares[rows]
-    groups, judged = split_groups(grid.cases), shares >= _WHOLE
+    groups, judged = split_groups(grid.cases), shares >= WHOLE
     if judged.sum() < _ENOUGH:
         judged[:] = True
     if len(grid) < LEAST or len(np.unique(groups)) < 2:

@@ -1,0 +1,139 @@
+"""From matplotlib to SVG that is part of a page: text stays text, colours follow the reader's light or dark mode.
+
+The same picture has the same bytes: no date, no random ids, and none of the user's matplotlib settings.
+"""
+
+from __future__ import annotations
+
+import io
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from html import escape
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+#: Colours by name: in light mode, in dark mode. What is drawn in the light one follows the mode.
+COLOURS = {
+    "ink": ("#1f2328", "#e6edf3"),
+    "muted": ("#59636e", "#9198a1"),
+    "rule": ("#d1d9e0", "#3d444d"),
+    "blue": ("#0b62c4", "#6cb6ff"),
+    "orange": ("#b35900", "#f0a04b"),
+    "green": ("#1a7f37", "#57d364"),
+    "violet": ("#8250df", "#c297ff"),
+    "red": ("#a40e26", "#ff8b98"),
+    "teal": ("#0a7d86", "#39c5cf"),
+    "pink": ("#bf3989", "#ff80c8"),
+    "ochre": ("#7d5a00", "#d4a72c"),
+}
+INK, MUTED, RULE, BLUE, ORANGE, GREEN = (COLOURS[name][0] for name in list(COLOURS)[:6])
+#: For the lines after the first, which is blue.
+OTHERS = tuple(light for light, _ in list(COLOURS.values())[4:])
+#: Inches of 72 units. A page scales a figure to its column, from 0.9 to 1.8 pixels a unit.
+WIDTH, HEIGHT = 4.6, 3.3
+_SETTINGS: Any = {
+    "svg.fonttype": "none",
+    "svg.hashsalt": "foretune",
+    "text.parse_math": False,  # a name may have dollar signs
+    "axes.unicode_minus": False,
+    "font.family": ["sans-serif"],
+    "font.sans-serif": ["DejaVu Sans"],  # matplotlib brings it, and others are narrower
+    "font.size": 8.5,
+    "axes.labelsize": 8.5,
+    "xtick.labelsize": 8.0,
+    "ytick.labelsize": 8.0,
+    "legend.fontsize": 8.0,
+    "legend.frameon": False,
+    "text.color": INK,
+    "axes.labelcolor": INK,
+    "axes.edgecolor": MUTED,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "axes.axisbelow": True,
+    "grid.color": RULE,
+    "grid.linewidth": 0.6,
+    "xtick.color": INK,
+    "ytick.color": INK,
+    "figure.facecolor": "none",
+    "axes.facecolor": "none",
+    "savefig.facecolor": "none",
+}
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A drawn figure. `title` and `description` are what a screen reader says; `caption` is shown below it."""
+
+    key: str  # of letters, digits and hyphens; no two of a page are the same
+    title: str
+    description: str
+    caption: str
+    drawn: str  # what is inside of the svg element
+    width: float
+    height: float
+
+    def inline(self) -> str:
+        """An svg element for a page that defines the colours, as wide as there is room."""
+        return self._element(f'class="figure" viewBox="0 0 {self.width:g} {self.height:g}"', "")
+
+    def file(self) -> str:
+        """A file of its own, which an img element shows in the reader's mode too."""
+        size = f'width="{1.5 * self.width:g}" height="{1.5 * self.height:g}"'
+        style = f"<style>{colour_rules('svg')}</style>"
+        return self._element(f'{size} viewBox="0 0 {self.width:g} {self.height:g}"', style) + "\n"
+
+    def _element(self, attributes: str, style: str) -> str:
+        title, described = f"{self.key}-title", f"{self.key}-described"
+        return (
+            f'<svg xmlns="http://www.w3.org/2000/svg" xmlns:xlink="http://www.w3.org/1999/xlink" {attributes} '
+            f'role="img" aria-labelledby="{title}" aria-describedby="{described}">{style}'
+            f'<title id="{title}">{escape(self.title)}</title><desc id="{described}">{escape(self.description)}</desc>'
+            f"{self.drawn}</svg>"
+        )
+
+
+def colour_rules(selector: str) -> str:
+    """CSS that defines the colours, in both modes.
+
+    >>> colour_rules("svg")[:24]
+    'svg{--ink:#1f2328;--mute'
+    """
+    light, dark = ("".join(f"--{name}:{pair[mode]};" for name, pair in COLOURS.items()) for mode in (0, 1))
+    return f"{selector}{{{light}}}@media(prefers-color-scheme:dark){{{selector}{{{dark}}}}}"
+
+
+def draw(
+    key: str,
+    title: str,
+    paint: Callable[[Axes], None],
+    *,
+    description: str,
+    caption: str = "",
+    height: float = HEIGHT,
+) -> Figure:
+    """A figure of one pair of axes, which `paint` fills; `height` in inches."""
+    import matplotlib
+    from matplotlib.figure import Figure as Drawing
+
+    with matplotlib.rc_context():
+        matplotlib.rcdefaults()
+        matplotlib.rcParams.update(_SETTINGS)
+        drawing = Drawing(figsize=(WIDTH, height), layout="constrained")
+        paint(drawing.subplots())
+        file = io.StringIO()
+        drawing.savefig(file, format="svg", metadata={"Date": None, "Creator": None})
+    return Figure(key, title, description, caption, _part_of_a_page(file.getvalue(), key), 72 * WIDTH, 72 * height)
+
+
+def _part_of_a_page(svg: str, key: str) -> str:
+    """What is inside of the svg element, with ids that no other figure has, and with colours by name."""
+    inside = svg[svg.index(">", svg.index("<svg")) + 1 : svg.rindex("</svg>")]
+    inside = re.sub(r"<metadata>.*?</metadata>", "", inside, flags=re.DOTALL)
+    inside = re.sub(r'(\bid="|url\(#|href="#)', rf"\g<1>{key}-", inside)
+    for name, (light, _) in COLOURS.items():
+        inside = re.sub(rf"(: ){light}\b", rf"\g<1>var(--{name}, {light})", inside)
+    return re.sub(r"\n\s*", "\n", inside).strip()

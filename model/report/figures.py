@@ -1,0 +1,211 @@
+"""The figures on how good a family's shortlists are."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ...datasets.console.tables import percent, printable
+from ...datasets.errors import abridged
+from .canvas import BLUE, GREEN, HEIGHT, INK, MUTED, ORANGE, OTHERS, Figure, draw
+from .findings import Findings
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+#: In percent: what is less is drawn as this, since a logarithmic axis has no zero.
+_LEAST = 0.05
+_MARKERS = "osD^vP*X<>"
+_DASHES = ("-", "--", "-.", ":")
+
+
+def accuracy_figures(found: Findings, key: str) -> Iterator[Figure]:
+    """Those that fit the findings, each of a key of its own that begins with `key`."""
+    yield _regret(found, f"{key}-regret")
+    if len(found.curve) > 1:
+        yield _learning(found, f"{key}-learning")
+    if any(factor > 1.0 for factor in found.contributions.values()):
+        yield _contributions(found, f"{key}-features")
+    yield _devices(found, f"{key}-devices")
+
+
+def curves(found: Findings) -> dict[str, Mapping[str, Any]]:
+    """The regrets by k of everything that is compared, as `Evaluation.to_json` has them, ours first."""
+    told = found.told
+    ours: dict[str, Any] = {"foretune": told["regret"]}
+    if any(case.problem.ragged for case in found.evaluation.cases):
+        ours["foretune, sizes unknown"] = told["regret_sizes_unknown"]
+    ours |= told["baselines"]
+    return ours
+
+
+def percents(axis: Any) -> None:
+    """Plain numbers on a logarithmic axis."""
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+
+    axis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    axis.set_minor_formatter(NullFormatter())
+
+
+def _over(ratio: float) -> float:
+    return max(100 * (ratio - 1), _LEAST)
+
+
+def _band(
+    ax: Axes, at: Sequence[float], summaries: Sequence[Mapping[str, Any]], *, alpha: float = 0.16, **style: Any
+) -> None:
+    """A line with its 95 % interval."""
+    low, high = ([_over(one["ci95"][edge]) for one in summaries] for edge in (0, 1))
+    ax.fill_between(at, low, high, color=style["color"], alpha=alpha, linewidth=0)
+    ax.plot(at, [_over(one["geomean"]) for one in summaries], markersize=4, **style)
+
+
+def _whole_numbers(ax: Axes, values: Sequence[float]) -> None:
+    """A logarithmic x-axis with these ticks."""
+    ax.set_xscale("log", base=2)
+    ax.set_xticks(list(values), [f"{value:.0f}" for value in values])
+    ax.minorticks_off()
+
+
+def _regret(found: Findings, key: str) -> Figure:
+    compared, noise = curves(found), found.told["noise_floor"]
+    ks = [int(k) for k in found.told["regret"]]
+
+    def paint(ax: Axes) -> None:
+        ax.set_yscale("log")
+        for number, (name, by_k) in enumerate(compared.items()):
+            ours = name == "foretune"
+            style: dict[str, Any] = {"linestyle": _DASHES[number % 4], "marker": _MARKERS[number % 10]}
+            style |= {"color": BLUE if ours else OTHERS[(number - 1) % len(OTHERS)], "linewidth": 2.2 if ours else 1.2}
+            _band(
+                ax, ks, list(by_k.values()), alpha=0.2 if ours else 0.08, label=abridged(printable(name), 30), **style
+            )
+        ax.axhline(_over(noise), color=MUTED, linestyle=":", linewidth=1, label="noise floor")
+        _whole_numbers(ax, ks)
+        percents(ax.yaxis)
+        ax.set(xlabel="best of the first k", ylabel="% slower than the best config")
+        _legend(ax)
+
+    first = ", ".join(f"{name} {percent(by_k[str(ks[0])]['geomean'])} %" for name, by_k in compared.items())
+    last = ", ".join(f"{name} {percent(by_k[str(ks[-1])]['geomean'])} %" for name, by_k in compared.items())
+    return draw(
+        key,
+        "Regret by the length of the shortlist",
+        paint,
+        description=f"At k = {ks[0]}: {first}. At k = {ks[-1]}: {last}. Noise floor: {percent(noise)} %.",
+        caption="Geometric means over all problems; bands are 95 % intervals, bootstrapped over groups of models. No "
+        "figure below the noise floor says anything.",
+        height=HEIGHT + 0.17 * max(0, len(compared) - 3),
+    )
+
+
+def _legend(ax: Axes) -> None:
+    ax.figure.legend(loc="outside upper left", ncols=2, handlelength=2.4, columnspacing=1.2)
+
+
+def _learning(found: Findings, key: str) -> Figure:
+    at = [point.problems for point in found.curve]
+
+    def paint(ax: Axes) -> None:
+        ax.set_yscale("log")
+        for k, colour, marker in ((1, BLUE, "o"), (8, GREEN, "s")):
+            summaries = [point.regret[k].to_json() for point in found.curve]
+            label = "first choice" if k == 1 else f"best of {k}"
+            _band(ax, at, summaries, color=colour, marker=marker, label=label)
+        _whole_numbers(ax, at)
+        percents(ax.yaxis)
+        ax.set(xlabel="problems learned from", ylabel="% slower than the best config")
+        _legend(ax)
+
+    told = "; ".join(
+        f"{point.problems:.0f} problems: first choice {percent(point.regret[1].geomean)} %, "
+        f"best of 8 {percent(point.regret[8].geomean)} %"
+        for point in found.curve
+    )
+    return draw(
+        key,
+        "Learning curve",
+        paint,
+        description=told + ".",
+        caption=f"What more measurements would buy: rankers of {found.curve[0].trees} trees, judged on one fold that "
+        "is held out; bands are 95 % intervals. The slope counts: all other figures are of rankers with more trees.",
+    )
+
+
+def _contributions(found: Findings, key: str, most: int = 12) -> Figure:
+    leading = {name: factor for name, factor in list(found.contributions.items())[:most] if factor > 1.0}
+    names = [abridged(printable(name), 26) for name in leading]
+    moved = [100 * (factor - 1) for factor in leading.values()]
+
+    def paint(ax: Axes) -> None:
+        ax.barh(range(len(moved)), moved, color=BLUE, height=0.7)
+        ax.set_yticks(range(len(moved)), names)
+        ax.invert_yaxis()
+        ax.grid(False, axis="y")
+        ax.tick_params(axis="y", length=0)
+        ax.set_xlabel("moves a predicted slowdown by %, in the mean")
+
+    told = ", ".join(f"{name} {value:.1f} %" for name, value in zip(names, moved, strict=True))
+    return draw(
+        key,
+        "What the trees look at",
+        paint,
+        description=told + ".",
+        caption="Mean absolute Shapley value of each feature (path-dependent TreeSHAP, what LightGBM calls "
+        "pred_contrib), over configs and problems as the ranker meets them in training.",
+        height=1.0 + 0.19 * len(moved),
+    )
+
+
+def _devices(found: Findings, key: str, most: int = 12) -> Figure:
+    parts = dict(list(found.told["regret_by_device"].items())[:most])
+    names = np.array([device.name for device in found.evaluation.devices])
+    ks = [k for k in ("1", "8") if k in found.told["regret"]]
+    rivals: dict[tuple[str, str], float] = {}
+    for name in parts:
+        for k in ks if "static" in found.evaluation.baselines else ():
+            values = found.evaluation.baselines["static"][int(k)][:, names == name]
+            rivals[name, k] = float(np.exp(np.log(values).mean()))
+
+    def paint(ax: Axes) -> None:
+        ax.set_xscale("log")
+        for place, (name, part) in enumerate(parts.items()):
+            for k, colour, marker, lower in zip(ks, (BLUE, GREEN), "os", (0.0, 0.22), strict=False):
+                one, y = part["regret"][k], place + lower
+                label = f"first {'choice' if k == '1' else k}"
+                ax.plot([_over(edge) for edge in one["ci95"]], [y, y], color=colour, linewidth=1.6)
+                ax.plot(_over(one["geomean"]), y, marker, color=colour, markersize=5, label=None if place else label)
+                if (name, k) in rivals:
+                    label = f"static list, {'first' if k == '1' else k}"
+                    ax.plot(
+                        _over(rivals[name, k]),
+                        y,
+                        marker,
+                        color=ORANGE,
+                        fillstyle="none",
+                        label=None if place else label,
+                    )
+            text = f"{abridged(printable(name), 34)} ({part['problems']})"
+            ax.annotate(text, (0, place - 0.3), xycoords=("axes fraction", "data"), xytext=(4, 0),
+                        textcoords="offset points", va="center", fontsize=8, color=INK)  # fmt: skip
+        ax.set_ylim(len(parts) - 0.45, -0.6)
+        ax.set_yticks([])
+        percents(ax.xaxis)
+        ax.set_xlabel("% slower than the best config")
+        _legend(ax)
+
+    told = "; ".join(
+        f"{name}: " + ", ".join(f"best of {k} {percent(part['regret'][k]['geomean'])} %" for k in ks)
+        for name, part in parts.items()
+    )
+    return draw(
+        key,
+        "Devices side by side",
+        paint,
+        description=told + ".",
+        caption="With 95 % intervals, and how many problems were measured there.",
+        height=1.25 + 0.55 * len(parts),
+    )
