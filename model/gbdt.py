@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 MAX_LOG_SLOWDOWN = 300.0
 OBJECTIVES = ("regression", "lambdarank", "blend")
 
-#: What a log slowdown of 1 is in lambdarank's scores when it goes on from known trees. Its gradients end where pairs are
-#: a few units apart: with 20 what was learned before is harder to turn over, with 5 it is forgotten too easily.
+#: What a log slowdown of 1 is in lambdarank's scores when it goes on from known trees. Its gradients end where pairs
+#: are a few units apart: with 20 what was learned before is harder to turn over, with 5 it is forgotten too easily.
 _RANKS_PER_LOG = 20.0
 
 # Upper edges of slowdown for the grades that lambdarank sorts by: the best (within the noise) have grade 9.

@@ -97,7 +97,7 @@ def test_what_computed_a_wrong_result_on_either_card_is_remembered(bundle):
 def test_what_cannot_be_adapted_is_named(bundle, monkeypatch):
     with pytest.raises(BundleError, match="small has measurements of fake, but the bundle knows other: none of these"):
         adapt_bundle(Bundle({"other": bundle.trained["fake"]}, "4"), SMALL, ALL)
-    with pytest.raises(ForetuneError, match="trees must be an integer between 1 and [0-9]+ but got 0"):
+    with pytest.raises(ForetuneError, match=r"trees must be an integer between 1 and [0-9]+ but got 0"):
         adapt_bundle(bundle, SMALL, ALL, trees=0)
     monkeypatch.setattr(FakeFamily, "feature_names", ("another", *FakeFamily.feature_names[1:]))
     with pytest.raises(BundleError, match="trained on other features than the family has now"):
