@@ -218,9 +218,8 @@ def test_a_shipped_device_is_read_once(monkeypatch):
 
 
 def test_a_warning_points_at_the_line_of_the_shortlist(toy):
-    a100 = replace(toy.H200, arch="sm_80")
     with pytest.warns(ForetuneWarning) as caught:
-        make_shortlist(toy.ToyFamily(), PROBLEM, a100, bundle=toy.ToyBundle())
+        make_shortlist(toy.ToyFamily(), PROBLEM, toy.H200, bundle=toy.ToyBundle([1.0]))
     assert (caught[0].filename, caught[0].lineno) == (__file__, inspect.currentframe().f_lineno - 1)
 
 
