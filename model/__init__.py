@@ -13,11 +13,11 @@ from .evaluation import Evaluation
 from .gbdt import LightGBMRanker
 from .metrics import Summary, geomean, noise_floor, summarise, top_k_regret
 from .ranker import Ranker, UnseenCardRanker, ranker_on
+from .scoring.trees import Forest
 from .sources import check_measured, check_sources, measured_grid
 from .splits import split_folds, split_groups
 from .train import train_bundle
 from .trained_family import TrainedFamily
-from .trees import Forest
 
 __all__ = [
     "Bundle",

@@ -14,11 +14,11 @@ from ..datasets import BinaryFacts, BundleError, DeviceSpec, Family, ForetuneErr
 from ..datasets.errors import check_between, check_integer
 from ..datasets.grid import BinaryKind, Grid
 from ..datasets.progress import advance, share_of, side_by_side
-from .network import Network
-from .network_training import train_network
 from .ranker import Ranker
 from .rows import TrainingRows, features_of, training_rows
-from .trees import MAX_LEAVES, MAX_TREES, Forest
+from .scoring.network import Network
+from .scoring.network_training import train_network
+from .scoring.trees import MAX_LEAVES, MAX_TREES, Forest
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

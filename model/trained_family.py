@@ -12,8 +12,8 @@ from ..datasets.problem import dtype_from_json, dtype_to_json
 from .calibration.conformal import Calibration
 from .calibration.extent import Extent
 from .gbdt import MAX_LOG_SLOWDOWN, LightGBMRanker
-from .network import Network
-from .trees import Forest
+from .scoring.network import Network
+from .scoring.trees import Forest
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ..trees import Forest
+from ..scoring.trees import Forest
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

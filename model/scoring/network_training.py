@@ -6,13 +6,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ..datasets.progress import advance
+from ...datasets.progress import advance
 from .network import HIDDEN, MOST_VALUES, Network
 
 if TYPE_CHECKING:
     from torch.nn import Linear
 
-    from .rows import TrainingRows
+    from ..rows import TrainingRows
 
 #: Queries of one step, and passes over all of them.
 BATCH, EPOCHS = 24, 24

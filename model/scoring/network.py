@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ..datasets import ForetuneError
+from ...datasets import ForetuneError
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..datasets import BundleError, ForetuneError
+from ...datasets import BundleError, ForetuneError
 from .quickscorer import QuickScorer
 
 if TYPE_CHECKING:
