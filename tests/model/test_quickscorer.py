@@ -91,7 +91,7 @@ FIXED = (2, 3, 7, 9)
 
 
 def tables(rows, count, *, kinds=5, seed=0):
-    """Tables of the same rows: FIXED are the same, two columns are a problem's own, and the rest those of a row's kind."""
+    """Tables of the same rows: FIXED are the same, two are a problem's own, the rest a kind's."""
     random = np.random.default_rng(seed)
     fixed, kind = random.integers(0, 7, (rows, len(FIXED))), random.integers(0, kinds, rows)
     for _ in range(count):
