@@ -109,7 +109,8 @@ def grouped_gemm(
     if torch.is_grad_enabled() and any(tensor is not None and tensor.requires_grad for tensor in tensors):
         y = _GroupedGemm.apply(*tensors, call)  # type: ignore[no-untyped-call]
         return y
-    _compile_first(call, _NO_GRADIENTS, tensors)
+    if not call.compiled:
+        _compile_first(call, _NO_GRADIENTS, tensors)
     return forward(call, *tensors)
 
 
