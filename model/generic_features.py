@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..datasets import BinaryFacts, DeviceSpec, KernelConfig, Problem
-from .remembered import remembered
+from .configs_memo import remembered
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...datasets import DeviceSpec, KernelConfig, Problem
-from ...model.remembered import remembered
+from ...model.configs_memo import remembered
 from .chunks import chunk_rows
 from .group_sizes import typical_sizes
 from .space import accumulator_registers, resident_programs, smem_bytes

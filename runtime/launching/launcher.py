@@ -14,7 +14,7 @@ from triton import knobs
 from triton.runtime import JITFunction, driver
 
 from ...datasets import ForetuneError
-from .ahead import compile_ahead_of, is_only_compiling, wait_for
+from .ahead import compile_ahead_of, is_only_compiling, wait_for, wait_for_the_hash
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -84,6 +84,7 @@ class Launcher:
             binary.run(*grid, stream, binary.function, metadata, None, None, None, *addresses, *integers, *rest)
             return
         if known is None:
+            wait_for_the_hash()
             wait_for((self, *key))
         binary = self._through_jit(grid, tensors, integers, config, constants)
         # (AMD's binaries depend on more: on which tensors have less than 2 GiB.)
@@ -115,6 +116,7 @@ class Launcher:
         self._kernel.device_caches[device]  # made here, or two threads would make one each and use one of them
 
         def compile_there() -> None:
+            wait_for_the_hash()
             driver.active.set_current_device(device)
             self._kernel.warmup(*given, grid=grid, **_all(config, constants))
 

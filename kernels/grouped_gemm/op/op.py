@@ -11,13 +11,20 @@ from typing import Any
 
 import torch
 from torch.autograd.function import once_differentiable
+from triton.runtime import JITFunction
 
 from ....datasets import KernelConfig
-from .calls import Options, call_of
+from ....runtime.launching.ahead import hash_triton_ahead
+from ..triton_kernels.gemm import grouped_gemm_kernel
+from .calls import Call, Options, call_of
 from .library import encode
-from .passes import backward, compile_step, forward, needs_of, saved_of
+from .passes import Needs, backward, compile_step, forward, needs_of, saved_of
 
 _PLAIN = {torch.Tensor, torch.nn.Parameter, type(None)}
+_NO_GRADIENTS = Needs(x=False, w=False, weights=False, bias=False)
+
+if isinstance(grouped_gemm_kernel, JITFunction):  # not in the interpreter
+    hash_triton_ahead()  # whoever imports this is about to call it
 
 
 def grouped_gemm(
@@ -102,6 +109,8 @@ def grouped_gemm(
     if torch.is_grad_enabled() and any(tensor is not None and tensor.requires_grad for tensor in tensors):
         y = _GroupedGemm.apply(*tensors, call)  # type: ignore[no-untyped-call]
         return y
+    if not call.compiled:
+        _compile_first(call, _NO_GRADIENTS, tensors)
     return forward(call, *tensors)
 
 
@@ -111,15 +120,19 @@ def _any_special(tensors: tuple[Any, ...]) -> bool:
     return any(issubclass(kind, torch.Tensor) for kind in kinds)  # what is no tensor at all is refused later
 
 
+def _compile_first(call: Call, needs: Needs, tensors: tuple[Any, ...]) -> None:
+    if needs not in call.compiled:
+        call.compiled.add(needs)
+        compile_step(call, needs, tensors)
+
+
 class _GroupedGemm(torch.autograd.Function):
     """The op in eager mode, where something needs a gradient."""
 
     @staticmethod
     def forward(ctx: Any, *arguments: Any) -> torch.Tensor:
         tensors, call, needs = arguments[:6], arguments[6], needs_of(ctx)
-        if needs not in call.compiled:
-            call.compiled.add(needs)
-            compile_step(call, needs, tensors)
+        _compile_first(call, needs, tensors)
         ctx.call = call
         ctx.save_for_backward(*saved_of(tensors, needs))
         return forward(call, *tensors)

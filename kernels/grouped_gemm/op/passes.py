@@ -142,7 +142,8 @@ def backward(
 
 
 def compile_step(call: Call, needs: Needs, tensors: tuple[Any, ...]) -> None:
-    """Has all that the call's forward and backward pass launch compiled at once, where that is not known yet.
+    """Has all that the call's forward pass launches compiled at once, and its backward pass if anything is needed of
+    that, where that is not known yet.
 
     For the first step of a shape, whose binaries would else be compiled one after another. Tensors are only looked at.
     """
@@ -151,7 +152,8 @@ def compile_step(call: Call, needs: Needs, tensors: tuple[Any, ...]) -> None:
     empty: list[Any] = [tensor if tensor is None else torch.empty_like(tensor, device="meta") for tensor in tensors]
     with suppress(Exception), only_compiling():  # the launches themselves say what is wrong
         y = forward(call, *empty)
-        backward(call, needs, y, *saved_of(tuple(empty), needs))  # type: ignore[arg-type]
+        if any(needs):
+            backward(call, needs, y, *saved_of(tuple(empty), needs))  # type: ignore[arg-type]
 
 
 def _dx(
