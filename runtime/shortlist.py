@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from ..datasets import DeviceSpec, Family, ForetuneError, KernelConfig, Problem, check_problem_of, wrong_knobs
 from ..datasets.console.tables import table
-from ..datasets.errors import check_integer, shown
+from ..datasets.errors import check_integer, reason_of, shown
 from .arguments import bundle_of, family_of
 from .warn import warn_once
 
@@ -168,8 +168,7 @@ class Chooser:
         try:
             return self._ranked(problem, k, skew)
         except Exception as error:  # noqa: BLE001 - no trouble of ours stops a launch
-            why = str(error) if isinstance(error, ForetuneError) else f"{type(error).__name__}: {error}"
-            return self._unranked(problem, f"{self.family.name}: no prediction ({why})")
+            return self._unranked(problem, f"{self.family.name}: no prediction ({reason_of(error)})")
 
     def _ranked(self, problem: Problem, k: int, skew: Skew | None) -> Shortlist:
         """Whether a config is supported is asked of the problem itself, and only until `k` of them are."""

@@ -12,6 +12,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ...datasets import Family, ForetuneError, KernelConfig, Problem
+from ...datasets.errors import reason_of
 from ..arguments import family_of
 from ..current_device import device_here
 from ..launching.kernel import Kernel
@@ -206,7 +207,7 @@ class Attachment:
         try:
             return do(*about)
         except Exception as error:  # noqa: BLE001
-            warn_once(f"{self.name}: {_why(error)}", ": its autotuner goes on without that")
+            warn_once(f"{self.name}: {reason_of(error)}", ": its autotuner goes on without that")
 
 
 @dataclass
@@ -260,7 +261,3 @@ def _microseconds(timing: Any) -> float | None:
     """What a benchmarker gave (its median, or all quantiles, in ms); None for a config that failed."""
     time_us = 1e3 * float(timing[0] if isinstance(timing, (list, tuple)) else timing)
     return time_us if math.isfinite(time_us) else None
-
-
-def _why(error: Exception) -> str:
-    return str(error) if isinstance(error, ForetuneError) else f"{type(error).__name__}: {error}"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import os
-import sys
 import threading
 import time
 import weakref
@@ -19,7 +18,7 @@ from triton.runtime import Autotuner, driver
 from triton.runtime.errors import AutotunerError
 
 from ...datasets import DeviceSpec, Family, ForetuneError, Problem
-from ...datasets.errors import check_between, check_flag, check_integer, check_words, shown
+from ...datasets.errors import check_between, check_flag, check_integer, check_words, reason_of, shown
 from ..launching.kernel import Kernel
 from ..mode import Mode, resolve_mode
 from ..prune import Pruner
@@ -81,7 +80,7 @@ class PredictedAutotuner(Autotuner):  # type: ignore[misc] # Triton has no types
         # Who asks for this is Dynamo, which traces it, and `Autotuner.warmup`.
         alters = bool(self.reset_to_zero or self.restore_value)
         self.early_config_prune = TracedPrune(
-            self.name, self._own_prune, self._advisor, self._best_known, self._step_aside, alters=alters
+            self.name, self._own_prune, self._advisor, self._best_known, alters=alters
         )
         self._tuned: dict[tuple[Problem, int], triton.Config] = {}  # by stand-in, and whom it was agreed on with
         self._epoch = epoch()
@@ -266,21 +265,13 @@ class PredictedAutotuner(Autotuner):  # type: ignore[misc] # Triton has no types
             return None
         return positions[times.index(min(times))]
 
-    def _step_aside(self) -> None:
-        """Takes `run` out of Dynamo's sight: where a graph has broken at a launch, it would trace what tunes, and trace
-        it again for every shape."""
-        if "torch._dynamo" in sys.modules and "run" not in self.__dict__:
-            import torch._dynamo
-
-            self.__dict__["run"] = torch._dynamo.disable(self.run)  # type: ignore[no-untyped-call]
-
     def _asked(self, ask: Callable[..., Any], *about: Any) -> Any:
         """What an advisor says; None, and a warning, where it cannot: no trouble of ours stops a launch."""
         try:
             return ask(*about)
         except Exception as error:  # noqa: BLE001 - as above
-            why = str(error) if isinstance(error, ForetuneError) else f"{type(error).__name__}: {error}"
-            warn_once(f"{self.name}: no prediction ({why})", f": it is tuned over all {len(self.configs)} configs")
+            then = f": it is tuned over all {len(self.configs)} configs"
+            warn_once(f"{self.name}: no prediction ({reason_of(error)})", then)
             return None
 
 

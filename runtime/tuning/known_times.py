@@ -7,6 +7,7 @@ from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 from ...datasets import DeviceSpec, ForetuneError, KernelConfig, Problem
+from ...datasets.errors import reason_of
 from ..current_device import device_here
 from ..launching.source_hash import hash_of_kernel
 from ..warn import warn_once
@@ -91,8 +92,8 @@ class KnownTimes:
         try:
             yield
         except Exception as error:  # noqa: BLE001 - no trouble of ours stops a launch
-            why = str(error) if isinstance(error, ForetuneError) else f"{type(error).__name__}: {error}"
-            warn_once(f"{self._kernel}: what is measured cannot be kept ({why})", ": it is in memory alone")
+            what = f"{self._kernel}: what is measured cannot be kept ({reason_of(error)})"
+            warn_once(what, ": it is in memory alone")
 
 
 def values_of(configs: Sequence[triton.Config]) -> Mapping[triton.Config, KernelConfig]:
