@@ -23,6 +23,7 @@ from ..warn import warn_once
 from .compiling import compile_ahead
 from .launches import LaunchFamily
 from .own_timings import Length, OwnTimings
+from .ranks.agreement import agreed, choose_together, epoch, may_tune, scope
 
 if TYPE_CHECKING:
     import triton
@@ -45,6 +46,9 @@ class Attachment:
       process is killed; what is known from before is not timed again; and the shortlist is compiled in parallel.
     - `run`, which launches. Here it is one thread at a time, because Triton keeps a launch's arguments on the
       autotuner, where two threads mix them up.
+
+    Where ranks choose together (`agree`), `prune_configs` does: it times what it has left, and lets one config through.
+    What Triton remembers is that from then on, and not what each rank had chosen alone.
     """
 
     def __init__(self, tuner: triton.runtime.Autotuner, family: Family | None, k: Length) -> None:
@@ -54,8 +58,10 @@ class Attachment:
         self._bench, self._run = tuner._bench, tuner.run
         self._k, self._lock = k, threading.RLock()
         self._kernel = Kernel(tuner)
-        self._known: dict[DeviceSpec, _Known] = {}
+        self._known: dict[tuple[DeviceSpec, int], _Known] = {}  # by device, and whom it was learned with
         self._tuning: _Tuning | None = None
+        self._epoch = epoch()
+        self._chosen_together: dict[int, dict[Any, triton.Config]] = {}  # Triton's `cache`, by whom it was chosen with
         self._is_running = False
 
     @staticmethod
@@ -85,9 +91,18 @@ class Attachment:
 
     def run(self, *args: Any, **kwargs: Any) -> Any:
         with self._lock:
+            if self._epoch != epoch():
+                self._epoch, ranks = epoch(), scope()
+                if ranks:
+                    self.tuner.cache.clear()
+                    self.tuner.cache.update(self._chosen_together.get(ranks, {}))
             before, self._is_running = self.tuner.__dict__.get("configs_timings"), True
+            keys = set(self.tuner.cache) if choose_together() else None
             try:
                 result = self._run(*args, **kwargs)
+                if keys is not None and (new := self.tuner.cache.keys() - keys):
+                    chosen = self._chosen_together.setdefault(scope(), {})
+                    chosen.update((key, self.tuner.cache[key]) for key in new)
                 if self._tuning is not None:
                     self._tried(self._finish, self._tuning, before)
                 return result
@@ -110,7 +125,31 @@ class Attachment:
         view = copy(self.tuner)  # the class's own way, with another early_config_prune: nobody else sees it
         view.early_config_prune = self._prune
         pruned: list[triton.Config] = type(self.tuner).prune_configs(view, kwargs)
+        if len(pruned) > 1 and self._is_running and choose_together():
+            return [self._chosen_with_others(pruned, kwargs)]
         return pruned
+
+    def _chosen_with_others(self, configs: Sequence[triton.Config], kwargs: Mapping[str, Any]) -> triton.Config:
+        """The config that is fastest on the rank where it is slowest; the first, which is the same everywhere, where
+        ranks do not agree or this launch is no problem."""
+        tuning, tuner = self._tuning, self.tuner
+        if tuning is None:
+            return configs[0]
+        given, was_timed = tuple(tuner.nargs.values()), False
+
+        def times_us() -> list[float | None]:
+            nonlocal was_timed
+            was_timed = True
+            return [_microseconds(self.bench(*given, config=config, **kwargs)) for config in configs]
+
+        shared = agreed(times_us, self.name, tuning.problem, [{"": str(config)} for config in configs])
+        if was_timed:  # as Triton does after it has timed
+            tuner.pre_hook({**tuner.nargs, **kwargs, **configs[0].all_kwargs()}, reset_only=True)
+        timed = [(time_us, at) for at, time_us in enumerate(shared) if time_us is not None]
+        if not timed:
+            return configs[0]
+        tuning.known.own.learn(tuning.problem, dict(zip(map(tuning.configs.__getitem__, configs), shared, strict=True)))
+        return configs[min(timed)[1]]
 
     def _prune(
         self, configs: Sequence[triton.Config], named_args: Mapping[str, Any], /, **kwargs: Any
@@ -127,6 +166,8 @@ class Attachment:
         problem = self.family.at_call_time(self.family.problem_from_call({**named_args, **kwargs}))
         if self._pruner is not None:
             kept = self._pruner(allowed, named_args, **kwargs)
+            if not may_tune() and resolve_mode() is not Mode.OFF:
+                kept = kept[:1]
         else:
             kept = [allowed[position] for position in self._positions(problem, allowed)]
         if self._is_running:  # else Triton only compiles
@@ -184,14 +225,14 @@ class Attachment:
 
     def _here(self) -> _Known:
         """What is known on the device of this launch; the first time, with what earlier processes left."""
-        device = device_here()
+        device, ranks = device_here(), scope() if choose_together() else 0
         with self._lock:
-            if device not in self._known:
+            if (device, ranks) not in self._known:
                 cache = self._tried(self._opened, device) if self._is_real() else None
-                self._known[device] = _Known(self.family, device, OwnTimings(self.family), cache)
-                if cache is not None:
-                    self._tried(self._known[device].read)
-            return self._known[device]
+                self._known[device, ranks] = known = _Known(device, OwnTimings(self.family), cache, ranks > 0)
+                if cache is not None and not ranks:
+                    self._tried(known.read, self.family.name)
+            return self._known[device, ranks]
 
     def _is_real(self) -> bool:
         """Whether its times are some: a stub driver launches nothing, and its benchmarker says 1 ms."""
@@ -212,22 +253,24 @@ class Attachment:
 
 @dataclass
 class _Known:
-    """What is known of one kernel on one device."""
+    """What is known of one kernel on one device. What ranks choose together they have to shortlist alike, so that
+    `own` learns there only what was agreed on."""
 
-    family: Family
     device: DeviceSpec
     own: OwnTimings
     cache: ChoiceCache | None
+    is_shared: bool
 
-    def read(self) -> None:
+    def read(self, family: str) -> None:
         """Learns what earlier processes left."""
         if self.cache is not None:
             for problem in self.cache.problems():
-                if problem.family == self.family.name:
+                if problem.family == family:
                     self.own.learn(problem, self.cache.times(problem))
 
     def record(self, problem: Problem, config: KernelConfig, time_us: float | None) -> None:
-        self.own.learn(problem, {config: time_us})
+        if not self.is_shared:
+            self.own.learn(problem, {config: time_us})
         if self.cache is not None:
             self.cache.record(problem, config, time_us)
 
