@@ -194,7 +194,9 @@ OneDataset = Annotated[
 OneKernel = Annotated[
     str | None,
     typer.Argument(
-        metavar="[KERNEL]", help="Only this kernel, as `cache show` calls it.", show_default="all that are remembered"
+        metavar="[KERNEL]",
+        help="Only this kernel or function, as `cache show` calls it.",
+        show_default="all that are remembered",
     ),
 ]
 
@@ -800,7 +802,7 @@ def export(
 
 @_command("show", "foretune cache show", into=cache)
 def show_cache(kernel: OneKernel = None, as_json: AsJson = False) -> None:
-    """Show what tuning remembers: of each kernel and device, or of one kernel each problem."""
+    """Show what tuning remembers: of each kernel and function, or of one of them each problem."""
     from .runtime.tuning.cache.cache_folder import cache_contents
 
     _emit(cache_contents(kernel), as_json)
@@ -808,7 +810,7 @@ def show_cache(kernel: OneKernel = None, as_json: AsJson = False) -> None:
 
 @_command("clear", "foretune cache clear package.module.kernel", into=cache)
 def clear(kernel: OneKernel = None, as_json: AsJson = False) -> None:
-    """Forget everything, or one kernel."""
+    """Forget everything, or one kernel or function."""
     from .runtime.tuning.cache.cache_folder import clear_cache
 
     _emit(clear_cache(kernel), as_json)

@@ -17,7 +17,7 @@ from .calls import Call, CallReader
 from .config_cache import ConfigCache
 from .config_space import Candidate
 from .in_step import Ranks
-from .key_record import KeyRecord, Outcome, Tuning
+from .key_record import KeyRecord, Outcome, Tuning, record_key
 from .plain_values import plain, text_of
 from .results import Trial, TuneResult, all_failed
 from .reuse import Reuse, is_capturing, resolve_reuse, software
@@ -224,7 +224,7 @@ class TunedFunction(WrappedFunction):
         """Tells a model what other processes, and earlier ones, found out of other keys."""
         if not self._search.is_guided:
             return
-        prefix = self._prefix(call)
+        prefix = record_key(self.name, self._digest, call.place.name, "")
         for key in self.cache:
             record = KeyRecord.from_json(self.cache.get(key)) if key.startswith(prefix) else None
             if record is not None and record.done:
@@ -244,11 +244,8 @@ class TunedFunction(WrappedFunction):
         warn_once(f"{self.name}: was tuned with {then}", ": that choice runs; FORETUNE_TUNE=strict tunes again")
         return record
 
-    def _prefix(self, call: Call) -> str:
-        return f"{self.name}#{self._digest} on {call.place.name}: "
-
     def _record_key(self, call: Call) -> str:
-        return f"{self._prefix(call)}{call.key}"
+        return record_key(self.name, self._digest, call.place.name, call.key)
 
     def _memory_key(self, call: Call, group: Any) -> tuple[str, str, int]:
         fixed = text_of(plain(call.fixed, str)) if call.fixed else ""
