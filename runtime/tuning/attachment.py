@@ -24,6 +24,7 @@ from .compiling import compile_ahead
 from .launches import LaunchFamily
 from .own_timings import Length, OwnTimings
 from .ranks.agreement import agreed, choose_together, epoch, may_tune, scope
+from .stand_ins import kept_arguments
 
 if TYPE_CHECKING:
     import triton
@@ -97,12 +98,8 @@ class Attachment:
                     self.tuner.cache.clear()
                     self.tuner.cache.update(self._chosen_together.get(ranks, {}))
             before, self._is_running = self.tuner.__dict__.get("configs_timings"), True
-            keys = set(self.tuner.cache) if choose_together() else None
             try:
                 result = self._run(*args, **kwargs)
-                if keys is not None and (new := self.tuner.cache.keys() - keys):
-                    chosen = self._chosen_together.setdefault(scope(), {})
-                    chosen.update((key, self.tuner.cache[key]) for key in new)
                 if self._tuning is not None:
                     self._tried(self._finish, self._tuning, before)
                 return result
@@ -171,7 +168,7 @@ class Attachment:
         else:
             kept = [allowed[position] for position in self._positions(problem, allowed)]
         if self._is_running:  # else Triton only compiles
-            self._tried(self._expect, problem, kept)
+            self._tried(self._expect, problem, kept, {**named_args, **kwargs})
         return kept
 
     def _positions(self, problem: Problem, configs: Sequence[triton.Config]) -> Sequence[int]:
@@ -184,10 +181,12 @@ class Attachment:
             warn_once(f"{self.name}: no prediction ({advice.reason})", f": all {len(configs)} configs go through")
         return advice.positions
 
-    def _expect(self, problem: Problem, configs: Sequence[triton.Config]) -> None:
+    def _expect(self, problem: Problem, configs: Sequence[triton.Config], arguments: Mapping[str, Any]) -> None:
         """Takes note of what is about to be timed, and of what of that is known."""
         values = {config: KernelConfig.from_triton(config) for config in configs}
-        self._tuning = tuning = _Tuning(self._here(), problem, values)
+        names = [name for name in self.tuner.keys if name in arguments]
+        kept = kept_arguments(arguments)
+        self._tuning = tuning = _Tuning(self._here(), problem, values, set(self.tuner.cache), names, kept)
         tuning.recall(self.tuner)
         # A pre_hook may change arguments that a binary depends on, and a perf_model leaves some configs out.
         left = [config for config in values if config not in tuning.recalled]
@@ -219,9 +218,14 @@ class Attachment:
             for config, timing in after.items():
                 if config in tuning.configs and config not in tuning.timed and config not in tuning.recalled:
                     self._record(tuning, config, timing)
+        new = self.tuner.cache.keys() - tuning.keys
+        if choose_together():
+            self._chosen_together.setdefault(scope(), {}).update((key, self.tuner.cache[key]) for key in new)
         best = tuning.configs.get(self.tuner.best_config)
         if best is not None and tuning.known.cache is not None:
             tuning.known.cache.choose(tuning.problem, "", best)
+            for key in new:
+                tuning.known.cache.saw_launch(tuning.problem, tuning.names, key, tuning.arguments)
 
     def _here(self) -> _Known:
         """What is known on the device of this launch; the first time, with what earlier processes left."""
@@ -282,6 +286,9 @@ class _Tuning:
     known: _Known
     problem: Problem
     configs: dict[triton.Config, KernelConfig]
+    keys: set[Any]  # those that Triton had chosen for before
+    names: list[str]  # of the arguments that this launch's key begins with
+    arguments: dict[str, Any] | None  # see `kept_arguments`
     recalled: dict[triton.Config, list[float]] = field(default_factory=dict)  # as Triton's benchmarker gives it, ms
     uncompiled: tuple[triton.Config, ...] = ()
     timed: set[triton.Config] = field(default_factory=set)

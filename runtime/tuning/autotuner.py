@@ -120,7 +120,7 @@ class PredictedAutotuner(Autotuner):  # type: ignore[misc] # Triton has no types
                 key.append(str(dtype))
         return tuple(key)
 
-    def _first_run(self, key: Hashable, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _first_run(self, key: tuple[Any, ...], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Finds a config and launches it. One that cannot be launched is a config less, and the next best is taken."""
         if not self._is_interpreted:
             driver.active.get_current_device()  # where there is no GPU, Triton says so: it is no config's failure
@@ -142,7 +142,9 @@ class PredictedAutotuner(Autotuner):  # type: ignore[misc] # Triton has no types
                 return result
         return self.run(*args, **kwargs)
 
-    def _choose(self, key: Hashable, call: OneLaunch, failed: Failed, deadline: float) -> tuple[triton.Config, bool]:
+    def _choose(
+        self, key: tuple[Any, ...], call: OneLaunch, failed: Failed, deadline: float
+    ) -> tuple[triton.Config, bool]:
         """The config to launch, and whether it has been launched before. Raises `TuningFailed` where none is left."""
         problem = self._asked(self._advisor.problem, call.arguments)
         stand_in = None if problem is None else self._asked(self._advisor.stand_in, problem)
@@ -166,7 +168,8 @@ class PredictedAutotuner(Autotuner):  # type: ignore[misc] # Triton has no types
                     return chosen[0], chosen[0] in times
                 if stand_in is not None:
                     self._tuned[stand_in, scope()] = best
-                    self._known.choose(stand_in, best)
+                    names = [name for name in self.keys if name in call.arguments]
+                    self._known.choose(stand_in, best, names, key, call.arguments)
                 return best, True
             if untried := [config for config in chosen if config not in failed]:  # the time is over
                 return untried[0], False

@@ -11,6 +11,7 @@ from ...datasets.errors import reason_of
 from ..current_device import device_here
 from ..launching.source_hash import hash_of_kernel
 from ..warn import warn_once
+from .stand_ins import kept_arguments
 
 if TYPE_CHECKING:
     import triton
@@ -80,12 +81,20 @@ class KnownTimes:
                 family, words, source = self._advisor.family, self._advisor.value(config), hash_of_kernel(self._jit)
                 log_row(family, stand_in, words, time_us, self._device, timed=self._timed, source_hash=source)
 
-    def choose(self, stand_in: Problem, config: triton.Config) -> None:
-        """Keeps what was chosen, for `foretune cache freeze` and whoever else reads it."""
+    def choose(
+        self,
+        stand_in: Problem,
+        config: triton.Config,
+        names: Sequence[str],
+        key: Sequence[Any],
+        arguments: Mapping[str, Any],
+    ) -> None:
+        """Keeps what was chosen for a launch, for `foretune cache freeze`, a warm-up and whoever else reads it."""
         value = values_of([config]).get(config)
         if self._on_disk is not None and value is not None:
             with self._quietly():
                 self._on_disk.choose(stand_in, self._advisor.bundle, value)
+                self._on_disk.saw_launch(stand_in, names, key, kept_arguments(arguments))
 
     @contextmanager
     def _quietly(self) -> Iterator[None]:

@@ -167,8 +167,9 @@ def cache_contents(kernel: str | None = None) -> CacheContents:
     )
 
 
-def known_kernels(kernel: str) -> list[KnownKernel]:
-    """One kernel's files, each a device. Raises `ForetuneError` that lists the kernels where it is none of them."""
+def known_kernels(kernel: str | None) -> list[KnownKernel]:
+    """One kernel's files, each a device; of None all kernels'. Raises `ForetuneError` that lists the kernels where it
+    is none of them."""
     return [known for _, known in _files(kernel)]
 
 
