@@ -42,12 +42,11 @@ def leave_launches_to_triton() -> None:
     seconds to trace the tuning, and traces it again for every shape.
     """
     with suppress(ImportError, AttributeError):  # all of it is private; 2.11 and 2.13 have it
-        from torch._C._dynamo.eval_frame import set_code_exec_strategy
-        from torch._dynamo.types import FrameAction, FrameExecStrategy
+        from torch._C._dynamo.eval_frame import _FrameAction, _FrameExecStrategy, set_code_exec_strategy
         from triton.runtime.jit import KernelInterface
 
         launch = KernelInterface.__getitem__(None, None)  # a function that runs whatever kernel it was asked of
-        set_code_exec_strategy(launch.__code__, FrameExecStrategy(FrameAction.SKIP, FrameAction.SKIP))
+        set_code_exec_strategy(launch.__code__, _FrameExecStrategy(_FrameAction.SKIP, _FrameAction.SKIP))
 
 
 # For Dynamo to call it, and take its answer as a constant (see `Pruner`).

@@ -11,7 +11,7 @@ from ...datasets.errors import reason_of
 from ..current_device import device_here
 from ..launching.source_hash import hash_of_kernel
 from ..warn import warn_once
-from .stand_ins import kept_arguments
+from .launch_arguments import kept_arguments
 
 if TYPE_CHECKING:
     import triton

@@ -22,9 +22,9 @@ from ..launching.kernel import Kernel
 from ..shortlist import make_shortlist
 from .cache.cache_folder import known_kernels
 from .compiling import compile_ahead
+from .launch_arguments import stand_ins
 from .launches import LaunchFamily
 from .packages import autotuners_in
-from .stand_ins import stand_ins
 
 _OTHER_COLUMNS = ("dtype", "flags")
 

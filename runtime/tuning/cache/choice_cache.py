@@ -22,8 +22,8 @@ from ....datasets import DeviceSpec, ForetuneError, KernelConfig, Problem
 from ....datasets.errors import LONGEST_WORD, MOST_NAMES, check_word, shown
 from ....datasets.measurement import LONGEST_US, SHORTEST_US
 from ...warn import warn_once
+from ..launch_arguments import are_kept_arguments
 from ..ranks.node_copies import near_copy
-from ..stand_ins import are_kept_arguments
 from .shared_file import Document, SharedFile
 
 VARIABLE = "FORETUNE_CACHE_DIR"

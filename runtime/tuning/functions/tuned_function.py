@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import hashlib
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from ....datasets import DeviceSpec, Family, ForetuneError, Status
 from ....datasets.errors import MOST, check_flag, check_integer
+from ...launching.source_hash import digest_of
 from ...warn import warn_once
 from .call_timer import CallTimer, timer_for
 from .calls import Call, CallReader
@@ -154,7 +154,7 @@ class TunedFunction(WrappedFunction):
         began = self._clock()
         refused, left = self._calls.candidates(call)
         texts = [one.text for one in left]
-        done = f"{self._search} {_digest(texts)}"
+        done = f"{self._search} {digest_of(texts)}"
         record = None if force else self._record(call)
         if not ranks.agree_on(done):
             raise ForetuneError(
@@ -254,7 +254,3 @@ class TunedFunction(WrappedFunction):
     def _lock(self, call: Call) -> Turn:
         with self._guard:
             return Turn(self._locks.setdefault(self._record_key(call), threading.Lock()))
-
-
-def _digest(texts: Iterable[str]) -> str:
-    return hashlib.sha256("\n".join(texts).encode()).hexdigest()[:16]
