@@ -138,7 +138,7 @@ class Pruner:
         one_alone = not may_tune_what_is_traced()
         try:
             problem = Problem(family, dims, dtype, flags)
-            kept = self.positions(problem, configs, k=1 if one_alone else self.k)
+            kept = self.positions(problem, configs, one_alone)
             values, device = dict(zip(*self._usable(configs), strict=True)), self.device or device_here()
             expect(self.family, problem, device, [configs[at] for at in kept], [values[at] for at in kept])
         except Exception as error:  # noqa: BLE001 - no trouble of ours stops a launch
@@ -154,14 +154,16 @@ class Pruner:
     def _say_no_prediction(self, error: Exception, n_configs: int) -> None:
         warn_once(f"{self.family.name}: no prediction ({reason_of(error)})", f": all {n_configs} configs go through")
 
-    def positions(self, problem: Problem, configs: tuple[triton.Config, ...], k: int | None = None) -> tuple[int, ...]:
-        """Which configs go through for a problem, fastest first, `k` of them (the pruner's, if left out); whoever asks
-        logs what it measures. Raises `ForetuneError` where none is the family's, and whatever the family raises."""
+    def positions(
+        self, problem: Problem, configs: tuple[triton.Config, ...], one_alone: bool = False
+    ) -> tuple[int, ...]:
+        """Which configs go through for a problem, fastest first, or the fastest alone; whoever asks logs what it
+        measures. Raises `ForetuneError` where none is the family's, and whatever the family raises."""
         device, (usable, values), wanted = self.device or device_here(), self._usable(configs), resolve_mode()
         if wanted is Mode.OFF:
             kept = supported(self.family, problem, device, values)
         else:
-            k = 1 if wanted is Mode.PREDICT else self.k if k is None else k
+            k = 1 if one_alone or wanted is Mode.PREDICT else self.k
             skew = None if self.earlier is None else self.earlier.skew
             kept = make_shortlist(
                 self.family, problem, device, k=k, configs=values, bundle=self.bundle, skew=skew

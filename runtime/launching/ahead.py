@@ -57,7 +57,7 @@ def cores() -> int:
 
 @cache
 def _pool() -> Executor:
-    return ThreadPoolExecutor(min(16, cores()), "foretune-compile")
+    return ThreadPoolExecutor(min(16, cores()), "foretune-ahead")
 
 
 def _forget() -> None:

@@ -20,7 +20,6 @@ from ..launching.stub_driver import stubbed
 from ..mode import Mode, resolve_mode
 from ..prune import Pruner
 from ..warn import warn_once
-from .advice import K
 from .compiling import compile_ahead
 from .launch_arguments import kept_arguments
 from .launches import LaunchFamily
@@ -32,6 +31,9 @@ if TYPE_CHECKING:
 
     from ...datasets import DeviceSpec
     from .cache.choice_cache import ChoiceCache
+
+#: How long a shortlist of a family's ranker is where nobody says, until it is calibrated.
+_K = 8
 
 
 class Attachment:
@@ -53,7 +55,7 @@ class Attachment:
     def __init__(self, tuner: triton.runtime.Autotuner, family: Family | None, k: Length) -> None:
         own = LaunchFamily(tuner)
         self.name, self.tuner, self.family = own.name, tuner, own if family is None else family_of(family)
-        self._pruner = None if family is None else Pruner(self.family, K if k == "auto" else k)
+        self._pruner = None if family is None else Pruner(self.family, _K if k == "auto" else k)
         self._bench, self._run = tuner._bench, tuner.run
         self._k, self._lock = k, threading.RLock()
         self._kernel = Kernel(tuner)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import foretune
 import pytest
 import triton
@@ -14,6 +12,8 @@ torch = pytest.importorskip("torch")
 pytestmark = [pytest.mark.compile, pytest.mark.usefixtures("own_cache")]
 
 RESTORED = {"restore_value": ["out_ptr"]}
+#: A pruner that takes each launch for one of another family, and so predicts nothing.
+ANOTHER = {"problem": lambda arguments: Problem.of("another", rows=8)}
 RESET = {"reset_to_zero": ["out_ptr"]}
 
 
@@ -77,23 +77,18 @@ def test_a_kernel_that_needs_its_tensors_restored_has_the_best_predicted_alone(c
     assert (call.graphs, call.bench.timed) == ([[8]], [])
 
 
-@pytest.mark.parametrize("trouble", ["off", "unknown device"])
-def test_and_where_there_is_no_prediction_the_launch_is_tuned_outside_the_graph(filler, compiled, monkeypatch, trouble):
-    if trouble == "off":
-        monkeypatch.setenv("FORETUNE_MODE", "off")
-        call = compiled(fullgraph=False, **RESTORED)
-        call(64)
-    else:
-        call = compiled(fullgraph=False, pruner={"device": replace(filler.H200, arch="sm_80")}, **RESTORED)
-        with pytest.warns(ForetuneWarning, match="sm_80"):
-            call(64)
+@pytest.mark.parametrize("mode", ["off", "shortlist"])
+def test_and_where_there_is_no_prediction_the_launch_is_tuned_outside_the_graph(compiled, monkeypatch, mode):
+    monkeypatch.setenv("FORETUNE_MODE", mode)
+    call = compiled(fullgraph=False, pruner={} if mode == "off" else ANOTHER, **RESTORED)
+    call(64)
     assert (call.graphs, sorted(call.bench.timed)) == ([], [1, 2, 4, 8])
     assert call.kernel.best_config.num_warps == 1
     assert call.kernel.restore_value == ["out_ptr"]  # Triton's own autotuner has done it
 
 
 def test_trouble_where_nothing_is_restored_stays_in_the_graph_with_all_configs(compiled):
-    call = compiled(pruner={"problem": lambda arguments: Problem.of("another", rows=8)})
+    call = compiled(pruner=ANOTHER)
     with pytest.warns(ForetuneWarning, match=r"no prediction \(.*another.*\): all 4 configs"):
         call(64)
     assert call.graphs == [[1, 2, 4, 8]]
