@@ -201,7 +201,9 @@ OneDataset = Annotated[
 OneKernel = Annotated[
     str | None,
     typer.Argument(
-        metavar="[KERNEL]", help="Only this kernel, as `cache show` calls it.", show_default="all that are remembered"
+        metavar="[KERNEL]",
+        help="Only this kernel or function, as `cache show` calls it.",
+        show_default="all that are remembered",
     ),
 ]
 
@@ -696,7 +698,14 @@ def predict(
 
 @_command("warmup", f"foretune warmup {FAMILY} --shapes shapes.csv")
 def warmup(
-    family: FamilyName,
+    family: Annotated[
+        str,
+        typer.Argument(
+            metavar="FAMILY",
+            help="A kernel family's name, its package.module:attribute, or a package whose kernels were tuned.",
+            autocompletion=_family_names,
+        ),
+    ],
     shapes: Annotated[
         Path | None, typer.Option(help="CSV file of problems: a column for each dimension; dtype and flags if need be.")
     ] = None,
@@ -715,21 +724,30 @@ def warmup(
 ) -> None:
     """Compile what a run will ask for, into Triton's cache (TRITON_CACHE_DIR), before it does. Launches nothing: with
     --device it needs no GPU.
+
+    Of a family, the predicted configs of these problems. Of a package or package.module.kernel, without problems, what
+    `attach` and `foretune.autotune` have tuned there: see `cache show`.
     """
     from .datasets import DeviceSpec
+    from .kernels import families
     from .runtime import use_stub_driver
-    from .runtime.tuning.warmup import problems_from_csv, warm_up
+    from .runtime.tuning.warmup import problems_from_csv, warm_up, warm_up_seen
 
-    kernel = _measurable(family)
-    if shapes is None and not data:
-        raise typer.BadParameter("say which problems, with --shapes or --data", param_hint="--shapes")
-    problems = [] if shapes is None else problems_from_csv(shapes, kernel)
-    if data:
-        measured = (case.problem for case in _load(data).cases)
-        problems += [one for one in measured if one.family == kernel.name and one not in problems]
+    has_problems = shapes is not None or bool(data)
+    if has_problems or family in families() or ":" in family:
+        kernel = _measurable(family)
+        if not has_problems:
+            raise typer.BadParameter("say which problems, with --shapes or --data", param_hint="--shapes")
+        problems = [] if shapes is None else problems_from_csv(shapes, kernel)
+        if data:
+            measured = (case.problem for case in _load(data).cases)
+            problems += [one for one in measured if one.family == kernel.name and one not in problems]
+        what, compiled = f"for {len(problems)} problems", partial(warm_up, kernel, problems, k=top)
+    else:
+        what, compiled = f"what was tuned of {abridged(family, 60)}", partial(warm_up_seen, family)
     spec = DeviceSpec.find(device) if device is not None else _this_gpu()
-    with showing(f"compiling for {len(problems)} problems"), use_stub_driver(spec) if device else nullcontext():
-        warmed = warm_up(kernel, problems, spec, k=top)
+    with showing(f"compiling {what}"), use_stub_driver(spec) if device else nullcontext():
+        warmed = compiled(device=spec)
     _emit(warmed, as_json)
     if warmed.failed and not warmed.binaries:
         raise ForetuneError(f"nothing could be compiled: {warmed.failed[0]}")
@@ -962,7 +980,7 @@ def export(
 
 @_command("show", "foretune cache show", into=cache)
 def show_cache(kernel: OneKernel = None, as_json: AsJson = False) -> None:
-    """Show what tuning remembers: of each kernel and device, or of one kernel each problem."""
+    """Show what tuning remembers: of each kernel and function, or of one of them each problem."""
     from .runtime.tuning.cache.cache_folder import cache_contents
 
     _emit(cache_contents(kernel), as_json)
@@ -970,7 +988,7 @@ def show_cache(kernel: OneKernel = None, as_json: AsJson = False) -> None:
 
 @_command("clear", "foretune cache clear package.module.kernel", into=cache)
 def clear(kernel: OneKernel = None, as_json: AsJson = False) -> None:
-    """Forget everything, or one kernel."""
+    """Forget everything, or one kernel or function."""
     from .runtime.tuning.cache.cache_folder import clear_cache
 
     _emit(clear_cache(kernel), as_json)

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from ..datasets import Case, DeviceSpec, ForetuneError, Measurable
 from ..datasets.errors import check_integer
-from ..runtime.tuning.compiling import cores
+from ..runtime.launching.ahead import cores
 from .case_tasks import CaseTasks, Fatal
 from .cases import check_request
 from .compiling import Binary, Compiled, CompilePool

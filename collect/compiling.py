@@ -17,8 +17,8 @@ from multiprocessing.connection import Connection
 
 from ..datasets import DeviceSpec, ForetuneError, KernelConfig, Measurable, Problem
 from ..datasets.errors import abridged
+from ..runtime.launching.ahead import cores
 from ..runtime.launching.stub_driver import gpu_target, use_stub_driver
-from ..runtime.tuning.compiling import cores
 from .processes import Child, Watch
 
 #: A config is given up when it has killed this many processes: once may be the system's doing (no memory left).

@@ -56,6 +56,15 @@ def warn(message: str) -> None:
     )
 
 
+def reason_of(error: BaseException) -> str:
+    """What an error says, for a message of ours: with its type, unless it is ours and says all there is to say.
+
+    >>> reason_of(ForetuneError("k must be >= 1")), reason_of(KeyError("rows"))
+    ('k must be >= 1', "KeyError: 'rows'")
+    """
+    return str(error) if isinstance(error, ForetuneError) else f"{type(error).__name__}: {error}"
+
+
 def abridged(text: str, most: int = 300) -> str:
     """A text as a row has room for: both its ends, since a compiler quotes the source first and says its reason last.
 

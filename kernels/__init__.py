@@ -16,7 +16,7 @@ from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
 from ..datasets import Family, ForetuneError, Measurable
-from ..datasets.errors import check_word, shown, warn
+from ..datasets.errors import check_word, reason_of, shown, warn
 from .grouped_gemm import GroupedGemmDW, GroupedGemmDX, GroupedGemmForward
 
 __all__ = ["families", "find_family", "find_measurable", "register"]
@@ -106,7 +106,7 @@ def _family_of_entry(entry: EntryPoint) -> Family:
     try:
         family = _family_of(entry.load())
     except Exception as error:  # importing somebody's module can raise anything
-        raise ForetuneError(f"{place} cannot be loaded: {_said(error)}") from error
+        raise ForetuneError(f"{place} cannot be loaded: {reason_of(error)}") from error
     if family.name != entry.name:
         raise ForetuneError(f"{place} leads to the family {family.name}: the entry point must have its name")
     return family
@@ -123,7 +123,7 @@ def _family_at(place: str) -> Family:
             found = getattr(found, name)
         return _family_of(found)
     except Exception as error:  # as above
-        raise ForetuneError(f"no kernel family at {shown(place)}: {_said(error)}") from error
+        raise ForetuneError(f"no kernel family at {shown(place)}: {reason_of(error)}") from error
 
 
 def _family_of(value: Any) -> Family:
@@ -144,10 +144,6 @@ def _made(family: type[Family]) -> Family:
         return family()
     except TypeError as error:
         raise ForetuneError(f"{family.__name__} cannot be made without arguments: {error}") from error
-
-
-def _said(error: Exception) -> str:
-    return str(error) if isinstance(error, ForetuneError) else f"{type(error).__name__}: {error}"
 
 
 for _family in (GroupedGemmForward, GroupedGemmDX, GroupedGemmDW):

@@ -21,10 +21,10 @@ from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..datasets import BundleError, DeviceSpec, ForetuneError, KernelConfig, Problem
+from ..datasets import BundleError, DeviceSpec, KernelConfig, Problem
 from ..datasets.disk.atomic import remove_leftovers, replacing
 from ..datasets.disk.locks import writing
-from ..datasets.errors import abridged, check_path
+from ..datasets.errors import abridged, check_path, reason_of
 from . import npz
 from .calibration.conformal import Calibration
 from .calibration.extent import Distance, distance_of
@@ -284,5 +284,4 @@ def _naming(path: Path) -> Iterator[None]:
     try:
         yield
     except _DAMAGE as error:
-        why = str(error) if isinstance(error, ForetuneError) else f"{type(error).__name__}: {error}"
-        raise BundleError(f"{path}: not a bundle of this Foretune: {abridged(why)}") from None
+        raise BundleError(f"{path}: not a bundle of this Foretune: {abridged(reason_of(error))}") from None

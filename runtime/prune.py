@@ -7,13 +7,21 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ..datasets import DeviceSpec, Dtype, Family, ForetuneError, KernelConfig, Problem
-from ..datasets.errors import shown
+from ..datasets.errors import reason_of, shown
 from .arguments import bundle_of, family_of
 from .current_device import device_here
 from .how_many import TRIAL_S, HowMany, Length
 from .mode import Mode, resolve_mode
 from .own_knobs import OwnKnobs
 from .shortlist import make_shortlist, supported
+from .traced import (
+    CAN_ASK_SINCE,
+    break_graph,
+    is_traced,
+    leave_launches_to_triton,
+    may_tune_what_is_traced,
+    torch_release,
+)
 from .tuning.cache.flywheel import expect
 from .warn import warn_once
 
@@ -44,8 +52,10 @@ class Pruner:
     Hands back the autotuner's own `Config` objects, fastest first; never none of them, never a changed one, and
     never an exception: whatever is wrong, all supported configs go through with one warning that says why.
 
-    In a function under `torch.compile`, static shapes are traced whole (also with `fullgraph=True`). Dynamic ones
-    cannot be: there the graph breaks at the launch, which then runs, and is pruned, outside it (torch 2.13).
+    In a function under `torch.compile`, static shapes are traced whole (also with `fullgraph=True`), with the best
+    predicted config alone where the autotuner resets or restores tensors, which compiled code does not. The graph
+    breaks at the launch, which then runs and is pruned outside it, for dynamic shapes, where such a kernel has no
+    prediction, and before torch 2.13.
 
     Raises `ForetuneError` for `k` < 1, for what is no device or bundle, for knobs that the family has not, for configs
     that are not the family's, and for a FORETUNE_MODE that does not exist.
@@ -90,6 +100,7 @@ class Pruner:
         self.own_knobs = OwnKnobs(family, knobs, fixed)
         if configs is not None:
             self.own_knobs.check(configs)
+        self._can_ask = torch_release() >= CAN_ASK_SINCE
         # Configs, the positions of those that are the family's, and those as values.
         self._lists: list[tuple[tuple[triton.Config, ...], tuple[int, ...], tuple[KernelConfig, ...]]] = []
 
@@ -102,16 +113,21 @@ class Pruner:
         """The shortlist of a launch. Positional arguments come in `named_args` and keyword arguments in `kwargs`,
         along with `grid` and `warmup`. (The two parameters are positional only, so that a kernel can have
         arguments of these names.)"""
+        if is_traced():
+            leave_launches_to_triton()
+            if not self._can_ask:
+                break_graph()
         try:
             problem = self.problem({**named_args, **kwargs})
             if not isinstance(problem, Problem):
                 raise ForetuneError(f"the launch must be made a Problem but was made {shown(problem)}")
-            positions = self._positions(problem.family, problem.dims, problem.dtype, problem.flags, *configs)
-            return [configs[position] for position in positions]
         except Exception as error:  # noqa: BLE001 - no trouble of ours stops a launch
-            why = str(error) if isinstance(error, ForetuneError) else f"{type(error).__name__}: {error}"
-            warn_once(f"{self.family.name}: no prediction ({why})", f": all {len(configs)} configs go through")
+            self._say_no_prediction(error, len(configs))
             return list(configs)
+        if positions := self._positions(problem.family, problem.dims, problem.dtype, problem.flags, *configs):
+            return [configs[position] for position in positions]
+        break_graph()
+        return list(configs)
 
     def _positions(
         self,
@@ -121,26 +137,37 @@ class Pruner:
         flags: tuple[str, ...],
         *configs: triton.Config,
     ) -> tuple[int, ...]:
-        """Which configs go through. It takes plain values and the configs one by one, because so Dynamo can call it."""
-        problem = Problem(family, dims, dtype, flags)
-        kept, values = self.positions(problem, configs), dict(zip(*self._usable(configs), strict=True))
-        device = self.device or device_here()
-        expect(self.family, problem, device, [configs[at] for at in kept], [values[at] for at in kept])
-        return kept
+        """Which configs go through; none where the launch must not be traced. It takes plain values and the configs one
+        by one, because so Dynamo can call it."""
+        one_alone = not may_tune_what_is_traced()
+        try:
+            problem = Problem(family, dims, dtype, flags)
+            kept = self.positions(problem, configs, one_alone)
+            values, device = dict(zip(*self._usable(configs), strict=True)), self.device or device_here()
+            expect(self.family, problem, device, [configs[at] for at in kept], [values[at] for at in kept])
+        except Exception as error:  # noqa: BLE001 - no trouble of ours stops a launch
+            self._say_no_prediction(error, len(configs))
+            kept = tuple(range(len(configs)))
+        return () if one_alone and len(kept) > 1 else kept
 
     # When a torch.compile'd function calls the kernel, Dynamo traces `__call__`. It cannot trace a prediction, so it
     # is told to call `_positions` and take the answer as a constant. This is all that
     # `torch.compiler.assume_constant_result` does, and torch must not be imported for it.
     _positions.__dict__["_dynamo_marked_constant"] = True
 
-    def positions(self, problem: Problem, configs: tuple[triton.Config, ...]) -> tuple[int, ...]:
-        """Which configs go through for a problem, fastest first; whoever asks logs what it measures. Raises
-        `ForetuneError` where none is the family's, and whatever the family raises."""
+    def _say_no_prediction(self, error: Exception, n_configs: int) -> None:
+        warn_once(f"{self.family.name}: no prediction ({reason_of(error)})", f": all {n_configs} configs go through")
+
+    def positions(
+        self, problem: Problem, configs: tuple[triton.Config, ...], one_alone: bool = False
+    ) -> tuple[int, ...]:
+        """Which configs go through for a problem, fastest first, or the fastest alone; whoever asks logs what it
+        measures. Raises `ForetuneError` where none is the family's, and whatever the family raises."""
         device, (usable, values), wanted = self.device or device_here(), self._usable(configs), resolve_mode()
         if wanted is Mode.OFF:
             kept = supported(self.family, problem, device, values)
         else:
-            k = HowMany(1) if wanted is Mode.PREDICT else self.k
+            k = HowMany(1) if one_alone or wanted is Mode.PREDICT else self.k
             skew = None if self.earlier is None else self.earlier.skew
             kept = make_shortlist(
                 self.family,

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from ..datasets import DeviceSpec, Family, ForetuneError, KernelConfig, Problem, check_problem_of, wrong_knobs
 from ..datasets.console.tables import table
-from ..datasets.errors import shown
+from ..datasets.errors import reason_of, shown
 from .arguments import bundle_of, family_of
 from .how_many import TRIAL_S, HowMany, Length
 from .warn import warn_once
@@ -189,8 +189,7 @@ class Chooser:
         try:
             return self._ranked(problem, k, skew)
         except Exception as error:  # noqa: BLE001 - no trouble of ours stops a launch
-            why = str(error) if isinstance(error, ForetuneError) else f"{type(error).__name__}: {error}"
-            return self._unranked(problem, f"{self.family.name}: no prediction ({why})")
+            return self._unranked(problem, f"{self.family.name}: no prediction ({reason_of(error)})")
 
     def _ranked(self, problem: Problem, k: HowMany, skew: Skew | None) -> Shortlist:
         """Whether a config is supported is asked of the problem itself, and only until enough of them are."""

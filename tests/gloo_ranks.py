@@ -11,22 +11,32 @@ import os
 import random
 import sys
 import warnings
+from tempfile import TemporaryDirectory
 from types import SimpleNamespace
 
 import foretune
 import torch
+import triton
+import triton.language as tl
 from foretune import DeviceSpec, ForetuneError, Problem
 from foretune.kernels import find_family
-from foretune.runtime import Mode, choice
+from foretune.runtime import Mode, choice, use_stub_driver
 from foretune.runtime.tuning.ranks.agreement import agreed, agreed_choice
 from torch import distributed
 from waiting import until
 
 H200 = DeviceSpec.named("h200")
 FAMILIES = ("grouped_gemm_fwd", "grouped_gemm_dx", "grouped_gemm_dw")
+WARPS = (1, 2, 4)
 CONFIGS = [{"BLOCK": block} for block in (16, 32, 64, 128)]
 #: Longer than the test may take: what ends well has not waited for it.
 ENDLESS_S = 86_400.0
+
+
+@triton.jit
+def fill(x_ptr, n):
+    at = tl.arange(0, 16)
+    tl.store(x_ptr + at, 1.0, mask=at < n)
 
 
 def problem(family: str, rows: int, n: int = 1024) -> Problem:
@@ -161,6 +171,34 @@ class Rank:
         with foretune.agree(mine, timeout_s=ENDLESS_S):
             return agreed(self.times_us(), "toy", "halves", CONFIGS)
 
+    def attaches(self):
+        """To a kernel of somebody else's, which each rank has tuned alone for one size: then for that and another one
+        together, and once more afterwards. What each of the launches ran, in warps, and how many were timed by then."""
+        timed, seen = [], []
+
+        def bench(run, quantiles):
+            run()
+            timed.append(driver.launches[-1].metadata.num_warps)
+            return [time_of(self.rank, timed[-1]) / 1e3] * 3
+
+        kernel = triton.autotune([triton.Config({}, num_warps=count) for count in WARPS], ["n"], do_bench=bench)(fill)
+
+        def launch(n):
+            kernel[(1,)](torch.zeros(16), n)
+            seen.append([kernel.best_config.num_warps, len(timed)])
+
+        with TemporaryDirectory() as folder, use_stub_driver(H200) as driver:
+            os.environ["FORETUNE_CACHE_DIR"] = folder
+            foretune.attach(kernel)
+            launch(16)
+            with foretune.agree(timeout_s=ENDLESS_S):
+                launch(16)
+                launch(32)
+            launch(16)
+            launch(32)
+            foretune.detach(kernel)
+        return seen
+
     def dies_after_posting(self):
         """The last rank does, and the first comes when it is dead. No rank uses a collective from here on."""
         with foretune.agree(timeout_s=ENDLESS_S) as agreement:
@@ -201,6 +239,7 @@ LOOKS = (
     "comes_when_others_have_given_up",
     "has_another_shape",
     "agrees_in_halves",
+    "attaches",
     "dies_after_posting",
     "loses_the_store",
 )

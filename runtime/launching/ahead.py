@@ -66,9 +66,16 @@ def wait_for(key: Hashable) -> None:
         _underway.pop(key, None)
 
 
+def cores() -> int:
+    """How many processes, or threads without Python's lock, can run at once here."""
+    if hasattr(os, "sched_getaffinity"):  # a container's share of the machine
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
 @cache
 def _pool() -> Executor:
-    return ThreadPoolExecutor(min(16, len(os.sched_getaffinity(0))), thread_name_prefix="foretune-compile")
+    return ThreadPoolExecutor(min(16, cores()), "foretune-ahead")
 
 
 def _forget() -> None:

@@ -47,14 +47,14 @@ def hash_of_modules(*modules: ModuleType) -> str:
         for name, value in vars(module).items()
         if isinstance(value, JITFunction)
     }
-    return _digest(found[key] for key in sorted(found))
+    return digest_of(found[key] for key in sorted(found))
 
 
 def hash_of_kernel(kernel: Any) -> str:
     """A hash of a `triton.jit` kernel and of all device functions that it calls, directly or not."""
     found: dict[str, str] = {}
     _gather(kernel, found)
-    return _digest(found[name] for name in sorted(found))
+    return digest_of(found[name] for name in sorted(found))
 
 
 def _gather(kernel: Any, found: dict[str, str]) -> None:
@@ -69,5 +69,6 @@ def _gather(kernel: Any, found: dict[str, str]) -> None:
             _gather(called, found)
 
 
-def _digest(texts: Iterable[str]) -> str:
+def digest_of(texts: Iterable[str]) -> str:
+    """A short hash of texts in their order: 64 bits, in hexadecimal."""
     return hashlib.sha256("\n".join(texts).encode()).hexdigest()[:16]

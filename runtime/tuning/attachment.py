@@ -12,6 +12,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ...datasets import Family, ForetuneError, KernelConfig, Problem
+from ...datasets.errors import reason_of
 from ..arguments import family_of
 from ..current_device import device_here
 from ..how_many import Length
@@ -21,8 +22,10 @@ from ..mode import Mode, resolve_mode
 from ..prune import Pruner
 from ..warn import warn_once
 from .compiling import compile_ahead
+from .launch_arguments import kept_arguments
 from .launches import LaunchFamily
 from .own_timings import OwnTimings
+from .ranks.agreement import agreed, choose_together, epoch, may_tune, scope
 
 if TYPE_CHECKING:
     import triton
@@ -42,6 +45,9 @@ class Attachment:
       process is killed; what is known from before is not timed again; and the shortlist is compiled in parallel.
     - `run`, which launches. Here it is one thread at a time, because Triton keeps a launch's arguments on the
       autotuner, where two threads mix them up.
+
+    Where ranks choose together (`agree`), `prune_configs` does: it times what it has left, and lets one config through.
+    What Triton remembers is that from then on, and not what each rank had chosen alone.
     """
 
     def __init__(self, tuner: triton.runtime.Autotuner, family: Family | None, k: Length) -> None:
@@ -51,8 +57,10 @@ class Attachment:
         self._bench, self._run = tuner._bench, tuner.run
         self._k, self._lock = k, threading.RLock()
         self._kernel = Kernel(tuner)
-        self._known: dict[DeviceSpec, _Known] = {}
+        self._known: dict[tuple[DeviceSpec, int], _Known] = {}  # by device, and whom it was learned with
         self._tuning: _Tuning | None = None
+        self._epoch = epoch()
+        self._chosen_together: dict[int, dict[Any, triton.Config]] = {}  # Triton's `cache`, by whom it was chosen with
         self._is_running = False
 
     @staticmethod
@@ -82,6 +90,11 @@ class Attachment:
 
     def run(self, *args: Any, **kwargs: Any) -> Any:
         with self._lock:
+            if self._epoch != epoch():
+                self._epoch, ranks = epoch(), scope()
+                if ranks:
+                    self.tuner.cache.clear()
+                    self.tuner.cache.update(self._chosen_together.get(ranks, {}))
             before, self._is_running = self.tuner.__dict__.get("configs_timings"), True
             try:
                 result = self._run(*args, **kwargs)
@@ -107,7 +120,31 @@ class Attachment:
         view = copy(self.tuner)  # the class's own way, with another early_config_prune: nobody else sees it
         view.early_config_prune = self._prune
         pruned: list[triton.Config] = type(self.tuner).prune_configs(view, kwargs)
+        if len(pruned) > 1 and self._is_running and choose_together():
+            return [self._chosen_with_others(pruned, kwargs)]
         return pruned
+
+    def _chosen_with_others(self, configs: Sequence[triton.Config], kwargs: Mapping[str, Any]) -> triton.Config:
+        """The config that is fastest on the rank where it is slowest; the first, which is the same everywhere, where
+        ranks do not agree or this launch is no problem."""
+        tuning, tuner = self._tuning, self.tuner
+        if tuning is None:
+            return configs[0]
+        given, was_timed = tuple(tuner.nargs.values()), False
+
+        def times_us() -> list[float | None]:
+            nonlocal was_timed
+            was_timed = True
+            return [_microseconds(self.bench(*given, config=config, **kwargs)) for config in configs]
+
+        shared = agreed(times_us, self.name, tuning.problem, [{"": str(config)} for config in configs])
+        if was_timed:  # as Triton does after it has timed
+            tuner.pre_hook({**tuner.nargs, **kwargs, **configs[0].all_kwargs()}, reset_only=True)
+        timed = [(time_us, at) for at, time_us in enumerate(shared) if time_us is not None]
+        if not timed:
+            return configs[0]
+        tuning.known.own.learn(tuning.problem, dict(zip(map(tuning.configs.__getitem__, configs), shared, strict=True)))
+        return configs[min(timed)[1]]
 
     def _prune(
         self, configs: Sequence[triton.Config], named_args: Mapping[str, Any], /, **kwargs: Any
@@ -124,10 +161,12 @@ class Attachment:
         problem = self.family.at_call_time(self.family.problem_from_call({**named_args, **kwargs}))
         if self._pruner is not None:
             kept = self._pruner(allowed, named_args, **kwargs)
+            if not may_tune() and resolve_mode() is not Mode.OFF:
+                kept = kept[:1]
         else:
             kept = [allowed[position] for position in self._positions(problem, allowed)]
         if self._is_running:  # else Triton only compiles
-            self._tried(self._expect, problem, kept)
+            self._tried(self._expect, problem, kept, {**named_args, **kwargs})
         return kept
 
     def _positions(self, problem: Problem, configs: Sequence[triton.Config]) -> Sequence[int]:
@@ -140,10 +179,12 @@ class Attachment:
             warn_once(f"{self.name}: no prediction ({advice.reason})", f": all {len(configs)} configs go through")
         return advice.positions
 
-    def _expect(self, problem: Problem, configs: Sequence[triton.Config]) -> None:
+    def _expect(self, problem: Problem, configs: Sequence[triton.Config], arguments: Mapping[str, Any]) -> None:
         """Takes note of what is about to be timed, and of what of that is known."""
         values = {config: KernelConfig.from_triton(config) for config in configs}
-        self._tuning = tuning = _Tuning(self._here(), problem, values)
+        names = [name for name in self.tuner.keys if name in arguments]
+        kept = kept_arguments(arguments)
+        self._tuning = tuning = _Tuning(self._here(), problem, values, set(self.tuner.cache), names, kept)
         tuning.recall(self.tuner)
         # A pre_hook may change arguments that a binary depends on, and a perf_model leaves some configs out.
         left = [config for config in values if config not in tuning.recalled]
@@ -175,20 +216,25 @@ class Attachment:
             for config, timing in after.items():
                 if config in tuning.configs and config not in tuning.timed and config not in tuning.recalled:
                     self._record(tuning, config, timing)
+        new = self.tuner.cache.keys() - tuning.keys
+        if choose_together():
+            self._chosen_together.setdefault(scope(), {}).update((key, self.tuner.cache[key]) for key in new)
         best = tuning.configs.get(self.tuner.best_config)
         if best is not None and tuning.known.cache is not None:
             tuning.known.cache.choose(tuning.problem, "", best)
+            for key in new:
+                tuning.known.cache.saw_launch(tuning.problem, tuning.names, key, tuning.arguments)
 
     def _here(self) -> _Known:
         """What is known on the device of this launch; the first time, with what earlier processes left."""
-        device = device_here()
+        device, ranks = device_here(), scope() if choose_together() else 0
         with self._lock:
-            if device not in self._known:
+            if (device, ranks) not in self._known:
                 cache = self._tried(self._opened, device) if self._is_real() else None
-                self._known[device] = _Known(self.family, device, OwnTimings(self.family), cache)
-                if cache is not None:
-                    self._tried(self._known[device].read)
-            return self._known[device]
+                self._known[device, ranks] = known = _Known(device, OwnTimings(self.family), cache, ranks > 0)
+                if cache is not None and not ranks:
+                    self._tried(known.read, self.family.name)
+            return self._known[device, ranks]
 
     def _is_real(self) -> bool:
         """Whether its times are some: a stub driver launches nothing, and its benchmarker says 1 ms."""
@@ -204,27 +250,29 @@ class Attachment:
         try:
             return do(*about)
         except Exception as error:  # noqa: BLE001
-            warn_once(f"{self.name}: {_why(error)}", ": its autotuner goes on without that")
+            warn_once(f"{self.name}: {reason_of(error)}", ": its autotuner goes on without that")
 
 
 @dataclass
 class _Known:
-    """What is known of one kernel on one device."""
+    """What is known of one kernel on one device. What ranks choose together they have to shortlist alike, so that
+    `own` learns there only what was agreed on."""
 
-    family: Family
     device: DeviceSpec
     own: OwnTimings
     cache: ChoiceCache | None
+    is_shared: bool
 
-    def read(self) -> None:
+    def read(self, family: str) -> None:
         """Learns what earlier processes left."""
         if self.cache is not None:
             for problem in self.cache.problems():
-                if problem.family == self.family.name:
+                if problem.family == family:
                     self.own.learn(problem, self.cache.times(problem))
 
     def record(self, problem: Problem, config: KernelConfig, time_us: float | None) -> None:
-        self.own.learn(problem, {config: time_us})
+        if not self.is_shared:
+            self.own.learn(problem, {config: time_us})
         if self.cache is not None:
             self.cache.record(problem, config, time_us)
 
@@ -236,6 +284,9 @@ class _Tuning:
     known: _Known
     problem: Problem
     configs: dict[triton.Config, KernelConfig]
+    keys: set[Any]  # those that Triton had chosen for before
+    names: list[str]  # of the arguments that this launch's key begins with
+    arguments: dict[str, Any] | None  # see `kept_arguments`
     recalled: dict[triton.Config, list[float]] = field(default_factory=dict)  # as Triton's benchmarker gives it, ms
     uncompiled: tuple[triton.Config, ...] = ()
     timed: set[triton.Config] = field(default_factory=set)
@@ -258,7 +309,3 @@ def _microseconds(timing: Any) -> float | None:
     """What a benchmarker gave (its median, or all quantiles, in ms); None for a config that failed."""
     time_us = 1e3 * float(timing[0] if isinstance(timing, (list, tuple)) else timing)
     return time_us if math.isfinite(time_us) else None
-
-
-def _why(error: Exception) -> str:
-    return str(error) if isinstance(error, ForetuneError) else f"{type(error).__name__}: {error}"

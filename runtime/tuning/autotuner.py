@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import os
-import sys
 import threading
 import time
 import weakref
@@ -19,7 +18,7 @@ from triton.runtime import Autotuner, driver
 from triton.runtime.errors import AutotunerError
 
 from ...datasets import DeviceSpec, Family, ForetuneError, Problem
-from ...datasets.errors import check_between, check_flag, check_integer, check_words, shown
+from ...datasets.errors import check_between, check_flag, check_integer, check_words, reason_of, shown
 from ..how_many import Length, check_length
 from ..launching.kernel import Kernel
 from ..mode import Mode, resolve_mode
@@ -81,7 +80,7 @@ class PredictedAutotuner(Autotuner):  # type: ignore[misc] # Triton has no types
         # Who asks for this is Dynamo, which traces it, and `Autotuner.warmup`.
         alters = bool(self.reset_to_zero or self.restore_value)
         self.early_config_prune = TracedPrune(
-            self.name, self._own_prune, self._advisor, self._best_known, self._step_aside, alters=alters
+            self.name, self._own_prune, self._advisor, self._best_known, alters=alters
         )
         self._tuned: dict[tuple[Problem, int], triton.Config] = {}  # by stand-in, and whom it was agreed on with
         self._epoch = epoch()
@@ -121,7 +120,7 @@ class PredictedAutotuner(Autotuner):  # type: ignore[misc] # Triton has no types
                 key.append(str(dtype))
         return tuple(key)
 
-    def _first_run(self, key: Hashable, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _first_run(self, key: tuple[Any, ...], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Finds a config and launches it. One that cannot be launched is a config less, and the next best is taken."""
         if not self._is_interpreted:
             driver.active.get_current_device()  # where there is no GPU, Triton says so: it is no config's failure
@@ -143,7 +142,9 @@ class PredictedAutotuner(Autotuner):  # type: ignore[misc] # Triton has no types
                 return result
         return self.run(*args, **kwargs)
 
-    def _choose(self, key: Hashable, call: OneLaunch, failed: Failed, deadline: float) -> tuple[triton.Config, bool]:
+    def _choose(
+        self, key: tuple[Any, ...], call: OneLaunch, failed: Failed, deadline: float
+    ) -> tuple[triton.Config, bool]:
         """The config to launch, and whether it has been launched before. Raises `TuningFailed` where none is left."""
         problem = self._asked(self._advisor.problem, call.arguments)
         stand_in = None if problem is None else self._asked(self._advisor.stand_in, problem)
@@ -167,7 +168,8 @@ class PredictedAutotuner(Autotuner):  # type: ignore[misc] # Triton has no types
                     return chosen[0], chosen[0] in times
                 if stand_in is not None:
                     self._tuned[stand_in, scope()] = best
-                    self._known.choose(stand_in, best)
+                    names = [name for name in self.keys if name in call.arguments]
+                    self._known.choose(stand_in, best, names, key, call.arguments)
                 return best, True
             if untried := [config for config in chosen if config not in failed]:  # the time is over
                 return untried[0], False
@@ -266,21 +268,13 @@ class PredictedAutotuner(Autotuner):  # type: ignore[misc] # Triton has no types
             return None
         return positions[times.index(min(times))]
 
-    def _step_aside(self) -> None:
-        """Takes `run` out of Dynamo's sight: where a graph has broken at a launch, it would trace what tunes, and trace
-        it again for every shape."""
-        if "torch._dynamo" in sys.modules and "run" not in self.__dict__:
-            import torch._dynamo
-
-            self.__dict__["run"] = torch._dynamo.disable(self.run)  # type: ignore[no-untyped-call]
-
     def _asked(self, ask: Callable[..., Any], *about: Any) -> Any:
         """What an advisor says; None, and a warning, where it cannot: no trouble of ours stops a launch."""
         try:
             return ask(*about)
         except Exception as error:  # noqa: BLE001 - as above
-            why = str(error) if isinstance(error, ForetuneError) else f"{type(error).__name__}: {error}"
-            warn_once(f"{self.name}: no prediction ({why})", f": it is tuned over all {len(self.configs)} configs")
+            then = f": it is tuned over all {len(self.configs)} configs"
+            warn_once(f"{self.name}: no prediction ({reason_of(error)})", then)
             return None
 
 

@@ -8,12 +8,12 @@ the jobs run one after the other, which is what it does anyway.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import Any
 
 from ...datasets.errors import check_integer
+from ..launching.ahead import cores
 
 
 def compile_ahead(jobs: Sequence[Callable[[], object]], workers: int | None = None) -> list[BaseException | None]:
@@ -55,13 +55,6 @@ def compile_ahead(jobs: Sequence[Callable[[], object]], workers: int | None = No
         error or next(filter(None, (future.exception() for future in found)), None)
         for error, found in zip(errors, compiles, strict=True)
     ]
-
-
-def cores() -> int:
-    """How many processes, or threads without Python's lock, can run at once here."""
-    if hasattr(os, "sched_getaffinity"):  # a container's share of the machine
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
 
 
 def _error_of(job: Callable[[], object]) -> BaseException | None:

@@ -7,9 +7,11 @@ from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 from ...datasets import DeviceSpec, ForetuneError, KernelConfig, Problem
+from ...datasets.errors import reason_of
 from ..current_device import device_here
 from ..launching.source_hash import hash_of_kernel
 from ..warn import warn_once
+from .launch_arguments import kept_arguments
 
 if TYPE_CHECKING:
     import triton
@@ -79,20 +81,28 @@ class KnownTimes:
                 family, words, source = self._advisor.family, self._advisor.value(config), hash_of_kernel(self._jit)
                 log_row(family, stand_in, words, time_us, self._device, timed=self._timed, source_hash=source)
 
-    def choose(self, stand_in: Problem, config: triton.Config) -> None:
-        """Keeps what was chosen, for `foretune cache freeze` and whoever else reads it."""
+    def choose(
+        self,
+        stand_in: Problem,
+        config: triton.Config,
+        names: Sequence[str],
+        key: Sequence[Any],
+        arguments: Mapping[str, Any],
+    ) -> None:
+        """Keeps what was chosen for a launch, for `foretune cache freeze`, a warm-up and whoever else reads it."""
         value = values_of([config]).get(config)
         if self._on_disk is not None and value is not None:
             with self._quietly():
                 self._on_disk.choose(stand_in, self._advisor.bundle, value)
+                self._on_disk.saw_launch(stand_in, names, key, kept_arguments(arguments))
 
     @contextmanager
     def _quietly(self) -> Iterator[None]:
         try:
             yield
         except Exception as error:  # noqa: BLE001 - no trouble of ours stops a launch
-            why = str(error) if isinstance(error, ForetuneError) else f"{type(error).__name__}: {error}"
-            warn_once(f"{self._kernel}: what is measured cannot be kept ({why})", ": it is in memory alone")
+            what = f"{self._kernel}: what is measured cannot be kept ({reason_of(error)})"
+            warn_once(what, ": it is in memory alone")
 
 
 def values_of(configs: Sequence[triton.Config]) -> Mapping[triton.Config, KernelConfig]:

@@ -10,7 +10,8 @@ from typing import Any, TypeVar
 
 from ...datasets import ForetuneError
 from ...datasets.errors import abridged
-from .compiling import compile_ahead, cores
+from ..launching.ahead import cores
+from .compiling import compile_ahead
 
 _Config = TypeVar("_Config", bound=Hashable)
 

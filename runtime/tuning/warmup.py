@@ -7,17 +7,24 @@ needed, and with a stub driver no GPU either: a node that has none fills the cac
 from __future__ import annotations
 
 import csv
-from collections.abc import Hashable, Sequence
+import importlib
+import itertools
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from ...datasets import DeviceSpec, Family, ForetuneError, Measurable, Problem, check_problem_of
+from ...datasets import DeviceSpec, Family, ForetuneError, KernelConfig, Measurable, Problem, check_problem_of
 from ...datasets.console.tables import table
-from ...datasets.errors import abridged, check_integer, check_path, shown
+from ...datasets.errors import abridged, check_integer, check_path, reason_of, shown
+from ..launching.kernel import Kernel
 from ..shortlist import make_shortlist
+from .cache.cache_folder import known_kernels
 from .compiling import compile_ahead
+from .launch_arguments import stand_ins
+from .launches import LaunchFamily
+from .packages import autotuners_in
 
 _OTHER_COLUMNS = ("dtype", "flags")
 
@@ -67,13 +74,85 @@ def warm_up(
         for config in chosen.configs[:k]:  # all of them where nothing was predicted: then the first
             job = partial(family.compile, config, problem)
             jobs.setdefault(family.binary_key(config, problem), (f"{config} of {problem}", job))
+    return _compiled(family.name, device, len(problems), jobs, workers)
+
+
+def _compiled(
+    name: str, device: DeviceSpec, n_problems: int, jobs: Mapping[Hashable, tuple[str, Any]], workers: int | None
+) -> WarmedUp:
     errors = compile_ahead([job for _, job in jobs.values()], workers)
     failed = [
-        f"{name}: {type(error).__name__}: {abridged(str(error), 200)}"
-        for (name, _), error in zip(jobs.values(), errors, strict=True)
+        f"{what}: {type(error).__name__}: {abridged(str(error), 200)}"
+        for (what, _), error in zip(jobs.values(), errors, strict=True)
         if error is not None
     ]
-    return WarmedUp(family.name, device.name, len(problems), len(jobs) - len(failed), tuple(failed))
+    return WarmedUp(name, device.name, n_problems, len(jobs) - len(failed), tuple(failed))
+
+
+def warm_up_seen(name: str, device: DeviceSpec, *, workers: int | None = None) -> WarmedUp:
+    """Compiles the binaries that autotuned kernels chose in earlier runs on this device (attached ones, and those of
+    `foretune.autotune`): of the kernel "package.module.kernel", or of all that a package's modules have a name for.
+
+    What was seen is what the choice cache keeps: of each key that was tuned, the arguments that a binary depends on and
+    the config. The binaries are those of that torch and Triton for the kernel's source as it is now; what was tuned
+    with another source is left out.
+
+    Raises `ForetuneError` where there is no such module or kernel, and where nothing that is known of it can be
+    compiled: it was not tuned on this device, its source has changed, or its arguments were more than values.
+    """
+    jobs: dict[Hashable, tuple[str, Any]] = {}
+    problems: set[tuple[str, Problem]] = set()
+    for tuner in _autotuners_named(name):
+        kernel, function = Kernel(tuner), LaunchFamily(tuner).name
+        for problem, config, arguments in _launches_seen(function, kernel.source_hash(), device):
+            problems.add((function, problem))
+            job = partial(_compile_seen, kernel, arguments, config)
+            jobs.setdefault((function, config, str(arguments)), (f"{config} of {problem}", job))
+    if not jobs:
+        raise ForetuneError(
+            f"nothing can be compiled for {shown(name)} on {device.name}: no launch is known that was tuned with its "
+            "source as it is now (see foretune cache show)"
+        )
+    return _compiled(name, device, len(problems), jobs, workers)
+
+
+def _launches_seen(
+    function: str, source: str, device: DeviceSpec
+) -> Iterator[tuple[Problem, KernelConfig, Mapping[str, Any]]]:
+    """The launches that are known of a kernel, each with the configs that were the fastest or chosen."""
+    for known in known_kernels(None):
+        if known.kernel == function and _identity(known.device) == _identity(device):
+            for one in known.latest().problems:
+                configs = dict.fromkeys([*([one.best] if one.best else []), *one.chosen.values()])
+                for config, launch in itertools.product(configs, one.launches):
+                    if one.source == source and "arguments" in launch:
+                        yield one.problem, config, launch["arguments"]
+
+
+def _identity(device: DeviceSpec) -> tuple[str, str, int]:
+    """What tells the files of two devices apart (see `shared_file`)."""
+    return device.name, device.arch, device.sm_count
+
+
+def _compile_seen(kernel: Kernel, arguments: Mapping[str, Any], config: KernelConfig) -> Any:
+    return kernel.compile((1,), {**stand_ins(arguments), **config.to_triton().all_kwargs()})
+
+
+def _autotuners_named(name: str) -> list[Any]:
+    """Of a module and all below it, or of the module that a kernel's name begins with, that kernel."""
+    module = name
+    while module:
+        try:
+            found = autotuners_in(importlib.import_module(module))
+        except ModuleNotFoundError as error:
+            if error.name is None or not f"{module}.".startswith(f"{error.name}."):
+                raise ForetuneError(f"{shown(name)} cannot be imported: {reason_of(error)}") from error
+            module = module.rpartition(".")[0]
+            continue
+        except Exception as error:
+            raise ForetuneError(f"{shown(name)} cannot be imported: {reason_of(error)}") from error
+        return found if module == name else [one for one in found if LaunchFamily(one).name == name]
+    raise ForetuneError(f"there is no module or kernel {shown(name)}")
 
 
 def problems_from_csv(path: Path | str, family: Family) -> list[Problem]:

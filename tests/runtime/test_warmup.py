@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 
+import foretune
 import pytest
 import triton
 import triton.language as tl
@@ -12,7 +14,9 @@ from commands import call
 from foretune.datasets import ForetuneError, KernelConfig, Problem
 from foretune.kernels import find_family
 from foretune.runtime import ForetuneWarning, TritonFamily, use_stub_driver
-from foretune.runtime.tuning.warmup import WarmedUp, problems_from_csv, warm_up
+from foretune.runtime.tuning.cache.cache_folder import known_kernels
+from foretune.runtime.tuning.launch_arguments import are_kept_arguments, stand_ins
+from foretune.runtime.tuning.warmup import WarmedUp, problems_from_csv, warm_up, warm_up_seen
 
 torch = pytest.importorskip("torch")
 
@@ -128,3 +132,109 @@ def test_the_command_wants_to_know_which_problems():
     result = call("warmup grouped_gemm_fwd --device h200")
     assert result.exit_code == 2
     assert "say which problems" in result.output
+
+
+TUNED = """
+import foretune, triton
+import triton.language as tl
+
+
+@triton.jit
+def fill(x_ptr, n, rows, bias, SCALE: tl.constexpr, TYPE: tl.constexpr, BLOCK: tl.constexpr, EVEN: tl.constexpr):
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(x_ptr + at, tl.full((BLOCK,), SCALE + rows, TYPE), mask=None if EVEN else at < n)
+
+
+CONFIGS = [triton.Config({"BLOCK": block}, num_warps=1) for block in (16, 32)]
+kernel = triton.heuristics({"EVEN": lambda call: call["n"] % call["BLOCK"] == 0})(fill)
+options = {"configs": CONFIGS, "key": ["n"], "do_bench": lambda run, quantiles: [1.0] * 3}
+attached, ours = triton.autotune(**options)(kernel), foretune.autotune(**options)(kernel)
+"""
+
+
+@pytest.fixture
+def tuned(tmp_path, monkeypatch):
+    """Writes a module with kernels, and imports it as another process would."""
+    monkeypatch.setenv("FORETUNE_CACHE_DIR", str(tmp_path / "foretune"))
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "tuned_package.py").write_text(TUNED)
+
+    def imported():
+        sys.modules.pop("tuned_package", None)
+        import tuned_package
+
+        return tuned_package
+
+    yield imported
+    sys.modules.pop("tuned_package", None)
+
+
+def _launch(kernel, n, x):
+    kernel[(triton.cdiv(n, 16),)](x, n, rows=1, bias=None, SCALE=2.0, TYPE=tl.bfloat16)
+
+
+@pytest.mark.parametrize("whose", ["attached", "ours"])
+def test_what_was_tuned_is_compiled_ahead_in_another_process(tuned, toy, tmp_path, monkeypatch, whose):
+    x, hits = torch.zeros(128, dtype=torch.bfloat16), []
+    launches = ((64, x), (65, x), (33, x[1:]))  # other binaries: of 16, of none, and not aligned
+
+    def run():
+        kernel = getattr(tuned(), whose)
+        with use_stub_driver(toy.H200), foretune.attached([kernel] if whose == "attached" else []):
+            for n, data in launches:
+                _launch(kernel, n, data)
+
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "first"))
+    run()
+    (known,) = known_kernels("tuned_package.fill")
+    assert [launch["key"] for one in known.problems for launch in one.launches] == [
+        [n, "torch.bfloat16"] for n, _ in launches
+    ]  # as Triton's own cache has it
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "second"))
+    tuned()
+    result = call("warmup tuned_package.fill --device h200 --json")
+    assert result.exit_code == 0, result.output
+    assert json.loads(result.stdout) | {"device": ""} == {
+        "family": "tuned_package.fill",
+        "device": "",
+        "problems": 3,
+        "binaries": 3,
+        "failed": [],
+    }
+    monkeypatch.setattr(triton.knobs.compilation, "listener", lambda **seen: hits.append(seen["cache_hit"]))
+    run()
+    assert hits == [True] * 3
+
+
+def test_what_cannot_be_compiled_ahead_of_a_package_is_named(tuned, toy, tmp_path):
+    tuned()
+    with pytest.raises(ForetuneError, match="no launch is known that was tuned"):
+        warm_up_seen("tuned_package", toy.H200)
+    with pytest.raises(ForetuneError, match=r"there is no module or kernel 'no_such_package.kernel'"):
+        warm_up_seen("no_such_package.kernel", toy.H200)
+    (tmp_path / "broken_package.py").write_text("import no_such_package")
+    with pytest.raises(ForetuneError, match="'broken_package' cannot be imported: ModuleNotFoundError"):
+        warm_up_seen("broken_package", toy.H200)
+
+
+@pytest.mark.parametrize(
+    "kept",
+    [
+        {"x": {"tensor": 3, "aligned": True}},
+        {"x": {"tensor": "float32", "aligned": "yes"}},
+        {"x": {}},
+        {"x": [1]},
+        {"x": float("nan")},
+        {"x": "y" * 10_000},
+        {1: 2},
+        [],
+    ],
+)
+def test_what_a_file_says_of_arguments_is_not_taken_on_trust(kept):
+    assert not are_kept_arguments(kept)
+
+
+@pytest.mark.parametrize("value", [{"tensor": "save", "aligned": True}, {"triton": "jit"}, {"triton": "load"}])
+def test_a_type_that_is_none_compiles_nothing(value):
+    with pytest.raises(ForetuneError, match="have a dtype of torch or Triton"):
+        stand_ins({"x": value})

@@ -13,7 +13,7 @@ from threading import Timer
 import pytest
 from foretune.kernels import find_family
 from foretune.runtime import choice, make_shortlist
-from gloo_ranks import CONFIGS, FAMILIES, LOOKS, problem, time_of
+from gloo_ranks import CONFIGS, FAMILIES, LOOKS, WARPS, problem, time_of
 
 TESTS = Path(__file__).parents[1]
 #: Longer than any machine takes.
@@ -23,17 +23,18 @@ _HANGS_SECONDS = 400
 class Job:
     """The processes of one, each with a start of its own, and what they print: objects by look, one list for each."""
 
-    def __init__(self, size):
+    def __init__(self, size, triton_cache):
         from torch.distributed import TCPStore
 
         self.store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-        self.processes = [self._started(rank, size) for rank in range(size)]
+        self.processes = [self._started(rank, size, triton_cache) for rank in range(size)]
         self.guard = Timer(_HANGS_SECONDS, self.kill)
         self.guard.start()
 
-    def _started(self, rank, size):
+    def _started(self, rank, size, triton_cache):
         paths = os.pathsep.join([str(TESTS), *sys.path])
         own = {"PYTHONHASHSEED": str(rank), "OMP_NUM_THREADS": str(1 + rank % 2), "PYTHONPATH": paths}
+        own["TRITON_CACHE_DIR"] = str(triton_cache)
         return subprocess.Popen(
             [sys.executable, TESTS / "ending.py", "gloo_ranks", str(rank), str(size), str(self.store.port)],
             env={**os.environ, **own},
@@ -77,8 +78,8 @@ def shared(looks, name):
 
 
 @pytest.mark.parametrize("size", [2, pytest.param(8, marks=pytest.mark.slow)])
-def test_ranks_get_one_answer(size):
-    with closing(Job(size)) as job:
+def test_ranks_get_one_answer(size, tmp_path):
+    with closing(Job(size, tmp_path)) as job:
         looks = job.looks()
     assert all([*of_rank] == list(LOOKS) for of_rank in looks[:-1])
     assert [*looks[-1]] == list(LOOKS[:-2])  # it has died
@@ -102,6 +103,11 @@ def test_ranks_get_one_answer(size):
         assert shared(looks[half::2], "agrees_in_halves") == (
             longest(range(half, size, 2)) if size > 2 else longest([half])
         )
+    alone, *together = zip(*[of_rank["attaches"] for of_rank in looks], strict=True)
+    assert [warps for warps, _ in alone] == [min(WARPS, key=lambda w: time_of(rank, w)) for rank in range(size)]
+    best = min(WARPS, key=lambda warps: max(time_of(rank, warps) for rank in range(size)))
+    n = len(WARPS)  # what was timed alone is not timed again
+    assert together == [([best, count],) * size for count in (n, 2 * n, 2 * n, 2 * n)]
     assert shared(looks, "loses_the_store") == [[0, 0, 0], 1]
 
 

@@ -22,6 +22,7 @@ from ....datasets import DeviceSpec, ForetuneError, KernelConfig, Problem
 from ....datasets.errors import LONGEST_WORD, MOST_NAMES, check_word, shown
 from ....datasets.measurement import LONGEST_US, SHORTEST_US
 from ...warn import warn_once
+from ..launch_arguments import are_kept_arguments
 from ..ranks.node_copies import near_copy
 from .shared_file import Document, SharedFile
 
@@ -115,11 +116,19 @@ class ChoiceCache:
 
         self.file.update(change)
 
-    def saw_launch(self, problem: Problem, names: Sequence[str], key: Sequence[Any]) -> None:
+    def saw_launch(
+        self,
+        problem: Problem,
+        names: Sequence[str],
+        key: Sequence[Any],
+        arguments: Mapping[str, Any] | None = None,
+    ) -> None:
         """Keeps Triton's own key of a launch of this problem: the values of the arguments of those names, then the
-        dtypes of its tensors, as `Autotuner.cache` has it. What other projects' tables are keyed by, and what a warm-up
-        goes by. A key that JSON has no words for is left out."""
-        launch = {"names": list(names), "key": list(key)}
+        dtypes of its tensors, as `Autotuner.cache` has it. What other projects' tables are keyed by. A key that JSON
+        has no words for is left out. `arguments`, as `kept_arguments` gives them, are what a warm-up goes by."""
+        launch: Document = {"names": list(names), "key": list(key)}
+        if arguments is not None:
+            launch["arguments"] = dict(arguments)
         if not _is_launch(launch):
             return
         entry = self._entry(self.file.read(), problem)
@@ -274,8 +283,9 @@ def _is_launch(launch: Any) -> bool:
     """Whether it is what `saw_launch` keeps, in values that JSON gives back as they are."""
     return (
         isinstance(launch, dict)
-        and set(launch) == {"names", "key"}
-        and all(isinstance(part, list) and len(part) <= MOST_NAMES for part in launch.values())
+        and {"names", "key"} <= set(launch) <= {"names", "key", "arguments"}
+        and all(isinstance(launch[part], list) and len(launch[part]) <= MOST_NAMES for part in ("names", "key"))
+        and are_kept_arguments(launch.get("arguments", {}))
         and all(isinstance(name, str) for name in launch["names"])
         and all(type(value) in (int, float, bool, str, type(None)) for value in launch["key"])
         and all(math.isfinite(value) for value in launch["key"] if type(value) is float)

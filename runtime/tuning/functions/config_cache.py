@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from copy import deepcopy
 from functools import lru_cache
 from pathlib import Path
@@ -15,6 +15,7 @@ from ....datasets.errors import check_path, check_word, shown
 from ..cache.choice_cache import choices_folder
 from ..cache.shared_file import Document, SharedFile
 
+#: What a file says it is; a file that says otherwise is begun anew.
 FORMAT = "foretune functions 1"
 #: More than `text_of` makes of a key, with the function's and the device's names before it.
 _LONGEST_KEY = 4000
@@ -35,15 +36,14 @@ class ConfigCache:
 
     def __init__(self, path: Path | str | None = None) -> None:
         self.path = None if path is None else check_path("a cache's file", path).expanduser().absolute()
-        self._file = SharedFile(self.path, check=_check, forget=_forget_oldest)
+        self._file = SharedFile(self.path, check=check_document, forget=_forget_oldest)
         #: Changes when what was read before may no longer hold.
         self.generation = 0
 
     @classmethod
     def of(cls, function: str) -> ConfigCache:
         """The cache of a function of that name, "module.qualname": below FORETUNE_CACHE_DIR, else ~/.cache/foretune."""
-        folder = choices_folder()
-        return _opened(None if folder is None else folder.with_name("functions"), function)
+        return _opened(functions_folder(), function)
 
     @classmethod
     def for_function(cls, function: str, cache: Any) -> ConfigCache:
@@ -76,6 +76,19 @@ class ConfigCache:
             self._file.update(change)
         except (TypeError, ValueError) as error:
             raise ForetuneError(f"a cache keeps JSON objects but was given {shown(value)} ({error})") from None
+
+    def add(self, entries: Mapping[str, Mapping[str, Any]]) -> bool:
+        """Adds what comes from elsewhere, as the oldest; what is kept here stays. Whether it is on the disk."""
+
+        def change(document: Document) -> None:
+            document.setdefault("format", FORMAT)
+            here = document.get("entries", {})
+            new = {key: deepcopy(dict(value)) for key, value in entries.items() if key not in here}
+            document["entries"] = new | here
+
+        self._file.update(change)
+        self.generation += 1
+        return self._file.is_on_disk
 
     def clear(self, key: str | None = None) -> None:
         """Forgets a key; all of them for None."""
@@ -110,6 +123,12 @@ class ConfigCache:
         return entries
 
 
+def functions_folder() -> Path | None:
+    """Where the files of functions are, or would be; None where there is no home to have them in."""
+    folder = choices_folder()
+    return None if folder is None else folder.with_name("functions")
+
+
 @lru_cache(maxsize=4096)  # one for each file, so that functions of one name, and copies, share what they know
 def _opened(folder: Path | None, function: str) -> ConfigCache:
     digest = hashlib.sha256(function.encode()).hexdigest()[:12]
@@ -117,7 +136,7 @@ def _opened(folder: Path | None, function: str) -> ConfigCache:
     return ConfigCache(None if folder is None else folder / f"{name}-{digest}.json")
 
 
-def _check(document: Document) -> None:
+def check_document(document: Document) -> None:
     """Raises `ForetuneError` for what is no file of a `ConfigCache`."""
     if document.get("format") != FORMAT or set(document) != {"format", "entries"}:
         raise ForetuneError(f"it is no file of {FORMAT!r}")

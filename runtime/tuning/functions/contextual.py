@@ -18,7 +18,7 @@ from .call_timer import CallTimer, timer_for
 from .config_cache import ConfigCache
 from .forced_autotuners import forced
 from .in_step import Ranks
-from .key_record import KeyRecord, Tuning
+from .key_record import KeyRecord, Tuning, record_key
 from .plain_values import text_of
 from .results import Trial, TuneResult, all_failed
 from .reuse import Place, Reuse, is_capturing, place_of, resolve_reuse, software
@@ -247,7 +247,7 @@ class _Call:
         self.named = function._key.named(args, kwargs, {})
         self.key = text_of(function._key.of(args, kwargs, self.named))
         self.place: Place = place_of(self.named.values(), Ranks(group).size)
-        self.record_key = f"{function.name}#{function._digest} on {self.place.name}: {self.key}"
+        self.record_key = record_key(function.name, function._digest, self.place.name, self.key)
 
     def memory_key(self, group: Any) -> tuple[str, int]:
         return self.record_key, 0 if group is None else id(group)

@@ -22,6 +22,20 @@ from .search import Search
 _WRITE_EVERY_S = 1.0
 
 
+def record_key(function: str, digest: str, place: str, key: str) -> str:
+    """What the cache keeps a key's record under: `digest` is that of the function's source, `place` where it runs."""
+    return f"{function}#{digest} on {place}: {key}"
+
+
+def function_of(key: str) -> str:
+    """The function of a `record_key`.
+
+    >>> function_of(record_key("package.scale", "a1b2", "NVIDIA H200", "64"))
+    'package.scale'
+    """
+    return key.partition("#")[0]
+
+
 class Outcome(NamedTuple):
     """What a config did: see `Trial`."""
 

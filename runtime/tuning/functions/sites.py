@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from ...launching.source_hash import digest_of
 from .calls import Call
 from .config_space import Candidate
 from .forced_autotuners import ForcedCache, Run
@@ -32,7 +32,7 @@ class Site:
     def question(self) -> str:
         """What is asked here, as a digest: ranks must have it in common. Their keys may differ, as shards do."""
         texts = [self.name, *(one.text for one in self.candidates)]
-        return hashlib.sha256("\n".join(texts).encode()).hexdigest()[:16]
+        return digest_of(texts)
 
     def check(self, candidate: Candidate) -> None:
         """Raises why a config could not run here, if so."""

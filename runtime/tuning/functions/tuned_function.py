@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-import hashlib
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from ....datasets import DeviceSpec, Family, ForetuneError, Status
 from ....datasets.errors import MOST, check_flag, check_integer
+from ...launching.source_hash import digest_of
 from ...warn import warn_once
 from .call_timer import CallTimer, timer_for
 from .calls import Call, CallReader
 from .config_cache import ConfigCache
 from .config_space import Candidate
 from .in_step import Ranks
-from .key_record import KeyRecord, Outcome, Tuning
+from .key_record import KeyRecord, Outcome, Tuning, record_key
 from .plain_values import plain, text_of
 from .results import Trial, TuneResult, all_failed
 from .reuse import Reuse, is_capturing, resolve_reuse, software
@@ -154,7 +154,7 @@ class TunedFunction(WrappedFunction):
         began = self._clock()
         refused, left = self._calls.candidates(call)
         texts = [one.text for one in left]
-        done = f"{self._search} {_digest(texts)}"
+        done = f"{self._search} {digest_of(texts)}"
         record = None if force else self._record(call)
         if not ranks.agree_on(done):
             raise ForetuneError(
@@ -224,7 +224,7 @@ class TunedFunction(WrappedFunction):
         """Tells a model what other processes, and earlier ones, found out of other keys."""
         if not self._search.is_guided:
             return
-        prefix = self._prefix(call)
+        prefix = record_key(self.name, self._digest, call.place.name, "")
         for key in self.cache:
             record = KeyRecord.from_json(self.cache.get(key)) if key.startswith(prefix) else None
             if record is not None and record.done:
@@ -244,11 +244,8 @@ class TunedFunction(WrappedFunction):
         warn_once(f"{self.name}: was tuned with {then}", ": that choice runs; FORETUNE_TUNE=strict tunes again")
         return record
 
-    def _prefix(self, call: Call) -> str:
-        return f"{self.name}#{self._digest} on {call.place.name}: "
-
     def _record_key(self, call: Call) -> str:
-        return f"{self._prefix(call)}{call.key}"
+        return record_key(self.name, self._digest, call.place.name, call.key)
 
     def _memory_key(self, call: Call, group: Any) -> tuple[str, str, int]:
         fixed = text_of(plain(call.fixed, str)) if call.fixed else ""
@@ -257,7 +254,3 @@ class TunedFunction(WrappedFunction):
     def _lock(self, call: Call) -> Turn:
         with self._guard:
             return Turn(self._locks.setdefault(self._record_key(call), threading.Lock()))
-
-
-def _digest(texts: Iterable[str]) -> str:
-    return hashlib.sha256("\n".join(texts).encode()).hexdigest()[:16]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import hashlib
 import inspect
 import textwrap
 from collections.abc import Callable, Mapping
@@ -12,7 +11,7 @@ from typing import Any, cast
 
 from ....datasets import ForetuneError
 from ....datasets.errors import check_words, shown
-from ...launching.source_hash import structure
+from ...launching.source_hash import digest_of, structure
 from .plain_values import plain, text_of, type_name
 
 #: What a call may say to the tuner, which the function itself never sees.
@@ -133,7 +132,7 @@ def source_digest(function: Callable[..., Any]) -> str:
         text = "" if code is None else f"{code.co_code.hex()} {text_of(plain(code.co_consts, type_name))}"
     with contextlib.suppress(SyntaxError):  # a lambda in the middle of something
         text = structure(text)
-    return hashlib.sha256(text.encode()).hexdigest()[:8]
+    return digest_of([text])
 
 
 def _qualname(function: Any) -> str:

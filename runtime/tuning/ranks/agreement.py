@@ -118,6 +118,16 @@ def may_tune() -> bool:
     return bool(_in_force) or _group(None) is None
 
 
+def choose_together() -> bool:
+    """Whether `agree` is in force, and there are other ranks to choose with.
+
+    >>> with agree():
+    ...     choose_together()  # a process of its own
+    False
+    """
+    return bool(_in_force) and scope() > 0
+
+
 def agreed_choice(
     kernel: str,
     problem: Problem | str,
@@ -143,15 +153,19 @@ def agreed_choice(
 
 
 def agreed(
-    times_us: Times, kernel: str, problem: Problem | str, configs: Sequence[KernelConfig | Mapping[str, Any]]
+    times_us: Times | Callable[[], Times],
+    kernel: str,
+    problem: Problem | str,
+    configs: Sequence[KernelConfig | Mapping[str, Any]],
 ) -> list[float | None]:
-    """Times that this rank has measured, made those of all ranks where `agree` is in force: of each config the
-    longest, the same list on each rank. All None where there is no agreement: then the first config is to run.
+    """Times that this rank has measured (or a function that does, which is called only if that is needed), made those
+    of all ranks where `agree` is in force: of each config the longest, the same list on each rank. All None where
+    there is no agreement: then the first config is to run.
 
     >>> agreed([3.0, float("inf")], "softmax", "rows=8", [{"BLOCK": 64}, {"BLOCK": 128}])
     [3.0, None]
     """
-    return _agreed(kernel, problem, configs, lambda: times_us)
+    return _agreed(kernel, problem, configs, times_us if callable(times_us) else lambda: times_us)
 
 
 def scope() -> int:

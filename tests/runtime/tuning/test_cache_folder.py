@@ -18,11 +18,12 @@ from foretune.runtime.tuning.cache.cache_folder import (
     known_kernels,
 )
 from foretune.runtime.tuning.cache.choice_cache import ChoiceCache
+from foretune.runtime.tuning.functions import ConfigCache, TunedFunction, config_cache
 from remembered import CONFIGS, H100, H200, KERNEL, problem, remember
 
 
 def test_nothing_is_shown_where_nothing_is(folder: Path) -> None:
-    assert cache_contents().to_json() == {"folder": str(folder), "kernels": []}
+    assert cache_contents().to_json() == {"folder": str(folder), "kernels": [], "functions": []}
     assert "Nothing is remembered in" in call("cache show").stdout
 
 
@@ -61,9 +62,9 @@ def test_what_is_forgotten_is_gone_and_the_rest_stays(folder: Path) -> None:
     remember()
     remember(kernel="other.kernel")
     (folder / "torn.json.unreadable").write_text("{")
-    assert clear_cache("other.kernel").to_json() == {"kernels": 1, "problems": 4, "times": 24}
+    assert clear_cache("other.kernel").to_json() == {"kernels": 1, "functions": 0, "problems": 4, "times": 24}
     assert [one.kernel for one in cache_contents().kernels] == [KERNEL]
-    assert json.loads(call("cache clear --json").stdout) == {"kernels": 1, "problems": 4, "times": 24}
+    assert json.loads(call("cache clear --json").stdout) == {"kernels": 1, "functions": 0, "problems": 4, "times": 24}
     assert not list(folder.iterdir())
     assert ChoiceCache.of(KERNEL, "s1", H200).times(problem(64)) == {}  # in a process that had them, too
 
@@ -90,7 +91,7 @@ def test_what_is_exported_is_imported_elsewhere(tmp_path: Path, monkeypatch: pyt
         remember(device).choose(problem(64), "b1", CONFIGS[1])
     before = known_kernels(KERNEL)
     exported = json.loads(call("cache export --json --out", tmp_path / "choices.json").stdout)
-    assert exported == {"kernels": 2, "problems": 8, "times": 48, "out": str(tmp_path / "choices.json")}
+    assert exported == {"kernels": 2, "functions": 0, "problems": 8, "times": 48, "out": str(tmp_path / "choices.json")}
     elsewhere(tmp_path, monkeypatch)
     assert json.loads(call("cache import --json", tmp_path / "choices.json").stdout)["times"] == 48
     assert known_kernels(KERNEL) == before
@@ -155,3 +156,70 @@ def test_where_nothing_can_be_kept_importing_is_an_error(tmp_path: Path, monkeyp
     monkeypatch.setenv(choice_cache.VARIABLE, "/dev/null/nowhere")
     with pytest.warns(ForetuneWarning, match="File exists"), pytest.raises(ForetuneError, match="cannot be kept"):
         import_choices(tmp_path / "choices.json")
+
+
+FUNCTION = f"{__name__}.scale"
+
+
+def scale(values: list[float], tile: int) -> list[float]:
+    if tile == 3:
+        raise ZeroDivisionError("a tile of three")
+    return [2 * value for value in values]
+
+
+@pytest.fixture
+def tuned(folder: Path) -> TunedFunction:
+    """A function that was tuned for two keys, one of its configs failing."""
+    config_cache._opened.cache_clear()
+    tuned = TunedFunction(scale, {"tile": [1, 2, 3]}, key=lambda values: len(values), n_warmup=1, n_repeat=1)
+    for count in (1, 2):
+        tuned([1.0] * count)
+    return tuned
+
+
+def test_functions_are_shown_beside_kernels(tuned: TunedFunction) -> None:
+    remember()
+    assert json.loads(call("cache show --json").stdout)["functions"] == [
+        {"function": FUNCTION, "keys": 2, "times": 4, "failed": 2, "choices": 2}
+    ]
+    shown = call("cache show").stdout
+    assert "Choices" in shown
+    assert "Functions" in shown
+    of_one = json.loads(call(f"cache show {FUNCTION} --json").stdout)
+    assert of_one["kernels"] == []
+    (listed,) = (one["by_key"] for one in of_one["functions"])
+    assert [(one["key"][-3:], one["times"], one["failed"]) for one in listed] == [(": 1", 2, 1), (": 2", 2, 1)]
+    assert all(one["chosen"] in call(f"cache show {FUNCTION}").stdout for one in listed)
+    with pytest.raises(ForetuneError, match=r"nothing is remembered of 'no\.such'.*choices of .*scale"):
+        cache_contents("no.such")
+
+
+def test_a_function_is_forgotten_by_its_name_and_with_all(tuned: TunedFunction, folder: Path) -> None:
+    remember()
+    assert clear_cache(FUNCTION).to_json() == {"kernels": 0, "functions": 1, "problems": 2, "times": 4}
+    assert [one.kernel for one in cache_contents().kernels] == [KERNEL]
+    tuned.cache.set("kept#a1 on here: 1", {})
+    clear_cache()
+    assert not list(folder.with_name("functions").glob("*.json"))
+
+
+def test_what_a_function_found_out_is_carried_elsewhere(
+    tuned: TunedFunction, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    known = {key: tuned.cache.get(key) for key in tuned.cache}
+    assert export_choices(tmp_path / "choices.json").functions == 1
+    elsewhere(tmp_path, monkeypatch)
+    here, (first, second) = ConfigCache.of(FUNCTION), known
+    here.set(second, {"mine": 1})
+    assert import_choices(tmp_path / "choices.json").times == 4
+    assert {key: here.get(key) for key in here} == {first: known[first], second: {"mine": 1}}
+    assert here.keys() == [first, second]  # what comes in is the oldest
+
+
+@pytest.mark.parametrize("function", [3, {"function": "a.b"}, {"function": "a.b", "entries": {"c.d#1 on x: 1": {}}}])
+def test_a_function_that_is_none_keeps_all_out(function: object, tmp_path: Path, folder: Path) -> None:
+    value = {"format": "foretune exported choices 1", "files": [], "functions": [function]}
+    (tmp_path / "choices.json").write_text(json.dumps(value))
+    with pytest.raises(ForetuneError, match="not exported choices: "):
+        import_choices(tmp_path / "choices.json")
+    assert not folder.with_name("functions").exists()

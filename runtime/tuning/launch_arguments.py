@@ -1,0 +1,75 @@
+"""The arguments of a launch as they are kept, to compile its binaries in a process that has not got them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from contextlib import suppress
+from typing import Any
+
+from ...datasets import ForetuneError
+from ...datasets.errors import LONGEST_WORD, MOST_NAMES, shown
+
+#: What a binary does not depend on, though a launch is given it.
+_OF_THE_LAUNCH = frozenset({"grid", "warmup"})
+
+
+def kept_arguments(arguments: Mapping[str, Any]) -> dict[str, Any] | None:
+    """What a binary depends on, as JSON: of a tensor its dtype and whether it begins at a multiple of 16 bytes, of a
+    Triton type its name, and of all else the value. None where that is no such value, as a host's tensor descriptor.
+
+    >>> kept_arguments({"n": 64, "SCALE": 0.5, "bias": None, "grid": (1,)})
+    {'n': 64, 'SCALE': 0.5, 'bias': None}
+    >>> kept_arguments({"shape": (1, 2)})
+    """
+    kept = {name: _kept(value) for name, value in arguments.items() if name not in _OF_THE_LAUNCH}
+    return kept if are_kept_arguments(kept) else None
+
+
+def are_kept_arguments(value: Any) -> bool:
+    """Whether it is what `kept_arguments` gives: a file may say anything."""
+    return isinstance(value, dict) and len(value) <= MOST_NAMES and all(map(_is_kept, value, value.values()))
+
+
+def stand_ins(kept: Mapping[str, Any]) -> dict[str, Any]:
+    """Arguments that Triton compiles the same binary for. Raises `ForetuneError` for a type that is none."""
+    return {name: _stand_in(value) if isinstance(value, dict) else value for name, value in kept.items()}
+
+
+def _kept(value: Any) -> Any:
+    import triton.language as tl
+
+    if isinstance(value, tl.dtype):
+        return {"triton": value.name}
+    if hasattr(value, "dtype") and hasattr(value, "data_ptr"):
+        return {"tensor": str(value.dtype).removeprefix("torch."), "aligned": value.data_ptr() % 16 == 0}
+    return value
+
+
+def _is_kept(name: Any, value: Any) -> bool:
+    if isinstance(value, dict):
+        kind, is_aligned = value.get("tensor", value.get("triton")), value.get("aligned") is True
+        return isinstance(kind, str) and value in ({"tensor": kind, "aligned": is_aligned}, {"triton": kind})
+    if type(value) is str:
+        return len(value) <= LONGEST_WORD
+    return isinstance(name, str) and (
+        value is None or type(value) in (bool, int) or (type(value) is float and math.isfinite(value))
+    )
+
+
+def _stand_in(value: Mapping[str, Any]) -> Any:
+    import torch
+    import triton.language as tl
+    from triton.runtime.jit import MockTensor
+
+    class Unaligned(MockTensor):  # type: ignore[misc]  # Triton has no types
+        @staticmethod
+        def data_ptr() -> int:
+            return 1
+
+    if "triton" in value:
+        with suppress(AssertionError):
+            return tl.dtype(value["triton"])
+    elif isinstance(dtype := getattr(torch, value["tensor"], None), torch.dtype):
+        return MockTensor(dtype) if value["aligned"] else Unaligned(dtype)
+    raise ForetuneError(f"an argument must be a value, or have a dtype of torch or Triton, but is {shown(value)}")
