@@ -45,6 +45,8 @@ class Grid:
     binaries: Mapping[BinaryKind, Mapping[KernelConfig, BinaryFacts]] = field(default_factory=dict)
     #: What a time counts for when a ranker learns, (n_problems, n_configs); None = all alike. See `Dataset.grid`.
     weights: NDArray[np.float64] | None = None
+    #: Where the family lets a config through, (n_problems, n_configs), if anybody has asked it: that takes seconds.
+    possible: NDArray[np.bool_] | None = None
 
     def __len__(self) -> int:
         return len(self.cases)
@@ -89,6 +91,7 @@ class Grid:
             first_us=self.first_us[index],
             second_us=self.second_us[index],
             weights=None if self.weights is None else self.weights[index],
+            possible=None if self.possible is None else self.possible[index],
         )
 
     def select_configs(self, columns: Sequence[int] | NDArray[np.intp]) -> Grid:
@@ -100,4 +103,5 @@ class Grid:
             first_us=self.first_us[:, index],
             second_us=self.second_us[:, index],
             weights=None if self.weights is None else self.weights[:, index],
+            possible=None if self.possible is None else self.possible[:, index],
         )

@@ -38,6 +38,8 @@ class Subsets:
 
 def supported(grid: Grid, family: Family) -> NDArray[np.bool_]:
     """Where the family lets a config through, (n_problems, n_configs): the others reach no shortlist."""
+    if grid.possible is not None:
+        return grid.possible
     return np.array(
         [
             [family.supports(config, case.problem, device) is None for config in grid.configs]

@@ -46,6 +46,7 @@ def measured_grid(dataset: Dataset, family: Family) -> tuple[Grid, NDArray[np.bo
     check_measured(dataset, family)
     grid = dataset.grid(family.name)
     possible = supported(grid, family)
+    grid = replace(grid, possible=possible)
     times = grid.times_us
     if len(wrong := np.argwhere(np.isfinite(times) & ~possible)):
         row, column = (int(place) for place in wrong[0])

@@ -41,9 +41,8 @@ class TrainedFamily:
     @property
     def arrays(self) -> dict[str, NDArray[Any]]:
         """The trees and the network."""
-        network = self.ranker.network_
-        parts = {} if network is None else {key: getattr(network, name) for key, name in _NETWORK.items()}
-        return self.ranker.forest_.arrays() | parts
+        network = {} if self.ranker.network_ is None else self.ranker.network_.arrays()
+        return self.ranker.forest_.arrays() | {key: network[name] for key, name in _NETWORK.items() if network}
 
     @staticmethod
     def array_names(value: Mapping[str, Any]) -> tuple[str, ...]:
@@ -91,7 +90,8 @@ class TrainedFamily:
         """
         ranker = LightGBMRanker(**{"epochs": 0, **value["params"]})  # version 4 had no network
         ranker.forest_ = Forest(**{name: arrays[name] for name in _FOREST})
-        ranker.network_ = Network(**{name: arrays[key] for key, name in _NETWORK.items()}) if ranker.epochs else None
+        network = {name: arrays[key] for key, name in _NETWORK.items()} if ranker.epochs else None
+        ranker.network_ = None if network is None else Network.restored(**network)
         if ranker.reach > MAX_LOG_SLOWDOWN:
             raise BundleError(
                 f"what it predicts adds up to {ranker.reach:.3g}, and at most {MAX_LOG_SLOWDOWN:.0f} is the logarithm "

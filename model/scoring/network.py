@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -74,6 +74,16 @@ class Network:
             raise ForetuneError("scale of a network must be above 0")
         if values and not (self.which.min() >= 0 and self.which.max() < features):
             raise ForetuneError(f"which of a network must be positions of its {features} features")
+
+    def arrays(self) -> dict[str, NDArray[Any]]:
+        """All of it as flat arrays, by name: `Network.restored(**arrays)` is the same network."""
+        return {field.name: getattr(self, field.name).ravel() for field in fields(self)}
+
+    @classmethod
+    def restored(cls, **arrays: NDArray[Any]) -> Network:
+        """The inverse of `arrays`. Raises `ForetuneError` or `ValueError` for what is no network."""
+        shapes = {"weight1": (-1, len(arrays["bias1"])), "weight2": (-1, len(arrays["bias2"]))}
+        return cls(**{name: array.reshape(shapes.get(name, (-1,))) for name, array in arrays.items()})
 
     @property
     def n_features(self) -> int:
