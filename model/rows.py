@@ -72,8 +72,8 @@ class TrainingRows:
 
 
 def training_rows(grid: Grid, family: Family, *, slow: float, keep_slow: float, seed: int) -> TrainingRows:
-    """Each problem twice where its ragged sizes are known: with them, and as the host sees it at call
-    time, without them.
+    """Each problem, and where its ragged sizes are known perhaps once more, as the host sees it at call time, without
+    them: unless the family says what such a problem is likely to be (`Family.likely`), so that nobody asks for it.
 
     Configs that failed, or were never tried, are left out. Of those slower than `slow` times the best only a share
     `keep_slow` of all that there would be stays, drawn by `seed`: a third of a wide space is hopeless, and telling 20x
@@ -89,7 +89,9 @@ def training_rows(grid: Grid, family: Family, *, slow: float, keep_slow: float, 
     features, targets, sizes, counted = [], [], [], []
     for kept, slowdown, weight, case, device in zip(keep, slowdowns, weights, grid.cases, grid.devices, strict=True):
         advance(1 / len(grid))
-        for problem in dict.fromkeys((case.problem, case.problem.without_sizes())):
+        hidden = case.problem.without_sizes()
+        asked = (hidden,) if any(likely == hidden for _, likely in family.likely(hidden)) else ()
+        for problem in dict.fromkeys((case.problem, *asked)):
             # Of all configs, always the same tuple: families remember what depends on the list alone.
             binaries = grid.binaries.get((problem.dtype, problem.flags))
             features.append(features_of(family, problem, device, grid.configs, binaries)[kept])

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from ...datasets import BinaryFacts, DeviceSpec, Family, ForetuneError, KernelConfig, Problem, dtype_of_tensor
 from ...datasets.problem import Ragged
 from .features import CONFIG_FEATURES, FEATURE_NAMES, feature_table
-from .group_sizes import ROUTINGS, likely_sizes
+from .group_sizes import likely_sizes
 from .space import Ranges, full_space, knobs_of, smem_bytes, wrong_knob, wrong_tile
-from .variants import PERMUTATIONS, Variant
+from .variants import DW, PERMUTATIONS, Variant
 
 if TYPE_CHECKING:
     import numpy as np
@@ -27,6 +27,8 @@ MOST_GROUPS = 65536
 MOST_ROWS = 2**30 - 1
 #: N and K are 32 bits there.
 MOST_COLUMNS = 2**31 - 1
+#: How likely which routing is held to be: as in the workload, whose hot one counts as zipf's.
+_LIKELY = {"uniform": 0.4, "balanced": 0.2, "zipf": 0.4}
 #: Archs with a tensor memory accelerator.
 TMA_ARCHS = ("sm_90", "sm_100", "sm_103", "sm_120")
 
@@ -115,13 +117,16 @@ class GroupedGemmFamily(Family):
         return feature_table(self.variant, problem, device, configs)
 
     def likely(self, problem: Problem) -> Sequence[tuple[float, Problem]]:
-        """The routings that a workload has, as often as it has them, where the group sizes are unknown."""
+        """Several routings where the group sizes are unknown: how many tiles ragged rows make depends on them. Of dW,
+        whose tiles do not, the usual one."""
         rows, groups = problem["rows"], problem["groups"]
-        if problem.ragged is not None or not rows or groups < 2:
+        if problem.ragged is not None or groups < 1:
             return ((1.0, problem),)
+        sizes = likely_sizes(rows, groups)
+        shares = {"uniform": 1.0} if self.variant is DW else _LIKELY
         return tuple(
-            (ROUTINGS[routing], replace(problem, ragged=Ragged("rows", tuple(sizes.tolist()))))
-            for routing, sizes in likely_sizes(rows, groups).items()
+            (share, replace(problem, ragged=Ragged("rows", tuple(sizes[routing].tolist()))))
+            for routing, share in shares.items()
         )
 
     def estimate_us(self, problem: Problem, device: DeviceSpec, configs: Sequence[KernelConfig]) -> NDArray[np.float64]:

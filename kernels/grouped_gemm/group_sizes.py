@@ -40,20 +40,18 @@ def typical_sizes(rows: int, groups: int) -> NDArray[np.int64]:
 
 
 def likely_sizes(rows: int, groups: int) -> dict[str, NDArray[np.int64]]:
-    """For each of ROUTINGS, what group sizes look like under it, each (groups,), descending, summing to `rows`.
+    """What group sizes look like under some of ROUTINGS, each (groups,), descending, summing to `rows`.
 
     >>> {routing: sizes.tolist() for routing, sizes in likely_sizes(16, 4).items()}
-    {'uniform': [7, 4, 3, 2], 'balanced': [4, 4, 4, 4], 'zipf': [8, 4, 2, 2], 'hot': [10, 2, 2, 2]}
+    {'uniform': [7, 4, 3, 2], 'balanced': [4, 4, 4, 4], 'zipf': [8, 4, 2, 2]}
     """
     ranks = 1 / np.arange(1, groups + 1)
-    hot = np.full(groups, 0.5 / groups)
-    hot[0] += 0.5
-    shares = {"balanced": np.full(groups, 1 / groups), "zipf": ranks / ranks.sum(), "hot": hot}
+    zipf = np.rint(rows * ranks / ranks.sum()).astype(np.int64)
+    balanced = np.full(groups, rows // groups)
     return {
-        routing: _summing_to(rows, np.rint(rows * shares[routing]).astype(np.int64))
-        if routing in shares
-        else typical_sizes(rows, groups)
-        for routing in ROUTINGS
+        "uniform": typical_sizes(rows, groups),
+        "balanced": _summing_to(rows, balanced),
+        "zipf": _summing_to(rows, zipf),
     }
 
 
