@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields, replace
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -20,6 +21,8 @@ MOST_VALUES = 12
 LIMIT = 4.0
 #: No predicted logarithm of a slowdown is larger, nor its negative.
 MOST_LOG = 20.0
+#: Predictions are rounded to so many decimals: far below what they are right to, and far above float64's last bits.
+_DECIMALS = 7
 #: What a bundle may hold: far more than `train` makes.
 MOST_INPUTS, MOST_UNITS = 4096, 1024
 
@@ -103,27 +106,44 @@ class Network:
             bias3=(self.bias3 * np.float32(scale) + np.float32(offset)).astype(np.float32),
         )
 
-    def inputs(self, features: NDArray[np.float32]) -> NDArray[np.float32]:
+    def inputs(self, features: NDArray[np.float32]) -> NDArray[np.float64]:
         """What the first layer gets, (n, n_features + n_values), for features, (n, n_features)."""
-        standard = np.clip((features - self.mean) / self.scale, -LIMIT, LIMIT)
-        return np.concatenate([standard, features[:, self.which] == self.value], axis=1, dtype=np.float32)
+        standard = np.clip((features - self._mean) / self._scale, -LIMIT, LIMIT)
+        return np.concatenate([standard, features[:, self.which] == self.value], axis=1)
 
     def predict(self, features: NDArray[np.float32]) -> NDArray[np.float64]:
         """Log slowdowns, (n,), for features, (n, n_features).
+
+        A product of matrices depends in its last bits on how many rows it has, and on the processor. So it is computed in
+        float64 and rounded: the same row has the same figure among any others, and on any rank.
 
         >>> zeros = [np.zeros(shape, np.float32) for shape in ((0,), (2, 3), (3,), (3, 2), (2,), (2,), (1,))]
         >>> net = Network(np.zeros(2, np.float32), np.ones(2, np.float32), np.zeros(0, np.int32), *zeros)
         >>> net.predict(np.ones((4, 2), np.float32)).tolist()
         [0.0, 0.0, 0.0, 0.0]
         """
-        units = _silu(self.inputs(features) @ self.weight1 + self.bias1)
-        units = _silu(units @ self.weight2 + self.bias2)
-        logs = np.clip(units @ self.weight3 + self.bias3, -MOST_LOG, MOST_LOG)
-        result: NDArray[np.float64] = logs.astype(np.float64)
+        units = self.inputs(features)
+        for weight, bias in self._hidden:
+            units = _silu(units @ weight + bias)
+        logs = units @ self.weight3.astype(np.float64) + self.bias3.astype(np.float64)
+        result: NDArray[np.float64] = np.round(np.clip(logs, -MOST_LOG, MOST_LOG), _DECIMALS)
         return result
 
+    @cached_property
+    def _mean(self) -> NDArray[np.float64]:
+        return self.mean.astype(np.float64)
 
-def _silu(x: NDArray[np.float32]) -> NDArray[np.float32]:
+    @cached_property
+    def _scale(self) -> NDArray[np.float64]:
+        return self.scale.astype(np.float64)
+
+    @cached_property
+    def _hidden(self) -> tuple[tuple[NDArray[np.float64], NDArray[np.float64]], ...]:
+        layers = (self.weight1, self.bias1), (self.weight2, self.bias2)
+        return tuple((weight.astype(np.float64), bias.astype(np.float64)) for weight, bias in layers)
+
+
+def _silu(x: NDArray[np.float64]) -> NDArray[np.float64]:
     with np.errstate(over="ignore"):  # of very negative units, whose quotient is 0
-        result: NDArray[np.float32] = x / (1 + np.exp(-x))
+        result: NDArray[np.float64] = x / (1 + np.exp(-x))
     return result

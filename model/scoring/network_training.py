@@ -47,7 +47,7 @@ def _trained(rows: TrainingRows, seed: int, epochs: int, share: float) -> Networ
     from torch import nn
 
     empty = _encoding(rows)
-    inputs = torch.from_numpy(empty.inputs(rows.features))
+    inputs = torch.from_numpy(empty.inputs(rows.features).astype(np.float32))
     targets = torch.from_numpy(np.minimum(rows.log_slowdown, MOST_LOG).astype(np.float32))
     weights = torch.ones_like(targets) if rows.weights is None else torch.from_numpy(rows.weights.astype(np.float32))
     ends = np.cumsum(rows.query_sizes)
