@@ -23,6 +23,8 @@ LIMIT = 4.0
 MOST_LOG = 20.0
 #: Predictions are rounded to so many decimals: far below what they are right to, and far above float64's last bits.
 _DECIMALS = 7
+#: Rows of one product: small enough that no library of matrix products starts its threads for it.
+_BLOCK_ROWS = 128
 #: What a bundle may hold: far more than `train` makes.
 MOST_INPUTS, MOST_UNITS = 4096, 1024
 
@@ -114,18 +116,25 @@ class Network:
     def predict(self, features: NDArray[np.float32]) -> NDArray[np.float64]:
         """Log slowdowns, (n,), for features, (n, n_features).
 
-        A product of matrices depends in its last bits on how many rows it has, and on the processor. So it is computed in
-        float64 and rounded: the same row has the same figure among any others, and on any rank.
+        A product of matrices depends in its last bits on how many rows it has, and on the processor. So it is computed
+        in float64, in blocks of so many rows, and rounded: a row has the same figure among any others, and on any rank.
 
         >>> zeros = [np.zeros(shape, np.float32) for shape in ((0,), (2, 3), (3,), (3, 2), (2,), (2,), (1,))]
         >>> net = Network(np.zeros(2, np.float32), np.ones(2, np.float32), np.zeros(0, np.int32), *zeros)
         >>> net.predict(np.ones((4, 2), np.float32)).tolist()
         [0.0, 0.0, 0.0, 0.0]
         """
-        units = self.inputs(features)
-        for weight, bias in self._hidden:
-            units = _silu(units @ weight + bias)
-        logs = units @ self.weight3.astype(np.float64) + self.bias3.astype(np.float64)
+        inputs = self.inputs(features)
+        logs = np.empty(-(-len(inputs) // _BLOCK_ROWS) * _BLOCK_ROWS)
+        block = np.zeros((_BLOCK_ROWS, inputs.shape[1]))
+        for start in range(0, len(inputs), _BLOCK_ROWS):
+            part = inputs[start : start + _BLOCK_ROWS]
+            block[: len(part)] = part
+            units = block
+            for weight, bias in self._hidden:
+                units = np.maximum(units @ weight + bias, 0.0)
+            logs[start : start + _BLOCK_ROWS] = units @ self._last
+        logs = logs[: len(inputs)] + float(self.bias3[0])
         result: NDArray[np.float64] = np.round(np.clip(logs, -MOST_LOG, MOST_LOG), _DECIMALS)
         return result
 
@@ -138,12 +147,10 @@ class Network:
         return self.scale.astype(np.float64)
 
     @cached_property
+    def _last(self) -> NDArray[np.float64]:
+        return self.weight3.astype(np.float64)
+
+    @cached_property
     def _hidden(self) -> tuple[tuple[NDArray[np.float64], NDArray[np.float64]], ...]:
         layers = (self.weight1, self.bias1), (self.weight2, self.bias2)
         return tuple((weight.astype(np.float64), bias.astype(np.float64)) for weight, bias in layers)
-
-
-def _silu(x: NDArray[np.float64]) -> NDArray[np.float64]:
-    with np.errstate(over="ignore"):  # of very negative units, whose quotient is 0
-        result: NDArray[np.float64] = x / (1 + np.exp(-x))
-    return result

@@ -56,7 +56,7 @@ def _trained(rows: TrainingRows, seed: int, epochs: int, share: float) -> Networ
     # Not torch's own generator: fits that run side by side share it.
     noise = torch.Generator().manual_seed(seed)
     layers = [_layer(*shape, random) for shape in ((inputs.shape[1], HIDDEN[0]), HIDDEN, (HIDDEN[1], 1))]
-    net = nn.Sequential(layers[0], nn.SiLU(), layers[1], nn.SiLU(), layers[2])
+    net = nn.Sequential(layers[0], nn.ReLU(), layers[1], nn.ReLU(), layers[2])
     optimiser = torch.optim.AdamW(net.parameters(), lr=RATE / 2, weight_decay=1e-3)
     batch = min(BATCH, max(len(spans), 1))
     steps = len(spans) // batch
