@@ -6,12 +6,13 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache, partial, reduce
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from ..datasets import BinaryFacts, BundleError, DeviceSpec, Family, ForetuneError, KernelConfig, Problem
-from ..datasets.errors import check_between, check_integer
+from ..datasets.errors import check_between, check_integer, warn
 from ..datasets.grid import BinaryKind, Grid
 from ..datasets.progress import advance, share_of, side_by_side
 from .ranker import Ranker
@@ -47,7 +48,7 @@ class LightGBMRanker(Ranker):
     `emphasis` weighs a training row by slowdown ** -emphasis: above 0, being right about fast configs counts more.
 
     `epochs` is how often the network, whose predictions are averaged with the trees', sees the data in training; with 0
-    there is none, and no torch is needed.
+    there is none. Without torch there is none either, and a `ForetuneWarning` says so.
 
     Where a problem's ragged sizes are unknown, what is predicted is the mean over what it is likely to be
     (`Family.likely`).
@@ -136,12 +137,16 @@ class LightGBMRanker(Ranker):
         # two busy cores made a fit of 11 s last 190 s (2026-11).
         objectives = {"regression": (self._regression,), "lambdarank": (self._lambdarank,)}
         kinds = objectives.get(self.objective, (self._lambdarank, self._regression))
-        share = 0.8 / (len(kinds) + bool(self.epochs))
+        epochs = self.epochs
+        if epochs and not find_spec("torch"):
+            warn("there is no torch to train the network with: trees alone, which rank a little worse")
+            epochs = 0
+        share = 0.8 / (len(kinds) + bool(epochs))
         trainings: list[Callable[[], Forest | Network]] = [
             partial(train, rows, target, max(self.trees // len(kinds), 1), share) for train in kinds
         ]
-        if self.epochs:
-            trainings.append(partial(train_network, rows, seed=self.seed, epochs=self.epochs, share=share))
+        if epochs:
+            trainings.append(partial(train_network, rows, seed=self.seed, epochs=epochs, share=share))
         parts = side_by_side(trainings, jobs=2)
         forests = [part for part in parts if isinstance(part, Forest)]
         networks = [part for part in parts if isinstance(part, Network)]

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 _FOREST = tuple(one.name for one in fields(Forest))
 _NETWORK = {f"network_{one.name}": one.name for one in fields(Network)}
 #: What a family's JSON did not have before version 5 of the bundle.
-_ADDED_IN_5 = ("calibration", "extent")
+_ADDED_IN_5 = ("calibration", "extent", "network")
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class TrainedFamily:
     @staticmethod
     def array_names(value: Mapping[str, Any]) -> tuple[str, ...]:
         """What `arrays` has of a family whose `to_json` is this."""
-        return (*_FOREST, *_NETWORK) if value["params"].get("epochs") else _FOREST
+        return (*_FOREST, *_NETWORK) if value.get("network") else _FOREST
 
     def to_json(self, version: int | None = None) -> dict[str, Any]:
         """All but the arrays; for an older `version` of the bundle, what it had."""
@@ -62,6 +62,7 @@ class TrainedFamily:
             "feature_names": list(self.ranker.feature_names_),
             "params": self.ranker.get_params(),
             "trees": len(self.ranker.forest_),
+            "network": self.ranker.network_ is not None,
             "devices": [device.to_json() for device in self.devices],
             "origin": dict(self.origin),
             "wrong_results": [
@@ -90,7 +91,7 @@ class TrainedFamily:
         """
         ranker = LightGBMRanker(**{"epochs": 0, **value["params"]})  # version 4 had no network
         ranker.forest_ = Forest(**{name: arrays[name] for name in _FOREST})
-        network = {name: arrays[key] for key, name in _NETWORK.items()} if ranker.epochs else None
+        network = {name: arrays[key] for key, name in _NETWORK.items()} if value.get("network") else None
         ranker.network_ = None if network is None else Network.restored(**network)
         if ranker.reach > MAX_LOG_SLOWDOWN:
             raise BundleError(
@@ -115,7 +116,7 @@ class TrainedFamily:
         }
         if not isinstance(value["origin"], dict):
             raise BundleError(f"origin must be an object but is {value['origin']!r}")
-        calibration, extent = (value.get(key) for key in _ADDED_IN_5)
+        calibration, extent = value.get("calibration"), value.get("extent")
         return cls(
             ranker,
             devices,
