@@ -107,7 +107,7 @@ class Adaptive:
         share: float = 0.09,
         explored: float = 0.5,
         first: int = 24,
-        ranker: Callable[[], Ranker] = LightGBMRanker,
+        ranker: Callable[[], Ranker] = partial(LightGBMRanker, epochs=0),  # noqa: B008 - GPUs wait: trees alone
         prior: Ranker | None = None,
         seed: int = 0,
     ) -> None:

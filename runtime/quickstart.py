@@ -75,8 +75,8 @@ def run_quickstart(
     autotuned: Autotuned | None = None,
     say: Callable[[str], None] = lambda text: None,
 ) -> Quickstart:
-    """Trains a bundle of the family, of trees alone, on the dataset into `out`, judges one such on a fifth of the models
-    that it never saw, and predicts the problem on the device; where there is a `gpu`, tunes it there (see
+    """Trains a bundle of the family, of trees alone, on the dataset into `out`, judges one such on a fifth of the
+    models that it never saw, and predicts the problem on the device; where there is a `gpu`, tunes it there (see
     `compare_first_calls`).
 
     Where the bundle cannot be saved there is a `ForetuneWarning`, and the rest is shown (`check_bundle_folder` tells

@@ -66,16 +66,16 @@ def as_two_files(directory, version):
 
 
 def uncalibrated(manifest):
-    """Without what version 5 added."""
+    """Without what version 5 added, of a bundle of trees alone."""
     for family in manifest["families"].values():
-        del family["calibration"], family["extent"]
+        del family["calibration"], family["extent"], family["network"], family["params"]["epochs"]
 
 
 def hand_made(trees=6, seed=0, name="fake", device=DEVICE):
     """A bundle of the fake family that nobody trained: predicts something, and is made in no time."""
     random = np.random.default_rng(seed)
     width = len(FakeFamily.feature_names)
-    ranker = LightGBMRanker(trees=trees)
+    ranker = LightGBMRanker(trees=trees, epochs=0)
     ranker.feature_names_ = FakeFamily.feature_names
     ranker.forest_ = Forest(
         n_features=np.array(width, np.int64),

@@ -22,7 +22,7 @@ FAMILY = FakeFamily()
 SPACE = FAMILY.space()
 CASES = fake_cases()[:14]
 FIRST = 4
-FEW = partial(Adaptive, share=0.15, first=FIRST, ranker=partial(LightGBMRanker, trees=30))
+FEW = partial(Adaptive, share=0.15, first=FIRST, ranker=partial(LightGBMRanker, trees=30, epochs=0))
 
 
 def replace_plan_and_origin(patch):

@@ -291,7 +291,7 @@ def test_cards_of_two_kinds_measure_all_cases_each(dask, out):
 
 
 def test_an_adaptive_plan_is_asked_again_when_its_batch_is_measured(dask, out, monkeypatch):
-    few = partial(Adaptive, share=0.1, first=2, ranker=partial(LightGBMRanker, trees=10))
+    few = partial(Adaptive, share=0.1, first=2, ranker=partial(LightGBMRanker, trees=10, epochs=0))
     monkeypatch.setitem(plan.PLANS, "adaptive", few)
     start_workers(dask, "first", "second")
     summary = run(dask.address, out, CASES, FaultyGpu(seconds=0.001), plan="adaptive")

@@ -18,7 +18,7 @@ from rich.console import Console
 FAMILY = FakeFamily()
 DATASET = fake_dataset()
 GRID = DATASET.grid("fake")
-QUICK = partial(LightGBMRanker, trees=60)
+QUICK = partial(LightGBMRanker, trees=60, epochs=0)
 FEW = partial(Adaptive, share=0.15, first=8, ranker=QUICK)
 
 

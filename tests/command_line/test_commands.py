@@ -159,7 +159,7 @@ def test_replay_as_json_is_the_contract_and_the_table_shows_both(
     monkeypatch.setattr(datasets, "load", lambda name: part)
     over: list[replay.Replay] = []
 
-    few = functools.partial(LightGBMRanker, trees=20)
+    few = functools.partial(LightGBMRanker, trees=20, epochs=0)
 
     def once(dataset: Any, family: Any, plan: Any) -> replay.Replay:  # minutes, with all trees: and for the table again
         over[:] = over or [replay_plan(dataset, family, functools.partial(plan, ranker=few), ranker=few)]

@@ -174,7 +174,7 @@ def _used(loaded: Any, folder: Path, trained: bool) -> bool:
         *(partial(loaded.grid, family) for family in loaded.families),
     ]
     if trained and "fake" in loaded.families:
-        few = partial(LightGBMRanker, trees=2, min_rows=1)
+        few = partial(LightGBMRanker, trees=2, epochs=0, min_rows=1)
         work += [
             lambda: train_bundle(loaded, {"fake": FAMILY}, few),
             lambda: cross_validate(loaded, FAMILY, few, jobs=1),

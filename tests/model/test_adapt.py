@@ -38,7 +38,7 @@ SMALL = elsewhere(fake_cases(models=3), share=0.12)
 
 @pytest.fixture(scope="module")
 def bundle():
-    return train_bundle(OLD, ALL, partial(LightGBMRanker, trees=30))
+    return train_bundle(OLD, ALL, partial(LightGBMRanker, trees=30, epochs=0))
 
 
 @pytest.fixture(scope="module")

@@ -19,7 +19,7 @@ from foretune.model.sources import candidates_of, shares_of
 from foretune.model.splits import split_sizes
 
 FAMILY, DATASET = FakeFamily(), fake_dataset()
-QUICK = partial(LightGBMRanker, trees=10)
+QUICK = partial(LightGBMRanker, trees=10, epochs=0)
 
 
 def drawn(count, seed=0, configs=120, error=0.1):
@@ -187,7 +187,7 @@ def test_the_largest_sizes_are_held_out():
     for number, name in enumerate(("k", "n")):  # the most groups, and rows, a third of the problems has
         sizes = np.array([case.problem[name] for case in cases])
         assert sizes[below[number]].max() < sizes[fold == number].min()
-    evaluation = cross_validate(DATASET, FAMILY, partial(LightGBMRanker, trees=2), split="size")
+    evaluation = cross_validate(DATASET, FAMILY, partial(LightGBMRanker, trees=2, epochs=0), split="size")
     assert len(evaluation.cases) == (fold >= 0).sum()
     assert DEVICE in evaluation.devices
     same = tuple(replace(case, problem=cases[0].problem) for case in cases)

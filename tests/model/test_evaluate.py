@@ -27,7 +27,7 @@ from foretune.model.origin import origin_of, seen_in_training
 from rich.console import Console
 
 FAMILY, DATASET = FakeFamily(), fake_dataset()
-QUICK = partial(LightGBMRanker, trees=60)
+QUICK = partial(LightGBMRanker, trees=60, epochs=0)
 
 
 class Oracle(Ranker):
@@ -225,7 +225,7 @@ def test_the_frame_shows_the_worst_first(evaluation):
 def test_configs_that_were_never_tried_are_no_candidates():
     rows = DATASET.measurements
     cut = rows[(rows["problem"] != 0) | (rows["config"] < 20)]
-    evaluation = cross_validate(replace(DATASET, measurements=cut), FAMILY, partial(LightGBMRanker, trees=1))
+    evaluation = cross_validate(replace(DATASET, measurements=cut), FAMILY, partial(LightGBMRanker, trees=1, epochs=0))
     regret = evaluation.regret[16][0]
     assert regret < 1.1  # 16 of 20 that ran: counting the other 172 as failures would make it the worst
 
@@ -241,7 +241,9 @@ def test_configs_whose_result_was_wrong_are_no_candidates():
 
 def test_it_says_of_how_many_configs_the_best_is_the_best():
     some = replace(DATASET, measurements=DATASET.measurements[DATASET.measurements["config"] % 4 == 0])
-    assert cross_validate(some, FAMILY, partial(LightGBMRanker, trees=1)).tried == pytest.approx(0.25, abs=0.05)
+    assert cross_validate(some, FAMILY, partial(LightGBMRanker, trees=1, epochs=0)).tried == pytest.approx(
+        0.25, abs=0.05
+    )
 
 
 def test_a_bundle_is_judged_as_it_is():

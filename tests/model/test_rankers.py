@@ -155,7 +155,7 @@ class TestPlanned(RankerContract):
         assert (self.scores(fitted) != self.scores(everything)).any()
 
 
-_quick = partial(LightGBMRanker, trees=10)
+_quick = partial(LightGBMRanker, trees=10, epochs=0)
 _few = partial(Adaptive, share=0.6, first=8, ranker=_quick)
 
 
@@ -163,7 +163,7 @@ class TestOnTheToy(RankerContract):
     """What a third party sees who inherits the contract as it is."""
 
     def make(self):
-        return LightGBMRanker(trees=30)
+        return LightGBMRanker(trees=30, epochs=0)
 
     def test_the_toy_can_be_learned(self, fitted):
         grid = self.grid()

@@ -24,7 +24,7 @@ from foretune.model.report.knobs import knob_figures
 from foretune.model.report.shapley import tree_shap
 
 FAMILY = FakeFamily()
-QUICK = partial(LightGBMRanker, trees=12)
+QUICK = partial(LightGBMRanker, trees=12, epochs=0)
 HOSTILE = "<script>alert(1)</script>&\"'$x_1$"
 SVG = "{http://www.w3.org/2000/svg}"
 

@@ -26,8 +26,8 @@ def measured_with(*sources, family="fake"):
 @pytest.mark.parametrize(
     "use",
     [
-        lambda dataset: train_bundle(dataset, {"fake": FAMILY}, partial(LightGBMRanker, trees=2)),
-        lambda dataset: cross_validate(dataset, FAMILY, partial(LightGBMRanker, trees=2)),
+        lambda dataset: train_bundle(dataset, {"fake": FAMILY}, partial(LightGBMRanker, trees=2, epochs=0)),
+        lambda dataset: cross_validate(dataset, FAMILY, partial(LightGBMRanker, trees=2, epochs=0)),
         lambda dataset: check_measured(dataset, FAMILY),
     ],
     ids=["train", "cross_validate", "check_measured"],
@@ -61,7 +61,7 @@ class Predicting(ToyFamily):
 def test_a_family_that_only_predicts_is_trained_and_says_nothing_of_a_kernel(tmp_path):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        train_bundle(measured_with("old"), {"fake": Predicting()}, partial(LightGBMRanker, trees=2)).save(
+        train_bundle(measured_with("old"), {"fake": Predicting()}, partial(LightGBMRanker, trees=2, epochs=0)).save(
             tmp_path / "b"
         )
     bundle = load_bundle(tmp_path / "b")
@@ -146,7 +146,7 @@ def test_a_config_that_is_supported_elsewhere_has_no_time_where_it_is_not():
 @pytest.mark.parametrize("value", ["a", 0])
 def test_a_knob_of_which_there_are_no_features_is_left_out(value):
     odd = with_config(KernelConfig.from_json(BARE.configs[0].to_json() | {"BLOCK_M": value}))
-    few = partial(LightGBMRanker, trees=2)
+    few = partial(LightGBMRanker, trees=2, epochs=0)
     with warnings.catch_warnings():
         warnings.simplefilter("error")  # of NumPy
         warnings.simplefilter("ignore", ForetuneWarning)

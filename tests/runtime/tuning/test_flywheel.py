@@ -301,9 +301,9 @@ def test_a_ranker_learns_from_production_beside_what_was_collected(log: Path) ->
     counted = {case.problem: set(weights[times == times]) for case, weights, times in
                zip(grid.cases, grid.weights, grid.times_us, strict=True)}  # fmt: skip
     assert counted == {case.problem: {1.0} for case in old} | {case.problem: {0.5} for case in new}
-    bundle = train_bundle(both, {"fake": family}, lambda: LightGBMRanker(trees=4, min_rows=2))
+    bundle = train_bundle(both, {"fake": family}, lambda: LightGBMRanker(trees=4, epochs=0, min_rows=2))
     assert bundle.families == ("fake",)
-    alone = train_bundle(logged, {"fake": family}, lambda: LightGBMRanker(trees=4, min_rows=2))
+    alone = train_bundle(logged, {"fake": family}, lambda: LightGBMRanker(trees=4, epochs=0, min_rows=2))
     assert alone.families == ("fake",)
 
 
