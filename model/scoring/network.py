@@ -131,13 +131,12 @@ class Network:
         for start in range(0, len(inputs), _BLOCK_ROWS):
             part = inputs[start : start + _BLOCK_ROWS]
             block[: len(part)] = part
-            units = block
+            units: NDArray[np.float64] = block
             for weight, bias in self._hidden:
                 units = np.maximum(units @ weight + bias, 0.0)
             logs[start : start + _BLOCK_ROWS] = units @ self._last
         logs = logs[: len(inputs)] + float(self.bias3[0])
-        result: NDArray[np.float64] = np.round(np.clip(logs, -MOST_LOG, MOST_LOG), _DECIMALS)
-        return result
+        return np.round(np.clip(logs, -MOST_LOG, MOST_LOG), _DECIMALS).astype(np.float64)
 
     @cached_property
     def _mean(self) -> NDArray[np.float64]:

@@ -72,12 +72,12 @@ def _trained(rows: TrainingRows, seed: int, epochs: int, share: float) -> Networ
             sizes = [span.stop - span.start for span in chosen]
             lists = [
                 -(torch.softmax(-one / TEMPERATURE, 0) * torch.log_softmax(-guess / TEMPERATURE, 0)).sum()
-                for one, guess in zip(y.split(sizes), predicted.split(sizes), strict=True)
+                for one, guess in zip(torch.split(y, sizes), torch.split(predicted, sizes), strict=True)
             ]
             near = weight * torch.exp(-EMPHASIS * y)
             loss = LIST_SHARE * torch.stack(lists).mean() + (near * (predicted - y).abs()).mean()
             optimiser.zero_grad()
-            loss.backward()  # type: ignore[no-untyped-call]
+            loss.backward()
             optimiser.step()
             schedule.step()
         advance(share / epochs)
@@ -90,7 +90,7 @@ def _layer(inputs: int, outputs: int, random: np.random.Generator) -> Linear:
     """With torch's usual initial weights, drawn from `random`."""
     import torch
 
-    layer = torch.nn.utils.skip_init(torch.nn.Linear, inputs, outputs)
+    layer: Linear = torch.nn.utils.skip_init(torch.nn.Linear, inputs, outputs)  # type: ignore[no-untyped-call]
     bound = 1 / max(inputs, 1) ** 0.5
     with torch.no_grad():
         for parameter in layer.parameters():
