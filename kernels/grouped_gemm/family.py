@@ -123,11 +123,11 @@ class GroupedGemmFamily(Family):
         if problem.ragged is not None or groups < 1:
             return ((1.0, problem),)
         sizes = likely_sizes(rows, groups)
-        shares = {"uniform": 1.0} if self.variant is DW else _LIKELY
-        return tuple(
-            (share, replace(problem, ragged=Ragged("rows", tuple(sizes[routing].tolist()))))
-            for routing, share in shares.items()
-        )
+        found: dict[Problem, float] = {}  # a few rows may fall alike
+        for routing, share in ({"uniform": 1.0} if self.variant is DW else _LIKELY).items():
+            one = replace(problem, ragged=Ragged("rows", tuple(sizes[routing].tolist())))
+            found[one] = found.get(one, 0.0) + share
+        return tuple((share, one) for one, share in found.items())
 
     def estimate_us(self, problem: Problem, device: DeviceSpec, configs: Sequence[KernelConfig]) -> NDArray[np.float64]:
         import numpy as np

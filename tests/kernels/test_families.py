@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import itertools
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -146,3 +147,22 @@ def test_the_reference_is_the_gradient_that_pytorch_computes(family, flags, no_m
         y.backward(mine.left)
         expected = x.grad if family is DX else w.grad
     torch.testing.assert_close(family.reference(mine), expected, rtol=1e-5, atol=1e-5)
+
+
+@every_family
+@pytest.mark.parametrize(("rows", "groups"), [(0, 4), (3, 8), (4096, 64), (100, 1)])
+def test_what_unknown_sizes_are_likely_to_be(family, rows, groups):
+    unknown = problem(family, (rows // groups,) * groups).without_sizes()
+    likely = family.likely(replace(unknown, dims=tuple((d, rows if d == "rows" else s) for d, s in unknown.dims)))
+    assert sum(share for share, _ in likely) == pytest.approx(1.0)
+    assert len({one for _, one in likely}) == len(likely)
+    for _, one in likely:
+        assert one.ragged.total == rows
+        assert len(one.ragged.sizes) == groups
+        assert one.without_sizes() == likely[0][1].without_sizes()
+
+
+@every_family
+def test_known_sizes_are_what_they_are(family):
+    known = problem(family, (3, 5))
+    assert family.likely(known) == ((1.0, known),)
