@@ -1,7 +1,4 @@
-"""The figures on whether a prediction means what it says.
-
-A chooser of k that promises a coverage has its place in `_coverage`: a point of its mean k and measured coverage.
-"""
+"""The figures on whether a prediction means what it says."""
 
 from __future__ import annotations
 
@@ -77,6 +74,7 @@ def _coverage(found: Findings, key: str) -> Figure:
     ragged = any(case.problem.ragged for case in found.evaluation.cases)
     ks = np.arange(1, len(known) + 1)
     enough = ks[known >= _NOMINAL]
+    autos = {where: coverage.to_json() for where, coverage in found.evaluation.coverage.items()}
 
     def paint(ax: Axes) -> None:
         ax.plot(
@@ -84,7 +82,11 @@ def _coverage(found: Findings, key: str) -> Figure:
         )
         if ragged:
             ax.plot(ks, 100 * unknown, color=ORANGE, linestyle="--", drawstyle="steps-post", label="sizes unknown")
-            ax.figure.legend(loc="outside upper left", ncols=2)
+        for mark, told in zip("D^s", autos.values(), strict=False):
+            label = 'k="auto"' if mark == "D" else None
+            ax.plot(told["mean_k"], 100 * told["coverage"], mark, color=BLUE, markersize=7, label=label)
+        if autos or ragged:
+            ax.figure.legend(loc="outside upper left", ncols=3)
         ax.axhline(100 * _NOMINAL, color=MUTED, linestyle=":", linewidth=1)
         ax.set_xscale("log", base=2)
         ticks = [k for k in (1, 2, 4, 8, 16, 32) if k <= len(ks)]
@@ -106,5 +108,5 @@ def _coverage(found: Findings, key: str) -> Figure:
         paint,
         description=f"{shares}; {reached}.",
         caption=f"A shortlist serves a problem where it holds a config within {100 * (WITHIN - 1):.0f} % of the best: "
-        f"{reached}.",
+        f"{reached}." + "".join(f' Of k="auto", {where}: {one}.' for where, one in found.evaluation.coverage.items()),
     )
