@@ -53,7 +53,7 @@ def names() -> list[str]:
     """Names of the datasets that are shipped with the package.
 
     >>> names()
-    ['h100', 'h200']
+    ['h100', 'h200', 'h200_wide']
     """
     root = Path(str(resources.files(__package__)))
     return sorted(manifest.parent.name for manifest in root.glob("[!.]*/dataset.json"))

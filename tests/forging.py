@@ -77,6 +77,7 @@ def hand_made(trees=6, seed=0, name="fake", device=DEVICE):
     width = len(FakeFamily.feature_names)
     ranker = LightGBMRanker(trees=trees, epochs=0)
     ranker.feature_names_ = FakeFamily.feature_names
+    ranker.network_ = None
     ranker.forest_ = Forest(
         n_features=np.array(width, np.int64),
         tree_leaves=np.full(trees, 3, np.uint8),

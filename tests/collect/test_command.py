@@ -150,7 +150,7 @@ def test_a_plan_that_there_is_not_is_refused_before_anything_is_measured(monkeyp
     monkeypatch.setattr(campaign, "visible_gpus", lambda wanted: 1)
     result = call(f"{FAMILY} --out {tmp_path / 'measured'} --plan greedy")
     assert (result.exit_code, result.stdout) == (1, "")
-    assert "Error: plan must be one of exhaustive, adaptive but is 'greedy'" in result.stderr
+    assert "Error: plan must be one of exhaustive, adaptive, thin but is 'greedy'" in result.stderr
     assert not (tmp_path / "measured").exists()
 
 

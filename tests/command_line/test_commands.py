@@ -230,8 +230,8 @@ def test_the_bundle_of_quickstart_predicts_and_is_judged(
     judge = evaluate.evaluate_bundle
     judged: list[evaluate.Evaluation] = []
 
-    def once(*given: Any) -> evaluate.Evaluation:  # it takes half a minute: the table shows what the JSON says
-        judged[:] = judged or [judge(*given)]
+    def once(*given: Any, **options: Any) -> evaluate.Evaluation:  # it takes half a minute: the table shows the JSON
+        judged[:] = judged or [judge(*given, **options)]
         return judged[0]
 
     monkeypatch.setattr(evaluate, "evaluate_bundle", once)

@@ -391,8 +391,8 @@ def resealed(directory, arrays):
         (forest(1_000_000, 1, 18, 1), "at most 4096 trees but has 1000000"),
         (forest(1, 2, 513, 1), "n_features must be between 1 and 512 but is 513"),
         (forest(2000, 32, 100, 10_000), "too large to score: its tables would have"),
-        (forest(2, 2, 18, 1) | {"fake/leaf_value": np.full(4, 1e300)}, "add up to 2e.300, and at most 300"),
-        (forest(2, 2, 18, 1) | {"fake/leaf_value": np.full(4, 150.1)}, "add up to 300, and at most 300"),
+        (forest(2, 2, 18, 1) | {"fake/leaf_value": np.full(4, 1e300)}, "adds up to 2e.300, and at most 300"),
+        (forest(2, 2, 18, 1) | {"fake/leaf_value": np.full(4, 150.1)}, "adds up to 300, and at most 300"),
     ],
 )
 def test_no_forest_takes_all_memory_or_predicts_no_number(saved, arrays, message):

@@ -50,11 +50,11 @@ class World:
         self.can_wait = True
 
     def ranked(self, problem, k, skew):
-        self.asked.append(k)
+        self.asked.append(k.k)
         if isinstance(self.ranking, Exception):
             raise self.ranking
         return SimpleNamespace(
-            configs=self.ranking[:k] or SPACE, predicted=bool(self.ranking), reason="toy: no prediction"
+            configs=self.ranking[: k.k] or SPACE, predicted=bool(self.ranking), reason="toy: no prediction"
         )
 
     def launch(self, config):

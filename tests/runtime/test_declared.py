@@ -25,7 +25,7 @@ def test_the_length_must_be_a_positive_integer(toy, k):
         lambda: Pruner(toy.ToyFamily(), k),
         lambda: make_shortlist(toy.ToyFamily(), PROBLEM, toy.H200, k=k, bundle=toy.ToyBundle()),
     ):
-        with pytest.raises(ForetuneError, match=r"length k must be an integer >= 1 but got "):
+        with pytest.raises(ForetuneError, match=r"length k must be (auto or )?an integer >= 1 but got "):
             declare()
 
 
@@ -97,7 +97,7 @@ def test_a_card_that_nothing_was_learned_on_is_told_so_but_no_launch_is_warned(t
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         reasons = [make_shortlist(toy.ToyFamily(), PROBLEM, d, bundle=toy.ToyBundle()).reason for d in (h100, part)]
-    assert reasons[0].endswith(", which learned on NVIDIA H200 only")
+    assert ", which learned on NVIDIA H200 only; " in reasons[0]
     assert "learned on" not in reasons[1]
 
 

@@ -13,6 +13,7 @@ import torch
 import triton
 from foretune.datasets import DeviceSpec, ForetuneError, KernelConfig, Problem
 from foretune.runtime import ForetuneWarning, Pruner, use_stub_driver
+from foretune.runtime.how_many import HowMany
 from foretune.runtime.shortlist import chooser_of
 from foretune.runtime.tuning.skew import choice_by_skew, earlier_sizes
 from foretune.runtime.tuning.skew.choice_by_skew import GAIN, ChoiceBySkew
@@ -315,8 +316,8 @@ def by_skew(problem, configs):
 def test_a_chooser_says_what_a_config_gains_over_another(toy):
     chooser = chooser_of(toy.ToyFamily(), toy.H200, bundle=toy.ToyBundle(by_skew))
     problem, skew, (*_, fourth, _, last) = Problem.of("toy", rows=64, n=64, k=64), Skew.of("rows", EVEN), toy.CONFIGS
-    assert chooser.choose(problem, 1).configs == (last,)
-    assert chooser.choose(problem, 1, skew).configs == (fourth,)
+    assert chooser.choose(problem, HowMany(1), None).configs == (last,)
+    assert chooser.choose(problem, HowMany(1), skew).configs == (fourth,)
     assert chooser.gain(last, fourth, problem, skew) == pytest.approx(0.25)
     assert (
         chooser.gain(KernelConfig.of(BLOCK_M=1), fourth, problem, skew) == 0.0

@@ -43,7 +43,7 @@ def test_on_another_card_of_a_measured_arch_it_is_as_long_as_asked_for():
     other = replace(H200, name="Another card")
     best = make_shortlist(FORWARD, problem(FORWARD), other, k=4)
     assert len(best.configs) == 4
-    assert best.reason.endswith(" only")
+    assert ", which learned on NVIDIA H100 80GB HBM3, NVIDIA H200 only; " in best.reason
 
 
 def test_there_the_estimate_has_a_say(toy):

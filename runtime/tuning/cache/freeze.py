@@ -111,6 +111,12 @@ def freeze_predictions(
         raise ForetuneError(f"{family.name} only predicts: it has no workload to freeze choices for")
     spec = DeviceSpec.find(device)
     problems = [case.problem for case in family.cases()] if cases is None else list(cases)
+    known = {one.arch for one in _bundle(bundle).trained_on(family.name)}
+    if spec.arch not in known:  # what is tried there is many configs, and a file has one
+        raise ForetuneError(
+            f"the bundle learned {family.name} on {', '.join(sorted(known))} and predicts nothing sure for "
+            f"{spec.name}, {spec.arch}: train one that does"
+        )
     predict = _prediction(family, bundle)
     examples, never = [], dict.fromkeys(family.space(spec), math.inf)  # what is not predicted cannot run
     for problem in dict.fromkeys(map(family.at_call_time, problems)):
@@ -143,6 +149,12 @@ def _examples(known: KnownKernel) -> list[Example]:
 Predict = Callable[[Problem, DeviceSpec], "dict[KernelConfig, float] | None"]
 
 
+def _bundle(bundle: Bundle | Path | str | None) -> Bundle:
+    from ....model import load_bundle
+
+    return bundle_of(bundle) or load_bundle()
+
+
 def _prediction(family: Family, bundle: Bundle | Path | str | None) -> Predict:
     from ...how_many import HowMany
     from ...shortlist import chooser_of
@@ -158,9 +170,7 @@ def _prediction(family: Family, bundle: Bundle | Path | str | None) -> Predict:
 
 
 def _digest(bundle: Bundle | Path | str | None) -> str:
-    from ....model import load_bundle
-
-    return (bundle_of(bundle) or load_bundle()).digest[:12]
+    return _bundle(bundle).digest[:12]
 
 
 def _frozen(

@@ -219,7 +219,9 @@ def test_what_cannot_be_frozen_is_refused(tmp_path: Path) -> None:
         freeze_choices("nothing")
     with pytest.raises(ForetuneError, match="the number of rules must be an integer between 1 and 1000 but got 0"):
         freeze_choices(KERNEL, most_rules=0)
-    with pytest.raises(ForetuneError, match="the bundle predicts nothing for fake on AMD"):
+    with pytest.raises(
+        ForetuneError, match="the bundle learned fake on sm_90 and predicts nothing sure for AMD, gfx942"
+    ):
         freeze_predictions(
             FakeFamily(),
             DeviceSpec.from_json(DEVICE.to_json() | {"name": "AMD", "arch": "gfx942"}),
