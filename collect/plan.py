@@ -83,13 +83,63 @@ class Exhaustive:
         return self._family.space(self._device)  # one and the same: families remember what depends on it alone
 
 
-class Adaptive:
-    """A share of the space on every problem: what a ranker of all that is measured so far ranks first, and some
-    configs at random, so that what it wrongly thinks slow is found out.
+class Thin:
+    """A `share` of the space on every problem, at least one config: what the `prior` ranks first, and so that what it
+    wrongly thinks slow is found out, a share `explored` of them at random, one predicted to take twice as long 16 times
+    less often. It trains nothing and keeps the cases' order, so that a thousand problems take as long as a hundred
+    measured whole, and need no LightGBM: for wide data beside some that were measured whole.
 
-    `share` of the configs are tried on each problem, at least one; `explored` of these are drawn, one predicted to take
-    twice as long 16 times less often. The problems come in batches, each as large as all before it (the first has
-    `first`, ranked by the `prior`), so that the ranker is trained a few times and not once a problem.
+    >>> [len(step.configs) for step in Thin(family, device, share=0.05).next(cases, None)]  # doctest: +SKIP
+    [47, 47, 39, ...]
+    """
+
+    learns: ClassVar[bool] = False
+
+    def __init__(
+        self,
+        family: Family,
+        device: DeviceSpec,
+        *,
+        share: float = 0.125,
+        explored: float = 0.5,
+        prior: Ranker | None = None,
+        seed: int = 0,
+    ) -> None:
+        check_between("share", share, 0.001, 1.0)
+        check_between("explored", explored, 0.0, 1.0)
+        check_integer("seed", seed, 0, 2**31 - 1)
+        self._family, self._device, self._prior = family, device, prior or Prior()
+        self._share, self._explored, self._seed = share, explored, seed
+
+    def next(self, todo: Sequence[Case], measured: Grid | None) -> list[Step]:
+        """Every case, at once; see `Plan.next`."""
+        return [Step(case, partial(self._chosen, case.problem, self._prior)) for case in todo]
+
+    def _chosen(self, problem: Problem, ranker: Ranker) -> tuple[KernelConfig, ...]:
+        """The share of the supported configs, best first."""
+        family, device = self._family, self._device
+        space = [config for config in family.space(device) if family.supports(config, problem, device) is None]
+        if not space:
+            return family.space(device)  # their rows say why
+        scores = ranker.predict(family, problem, device, space)
+        tried = max(round(self._share * len(space)), 1)
+        drawn = int(self._explored * tried)
+        order = np.argsort(scores, kind="stable")
+        # Of the problem, not of a generator's state: a resumed campaign draws the same.
+        random = np.random.default_rng([self._seed, zlib.crc32(json.dumps(problem.to_json()).encode())])
+        others = order[tried - drawn :]
+        # Gumbel's trick: the largest of logarithms and such noise are a draw without replacement by those weights.
+        keys = -_CAUTION * np.log(scores[others]) + random.gumbel(size=len(others))
+        others = others[np.argsort(-keys, kind="stable")[:drawn]]
+        chosen = np.concatenate([order[: tried - drawn], others])
+        return _by_score([space[i] for i in chosen], scores[chosen])
+
+
+class Adaptive(Thin):
+    """A share of the space on every problem as `Thin` chooses it, ranked by a ranker of all that is measured so far.
+
+    The problems come in batches, each as large as all before it (the first has `first`, ranked by the `prior`), so that
+    the ranker is trained a few times and not once a problem.
 
     The README beside this file has the figures that decided on these numbers.
 
@@ -111,13 +161,9 @@ class Adaptive:
         prior: Ranker | None = None,
         seed: int = 0,
     ) -> None:
-        check_between("share", share, 0.001, 1.0)
-        check_between("explored", explored, 0.0, 1.0)
+        super().__init__(family, device, share=share, explored=explored, prior=prior, seed=seed)
         check_integer("first", first, 1, 1_000_000)
-        check_integer("seed", seed, 0, 2**31 - 1)
-        self._family, self._device = family, device
-        self._share, self._explored, self._first, self._seed = share, explored, first, seed
-        self._ranker, self._prior = ranker, prior or Prior()
+        self._first, self._ranker = first, ranker
 
     def next(self, todo: Sequence[Case], measured: Grid | None) -> list[Step]:
         """A batch of the cases that are least like the measured ones; see `Plan.next`."""
@@ -129,44 +175,6 @@ class Adaptive:
             ranker = self._ranker().fit(measured.tidy(), self._family)
         batch = _unlike(todo, known, max(self._first, len(known)))
         return [Step(case, partial(self._chosen, case.problem, ranker)) for case in batch]
-
-    def _chosen(self, problem: Problem, ranker: Ranker) -> tuple[KernelConfig, ...]:
-        return _explored(self._family, problem, self._device, ranker, self._share, self._explored, self._seed)
-
-
-class Thin:
-    """An eighth of the space on every problem, half of them what the `prior` ranks first, half at random, as `Adaptive`
-    draws them. It trains nothing and keeps the cases' order, so that a thousand problems take as long as a hundred
-    measured whole, and need no LightGBM: for wide data beside some that were measured whole.
-
-    >>> [len(step.configs) for step in Thin(family, device, share=0.05).next(cases, None)]  # doctest: +SKIP
-    [47, 47, 39, ...]
-    """
-
-    learns: ClassVar = False
-
-    def __init__(
-        self,
-        family: Family,
-        device: DeviceSpec,
-        *,
-        share: float = 0.125,
-        explored: float = 0.5,
-        prior: Ranker | None = None,
-        seed: int = 0,
-    ) -> None:
-        check_between("share", share, 0.001, 1.0)
-        check_between("explored", explored, 0.0, 1.0)
-        check_integer("seed", seed, 0, 2**31 - 1)
-        self._family, self._device, self._prior = family, device, prior or Prior()
-        self._share, self._explored, self._seed = share, explored, seed
-
-    def next(self, todo: Sequence[Case], measured: Grid | None) -> list[Step]:
-        """Every case, at once; see `Plan.next`."""
-        return [Step(case, partial(self._chosen, case.problem)) for case in todo]
-
-    def _chosen(self, problem: Problem) -> tuple[KernelConfig, ...]:
-        return _explored(self._family, problem, self._device, self._prior, self._share, self._explored, self._seed)
 
 
 PLANS: dict[str, MakePlan] = {"exhaustive": Exhaustive, "adaptive": Adaptive, "thin": Thin}
@@ -183,28 +191,6 @@ def named(name: str) -> MakePlan:
         except (ImportError, OSError) as error:  # OSError: without its own shared libraries
             raise ForetuneError(f"the adaptive plan trains as it measures, and needs lightgbm: {error}") from None
     return PLANS[name]
-
-
-def _explored(
-    family: Family, problem: Problem, device: DeviceSpec, ranker: Ranker, share: float, explored: float, seed: int
-) -> tuple[KernelConfig, ...]:
-    """This share of the supported configs, best first: the ranker's first ones, and for the share `explored` of them
-    others at random, one predicted to take twice as long 16 times less often."""
-    space = [config for config in family.space(device) if family.supports(config, problem, device) is None]
-    if not space:
-        return family.space(device)  # their rows say why
-    scores = ranker.predict(family, problem, device, space)
-    tried = max(round(share * len(space)), 1)
-    drawn = int(explored * tried)
-    order = np.argsort(scores, kind="stable")
-    # Of the problem, not of a generator's state: a resumed campaign draws the same.
-    random = np.random.default_rng([seed, zlib.crc32(json.dumps(problem.to_json()).encode())])
-    others = order[tried - drawn :]
-    # Gumbel's trick: the largest of logarithms and such noise are a draw without replacement by those weights.
-    keys = -_CAUTION * np.log(scores[others]) + random.gumbel(size=len(others))
-    others = others[np.argsort(-keys, kind="stable")[:drawn]]
-    chosen = np.concatenate([order[: tried - drawn], others])
-    return _by_score([space[i] for i in chosen], scores[chosen])
 
 
 def _by_score(configs: Sequence[KernelConfig], scores: NDArray[np.float64]) -> tuple[KernelConfig, ...]:
