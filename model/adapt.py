@@ -36,7 +36,7 @@ def adapt_bundle(bundle: Bundle, dataset: Dataset, families: Mapping[str, Family
         )
     trained = dict(bundle.trained)
     for name in both:
-        grid, _ = measured_grid(dataset, families[name])
+        grid = measured_grid(dataset, families[name])
         # Tidy: what comes of a collection depends on what was measured, and not on what came first.
         with share_of(1 / len(both)):
             ranker = bundle.ranker(name).adapted(grid.tidy(), families[name], trees=trees)

@@ -20,7 +20,7 @@ from .gbdt import LightGBMRanker
 from .metrics import top_k_regret
 from .origin import seen_in_training
 from .ranker import Ranker, ranker_on
-from .rows import Subsets
+from .rows import Subsets, supported
 from .sources import WHOLE, candidates_of, measured_grid, shares_of
 from .splits import split_devices, split_folds, split_groups, split_sizes
 
@@ -116,8 +116,9 @@ def evaluate_bundle(
         )
     ours = _JUDGING_COST / (_JUDGING_COST + rivals.cost)
     with share_of(ours):
-        scores = split_data.scores(ranker, np.arange(len(split_data.grid)))
-    coverage = coverage_of_bundle(split_data.grid, split_data.candidates, split_data.shares, scores[1], bundle)
+        scores = split_data.as_it_is(ranker)
+    known = split_data.grid, split_data.candidates, split_data.shares
+    coverage = coverage_of_bundle(*known, scores[1], split_data.judged, bundle)
     return replace(split_data.evaluation(scores, rivals, 1 - ours), seen_in_training=seen, coverage=coverage)
 
 
@@ -157,11 +158,12 @@ class _Split:
             raise ForetuneError(f"tested must be >= 1 fold but got {tested}")
         if split not in SPLITS:
             raise ForetuneError(f"split must be one of {', '.join(SPLITS)} but is {split!r}")
-        self.grid, self._possible = measured_grid(dataset, family)
+        self.grid = measured_grid(dataset, family)
+        self._possible = supported(self.grid, family)
         self.family = family
         self.ks, self._folds, self.jobs, self._split = tuple(ks), folds, jobs, split
         self.groups = split_groups(self.grid.cases)
-        self.candidates = candidates_of(dataset, self.grid, self._possible)
+        self.candidates = candidates_of(dataset, self.grid, family)
         self.shares = shares_of(self.candidates, self._possible)
         self._subsets = Subsets(self.grid.configs)
         # What was measured thinly is learned from: how good a choice among few configs is says little.
@@ -188,10 +190,12 @@ class _Split:
 
     def held_out(self, factory: RankerFactory, views: Sequence[_View] = _BOTH) -> NDArray[np.float64]:
         """Scores of every problem by a ranker that was fitted without its group, (n_views, n_problems, n_configs);
-        NaN in folds that are not tested."""
+        NaN for those that are not judged."""
         if not factory().learns:
-            return self.scores(factory().fit(self.grid, self.family), np.arange(len(self.grid)), views)
+            return self.as_it_is(factory().fit(self.grid, self.family), views)
         numbers = np.unique(self.fold[self.judged]).tolist()
+
+        tested = {number: self.judged[self.fold[self.judged] == number] for number in numbers}
 
         def test(number: int) -> NDArray[np.float64]:
             with share_of(0.9 / len(numbers)):
@@ -200,13 +204,19 @@ class _Split:
             if self._split == "device" and isinstance(ranker, LightGBMRanker):  # as a shortlist is made there
                 ranker = ranker_on(self.grid.devices[int(np.argmax(self.fold == number))], ranker, known.devices)
             with share_of(0.1 / len(numbers)):
-                return self.scores(ranker, np.flatnonzero(self.fold == number), views)
+                return self.scores(ranker, tested[number], views)
 
         # Threads: LightGBM and NumPy release the GIL, and nothing needs to be copied or pickled.
         parts = side_by_side([partial(test, number) for number in numbers], self.jobs)
         scores = np.full((len(views), *self.candidates.shape), np.nan)
         for number, part in zip(numbers, parts, strict=True):
-            scores[:, self.fold == number] = part
+            scores[:, tested[number]] = part
+        return scores
+
+    def as_it_is(self, ranker: Ranker, views: Sequence[_View] = _BOTH) -> NDArray[np.float64]:
+        """Scores of every problem by one ranker, as `held_out` has them."""
+        scores = np.full((len(views), *self.candidates.shape), np.nan)
+        scores[:, self.judged] = self.scores(ranker, self.judged, views)
         return scores
 
     def scores(self, ranker: Ranker, rows: NDArray[np.intp], views: Sequence[_View] = _BOTH) -> NDArray[np.float64]:

@@ -20,6 +20,10 @@ if TYPE_CHECKING:
     from ..datasets.grid import Grid
 
 
+#: What counts as measured whole: so large a share of the configs that could run.
+WHOLE = 0.5
+
+
 def check_measured(dataset: Dataset, family: Family) -> None:
     """Raises `DatasetError` for a problem or a config of the dataset that cannot be the family's, and warns as
     `check_sources` does."""
@@ -35,8 +39,8 @@ def check_measured(dataset: Dataset, family: Family) -> None:
     check_sources(dataset.name, dataset.provenance, family)
 
 
-def measured_grid(dataset: Dataset, family: Family) -> tuple[Grid, NDArray[np.bool_]]:
-    """What a ranker may learn from, and where the family lets a config through, (n_problems, n_configs).
+def measured_grid(dataset: Dataset, family: Family) -> Grid:
+    """What a ranker may learn from; it knows where the family lets a config through (`supported`).
 
     Times of configs that the family does not support on their problem are left out, with a `ForetuneWarning` that says
     how many and why: no shortlist has them, and their features may be anything. So are configs that it supports on none
@@ -59,21 +63,16 @@ def measured_grid(dataset: Dataset, family: Family) -> tuple[Grid, NDArray[np.bo
         left = np.flatnonzero((np.isfinite(times) & possible).any(axis=1))
         if not len(left):
             raise DatasetError(f"{dataset.name}: {family.name} supports none of the configs on their problems")
-        grid, possible = replace(grid, first_us=first, second_us=second).select(left), possible[left]
-    somewhere = np.flatnonzero(possible.any(axis=0))
-    return grid.select_configs(somewhere), possible[:, somewhere]
+        grid = replace(grid, first_us=first, second_us=second).select(left)
+    return grid.select_configs(np.flatnonzero(supported(grid, family).any(axis=0)))
 
 
-#: What counts as measured whole: so large a share of the configs that could run.
-WHOLE = 0.5
-
-
-def candidates_of(dataset: Dataset, grid: Grid, possible: NDArray[np.bool_]) -> NDArray[np.bool_]:
+def candidates_of(dataset: Dataset, grid: Grid, family: Family) -> NDArray[np.bool_]:
     """What may be on a shortlist of each problem of `measured_grid`, (n_problems, n_configs): it was tried, the family
-    lets it through (`possible`), and it computed no wrong result with the problem's dtype and flags."""
+    lets it through, and it computed no wrong result with the problem's dtype and flags."""
     wrong = dataset.wrong_results(grid.family)
     # A run cut short by its budget, or guided by a plan, says nothing about what it did not try.
-    candidates = (dataset.counts(grid) > 0) & possible
+    candidates = (dataset.counts(grid) > 0) & supported(grid, family)
     for row, case in zip(candidates, grid.cases, strict=True):
         if configs := wrong.get((case.problem.dtype, case.problem.flags)):
             row &= np.array([config not in configs for config in grid.configs])

@@ -13,6 +13,7 @@ from .calibration.cross_fit import cross_fitted
 from .calibration.extent import Extent
 from .gbdt import LightGBMRanker
 from .origin import origin_of
+from .rows import supported
 from .sources import candidates_of, measured_grid, shares_of
 from .trained_family import TrainedFamily
 
@@ -40,12 +41,13 @@ def train_bundle(
 
     def train(name: str) -> TrainedFamily:
         with share_of(len(dataset.rows(name)) / sum(len(dataset.rows(one)) for one in learnable)):
-            grid, possible = measured_grid(dataset, families[name])
+            grid = measured_grid(dataset, families[name])
             with share_of(0.4):
                 fitted = ranker().fit(grid, families[name])
             with share_of(0.6):
-                candidates = candidates_of(dataset, grid, possible)
-                calibration = cross_fitted(grid, candidates, shares_of(candidates, possible), families[name], ranker)
+                candidates = candidates_of(dataset, grid, families[name])
+                shares = shares_of(candidates, supported(grid, families[name]))
+                calibration = cross_fitted(grid, candidates, shares, families[name], ranker)
         return TrainedFamily(
             ranker=fitted,
             devices=tuple(dict.fromkeys(grid.devices)),

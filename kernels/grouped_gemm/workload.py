@@ -9,6 +9,7 @@ import numpy as np
 
 from ...datasets import Case, ForetuneError, Problem
 from ...datasets.errors import abridged
+from ...model.splits import RANDOM
 from .group_sizes import ROUTINGS, drawn_sizes
 from .models import Model
 
@@ -28,8 +29,6 @@ INVENTED_WIDTHS = ((1024, 8192), (256, 24576))
 FP16_SHARE, PERMUTED_SHARE = 0.15, 0.35
 #: What can be fused into each projection: tokens are gathered on the way into a layer, and scattered on the way out.
 PERMUTATION = {"w13": "permute_x", "w2": "permute_y"}
-#: The source of a shape that belongs to no model. A layer of an invented model is "random/w13" or "random/w2".
-RANDOM = "random"
 #: Limits of one problem: on an H200 a few milliseconds at the best config, and weights that fit beside everything else.
 MOST_TFLOP = 2.5
 MOST_WEIGHT_BYTES = 12e9
@@ -136,7 +135,7 @@ def _random_shape(rng: np.random.Generator) -> tuple[int, int, int, str]:
 
 
 def _invented_shape(rng: np.random.Generator) -> tuple[int, int, int, str]:
-    """The same, of a model that nobody has made, on one rank of as many as users take."""
+    """The same, of a model that nobody has made, on one rank of as many as users take: "random/w13" or "random/w2"."""
     experts = int(rng.choice(INVENTED_EXPERTS))
     groups = experts // int(rng.choice([degree for degree in EXPERT_PARALLEL if experts % degree == 0]))
     hidden, inter = (

@@ -77,17 +77,16 @@ def coverage_of_bundle(
     candidates: NDArray[np.bool_],
     shares: NDArray[np.float64],
     scores: NDArray[np.float64],
+    rows: NDArray[np.intp],
     bundle: Bundle,
 ) -> dict[str, Coverage]:
-    """That of a bundle's own calibration on these problems, by its scores at call time; nothing where it has none."""
+    """That of a bundle's own calibration on these `rows` of the grid, by its scores at call time; nothing where it has
+    none."""
     calibration = bundle.calibration(grid.family)
     if calibration is None:
         return {}
-    growths = [
-        bundle.distance(grid.family, case.problem, device).growth
-        for case, device in zip(grid.cases, grid.devices, strict=True)
-    ]
-    problems = _judged(grid, candidates, shares, scores, np.arange(len(grid)))
+    growths = [bundle.distance(grid.family, grid.cases[row].problem, grid.devices[row]).growth for row in rows.tolist()]
+    problems = _judged(grid, candidates, shares, scores, rows)
     return {"this bundle": Coverage.of(problems, [calibration] * len(problems), growths)}
 
 

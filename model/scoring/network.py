@@ -1,4 +1,4 @@
-"""`Network`: a small network of two hidden layers as flat arrays. NumPy predicts with it, torch trains it (`train`)."""
+"""`Network`: a small network of two hidden layers as flat arrays. NumPy predicts with it, torch trains it."""
 
 from __future__ import annotations
 
@@ -13,10 +13,6 @@ from ...datasets import ForetuneError
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-#: Units of the hidden layers. 96 and 48, or 192 and 96, were no better (model/README.md).
-HIDDEN = (64, 32)
-#: A feature with at most so many values within the data gets an input for each of them too.
-MOST_VALUES = 12
 #: Standardised features stay within this, so that what is far outside the data says no more than what is at its edge.
 LIMIT = 4.0
 #: No predicted logarithm of a slowdown is larger, nor its negative.
@@ -24,9 +20,9 @@ MOST_LOG = 20.0
 #: Predictions are rounded to so many decimals: far below what they are right to, and far above float64's last bits.
 _DECIMALS = 7
 #: Rows of one product: so few that OpenBLAS starts no threads for it (below 2^18 multiplications), which on busy cores
-#: wait for each other: 44 ms instead of 1 (2026-11).
+#: wait for each other.
 _BLOCK_ROWS = 32
-#: What a bundle may hold: far more than `train` makes.
+#: What a bundle may hold: far more than training makes.
 MOST_INPUTS, MOST_UNITS = 4096, 1024
 
 
@@ -111,7 +107,7 @@ class Network:
 
     def inputs(self, features: NDArray[np.float32]) -> NDArray[np.float64]:
         """What the first layer gets, (n, n_features + n_values), for features, (n, n_features)."""
-        standard = np.clip((features - self._mean) / self._scale, -LIMIT, LIMIT)
+        standard = np.clip((features.astype(np.float64) - self.mean) / self.scale, -LIMIT, LIMIT)
         return np.concatenate([standard, features[:, self.which] == self.value], axis=1)
 
     def predict(self, features: NDArray[np.float32]) -> NDArray[np.float64]:
@@ -137,14 +133,6 @@ class Network:
             logs[start : start + _BLOCK_ROWS] = units @ self._last
         logs = logs[: len(inputs)] + float(self.bias3[0])
         return np.round(np.clip(logs, -MOST_LOG, MOST_LOG), _DECIMALS).astype(np.float64)
-
-    @cached_property
-    def _mean(self) -> NDArray[np.float64]:
-        return self.mean.astype(np.float64)
-
-    @cached_property
-    def _scale(self) -> NDArray[np.float64]:
-        return self.scale.astype(np.float64)
 
     @cached_property
     def _last(self) -> NDArray[np.float64]:

@@ -29,8 +29,8 @@ SCORES: dict[str, Callable[..., np.ndarray]] = {
 def predicted(data: str, name: str, trees: int) -> list[tuple]:
     """Of each problem its group, log slowdowns and disagreement by place, and the length that it needs."""
     dataset, family = load(data), find_family(name)
-    grid, possible = measured_grid(dataset, family)
-    candidates, groups = candidates_of(dataset, grid, possible), split_groups(grid.cases)
+    grid = measured_grid(dataset, family)
+    candidates, groups = candidates_of(dataset, grid, family), split_groups(grid.cases)
     fold, found = split_folds(groups, 5), []
     for number in np.unique(fold).tolist():
         known = grid.select(np.flatnonzero(fold != number))

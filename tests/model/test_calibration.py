@@ -146,8 +146,9 @@ def test_an_extent_of_other_dimensions_says_what_it_can():
 
 @pytest.fixture(scope="module")
 def parts():
-    grid, possible = measured_grid(DATASET, FAMILY)
-    candidates = candidates_of(DATASET, grid, possible)
+    grid = measured_grid(DATASET, FAMILY)
+    possible = grid.possible
+    candidates = candidates_of(DATASET, grid, FAMILY)
     return grid, candidates, shares_of(candidates, possible)
 
 
@@ -162,7 +163,8 @@ def test_too_few_problems_or_one_model_are_not_calibrated(parts):
     few = np.arange(12)
     assert cross_fitted(grid.select(few), candidates[few], shares[few], FAMILY, QUICK) is None
     one = fake_dataset(fake_cases(models=1, tokens=tuple(range(16, 32)), randoms=0))
-    alone, possible = measured_grid(one, FAMILY)
+    alone = measured_grid(one, FAMILY)
+    possible = alone.possible
     assert len(alone) > 20
     assert cross_fitted(alone, possible, np.ones(len(alone)), FAMILY, QUICK) is None
 
