@@ -57,7 +57,7 @@ class UnseenCardRanker(Ranker):
     the power of `trust`.
 
     What was learned elsewhere now and then ranks a config first that is hopeless on this card, and the estimate knows
-    better; model/README.md has the figures. Where a family has no estimate nothing changes.
+    better (model/README.md). Where a family has no estimate nothing changes.
 
     >>> from foretune.model import RandomRanker
     >>> UnseenCardRanker(RandomRanker()).trust

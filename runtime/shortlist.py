@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 #: Entries of each memo. A full one is emptied: predicting again costs milliseconds and changes no answer.
 _MEMO_SIZE = 4096
 #: On an arch without a measurement the shortlist is so many times as long, and has so many configs at least. What that
-#: is worth, with a known card held out, is in model/README.md.
+#: is worth, with a known card held out, `pytest -m slow tests/runtime/test_unmeasured.py` tells.
 _GROWTH, _LEAST_UNMEASURED = 4, 32
 #: Choosers that are remembered, each with its configs and answers: more than a program has kernels.
 _MOST_CHOOSERS = 256

@@ -32,7 +32,7 @@ MOST_TRIED = 64
 #: What is tried of a ranker that is not calibrated.
 UNCALIBRATED = 8
 #: How much a predicted slowdown counts beside the place: at 10, what is 7 % slower counts as twice as far down.
-#: model/README.md has the figures that decided.
+#: model/README.md names what compares it with others.
 STEEPNESS = 10.0
 #: At which levels the expected regret is kept; straight lines between.
 _LEVELS = (0.0, 0.5, 1.0, 1.5, 2.0, 2.5, 3.0, 3.5, 4.0, 4.5, 5.0, 6.0, 8.0)
