@@ -2,24 +2,17 @@
 
 from __future__ import annotations
 
-import csv
-import io
-from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
 
-from ...datasets import DatasetError, ForetuneError
-from ...datasets.console.numbers_from_text import whole_number
-from ...datasets.errors import abridged
+from ..model_tables import MOST_WIDTH, count_in, table_rows
 
 COLUMNS = ("model", "num_experts", "top_k", "hidden_size", "moe_intermediate_size")
-#: Far beyond any model: a few hundred experts, layers of a few ten thousand.
-MOST_EXPERTS, MOST_WIDTH, MOST_NAME = 65536, 1 << 20, 200
+#: Far beyond any model, which has a few hundred.
+MOST_EXPERTS = 65536
 #: TMA moves rows of multiples of 16 bytes: 8 elements of 16 bits.
 WIDTH_STEP = 8
-#: A table of all models there are takes some kilobytes; reading stops here.
-_MOST_BYTES = 256 << 10
 
 
 @dataclass(frozen=True)
@@ -47,93 +40,12 @@ def load_models(path: Path | str | None = None) -> tuple[Model, ...]:
     (28672, 4096)
     """
     file = Path(str(resources.files(__package__))) / "models.csv" if path is None else Path(path)
-    models: dict[str, tuple[int, Model]] = {}
-    for line, fields in _rows(file):
-        where = f"{file}, line {line}"
-        model = _model(fields, where)
-        earlier, _ = models.setdefault(model.model, (line, model))
-        if earlier != line:
-            raise DatasetError(f"{where}, model: {model.model!r} stands in line {earlier} already: give each one row")
-    if not models:
-        raise DatasetError(f"{file}: no models in it: a row for each is due below the columns' names")
-    return tuple(model for _, model in models.values())
-
-
-def _rows(file: Path) -> Iterator[tuple[int, dict[str, str]]]:
-    """(line, fields by column) of each row."""
-    reader = csv.reader(io.StringIO(_text(file), newline=""), strict=True)
-    names: list[str] | None = None
-    try:
-        for fields in reader:
-            where = f"{file}, line {reader.line_num}"
-            if not fields:
-                continue
-            if names is None:
-                names = _columns([name.strip() for name in fields], where)
-            elif len(fields) != len(names):
-                raise DatasetError(f"{where}: must have {len(names)} fields as the first line has, but {len(fields)}")
-            else:
-                yield reader.line_num, dict(zip(names, fields, strict=True))
-    except csv.Error as error:  # a field of over 131,072 characters, or a quote that nothing ends
-        raise DatasetError(f"{file}, line {reader.line_num}: not CSV: {error}") from None
-    if names is None:
-        _columns([], str(file))
-
-
-def _text(file: Path) -> str:
-    try:
-        with file.open("rb") as opened:
-            content = opened.read(_MOST_BYTES + 1)
-    except OSError as error:
-        raise DatasetError(f"{file}: cannot be read as a CSV file: {error.strerror}") from None
-    if len(content) > _MOST_BYTES:
-        raise DatasetError(f"{file}: larger than any table of models ({_MOST_BYTES >> 10} KiB)")
-    try:
-        text = content.decode("utf-8-sig")  # Excel begins with a byte order mark
-    except UnicodeDecodeError as error:
-        line = content.count(b"\n", 0, error.start) + 1
-        raise DatasetError(f"{file}, line {line}: must be text in UTF-8: save it as `CSV UTF-8`") from None
-    if "\0" in text:
-        line = text.count("\n", 0, text.index("\0")) + 1
-        raise DatasetError(f"{file}, line {line}: must be text in UTF-8 but has a NUL byte")
-    return text
-
-
-def _columns(names: list[str], where: str) -> list[str]:
-    missing = [column for column in COLUMNS if column not in names]
-    others = [name for name in names if name not in COLUMNS]
-    repeated = [name for name in dict.fromkeys(names) if names.count(name) > 1]
-    for wrong, columns in (("missing", missing), ("unknown", others), ("there twice", repeated)):
-        if columns:
-            raise DatasetError(
-                f"{where}: columns {wrong}: {abridged(', '.join(columns))}; the first line must be {','.join(COLUMNS)}"
-            )
-    return names
+    return tuple(_model(fields, where) for where, fields in table_rows(file, COLUMNS))
 
 
 def _model(fields: dict[str, str], where: str) -> Model:
-    name = fields["model"].strip()
-    # Evaluation holds out all models of a family at once, which it knows by the name's first word.
-    if not (name[:1].isascii() and name[:1].isalpha() and name.isprintable() and len(name) <= MOST_NAME):
-        raise DatasetError(
-            f"{where}, model: must be a name that begins with a letter, A to Z, in at most {MOST_NAME} characters, "
-            f"but is {abridged(name, 60)!r}"
-        )
     # A layer of one expert is no grouped GEMM.
-    experts = _count(fields, "num_experts", where, 2, MOST_EXPERTS)
-    top_k = _count(fields, "top_k", where, 1, experts)
-    return Model(name, experts, top_k, _width(fields, "hidden_size", where), _width(fields, COLUMNS[-1], where))
-
-
-def _count(fields: dict[str, str], column: str, where: str, low: int, high: int) -> int:
-    try:
-        return whole_number(fields[column].strip(), low, high)
-    except ForetuneError as error:
-        raise DatasetError(f"{where}, {column}: {error}") from None
-
-
-def _width(fields: dict[str, str], column: str, where: str) -> int:
-    width = _count(fields, column, where, WIDTH_STEP, MOST_WIDTH)
-    if width % WIDTH_STEP:
-        raise DatasetError(f"{where}, {column}: must be a multiple of {WIDTH_STEP} but is {width}")
-    return width
+    experts = count_in(fields, "num_experts", where, 2, MOST_EXPERTS)
+    top_k = count_in(fields, "top_k", where, 1, experts)
+    hidden, inner = (count_in(fields, column, where, WIDTH_STEP, MOST_WIDTH, WIDTH_STEP) for column in COLUMNS[-2:])
+    return Model(fields["model"], experts, top_k, hidden, inner)
