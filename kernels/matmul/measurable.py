@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from ...datasets import Case, DeviceSpec, KernelConfig, Measurable, Problem, torch_dtype
 from ...runtime.launching.source_hash import hash_of_modules
+from ...runtime.poisoning import poison
 from ..dense_llms import load_dense_models
 from ..grouped_gemm.family import TMA_ARCHS
 from . import workload
@@ -96,12 +97,11 @@ class Matmul(MatmulFamily, Measurable):
                 return torch.randint(-128, 128, shape, generator=generator, device=where, dtype=dtype)
             return torch.randn(*shape, generator=generator, device=where, dtype=dtype)
 
-        poison = float("nan") if out_dtype.is_floating_point else torch.iinfo(out_dtype).min
         return Inputs(
             a=random(batch, k, m) if A_KM in problem.flags else random(batch, m, k),
             b=random(batch, k, n) if B_KN in problem.flags else random(batch, n, k),
             bias=random(n) if BIAS in problem.flags else None,
-            y=torch.full((batch, m, n), poison, dtype=out_dtype, device=where),
+            y=poison(torch.empty((batch, m, n), dtype=out_dtype, device=where)),
             problem=problem,
             device=device,
         )

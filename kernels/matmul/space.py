@@ -91,7 +91,7 @@ def full_space() -> tuple[KernelConfig, ...]:
 
 def _grid() -> Iterator[tuple[int, ...]]:
     for (m, n, k), warps, stages in product(_blocks(), (4, 8), (2, 3, 4, 5, 6)):
-        if warps == 8 and m * n < 128 * 128 or _wrong_tile(m, n, k, warps) is not None:
+        if (warps == 8 and m * n < 128 * 128) or _wrong_tile(m, n, k, warps) is not None:
             continue
         least, most = _BYTES_IN_FLIGHT
         if not least <= (stages - 1) * (m + n) * k * 2 <= most or (m <= 32 and stages % 2 == 0):
