@@ -143,6 +143,7 @@ app.add_typer(cache, name="cache")
 #: More than any machine has.
 MOST_GPUS, MOST_SMS = 1024, 10_000
 SHIPPED = "h200"  # the dataset that quickstart and evaluate take where none is named
+SHIPPED_BUNDLE = "shipped"  # what `train --keep` calls it
 FAMILY = "grouped_gemm_fwd"
 GROUPED_GEMMS = (FAMILY, "grouped_gemm_dx", "grouped_gemm_dw")
 
@@ -412,19 +413,28 @@ def train(
     ],
     out: Annotated[Path, typer.Option(help="Folder for the bundle.")],
     family: OnlyFamilies = None,
+    keep: Annotated[
+        str | None,
+        typer.Option(help=f"A bundle, or {SHIPPED_BUNDLE!r}: the families that are not trained now are taken from it."),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Train a bundle on measurements."""
+    from .model import load_bundle
     from .model.folders import check_bundle_folder
     from .model.train import train_bundle
 
     check_bundle_folder(out)
+    kept = None if keep is None else load_bundle(None if keep == SHIPPED_BUNDLE else keep)
     dataset = _load(data)
     families = _families(dataset, family)
     with showing(f"training on {' and '.join(data)}", _TRAINING_S * _rows(dataset, families)):
         trained = train_bundle(dataset, families)
-    trained.save(out)
-    _emit(_Said({"families": sorted(families)}, f"Trained {', '.join(sorted(families))}."), as_json, bundle=out)
+    together = trained if kept is None else trained.beside(kept)
+    together.save(out)
+    others = [name for name in together.families if name not in trained.families]
+    text = f"Trained {', '.join(trained.families)}." + f" Kept {', '.join(others)}." * bool(others)
+    _emit(_Said({"families": list(together.families), "kept": others}, text), as_json, bundle=out)
 
 
 @_command("adapt", "foretune adapt --data small --out my-bundle")
