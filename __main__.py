@@ -143,6 +143,7 @@ app.add_typer(cache, name="cache")
 #: More than any machine has.
 MOST_GPUS, MOST_SMS = 1024, 10_000
 SHIPPED = "h200"  # the dataset that quickstart and evaluate take where none is named
+SHIPPED_BUNDLE = "shipped"  # what `train --keep` calls it
 FAMILY = "grouped_gemm_fwd"
 GROUPED_GEMMS = (FAMILY, "grouped_gemm_dx", "grouped_gemm_dw")
 
@@ -412,19 +413,28 @@ def train(
     ],
     out: Annotated[Path, typer.Option(help="Folder for the bundle.")],
     family: OnlyFamilies = None,
+    keep: Annotated[
+        str | None,
+        typer.Option(help=f"A bundle, or {SHIPPED_BUNDLE!r}: the families that are not trained now are taken from it."),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Train a bundle on measurements."""
+    from .model import load_bundle
     from .model.folders import check_bundle_folder
     from .model.train import train_bundle
 
     check_bundle_folder(out)
+    kept = None if keep is None else load_bundle(None if keep == SHIPPED_BUNDLE else keep)
     dataset = _load(data)
     families = _families(dataset, family)
     with showing(f"training on {' and '.join(data)}", _TRAINING_S * _rows(dataset, families)):
         trained = train_bundle(dataset, families)
-    trained.save(out)
-    _emit(_Said({"families": sorted(families)}, f"Trained {', '.join(sorted(families))}."), as_json, bundle=out)
+    together = trained if kept is None else trained.beside(kept)
+    together.save(out)
+    others = [name for name in together.families if name not in trained.families]
+    text = f"Trained {', '.join(trained.families)}." + f" Kept {', '.join(others)}." * bool(others)
+    _emit(_Said({"families": list(together.families), "kept": others}, text), as_json, bundle=out)
 
 
 @_command("adapt", "foretune adapt --data small --out my-bundle")
@@ -795,24 +805,30 @@ def device(
 @_command("kernels", "foretune bench kernels --json", into=bench)
 def bench_kernels(
     family: Annotated[
-        str | None,
-        typer.Option(help="Only this family.", show_default="the grouped GEMMs", autocompletion=_family_names),
+        list[str] | None,
+        typer.Option(
+            help="Only this family; may be repeated.", show_default="the grouped GEMMs", autocompletion=_family_names
+        ),
     ] = None,
     only: Annotated[str, typer.Option(help="Only problems whose name contains this, as in 'training'.")] = "",
     data: Annotated[
-        str,
-        typer.Option(help="Dataset folder or shipped name: who knows the best configs.", autocompletion=_dataset_names),
-    ] = SHIPPED,
+        list[str] | None,
+        typer.Option(
+            help="Dataset folder or shipped name: who knows the best configs; may be repeated.",
+            show_default="those shipped that have the families",
+            autocompletion=_dataset_names,
+        ),
+    ] = None,
     bundle: Annotated[Path | None, typer.Option(help="Who predicts.", show_default="the shipped bundle")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Time kernels on this machine's GPU next to what people have and to the card's limits.
 
     Grouped GEMMs: next to torch._grouped_mm and cuBLAS, over a suite of real layers from decode to training, each at
-    its best known config and at the predicted one.
+    its best known config and at the predicted one. Every family of Foretune's has such a suite, and contenders.
     """
     from .collect.compiling import compile_ahead
-    from .datasets import load
+    from .datasets import describe, names
     from .kernels.comparisons import comparison_of
     from .model import load_bundle
     from .runtime.timing.compare import compare_kernels
@@ -821,16 +837,16 @@ def bench_kernels(
     gpu = _live()
     if gpu is None:
         raise ForetuneError("no GPU is visible here: there is nothing to bench kernels on")
-    kernels = [_measurable(name) for name in ([family] if family else GROUPED_GEMMS)]
-    comparison = comparison_of(kernels[0])
-    if not any(only in name for kernel in kernels for name in comparison.suite(kernel)):
+    comparisons = {kernel: comparison_of(kernel) for kernel in map(_measurable, family or GROUPED_GEMMS)}
+    if not any(only in name for kernel, comparison in comparisons.items() for name in comparison.suite(kernel)):
         raise ForetuneError(f"no problem of the suite has {only!r} in its name; there are decode, mid and training")
     with showing("measuring the card") as say:
+        wanted = {kernel.name for kernel in comparisons}
+        known = data or [name for name in names() if wanted & describe(name)["families"].keys()]
         compared = compare_kernels(
-            comparison,
-            kernels,
+            comparisons,
             measured(gpu),
-            load(data),
+            _load(known) if known else None,
             None if bundle is None else load_bundle(bundle),
             only=only,
             compile_ahead=compile_ahead,

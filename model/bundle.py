@@ -99,6 +99,13 @@ class Bundle:
         trained = self._trained(family)
         return distance_of(problem, device, trained.extent, trained.devices)
 
+    def beside(self, other: Bundle) -> Bundle:
+        """This bundle's families, and of another bundle those that it lacks.
+
+        >>> train_bundle(dataset, families).beside(load_bundle()).save("my-bundle")  # doctest: +SKIP
+        """
+        return Bundle({**other.trained, **self.trained}, self.lightgbm_version)
+
     def save(self, path: Path | str) -> None:
         """Writes `bundle.npz` into a folder, which is made where there is none, in one step: whoever reads meanwhile,
         or after this process was killed, has the old bundle or this one. The two files of an older Foretune go then.

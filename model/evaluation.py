@@ -94,6 +94,9 @@ class Evaluation:
         for apart, part in (told["regret_by_origin"] | devices).items():
             label = f"  {apart} only ({part['problems']}, noise {percent(part['noise_floor'])} %)"
             rows += [[label, *(percent(part["regret"][k]["geomean"]) for k in ks)]]
+            if self._ragged:
+                unknown = part["regret_sizes_unknown"]
+                rows += [["    ragged sizes unknown", *(percent(unknown[k]["geomean"]) for k in ks)]]
         if self._ragged:
             unknown = told["regret_sizes_unknown"]
             rows += [["  ragged sizes unknown", *(percent(unknown[k]["geomean"]) for k in ks)]]

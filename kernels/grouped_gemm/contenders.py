@@ -172,7 +172,7 @@ def time_launch_path(family: Measurable, device: DeviceSpec, calls: int = 200) -
                     call()
                     seconds.append(time.perf_counter() - began)
     bare_us, op_us = (1e6 * statistics.median(figures[call][calls:]) for call in (bare, op))
-    return LaunchPath(op_us, bare_us)
+    return LaunchPath("foretune.grouped_gemm", op_us, bare_us)
 
 
 def autotuned(

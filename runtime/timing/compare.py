@@ -17,6 +17,8 @@ import numpy as np
 
 from ...datasets import Case, DeviceSpec, KernelConfig, Measurable, Problem
 from ...datasets.console.tables import table
+from ...model.rows import supported
+from ...model.sources import WHOLE, shares_of
 from ..shortlist import make_shortlist
 from .timer import Timer
 
@@ -84,6 +86,7 @@ class Goal:
 class LaunchPath:
     """Host time of one hot call, in microseconds, without waiting for the GPU."""
 
+    op: str  # what is called
     op_us: float  # of the op: the choice and all that it launches
     bare_us: float  # kernel[grid](...) alone
 
@@ -106,8 +109,8 @@ class Comparison(Protocol):
     def goals(self, rows: Sequence[Row]) -> list[Goal]:
         """What was aimed at, and reached."""
 
-    def launch_path(self, device: DeviceSpec) -> LaunchPath:
-        """The host's time of a hot call of the op."""
+    def launch_path(self, device: DeviceSpec) -> LaunchPath | None:
+        """The host's time of a hot call of the op; None where there is none."""
 
 
 @dataclass(frozen=True)
@@ -117,13 +120,13 @@ class Compared:
     device: DeviceSpec
     rows: tuple[Row, ...]
     goals: tuple[Goal, ...]
-    launch_path: LaunchPath
+    launch_paths: tuple[LaunchPath, ...]
 
     def to_json(self) -> dict[str, Any]:
         return {
             "device": self.device.to_json(),
             "rows": [row.to_json() for row in self.rows],
-            "launch_path": asdict(self.launch_path) | {"ratio": self.launch_path.ratio},
+            "launch_paths": [asdict(path) | {"ratio": path.ratio} for path in self.launch_paths],
             "goals": [asdict(goal) for goal in self.goals],
         }
 
@@ -144,14 +147,16 @@ class Compared:
         return Group(
             table(f"Kernel time on {self.device.name}, us", columns, times),
             table("Goals", ("goal", "aim", "reached", "met", "worst"), goals),
-            f"A hot call of the op takes {self.launch_path.op_us:.1f} us of the host, a bare launch of its kernel "
-            f"{self.launch_path.bare_us:.1f} us: {self.launch_path.ratio:.2f}x",
+            *(
+                f"A hot call of {path.op} takes {path.op_us:.1f} us of the host, a bare launch of its kernel "
+                f"{path.bare_us:.1f} us: {path.ratio:.2f}x"
+                for path in self.launch_paths
+            ),
         )
 
 
 def compare_kernels(
-    comparison: Comparison,
-    families: Sequence[Measurable],
+    comparisons: Mapping[Measurable, Comparison],
     device: DeviceSpec,
     dataset: Dataset | None,
     bundle: Bundle | None,
@@ -160,11 +165,14 @@ def compare_kernels(
     compile_ahead: Callable[[Measurable, Sequence[tuple[KernelConfig, Problem]], DeviceSpec], None] | None = None,
     on_row: Callable[[Row], None] = lambda row: None,
 ) -> Compared:
-    """Measures the problems of the suites whose name contains `only` on the current device, which should have measured
-    rates. `compile_ahead` compiles what will be launched, on all cores."""
+    """Measures the problems whose name contains `only` of each family's suite on the current device, which should have
+    measured rates. `compile_ahead` compiles what will be launched, on all cores."""
     timer = Timer(clean=True)
-    rows = []
-    for family in families:
+    goals: list[Goal] = []
+    paths: list[LaunchPath] = []
+    judged: dict[Comparison, list[Row]] = {}  # families may share a comparison
+    for family, comparison in comparisons.items():
+        rows = judged.setdefault(comparison, [])
         best = dict(_best_configs(family, dataset, device))
         cases = {name: case.problem for name, case in comparison.suite(family).items() if only in name}
         chosen = {name: _chosen(family, problem, device, bundle, best) for name, problem in cases.items()}
@@ -174,7 +182,12 @@ def compare_kernels(
         for name, problem in cases.items():
             rows.append(_row(name, comparison, family, problem, chosen[name], best, device, timer))
             on_row(rows[-1])
-    return Compared(device, tuple(rows), tuple(comparison.goals(rows)), comparison.launch_path(device))
+    for comparison, rows in judged.items():
+        goals += comparison.goals(rows)
+        if (path := comparison.launch_path(device)) is not None:
+            paths.append(path)
+    everything = tuple(row for rows in judged.values() for row in rows)
+    return Compared(device, everything, tuple(goals), tuple(paths))
 
 
 def time_side_by_side(
@@ -235,12 +248,14 @@ def _judge(
 def _best_configs(
     family: Measurable, dataset: Dataset | None, device: DeviceSpec
 ) -> Iterator[tuple[Problem, list[KernelConfig]]]:
-    """The fastest configs of each problem that the dataset measured on this device."""
+    """The fastest configs of each problem that the dataset measured whole on this device: the fastest of a few says
+    little."""
     if dataset is None or family.name not in dataset.families:
         return
     grid = dataset.grid(family.name)
-    for case, measured_on, times in zip(grid.cases, grid.devices, grid.times_us, strict=True):
-        if measured_on.name == device.name:
+    shares = shares_of(dataset.counts(grid) > 0, supported(grid, family))
+    for case, measured_on, times, share in zip(grid.cases, grid.devices, grid.times_us, shares, strict=True):
+        if measured_on.name == device.name and share >= WHOLE:
             order = np.argsort(times)[:FINALISTS]
             yield case.problem, [grid.configs[i] for i in order if math.isfinite(times[i])]
 

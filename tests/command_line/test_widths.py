@@ -51,7 +51,10 @@ def result(request: pytest.FixtureRequest, evaluation: Evaluation) -> Any:
         "replay": Replay(everything=judged, planned=judged, configs=0.1, measurements=0.2),
         "collect": replace(SUMMARY, skipped=("a problem " * 20,), drifted={"some problem " * 9: 1.04}),
         "bench kernels": Compared(
-            DEVICE, (row, row), tuple(judge_least("over torch._grouped_mm", [row], [1.2], 1.0)), LaunchPath(6.0, 4.0)
+            DEVICE,
+            (row, row),
+            tuple(judge_least("over torch._grouped_mm", [row], [1.2], 1.0)),
+            (LaunchPath("foretune.grouped_gemm", 6.0, 4.0),),
         ),
     }[request.param]
 

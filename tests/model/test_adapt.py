@@ -12,8 +12,7 @@ import pytest
 from commands import call
 from fakes import DEVICE, FakeFamily, fake_cases, fake_dataset
 from foretune.datasets import BundleError, ForetuneError
-from foretune.model import LightGBMRanker, adapt_bundle, evaluate_bundle, geomean, load_bundle, train_bundle
-from foretune.model.bundle import Bundle
+from foretune.model import Bundle, LightGBMRanker, adapt_bundle, evaluate_bundle, geomean, load_bundle, train_bundle
 
 FAMILY, ALL = FakeFamily(), {"fake": FakeFamily()}
 OTHER = replace(DEVICE, name="another card")
@@ -113,3 +112,20 @@ def test_the_command_and_the_face_make_the_same_bundle(bundle, tmp_path, monkeyp
     assert json.loads(told.stdout)["devices"] == sorted([DEVICE.name, OTHER.name])
     face = foretune.adapt("small", bundle=tmp_path / "old", family=[FAMILY])
     assert load_bundle(tmp_path / "new").digest == face.digest
+
+
+def test_a_bundle_of_one_family_keeps_the_others_of_another_bundle(bundle, tmp_path, monkeypatch):
+    monkeypatch.setattr("foretune.kernels._registered", {"fake": FAMILY})
+    monkeypatch.setattr(foretune.datasets, "load", {"small": SMALL}.__getitem__)
+    monkeypatch.setattr("foretune.model.train.train_bundle", lambda dataset, families: bundle)
+    told = call("train --data small --keep shipped --json --out", tmp_path / "new")
+    assert told.exit_code == 0, told.output
+    shipped = load_bundle()
+    assert json.loads(told.stdout)["kept"] == list(shipped.families)
+    together = load_bundle(tmp_path / "new")
+    assert together.families == tuple(sorted({"fake", *shipped.families}))
+    assert together.beside(shipped).digest == together.digest  # what it has itself stays
+    for one in (bundle, shipped):
+        assert (
+            Bundle({name: together.trained[name] for name in one.families}, one.lightgbm_version).digest == one.digest
+        )

@@ -116,7 +116,7 @@ class Contenders:
         return judge_least("over torch", rows, [5.0 / row.ours_us for row in rows], 1.0)
 
     def launch_path(self, device):
-        return LaunchPath(6.0, 4.0)
+        return LaunchPath("foretune.product", 6.0, 4.0)
 
 
 @pytest.fixture
@@ -134,7 +134,7 @@ def timers(monkeypatch):
 def test_the_best_of_a_datasets_finalists_and_the_prediction_are_timed_with_the_contenders(timers):
     family, ahead, seen = TimedFamily(), [], []
     note = lambda *call: ahead.append(call)  # noqa: E731
-    compared = compare_kernels(Contenders(), [family], DEVICE, DATASET, None, compile_ahead=note, on_row=seen.append)
+    compared = compare_kernels({family: Contenders()}, DEVICE, DATASET, None, compile_ahead=note, on_row=seen.append)
     assert (tuple(seen), [row.name for row in seen]) == (compared.rows, ["first layer", "second layer"])
     (timer,) = timers
     assert timer.clean
@@ -153,7 +153,7 @@ def test_the_best_of_a_datasets_finalists_and_the_prediction_are_timed_with_the_
 
 
 def test_without_a_dataset_there_is_the_prediction_alone_and_a_name_chooses_problems(timers):
-    compared = compare_kernels(Contenders(), [TimedFamily()], DEVICE, None, None, only="second")
+    compared = compare_kernels({TimedFamily(): Contenders()}, DEVICE, None, None, only="second")
     (row,) = compared.rows
     assert (row.name, row.best_us, row.ours_us) == ("second layer", None, row.predicted_us)
     console = Console(file=io.StringIO(), width=200)
@@ -161,5 +161,26 @@ def test_without_a_dataset_there_is_the_prediction_alone_and_a_name_chooses_prob
     shown = console.file.getvalue()
     assert all(told in shown for told in ("second layer", "torch", "5.0", "over torch", "1.50x"))
     told = json.loads(json.dumps(compared.to_json()))
-    assert told["launch_path"] == {"op_us": 6.0, "bare_us": 4.0, "ratio": 1.5}
+    assert told["launch_paths"] == [{"op": "foretune.product", "op_us": 6.0, "bare_us": 4.0, "ratio": 1.5}]
     assert told["rows"][0]["torch_us"] == 5.0
+
+
+def test_families_that_share_contenders_are_judged_together_and_others_by_themselves(timers):
+    class Alone(Contenders):
+        def launch_path(self, device):
+            return None
+
+    for alone, rows, paths in ((Contenders(), [1, 1], 2), (Alone(), [1, 1], 1), (None, [2], 1)):
+        shared = Contenders()
+        comparisons = {TimedFamily(): shared, TimedFamily(): alone or shared}
+        compared = compare_kernels(comparisons, DEVICE, None, None, only="second")
+        assert ([goal.rows for goal in compared.goals], len(compared.launch_paths)) == (rows, paths)
+
+
+def test_the_fastest_of_a_few_configs_is_not_called_the_best(timers):
+    rows = DATASET.measurements
+    few = rows["config"] < len(DATASET.configs) // 4
+    thin = replace(DATASET, measurements=rows[(rows["problem"] == 0) | few].reset_index(drop=True))
+    first, second = compare_kernels({TimedFamily(): Contenders()}, DEVICE, thin, None).rows
+    assert first.best_us is not None
+    assert second.best_us is None

@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import sys
 import zlib
+from collections import defaultdict
 from functools import partial
 
 import numpy as np
@@ -28,6 +29,26 @@ from rich.console import Console
 #: What a layer goes by: `EarlierSizes`.
 KEPT = f"of {COPIES} other calls"
 GAINS = (0.01, 0.02, 0.03, 0.05, 0.08)
+
+
+def one_config_for_all_routings(name: str, data: str) -> str:
+    """What the best single config loses to the best of each routing. (Chosen on these very times, of two or three
+    routings a layer: over all that may come it loses more.)"""
+    grid = load(data).grid(name)
+    layers: dict[object, list[int]] = defaultdict(list)
+    for place, (case, device) in enumerate(zip(grid.cases, grid.devices, strict=True)):
+        layers[case.problem.without_sizes(), device.name].append(place)
+    losses: list[float] = []
+    several = [places for places in layers.values() if len(places) > 1]
+    for places in several:
+        times = grid.times_us[places]
+        times = times[:, np.isfinite(times).all(axis=0)]
+        slowdowns = times / np.nanmin(grid.times_us[places], axis=1, keepdims=True)
+        losses += slowdowns[:, np.log(slowdowns).mean(axis=0).argmin()].tolist()
+    return (
+        f"{name}: the best one config for all routings of a layer is {100 * (geomean(losses) - 1):.2f} % slower than "
+        f"the best of each, {100 * (max(losses) - 1):.1f} % at worst ({len(several)} layers, {len(losses)} problems)"
+    )
 
 
 def study(name: str, trees: int, data: str) -> None:
@@ -78,7 +99,9 @@ def main() -> None:
     parser.add_argument("--only", nargs="*", default=["grouped_gemm_fwd", "grouped_gemm_dx", "grouped_gemm_dw"])
     given = parser.parse_args()
     for name in given.only:
-        study(name, given.trees, given.data)
+        Console(file=sys.stdout, width=140).print(one_config_for_all_routings(name, given.data))
+        if given.trees:
+            study(name, given.trees, given.data)
 
 
 if __name__ == "__main__":
