@@ -22,8 +22,7 @@ Floats: TypeAlias = NDArray[np.float64]
 
 # L2 delivers about this multiple of the copy bandwidth (H100/H200 microbenchmarks: 5.5-7 TB/s read against 3-4.3).
 _L2_OVER_DRAM = 1.6
-#: Peak rates over that of 16-bit products, as every tensor core since Ampere has them, where a device has no rate of
-#: the dtype's own.
+#: Peak rates over that of 16-bit products, as every tensor core since Ampere has them (float32 as tf32).
 _RATES = {"fp32": 0.5, "int8": 2.0}
 # What a launch takes beside the work, in microseconds: an empty kernel's time on the device, a step of BLOCK_K at the
 # latency of memory, and the second kernel of split-K. Orders of magnitude: they rank small problems.
@@ -98,7 +97,7 @@ def feature_table(problem: Problem, device: DeviceSpec, configs: Sequence[Kernel
     flops = 2.0 * batch * m * n * k
     read_bytes = float(batch) * (m + n) * k * problem.itemsize
     written_bytes = float(batch) * m * n * out_itemsize
-    matrix_tflops = _matrix_tflops(problem, device)
+    matrix_tflops = device.matrix_tflops * _RATES.get(problem.dtype_name, 1.0)
     per_call = np.array(
         [
             np.log2(batch),
@@ -185,12 +184,6 @@ def feature_table(problem: Problem, device: DeviceSpec, configs: Sequence[Kernel
         1.0 + steps_per_program[space.kind] / np.maximum(space.stages, 1.0) / 4
     )
     return table
-
-
-def _matrix_tflops(problem: Problem, device: DeviceSpec) -> float:
-    """The device's rate for products of the problem's dtype."""
-    known = dict(device.matrix_tflops_by_dtype).get(problem.dtype_name)
-    return known or device.matrix_tflops * _RATES.get(problem.dtype_name, 1.0)
 
 
 def _alignment(size: int) -> int:
