@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from .kernels.by_name import FamilyLike, adapt, attach, autotune, configs, prune, shortlist, tune
     from .kernels.grouped_gemm import grouped_gemm
     from .kernels.integrations import use
+    from .kernels.matmul import matmul
     from .model import load_bundle
     from .runtime import TritonFamily
     from .runtime.tuning.attach import attached, detach
@@ -82,6 +83,7 @@ __all__ = [
     "gemm_work",
     "grouped_gemm",
     "load_bundle",
+    "matmul",
     "prune",
     "register",
     "runtime",
@@ -119,6 +121,7 @@ _HOMES = {
     "families": ".kernels",
     "grouped_gemm": ".kernels.grouped_gemm",
     "load_bundle": ".model",
+    "matmul": ".kernels.matmul",
     "register": ".kernels",
     "use": ".kernels.integrations",
 }

@@ -72,5 +72,8 @@ def resident_programs(knobs: Knobs, itemsize: int, device: DeviceSpec) -> int:
     smem, warps = smem_bytes(knobs, itemsize, device), knobs["num_warps"]
     registers = min(accumulator_registers(knobs["BLOCK_M"], knobs["BLOCK_N"], warps) + _OTHER_REGISTERS, 255)
     by_smem = device.smem_per_sm_bytes // (smem + _RESERVED_SMEM_BYTES)
-    fits = max(1, min(by_smem, _SM_THREADS // (32 * warps), int(device.registers_per_sm / (registers * 32 * warps))))
-    return min(int(knobs["PROGRAMS_PER_SM"]) or fits, fits)
+    fits: int = max(
+        1, min(by_smem, _SM_THREADS // (32 * warps), int(device.registers_per_sm / (registers * 32 * warps)))
+    )
+    asked = int(knobs["PROGRAMS_PER_SM"])
+    return min(asked, fits) if asked else fits
