@@ -58,10 +58,12 @@ def tile_smem_bytes(
     buffers = stages if is_async or arch.startswith("gfx") else max(stages - 1, 1)
     staged = buffers * (m + n) * k * itemsize
     barriers = 16 * buffers + 16 if tma else 0
+    if is_async and arch != "sm_90":
+        barriers += 32  # of the product
     output = m * n * (4 if itemsize == 1 or split else itemsize)
     if tma == 2:
         output += 1024  # what TMA stores from is aligned, and may have the bias beside it
-    elif itemsize == 2 and not split:
+    elif tma == 1 and itemsize == 2 and not split:  # rows that are not aligned are exchanged whole
         output = min(output, exchange_bytes(m, n, warps, arch))
     return staged + output + barriers if persistent else max(staged, output) + barriers
 

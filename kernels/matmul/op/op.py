@@ -9,12 +9,11 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional
 from triton.runtime import JITFunction
 
-from ....datasets import DeviceSpec, ForetuneError, KernelConfig
+from ....datasets import DeviceSpec, ForetuneError, KernelConfig, Measurable
 from ....runtime import Mode, resolve_mode, stubbed
 from ....runtime.choice import Launch, choose, given, interpreter, live
 from ....runtime.tuning.ranks.agreement import epoch
 from ..layouts import A_KM, ACTIVATIONS, B_KN, activation_of, is_aligned
-from ..measurable import Matmul
 from ..triton_kernels.gemm import launch_matmul, matmul_kernel
 from .operands import is_placed, operands_of
 
@@ -128,7 +127,7 @@ class Call:
     ) -> None:
         self.operands = operands_of(a, b, bias, activation)
         self.problem = self.operands.problem
-        self.family, self.device = Matmul(), _device(_place(a))
+        self.family, self.device = _family(), _device(_place(a))
         self.mode = resolve_mode(mode, default=Mode.PREDICT)
         self.is_empty = 0 in (self.problem[dim] for dim in ("batch", "m", "n", "k"))
         self.is_aligned = is_aligned(self.problem)
@@ -187,6 +186,14 @@ class Call:
         if activation != "none":
             y = _activated(y, activation)
         return y.view(self.operands.out_shape)
+
+
+def _family() -> Measurable:
+    from ... import find_family  # not before it is needed: the registry imports this folder
+
+    family = find_family("matmul")
+    assert isinstance(family, Measurable)
+    return family
 
 
 def _facts(tensor: Any) -> Any:
