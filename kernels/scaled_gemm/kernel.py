@@ -62,10 +62,7 @@ def scaled_gemm_kernel(
     K = K16 * 16
     n_tiles = tl.cdiv(N, BLOCK_N)
     k_blocks = tl.cdiv(K, _SCALED)
-    if map_ptr is None:
-        m_tiles = tl.cdiv(rows, BLOCK_M)
-    else:
-        m_tiles = load_tile_count(map_ptr, BLOCK_M)
+    m_tiles = tl.cdiv(rows, BLOCK_M) if map_ptr is None else load_tile_count(map_ptr, BLOCK_M)
     offs_m = tl.arange(0, BLOCK_M)
     offs_n = tl.arange(0, BLOCK_N)
     offs_k = tl.arange(0, BLOCK_K)
@@ -101,10 +98,7 @@ def scaled_gemm_kernel(
             else:
                 w_scale_ptrs = first + (col // _SCALED) * k_blocks
 
-        if SWAP_AB:
-            acc = tl.zeros((BLOCK_N, BLOCK_M), tl.float32)
-        else:
-            acc = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
+        acc = tl.zeros((BLOCK_N, BLOCK_M) if SWAP_AB else (BLOCK_M, BLOCK_N), tl.float32)
         for k in tl.range(0, K, BLOCK_K):
             if BLOCKWISE:
                 block = k // _SCALED

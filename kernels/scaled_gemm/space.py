@@ -181,10 +181,10 @@ def tile_smem_bytes(
     """Shared memory of one program: exactly what Triton 3.6 to 3.9 allot on sm_90, a bound on other archs.
 
     Hopper's product (wgmma, from 64 rows of either operand on) reads its operands from shared memory while the next
-    stage loads, so it needs every stage; others copy them to registers first and need one less. With TMA each stage
-    has a barrier, and each operand barriers of its own where the product is not asynchronous. The output has room of its
-    own beside the stages, because the next tile's loads are in flight when it is stored. Scales of a block that are as
-    many as the threads are laid out anew for the product, in room that the output has not, if that goes by TMA.
+    stage loads, so it needs every stage; others copy them to registers first and need one less. With TMA each stage has
+    a barrier, and each operand has barriers of its own where the product is not asynchronous. The output has room of
+    its own beside the stages, because the next tile's loads are in flight when it is stored. Scales of a block that are
+    as many as the threads are laid out anew for the product, beside an output that goes by TMA.
     """
     large = m >= _INSTRUCTION_ROWS or bool(swap)
     product_is_async = large and arch in _ASYNC_PRODUCT_ARCHS

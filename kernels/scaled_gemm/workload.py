@@ -23,7 +23,7 @@ T = TypeVar("T")
 
 #: Tokens of one call of a dense layer, from decode to training.
 TOKENS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
-#: Which kind of scales a problem has: most who run fp8 run blocks (DeepSeek's models), or a scale a row (vLLM, torchao).
+#: Which kind of scales a problem has: those who run fp8 mostly have blocks (DeepSeek's models) or rows (vLLM, torchao).
 KIND_SHARES = {"blockwise": 0.5, "rowwise": 0.3, "tensorwise": 0.2}
 #: The dense layers of DeepSeek-V3 (and R1), which come in fp8 by blocks, (N, K): see its `inference/model.py`.
 DEEPSEEK_V3 = {
