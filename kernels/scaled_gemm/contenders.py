@@ -1,5 +1,5 @@
-"""What the scaled GEMMs are compared with: `torch._scaled_mm` and `torch._scaled_grouped_mm` on the same operands, where
-this torch and this card have the kind of scales, and the same product in bf16."""
+"""What the scaled GEMMs are compared with: `torch._scaled_mm` and `torch._scaled_grouped_mm` on the same operands,
+where this torch and this card have the kind of scales, and the same product in bf16."""
 
 from __future__ import annotations
 

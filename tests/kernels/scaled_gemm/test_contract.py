@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from types import SimpleNamespace
 
-from foretune.datasets import Problem
 from foretune.kernels.scaled_gemm.kinds import FLAGS
 from foretune.kernels.testing import FamilyContract
+from scaled import problem
 
 
 class ScaledGemmContract(FamilyContract):
@@ -17,15 +17,14 @@ class ScaledGemmContract(FamilyContract):
         return list(drawn.values())  # one of each kind of scales
 
     def small_problem(self):
-        # What is launched in its place is the same for all problems.
-        problem = self.problems()[0]
-        return Problem.of(self.family.name, dtype=problem.dtype, flags=("blockwise",), **dict(problem.dims))
+        # What is launched in its place is the same for all problems; of many rows its tiles are large, and few.
+        return problem(self.family, **dict.fromkeys(self.family.dims, 4096))
 
-    def call(self, problem):
-        flags = {flag.upper(): flag in problem.flags for flag in FLAGS}
-        tensor = SimpleNamespace(dtype=problem.dtype)
-        rows, groups = problem[self.family.rows], dict(problem.dims).get("groups", 1)
-        sizes = {"rows": rows, "groups": groups, "N16": problem["n"] // 16, "K16": problem["k"] // 16}
+    def call(self, asked):
+        flags = {flag.upper(): flag in asked.flags for flag in FLAGS}
+        tensor = SimpleNamespace(dtype=asked.dtype)
+        rows, groups = asked[self.family.rows], dict(asked.dims).get("groups", 1)
+        sizes = {"rows": rows, "groups": groups, "N16": asked["n"] // 16, "K16": asked["k"] // 16}
         return {"x_ptr": tensor} | sizes | flags
 
 
