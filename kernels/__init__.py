@@ -19,6 +19,7 @@ from ..datasets import Family, ForetuneError, Measurable
 from ..datasets.errors import check_word, reason_of, shown, warn
 from .grouped_gemm import GroupedGemmDW, GroupedGemmDX, GroupedGemmForward
 from .matmul import Matmul
+from .scaled_gemm import ScaledGemm, ScaledGroupedGemmForward
 
 __all__ = ["families", "find_family", "find_measurable", "register"]
 
@@ -147,5 +148,12 @@ def _made(family: type[Family]) -> Family:
         raise ForetuneError(f"{family.__name__} cannot be made without arguments: {error}") from error
 
 
-for _family in (GroupedGemmForward, GroupedGemmDX, GroupedGemmDW, Matmul):
+for _family in (
+    GroupedGemmForward,
+    GroupedGemmDX,
+    GroupedGemmDW,
+    Matmul,
+    ScaledGemm,
+    ScaledGroupedGemmForward,
+):
     register(_family)
