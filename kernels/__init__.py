@@ -17,6 +17,7 @@ from typing import Any
 
 from ..datasets import Family, ForetuneError, Measurable
 from ..datasets.errors import check_word, reason_of, shown, warn
+from .gated_mlp import GatedMlp
 from .grouped_gemm import GroupedGemmDW, GroupedGemmDX, GroupedGemmForward
 from .rms_norm_rope import RmsNormRopeBackward, RmsNormRopeForward
 
@@ -147,5 +148,12 @@ def _made(family: type[Family]) -> Family:
         raise ForetuneError(f"{family.__name__} cannot be made without arguments: {error}") from error
 
 
-for _family in (GroupedGemmForward, GroupedGemmDX, GroupedGemmDW, RmsNormRopeForward, RmsNormRopeBackward):
+for _family in (
+    GroupedGemmForward,
+    GroupedGemmDX,
+    GroupedGemmDW,
+    RmsNormRopeForward,
+    RmsNormRopeBackward,
+    GatedMlp,
+):
     register(_family)

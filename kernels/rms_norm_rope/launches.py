@@ -42,7 +42,8 @@ def launch_forward(
     *,
     inverse: bool = False,
 ) -> None:
-    """q (tokens, q_heads, HEAD_DIM) and k likewise, heads contiguous; the outputs contiguous. `inverse` rotates back."""
+    """q (tokens, q_heads, HEAD_DIM) and k likewise, heads contiguous, as the outputs are altogether. `inverse` rotates
+    back."""
     given = forward_arguments(q, k, q_out, k_out, rotation)
     grid = forward_grid(len(q), q.shape[1], k.shape[1], config)
     if grid:

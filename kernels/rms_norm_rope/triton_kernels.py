@@ -1,7 +1,7 @@
 """The kernels of RMSNorm and rotary embedding: forward, backward, and the sum of the weights' partial gradients.
 
-A tile is ROWS tokens x HEADS heads x one head. A head is taken as pairs of elements that rotate together: elements i and
-i + HEAD_DIM / 2 (half layout), or 2 i and 2 i + 1 (interleaved). All arithmetic is in float32, and rounded once.
+A tile is ROWS tokens x HEADS heads. A head is taken as pairs of elements that rotate together: i and i + HEAD_DIM / 2
+(half layout), or 2 i and 2 i + 1 (interleaved). All arithmetic is in float32, and rounded once.
 """
 
 from __future__ import annotations
