@@ -84,11 +84,13 @@ def gated_mlp_kernel(
     offs_m = tl.arange(0, BLOCK_M)
     offs_n = tl.arange(0, BLOCK_N)
     offs_k = tl.arange(0, BLOCK_K)
+    # Rows of a tile of the weights: BLOCK_N of gate, then the same ones of up.
+    offs_w = tl.arange(0, 2 * BLOCK_N)
     if TMA:
         x_desc = tl.make_tensor_descriptor(x_ptr, [M, K], [K.to(tl.int64), 1], [BLOCK_M, BLOCK_K])
         # Three dimensions, so that a box past gate's last row reads zeros and not up.
         w_desc = tl.make_tensor_descriptor(
-            w_ptr, [2, N, K], [N.to(tl.int64) * K, K.to(tl.int64), 1], [1, BLOCK_N, BLOCK_K]
+            w_ptr, [2, N, K], [N.to(tl.int64) * K, K.to(tl.int64), 1], [2, BLOCK_N, BLOCK_K]
         )
 
     # Flattened: the next tile's loads are in flight while this one is stored. Nothing may be carried from tile to tile:
@@ -99,28 +101,24 @@ def gated_mlp_kernel(
         col = n_tile * BLOCK_N
         if not TMA:
             safe_m = tl.minimum(row + offs_m, M - 1).to(tl.int64)
-            safe_n = tl.minimum(col + offs_n, N - 1).to(tl.int64)
+            safe_n = tl.minimum(col + offs_w % BLOCK_N, N - 1) + offs_w // BLOCK_N * N
             x_ptrs = x_ptr + safe_m[:, None] * K + offs_k[None, :]
-            gate_ptrs = w_ptr + safe_n[:, None] * K + offs_k[None, :]
-            up_ptrs = gate_ptrs + N.to(tl.int64) * K
-        gate = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
-        up = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
+            w_ptrs = w_ptr + safe_n.to(tl.int64)[:, None] * K + offs_k[None, :]
+        # One product of twice the width: the tensor cores read x once for gate and up.
+        both = tl.zeros((BLOCK_M, 2 * BLOCK_N), tl.float32)
         for k in tl.range(0, K, BLOCK_K):
             if TMA:
                 x = x_desc.load([row, k])
-                gate_w = w_desc.load([0, col, k]).reshape(BLOCK_N, BLOCK_K)
-                up_w = w_desc.load([1, col, k]).reshape(BLOCK_N, BLOCK_K)
+                w = w_desc.load([0, col, k]).reshape(2 * BLOCK_N, BLOCK_K)
             else:
                 inside_k = (offs_k < K - k)[None, :]
                 x = tl.load(x_ptrs, inside_k, other=0.0)
-                gate_w = tl.load(gate_ptrs, inside_k, other=0.0)
-                up_w = tl.load(up_ptrs, inside_k, other=0.0)
+                w = tl.load(w_ptrs, inside_k, other=0.0)
                 x_ptrs += BLOCK_K
-                gate_ptrs += BLOCK_K
-                up_ptrs += BLOCK_K
-            gate = tl.dot(x, gate_w.T, gate, input_precision="ieee")
-            up = tl.dot(x, up_w.T, up, input_precision="ieee")
+                w_ptrs += BLOCK_K
+            both = tl.dot(x, w.T, both, input_precision="ieee")
 
+        gate, up = tl.split(tl.permute(tl.reshape(both, (BLOCK_M, 2, BLOCK_N)), (0, 2, 1)))
         rows = (row + offs_m).to(tl.int64)[:, None]
         cols = (col + offs_n)[None, :]
         inside = (row + offs_m < M)[:, None] & (cols < N)
