@@ -159,7 +159,7 @@ class RmsNormRopeForward(RmsNormRope):
     def default(self, problem: Problem, device: DeviceSpec) -> KernelConfig:
         # Eight heads of 128 elements are 8 elements a thread; larger heads are fewer.
         heads = max(8 * 128 // (2 * block_constants(problem["head_dim"])["BLOCK"]), 1)
-        return KernelConfig.of(ROWS=1, HEADS=min(heads, 32), num_warps=4, num_stages=1)
+        return KernelConfig.of(ROWS=1, HEADS=min(heads, 32), num_warps=4, num_stages=3)
 
     def launch(self, inputs: Inputs, config: KernelConfig) -> torch.Tensor:
         from .launches import launch_forward

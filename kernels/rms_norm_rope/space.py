@@ -8,12 +8,13 @@ from itertools import product
 
 from ...datasets import KernelConfig, Problem
 
-#: Knobs and their values. A tile is ROWS tokens x HEADS heads; num_stages says nothing to a kernel without a loop.
+#: Knobs and their values. A tile is ROWS tokens x HEADS heads; num_stages says nothing to a kernel without a loop, so it is
+#: Triton's default.
 FORWARD_SPACE: Mapping[str, Sequence[int]] = {
     "ROWS": [1, 2, 4, 8, 16],
     "HEADS": [1, 2, 4, 8, 16, 32],
     "num_warps": [1, 2, 4, 8],
-    "num_stages": [1],
+    "num_stages": [3],
 }
 #: STEPS tiles a program, one after another: each program has a partial sum of the weights' gradients.
 BACKWARD_SPACE: Mapping[str, Sequence[int]] = {
@@ -93,7 +94,7 @@ def backward_grid(tokens: int, q_heads: int, k_heads: int, config: KernelConfig)
 def wrong_knob(family: str, config: KernelConfig) -> str | None:
     """The reason why a config is none that the kernels take, or None; it names the knob and the values that would do.
 
-    >>> wrong_knob("rms_norm_rope_fwd", KernelConfig.of(ROWS=3, HEADS=1, num_warps=1, num_stages=1))
+    >>> wrong_knob("rms_norm_rope_fwd", KernelConfig.of(ROWS=3, HEADS=1, num_warps=1))
     'ROWS cannot be 3: 1, 2, 4, 8, 16'
     """
     knobs, ranges = config.to_json(), SPACES[family]
