@@ -1,4 +1,5 @@
-"""What the ops of several families share: where a call runs, which config it runs, and how options reach the dispatcher.
+"""What the ops of several families share: where a call runs, which config it runs, and how a config reaches the
+dispatcher.
 
 Needs torch and triton.
 """

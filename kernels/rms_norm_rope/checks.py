@@ -68,8 +68,8 @@ def _check_angles(cos: torch.Tensor, sin: torch.Tensor, tokens: torch.Size, head
     if interleaved:
         _require(
             columns == head_dim // 2,
-            f"cos must have head_dim / 2 = {head_dim // 2} columns, one for each pair, but has {columns}: of angles that "
-            "are repeated for neighbours take [..., ::2], of those that are repeated by halves the first half",
+            f"cos must have head_dim / 2 = {head_dim // 2} columns, one for each pair, but has {columns}: of angles "
+            "that are repeated for neighbours take [..., ::2], of those that are repeated by halves the first half",
         )
     else:
         _require(

@@ -8,8 +8,8 @@ from itertools import product
 
 from ...datasets import KernelConfig, Problem
 
-#: Knobs and their values. A tile is ROWS tokens x HEADS heads; num_stages says nothing to a kernel without a loop, so it is
-#: Triton's default.
+#: Knobs and their values. A tile is ROWS tokens x HEADS heads; num_stages says nothing to a kernel without a loop,
+#: so it is Triton's default.
 FORWARD_SPACE: Mapping[str, Sequence[int]] = {
     "ROWS": [1, 2, 4, 8, 16],
     "HEADS": [1, 2, 4, 8, 16, 32],

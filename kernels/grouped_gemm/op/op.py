@@ -17,7 +17,7 @@ from ....datasets import KernelConfig
 from ....runtime.launching.ahead import hash_triton_ahead
 from ...op_calls import encode, needs_operator
 from ..triton_kernels.gemm import grouped_gemm_kernel
-from . import library as _  # registers the operators
+from . import library  # noqa: F401 - registers the operators
 from .calls import Call, Options, call_of
 from .passes import Needs, backward, compile_step, forward, needs_of, saved_of
 
