@@ -7,6 +7,7 @@ Needs torch and triton.
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -37,8 +38,8 @@ class ConfiguredLaunch:
 
     def __init__(self, family: str) -> None:
         self._family = family
-        # (config, device, the GPU's index where there is one) by place, ranks, dtype, sizes, flags and options
-        self._known: dict[tuple[Any, ...], tuple[KernelConfig, DeviceSpec, int | None]] = {}
+        # By place, ranks, dtype, sizes, flags and options.
+        self._known: dict[tuple[Any, ...], tuple[KernelConfig, DeviceSpec]] = {}
 
     def __call__(
         self,
@@ -62,11 +63,8 @@ class ConfiguredLaunch:
             if len(self._known) >= _MEMO_SIZE:
                 self._known.clear()
             self._known[key] = known
-        chosen, device, gpu = known
-        if gpu is not None and gpu != torch.cuda.current_device():  # launches go to the current one
-            with torch.cuda.device(gpu):
-                launch(chosen, device)
-        else:
+        chosen, device = known
+        with on_device_of(x):
             launch(chosen, device)
 
     def _choose(
@@ -78,7 +76,7 @@ class ConfiguredLaunch:
         config: KernelConfig | None,
         mode: str | None,
         launch: Launch,
-    ) -> tuple[KernelConfig, DeviceSpec, int | None]:
+    ) -> tuple[KernelConfig, DeviceSpec]:
         from . import find_measurable  # not before it is needed: the registry imports the families
 
         family, device = find_measurable(self._family), device_at(place)
@@ -89,11 +87,17 @@ class ConfiguredLaunch:
             chosen = given(config, family, problem, device)
         else:
             chosen = choose(family, problem, device, asked, partial(_launched, launch, device))
-        return chosen, device, place if device.backend != "cpu" and stubbed() is None else None
+        return chosen, device
 
 
 def _launched(launch: Launch, device: DeviceSpec, config: KernelConfig) -> None:
     launch(config, device)
+
+
+def on_device_of(x: torch.Tensor) -> AbstractContextManager[Any]:
+    """A block in which launches go to the GPU that x is on."""
+    index = x.get_device()
+    return _nothing if index < 0 or index == torch.cuda.current_device() else torch.cuda.device(index)
 
 
 def place_of(x: torch.Tensor) -> int:
@@ -135,6 +139,7 @@ def needs_operator(tensors: tuple[Any, ...]) -> bool:
     return any(issubclass(kind, torch.Tensor) for kind in kinds)  # what is no tensor at all is refused later
 
 
+_nothing = nullcontext()
 _PLAIN = {torch.Tensor, torch.nn.Parameter, type(None)}
 
 
