@@ -35,8 +35,10 @@ if TYPE_CHECKING:
     )
     from .kernels import families, register
     from .kernels.by_name import FamilyLike, adapt, attach, autotune, configs, prune, shortlist, tune
+    from .kernels.gated_mlp import gated_mlp
     from .kernels.grouped_gemm import grouped_gemm
     from .kernels.integrations import use
+    from .kernels.rms_norm_rope import rms_norm_rope
     from .kernels.scaled_gemm.op import scaled_gemm, scaled_grouped_gemm
     from .model import load_bundle
     from .runtime import TritonFamily
@@ -80,11 +82,13 @@ __all__ = [
     "detach",
     "elementwise_work",
     "families",
+    "gated_mlp",
     "gemm_work",
     "grouped_gemm",
     "load_bundle",
     "prune",
     "register",
+    "rms_norm_rope",
     "runtime",
     "scaled_gemm",
     "scaled_grouped_gemm",
@@ -120,10 +124,12 @@ _HOMES = {
     "TritonFamily": ".runtime",
     "agree": ".runtime.tuning.ranks.agreement",
     "families": ".kernels",
+    "gated_mlp": ".kernels.gated_mlp",
     "grouped_gemm": ".kernels.grouped_gemm",
     "load_bundle": ".model",
     "register": ".kernels",
     **dict.fromkeys(("scaled_gemm", "scaled_grouped_gemm"), ".kernels.scaled_gemm.op"),
+    "rms_norm_rope": ".kernels.rms_norm_rope",
     "use": ".kernels.integrations",
 }
 

@@ -17,8 +17,10 @@ from typing import Any
 
 from ..datasets import Family, ForetuneError, Measurable
 from ..datasets.errors import check_word, reason_of, shown, warn
+from .gated_mlp import GatedMlp
 from .grouped_gemm import GroupedGemmDW, GroupedGemmDX, GroupedGemmForward
 from .matmul import Matmul
+from .rms_norm_rope import RmsNormRopeBackward, RmsNormRopeForward
 from .scaled_gemm import ScaledGemm, ScaledGroupedGemmForward
 
 __all__ = ["families", "find_family", "find_measurable", "register"]
@@ -155,5 +157,8 @@ for _family in (
     Matmul,
     ScaledGemm,
     ScaledGroupedGemmForward,
+    RmsNormRopeForward,
+    RmsNormRopeBackward,
+    GatedMlp,
 ):
     register(_family)
