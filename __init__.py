@@ -33,7 +33,7 @@ if TYPE_CHECKING:
         Measurement,
         Problem,
     )
-    from .kernels import families, register
+    from .kernels import families, register, spaces
     from .kernels.by_name import FamilyLike, adapt, attach, autotune, configs, prune, shortlist, tune
     from .kernels.grouped_gemm import grouped_gemm
     from .kernels.integrations import use
@@ -86,12 +86,14 @@ __all__ = [
     "register",
     "runtime",
     "shortlist",
+    "spaces",
     "tune",
     "use",
 ]
 
 __version__ = "0.1.0"  # pyproject.toml reads it from here
 
+_MODULES = {"datasets": ".datasets", "runtime": ".runtime", "spaces": ".kernels.spaces"}
 _HOMES = {
     **dict.fromkeys(
         (
@@ -162,8 +164,8 @@ def collect_dataset(
 
 
 def __getattr__(name: str) -> Any:
-    if name in ("datasets", "runtime"):
-        return import_module(f".{name}", __name__)
+    if name in _MODULES:
+        return import_module(_MODULES[name], __name__)
     if name in _HOMES:
         # Kept, so that the next access is an ordinary one: `grouped_gemm` is called in hot loops.
         return globals().setdefault(name, getattr(import_module(_HOMES[name], __name__), name))
