@@ -34,7 +34,7 @@ if TYPE_CHECKING:
         Problem,
     )
     from .kernels import families, register, spaces
-    from .kernels.by_name import FamilyLike, adapt, attach, autotune, configs, prune, shortlist, tune
+    from .kernels.by_name import FamilyLike, adapt, attach, autotune, configs, cover, prune, shortlist, tune
     from .kernels.grouped_gemm import grouped_gemm
     from .kernels.integrations import use
     from .model import load_bundle
@@ -75,6 +75,7 @@ __all__ = [
     "collect_dataset",
     "configs",
     "contextual_autotune",
+    "cover",
     "datasets",
     "detach",
     "elementwise_work",
@@ -114,7 +115,9 @@ _HOMES = {
         ("ConfigCache", "TunedFunction", "TuningFailed", "contextual_autotune", "elementwise_work", "gemm_work"),
         ".runtime.tuning.functions",
     ),
-    **dict.fromkeys(("adapt", "attach", "autotune", "configs", "prune", "shortlist", "tune"), ".kernels.by_name"),
+    **dict.fromkeys(
+        ("adapt", "attach", "autotune", "configs", "cover", "prune", "shortlist", "tune"), ".kernels.by_name"
+    ),
     **dict.fromkeys(("attached", "detach"), ".runtime.tuning.attach"),
     "TritonFamily": ".runtime",
     "agree": ".runtime.tuning.ranks.agreement",
