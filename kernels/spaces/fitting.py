@@ -73,7 +73,7 @@ def gemm_limit(config: KernelConfig, device: DeviceSpec, dtype: str = "bf16") ->
         )
     if device.backend == "xpu":  # its stages are prefetches into the cache
         return None
-    if (needed := _smem_bytes(config, device.arch, itemsize_of(dtype))) > device.smem_per_block_bytes:
+    if (needed := smem_bytes(config, device, dtype)) > device.smem_per_block_bytes:
         return (
             f"needs {needed} bytes of shared memory but {device.name} has {device.smem_per_block_bytes} a block: "
             "a block or num_stages must be smaller"
@@ -128,12 +128,13 @@ def _power_of_two(size: int) -> int:
     return 1 << (size - 1).bit_length()
 
 
-def _smem_bytes(config: KernelConfig, arch: str, itemsize: int) -> int:
-    """Shared memory of the loop's stages, as Triton 3.6 to 3.9 allot it but for some barriers (tests compare with
-    binaries): all stages where the product reads shared memory itself, else one less, which registers hold."""
-    m, n, k = config["BLOCK_M"], config["BLOCK_N"], config["BLOCK_K"]
-    reads_smem = arch in _ASYNC_PRODUCT_ARCHS and m >= 64 and config.num_warps >= 4
+def smem_bytes(config: KernelConfig, device: DeviceSpec, dtype: str) -> int:
+    """Shared memory of the loop's stages on CUDA and ROCm, as Triton 3.6 to 3.9 allot it but for some barriers (tests
+    compare with binaries): all stages where the product reads shared memory itself, else one less, which registers
+    hold. Where the loop takes less than the result does when it is stored, that is what a binary takes."""
+    m, n, k, itemsize = config["BLOCK_M"], config["BLOCK_N"], config["BLOCK_K"], itemsize_of(dtype)
+    reads_smem = device.arch in _ASYNC_PRODUCT_ARCHS and m >= 64 and config.num_warps >= 4
     buffers = config.num_stages if reads_smem else max(config.num_stages - 1, 1)
-    if arch.startswith("gfx") and config.num_stages == 1:
+    if device.backend == "hip" and config.num_stages == 1:
         return int(max(m, n) * k * itemsize)  # one operand after the other
     return int(buffers * (m + n) * k * itemsize)

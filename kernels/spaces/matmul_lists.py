@@ -87,7 +87,7 @@ def matmul_configs(
 ) -> tuple[KernelConfig, ...]:
     """One of the `LISTS` that a matrix product is tuned over, for a device.
 
-    - "default": about 20, for products of any size; "extra": what the default list has only one way of (longer steps,
+    - "default": about 20 (ROCm: 33), for products of any size; "extra": what the default list has only one way of (longer steps,
       the other number of warps, narrow tiles).
     - "exhaustive": all of `matmul_grid`, but for what no compiler takes.
     - "persistent": large tiles for programs that loop over tiles; "int8" and "scaled" (fp8 with scales): theirs.
@@ -130,6 +130,9 @@ def _default(device: DeviceSpec, dtype: str) -> Iterator[KernelConfig]:
         yield from _if_it_runs(device, dtype, m, n, step)
     for n in (64, 128):
         yield from _if_it_runs(device, dtype, 16, n, 256)
+    if device.backend == "hip":  # where there is no deep pipeline, a long step takes its place
+        for side in (16, 32, 64):
+            yield from _if_it_runs(device, dtype, side, side, 512)
 
 
 def _extra(device: DeviceSpec, dtype: str) -> Iterator[KernelConfig]:

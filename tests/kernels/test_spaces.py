@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-from dataclasses import replace
 
 import foretune
 import pytest
@@ -20,11 +19,8 @@ from foretune.kernels.spaces import (
     matmul_grid,
     ready_space,
 )
-from grouped import A100, B200, CPU, H200, MI300X
+from grouped import A100, B200, H200, HOST, MI300X, MI350X, XPU
 
-MI350X = replace(MI300X, name="MI350X", arch="gfx950", smem_per_block_bytes=163840)
-XPU = replace(H200, name="Max 1550", backend="xpu", arch="pvc", warp_size=16, smem_per_block_bytes=131072)
-HOST = replace(CPU, arch="x86_64", warp_size=1)
 DEVICES = (H200, A100, B200, MI300X, MI350X, XPU, HOST)
 GROUPED = Problem.of("grouped_gemm_fwd", groups=8, rows=4096, n=512, k=512)
 LARGE, DECODE, SMALL = (8192, 8192, 8192), (1, 4096, 4096), (64, 64, 64)
@@ -95,8 +91,8 @@ COUNTS = {
     "sm_90": ([20, 11, 1875, 10, 18, 100], [1239, 235, 270]),
     "sm_80": ([20, 11, 1875, 10, 18, 98], [1232, 229, 270]),
     "sm_100": ([20, 11, 1875, 10, 18, 100], [1239, 235, 270]),
-    "gfx942": ([30, 11, 10800, 17, 20, 38], [7728, 440, 480]),
-    "gfx950": ([30, 11, 6000, 20, 20, 38], [5100, 280, 288]),
+    "gfx942": ([33, 11, 10800, 17, 20, 38], [7728, 440, 480]),
+    "gfx950": ([33, 11, 6000, 20, 20, 38], [5100, 280, 288]),
     "pvc": ([22, 11, 2000, 16, 20, 38], [1180, 160, 156]),
     "x86_64": ([20, 9, 60, 6, 12, 22], [60, 16, 27]),
 }
