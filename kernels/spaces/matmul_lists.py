@@ -87,8 +87,8 @@ def matmul_configs(
 ) -> tuple[KernelConfig, ...]:
     """One of the `LISTS` that a matrix product is tuned over, for a device.
 
-    - "default": about 20 (ROCm: 33), for products of any size; "extra": what the default list has only one way of (longer steps,
-      the other number of warps, narrow tiles).
+    - "default": about 20 (ROCm: 33), for products of any size; "extra": what that list has only one way of (longer
+      steps, the other number of warps, narrow tiles).
     - "exhaustive": all of `matmul_grid`, but for what no compiler takes.
     - "persistent": large tiles for programs that loop over tiles; "int8" and "scaled" (fp8 with scales): theirs.
 

@@ -37,7 +37,9 @@ class HintMatrix:
     losses: tuple[tuple[str, tuple[float, ...]], ...]  # by way of choosing, each (n_sizes,); inf where it cannot run
     noise: tuple[float, ...]  # (n_sizes,)
     device: str
-    covers: tuple[Cover, ...]  # as predicted, and as measured
+    measured: Cover
+    predicted: Cover | None
+    reason: str  # where the prediction comes from, or why there is none
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -46,15 +48,14 @@ class HintMatrix:
             "sizes": list(self.sizes),
             "losses": {way: [_rounded(loss) for loss in losses] for way, losses in self.losses},
             "noise": [_rounded(loss) for loss in self.noise],
-            "covers": [cover.to_json() for cover in self.covers],
+            "measured": self.measured.to_json(),
+            "predicted": self.predicted and self.predicted.to_json(),
+            "reason": self.reason,
         }
 
     def __rich__(self) -> Any:
         ways = [*self.losses, ("noise", self.noise)]
-        rows = [
-            [size, *(_percent(losses[at]) for _, losses in ways)]  #
-            for at, size in enumerate(self.sizes)
-        ]
+        rows = [[size, *(_percent(losses[at]) for _, losses in ways)] for at, size in enumerate(self.sizes)]
         rows.append(["mean", *(_percent(_mean(losses)) for _, losses in ways)])
         rows.append(["worst", *(_percent(max(losses)) for _, losses in ways)])
         held = [
@@ -65,7 +66,7 @@ class HintMatrix:
             f"Percent lost by {self.dynamic} on {self.device}",
             (self.dynamic, *(way for way, _ in ways)),
             rows,
-            below=["; ".join(held)],
+            below=["; ".join(held), f"cover: {self.reason}"],
         )
 
 
@@ -84,16 +85,22 @@ def make_hint_matrix(
 ) -> HintMatrix:
     """The matrix of a problem's measurements at sizes within `span`: for each hint, which must have been measured, the
     config that is fastest there; of all hints together the nearest one's; and the covers of `n` configs, predicted
-    without these data and chosen from them.
+    without these data (no column where the bundle cannot; `reason` says why) and chosen from them.
 
     Raises `ForetuneError` as `measured_cover` does, and for a hint that was not measured.
     """
     spec = DeviceSpec.find(device)
     of_data = measured_cover(family, problem, dynamic, span, n, spec, data, ranges=ranges)
     losses = measured_losses(family, problem, dynamic, int(span[0]), int(span[1]), spec, data)
-    predicted = make_cover(
-        family, problem, dynamic, span, n, spec, ranges=ranges, configs=losses.configs, bundle=bundle
-    )
+    predicted: Cover | None = None
+    try:
+        predicted = make_cover(
+            family, problem, dynamic, span, n, spec, ranges=ranges, configs=losses.configs, bundle=bundle
+        )
+    except ForetuneError as error:  # what was measured is worth showing all the same
+        reason = f"not predicted ({error})"
+    else:
+        reason = predicted.reason
     rows = np.arange(len(losses.sizes))
     best, hinted = losses.first.argmin(axis=1), {}
     for hint in hints:
@@ -101,9 +108,10 @@ def make_hint_matrix(
             raise ForetuneError(f"a hint must be a size that {data.name} measured but is {hint}")
         hinted[hint] = int(best[losses.sizes.index(hint)])
     nearest = [hinted[min(hinted, key=lambda hint: abs(math.log(hint / size)))] for size in losses.sizes]
-    covered = [losses.configs.index(predicted.config_for(size)) for size in losses.sizes]
     ways = {f"hint {hint}": np.full(len(rows), column) for hint, column in hinted.items()}
-    ways |= {"nearest hint": np.array(nearest), "cover": np.array(covered)}
+    ways["nearest hint"] = np.array(nearest)
+    if predicted is not None:
+        ways["cover"] = np.array([losses.configs.index(predicted.config_for(size)) for size in losses.sizes])
     found = {way: np.expm1(losses.second[rows, columns]) for way, columns in ways.items()}
     found["cover, measured"] = np.array(of_data.losses)
     return HintMatrix(
@@ -112,7 +120,9 @@ def make_hint_matrix(
         losses=tuple((way, tuple(one.tolist())) for way, one in found.items()),
         noise=tuple(np.expm1(losses.second[rows, best]).tolist()),
         device=spec.name,
-        covers=(predicted, of_data),
+        measured=of_data,
+        predicted=predicted,
+        reason=reason,
     )
 
 

@@ -34,10 +34,8 @@ def check(config, device, dtype):
 
 
 @pytest.mark.parametrize("device", DEVICES, ids=lambda one: one.arch)
-def test_small_configs_of_the_default_list_take_what_is_said(device):
-    small = [one for one in matmul_configs(device) if one["BLOCK_M"] * one["BLOCK_N"] <= 64 * 64]
-    for config in (small[0], small[-3]):
-        check(config, device, "bf16")
+def test_a_small_config_takes_what_is_said(device):
+    check(next(one for one in matmul_configs(device) if one["BLOCK_M"] == 64), device, "bf16")
 
 
 @pytest.mark.slow

@@ -130,6 +130,7 @@ def test_a_hint_is_best_where_it_was_tuned_and_loses_elsewhere(data):
     assert losses["nearest hint"][-2:] == losses["hint 2048"][-2:]
     assert max(losses["cover, measured"]) <= max(losses["hint 64"])
     assert json.loads(json.dumps(made.to_json()))["sizes"] == list(SIZES)
+    assert made.predicted.reason == made.reason
     shown = made.__rich__()
     assert shown.rows[-1][0] == "worst"
     assert len(shown.rows) == len(SIZES) + 2
