@@ -33,8 +33,8 @@ if TYPE_CHECKING:
         Measurement,
         Problem,
     )
-    from .kernels import families, register
-    from .kernels.by_name import FamilyLike, adapt, attach, autotune, configs, prune, shortlist, tune
+    from .kernels import families, register, spaces
+    from .kernels.by_name import FamilyLike, adapt, attach, autotune, configs, cover, prune, shortlist, tune
     from .kernels.gated_mlp import gated_mlp
     from .kernels.grouped_gemm import grouped_gemm
     from .kernels.integrations import use
@@ -78,6 +78,7 @@ __all__ = [
     "collect_dataset",
     "configs",
     "contextual_autotune",
+    "cover",
     "datasets",
     "detach",
     "elementwise_work",
@@ -93,12 +94,14 @@ __all__ = [
     "scaled_gemm",
     "scaled_grouped_gemm",
     "shortlist",
+    "spaces",
     "tune",
     "use",
 ]
 
 __version__ = "0.1.0"  # pyproject.toml reads it from here
 
+_MODULES = {"datasets": ".datasets", "runtime": ".runtime", "spaces": ".kernels.spaces"}
 _HOMES = {
     **dict.fromkeys(
         (
@@ -119,7 +122,9 @@ _HOMES = {
         ("ConfigCache", "TunedFunction", "TuningFailed", "contextual_autotune", "elementwise_work", "gemm_work"),
         ".runtime.tuning.functions",
     ),
-    **dict.fromkeys(("adapt", "attach", "autotune", "configs", "prune", "shortlist", "tune"), ".kernels.by_name"),
+    **dict.fromkeys(
+        ("adapt", "attach", "autotune", "configs", "cover", "prune", "shortlist", "tune"), ".kernels.by_name"
+    ),
     **dict.fromkeys(("attached", "detach"), ".runtime.tuning.attach"),
     "TritonFamily": ".runtime",
     "agree": ".runtime.tuning.ranks.agreement",
@@ -172,8 +177,8 @@ def collect_dataset(
 
 
 def __getattr__(name: str) -> Any:
-    if name in ("datasets", "runtime"):
-        return import_module(f".{name}", __name__)
+    if name in _MODULES:
+        return import_module(_MODULES[name], __name__)
     if name in _HOMES:
         # Kept, so that the next access is an ordinary one: `grouped_gemm` is called in hot loops.
         return globals().setdefault(name, getattr(import_module(_HOMES[name], __name__), name))

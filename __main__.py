@@ -23,7 +23,7 @@ from typer.core import TyperCommand, TyperGroup
 
 from . import __version__
 from .datasets import ForetuneError
-from .datasets.console.numbers_from_text import duration_s, number, whole_number, whole_numbers
+from .datasets.console.numbers_from_text import duration_s, number, span, whole_number, whole_numbers
 from .datasets.console.progress_bar import showing
 from .datasets.console.tables import printable
 from .datasets.errors import MOST, abridged
@@ -31,7 +31,7 @@ from .datasets.progress import share_of
 
 if TYPE_CHECKING:
     from .collect.replay import Replay
-    from .datasets import DeviceSpec, Family, Measurable
+    from .datasets import DeviceSpec, Family, Measurable, Problem
     from .datasets.dataset import Dataset
     from .model.bundle import Bundle
     from .model.evaluation import Evaluation
@@ -677,19 +677,13 @@ def predict(
     The family's dimensions are options of their own (a grouped GEMM has --groups, --rows, --n and --k), and so are its
     flags, without a value: `foretune predict FAMILY --help` lists them.
     """
-    from .datasets import DeviceSpec, ForetuneWarning, Problem
+    from .datasets import DeviceSpec, ForetuneWarning
     from .model import load_bundle
     from .runtime import make_shortlist
 
     kernel = _family(family)
-    dims, flags = _dimensions(context.args, kernel)
-    dtype = dtype or kernel.dtypes[0]
-    if dtype not in kernel.dtypes:
-        raise typer.BadParameter(
-            f"{abridged(dtype, 60)!r} is not one of {', '.join(kernel.dtypes)}", param_hint="--dtype"
-        )
+    problem = _problem(context.args, kernel, dtype)
     spec = DeviceSpec.find(device) if device is not None else _this_gpu()
-    problem = Problem(kernel.name, tuple(sorted(dims.items())), dtype, tuple(sorted(flags)))
     with warnings.catch_warnings():  # what a launch is only warned of is the answer here
         warnings.simplefilter("ignore", ForetuneWarning)
         chosen = make_shortlist(
@@ -704,6 +698,81 @@ def predict(
     if not chosen.predicted:  # then it holds every config, in no order that means anything
         raise ForetuneError(f"{chosen.reason}; a launch there has {len(chosen.configs)} configs go through")
     _emit(chosen, as_json)
+
+
+@_command(
+    "cover",
+    f"foretune cover {FAMILY} --dynamic rows --range 64:4096 --device h200 --groups 64 --n 2048 --k 1024",
+    cls=PredictCommand,
+    context_settings={"allow_extra_args": True, "ignore_unknown_options": True},  # as above
+)
+def cover(
+    context: typer.Context,
+    family: FamilyName,
+    dynamic: Annotated[str, typer.Option(help="The dimension whose size is only known at run time.")],
+    sizes: Annotated[
+        Any,
+        typer.Option("--range", help="Its smallest and largest size.", parser=_read(span), metavar="LOW:HIGH"),
+    ],
+    configs: Annotated[int, _count("How many configs.", 1, 16)] = 3,
+    ranges: Annotated[int, _count("Ranges of sizes at most: so often is a dynamic graph compiled.", 1, 256)] = 8,
+    device: Annotated[
+        str | None,
+        typer.Option(
+            help="A shipped device, or a spec's JSON file.", show_default="this GPU", autocompletion=_device_names
+        ),
+    ] = None,
+    data: Annotated[
+        str | None,
+        typer.Option(
+            help="Choose by the times in this dataset (a folder or shipped name).",
+            show_default="by predicted times",
+            autocompletion=_dataset_names,
+        ),
+    ] = None,
+    hints: Annotated[
+        str | None,
+        typer.Option(
+            help="With --data: what the config that is best at each of these sizes, as 64,256,4096, loses at all "
+            "others, beside the covers predicted and measured.",
+            show_default="none",
+        ),
+    ] = None,
+    dtype: Annotated[
+        str | None, typer.Option(help="Element type, one of the family's.", show_default="the family's first")
+    ] = None,
+    bundle: Annotated[Path | None, typer.Option(help="A bundle of `foretune train`.", show_default="shipped")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Print the few configs that together lose least over a range of a dynamic dimension, and which runs when.
+
+    The family's other dimensions and its flags are options of their own, as for predict. Needs no GPU.
+    """
+    from .datasets import load
+    from .kernels.by_name import cover as covered
+    from .runtime.covering import make_hint_matrix
+
+    if hints is not None and data is None:
+        raise typer.BadParameter("what a hint loses is measured: give --data", param_hint="--hints")
+    kernel = _family(family)
+    if dynamic not in kernel.dims:
+        raise typer.BadParameter(
+            f"{abridged(dynamic, 60)!r} is not one of {', '.join(kernel.dims)}", param_hint="--dynamic"
+        )
+    problem = _problem([*context.args, f"--{dynamic}", str(sizes[0])], kernel, dtype)
+    spec = device if device is not None else _this_gpu()
+    with showing(f"covering {dynamic} from {sizes[0]} to {sizes[1]}"):
+        found: Result
+        if hints is not None and data is not None:
+            at = _given("--hints", whole_numbers, hints)
+            found = make_hint_matrix(
+                kernel, problem, dynamic, sizes, configs, spec, load(data), hints=at, ranges=ranges, bundle=bundle
+            )
+        else:
+            found = covered(
+                kernel, problem, dynamic, sizes, configs, device=spec, ranges=ranges, data=data, bundle=bundle
+            )
+    _emit(found, as_json)
 
 
 @_command("warmup", f"foretune warmup {FAMILY} --shapes shapes.csv")
@@ -1120,6 +1189,19 @@ def _dimensions(arguments: Sequence[str], family: Family) -> tuple[dict[str, int
     if missing := [f"--{dim}" for dim in family.dims if dim not in dims]:
         raise typer.BadParameter(f"{' '.join(missing)} missing; {_taken(family)}")
     return dims, tuple(flags)
+
+
+def _problem(arguments: Sequence[str], family: Family, dtype: str | None) -> Problem:
+    """The problem that these words are, of a dtype of the family."""
+    from .datasets import Problem
+
+    dims, flags = _dimensions(arguments, family)
+    dtype = dtype or family.dtypes[0]
+    if dtype not in family.dtypes:
+        raise typer.BadParameter(
+            f"{abridged(dtype, 60)!r} is not one of {', '.join(family.dtypes)}", param_hint="--dtype"
+        )
+    return Problem(family.name, tuple(sorted(dims.items())), dtype, tuple(sorted(flags)))
 
 
 def _this_gpu() -> DeviceSpec:

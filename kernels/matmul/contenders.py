@@ -1,4 +1,4 @@
-"""What the dense GEMM is compared with: cuBLAS, as torch calls it, and Inductor's max-autotune; and the goals for it."""
+"""What the dense GEMM is compared with: cuBLAS, as torch calls it, and Inductor's max-autotune; and its goals."""
 
 from __future__ import annotations
 
