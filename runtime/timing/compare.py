@@ -97,8 +97,8 @@ class LaunchPath:
 
     @classmethod
     def timed(cls, name: str, op: Callable[[], Any], bare: Callable[[], Any], calls: int = 200) -> LaunchPath:
-        """Times an op of this name and a bare launch of its kernel in interleaved turns, without gradients, on work that
-        keeps the GPU ahead of the host."""
+        """Times an op of this name and a bare launch of its kernel in interleaved turns, without gradients, on work
+        that keeps the GPU ahead of the host."""
         import torch
 
         figures: dict[Callable[[], Any], list[float]] = {bare: [], op: []}
