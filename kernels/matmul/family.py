@@ -10,7 +10,7 @@ from ...datasets import BinaryFacts, DeviceSpec, Family, ForetuneError, KernelCo
 from ..grouped_gemm.family import TMA_ARCHS
 from .features import CONFIG_FEATURES, FEATURE_NAMES, feature_table
 from .layouts import A_KM, ACTIVATIONS, B_KN, BIAS, DTYPES, FLAGS, call_dims, is_aligned
-from .smem import smem_bytes
+from .smem import Knobs, smem_bytes
 from .space import KNOBS, full_space, wrong_knob
 
 if TYPE_CHECKING:
@@ -46,19 +46,18 @@ class MatmulFamily(Family):
         return full_space() if device is None else _space_of(device)
 
     def supports(self, config: KernelConfig, problem: Problem, device: DeviceSpec) -> str | None:
-        if (wrong := wrong_knob(config)) is not None:
+        knobs = config.to_json()
+        if (wrong := wrong_knob(knobs) or _wrong_problem(problem)) is not None:
             return wrong
-        if (wrong := _wrong_problem(problem)) is not None:
-            return wrong
-        if config["TMA"] and not is_aligned(problem):
-            return f"TMA cannot be {config['TMA']}: rows of this problem do not begin at multiples of 16 bytes: 0"
-        if problem.dtype == "int8" and config["BLOCK_K"] < 32:
-            return f"BLOCK_K cannot be {config['BLOCK_K']} in int8: at least 32"
-        tiles = problem["batch"] * config["SPLIT_K"]
-        tiles *= -(-problem["m"] // config["BLOCK_M"]) * -(-problem["n"] // config["BLOCK_N"])
+        if knobs["TMA"] and not is_aligned(problem):
+            return f"TMA cannot be {knobs['TMA']}: rows of this problem do not begin at multiples of 16 bytes: 0"
+        if problem.dtype == "int8" and knobs["BLOCK_K"] < 32:
+            return f"BLOCK_K cannot be {knobs['BLOCK_K']} in int8: at least 32"
+        tiles = problem["batch"] * knobs["SPLIT_K"]
+        tiles *= -(-problem["m"] // knobs["BLOCK_M"]) * -(-problem["n"] // knobs["BLOCK_N"])
         if tiles > MOST_TILES:
             return f"{tiles} tiles are more than 32 bits count: BLOCK_M or BLOCK_N must be larger, or SPLIT_K smaller"
-        return device_limit(config, problem.itemsize, device)
+        return device_limit(knobs, problem.itemsize, device)
 
     def at_call_time(self, problem: Problem) -> Problem:
         return problem.without_sizes().rounded(*call_dims(problem))
@@ -117,11 +116,11 @@ def _wrong_problem(problem: Problem) -> str | None:
     return None
 
 
-def device_limit(config: KernelConfig, itemsize: int, device: DeviceSpec) -> str | None:
+def device_limit(knobs: Knobs, itemsize: int, device: DeviceSpec) -> str | None:
     """The reason why the device cannot run the config with elements of so many bytes, or None."""
-    if config["TMA"] and device.arch not in TMA_ARCHS and device.backend != "cpu":  # the interpreter has it
-        return f"TMA cannot be {config['TMA']}: {device.arch} has none: 0"
-    needed = smem_bytes(config, itemsize, device)
+    if knobs["TMA"] and device.arch not in TMA_ARCHS and device.backend != "cpu":  # the interpreter has it
+        return f"TMA cannot be {knobs['TMA']}: {device.arch} has none: 0"
+    needed = smem_bytes(knobs, itemsize, device)
     if needed > device.smem_per_block_bytes:
         return (
             f"needs {needed} bytes of shared memory but {device.name} has {device.smem_per_block_bytes} a block: "

@@ -27,6 +27,8 @@ _RATES = {"fp32": 0.5, "int8": 2.0}
 # What a launch takes beside the work, in microseconds: an empty kernel's time on the device, a step of BLOCK_K at the
 # latency of memory, and the second kernel of split-K. Orders of magnitude: they rank small problems.
 _LAUNCH_US, _STEP_US, _SECOND_LAUNCH_US = 2.0, 0.8, 2.0
+# Rows or columns of a tile whose products take as long as they take to be read from shared memory; a guess, likewise.
+_SMEM_BOUND = 15.0
 
 _PROBLEM_FEATURES = (
     "log_batch",
@@ -128,7 +130,6 @@ def feature_table(problem: Problem, device: DeviceSpec, configs: Sequence[Kernel
     # The SMs' time at the measured matrix rate: the busiest one does `rounds` tiles for each resident program.
     busiest = np.minimum(rounds * programs, np.ceil(tiles / device.sm_count))
     step_flops = 2.0 * block_m * block_n * block_k
-    # Of tiles with fewer rows than a matrix instruction of the whole SM has, most of the rate is idle.
     compute_us = busiest * steps * step_flops * device.sm_count / (matrix_tflops * 1e6)
     dram_us = (read_bytes + written_bytes) / (device.copy_bandwidth_gbs * 1e3)
     busy = np.minimum(tiles / device.sm_count, 1.0)  # SMs that have something to do
@@ -145,7 +146,10 @@ def feature_table(problem: Problem, device: DeviceSpec, configs: Sequence[Kernel
     wide = np.minimum(n_tiles, np.maximum(slots / np.maximum(sharing, 1), 1))
     reuse = sharing * block_m + wide * block_n
     band_bytes = reuse * k * problem.itemsize
-    estimate_us = np.maximum(np.maximum(compute_us, l2_us), dram_us / np.minimum(2 * busy, 1.0)) + partial_us
+    # A tile reads each row and column of its operands from shared memory, whose rate a small one is bound by; below 64
+    # rows products are no asynchronous ones.
+    slowed_us = compute_us * (1.0 + _SMEM_BOUND * (1.0 / block_m + 1.0 / block_n)) * np.where(block_m < 64, 1.6, 1.0)
+    estimate_us = np.maximum(np.maximum(slowed_us, l2_us), dram_us / np.minimum(2 * busy, 1.0)) + partial_us
     mixed = np.stack(
         [
             np.log2(tiles),
@@ -201,13 +205,15 @@ class _Space:
     """
 
     def __init__(self, configs: tuple[KernelConfig, ...], itemsize: int, device: DeviceSpec) -> None:
+        said = [config.to_json() for config in configs]
+
         def knob(name: str) -> Floats:
-            return np.array([config[name] for config in configs], dtype=np.float64)
+            return np.array([knobs[name] for knobs in said], dtype=np.float64)
 
         block_m, block_n, block_k = (knob(f"BLOCK_{axis}") for axis in "MNK")
         group_m, splits, warps, stages = (knob(name) for name in ("GROUP_M", "SPLIT_K", "num_warps", "num_stages"))
-        programs = np.array([resident_programs(c, itemsize, device) for c in configs], dtype=np.float64)
-        smem = np.array([smem_bytes(c, itemsize, device) for c in configs], dtype=np.float64)
+        programs = np.array([resident_programs(knobs, itemsize, device) for knobs in said], dtype=np.float64)
+        smem = np.array([smem_bytes(knobs, itemsize, device) for knobs in said], dtype=np.float64)
         in_flight = programs * (stages - 1) * (block_m + block_n) * block_k * itemsize
         self.columns = np.stack(
             [

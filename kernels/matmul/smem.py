@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, TypeAlias
 
 from ...datasets import DeviceSpec, KernelConfig
 from ..grouped_gemm.space import ASYNC_PRODUCT_ARCHS, accumulator_registers, exchange_bytes
+
+#: A config, or its knobs by name, which are quicker to look up.
+Knobs: TypeAlias = KernelConfig | Mapping[str, Any]
 
 # Beside the accumulators a thread holds addresses, masks and loop state (40-70 registers seen on sm_90).
 _OTHER_REGISTERS = 56
@@ -14,7 +18,7 @@ _SM_THREADS = 2048
 _RESERVED_SMEM_BYTES = 1024
 
 
-def smem_bytes(config: KernelConfig, itemsize: int, device: DeviceSpec) -> int:
+def smem_bytes(knobs: Knobs, itemsize: int, device: DeviceSpec) -> int:
     """Shared memory of one program whose operands have elements of so many bytes: exactly what Triton 3.9 allots to
     16-bit tiles in the layout of a linear layer on sm_90, a bound for all else (tests compare with binaries).
 
@@ -22,10 +26,18 @@ def smem_bytes(config: KernelConfig, itemsize: int, device: DeviceSpec) -> int:
     others copy them to registers first and need one less. A persistent program has room for the output beside the
     stages, because the next tile's loads are in flight when it is stored; others store it where the stages were.
     """
-    m, n, k = (config[f"BLOCK_{axis}"] for axis in "MNK")
-    stages, warps, tma = config.num_stages, config.num_warps, config["TMA"]
-    persistent, split = config["PROGRAMS_PER_SM"] > 0, config["SPLIT_K"] > 1
-    return tile_smem_bytes(m, n, k, stages, warps, tma, itemsize, persistent=persistent, split=split, arch=device.arch)
+    return tile_smem_bytes(
+        knobs["BLOCK_M"],
+        knobs["BLOCK_N"],
+        knobs["BLOCK_K"],
+        knobs["num_stages"],
+        knobs["num_warps"],
+        knobs["TMA"],
+        itemsize,
+        persistent=knobs["PROGRAMS_PER_SM"] > 0,
+        split=knobs["SPLIT_K"] > 1,
+        arch=device.arch,
+    )
 
 
 def tile_smem_bytes(
@@ -54,15 +66,11 @@ def tile_smem_bytes(
     return staged + output + barriers if persistent else max(staged, output) + barriers
 
 
-def resident_programs(config: KernelConfig, itemsize: int, device: DeviceSpec) -> int:
-    """How many programs of the config run on one SM of the device at a time: as many as fit, and no more than
+def resident_programs(knobs: Knobs, itemsize: int, device: DeviceSpec) -> int:
+    """How many programs of a config run on one SM of the device at a time: as many as fit, and no more than
     PROGRAMS_PER_SM asks for."""
-    smem = smem_bytes(config, itemsize, device)
-    threads = 32 * config.num_warps
-    registers = min(
-        accumulator_registers(config["BLOCK_M"], config["BLOCK_N"], config.num_warps) + _OTHER_REGISTERS, 255
-    )
+    smem, warps = smem_bytes(knobs, itemsize, device), knobs["num_warps"]
+    registers = min(accumulator_registers(knobs["BLOCK_M"], knobs["BLOCK_N"], warps) + _OTHER_REGISTERS, 255)
     by_smem = device.smem_per_sm_bytes // (smem + _RESERVED_SMEM_BYTES)
-    fits = max(1, min(by_smem, _SM_THREADS // threads, int(device.registers_per_sm / (registers * threads))))
-    asked: Any = config["PROGRAMS_PER_SM"]
-    return min(asked or fits, fits)
+    fits = max(1, min(by_smem, _SM_THREADS // (32 * warps), int(device.registers_per_sm / (registers * 32 * warps))))
+    return min(int(knobs["PROGRAMS_PER_SM"]) or fits, fits)

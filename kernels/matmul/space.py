@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
 from itertools import product
+from typing import Any
 
 from ...datasets import KernelConfig
 from ..grouped_gemm.space import accumulator_registers
@@ -44,16 +45,15 @@ _BYTES_IN_FLIGHT = (40 * 1024, 192 * 1024)
 _SMEM_BYTES = 227 * 1024
 
 
-def wrong_knob(config: KernelConfig) -> str | None:
-    """The reason why a config is none that the kernel takes, whatever the problem, or None.
+def wrong_knob(knobs: Mapping[str, Any]) -> str | None:
+    """The reason why knobs are none of a config that the kernel takes, whatever the problem, or None.
 
-    >>> wrong_knob(KernelConfig.of(**dict.fromkeys(KNOBS, 1) | {"BLOCK_M": 24}))
+    >>> wrong_knob(KernelConfig.of(**dict.fromkeys(KNOBS, 1) | {"BLOCK_M": 24}).to_json())
     'BLOCK_M cannot be 24: a power of two between 16 and 256'
     """
-    knobs = config.to_json()
-    if type(ctas := knobs.pop("num_ctas", None)) is not int or ctas != 1:
+    if type(ctas := knobs.get("num_ctas")) is not int or ctas != 1:
         return f"num_ctas cannot be {ctas!r}: 1"
-    if unknown := sorted(knobs.keys() - _VALID.keys()):
+    if unknown := sorted(knobs.keys() - _VALID.keys() - {"num_ctas"}):
         return f"{unknown[0]} is no knob of matmul; it has {', '.join(KNOBS)}"
     for knob, (words, values) in _VALID.items():
         if knob not in knobs:
