@@ -160,7 +160,13 @@ def fake_dataset(cases: tuple[Case, ...] | None = None):
     frame = pd.DataFrame(rows, columns=["problem", "config", "device", "status", "time_us", "timing_pass"])
     facts = {"registers": 64, "spills": 0, "smem_bytes": 1024}
     return Dataset(
-        "fake", 2, (DEVICE,), {}, cases, FakeFamily().space(), frame.astype({"time_us": float}).assign(run_id="fake-run", **facts)
+        "fake",
+        2,
+        (DEVICE,),
+        {},
+        cases,
+        FakeFamily().space(),
+        frame.astype({"time_us": float}).assign(run_id="fake-run", **facts),
     )
 
 
