@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from .kernels.by_name import FamilyLike, adapt, attach, autotune, configs, prune, shortlist, tune
     from .kernels.grouped_gemm import grouped_gemm
     from .kernels.integrations import use
-    from .kernels.scaled_gemm.op import scaled_gemm, scaled_grouped_gemm
+    from .kernels.scaled_gemm import scaled_gemm, scaled_grouped_gemm
     from .model import load_bundle
     from .runtime import TritonFamily
     from .runtime.tuning.attach import attached, detach
@@ -123,7 +123,7 @@ _HOMES = {
     "grouped_gemm": ".kernels.grouped_gemm",
     "load_bundle": ".model",
     "register": ".kernels",
-    **dict.fromkeys(("scaled_gemm", "scaled_grouped_gemm"), ".kernels.scaled_gemm.op"),
+    **dict.fromkeys(("scaled_gemm", "scaled_grouped_gemm"), ".kernels.scaled_gemm"),
     "use": ".kernels.integrations",
 }
 
