@@ -223,9 +223,17 @@ def _fake(
     return x.new_empty((shape.rows, shape.n), dtype=torch.bfloat16)
 
 
-def _through_library(*arguments: Any) -> torch.Tensor:
-    *tensors_and_kind, config, mode = arguments
-    return _run(*tensors_and_kind, decode(config), mode)
+def _through_library(
+    x: torch.Tensor,
+    w: torch.Tensor,
+    x_scale: torch.Tensor,
+    w_scale: torch.Tensor,
+    group_sizes: torch.Tensor | None,
+    kind: str,
+    config: str | None,
+    mode: str | None,
+) -> torch.Tensor:
+    return _run(x, w, x_scale, w_scale, group_sizes, kind, decode(config), mode)
 
 
 _library: Any = torch.library.Library("foretune", "FRAGMENT")  # type: ignore[no-untyped-call]
