@@ -70,7 +70,7 @@ def test_fp8_has_no_gradient():
 def test_what_pytorch_traces_has_the_right_shape_and_is_checked():
     with FakeTensorMode() as mode:
         tensors = [mode.from_tensor(tensor) for tensor in (X8, W8, X_SCALE, W_SCALE, SIZES)]
-        y = torch.ops.foretune.scaled_product(*tensors, "blockwise", None, None)
+        y = foretune.scaled_grouped_gemm(*tensors[:2], tensors[4], x_scale=tensors[2], w_scale=tensors[3])
         assert (y.shape, y.dtype) == ((8, 48), torch.bfloat16)
-        with pytest.raises(ForetuneError, match=r"x_scale must be \(8, 1\)"):
-            torch.ops.foretune.scaled_product(*tensors[:2], *tensors[3:1:-1], SIZES, "rowwise", None, None)
+        with pytest.raises(ForetuneError, match=r"w_scale must be \(2, 48\) for rowwise scales but is \(2, 1, 1\)"):
+            torch.ops.foretune.scaled_product(*tensors, "rowwise", None, None)
