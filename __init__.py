@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from .kernels.grouped_gemm import grouped_gemm
     from .kernels.integrations import use
     from .kernels.rms_norm_rope import rms_norm_rope
-    from .kernels.scaled_gemm.op import scaled_gemm, scaled_grouped_gemm
+    from .kernels.scaled_gemm import scaled_gemm, scaled_grouped_gemm
     from .model import load_bundle
     from .runtime import TritonFamily
     from .runtime.tuning.attach import attached, detach
@@ -133,8 +133,8 @@ _HOMES = {
     "grouped_gemm": ".kernels.grouped_gemm",
     "load_bundle": ".model",
     "register": ".kernels",
-    **dict.fromkeys(("scaled_gemm", "scaled_grouped_gemm"), ".kernels.scaled_gemm.op"),
     "rms_norm_rope": ".kernels.rms_norm_rope",
+    **dict.fromkeys(("scaled_gemm", "scaled_grouped_gemm"), ".kernels.scaled_gemm"),
     "use": ".kernels.integrations",
 }
 

@@ -96,14 +96,14 @@ class ScaledGemmFamily(Family):
                 f"the call has no argument {', '.join(missing)}: a kernel with other parameter names than "
                 f"{self.name}'s needs prune(..., problem=a function of the arguments)"
             )
-        dims = {self.rows: "rows"} | ({"groups": "groups"} if "groups" in self.dims else {})
+        dims = {self.rows: "rows", "n": "N16", "k": "K16"} | ({"groups": "groups"} if "groups" in self.dims else {})
+        sizes = {dim: int(arguments[name]) * (16 if name.endswith("16") else 1) for dim, name in dims.items()}
         return Problem.of(
             self.name,
             dtype=dtype_of_tensor("x_ptr", arguments["x_ptr"]),
             flags=tuple(flag for flag in FLAGS if arguments.get(flag.upper())),
-            n=16 * int(arguments["N16"]),
-            k=16 * int(arguments["K16"]),
-            **{dim: int(arguments[argument]) for dim, argument in dims.items()},
+            ragged=None,
+            **sizes,
         )
 
 

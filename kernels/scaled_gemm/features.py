@@ -171,8 +171,15 @@ def _grouped(problem: Problem, rows_dim: str) -> Problem:
     if rows_dim == "rows":
         return problem
     rows = problem[rows_dim]
-    dims = {"groups": 1, "rows": rows, "n": problem["n"], "k": problem["k"]}
-    return Problem.of(problem.family, dtype=problem.dtype_name, ragged={"rows": (rows,)}, **dims)
+    return Problem.of(
+        problem.family,
+        dtype=problem.dtype_name,
+        ragged={"rows": (rows,)},
+        groups=1,
+        rows=rows,
+        n=problem["n"],
+        k=problem["k"],
+    )
 
 
 def _alignment(size: int) -> int:

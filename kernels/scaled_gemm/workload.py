@@ -219,6 +219,7 @@ def _affordable(m: int, n: int, k: int, most_tflop: float) -> bool:
 def _random_widths(rng: np.random.Generator) -> tuple[int, int]:
     """(N, K) of a layer that nobody has."""
     step = int(rng.choice(_RANDOM_STEPS))
-    widths = np.exp(rng.uniform(*np.log(_RANDOM_WIDTHS), size=2)).astype(int)
+    low, high = np.log(_RANDOM_WIDTHS)
+    widths = np.exp(rng.uniform(low, high, size=2)).astype(int)
     n, k = (max(step, int(width) // step * step) for width in widths)
     return n, k

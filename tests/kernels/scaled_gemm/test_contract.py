@@ -6,19 +6,17 @@ from types import SimpleNamespace
 
 from foretune.kernels.scaled_gemm.kinds import FLAGS
 from foretune.kernels.testing import FamilyContract
-from scaled import problem
 
 
 class ScaledGemmContract(FamilyContract):
-    compiled = 2
+    compiled = 1
 
     def problems(self):
         drawn = {case.problem.kind: case.problem for case in self.family.cases(random=10, per_layer=1)}
         return list(drawn.values())  # one of each kind of scales
 
     def small_problem(self):
-        # What is launched in its place is the same for all problems; of many rows its tiles are large, and few.
-        return problem(self.family, **dict.fromkeys(self.family.dims, 4096))
+        return None  # test_scaled_gemm_interpreted.py launches smaller ones than results are checked on
 
     def call(self, asked):
         flags = {flag.upper(): flag in asked.flags for flag in FLAGS}

@@ -75,6 +75,7 @@ def test_what_is_quantised_already_gives_the_same(layer):
     assert off(x.grad[:9], dy[:9].double() @ w[0].double()) < FP8_ERROR
 
 
+@pytest.mark.slow
 def test_a_compiled_layer_gives_the_same(layer):
     x, w, dy = layer
     sizes, grads = torch.tensor(SIZES), []

@@ -11,6 +11,7 @@ from foretune import ForetuneError
 from foretune.kernels.scaled_gemm.quantize import quantize_blocks_128, quantize_rows_128
 from foretune.runtime import use_stub_driver
 from scaled import H200
+from torch._subclasses import FakeTensorMode
 
 X, W = torch.zeros(8, 32, dtype=torch.bfloat16), torch.zeros(2, 48, 32, dtype=torch.bfloat16)
 SIZES = torch.tensor([4, 4])
@@ -64,3 +65,12 @@ def test_fp8_has_no_gradient():
     x = X8.clone().requires_grad_()
     with use_stub_driver(H200), pytest.raises(ForetuneError, match="which has no gradient: give the bfloat16"):
         foretune.scaled_gemm(x, W[0], x_scale=X_SCALE)
+
+
+def test_what_pytorch_traces_has_the_right_shape_and_is_checked():
+    with FakeTensorMode() as mode:
+        tensors = [mode.from_tensor(tensor) for tensor in (X8, W8, X_SCALE, W_SCALE, SIZES)]
+        y = foretune.scaled_grouped_gemm(*tensors[:2], tensors[4], x_scale=tensors[2], w_scale=tensors[3])
+        assert (y.shape, y.dtype) == ((8, 48), torch.bfloat16)
+        with pytest.raises(ForetuneError, match=r"w_scale must be \(2, 48\) for rowwise scales but is \(2, 1, 1\)"):
+            torch.ops.foretune.scaled_product(*tensors, "rowwise", None, None)

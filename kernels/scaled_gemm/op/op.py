@@ -17,11 +17,11 @@ from typing import Any
 import torch
 from torch.autograd.function import once_differentiable
 
-from ...datasets import ForetuneError, KernelConfig
-from ..grouped_gemm.op import library as _  # noqa: F401 - torch.ops.foretune.grouped_gemm_backward
-from .kinds import BLOCKWISE
-from .product import product
-from .quantize import FP8, check_kind, quantize_w, quantize_x, transposed
+from ....datasets import ForetuneError, KernelConfig
+from ...grouped_gemm.op import library as _  # noqa: F401 - torch.ops.foretune.grouped_gemm_backward
+from ..kinds import BLOCKWISE
+from ..quantize import FP8, check_kind, quantize_w, quantize_x, transposed
+from .fp8_product import product
 
 
 def scaled_gemm(
@@ -150,7 +150,7 @@ def _dw(
     """dy.T @ x of each group, in bf16."""
     if group_sizes is None:
         return dy.t() @ x
-    from ..grouped_gemm.op.library import encode
+    from ...grouped_gemm.op.library import encode
 
     no_tensors, needs = (None, None, None), [False, True, False, False]
     options = (1, False, False, None, None, encode(config), mode, None)

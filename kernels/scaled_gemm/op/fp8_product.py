@@ -9,20 +9,20 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ...datasets import ForetuneError, KernelConfig, Measurable, Problem
-from ...runtime import Mode, resolve_mode
-from ...runtime.choice import Launch, choose, given
-from ...runtime.tuning.ranks.agreement import epoch
-from ..grouped_gemm.family import MOST_ROWS
-from ..grouped_gemm.op.checks import check_aligned
-from ..grouped_gemm.op.library import decode, encode
-from ..grouped_gemm.triton_kernels.tiles import TileMap
-from ..places import device_at, facts_of, place_of
-from .family import DTYPE, STEP
-from .kernel import launch_scaled_gemm, scaled_gemm_kernel
-from .kinds import BLOCKWISE, ROWWISE, flags_of, scale_shapes
-from .measurable import ScaledGemm, ScaledGroupedGemmForward
-from .quantize import FP8, check_kind
+from ....datasets import ForetuneError, KernelConfig, Measurable, Problem
+from ....runtime import Mode, resolve_mode
+from ....runtime.choice import Launch, choose, given
+from ....runtime.tuning.ranks.agreement import epoch
+from ...grouped_gemm.family import MOST_ROWS
+from ...grouped_gemm.op.checks import check_aligned
+from ...grouped_gemm.op.library import decode, encode
+from ...grouped_gemm.triton_kernels.tiles import TileMap
+from ...places import device_at, facts_of, place_of
+from ..family import DTYPE, STEP
+from ..kernel import launch_scaled_gemm, scaled_gemm_kernel
+from ..kinds import BLOCKWISE, ROWWISE, flags_of, scale_shapes
+from ..measurable import ScaledGemm, ScaledGroupedGemmForward
+from ..quantize import FP8, check_kind
 
 #: Calls that are remembered. When there are more, all are forgotten: to find one out again takes milliseconds at most.
 _MEMO_SIZE = 4096
@@ -52,7 +52,7 @@ class Call:
         dims = {"n": shape.n, "k": shape.k, "m" if shape.groups is None else "rows": shape.rows}
         if shape.groups is not None:
             dims["groups"] = shape.groups
-        self.problem = Problem.of(self.family.name, dtype=DTYPE, flags=flags_of(kind), **dims)
+        self.problem = Problem.of(self.family.name, dtype=DTYPE, flags=flags_of(kind), ragged=None, **dims)
         self._config: KernelConfig | None = None
         if shape.groups != 0:  # otherwise there is nothing to run
             default = self.family.default(self.problem, self.device)
@@ -223,9 +223,17 @@ def _fake(
     return x.new_empty((shape.rows, shape.n), dtype=torch.bfloat16)
 
 
-def _through_library(*arguments: Any) -> torch.Tensor:
-    *tensors, kind, config, mode = arguments
-    return _run(*tensors, kind, decode(config), mode)
+def _through_library(
+    x: torch.Tensor,
+    w: torch.Tensor,
+    x_scale: torch.Tensor,
+    w_scale: torch.Tensor,
+    group_sizes: torch.Tensor | None,
+    kind: str,
+    config: str | None,
+    mode: str | None,
+) -> torch.Tensor:
+    return _run(x, w, x_scale, w_scale, group_sizes, kind, decode(config), mode)
 
 
 _library: Any = torch.library.Library("foretune", "FRAGMENT")  # type: ignore[no-untyped-call]
