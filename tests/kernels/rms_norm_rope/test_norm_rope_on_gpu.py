@@ -3,6 +3,8 @@ graphs, `torch.compile`, waiting for nothing, one binary for all shapes, and wha
 
 from __future__ import annotations
 
+from itertools import chain
+
 import pytest
 import torch
 from foretune import DeviceSpec, Problem, rms_norm_rope
@@ -66,10 +68,17 @@ def assert_close(ours, expected, tolerances):
             assert float((one.double() - other.double()).norm() / other.double().norm()) < most
 
 
-@pytest.mark.parametrize("normed", [True, False], ids=["normed", "rotated"])
 @pytest.mark.parametrize("interleaved", [False, True], ids=["halves", "interleaved"])
-@pytest.mark.parametrize("dtype", TOLERANCES, ids=str)
-@pytest.mark.parametrize("head_dim", [16, 80, 96, 128, 256, 512])
+@pytest.mark.parametrize(
+    ("head_dim", "dtype", "normed"),
+    [
+        *((head_dim, torch.bfloat16, True) for head_dim in (16, 96, 128, 512)),
+        (128, torch.bfloat16, False),
+        (80, torch.float16, True),
+        (64, torch.float32, True),
+    ],
+    ids=str,
+)
 def test_results_and_gradients(head_dim, dtype, interleaved, normed):
     for tokens, q_heads, kv_heads in ((1, 1, 1), (77, 5, 3), (300, 32, 4)):
         given = tensors(tokens, q_heads, kv_heads, head_dim, dtype, normed=normed)
@@ -107,7 +116,7 @@ def test_the_same_bits_every_time_and_no_waiting():
     finally:
         torch.cuda.set_sync_debug_mode("default")
     for results in again:
-        assert all(map(torch.equal, sum(results, []), sum(first, [])))
+        assert all(map(torch.equal, chain(*results), chain(*first)))
 
 
 def test_a_cuda_graph_replays_with_other_values():
