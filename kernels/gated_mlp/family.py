@@ -59,7 +59,7 @@ class GatedMlpFamily(Family):
         """The reason why the device cannot run the config for any problem, or None."""
         if config["TMA"] and device.arch not in TMA_ARCHS and device.backend != "cpu":  # the interpreter has it
             return f"TMA cannot be 1: {device.arch} has none"
-        if (needed := smem_bytes(config, itemsize)) > device.smem_per_block_bytes:
+        if (needed := smem_bytes(config, itemsize, device.arch)) > device.smem_per_block_bytes:
             return (
                 f"needs {needed} bytes of shared memory but {device.name} has {device.smem_per_block_bytes} a block: "
                 "BLOCK_M, BLOCK_N, BLOCK_K or num_stages must be smaller"

@@ -170,7 +170,7 @@ class _Space:
                 stages,
                 block_m * block_n,
                 block_m / block_n,
-                np.array([smem_bytes(config, itemsize) for config in configs], dtype=np.float64),
+                np.array([smem_bytes(config, itemsize, device.arch) for config in configs], dtype=np.float64),
                 programs,
                 np.array([accumulators_per_thread(config) for config in configs], dtype=np.float64),
                 programs * (stages - 1) * (block_m + 2 * block_n) * block_k * itemsize,

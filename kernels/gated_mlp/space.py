@@ -48,7 +48,7 @@ def _is_of_use(config: KernelConfig) -> bool:
     in_flight = (config.num_stages - 1) * (m + 2 * n) * k * 2
     return bool(
         accumulators_per_thread(config) <= _MOST_ACCUMULATORS
-        and (warps == 4 or m * n >= 64 * 64)
+        and (warps == 4 or m >= 128)  # of fewer rows warps would share one
         and (k == 64 or (k == 32) == (m * n >= 128 * 64))  # short steps for the largest tiles, long ones for others
         and in_flight >= _LEAST_BYTES_IN_FLIGHT
         and smem_bytes(config, 2) <= _SM_SMEM_BYTES
@@ -62,27 +62,32 @@ def accumulators_per_thread(config: KernelConfig) -> float:
     return 2.0 * config["BLOCK_M"] * config["BLOCK_N"] / (32 * config.num_warps)
 
 
-def smem_bytes(config: KernelConfig, itemsize: int) -> int:
-    """A bound of one program's shared memory on any arch: every stage's operands, one output tile that changes its
-    layout, and barriers."""
+def smem_bytes(config: KernelConfig, itemsize: int, arch: str = "sm_90") -> int:
+    """A bound of one program's shared memory: every stage's operands, where the output changes its layout, and
+    barriers. (Tests compare it with binaries.)
+
+    Where each warp has its rows whole, gate and up of one element are in one thread, and the output is stored in 16
+    bits. That is so of sm_90's wgmma, whose warps hold 16 rows each. Else up goes to gate's thread first, in float32.
+    """
     m, n, k = config["BLOCK_M"], config["BLOCK_N"], config["BLOCK_K"]
     loaded = int((m + 2 * n) * k * itemsize)
     operands = loaded * max(config.num_stages, 1)
     if itemsize == 4:
         operands += loaded  # laid out anew for the product without tensor cores
-    return operands + int(m * n * max(itemsize, 2)) + 16 * config.num_stages + 16
+    rows_whole = arch == "sm_90" and itemsize == 2 and m >= max(16 * config.num_warps, 64)
+    return operands + int(m * n) * (2 if rows_whole else 4) + 16 * config.num_stages + 64
 
 
 def resident_programs(config: KernelConfig, itemsize: int, device: DeviceSpec) -> int:
     """How many programs of a config run on one SM of the device at a time."""
-    fits = _resident(config, itemsize, device.smem_per_sm_bytes, device.registers_per_sm)
+    fits = _resident(config, itemsize, device.smem_per_sm_bytes, device.registers_per_sm, device.arch)
     return min(int(config["PROGRAMS_PER_SM"]) or fits, fits)
 
 
-def _resident(config: KernelConfig, itemsize: int, sm_smem_bytes: int, sm_registers: int) -> int:
+def _resident(config: KernelConfig, itemsize: int, sm_smem_bytes: int, sm_registers: int, arch: str = "sm_90") -> int:
     threads = 32 * config.num_warps
     registers = min(accumulators_per_thread(config) + _OTHER_REGISTERS, 255)
-    by_smem = sm_smem_bytes // (smem_bytes(config, itemsize) + _RESERVED_SMEM_BYTES)
+    by_smem = sm_smem_bytes // (smem_bytes(config, itemsize, arch) + _RESERVED_SMEM_BYTES)
     return max(1, min(by_smem, _MOST_THREADS // threads, int(sm_registers / (registers * threads))))
 
 

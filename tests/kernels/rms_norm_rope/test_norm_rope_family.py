@@ -50,3 +50,22 @@ def test_a_tile_off_every_block_is_right(family, flags, head_dim):
     knobs = {"ROWS": 4, "HEADS": 2, "num_warps": 1} | ({"STEPS": 4} if family is BACKWARD else {})
     problem = Problem.of(family.name, dtype="fp32", flags=flags, tokens=18, q_heads=3, kv_heads=1, head_dim=head_dim)
     assert error(family, family.inputs(problem, CPU), KernelConfig.of(**knobs)) < 1e-6
+
+
+@pytest.mark.parametrize("family", [FORWARD, BACKWARD], ids=lambda family: family.name)
+def test_the_default_takes_any_head(family):
+    for head_dim in range(16, 513, 16):
+        problem = Problem.of(family.name, tokens=8, q_heads=4, kv_heads=1, head_dim=head_dim)
+        assert family.supports(family.default(problem, CPU), problem, CPU) is None
+
+
+@pytest.mark.parametrize(
+    ("changed", "reason"),
+    [
+        ({"head_dim": 72}, "head_dim must be a multiple of 16 between 16 and 512 but is 72"),
+        ({"kv_heads": 0}, "q_heads and kv_heads must be >= 1 but are 4 and 0"),
+    ],
+)
+def test_heads_that_cannot_be_are_refused(changed, reason):
+    problem = Problem.of(FORWARD.name, **{"tokens": 8, "q_heads": 4, "kv_heads": 1, "head_dim": 64} | changed)
+    assert FORWARD.supports(FORWARD.space()[0], problem, CPU) == reason
