@@ -224,7 +224,7 @@ def _dispatched(
 
 def _checked(family: Family, problem: Problem, dynamic: str, span: Any, n: Any, ranges: Any) -> tuple[int, int]:
     check_problem_of(family, problem)
-    if dynamic not in family.dims:
+    if not isinstance(dynamic, str) or dynamic not in family.dims:
         raise ForetuneError(
             f"dynamic must be a dimension of {family.name}, one of {', '.join(family.dims)}, but is {shown(dynamic)}"
         )
