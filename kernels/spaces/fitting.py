@@ -97,6 +97,8 @@ def compiler_limit(config: KernelConfig, device: DeviceSpec) -> str | None:
 
 def itemsize_of(dtype: str) -> int:
     """Bytes of one operand's element. Raises `ForetuneError` for what is no dtype."""
+    if not isinstance(dtype, str):
+        raise ForetuneError(f"dtype must be the one dtype of what is loaded but is {shown(dtype)}")
     return Problem.of("gemm", dtype=dtype).itemsize
 
 

@@ -104,10 +104,10 @@ def matmul_configs(
     >>> str(matmul_configs("h200", "persistent", TMA=[1])[0])
     'BLOCK_K=64 BLOCK_M=128 BLOCK_N=128 GROUP_M=8 TMA=1 num_warps=4 num_stages=4'
     """
-    if which not in LISTS:
+    if not isinstance(which, str) or which not in LISTS:
         raise ForetuneError(f"which must be one of {', '.join(LISTS)} but is {shown(which)}")
     spec = DeviceSpec.find(device)
-    dtype = dtype or {"int8": "int8", "scaled": "fp8e4m3"}.get(which, "bf16")
+    dtype = {"int8": "int8", "scaled": "fp8e4m3"}.get(which, "bf16") if dtype is None else dtype
     _backend(spec), itemsize_of(dtype)
     configs = _configs_of(spec, which, dtype)
     if shape is not None:

@@ -49,6 +49,8 @@ def filter_valid(configs: Iterable[KernelConfig], problem: Problem, device: Devi
         raise ForetuneError(f"problem must be a Problem but is {shown(problem)}")
     family, spec = find_family(problem.family), DeviceSpec.find(device)
     check_problem_of(family, problem)
+    if not isinstance(configs, Iterable) or isinstance(configs, (str, bytes)):
+        raise ForetuneError(f"configs must be a list of KernelConfigs but is {shown(configs)}")
     given = list(configs)
     for config in given:
         if not isinstance(config, KernelConfig):

@@ -43,6 +43,14 @@ class Cover:
     graph is captured with the config of its size. In a function under `torch.compile` a dynamic size stays dynamic: the
     comparisons become guards, so that the function is compiled once for each range that is met and no more. A size
     outside of the range takes the nearest one's config.
+
+    >>> small, large = (KernelConfig.of(BLOCK_M=block) for block in (16, 128))
+    >>> problem = Problem.of("linear", m=8, n=4096, k=4096)
+    >>> cover = Cover(problem, "m", (small, large), (65,), (0, 1), (8, 512), (0.0, 0.01), "NVIDIA H200", "an example")
+    >>> [cover.config_for(m)["BLOCK_M"] for m in (1, 64, 65, 4096)]
+    [16, 16, 128, 128]
+    >>> cover.worst_loss
+    0.01
     """
 
     problem: Problem  # at the first size
@@ -137,7 +145,7 @@ def make_cover(
     Whatever runs at a size, the family supports there (in ranges of more than 8,192 sizes: at those of `sizes`).
 
     Raises `ForetuneError` for what is none of that, where nothing is predicted, and where no `n` configs can run all
-    sizes.
+    sizes. `foretune.cover` has an example.
     """
     family, spec = family_of(family), DeviceSpec.find(device)
     low, high = _checked(family, problem, dynamic, span, n, ranges)
@@ -216,7 +224,7 @@ def _dispatched(
 
 def _checked(family: Family, problem: Problem, dynamic: str, span: Any, n: Any, ranges: Any) -> tuple[int, int]:
     check_problem_of(family, problem)
-    if dynamic not in family.dims:
+    if not isinstance(dynamic, str) or dynamic not in family.dims:
         raise ForetuneError(
             f"dynamic must be a dimension of {family.name}, one of {', '.join(family.dims)}, but is {shown(dynamic)}"
         )
@@ -225,7 +233,7 @@ def _checked(family: Family, problem: Problem, dynamic: str, span: Any, n: Any, 
     most = family.largest.get(dynamic, MOST_SIZE)
     low = check_integer("the smallest size", span[0], 1, most)
     high = check_integer("the largest size", span[1], low, most)
-    check_integer("n", n, 1, MOST_CONFIGS)
+    check_integer("how many configs", n, 1, MOST_CONFIGS)
     check_integer("ranges", ranges, 1, MOST_RANGES)
     return low, high
 
