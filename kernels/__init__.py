@@ -17,6 +17,7 @@ from typing import Any
 
 from ..datasets import Family, ForetuneError, Measurable
 from ..datasets.errors import check_word, reason_of, shown, warn
+from .fused_moe import FusedMoeDown, FusedMoeUp
 from .grouped_gemm import GroupedGemmDW, GroupedGemmDX, GroupedGemmForward
 
 __all__ = ["families", "find_family", "find_measurable", "register"]
@@ -146,5 +147,5 @@ def _made(family: type[Family]) -> Family:
         raise ForetuneError(f"{family.__name__} cannot be made without arguments: {error}") from error
 
 
-for _family in (GroupedGemmForward, GroupedGemmDX, GroupedGemmDW):
+for _family in (GroupedGemmForward, GroupedGemmDX, GroupedGemmDW, FusedMoeUp, FusedMoeDown):
     register(_family)
