@@ -1,4 +1,4 @@
-"""The products of a serving engine's MoE layer as families: what predicting and pruning need. Neither torch nor triton."""
+"""The products of a serving engine's MoE layer as families: what predicting and pruning need, without torch."""
 
 from __future__ import annotations
 
@@ -15,9 +15,10 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
+DTYPES = ("bf16", "fp16", "fp8e4m3")
 UP, DOWN = "fused_moe", "fused_moe_down"
 #: Ten times as many experts as any model has, and rows that the kernel counts in 32 bits.
-_LARGEST = {"experts": 65536, "topk": 65536, "tokens": 2**24, "hidden": 2**20, "inter": 2**20}
+LARGEST = {"experts": 65536, "topk": 65536, "tokens": 2**24, "hidden": 2**20, "inter": 2**20}
 
 
 class FusedMoeFamily(Family):
@@ -31,9 +32,9 @@ class FusedMoeFamily(Family):
 
     down: ClassVar[bool]
     dims = ("experts", "hidden", "inter", "tokens", "topk")
-    dtypes = ("bf16", "fp16", "fp8e4m3")
+    dtypes = DTYPES
     flags = (VLLM,)
-    largest: ClassVar[Mapping[str, int]] = _LARGEST
+    largest: ClassVar[Mapping[str, int]] = LARGEST
     bucketed = ("tokens",)
     feature_names = FEATURE_NAMES
     config_features = CONFIG_FEATURES

@@ -20,6 +20,8 @@ from .space import accumulators, is_asynchronous, residents, smem_bytes, uses_tm
 _L2_OVER_DRAM = 1.6
 # Hopper's synchronous products reach so much of the rate of its asynchronous ones (vendor documentation of mma.sync).
 _SYNCHRONOUS_RATE = 0.62
+# Accumulators of so many registers a thread leave too few for all else: what spills is taken to run at half the rate.
+_SPILLING, _SPILLED_RATE = 200, 0.5
 # fp8 products run at twice the rate of bf16.
 _FP8_RATE = 2.0
 # Loading from memory takes about this long, and starting a program that finds nothing to do about that (us).
@@ -129,6 +131,7 @@ def _work(product: Product, device: DeviceSpec, configs: Sequence[KernelConfig])
     held, asynchronous, in_flight = (
         columns[:, CONFIG_FEATURES.index(name)] for name in ("residents", "asynchronous", "in_flight_bytes_per_sm")
     )
+    held_back = columns[:, CONFIG_FEATURES.index("accumulators")] > _SPILLING
     itemsize, n, k = product.problem.itemsize, product.n, product.k
     sizes, active = _weights(product)
     m_blocks = np.empty(len(columns))
@@ -145,7 +148,7 @@ def _work(product: Product, device: DeviceSpec, configs: Sequence[KernelConfig])
     rounds = np.ceil(tiles / slots)
     busiest = np.minimum(rounds * held, np.ceil(tiles / device.sm_count))
     rate = device.matrix_tflops * 1e6 * (_FP8_RATE if product.is_scaled else 1.0)
-    rate = rate * np.where(asynchronous > 0, 1.0, _SYNCHRONOUS_RATE)
+    rate = rate * np.where(asynchronous > 0, 1.0, _SYNCHRONOUS_RATE) * np.where(held_back, _SPILLED_RATE, 1.0)
     compute_us = busiest * steps * 2.0 * block_m * block_n * block_k * device.sm_count / rate
     touched = active * float(n) * k * itemsize + product.input_rows * float(k) * itemsize + product.rows * 2.0 * n
     bandwidth = device.copy_bandwidth_gbs * 1e3  # bytes a us

@@ -48,7 +48,6 @@ def with_tma(config: KernelConfig, tma: int) -> KernelConfig:
     return KernelConfig.of(**config.to_json() | {TMA: tma})
 
 
-@lru_cache(maxsize=1 << 15)  # asked of thousands of configs, for each problem
 def wrong_knob(config: KernelConfig, down: bool) -> str | None:
     """The reason why a config is none of the kernel's, or None."""
     knobs = (*KNOBS, TMA) if down else KNOBS
@@ -77,7 +76,7 @@ def wrong_for(config: KernelConfig, problem: Problem, device: DeviceSpec) -> str
     return _device_limit(config, problem.dtype_name, device)
 
 
-@lru_cache(maxsize=1 << 15)
+@lru_cache(maxsize=1 << 15)  # asked of thousands of configs, for each problem
 def _device_limit(config: KernelConfig, dtype: str, device: DeviceSpec) -> str | None:
     """The reason why a device cannot run a config for any problem of a dtype, or None."""
     m, n, k = (config[f"BLOCK_SIZE_{axis}"] for axis in "MNK")

@@ -14,7 +14,7 @@ from foretune.datasets import Family, ForetuneError, ForetuneWarning
 from foretune.kernels import families, find_family, register
 from grouped import FAMILIES
 
-OURS = ["grouped_gemm_dw", "grouped_gemm_dx", "grouped_gemm_fwd"]
+OURS = ["fused_moe", "fused_moe_down", "grouped_gemm_dw", "grouped_gemm_dx", "grouped_gemm_fwd"]
 MODULE = """
 from fakes import FakeFamily
 
