@@ -26,6 +26,8 @@ _SPILLING, _SPILLED_RATE = 200, 0.5
 _FP8_RATE = 2.0
 # Loading from memory takes about this long, and starting a program that finds nothing to do about that (us).
 _LATENCY_US, _EMPTY_PROGRAM_US, _LAUNCH_US = 0.8, 0.6, 2.0
+# A step of BLOCK_SIZE_K is loaded from the L2 more often than from memory.
+_STEP_LATENCY_US = 0.5
 
 _PROBLEM_FEATURES = (
     "log_tokens",
@@ -155,8 +157,10 @@ def _work(product: Product, device: DeviceSpec, configs: Sequence[KernelConfig])
     busy = np.minimum(tiles, slots) / held
     dram_us = touched / np.minimum(bandwidth, busy * in_flight / _LATENCY_US)
     l2_us = tiles * steps * (block_m + block_n) * block_k * itemsize / (bandwidth * _L2_OVER_DRAM)
-    filling = _LATENCY_US * rounds  # each round begins by waiting for its first loads
-    estimate_us = np.maximum(np.maximum(compute_us, l2_us), dram_us) + filling
+    # Each round begins by waiting for its first loads, and no step is quicker than its share of those in flight.
+    stages = columns[:, CONFIG_FEATURES.index("num_stages")]
+    waiting_us = rounds * steps * _STEP_LATENCY_US / np.maximum(stages - 1, 1)
+    estimate_us = np.maximum(np.maximum(compute_us, waiting_us), np.maximum(l2_us, dram_us)) + _LATENCY_US * rounds
     estimate_us = estimate_us + empty / slots * _EMPTY_PROGRAM_US + _LAUNCH_US
     padding_m = m_blocks * block_m / product.rows
     return _Work(tiles, n_tiles, steps, rounds, empty, padding_m, compute_us, dram_us, l2_us, estimate_us)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -42,8 +42,9 @@ class _Predicted:
     reason: str
     learned: bool
 
-    def time_of(self, config: KernelConfig) -> float:
-        return float(self.times_us[self.configs.index(config)])
+    @property
+    def by_config(self) -> dict[KernelConfig, float]:
+        return dict(zip(self.configs, self.times_us.tolist(), strict=True))
 
 
 class _Product:
@@ -58,11 +59,10 @@ class _Product:
     def supports(self, config: KernelConfig, tokens: int) -> bool:
         return self.family.supports(config, self.problem(tokens), self._device) is None
 
-    def predict(self, tokens: int, more: Sequence[KernelConfig], bundle: Bundle | None) -> _Predicted:
-        """The whole space, and `more`."""
+    def configs(self, more: Iterable[KernelConfig], tokens: int) -> tuple[KernelConfig, ...]:
+        """The whole space, and `more`, as far as they run: whatever the number of tokens."""
         wanted = dict.fromkeys((*self.family.space(self._device), *more))
-        configs = tuple(config for config in wanted if self.supports(config, tokens))
-        return predicted(self.family, self.problem(tokens), self._device, configs, bundle)
+        return tuple(config for config in wanted if self.supports(config, tokens))
 
 
 def predicted(
@@ -125,13 +125,16 @@ def tune_layer(
     triton = _triton_version()
     shipped = shipped_pairs(engine, layer, device, triton)
     contenders = {tokens: _contenders(engine, layer, tokens, shipped, products, others) for tokens in batches}
-    guesses = {}
-    for tokens, pairs in contenders.items():
-        up, down = ((pair.up for pair in pairs.values()), (pair.down for pair in pairs.values()))
-        guesses[tokens] = (
-            products[0].predict(tokens, tuple(up), bundle),
-            products[1].predict(tokens, tuple(down), bundle),
+    pairs = [pair for named in contenders.values() for pair in named.values()]
+    firsts = products[0].configs((pair.up for pair in pairs), batches[0])
+    seconds = products[1].configs((pair.down for pair in pairs), batches[0])
+    guesses = {
+        tokens: (
+            predicted(products[0].family, products[0].problem(tokens), device, firsts, bundle),
+            predicted(products[1].family, products[1].problem(tokens), device, seconds, bundle),
         )
+        for tokens in batches
+    }
     if measure:
         runs = {tokens: _to_time(engine, *guesses[tokens], contenders[tokens], candidates) for tokens in batches}
         if compile_ahead is not None:
@@ -208,7 +211,7 @@ def _contenders(
 def _predicted_row(
     engine: str, tokens: int, up: _Predicted, down: _Predicted, contenders: Mapping[str, Pair], least: float
 ) -> Row:
-    times_up, times_down = (dict(zip(one.configs, one.times_us.tolist(), strict=True)) for one in (up, down))
+    times_up, times_down = up.by_config, down.by_config
     best_us, best = best_pairs(engine, times_up, times_down)[0]
     times = {OURS: best_us} | {name: times_up[pair.up] + times_down[pair.down] for name, pair in contenders.items()}
     return _row(tokens, best, contenders, times, least)
@@ -228,17 +231,16 @@ def _to_time(
     """The configs of each product to time: of the pairs predicted fastest, and of what they are compared with."""
     firsts: dict[KernelConfig, None] = {}
     seconds: dict[KernelConfig, None] = {}
-    if engine == SGLANG:  # of the two or three best BLOCK_SIZE_M's, several of each product
-        times = [dict(zip(one.configs, one.times_us.tolist(), strict=True)) for one in (up, down)]
-        blocks = [pair.up["BLOCK_SIZE_M"] for _, pair in best_pairs(engine, *times)][: max(1, min(3, candidates // 2))]
-        for found, by_time in zip((firsts, seconds), times, strict=True):
-            order = sorted(by_time, key=by_time.__getitem__)
-            for place, block in enumerate(blocks):
-                share = candidates - (len(blocks) - 1) * (candidates // 4) if place == 0 else candidates // 4
-                found |= dict.fromkeys([c for c in order if c["BLOCK_SIZE_M"] == block][: max(share, 1)])
+    ranked = best_pairs(engine, up.by_config, down.by_config)
+    if engine == SGLANG:  # of the best BLOCK_SIZE_M half of the candidates, of the next two a quarter each
+        shares = (candidates - candidates // 4 * 2, candidates // 4, candidates // 4)
+        for found, times in ((firsts, up.by_config), (seconds, down.by_config)):
+            order = sorted(times, key=times.__getitem__)
+            for share, (_, pair) in zip(shares, ranked, strict=False):
+                block = pair.up["BLOCK_SIZE_M"]
+                found |= dict.fromkeys([config for config in order if config["BLOCK_SIZE_M"] == block][:share])
     else:
-        times = [dict(zip(one.configs, one.times_us.tolist(), strict=True)) for one in (up, down)]
-        for _, pair in best_pairs(engine, *times)[:candidates]:
+        for _, pair in ranked[:candidates]:
             firsts[pair.up] = seconds[pair.down] = None
     for pair in contenders.values():
         firsts[pair.up] = seconds[pair.down] = None
