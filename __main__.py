@@ -1005,15 +1005,17 @@ def export(
     for each batch size. Rows that gain nothing say what the engine runs anyway.
     """
     from .collect.compiling import compile_ahead
-    from .datasets import DeviceSpec, load
+    from .datasets import DeviceSpec
     from .datasets.disk.writable import check_file, check_folder
-    from .datasets.export import FORMATS, export_dataset
     from .kernels.fused_moe import asked, engines, installed, tuning
     from .model import load_bundle
 
     if data not in engines.ENGINES:
-        if format not in FORMATS:
-            raise typer.BadParameter(f"a dataset's must be one of {', '.join(FORMATS)}", param_hint="--format")
+        from .datasets import load
+        from .datasets.export import export_dataset
+
+        if format is None:
+            raise typer.BadParameter("of a dataset it must be given: t4 or csv", param_hint="--format")
         check_file(out)
         dataset = load(data)
         rows = len(dataset.measurements if family is None or problem is not None else dataset.rows(family))

@@ -39,8 +39,16 @@ class Layer:
     def problem(self, family: str, engine: str, tokens: int) -> Problem:
         """One of its two products for so many tokens."""
         flags = (VLLM,) if engine == VLLM else ()
-        dims = {"experts": self.experts, "topk": self.topk, "hidden": self.hidden, "inter": self.inter}
-        return Problem.of(family, dtype=self.dtype, flags=flags, tokens=tokens, **dims)
+        return Problem.of(
+            family,
+            dtype=self.dtype,
+            flags=flags,
+            experts=self.experts,
+            topk=self.topk,
+            hidden=self.hidden,
+            inter=self.inter,
+            tokens=tokens,
+        )
 
 
 def check_engine(engine: str) -> str:

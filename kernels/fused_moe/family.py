@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from ...datasets import BinaryFacts, DeviceSpec, Family, ForetuneError, KernelConfig, Problem, dtype_of_tensor
-from .engines import VLLM
+from .engines import SGLANG, VLLM, Layer
 from .features import CONFIG_FEATURES, FEATURE_NAMES, estimates, feature_table
 from .launching import Product
 from .space import KNOBS, TMA, full_space, wrong_for, wrong_knob
@@ -54,8 +54,7 @@ class FusedMoeFamily(Family):
         space = full_space(self.down)
         if device is None:
             return space
-        any_layer = {"experts": 8, "topk": 2, "hidden": 1024, "inter": 1024, "tokens": 64}
-        able = [Problem.of(self.name, dtype=dtype, **any_layer) for dtype in ("bf16", "fp8e4m3")]
+        able = [Layer(8, 2, 1024, 1024, dtype).problem(self.name, SGLANG, 64) for dtype in ("bf16", "fp8e4m3")]
         return tuple(c for c in space if any(wrong_for(c, problem, device) is None for problem in able))
 
     def supports(self, config: KernelConfig, problem: Problem, device: DeviceSpec) -> str | None:

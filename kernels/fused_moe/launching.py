@@ -72,7 +72,7 @@ class Product:
 
     def padded_rows(self, config: KernelConfig) -> int:
         """The kernel's EM: rows that the grid covers, most of which may find nothing to do."""
-        block_m = config["BLOCK_SIZE_M"]
+        block_m: int = config["BLOCK_SIZE_M"]
         if self.is_unsorted:
             return self.rows * block_m
         length = self.sorted_length(block_m)
@@ -82,7 +82,7 @@ class Product:
 
     def programs(self, config: KernelConfig) -> int:
         """The size of the grid."""
-        blocks_m = -(-self.padded_rows(config) // config["BLOCK_SIZE_M"])
+        blocks_m: int = -(-self.padded_rows(config) // config["BLOCK_SIZE_M"])
         return blocks_m * -(-self.n // config["BLOCK_SIZE_N"])
 
     def numbers(self, config: KernelConfig) -> dict[str, int]:
@@ -113,8 +113,10 @@ class Product:
         """The kernel's constants and launch options, less `compute_type`, which is Triton's."""
         swapped = swaps(config, self.problem.dtype_name, device)
         block = SCALED_BLOCK * self.is_scaled
-        off = ("use_int8_w8a8", "use_int8_w8a16", "per_channel_quant", "FUSE_ADD_TO_OUTPUT", "MASK_OUTPUT")
-        off += ("FUSE_SUM_ALL_REDUCE", "c_sorted", "HAS_BIAS", "filter_expert")
+        off = (
+            *("use_int8_w8a8", "use_int8_w8a16", "per_channel_quant", "HAS_BIAS", "c_sorted"),
+            *("FUSE_ADD_TO_OUTPUT", "MASK_OUTPUT", "FUSE_SUM_ALL_REDUCE"),
+        )
         knobs = {name: value for name, value in config.to_json().items() if name != "USE_TMA"}
         values = dict.fromkeys(off, False) | {
             "group_n": block,

@@ -148,7 +148,7 @@ class FusedMoe(FusedMoeFamily, Measurable):
         flat, weights = inputs.chosen.flatten(), inputs.weights.flatten()
         out = torch.full(inputs.y.shape, float("nan"), dtype=torch.float32, device=inputs.y.device)
         x = _unscaled(inputs.x, inputs.x_scale, rows_a_scale=1)
-        for expert in flat.unique().tolist():
+        for expert in torch.unique(flat).tolist():
             rows = (flat == expert).nonzero().flatten()
             scale = None if inputs.w_scale is None else inputs.w_scale[expert]
             w = _unscaled(inputs.w[expert], scale, rows_a_scale=SCALED_BLOCK)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from functools import cache, lru_cache
 from typing import Any
 
@@ -14,13 +15,13 @@ TMA = "USE_TMA"
 #: Sorted rows are laid out for each of these once; the engines' tuners try no other.
 BLOCKS_M = (16, 32, 64, 128, 256)
 #: What each knob may be: wider than what the tuners try, as default configs and shipped files are.
-_VALID: dict[str, tuple[str, tuple[int, ...]]] = {
+_VALID: dict[str, tuple[str, Collection[int]]] = {
     "BLOCK_SIZE_M": ("16, 32, 64, 128 or 256", BLOCKS_M),
     "BLOCK_SIZE_N": ("32, 64, 128 or 256", (32, 64, 128, 256)),
     "BLOCK_SIZE_K": ("32, 64, 128 or 256", (32, 64, 128, 256)),
-    "GROUP_SIZE_M": ("between 1 and 1024", tuple(range(1, 1025))),
+    "GROUP_SIZE_M": ("between 1 and 1024", range(1, 1025)),
     "num_warps": ("2, 4, 8 or 16", (2, 4, 8, 16)),
-    "num_stages": ("between 1 and 8", tuple(range(1, 9))),
+    "num_stages": ("between 1 and 8", range(1, 9)),
     TMA: ("0 or 1", (0, 1)),
 }
 #: The accumulator's registers of one thread: at 512 nothing fits, and compiling took up to a minute (Triton 3.6).
@@ -43,6 +44,7 @@ def full_space(down: bool) -> tuple[KernelConfig, ...]:
     return tuple(with_tma(config, tma) for tma in (0, 1) for config in space) if down else space
 
 
+@lru_cache(maxsize=1 << 14)
 def with_tma(config: KernelConfig, tma: int) -> KernelConfig:
     """The config as one of the second product."""
     return KernelConfig.of(**config.to_json() | {TMA: tma})
@@ -109,13 +111,14 @@ def smem_bytes(config: KernelConfig, dtype: str, device: DeviceSpec) -> int:
     m, n, k = (config[f"BLOCK_SIZE_{axis}"] for axis in "MNK")
     scaled = dtype == "fp8e4m3"
     stages = config.num_stages if is_asynchronous(config, dtype, device) else max(config.num_stages - 1, 1)
-    size = (m + n) * k * (1 if scaled else 2) * stages
+    size: int = (m + n) * k * (1 if scaled else 2) * stages
     return size + 4 * (m + n) * scaled + (8 * config.num_stages + 16) * uses_tma(config)
 
 
 def accumulators(config: KernelConfig, device: DeviceSpec) -> float:
     """float32 registers of one thread for the tile."""
-    return config["BLOCK_SIZE_M"] * config["BLOCK_SIZE_N"] / (device.warp_size * config.num_warps)
+    area: int = config["BLOCK_SIZE_M"] * config["BLOCK_SIZE_N"]
+    return area / (device.warp_size * config.num_warps)
 
 
 def residents(config: KernelConfig, dtype: str, device: DeviceSpec) -> int:

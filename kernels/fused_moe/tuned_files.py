@@ -83,7 +83,9 @@ class TunedFiles:
         folder = folder_name(self.engine, self.triton)
         pairs = self._with_changes_of_default()
         up = {str(tokens): in_engine_words(pair.up) for tokens, pair in pairs.items()}
-        version = {"triton_version": self.triton} if self.engine != SGLANG else {}  # SGLang takes each key for a number
+        version: dict[str, Any] = (
+            {"triton_version": self.triton} if self.engine != SGLANG else {}
+        )  # SGLang takes each key for a number
         files = {str(Path(folder, file_name(self.engine, self.layer, self.device))): version | up}
         if not all(pair.is_alike for pair in pairs.values()):
             down = {str(tokens): in_engine_words(pair.down) for tokens, pair in pairs.items()}

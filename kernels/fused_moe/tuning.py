@@ -6,6 +6,7 @@ import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
@@ -171,7 +172,7 @@ def best_pairs(
     """
     if engine == SGLANG:
         found = []
-        for block in {config["BLOCK_SIZE_M"] for config in up}:
+        for block in sorted({config["BLOCK_SIZE_M"] for config in up}):
             firsts = [config for config in up if config["BLOCK_SIZE_M"] == block]
             seconds = [config for config in down if config["BLOCK_SIZE_M"] == block]
             if firsts and seconds:
@@ -182,7 +183,7 @@ def best_pairs(
         found = [(up[pair.up] + down[pair.down], pair) for pair in both if pair.down in down]
     if not found:
         raise ForetuneError("no two configs of the products share BLOCK_SIZE_M")
-    return sorted(found, key=lambda one: (one[0], str(one[1].up), str(one[1].down)))
+    return sorted(found, key=itemgetter(0))
 
 
 def _contenders(
@@ -313,7 +314,7 @@ def _in_turn(timer: Timer, family: Measurable, inputs: Any, runs: Mapping[str, K
     """The median time of each, equal configs once."""
     from ...runtime.timing.compare import time_side_by_side
 
-    launches = {str(config): (lambda config=config: family.launch(inputs, config)) for config in runs.values()}  # type: ignore[misc]
+    launches = {str(config): (lambda config=config: family.launch(inputs, config)) for config in runs.values()}
     us = time_side_by_side(launches, timer, rounds=_ROUNDS, samples=_SAMPLES)
     return {name: us[str(config)] for name, config in runs.items()}
 
