@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 
 import pytest
 from commands import call
@@ -124,7 +125,8 @@ def test_a_layer_that_cannot_be_is_refused(given, why):
         asked.layer_asked_for(**given)
 
 
-def test_the_command_writes_the_files_with_their_verdict(tmp_path, none_installed):
+def test_the_command_writes_the_files_with_their_verdict(tmp_path, none_installed, monkeypatch):
+    monkeypatch.setattr(tuning, "tune_layer", partial(tuning.tune_layer, batches=[1, 64]))
     line = "export vllm --experts 8 --topk 2 --hidden 1024 --inter 512 --tp 2 --device h200 --json --out"
     said = json.loads(call(line, tmp_path).stdout)
     assert said["files"] == ["E=8,N=256,device_name=NVIDIA_H200.json"]
