@@ -119,16 +119,20 @@ def default_config(engine: str, dtype: str, tokens: int, experts: int) -> Kernel
     >>> str(default_config("sglang", "bf16", tokens=4096, experts=64))
     'BLOCK_SIZE_K=32 BLOCK_SIZE_M=64 BLOCK_SIZE_N=64 GROUP_SIZE_M=8 num_warps=4 num_stages=3'
     """
-    choose = _sglang_default if engine == SGLANG else _vllm_default
-    m, n, k, group, warps, stages = choose(dtype == "fp8e4m3", tokens, experts)
+    m, n, k, group, warps, stages = default_knobs(engine, dtype, tokens, experts)
     return KernelConfig.of(
         BLOCK_SIZE_M=m, BLOCK_SIZE_N=n, BLOCK_SIZE_K=k, GROUP_SIZE_M=group, num_warps=warps, num_stages=stages
     )
 
 
+def default_knobs(engine: str, dtype: str, tokens: int, experts: int) -> tuple[int, int, int, int, int, int]:
+    """(BLOCK_SIZE_M, BLOCK_SIZE_N, BLOCK_SIZE_K, GROUP_SIZE_M, num_warps, num_stages) of `default_config`; warps and
+    stages are Triton's own where the engine says none."""
+    choose = _sglang_default if engine == SGLANG else _vllm_default
+    return choose(dtype == "fp8e4m3", tokens, experts)
+
+
 def _sglang_default(fp8: bool, tokens: int, experts: int) -> tuple[int, int, int, int, int, int]:
-    """(BLOCK_SIZE_M, BLOCK_SIZE_N, BLOCK_SIZE_K, GROUP_SIZE_M, num_warps, num_stages); warps and stages are Triton's
-    own where the engine says none."""
     if fp8:
         return 64, SCALED_BLOCK, SCALED_BLOCK, 32, 4, 3
     return (16, 32, 64, 1, 4, 3) if tokens <= experts else (64, 64, 32, 8, 4, 3)

@@ -12,6 +12,7 @@ from typing import Any
 
 from ...datasets import DeviceSpec, KernelConfig, Problem
 from .engines import SCALED_BLOCK, VLLM, engine_of, swaps
+from .space import uses_tma
 
 #: vLLM does without sorting where each token's experts are hardly ever another token's as well.
 _SPARSITY = 4
@@ -133,14 +134,20 @@ class Product:
         }
         if engine_of(self.problem) != VLLM and device.backend == "cuda" and int(device.arch.removeprefix("sm_")) >= 90:
             # SGLang lets a kernel's start overlap the end of the one before it.
-            values |= {"USE_GDC": True, "GDC_EARLY": self.input_rows <= _EARLY_ROWS, "launch_pdl": True}
+            values |= {"USE_GDC": True, "GDC_EARLY": self._is_early(config), "launch_pdl": True}
         return values | knobs
+
+    def _is_early(self, config: KernelConfig) -> bool:
+        rows = self.input_rows
+        if uses_tma(config):  # sorted, with room for the padding of the experts that there may be
+            rows += min(rows, self.problem["experts"] + 1) * (config["BLOCK_SIZE_M"] - 1)
+        return rows <= _EARLY_ROWS
 
     def specialisation(self, config: KernelConfig) -> tuple[Hashable, ...]:
         """What decides on the binary, whatever the arch, beside config, dtypes and flags."""
         numbers = tuple((name, _class(value)) for name, value in self.numbers(config).items())
         even = self.k % config["BLOCK_SIZE_K"] == 0
-        return numbers, self.top_k, self.problem["topk"], even, self.is_unsorted, self.input_rows <= _EARLY_ROWS
+        return numbers, self.top_k, self.problem["topk"], even, self.is_unsorted, self._is_early(config)
 
 
 def _class(value: int) -> tuple[bool, bool, bool]:

@@ -13,7 +13,7 @@ from typing import Any
 from ...datasets import DeviceSpec, KernelConfig
 from ...datasets.console.tables import table
 from ...datasets.disk.atomic import replacing
-from .engines import BATCH_SIZES, SGLANG, Layer, default_config, file_name, folder_name
+from .engines import BATCH_SIZES, SGLANG, Layer, default_knobs, file_name, folder_name
 from .shipped import Pair, default_pair, row_for
 from .space import in_engine_words
 
@@ -165,9 +165,9 @@ class TunedFiles:
 
 def _changes(engine: str, layer: Layer) -> Iterable[int]:
     """The numbers of tokens after which the engine's default is another one."""
-    before = default_config(engine, layer.dtype, BATCH_SIZES[0], layer.experts)
+    before = default_knobs(engine, layer.dtype, BATCH_SIZES[0], layer.experts)
     for tokens in range(BATCH_SIZES[0] + 1, _MOST_TOKENS + 1):
-        after = default_config(engine, layer.dtype, tokens, layer.experts)
+        after = default_knobs(engine, layer.dtype, tokens, layer.experts)
         if after != before:
             yield tokens - 1
         before = after

@@ -3,10 +3,10 @@
     python serving_on_gpu.py collect OUT --budget 420       # measures both products; OUT/measured
     python serving_on_gpu.py verdict OUT --data OUT/measured --deadline 460
 
-`collect` draws no layer of the model families of the five models below. `verdict` trains a bundle on that, measures the engine tuner's whole
-space for the five (`--batches` of them), and then times, side by side, what is predicted and measured in a few seconds
-(ours), the engine's default, its own file, and the best of the whole space; last, as far as the deadline lets it, it
-writes the files for the shapes that engines have one of for an H100 and none for an H200.
+`collect` draws no layer of the model families of the five models below. `verdict` trains a bundle on that, measures the
+engine tuner's whole space for the five (`--batches` of them), and then times, side by side, what is predicted and
+measured in a few seconds (ours), the engine's default, its own file, and the best of the whole space; last, as far as
+the deadline lets it, it writes the files for the shapes that engines have one of for an H100 and none for an H200.
 
 Needs the engine's Python files on the path (`--engine sglang`): pip install --no-deps sglang==0.5.23. Of the wheel
 (39 MB; vLLM's has 327 MB) these are enough:
@@ -140,7 +140,7 @@ def verdict(arguments: argparse.Namespace) -> None:
         for row in files.rows:
             us = {key: f"{value:9.1f}" for key, value in row.times_us.items()}
             columns = " ".join(us.get(key, " " * 9) for key in ("ours", "default", "shipped", "search"))
-            lines.append(f"{name:24} {row.tokens:6} {columns} {row.gain:7.3f}x")
+            lines.append(f"{name:36} {row.tokens:6} {columns} {row.gain:7.3f}x")
 
     for name, layer in layers.items():
         if time.monotonic() - began < arguments.deadline:
@@ -149,8 +149,8 @@ def verdict(arguments: argparse.Namespace) -> None:
     for name, layer in {"Qwen3-30B-A3B tp1": layers["Qwen3-30B-A3B tp1"], **without_file()}.items():
         if time.monotonic() - began < arguments.deadline:
             run(f"{name}, whole file", layer, list(BATCH_SIZES))
-    print(f"{'us of both products':24} tokens      ours   default   shipped    search    gain")
-    print("\n".join(lines))
+    print(f"{'us of both products':36} tokens      ours   default   shipped    search    gain")
+    print("\n".join(line for line in lines if ", whole file" not in line))
     off = [us["ours"] / us["search"] for one in results for row in one["rows"] if "search" in (us := row["times_us"])]
     if off:
         mean, worst = math.exp(statistics.fmean(map(math.log, off))), max(off)

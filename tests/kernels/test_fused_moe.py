@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 from foretune.datasets import DeviceSpec, ForetuneError, KernelConfig, Problem
 from foretune.kernels import find_measurable
-from foretune.kernels.fused_moe import EngineMissingError, Layer, installed
+from foretune.kernels.fused_moe import EngineMissingError, Layer, installed, workload
 from foretune.kernels.fused_moe.engines import SGLANG, VLLM
 from foretune.kernels.fused_moe.launching import Product
 from foretune.kernels.testing import FamilyContract
@@ -40,6 +40,12 @@ class _Contract(FamilyContract):
         """Each knob, of one problem: a compile takes a second, and the problems do not differ in what is refused."""
         last = self.problems()[0]
         return (one for one in super().mutations() if one[1] == last)
+
+    def test_cases_follow_their_seed_and_their_limits(self, monkeypatch):
+        """Of a few models: what any config can run is asked of all of them."""
+        few = workload.load_models(None)[::12]
+        monkeypatch.setattr(workload, "load_models", lambda path: few)
+        super().test_cases_follow_their_seed_and_their_limits()
 
     test_what_supports_passes_compiles = needs_engine(FamilyContract.test_what_supports_passes_compiles)
     test_the_source_hash_is_stable = needs_engine(FamilyContract.test_the_source_hash_is_stable)

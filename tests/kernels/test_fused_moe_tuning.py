@@ -7,6 +7,7 @@ from functools import partial
 
 import pytest
 from commands import call
+from foretune import __main__
 from foretune.datasets import DeviceSpec, ForetuneError, KernelConfig
 from foretune.kernels.fused_moe import FusedMoeDown, FusedMoeUp, Layer, asked, tuning
 from foretune.kernels.fused_moe.engines import ENGINES, SGLANG, VLLM
@@ -126,6 +127,7 @@ def test_a_layer_that_cannot_be_is_refused(given, why):
 
 
 def test_the_command_writes_the_files_with_their_verdict(tmp_path, none_installed, monkeypatch):
+    monkeypatch.setattr(__main__, "_live", lambda: None)  # which would import torch
     monkeypatch.setattr(tuning, "tune_layer", partial(tuning.tune_layer, batches=[1, 64]))
     line = "export vllm --experts 8 --topk 2 --hidden 1024 --inter 512 --tp 2 --device h200 --json --out"
     said = json.loads(call(line, tmp_path).stdout)
