@@ -1035,32 +1035,98 @@ def seal(
     _emit(_counted(dataset), as_json, out=out)
 
 
-@_command("export", "foretune export h200 --format csv --out h200.csv")
+@_command("export", "foretune export sglang --model Qwen3-30B-A3B --tp 2 --device h200 --out tuned")
 def export(
-    data: OneDataset,
-    out: Annotated[Path, typer.Option(help="The file to write.")],
-    format: Annotated[str, typer.Option(help="t4, the autotuning community's JSON (schema 1.0.0), or csv.")],
+    data: Annotated[
+        str,
+        typer.Argument(
+            metavar="DATA|vllm|sglang",
+            help="Dataset folder, or the name of a shipped one; or a serving engine.",
+            autocompletion=_dataset_names,
+        ),
+    ],
+    out: Annotated[Path, typer.Option(help="The file to write; an engine's files, the folder.")],
+    format: Annotated[
+        str | None, typer.Option(help="Of a dataset: t4, the autotuning community's JSON (schema 1.0.0), or csv.")
+    ] = None,
     family: Annotated[
         str | None,
-        typer.Option(help="Only this family.", show_default="all in the data", autocompletion=_family_names),
+        typer.Option(help="Of a dataset only this family.", show_default="all", autocompletion=_family_names),
     ] = None,
     problem: Annotated[
         int | None,
-        _count("Only this one, counted from 0. T4 tools expect one.", 0, MOST, show_default="all"),
+        _count("Of a dataset only this one, counted from 0. T4 tools expect one.", 0, MOST, show_default="all"),
     ] = None,
+    model: Annotated[
+        str | None, typer.Option(help="The model, of our table, whose MoE layer an engine's files are for.")
+    ] = None,
+    experts: Annotated[int | None, _count("Of another model: its experts.", 1, MOST)] = None,
+    topk: Annotated[int | None, _count("... the experts that each token chooses.", 1, MOST)] = None,
+    hidden: Annotated[int | None, _count("... its hidden size.", 1, MOST)] = None,
+    inter: Annotated[int | None, _count("... the intermediate size of an expert.", 1, MOST)] = None,
+    tp: Annotated[int, _count("Ranks that share each expert.", 1, 1024)] = 1,
+    dtype: Annotated[str, typer.Option(help="bf16, fp16, or fp8e4m3 with scales of 128x128 blocks.")] = "bf16",
+    device: Annotated[
+        str | None,
+        typer.Option(
+            help="The GPU that an engine's files are for: a shipped device, or a spec's JSON file.",
+            show_default="this GPU",
+            autocompletion=_device_names,
+        ),
+    ] = None,
+    measure: Annotated[
+        bool | None,
+        typer.Option(
+            help="Time the best of what is predicted, with the engine's own kernel.",
+            show_default="where GPU and engine are here",
+        ),
+    ] = None,
+    bundle: Annotated[Path | None, typer.Option(help="Who predicts.", show_default="the shipped bundle")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Write measurements in a format that other tools read."""
-    from .datasets import load
-    from .datasets.disk.writable import check_file
-    from .datasets.export import export_dataset
+    """Write measurements in a format that other tools read, or a serving engine's tuned files of a MoE layer.
 
-    check_file(out)
-    dataset = load(data)
-    rows = len(dataset.measurements if family is None or problem is not None else dataset.rows(family))
-    with showing(f"writing {out}", _EXPORTING_S.get(format, 0.0) * (rows if problem is None else 0)):
-        results = export_dataset(dataset, out, format, family=family, problem=problem)
-    _emit(_Said({"format": format, "results": results}, f"{results} results."), as_json, out=out)
+    An engine's files come with a verdict: what they are worth next to the engine's default and the file that it ships,
+    for each batch size. Rows that gain nothing say what the engine runs anyway.
+    """
+    from .collect.compiling import compile_ahead
+    from .datasets import DeviceSpec
+    from .datasets.disk.writable import check_file, check_folder
+    from .kernels.fused_moe import asked, engines, installed, tuning
+    from .model import load_bundle
+
+    if data not in engines.ENGINES:
+        from .datasets import load
+        from .datasets.export import export_dataset
+
+        if format is None:
+            raise typer.BadParameter("of a dataset it must be given: t4 or csv", param_hint="--format")
+        check_file(out)
+        dataset = load(data)
+        rows = len(dataset.measurements if family is None or problem is not None else dataset.rows(family))
+        with showing(f"writing {out}", _EXPORTING_S.get(format, 0.0) * (rows if problem is None else 0)):
+            results = export_dataset(dataset, out, format, family=family, problem=problem)
+        _emit(_Said({"format": format, "results": results}, f"{results} results."), as_json, out=out)
+        return
+    layer = asked.layer_asked_for(model, experts=experts, topk=topk, hidden=hidden, inter=inter, tp=tp, dtype=dtype)
+    gpu = _live()
+    spec = gpu if device is None and gpu is not None else _this_gpu() if device is None else DeviceSpec.find(device)
+    is_here = gpu is not None and gpu.name == spec.name
+    if measure and not is_here:
+        raise typer.BadParameter(f"{spec.name} is not here to be measured on", param_hint="--measure")
+    check_folder(out)
+    with showing(f"{data}: {len(engines.BATCH_SIZES)} batch sizes") as say:
+        files = tuning.tune_layer(
+            data,
+            layer,
+            spec,
+            bundle=None if bundle is None else load_bundle(bundle),
+            measure=is_here and data in installed() if measure is None else measure,
+            compile_ahead=compile_ahead,
+            on_row=lambda row: say(f"{data}: {row.tokens} tokens"),
+        )
+    files.save(out)
+    _emit(files, as_json, out=out)
 
 
 @_command("show", "foretune cache show", into=cache)

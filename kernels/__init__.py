@@ -17,6 +17,7 @@ from typing import Any
 
 from ..datasets import Family, ForetuneError, Measurable
 from ..datasets.errors import check_word, reason_of, shown, warn
+from .fused_moe import FusedMoeDown, FusedMoeUp
 from .gated_mlp import GatedMlp
 from .grouped_gemm import GroupedGemmDW, GroupedGemmDX, GroupedGemmForward
 from .matmul import Matmul
@@ -160,5 +161,7 @@ for _family in (
     RmsNormRopeForward,
     RmsNormRopeBackward,
     GatedMlp,
+    FusedMoeUp,
+    FusedMoeDown,
 ):
     register(_family)
