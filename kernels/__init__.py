@@ -13,11 +13,20 @@ import sys
 from functools import cache
 from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
+from pathlib import Path
 from typing import Any
 
 from ..datasets import Family, ForetuneError, Measurable
 from ..datasets.errors import check_word, reason_of, shown, warn
 from .grouped_gemm import GroupedGemmDW, GroupedGemmDX, GroupedGemmForward
+from .inductor import (
+    InductorConvolution,
+    InductorFlexAttention,
+    InductorFlexBackward,
+    InductorFlexDecoding,
+    InductorGroupedMM,
+    InductorMM,
+)
 
 __all__ = ["families", "find_family", "find_measurable", "register"]
 
@@ -113,8 +122,11 @@ def _family_of_entry(entry: EntryPoint) -> Family:
 
 
 def _family_at(place: str) -> Family:
-    """The family at package.module:attribute, of a module that is installed or lies in the working directory."""
+    """The family at package.module:attribute, of a module that is installed or lies in the working directory; of a
+    package here, its name is enough: inductor:mm."""
     module, _, attribute = place.partition(":")
+    if (Path(__file__).parent / module / "__init__.py").is_file():
+        module = f"{__name__}.{module}"
     if (here := os.getcwd()) not in sys.path:
         sys.path.append(here)  # a console script does not have it
     try:
@@ -146,5 +158,15 @@ def _made(family: type[Family]) -> Family:
         raise ForetuneError(f"{family.__name__} cannot be made without arguments: {error}") from error
 
 
-for _family in (GroupedGemmForward, GroupedGemmDX, GroupedGemmDW):
+for _family in (
+    GroupedGemmForward,
+    GroupedGemmDX,
+    GroupedGemmDW,
+    InductorMM,
+    InductorGroupedMM,
+    InductorConvolution,
+    InductorFlexAttention,
+    InductorFlexBackward,
+    InductorFlexDecoding,
+):
     register(_family)
