@@ -12,7 +12,8 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from ...datasets import DTYPES, KernelConfig, Problem, torch_dtype
+from ...datasets import KernelConfig, Problem, torch_dtype
+from .. import find_family
 
 if TYPE_CHECKING:
     from torch._inductor.kernel_inputs import MMKernelInputs
@@ -39,8 +40,7 @@ def mm_problem(inputs: MMKernelInputs, op: str, hint: int | None = None) -> Prob
     """The problem of one lowering of mm or its kin; `hint` is what unknown sizes count as where Inductor lists choices
     for several."""
     a, b = inputs.mat1mat2()
-    dtype = _dtype_name(a.get_dtype())
-    if dtype is None:
+    if (dtype := _dtype_name(a.get_dtype(), "inductor_mm")) is None:
         return None
     (*batch, m, k), (*_, n) = (_hinted(node.get_size(), hint) for node in (a, b))
     flags = [flag for flag, node in (("a_transposed", a), ("b_transposed", b)) if _is_transposed(node)]
@@ -67,8 +67,7 @@ def caller_problem(caller: Any) -> Problem | None:
         return None
     family, problem_of, _ = found
     nodes: Sequence[Node] = caller.input_nodes
-    dtype = _dtype_name(nodes[0].get_dtype())
-    if dtype is None:
+    if (dtype := _dtype_name(nodes[0].get_dtype(), family)) is None:
         return None
     flags, dims = problem_of(nodes, caller.layout, _parameters(caller))
     return Problem.of(family, dtype=dtype, flags=flags, **dims)
@@ -186,11 +185,6 @@ def _is_transposed(node: Node) -> bool:
     return row == 1 and column != 1
 
 
-def _dtype_name(dtype: Any) -> str | None:
-    for name in DTYPES:
-        try:
-            if torch_dtype(name) == dtype:
-                return name
-        except Exception:  # noqa: BLE001, PERF203 - this torch may have no such type
-            continue
-    return None
+def _dtype_name(dtype: Any, family: str) -> str | None:
+    """What the family calls it, if it takes it."""
+    return next((name for name in find_family(family).dtypes if torch_dtype(name) == dtype), None)
