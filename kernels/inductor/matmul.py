@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ...datasets import DeviceSpec, KernelConfig, Problem
 from .family import InductorTemplate
@@ -19,6 +19,10 @@ _MOST_ACCUMULATORS = 255
 _LEAST_TILE = 256
 #: TMA moves rows of multiples of 16 bytes.
 _TMA_BYTES = 16
+#: Rows of a product of a warp group.
+_WARP_GROUP_ROWS = 64
+#: Beside the operands, where they are loaded by TMA: barriers of each stage, and float8's exchange of layouts.
+_BARRIER_BYTES, _FP8_BYTES = 16, 4096
 #: Elements of 8 bits are multiplied 32 deep at least.
 _LEAST_DEPTH_FP8 = 32
 
@@ -93,11 +97,7 @@ class InductorMMFamily(InductorTemplate):
         return None
 
     def smem_bytes(self, config: KernelConfig, problem: Problem) -> int:
-        block_m, block_n, block_k = config["BLOCK_M"], config["BLOCK_N"], config["BLOCK_K"]
-        operands = config.num_stages * (block_m + block_n) * block_k * problem.itemsize
-        # y changes its layout before it is stored: after the loop in its memory, or beside it where loads go on.
-        out = block_m * block_n * max(problem.itemsize, 2) if config["PERSISTENT_TMA"] else 0
-        return int(operands + out)
+        return int(_smem_bytes(problem, config.to_json())[0])
 
     def loop(self, problem: Problem, knobs: Mapping[str, Column]) -> TiledLoop:
         import numpy as np
@@ -105,21 +105,19 @@ class InductorMMFamily(InductorTemplate):
         from .pipeline import TiledLoop
 
         block_m, block_n, block_k = (knobs[knob] for knob in self.tiles)
-        itemsize, persistent = problem.itemsize, knobs["PERSISTENT_TMA"]
-        out = block_m * block_n * max(itemsize, 2)
         return TiledLoop(
             tiles=problem["batch"] * np.ceil(problem["m"] / block_m) * np.ceil(problem["n"] / block_n),
             steps=np.ceil(problem["k"] / block_k),
             rows=block_m,
             columns=block_n,
             step_flops=2 * block_m * block_n * block_k,
-            step_bytes=(block_m + block_n) * block_k * itemsize,
-            tile_bytes=out,
+            step_bytes=(block_m + block_n) * block_k * problem.itemsize,
+            tile_bytes=block_m * block_n * max(problem.itemsize, 2),
             accumulators=block_m * block_n,
-            smem_bytes=knobs["num_stages"] * (block_m + block_n) * block_k * itemsize + persistent * out,
+            smem_bytes=_smem_bytes(problem, knobs),
             warps=knobs["num_warps"],
             stages=knobs["num_stages"],
-            is_persistent=persistent,
+            is_persistent=knobs["PERSISTENT_TMA"],
         )
 
     def flops(self, problem: Problem) -> float:
@@ -129,3 +127,24 @@ class InductorMMFamily(InductorTemplate):
         m, n, k = problem["m"], problem["n"], problem["k"]
         elements = problem.itemsize * (m + n) * k + max(problem.itemsize, 2) * m * n
         return float(problem["batch"] * elements)
+
+
+def _smem_bytes(problem: Problem, knobs: Mapping[str, Any]) -> Column:
+    """Shared memory of a program, (n_configs,): what is in flight, or y while its layout changes before it is stored.
+
+    Kernels compiled for sm_90 by Triton 3.9 have that or less, within 4 KiB for float8. Products of whole warp groups are
+    read from there, so all stages are; others are read into registers, which saves one.
+    """
+    import numpy as np
+
+    block_m, block_n, warps, stages, persistent = (
+        np.atleast_1d(knobs[knob]) for knob in ("BLOCK_M", "BLOCK_N", "num_warps", "num_stages", "PERSISTENT_TMA")
+    )
+    by_warp_groups = (block_m >= _WARP_GROUP_ROWS) & (warps >= 4) & (problem.dtype != "fp32")
+    in_flight = np.where(by_warp_groups, stages, np.maximum(stages - 1, 1))
+    operands = in_flight * (block_m + block_n) * knobs["BLOCK_K"] * problem.itemsize
+    is_wide = problem.dtype in ("fp32", "fp8e4m3") or "bias" in problem.flags  # y meets others as it was accumulated
+    y = block_m * block_n * (4 if is_wide else 2)
+    beside = persistent * (_BARRIER_BYTES * stages + (_FP8_BYTES if problem.dtype == "fp8e4m3" else 0))
+    smem: Column = np.maximum(operands, y) + beside
+    return smem
