@@ -155,7 +155,7 @@ def _generate(problem: Problem, config: KernelConfig, graph: Any, inputs: Any) -
         stack.enter_context(V.set_graph_handler(graph))
         stack.enter_context(inductor_config.patch(max_autotune=True, max_autotune_gemm_search_space="DEFAULT"))
         stub = stubbed()
-        stack.enter_context(_properties_of(stub.device) if stub else nullcontext())
+        stack.enter_context(properties_of(stub.device) if stub else nullcontext())
         callers = OneChoice().get_template_configs(inputs, [template], op, kwarg_overrides={template.uid: overrides})
         if not callers:
             raise ForetuneError(f"Inductor makes no kernel of {config} for {problem}")
@@ -197,7 +197,7 @@ def _template(problem: Problem, config: KernelConfig) -> tuple[Any, str, dict[st
 
 
 @contextmanager
-def _properties_of(device: DeviceSpec) -> Iterator[None]:
+def properties_of(device: DeviceSpec) -> Iterator[SimpleNamespace]:
     """While code is generated where there is no device: what Inductor asks torch about it, as its spec has it."""
     import torch
     from torch._inductor.runtime.hints import DeviceProperties
@@ -224,7 +224,7 @@ def _properties_of(device: DeviceSpec) -> Iterator[None]:
     with patch.multiple(torch.cuda, **answers), patch.object(DeviceProperties, "create", lambda _: hint):
         _forget()
         try:
-            yield
+            yield properties
         finally:
             _forget()
 
