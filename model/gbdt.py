@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Mapping, Sequence
-from functools import lru_cache, partial, reduce
+from functools import partial, reduce
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
@@ -16,13 +16,15 @@ from ..datasets.errors import check_between, check_integer, warn
 from ..datasets.grid import BinaryKind, Grid
 from ..datasets.progress import advance, share_of, side_by_side
 from .ranker import Ranker
-from .rows import TrainingRows, features_of, training_rows
+from .rows import TrainingRows, training_rows
 from .scoring.network import Network
 from .scoring.network_training import train_network
 from .scoring.trees import MAX_LEAVES, MAX_TREES, Forest
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
+
+    from ..datasets.feature_groups import FeatureGroup
     from typing_extensions import Self
 
 #: The logarithm of no slowdown is larger, nor its negative: the quotient of two slowdowns is a number still. The leaves
@@ -171,16 +173,44 @@ class LightGBMRanker(Ranker):
         if not len(configs):
             return np.empty(0)
         binaries = self.binaries_.get((problem.dtype, problem.flags)) if family.reads_binaries else None
-        places = _places(family.feature_names, family.config_features)
-        logs = np.zeros(len(configs))
-        for share, likely in family.likely(problem):
-            logs += share * self._logs(features_of(family, likely, device, configs, binaries), places)
-        slowdowns: NDArray[np.float64] = np.exp(logs)
+        shares, groups = self._asked(family, problem, device, configs)
+        slowdowns: NDArray[np.float64] = np.exp(_mean(self._logs_of(groups), shares))
         return slowdowns
 
-    def _logs(self, table: NDArray[np.float32], config_features: tuple[int, ...] = ()) -> NDArray[np.float64]:
+    def fastest(
+        self, family: Family, problem: Problem, device: DeviceSpec, configs: Sequence[KernelConfig], count: int
+    ) -> tuple[NDArray[np.intp], NDArray[np.float64]]:
+        """See `Ranker.fastest`. The network alone, which is quick, chooses for whom the trees are asked.
+
+        So many more than `count` that on every problem of the shipped measurements the first ones are those of
+        `predict`: `python tests/model/two_stages.py` compares them.
+        """
+        self._check_features(family)
+        if self.network_ is None or len(configs) <= _looked_at(count):
+            return super().fastest(family, problem, device, configs, count)
+        shares, groups = self._asked(family, problem, device, configs)
+        first = self.network_.predict_groups(groups, slice(1))[0]
+        rows = np.sort(np.argsort(first, kind="stable")[: _looked_at(count)])
+        logs = _mean(self._logs_of(groups, rows), shares)
+        order = np.argsort(logs, kind="stable")[:count]
+        return rows[order], np.exp(logs[order])
+
+    def _asked(
+        self, family: Family, problem: Problem, device: DeviceSpec, configs: Sequence[KernelConfig]
+    ) -> tuple[list[float], Sequence[FeatureGroup]]:
+        """The share of each likely problem, and the features of them all."""
+        binaries = self.binaries_.get((problem.dtype, problem.flags), {}) if family.reads_binaries else None
+        shares, problems = zip(*family.likely(problem), strict=True)
+        return list(shares), family.feature_groups(problems, device, configs, binaries)
+
+    def _logs_of(self, groups: Sequence[FeatureGroup], rows: NDArray[np.intp] | None = None) -> NDArray[np.float64]:
+        """Log slowdowns, (n_problems, n_rows), of the groups' problems on the configs in these places."""
+        logs = self.forest_.predict_groups(groups, rows=rows)
+        return logs if self.network_ is None else logs + self.network_.predict_groups(groups, rows=rows)
+
+    def _logs(self, table: NDArray[np.float32]) -> NDArray[np.float64]:
         """Log slowdowns, (n_rows,), of features, (n_rows, n_features)."""
-        logs = self.forest_.predict(table, config_features)
+        logs = self.forest_.predict(table)
         return logs if self.network_ is None else logs + self.network_.predict(table)
 
     @property
@@ -285,9 +315,17 @@ class LightGBMRanker(Ranker):
         return Forest.from_lightgbm(booster.dump_model())
 
 
-@lru_cache
-def _places(names: tuple[str, ...], wanted: tuple[str, ...]) -> tuple[int, ...]:
-    return tuple(place for place, name in enumerate(names) if name in wanted)
+def _looked_at(count: int) -> int:
+    """For how many configs the trees are asked, so that the best of them are the best of all."""
+    return 192 + 3 * count
+
+
+def _mean(logs: NDArray[np.float64], shares: Sequence[float]) -> NDArray[np.float64]:
+    """The mean over likely problems, (n_rows,), of (n_problems, n_rows)."""
+    total = np.zeros(logs.shape[1])
+    for share, of_one in zip(shares, logs, strict=True):
+        total += share * of_one
+    return total
 
 
 def _in_blocks(

@@ -43,6 +43,24 @@ class Ranker(ABC):
         order. Raises `ForetuneError` before `fit`.
         """
 
+    def fastest(
+        self, family: Family, problem: Problem, device: DeviceSpec, configs: Sequence[KernelConfig], count: int
+    ) -> tuple[NDArray[np.intp], NDArray[np.float64]]:
+        """Places of the `count` configs with the least predicted slowdowns, (count,), least first and equals as they
+        come, and these slowdowns, (count,); fewer where there are fewer configs.
+
+        A ranker may be quicker than `predict` by not looking at every config twice.
+
+        >>> from foretune.model import RandomRanker
+        >>> configs = tuple(KernelConfig.of(BLOCK=size) for size in (16, 32, 64))
+        >>> places, slowdowns = RandomRanker().fastest(None, Problem.of("toy"), DeviceSpec.named("h200"), configs, 2)
+        >>> places.tolist()
+        [0, 2]
+        """
+        slowdowns = self.predict(family, problem, device, configs)
+        order = np.argsort(slowdowns, kind="stable")[:count]
+        return order, slowdowns[order]
+
     def get_params(self) -> dict[str, Any]:
         """The hyper-parameters by name; a constructor called with them makes the same ranker, unfitted."""
         return {name: value for name, value in vars(self).items() if not name.endswith("_")}
