@@ -42,3 +42,8 @@ def joined(groups: Sequence[FeatureGroup], place: int = 0) -> NDArray[np.float32
         values = group.values[0 if group.lasting else place]
         table[:, list(group.columns)] = values.take(group.kind, axis=0)
     return table
+
+
+def problems_in(groups: Sequence[FeatureGroup], chosen: slice = slice(None)) -> int:
+    """How many problems groups are of, or those of them that are chosen."""
+    return len(range(max(len(group.values) for group in groups))[chosen])

@@ -23,9 +23,9 @@ from .scoring.trees import MAX_LEAVES, MAX_TREES, Forest
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
+    from typing_extensions import Self
 
     from ..datasets.feature_groups import FeatureGroup
-    from typing_extensions import Self
 
 #: The logarithm of no slowdown is larger, nor its negative: the quotient of two slowdowns is a number still. The leaves
 #: of the shipped trees add up to 4.
@@ -172,41 +172,36 @@ class LightGBMRanker(Ranker):
         self._check_features(family)
         if not len(configs):
             return np.empty(0)
-        binaries = self.binaries_.get((problem.dtype, problem.flags)) if family.reads_binaries else None
-        shares, groups = self._asked(family, problem, device, configs)
-        slowdowns: NDArray[np.float64] = np.exp(_mean(self._logs_of(groups), shares))
+        likely = self._likely(family, problem, device, configs)
+        slowdowns: NDArray[np.float64] = np.exp(likely.mean(likely.logs()))
         return slowdowns
 
     def fastest(
         self, family: Family, problem: Problem, device: DeviceSpec, configs: Sequence[KernelConfig], count: int
     ) -> tuple[NDArray[np.intp], NDArray[np.float64]]:
-        """See `Ranker.fastest`. The network alone, which is quick, chooses for whom the trees are asked.
-
-        So many more than `count` that on every problem of the shipped measurements the first ones are those of
-        `predict`: `python tests/model/two_stages.py` compares them.
-        """
+        """See `Ranker.fastest`. The network alone, which is quick, chooses on the first likely problem for which
+        configs the trees are asked, and what both say there for which the other likely problems are looked at."""
         self._check_features(family)
-        if self.network_ is None or len(configs) <= _looked_at(count):
+        # So many that the first ones are as `predict` has them: `python tests/model/two_stages.py` compares them.
+        at_first, later = 172 + 3 * max(count, 8), 16 + 9 * max(count, 8)
+        if self.network_ is None or len(configs) <= at_first:
             return super().fastest(family, problem, device, configs, count)
-        shares, groups = self._asked(family, problem, device, configs)
-        first = self.network_.predict_groups(groups, slice(1))[0]
-        rows = np.sort(np.argsort(first, kind="stable")[: _looked_at(count)])
-        logs = _mean(self._logs_of(groups, rows), shares)
-        order = np.argsort(logs, kind="stable")[:count]
-        return rows[order], np.exp(logs[order])
+        likely = self._likely(family, problem, device, configs)
+        rows = _least(likely.by_network(slice(1))[0], at_first)
+        logs = likely.logs(slice(1), rows)
+        if len(likely.shares) > 1:
+            kept = _least(logs[0], later)
+            rows, logs = rows[kept], logs[:, kept]
+            logs = np.concatenate([logs, likely.logs(slice(1, None), rows)])
+        mean = likely.mean(logs)
+        order = np.argsort(mean, kind="stable")[:count]
+        return rows[order], np.exp(mean[order])
 
-    def _asked(
-        self, family: Family, problem: Problem, device: DeviceSpec, configs: Sequence[KernelConfig]
-    ) -> tuple[list[float], Sequence[FeatureGroup]]:
-        """The share of each likely problem, and the features of them all."""
+    def _likely(self, family: Family, problem: Problem, device: DeviceSpec, configs: Sequence[KernelConfig]) -> _Likely:
         binaries = self.binaries_.get((problem.dtype, problem.flags), {}) if family.reads_binaries else None
         shares, problems = zip(*family.likely(problem), strict=True)
-        return list(shares), family.feature_groups(problems, device, configs, binaries)
-
-    def _logs_of(self, groups: Sequence[FeatureGroup], rows: NDArray[np.intp] | None = None) -> NDArray[np.float64]:
-        """Log slowdowns, (n_problems, n_rows), of the groups' problems on the configs in these places."""
-        logs = self.forest_.predict_groups(groups, rows=rows)
-        return logs if self.network_ is None else logs + self.network_.predict_groups(groups, rows=rows)
+        groups = family.feature_groups(problems, device, configs, binaries)
+        return _Likely(shares, groups, self.forest_, self.network_)
 
     def _logs(self, table: NDArray[np.float32]) -> NDArray[np.float64]:
         """Log slowdowns, (n_rows,), of features, (n_rows, n_features)."""
@@ -315,17 +310,39 @@ class LightGBMRanker(Ranker):
         return Forest.from_lightgbm(booster.dump_model())
 
 
-def _looked_at(count: int) -> int:
-    """For how many configs the trees are asked, so that the best of them are the best of all."""
-    return 192 + 3 * count
+class _Likely:
+    """What a problem may turn out to be, as a ranker sees it on a list of configs."""
+
+    def __init__(
+        self, shares: Sequence[float], groups: Sequence[FeatureGroup], forest: Forest, network: Network | None
+    ) -> None:
+        self.shares = shares
+        self._groups, self._forest, self._network = groups, forest, network
+        self._layer = None if network is None else network.first_layer(groups)
+
+    def logs(self, problems: slice = slice(None), rows: NDArray[np.intp] | None = None) -> NDArray[np.float64]:
+        """Log slowdowns, (n_problems, n_rows), of these problems on the configs in these places."""
+        logs = self._forest.predict_groups(self._groups, problems, rows)
+        return logs if self._network is None else logs + self.by_network(problems, rows)
+
+    def by_network(self, problems: slice, rows: NDArray[np.intp] | None = None) -> NDArray[np.float64]:
+        """What the network has in them."""
+        assert self._network is not None
+        assert self._layer is not None
+        return self._network.logs(self._layer, problems, rows)
+
+    def mean(self, logs: NDArray[np.float64]) -> NDArray[np.float64]:
+        """The mean over the problems, (n_rows,), of (n_problems, n_rows)."""
+        total = np.zeros(logs.shape[1])
+        for share, of_one in zip(self.shares, logs, strict=True):
+            total += share * of_one
+        return total
 
 
-def _mean(logs: NDArray[np.float64], shares: Sequence[float]) -> NDArray[np.float64]:
-    """The mean over likely problems, (n_rows,), of (n_problems, n_rows)."""
-    total = np.zeros(logs.shape[1])
-    for share, of_one in zip(shares, logs, strict=True):
-        total += share * of_one
-    return total
+def _least(values: NDArray[np.float64], count: int) -> NDArray[np.intp]:
+    """The places of the least values, at most `count`, in their order in the list; of equals the first ones."""
+    result: NDArray[np.intp] = np.sort(np.argsort(values, kind="stable")[:count])
+    return result
 
 
 def _in_blocks(

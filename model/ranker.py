@@ -49,7 +49,8 @@ class Ranker(ABC):
         """Places of the `count` configs with the least predicted slowdowns, (count,), least first and equals as they
         come, and these slowdowns, (count,); fewer where there are fewer configs.
 
-        A ranker may be quicker than `predict` by not looking at every config twice.
+        A ranker may be quicker than by `predict`, and may then miss what the last of these are. Raises `ForetuneError`
+        for predictions that are no slowdowns, one for each config.
 
         >>> from foretune.model import RandomRanker
         >>> configs = tuple(KernelConfig.of(BLOCK=size) for size in (16, 32, 64))
@@ -57,7 +58,11 @@ class Ranker(ABC):
         >>> places.tolist()
         [0, 2]
         """
-        slowdowns = self.predict(family, problem, device, configs)
+        slowdowns = np.asarray(self.predict(family, problem, device, configs), np.float64)
+        if slowdowns.shape != (len(configs),):
+            raise ForetuneError(f"{len(configs)} slowdowns were due but the ranker gave {slowdowns.shape}")
+        if not (np.isfinite(slowdowns) & (slowdowns > 0)).all():
+            raise ForetuneError("the ranker gave slowdowns that are not positive numbers")
         order = np.argsort(slowdowns, kind="stable")[:count]
         return order, slowdowns[order]
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
 from ...datasets import ForetuneError
-from ...datasets.feature_groups import FeatureGroup
+from ...datasets.feature_groups import FeatureGroup, problems_in
 from .lasting import OfLasting
 
 if TYPE_CHECKING:
@@ -22,6 +22,8 @@ LIMIT = 4.0
 MOST_LOG = 20.0
 #: Predictions are rounded to so many decimals: far below what they are right to, and far above float64's last bits.
 _DECIMALS = 7
+#: Groups, and what the kinds of each add to the first layer's units, (n_problems, n_kinds, units1).
+FirstLayer: TypeAlias = "list[tuple[FeatureGroup, NDArray[np.float64]]]"
 #: What a bundle may hold: far more than training makes.
 MOST_INPUTS, MOST_UNITS = 4096, 1024
 
@@ -107,8 +109,7 @@ class Network:
 
     def inputs(self, features: NDArray[np.float32]) -> NDArray[np.float64]:
         """What the first layer gets, (n, n_features + n_values), for features, (n, n_features)."""
-        standard = np.clip((features.astype(np.float64) - self.mean) / self.scale, -LIMIT, LIMIT)
-        return np.concatenate([standard, features[:, self.which] == self.value], axis=1)
+        return self._share_of(tuple(range(self.n_features))).inputs(features)
 
     def predict(self, features: NDArray[np.float32]) -> NDArray[np.float64]:
         """Log slowdowns, (n,), for features, (n, n_features).
@@ -124,52 +125,52 @@ class Network:
         if not len(features):
             return np.empty(0)
         whole = FeatureGroup(tuple(range(self.n_features)), features[None], np.arange(len(features)))
-        result: NDArray[np.float64] = self.predict_groups([whole])[0]
+        result: NDArray[np.float64] = self.logs(self.first_layer([whole]))[0]
         return result
 
-    def predict_groups(
-        self, groups: Sequence[FeatureGroup], problems: slice = slice(None), rows: NDArray[np.intp] | None = None
+    def first_layer(self, groups: Sequence[FeatureGroup]) -> FirstLayer:
+        """What each group adds to the first layer's units: for `logs`."""
+        return [(group, self._of_group(group)) for group in groups]
+
+    def logs(
+        self, layer: FirstLayer, problems: slice = slice(None), rows: NDArray[np.intp] | None = None
     ) -> NDArray[np.float64]:
         """What `predict` gives for the groups' tables, (n_problems, n_rows): of these problems, on the configs in these
         places."""
-        parts = []
-        for group in groups:
-            units = self._of_group(group)
-            parts.append((units if group.lasting else units[problems], group.kind if rows is None else group.kind[rows]))
-        logs = np.empty((max(len(units) for units, _ in parts), len(parts[0][1])))
+        kinds = [group.kind if rows is None else group.kind[rows] for group, _ in layer]
+        logs = np.empty((problems_in([group for group, _ in layer], problems), len(kinds[0])))
         for place, of_one in enumerate(logs):
-            of_one[:] = self._logs([(units[place if len(units) > 1 else 0], kind) for units, kind in parts])
+            units = [added[0] if group.lasting else added[problems][place] for group, added in layer]
+            of_one[:] = self._logs(list(zip(units, kinds, strict=True)))
         return np.round(np.clip(logs + float(self.bias3[0]), -MOST_LOG, MOST_LOG), _DECIMALS)
 
     def _logs(self, parts: Sequence[tuple[NDArray[np.float64], NDArray[np.intp]]]) -> NDArray[np.float64]:
         """Log slowdowns but for the last bias, (n_rows,), from what the kinds of each part add to the first layer's
         units, (n_kinds, units1), and the kind of each row, (n_rows,)."""
-        constant, weight, bias, last = self._later
-        for units, _ in parts:
-            if len(units) == 1:
-                constant = constant + units[0]
-        logs = np.empty(len(parts[0][1]))
+        bias1, weight, bias2, last = self._later
+        # What has the fewest kinds takes in what is the same for all rows.
+        *several, (few, few_kind) = sorted(parts, key=lambda part: -len(part[0]))
+        while several and len(few) == 1:
+            bias1 = bias1 + few[0]
+            few, few_kind = several.pop()
+        several.append((few + bias1, few_kind))
+        logs = np.empty(len(few_kind))
         size = _rows_at_a_time(weight)
         for start in range(0, len(logs), size):
             block = slice(start, start + size)
-            total = np.tile(constant, (len(logs[block]), 1))
-            for units, kind in parts:
-                if len(units) > 1:
-                    total += units.take(kind[block], axis=0)
+            (units, kind), *others = several
+            total = units.take(kind[block], axis=0)
+            for units, kind in others:
+                total += units.take(kind[block], axis=0)
             hidden = np.maximum(total, 0.0, out=total) @ weight
-            hidden += bias
+            hidden += bias2
             logs[block] = np.maximum(hidden, 0.0, out=hidden) @ last
         return logs
 
     def _of_each_kind(self, group: FeatureGroup) -> NDArray[np.float64]:
         """What each kind adds to the first layer's units, (n_problems, n_kinds, units1)."""
         table, share = group.values.reshape(-1, len(group.columns)), self._share_of(group.columns)
-        inputs = np.empty((len(table), len(share.weight)))
-        standard = inputs[:, : len(share.mean)]
-        np.subtract(table, share.mean, out=standard)
-        standard /= share.scale
-        np.clip(standard, -LIMIT, LIMIT, out=standard)
-        inputs[:, len(share.mean) :] = table[:, share.which] == share.value
+        inputs = share.inputs(table)
         size = _rows_at_a_time(share.weight)
         units = [inputs[start : start + size] @ share.weight for start in range(0, len(inputs), size)]
         return np.concatenate(units).reshape(*group.values.shape[:2], -1)
@@ -210,6 +211,16 @@ class _Share:
     which: NDArray[np.intp]  # (n_values,) the column of each value
     value: NDArray[np.float32]  # (n_values,)
     weight: NDArray[np.float64]  # (n_columns + n_values, units1)
+
+    def inputs(self, table: NDArray[np.float32]) -> NDArray[np.float64]:
+        """What the first layer gets, (n, n_columns + n_values), of a table of the columns, (n, n_columns)."""
+        inputs = np.empty((len(table), len(self.mean) + len(self.which)))
+        standard = inputs[:, : len(self.mean)]
+        np.subtract(table, self.mean, out=standard)
+        standard /= self.scale
+        np.clip(standard, -LIMIT, LIMIT, out=standard)
+        inputs[:, len(self.mean) :] = table[:, self.which] == self.value
+        return inputs
 
 
 def _rows_at_a_time(weight: NDArray[np.float64]) -> int:

@@ -6,9 +6,10 @@ of its left subtree; the highest bit that no failed split rules out is the leaf 
 interval between thresholds, what all its failed splits leave over in every tree: a row's leaves are the AND of one
 table row per feature.
 
-The rows are configs, and configs of one kind share columns (see `FeatureGroup`): what those leave over is computed once
-for each kind, and what a lasting group leaves over once and for all. Within a group columns take few values jointly, so
-their AND is computed for each of those and shared; and a column in one interval for all rows is folded into a vector.
+The rows are configs, and configs of one kind share columns (see `FeatureGroup`): what those leave over is computed
+once for each kind, and what a lasting group leaves over once and for all. In a long table columns take few values
+jointly, so their AND is computed for each of those and shared; and a column in one interval for all rows is folded
+into a vector.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
-from ...datasets.feature_groups import FeatureGroup
+from ...datasets.feature_groups import FeatureGroup, problems_in
 from .lasting import OfLasting
 
 if TYPE_CHECKING:
@@ -86,7 +87,7 @@ class QuickScorer:
         self, groups: Sequence[FeatureGroup], problems: slice = slice(None), rows: NDArray[np.intp] | None = None
     ) -> NDArray[np.float64]:
         """Sums over all trees, (n_problems, n_rows): of some of the groups' problems, on some of their configs."""
-        count = len(range(max(len(group.values) for group in groups))[problems])
+        count = problems_in(groups, problems)
         parts: list[tuple[Masks, NDArray[np.intp]]] = []
         for group in groups:
             kind = group.kind if rows is None else group.kind[rows]
@@ -123,48 +124,40 @@ class QuickScorer:
     def _of_each_kind(self, group: FeatureGroup) -> Masks:
         """What each kind leaves over, (n_problems, n_kinds, n_trees)."""
         table = group.values.reshape(-1, len(group.columns))
-        return self._masks(table, group.columns).reshape(*group.values.shape[:2], -1)
-
-    def _masks(self, features: Table, columns: tuple[int, ...]) -> Masks:
-        """What a table of these columns leaves over in each of its rows: (n_rows, n_trees)."""
-        constant, parts = self._parts(features, columns)
-        result = np.empty((len(features), len(constant)), np.uint32)
-        gathered = np.empty((_BLOCK_ROWS, len(constant)), np.uint32)
-        for start in range(0, len(features), _BLOCK_ROWS):
-            bits = result[start : start + _BLOCK_ROWS]
-            bits[:] = constant
-            more = gathered[: len(bits)]
-            for codes, table in parts:
-                table.take(codes[start : start + _BLOCK_ROWS], axis=0, out=more, mode="clip")
-                np.bitwise_and(bits, more, out=bits)
-        return result
-
-    def _parts(self, features: Table, names: tuple[int, ...]) -> tuple[Masks, list[tuple[NDArray[np.intp], Masks]]]:
-        """What all rows share, (n_trees,), and a list of (code of each row, table by code)."""
-        columns = np.ascontiguousarray(features.T, dtype=np.float64)
+        columns = np.ascontiguousarray(table.T, dtype=np.float64)
         same = (columns == columns[:, :1]).all(axis=1).tolist()
         constant = np.full(len(self._base), _ALL)
-        varying: list[tuple[NDArray[np.intp], Masks]] = []
-        for column, is_same, feature in zip(columns, same, names, strict=True):
+        parts: list[tuple[NDArray[np.intp], Masks]] = []  # the code of each row, and a table by code
+        for column, is_same, feature in zip(columns, same, group.columns, strict=True):
             if feature not in self._tables:
                 continue
-            thresholds, table = self._thresholds[feature], self._tables[feature]
+            thresholds, of_feature = self._thresholds[feature], self._tables[feature]
             if is_same:
-                constant &= table[thresholds.searchsorted(column[0])]
-                continue
-            codes, seen = _compact(thresholds.searchsorted(column), len(table))
-            if len(seen) == 1:
-                constant &= table[seen[0]]
+                constant &= of_feature[thresholds.searchsorted(column[0])]
             else:
-                varying.append((codes, table[seen]))
-        return constant, _merge(varying, columns.shape[1])
+                parts.append((thresholds.searchsorted(column), of_feature))
+        masks = np.empty((len(table), len(constant)), np.uint32)
+        gathered = np.empty((_BLOCK_ROWS, len(constant)), np.uint32)
+        if len(table) > _BLOCK_ROWS:
+            parts = _merge(parts, len(table))
+        for start in range(0, len(table), _BLOCK_ROWS):
+            bits = masks[start : start + _BLOCK_ROWS]
+            bits[:] = constant
+            more = gathered[: len(bits)]
+            for codes, by_code in parts:
+                by_code.take(codes[start : start + _BLOCK_ROWS], axis=0, out=more, mode="clip")
+                np.bitwise_and(bits, more, out=bits)
+        return masks.reshape(*group.values.shape[:2], -1)
 
 
 def _merge(parts: list[tuple[NDArray[np.intp], Masks]], rows: int) -> list[tuple[NDArray[np.intp], Masks]]:
     """Fewer parts that say the same: those whose codes take few values jointly become one."""
     limit = rows // 4
     merged: list[tuple[NDArray[np.intp], Masks]] = []
-    for codes, table in sorted(parts, key=lambda part: len(part[1])):
+    used = [
+        (codes, table[seen]) for codes, seen, table in ((*_compact(codes, len(table)), table) for codes, table in parts)
+    ]
+    for codes, table in sorted(used, key=lambda part: len(part[1])):
         for place, (others, other_table) in enumerate(merged[:_MERGE_TRIES]):
             if len(other_table) * len(table) > 8 * rows:
                 continue

@@ -151,7 +151,9 @@ class Forest:
         if not len(features):
             return np.empty(0)
         columns = tuple(range(int(self.n_features)))
-        result: NDArray[np.float64] = self.predict_groups([FeatureGroup(columns, features[None], np.arange(len(features)))])[0]
+        result: NDArray[np.float64] = self.predict_groups(
+            [FeatureGroup(columns, features[None], np.arange(len(features)))]
+        )[0]
         return result
 
     def predict_groups(
