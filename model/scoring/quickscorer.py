@@ -90,12 +90,16 @@ class QuickScorer:
         count = problems_in(groups, problems)
         parts: list[tuple[Masks, NDArray[np.intp]]] = []
         for group in groups:
-            kind = group.kind if rows is None else group.kind[rows]
+            kind, values = group.kind, group.values
             if group.lasting:
-                masks = np.broadcast_to(self._of_group(group), (count, *group.values.shape[1:2], len(self._base)))
+                masks = np.broadcast_to(self._of_group(group), (count, values.shape[1], len(self._base)))
+                kind = kind if rows is None else kind[rows]
             else:
-                kind, seen = _compact(kind, group.values.shape[1])
-                masks = self._of_each_kind(replace(group, values=group.values[problems][:, seen]))
+                values = values[problems]
+                if rows is not None:
+                    kind, seen = _compact(kind[rows], values.shape[1])
+                    values = values[:, seen]
+                masks = self._of_each_kind(replace(group, values=values))
             parts.append((masks, kind))
         return np.stack([self._sums([(masks[place], kind) for masks, kind in parts]) for place in range(count)])
 
@@ -110,11 +114,10 @@ class QuickScorer:
             block = slice(start, start + _BLOCK_ROWS)
             size = len(result[block])
             left, other = bits[:size], more[:size]
-            left[:] = _ALL
-            for masks, kind in parts:
-                if len(masks) > 1:
-                    masks.take(kind[block], axis=0, out=other, mode="clip")
-                np.bitwise_and(left, other if len(masks) > 1 else masks, out=left)
+            for place, (masks, kind) in enumerate(parts):
+                masks.take(kind[block], axis=0, out=other if place else left, mode="clip")
+                if place:
+                    np.bitwise_and(left, other, out=left)
             number[:size] = left
             np.right_shift(leaf[:size], 52, out=leaf[:size])
             np.add(leaf[:size], self._base, out=leaf[:size])
