@@ -310,6 +310,29 @@ class LightGBMRanker(Ranker):
         return Forest.from_lightgbm(booster.dump_model())
 
 
+class AdaptedRanker(Ranker):
+    """`LightGBMRanker.adapted` as something that is fitted, for cross-validation: what `base` makes of a grid.
+
+    >>> AdaptedRanker(LightGBMRanker(), trees=20).trees
+    20
+    """
+
+    ranker_: LightGBMRanker
+
+    def __init__(self, base: LightGBMRanker, trees: int = 100) -> None:
+        self.base, self.trees = base, trees
+
+    def fit(self, grid: Grid, family: Family) -> Self:
+        self.ranker_ = self.base.adapted(grid, family, trees=self.trees)
+        return self
+
+    def predict(
+        self, family: Family, problem: Problem, device: DeviceSpec, configs: Sequence[KernelConfig]
+    ) -> NDArray[np.float64]:
+        self._check_fitted("ranker_")
+        return self.ranker_.predict(family, problem, device, configs)
+
+
 class _Likely:
     """What a problem may turn out to be, as a ranker sees it on a list of configs."""
 
