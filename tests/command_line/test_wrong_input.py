@@ -29,6 +29,7 @@ COLLECT = f"collect {FAMILY} --out o"
         "datasets seal h200",
         "bench kernels fast",
         "bench runtime --repeats 0",
+        "bench predictions now",
         "evaluate h200",
         "replay h200",
         "device a b",
