@@ -3,23 +3,20 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
-from triton.runtime import JITFunction
 
-from ....datasets import ForetuneError, KernelConfig, Measurable, Problem
+from ....datasets import KernelConfig, Measurable, Problem
 from ....datasets.errors import check_word
 from ....runtime import Mode, resolve_mode, stubbed
-from ....runtime.choice import Launch, choose, given, interpreter, live
+from ....runtime.choice import Launch, choose, given
 from ....runtime.tuning.ranks.agreement import epoch
 from ....runtime.tuning.skew.choice_by_skew import Choice, ChoiceBySkew
+from ...places import device_at, facts_of, place_of
 from ..chunks import chunk_rows
 from ..triton_kernels.gemm import grouped_gemm_kernel
 from .checks import DTYPES, Shape, check_call
-
-if TYPE_CHECKING:
-    from ....datasets import DeviceSpec
 
 #: The environment variable that has every call check what only the device knows.
 CHECK_VARIABLE = "FORETUNE_CHECK"
@@ -51,7 +48,7 @@ class Call:
 
     def __init__(self, shape: Shape, dtype: torch.dtype, place: int, options: Options) -> None:
         self.shape, self.dtype, self.options = shape, dtype, options
-        self.device = _device(place)
+        self.device = device_at("x", place, grouped_gemm_kernel)
         self.gpu = place if self.device.backend != "cpu" and stubbed() is None else None  # its index
         self.contents_checked = os.environ.get(CHECK_VARIABLE, "") not in ("", "0")
         self.mode = resolve_mode(options.mode, default=Mode.PREDICT)
@@ -112,18 +109,18 @@ def call_of(
     bias: torch.Tensor | None,
 ) -> Call:
     """The call that these tensors make, checked. Raises `ForetuneError` as `check_call` and `Call` do."""
-    place = _place(x)
+    place = place_of("x", x)
     # A config that was chosen before the ranks agree on one is chosen anew.
     key = (
         place,
         epoch(),
         options,
-        _facts(x),
-        _facts(w),
-        _facts(group_sizes),
-        _facts(indices),
-        _facts(weights),
-        _facts(bias),
+        facts_of(x),
+        facts_of(w),
+        facts_of(group_sizes),
+        facts_of(indices),
+        facts_of(weights),
+        facts_of(bias),
     )
     call = _calls.get(key)
     if call is None:
@@ -134,7 +131,7 @@ def call_of(
 
 def call_of_backward(dy: torch.Tensor, shape: Shape, options: Options) -> Call:
     """The call whose backward pass this is. Nothing is checked: the forward pass was."""
-    place = _place(dy)
+    place = place_of("dy", dy)
     key = (place, epoch(), options, shape, dy.dtype)
     call = _calls.get(key)
     return _remember(key, Call(shape, dy.dtype, place, options)) if call is None else call
@@ -155,36 +152,6 @@ def _layer(name: str | None, place: int, shape: Shape) -> ChoiceBySkew | None:
     if key not in _layers and len(_layers) >= _MEMO_SIZE:
         _layers.clear()
     return _layers.setdefault(key, ChoiceBySkew("rows"))
-
-
-def _facts(tensor: Any) -> Any:
-    """All of a tensor that a call's being in order depends on."""
-    if not isinstance(tensor, torch.Tensor):
-        return None if tensor is None else type(tensor)
-    return tensor.shape, tensor.dtype, tensor.get_device(), tensor.is_contiguous()
-
-
-def _place(x: Any) -> int:
-    """The index of the GPU that x is on; off the GPU that of a stub driver, or -1."""
-    if not isinstance(x, torch.Tensor):
-        raise ForetuneError(f"x must be a tensor but is a {type(x).__name__}")
-    place = x.get_device()
-    if place < 0:
-        stub = stubbed()
-        place = -1 if stub is None else stub.index
-    return place
-
-
-def _device(place: int) -> DeviceSpec:
-    """The device there. Raises `ForetuneError` for tensors on the CPU, except in Triton's interpreter."""
-    stub = stubbed()
-    if stub is not None and place == stub.index:
-        return stub.device
-    if place >= 0:
-        return live(place)
-    if isinstance(grouped_gemm_kernel, JITFunction):
-        raise ForetuneError("x must be on a GPU but is on the CPU (that is for debugging, with TRITON_INTERPRET=1)")
-    return interpreter()
 
 
 def _family(name: str) -> Measurable:

@@ -1,0 +1,133 @@
+"""What the scaled GEMMs are compared with: `torch._scaled_mm` and `torch._scaled_grouped_mm` on the same operands,
+where this torch and this card have the kind of scales, and the same product in bf16."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ...datasets import Case, DeviceSpec, Measurable, Problem
+from ...runtime.timing.compare import BestConfigs, Goal, LaunchPath, Row, judge_least
+from ..grouped_gemm.group_sizes import drawn_sizes
+from .family import DTYPE
+from .kinds import BLOCKWISE, KINDS, ROWWISE, flags_of, kind_of
+from .measurable import Inputs
+from .workload import DEEPSEEK_V3
+
+if TYPE_CHECKING:
+    import torch
+
+#: Dense layers: name, (N, K).
+_DENSE = {f"DeepSeek-V3/{name}": DEEPSEEK_V3[name] for name in ("q_b", "kv_a", "shared_gate_up", "o", "down")}
+_DENSE |= {"Llama-3.1-70B/qkv": (10240, 8192), "Qwen3-8B/down": (4096, 12288)}
+_TOKENS = (16, 256, 4096)
+#: Layers of experts on one rank: name, (groups, N, K); and phases: routed rows, how they are routed.
+_EXPERTS = {
+    "DeepSeek-V3/w13": (32, 4096, 7168),
+    "DeepSeek-V3/w2": (32, 7168, 2048),
+    "Qwen3-30B-A3B/w13": (128, 1536, 2048),
+}
+_PHASES = {"decode": (256, "uniform"), "mid": (4096, "zipf"), "training": (32768, "uniform")}
+
+
+class ScaledGemmComparison:
+    """The contenders of the scaled GEMMs; see `runtime.timing.compare.Comparison`."""
+
+    def suite(self, family: Measurable) -> Mapping[str, Case]:
+        return dict(_experts(family.name) if "groups" in family.dims else _layers(family.name))
+
+    def contenders(
+        self, family: Measurable, problem: Problem, inputs: Inputs, device: DeviceSpec, best: BestConfigs
+    ) -> dict[str, Callable[[], Any]]:
+        """torch: its own product with these scales, adding up in float32 as ours does. fast: what it sums in the tensor
+        cores alone, which is less exact. bf16: the product of operands twice as wide."""
+        ways = _grouped_ways(inputs) if inputs.group_sizes is not None else _dense_ways(inputs)
+        return {name: way for name, way in ways.items() if _runs(way)}
+
+    def launch_path(self, device: DeviceSpec) -> LaunchPath | None:
+        return None  # what the op takes is mostly quantising
+
+    def goals(self, rows: Sequence[Row]) -> list[Goal]:
+        judged: list[Goal] = []
+        for family in dict.fromkeys(row.family for row in rows):
+            for kind in KINDS:
+                chosen = [row for row in rows if row.family == family and kind_of(row.problem) == kind]
+                for other in ("torch", "fast", "bf16"):
+                    there = [row for row in chosen if other in row.others_us]
+                    ratios = [row.others_us[other] / row.predicted_us for row in there]
+                    judged += judge_least(f"{family} {kind}, predicted config, over {other}", there, ratios, 0.9, 1.0)
+        return judged
+
+
+#: Found by `kernels.comparison_of`.
+COMPARISON = ScaledGemmComparison()
+
+
+def _layers(family: str) -> Iterator[tuple[str, Case]]:
+    for layer, (n, k) in _DENSE.items():
+        for m in _TOKENS:
+            for kind in KINDS:
+                problem = Problem.of(family, dtype=DTYPE, flags=flags_of(kind), m=m, n=n, k=k)
+                yield f"{layer} {m} {kind}", Case(problem, (layer,))
+
+
+def _experts(family: str) -> Iterator[tuple[str, Case]]:
+    for layer, (groups, n, k) in _EXPERTS.items():
+        for phase, (rows, routing) in _PHASES.items():
+            sizes = drawn_sizes(routing, rows, groups, np.random.default_rng(zlib.crc32(f"{layer} {phase}".encode())))
+            dims = {"groups": groups, "rows": rows, "n": n, "k": k}
+            for kind in KINDS:
+                problem = Problem.of(family, dtype=DTYPE, flags=flags_of(kind), ragged={"rows": sizes}, **dims)
+                yield f"{layer} {phase} {kind}", Case(problem, (layer,), routing)
+
+
+def _dense_ways(i: Inputs) -> dict[str, Callable[[], torch.Tensor]]:
+    import torch
+
+    kind = kind_of(i.problem)
+    x_scale, w_scale = i.x_scale, i.w_scale
+    if kind == ROWWISE:
+        w_scale = w_scale.reshape(1, -1)
+    elif kind == BLOCKWISE:
+        # cuBLAS wants the blocks along K of one block of N at a multiple of four floats.
+        n_blocks, k_blocks = w_scale.shape
+        padded = w_scale.new_zeros(n_blocks, -(-k_blocks // 4) * 4)
+        padded[:, :k_blocks] = w_scale
+        w_scale = padded[:, :k_blocks].t()
+    scaled = partial(torch._scaled_mm, i.x, i.w.t(), scale_a=x_scale, scale_b=w_scale, out_dtype=torch.bfloat16)
+    x, w = i.x.bfloat16(), i.w.bfloat16().t()
+    ways = {"torch": partial(scaled, use_fast_accum=False)}
+    if kind != BLOCKWISE:
+        ways["fast"] = partial(scaled, use_fast_accum=True)
+    return ways | {"bf16": lambda: torch.mm(x, w)}
+
+
+def _grouped_ways(i: Inputs) -> dict[str, Callable[[], torch.Tensor]]:
+    import torch
+
+    assert i.group_sizes is not None
+    offsets = i.group_sizes.cumsum(0).to(torch.int32)
+    x, w = i.x.bfloat16(), i.w.bfloat16().transpose(-2, -1)
+    ways: dict[str, Callable[[], torch.Tensor]] = {"bf16": lambda: torch._grouped_mm(x, w, offs=offsets)}
+    if kind_of(i.problem) == ROWWISE:
+        scales = (i.x_scale.reshape(-1), i.w_scale)
+        transposed = i.w.transpose(-2, -1)
+        scaled = partial(torch._scaled_grouped_mm, i.x, transposed, *scales, offs=offsets, out_dtype=torch.bfloat16)
+        ways |= {
+            "torch": partial(scaled, use_fast_accum=False),
+            "fast": partial(scaled, use_fast_accum=True),
+        }
+    return ways
+
+
+def _runs(way: Callable[[], Any]) -> bool:
+    """Whether this torch, on this card, has it: which kinds of scales are there has no other way to be asked."""
+    try:
+        way()
+    except (RuntimeError, ValueError, NotImplementedError):
+        return False
+    return True

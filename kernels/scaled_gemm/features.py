@@ -1,0 +1,231 @@
+"""What the ranker sees of one scaled GEMM call and a list of configs.
+
+The tiles of a call are those of a grouped GEMM's forward pass, of one group where it is dense. Everything is computed
+for all configs at once, and what their tiles decide once for each kind of tile.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...datasets import DeviceSpec, KernelConfig, Problem
+from ...model.configs_memo import remembered
+from ..grouped_gemm.features import Work, group_sizes_of, work_of
+from ..grouped_gemm.variants import FORWARD
+from .kinds import BLOCKWISE, FLAGS, kind_of, scale_bytes
+from .space import accumulators, resident_programs, smem_bytes
+
+Floats: TypeAlias = NDArray[np.float64]
+
+# Of the matrix rate that a device's spec says, which is bf16's (NVIDIA's data sheets of H100, H200 and B200).
+_FP8_OVER_BF16 = 2.0
+# L2 delivers about this multiple of the copy bandwidth, as grouped_gemm's features have it.
+_L2_OVER_DRAM = 1.6
+# float32 operations on 128 lanes an SM, twice a clock: what adding up the steps' products has (CUDA programming guide).
+_LANES_PER_SM, _GHZ = 128, 1.8
+
+_PROBLEM_FEATURES = (
+    "log_rows",
+    "log_n",
+    "log_k",
+    "log_groups",
+    "log_active",
+    "log_rows_per_active",
+    "skew",
+    "sizes_known",
+    "log_flops",
+    "intensity",
+    *FLAGS,
+    "sm_count",
+    "flops_per_byte_limit",
+    "n_alignment",
+    "k_alignment",
+)
+CONFIG_FEATURES = (
+    "block_m",
+    "block_n",
+    "block_k",
+    "group_m",
+    "swap_ab",
+    "tma_load",
+    "tma_store",
+    "num_warps",
+    "num_stages",
+    "tile_area",
+    "tile_aspect",
+    "smem_bytes",
+    "programs_per_sm",
+    "programs_asked",
+    "accumulators",
+    "in_flight_bytes_per_sm",
+)
+_MIXED_FEATURES = (
+    "log_tiles",
+    "log_rounds",
+    "round_efficiency",
+    "padding_m",
+    "padding_n",
+    "padding_k",
+    "steps_per_tile",
+    "log_steps_per_program",
+    "m_tiles_per_group",
+    "n_tiles",
+    "log_compute_us",
+    "log_promotion_us",
+    "log_dram_us",
+    "log_l2_us",
+    "l2_reuse",
+    "roofline_us",
+    "log_tiles_per_sm",
+    "log_rows_per_group_over_block_m",
+    "stages_over_steps",
+)
+FEATURE_NAMES = _PROBLEM_FEATURES + CONFIG_FEATURES + _MIXED_FEATURES
+
+
+def feature_table(
+    problem: Problem, rows_dim: str, device: DeviceSpec, configs: Sequence[KernelConfig]
+) -> NDArray[np.float32]:
+    """(n_configs, n_features), columns named by FEATURE_NAMES; finite for any problem, also one without rows."""
+    space = _space(tuple(configs), BLOCKWISE in problem.flags, device)
+    call = _grouped(problem, rows_dim)
+    rows, n, k, groups = (max(call[dim], 1) for dim in ("rows", "n", "k", "groups"))
+    sizes = group_sizes_of(call)
+    active = max(int((sizes > 0).sum()), 1)
+    flops = 2.0 * rows * n * k
+    moved_bytes = float(active * n * k + rows * k + 2 * rows * n + scale_bytes(kind_of(problem), rows, n, k, active))
+    per_call = np.array(
+        [
+            np.log2(rows),
+            np.log2(n),
+            np.log2(k),
+            np.log2(groups),
+            np.log2(active),
+            np.log2(rows / active),
+            sizes.max(initial=0) * groups / rows,
+            call.ragged is not None,
+            np.log2(flops),
+            np.log2(flops / moved_bytes),
+            *(flag in problem.flags for flag in FLAGS),
+            device.sm_count,
+            device.matrix_tflops * 1e3 / device.copy_bandwidth_gbs,
+            _alignment(n),
+            _alignment(k),
+        ],
+        dtype=np.float32,
+    )
+
+    # For each kind of tile, (n_kinds,), of which there are a tenth as many as configs.
+    block_m, block_n, block_k, group_m, programs = space.kinds
+    work: Work = work_of(FORWARD, call, device, sizes, (block_m, block_n, block_k))
+    slots = device.sm_count * programs
+    rounds = np.ceil(work.tiles / slots)
+    tile_steps = work.steps / work.tiles
+    busiest_steps = np.minimum(rounds * programs, np.ceil(work.tiles / device.sm_count)) * tile_steps
+    step_flops = 2.0 * block_m * block_n * block_k
+    compute_us = busiest_steps * step_flops * device.sm_count / (device.matrix_tflops * _FP8_OVER_BF16 * 1e6)
+    promotion_us = busiest_steps * block_m * block_n / (_LANES_PER_SM * _GHZ * 1e3)
+    dram_us = moved_bytes / (device.copy_bandwidth_gbs * 1e3)
+    loaded_bytes = work.steps * (block_m + block_n) * block_k
+    l2_us = loaded_bytes / (device.copy_bandwidth_gbs * 1e3 * _L2_OVER_DRAM)
+    # How many concurrent programs share w's tile (M tiles side by side in a band) or x's.
+    sharing = np.minimum(group_m, work.m_tiles)
+    mixed = np.stack(
+        [
+            np.log2(work.tiles),
+            np.log2(rounds),
+            work.tiles / (rounds * slots),
+            work.padding_m,
+            work.padding_n,
+            work.padding_k,
+            tile_steps,
+            np.log2(rounds * tile_steps),
+            work.m_tiles,
+            work.n_tiles,
+            np.log2(compute_us),
+            np.log2(promotion_us),
+            np.full(len(rounds), np.log2(dram_us)),
+            np.log2(l2_us),
+            np.log2(sharing * block_m + np.minimum(work.n_tiles, slots / np.maximum(sharing, 1)) * block_n),
+            np.maximum(np.maximum(compute_us + promotion_us, l2_us), dram_us),
+            np.log2(work.tiles / device.sm_count),
+            np.log2(rows / groups / block_m),
+            1 / tile_steps,  # times the stages, below
+        ],
+        axis=1,
+    ).astype(np.float32)
+    table = np.empty((len(space.kind), len(FEATURE_NAMES)), np.float32)
+    table[:, : len(_PROBLEM_FEATURES)] = per_call
+    table[:, len(_PROBLEM_FEATURES) : -len(_MIXED_FEATURES)] = space.columns
+    table[:, -len(_MIXED_FEATURES) :] = mixed.take(space.kind, axis=0)
+    table[:, -1] *= space.stages
+    return table
+
+
+def _grouped(problem: Problem, rows_dim: str) -> Problem:
+    """The same call as a grouped one, of one group where it is dense."""
+    if rows_dim == "rows":
+        return problem
+    rows = problem[rows_dim]
+    return Problem.of(
+        problem.family,
+        dtype=problem.dtype_name,
+        ragged={"rows": (rows,)},
+        groups=1,
+        rows=rows,
+        n=problem["n"],
+        k=problem["k"],
+    )
+
+
+def _alignment(size: int) -> int:
+    """The largest power of two that divides a size, as its exponent, 9 at most: what a TMA store of rows depends on."""
+    return min((size & -size).bit_length() - 1, 9)
+
+
+class _Space:
+    """What depends only on the configs, the kind of scales and the device.
+
+    `columns` is the table of the features that do, (n_configs, n_features), `stages` num_stages, (n_configs,), `kinds`
+    the distinct combinations of (block_m, block_n, block_k, group_m, programs), (5, n_kinds), which is what the other
+    features look at, and `kind` the one of each config, (n_configs,).
+    """
+
+    def __init__(self, configs: tuple[KernelConfig, ...], blockwise: bool, device: DeviceSpec) -> None:
+        def knob(name: str) -> Floats:
+            return np.array([config[name] for config in configs], dtype=np.float64)
+
+        block_m, block_n, block_k = (knob(f"BLOCK_{axis}") for axis in "MNK")
+        group_m, warps, stages = knob("GROUP_M"), knob("num_warps"), knob("num_stages")
+        programs = np.array([resident_programs(c, device, blockwise=blockwise) for c in configs], dtype=np.float64)
+        smem = np.array([smem_bytes(c, device, blockwise=blockwise) for c in configs], dtype=np.float64)
+        self.columns = np.stack(
+            [
+                block_m,
+                block_n,
+                block_k,
+                group_m,
+                *(knob(name) for name in ("SWAP_AB", "TMA_LOAD", "TMA_STORE")),
+                warps,
+                stages,
+                block_m * block_n,
+                block_m / block_n,
+                smem,
+                programs,
+                knob("PROGRAMS_PER_SM"),
+                accumulators(block_m, block_n, warps),
+                programs * (stages - 1) * (block_m + block_n) * block_k,
+            ],
+            axis=1,
+        ).astype(np.float32)
+        self.stages = stages.astype(np.float32)
+        tiles = np.stack([block_m, block_n, block_k, group_m, programs])
+        self.kinds, kind = np.unique(tiles, axis=1, return_inverse=True)
+        self.kind = kind.ravel()  # NumPy 2.0 gives it two axes
+
+
+_space = remembered(maxsize=64)(_Space)

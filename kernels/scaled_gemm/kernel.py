@@ -1,0 +1,193 @@
+"""The kernel of both scaled GEMMs: y[rows of e] = (x[rows of e] @ w[e].T) in fp8, times their scales, in bf16.
+
+The dense one is the grouped one with one group and no tile map.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import triton
+import triton.language as tl
+
+from ...runtime.launching.launcher import Launcher
+from ...runtime.launching.scratch import ensure_allocator
+from ..grouped_gemm.triton_kernels.gemm import grid_of
+from ..grouped_gemm.triton_kernels.ragged import ragged_descriptor, store_ragged
+from ..grouped_gemm.triton_kernels.tiles import load_tile, load_tile_count, tile_position
+
+if TYPE_CHECKING:
+    import torch
+
+    from ...datasets import KernelConfig
+    from ..grouped_gemm.triton_kernels.tiles import TileMap
+
+UNSPECIALIZED = ["rows", "groups", "N16", "K16", "GROUP_M", "PROGRAMS_PER_SM"]
+#: What an autotuner of the kernel tunes anew for.
+KEY = ["rows", "groups", "N16", "K16", "ROWWISE", "BLOCKWISE"]
+_TENSORS = 6  # of the arguments, come first
+_SCALED = tl.constexpr(128)  # elements of K that one scale of a block is for; columns of w as well
+
+
+# One binary per config serves every shape, as grouped_gemm's: no runtime integer is specialised, and N and K come
+# divided by 16, so that the compiler still knows that rows are 16-byte aligned.
+@triton.jit(do_not_specialize=UNSPECIALIZED)
+def scaled_gemm_kernel(
+    x_ptr,  # (rows, K) fp8; sorted by group
+    w_ptr,  # (groups, N, K) fp8
+    x_scale_ptr,  # (1,); ROWWISE: (rows,); BLOCKWISE: (cdiv(K, 128), rows)
+    w_scale_ptr,  # (groups,); ROWWISE: (groups, N); BLOCKWISE: (groups, cdiv(N, 128), cdiv(K, 128))
+    y_ptr,  # (rows, N) bf16
+    map_ptr,  # a TileMap's entries; None where there is one group
+    rows,
+    groups,
+    N16,  # N // 16
+    K16,  # K // 16
+    GROUP_M,
+    PROGRAMS_PER_SM,  # for the grid only
+    ROWWISE: tl.constexpr,
+    BLOCKWISE: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    SWAP_AB: tl.constexpr,
+    TMA_LOAD: tl.constexpr,
+    TMA_STORE: tl.constexpr,
+):
+    """Persistent: program p takes tiles p, p + programs, ... Each step's product is added in float32: Hopper's tensor
+    cores keep some 14 bits of a sum of fp8 products, so no more than BLOCK_K <= 128 of them are summed there.
+    SWAP_AB computes the transposed tile, whose 64 rows at least of w fill an instruction that few rows of x do not."""
+    tl.static_assert(_SCALED % BLOCK_K == 0, "a step must lie inside one block of the scales")
+    N = N16 * 16
+    K = K16 * 16
+    n_tiles = tl.cdiv(N, BLOCK_N)
+    k_blocks = tl.cdiv(K, _SCALED)
+    m_tiles = tl.cdiv(rows, BLOCK_M) if map_ptr is None else load_tile_count(map_ptr, BLOCK_M)
+    offs_m = tl.arange(0, BLOCK_M)
+    offs_n = tl.arange(0, BLOCK_N)
+    offs_k = tl.arange(0, BLOCK_K)
+    if TMA_LOAD:
+        x_desc = tl.make_tensor_descriptor(x_ptr, [rows, K], [K.to(tl.int64), 1], [BLOCK_M, BLOCK_K])
+        # Three dimensions for w, so that a box past one group's N or K reads zeros and not the next group.
+        w_desc = tl.make_tensor_descriptor(
+            w_ptr, [groups, N, K], [N.to(tl.int64) * K, K.to(tl.int64), 1], [1, BLOCK_N, BLOCK_K]
+        )
+    if TMA_STORE:
+        y_desc = ragged_descriptor(y_ptr, N, BLOCK_M, BLOCK_N)
+
+    # Flattened: the next tile's loads are in flight while this one is stored. Nothing may be carried from tile to tile:
+    # Triton 3.6 flattens that wrongly.
+    for tile in tl.range(tl.program_id(0), m_tiles * n_tiles, tl.num_programs(0), flatten=True):
+        m_tile, n_tile = tile_position(tile, m_tiles, n_tiles, GROUP_M)
+        if map_ptr is None:
+            group, row, row_end = m_tile * 0, m_tile * BLOCK_M, rows
+        else:
+            group, row, row_end = load_tile(map_ptr, m_tile, rows, groups, BLOCK_M)
+        col = n_tile * BLOCK_N
+        # Clamped rows and columns need no mask. A tile without rows (sizes that sum to more than `rows`) reads row 0.
+        safe_m = tl.maximum(tl.minimum(row + offs_m, row_end - 1), 0)
+        safe_n = tl.minimum(col + offs_n, N - 1)
+        if not TMA_LOAD:
+            x_ptrs = x_ptr + safe_m.to(tl.int64)[:, None] * K + offs_k[None, :]
+            w_ptrs = w_ptr + (group.to(tl.int64) * N + safe_n)[:, None] * K + offs_k[None, :]
+        if BLOCKWISE:
+            x_scale_ptrs = x_scale_ptr + safe_m
+            first = w_scale_ptr + group.to(tl.int64) * tl.cdiv(N, _SCALED) * k_blocks
+            if BLOCK_N > _SCALED:
+                w_scale_ptrs = first + (safe_n // _SCALED) * k_blocks
+            else:
+                w_scale_ptrs = first + (col // _SCALED) * k_blocks
+
+        acc = tl.zeros((BLOCK_N, BLOCK_M) if SWAP_AB else (BLOCK_M, BLOCK_N), tl.float32)
+        for k in tl.range(0, K, BLOCK_K):
+            if BLOCKWISE:
+                block = k // _SCALED
+                x_scale = tl.load(x_scale_ptrs + block.to(tl.int64) * rows)
+                w_scale = tl.load(w_scale_ptrs + block)
+            if TMA_LOAD:
+                # Rows past the group's end are a neighbour's; the store drops them.
+                x = x_desc.load([row, k])
+                w = w_desc.load([group, col, k]).reshape(BLOCK_N, BLOCK_K)
+            else:
+                inside_k = (offs_k < K - k)[None, :]
+                x = tl.load(x_ptrs, inside_k, other=0.0)
+                w = tl.load(w_ptrs, inside_k, other=0.0)
+                x_ptrs += BLOCK_K
+                w_ptrs += BLOCK_K
+            # A sum of its own, and not `tl.dot(x, w, acc)`: see above.
+            if SWAP_AB:
+                part = tl.dot(w, x.T)
+                if BLOCKWISE:
+                    if BLOCK_N > _SCALED:
+                        part *= x_scale[None, :] * w_scale[:, None]
+                    else:
+                        part *= (x_scale * w_scale)[None, :]
+            else:
+                part = tl.dot(x, w.T)
+                if BLOCKWISE:
+                    if BLOCK_N > _SCALED:
+                        part *= x_scale[:, None] * w_scale[None, :]
+                    else:
+                        part *= (x_scale * w_scale)[:, None]
+            acc += part
+
+        if SWAP_AB:
+            acc = acc.T
+        y_cols = col + offs_n
+        if ROWWISE:
+            x_scales = tl.load(x_scale_ptr + safe_m)
+            w_scales = tl.load(w_scale_ptr + group.to(tl.int64) * N + safe_n)
+            acc *= x_scales[:, None] * w_scales[None, :]
+        elif not BLOCKWISE:
+            acc *= tl.load(x_scale_ptr) * tl.load(w_scale_ptr + group)
+        y = acc.to(y_ptr.dtype.element_ty)
+        if TMA_STORE:
+            store_ragged(y_desc, row, row_end, col, y, BLOCK_M, BLOCK_N)
+        else:
+            y_ptrs = y_ptr + (row + offs_m).to(tl.int64)[:, None] * N + y_cols[None, :]
+            tl.store(y_ptrs, y, (row + offs_m < row_end)[:, None] & (y_cols < N)[None, :])
+
+
+_launch = Launcher(scaled_gemm_kernel)
+
+
+def launch_scaled_gemm(
+    x: torch.Tensor,
+    w: torch.Tensor,
+    x_scale: torch.Tensor,
+    w_scale: torch.Tensor,
+    y: torch.Tensor,
+    config: KernelConfig,
+    sm_count: int,
+    *,
+    tile_map: TileMap | None = None,
+    rowwise: bool = False,
+    blockwise: bool = False,
+) -> None:
+    """Launches the kernel and does not wait for it.
+
+    x (rows, K), w (N, K), or with a tile map (groups, N, K), y (rows, N). The scales are as `kinds.py` says, contiguous
+    but for those of x in blocks, (rows, blocks of K), which are stored by blocks first.
+    """
+    rows, n = y.shape
+    m_tiles = -(-rows // config["BLOCK_M"]) + (0 if tile_map is None else tile_map.groups)
+    grid = grid_of(m_tiles, n, config, sm_count)
+    if rows == 0 or grid == 0:
+        return
+    if config["TMA_LOAD"] or config["TMA_STORE"]:
+        ensure_allocator()
+    given = arguments(x, w, x_scale, w_scale, y, tile_map)
+    _launch((grid, 1, 1), given[:_TENSORS], given[_TENSORS:], config, ROWWISE=rowwise, BLOCKWISE=blockwise)
+
+
+def arguments(
+    x: torch.Tensor,
+    w: torch.Tensor,
+    x_scale: torch.Tensor,
+    w_scale: torch.Tensor,
+    y: torch.Tensor,
+    tile_map: TileMap | None = None,
+) -> tuple[Any, ...]:
+    """The kernel's positional arguments, less the flags and the knobs."""
+    entries, groups = (None, 1) if tile_map is None else (tile_map.entries, tile_map.groups)
+    return x, w, x_scale, w_scale, y, entries, len(x), groups, y.shape[1] // 16, x.shape[1] // 16

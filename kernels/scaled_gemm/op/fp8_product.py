@@ -1,0 +1,246 @@
+"""`product`: one product of fp8 operands with their scales, checked, its config chosen, launched; nothing recorded.
+
+PyTorch's dispatcher knows it as `torch.ops.foretune.scaled_product`, which is how `torch.compile` sees it.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+
+from ....datasets import ForetuneError, KernelConfig, Measurable, Problem
+from ....runtime import Mode, resolve_mode
+from ....runtime.choice import Launch, choose, given
+from ....runtime.tuning.ranks.agreement import epoch
+from ...grouped_gemm.family import MOST_ROWS
+from ...grouped_gemm.op.checks import check_aligned
+from ...grouped_gemm.op.library import decode, encode
+from ...grouped_gemm.triton_kernels.tiles import TileMap
+from ...places import device_at, facts_of, place_of
+from ..family import DTYPE, STEP
+from ..kernel import launch_scaled_gemm, scaled_gemm_kernel
+from ..kinds import BLOCKWISE, ROWWISE, flags_of, scale_shapes
+from ..measurable import ScaledGemm, ScaledGroupedGemmForward
+from ..quantize import FP8, check_kind
+
+#: Calls that are remembered. When there are more, all are forgotten: to find one out again takes milliseconds at most.
+_MEMO_SIZE = 4096
+_calls: dict[tuple[Any, ...], Call] = {}
+
+
+class Shape(NamedTuple):
+    """The sizes of one product; without groups it is dense."""
+
+    rows: int
+    n: int
+    k: int
+    groups: int | None
+
+
+class Call:
+    """All products of one shape and kind on one device. FORETUNE_MODE is read when it is made.
+
+    Raises `ForetuneError` for a device without fp8, a mode that does not exist, and a config that cannot run this.
+    """
+
+    def __init__(self, shape: Shape, kind: str, place: int, config: KernelConfig | None, mode: str | None) -> None:
+        self.shape, self.place = shape, place
+        self.device = device_at("x", place, scaled_gemm_kernel)
+        self.mode = resolve_mode(mode, default=Mode.PREDICT)
+        self.family: Measurable = _DENSE if shape.groups is None else _GROUPED
+        dims = {"n": shape.n, "k": shape.k, "m" if shape.groups is None else "rows": shape.rows}
+        if shape.groups is not None:
+            dims["groups"] = shape.groups
+        self.problem = Problem.of(self.family.name, dtype=DTYPE, flags=flags_of(kind), ragged=None, **dims)
+        self._config: KernelConfig | None = None
+        if shape.groups != 0:  # otherwise there is nothing to run
+            default = self.family.default(self.problem, self.device)
+            if reason := self.family.supports(default, self.problem, self.device):
+                raise ForetuneError(f"{self.family.name} cannot run {self.problem} on {self.device.name}: {reason}")
+            if config is not None:
+                self._config = given(config, self.family, self.problem, self.device)
+
+    def config(self, launch: Launch) -> KernelConfig:
+        """The config to launch, chosen the first time; see `choose` for `launch`."""
+        if self._config is None:
+            self._config = choose(self.family, self.problem, self.device, self.mode, launch)
+        return self._config
+
+
+_DENSE, _GROUPED = ScaledGemm(), ScaledGroupedGemmForward()
+
+
+def product(
+    x: torch.Tensor,
+    w: torch.Tensor,
+    x_scale: torch.Tensor,
+    w_scale: torch.Tensor,
+    group_sizes: torch.Tensor | None,
+    kind: str,
+    config: KernelConfig | None = None,
+    mode: str | None = None,
+) -> torch.Tensor:
+    """y (rows, N) in bf16 of x (rows, K) and w (N, K), or with group sizes (groups, N, K), in fp8; the scales are as
+    `kinds.scale_shapes` says. Rows of no group are as the memory was.
+
+    Raises `ForetuneError` for what the host can see to be wrong, naming it.
+    """
+    if torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack():
+        tensors = (x, w, x_scale, w_scale, group_sizes)
+        y: torch.Tensor = torch.ops.foretune.scaled_product(*tensors, kind, encode(config), mode)
+        return y
+    return _run(x, w, x_scale, w_scale, group_sizes, kind, config, mode)
+
+
+def _run(
+    x: torch.Tensor,
+    w: torch.Tensor,
+    x_scale: torch.Tensor,
+    w_scale: torch.Tensor,
+    group_sizes: torch.Tensor | None,
+    kind: str,
+    config: KernelConfig | None,
+    mode: str | None,
+) -> torch.Tensor:
+    place = place_of("x", x)
+    tensors = (x, w, x_scale, w_scale, group_sizes)
+    # A config that was chosen before the ranks agree on one is chosen anew.
+    key = (place, epoch(), kind, config, mode, *map(facts_of, tensors))
+    call = _calls.get(key)
+    if call is None:
+        call = Call(check_product(*tensors, kind), kind, place, config, mode)
+        if len(_calls) >= _MEMO_SIZE:
+            _calls.clear()
+        _calls[key] = call
+    if x.is_cuda and place != torch.cuda.current_device():
+        with torch.cuda.device(place):
+            return _launched(call, x, w, x_scale, w_scale, group_sizes, kind)
+    return _launched(call, x, w, x_scale, w_scale, group_sizes, kind)
+
+
+def _launched(
+    call: Call,
+    x: torch.Tensor,
+    w: torch.Tensor,
+    x_scale: torch.Tensor,
+    w_scale: torch.Tensor,
+    group_sizes: torch.Tensor | None,
+    kind: str,
+) -> torch.Tensor:
+    check_aligned(x, w)
+    rows, n, _, groups = call.shape
+    y = torch.empty((rows, n), dtype=torch.bfloat16, device=x.device)
+    if rows == 0 or groups == 0:
+        return y
+    tile_map = None if group_sizes is None else TileMap.build(group_sizes, rows)
+    if kind == BLOCKWISE:
+        x_scale = x_scale.t().contiguous()  # as they are stored anyway
+
+    def launch(config: KernelConfig) -> None:
+        launch_scaled_gemm(
+            x,
+            w,
+            x_scale,
+            w_scale,
+            y,
+            config,
+            call.device.sm_count,
+            tile_map=tile_map,
+            rowwise=kind == ROWWISE,
+            blockwise=kind == BLOCKWISE,
+        )
+
+    launch(call.config(launch))
+    return y
+
+
+def check_product(
+    x: torch.Tensor,
+    w: torch.Tensor,
+    x_scale: torch.Tensor,
+    w_scale: torch.Tensor,
+    group_sizes: torch.Tensor | None,
+    kind: str,
+) -> Shape:
+    """The sizes of a product that is in order, whatever its tensors hold. Raises `ForetuneError` naming what is not."""
+    check_kind(kind)
+    grouped = group_sizes is not None
+    dims = {"x": (x, 2), "w": (w, 3 if grouped else 2)}
+    for name, (operand, count) in dims.items():
+        if not isinstance(operand, torch.Tensor):
+            raise ForetuneError(f"{name} must be a tensor but is a {type(operand).__name__}")
+        _require(operand.dtype == FP8, f"{name} must be {FP8} but is {operand.dtype}")
+        _require(operand.dim() == count, f"{name} must have {count} dimensions but is {tuple(operand.shape)}")
+        _require(operand.device == x.device, f"{name} is on {operand.device} but x is on {x.device}")
+        _require(
+            operand.is_contiguous(),
+            f"{name} must be contiguous but has strides {tuple(operand.stride())} at shape {tuple(operand.shape)}: "
+            f"call {name}.contiguous() first",
+        )
+    (rows, k), n = x.shape, w.shape[-2]
+    _require(w.shape[-1] == k, f"x has {k} columns but w {tuple(w.shape)} has K = {w.shape[-1]}")
+    _require(min(n, k) > 0, f"N and K of w must be at least {STEP} but are {n} and {k}")
+    _require(n % STEP == 0 and k % STEP == 0, f"N and K of w must be multiples of {STEP} but are {n} and {k}")
+    _require(rows <= MOST_ROWS, f"there must be at most {MOST_ROWS} rows but there are {rows}")
+    groups = None
+    if group_sizes is not None:
+        groups = w.shape[0]
+        _require(group_sizes.dim() == 1, f"group_sizes must have 1 dimension but is {tuple(group_sizes.shape)}")
+        _require(len(group_sizes) == groups, f"there are {len(group_sizes)} group_sizes but w has {groups} groups")
+        known = (torch.int32, torch.int64)
+        _require(group_sizes.dtype in known, f"group_sizes must be int32 or int64 but is {group_sizes.dtype}")
+        _require(group_sizes.device == x.device, f"group_sizes is on {group_sizes.device} but x is on {x.device}")
+        _require(group_sizes.is_contiguous(), "group_sizes must be contiguous: call group_sizes.contiguous() first")
+    shapes = scale_shapes(kind, rows, n, k, groups)
+    for name, scale, shape in (("x_scale", x_scale, shapes[0]), ("w_scale", w_scale, shapes[1])):
+        if not isinstance(scale, torch.Tensor):
+            raise ForetuneError(f"{name} must be a tensor but is a {type(scale).__name__}")
+        _require(scale.dtype == torch.float32, f"{name} must be torch.float32 but is {scale.dtype}")
+        _require(tuple(scale.shape) == shape, f"{name} must be {shape} for {kind} scales but is {tuple(scale.shape)}")
+        _require(scale.device == x.device, f"{name} is on {scale.device} but x is on {x.device}")
+        in_order = scale.is_contiguous() or (name == "x_scale" and kind == BLOCKWISE)
+        _require(in_order, f"{name} must be contiguous: call {name}.contiguous() first")
+    return Shape(rows, n, k, groups)
+
+
+def _require(is_so: bool, otherwise: str) -> None:
+    if not is_so:
+        raise ForetuneError(otherwise)
+
+
+def _fake(
+    x: torch.Tensor,
+    w: torch.Tensor,
+    x_scale: torch.Tensor,
+    w_scale: torch.Tensor,
+    group_sizes: torch.Tensor | None,
+    kind: str,
+    config: str | None,
+    mode: str | None,
+) -> torch.Tensor:
+    shape = check_product(x, w, x_scale, w_scale, group_sizes, kind)
+    return x.new_empty((shape.rows, shape.n), dtype=torch.bfloat16)
+
+
+def _through_library(
+    x: torch.Tensor,
+    w: torch.Tensor,
+    x_scale: torch.Tensor,
+    w_scale: torch.Tensor,
+    group_sizes: torch.Tensor | None,
+    kind: str,
+    config: str | None,
+    mode: str | None,
+) -> torch.Tensor:
+    return _run(x, w, x_scale, w_scale, group_sizes, kind, decode(config), mode)
+
+
+_library: Any = torch.library.Library("foretune", "FRAGMENT")  # type: ignore[no-untyped-call]
+_library.define(
+    "scaled_product(Tensor x, Tensor w, Tensor x_scale, Tensor w_scale, Tensor? group_sizes, str kind, str? config, "
+    "str? mode) -> Tensor",
+    tags=(torch.Tag.pt2_compliant_tag,),
+)
+_library.impl("scaled_product", _through_library, "CompositeExplicitAutograd")
+torch.library.register_fake("foretune::scaled_product", _fake, lib=_library)

@@ -1,0 +1,178 @@
+"""`scaled_gemm` and `scaled_grouped_gemm`: linear layers whose products run in fp8, with gradients.
+
+What each product of a training step runs in, and why:
+
+- forward, y = x @ w.T: fp8. x is quantised by rows (1x128) and w by blocks (128x128), or as `scales` says.
+- dX = dy @ w: fp8, by the same kernel on w's transpose. Blocks of 128x128 transpose with their scales, and so does one
+  scale a tensor: w's numbers are those of the forward pass. Scales of w's rows lie along N, which dX sums over, and
+  cannot be taken out of the sum: there w is quantised anew.
+- dW = dy.T @ x: bf16, by `foretune.grouped_gemm`'s kernel. It sums over rows, each of which has scales of its own,
+  which cannot be taken out either; and groups end anywhere, so blocks of 128 rows would have two groups in them.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.autograd.function import once_differentiable
+
+from ....datasets import ForetuneError, KernelConfig
+from ...grouped_gemm.op import library as _  # noqa: F401 - torch.ops.foretune.grouped_gemm_backward
+from ..kinds import BLOCKWISE
+from ..quantize import FP8, check_kind, quantize_w, quantize_x, transposed
+from .fp8_product import product
+
+
+def scaled_gemm(
+    x: torch.Tensor,
+    w: torch.Tensor,
+    *,
+    x_scale: torch.Tensor | None = None,
+    w_scale: torch.Tensor | None = None,
+    scales: str = BLOCKWISE,
+    config: KernelConfig | None = None,
+    config_dx: KernelConfig | None = None,
+    mode: str | None = None,
+) -> torch.Tensor:
+    """y = x @ w.T in fp8 (e4m3), added up in float32, in bf16. Differentiable in what is bf16.
+
+    Args:
+        x: (rows, K), bfloat16, which is quantised here, or fp8 (torch.float8_e4m3fn) with `x_scale`.
+        w: (N, K), likewise with `w_scale`. N and K are multiples of 16.
+        x_scale, w_scale: float32, what the fp8 numbers are multiplied by; given for what is fp8 already.
+        scales: which ones: "blockwise" (x (rows, blocks of K), one for each 1x128, best stored block by block; w
+            (blocks of N, blocks of K), one for each 128x128), "rowwise" (x (rows, 1), w (N, 1)) or "tensorwise" ((1,)).
+        config, config_dx: the kernel's config forward and for the gradient of x; see `foretune.grouped_gemm`.
+        mode: how a config is chosen; see `foretune.grouped_gemm`.
+
+    Returns:
+        y, (rows, N), bfloat16: the same, to the bit, in every run with the same config. No step of the sum is longer
+        than 128 products before it is added up in float32; `reference.error_bound` says how far off that can be.
+
+    Raises:
+        ForetuneError: for shapes, dtypes, devices, scales, a GPU without fp8, or a config that cannot be, naming it.
+
+    >>> if torch.cuda.is_available() and torch.cuda.get_device_capability() >= (8, 9):
+    ...     x, w = (torch.randn(64, 256, device="cuda", dtype=torch.bfloat16) for _ in range(2))
+    ...     assert scaled_gemm(x, w).shape == (64, 64)
+    """
+    y: torch.Tensor = _ScaledGemm.apply(x, w, None, x_scale, w_scale, check_kind(scales), config, config_dx, None, mode)  # type: ignore[no-untyped-call]
+    return y
+
+
+def scaled_grouped_gemm(
+    x: torch.Tensor,
+    w: torch.Tensor,
+    group_sizes: torch.Tensor,
+    *,
+    x_scale: torch.Tensor | None = None,
+    w_scale: torch.Tensor | None = None,
+    scales: str = BLOCKWISE,
+    config: KernelConfig | None = None,
+    config_dx: KernelConfig | None = None,
+    config_dw: KernelConfig | None = None,
+    mode: str | None = None,
+) -> torch.Tensor:
+    """y[rows of e] = x[rows of e] @ w[e].T in fp8 (e4m3), for rows sorted by group e, as DeepSeek's MoE layers have it.
+    Differentiable in what is bf16.
+
+    Args:
+        x: (rows, K), sorted by group; bfloat16, which is quantised here, or fp8 (torch.float8_e4m3fn) with `x_scale`.
+        w: (groups, N, K), likewise with `w_scale`. N and K are multiples of 16.
+        group_sizes: (groups,) int32 or int64: how many rows each group has. It stays on the device.
+        x_scale, w_scale, scales, mode: as for `scaled_gemm`; those of w by group: (groups, blocks of N, blocks of K),
+            (groups, N), or (groups,).
+        config, config_dx, config_dw: the config forward, for the gradient of x, and for that of w, which is one of
+            grouped_gemm_dw.
+
+    Returns:
+        y, (rows, N), bfloat16. Rows of no group are as the memory was.
+
+    Raises:
+        ForetuneError: as `scaled_gemm` does. Nobody waits for the device: group sizes that make no sense are treated as
+            `foretune.grouped_gemm` treats them.
+
+    >>> if torch.cuda.is_available() and torch.cuda.get_device_capability() >= (8, 9):
+    ...     x = torch.randn(6, 128, device="cuda", dtype=torch.bfloat16, requires_grad=True)
+    ...     w = torch.randn(3, 256, 128, device="cuda", dtype=torch.bfloat16, requires_grad=True)
+    ...     y = scaled_grouped_gemm(x, w, torch.tensor([4, 0, 2], dtype=torch.int32, device="cuda"))
+    ...     y.sum().backward()
+    ...     assert y.shape == (6, 256) and w.grad[1].abs().sum() == 0
+    """
+    if group_sizes is None:
+        raise ForetuneError("group_sizes must be a tensor but is None: foretune.scaled_gemm is the dense product")
+    y: torch.Tensor = _ScaledGemm.apply(  # type: ignore[no-untyped-call]
+        x, w, group_sizes, x_scale, w_scale, check_kind(scales), config, config_dx, config_dw, mode
+    )
+    return y
+
+
+class _ScaledGemm(torch.autograd.Function):
+    """Both ops: dense where there are no group sizes."""
+
+    @staticmethod
+    def forward(ctx: Any, *arguments: Any) -> torch.Tensor:
+        x, w, group_sizes, x_scale, w_scale, kind, config, config_dx, config_dw, mode = arguments
+        x8, x_scale = _quantized("x", x, x_scale, kind)
+        w8, w_scale = _quantized("w", w, w_scale, kind)
+        y = product(x8, w8, x_scale, w_scale, group_sizes, kind, config, mode)
+        needs_x, needs_w = ctx.needs_input_grad[:2]
+        saved = (x if needs_w else None, w8 if needs_x else None, w_scale if needs_x else None, group_sizes)
+        ctx.save_for_backward(*saved)
+        ctx.options = kind, config_dx, config_dw, mode
+        ctx.w_like = w.shape, w.dtype
+        return y
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, dy: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        x, w8, w_scale, group_sizes = ctx.saved_tensors
+        kind, config_dx, config_dw, mode = ctx.options
+        dy = dy.contiguous()
+        dx = dw = None
+        if w8 is not None:
+            dy8, dy_scale = quantize_x(dy, kind)
+            wt8, wt_scale = transposed(w8, w_scale, kind)
+            dx = product(dy8, wt8, dy_scale, wt_scale, group_sizes, kind, config_dx, mode)
+        if x is not None:
+            dw = _dw(dy, x, group_sizes, config_dw, mode)
+        return dx, dw, *[None] * 8
+
+
+def _dw(
+    dy: torch.Tensor,
+    x: torch.Tensor,
+    group_sizes: torch.Tensor | None,
+    config: KernelConfig | None,
+    mode: str | None,
+) -> torch.Tensor:
+    """dy.T @ x of each group, in bf16."""
+    if group_sizes is None:
+        return dy.t() @ x
+    from ...grouped_gemm.op.library import encode
+
+    no_tensors, needs = (None, None, None), [False, True, False, False]
+    options = (1, False, False, None, None, encode(config), mode, None)
+    backward = torch.ops.foretune.grouped_gemm_backward
+    dw: torch.Tensor = backward(dy, x, None, group_sizes, *no_tensors, *options, needs)[1]
+    return dw
+
+
+def _quantized(
+    name: str, operand: torch.Tensor, scale: torch.Tensor | None, kind: str
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The operand in fp8 with its scales, quantised here if it is bf16."""
+    if not isinstance(operand, torch.Tensor):
+        raise ForetuneError(f"{name} must be a tensor but is a {type(operand).__name__}")
+    if operand.dtype == FP8:
+        if operand.requires_grad:
+            raise ForetuneError(f"{name} is {FP8}, which has no gradient: give the bfloat16 that it was made of")
+        if scale is None:
+            raise ForetuneError(f"{name} is {FP8}, so {name}_scale must be given but is None")
+        return operand, scale
+    if scale is not None:
+        raise ForetuneError(f"{name}_scale is given, so {name} must be {FP8} but is {operand.dtype}")
+    if operand.dtype != torch.bfloat16:
+        raise ForetuneError(f"{name} must be torch.bfloat16 or {FP8} but is {operand.dtype}")
+    return (quantize_x if name == "x" else quantize_w)(operand, kind)

@@ -1,0 +1,225 @@
+"""Which problems to measure: the linear layers and experts of real models, and random shapes that fill the gaps."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+import numpy as np
+
+from ...datasets import Case, ForetuneError, Problem
+from ...datasets.errors import abridged
+from ...model.splits import RANDOM
+from ..dense_llms import DenseModel
+from ..grouped_gemm import workload as grouped
+from ..grouped_gemm.group_sizes import ROUTINGS, drawn_sizes
+from ..grouped_gemm.models import Model
+from .family import DTYPE, STEP
+from .kinds import KINDS, flags_of
+
+T = TypeVar("T")
+
+
+#: Tokens of one call of a dense layer, from decode to training.
+TOKENS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
+#: Which kind of scales a problem has: those who run fp8 mostly have blocks (DeepSeek's models) or rows (vLLM, torchao).
+KIND_SHARES = {"blockwise": 0.5, "rowwise": 0.3, "tensorwise": 0.2}
+#: The dense layers of DeepSeek-V3 (and R1), which come in fp8 by blocks, (N, K): see its `inference/model.py`.
+DEEPSEEK_V3 = {
+    "q_a": (1536, 7168),
+    "q_b": (24576, 1536),
+    "kv_a": (576, 7168),
+    "kv_b": (32768, 512),
+    "o": (7168, 16384),
+    "gate_up": (36864, 7168),
+    "down": (7168, 18432),
+    "shared_gate_up": (4096, 7168),
+    "shared_down": (7168, 2048),
+}
+#: Those of them whose N, and whose K, tensor parallelism splits.
+_SPLIT_N, _SPLIT_K = ("q_b", "kv_b", "gate_up", "shared_gate_up"), ("o", "down", "shared_down")
+#: What a rank's part of a split width is a multiple of.
+_PART = 64
+#: Limits of one problem: a few milliseconds at the best config on an H200, and weights that leave room for the rest.
+MOST_TFLOP, MOST_BYTES = 4.0, 12e9
+#: With more tokens than this hardly any layer is within the limits.
+MOST_TOKENS = grouped.MOST_TOKENS
+_MOST_DRAWS = 10_000
+#: Random widths of N and K, log-uniform, multiples of one of these.
+_RANDOM_WIDTHS, _RANDOM_STEPS = (128, 32768), (16, 64, 128)
+
+
+@dataclass(frozen=True)
+class Layer:
+    """A distinct (N, K), who has it ("MODEL/LAYER")."""
+
+    n: int
+    k: int
+    sources: tuple[str, ...]
+
+
+def dense_layers(models: Sequence[DenseModel], with_deepseek: bool = True) -> tuple[Layer, ...]:
+    """The layers of these models over 1 to 8 ranks, and of DeepSeek-V3, each (N, K) once.
+
+    One that several model families have is "random/LAYER", nobody's: held out with one of them it would tie all of them
+    together.
+
+    >>> from ..dense_llms import load_dense_models
+    >>> len(dense_layers(load_dense_models()[:1], with_deepseek=False)) > 5
+    True
+    """
+    found: dict[tuple[int, int], list[str]] = {}
+    named = [*_of_deepseek()] if with_deepseek else []
+    for model in models:
+        for degree in grouped.TENSOR_PARALLEL:
+            if model.splits(degree):
+                layers = model.linear_layers(degree).items()
+                named += [(f"{model.model}/{name}", n, k) for name, (n, k) in layers]
+    for source, n, k in named:
+        if n % STEP == 0 and k % STEP == 0:
+            sources = found.setdefault((n, k), [])
+            if source not in sources:
+                sources.append(source)
+    return tuple(Layer(n, k, _owners(sources)) for (n, k), sources in found.items())
+
+
+def _owners(sources: Sequence[str]) -> tuple[str, ...]:
+    """These, or what stands for them where they are of several model families."""
+    families = Case(Problem.of("any", n=1), tuple(sources)).model_families
+    return tuple(sources) if len(families) == 1 else (f"{RANDOM}/{sources[0].rpartition('/')[2]}",)
+
+
+def _of_deepseek() -> Iterator[tuple[str, int, int]]:
+    for name, (n, k) in DEEPSEEK_V3.items():
+        for degree in grouped.TENSOR_PARALLEL:
+            if name in _SPLIT_N and n % (degree * _PART) == 0:
+                yield f"DeepSeek-V3/{name}", n // degree, k
+            elif name in _SPLIT_K and k % (degree * _PART) == 0:
+                yield f"DeepSeek-V3/{name}", n, k // degree
+            elif degree == 1:
+                yield f"DeepSeek-V3/{name}", n, k
+
+
+def draw_dense(
+    family: str,
+    models: Sequence[DenseModel],
+    *,
+    tokens: Sequence[int] | None = None,
+    per_layer: int = 2,
+    random: int = 40,
+    most_tflop: float = MOST_TFLOP,
+    seed: int = 0,
+    with_deepseek: bool = True,
+) -> tuple[Case, ...]:
+    """Problems of the dense family: `per_layer` of each distinct layer, on one to eight ranks, and `random` shapes.
+
+    Token counts and kinds of scales are drawn by stratified sampling, so that every one appears as often as it should.
+    The order is shuffled, so that a run cut short has a fair sample. The same arguments give the same cases.
+
+    >>> from ..dense_llms import load_dense_models
+    >>> len(draw_dense("scaled_gemm", load_dense_models()[:1], per_layer=1, random=3, with_deepseek=False)) > 10
+    True
+    """
+    for name, value in (("per_layer", per_layer), ("random", random), ("seed", seed)):
+        if value < 0:
+            raise ForetuneError(f"{name} must be >= 0 but got {value}")
+    if tokens is not None and not (tokens and all(1 <= count <= MOST_TOKENS for count in tokens)):
+        raise ForetuneError(f"token counts must be between 1 and {MOST_TOKENS} but got {abridged(str(list(tokens)))}")
+    rng = np.random.default_rng(seed)
+    counts, kinds = _endless(rng, tokens or TOKENS), _kinds(rng)
+    drawn: list[Case] = []
+    for layer in dense_layers(models, with_deepseek):
+        taken: set[int] = set()
+        for _ in range(per_layer):
+            for _ in range(len(tokens or TOKENS)):  # a draw over the limits, or a repeated one, is drawn again
+                m = next(counts)
+                if m not in taken and _affordable(m, layer.n, layer.k, most_tflop):
+                    taken.add(m)
+                    drawn.append(_case(family, next(kinds), layer.sources, m=m, n=layer.n, k=layer.k))
+                    break
+    low, high = min(tokens or TOKENS), max(tokens or TOKENS)
+    for _ in range(random):
+        for _ in range(_MOST_DRAWS):
+            n, k = _random_widths(rng)
+            m = int(np.exp(rng.uniform(np.log(low), np.log(high + 1))))
+            if _affordable(m, n, k, most_tflop):
+                drawn.append(_case(family, next(kinds), (RANDOM,), m=m, n=n, k=k))
+                break
+        else:
+            raise ForetuneError(
+                f"no random shape of {low} tokens or more has at most {most_tflop} TFLOP: allow more, or fewer tokens"
+            )
+    return tuple(drawn[i] for i in rng.permutation(len(drawn)))
+
+
+def draw_grouped(
+    family: str,
+    models: Sequence[Model],
+    *,
+    tokens: Sequence[int] | None = None,
+    per_layer: int = 2,
+    random: int = 40,
+    invented: int = 0,
+    most_tflop: float = MOST_TFLOP,
+    seed: int = 0,
+) -> tuple[Case, ...]:
+    """Problems of the grouped family: those of `grouped_gemm`'s forward pass whose widths fp8 takes, with a kind of
+    scales each, routed anew.
+
+    >>> from ..grouped_gemm.models import load_models
+    >>> len(draw_grouped("scaled_grouped_gemm_fwd", load_models()[:2], random=0))
+    8
+    """
+    rng = np.random.default_rng(seed)
+    kinds = _kinds(rng)
+    cases = grouped.draw(
+        "grouped_gemm_fwd",
+        models,
+        tokens=tokens,
+        per_layer=per_layer,
+        random=random,
+        invented=invented,
+        most_tflop=most_tflop,
+        seed=seed,
+    )
+    drawn = []
+    for case in cases:
+        shape = dict(case.problem.dims)
+        n, k = (max(shape[dim] // STEP, 1) * STEP for dim in ("n", "k"))
+        routing = str(rng.choice(list(ROUTINGS), p=list(ROUTINGS.values())))
+        sizes = drawn_sizes(routing, shape["rows"], shape["groups"], rng)
+        dims = shape | {"n": n, "k": k}
+        drawn.append(_case(family, next(kinds), case.sources, routing, ragged={"rows": sizes}, **dims))
+    return tuple(drawn)
+
+
+def _case(
+    family: str, kind: str, sources: tuple[str, ...], scenario: str = "", **shape: int | Mapping[str, Sequence[int]]
+) -> Case:
+    problem = Problem.of(family, dtype=DTYPE, flags=flags_of(kind), **shape)  # type: ignore[arg-type]
+    return Case(problem, sources, scenario)
+
+
+def _endless(rng: np.random.Generator, values: Sequence[T]) -> Iterator[T]:
+    """Each of some values once, shuffled, before any of them again."""
+    while True:
+        yield from (values[place] for place in rng.permutation(len(values)))
+
+
+def _kinds(rng: np.random.Generator) -> Iterator[str]:
+    """Kinds of scales, in every ten as many of each as KIND_SHARES says."""
+    return _endless(rng, [kind for kind in KINDS for _ in range(round(10 * KIND_SHARES[kind]))])
+
+
+def _affordable(m: int, n: int, k: int, most_tflop: float) -> bool:
+    return 2e-12 * m * n * k <= most_tflop and m * (k + 2.0 * n) + n * k <= MOST_BYTES
+
+
+def _random_widths(rng: np.random.Generator) -> tuple[int, int]:
+    """(N, K) of a layer that nobody has."""
+    step = int(rng.choice(_RANDOM_STEPS))
+    low, high = np.log(_RANDOM_WIDTHS)
+    widths = np.exp(rng.uniform(low, high, size=2)).astype(int)
+    n, k = (max(step, int(width) // step * step) for width in widths)
+    return n, k

@@ -1,0 +1,126 @@
+"""The space of the scaled GEMMs: what is in it, what a config needs, and which problems are drawn."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from foretune.datasets import ForetuneError, KernelConfig
+from foretune.kernels.dense_llms import load_dense_models
+from foretune.kernels.scaled_gemm.features import FEATURE_NAMES
+from foretune.kernels.scaled_gemm.kinds import KINDS, kind_of
+from foretune.kernels.scaled_gemm.space import smem_bytes
+from foretune.kernels.scaled_gemm.workload import KIND_SHARES, TOKENS, dense_layers
+from foretune.runtime import use_stub_driver
+from scaled import DENSE, FAMILIES, GROUPED, H200, config, problem
+
+LAYER = problem(DENSE, m=4096, n=4096, k=7168)
+
+
+@pytest.mark.compile
+@pytest.mark.parametrize(
+    ("family", "kind", "each", "instruction"),
+    [
+        (DENSE, "blockwise", config(128, 32, 0, 1, 1, 4, 3, k=32), "wgmma"),  # whose scales are laid out anew
+        (DENSE, "rowwise", config(64, 32, 0, 0, 0, 4, 2, k=32), "wgmma"),
+        (GROUPED, "blockwise", config(16, 64, 1, 1, 0, 4, 3, k=32), "wgmma"),
+        (GROUPED, "tensorwise", config(16, 32, 0, 1, 0, 4, 4, k=32), "mma.sync"),
+    ],
+)
+def test_a_binary_needs_as_much_shared_memory_as_is_said(own_cache, family, kind, each, instruction):
+    call = problem(family, kind, **dict.fromkeys(family.dims, 256))
+    assert family.supports(each, call, H200) is None
+    with use_stub_driver(H200):
+        binary = family.compile(each, call)
+    assert binary.metadata.shared == smem_bytes(each, H200, blockwise=kind == "blockwise")
+    assert instruction in binary.asm["ptx"]
+
+
+def test_the_space_has_every_way_and_its_ranges_narrow_it():
+    space = DENSE.space(H200)
+    assert {config["SWAP_AB"] for config in space if config["BLOCK_M"] < 64} == {0, 1}
+    assert {config["PROGRAMS_PER_SM"] for config in space} == {0, 1, 2}
+    assert {config["BLOCK_M"] for config in DENSE.space(block_m=[64])} == {64}
+    for wrong, why in (
+        ({"block_m": [24]}, "block_m must be a power of two between 16 and 256 but is 24"),
+        ({"block_k": [256]}, "block_k must be 32, 64 or 128 but is 256"),
+        ({"num_warps": 4}, "num_warps must be a list of values but is 4"),
+        ({"blocks": [1]}, "blocks is not a range of the space; there are block_k"),
+    ):
+        with pytest.raises(ForetuneError, match=why):
+            DENSE.space(**wrong)
+
+
+@pytest.mark.parametrize(
+    ("changed", "why"),
+    [
+        ({"BLOCK_M": 128, "SWAP_AB": 1}, "SWAP_AB cannot be 1 with BLOCK_M = 128"),
+        ({"BLOCK_M": 16, "BLOCK_N": 32, "SWAP_AB": 1}, "SWAP_AB cannot be 1 with BLOCK_N = 32"),
+        ({"BLOCK_M": 16, "SWAP_AB": 1, "TMA_STORE": 1}, "TMA_STORE cannot be 1 with SWAP_AB = 1"),
+        ({"BLOCK_M": 256, "num_warps": 4}, "BLOCK_M x BLOCK_N cannot be 256 x 128 with num_warps = 4: at most 16384"),
+        ({"num_stages": 8}, "needs 294976 bytes of shared memory"),
+        ({"BLOCK_K": 256}, "BLOCK_K cannot be 256: 32, 64 or 128"),
+        ({"TMA_LOAD": True}, "TMA_LOAD cannot be True: 0 or 1"),
+    ],
+)
+def test_what_cannot_run_is_refused_with_the_reason(changed, why):
+    knobs = config(128, 128, 0, 1, 1, 8, 4).to_json() | changed
+    assert DENSE.supports(KernelConfig.of(**knobs), LAYER, H200).startswith(why)
+
+
+def test_problems_and_devices_that_cannot_be_are_refused():
+    each = config(128, 128, 0, 1, 1, 8, 4)
+    for call, why in (
+        (replace(LAYER, dtype="bf16"), "dtype bf16 is not fp8e4m3"),
+        (replace(LAYER, flags=("blockwise", "rowwise")), "scales cannot be rowwise and blockwise at once"),
+        (replace(LAYER, flags=("columnwise",)), "flag columnwise is not one of"),
+        (problem(DENSE, m=16, n=40, k=64), "N and K must be multiples of 16 but are 40 and 64"),
+        (problem(GROUPED, groups=0, rows=16, n=64, k=64), "groups, N and K must be >= 1"),
+    ):
+        family = GROUPED if "groups" in dict(call.dims) else DENSE
+        assert family.supports(each, call, H200).startswith(why)
+    ada = replace(H200, name="L40S", arch="sm_89", smem_per_block_bytes=101376)
+    assert DENSE.supports(each, LAYER, ada) == "TMA_LOAD cannot be 1: sm_89 has no TMA"
+    assert DENSE.supports(DENSE.default(LAYER, ada), LAYER, ada) is None
+    assert DENSE.supports(each, LAYER, replace(H200, arch="gfx942")).startswith("gfx942 has no products of fp8e4m3")
+
+
+def test_cases_have_every_kind_and_no_layer_of_two_model_families():
+    cases = DENSE.cases(random=0)
+    for kind in KINDS:
+        share = sum(kind_of(case.problem) == kind for case in cases) / len(cases)
+        assert share == pytest.approx(KIND_SHARES[kind], abs=0.02)
+    assert {case.problem["m"] for case in cases} == set(TOKENS)
+    assert all(len(case.model_families) == 1 for case in cases)
+    assert any(case.sources[0].startswith("DeepSeek-V3/") for case in cases)
+    shared = {(layer.n, layer.k): layer.sources for layer in dense_layers(load_dense_models())}[4096, 4096]
+    assert shared[0].startswith("random/")  # attention's output of Llama, Qwen, OLMo, ...
+    for wrong, why in (
+        ({"per_layer": -1}, "per_layer must be >= 0 but got -1"),
+        ({"tokens": [0]}, "token counts must"),
+    ):
+        with pytest.raises(ForetuneError, match=why):
+            DENSE.cases(**wrong)
+
+
+def test_the_grouped_cases_are_of_the_moe_models():
+    cases = GROUPED.cases(random=2, per_layer=1)
+    assert any(source.startswith("DeepSeek-V3/R1/") for case in cases for source in case.sources)
+    assert {kind_of(case.problem) for case in cases} == set(KINDS)
+    assert all(case.problem["n"] % 16 == case.problem["k"] % 16 == 0 for case in cases)
+
+
+@pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
+def test_features_say_what_they_are_named(family):
+    def table(**dims):
+        rows = {"m": 4096} if family is DENSE else {"rows": 4096, "groups": 1}
+        return family.features(problem(family, **rows | {"n": 4096, "k": 7168} | dims), H200, configs)
+
+    configs = [config(128, 128, 0, 1, 1, 8, 4), config(128, 64, 0, 1, 1, 4, 4)]
+    columns = dict(zip(FEATURE_NAMES, table().T, strict=True))
+    assert columns["log_tiles"].tolist() == [10, 11]
+    assert columns["steps_per_tile"].tolist() == [56, 56]
+    assert columns["accumulators"].tolist() == [64, 64]
+    assert columns["blockwise"].tolist() == [1, 1]
+    assert np.allclose(table(k=14336)[:, FEATURE_NAMES.index("log_compute_us")] - columns["log_compute_us"], 1)

@@ -1,0 +1,76 @@
+"""What the ops refuse, and how they say so."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import foretune
+import pytest
+import torch
+from foretune import ForetuneError
+from foretune.kernels.scaled_gemm.quantize import quantize_blocks_128, quantize_rows_128
+from foretune.runtime import use_stub_driver
+from scaled import H200
+from torch._subclasses import FakeTensorMode
+
+X, W = torch.zeros(8, 32, dtype=torch.bfloat16), torch.zeros(2, 48, 32, dtype=torch.bfloat16)
+SIZES = torch.tensor([4, 4])
+X8, X_SCALE = quantize_rows_128(X)
+W8, W_SCALE = quantize_blocks_128(W)
+TOLD = {"x_scale": X_SCALE, "w_scale": W_SCALE}
+
+WRONG = {
+    "scales must be one of tensorwise, rowwise, blockwise but is 'columns'": ((X, W, SIZES), {"scales": "columns"}),
+    "x must be a tensor but is a str": (("x", W, SIZES), {}),
+    "w must be torch.bfloat16 or torch.float8_e4m3fn but is torch.float32": ((X, W.float(), SIZES), {}),
+    "x_scale is given, so x must be torch.float8_e4m3fn but is torch.bfloat16": ((X, W, SIZES), TOLD),
+    "x is torch.float8_e4m3fn, so x_scale must be given but is None": ((X8, W, SIZES), {}),
+    "w must have 3 dimensions": ((X8, W8[0], SIZES), TOLD),
+    "w must be contiguous": ((X8, W8.transpose(1, 2), SIZES), TOLD),
+    r"x has 32 columns but w \(2, 48, 16\) has K = 16": ((X8, W8[:, :, :16].contiguous(), SIZES), TOLD),
+    "N and K of w must be multiples of 16 but are 40 and 32": ((X, W[:, :40].contiguous(), SIZES), {}),
+    "N and K of w must be at least 16 but are 0 and 32": ((X8, W8[:, :0].contiguous(), SIZES), TOLD),
+    "group_sizes must be a tensor but is None: foretune.scaled_gemm": ((X, W, None), {}),
+    "there are 3 group_sizes but w has 2 groups": ((X, W, torch.tensor([4, 4, 0])), {}),
+    "group_sizes must be int32 or int64 but is torch.float32": ((X, W, SIZES.float()), {}),
+    r"x_scale must be \(8, 1\) for blockwise scales but is \(8, 2\)": (
+        (X8, W8, SIZES),
+        TOLD | {"x_scale": torch.ones(8, 2)},
+    ),
+    "w_scale must be torch.float32 but is torch.float64": ((X8, W8, SIZES), TOLD | {"w_scale": W_SCALE.double()}),
+    "mode must be": ((X, W, SIZES), {"mode": "slow"}),
+    "BLOCK_M cannot be 24": ((X, W, SIZES), {"config": foretune.KernelConfig.of(BLOCK_M=24)}),
+}
+
+
+@pytest.mark.parametrize("why", WRONG)
+def test_what_is_wrong_is_named(why):
+    tensors, options = WRONG[why]
+    with use_stub_driver(H200), pytest.raises(ForetuneError, match=why):
+        foretune.scaled_grouped_gemm(*tensors, **options)
+
+
+def test_a_gpu_without_fp8_is_refused():
+    a100 = replace(H200, name="A100", arch="sm_80")
+    with use_stub_driver(a100), pytest.raises(ForetuneError, match="sm_80 has no products of fp8e4m3; sm_89, sm_90"):
+        foretune.scaled_gemm(X, W[0])
+
+
+def test_the_cpu_is_refused():
+    with pytest.raises(ForetuneError, match="x must be on a GPU but is on the CPU"):
+        foretune.scaled_gemm(X, W[0])
+
+
+def test_fp8_has_no_gradient():
+    x = X8.clone().requires_grad_()
+    with use_stub_driver(H200), pytest.raises(ForetuneError, match="which has no gradient: give the bfloat16"):
+        foretune.scaled_gemm(x, W[0], x_scale=X_SCALE)
+
+
+def test_what_pytorch_traces_has_the_right_shape_and_is_checked():
+    with FakeTensorMode() as mode:
+        tensors = [mode.from_tensor(tensor) for tensor in (X8, W8, X_SCALE, W_SCALE, SIZES)]
+        y = foretune.scaled_grouped_gemm(*tensors[:2], tensors[4], x_scale=tensors[2], w_scale=tensors[3])
+        assert (y.shape, y.dtype) == ((8, 48), torch.bfloat16)
+        with pytest.raises(ForetuneError, match=r"w_scale must be \(2, 48\) for rowwise scales but is \(2, 1, 1\)"):
+            torch.ops.foretune.scaled_product(*tensors, "rowwise", None, None)
