@@ -46,7 +46,7 @@ class MatmulFamily(Family):
         return full_space() if device is None else _space_of(device)
 
     def supports(self, config: KernelConfig, problem: Problem, device: DeviceSpec) -> str | None:
-        knobs = config.to_json()
+        knobs: Mapping[str, Any] = config.to_json()
         if (wrong := wrong_knob(knobs) or _wrong_problem(problem)) is not None:
             return wrong
         if knobs["TMA"] and not is_aligned(problem):
@@ -89,8 +89,9 @@ class MatmulFamily(Family):
         given = {A_KM: arguments.get("A_KM"), B_KN: arguments.get("B_KN"), BIAS: arguments.get("bias_ptr") is not None}
         flags = [flag for flag, is_set in given.items() if is_set]
         flags += [activation for activation in ACTIVATIONS if activation == arguments.get("ACTIVATION")]
-        sizes = {name.lower(): int(arguments[name]) for name in needed[1:]}
-        return Problem.of(self.name, dtype=dtype_of_tensor("a_ptr", arguments["a_ptr"]), flags=tuple(flags), **sizes)
+        batch, m, n, k = (int(arguments[name]) for name in needed[1:])
+        dtype = dtype_of_tensor("a_ptr", arguments["a_ptr"])
+        return Problem.of(self.name, dtype=dtype, flags=tuple(flags), batch=batch, m=m, n=n, k=k)
 
 
 @lru_cache(maxsize=16)
