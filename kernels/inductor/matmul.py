@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from ...datasets import DeviceSpec, KernelConfig, Problem
 from .family import InductorTemplate
@@ -38,8 +38,8 @@ class InductorMMFamily(InductorTemplate):
     name = "inductor_mm"
     dims = ("batch", "m", "n", "k")
     flags = ("a_transposed", "b_transposed", "bias")
-    tiles = {"BLOCK_M": "m", "BLOCK_N": "n", "BLOCK_K": "k"}
-    values = {
+    tiles: ClassVar[Mapping[str, str]] = {"BLOCK_M": "m", "BLOCK_N": "n", "BLOCK_K": "k"}
+    values: ClassVar[Mapping[str, tuple[int, ...]]] = {
         "BLOCK_M": (16, 32, 64, 128, 256),
         "BLOCK_N": (16, 32, 64, 128, 256),
         "BLOCK_K": (16, 32, 64, 128, 256),
@@ -48,7 +48,7 @@ class InductorMMFamily(InductorTemplate):
         "num_warps": (1, 2, 4, 8),
         "num_stages": (1, 2, 3, 4, 5),
     }
-    largest = {"batch": 65535, "m": 2**31 - 1, "n": 2**31 - 1, "k": 2**31 - 1}
+    largest: ClassVar[Mapping[str, int]] = {"batch": 65535, "m": 2**31 - 1, "n": 2**31 - 1, "k": 2**31 - 1}
 
     def is_listed(self, config: KernelConfig) -> bool:
         return self._wrong_tile(config) is None
@@ -132,7 +132,7 @@ class InductorMMFamily(InductorTemplate):
 def _smem_bytes(problem: Problem, knobs: Mapping[str, Any]) -> Column:
     """Shared memory of a program, (n_configs,): what is in flight, or y while its layout changes before it is stored.
 
-    Kernels compiled for sm_90 by Triton 3.9 have that or less, within 4 KiB for float8. Products of whole warp groups are
+    Kernels compiled for sm_90 by Triton 3.9 have that or less. Products of whole warp groups are
     read from there, so all stages are; others are read into registers, which saves one.
     """
     import numpy as np

@@ -1,5 +1,5 @@
-"""The products as a `Measurable` family: what runs is the kernel that Inductor generates for one config. torch and triton
-are imported when they are needed."""
+"""The products as a `Measurable` family: what runs is the kernel that Inductor generates for one config. torch and
+triton are imported when they are needed."""
 
 from __future__ import annotations
 
@@ -48,14 +48,33 @@ class InductorMM(InductorMMFamily, Measurable):
         from .workload import draw
 
         return draw(
-            load_dense_models(models), tokens=tokens, per_layer=per_layer, random=random, most_tflop=max_tflop, seed=seed
+            load_dense_models(models),
+            tokens=tokens,
+            per_layer=per_layer,
+            random=random,
+            most_tflop=max_tflop,
+            seed=seed,
         )
 
     def default(self, problem: Problem, device: DeviceSpec) -> KernelConfig:
         # The config that Inductor has listed first since it has lists, where that is not too large for the problem.
-        for m, n, k in ((64, 64, 32), (64, 32, 32), (32, 64, 32), (32, 32, 32), (16, 32, 32), (32, 16, 32), (16, 16, 32)):
+        for m, n, k in (
+            (64, 64, 32),
+            (64, 32, 32),
+            (32, 64, 32),
+            (32, 32, 32),
+            (16, 32, 32),
+            (32, 16, 32),
+            (16, 16, 32),
+        ):
             config = KernelConfig.of(
-                BLOCK_M=m, BLOCK_N=n, BLOCK_K=k, GROUP_M=8, PERSISTENT_TMA=0, num_warps=min(4, m * n // 256), num_stages=2
+                BLOCK_M=m,
+                BLOCK_N=n,
+                BLOCK_K=k,
+                GROUP_M=8,
+                PERSISTENT_TMA=0,
+                num_warps=min(4, m * n // 256),
+                num_stages=2,
             )
             if self.supports(config, problem, device) is None:
                 return config

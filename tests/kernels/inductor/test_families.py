@@ -76,9 +76,7 @@ def test_a_package_of_ours_is_enough_to_name_a_family():
 
 
 def test_a_tile_larger_than_the_problem_is_refused_by_its_knob():
-    config = KernelConfig.of(
-        BLOCK_M=64, BLOCK_N=64, BLOCK_K=32, GROUP_M=8, PERSISTENT_TMA=0, num_warps=4, num_stages=3
-    )
+    config = KernelConfig.of(BLOCK_M=64, BLOCK_N=64, BLOCK_K=32, GROUP_M=8, PERSISTENT_TMA=0, num_warps=4, num_stages=3)
     assert MM.supports(config, product(33, 64, 32), H200) is None
     assert MM.supports(config, product(32, 64, 32), H200) == "BLOCK_M must be at most 32 for m=32 but is 64"
 
