@@ -56,7 +56,7 @@ class Ranker(ABC):
         >>> configs = tuple(KernelConfig.of(BLOCK=size) for size in (16, 32, 64))
         >>> places, slowdowns = RandomRanker().fastest(None, Problem.of("toy"), DeviceSpec.named("h200"), configs, 2)
         >>> places.tolist()
-        [0, 2]
+        [1, 0]
         """
         slowdowns = checked_slowdowns(self.predict(family, problem, device, configs), len(configs))
         order = np.argsort(slowdowns, kind="stable")[:count]

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from ...datasets import BinaryFacts, DeviceSpec, Family, ForetuneError, KernelConfig, Problem, dtype_of_tensor
 from ..grouped_gemm.family import TMA_ARCHS
-from .features import CONFIG_FEATURES, FEATURE_NAMES, feature_table
+from .features import FEATURE_NAMES, feature_table
 from .layouts import A_KM, ACTIVATIONS, B_KN, BIAS, DTYPES, FLAGS, call_dims, is_aligned
 from .smem import Knobs, smem_bytes
 from .space import KNOBS, full_space, wrong_knob
@@ -40,7 +40,6 @@ class MatmulFamily(Family):
     largest: ClassVar[Mapping[str, int]] = dict.fromkeys(dims, MOST_SIZE)
     bucketed = ("m", "k")  # one of them at a time: see `call_dims`
     feature_names = FEATURE_NAMES
-    config_features = CONFIG_FEATURES
 
     def space(self, device: DeviceSpec | None = None) -> tuple[KernelConfig, ...]:
         return full_space() if device is None else _space_of(device)
