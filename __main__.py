@@ -898,6 +898,7 @@ def bench_kernels(
     """
     from .collect.compiling import compile_ahead
     from .datasets import describe, names
+    from .datasets.errors import abridged
     from .kernels.comparisons import comparison_of
     from .model import load_bundle
     from .runtime.timing.compare import compare_kernels
@@ -907,8 +908,9 @@ def bench_kernels(
     if gpu is None:
         raise ForetuneError("no GPU is visible here: there is nothing to bench kernels on")
     comparisons = {kernel: comparison_of(kernel) for kernel in map(_measurable, family or GROUPED_GEMMS)}
-    if not any(only in name for kernel, comparison in comparisons.items() for name in comparison.suite(kernel)):
-        raise ForetuneError(f"no problem of the suite has {only!r} in its name; there are decode, mid and training")
+    suite = [name for kernel, comparison in comparisons.items() for name in comparison.suite(kernel)]
+    if not any(only in name for name in suite):
+        raise ForetuneError(f"no problem of the suite has {only!r} in its name; there are {abridged(', '.join(suite))}")
     with showing("measuring the card") as say:
         wanted = {kernel.name for kernel in comparisons}
         known = data or [name for name in names() if wanted & describe(name)["families"].keys()]

@@ -59,9 +59,9 @@ def operands_of(a: Any, b: Any, bias: Any, activation: str | None) -> Operands:
         a = a.reshape(m, k)
     a_is_transposed = not _has_rows(a) and _has_rows(a.mT)
     b_is_transposed = _has_rows(b.mT)
-    flags = [A_KM] * a_is_transposed + [B_KN] * (not b_is_transposed)
-    flags += [BIAS] * (bias is not None) + [activation] * (activation is not None)
-    problem = Problem.of("matmul", dtype=_DTYPES[a.dtype], flags=tuple(filter(None, flags)), batch=batch, m=m, n=n, k=k)
+    given = {A_KM: a_is_transposed, B_KN: not b_is_transposed, BIAS: bias is not None}
+    flags = tuple(flag for flag, is_set in given.items() if is_set) + (() if activation is None else (activation,))
+    problem = Problem.of("matmul", dtype=_DTYPES[a.dtype], flags=flags, batch=batch, m=m, n=n, k=k)
     return Operands(
         problem,
         out_shape,
