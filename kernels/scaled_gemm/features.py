@@ -25,6 +25,8 @@ Floats: TypeAlias = NDArray[np.float64]
 _FP8_OVER_BF16 = 2.0
 # L2 delivers about this multiple of the copy bandwidth, as grouped_gemm's features have it.
 _L2_OVER_DRAM = 1.6
+# From asking for a step's operands to having them, under load: DRAM's latency on Hopper is 0.6 to 0.8 us without any.
+_LATENCY_US = 1.0
 # float32 operations on 128 lanes an SM, twice a clock: what adding up the steps' products has (CUDA programming guide).
 _LANES_PER_SM, _GHZ = 128, 1.8
 
@@ -83,6 +85,7 @@ _MIXED_FEATURES = (
     "log_tiles_per_sm",
     "log_rows_per_group_over_block_m",
     "stages_over_steps",
+    "latency_us",
 )
 FEATURE_NAMES = _PROBLEM_FEATURES + CONFIG_FEATURES + _MIXED_FEATURES
 
@@ -155,6 +158,7 @@ def feature_table(
             np.log2(work.tiles / device.sm_count),
             np.log2(rows / groups / block_m),
             1 / tile_steps,  # times the stages, below
+            rounds * tile_steps * _LATENCY_US,  # over the stages that are in flight, below
         ],
         axis=1,
     ).astype(np.float32)
@@ -162,8 +166,15 @@ def feature_table(
     table[:, : len(_PROBLEM_FEATURES)] = per_call
     table[:, len(_PROBLEM_FEATURES) : -len(_MIXED_FEATURES)] = space.columns
     table[:, -len(_MIXED_FEATURES) :] = mixed.take(space.kind, axis=0)
-    table[:, -1] *= space.stages
+    table[:, -2] *= space.stages
+    table[:, -1] /= np.maximum(space.stages - 1, 1)
     return table
+
+
+def estimated_us(table: NDArray[np.float32]) -> NDArray[np.float64]:
+    """The time of each config, (n_configs,), from its features: the roofline, or what its loads wait for if longer."""
+    columns = (table[:, FEATURE_NAMES.index(name)] for name in ("roofline_us", "latency_us"))
+    return np.maximum(*columns).astype(np.float64)
 
 
 def _grouped(problem: Problem, rows_dim: str) -> Problem:
