@@ -33,10 +33,12 @@ if TYPE_CHECKING:
         Measurement,
         Problem,
     )
-    from .kernels import families, register
-    from .kernels.by_name import FamilyLike, adapt, attach, autotune, configs, prune, shortlist, tune
+    from .kernels import families, register, spaces
+    from .kernels.by_name import FamilyLike, adapt, attach, autotune, configs, cover, prune, shortlist, tune
+    from .kernels.gated_mlp import gated_mlp
     from .kernels.grouped_gemm import grouped_gemm
     from .kernels.integrations import use
+    from .kernels.rms_norm_rope import rms_norm_rope
     from .kernels.scaled_gemm import scaled_gemm, scaled_grouped_gemm
     from .model import load_bundle
     from .runtime import TritonFamily
@@ -76,25 +78,30 @@ __all__ = [
     "collect_dataset",
     "configs",
     "contextual_autotune",
+    "cover",
     "datasets",
     "detach",
     "elementwise_work",
     "families",
+    "gated_mlp",
     "gemm_work",
     "grouped_gemm",
     "load_bundle",
     "prune",
     "register",
+    "rms_norm_rope",
     "runtime",
     "scaled_gemm",
     "scaled_grouped_gemm",
     "shortlist",
+    "spaces",
     "tune",
     "use",
 ]
 
 __version__ = "0.1.0"  # pyproject.toml reads it from here
 
+_MODULES = {"datasets": ".datasets", "runtime": ".runtime", "spaces": ".kernels.spaces"}
 _HOMES = {
     **dict.fromkeys(
         (
@@ -115,14 +122,18 @@ _HOMES = {
         ("ConfigCache", "TunedFunction", "TuningFailed", "contextual_autotune", "elementwise_work", "gemm_work"),
         ".runtime.tuning.functions",
     ),
-    **dict.fromkeys(("adapt", "attach", "autotune", "configs", "prune", "shortlist", "tune"), ".kernels.by_name"),
+    **dict.fromkeys(
+        ("adapt", "attach", "autotune", "configs", "cover", "prune", "shortlist", "tune"), ".kernels.by_name"
+    ),
     **dict.fromkeys(("attached", "detach"), ".runtime.tuning.attach"),
     "TritonFamily": ".runtime",
     "agree": ".runtime.tuning.ranks.agreement",
     "families": ".kernels",
+    "gated_mlp": ".kernels.gated_mlp",
     "grouped_gemm": ".kernels.grouped_gemm",
     "load_bundle": ".model",
     "register": ".kernels",
+    "rms_norm_rope": ".kernels.rms_norm_rope",
     **dict.fromkeys(("scaled_gemm", "scaled_grouped_gemm"), ".kernels.scaled_gemm"),
     "use": ".kernels.integrations",
 }
@@ -166,8 +177,8 @@ def collect_dataset(
 
 
 def __getattr__(name: str) -> Any:
-    if name in ("datasets", "runtime"):
-        return import_module(f".{name}", __name__)
+    if name in _MODULES:
+        return import_module(_MODULES[name], __name__)
     if name in _HOMES:
         # Kept, so that the next access is an ordinary one: `grouped_gemm` is called in hot loops.
         return globals().setdefault(name, getattr(import_module(_HOMES[name], __name__), name))

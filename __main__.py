@@ -23,7 +23,7 @@ from typer.core import TyperCommand, TyperGroup
 
 from . import __version__
 from .datasets import ForetuneError
-from .datasets.console.numbers_from_text import duration_s, number, whole_number, whole_numbers
+from .datasets.console.numbers_from_text import duration_s, number, span, whole_number, whole_numbers
 from .datasets.console.progress_bar import showing
 from .datasets.console.tables import printable
 from .datasets.errors import MOST, abridged
@@ -31,7 +31,7 @@ from .datasets.progress import share_of
 
 if TYPE_CHECKING:
     from .collect.replay import Replay
-    from .datasets import DeviceSpec, Family, Measurable
+    from .datasets import DeviceSpec, Family, Measurable, Problem
     from .datasets.dataset import Dataset
     from .model.bundle import Bundle
     from .model.evaluation import Evaluation
@@ -677,19 +677,13 @@ def predict(
     The family's dimensions are options of their own (a grouped GEMM has --groups, --rows, --n and --k), and so are its
     flags, without a value: `foretune predict FAMILY --help` lists them.
     """
-    from .datasets import DeviceSpec, ForetuneWarning, Problem
+    from .datasets import DeviceSpec, ForetuneWarning
     from .model import load_bundle
     from .runtime import make_shortlist
 
     kernel = _family(family)
-    dims, flags = _dimensions(context.args, kernel)
-    dtype = dtype or kernel.dtypes[0]
-    if dtype not in kernel.dtypes:
-        raise typer.BadParameter(
-            f"{abridged(dtype, 60)!r} is not one of {', '.join(kernel.dtypes)}", param_hint="--dtype"
-        )
+    problem = _problem(context.args, kernel, dtype)
     spec = DeviceSpec.find(device) if device is not None else _this_gpu()
-    problem = Problem(kernel.name, tuple(sorted(dims.items())), dtype, tuple(sorted(flags)))
     with warnings.catch_warnings():  # what a launch is only warned of is the answer here
         warnings.simplefilter("ignore", ForetuneWarning)
         chosen = make_shortlist(
@@ -704,6 +698,81 @@ def predict(
     if not chosen.predicted:  # then it holds every config, in no order that means anything
         raise ForetuneError(f"{chosen.reason}; a launch there has {len(chosen.configs)} configs go through")
     _emit(chosen, as_json)
+
+
+@_command(
+    "cover",
+    f"foretune cover {FAMILY} --dynamic rows --range 64:4096 --device h200 --groups 64 --n 2048 --k 1024",
+    cls=PredictCommand,
+    context_settings={"allow_extra_args": True, "ignore_unknown_options": True},  # as above
+)
+def cover(
+    context: typer.Context,
+    family: FamilyName,
+    dynamic: Annotated[str, typer.Option(help="The dimension whose size is only known at run time.")],
+    sizes: Annotated[
+        Any,
+        typer.Option("--range", help="Its smallest and largest size.", parser=_read(span), metavar="LOW:HIGH"),
+    ],
+    configs: Annotated[int, _count("How many configs.", 1, 16)] = 3,
+    ranges: Annotated[int, _count("Ranges of sizes at most: so often is a dynamic graph compiled.", 1, 256)] = 8,
+    device: Annotated[
+        str | None,
+        typer.Option(
+            help="A shipped device, or a spec's JSON file.", show_default="this GPU", autocompletion=_device_names
+        ),
+    ] = None,
+    data: Annotated[
+        str | None,
+        typer.Option(
+            help="Choose by the times in this dataset (a folder or shipped name).",
+            show_default="by predicted times",
+            autocompletion=_dataset_names,
+        ),
+    ] = None,
+    hints: Annotated[
+        str | None,
+        typer.Option(
+            help="With --data: what the config that is best at each of these sizes, as 64,256,4096, loses at all "
+            "others, beside the covers predicted and measured.",
+            show_default="none",
+        ),
+    ] = None,
+    dtype: Annotated[
+        str | None, typer.Option(help="Element type, one of the family's.", show_default="the family's first")
+    ] = None,
+    bundle: Annotated[Path | None, typer.Option(help="A bundle of `foretune train`.", show_default="shipped")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Print the few configs that together lose least over a range of a dynamic dimension, and which runs when.
+
+    The family's other dimensions and its flags are options of their own, as for predict. Needs no GPU.
+    """
+    from .datasets import load
+    from .kernels.by_name import cover as covered
+    from .runtime.covering import make_hint_matrix
+
+    if hints is not None and data is None:
+        raise typer.BadParameter("what a hint loses is measured: give --data", param_hint="--hints")
+    kernel = _family(family)
+    if dynamic not in kernel.dims:
+        raise typer.BadParameter(
+            f"{abridged(dynamic, 60)!r} is not one of {', '.join(kernel.dims)}", param_hint="--dynamic"
+        )
+    problem = _problem([*context.args, f"--{dynamic}", str(sizes[0])], kernel, dtype)
+    spec = device if device is not None else _this_gpu()
+    with showing(f"covering {dynamic} from {sizes[0]} to {sizes[1]}"):
+        found: Result
+        if hints is not None and data is not None:
+            at = _given("--hints", whole_numbers, hints)
+            found = make_hint_matrix(
+                kernel, problem, dynamic, sizes, configs, spec, load(data), hints=at, ranges=ranges, bundle=bundle
+            )
+        else:
+            found = covered(
+                kernel, problem, dynamic, sizes, configs, device=spec, ranges=ranges, data=data, bundle=bundle
+            )
+    _emit(found, as_json)
 
 
 @_command("warmup", f"foretune warmup {FAMILY} --shapes shapes.csv")
@@ -966,32 +1035,98 @@ def seal(
     _emit(_counted(dataset), as_json, out=out)
 
 
-@_command("export", "foretune export h200 --format csv --out h200.csv")
+@_command("export", "foretune export sglang --model Qwen3-30B-A3B --tp 2 --device h200 --out tuned")
 def export(
-    data: OneDataset,
-    out: Annotated[Path, typer.Option(help="The file to write.")],
-    format: Annotated[str, typer.Option(help="t4, the autotuning community's JSON (schema 1.0.0), or csv.")],
+    data: Annotated[
+        str,
+        typer.Argument(
+            metavar="DATA|vllm|sglang",
+            help="Dataset folder, or the name of a shipped one; or a serving engine.",
+            autocompletion=_dataset_names,
+        ),
+    ],
+    out: Annotated[Path, typer.Option(help="The file to write; an engine's files, the folder.")],
+    format: Annotated[
+        str | None, typer.Option(help="Of a dataset: t4, the autotuning community's JSON (schema 1.0.0), or csv.")
+    ] = None,
     family: Annotated[
         str | None,
-        typer.Option(help="Only this family.", show_default="all in the data", autocompletion=_family_names),
+        typer.Option(help="Of a dataset only this family.", show_default="all", autocompletion=_family_names),
     ] = None,
     problem: Annotated[
         int | None,
-        _count("Only this one, counted from 0. T4 tools expect one.", 0, MOST, show_default="all"),
+        _count("Of a dataset only this one, counted from 0. T4 tools expect one.", 0, MOST, show_default="all"),
     ] = None,
+    model: Annotated[
+        str | None, typer.Option(help="The model, of our table, whose MoE layer an engine's files are for.")
+    ] = None,
+    experts: Annotated[int | None, _count("Of another model: its experts.", 1, MOST)] = None,
+    topk: Annotated[int | None, _count("... the experts that each token chooses.", 1, MOST)] = None,
+    hidden: Annotated[int | None, _count("... its hidden size.", 1, MOST)] = None,
+    inter: Annotated[int | None, _count("... the intermediate size of an expert.", 1, MOST)] = None,
+    tp: Annotated[int, _count("Ranks that share each expert.", 1, 1024)] = 1,
+    dtype: Annotated[str, typer.Option(help="bf16, fp16, or fp8e4m3 with scales of 128x128 blocks.")] = "bf16",
+    device: Annotated[
+        str | None,
+        typer.Option(
+            help="The GPU that an engine's files are for: a shipped device, or a spec's JSON file.",
+            show_default="this GPU",
+            autocompletion=_device_names,
+        ),
+    ] = None,
+    measure: Annotated[
+        bool | None,
+        typer.Option(
+            help="Time the best of what is predicted, with the engine's own kernel.",
+            show_default="where GPU and engine are here",
+        ),
+    ] = None,
+    bundle: Annotated[Path | None, typer.Option(help="Who predicts.", show_default="the shipped bundle")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Write measurements in a format that other tools read."""
-    from .datasets import load
-    from .datasets.disk.writable import check_file
-    from .datasets.export import export_dataset
+    """Write measurements in a format that other tools read, or a serving engine's tuned files of a MoE layer.
 
-    check_file(out)
-    dataset = load(data)
-    rows = len(dataset.measurements if family is None or problem is not None else dataset.rows(family))
-    with showing(f"writing {out}", _EXPORTING_S.get(format, 0.0) * (rows if problem is None else 0)):
-        results = export_dataset(dataset, out, format, family=family, problem=problem)
-    _emit(_Said({"format": format, "results": results}, f"{results} results."), as_json, out=out)
+    An engine's files come with a verdict: what they are worth next to the engine's default and the file that it ships,
+    for each batch size. Rows that gain nothing say what the engine runs anyway.
+    """
+    from .collect.compiling import compile_ahead
+    from .datasets import DeviceSpec
+    from .datasets.disk.writable import check_file, check_folder
+    from .kernels.fused_moe import asked, engines, installed, tuning
+    from .model import load_bundle
+
+    if data not in engines.ENGINES:
+        from .datasets import load
+        from .datasets.export import export_dataset
+
+        if format is None:
+            raise typer.BadParameter("of a dataset it must be given: t4 or csv", param_hint="--format")
+        check_file(out)
+        dataset = load(data)
+        rows = len(dataset.measurements if family is None or problem is not None else dataset.rows(family))
+        with showing(f"writing {out}", _EXPORTING_S.get(format, 0.0) * (rows if problem is None else 0)):
+            results = export_dataset(dataset, out, format, family=family, problem=problem)
+        _emit(_Said({"format": format, "results": results}, f"{results} results."), as_json, out=out)
+        return
+    layer = asked.layer_asked_for(model, experts=experts, topk=topk, hidden=hidden, inter=inter, tp=tp, dtype=dtype)
+    gpu = _live()
+    spec = gpu if device is None and gpu is not None else _this_gpu() if device is None else DeviceSpec.find(device)
+    is_here = gpu is not None and gpu.name == spec.name
+    if measure and not is_here:
+        raise typer.BadParameter(f"{spec.name} is not here to be measured on", param_hint="--measure")
+    check_folder(out)
+    with showing(f"{data}: {len(engines.BATCH_SIZES)} batch sizes") as say:
+        files = tuning.tune_layer(
+            data,
+            layer,
+            spec,
+            bundle=None if bundle is None else load_bundle(bundle),
+            measure=is_here and data in installed() if measure is None else measure,
+            compile_ahead=compile_ahead,
+            on_row=lambda row: say(f"{data}: {row.tokens} tokens"),
+        )
+    files.save(out)
+    _emit(files, as_json, out=out)
 
 
 @_command("show", "foretune cache show", into=cache)
@@ -1120,6 +1255,19 @@ def _dimensions(arguments: Sequence[str], family: Family) -> tuple[dict[str, int
     if missing := [f"--{dim}" for dim in family.dims if dim not in dims]:
         raise typer.BadParameter(f"{' '.join(missing)} missing; {_taken(family)}")
     return dims, tuple(flags)
+
+
+def _problem(arguments: Sequence[str], family: Family, dtype: str | None) -> Problem:
+    """The problem that these words are, of a dtype of the family."""
+    from .datasets import Problem
+
+    dims, flags = _dimensions(arguments, family)
+    dtype = dtype or family.dtypes[0]
+    if dtype not in family.dtypes:
+        raise typer.BadParameter(
+            f"{abridged(dtype, 60)!r} is not one of {', '.join(family.dtypes)}", param_hint="--dtype"
+        )
+    return Problem(family.name, tuple(sorted(dims.items())), dtype, tuple(sorted(flags)))
 
 
 def _this_gpu() -> DeviceSpec:

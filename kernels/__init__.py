@@ -17,8 +17,6 @@ from typing import Any
 
 from ..datasets import Family, ForetuneError, Measurable
 from ..datasets.errors import check_word, reason_of, shown, warn
-from .grouped_gemm import GroupedGemmDW, GroupedGemmDX, GroupedGemmForward
-from .scaled_gemm import ScaledGemm, ScaledGroupedGemmForward
 
 __all__ = ["families", "find_family", "find_measurable", "register"]
 
@@ -26,6 +24,28 @@ __all__ = ["families", "find_family", "find_measurable", "register"]
 GROUP = "foretune.families"
 #: What a family is asked for, whoever wants to predict it.
 _DECLARED = ("name", "dims", "dtypes", "knobs")
+#: Our own, and where they are: each is imported when it is asked for.
+_OURS = {
+    "fused_moe": ".fused_moe:FusedMoeUp",
+    "fused_moe_down": ".fused_moe:FusedMoeDown",
+    "gated_mlp": ".gated_mlp:GatedMlp",
+    "grouped_gemm_dw": ".grouped_gemm:GroupedGemmDW",
+    "grouped_gemm_dx": ".grouped_gemm:GroupedGemmDX",
+    "grouped_gemm_fwd": ".grouped_gemm:GroupedGemmForward",
+    "inductor_convolution": ".inductor:InductorConvolution",
+    "inductor_flex_attention": ".inductor:InductorFlexAttention",
+    "inductor_flex_backward": ".inductor:InductorFlexBackward",
+    "inductor_flex_decoding": ".inductor:InductorFlexDecoding",
+    "inductor_grouped_mm": ".inductor:InductorGroupedMM",
+    "inductor_mm": ".inductor:InductorMM",
+    "matmul": ".matmul:Matmul",
+    "rms_norm_rope_bwd": ".rms_norm_rope:RmsNormRopeBackward",
+    "rms_norm_rope_fwd": ".rms_norm_rope:RmsNormRopeForward",
+    "scaled_gemm": ".scaled_gemm:ScaledGemm",
+    "scaled_grouped_gemm_fwd": ".scaled_gemm:ScaledGroupedGemmForward",
+}
+#: What Inductor calls its products, which are one family: `foretune collect inductor:mm`.
+_OTHER_NAMES = dict.fromkeys(("inductor:mm", "inductor:addmm", "inductor:bmm", "inductor:scaled_mm"), "inductor_mm")
 _registered: dict[str, Family] = {}
 
 
@@ -34,7 +54,7 @@ def register(family: Family | type[Family]) -> Family:
 
     Another family of that name is replaced. Raises `ForetuneError` for what is no `Family`.
 
-    >>> register(GroupedGemmForward).name
+    >>> register(find_family("grouped_gemm_fwd")).name
     'grouped_gemm_fwd'
     """
     made = _family_of(family)
@@ -71,8 +91,12 @@ def find_family(family: str | Family | type[Family]) -> Family:
     """
     if not isinstance(family, str):
         return _family_of(family)
+    family = _OTHER_NAMES.get(family, family)
     if family in _registered:
         return _registered[family]
+    if family in _OURS:
+        module, _, attribute = _OURS[family].partition(":")
+        return _registered.setdefault(family, _family_of(getattr(import_module(module, __name__), attribute)))
     if ":" in family:
         found = _family_at(family)
         _registered.setdefault(found.name, found)  # from now on by its name too, unless that is taken
@@ -95,7 +119,7 @@ def find_measurable(family: str | Family | type[Family]) -> Measurable:
 
 
 def _names() -> list[str]:
-    return sorted({*_registered, *(entry.name for entry in _entry_points())})
+    return sorted({*_OURS, *_registered, *(entry.name for entry in _entry_points())})
 
 
 def _entry_points() -> tuple[EntryPoint, ...]:
@@ -145,7 +169,3 @@ def _made(family: type[Family]) -> Family:
         return family()
     except TypeError as error:
         raise ForetuneError(f"{family.__name__} cannot be made without arguments: {error}") from error
-
-
-for _family in (GroupedGemmForward, GroupedGemmDX, GroupedGemmDW, ScaledGemm, ScaledGroupedGemmForward):
-    register(_family)

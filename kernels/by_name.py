@@ -5,11 +5,11 @@ What each needs is imported by its call: torch, triton and NumPy are none of tha
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
-from ..datasets import Family, KernelConfig, Problem
+from ..datasets import Family, ForetuneError, KernelConfig, Problem
 from . import find_family
 
 if TYPE_CHECKING:
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from ..datasets.dataset import Dataset
     from ..model import Bundle
     from ..runtime import Pruner, Shortlist
+    from ..runtime.covering import Cover
     from ..runtime.tuning.functions import Advisor, CallTimer, ConfigCache, TunedFunction, Work
     from ..runtime.tuning.skew.earlier_sizes import EarlierSizes
 
@@ -123,6 +124,54 @@ def shortlist(
     )
 
 
+def cover(
+    family: FamilyLike,
+    problem: Problem,
+    dynamic: str,
+    range: tuple[int, int],
+    n: int = 3,
+    *,
+    device: DeviceSpec | Path | str | None = None,
+    ranges: int = 8,
+    sizes: Iterable[int] | None = None,
+    configs: Sequence[KernelConfig] | None = None,
+    data: Dataset | Path | str | None = None,
+    bundle: Bundle | Path | str | None = None,
+) -> Cover:
+    """The `n` configs that together lose least over a `range` of sizes of a dimension that is only known at run time,
+    and the dispatch table between them: `config_for(size)` is a few comparisons of Python integers. Nobody waits for
+    the device; a function under `torch.compile` stays dynamic, and is compiled once for each of at most `ranges` ranges
+    that it meets (see `foretune.runtime.covering.Cover`).
+
+    Chosen by predicted times, at `sizes` (left out: 8 an octave and 64 evenly spaced; how often a size is in there is
+    its weight), or by the measured times in `data`: a dataset, its folder, or the name of a shipped one, with the
+    problem at several sizes. What `dynamic` is in the problem does not matter. `device` is a spec, the name of a
+    shipped one, or a spec's file (left out: this GPU); `configs` narrows the choice to these, `bundle` replaces the
+    shipped one.
+
+    Raises `ForetuneError` for what is none of that, where nothing is predicted, where `data` has fewer than two sizes,
+    and where no `n` configs can run all of them.
+
+    >>> from foretune import Problem
+    >>> layer = Problem.of("grouped_gemm_fwd", groups=64, rows=1, n=2048, k=1024)
+    >>> found = cover("grouped_gemm_fwd", layer, "rows", (64, 4096), n=2, device="h200", sizes=[64, 512, 4096])
+    >>> found.config_for(64) != found.config_for(4096), len(found.crossovers)
+    (True, 1)
+    """
+    from ..datasets import DeviceSpec
+    from ..runtime.covering import make_cover, measured_cover
+
+    found = find_family(family)
+    spec = DeviceSpec.live() if device is None else DeviceSpec.find(device)
+    if data is None:
+        return make_cover(
+            found, problem, dynamic, range, n, spec, ranges=ranges, sizes=sizes, configs=configs, bundle=bundle
+        )
+    if given := [name for name, one in (("sizes", sizes), ("configs", configs), ("bundle", bundle)) if one is not None]:
+        raise ForetuneError(f"{given[0]} is for predictions, but with data nothing is predicted")
+    return measured_cover(found, problem, dynamic, range, n, spec, _dataset(data), ranges=ranges)
+
+
 def adapt(
     data: Dataset | Path | str,
     *,
@@ -138,13 +187,11 @@ def adapt(
 
     >>> adapt("small").save("my-bundle")  # doctest: +SKIP
     """
-    from ..datasets import load
-    from ..datasets.dataset import Dataset
     from ..model import load_bundle
     from ..model.adapt import adapt_bundle
     from ..model.bundle import Bundle
 
-    dataset = data if isinstance(data, Dataset) else load(data)
+    dataset = _dataset(data)
     given = bundle if isinstance(bundle, Bundle) else load_bundle(bundle)
     wanted: Sequence[FamilyLike]
     if family is None:
@@ -307,3 +354,10 @@ def tune(
         cache=cache,
         timer=timer,
     )
+
+
+def _dataset(data: Dataset | Path | str) -> Dataset:
+    from ..datasets import load
+    from ..datasets.dataset import Dataset
+
+    return data if isinstance(data, Dataset) else load(data)

@@ -159,7 +159,7 @@ class Chooser:
     ) -> None:
         self.family, self.device, self.bundle = family_of(family), device, bundle
         self.given = configs  # kept alive, because the memo knows it by its id
-        self.configs = tuple(family.space(device)) if configs is None else _checked(family, configs)
+        self.configs = tuple(family.space(device)) if configs is None else checked_configs(family, configs)
         self._answers: dict[tuple[Problem, HowMany, Skew | None], Shortlist] = {}
         self._rankings: dict[Problem, Ranking] = {}
 
@@ -264,17 +264,7 @@ class Chooser:
     def _predicted(self, problem: Problem, configs: tuple[KernelConfig, ...]) -> Ranking:
         import numpy as np  # takes as long to import as the rest of Foretune: not before it is needed
 
-        from ..model import ranker_on
-
-        bundle = bundle_in_force(self.bundle)
-        ranker = ranker_on(self.device, bundle.ranker(self.family.name), bundle.trained_on(self.family.name))
-        with np.errstate(all="ignore"):  # what is not finite is refused below
-            predicted = ranker.predict(self.family, problem, self.device, configs)
-        slowdowns = np.asarray(predicted, dtype=np.float64)
-        if slowdowns.shape != (len(configs),):
-            raise ForetuneError(f"{len(configs)} slowdowns were due but the ranker gave {slowdowns.shape}")
-        if not (np.isfinite(slowdowns) & (slowdowns > 0)).all():
-            raise ForetuneError("the ranker gave slowdowns that are not positive numbers")
+        slowdowns = predicted_slowdowns(self.family, problem, self.device, configs, self.bundle)
         return np.argsort(slowdowns, kind="stable"), slowdowns
 
     def _wrong(self, problem: Problem) -> Collection[KernelConfig]:
@@ -306,7 +296,8 @@ def supported(family: Family, problem: Problem, device: DeviceSpec, configs: Seq
         return everything
 
 
-def _checked(family: Family, configs: Any) -> tuple[KernelConfig, ...]:
+def checked_configs(family: Family, configs: Any) -> tuple[KernelConfig, ...]:
+    """The configs to choose from. Raises `ForetuneError` for what is no list of the family's configs, or none."""
     if not isinstance(configs, Collection) or isinstance(configs, (str, bytes)):
         raise ForetuneError(f"configs must be a list of KernelConfigs but is {shown(configs)}")
     for config in configs:
@@ -345,6 +336,27 @@ def chooser_of(
         if configs is None or isinstance(configs, tuple):
             _remember(_choosers, key, chooser, _MOST_CHOOSERS)
     return chooser
+
+
+def predicted_slowdowns(
+    family: Family, problem: Problem, device: DeviceSpec, configs: tuple[KernelConfig, ...], bundle: Bundle | None
+) -> NDArray[np.float64]:
+    """What the bundle predicts for each config, (n_configs,), which compares within this problem. Raises
+    `ForetuneError` where it has nothing to say, or nothing that can be."""
+    import numpy as np  # as above
+
+    from ..model import ranker_on
+
+    bundle = bundle_in_force(bundle)
+    ranker = ranker_on(device, bundle.ranker(family.name), bundle.trained_on(family.name))
+    with np.errstate(all="ignore"):  # what is not finite is refused below
+        predicted = ranker.predict(family, problem, device, configs)
+    slowdowns = np.asarray(predicted, dtype=np.float64)
+    if slowdowns.shape != (len(configs),):
+        raise ForetuneError(f"{len(configs)} slowdowns were due but the ranker gave {slowdowns.shape}")
+    if not (np.isfinite(slowdowns) & (slowdowns > 0)).all():
+        raise ForetuneError("the ranker gave slowdowns that are not positive numbers")
+    return slowdowns
 
 
 def bundle_in_force(bundle: Bundle | None) -> Bundle:

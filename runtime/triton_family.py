@@ -25,6 +25,7 @@ from ..datasets.errors import abridged
 from ..model.generic_features import GenericFeatures
 from .declared import check_declared
 from .launching.kernel import Kernel
+from .poisoning import poison
 
 if TYPE_CHECKING:
     import numpy as np
@@ -240,7 +241,7 @@ class TritonFamily(Measurable):
             raise ForetuneError(
                 f"{self.name}: the output {self.output} must be a tensor of floats but is {output.dtype}"
             )
-        output.fill_(float("nan"))
+        poison(output)
         return TritonInputs(arguments, problem)
 
     def launch(self, inputs: TritonInputs, config: KernelConfig) -> torch.Tensor:

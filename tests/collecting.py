@@ -18,7 +18,7 @@ from foretune.collect.run_state import RunState, folder_of_run
 from foretune.collect.summary import Summary
 from replay import FAMILIES, ReplayPool
 
-CASES = fake_cases()[:12]
+CASES = fake_cases()[:7]
 #: Of a run that nobody made, for what shows one.
 SUMMARY = Summary(
     plan="exhaustive",

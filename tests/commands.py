@@ -9,7 +9,8 @@ from foretune.__main__ import app
 from typer.testing import CliRunner, Result
 
 COMMANDS = (
-    "quickstart", "collect", "train", "adapt", "evaluate", "report", "replay", "predict", "warmup", "device", "export"
+    "quickstart", "collect", "train", "adapt", "evaluate", "report", "replay", "predict", "cover", "warmup", "device",
+    "export"
 )  # fmt: skip
 SUBCOMMANDS = ("bench kernels", "bench runtime", "datasets show", "datasets merge", "datasets seal")
 SUBCOMMANDS += ("cache show", "cache clear", "cache export", "cache import", "cache freeze")

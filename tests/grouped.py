@@ -21,6 +21,10 @@ B200 = replace(H200, name="B200", arch="sm_100", sm_count=148)
 MI300X = replace(
     H200, name="MI300X", backend="hip", arch="gfx942", warp_size=64, sm_count=304, smem_per_block_bytes=65536
 )
+MI350X = replace(MI300X, name="MI350X", arch="gfx950", smem_per_block_bytes=163840)
+XPU = replace(H200, name="Max 1550", backend="xpu", arch="pvc", warp_size=16, smem_per_block_bytes=131072)
+#: Of Triton's backend for CPUs.
+HOST = replace(H200, name="host", backend="cpu", arch="x86_64", warp_size=1)
 #: Where the interpreter runs. Fewer programs than tiles nearly everywhere, so that programs take several.
 CPU = replace(H200, backend="cpu", sm_count=3)
 

@@ -25,6 +25,7 @@ FACE = (
     "collect_dataset",
     "configs",
     "contextual_autotune",
+    "cover",
     "elementwise_work",
     "families",
     "gemm_work",

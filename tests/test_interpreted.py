@@ -14,7 +14,7 @@ def test_everything_that_runs_in_the_interpreter():
     # The files that have some, and no others: each process would collect them all, only to leave them out.
     files = [str(path) for path in sorted(TESTS.rglob("test_*.py")) if "mark.interpret" in path.read_text()]
     files.remove(__file__)
-    # Two at once: on the oldest Triton little else is left to test beside them.
+    # Two at once: they take longer than any other test, and one would be left over at the end.
     command = [sys.executable, "-m", "pytest", "-q", "-n", "2", "-p", "no:cacheprovider", *files]
     run = subprocess.run(
         command, env=os.environ | {"TRITON_INTERPRET": "1"}, cwd=TESTS.parent, capture_output=True, text=True

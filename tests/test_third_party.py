@@ -223,6 +223,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.slow
 def test_what_other_processes_compile_ahead_its_autotuner_finds(installed, tmp_path):
     """In processes that know the family by its name alone; one binary for problems whose integers specialise alike."""
     configs, compiled, nothing_new = json.loads(installed.python("-c", AHEAD, TRITON_CACHE_DIR=str(tmp_path)))

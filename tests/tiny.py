@@ -58,6 +58,13 @@ class SpecialisedFamily(TinyFamily):
         return scale_kernel.warmup(torch.float32, problem["n"], BLOCK=config["BLOCK"], grid=(1,))
 
 
+class NotingFamily(TinyFamily):
+    """Its compiler does nothing but to note that it was asked."""
+
+    def build(self, config):
+        pass
+
+
 class RaisingFamily(TinyFamily):
     """Blocks of 128 do not compile."""
 

@@ -43,6 +43,21 @@ def whole_numbers(text: str, low: int = 1, high: int = MOST, most: int = 1000) -
         _refuse(text, f"a list such as 32,64,96, each number from {low} to {high},")
 
 
+def span(text: str) -> tuple[int, int]:
+    """Two whole numbers from 1 with a colon between them, the smaller one first. Raises `ForetuneError`.
+
+    >>> span("64:4096")
+    (64, 4096)
+    """
+    low, colon, high = text.partition(":")
+    try:
+        if colon and (found := (whole_number(low, 1), whole_number(high, 1)))[0] <= found[1]:
+            return found
+    except ForetuneError:
+        pass
+    _refuse(text, "a smallest and a largest size, as in 64:4096,")
+
+
 def number(text: str, low: float, high: float) -> float:
     """A number that may have a fraction. Raises `ForetuneError` with the bounds; of "nan" and "inf" too.
 

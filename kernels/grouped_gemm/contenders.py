@@ -6,15 +6,13 @@ The tile map is in no figure, as torch's offsets are not in `torch._grouped_mm`'
 
 from __future__ import annotations
 
-import statistics
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from ...datasets import Case, DeviceSpec, Measurable, Problem
 from ...model.baselines import Baseline
-from ...runtime.timing.compare import ROUNDS, BestConfigs, Goal, LaunchPath, Row, judge_least, judge_most
+from ...runtime.timing.compare import BestConfigs, Goal, LaunchPath, Row, judge_least, judge_most
 from .measurable import GroupedGemm, GroupedGemmForward, Inputs
 from .models import load_models
 from .nv_heuristics import DISTRIBUTION, MODULE, NvMatmulHeuristicsRanker
@@ -142,11 +140,8 @@ def _permutation(family: str, inputs: Any) -> Callable[[], Any]:
     return lambda: moved.index_select(0, indices)
 
 
-def time_launch_path(family: Measurable, device: DeviceSpec, calls: int = 200) -> LaunchPath:
-    """Times the op against a bare launch of its main kernel, in interleaved turns, on a problem that keeps the GPU
-    ahead of the host."""
-    import torch
-
+def time_launch_path(family: Measurable, device: DeviceSpec) -> LaunchPath:
+    """Times the op against a bare launch of its main kernel."""
     from .op.op import grouped_gemm
     from .triton_kernels.gemm import arguments, grouped_gemm_kernel
 
@@ -162,17 +157,7 @@ def time_launch_path(family: Measurable, device: DeviceSpec, calls: int = 200) -
     def op() -> torch.Tensor:
         return grouped_gemm(inputs.left, inputs.right, inputs.group_sizes, config=config)
 
-    figures: dict[Callable[[], Any], list[float]] = {bare: [], op: []}
-    with torch.no_grad():
-        for _ in range(ROUNDS + 1):  # the first round warms up
-            for call, seconds in figures.items():
-                torch.cuda.synchronize()
-                for _ in range(calls):
-                    began = time.perf_counter()
-                    call()
-                    seconds.append(time.perf_counter() - began)
-    bare_us, op_us = (1e6 * statistics.median(figures[call][calls:]) for call in (bare, op))
-    return LaunchPath("foretune.grouped_gemm", op_us, bare_us)
+    return LaunchPath.timed("foretune.grouped_gemm", op, bare)
 
 
 def autotuned(

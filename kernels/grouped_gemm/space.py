@@ -28,7 +28,7 @@ _OTHER_REGISTERS = 56
 # One SM of the largest kind (sm_90, sm_100), for which the space is laid out.
 _SM_SMEM_BYTES, _SM_REGISTERS, _SM_THREADS = 228 * 1024, 65536, 2048
 # Where the matrix product of a tile is asynchronous: Hopper's wgmma, and Blackwell's tcgen05 (sm_120 has neither).
-_ASYNC_PRODUCT_ARCHS = ("sm_90", "sm_100", "sm_103")
+ASYNC_PRODUCT_ARCHS = ("sm_90", "sm_100", "sm_103")
 # What the driver keeps of each program's shared memory (CUDA programming guide, compute capability 8.x and later).
 _RESERVED_SMEM_BYTES = 1024
 
@@ -231,7 +231,7 @@ def tile_smem_bytes(
     so do tiles of fewer than 64 rows everywhere. With TMA each stage has a barrier, and a tcgen05 product has one.
     The output has room of its own beside the stages, because the next tile's loads are in flight when it is stored.
     """
-    product_is_async = block_m >= 64 and arch in _ASYNC_PRODUCT_ARCHS and itemsize == 2
+    product_is_async = block_m >= 64 and arch in ASYNC_PRODUCT_ARCHS and itemsize == 2
     # On AMD Triton 3.6 may keep one more of each operand, padded, than 3.9 does.
     buffers = stages if product_is_async or arch.startswith("gfx") else max(stages - 1, 1)
     barriers = 8 * buffers * max(tma[:2])
@@ -243,11 +243,11 @@ def tile_smem_bytes(
         operand = max(block_m, block_n) * block_k * itemsize * max(tma[:2])
         output = output + operand if tma[2] else max(output, operand)
     elif not tma[2]:
-        output = min(output, _exchange_bytes(block_m, block_n, num_warps, arch))
+        output = min(output, exchange_bytes(block_m, block_n, num_warps, arch))
     return buffers * (block_m + block_n) * block_k * itemsize + output + barriers
 
 
-def _exchange_bytes(block_m: int, block_n: int, num_warps: int, arch: str) -> int:
+def exchange_bytes(block_m: int, block_n: int, num_warps: int, arch: str) -> int:
     """Where a 16-bit output changes from the product's layout to the store's: so many rows of it at a time as hold, for
     both layouts, all that one instruction of each warp holds."""
     if arch.startswith("gfx"):

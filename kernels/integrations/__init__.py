@@ -1,7 +1,7 @@
-"""`use`: Foretune inside projects that people train MoE models with, one module a project.
+"""`use`: Foretune inside projects that people train and compile models with, one module a project.
 
-Each module is imported by the call that asks for it, and imports its project only then. It has `install()`, which puts
-Foretune in and returns the function that takes it out again, or raises `ForetuneError` saying which version it needs.
+Each module is imported by the call that asks for it, and imports its project only then. It has `install(**options)`, which
+puts Foretune in and returns the function that takes it out again, or raises `ForetuneError` saying which version it needs.
 """
 
 from __future__ import annotations
@@ -9,20 +9,29 @@ from __future__ import annotations
 from collections.abc import Callable
 from importlib import import_module
 from threading import Lock
+from typing import Any
 
 from ...datasets import ForetuneError
 from ...datasets.errors import shown
 
 __all__ = ["Use", "use"]
 
-_PROJECTS = ("torchtitan", "transformers")
+#: Each with the options that it takes.
+_PROJECTS = {"inductor": ("k", "bundle"), "torchtitan": (), "transformers": ()}
 _lock = Lock()
 _users: dict[str, int] = {}  # the uses of each project that are not undone
+_options: dict[str, dict[str, Any]] = {}  # with which they were asked for
 _removers: dict[str, Callable[[], None]] = {}
 
 
-def use(project: str) -> Use:
-    """Puts Foretune's grouped GEMM into a project: for good, until `undo()`, or for a `with` block.
+def use(project: str, **options: Any) -> Use:
+    """Puts Foretune into a project: for good, until `undo()`, or for a `with` block.
+
+    "inductor" (torch 2.11 to 2.13): `torch.compile` under max_autotune generates, compiles and times the `k` (8 if left
+    out) choices of mm, addmm, bmm, scaled_mm, grouped_mm, convolution and flex attention that are predicted to be
+    fastest, of whatever search space it is told, and ATen's as ever; 2k while nothing is learned of an op. `bundle` is
+    what predicts, or its folder (the shipped one if left out). Graphs that Inductor has in its caches count as others.
+    Where this torch has no such seams, or there is no prediction, Inductor chooses as ever, with one warning.
 
     "transformers" (5.7 or later): an experts implementation of the name "foretune", for
     `model.set_experts_implementation("foretune")` and `from_pretrained(..., experts_implementation="foretune")`.
@@ -31,17 +40,26 @@ def use(project: str) -> Use:
     models that are already built.
 
     Used twice, a project keeps Foretune until both are undone. Raises `ForetuneError` listing the projects where there
-    is none of that name, and naming the version that is needed where the installed one is too old, or none is there.
+    is none of that name, naming the version that is needed where the installed one is too old, or none is there, and
+    for options that the project does not take, or that differ from those that it is used with already.
 
     >>> use("keras")
     Traceback (most recent call last):
-    foretune.datasets.errors.ForetuneError: Foretune can be used in torchtitan or transformers but not in 'keras'
+    foretune.datasets.errors.ForetuneError: Foretune can be used in inductor, torchtitan or transformers but not in 'keras'
     """
-    if project not in _PROJECTS:
-        raise ForetuneError(f"Foretune can be used in {' or '.join(_PROJECTS)} but not in {shown(project)}")
+    if not isinstance(project, str) or project not in _PROJECTS:
+        *others, last = _PROJECTS
+        raise ForetuneError(f"Foretune can be used in {', '.join(others)} or {last} but not in {shown(project)}")
+    if unknown := [name for name in options if name not in _PROJECTS[project]]:
+        known = ", ".join(_PROJECTS[project]) or "no options"
+        raise ForetuneError(f"foretune.use({project!r}) takes {known}, and not {unknown[0]}")
     with _lock:
         if not _users.get(project):
-            _removers[project] = import_module(f".{project}", __name__).install()
+            _removers[project] = import_module(f".{project}", __name__).install(**options)
+            _options[project] = options
+        elif options != _options[project]:
+            given = ", ".join(f"{name}={shown(value)}" for name, value in _options[project].items()) or "no options"
+            raise ForetuneError(f"{project} uses Foretune already, with {given}: undo that before it has others")
         _users[project] = _users.get(project, 0) + 1
     return Use(project)
 

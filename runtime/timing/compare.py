@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import statistics
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Protocol
@@ -93,6 +94,24 @@ class LaunchPath:
     @property
     def ratio(self) -> float:
         return self.op_us / self.bare_us
+
+    @classmethod
+    def timed(cls, name: str, op: Callable[[], Any], bare: Callable[[], Any], calls: int = 200) -> LaunchPath:
+        """Times an op of this name and a bare launch of its kernel in interleaved turns, without gradients, on work
+        that keeps the GPU ahead of the host."""
+        import torch
+
+        figures: dict[Callable[[], Any], list[float]] = {bare: [], op: []}
+        with torch.no_grad():
+            for _ in range(ROUNDS + 1):  # the first round warms up
+                for call, seconds in figures.items():
+                    torch.cuda.synchronize()
+                    for _ in range(calls):
+                        began = time.perf_counter()
+                        call()
+                        seconds.append(time.perf_counter() - began)
+        bare_us, op_us = (1e6 * statistics.median(figures[call][calls:]) for call in (bare, op))
+        return cls(name, op_us, bare_us)
 
 
 class Comparison(Protocol):

@@ -39,7 +39,8 @@ CASES = fake_cases()[:6]
 
 
 class Cluster:
-    """A scheduler, and workers with a GPU each: all end with its block, and with the process of the tests."""
+    """A scheduler, and workers with a GPU each: all end with its block, and with the process of the tests. The workers
+    of one test end with `without_workers`."""
 
     def __init__(self, folder):
         self.file, self.processes = folder / "scheduler.json", {}
@@ -55,11 +56,24 @@ class Cluster:
         return self
 
     def __exit__(self, *exc):
-        for process in self.processes.values():
+        self._kill(*self.processes)
+
+    def without_workers(self):
+        """Returns when the scheduler knows that there are none."""
+        if names := self.processes.keys() - {"scheduler"}:
+            self._kill(*names)
+            with connected(self.address) as client:
+                until(lambda: not client.scheduler_info()["workers"])
+
+    def _kill(self, *names):
+        for name in names:
+            process = self.processes[name]
             with suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
             process.stdin.close()
+            if name != "scheduler":
+                del self.processes[name]
 
     @property
     def address(self):
@@ -86,10 +100,17 @@ class Cluster:
         )
 
 
-@pytest.fixture
-def dask(tmp_path):
-    with Cluster(tmp_path) as cluster:
+@pytest.fixture(scope="module")
+def scheduler(tmp_path_factory):
+    with Cluster(tmp_path_factory.mktemp("dask")) as cluster:
         yield cluster
+
+
+@pytest.fixture
+def dask(scheduler):
+    """A cluster without workers, but for those that a test adds."""
+    yield scheduler
+    scheduler.without_workers()
 
 
 @pytest.fixture(autouse=True)
@@ -140,7 +161,8 @@ def check_measured(out, cases, family):
 def start_workers(dask, *names):
     for name in names:
         dask.add(name, "--no-nanny")
-    until(lambda: len(workers(dask.address)) == len(names))
+    with connected(dask.address) as client:
+        client.wait_for_workers(len(names), timeout=400)
 
 
 def test_the_scheduler_and_workers_end_with_who_has_started_them(tmp_path):

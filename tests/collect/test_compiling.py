@@ -20,6 +20,7 @@ from foretune.datasets import ForetuneError, KernelConfig, Problem
 from tiny import (
     EndlessFamily,
     KillingFamily,
+    NotingFamily,
     PrintingFamily,
     RaisingFamily,
     SpecialisedFamily,
@@ -67,13 +68,20 @@ class Pool:
 
 
 @pytest.fixture
-def pool():
+def pool(tmp_path, monkeypatch):
+    """Pools for families that compile nothing with Triton: to import torch would be all that their processes do, so
+    they find an empty one."""
+    empty = tmp_path / "path" / "torch.py"
+    empty.parent.mkdir()
+    empty.touch()
+    monkeypatch.syspath_prepend(empty.parent)
     with ExitStack() as stack:
 
-        def make(family, size=2, **options):
+        def make(family, size=1, **options):
             return Pool(stack.enter_context(Watch()), family, size, **options)
 
         yield make
+    assert getattr(sys.modules.get("torch"), "__file__", "") != str(empty), "this process has imported it, too"
 
 
 @pytest.fixture
@@ -103,7 +111,7 @@ def test_a_kernel_that_specialises_its_integers_has_one_binary_for_each_speciali
 
 
 def test_a_binary_is_compiled_once_for_all_problems_of_a_dtype_and_flags_and_all_devices_of_an_arch(log, pool):
-    one = pool(TinyFamily(log))
+    one = pool(NotingFamily(log))
     one.compile([64])
     one.compile([64], problem=Problem.of("fake", groups=1, rows=7, n=8, k=8))
     one.compile([64], device=replace(DEVICE, name="half", sm_count=66))
@@ -116,10 +124,10 @@ def test_a_binary_is_compiled_once_for_all_problems_of_a_dtype_and_flags_and_all
 
 
 def test_a_pool_is_hungry_until_all_its_processes_have_a_next_binary(log, pool):
-    pool = pool(TinyFamily(log), size=2).pool
+    pool = pool(NotingFamily(log), size=2).pool
     for block, is_hungry in ((16, True), (32, True), (64, True), (128, False)):  # two begin at once
         assert pool.is_hungry
-        pool.request(Binary.of(TinyFamily(log), KernelConfig.of(BLOCK=block, GRID=2), PROBLEM, DEVICE), 0)
+        pool.request(Binary.of(NotingFamily(log), KernelConfig.of(BLOCK=block, GRID=2), PROBLEM, DEVICE), 0)
         assert pool.is_hungry == is_hungry
 
 
@@ -155,11 +163,11 @@ def test_processes_that_cannot_even_begin_are_said_and_no_config_is_blamed(pool,
     (tmp_path / "triton.py").write_text("raise ImportError('a broken installation')")
     monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(ForetuneError, match="compiling processes end with exit code 1 before they begin"):
-        pool(TinyFamily(), size=1).errors([64])
+        pool(NotingFamily()).errors([64])
 
 
 def test_a_compile_that_does_not_end_is_stopped_with_all_it_started(log, pool):
-    one = pool(EndlessFamily(log), timeout_s=float("inf"))
+    one = pool(EndlessFamily(log), size=2, timeout_s=float("inf"))
     pending = Binary.of(one.family, KernelConfig.of(BLOCK=128, GRID=1), PROBLEM, DEVICE)
     assert one.pool.request(pending, 0) is None
     assert one.errors([64, 256]) == {64: None, 256: None}
@@ -171,7 +179,7 @@ def test_a_compile_that_does_not_end_is_stopped_with_all_it_started(log, pool):
 
 
 def test_what_is_waited_for_most_is_compiled_first(pool):
-    one = pool(RaisingFamily(), size=1)
+    one = pool(RaisingFamily())
     binaries = [Binary.of(one.family, KernelConfig.of(BLOCK=block, GRID=1), PROBLEM, DEVICE) for block in range(5)]
     for binary, rank in zip(binaries, (0, 1e6, 1e6 + 1, 3, 2), strict=True):
         assert one.pool.request(binary, rank) is None
@@ -184,7 +192,7 @@ def test_what_is_waited_for_most_is_compiled_first(pool):
 
 def test_a_device_without_a_compiler_is_refused_at_once(pool):
     with pytest.raises(ForetuneError, match="arch must be like sm_90"):
-        pool(TinyFamily(), size=1).errors([64], device=replace(DEVICE, backend="xpu"))
+        pool(NotingFamily()).errors([64], device=replace(DEVICE, backend="xpu"))
 
 
 LINGERING = """

@@ -201,7 +201,7 @@ def test_kills_at_random_moments_leave_the_dataset_of_an_undisturbed_run(out, un
         check_tidy(one)
 
 
-@pytest.mark.parametrize("share", [0.0, 0.01, 0.3, 0.7, 0.99])
+@pytest.mark.parametrize("share", [0.0, 0.3, 0.99])
 def test_a_part_that_a_power_cut_tore_is_measured_again(out, undisturbed, share):
     collect(out, [FaultyGpu()], cases=CASES[:3])
     for part in sorted((out / "parts").iterdir())[1:]:

@@ -137,6 +137,15 @@ def test_predict_takes_options_with_an_equals_sign_too() -> None:
     assert call(f"{equals} --json").stdout == call(f"{PREDICT} --json").stdout
 
 
+def test_cover_shows_a_row_a_range_and_as_json_its_table() -> None:
+    shown = call(example_of("cover")).stdout
+    assert "configs for rows on NVIDIA H200" in shown
+    assert "% in geometric mean" in words(shown)
+    line = f"cover {FAMILY} --device h200 --dynamic rows --range 64:66 --groups 64 --n 2048 --k 1024 --configs 1"
+    said = json.loads(call(f"{line} --json").stdout)
+    assert (said["dynamic"], said["choices"], said["crossovers"], said["sizes"]) == ("rows", [0], [], [64, 65, 66])
+
+
 def test_the_example_of_predict_runs() -> None:
     assert call(example_of("predict")).exit_code == 0
 

@@ -28,6 +28,7 @@ LINES = {
     "report": "report --data h200 --out {out}.html",
     "replay": "replay",
     "predict": f"predict {FAMILY} --device h200 {LAYER}",
+    "cover": f"cover {FAMILY} --device h200 --dynamic rows --range 64:96 --groups 64 --n 2048 --k 1024",
     "warmup": f"warmup {FAMILY} --data h200 --device h200",
     "device": "device h200",
     "export": "export h200 --format csv --out {out}",

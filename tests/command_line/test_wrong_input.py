@@ -14,6 +14,7 @@ from foretune.datasets import DeviceSpec
 
 DIGITS = "9" * 5000
 COLLECT = f"collect {FAMILY} --out o"
+COVER = f"cover {FAMILY} --device h200 --dynamic rows --range 64:96 --groups 64 --n 2048 --k 1024"
 
 
 @pytest.mark.parametrize(
@@ -75,6 +76,9 @@ def test_an_error_is_one_line_whatever_it_names() -> None:
         (f"{PREDICT} --permute_x --permute_x", "'--permute_x' is unknown or given twice"),
         (f"predict {FAMILY} --device h200 --groups 64 --rows 8192", "--n --k missing; grouped_gemm_fwd takes --groups"),
         (f"predict {FAMILY} --device h200 --groups 64 --n 8 --k 8 --rows", "--rows: must be a whole number"),
+        (f"{COVER} --dynamic m", "--dynamic: 'm' is not one of groups, rows, n, k"),
+        (f"{COVER} --rows 8", "'--rows' is unknown or given twice"),
+        (f"{COVER} --hints 64", "--hints: what a hint loses is measured: give --data"),
     ],
 )
 def test_a_dimension_or_dtype_that_a_family_lacks_exits_with_2_and_lists_them(line: str, named: str) -> None:
@@ -89,6 +93,8 @@ def test_a_dimension_or_dtype_that_a_family_lacks_exits_with_2_and_lists_them(li
         (f"predict {FAMILY} --device h200 --rows 8 --n 8 --k 8", "--groups", "from 0 to 2147483647", ("2147483648",)),
         (f"predict {FAMILY} --device h200 --groups 8 --n 8 --k 8", "--rows", "from 0 to 2147483647", ("many", "1.5")),
         (PREDICT, "--top", "from 1 to 2147483647", ("0", str(10**30), "\u0664")),
+        (COVER, "--range", "a smallest and a largest size, as in 64:4096", ("64", "96:64", "0:8", "64:many", "64-96")),
+        (COVER, "--configs", "from 1 to 16", ("0", "17")),
         ("device h200", "--sms", "from 1 to 10000", ("0", "10001")),
         ("replay", "--share", "a number from 0.001 to 1", ("nan", "inf", "1.5", "0", "1e400", "0_1")),
         ("export h200 --format csv --out o", "--problem", "from 0 to 2147483647", ("-1", "2147483648")),

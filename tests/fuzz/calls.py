@@ -42,6 +42,10 @@ RIGHT: dict[str, list[Any]] = {
     "triton config": TRITON_CONFIGS,
     "triton's own": [TRITON_CONFIGS, TRITON_CONFIGS[:1]],
     "launch": [{"x": 1}, {}],
+    "cover sizes": [None, [8, 16, 16]],
+    "space": [{"BLOCK_M": [16, 32], "num_warps": (4, 8)}, {"BLOCK": range(3)}],
+    "list": ["default", "scaled"],
+    "shape": [None, (1, 4096, 512)],
     "sizes": [(8, 8), (0, 16), [1, 2]],
     "cases": [CASES[:2], None, []],
     "plan": ["exhaustive", "adaptive"],
@@ -73,6 +77,23 @@ CALLS: dict[str, tuple[Callable[..., Any], tuple[str, ...]]] = {
     "make_shortlist": (
         lambda p, k, c, b: make_shortlist(FAMILY, p, DEVICE, k=k, configs=c, bundle=b),
         ("problem", "k", "configs", "bundle"),
+    ),
+    "cover": (
+        lambda f, p, d, n, s, b: foretune.cover(f, p, "rows", (8, 16), n, device=d, sizes=s, bundle=b),
+        ("family", "problem", "device", "k", "cover sizes", "bundle"),
+    ),
+    "cover of a range": (
+        lambda dynamic, low, high: foretune.cover(
+            FAMILY, PROBLEM, dynamic, (low, high), 2, device=DEVICE, bundle=BUNDLE
+        ),
+        ("text", "size", "size"),
+    ),
+    "generate": (foretune.spaces.generate, ("space",)),
+    "ready_space": (foretune.spaces.ready_space, ("family", "device")),
+    "filter_valid": (foretune.spaces.filter_valid, ("configs", "problem", "device")),
+    "matmul_configs": (
+        lambda d, w, s, t: foretune.spaces.matmul_configs(d, w, shape=s, dtype=t, TMA=[0, 1]),
+        ("device", "list", "shape", "dtype"),
     ),
     "prune of own words": (
         lambda k, n, f, c: foretune.prune(FAMILY, k, knobs=n, fixed=f, configs=c),

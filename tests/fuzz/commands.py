@@ -37,6 +37,7 @@ SENSIBLE = {
     "--bundle": ["{bundle}"], "--split": ["model", "device"], "--share": ["0.5", "1"], "--device": ["h200", "{spec}"],
     "spec": ["h200", "{spec}"], "--format": ["csv", "t4"], "--dtype": ["bf16"], "--budget": ["1s", "2m"],
     "--plan": ["exhaustive", "adaptive"], "--tokens": ["16,256"], "--sms": ["32", "64"], "--name": ["mine"],
+    "--dynamic": ["rows", "n"], "--range": ["8:64", "64:1024"], "--hints": ["64", "64,1024"],
     "--max-tflop": ["1", "0.5"], "--models": ["{models}", "{file}"],
     **{dimension: ["8", "64", "1024"] for dimension in DIMENSIONS},
 }  # fmt: skip
@@ -72,7 +73,7 @@ def _commands(command: Any, name: tuple[str, ...] = ()) -> Iterator[tuple[tuple[
 
 COMMANDS = dict(_commands(get_command(app)))
 #: Without these a command does nothing but say so; with them given more often than not, more of it is reached.
-WANTED = ("--data", "--out", "--format", "--device")
+WANTED = ("--data", "--out", "--format", "--device", "--dynamic", "--range")
 
 
 def _value(parameter: str) -> st.SearchStrategy[str]:
@@ -95,7 +96,7 @@ def _lines(name: tuple[str, ...], parameters: list[Parameter]) -> st.SearchStrat
         st.integers(0, 4).flatmap(lambda drawn, p=parameter: _words(p) if drawn >= 5 - _often(p) else st.just(()))
         for parameter in parameters
     ]
-    if name == ("predict",):
+    if name in (("predict",), ("cover",)):
         parts += [_value(dimension).map(lambda value, d=dimension: (d, value)) for dimension in DIMENSIONS]
     more = st.sampled_from([*[()] * 12, ("extra",), ("--unknown", "1"), ("-h",), ("--permute_x",)])
     return st.tuples(*parts, more).map(lambda said: Line((*name, *(word for words in said for word in words))))

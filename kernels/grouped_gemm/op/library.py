@@ -6,12 +6,11 @@ flattened into integers and strings, so that Dynamo can trace a call.
 
 from __future__ import annotations
 
-from functools import lru_cache
 from typing import Any
 
 import torch
 
-from ....datasets import ForetuneError, KernelConfig
+from ...op_calls import decode
 from .calls import Options, call_of, call_of_backward
 from .checks import Shape, check_call
 from .passes import Needs, backward, forward, needs_of, saved_of
@@ -27,30 +26,6 @@ for schema in (
     " -> (Tensor, Tensor, Tensor, Tensor)",
 ):
     _library.define(schema, tags=(torch.Tag.pt2_compliant_tag,))
-
-
-def encode(config: KernelConfig | None) -> str | None:
-    """A config as a string that `decode` reads. In plain Python that Dynamo traces.
-
-    >>> encode(KernelConfig.of(BLOCK_M=64))
-    'BLOCK_M=64;num_warps=4;num_stages=3;num_ctas=1'
-    """
-    return None if config is None else ";".join([f"{name}={value}" for name, value in config.to_json().items()])
-
-
-@lru_cache(maxsize=4096)
-def decode(text: str | None) -> KernelConfig | None:
-    """The inverse of `encode`, for knobs that are integers. Raises `ForetuneError` for a text that is none.
-
-    >>> decode("BLOCK_M=64;num_warps=8")["num_warps"]
-    8
-    """
-    if text is None:
-        return None
-    try:
-        return KernelConfig.of(**{name: int(value) for name, value in (knob.split("=") for knob in text.split(";"))})
-    except ValueError:
-        raise ForetuneError(f"a config must be like 'BLOCK_M=64;num_warps=8' but is {text!r}") from None
 
 
 def _options(values: Any) -> Options:

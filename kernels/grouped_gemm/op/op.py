@@ -15,12 +15,12 @@ from triton.runtime import JITFunction
 
 from ....datasets import KernelConfig
 from ....runtime.launching.ahead import hash_triton_ahead
+from ...op_calls import encode, needs_operator
 from ..triton_kernels.gemm import grouped_gemm_kernel
+from . import library  # noqa: F401 - registers the operators
 from .calls import Call, Options, call_of
-from .library import encode
 from .passes import Needs, backward, compile_step, forward, needs_of, saved_of
 
-_PLAIN = {torch.Tensor, torch.nn.Parameter, type(None)}
 _NO_GRADIENTS = Needs(x=False, w=False, weights=False, bias=False)
 
 if isinstance(grouped_gemm_kernel, JITFunction):  # not in the interpreter
@@ -101,7 +101,7 @@ def grouped_gemm(
     if not (permute_x or permute_y):
         gather_indices = None
     tensors = (x, w, group_sizes, gather_indices, topk_weights, bias)
-    if torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack() or _any_special(tensors):
+    if needs_operator(tensors):
         configs = (encode(config), encode(config_dx), encode(config_dw))
         y: torch.Tensor = torch.ops.foretune.grouped_gemm(*tensors, topk, permute_x, permute_y, *configs, mode, layer)
         return y
@@ -112,12 +112,6 @@ def grouped_gemm(
     if not call.compiled:
         _compile_first(call, _NO_GRADIENTS, tensors)
     return forward(call, *tensors)
-
-
-def _any_special(tensors: tuple[Any, ...]) -> bool:
-    """Whether one is of a subclass, whose own way with operators must not be bypassed."""
-    kinds = {type(tensor) for tensor in tensors} - _PLAIN
-    return any(issubclass(kind, torch.Tensor) for kind in kinds)  # what is no tensor at all is refused later
 
 
 def _compile_first(call: Call, needs: Needs, tensors: tuple[Any, ...]) -> None:

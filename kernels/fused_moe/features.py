@@ -1,0 +1,220 @@
+"""What the ranker sees of one product of a MoE layer and a list of configs, and the analytic estimate of its time."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...datasets import DeviceSpec, KernelConfig
+from ...model.configs_memo import remembered
+from ..grouped_gemm.group_sizes import typical_sizes
+from .engines import VLLM
+from .launching import Product
+from .space import accumulators, is_asynchronous, residents, smem_bytes, uses_tma
+
+# What is estimated before anything is measured. L2 delivers this multiple of the copy bandwidth (H100/H200
+# microbenchmarks: 5.5-7 TB/s read against 3-4.3).
+_L2_OVER_DRAM = 1.6
+# Hopper's synchronous products reach so much of the rate of its asynchronous ones (vendor documentation of mma.sync).
+_SYNCHRONOUS_RATE = 0.62
+# Accumulators of so many registers a thread leave too few for all else: what spills is taken to run at half the rate.
+_SPILLING, _SPILLED_RATE = 200, 0.5
+# fp8 products run at twice the rate of bf16.
+_FP8_RATE = 2.0
+# Loading from memory takes about this long, and starting a program that finds nothing to do about that (us).
+_LATENCY_US, _EMPTY_PROGRAM_US, _LAUNCH_US = 0.8, 0.6, 2.0
+# A step of BLOCK_SIZE_K is loaded from the L2 more often than from memory.
+_STEP_LATENCY_US = 0.5
+
+_PROBLEM_FEATURES = (
+    "log_tokens",
+    "log_experts",
+    "log_topk",
+    "log_n",
+    "log_k",
+    "log_rows",
+    "log_rows_per_expert",
+    "log_active",
+    "log_flops",
+    "intensity",
+    "fp8",
+    "vllm",
+    "unsorted",
+    "sm_count",
+    "flops_per_byte_limit",
+)
+CONFIG_FEATURES = (
+    "block_m",
+    "block_n",
+    "block_k",
+    "group_m",
+    "num_warps",
+    "num_stages",
+    "tma",
+    "tile_area",
+    "smem_bytes",
+    "residents",
+    "accumulators",
+    "asynchronous",
+    "in_flight_bytes_per_sm",
+)
+_MIXED_FEATURES = (
+    "log_tiles",
+    "log_rounds",
+    "round_efficiency",
+    "log_empty_programs",
+    "padding_m",
+    "padding_n",
+    "padding_k",
+    "steps",
+    "stages_over_steps",
+    "m_blocks_per_expert",
+    "n_tiles",
+    "log_compute_us",
+    "log_dram_us",
+    "log_l2_us",
+    "log_estimate_us",
+)
+FEATURE_NAMES = _PROBLEM_FEATURES + CONFIG_FEATURES + _MIXED_FEATURES
+
+
+class _Space:
+    """What depends only on the configs, the dtype and the device: the columns of CONFIG_FEATURES, (n_configs, 13)."""
+
+    def __init__(self, configs: tuple[KernelConfig, ...], dtype: str, device: DeviceSpec) -> None:
+        rows = []
+        for config in configs:
+            m, n, k = (config[f"BLOCK_SIZE_{axis}"] for axis in "MNK")
+            held = residents(config, dtype, device)
+            in_flight = held * max(config.num_stages - 1, 1) * (m + n) * k * (1 if dtype == "fp8e4m3" else 2)
+            rows.append(
+                (
+                    *(m, n, k, config["GROUP_SIZE_M"], config.num_warps, config.num_stages, uses_tma(config), m * n),
+                    *(smem_bytes(config, dtype, device), held, accumulators(config, device)),
+                    *(is_asynchronous(config, dtype, device), in_flight),
+                )
+            )
+        self.columns = np.array(rows, np.float64).reshape(len(configs), len(CONFIG_FEATURES))
+
+
+_space = remembered(maxsize=64)(_Space)
+
+
+@dataclass(frozen=True)
+class _Work:
+    """One product's work for each config; all are (n_configs,)."""
+
+    tiles: NDArray[np.float64]
+    n_tiles: NDArray[np.float64]
+    steps: NDArray[np.float64]  # of BLOCK_SIZE_K, of one tile
+    rounds: NDArray[np.float64]
+    empty: NDArray[np.float64]  # programs that find nothing to do
+    padding_m: NDArray[np.float64]
+    compute_us: NDArray[np.float64]
+    dram_us: NDArray[np.float64]
+    l2_us: NDArray[np.float64]
+    estimate_us: NDArray[np.float64]
+
+
+def _weights(product: Product) -> tuple[NDArray[np.int64], int]:
+    """Rows of each expert as uniform routing has them, (experts,), and how many experts have some."""
+    sizes = typical_sizes(product.rows, product.problem["experts"])
+    return sizes, max(int((sizes > 0).sum()), 1)
+
+
+def _work(product: Product, device: DeviceSpec, configs: Sequence[KernelConfig]) -> _Work:
+    """The tiles that have rows, and the time by what holds it up: the busiest SM's products, weights from memory, tiles
+    from the L2. Memory is as fast as what is in flight allows (Little's law)."""
+    columns = _space(tuple(configs), product.problem.dtype_name, device).columns
+    block_m, block_n, block_k = columns[:, :3].T
+    held, asynchronous, in_flight = (
+        columns[:, CONFIG_FEATURES.index(name)] for name in ("residents", "asynchronous", "in_flight_bytes_per_sm")
+    )
+    held_back = columns[:, CONFIG_FEATURES.index("accumulators")] > _SPILLING
+    itemsize, n, k = product.problem.itemsize, product.n, product.k
+    sizes, active = _weights(product)
+    m_blocks = np.empty(len(columns))
+    launched_m = np.empty(len(columns))
+    for block in np.unique(block_m):
+        where = block_m == block
+        m_blocks[where] = product.rows if product.is_unsorted else np.ceil(sizes / block).sum()
+        one = configs[int(np.flatnonzero(where)[0])]
+        launched_m[where] = -(-product.padded_rows(one) // int(block))
+    n_tiles, steps = np.ceil(n / block_n), np.ceil(k / block_k)
+    tiles = np.maximum(m_blocks * n_tiles, 1.0)
+    empty = np.maximum(launched_m - m_blocks, 0.0) * n_tiles
+    slots = device.sm_count * held
+    rounds = np.ceil(tiles / slots)
+    busiest = np.minimum(rounds * held, np.ceil(tiles / device.sm_count))
+    rate = device.matrix_tflops * 1e6 * (_FP8_RATE if product.is_scaled else 1.0)
+    rate = rate * np.where(asynchronous > 0, 1.0, _SYNCHRONOUS_RATE) * np.where(held_back, _SPILLED_RATE, 1.0)
+    compute_us = busiest * steps * 2.0 * block_m * block_n * block_k * device.sm_count / rate
+    touched = active * float(n) * k * itemsize + product.input_rows * float(k) * itemsize + product.rows * 2.0 * n
+    bandwidth = device.copy_bandwidth_gbs * 1e3  # bytes a us
+    busy = np.minimum(tiles, slots) / held
+    dram_us = touched / np.minimum(bandwidth, busy * in_flight / _LATENCY_US)
+    l2_us = tiles * steps * (block_m + block_n) * block_k * itemsize / (bandwidth * _L2_OVER_DRAM)
+    # Each round begins by waiting for its first loads, and no step is quicker than its share of those in flight.
+    stages = columns[:, CONFIG_FEATURES.index("num_stages")]
+    waiting_us = rounds * steps * _STEP_LATENCY_US / np.maximum(stages - 1, 1)
+    estimate_us = np.maximum(np.maximum(compute_us, waiting_us), np.maximum(l2_us, dram_us)) + _LATENCY_US * rounds
+    estimate_us = estimate_us + empty / slots * _EMPTY_PROGRAM_US + _LAUNCH_US
+    padding_m = m_blocks * block_m / product.rows
+    return _Work(tiles, n_tiles, steps, rounds, empty, padding_m, compute_us, dram_us, l2_us, estimate_us)
+
+
+def estimates(product: Product, device: DeviceSpec, configs: Sequence[KernelConfig]) -> NDArray[np.float64]:
+    """The analytic estimate in microseconds, (n_configs,): it tells a good tile from a bad one, and nothing of the
+    order in which tiles share the L2 (GROUP_SIZE_M) or of how well the compiler does."""
+    return _work(product, device, configs).estimate_us if len(configs) else np.empty(0)
+
+
+def feature_table(product: Product, device: DeviceSpec, configs: Sequence[KernelConfig]) -> NDArray[np.float32]:
+    """(n_configs, n_features), columns named by FEATURE_NAMES; finite."""
+    problem, n, k = product.problem, product.n, product.k
+    table = np.empty((len(configs), len(FEATURE_NAMES)), np.float32)
+    if not len(configs):
+        return table
+    columns = _space(tuple(configs), problem.dtype_name, device).columns
+    block_n, block_k, stages = columns[:, 1], columns[:, 2], columns[:, CONFIG_FEATURES.index("num_stages")]
+    slots = device.sm_count * columns[:, CONFIG_FEATURES.index("residents")]
+    work = _work(product, device, configs)
+    _, active = _weights(product)
+    flops = 2.0 * product.rows * n * k
+    touched = active * float(n) * k * problem.itemsize
+    table[:, : len(_PROBLEM_FEATURES)] = (
+        *(np.log2(problem[dim]) for dim in ("tokens", "experts", "topk")),
+        *(np.log2(size) for size in (n, k, product.rows, product.rows / problem["experts"], active, flops)),
+        np.log2(flops / touched),
+        product.is_scaled,
+        VLLM in problem.flags,
+        product.is_unsorted,
+        device.sm_count,
+        device.matrix_tflops * 1e3 / device.copy_bandwidth_gbs,
+    )
+    first = len(_PROBLEM_FEATURES)
+    table[:, first : first + len(CONFIG_FEATURES)] = columns
+    table[:, first + len(CONFIG_FEATURES) :] = np.stack(
+        [
+            np.log2(work.tiles),
+            np.log2(work.rounds),
+            work.tiles / (work.rounds * slots),
+            np.log2(work.empty + 1.0),
+            work.padding_m,
+            work.n_tiles * block_n / n,
+            work.steps * block_k / k,
+            work.steps,
+            stages / work.steps,
+            work.tiles / work.n_tiles / active,
+            work.n_tiles,
+            np.log2(work.compute_us),
+            np.log2(work.dram_us),
+            np.log2(work.l2_us),
+            np.log2(work.estimate_us),
+        ],
+        axis=1,
+    )
+    return table

@@ -1,0 +1,327 @@
+"""The engines' MoE products as `Measurable` families: inputs, launches, references and the workload. torch and triton
+are imported when they are needed, and of an engine only its kernel."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ...datasets import Case, DeviceSpec, KernelConfig, Measurable, Problem, torch_dtype
+from ...runtime.launching.source_hash import digest_of
+from . import workload
+from .engine_source import EngineMissingError, engine_kernel, engine_version, installed
+from .engines import ENGINES, SCALED_BLOCK, SGLANG, default_config, engine_of
+from .family import FusedMoeFamily
+from .launching import Product
+from .space import BLOCKS_M, uses_tma, with_tma
+
+if TYPE_CHECKING:
+    import torch
+
+    from ...runtime.launching.kernel import Kernel
+    from .routing import Blocks
+
+#: What the engines pass as launch options, beside their constants.
+_OPTIONS = ("num_warps", "num_stages", "num_ctas")
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """The tensors of one product, on the device."""
+
+    product: Product
+    device: DeviceSpec
+    x: torch.Tensor  # (input rows, k)
+    w: torch.Tensor  # (experts, n, k)
+    y: torch.Tensor  # (rows, n), poisoned with NaN
+    x_scale: torch.Tensor | None  # (input rows, k / 128) float32
+    w_scale: torch.Tensor | None  # (experts, n / 128, k / 128) float32
+    chosen: torch.Tensor  # (tokens, topk) int32
+    weights: torch.Tensor  # (tokens, topk) float32
+    blocks: dict[int, Blocks]  # by BLOCK_SIZE_M
+    sorted_x: dict[int, tuple[torch.Tensor, torch.Tensor | None]] = field(default_factory=dict)  # and its scales
+
+    @property
+    def problem(self) -> Problem:
+        return self.product.problem
+
+
+class FusedMoe(FusedMoeFamily, Measurable):
+    """What measuring needs, for both products."""
+
+    def cases(
+        self,
+        *,
+        models: Path | str | None = None,
+        tokens: Sequence[int] | None = None,
+        per_layer: int = 2,
+        random: int = 40,
+        max_tflop: float | None = None,
+        seed: int = 0,
+    ) -> tuple[Case, ...]:
+        return workload.draw(
+            self.name,
+            self.down,
+            installed() or (SGLANG,),
+            models=models,
+            tokens=tokens,
+            per_layer=per_layer,
+            random=random,
+            most_tflop=workload.MOST_TFLOP if max_tflop is None else max_tflop,
+            seed=seed,
+        )
+
+    def flops(self, problem: Problem) -> float:
+        product = Product(problem, self.down)
+        return 2.0 * product.rows * product.n * product.k
+
+    def bytes(self, problem: Problem) -> float:
+        product = Product(problem, self.down)
+        active = min(product.rows, problem["experts"])
+        read = float(active) * product.n * product.k + float(product.input_rows) * product.k
+        return read * problem.itemsize + 2.0 * product.rows * product.n
+
+    def default(self, problem: Problem, device: DeviceSpec) -> KernelConfig:
+        """What the engine runs where it finds no file."""
+        config = default_config(engine_of(problem), problem.dtype_name, problem["tokens"], problem["experts"])
+        return with_tma(config, 0) if self.down else config
+
+    def inputs(self, problem: Problem, device: DeviceSpec, *, seed: int = 0) -> Inputs:
+        import torch
+
+        from .routing import blocks_of, chosen_experts
+
+        where = "cpu" if device.backend == "cpu" else "cuda"
+        product = Product(problem, self.down)
+        generator = torch.Generator(where).manual_seed(seed)
+        dtype = torch_dtype(problem.dtype_name)
+        made = torch.bfloat16 if product.is_scaled else dtype
+
+        def random(*shape: int) -> torch.Tensor:
+            return torch.randn(*shape, generator=generator, device=where, dtype=made).to(dtype)
+
+        def scales(*shape: int) -> torch.Tensor | None:
+            return torch.rand(*shape, generator=generator, device=where) + 0.5 if product.is_scaled else None
+
+        rows, experts, n, k = product.input_rows, problem["experts"], product.n, product.k
+        blocks_k = -(-k // SCALED_BLOCK)
+        chosen = chosen_experts(product, generator, where)
+        inputs = Inputs(
+            product=product,
+            device=device,
+            x=random(rows, k),
+            w=random(experts, n, k),
+            y=torch.full((product.rows, n), float("nan"), dtype=made, device=where),
+            x_scale=scales(rows, blocks_k),
+            w_scale=scales(experts, -(-n // SCALED_BLOCK), blocks_k),
+            chosen=chosen,
+            weights=torch.rand(chosen.shape, generator=generator, device=where),
+            blocks={block: blocks_of(product, chosen, block) for block in BLOCKS_M},
+        )
+        if self.down and engine_of(problem) == SGLANG and where == "cuda":
+            inputs.sorted_x.update({block: _sorted_x(inputs, block) for block in BLOCKS_M})
+        return inputs
+
+    def launch(self, inputs: Inputs, config: KernelConfig) -> torch.Tensor:
+        kernel = _kernel(inputs.product.problem)
+        grid = (inputs.product.programs(config),)
+        kernel.launch(grid, _given(kernel, inputs.product, config, inputs.device, _tensors(inputs, config)))
+        return inputs.y
+
+    def compile(self, config: KernelConfig, problem: Problem) -> Any:
+        import triton
+
+        product, kernel = Product(problem, self.down), _kernel(problem)
+        target = triton.runtime.driver.active.get_current_target()
+        # Of the device only backend and arch count, which the active driver, real or a stub, says.
+        h200 = DeviceSpec.named("h200")
+        device = replace(h200, backend=target.backend, arch=f"sm_{target.arch}", name=f"any sm_{target.arch}")
+        given = _given(kernel, product, config, device, _stand_ins(product, config))
+        return kernel.compile((product.programs(config),), given)
+
+    def reference(self, inputs: Inputs) -> torch.Tensor:
+        import torch
+
+        product = inputs.product
+        flat, weights = inputs.chosen.flatten(), inputs.weights.flatten()
+        out = torch.full(inputs.y.shape, float("nan"), dtype=torch.float32, device=inputs.y.device)
+        x = _unscaled(inputs.x, inputs.x_scale, rows_a_scale=1)
+        for expert in torch.unique(flat).tolist():
+            rows = (flat == expert).nonzero().flatten()
+            scale = None if inputs.w_scale is None else inputs.w_scale[expert]
+            w = _unscaled(inputs.w[expert], scale, rows_a_scale=SCALED_BLOCK)
+            out[rows] = x[rows // product.top_k] @ w.T
+        return out * weights[:, None] if self.down else out
+
+    def tolerance(self, problem: Problem) -> float:
+        # Rounding the float32 sum once, as for any 16-bit product. Results of fp8 are bf16 too, and Hopper adds up 128
+        # products in 14 bits or so before the scales (DeepSeek-V3's report, section 3.3.2).
+        return {"bf16": 4e-3, "fp16": 5e-4, "fp8e4m3": 8e-3}[problem.dtype_name]
+
+    def check_problem(self, config: KernelConfig, problem: Problem) -> Problem:
+        """A small layer that has the same binary: sizes that leave the same rest by 256, and by 16 where that is all
+        that the binary looks at."""
+        experts, tokens = problem["experts"], problem["tokens"]
+        few = max(problem["topk"], 16)
+        few += (experts - few) % 16
+        small = Problem.of(
+            self.name,
+            dtype=problem.dtype_name,
+            flags=problem.flags,
+            experts=min(few, experts),
+            topk=problem["topk"],
+            hidden=min(problem["hidden"], 512 + problem["hidden"] % 256),
+            inter=min(problem["inter"], 256 + problem["inter"] % 256),
+            tokens=min(tokens, 96 + tokens % 16 if tokens <= 512 else 528 + tokens % 16),
+        )
+        return small if self.binary_key(config, small) == self.binary_key(config, problem) else problem
+
+    def binary_key(self, config: KernelConfig, problem: Problem) -> Hashable:
+        return config, problem.kind, Product(problem, self.down).specialisation(config)
+
+    def source_hash(self) -> str:
+        """Of the kernels of all engines that are installed. Raises `EngineMissingError` where none is."""
+        found = installed()
+        if not found:
+            raise EngineMissingError(f"none of the engines is installed: pip install {' or '.join(ENGINES)}")
+        return digest_of(_kernel_of(engine).source_hash() for engine in found)
+
+
+class FusedMoeUp(FusedMoe):
+    """The first product of a layer: y[token, choice] = x[token] @ w13[expert].T, (tokens * topk, 2 * inter).
+
+    >>> family, h200 = FusedMoeUp(), DeviceSpec.named("h200")
+    >>> problem = Problem.of("fused_moe", experts=64, topk=8, hidden=2048, inter=1024, tokens=128)
+    >>> family.supports(family.default(problem, h200), problem, h200) is None
+    True
+    """
+
+    down = False
+
+
+class FusedMoeDown(FusedMoe):
+    """The second product: y[token, choice] = weight * x[token, choice] @ w2[expert].T, (tokens * topk, hidden).
+
+    One sorting serves both products of a layer, so in the engines its BLOCK_SIZE_M is the first one's. With USE_TMA
+    (SGLang) x lies sorted and padded, as the first product then stores it.
+
+    >>> FusedMoeDown().knobs[-1]
+    'USE_TMA'
+    """
+
+    down = True
+
+
+def _kernel(problem: Problem) -> Kernel:
+    return _kernel_of(engine_of(problem))
+
+
+def _kernel_of(engine: str) -> Kernel:
+    from ...runtime.launching.kernel import Kernel
+
+    return Kernel(engine_kernel(engine))
+
+
+def _given(
+    kernel: Kernel, product: Product, config: KernelConfig, device: DeviceSpec, tensors: dict[str, Any]
+) -> dict[str, Any]:
+    """What the kernel that is installed takes of all this. Raises `EngineMissingError` for a parameter that is new."""
+    import triton.language as tl
+
+    kind = tl.float16 if product.problem.dtype == "fp16" else tl.bfloat16
+    values = tensors | product.numbers(config) | product.constants(config, device) | {"compute_type": kind}
+    options = [*_OPTIONS] + ["launch_pdl"] * ("USE_GDC" in kernel.parameters and "launch_pdl" in values)
+    if unknown := [name for name in kernel.parameters if name not in values and name not in kernel.defaults]:
+        engine = engine_of(product.problem)
+        raise EngineMissingError(
+            f"the fused_moe_kernel of {engine} {engine_version(engine)} has the parameter {unknown[0]}, which Foretune "
+            "does not know: it knows SGLang 0.5.23's and vLLM 0.32's"
+        )
+    return {name: values[name] for name in (*kernel.parameters, *options) if name in values}
+
+
+def _tensors(inputs: Inputs, config: KernelConfig) -> dict[str, Any]:
+    """The kernel's tensors and descriptors, by the engines' names."""
+    block_m = config["BLOCK_SIZE_M"]
+    blocks, x, x_scale = inputs.blocks[block_m], inputs.x, inputs.x_scale
+    if uses_tma(config):
+        x, x_scale = inputs.sorted_x[block_m]
+    tensors = {
+        "a_ptr": x,
+        "b_ptr": inputs.w,
+        "c_ptr": inputs.y,
+        "a_scale_ptr": x_scale,
+        "b_scale_ptr": inputs.w_scale,
+        "topk_weights_ptr": inputs.weights,
+        "sorted_token_ids_ptr": blocks.sorted_rows,
+        "expert_ids_ptr": blocks.experts,
+        "num_tokens_post_padded_ptr": blocks.padded,
+    }
+    return tensors | _absent() | _descriptors(x, inputs.w, config)
+
+
+def _stand_ins(product: Product, config: KernelConfig) -> dict[str, Any]:
+    """Tensors without memory, of the types and alignment that `_tensors` gives."""
+    import torch
+
+    def like(dtype: torch.dtype, *shape: int) -> torch.Tensor:
+        return torch.empty(shape or (16,), dtype=dtype, device="meta")
+
+    element = torch_dtype(product.problem.dtype_name)
+    scale = like(torch.float32) if product.is_scaled else None
+    w = like(element, product.problem["experts"], product.n, product.k)
+    x = like(element, product.rows, product.k)
+    tensors = {
+        "a_ptr": x,
+        "b_ptr": w,
+        "c_ptr": like(torch.bfloat16 if product.is_scaled else element),
+        "a_scale_ptr": scale,
+        "b_scale_ptr": scale,
+        "topk_weights_ptr": like(torch.float32),
+        "sorted_token_ids_ptr": None if product.is_unsorted else like(torch.int32),
+        "expert_ids_ptr": like(torch.int32),
+        "num_tokens_post_padded_ptr": like(torch.int32),
+    }
+    return tensors | _absent() | _descriptors(x, w, config)
+
+
+def _absent() -> dict[str, Any]:
+    return dict.fromkeys(("a_desc", "b_desc", "bias_ptr", "b_bias_ptr", "add_mask_ptr"))
+
+
+def _descriptors(x: torch.Tensor, w: torch.Tensor, config: KernelConfig) -> dict[str, Any]:
+    """Of TMA, for a config with it."""
+    if not uses_tma(config):
+        return {}
+    from triton.tools.tensor_descriptor import TensorDescriptor
+
+    m, n, k = (config[f"BLOCK_SIZE_{axis}"] for axis in "MNK")
+    return {
+        "a_desc": TensorDescriptor(x, list(x.shape), list(x.stride()), [m, k]),
+        "b_desc": TensorDescriptor(w, list(w.shape), list(w.stride()), [1, n, k]),
+    }
+
+
+def _sorted_x(inputs: Inputs, block_m: int) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """The second product's input in the order of the sorted rows, zeros where there is padding."""
+    rows = inputs.blocks[block_m].sorted_rows
+    assert rows is not None
+    real = rows < inputs.product.rows
+    x = inputs.x.new_zeros(len(rows), inputs.product.k)
+    x[real] = inputs.x[rows[real].long()]
+    if inputs.x_scale is None:
+        return x, None
+    scale = inputs.x_scale.new_zeros(len(rows), inputs.x_scale.shape[1])
+    scale[real] = inputs.x_scale[rows[real].long()]
+    return x, scale
+
+
+def _unscaled(values: torch.Tensor, scale: torch.Tensor | None, rows_a_scale: int) -> torch.Tensor:
+    """float32 values, (rows, columns), times the scales of their blocks of (rows_a_scale, 128)."""
+    full = values.float()
+    if scale is None:
+        return full
+    wide = scale.repeat_interleave(rows_a_scale, 0)[: full.shape[0]].repeat_interleave(SCALED_BLOCK, 1)
+    return full * wide[:, : full.shape[1]]

@@ -1,0 +1,326 @@
+"""Which rows an engine's files for a layer should have: predicted, and measured where the card is there."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from operator import itemgetter
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import numpy as np
+
+from ...datasets import DeviceSpec, Family, ForetuneError, ForetuneWarning, KernelConfig, Measurable, Problem
+from ...datasets.errors import check_integer
+from .engine_source import engine_version, installed
+from .engines import BATCH_SIZES, SGLANG, Layer, check_engine
+from .measurable import FusedMoeDown, FusedMoeUp
+from .shipped import Pair, default_pair, row_for, shipped_pairs
+from .tuned_files import DEFAULT, OURS, SHIPPED, Row, TunedFiles
+
+if TYPE_CHECKING:
+    from ...model import Bundle
+    from ...runtime.timing.timer import Timer
+
+#: Other pairs to time beside ours, by name, for a number of tokens.
+Others: TypeAlias = Callable[[int], Mapping[str, Pair]]
+CompileAhead: TypeAlias = Callable[[Measurable, Sequence[tuple[KernelConfig, Problem]], DeviceSpec], None]
+#: A row that gains less than this over what runs anyway is pinned to that: the noise of what was measured; what the
+#: first choice of a learned ranker may be off; what the analytic estimate, which nothing has confirmed, may.
+_NOISE, _LEARNED, _ESTIMATED = 1.01, 1.03, 1.15
+#: So many configs of each product are timed for a row.
+CANDIDATES = 8
+_ROUNDS, _SAMPLES = 4, 5
+
+
+@dataclass(frozen=True)
+class _Predicted:
+    """One product's configs and their predicted times in microseconds, (n_configs,)."""
+
+    configs: tuple[KernelConfig, ...]
+    times_us: np.ndarray[Any, np.dtype[np.float64]]
+    reason: str
+    learned: bool
+
+    @property
+    def by_config(self) -> dict[KernelConfig, float]:
+        return dict(zip(self.configs, self.times_us.tolist(), strict=True))
+
+
+class _Product:
+    """One of the two products, of one engine's kernel on one layer."""
+
+    def __init__(self, family: Measurable, engine: str, layer: Layer, device: DeviceSpec) -> None:
+        self.family, self._engine, self._layer, self._device = family, engine, layer, device
+
+    def problem(self, tokens: int) -> Problem:
+        return self._layer.problem(self.family.name, self._engine, tokens)
+
+    def supports(self, config: KernelConfig, tokens: int) -> bool:
+        return self.family.supports(config, self.problem(tokens), self._device) is None
+
+    def configs(self, more: Iterable[KernelConfig], tokens: int) -> tuple[KernelConfig, ...]:
+        """The whole space, and `more`, as far as they run: whatever the number of tokens."""
+        wanted = dict.fromkeys((*self.family.space(self._device), *more))
+        return tuple(config for config in wanted if self.supports(config, tokens))
+
+
+def predicted(
+    family: Family, problem: Problem, device: DeviceSpec, configs: tuple[KernelConfig, ...], bundle: Bundle | None
+) -> _Predicted:
+    """Times of configs: slowdowns of the bundle's ranker times the analytic estimate of the fastest; the estimate alone
+    where the bundle has nothing on the family, which the reason says."""
+    from ...runtime import make_shortlist
+
+    estimate = family.estimate_us(problem, device, configs)
+    with warnings.catch_warnings():  # that nothing is learned is in the reason
+        warnings.simplefilter("ignore", ForetuneWarning)
+        chosen = make_shortlist(family, problem, device, k=len(configs), configs=configs, bundle=bundle)
+    if not chosen.predicted:
+        return _Predicted(
+            configs, estimate, f"by the analytic estimate alone, which nothing has confirmed ({chosen.reason})", False
+        )
+    times = np.full(len(configs), np.inf)
+    scale = float(estimate[chosen.positions[0]])
+    times[list(chosen.positions)] = scale * np.asarray(chosen.predicted_slowdown)
+    return _Predicted(configs, times, chosen.reason, True)
+
+
+def tune_layer(
+    engine: str,
+    layer: Layer,
+    device: DeviceSpec,
+    *,
+    bundle: Bundle | None = None,
+    measure: bool = False,
+    batches: Sequence[int] = BATCH_SIZES,
+    candidates: int = CANDIDATES,
+    compile_ahead: CompileAhead | None = None,
+    others: Others | None = None,
+    on_row: Callable[[Row], None] = lambda row: None,
+) -> TunedFiles:
+    """The rows of an engine's files for a layer on one rank.
+
+    With `measure` the `candidates` predicted fastest of each product are timed on the current device, and ours is
+    timed once more, in turn with the engine's default, its own file (where it is installed) and `others`; this takes
+    the engine's kernel. Without, all of that is predicted. A row that gains nothing is pinned to what the engine runs
+    anyway.
+
+    Raises `ForetuneError` for an engine, a layer or batches that cannot be, and for `measure` without the engine.
+
+    >>> files = tune_layer("vllm", Layer(64, 8, 2048, 1024), DeviceSpec.named("h200"), batches=[1, 4096])
+    >>> list(files.tables())
+    ['E=64,N=1024,device_name=NVIDIA_H200.json']
+    """
+    check_engine(engine)
+    check_integer("candidates", candidates, 1, 10_000)
+    batches = sorted({check_integer("each batch", batch, 1, 2**24) for batch in batches})
+    if not batches:
+        raise ForetuneError("there must be at least one batch size")
+    if measure and engine not in installed():
+        raise ForetuneError(
+            f"measuring takes {engine}'s kernel: pip install {engine}, or --no-deps {engine} for its Python files alone"
+        )
+    products = [_Product(family, engine, layer, device) for family in (FusedMoeUp(), FusedMoeDown())]
+    triton = _triton_version()
+    shipped = shipped_pairs(engine, layer, device, triton)
+    contenders = {tokens: _contenders(engine, layer, tokens, shipped, products, others) for tokens in batches}
+    pairs = [pair for named in contenders.values() for pair in named.values()]
+    firsts = products[0].configs((pair.up for pair in pairs), batches[0])
+    seconds = products[1].configs((pair.down for pair in pairs), batches[0])
+    guesses = {
+        tokens: (
+            predicted(products[0].family, products[0].problem(tokens), device, firsts, bundle),
+            predicted(products[1].family, products[1].problem(tokens), device, seconds, bundle),
+        )
+        for tokens in batches
+    }
+    if measure:
+        runs = {tokens: _to_time(engine, *guesses[tokens], contenders[tokens], candidates) for tokens in batches}
+        if compile_ahead is not None:
+            for place, product in enumerate(products):
+                calls = [(config, product.problem(tokens)) for tokens in batches for config in runs[tokens][place]]
+                compile_ahead(product.family, calls, device)
+    learned = all(one.learned for both in guesses.values() for one in both)
+    least = _NOISE if measure else _LEARNED if learned else _ESTIMATED
+    rows = []
+    for tokens in batches:
+        if measure:
+            row = _measured_row(engine, tokens, runs[tokens], contenders[tokens], products, device, least)
+        else:
+            row = _predicted_row(engine, tokens, *guesses[tokens], contenders[tokens], least)
+        rows.append(row)
+        on_row(row)
+    what = guesses[batches[-1]][0].reason
+    if measure:
+        what = f"the {candidates} best of each product were timed, {what}; {engine} {engine_version(engine)}"
+    elif engine not in installed():
+        what += f"; {engine} is not installed here, so a file that it ships is not compared with"
+    return TunedFiles(engine, layer, device, triton, tuple(rows), measure, least, what)
+
+
+def best_pairs(
+    engine: str,
+    up: Mapping[KernelConfig, float],
+    down: Mapping[KernelConfig, float],
+) -> list[tuple[float, Pair]]:
+    """What runs both products in the least time, first: vLLM's one config for both, and of SGLang's the best of each
+    for every BLOCK_SIZE_M. Times by config, in microseconds, of each product.
+
+    Raises `ForetuneError` where no two configs go together.
+    """
+    if engine == SGLANG:
+        found = []
+        for block in sorted({config["BLOCK_SIZE_M"] for config in up}):
+            firsts = [config for config in up if config["BLOCK_SIZE_M"] == block]
+            seconds = [config for config in down if config["BLOCK_SIZE_M"] == block]
+            if firsts and seconds:
+                pair = Pair(min(firsts, key=up.__getitem__), min(seconds, key=down.__getitem__))
+                found.append((up[pair.up] + down[pair.down], pair))
+    else:
+        both = (Pair.alike(config) for config in up)
+        found = [(up[pair.up] + down[pair.down], pair) for pair in both if pair.down in down]
+    if not found:
+        raise ForetuneError("no two configs of the products share BLOCK_SIZE_M")
+    return sorted(found, key=itemgetter(0))
+
+
+def _contenders(
+    engine: str,
+    layer: Layer,
+    tokens: int,
+    shipped: Mapping[int, Pair],
+    products: Sequence[_Product],
+    others: Others | None,
+) -> dict[str, Pair]:
+    """What else could run so many tokens, by name."""
+    pairs = {DEFAULT: default_pair(engine, layer, tokens)}
+    if shipped:
+        pairs[SHIPPED] = row_for(shipped, tokens)
+    pairs |= others(tokens) if others else {}
+    able = {
+        name: pair
+        for name, pair in pairs.items()
+        if products[0].supports(pair.up, tokens) and products[1].supports(pair.down, tokens)
+    }
+    if DEFAULT not in able:
+        raise ForetuneError(f"{engine}'s default config cannot run {tokens} tokens of {layer} here")
+    return able
+
+
+def _predicted_row(
+    engine: str, tokens: int, up: _Predicted, down: _Predicted, contenders: Mapping[str, Pair], least: float
+) -> Row:
+    times_up, times_down = up.by_config, down.by_config
+    best_us, best = best_pairs(engine, times_up, times_down)[0]
+    times = {OURS: best_us} | {name: times_up[pair.up] + times_down[pair.down] for name, pair in contenders.items()}
+    return _row(tokens, best, contenders, times, least)
+
+
+def _row(tokens: int, best: Pair, contenders: Mapping[str, Pair], times: Mapping[str, float], least: float) -> Row:
+    """Ours, or pinned to what the engine runs now where ours gains less than `least`."""
+    now = SHIPPED if SHIPPED in times else DEFAULT
+    if times[now] >= least * times[OURS]:
+        return Row(tokens, best, "", times)
+    return Row(tokens, contenders[now], now, times)
+
+
+def _to_time(
+    engine: str, up: _Predicted, down: _Predicted, contenders: Mapping[str, Pair], candidates: int
+) -> tuple[list[KernelConfig], list[KernelConfig]]:
+    """The configs of each product to time: of the pairs predicted fastest, and of what they are compared with."""
+    firsts: dict[KernelConfig, None] = {}
+    seconds: dict[KernelConfig, None] = {}
+    ranked = best_pairs(engine, up.by_config, down.by_config)
+    if engine == SGLANG:  # of the best BLOCK_SIZE_M half of the candidates, of the next two a quarter each
+        shares = (candidates - candidates // 4 * 2, candidates // 4, candidates // 4)
+        for found, times in ((firsts, up.by_config), (seconds, down.by_config)):
+            order = sorted(times, key=times.__getitem__)
+            for share, (_, pair) in zip(shares, ranked, strict=False):
+                block = pair.up["BLOCK_SIZE_M"]
+                found |= dict.fromkeys([config for config in order if config["BLOCK_SIZE_M"] == block][:share])
+    else:
+        for _, pair in ranked[:candidates]:
+            firsts[pair.up] = seconds[pair.down] = None
+    for pair in contenders.values():
+        firsts[pair.up] = seconds[pair.down] = None
+    return list(firsts), list(seconds)
+
+
+def _measured_row(
+    engine: str,
+    tokens: int,
+    configs: tuple[list[KernelConfig], list[KernelConfig]],
+    contenders: Mapping[str, Pair],
+    products: Sequence[_Product],
+    device: DeviceSpec,
+    least: float,
+) -> Row:
+    """Chosen in one pass over the candidates, and timed in another one, in turn with the contenders."""
+    from ...runtime.timing.timer import Timer
+
+    timer = Timer()
+    inputs = [product.family.inputs(product.problem(tokens), device) for product in products]
+    passes = [
+        _pass(timer, product.family, given, some)
+        for product, given, some in zip(products, inputs, configs, strict=True)
+    ]
+    best = next(
+        pair
+        for _, pair in best_pairs(engine, *passes)
+        if all(
+            _is_right(product, tokens, config, device)
+            for product, config in zip(products, (pair.up, pair.down), strict=True)
+        )
+    )
+    raced = {OURS: best} | {
+        name: pair for name, pair in contenders.items() if pair.up in passes[0] and pair.down in passes[1]
+    }
+    times = dict.fromkeys(raced, 0.0)
+    for place, (product, given) in enumerate(zip(products, inputs, strict=True)):
+        runs = {name: (pair.up, pair.down)[place] for name, pair in raced.items()}
+        for name, us in _in_turn(timer, product.family, given, runs).items():
+            times[name] += us
+    return _row(tokens, best, contenders, times, least)
+
+
+def _pass(timer: Timer, family: Measurable, inputs: Any, configs: Sequence[KernelConfig]) -> dict[KernelConfig, float]:
+    """The time of each config that runs. Raises `ForetuneError` where none does."""
+    times: dict[KernelConfig, float] = {}
+    reason = "there are none"
+    for config in configs:
+        try:
+            family.launch(inputs, config)  # compiled, and loaded
+            times[config] = timer.time(lambda config=config: family.launch(inputs, config)).time_us  # type: ignore[misc]
+        except Exception as error:  # noqa: BLE001, PERF203 - one that does not compile or launch is none
+            reason = f"{type(error).__name__}: {error}"
+    if not times:
+        raise ForetuneError(f"no config of {family.name} ran: {reason}")
+    return times
+
+
+def _is_right(product: _Product, tokens: int, config: KernelConfig, device: DeviceSpec) -> bool:
+    """Whether a config computes what the reference does."""
+    family = product.family
+    problem = family.check_problem(config, product.problem(tokens))
+    inputs = family.inputs(problem, device, seed=1)
+    expected = family.reference(inputs)
+    error = (family.launch(inputs, config).float() - expected).norm() / expected.norm()
+    return float(error) <= family.tolerance(problem)
+
+
+def _in_turn(timer: Timer, family: Measurable, inputs: Any, runs: Mapping[str, KernelConfig]) -> dict[str, float]:
+    """The median time of each, equal configs once."""
+    from ...runtime.timing.compare import time_side_by_side
+
+    launches = {str(config): (lambda config=config: family.launch(inputs, config)) for config in runs.values()}
+    us = time_side_by_side(launches, timer, rounds=_ROUNDS, samples=_SAMPLES)
+    return {name: us[str(config)] for name, config in runs.items()}
+
+
+def _triton_version() -> str:
+    try:
+        return version("triton")
+    except PackageNotFoundError:
+        raise ForetuneError("the files are for a version of triton, and none is installed") from None

@@ -1,0 +1,91 @@
+"""What the gated MLP is compared with: plain PyTorch, the same under `torch.compile`, two products with Liger's fused
+activation, and cuBLAS's product alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from ...datasets import Case, DeviceSpec, Measurable, Problem
+from ...runtime.timing.compare import BestConfigs, Goal, LaunchPath, Row, judge_least
+from ..dense_llms import load_dense_models
+from .family import activation_of, flags_of
+from .measurable import GatedMlp, Inputs
+
+#: Layers: model, and tensor-parallel degree.
+LAYERS = (("Qwen3-1.7B", 1), ("Llama-3.1-8B", 1), ("Qwen3-32B", 4), ("Gemma-3-12B", 1), ("Qwen2.5-72B", 8))
+#: Rows of one call, by phase.
+PHASES = {"decode": 16, "mid": 512, "training": 8192}
+
+
+class GatedMlpComparison:
+    """The contenders; see `runtime.timing.compare.Comparison`."""
+
+    def suite(self, family: Measurable) -> Mapping[str, Case]:
+        models = {model.model: model for model in load_dense_models()}
+        cases = {}
+        for name, degree in LAYERS:
+            n, k = models[name].intermediate_size // degree, models[name].hidden_size
+            activation = "gelu_tanh" if name.startswith("Gemma") else "silu"
+            for phase, rows in PHASES.items():
+                problem = Problem.of(family.name, flags=flags_of(activation, saves=False), m=rows, n=n, k=k)
+                cases[f"{name}/gate_up {phase}"] = Case(problem, (f"{name}/gate_up",))
+        return cases
+
+    def contenders(
+        self, family: Measurable, problem: Problem, inputs: Inputs, device: DeviceSpec, best: BestConfigs
+    ) -> dict[str, Callable[[], Any]]:
+        """`cublas` is the product alone, without the activation. `liger` is there where it is installed."""
+        import torch
+
+        from .plain import gated
+
+        x, w, activation = inputs.x, inputs.w, activation_of(problem)
+        torch._dynamo.reset()  # or of a function that has met many shapes Dynamo would make one for all of them
+        compiled = torch.compile(gated, dynamic=False)
+        ways: dict[str, Callable[[], Any]] = {
+            "eager": lambda: gated(x, w, activation),
+            "compile": lambda: compiled(x, w, activation),
+            "cublas": lambda: torch.mm(x, w.t()),
+        }
+        if (liger := _liger(activation)) is not None:
+            gate, up = w.chunk(2)
+            ways["liger"] = lambda: liger(torch.mm(x, gate.t()), torch.mm(x, up.t()))
+        ways["compile"]()  # what it compiles is not timed
+        return ways
+
+    def launch_path(self, device: DeviceSpec) -> LaunchPath:
+        from .launches import launch_gated
+        from .op import gated_mlp
+
+        family = GatedMlp()
+        problem = Problem.of(family.name, m=64, n=256, k=256)
+        i, config = family.inputs(problem, device), family.default(problem, device)
+        return LaunchPath.timed(
+            "foretune.gated_mlp",
+            lambda: gated_mlp(i.x, i.w, config=config),
+            lambda: launch_gated(i.x, i.w, i.h, None, config, device.sm_count, "silu"),
+        )
+
+    def goals(self, rows: Sequence[Row]) -> list[Goal]:
+        """To be faster than each of them, and not far from the product alone."""
+        judged: list[Goal] = []
+        for name, aim in (("eager", 1.0), ("compile", 1.0), ("liger", 1.0), ("cublas", 0.9)):
+            chosen = [row for row in rows if name in row.others_us]
+            ratios = [row.others_us[name] / row.predicted_us for row in chosen]
+            judged += judge_least(f"predicted config, over {name}", chosen, ratios, aim)
+        return judged
+
+
+#: Found by `kernels.comparison_of`.
+COMPARISON = GatedMlpComparison()
+
+
+def _liger(activation: str) -> Callable[..., Any] | None:
+    """Its activation times up; None without it, and for a gelu that it lacks."""
+    try:
+        from liger_kernel.ops import LigerGELUMulFunction, LigerSiLUMulFunction
+    except ImportError:
+        return None
+    ways: dict[str, Callable[..., Any]] = {"silu": LigerSiLUMulFunction.apply, "gelu_tanh": LigerGELUMulFunction.apply}
+    return ways.get(activation)

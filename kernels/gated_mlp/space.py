@@ -1,0 +1,134 @@
+"""The tuning space of the gated MLP, and what a config costs on a device."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from itertools import product
+
+from ...datasets import DeviceSpec, KernelConfig
+
+#: Knobs and their values. A tile is BLOCK_M x BLOCK_N of the output, so twice as many columns of the weights.
+SPACE: Mapping[str, Sequence[int]] = {
+    "BLOCK_M": [16, 32, 64, 128, 256],
+    "BLOCK_N": [16, 32, 64, 128],
+    "BLOCK_K": [32, 64, 128],
+    "GROUP_M": [1, 8],  # M tiles side by side in the L2 order; a runtime argument
+    "PROGRAMS_PER_SM": [0, 1, 2],  # of a persistent grid; 0: a program a tile; a runtime argument
+    "TMA": [0, 1],
+    "num_warps": [4, 8],
+    "num_stages": [2, 3, 4, 5, 6],
+}
+KNOBS = tuple(SPACE)
+#: Past 128 of a thread's 255 registers in accumulators a kernel spills, and compiling takes up to minutes.
+_MOST_ACCUMULATORS = 128
+#: Configs under this many bytes of loads in flight never hide the latency of memory.
+_LEAST_BYTES_IN_FLIGHT = 16 * 1024
+#: float32 products run without tensor cores, and each step of them is unrolled.
+_MOST_FP32_TILE, _MOST_FP32_BLOCK_K = 32 * 32, 32
+#: Beside the accumulators a thread holds addresses, masks and loop state.
+_OTHER_REGISTERS = 56
+_MOST_THREADS, _RESERVED_SMEM_BYTES = 2048, 1024
+#: The SM for which the space is laid out (sm_90, sm_100).
+_SM_SMEM_BYTES, _SM_REGISTERS = 228 * 1024, 65536
+#: Archs with a tensor memory accelerator.
+TMA_ARCHS = ("sm_90", "sm_100", "sm_103", "sm_120")
+
+
+@lru_cache
+def full_space() -> tuple[KernelConfig, ...]:
+    """The whole grid less what can't be fast: spilling accumulators, idle warps, too little in flight, more programs
+    than any SM holds, bands of small tiles."""
+    configs = (KernelConfig.of(**dict(zip(KNOBS, values, strict=True))) for values in product(*SPACE.values()))
+    return tuple(config for config in configs if _is_of_use(config))
+
+
+def _is_of_use(config: KernelConfig) -> bool:
+    m, n, k, warps = config["BLOCK_M"], config["BLOCK_N"], config["BLOCK_K"], config.num_warps
+    in_flight = (config.num_stages - 1) * (m + 2 * n) * k * 2
+    return bool(
+        accumulators_per_thread(config) <= _MOST_ACCUMULATORS
+        and (warps == 4 or m >= 128)  # of fewer rows warps would share one
+        and (k == 64 or (k == 32) == (m * n >= 128 * 64))  # short steps for the largest tiles, long ones for others
+        and in_flight >= _LEAST_BYTES_IN_FLIGHT
+        and smem_bytes(config, 2) <= _SM_SMEM_BYTES
+        and config["PROGRAMS_PER_SM"] <= _resident(config, 2, _SM_SMEM_BYTES, _SM_REGISTERS)
+        and (config["GROUP_M"] == 1 or m >= 64)
+    )
+
+
+def accumulators_per_thread(config: KernelConfig) -> float:
+    """float32 accumulators of a thread, gate's and up's."""
+    return 2.0 * config["BLOCK_M"] * config["BLOCK_N"] / (32 * config.num_warps)
+
+
+def smem_bytes(config: KernelConfig, itemsize: int, arch: str = "sm_90") -> int:
+    """A bound of one program's shared memory: every stage's operands, where the output changes its layout, and
+    barriers. (Tests compare it with binaries.)
+
+    Where each warp has its rows whole, gate and up of one element are in one thread, and the output is stored in 16
+    bits. That is so of sm_90's wgmma, whose warps hold 16 rows each. Else up goes to gate's thread first, in float32.
+    """
+    m, n, k = config["BLOCK_M"], config["BLOCK_N"], config["BLOCK_K"]
+    loaded = int((m + 2 * n) * k * itemsize)
+    operands = loaded * max(config.num_stages, 1)
+    if itemsize == 4:
+        operands += loaded  # laid out anew for the product without tensor cores
+    rows_whole = arch == "sm_90" and itemsize == 2 and m >= max(16 * config.num_warps, 64)
+    return operands + int(m * n) * (2 if rows_whole else 4) + 16 * config.num_stages + 64
+
+
+def resident_programs(config: KernelConfig, itemsize: int, device: DeviceSpec) -> int:
+    """How many programs of a config run on one SM of the device at a time."""
+    fits = _resident(config, itemsize, device.smem_per_sm_bytes, device.registers_per_sm, device.arch)
+    return min(int(config["PROGRAMS_PER_SM"]) or fits, fits)
+
+
+def _resident(config: KernelConfig, itemsize: int, sm_smem_bytes: int, sm_registers: int, arch: str = "sm_90") -> int:
+    threads = 32 * config.num_warps
+    registers = min(accumulators_per_thread(config) + _OTHER_REGISTERS, 255)
+    by_smem = sm_smem_bytes // (smem_bytes(config, itemsize, arch) + _RESERVED_SMEM_BYTES)
+    return max(1, min(by_smem, _MOST_THREADS // threads, int(sm_registers / (registers * threads))))
+
+
+def programs_of(m: int, n: int, config: KernelConfig, sm_count: int) -> int:
+    """Programs of a launch: PROGRAMS_PER_SM on each SM, or one a tile where that is 0."""
+    tiles = -(-m // int(config["BLOCK_M"])) * -(-n // int(config["BLOCK_N"]))
+    return min(sm_count * int(config["PROGRAMS_PER_SM"]) or tiles, tiles)
+
+
+def wrong_knob(config: KernelConfig) -> str | None:
+    """The reason why a config is none that the kernel takes, or None; it names the knob and the values that would do.
+
+    >>> wrong_knob(KernelConfig.of(**{knob: values[0] for knob, values in SPACE.items()} | {"BLOCK_M": 24}))
+    'BLOCK_M cannot be 24: 16, 32, 64, 128, 256'
+    """
+    knobs = config.to_json()
+    if type(ctas := knobs.pop("num_ctas", None)) is not int or ctas != 1:
+        return f"num_ctas cannot be {ctas!r}: 1"
+    if unknown := sorted(knobs.keys() - SPACE.keys()):
+        return f"{unknown[0]} is no knob of gated_mlp; it has {', '.join(SPACE)}"
+    for knob, values in SPACE.items():
+        words = ", ".join(map(str, values))
+        if knob not in knobs:
+            return f"{knob} is missing: {words}"
+        if type(knobs[knob]) is not int or knobs[knob] not in values:  # not True, which is 1, and not 64.0
+            return f"{knob} cannot be {knobs[knob]!r}: {words}"
+    return None
+
+
+def wrong_tile(config: KernelConfig, dtype: str) -> str | None:
+    """The reason why the blocks of a config, whose knobs are all right one by one, do not go together, or None."""
+    m, n = config["BLOCK_M"], config["BLOCK_N"]
+    if dtype == "fp32" and (m * n > _MOST_FP32_TILE or config["BLOCK_K"] > _MOST_FP32_BLOCK_K):
+        return (
+            f"BLOCK_M x BLOCK_N x BLOCK_K cannot be {m} x {n} x {config['BLOCK_K']} in fp32: at most "
+            f"{_MOST_FP32_TILE} elements by {_MOST_FP32_BLOCK_K}"
+        )
+    if accumulators_per_thread(config) > _MOST_ACCUMULATORS:
+        most = _MOST_ACCUMULATORS * 16 * config.num_warps
+        return (
+            f"BLOCK_M x BLOCK_N cannot be {m} x {n} with num_warps = {config.num_warps}: at most {most} elements "
+            "of gate, and as many of up, which registers hold"
+        )
+    return None

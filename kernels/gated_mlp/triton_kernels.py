@@ -1,0 +1,156 @@
+"""The kernels of a gated MLP: both up projections with the activation in one, and the activation's way back.
+
+h = act(x @ gate.T) * (x @ up.T), with x (M, K) and one weight (2 N, K), gate's rows first. All sums are in float32.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+#: One binary of a config serves every shape: no runtime integer is specialised, and N and K come divided by 8, so that
+#: the compiler still knows that rows begin at multiples of 16 bytes.
+UNSPECIALIZED = ["M", "N8", "K8", "GROUP_M", "PROGRAMS_PER_SM"]
+
+
+@triton.jit
+def tanh(x):
+    """By way of a sigmoid, which every target has."""
+    return 2.0 * tl.sigmoid(2.0 * x) - 1.0
+
+
+@triton.jit
+def activated(x, ACTIVATION: tl.constexpr):
+    """silu, gelu (by erf) or gelu_tanh of float32."""
+    if ACTIVATION == "silu":
+        y = x * tl.sigmoid(x)
+    elif ACTIVATION == "gelu":
+        y = 0.5 * x * (1.0 + tl.erf(x * 0.7071067811865476))
+    else:
+        tl.static_assert(ACTIVATION == "gelu_tanh", "unknown activation")
+        y = 0.5 * x * (1.0 + tanh(0.7978845608028654 * (x + 0.044715 * x * x * x)))
+    return y
+
+
+@triton.jit
+def activation_slope(x, ACTIVATION: tl.constexpr):
+    """The derivative of `activated`."""
+    if ACTIVATION == "silu":
+        sigmoid = tl.sigmoid(x)
+        y = sigmoid * (1.0 + x * (1.0 - sigmoid))
+    elif ACTIVATION == "gelu":
+        density = 0.3989422804014327 * tl.exp(-0.5 * x * x)
+        y = 0.5 * (1.0 + tl.erf(x * 0.7071067811865476)) + x * density
+    else:
+        tl.static_assert(ACTIVATION == "gelu_tanh", "unknown activation")
+        t = tanh(0.7978845608028654 * (x + 0.044715 * x * x * x))
+        y = 0.5 * (1.0 + t) + 0.5 * x * (1.0 - t * t) * 0.7978845608028654 * (1.0 + 0.134145 * x * x)
+    return y
+
+
+@triton.jit
+def tile_position(tile, m_tiles, n_tiles, GROUP_M):
+    """(m_tile, n_tile) of a linear tile: bands of GROUP_M M tiles, M fastest within a band, so that programs that run
+    at the same time share tiles of the weights in L2."""
+    band = GROUP_M * n_tiles
+    first_m = (tile // band) * GROUP_M
+    height = tl.minimum(m_tiles - first_m, GROUP_M)
+    within = tile % band
+    return first_m + within % height, within // height
+
+
+@triton.jit(do_not_specialize=UNSPECIALIZED)
+def gated_mlp_kernel(
+    x_ptr,  # (M, K)
+    w_ptr,  # (2 N, K), gate first
+    h_ptr,  # (M, N)
+    saved_ptr,  # (M, 2 N): gate and up as they are before the activation; or None
+    M,
+    N8,  # N // 8
+    K8,  # K // 8
+    GROUP_M,
+    PROGRAMS_PER_SM,  # for the grid only
+    ACTIVATION: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    TMA: tl.constexpr,  # of x and both halves of w
+):
+    """Program p takes tiles p, p + programs, ...; a tile is BLOCK_M x BLOCK_N of gate and the same of up."""
+    N = N8 * 8
+    K = K8 * 8
+    m_tiles = tl.cdiv(M, BLOCK_M)
+    n_tiles = tl.cdiv(N, BLOCK_N)
+    offs_m = tl.arange(0, BLOCK_M)
+    offs_n = tl.arange(0, BLOCK_N)
+    offs_k = tl.arange(0, BLOCK_K)
+    # Rows of a tile of the weights: BLOCK_N of gate, then the same ones of up.
+    offs_w = tl.arange(0, 2 * BLOCK_N)
+    if TMA:
+        x_desc = tl.make_tensor_descriptor(x_ptr, [M, K], [K.to(tl.int64), 1], [BLOCK_M, BLOCK_K])
+        # Three dimensions, so that a box past gate's last row reads zeros and not up.
+        w_desc = tl.make_tensor_descriptor(
+            w_ptr, [2, N, K], [N.to(tl.int64) * K, K.to(tl.int64), 1], [2, BLOCK_N, BLOCK_K]
+        )
+
+    # Flattened: the next tile's loads are in flight while this one is stored. Nothing may be carried from tile to tile:
+    # Triton 3.6 flattens that wrongly.
+    for tile in tl.range(tl.program_id(0), m_tiles * n_tiles, tl.num_programs(0), flatten=True):
+        m_tile, n_tile = tile_position(tile, m_tiles, n_tiles, GROUP_M)
+        row = m_tile * BLOCK_M
+        col = n_tile * BLOCK_N
+        if not TMA:
+            safe_m = tl.minimum(row + offs_m, M - 1).to(tl.int64)
+            safe_n = tl.minimum(col + offs_w % BLOCK_N, N - 1) + offs_w // BLOCK_N * N
+            x_ptrs = x_ptr + safe_m[:, None] * K + offs_k[None, :]
+            w_ptrs = w_ptr + safe_n.to(tl.int64)[:, None] * K + offs_k[None, :]
+        # One product of twice the width: the tensor cores read x once for gate and up.
+        both = tl.zeros((BLOCK_M, 2 * BLOCK_N), tl.float32)
+        for k in tl.range(0, K, BLOCK_K):
+            if TMA:
+                x = x_desc.load([row, k])
+                w = w_desc.load([0, col, k]).reshape(2 * BLOCK_N, BLOCK_K)
+            else:
+                inside_k = (offs_k < K - k)[None, :]
+                x = tl.load(x_ptrs, inside_k, other=0.0)
+                w = tl.load(w_ptrs, inside_k, other=0.0)
+                x_ptrs += BLOCK_K
+                w_ptrs += BLOCK_K
+            both = tl.dot(x, w.T, both, input_precision="ieee")
+
+        gate, up = tl.split(tl.permute(tl.reshape(both, (BLOCK_M, 2, BLOCK_N)), (0, 2, 1)))
+        rows = (row + offs_m).to(tl.int64)[:, None]
+        cols = (col + offs_n)[None, :]
+        inside = (row + offs_m < M)[:, None] & (cols < N)
+        element = h_ptr.dtype.element_ty
+        if saved_ptr is not None:
+            saved_ptrs = saved_ptr + rows * (2 * N) + cols
+            tl.store(saved_ptrs, gate.to(element), inside)
+            tl.store(saved_ptrs + N, up.to(element), inside)
+        tl.store(h_ptr + rows * N + cols, (activated(gate, ACTIVATION) * up).to(element), inside)
+
+
+@triton.jit(do_not_specialize=["M", "N8"])
+def gated_backward_kernel(
+    dh_ptr,  # (M, N)
+    saved_ptr,  # (M, 2 N): gate and up
+    grad_ptr,  # (M, 2 N): their gradients
+    M,
+    N8,
+    ACTIVATION: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """BLOCK columns of a row a program; column blocks are the faster axis."""
+    N = N8 * 8
+    blocks = tl.cdiv(N, BLOCK)
+    row = (tl.program_id(0) // blocks).to(tl.int64)
+    cols = (tl.program_id(0) % blocks) * BLOCK + tl.arange(0, BLOCK)
+    inside = cols < N
+    gate_ptrs = saved_ptr + row * (2 * N) + cols
+    gate = tl.load(gate_ptrs, inside, other=0.0).to(tl.float32)
+    up = tl.load(gate_ptrs + N, inside, other=0.0).to(tl.float32)
+    dh = tl.load(dh_ptr + row * N + cols, inside, other=0.0).to(tl.float32)
+    element = grad_ptr.dtype.element_ty
+    grad_ptrs = grad_ptr + row * (2 * N) + cols
+    tl.store(grad_ptrs, (dh * up * activation_slope(gate, ACTIVATION)).to(element), inside)
+    tl.store(grad_ptrs + N, (dh * activated(gate, ACTIVATION)).to(element), inside)

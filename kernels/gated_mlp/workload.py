@@ -1,0 +1,100 @@
+"""Which problems to measure: the gate-up layers of real dense models on one tensor-parallel rank, and random shapes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from ...datasets import Case, ForetuneError, Problem
+from ...datasets.errors import abridged
+from ...model.splits import RANDOM
+from ..dense_llms import DenseModel
+from .family import flags_of
+
+#: Tokens of one call, from decode to training.
+TOKENS = tuple(2**power for power in range(15))
+#: Ranks that share the intermediate size.
+TENSOR_PARALLEL = (1, 2, 4, 8)
+#: Models whose gate goes through another activation than silu.
+GELU_TANH = ("Gemma",)
+#: Shares of fp16 (the others are bf16), of a gelu in random shapes, and of calls that save gate and up, as training
+#: does.
+FP16_SHARE, GELU_SHARE, SAVING_SHARE = 0.15, 0.15, 0.3
+#: Random widths: N and K.
+RANDOM_WIDTHS = ((128, 28672), (256, 16384))
+#: Limits of one problem: on an H200 a few milliseconds at the best config.
+MOST_TFLOP = 2.5
+MOST_TOKENS = 1 << 22
+
+
+def draw(
+    models: Sequence[DenseModel],
+    *,
+    tokens: Sequence[int] | None = None,
+    per_layer: int = 2,
+    random: int = 40,
+    most_tflop: float = MOST_TFLOP,
+    seed: int = 0,
+) -> tuple[Case, ...]:
+    """`per_layer` problems of each distinct gate-up layer of the models on one of 1, 2, 4 or 8 ranks, and `random`
+    random shapes, none of more than `most_tflop` times 1e12 floating-point operations. Token counts come equally often.
+    The order is shuffled, so that a run cut short has a fair sample; the same arguments give the same cases.
+
+    Raises `ForetuneError` for a count that cannot be, or where hardly any problem is within the limit.
+
+    >>> from ..dense_llms import load_dense_models
+    >>> len(draw(load_dense_models()[:1], random=3))
+    11
+    """
+    for name, value in (("per_layer", per_layer), ("random", random), ("seed", seed)):
+        if value < 0:
+            raise ForetuneError(f"{name} must be >= 0 but got {value}")
+    if tokens is not None and not (tokens and all(1 <= count <= MOST_TOKENS for count in tokens)):
+        raise ForetuneError(f"token counts must be between 1 and {MOST_TOKENS} but got {abridged(str(list(tokens)))}")
+    rng = np.random.default_rng(seed)
+    drawn: dict[Problem, Case] = {}
+    deck: list[int] = []
+    for (n, k), sources in _layers(models).items():
+        for _ in range(per_layer):
+            for _ in range(50):  # one over the limit, or a repeated one, is drawn again
+                deck = deck or [int(count) for count in rng.permutation(tokens or TOKENS)]
+                problem = _problem(deck.pop(), n, k, sources, rng)
+                if 4e-12 * problem["m"] * n * k <= most_tflop and problem not in drawn:
+                    drawn[problem] = Case(problem, sources)
+                    break
+    low, high = min(tokens or TOKENS), max(tokens or TOKENS)
+    for _ in range(random):
+        for _ in range(10_000):
+            n, k = (int(np.exp(rng.uniform(*np.log(widths)))) for widths in RANDOM_WIDTHS)
+            step = int(rng.choice((8, 64, 128)))
+            n, k = (max(size // step * step, step) for size in (n, k))
+            count = int(np.exp(rng.uniform(np.log(low), np.log(high + 1))))
+            problem = _problem(count, n, k, (RANDOM,), rng)
+            if 4e-12 * count * n * k <= most_tflop and problem not in drawn:
+                drawn[problem] = Case(problem, (RANDOM,))
+                break
+        else:
+            raise ForetuneError(
+                f"no random shape of {low} rows or more has at most {most_tflop} TFLOP: allow more, or fewer tokens"
+            )
+    cases = list(drawn.values())
+    return tuple(cases[place] for place in rng.permutation(len(cases)))
+
+
+def _layers(models: Sequence[DenseModel]) -> dict[tuple[int, int], tuple[str, ...]]:
+    """Distinct (N, K) of one rank, and whose they are."""
+    layers: dict[tuple[int, int], tuple[str, ...]] = {}
+    for model in models:
+        for degree in TENSOR_PARALLEL:
+            if model.splits(degree):
+                shape = (model.intermediate_size // degree, model.hidden_size)
+                layers[shape] = (*layers.get(shape, ()), f"{model.model}/gate_up")
+    return layers
+
+
+def _problem(m: int, n: int, k: int, sources: Sequence[str], rng: np.random.Generator) -> Problem:
+    dtype = "fp16" if rng.uniform() < FP16_SHARE else "bf16"
+    gelu = sources[0].startswith(GELU_TANH) or (sources[0] == RANDOM and rng.uniform() < GELU_SHARE)
+    flags = flags_of("gelu_tanh" if gelu else "silu", saves=bool(rng.uniform() < SAVING_SHARE))
+    return Problem.of("gated_mlp", dtype=dtype, flags=flags, m=m, n=n, k=k)

@@ -1,0 +1,190 @@
+"""Inductor's choices as problems and configs of our families. Sizes are what Inductor hints: nothing is guarded on.
+
+Two things come from Inductor: a `KernelTemplateChoice`, before code is generated (mm and its kin), and a
+`TritonTemplateCaller`, after that (grouped_mm, convolution, flex attention). Whatever is none of a family that we have is
+None here. Private names of torch are used; torch 2.11 and 2.13 have them.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from ...datasets import KernelConfig, Problem, torch_dtype
+from .. import find_family
+
+if TYPE_CHECKING:
+    from torch._inductor.kernel_inputs import MMKernelInputs
+    from torch._inductor.kernel_template_choice import KernelTemplateChoice
+
+#: A node of Inductor's graph.
+Node: TypeAlias = Any
+
+#: The templates of mm and its kin, and whether their programs stay and load through TMA.
+MM_TEMPLATES = {
+    "triton::mm": 0,
+    "triton::bmm": 0,
+    "triton::mm_persistent_tma": 1,
+    "triton::scaled_mm_device_tma_epilogue_scaling": 1,
+    "triton::scaled_mm_device_tma_main_loop_scaling": 1,
+    "triton::blackwell_ws_persistent_device_tma": 1,
+}
+#: What the ops of these templates are called that have an operand to be added.
+_WITH_BIAS = ("addmm", "baddbmm")
+_PAIR = re.compile(r"(\w+)=([^,]+)")
+
+
+def mm_problem(inputs: MMKernelInputs, op: str, hint: int | None = None) -> Problem | None:
+    """The problem of one lowering of mm or its kin; `hint` is what unknown sizes count as where Inductor lists choices
+    for several."""
+    a, b = inputs.mat1mat2()
+    if (dtype := _dtype_name(a.get_dtype(), "inductor_mm")) is None:
+        return None
+    (*batch, m, k), (*_, n) = (_hinted(node.get_size(), hint) for node in (a, b))
+    flags = [flag for flag, node in (("a_transposed", a), ("b_transposed", b)) if _is_transposed(node)]
+    if any(op.startswith(name) for name in _WITH_BIAS):
+        flags.append("bias")
+    return Problem.of("inductor_mm", dtype=dtype, flags=tuple(flags), batch=math.prod(batch), m=m, n=n, k=k)
+
+
+def mm_config(choice: KernelTemplateChoice) -> KernelConfig | None:
+    """The config of a choice of mm and its kin; None for ATen, decompose-k and the like, which have no tile."""
+    persistent = MM_TEMPLATES.get(choice.template.uid)
+    params = choice.params.to_kwargs()
+    knobs = ("BLOCK_M", "BLOCK_N", "BLOCK_K", "num_warps", "num_stages")
+    if persistent is None or any(knob not in params for knob in knobs):
+        return None
+    chosen = {knob: int(params[knob]) for knob in knobs}
+    return KernelConfig.of(**chosen, GROUP_M=int(params.get("GROUP_M", 8)), PERSISTENT_TMA=persistent)
+
+
+def caller_problem(caller: Any) -> Problem | None:
+    """The problem of a `TritonTemplateCaller` whose choices only exist as code."""
+    found = _OF_TEMPLATE.get(_template_of(caller))
+    if found is None:
+        return None
+    family, problem_of, _ = found
+    nodes: Sequence[Node] = caller.input_nodes
+    if (dtype := _dtype_name(nodes[0].get_dtype(), family)) is None:
+        return None
+    flags, dims = problem_of(nodes, caller.layout, _parameters(caller))
+    return Problem.of(family, dtype=dtype, flags=flags, **dims)
+
+
+def caller_config(caller: Any) -> KernelConfig | None:
+    """Its config, by the knobs of its family."""
+    found = _OF_TEMPLATE.get(_template_of(caller))
+    if found is None:
+        return None
+    parameters = _parameters(caller)
+    knobs = (*found[2], "num_warps", "num_stages")
+    if any(knob not in parameters for knob in knobs):
+        return None
+    return KernelConfig.of(**{knob: int(parameters[knob]) for knob in knobs})
+
+
+def _template_of(caller: Any) -> str:
+    """The template's name: a caller's is triton_NAME_NUMBER."""
+    name: str = getattr(caller, "name", "")
+    return name.removeprefix("triton_").rpartition("_")[0]
+
+
+def _parameters(caller: Any) -> dict[str, str]:
+    """What the template was filled with, of which a description has all: "BLOCK_M=64, ..."."""
+    return {name: value.strip("'\" ") for name, value in _PAIR.findall(getattr(caller, "description", ""))}
+
+
+_Parts: TypeAlias = "tuple[tuple[str, ...], dict[str, int]]"
+
+
+def _grouped(nodes: Sequence[Node], layout: Any, parameters: Mapping[str, str]) -> _Parts:
+    a, b = _hinted(nodes[0].get_size()), _hinted(nodes[1].get_size())
+    if len(a) == 3 or len(b) == 3:
+        groups = a[0] if len(a) == 3 else b[0]
+    else:
+        groups = _hinted(layout.size)[0]
+    flags = {(2, 3): ("a_ragged",), (3, 2): ("b_ragged",), (2, 2): ("both_ragged",)}.get((len(a), len(b)), ())
+    return flags, {"groups": groups, "m": a[-2], "k": a[-1], "n": b[-1]}
+
+
+def _convolution(nodes: Sequence[Node], layout: Any, parameters: Mapping[str, str]) -> _Parts:
+    filters, out = _hinted(nodes[1].get_size()), _hinted(layout.size)
+    groups = int(parameters.get("GROUPS", 1))
+    return (), {
+        "groups": groups,
+        "m": out[0] * math.prod(out[2:]),
+        "n": filters[0] // max(groups, 1),
+        "k": filters[1],
+        "window": math.prod(filters[2:]),
+    }
+
+
+def _flex(nodes: Sequence[Node], layout: Any, parameters: Mapping[str, str]) -> _Parts:
+    query, key, value = (_hinted(node.get_size()) for node in nodes[:3])
+    heads = max(key[1], 1)
+    return (), {
+        "batch": query[0] * query[1],
+        "groups": max(query[1] // heads, 1),
+        "queries": query[-2],
+        "keys": key[-2],
+        "head_qk": query[-1],
+        "head_v": value[-1],
+    }
+
+
+def _flex_decoding(nodes: Sequence[Node], layout: Any, parameters: Mapping[str, str]) -> _Parts:
+    query, key, value = (_hinted(node.get_size()) for node in nodes[:3])
+    batch = max(key[0] * key[1], 1)
+    return (), {
+        "batch": batch,
+        "groups": 1,  # the queries of all heads that share keys are rows of one product
+        "queries": math.prod(query) // (batch * max(query[-1], 1)),
+        "keys": key[-2],
+        "head_qk": query[-1],
+        "head_v": value[-1],
+        "splits": int(parameters.get("SPLIT_KV", 1)),
+    }
+
+
+_BLOCKS = ("BLOCK_M", "BLOCK_N", "BLOCK_K")
+_BACKWARD_BLOCKS = ("BLOCK_M1", "BLOCK_N1", "BLOCK_M2", "BLOCK_N2")
+_ProblemOf: TypeAlias = Callable[[Sequence[Node], Any, Mapping[str, str]], _Parts]
+#: The family of each template, what makes its problem, and its blocks.
+_OF_TEMPLATE: dict[str, tuple[str, _ProblemOf, tuple[str, ...]]] = {
+    "grouped_mm": ("inductor_grouped_mm", _grouped, _BLOCKS),
+    "scaled_grouped_mm": ("inductor_grouped_mm", _grouped, _BLOCKS),
+    "convolution2d": ("inductor_convolution", _convolution, _BLOCKS),
+    "convolution3d": ("inductor_convolution", _convolution, _BLOCKS),
+    "flex_attention": ("inductor_flex_attention", _flex, _BLOCKS[:2]),
+    "flex_decoding": ("inductor_flex_decoding", _flex_decoding, _BLOCKS[:2]),
+    "flex_attention_backward": ("inductor_flex_backward", _flex, _BACKWARD_BLOCKS),
+}
+
+
+def _hinted(sizes: Sequence[Any], override: int | None = None) -> list[int]:
+    """Sizes as numbers: those that are symbols as Inductor hints them, or as `override`."""
+    from torch._inductor.virtualized import V
+
+    if all(isinstance(size, int) or getattr(size, "is_number", False) for size in sizes):
+        return [int(size) for size in sizes]
+    if override is not None:
+        return [int(size) if not getattr(size, "free_symbols", ()) else override for size in sizes]
+    known = V.graph.sizevars
+    if hasattr(known, "optimization_hints"):  # torch 2.13
+        return [int(size) for size in known.optimization_hints(sizes)]
+    from torch._inductor import config
+
+    return [int(size) for size in known.size_hints(sizes, fallback=config.unbacked_symint_fallback)]
+
+
+def _is_transposed(node: Node) -> bool:
+    """Whether its rows are apart by 1: as far as it is known without a guard."""
+    *_, row, column = node.get_stride()
+    return row == 1 and column != 1
+
+
+def _dtype_name(dtype: Any, family: str) -> str | None:
+    """What the family calls it, if it takes it."""
+    return next((name for name in find_family(family).dtypes if torch_dtype(name) == dtype), None)

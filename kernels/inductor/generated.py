@@ -1,0 +1,246 @@
+"""The kernels that Inductor generates for a product, one config at a time: its templates, filled in as it fills them.
+
+Inductor lists the choices of a problem and makes a kernel of one through `InductorChoices.get_template_configs`. Here the
+graph has nothing but the operands of that problem, and the one choice is what a config says. The source is the one that
+Inductor benchmarks; it is compiled and launched as any `triton.jit` function, by its own cache key.
+
+Private names of torch are used; torch 2.11 and 2.13 have them.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, nullcontext
+from dataclasses import dataclass
+from importlib import import_module
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+from unittest.mock import patch
+
+from ...datasets import DeviceSpec, ForetuneError, KernelConfig, Problem, torch_dtype
+from ...runtime.launching.kernel import Kernel
+from ...runtime.launching.stub_driver import stubbed
+
+if TYPE_CHECKING:
+    import torch
+
+#: (shape, strides, dtype) of an operand, without memory.
+Operand = tuple[tuple[int, ...], tuple[int, ...], "torch.dtype"]
+#: What torch remembers of the device here, of which not every version has everything.
+_REMEMBERED = (
+    ("torch._inductor.utils", "get_max_num_sms"),
+    ("torch._inductor.utils", "using_b200"),
+    ("torch.utils._triton", "has_triton_tma"),
+    ("torch.utils._triton", "has_triton_tma_device"),
+    ("torch.utils._triton", "has_triton_stable_tma_api"),
+    ("torch.utils._triton", "has_triton_experimental_host_tma"),
+    ("torch.utils._triton", "has_triton_tensor_descriptor_host_tma"),
+)
+#: Problems whose graphs are kept: a run goes through one after the other.
+_KEPT = 4
+
+
+@dataclass(frozen=True)
+class GeneratedKernel:
+    """One config's kernel. It takes the operands, the output, and where `workspace_bytes` are not 0 so much memory."""
+
+    kernel: Kernel
+    grid: tuple[int, ...]
+    launch_options: Mapping[str, int]
+    workspace_bytes: int
+
+    def arguments(self, operands: Sequence[torch.Tensor], out: torch.Tensor) -> dict[str, Any]:
+        """What a launch passes, by parameter name."""
+        import torch
+
+        tensors = [*operands, out]
+        if self.workspace_bytes:
+            tensors.append(torch.empty(self.workspace_bytes, dtype=torch.uint8, device=out.device))
+        return {**dict(zip(self.kernel.parameters, tensors, strict=True)), **self.launch_options}
+
+
+def operands_of(problem: Problem) -> dict[str, Operand]:
+    """The operands of a product by name, in the order in which Inductor's op takes them, and "y"."""
+    import torch
+
+    batch, m, n, k = (problem[dim] for dim in ("batch", "m", "n", "k"))
+    dtype = torch_dtype(str(problem.dtype))
+    scaled = problem.dtype == "fp8e4m3"
+    out = torch.bfloat16 if scaled else dtype
+
+    def matrix(rows: int, columns: int, flag: str) -> Operand:
+        strides = (1, rows) if flag in problem.flags else (columns, 1)
+        if batch == 1:
+            return (rows, columns), strides, dtype
+        return (batch, rows, columns), (rows * columns, *strides), dtype
+
+    operands = {"a": matrix(m, k, "a_transposed"), "b": matrix(k, n, "b_transposed")}
+    y: Operand = ((m, n), (n, 1), out) if batch == 1 else ((batch, m, n), (m * n, n, 1), out)
+    if scaled:
+        operands |= {
+            "scale_a": ((m, 1), (1, 1), torch.float32),
+            "scale_b": ((1, n), (n, 1), torch.float32),
+        }
+    elif "bias" in problem.flags:
+        operands = {"bias": (y[0], (0,) * (len(y[0]) - 1) + (1,), out), **operands}
+    return {**operands, "y": y}
+
+
+class _Graphs:
+    """The last few problems' graphs, and the kernels generated in them."""
+
+    def __init__(self) -> None:
+        self._graphs: OrderedDict[Problem, tuple[Any, Any]] = OrderedDict()
+        self._kernels: dict[Problem, dict[KernelConfig, GeneratedKernel]] = {}
+
+    def kernel(self, problem: Problem, config: KernelConfig) -> GeneratedKernel:
+        known = self._kernels.setdefault(problem, {})
+        if config not in known:
+            if problem not in self._graphs:
+                while len(self._graphs) >= _KEPT:
+                    oldest, _ = self._graphs.popitem(last=False)
+                    del self._kernels[oldest]
+                known = self._kernels.setdefault(problem, {})
+                self._graphs[problem] = _graph_of(problem)
+            known[config] = _generate(problem, config, *self._graphs[problem])
+        return known[config]
+
+
+def _graph_of(problem: Problem) -> tuple[Any, Any]:
+    """A graph of the operands alone, and the operands as the op's lowering has them."""
+    import torch
+    from torch._inductor import ir
+    from torch._inductor.graph import GraphLowering
+    from torch._inductor.kernel_inputs import MMKernelInputs
+    from torch._inductor.virtualized import V
+
+    empty = torch.fx.Graph()
+    empty.output(())
+    graph = GraphLowering(torch.fx.GraphModule({}, empty))
+    nodes = []
+    with V.set_graph_handler(graph):
+        operands = operands_of(problem)
+        out = operands.pop("y")
+        for name, (shape, strides, dtype) in operands.items():
+            layout = ir.FixedLayout(torch.device("cuda", 0), dtype, list(shape), list(strides))
+            buffer = ir.InputBuffer(name=name, layout=layout)
+            graph.graph_inputs[name] = node = ir.TensorBox.create(buffer)
+            graph.graph_input_names.append(name)
+            graph.name_to_buffer[name] = buffer
+            nodes.append(node)
+        matrices = {"mat1_idx": 0, "mat2_idx": 1} if "scale_a" in operands else {}
+        scalars = {"alpha": 1, "beta": 1} if "bias" in operands else None
+        inputs = MMKernelInputs(nodes, scalars=scalars, out_dtype=out[2], **matrices)
+    return graph, inputs
+
+
+def _generate(problem: Problem, config: KernelConfig, graph: Any, inputs: Any) -> GeneratedKernel:
+    """Raises `ForetuneError` where Inductor makes no kernel of it."""
+    from torch._inductor import config as inductor_config
+    from torch._inductor.choices import InductorChoices
+    from torch._inductor.codecache import PyCodeCache
+    from torch._inductor.virtualized import V
+
+    class OneChoice(InductorChoices):
+        def _finalize_template_configs(self, template_choices: Any, *_: Any, **__: Any) -> list[Any]:
+            listed = next((choice for choices in template_choices.values() for choice in choices), None)
+            if listed is None:
+                return []
+            listed.params = type(listed.params)(listed.params.to_kwargs() | _filled(problem, config))
+            return [listed]
+
+    template, op, overrides = _template(problem, config)
+    with ExitStack() as stack:
+        stack.enter_context(V.set_graph_handler(graph))
+        stack.enter_context(inductor_config.patch(max_autotune=True, max_autotune_gemm_search_space="DEFAULT"))
+        stub = stubbed()
+        stack.enter_context(properties_of(stub.device) if stub else nullcontext())
+        callers = OneChoice().get_template_configs(inputs, [template], op, kwarg_overrides={template.uid: overrides})
+        if not callers:
+            raise ForetuneError(f"Inductor makes no kernel of {config} for {problem}")
+        request = callers[0].bmreq
+        module = PyCodeCache.load_by_key_path(request.module_cache_key, request.module_path, set_sys_modules=False)
+    *_, grid_x, grid_y, grid_z = request.extra_args
+    workspace = callers[0].workspace_arg
+    return GeneratedKernel(
+        kernel=Kernel(getattr(module, request.kernel_name).fn),
+        grid=(int(grid_x), int(grid_y), int(grid_z)),
+        launch_options={"num_warps": config.num_warps, "num_stages": config.num_stages},
+        workspace_bytes=0 if workspace is None else int(workspace.count),
+    )
+
+
+def _filled(problem: Problem, config: KernelConfig) -> dict[str, Any]:
+    """What the config says of a choice's parameters."""
+    knobs = {knob: value for knob, value in config.to_json().items() if knob not in ("PERSISTENT_TMA", "num_ctas")}
+    return {**knobs, "EVEN_K": problem["k"] % config["BLOCK_K"] == 0}
+
+
+def _template(problem: Problem, config: KernelConfig) -> tuple[Any, str, dict[str, Any]]:
+    """The template, the op, and what the op's lowering overrides of a choice's parameters."""
+    from torch._inductor.kernel import bmm, mm
+
+    persistent = bool(config["PERSISTENT_TMA"])
+    if problem.dtype == "fp8e4m3":
+        scaling: dict[str, Any] = {"USE_FAST_ACCUM": False}
+        if not persistent:
+            return mm.mm_template, "scaled_mm", scaling
+        from torch.nn.functional import ScalingType
+
+        scaling |= dict.fromkeys(("SCALE_RECIPE_A", "SCALE_RECIPE_B"), ScalingType.RowWise.value)
+        return mm.scaled_mm_device_tma_epilogue_scaling_template, "scaled_mm", scaling
+    bias = "bias" in problem.flags
+    if problem["batch"] > 1:
+        return bmm.bmm_template, "baddbmm" if bias else "bmm", {}
+    return mm.persistent_tma_mm_template if persistent else mm.mm_template, "addmm" if bias else "mm", {}
+
+
+@contextmanager
+def properties_of(device: DeviceSpec) -> Iterator[SimpleNamespace]:
+    """While code is generated where there is no device: what Inductor asks torch about it, as its spec has it."""
+    import torch
+    from torch._inductor.runtime.hints import DeviceProperties
+
+    major, minor = int(device.arch[3:-1]), int(device.arch[-1])
+    limits = {
+        "multi_processor_count": device.sm_count,
+        "major": major,
+        "regs_per_multiprocessor": device.registers_per_sm,
+        "max_threads_per_multi_processor": 2048,
+        "max_threads_per_block": 1024,
+        "warp_size": device.warp_size,
+    }
+    known = {"type": device.backend, "index": 0, "cc": 10 * major + minor, **limits}
+    hint = DeviceProperties(**{field: known[field] for field in DeviceProperties._fields})
+    properties = SimpleNamespace(minor=minor, shared_memory_per_block_optin=device.smem_per_block_bytes, **limits)
+    answers: dict[str, Callable[..., Any]] = {
+        "is_available": lambda: True,
+        "current_device": lambda: 0,
+        "get_device_properties": lambda *_: properties,
+        "get_device_capability": lambda *_: (major, minor),
+        "is_tf32_supported": lambda: True,
+    }
+    with patch.multiple(torch.cuda, **answers), patch.object(DeviceProperties, "create", lambda _: hint):
+        _forget()
+        try:
+            yield properties
+        finally:
+            _forget()
+
+
+def _forget() -> None:
+    """What torch remembers of a device would outlive it."""
+    for module, name in _REMEMBERED:
+        function = getattr(import_module(module), name, None)
+        if hasattr(function, "cache_clear"):
+            function.cache_clear()
+
+
+_graphs = _Graphs()
+
+
+def generate(problem: Problem, config: KernelConfig) -> GeneratedKernel:
+    """The kernel that Inductor generates for a product with this config, for the device here, or the one that a stub
+    driver stands for. Raises `ForetuneError` where it generates none."""
+    return _graphs.kernel(problem, config)

@@ -1,0 +1,150 @@
+"""mm, addmm, bmm, baddbmm and scaled_mm as one family: they share their templates' loop, and flags tell them apart."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from ...datasets import DeviceSpec, KernelConfig, Problem
+from .family import InductorTemplate
+
+if TYPE_CHECKING:
+    from .pipeline import Column, TiledLoop
+
+#: Archs with a tensor memory accelerator.
+TMA_ARCHS = ("sm_90", "sm_100", "sm_103", "sm_120")
+#: Accumulators and a few more is what a thread has registers for; Inductor leaves out what is sure to spill.
+_MOST_ACCUMULATORS = 255
+#: A warp computes 16 x 16 accumulators at least.
+_LEAST_TILE = 256
+#: TMA moves rows of multiples of 16 bytes.
+_TMA_BYTES = 16
+#: Rows of a product of a warp group.
+_WARP_GROUP_ROWS = 64
+#: Beside the operands, where they are loaded by TMA: barriers of each stage, and float8's exchange of layouts.
+_BARRIER_BYTES, _FP8_BYTES = 16, 4096
+#: Elements of 8 bits are multiplied 32 deep at least.
+_LEAST_DEPTH_FP8 = 32
+
+
+class InductorMMFamily(InductorTemplate):
+    """y = a @ b, with a (batch, m, k) and b (batch, k, n); float8 operands have a scale a row and a column.
+
+    Flags: "bias" (addmm and baddbmm: a row of y is added), "a_transposed" and "b_transposed" (the operand's rows are
+    apart by 1, its columns by its length). PERSISTENT_TMA=1 is the template whose programs stay, and load through TMA,
+    0 the one with a program a tile.
+    """
+
+    name = "inductor_mm"
+    dims = ("batch", "m", "n", "k")
+    flags = ("a_transposed", "b_transposed", "bias")
+    tiles = {"BLOCK_M": "m", "BLOCK_N": "n", "BLOCK_K": "k"}
+    values = {
+        "BLOCK_M": (16, 32, 64, 128, 256),
+        "BLOCK_N": (16, 32, 64, 128, 256),
+        "BLOCK_K": (16, 32, 64, 128, 256),
+        "GROUP_M": (8,),
+        "PERSISTENT_TMA": (0, 1),
+        "num_warps": (1, 2, 4, 8),
+        "num_stages": (1, 2, 3, 4, 5),
+    }
+    largest = {"batch": 65535, "m": 2**31 - 1, "n": 2**31 - 1, "k": 2**31 - 1}
+
+    def is_listed(self, config: KernelConfig) -> bool:
+        return self._wrong_tile(config) is None
+
+    def _wrong_tile(self, config: KernelConfig) -> str | None:
+        """The reason why Inductor lists no such tile, or None. It lists 2, 4 and 8 warps (TMA: 4 and 8), reduces them
+        to what the tile has work for, and leaves out what is sure to spill."""
+        area, warps = config["BLOCK_M"] * config["BLOCK_N"], config.num_warps
+        most = area // _LEAST_TILE
+        least = min(4 if config["PERSISTENT_TMA"] else 2, most)
+        if not least <= warps <= most:
+            return f"num_warps must be {least} to {most} for this tile but is {warps}"
+        if area > _MOST_ACCUMULATORS * 32 * warps:
+            return f"BLOCK_M or BLOCK_N must be smaller, or num_warps larger: {area} accumulators for {warps} warps"
+        return None
+
+    def device_limit(self, config: KernelConfig, device: DeviceSpec) -> str | None:
+        if config["PERSISTENT_TMA"] and device.arch not in TMA_ARCHS:
+            return f"PERSISTENT_TMA must be 0: {device.arch} has no TMA"
+        return None
+
+    def supports(self, config: KernelConfig, problem: Problem, device: DeviceSpec) -> str | None:
+        if (reason := super().supports(config, problem, device)) is not None:
+            return reason
+        if (reason := self._wrong_tile(config)) is not None:
+            return reason
+        if unknown := [flag for flag in problem.flags if flag not in self.flags]:
+            return f"flag {unknown[0]} is not one of {', '.join(self.flags)}"
+        if min(size for _, size in problem.dims) < 1:
+            return f"all dimensions must be >= 1 but are {problem}"
+        for knob, dim in self.tiles.items():
+            most = max(16, 1 << (problem[dim] - 1).bit_length())
+            if config[knob] > most:
+                return f"{knob} must be at most {most} for {dim}={problem[dim]} but is {config[knob]}"
+        if problem.dtype == "fp8e4m3":
+            if config["BLOCK_K"] < _LEAST_DEPTH_FP8 or problem["k"] < _LEAST_DEPTH_FP8:
+                return f"BLOCK_K and k must be at least {_LEAST_DEPTH_FP8} for fp8e4m3"
+            if problem["batch"] > 1 or problem.flags != ("b_transposed",):
+                return "scaled_mm takes a row-major a, a b_transposed one, no batch and, in its templates, no bias"
+        if config["PERSISTENT_TMA"]:
+            if problem["batch"] > 1:
+                return "PERSISTENT_TMA must be 0 in a batch: Inductor has no such template"
+            rows = ("m" if "a_transposed" in problem.flags else "k", "k" if "b_transposed" in problem.flags else "n")
+            if any(problem[dim] * problem.itemsize % _TMA_BYTES for dim in rows):
+                return f"PERSISTENT_TMA must be 0: rows of {rows[0]} and {rows[1]} are no multiples of 16 bytes"
+        return None
+
+    def smem_bytes(self, config: KernelConfig, problem: Problem) -> int:
+        return int(_smem_bytes(problem, config.to_json())[0])
+
+    def loop(self, problem: Problem, knobs: Mapping[str, Column]) -> TiledLoop:
+        import numpy as np
+
+        from .pipeline import TiledLoop
+
+        block_m, block_n, block_k = (knobs[knob] for knob in self.tiles)
+        return TiledLoop(
+            tiles=problem["batch"] * np.ceil(problem["m"] / block_m) * np.ceil(problem["n"] / block_n),
+            steps=np.ceil(problem["k"] / block_k),
+            rows=block_m,
+            columns=block_n,
+            step_flops=2 * block_m * block_n * block_k,
+            step_bytes=(block_m + block_n) * block_k * problem.itemsize,
+            tile_bytes=block_m * block_n * max(problem.itemsize, 2),
+            accumulators=block_m * block_n,
+            smem_bytes=_smem_bytes(problem, knobs),
+            warps=knobs["num_warps"],
+            stages=knobs["num_stages"],
+            is_persistent=knobs["PERSISTENT_TMA"],
+        )
+
+    def flops(self, problem: Problem) -> float:
+        return 2.0 * problem["batch"] * problem["m"] * problem["n"] * problem["k"]
+
+    def bytes(self, problem: Problem) -> float:
+        m, n, k = problem["m"], problem["n"], problem["k"]
+        elements = problem.itemsize * (m + n) * k + max(problem.itemsize, 2) * m * n
+        return float(problem["batch"] * elements)
+
+
+def _smem_bytes(problem: Problem, knobs: Mapping[str, Any]) -> Column:
+    """Shared memory of a program, (n_configs,): what is in flight, or y while its layout changes before it is stored.
+
+    Kernels compiled for sm_90 by Triton 3.9 have that or less, within 4 KiB for float8. Products of whole warp groups are
+    read from there, so all stages are; others are read into registers, which saves one.
+    """
+    import numpy as np
+
+    block_m, block_n, warps, stages, persistent = (
+        np.atleast_1d(knobs[knob]) for knob in ("BLOCK_M", "BLOCK_N", "num_warps", "num_stages", "PERSISTENT_TMA")
+    )
+    by_warp_groups = (block_m >= _WARP_GROUP_ROWS) & (warps >= 4) & (problem.dtype != "fp32")
+    in_flight = np.where(by_warp_groups, stages, np.maximum(stages - 1, 1))
+    operands = in_flight * (block_m + block_n) * knobs["BLOCK_K"] * problem.itemsize
+    is_wide = problem.dtype in ("fp32", "fp8e4m3") or "bias" in problem.flags  # y meets others as it was accumulated
+    y = block_m * block_n * (4 if is_wide else 2)
+    beside = persistent * (_BARRIER_BYTES * stages + (_FP8_BYTES if problem.dtype == "fp8e4m3" else 0))
+    smem: Column = np.maximum(operands, y) + beside
+    return smem

@@ -1,0 +1,189 @@
+"""`foretune.use("inductor")`: Inductor generates, compiles and times the choices that are predicted to be fastest, and
+no others.
+
+Choices of mm, addmm, bmm, baddbmm and scaled_mm are limited before code is generated
+(`InductorChoices._finalize_template_configs`), those of grouped_mm, convolution and flex attention before it is compiled
+(`select_algorithm.add_preprocessing_fn`). Both are private; torch 2.11 and 2.13 have them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property, partial, wraps
+from typing import TYPE_CHECKING, Any
+
+from ...datasets import DeviceSpec, ForetuneError, KernelConfig, Problem
+from ...datasets.errors import check_integer, reason_of
+from ...runtime.arguments import bundle_of
+from ...runtime.current_device import device_here
+from ...runtime.shortlist import bundle_in_force
+from ...runtime.warn import warn_once
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from ...model import Bundle
+
+#: Choices of an op that Inductor generates, unless somebody says how many.
+DEFAULT_K = 8
+
+
+def install(k: int = DEFAULT_K, bundle: Bundle | Path | str | None = None) -> Callable[[], None]:
+    """Puts the limits in; returns what takes them out. Where this torch has no such seams there are none, which a
+    warning says. Raises `ForetuneError` for `k` < 1, for what is no bundle, and where there is no torch."""
+    limits = Limits(check_integer("k", k, 1), bundle_of(bundle))
+    try:
+        import torch  # noqa: F401
+    except ImportError as error:
+        raise ForetuneError(f"foretune.use('inductor') needs torch: {error}") from error
+    try:
+        return _Seams(limits).install()
+    except (ImportError, AttributeError) as error:
+        warn_once(
+            f"foretune.use('inductor') knows the Inductor of torch 2.11 to 2.13, and this one is another: {error}",
+            ": it makes its choices without Foretune",
+        )
+        return lambda: None
+
+
+@dataclass(frozen=True)
+class Limits:
+    """How many choices of an op go through, and by whose ranking."""
+
+    k: int
+    bundle: Bundle | None = None
+    device: DeviceSpec | None = None  # the one here, if left out
+
+    @cached_property
+    def uuid(self) -> str:
+        """What decides on the choices, for the keys of Inductor's caches."""
+        from ... import __version__
+
+        try:
+            digest = bundle_in_force(self.bundle).digest
+        except ForetuneError:
+            digest = "none"
+        return f"foretune-{__version__}-{self.k}-{digest}"
+
+    def of_templates(self, choices: Sequence[Any], inputs: Any, op: str) -> list[Any]:
+        """Of the `KernelTemplateChoice`s of one lowering those that go through: what has no tile (ATen, decompose-k)
+        as it is, then the fastest. Where Inductor lists choices for several hints of a size, so many of each."""
+        from ..inductor.choices import mm_config, mm_problem
+
+        hints = [choice.params.to_kwargs().get("hint_override") for choice in choices]
+        return self._limited(choices, [mm_config(choice) for choice in choices], hints, partial(mm_problem, inputs, op))
+
+    def of_callers(self, choices: Sequence[Any]) -> list[Any]:
+        """The same of choices whose code is generated already."""
+        from ..inductor.choices import caller_config, caller_problem
+
+        configs = [caller_config(choice) for choice in choices]
+        first = next((choice for choice, config in zip(choices, configs, strict=True) if config is not None), None)
+        if first is None:
+            return list(choices)
+        return self._limited(choices, configs, [None] * len(choices), lambda _: caller_problem(first))
+
+    def _limited(
+        self,
+        choices: Sequence[Any],
+        configs: Sequence[KernelConfig | None],
+        hints: Sequence[int | None],
+        problem_of: Callable[[int | None], Problem | None],
+    ) -> list[Any]:
+        from ..inductor.ranking import best_first
+
+        kept = [choice for choice, config in zip(choices, configs, strict=True) if config is None]
+        ranked = [(*one, hint) for *one, hint in zip(choices, configs, hints, strict=True) if one[1] is not None]
+        for wanted in dict.fromkeys(hint for _, _, hint in ranked):
+            known = [(choice, config) for choice, config, hint in ranked if hint == wanted]
+            problem = problem_of(wanted)
+            if problem is None or len(known) <= self.k:
+                kept += [choice for choice, _ in known]
+                continue
+            device = self.device or device_here()
+            fastest = best_first(problem, [config for _, config in known], device, self.k, self.bundle)
+            kept += [known[position][0] for position in fastest]
+        return kept
+
+
+class _Seams:
+    """Where the limits go into Inductor, and what was there."""
+
+    def __init__(self, limits: Limits) -> None:
+        from torch._inductor import config, select_algorithm
+        from torch._inductor.choices import InductorChoices
+        from torch._inductor.kernel_inputs import MMKernelInputs
+
+        self.limits, self.config, self.choices, self.mm_inputs = limits, config, InductorChoices, MMKernelInputs
+        self.selector: Any = select_algorithm.get_algorithm_selector_cache()
+        self.preprocess = self.limited_callers  # a bound method is another object each time
+        self.finalize = InductorChoices._finalize_template_configs
+        self.finalized = self._limited_templates()
+        self.handler = config.inductor_choices_class
+        self.preprocessing: list[Any] = self.selector.preprocessing_fns
+
+    def install(self) -> Callable[[], None]:
+        self.choices._finalize_template_configs = self.finalized
+        self.config.inductor_choices_class = partial(choices_with_uuid, self.limits.uuid, self.handler)
+        # Lists of their own, because another thread may be going through the one that is there.
+        self.selector.preprocessing_fns = [*self.preprocessing, self.preprocess]
+        return self.restore
+
+    def restore(self) -> None:
+        """What was there before, and not what somebody put there since."""
+        if self.choices._finalize_template_configs is self.finalized:
+            self.choices._finalize_template_configs = self.finalize
+        if self.is_on:
+            self.config.inductor_choices_class = self.handler
+        self.selector.preprocessing_fns = [fn for fn in self.selector.preprocessing_fns if fn is not self.preprocess]
+
+    @property
+    def is_on(self) -> bool:
+        """Whether the keys of Inductor's caches say so too. (torch 2.13 has a config for each thread, and both copy
+        theirs for what is compiled later.)"""
+        handler = self.config.inductor_choices_class
+        return getattr(handler, "func", None) is choices_with_uuid and handler.args[0] == self.limits.uuid
+
+    def _limited_templates(self) -> Callable[..., list[Any]]:
+        """Inductor's own `_finalize_template_configs`, limited."""
+
+        @wraps(self.finalize)
+        def finalize(
+            handler: Any,
+            template_choices: Any,
+            kernel_inputs: Any,
+            templates: Any,
+            op_name: str,
+            *more: Any,
+            **named: Any,
+        ) -> list[Any]:
+            listed = self.finalize(handler, template_choices, kernel_inputs, templates, op_name, *more, **named)
+            if not (self.is_on and isinstance(kernel_inputs, self.mm_inputs)):
+                return listed
+            return _or_all(listed, lambda: self.limits.of_templates(listed, kernel_inputs, op_name))
+
+        return finalize
+
+    def limited_callers(self, choices: list[Any]) -> list[Any]:
+        return _or_all(choices, lambda: self.limits.of_callers(choices)) if self.is_on else choices
+
+
+def _or_all(choices: list[Any], limited: Callable[[], list[Any]]) -> list[Any]:
+    """The choices that go through; all of them where there is no telling: no trouble of ours fails a compile."""
+    try:
+        return limited() or choices
+    except Exception as error:  # noqa: BLE001
+        warn_once(f"foretune.use('inductor'): no prediction ({reason_of(error)})", ": Inductor tries all its choices")
+        return choices
+
+
+def choices_with_uuid(uuid: str, theirs: Callable[[], Any] | None) -> Any:
+    """Inductor's handler of choices, or somebody's, with a `uuid()` that says how they are limited: what torch 2.13 puts
+    into the keys of its caches. (2.11 puts the arguments of this call there.)"""
+    from torch._inductor.choices import InductorChoices
+
+    handler = InductorChoices() if theirs is None else theirs()
+    known = getattr(handler, "uuid", str)()
+    handler.uuid = lambda: f"{uuid}-{known}" if known else uuid
+    return handler

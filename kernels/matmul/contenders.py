@@ -1,0 +1,172 @@
+"""What the dense GEMM is compared with, cuBLAS as torch calls it and Inductor's max-autotune, and the goals for it."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from ...datasets import Case, DeviceSpec, ForetuneError, Measurable, Problem
+from ...datasets.errors import reason_of, warn
+from ...runtime.timing.compare import ROUNDS, BestConfigs, Goal, LaunchPath, Row, judge_least
+from ..dense_llms import load_dense_models
+from .layouts import A_KM, B_KN, activation_of
+from .measurable import Inputs, Matmul
+from .suite import suite_cases
+
+if TYPE_CHECKING:
+    import torch
+
+#: Calls of each way in a round of `launch_path`.
+_CALLS = 200
+
+
+class MatmulComparison:
+    """The contenders of the dense GEMM; see `runtime.timing.compare.Comparison`."""
+
+    def suite(self, family: Measurable) -> Mapping[str, Case]:
+        return suite_cases(load_dense_models())
+
+    def contenders(
+        self, family: Measurable, problem: Problem, inputs: Inputs, device: DeviceSpec, best: BestConfigs
+    ) -> dict[str, Callable[[], Any]]:
+        """cublas: `torch.matmul`, `addmm`, `bmm` or `_int_mm`, then the activation as a kernel of its own. inductor:
+        the same under `torch.compile(mode="max-autotune-no-cudagraphs")`, which fuses it."""
+        if reason := no_torch_product(problem):
+            warn(f"{problem} has no contenders: {reason}")
+            return {}
+        product, operands = torch_product(problem), torch_operands(inputs)
+        launches: dict[str, Callable[[], Any]] = {"cublas": lambda: in_tf32(product, *operands)}
+        try:
+            compiled = max_autotuned(product, operands)
+        except Exception as error:  # noqa: BLE001 - a contender that fails is one contender less
+            warn(f"Inductor has no {problem}: {reason_of(error)}")
+        else:
+            launches["inductor"] = lambda: in_tf32(compiled, *operands)
+        return launches
+
+    def launch_path(self, device: DeviceSpec) -> LaunchPath:
+        return time_launch_path(device)
+
+    def goals(self, rows: Sequence[Row]) -> list[Goal]:
+        """The predicted config next to both; those that no row is about are left out."""
+        judged: list[Goal] = []
+        for other, name, aim in (("cublas", "cuBLAS", 0.95), ("inductor", "Inductor's max-autotune", 1.0)):
+            chosen = [row for row in rows if other in row.others_us]
+            ratios = [row.others_us[other] / row.predicted_us for row in chosen]
+            judged += judge_least(f"dense GEMM, predicted config, over {name}", chosen, ratios, 0.85, aim)
+        return judged
+
+
+#: Found by `kernels.comparison_of`.
+COMPARISON = MatmulComparison()
+
+
+def no_torch_product(problem: Problem) -> str | None:
+    """The reason why torch cannot compute a problem on a GPU, or None."""
+    if problem.dtype != "int8":
+        return None
+    if problem["batch"] > 1 or problem["m"] <= 16 or problem["n"] % 8 or problem["k"] % 8:
+        return "torch._int_mm takes one matrix of more than 16 rows, and N and K that are multiples of 8"
+    return None
+
+
+def torch_operands(inputs: Inputs) -> tuple[torch.Tensor, ...]:
+    """a (M, K), b (K, N) and the bias, if there is one, of a problem's inputs as torch takes them; three dimensions in
+    a batch."""
+    flags = inputs.problem.flags
+    a = inputs.a.mT if A_KM in flags else inputs.a
+    b = inputs.b if B_KN in flags else inputs.b.mT
+    if len(a) == 1:
+        a, b = a[0], b[0]
+    return (a, b) if inputs.bias is None else (a, b, inputs.bias)
+
+
+def torch_product(problem: Problem) -> Callable[..., torch.Tensor]:
+    """The problem as torch has it, a function of `torch_operands`. A new function each time: what is compiled of one
+    says nothing of the next."""
+    import torch
+    from torch.nn import functional
+
+    activation = activation_of(problem)
+    after = None if activation == "none" else getattr(functional, activation)
+    is_int8, is_batch = problem.dtype == "int8", problem["batch"] > 1
+
+    def product(a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+        if is_int8:
+            y: torch.Tensor = torch._int_mm(a, b)
+        elif bias is None:
+            y = torch.matmul(a, b)
+        else:
+            y = torch.baddbmm(bias, a, b) if is_batch else torch.addmm(bias, a, b)
+        return y if after is None else after(y)
+
+    return product
+
+
+def in_tf32(function: Callable[..., Any], *arguments: Any) -> Any:
+    """The function's result, float32 being multiplied as tf32 meanwhile, as our kernel does it."""
+    import torch
+
+    before = torch.get_float32_matmul_precision()
+    if before == "high":
+        return function(*arguments)
+    torch.set_float32_matmul_precision("high")
+    try:
+        return function(*arguments)
+    finally:
+        torch.set_float32_matmul_precision(before)
+
+
+def max_autotuned(
+    product: Callable[..., torch.Tensor], operands: tuple[torch.Tensor, ...]
+) -> Callable[..., torch.Tensor]:
+    """The product as Inductor's max-autotune compiles it for these operands, compiled."""
+    import torch
+
+    torch.compiler.reset()  # or the ninth shape is one too many, and runs without
+    compiled = torch.compile(product, mode="max-autotune-no-cudagraphs", dynamic=False)
+    in_tf32(compiled, *operands)
+    return compiled
+
+
+def time_launch_path(device: DeviceSpec) -> LaunchPath:
+    """Times the op against a bare launch of its kernel, in interleaved turns, on a problem that keeps the GPU ahead of
+    the host."""
+    import torch
+
+    from .op import matmul
+    from .triton_kernels.gemm import matmul_kernel
+
+    family = Matmul()
+    problem = Problem.of("matmul", batch=1, m=64, n=256, k=256)
+    inputs, config = family.inputs(problem, device), family.default(problem, device)
+    if config["TMA"]:
+        config = type(config).from_json(config.to_json() | {"TMA": 0})  # no allocator is needed
+    if reason := family.supports(config, problem, device):
+        raise ForetuneError(f"the launch path cannot be timed on {device.name}: {reason}")
+    a, b = torch_operands(inputs)
+    constants = {"A_KM": False, "B_KN": False, "ACTIVATION": "none", "ALIGNED": True}
+    constants |= {"SPLIT": False, "PERSISTENT": False}
+    grid = (-(-64 // config["BLOCK_M"]) * -(-256 // config["BLOCK_N"]),)
+
+    def bare() -> None:
+        y = torch.empty_like(inputs.y)
+        matmul_kernel[grid](
+            inputs.a, inputs.b, y, None, 1, 64, 256, 256, 256, 256, 256, **constants, **config.to_json()
+        )
+
+    def op() -> torch.Tensor:
+        return matmul(a, b, config=config)
+
+    figures: dict[Callable[[], Any], list[float]] = {bare: [], op: []}
+    for _ in range(ROUNDS + 1):  # the first round warms up
+        for call, seconds in figures.items():
+            torch.cuda.synchronize()
+            for _ in range(_CALLS):
+                began = time.perf_counter()
+                call()
+                seconds.append(time.perf_counter() - began)
+    bare_us, op_us = (1e6 * statistics.median(figures[call][_CALLS:]) for call in (bare, op))
+    return LaunchPath("foretune.matmul", op_us, bare_us)

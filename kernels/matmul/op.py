@@ -1,0 +1,169 @@
+"""`matmul`: the op that people call. Its config is predicted once for each shape, then looked up."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from triton.runtime import JITFunction
+
+from ...datasets import DeviceSpec, ForetuneError, KernelConfig
+from ...runtime import Mode, resolve_mode, stubbed
+from ...runtime.choice import Launch, choose, given, interpreter, live
+from ...runtime.tuning.ranks.agreement import epoch
+from .layouts import A_KM, B_KN, activation_of, is_aligned
+from .measurable import Matmul
+from .operands import is_placed, operands_of
+from .triton_kernels.gemm import launch_matmul, matmul_kernel
+
+#: Calls that are remembered. When there are more, all are forgotten: to find one out again takes milliseconds at most.
+_MEMO_SIZE = 4096
+_calls: dict[tuple[Any, ...], Call] = {}
+
+
+def matmul(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    activation: str | None = None,
+    *,
+    config: KernelConfig | None = None,
+    mode: str | None = None,
+) -> torch.Tensor:
+    """y = activation(a @ b + bias).
+
+    Args:
+        a: (M, K), or a batch of them (B, M, K); bfloat16, float16, float32 (multiplied as tf32) or int8.
+        b: (K, N), or (B, K, N), of the same dtype. How either is stored follows from its strides, so that `x @ w.T`,
+            `dy @ w` and `dy.T @ x` copy nothing; what has contiguous rows neither way is copied, and so is what begins
+            at no multiple of 16 bytes though its rows are long enough for it.
+        bias: (N,), of the same dtype. Neither it nor an activation goes with int8.
+        activation: "relu", "gelu" (the exact one) or "silu".
+        config: the kernel's config. It may name some knobs only: the family's default has the others. Chosen as `mode`
+            says where left out.
+        mode: "predict" (the default, or the environment variable FORETUNE_MODE) runs the config that is predicted to
+            be the fastest; "shortlist" times the 8 best on the first call of about that many rows, and "off" runs the
+            family's default.
+
+    Returns:
+        y, (M, N) or (B, M, N), of a's dtype, int32 for int8. The same, to the bit, in every run with the same config.
+
+    Raises:
+        ForetuneError: for shapes, dtypes, devices, options or a config that cannot be, naming it.
+
+    >>> if torch.cuda.is_available():
+    ...     x, w = (torch.randn(64, 128, device="cuda", dtype=torch.bfloat16) for _ in range(2))
+    ...     assert matmul(x, w.T, activation="silu").shape == (64, 64)
+    """
+    key = (_place(a), epoch(), _facts(a), _facts(b), _facts(bias), activation, config, mode)
+    call = _calls.get(key)
+    if call is None:
+        if len(_calls) >= _MEMO_SIZE:
+            _calls.clear()
+        call = _calls[key] = Call(a, b, bias, activation, config, mode)
+    return call.run(a, b, bias)
+
+
+class Call:
+    """All calls with tensors of these shapes and strides on one device. FORETUNE_MODE is read when it is made."""
+
+    def __init__(
+        self,
+        a: torch.Tensor,
+        b: torch.Tensor,
+        bias: torch.Tensor | None,
+        activation: str | None,
+        config: KernelConfig | None,
+        mode: str | None,
+    ) -> None:
+        self.operands = operands_of(a, b, bias, activation)
+        self.problem = self.operands.problem
+        self.family, self.device = Matmul(), _device(_place(a))
+        self.mode = resolve_mode(mode, default=Mode.PREDICT)
+        self.is_empty = 0 in (self.problem[dim] for dim in ("batch", "m", "n", "k"))
+        self.is_aligned = is_aligned(self.problem)
+        self._config: KernelConfig | None = None
+        if not self.is_empty:
+            default = self.family.default(self.problem, self.device)
+            if reason := self.family.supports(default, self.problem, self.device):
+                raise ForetuneError(f"matmul cannot run {self.problem}: {reason}")
+            if config is not None:
+                self._config = given(config, self.family, self.problem, self.device)
+
+    def run(self, a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+        if a.is_cuda and a.get_device() != torch.cuda.current_device():
+            with torch.cuda.device(a.get_device()):
+                return self.run(a, b, bias)
+        problem = self.problem
+        y = torch.empty(
+            (problem["batch"], problem["m"], problem["n"]),
+            dtype=torch.int32 if a.dtype == torch.int8 else a.dtype,
+            device=a.device,
+        )
+        if self.is_empty:
+            return self._empty(y, bias)
+        a, b = self.operands.stored(a, b)
+        if self.is_aligned:  # then a config may use TMA, and the kernel loads 16 bytes at a time
+            a, b = (x if is_placed(x) else x.clone(memory_format=torch.contiguous_format) for x in (a, b))
+        flags, activation = problem.flags, activation_of(problem)
+
+        def launch(config: KernelConfig) -> None:
+            launch_matmul(
+                a,
+                b,
+                y,
+                config,
+                self.device.sm_count,
+                a_km=A_KM in flags,
+                b_kn=B_KN in flags,
+                bias=bias,
+                activation=activation,
+            )
+
+        launch(self._chosen(launch))
+        return y.view(self.operands.out_shape)
+
+    def _chosen(self, launch: Launch) -> KernelConfig:
+        if self._config is None:
+            self._config = choose(self.family, self.problem, self.device, self.mode, launch)
+        return self._config
+
+    def _empty(self, y: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+        """Sums of nothing."""
+        y.zero_()
+        if bias is not None:
+            y += bias
+        activation = activation_of(self.problem)
+        if activation != "none":
+            y = getattr(torch.nn.functional, activation)(y)
+        return y.view(self.operands.out_shape)
+
+
+def _facts(tensor: Any) -> Any:
+    """All of a tensor that a call's being in order depends on."""
+    if not isinstance(tensor, torch.Tensor):
+        return None if tensor is None else type(tensor)
+    return tensor.shape, tensor.stride(), tensor.dtype, tensor.get_device()
+
+
+def _place(a: Any) -> int:
+    """The index of the GPU that a is on; off the GPU that of a stub driver, or -1."""
+    if not isinstance(a, torch.Tensor):
+        raise ForetuneError(f"a must be a tensor but is a {type(a).__name__}")
+    place = a.get_device()
+    if place < 0:
+        stub = stubbed()
+        place = -1 if stub is None else stub.index
+    return place
+
+
+def _device(place: int) -> DeviceSpec:
+    """The device there. Raises `ForetuneError` for tensors on the CPU, except in Triton's interpreter."""
+    stub = stubbed()
+    if stub is not None and place == stub.index:
+        return stub.device
+    if place >= 0:
+        return live(place)
+    if isinstance(matmul_kernel, JITFunction):
+        raise ForetuneError("a must be on a GPU but is on the CPU (that is for debugging, with TRITON_INTERPRET=1)")
+    return interpreter()

@@ -1,0 +1,76 @@
+"""What one program of the dense GEMM takes of an SM: shared memory, registers, and how many fit beside each other."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, TypeAlias
+
+from ...datasets import DeviceSpec, KernelConfig
+from ..grouped_gemm.space import ASYNC_PRODUCT_ARCHS, accumulator_registers, exchange_bytes
+
+#: A config, or its knobs by name, which are quicker to look up.
+Knobs: TypeAlias = KernelConfig | Mapping[str, Any]
+
+# Beside the accumulators a thread holds addresses, masks and loop state (40-70 registers seen on sm_90).
+_OTHER_REGISTERS = 56
+_SM_THREADS = 2048
+# What the driver keeps of each program's shared memory (CUDA programming guide, compute capability 8.x and later).
+_RESERVED_SMEM_BYTES = 1024
+
+
+def smem_bytes(knobs: Knobs, itemsize: int, device: DeviceSpec) -> int:
+    """Shared memory of one program whose operands have elements of so many bytes: exactly what Triton 3.9 allots to
+    16-bit tiles in the layout of a linear layer on sm_90, a bound for all else (tests compare with binaries).
+
+    wgmma and tcgen05 read their operands from shared memory while the next stage loads, so they need every stage; all
+    others copy them to registers first and need one less. A persistent program has room for the output beside the
+    stages, because the next tile's loads are in flight when it is stored; others store it where the stages were.
+    """
+    return tile_smem_bytes(
+        knobs["BLOCK_M"],
+        knobs["BLOCK_N"],
+        knobs["BLOCK_K"],
+        knobs["num_stages"],
+        knobs["num_warps"],
+        knobs["TMA"],
+        itemsize,
+        persistent=knobs["PROGRAMS_PER_SM"] > 0,
+        split=knobs["SPLIT_K"] > 1,
+        arch=device.arch,
+    )
+
+
+def tile_smem_bytes(
+    m: int,
+    n: int,
+    k: int,
+    stages: int,
+    warps: int,
+    tma: int,
+    itemsize: int,
+    *,
+    persistent: bool,
+    split: bool = False,
+    arch: str,
+) -> int:
+    """The same, of blocks and ways."""
+    is_async = m >= 64 and arch in ASYNC_PRODUCT_ARCHS
+    buffers = stages if is_async or arch.startswith("gfx") else max(stages - 1, 1)
+    staged = buffers * (m + n) * k * itemsize
+    barriers = 16 * buffers + 16 if tma else 0
+    output = m * n * (4 if itemsize == 1 or split else itemsize)
+    if tma == 2:
+        output += 1024  # what TMA stores from is aligned, and may have the bias beside it
+    elif itemsize == 2 and not split:
+        output = min(output, exchange_bytes(m, n, warps, arch))
+    return staged + output + barriers if persistent else max(staged, output) + barriers
+
+
+def resident_programs(knobs: Knobs, itemsize: int, device: DeviceSpec) -> int:
+    """How many programs of a config run on one SM of the device at a time: as many as fit, and no more than
+    PROGRAMS_PER_SM asks for."""
+    smem, warps = smem_bytes(knobs, itemsize, device), knobs["num_warps"]
+    registers = min(accumulator_registers(knobs["BLOCK_M"], knobs["BLOCK_N"], warps) + _OTHER_REGISTERS, 255)
+    by_smem = device.smem_per_sm_bytes // (smem + _RESERVED_SMEM_BYTES)
+    fits = max(1, min(by_smem, _SM_THREADS // (32 * warps), int(device.registers_per_sm / (registers * 32 * warps))))
+    return min(int(knobs["PROGRAMS_PER_SM"]) or fits, fits)

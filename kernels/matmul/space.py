@@ -1,0 +1,130 @@
+"""The tuning space of the dense GEMM, and which configs its kernel takes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from functools import lru_cache
+from itertools import product
+from typing import Any
+
+from ...datasets import KernelConfig
+from ..grouped_gemm.space import accumulator_registers
+from .smem import tile_smem_bytes
+
+#: BLOCK_M x BLOCK_N is the output tile and BLOCK_K the contraction's step.
+KNOBS = (
+    "BLOCK_M",
+    "BLOCK_N",
+    "BLOCK_K",
+    "GROUP_M",  # M tiles side by side in the L2 order; a runtime argument
+    "SPLIT_K",  # parts that the contraction is cut into, 1 for none; a runtime argument beyond that
+    "PROGRAMS_PER_SM",  # the persistent grid over the number of SMs, 0 for a program a tile; likewise
+    "TMA",  # 0: all through pointers; 1: loads through TMA; 2: loads and stores
+    "num_warps",
+    "num_stages",
+)
+_BLOCK = ("a power of two between 16 and 256", (16, 32, 64, 128, 256))
+_VALID: dict[str, tuple[str, Sequence[int]]] = {
+    "BLOCK_M": _BLOCK,
+    "BLOCK_N": _BLOCK,
+    "BLOCK_K": _BLOCK,
+    "GROUP_M": ("between 1 and 1024", range(1, 1025)),
+    "SPLIT_K": ("between 1 and 64", range(1, 65)),
+    "PROGRAMS_PER_SM": ("between 0 and 64, 0 for a program a tile", range(65)),
+    "TMA": ("0, 1 for loads, or 2 for loads and stores", (0, 1, 2)),
+    "num_warps": ("2, 4 or 8", (2, 4, 8)),
+    "num_stages": ("between 1 and 8", range(1, 9)),
+}
+# The accumulator's registers per thread: past 128 of 255 the kernel spills, and compiling takes up to minutes.
+_MOST_ACCUMULATOR_REGISTERS = 128
+# Elements that a thread loads in one step: beyond it compiling takes a minute and more (as for the grouped kernels).
+_MOST_LOADED_ELEMENTS = 512
+# Loads in flight of 16-bit operands: with less the latency of memory is not hidden, and more is never needed.
+_BYTES_IN_FLIGHT = (40 * 1024, 192 * 1024)
+# A block of sm_90 and sm_100, for which the space is laid out.
+_SMEM_BYTES = 227 * 1024
+
+
+def wrong_knob(knobs: Mapping[str, Any]) -> str | None:
+    """The reason why knobs are none of a config that the kernel takes, whatever the problem, or None.
+
+    >>> wrong_knob(KernelConfig.of(**dict.fromkeys(KNOBS, 1) | {"BLOCK_M": 24}).to_json())
+    'BLOCK_M cannot be 24: a power of two between 16 and 256'
+    """
+    if type(ctas := knobs.get("num_ctas")) is not int or ctas != 1:
+        return f"num_ctas cannot be {ctas!r}: 1"
+    if unknown := sorted(knobs.keys() - _VALID.keys() - {"num_ctas"}):
+        return f"{unknown[0]} is no knob of matmul; it has {', '.join(KNOBS)}"
+    for knob, (words, values) in _VALID.items():
+        if knob not in knobs:
+            return f"{knob} is missing: {words}"
+        value = knobs[knob]
+        if type(value) is not int or value not in values:  # not True, which is 1, and not 64.0
+            return f"{knob} cannot be {value!r}: {words}"
+    if knobs["SPLIT_K"] > 1 and knobs["PROGRAMS_PER_SM"]:
+        return f"PROGRAMS_PER_SM cannot be {knobs['PROGRAMS_PER_SM']} with SPLIT_K = {knobs['SPLIT_K']}: 0"
+    if knobs["SPLIT_K"] > 1 and knobs["TMA"] == 2:
+        return f"TMA cannot be 2 with SPLIT_K = {knobs['SPLIT_K']}, whose parts are stored in float32: 0 or 1"
+    return _wrong_tile(knobs["BLOCK_M"], knobs["BLOCK_N"], knobs["BLOCK_K"], knobs["num_warps"])
+
+
+def _wrong_tile(m: int, n: int, k: int, warps: int) -> str | None:
+    threads = 32 * warps
+    if accumulator_registers(m, n, warps) > _MOST_ACCUMULATOR_REGISTERS:
+        return (
+            f"BLOCK_M x BLOCK_N cannot be {m} x {n} with num_warps = {warps}: at most "
+            f"{_MOST_ACCUMULATOR_REGISTERS * threads} elements, which registers hold"
+        )
+    if k > (most_k := _MOST_LOADED_ELEMENTS * threads // (m + n)):
+        return (
+            f"BLOCK_K cannot be {k} with BLOCK_M x BLOCK_N = {m} x {n} and num_warps = {warps}: at most {most_k}, or "
+            "compiling takes minutes"
+        )
+    return None
+
+
+@lru_cache(maxsize=1)
+def full_space() -> tuple[KernelConfig, ...]:
+    """Every config worth declaring, of any dtype: the grid of blocks less what cannot be fast."""
+    return tuple(KernelConfig.of(**dict(zip(KNOBS, knobs, strict=True))) for knobs in _grid())
+
+
+def _grid() -> Iterator[tuple[int, ...]]:
+    for (m, n, k), warps, stages in product(_blocks(), (4, 8), (2, 3, 4, 5, 6)):
+        if (warps == 8 and m * n < 128 * 128) or _wrong_tile(m, n, k, warps) is not None:
+            continue
+        least, most = _BYTES_IN_FLIGHT
+        if not least <= (stages - 1) * (m + n) * k * 2 <= most or (m <= 32 and stages % 2 == 0):
+            continue
+        for tma, programs, band, splits in _ways(m, n, k, warps, stages):
+            yield m, n, k, band, splits, programs, tma, warps, stages
+
+
+def _blocks() -> Iterator[tuple[int, int, int]]:
+    """Few rows are read in long steps, by many small tiles; large tiles take short ones, and float32 the shortest."""
+    yield from product((16, 32), (32, 64, 128), (64, 128, 256))
+    yield from product((64, 128, 256), (64, 128, 256), (64, 128))
+    yield from product((128, 256), (128, 256), (32,))
+    yield from ((64, 256, 32), (256, 64, 32))
+
+
+def _ways(m: int, n: int, k: int, warps: int, stages: int) -> Iterator[tuple[int, int, int, int]]:
+    """(TMA, PROGRAMS_PER_SM, GROUP_M, SPLIT_K) of one tile."""
+    if m <= 32:
+        yield from ((tma, 0, 1, splits) for tma in (0, 1) for splits in (1, 2, 4, 8))
+        yield 1, 2, 1, 1
+        return
+    smem = tile_smem_bytes(m, n, k, stages, warps, 1, 2, persistent=True, arch="sm_90")
+    two_fit = m * n <= 128 * 128 and 2 * smem < _SMEM_BYTES
+    yield 0, 0, 8, 1
+    for band in (1, 8):
+        yield 1, 0, band, 1
+        for programs in (1, 2) if two_fit else (1,):
+            yield 1, programs, band, 1
+            if m >= 128:
+                yield 2, programs, band, 1
+    if m * n <= 128 * 128:
+        for splits in (2, 4, 8) if m * n <= 64 * 128 else (2, 4):
+            yield 1, 0, 8, splits
+            if m == 64:
+                yield 0, 0, 8, splits

@@ -1,0 +1,20 @@
+"""What follows a product before it is stored: bias, then activation, in float32."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def activated(x, ACTIVATION: tl.constexpr):
+    """x through "relu", "gelu" (the exact one) or "silu"; x itself for "none"."""
+    if ACTIVATION == "relu":
+        x = tl.maximum(x, 0.0)
+    elif ACTIVATION == "gelu":
+        x = 0.5 * x * (1.0 + tl.erf(x * 0.7071067811865476))
+    elif ACTIVATION == "silu":
+        x = x * tl.sigmoid(x)
+    else:
+        tl.static_assert(ACTIVATION == "none", "ACTIVATION must be none, relu, gelu or silu")
+    return x

@@ -1,0 +1,304 @@
+"""The kernel of the dense GEMM, y = a @ b of a batch of matrices, and what launches it.
+
+One kernel for every way to run it: a program a tile or persistent, loads and stores through pointers or TMA, and the
+contraction whole or in SPLIT_K parts, whose sums `split_k.py` adds up. Accumulates in float32 (int32 for int8), and
+multiplies float32 as tf32.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import triton
+import triton.language as tl
+
+from ....runtime.launching.launcher import Launcher
+from ....runtime.launching.scratch import ensure_allocator
+from .epilogue import activated
+from .split_k import add_partials, compile_add_partials
+from .tile_order import split_range, tile_at
+
+if TYPE_CHECKING:
+    import torch
+
+    from ....datasets import KernelConfig
+
+UNSPECIALIZED = ["batch", "M", "N", "K", "lda", "ldb", "ldy", "GROUP_M", "SPLIT_K", "PROGRAMS_PER_SM"]
+#: Bytes that TMA wants rows to begin at multiples of, and that one load of a thread has.
+ALIGNMENT = 16
+
+
+# One binary per config serves every aligned shape, and one every other: no runtime integer is specialised, and where
+# ALIGNED says that rows begin at multiples of 16 bytes, sizes are divided and multiplied once so that the compiler
+# knows it, too: it then loads 16 bytes at a time. (As measured for the grouped kernels; see their gemm.py.)
+@triton.jit(do_not_specialize=UNSPECIALIZED)
+def matmul_kernel(
+    a_ptr,  # (batch, M, K), rows `lda` apart; (batch, K, M) if A_KM
+    b_ptr,  # (batch, N, K), rows `ldb` apart; (batch, K, N) if B_KN
+    y_ptr,  # (batch, M, N), rows `ldy` apart; of float32 or int32 (SPLIT_K, batch, M, N) if SPLIT
+    bias_ptr,  # (N,), or None
+    batch,
+    M,
+    N,
+    K,
+    lda,
+    ldb,
+    ldy,
+    GROUP_M,
+    SPLIT_K,  # 1 unless SPLIT
+    PROGRAMS_PER_SM,  # for the grid only
+    A_KM: tl.constexpr,
+    B_KN: tl.constexpr,
+    ACTIVATION: tl.constexpr,
+    ALIGNED: tl.constexpr,  # N, lda, ldb, ldy, and M or K where rows have that length, are multiples of 16 bytes
+    SPLIT: tl.constexpr,
+    PERSISTENT: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    TMA: tl.constexpr,  # 0: through pointers; 1: loads through TMA; 2: loads and stores
+):
+    tl.static_assert(ALIGNED or TMA == 0, "TMA wants rows that begin at multiples of 16 bytes")
+    if ALIGNED:
+        UNIT: tl.constexpr = 128 // a_ptr.dtype.element_ty.primitive_bitwidth
+        N = N // UNIT * UNIT
+        lda = lda // UNIT * UNIT
+        ldb = ldb // UNIT * UNIT
+        ldy = ldy // UNIT * UNIT
+        if A_KM:
+            M = M // UNIT * UNIT
+        if not (A_KM and B_KN):
+            K = K // UNIT * UNIT
+    m_tiles = tl.cdiv(M, BLOCK_M)
+    n_tiles = tl.cdiv(N, BLOCK_N)
+    a_desc = a_ptr
+    b_desc = b_ptr
+    y_desc = y_ptr
+    # Three dimensions, so that a box past one matrix reads zeros and not the next one, and writes nothing there.
+    if TMA > 0:
+        if A_KM:
+            a_desc = matrix_descriptor(a_ptr, batch, K, M, lda, BLOCK_K, BLOCK_M)
+        else:
+            a_desc = matrix_descriptor(a_ptr, batch, M, K, lda, BLOCK_M, BLOCK_K)
+        if B_KN:
+            b_desc = matrix_descriptor(b_ptr, batch, K, N, ldb, BLOCK_K, BLOCK_N)
+        else:
+            b_desc = matrix_descriptor(b_ptr, batch, N, K, ldb, BLOCK_N, BLOCK_K)
+    if TMA > 1:
+        y_desc = matrix_descriptor(y_ptr, batch * SPLIT_K, M, N, ldy, BLOCK_M, BLOCK_N)
+
+    if PERSISTENT:
+        # Flattened: the next tile's loads are in flight while this one is stored.
+        tiles = batch * SPLIT_K * m_tiles * n_tiles
+        for tile in tl.range(tl.program_id(0), tiles, tl.num_programs(0), flatten=True):
+            matrix, m_tile, n_tile = tile_at(tile, m_tiles, n_tiles, GROUP_M)
+            one_tile(
+                a_ptr, b_ptr, y_ptr, bias_ptr, a_desc, b_desc, y_desc, matrix, m_tile * BLOCK_M, n_tile * BLOCK_N,
+                batch, M, N, K, lda, ldb, ldy, SPLIT_K, A_KM, B_KN, ACTIVATION, SPLIT, BLOCK_M, BLOCK_N, BLOCK_K, TMA,
+            )  # fmt: skip
+    else:
+        matrix, m_tile, n_tile = tile_at(tl.program_id(0), m_tiles, n_tiles, GROUP_M)
+        one_tile(
+            a_ptr, b_ptr, y_ptr, bias_ptr, a_desc, b_desc, y_desc, matrix, m_tile * BLOCK_M, n_tile * BLOCK_N,
+            batch, M, N, K, lda, ldb, ldy, SPLIT_K, A_KM, B_KN, ACTIVATION, SPLIT, BLOCK_M, BLOCK_N, BLOCK_K, TMA,
+        )  # fmt: skip
+
+
+@triton.jit
+def matrix_descriptor(ptr, batch, rows, columns, ld, BLOCK_ROWS: tl.constexpr, BLOCK_COLUMNS: tl.constexpr):
+    """A TMA descriptor of (batch, rows, columns), rows `ld` apart."""
+    ld = ld.to(tl.int64)
+    return tl.make_tensor_descriptor(ptr, [batch, rows, columns], [rows * ld, ld, 1], [1, BLOCK_ROWS, BLOCK_COLUMNS])
+
+
+@triton.jit
+def one_tile(
+    a_ptr,
+    b_ptr,
+    y_ptr,
+    bias_ptr,
+    a_desc,
+    b_desc,
+    y_desc,
+    matrix,  # of the output: one of `batch`, or of `batch` for each split
+    row,
+    col,
+    batch,
+    M,
+    N,
+    K,
+    lda,
+    ldb,
+    ldy,
+    SPLIT_K,
+    A_KM: tl.constexpr,
+    B_KN: tl.constexpr,
+    ACTIVATION: tl.constexpr,
+    SPLIT: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    TMA: tl.constexpr,
+):
+    """One tile of the output, from its first row and column."""
+    offs_m = row + tl.arange(0, BLOCK_M)
+    offs_n = col + tl.arange(0, BLOCK_N)
+    offs_k = tl.arange(0, BLOCK_K)
+    which = matrix
+    first = 0
+    end = K
+    if SPLIT:
+        which = matrix % batch
+        first, end = split_range(matrix // batch, SPLIT_K, K, BLOCK_K)
+    if TMA == 0:
+        # Rows past the end read the last one, and their products are not stored.
+        if A_KM:
+            a_at = a_ptr + which.to(tl.int64) * K * lda + (first + offs_k).to(tl.int64)[:, None] * lda + offs_m[None, :]
+        else:
+            safe_m = tl.minimum(offs_m, M - 1).to(tl.int64)
+            a_at = a_ptr + (which.to(tl.int64) * M + safe_m)[:, None] * lda + (first + offs_k)[None, :]
+        if B_KN:
+            b_at = b_ptr + which.to(tl.int64) * K * ldb + (first + offs_k).to(tl.int64)[:, None] * ldb + offs_n[None, :]
+        else:
+            safe_n = tl.minimum(offs_n, N - 1).to(tl.int64)
+            b_at = b_ptr + (which.to(tl.int64) * N + safe_n)[:, None] * ldb + (first + offs_k)[None, :]
+
+    WIDE: tl.constexpr = tl.int32 if a_ptr.dtype.element_ty == tl.int8 else tl.float32
+    acc = tl.zeros((BLOCK_M, BLOCK_N), WIDE)
+    for k in tl.range(first, end, BLOCK_K):
+        if TMA > 0:
+            if A_KM:
+                a = a_desc.load([which, k, row]).reshape(BLOCK_K, BLOCK_M).T
+            else:
+                a = a_desc.load([which, row, k]).reshape(BLOCK_M, BLOCK_K)
+            if B_KN:
+                b = b_desc.load([which, k, col]).reshape(BLOCK_K, BLOCK_N)
+            else:
+                b = b_desc.load([which, col, k]).reshape(BLOCK_N, BLOCK_K).T
+        else:
+            there = offs_k < K - k  # parts of it end between two steps
+            if A_KM:
+                a = tl.load(a_at, there[:, None] & (offs_m < M)[None, :], other=0).T
+                a_at += BLOCK_K * lda.to(tl.int64)
+            else:
+                a = tl.load(a_at, there[None, :], other=0)
+                a_at += BLOCK_K
+            if B_KN:
+                b = tl.load(b_at, there[:, None] & (offs_n < N)[None, :], other=0)
+                b_at += BLOCK_K * ldb.to(tl.int64)
+            else:
+                b = tl.load(b_at, there[None, :], other=0).T
+                b_at += BLOCK_K
+        acc = tl.dot(a, b, acc, input_precision="tf32", out_dtype=WIDE)
+
+    if bias_ptr is not None:
+        acc += tl.load(bias_ptr + offs_n, offs_n < N, other=0.0)[None, :].to(tl.float32)
+    acc = activated(acc, ACTIVATION)
+    y = acc.to(y_ptr.dtype.element_ty)
+    if TMA > 1:
+        y_desc.store([matrix, row, col], y.reshape(1, BLOCK_M, BLOCK_N))
+    else:
+        y_at = y_ptr + (matrix.to(tl.int64) * M + offs_m)[:, None] * ldy + offs_n[None, :]
+        tl.store(y_at, y, (offs_m < M)[:, None] & (offs_n < N)[None, :])
+
+
+_launch = Launcher(matmul_kernel)
+
+
+def launch_matmul(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    y: torch.Tensor,
+    config: KernelConfig,
+    sm_count: int,
+    *,
+    a_km: bool = False,
+    b_kn: bool = False,
+    bias: torch.Tensor | None = None,
+    activation: str = "none",
+) -> None:
+    """Launches y = activation(a @ b + bias) with explicit arguments and does not wait for it.
+
+    a (batch, M, K), or (batch, K, M) with `a_km`; b (batch, N, K), or (batch, K, N) with `b_kn`; y (batch, M, N); bias
+    (N,). The last dimension of each is contiguous, and one matrix follows the other: only rows may be further apart
+    than they are long. y is int32 for int8 operands, which take neither bias nor activation.
+    """
+    import torch
+
+    if y.numel() == 0:
+        return
+    batch, m, n = y.shape
+    k = a.shape[1] if a_km else a.shape[2]
+    splits = config["SPLIT_K"]
+    out = y
+    if splits > 1:
+        wide = torch.int32 if a.dtype == torch.int8 else torch.float32
+        out = torch.empty((splits, batch, m, n), dtype=wide, device=y.device)
+    if config["TMA"]:
+        ensure_allocator()
+    whole, aligned = splits == 1, are_aligned(a, b, y)
+    _launch(
+        (grid_of(batch, m, n, config, sm_count), 1, 1),
+        (a, b, out, bias if whole else None),
+        (batch, m, n, k, a.stride(-2), b.stride(-2), out.stride(-2)),
+        config,
+        A_KM=a_km,
+        B_KN=b_kn,
+        ACTIVATION=activation if whole else "none",
+        ALIGNED=aligned,
+        SPLIT=not whole,
+        PERSISTENT=config["PROGRAMS_PER_SM"] > 0,
+    )
+    if not whole:
+        add_partials(out, y, bias, activation, aligned)
+
+
+def are_aligned(a: torch.Tensor, b: torch.Tensor, y: torch.Tensor) -> bool:
+    """Whether rows of all three begin at multiples of 16 bytes and are whole numbers of 16 bytes of a's elements."""
+    unit = ALIGNMENT // a.element_size()
+    sizes = [size for tensor in (a, b, y) for size in (tensor.shape[-1], tensor.stride(-2))]
+    return not any(size % unit for size in sizes)
+
+
+def grid_of(batch: int, m: int, n: int, config: KernelConfig, sm_count: int) -> int:
+    """Programs to launch: PROGRAMS_PER_SM on each SM, or one a tile where that is 0."""
+    tiles: int = batch * config["SPLIT_K"] * -(-m // config["BLOCK_M"]) * -(-n // config["BLOCK_N"])
+    programs: int = sm_count * config["PROGRAMS_PER_SM"]
+    return min(programs or tiles, tiles)
+
+
+def compile_matmul(
+    element: torch.dtype,
+    out: torch.dtype,
+    config: KernelConfig,
+    *,
+    a_km: bool,
+    b_kn: bool,
+    bias: bool,
+    activation: str,
+    aligned: bool,
+) -> Any:
+    """Compiles what `launch_matmul` launches for the active driver's target, into Triton's cache; returns the binary of
+    the product."""
+    import torch
+
+    whole = config["SPLIT_K"] == 1
+    if not whole:
+        wide = torch.int32 if element == torch.int8 else torch.float32
+        compile_add_partials(wide, out, bias, activation, aligned)
+        out = wide
+    return matmul_kernel.warmup(
+        element,
+        element,
+        out,
+        out if bias and whole else None,
+        *(64,) * 7,
+        A_KM=a_km,
+        B_KN=b_kn,
+        ACTIVATION=activation if whole else "none",
+        ALIGNED=aligned,
+        SPLIT=not whole,
+        PERSISTENT=config["PROGRAMS_PER_SM"] > 0,
+        grid=(1,),
+        **config.to_json(),
+    )

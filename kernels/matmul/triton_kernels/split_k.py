@@ -1,0 +1,89 @@
+"""The second half of split-K: partial products added up in their order, so that the bits are the same in every run."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import triton
+import triton.language as tl
+
+from ....runtime.launching.launcher import Launcher
+from .epilogue import activated
+
+if TYPE_CHECKING:
+    import torch
+
+#: Of the block that a program adds up; fewer columns for a narrow output would leave lanes idle, rows make up for it.
+_ROWS, _COLUMNS = 4, 256
+_UNSPECIALIZED = ["rows", "N", "ldy", "splits"]
+
+
+@triton.jit(do_not_specialize=_UNSPECIALIZED)
+def add_partials_kernel(
+    partial_ptr,  # (splits, rows, N) float32, or int32
+    bias_ptr,  # (N,), or None
+    y_ptr,  # (rows, N), rows `ldy` elements apart
+    rows,
+    N,
+    ldy,
+    splits,
+    ACTIVATION: tl.constexpr,
+    ALIGNED: tl.constexpr,  # N and ldy are multiples of 4: a thread loads 16 bytes
+    BLOCK_ROWS: tl.constexpr,
+    BLOCK_COLUMNS: tl.constexpr,
+):
+    if ALIGNED:
+        N = N // 4 * 4
+        ldy = ldy // 4 * 4
+    column_blocks = tl.cdiv(N, BLOCK_COLUMNS)
+    row = tl.program_id(0) // column_blocks * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
+    column = tl.program_id(0) % column_blocks * BLOCK_COLUMNS + tl.arange(0, BLOCK_COLUMNS)
+    within = (row < rows)[:, None] & (column < N)[None, :]
+    at = partial_ptr + row.to(tl.int64)[:, None] * N + column[None, :]
+    acc = tl.load(at, within, other=0)
+    for _ in range(1, splits):
+        at += rows.to(tl.int64) * N
+        acc += tl.load(at, within, other=0)
+    if bias_ptr is not None:
+        acc += tl.load(bias_ptr + column, column < N, other=0.0)[None, :].to(tl.float32)
+    acc = activated(acc, ACTIVATION)
+    tl.store(y_ptr + row.to(tl.int64)[:, None] * ldy + column[None, :], acc.to(y_ptr.dtype.element_ty), within)
+
+
+_launch = Launcher(add_partials_kernel)
+
+
+def add_partials(
+    partial: torch.Tensor, y: torch.Tensor, bias: torch.Tensor | None, activation: str, aligned: bool
+) -> None:
+    """y = activation(sum of partial over its first dimension + bias). partial (splits, batch, M, N), y (batch, M, N)
+    whose rows may be further apart than N; bias (N,). `aligned`: all rows are multiples of 4 elements."""
+    splits, batch, m, n = partial.shape
+    rows, ldy = batch * m, y.stride(-2)
+    _launch(
+        (-(-rows // _ROWS) * -(-n // _COLUMNS), 1, 1),
+        (partial, bias, y),
+        (rows, n, ldy, splits),
+        ACTIVATION=activation,
+        ALIGNED=aligned,
+        BLOCK_ROWS=_ROWS,
+        BLOCK_COLUMNS=_COLUMNS,
+    )
+
+
+def compile_add_partials(wide: torch.dtype, out: torch.dtype, bias: bool, activation: str, aligned: bool) -> None:
+    """Compiles what `add_partials` launches, into Triton's cache."""
+    add_partials_kernel.warmup(
+        wide,
+        out if bias else None,
+        out,
+        64,
+        64,
+        64,
+        2,
+        ACTIVATION=activation,
+        ALIGNED=aligned,
+        BLOCK_ROWS=_ROWS,
+        BLOCK_COLUMNS=_COLUMNS,
+        grid=(1,),
+    )

@@ -1,0 +1,155 @@
+"""What norm and rotation are compared with: plain PyTorch, the same under `torch.compile`, and Liger's two kernels."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from ...datasets import Case, DeviceSpec, Measurable, Problem
+from ...runtime.timing.compare import BestConfigs, Goal, LaunchPath, Row, judge_least
+from ..dense_llms import load_dense_models
+from .measurable import Inputs, RmsNormRopeForward
+
+if TYPE_CHECKING:
+    import torch
+
+    from .launches import Rotation
+
+#: Models with a norm of each head, and one without, whose gradient is no kernel of its own.
+NORMED, UNNORMED = ("Qwen3-0.6B", "Qwen3-8B", "Qwen3-32B", "Gemma-3-12B"), ("Llama-3.1-8B",)
+#: Tokens of one call, by phase.
+PHASES = {"decode": 64, "mid": 1024, "training": 16384}
+
+
+class RmsNormRopeComparison:
+    """The contenders, forward and backward; see `runtime.timing.compare.Comparison`."""
+
+    def suite(self, family: Measurable) -> Mapping[str, Case]:
+        forward = family.name == RmsNormRopeForward.name
+        models = {model.model: model for model in load_dense_models()}
+        cases = {}
+        for name in (*NORMED, *UNNORMED * forward):
+            model, flags = models[name], ("unnormed",) * (name in UNNORMED)
+            dims = {"q_heads": model.num_heads, "kv_heads": model.num_kv_heads, "head_dim": model.head_dim}
+            for phase, tokens in PHASES.items():
+                problem = Problem.of(family.name, tokens=tokens, flags=flags, **dims)
+                cases[f"{name}/qk {phase}"] = Case(problem, (f"{name}/qk",))
+        return cases
+
+    def contenders(
+        self, family: Measurable, problem: Problem, inputs: Inputs, device: DeviceSpec, best: BestConfigs
+    ) -> dict[str, Callable[[], Any]]:
+        """On tensors of their own, q and k contiguous, as separate projections give them. Backward, each goes back
+        through the graph of one forward pass. `liger` is there where it is installed and has such a rotation."""
+        functions = {"eager": _plain, "compile": _compiled(), "liger": _liger(problem, inputs)}
+        ways = {name: function for name, function in functions.items() if function is not None}
+        if inputs.dq is None:
+            return {name: _forward_of(function, inputs) for name, function in ways.items()}
+        return {name: _backward_of(function, inputs) for name, function in ways.items()}
+
+    def launch_path(self, device: DeviceSpec) -> LaunchPath:
+        from .launches import launch_forward
+        from .op import rms_norm_rope
+
+        family = RmsNormRopeForward()
+        problem = Problem.of(family.name, tokens=64, q_heads=32, kv_heads=8, head_dim=128)
+        i, config = family.inputs(problem, device), family.default(problem, device)
+        tables = i.rotation[:4]
+        return LaunchPath.timed(
+            "foretune.rms_norm_rope",
+            lambda: rms_norm_rope(i.q, i.k, *tables, config=config),
+            lambda: launch_forward(i.q, i.k, i.parts[0], i.parts[1], i.rotation, config),
+        )
+
+    def goals(self, rows: Sequence[Row]) -> list[Goal]:
+        """To be faster than each of them, wherever it can run."""
+        judged: list[Goal] = []
+        for name in ("eager", "compile", "liger"):
+            chosen = [row for row in rows if name in row.others_us]
+            ratios = [row.others_us[name] / row.predicted_us for row in chosen]
+            judged += judge_least(f"predicted config, over {name}", chosen, ratios, 1.0)
+        return judged
+
+
+#: Found by `kernels.comparison_of`.
+COMPARISON = RmsNormRopeComparison()
+
+if TYPE_CHECKING:
+    #: q, k and the rotation, to q and k.
+    Way = Callable[[torch.Tensor, torch.Tensor, Rotation], tuple[torch.Tensor, torch.Tensor]]
+
+
+def _forward_of(way: Way, inputs: Inputs) -> Callable[[], Any]:
+    import torch
+
+    q, k = inputs.q.contiguous(), inputs.k.contiguous()
+
+    def call() -> None:
+        with torch.no_grad():
+            way(q, k, inputs.rotation)
+
+    call()  # what it compiles is not timed
+    return call
+
+
+def _backward_of(way: Way, inputs: Inputs) -> Callable[[], Any]:
+    import torch
+
+    rotation = inputs.rotation
+    given = (inputs.q.contiguous(), inputs.k.contiguous(), rotation.q_weight, rotation.k_weight)
+    leaves = [tensor.detach().clone().requires_grad_() for tensor in given if tensor is not None]
+    assert inputs.dq is not None
+    assert inputs.dk is not None
+    seeds = [inputs.dq.clone(), inputs.dk.clone()]
+    out = way(leaves[0], leaves[1], rotation._replace(q_weight=leaves[2], k_weight=leaves[3]))
+
+    def call() -> None:
+        torch.autograd.grad(out, leaves, seeds, retain_graph=True)
+
+    call()
+    return call
+
+
+def _plain(q: torch.Tensor, k: torch.Tensor, rotation: Rotation) -> tuple[torch.Tensor, torch.Tensor]:
+    from .plain import rotated
+
+    return rotated(q, k, rotation)
+
+
+def _compiled() -> Way:
+    """Compiled anew for each problem: of a function that has met many shapes Dynamo would make one for all of them."""
+    import torch
+    import torch._functorch.config as functorch
+
+    torch._dynamo.reset()
+    compiled: Way = torch.compile(_plain, dynamic=False)
+
+    def way(q: torch.Tensor, k: torch.Tensor, rotation: Rotation) -> tuple[torch.Tensor, torch.Tensor]:
+        with functorch.patch(donated_buffer=False):  # a graph that is gone through more than once
+            return compiled(q, k, rotation)
+
+    return way
+
+
+def _liger(problem: Problem, inputs: Inputs) -> Way | None:
+    """Its RMSNorm of q, of k, and its rotation of both, which works in place; None without it, or of interleaved
+    pairs, which it does not rotate."""
+    import torch
+
+    try:
+        from liger_kernel.ops import LigerRMSNormFunction, LigerRopeFunction
+    except ImportError:
+        return None
+    if "interleaved" in problem.flags:
+        return None
+    # As its users have them: repeated for both halves, with a batch of one.
+    cos, sin = (torch.cat([table, table], -1)[None] for table in inputs.rotation[:2])
+
+    def way(q: torch.Tensor, k: torch.Tensor, rotation: Rotation) -> tuple[torch.Tensor, torch.Tensor]:
+        if rotation.q_weight is not None:
+            q = LigerRMSNormFunction.apply(q, rotation.q_weight, rotation.eps, 0.0, "llama", False)
+            k = LigerRMSNormFunction.apply(k, rotation.k_weight, rotation.eps, 0.0, "llama", False)
+        q, k = LigerRopeFunction.apply(q[None].transpose(1, 2), k[None].transpose(1, 2), cos, sin)
+        return q.transpose(1, 2)[0], k.transpose(1, 2)[0]
+
+    return way

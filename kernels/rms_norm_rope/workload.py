@@ -1,0 +1,106 @@
+"""Which problems to measure: the heads of real dense models on one tensor-parallel rank, and random ones."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from ...datasets import Case, ForetuneError, Problem
+from ...datasets.errors import abridged
+from ...model.splits import RANDOM
+from ..dense_llms import DenseModel
+
+#: Tokens of one call, from decode to training.
+TOKENS = tuple(2**power for power in range(15))
+#: Ranks that share the heads.
+TENSOR_PARALLEL = (1, 2, 4, 8)
+#: Families of models that norm each head of q and k before they rotate it; the others rotate alone.
+NORMED = ("Qwen3", "Gemma")
+#: Shares of fp16 (the others are bf16), of interleaved pairs, and of problems without a norm that get one all the same:
+#: newer models have it.
+FP16_SHARE, INTERLEAVED_SHARE, NORMED_SHARE = 0.15, 0.15, 0.5
+#: Random heads: numbers of them, and sizes.
+RANDOM_Q_HEADS, RANDOM_RATIOS = (1, 2, 4, 8, 12, 16, 24, 32, 40, 48, 64, 96, 128), (1, 2, 4, 5, 8, 16)
+RANDOM_HEAD_DIMS = (32, 48, 64, 80, 96, 112, 128, 160, 192, 256)
+#: Elements of q and k together: a few milliseconds on an H200.
+MOST_ELEMENTS = 2**30
+MOST_TOKENS = 1 << 22
+
+
+def draw(
+    family: str,
+    models: Sequence[DenseModel],
+    *,
+    tokens: Sequence[int] | None = None,
+    per_layer: int = 2,
+    random: int = 40,
+    most_elements: float = MOST_ELEMENTS,
+    seed: int = 0,
+) -> tuple[Case, ...]:
+    """Problems of one family: `per_layer` of each distinct (q heads, kv heads, head size) of the models on one of 1, 2,
+    4 or 8 ranks, and `random` others. Token counts come equally often. The order is shuffled; the same arguments give
+    the same cases.
+
+    Raises `ForetuneError` for a count that cannot be.
+
+    >>> from ..dense_llms import load_dense_models
+    >>> len(draw("rms_norm_rope_fwd", load_dense_models()[:1], random=3))
+    11
+    """
+    for name, value in (("per_layer", per_layer), ("random", random), ("seed", seed)):
+        if value < 0:
+            raise ForetuneError(f"{name} must be >= 0 but got {value}")
+    if tokens is not None and not (tokens and all(1 <= count <= MOST_TOKENS for count in tokens)):
+        raise ForetuneError(f"token counts must be between 1 and {MOST_TOKENS} but got {abridged(str(list(tokens)))}")
+    rng = np.random.default_rng(seed)
+    deck: list[int] = []
+    drawn: dict[Problem, Case] = {}
+
+    def add(shape: tuple[int, int, int], sources: tuple[str, ...], normed: bool) -> None:
+        nonlocal deck
+        for _ in range(50):  # one over the limit, or a repeated one, is drawn again
+            deck = deck or [int(count) for count in rng.permutation(tokens or TOKENS)]
+            count = deck.pop()
+            if sources == (RANDOM,) and tokens is None:
+                count = int(np.exp(rng.uniform(0, np.log(TOKENS[-1] + 1))))
+            problem = _problem(family, count, shape, normed, rng)
+            if count * (shape[0] + shape[1]) * shape[2] <= most_elements and problem not in drawn:
+                drawn[problem] = Case(problem, sources)
+                return
+
+    for shape, sources in _layers(models).items():
+        for _ in range(per_layer):
+            normed = any(source.startswith(NORMED) for source in sources) or rng.uniform() < NORMED_SHARE
+            add(shape, sources, normed)
+    for _ in range(random):
+        ratio = int(rng.choice(RANDOM_RATIOS))
+        q_heads = int(rng.choice([heads for heads in RANDOM_Q_HEADS if heads % ratio == 0]))
+        shape = (q_heads, q_heads // ratio, int(rng.choice(RANDOM_HEAD_DIMS)))
+        add(shape, (RANDOM,), bool(rng.uniform() < NORMED_SHARE))
+    if not drawn and per_layer + random:
+        raise ForetuneError(f"no problem has at most {most_elements:g} elements: allow more, or fewer tokens")
+    cases = list(drawn.values())
+    return tuple(cases[place] for place in rng.permutation(len(cases)))
+
+
+def _layers(models: Sequence[DenseModel]) -> dict[tuple[int, int, int], tuple[str, ...]]:
+    """Distinct (q heads, kv heads, head size) on one rank, and whose they are."""
+    layers: dict[tuple[int, int, int], tuple[str, ...]] = {}
+    for model in models:
+        if model.head_dim % 16:
+            continue
+        shapes = {(*model.heads_on_rank(degree), model.head_dim) for degree in TENSOR_PARALLEL if model.splits(degree)}
+        for shape in sorted(shapes):
+            layers[shape] = (*layers.get(shape, ()), f"{model.model}/qk")
+    return layers
+
+
+def _problem(family: str, tokens: int, shape: tuple[int, int, int], normed: bool, rng: np.random.Generator) -> Problem:
+    dtype = "fp16" if rng.uniform() < FP16_SHARE else "bf16"
+    flags = ("interleaved",) if rng.uniform() < INTERLEAVED_SHARE else ()
+    if not normed and family == "rms_norm_rope_fwd":  # whose gradient is a rotation too: see `op`
+        flags = (*flags, "unnormed")
+    q_heads, kv_heads, head_dim = shape
+    dims = {"tokens": tokens, "q_heads": q_heads, "kv_heads": kv_heads, "head_dim": head_dim}
+    return Problem.of(family, dtype=dtype, flags=flags, **dims)

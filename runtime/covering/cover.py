@@ -1,0 +1,251 @@
+"""`Cover`: the configs that together lose least over a range of sizes, and which of them runs at which size."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ...datasets import DeviceSpec, Family, ForetuneError, KernelConfig, Problem, check_problem_of
+from ...datasets.console.tables import table
+from ...datasets.errors import check_integer, shown
+from ...datasets.problem import MOST_SIZE, POINTS_PER_OCTAVE
+from ..arguments import bundle_of, family_of
+from ..shortlist import checked_configs
+from .dispatch import best_dispatch
+from .size_losses import SizeLosses, at_size, measured_losses, predicted_losses
+
+if TYPE_CHECKING:
+    from ...datasets.dataset import Dataset
+    from ...model import Bundle
+
+#: More kernels than anybody ships for one call, and more ranges than anybody reads.
+MOST_CONFIGS, MOST_RANGES = 16, 256
+#: Dynamo compiles a function 8 times at most (`torch._dynamo.config.recompile_limit`), once for each range of a size.
+RANGES = 8
+#: Evenly spaced sizes of a range, beside those that are evenly spaced in their logarithm.
+_EVEN = 64
+#: Each size of a range is asked of `Family.supports`, if there are no more.
+_MOST_CHECKED = 8192
+
+
+@dataclass(frozen=True)
+class Cover:
+    """A dispatch table over the sizes of one dimension: `config_for(size)` runs in each call.
+
+    It is a few comparisons of Python integers, of a size that the host knows: nobody waits for the device, and a CUDA
+    graph is captured with the config of its size. In a function under `torch.compile` a dynamic size stays dynamic: the
+    comparisons become guards, so that the function is compiled once for each range that is met and no more. A size
+    outside of the range takes the nearest one's config.
+
+    >>> small, large = (KernelConfig.of(BLOCK_M=block) for block in (16, 128))
+    >>> problem = Problem.of("linear", m=8, n=4096, k=4096)
+    >>> cover = Cover(problem, "m", (small, large), (65,), (0, 1), (8, 512), (0.0, 0.01), "NVIDIA H200", "an example")
+    >>> [cover.config_for(m)["BLOCK_M"] for m in (1, 64, 65, 4096)]
+    [16, 16, 128, 128]
+    >>> cover.worst_loss
+    0.01
+    """
+
+    problem: Problem  # at the first size
+    dynamic: str  # the dimension
+    configs: tuple[KernelConfig, ...]  # (n,) each once
+    crossovers: tuple[int, ...]  # (n_ranges - 1,) the first size of each range but the first, rising
+    choices: tuple[int, ...]  # (n_ranges,) which of the configs runs there
+    sizes: tuple[int, ...]  # (n_sizes,) that were looked at
+    losses: tuple[float, ...]  # (n_sizes,) what is lost there against the best config of that size: 0.02 = 2 %
+    device: str
+    reason: str  # where the losses come from
+
+    def index_for(self, size: int) -> int:
+        """Which of `configs` runs at a size."""
+        for crossover, choice in zip(self.crossovers, self.choices, strict=False):
+            if size < crossover:
+                return choice
+        return self.choices[-1]
+
+    def config_for(self, size: int) -> KernelConfig:
+        """The config that runs at a size."""
+        return self.configs[self.index_for(size)]
+
+    @property
+    def mean_loss(self) -> float:
+        """In geometric mean over `sizes`."""
+        return math.expm1(statistics.fmean(map(math.log1p, self.losses)))
+
+    @property
+    def worst_loss(self) -> float:
+        return max(self.losses)
+
+    def to_json(self) -> dict[str, Any]:
+        """As `foretune cover --json` prints it."""
+        return {
+            "problem": self.problem.to_json(),
+            "dynamic": self.dynamic,
+            "configs": [config.to_json() for config in self.configs],
+            "crossovers": list(self.crossovers),
+            "choices": list(self.choices),
+            "sizes": list(self.sizes),
+            "losses": [round(loss, 4) for loss in self.losses],
+            "mean_loss": round(self.mean_loss, 4),
+            "worst_loss": round(self.worst_loss, 4),
+            "device": self.device,
+            "reason": self.reason,
+        }
+
+    def __rich__(self) -> Any:
+        listed = [config.to_json() for config in self.configs]
+        knobs = [knob for knob in dict.fromkeys(knob for config in listed for knob in config) if knob != "num_ctas"]
+        starts = (self.sizes[0], *self.crossovers)
+        ends = (*(crossover - 1 for crossover in self.crossovers), self.sizes[-1])
+        rows = []
+        for start, end, choice in zip(starts, ends, self.choices, strict=True):
+            lost = [loss for size, loss in zip(self.sizes, self.losses, strict=True) if start <= size <= end]
+            rows.append([f"{start}-{end}", f"{100 * max(lost):.1f} %", *(listed[choice].get(k, "") for k in knobs)])
+        worst = self.sizes[self.losses.index(self.worst_loss)]
+        return table(
+            f"{len(self.configs)} configs for {self.dynamic} on {self.device}",
+            (self.dynamic, "loses at most", *knobs),
+            rows,
+            below=[
+                f"Against the best config of each of {len(self.sizes)} sizes: {100 * self.mean_loss:.1f} % in geometric"
+                f" mean, {100 * self.worst_loss:.1f} % at worst ({self.dynamic}={worst}); {self.reason}"
+            ],
+            once=knobs,
+        )
+
+
+def make_cover(
+    family: Family,
+    problem: Problem,
+    dynamic: str,
+    span: Sequence[int],
+    n: int,
+    device: DeviceSpec | Path | str,
+    *,
+    ranges: int = RANGES,
+    sizes: Iterable[int] | None = None,
+    configs: Sequence[KernelConfig] | None = None,
+    bundle: Bundle | Path | str | None = None,
+) -> Cover:
+    """The `n` configs that together lose least, as predicted, while the dimension `dynamic` of the problem is anything
+    from `span[0]` to `span[1]`; what it is in `problem` does not matter.
+
+    The loss is that against the best config of each size, in the mean of its logarithm over `sizes`: how often one is
+    in there is its weight (left out: 8 an octave, and 64 evenly spaced). There are at most `ranges` ranges of sizes,
+    more than `n` where a config is best in several, and each must save 0.01 of log time in all. A size between two of
+    `sizes` runs the config of the larger one, because tiles are rounded up.
+
+    Whatever runs at a size, the family supports there (in ranges of more than 8,192 sizes: at those of `sizes`).
+
+    Raises `ForetuneError` for what is none of that, where nothing is predicted, and where no `n` configs can run all
+    sizes. `foretune.cover` has an example.
+    """
+    family, spec = family_of(family), DeviceSpec.find(device)
+    low, high = _checked(family, problem, dynamic, span, n, ranges)
+    counts = Counter(_sizes(low, high) if sizes is None else _given_sizes(sizes, low, high))
+    space = tuple(family.space(spec)) if configs is None else checked_configs(family, configs)
+    losses = predicted_losses(family, problem, dynamic, sorted(counts), spec, space, bundle_of(bundle))
+    return _dispatched(family, problem, dynamic, (low, high), losses, counts, n, ranges, spec)
+
+
+def measured_cover(
+    family: Family,
+    problem: Problem,
+    dynamic: str,
+    span: Sequence[int],
+    n: int,
+    device: DeviceSpec | Path | str,
+    data: Dataset,
+    *,
+    ranges: int = RANGES,
+) -> Cover:
+    """As `make_cover`, from the times that a dataset has of the problem at sizes within `span`, on that device: chosen
+    on the first pass, and the losses are those of the second. Raises `ForetuneError` as it does, and where fewer than
+    two sizes were measured."""
+    family, spec = family_of(family), DeviceSpec.find(device)
+    low, high = _checked(family, problem, dynamic, span, n, ranges)
+    losses = measured_losses(family, problem, dynamic, low, high, spec, data)
+    return _dispatched(family, problem, dynamic, (low, high), losses, Counter(losses.sizes), n, ranges, spec)
+
+
+def _dispatched(
+    family: Family,
+    problem: Problem,
+    dynamic: str,
+    span: tuple[int, int],
+    losses: SizeLosses,
+    counts: Counter[int],
+    n: int,
+    ranges: int,
+    device: DeviceSpec,
+) -> Cover:
+    """The dispatch, tried again without what the family refuses between the sizes that were looked at."""
+    first = losses.first.copy()
+    weights = np.array([counts[size] for size in losses.sizes], dtype=np.float64)
+    rows = np.arange(len(losses.sizes))
+    while True:
+        found = best_dispatch(first, weights, n, ranges)
+        ends = (*(start for start in found.starts[1:]), len(rows))
+        path = np.repeat(found.columns, np.diff((*found.starts, ends[-1])))
+        if not np.isfinite(first[rows, path]).all():
+            raise ForetuneError(f"no {n} configs of {family.name} can run all sizes of {dynamic} from {span[0]}")
+        starts = [span[0], *(losses.sizes[start - 1] + 1 for start in found.starts[1:])]
+        lasts = [*(start - 1 for start in starts[1:]), span[1]]
+        refused = False
+        for row, end, column, start, last in zip(found.starts, ends, found.columns, starts, lasts, strict=True):
+            checked = range(start, last + 1) if span[1] - span[0] < _MOST_CHECKED else losses.sizes[row:end]
+            config = losses.configs[column]
+            for size in checked:
+                if family.supports(config, at_size(problem, dynamic, size), device) is not None:
+                    first[row:end, column], refused = np.inf, True
+                    break
+        if not refused:
+            break
+    used = tuple(dict.fromkeys(found.columns))
+    return Cover(
+        problem=at_size(problem, dynamic, span[0]),
+        dynamic=dynamic,
+        configs=tuple(losses.configs[column] for column in used),
+        crossovers=tuple(starts[1:]),
+        choices=tuple(used.index(column) for column in found.columns),
+        sizes=losses.sizes,
+        losses=tuple(np.expm1(losses.second[rows, path]).tolist()),
+        device=device.name,
+        reason=losses.reason,
+    )
+
+
+def _checked(family: Family, problem: Problem, dynamic: str, span: Any, n: Any, ranges: Any) -> tuple[int, int]:
+    check_problem_of(family, problem)
+    if not isinstance(dynamic, str) or dynamic not in family.dims:
+        raise ForetuneError(
+            f"dynamic must be a dimension of {family.name}, one of {', '.join(family.dims)}, but is {shown(dynamic)}"
+        )
+    if not isinstance(span, Sequence) or isinstance(span, str) or len(span) != 2:
+        raise ForetuneError(f"range must be (smallest, largest) size but is {shown(span)}")
+    most = family.largest.get(dynamic, MOST_SIZE)
+    low = check_integer("the smallest size", span[0], 1, most)
+    high = check_integer("the largest size", span[1], low, most)
+    check_integer("how many configs", n, 1, MOST_CONFIGS)
+    check_integer("ranges", ranges, 1, MOST_RANGES)
+    return low, high
+
+
+def _sizes(low: int, high: int) -> set[int]:
+    octaves = math.log2(high / low)
+    steps = np.arange(math.ceil(octaves * POINTS_PER_OCTAVE) + 1) / POINTS_PER_OCTAVE
+    in_octaves = np.minimum(np.rint(low * 2**steps), high)
+    return {*in_octaves.astype(int).tolist(), *np.rint(np.linspace(low, high, _EVEN)).astype(int).tolist(), high}
+
+
+def _given_sizes(sizes: Iterable[int], low: int, high: int) -> list[int]:
+    if isinstance(sizes, (str, bytes)) or not isinstance(sizes, Iterable) or not (given := list(sizes)):
+        raise ForetuneError(f"sizes must be a list of sizes but is {shown(sizes)}")
+    return [check_integer("each of sizes", size, low, high) for size in given]

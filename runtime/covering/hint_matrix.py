@@ -1,0 +1,139 @@
+"""`HintMatrix`: what the config that is best at one size loses at all others, beside a cover's configs.
+
+Compilers tune a kernel for a dynamic size at one hint, or at a few, and run the result at every size: torch's Inductor
+calls these multi-kernel hints. The matrix is what that costs.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ...datasets import DeviceSpec, Family, ForetuneError, Problem
+from ...datasets.console.tables import table
+from .cover import RANGES, Cover, make_cover, measured_cover
+from .size_losses import measured_losses
+
+if TYPE_CHECKING:
+    from ...datasets.dataset import Dataset
+    from ...model import Bundle
+
+#: A cover's config counts as held where it loses no more than this at any size.
+GOAL = 0.02
+
+
+@dataclass(frozen=True)
+class HintMatrix:
+    """Losses against the best single config of each size, 0.02 = 2 %, all of one dataset: chosen on its first timing
+    pass and judged on the second, in which `noise` is what the choice at that very size loses."""
+
+    dynamic: str
+    sizes: tuple[int, ...]  # (n_sizes,)
+    losses: tuple[tuple[str, tuple[float, ...]], ...]  # by way of choosing, each (n_sizes,); inf where it cannot run
+    noise: tuple[float, ...]  # (n_sizes,)
+    device: str
+    measured: Cover
+    predicted: Cover | None
+    reason: str  # where the prediction comes from, or why there is none
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "dynamic": self.dynamic,
+            "device": self.device,
+            "sizes": list(self.sizes),
+            "losses": {way: [_rounded(loss) for loss in losses] for way, losses in self.losses},
+            "noise": [_rounded(loss) for loss in self.noise],
+            "measured": self.measured.to_json(),
+            "predicted": self.predicted and self.predicted.to_json(),
+            "reason": self.reason,
+        }
+
+    def __rich__(self) -> Any:
+        ways = [*self.losses, ("noise", self.noise)]
+        rows = [[size, *(_percent(losses[at]) for _, losses in ways)] for at, size in enumerate(self.sizes)]
+        rows.append(["mean", *(_percent(_mean(losses)) for _, losses in ways)])
+        rows.append(["worst", *(_percent(max(losses)) for _, losses in ways)])
+        held = [
+            f"{way}: {sum(loss <= GOAL for loss in losses)} of {len(losses)} sizes within {100 * GOAL:g} %"
+            for way, losses in self.losses
+        ]
+        return table(
+            f"Percent lost by {self.dynamic} on {self.device}",
+            (self.dynamic, *(way for way, _ in ways)),
+            rows,
+            below=["; ".join(held), f"cover: {self.reason}"],
+        )
+
+
+def make_hint_matrix(
+    family: Family,
+    problem: Problem,
+    dynamic: str,
+    span: Sequence[int],
+    n: int,
+    device: DeviceSpec | Path | str,
+    data: Dataset,
+    *,
+    hints: Iterable[int],
+    ranges: int = RANGES,
+    bundle: Bundle | Path | str | None = None,
+) -> HintMatrix:
+    """The matrix of a problem's measurements at sizes within `span`: for each hint, which must have been measured, the
+    config that is fastest there; of all hints together the nearest one's; and the covers of `n` configs, predicted
+    without these data (no column where the bundle cannot; `reason` says why) and chosen from them.
+
+    Raises `ForetuneError` as `measured_cover` does, and for a hint that was not measured.
+    """
+    spec = DeviceSpec.find(device)
+    of_data = measured_cover(family, problem, dynamic, span, n, spec, data, ranges=ranges)
+    losses = measured_losses(family, problem, dynamic, int(span[0]), int(span[1]), spec, data)
+    predicted: Cover | None = None
+    try:
+        predicted = make_cover(
+            family, problem, dynamic, span, n, spec, ranges=ranges, configs=losses.configs, bundle=bundle
+        )
+    except ForetuneError as error:  # what was measured is worth showing all the same
+        reason = f"not predicted ({error})"
+    else:
+        reason = predicted.reason
+    rows = np.arange(len(losses.sizes))
+    best, hinted = losses.first.argmin(axis=1), {}
+    for hint in hints:
+        if hint not in losses.sizes:
+            raise ForetuneError(f"a hint must be a size that {data.name} measured but is {hint}")
+        hinted[hint] = int(best[losses.sizes.index(hint)])
+    nearest = [hinted[min(hinted, key=lambda hint: abs(math.log(hint / size)))] for size in losses.sizes]
+    ways = {f"hint {hint}": np.full(len(rows), column) for hint, column in hinted.items()}
+    ways["nearest hint"] = np.array(nearest)
+    if predicted is not None:
+        ways["cover"] = np.array([losses.configs.index(predicted.config_for(size)) for size in losses.sizes])
+    found = {way: np.expm1(losses.second[rows, columns]) for way, columns in ways.items()}
+    found["cover, measured"] = np.array(of_data.losses)
+    return HintMatrix(
+        dynamic=dynamic,
+        sizes=losses.sizes,
+        losses=tuple((way, tuple(one.tolist())) for way, one in found.items()),
+        noise=tuple(np.expm1(losses.second[rows, best]).tolist()),
+        device=spec.name,
+        measured=of_data,
+        predicted=predicted,
+        reason=reason,
+    )
+
+
+def _rounded(loss: float) -> float | None:
+    """For JSON, which has no infinity."""
+    return round(loss, 4) if math.isfinite(loss) else None
+
+
+def _percent(loss: float) -> str:
+    return f"{100 * loss:.1f}" if math.isfinite(loss) else "cannot run"
+
+
+def _mean(losses: Sequence[float]) -> float:
+    return math.expm1(sum(map(math.log1p, losses)) / len(losses))

@@ -1,0 +1,113 @@
+"""`SizeLosses`: what each config loses at each size of one dimension, predicted or measured."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ...datasets import DeviceSpec, Family, ForetuneError, KernelConfig, Problem
+from ..shortlist import bundle_in_force, predicted_slowdowns
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from ...datasets.dataset import Dataset
+    from ...model import Bundle
+
+
+@dataclass(frozen=True)
+class SizeLosses:
+    """The logarithm of each config's time over that of the best one at that size; inf where it cannot run.
+
+    Configs are chosen by `first` and judged by `second`, another pass of the same measurements, so that nobody profits
+    from noise. Where times are predicted the two are the same.
+    """
+
+    sizes: tuple[int, ...]  # (n_sizes,), rising
+    configs: tuple[KernelConfig, ...]  # (n_configs,)
+    first: NDArray[np.float64]  # (n_sizes, n_configs)
+    second: NDArray[np.float64]  # (n_sizes, n_configs)
+    reason: str  # where they come from
+
+
+def at_size(problem: Problem, dynamic: str, size: int) -> Problem:
+    """The problem with another size of one dimension; sizes of ragged work are unknown then."""
+    dims = tuple((name, size if name == dynamic else own) for name, own in problem.dims)
+    return replace(problem, dims=dims, ragged=None)
+
+
+def predicted_losses(
+    family: Family,
+    problem: Problem,
+    dynamic: str,
+    sizes: Sequence[int],
+    device: DeviceSpec,
+    configs: Sequence[KernelConfig],
+    bundle: Bundle | None,
+) -> SizeLosses:
+    """Predicted for each size itself, not for the bucket that stands for it at call time: how tiles fill the last wave
+    is what tells neighbouring sizes apart. Slowdowns compare within a problem, which is all that is needed.
+
+    Raises `ForetuneError` where nothing is predicted, and for a size that no config can run.
+    """
+    given = tuple(configs)
+    wrong = bundle_in_force(bundle).wrong_results(family.name, problem)
+    problems = [at_size(problem, dynamic, size) for size in sizes]
+
+    def refuses(config: KernelConfig, one: Problem) -> bool:
+        return config in wrong or family.supports(config, one, device) is not None
+
+    # What is refused at both ends is held to be refused between, and the reverse: a hundred thousand questions less.
+    # Of the best at each size it is asked there, of what a cover chooses at every size.
+    at_ends = np.array([[refuses(config, one) for config in given] for one in (problems[0], problems[-1])])
+    losses = np.empty((len(problems), len(given)))
+    for row, one in enumerate(problems):
+        slowdowns = predicted_slowdowns(family, one, device, given, bundle)
+        slowdowns[at_ends.all(axis=0)] = np.inf
+        for at in np.flatnonzero(at_ends.any(axis=0) & ~at_ends.all(axis=0)).tolist():
+            if refuses(given[at], one):
+                slowdowns[at] = np.inf
+        while np.isfinite(least := slowdowns.min()) and refuses(given[best := int(slowdowns.argmin())], one):
+            slowdowns[best] = np.inf
+        if not np.isfinite(least):
+            reason = family.supports(given[0], one, device) or "its result was wrong"
+            raise ForetuneError(f"no config of {family.name} can run {one} on {device.name}: {reason}")
+        losses[row] = np.log(slowdowns / least)
+    reason = f"predicted by bundle {bundle_in_force(bundle).digest[:12]}"
+    return SizeLosses(tuple(sizes), given, losses, losses, reason)
+
+
+def measured_losses(
+    family: Family, problem: Problem, dynamic: str, low: int, high: int, device: DeviceSpec, data: Dataset
+) -> SizeLosses:
+    """From the measurements of the problem at other sizes within the range, on this device. Of several at one size, as
+    with ragged sizes that were drawn differently, the mean loss.
+
+    Raises `ForetuneError` where fewer than two sizes were measured.
+    """
+    grid = data.grid(family.name)
+    rows: dict[int, list[int]] = {}
+    for row, (case, spec) in enumerate(zip(grid.cases, grid.devices, strict=True)):
+        size = case.problem[dynamic]
+        if spec == device and low <= size <= high and at_size(case.problem, dynamic, 0) == at_size(problem, dynamic, 0):
+            rows.setdefault(size, []).append(row)
+    sizes = sorted(rows)
+    if len(sizes) < 2:
+        raise ForetuneError(
+            f"{data.name} must have {problem} at two sizes of {dynamic} or more between {low} and {high}, measured on "
+            f"{device.name}, but has {len(sizes)}"
+        )
+    first, second = (
+        np.stack([_log_losses(times[rows[size]]) for size in sizes]) for times in (grid.first_us, grid.second_us)
+    )
+    return SizeLosses(tuple(sizes), grid.configs, first, second, f"measured in {data.name}")
+
+
+def _log_losses(times_us: NDArray[np.float64]) -> NDArray[np.float64]:
+    """(n_configs,) of (n_problems, n_configs); inf where a config has no time on one of the problems."""
+    losses = np.log(times_us / np.nanmin(times_us, axis=1, keepdims=True))
+    result: NDArray[np.float64] = np.where(np.isnan(losses).any(axis=0), np.inf, losses.mean(axis=0))
+    return result

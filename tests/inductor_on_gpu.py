@@ -1,0 +1,269 @@
+"""What `foretune.use("inductor")` is worth on the card: `python inductor_on_gpu.py --out FOLDER --budget-s 430`.
+
+40 products and a transformer of two layers (static and dynamic length) are compiled under max_autotune with Inductor's
+DEFAULT search space, with its EXHAUSTIVE one, and with the latter limited by Foretune. Each in a process of its own, caches
+empty before each of the three; then the three run interleaved, cold L2, filled queue, medians. All GPUs work side by side
+and share the cores. EXHAUSTIVE takes minutes a product: a run that is cut off, or out of time, goes on in the same folder,
+and the table, printed last, has what is finished. `--tiny` tries the machinery where there is no GPU.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import json
+import math
+import os
+import random
+import shutil
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+import traceback
+from contextlib import nullcontext
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+ROOT = Path(__file__).parents[1]
+MODES = ("default", "foretune", "exhaustive")
+#: (n, k) of linear layers, and tokens.
+LAYERS = (
+    (4096, 4096),
+    (6144, 4096),
+    (28672, 4096),
+    (4096, 14336),
+    (2048, 2048),
+    (8192, 2048),
+    (3072, 768),
+    (16384, 1024),
+)
+TOKENS = (8, 64, 512, 2048, 8192)
+HIDDEN, HEADS, INNER, BATCH, LENGTH = 2048, 16, 8192, 4, 1024
+LENGTHS = (LENGTH, 384, 1536)  # of the dynamic one
+ROUNDS, SAMPLES = 7, 3
+#: A job that is begun with less time left than its like took is not finished.
+EXHAUSTIVE_S, QUICK_S = 150.0, 40.0
+
+
+def jobs(tiny: bool) -> list[dict[str, Any]]:
+    """All that is to be measured, in an order that is fair to be cut: models, then products, shuffled."""
+    if tiny:
+        return [{"what": "product", "m": 32, "n": 48, "k": 16}, {"what": "dynamic"}]
+    products = [{"what": "product", "m": m, "n": n, "k": k} for n, k in LAYERS for m in TOKENS]
+    random.Random(0).shuffle(products)
+    return [{"what": "static"}, {"what": "dynamic"}, *products]
+
+
+def name_of(job: dict[str, Any]) -> str:
+    return "{m}x{n}x{k}".format(**job) if job["what"] == "product" else f"2 layers, {job['what']} length"
+
+
+# One job, in its own process.
+
+
+def measure(job: dict[str, Any], modes: list[str], k: int, tiny: bool) -> dict[str, Any]:
+    """Compile seconds and run microseconds by mode."""
+    import foretune
+    import torch
+    from torch._inductor import config
+    from torch._inductor.utils import fresh_cache
+
+    where = "cuda" if torch.cuda.is_available() else "cpu"
+    torch.manual_seed(0)
+    torch.compile(lambda x: x + 1)(torch.ones(8, device=where))  # what starts once a process
+    calls, compile_s = {}, {}
+    for mode in modes:
+        options = {"max_autotune": where == "cuda", "max_autotune_gemm_search_space": "EXHAUSTIVE"}
+        options["max_autotune_gemm_search_space"] = "DEFAULT" if mode == "default" else "EXHAUSTIVE"
+        used = foretune.use("inductor", k=k) if mode == "foretune" else nullcontext()
+        function, arguments = prepared(job, layers_of(mode), where, tiny)
+        compiled = torch.compile(function, dynamic=job["what"] == "dynamic")
+        with torch.no_grad(), used, fresh_cache(delete=False), config.patch(options):
+            began = time.perf_counter()
+            results = [compiled(*given) for given in arguments[:1]]
+            if where == "cuda":
+                torch.cuda.synchronize()
+            compile_s[mode] = time.perf_counter() - began
+            for given in arguments[1:]:
+                compiled(*given)
+        with torch.no_grad():
+            expected = function(*arguments[0]).float()
+        off = float((results[0].float() - expected).norm() / expected.norm())
+        assert off < 2e-2, f"{mode} is off by {off}"
+        calls[mode] = [lambda compiled=compiled, given=given: compiled(*given) for given in arguments]
+    return {"compile_s": compile_s, "run_us": interleaved(calls, where)}
+
+
+def layers_of(mode: str) -> ModuleType:
+    """compiled_layers.py as a module of its own."""
+    spec = importlib.util.spec_from_file_location(f"layers_{mode}", Path(__file__).with_name("compiled_layers.py"))
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def prepared(job: dict[str, Any], layers: ModuleType, where: str, tiny: bool) -> tuple[Any, list[tuple[Any, ...]]]:
+    """The function, and the arguments of each call."""
+    import torch
+
+    dtype = torch.bfloat16 if where == "cuda" else torch.float32
+    torch.manual_seed(1)
+    if job["what"] == "product":
+        x, w = (torch.randn(rows, job["k"], device=where, dtype=dtype) for rows in (job["m"], job["n"]))
+        return layers.product, [(x, w)]
+    hidden, heads, inner = (32, 2, 64) if tiny else (HIDDEN, HEADS, INNER)
+    with torch.device(where):
+        model = layers.TwoLayers(hidden, heads, inner).to(dtype).eval()
+    lengths = (LENGTH,) if job["what"] == "static" else LENGTHS
+    batches = [torch.randn(BATCH, 16 if tiny else length, hidden, device=where, dtype=dtype) for length in lengths]
+    return model, [(batch,) for batch in batches[: 1 if tiny else None]]
+
+
+def interleaved(calls: dict[str, list[Any]], where: str) -> dict[str, list[float]]:
+    """Medians by mode, of each of its calls."""
+    import foretune
+    import torch
+
+    def host_us(call: Any, samples: int) -> list[float]:
+        taken = []
+        for _ in range(samples):
+            began = time.perf_counter()
+            call()
+            taken.append((time.perf_counter() - began) * 1e6)
+        return taken
+
+    sample = foretune.runtime.Timer().sample if where == "cuda" else host_us
+    times: dict[str, list[list[float]]] = {mode: [[] for _ in each] for mode, each in calls.items()}
+    with torch.no_grad():
+        for turn in range(ROUNDS + 1):
+            for mode in random.Random(turn).sample(list(calls), len(calls)):
+                for place, call in enumerate(calls[mode]):
+                    taken = sample(call, SAMPLES)
+                    if turn:  # the first is for warming up
+                        times[mode][place] += taken
+    return {mode: [statistics.median(each) for each in of_mode] for mode, of_mode in times.items()}
+
+
+# All jobs, over the GPUs.
+
+
+def run(options: argparse.Namespace) -> None:
+    out = Path(options.out)
+    out.mkdir(parents=True, exist_ok=True)
+    deadline = time.monotonic() + options.budget_s
+    everything = [job for job in jobs(options.tiny) if options.only in ("all", kind(job))]
+    done = {(line["name"], "exhaustive" in line["compile_s"]) for line in results(out) if "error" not in line}
+    quick = [(job, ["default", "foretune"]) for job in everything if (name_of(job), False) not in done]
+    whole = [(job, list(MODES)) for job in everything if (name_of(job), True) not in done]
+    # The models' exhaustive search takes longest: it begins first, beside the rest.
+    left = [task for task in whole if kind(task[0]) == "models"] + quick
+    left += [task for task in whole if kind(task[0]) == "products"]
+    running: dict[int, subprocess.Popen[bytes]] = {}
+    caches = tempfile.mkdtemp(prefix="inductor-")  # a gigabyte a product
+    try:
+        while left or running:
+            for gpu in range(options.gpus):
+                if gpu in running and running[gpu].poll() is not None:
+                    del running[gpu]
+                if gpu not in running and left:
+                    needed = QUICK_S if len(left[0][1]) == 2 else EXHAUSTIVE_S
+                    if deadline - time.monotonic() < needed:
+                        left.pop(0)
+                        continue
+                    running[gpu] = start(*left.pop(0), gpu, options, caches)
+            if time.monotonic() > deadline:
+                break
+            time.sleep(0.2)
+    finally:
+        for process in running.values():
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)  # with what it started
+            process.wait()
+        shutil.rmtree(caches, ignore_errors=True)
+    show(out)
+
+
+def kind(job: dict[str, Any]) -> str:
+    return "products" if job["what"] == "product" else "models"
+
+
+def start(job: dict[str, Any], modes: list[str], gpu: int, options: argparse.Namespace, caches: str) -> Any:
+    out = Path(options.out)
+    threads = max((os.cpu_count() or 1) // options.gpus, 1)
+    environment = {
+        **os.environ,
+        "CUDA_VISIBLE_DEVICES": str(gpu),
+        "TORCHINDUCTOR_COMPILE_THREADS": str(threads),
+        "PYTHONPATH": os.pathsep.join([str(ROOT.parent), os.environ.get("PYTHONPATH", "")]),
+        "TMPDIR": tempfile.mkdtemp(dir=caches),
+    }
+    command = [sys.executable, __file__, "--out", str(out), "--job", json.dumps(job), "--modes", *modes]
+    command += ["--k", str(options.k), *(["--tiny"] if options.tiny else [])]
+    with open(out / "log.txt", "ab") as log:
+        return subprocess.Popen(command, env=environment, stdout=log, stderr=log, start_new_session=True)
+
+
+def results(out: Path) -> list[dict[str, Any]]:
+    path = out / "results.jsonl"
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+def show(out: Path) -> None:
+    lines = results(out)
+    for line in lines:
+        if "error" in line:
+            print(f"{line['name']}: {line['error']}")
+    latest = {line["name"]: line for line in lines if "error" not in line and "exhaustive" not in line["compile_s"]}
+    print_table("DEFAULT, and EXHAUSTIVE limited by Foretune", list(latest.values()), MODES[:2])
+    whole = {line["name"]: line for line in lines if "error" not in line and "exhaustive" in line["compile_s"]}
+    print_table("All three", list(whole.values()), MODES)
+
+
+def print_table(title: str, lines: list[dict[str, Any]], modes: tuple[str, ...]) -> None:
+    """A row each, times of several lengths as their geometric mean; and what the goals are about."""
+    print(f"\n{title}: {len(lines)} finished\n{'':28}" + "".join(f"{mode + ' s':>14}{'us':>10}" for mode in modes))
+    us = {mode: [statistics.geometric_mean(line["run_us"][mode]) for line in lines] for mode in modes}
+    s = {mode: [line["compile_s"][mode] for line in lines] for mode in modes}
+    for place, line in enumerate(lines):
+        print(f"{line['name']:28}" + "".join(f"{s[mode][place]:14.1f}{us[mode][place]:10.1f}" for mode in modes))
+    for mode in modes if lines else ():
+        if mode != "foretune":
+            ratio = [ours / theirs for ours, theirs in zip(us["foretune"], us[mode], strict=True)]
+            share = sum(s["foretune"]) / sum(s[mode])
+            print(
+                f"foretune next to {mode}: run time x{math.exp(statistics.fmean(map(math.log, ratio))):.4f} in geometric "
+                f"mean, worst x{max(ratio):.3f}, best x{min(ratio):.3f}; compile time x{share:.3f}"
+            )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", required=True, help="folder of the results")
+    parser.add_argument("--budget-s", type=float, default=430.0)
+    parser.add_argument("--gpus", type=int, default=4)
+    parser.add_argument("--k", type=int, default=8)
+    parser.add_argument("--only", choices=("all", "models", "products"), default="all")
+    parser.add_argument("--tiny", action="store_true")
+    parser.add_argument("--job", type=json.loads, help=argparse.SUPPRESS)
+    parser.add_argument("--modes", nargs="+", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.job is None:
+        run(options)
+        return
+    line: dict[str, Any] = {"name": name_of(options.job), "k": options.k}
+    try:
+        line |= measure(options.job, options.modes, options.k, options.tiny)
+    except Exception as error:  # the next one may do
+        traceback.print_exc()
+        line["error"] = f"{type(error).__name__}: {error}"[:300]
+    with open(Path(options.out) / "results.jsonl", "a") as file:
+        file.write(json.dumps(line) + "\n")
+
+
+if __name__ == "__main__":
+    main()

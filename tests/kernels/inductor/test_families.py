@@ -1,0 +1,138 @@
+"""Inductor's templates as families: the contract, Inductor's own lists, and what estimates say."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from foretune.datasets import DeviceSpec, ForetuneError, KernelConfig, Problem
+from foretune.kernels import find_family
+from foretune.kernels.inductor import InductorMM
+from foretune.kernels.inductor.ranking import GROWTH, best_first
+from foretune.kernels.testing import FamilyContract
+
+H200 = DeviceSpec.named("h200")
+MM = find_family("inductor:mm")
+
+
+def product(m, n, k, **more):
+    return Problem.of("inductor_mm", batch=more.pop("batch", 1), m=m, n=n, k=k, **more)
+
+
+class TestMM(FamilyContract):
+    family = MM
+    compiled = 2
+
+    def problems(self):
+        return [
+            product(40, 96, 64, dtype="fp16", flags=("b_transposed", "bias")),
+            product(17, 33, 70, batch=3),
+            product(64, 64, 96, dtype="fp8e4m3", flags=("b_transposed",)),
+        ]
+
+    def small_problem(self):
+        return None  # Inductor's decorators want a compiled kernel
+
+
+class PredictOnly(FamilyContract):
+    sizes = ({},)
+
+    def problems(self):
+        return [Problem.of(self.family.name, **sizes) for sizes in self.sizes]
+
+
+class TestGroupedMM(PredictOnly):
+    family = "inductor_grouped_mm"
+    sizes = (
+        {"groups": 8, "m": 1000, "n": 512, "k": 256, "flags": ("a_ragged",)},
+        {"groups": 8, "m": 512, "n": 256, "k": 1000, "flags": ("both_ragged",)},
+        {"groups": 2, "m": 100, "n": 512, "k": 256},
+    )
+
+
+class TestConvolution(PredictOnly):
+    family = "inductor_convolution"
+    sizes = ({"groups": 1, "m": 7200, "n": 128, "k": 64, "window": 9},)
+
+
+class TestFlexAttention(PredictOnly):
+    family = "inductor_flex_attention"
+    sizes = ({"batch": 16, "groups": 1, "queries": 1000, "keys": 1000, "head_qk": 64, "head_v": 64},)
+
+
+class TestFlexBackward(PredictOnly):
+    family = "inductor_flex_backward"
+    sizes = TestFlexAttention.sizes
+
+
+class TestFlexDecoding(PredictOnly):
+    family = "inductor_flex_decoding"
+    sizes = ({**TestFlexAttention.sizes[0], "queries": 4, "splits": 8},)
+
+
+def test_a_package_of_ours_is_enough_to_name_a_family():
+    assert find_family("inductor:mm") is find_family("inductor_mm") is find_family(InductorMM)
+    with pytest.raises(ForetuneError, match="no kernel family at 'inductor:conv'"):
+        find_family("inductor:conv")
+
+
+def test_a_tile_larger_than_the_problem_is_refused_by_its_knob():
+    config = KernelConfig.of(BLOCK_M=64, BLOCK_N=64, BLOCK_K=32, GROUP_M=8, PERSISTENT_TMA=0, num_warps=4, num_stages=3)
+    assert MM.supports(config, product(33, 64, 32), H200) is None
+    assert MM.supports(config, product(32, 64, 32), H200) == "BLOCK_M must be at most 32 for m=32 but is 64"
+
+
+@pytest.mark.parametrize(
+    ("problem", "why"),
+    [
+        (product(64, 64, 64, batch=2), "in a batch"),
+        (product(64, 60, 64), "no multiples of 16 bytes"),
+        (product(64, 64, 60, flags=("b_transposed",)), "no multiples of 16 bytes"),
+    ],
+)
+def test_tma_is_refused_where_inductor_does_not_use_it(problem, why):
+    knobs = {"BLOCK_M": 64, "BLOCK_N": 64, "BLOCK_K": 32, "GROUP_M": 8, "num_warps": 4, "num_stages": 3}
+    assert why in MM.supports(KernelConfig.of(**knobs, PERSISTENT_TMA=1), problem, H200)
+    assert MM.supports(KernelConfig.of(**knobs, PERSISTENT_TMA=0), problem, H200) is None
+
+
+def test_a_device_without_tma_is_offered_none():
+    a100 = DeviceSpec(**{**H200.to_json(), "name": "A", "arch": "sm_80", "matrix_tflops_by_dtype": ()})
+    assert {config["PERSISTENT_TMA"] for config in MM.space(a100)} == {0}
+    assert {config["PERSISTENT_TMA"] for config in MM.space(H200)} == {0, 1}
+
+
+def test_estimates_want_small_tiles_for_few_rows_and_large_ones_for_many():
+    configs = MM.space(H200)
+    for m, block in ((16, 16), (8192, 128)):
+        problem = product(m, 8192, 8192)
+        able = [config for config in configs if MM.supports(config, problem, H200) is None]
+        best = able[int(np.argmin(MM.estimate_us(problem, H200, able)))]
+        assert (best["BLOCK_M"] >= block) if m > 16 else (best["BLOCK_M"] == block)
+
+
+def test_a_stage_less_takes_longer_where_loads_are_waited_for():
+    knobs = {"BLOCK_M": 128, "BLOCK_N": 128, "BLOCK_K": 64, "GROUP_M": 8, "PERSISTENT_TMA": 0, "num_warps": 8}
+    stages = [KernelConfig.of(**knobs, num_stages=count) for count in (1, 2, 3)]
+    us = MM.estimate_us(product(4096, 4096, 4096), H200, stages)
+    assert list(us) == sorted(us, reverse=True)
+
+
+def test_twice_k_go_through_while_nothing_is_learned_and_twins_count():
+    problem, configs = product(4096, 4096, 4096), list(MM.space(H200))
+    chosen = best_first(problem, configs, H200, 3)
+    assert len(set(chosen)) == 3 * GROWTH
+    us = MM.estimate_us(problem, H200, [configs[place] for place in chosen])
+    assert list(us) == sorted(us)
+    twins = best_first(problem, [config for config in configs for _ in range(2)], H200, 3)
+    assert twins[:2] == (2 * chosen[0], 2 * chosen[0] + 1)
+    assert len(twins) == 3 * GROWTH
+
+
+def test_cases_are_calls_that_the_family_takes_with_the_layers_they_are_of():
+    cases = MM.cases(per_layer=1, random=8)
+    assert {case.problem.dtype for case in cases} >= {"bf16", "fp16", "fp8e4m3"}
+    assert all(MM.default(case.problem, H200) for case in cases)
+    with pytest.raises(ForetuneError, match="token counts must be >= 1"):
+        MM.cases(tokens=(0,))
+    with pytest.raises(ForetuneError, match="per_layer must be >= 0"):
+        MM.cases(per_layer=-1)

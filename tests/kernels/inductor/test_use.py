@@ -1,0 +1,222 @@
+"""`foretune.use("inductor")` in the Inductor that is installed: real lowerings, up to where choices would be timed."""
+
+from __future__ import annotations
+
+import threading
+
+import foretune
+import pytest
+import torch
+from foretune import DeviceSpec, ForetuneError, KernelConfig, Problem
+from foretune.kernels import find_family
+from foretune.kernels.inductor.choices import caller_config, caller_problem, mm_config
+from foretune.kernels.inductor.ranking import GROWTH
+from foretune.kernels.integrations import inductor
+from lowered import lowered, tensor
+from torch._inductor import config, select_algorithm
+from torch._inductor.choices import InductorChoices
+from torch._inductor.select_algorithm import ExternKernelCaller
+
+pytestmark = pytest.mark.compile
+H200 = DeviceSpec.named("h200")
+A, B = tensor(256, 512), tensor(512, 1024)
+OPS = {
+    "mm": (torch.mm, A, B),
+    "addmm": (torch.addmm, tensor(1024), A, B),
+    "bmm": (torch.bmm, tensor(4, 256, 512), tensor(4, 512, 1024)),
+    "convolution": (torch.nn.functional.conv2d, tensor(8, 64, 32, 32), tensor(128, 64, 3, 3)),
+}
+
+
+def seams():
+    cache = select_algorithm.get_algorithm_selector_cache()
+    return InductorChoices._finalize_template_configs, config.inductor_choices_class, cache.preprocessing_fns[:]
+
+
+def with_tile(choices):
+    return [choice for choice in choices if not isinstance(choice, ExternKernelCaller)]
+
+
+@pytest.mark.parametrize("op", OPS)
+def test_as_many_choices_of_an_op_are_left_and_the_extern_ones(op):
+    (listed,), _ = lowered(*OPS[op], max_autotune_gemm_search_space="DEFAULT")
+    with foretune.use("inductor", k=2):
+        (limited,), _ = lowered(*OPS[op], max_autotune_gemm_search_space="DEFAULT")
+    (again,), _ = lowered(*OPS[op], max_autotune_gemm_search_space="DEFAULT")
+    assert len(with_tile(listed)) > len(with_tile(limited)) == 2 * GROWTH
+    assert len(listed) - len(with_tile(listed)) == len(limited) - len(with_tile(limited)) >= 1
+    assert [str(choice.description) for choice in again] == [str(choice.description) for choice in listed]
+
+
+def test_what_is_left_of_all_that_inductor_lists_is_what_the_family_ranks_first():
+    problem = Problem.of("inductor_mm", batch=1, m=256, n=1024, k=512)
+    family = find_family("inductor:mm")
+    with foretune.use("inductor", k=2):
+        (choices,), _ = lowered(torch.mm, A, B)
+    chosen = [mm_config(choice.annotations["ktc"]) for choice in with_tile(choices)]
+    able = [one for one in family.space(H200) if family.supports(one, problem, H200) is None]
+    best = min(family.estimate_us(problem, H200, [one for one in able if not one["PERSISTENT_TMA"]]))
+    assert family.estimate_us(problem, H200, chosen)[0] == pytest.approx(best)
+
+
+def test_the_family_lists_what_inductor_lists():
+    family = find_family("inductor:mm")
+    seen = []
+    before = InductorChoices._finalize_template_configs
+
+    def listing(self, *given, **named):
+        choices = before(self, *given, **named)
+        seen.extend(mm_config(choice) for choice in choices)
+        return choices[:1]
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(InductorChoices, "_finalize_template_configs", listing)
+        lowered(torch.mm, A, B, **{"triton.enable_persistent_tma_matmul": True})
+    listed = {one for one in seen if one is not None}
+    assert listed <= set(family.space())
+    problem = Problem.of("inductor_mm", batch=1, m=256, n=1024, k=512)
+    left_out = [family.supports(one, problem, H200) for one in listed]
+    assert {reason.split(" bytes")[0].split()[0] for reason in left_out if reason} == {"needs"}  # shared memory alone
+    supported = {one for one in family.space(H200) if family.supports(one, problem, H200) is None}
+    assert supported <= listed
+
+
+def test_a_dynamic_size_is_ranked_as_it_is_hinted_and_guarded_on_no_more():
+    _, before = lowered(torch.mm, A, B, dynamic=(0,), max_autotune_gemm_search_space="DEFAULT")
+    with foretune.use("inductor", k=2):
+        (dynamic,), after = lowered(torch.mm, A, B, dynamic=(0,))
+        (static,), _ = lowered(torch.mm, A, B)
+    assert [str(guard.expr) for guard in after.guards] == [str(guard.expr) for guard in before.guards]
+    configs = [[mm_config(choice.annotations["ktc"]) for choice in with_tile(one)] for one in (dynamic, static)]
+    assert configs[0] == configs[1]
+
+
+def test_grouped_products_are_limited_after_their_code_is_there():
+    ends = tensor(8, dtype=torch.int32)
+    with foretune.use("inductor", k=1):
+        (choices,), _ = lowered(torch._grouped_mm, tensor(1024, 512), tensor(8, 512, 256), ends)
+    left = with_tile(choices)
+    assert len(left) == GROWTH
+    problem = {"groups": 8, "m": 1024, "n": 256, "k": 512, "flags": ("a_ragged",)}
+    assert caller_problem(left[0]) == Problem.of("inductor_grouped_mm", **problem)
+    assert caller_config(left[0])["BLOCK_M"] >= 64  # 128 rows a group
+
+
+def flex(queries, keys, *, backward=False):
+    """Attention of 2 x 8 heads of 64 as Inductor gets it, and its tensors."""
+    from torch._higher_order_ops.flex_attention import flex_attention
+    from torch.nn.attention.flex_attention import _create_empty_block_mask
+
+    mask = _create_empty_block_mask(torch.empty(1, 1, queries, 8), torch.empty(1, 1, keys, 8)).as_tuple()
+    places = [place for place, part in enumerate(mask) if isinstance(part, torch.Tensor)]
+
+    def attend(q, k, v, *parts):
+        given = list(mask)
+        for place, part in zip(places, parts, strict=True):
+            given[place] = part
+        if backward:
+            q, k, v = (one.detach().requires_grad_() for one in (q, k, v))
+        out = flex_attention(q, k, v, lambda score, *_: score, tuple(given), 0.125, {}, (), ())[0]
+        return torch.autograd.grad(out, (q, k, v), torch.ones_like(out)) if backward else out
+
+    heads = [tensor(2, 8, length, 64) for length in (queries, keys, keys)]
+    return attend, *heads, *(tensor(*mask[place].shape, dtype=torch.int32) for place in places)
+
+
+SIZES = {"batch": 16, "groups": 1, "keys": 512, "head_qk": 64, "head_v": 64}
+
+
+@pytest.mark.parametrize(
+    ("queries", "backward", "families"),
+    [
+        (512, False, ["inductor_flex_attention"]),
+        (4, False, ["inductor_flex_decoding"]),
+        pytest.param(512, True, ["inductor_flex_attention", "inductor_flex_backward"], marks=pytest.mark.slow),
+    ],
+)
+def test_flex_attention_is_limited_forward_backward_and_in_decode(queries, backward, families):
+    with foretune.use("inductor", k=1):
+        ops, _ = lowered(*flex(queries, 512, backward=backward))
+    assert [len(choices) for choices in ops] == [GROWTH] * len(families)
+    for choices, family in zip(ops, families, strict=True):
+        problem = caller_problem(choices[0])
+        assert problem.family == family
+        assert {**SIZES, "queries": queries}.items() <= dict(problem.dims).items()
+        assert find_family(family).supports(caller_config(choices[0]), problem, H200) is None
+
+
+def test_undone_everything_is_as_it_was_in_whatever_thread(recwarn):
+    before = seams()
+    uses = [foretune.use("inductor", k=4), foretune.use("inductor", k=4)]
+    assert seams() != before
+    uses.pop().undo()
+    assert seams() != before
+    thread = threading.Thread(target=lambda: foretune.use("inductor", k=4).undo())
+    thread.start()
+    thread.join()
+    uses.pop().undo()
+    assert seams() == before
+
+
+def test_the_keys_of_inductors_caches_say_how_many_and_by_what():
+    def key():
+        return config.save_config_portable()["inductor_choices_class"]
+
+    assert key() is None
+    with foretune.use("inductor", k=4):
+        four = key()
+    with foretune.use("inductor", k=5):
+        five, installed = key(), config.inductor_choices_class
+    assert four != five
+    if isinstance(five, str):  # torch 2.13 asks for a uuid, 2.11 takes the callable
+        assert installed().uuid() == five
+
+
+def test_somebodys_own_handler_stays_in_force_and_counts_in_the_keys():
+    class Theirs(InductorChoices):
+        def uuid(self):
+            return "theirs"
+
+    with config.patch(inductor_choices_class=Theirs):
+        with foretune.use("inductor", k=4):
+            handler = config.inductor_choices_class()
+            assert isinstance(handler, Theirs)
+            assert handler.uuid().endswith("-theirs")
+        assert config.inductor_choices_class is Theirs
+
+
+def test_options_that_it_does_not_take_or_that_differ_are_refused():
+    with pytest.raises(ForetuneError, match="k must be >= 1 but got 0"):
+        foretune.use("inductor", k=0)
+    with pytest.raises(ForetuneError, match=r"takes k, bundle, and not top"):
+        foretune.use("inductor", top=3)
+    with pytest.raises(ForetuneError, match=r"takes no options, and not k"):
+        foretune.use("transformers", k=3)
+    with foretune.use("inductor", k=3), pytest.raises(ForetuneError, match="uses Foretune already, with k=3"):
+        foretune.use("inductor", k=4)
+
+
+def test_an_inductor_without_the_seams_chooses_as_ever_with_a_warning(monkeypatch):
+    monkeypatch.delattr(InductorChoices, "_finalize_template_configs")
+    with pytest.warns(foretune.ForetuneWarning, match="it makes its choices without Foretune"):
+        use = foretune.use("inductor")
+    assert config.inductor_choices_class is None
+    use.undo()
+
+
+def test_trouble_of_ours_lets_all_choices_through_with_a_warning(monkeypatch):
+    monkeypatch.setattr(inductor, "device_here", lambda: (_ for _ in ()).throw(ForetuneError("no such device")))
+    with foretune.use("inductor", k=1), pytest.warns(foretune.ForetuneWarning, match="Inductor tries all its choices"):
+        (choices,), _ = lowered(torch.mm, A, B, max_autotune_gemm_search_space="DEFAULT")
+    assert len(with_tile(choices)) > 10
+
+
+def test_choices_of_several_hints_are_limited_each():
+    with foretune.use("inductor", k=1):
+        (choices,), _ = lowered(torch.mm, A, B, dynamic=(0,), multi_kernel_hints=[64, 4096])
+    hints = [choice.annotations["ktc"].params.to_kwargs()["hint_override"] for choice in with_tile(choices)]
+    assert {hint: hints.count(hint) for hint in hints} == dict.fromkeys((None, 64, 4096), GROWTH)
+    large = [mm_config(one.annotations["ktc"]) for one in with_tile(choices) if one.hint_override == 4096]
+    small = [mm_config(one.annotations["ktc"]) for one in with_tile(choices) if one.hint_override == 64]
+    assert isinstance(large[0], KernelConfig)
+    assert large[0]["BLOCK_M"] * large[0]["BLOCK_N"] > small[0]["BLOCK_M"] * small[0]["BLOCK_N"]

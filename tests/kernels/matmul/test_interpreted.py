@@ -1,0 +1,144 @@
+"""The kernel of the dense GEMM against plain PyTorch, in the interpreter: every layout, way and epilogue, and sizes
+off every block. Not in bfloat16, whose `tl.dot` is wrong there (Triton 3.6 to 3.9)."""
+
+from __future__ import annotations
+
+import pytest
+from foretune.datasets import ForetuneError
+from products import CPU, LAYOUTS, MATMUL, config, problem
+
+pytestmark = [pytest.mark.interpret, pytest.mark.filterwarnings("ignore:invalid value encountered in matmul")]
+
+WAYS = {
+    "pointers": {},
+    "persistent": {"TMA": 1, "PROGRAMS_PER_SM": 1},
+    "stores": {"TMA": 2, "PROGRAMS_PER_SM": 2},
+    "split": {"TMA": 1, "SPLIT_K": 2},
+}
+PERSISTENT, SPLIT = {"PROGRAMS_PER_SM": 1}, {"SPLIT_K": 3}
+
+
+def assert_right(call, **knobs):
+    import torch
+
+    one = config(**knobs)
+    assert MATMUL.supports(one, call, CPU) is None
+    inputs = MATMUL.inputs(call, CPU)
+    expected, y = MATMUL.reference(inputs), MATMUL.launch(inputs, one)
+    assert y.dtype == (torch.int32 if call.dtype == "int8" else inputs.a.dtype)
+    assert_close(y, expected, MATMUL.tolerance(call), f"{call} {one}")
+
+
+def assert_close(y, expected, tolerance, what=""):
+    assert y.shape == expected.shape
+    error, norm = y.float() - expected, float(expected.norm())
+    assert float(error.norm()) <= tolerance * norm, what
+    # The norm alone would not see one wrong element of many.
+    assert bool((error.abs() <= 10 * tolerance * (expected.abs() + norm / max(expected.numel(), 1) ** 0.5)).all()), what
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("flags", LAYOUTS, ids="-".join)
+def test_every_layout_and_way(flags, way):
+    assert_right(problem(flags=flags, m=24), **WAYS[way])
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "int8"])
+@pytest.mark.parametrize("way", ["persistent", "split"])
+def test_the_other_dtypes(dtype, way):
+    assert_right(problem(dtype, ("b_kn",), batch=1, n=48, k=80), **WAYS[way])
+
+
+@pytest.mark.parametrize(
+    ("flags", "way"), list(zip(LAYOUTS, (PERSISTENT, SPLIT) * 2, strict=True)), ids=["nt", "tt", "nn", "tn"]
+)
+def test_sizes_that_nothing_divides(flags, way):
+    assert_right(problem(flags=flags, m=19, n=37, k=45), **way)
+
+
+@pytest.mark.parametrize("way", [{}, PERSISTENT, SPLIT], ids=["a tile", "persistent", "split"])
+def test_the_smallest_and_more_parts_than_steps(way):
+    assert_right(problem(m=1, n=1, k=1), **way)
+
+
+@pytest.mark.parametrize("after", [("bias",), ("relu",), ("bias", "gelu"), ("bias", "silu")], ids="-".join)
+@pytest.mark.parametrize("way", ["persistent", "split"])
+def test_what_follows_the_product(after, way):
+    assert_right(problem(flags=after, batch=1, m=16), **WAYS[way])
+
+
+@pytest.mark.parametrize(("width", "knobs"), [(64, {"TMA": 2}), (61, {}), (64, {"SPLIT_K": 2})])
+def test_rows_that_are_further_apart_than_long(width, knobs):
+    """Slices of wider matrices, in and out; nothing beside them is touched."""
+    import torch
+    from foretune.kernels.matmul.triton_kernels.gemm import launch_matmul
+
+    a, b = (torch.randn(1, 24, width, dtype=torch.float16)[:, :, :48] for _ in range(2))
+    wide = torch.full((1, 24, 40), float("nan"), dtype=torch.float16)
+    launch_matmul(a, b, wide[:, :, :24], config(**knobs), 3)
+    assert_close(wide[:, :, :24], a.float() @ b.float().mT, 5e-4)
+    assert bool(wide[:, :, 24:].isnan().all())
+
+
+def test_the_bits_of_split_k_are_the_same_in_every_run():
+    call = problem(batch=1, m=16, k=200)
+    first, second = (MATMUL.launch(MATMUL.inputs(call, CPU), config(SPLIT_K=4)) for _ in range(2))
+    assert first.equal(second)
+
+
+def operands():
+    """(a, b) of every kind that people have: as stored, slices, batches, one row or column, copies, and nothing."""
+    import torch
+
+    def r(*shape):
+        return torch.randn(*shape, dtype=torch.float16)
+
+    return {
+        "nt": (r(20, 32), r(24, 32).T),
+        "nn": (r(20, 32), r(32, 24)),
+        "tn": (r(32, 16).T, r(32, 24)),
+        "a batch by one": (r(2, 10, 32), r(24, 32).T),
+        "a batch": (r(2, 10, 32), r(2, 32, 24)),
+        "a broadcast": (r(1, 10, 32).expand(2, 10, 32), r(2, 32, 24)),
+        "a row": (r(1, 33)[:, :32], r(32, 24)),
+        "a column": (r(20, 32), r(32, 1)),
+        "every other": (r(20, 64)[:, ::2], r(64, 24)[::2]),
+        "off by 2 bytes": (r(641)[1:].view(20, 32), r(32, 24)),
+        "no rows": (r(0, 32), r(32, 8)),
+        "no depth": (r(4, 0), r(0, 8)),
+    }
+
+
+def test_the_op_takes_whatever_is_a_matrix():
+    import torch
+    from foretune.kernels.matmul.op import matmul
+
+    for kind, (a, b) in operands().items():
+        bias = torch.randn(b.shape[-1], dtype=torch.float16)
+        expected = torch.nn.functional.silu(a.float() @ b.float() + bias.float())
+        assert_close(matmul(a, b, bias, "silu", config=config()), expected, 1e-3, kind)
+
+
+def test_the_op_refuses_what_is_none():
+    import torch
+    from foretune.kernels.matmul.op import matmul
+
+    a, b = torch.ones(16, 32, dtype=torch.float16), torch.ones(32, 16, dtype=torch.float16)
+    whole = torch.ones(16, 16, dtype=torch.int8)
+    wrong = {
+        "a must be a tensor but is a int": (7, b),
+        "b must have 32 rows, .* but is \\(16, 32\\)": (a, a),
+        "dtype of b must be one a's torch.float16 but is torch.float32": (a, b.float()),
+        "dtype of a must be one of .*bfloat16.* but is torch.float64": (a.double(), b.double()),
+        "b must have 2 or 3 dimensions but has 1": (a, b[0]),
+        "a must be a batch of 2 matrices, as b is": (a, b.expand(2, 32, 16)),
+        "bias must be a tensor of \\(16,\\) but is \\(32,\\)": (a, b, b[:, 0]),
+        "bias must be of torch.float16": (a, b, b[0].float()),
+        "activation must be one of relu, gelu, silu but is 'tanh'": (a, b, None, "tanh"),
+        "int8 is summed in int32, which takes no relu": (whole, whole, None, "relu"),
+    }
+    for why, call in wrong.items():
+        with pytest.raises(ForetuneError, match=why):
+            matmul(*call)
+    with pytest.raises(ForetuneError, match="BLOCK_M cannot be 24"):
+        matmul(a, b, config=config(24))

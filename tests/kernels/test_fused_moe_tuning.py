@@ -1,0 +1,145 @@
+"""Which rows are written: predicted, and by the measuring flow with a timer that reads the estimate."""
+
+from __future__ import annotations
+
+import json
+from functools import partial
+
+import pytest
+from commands import call
+from foretune import __main__
+from foretune.datasets import DeviceSpec, ForetuneError, KernelConfig
+from foretune.kernels.fused_moe import FusedMoeDown, FusedMoeUp, Layer, asked, tuning
+from foretune.kernels.fused_moe.engines import ENGINES, SGLANG, VLLM
+from foretune.kernels.fused_moe.shipped import default_pair
+from foretune.kernels.fused_moe.tuned_files import DEFAULT, OURS
+from foretune.runtime.timing import timer as timer_module
+
+H200 = DeviceSpec.named("h200")
+LAYER = Layer(experts=60, topk=4, hidden=2048, inter=704)
+
+
+@pytest.fixture
+def none_installed(monkeypatch):
+    """Whatever is installed here, the answer is as without: no shipped file, no version."""
+    monkeypatch.setattr(tuning, "installed", lambda: ())
+    monkeypatch.setattr(tuning, "shipped_pairs", lambda *of: {})
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_without_measurements_the_estimate_says_what_and_says_so(engine, none_installed):
+    seen = []
+    files = tuning.tune_layer(engine, LAYER, H200, batches=[4096, 1], on_row=seen.append)
+    assert [row.tokens for row in files.rows] == [1, 4096] == [row.tokens for row in seen]
+    assert not files.measured
+    assert "by the analytic estimate alone" in files.reason
+    assert f"{engine} is not installed here" in files.reason
+    assert "predicted, not measured" in files.verdict
+    assert files.verdict.startswith("worth it" if files.to_json()["worth_it"] else "not worth it")
+    for row in files.rows:
+        assert row.times_us[OURS] <= row.times_us[DEFAULT]
+        if row.pinned:
+            assert row.pair == default_pair(engine, LAYER, row.tokens)
+            assert row.gain == 1.0
+        else:
+            assert row.gain >= files.least
+        assert engine == SGLANG or row.pair.is_alike
+
+
+class _EstimatingTimer:
+    """Reads the family's estimate; of the default half of it, so that nothing is gained."""
+
+    def sample(self, launch, samples):
+        return [launch()] * samples
+
+    def time(self, launch):
+        return timer_module.Timing.of([launch()])
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("default_wins", [False, True])
+def test_what_is_measured_decides(engine, default_wins, none_installed, monkeypatch):
+    default = default_pair(engine, LAYER, 512)
+    ran, compiled = [], []
+
+    def launch(self, inputs, config):
+        ran.append(config)
+        if len(ran) == 2:
+            raise RuntimeError("this one does not launch")
+        us = float(self.estimate_us(inputs, H200, [config])[0])
+        return us / 100 if default_wins and config in (default.up, default.down) else us
+
+    monkeypatch.setattr(tuning, "installed", lambda: ENGINES)
+    monkeypatch.setattr(timer_module, "Timer", _EstimatingTimer)
+    monkeypatch.setattr(tuning, "_is_right", lambda *of: True)
+    for family in (FusedMoeUp, FusedMoeDown):
+        monkeypatch.setattr(family, "launch", launch)
+        monkeypatch.setattr(family, "inputs", lambda self, problem, device, seed=0: problem)
+    files = tuning.tune_layer(
+        engine,
+        LAYER,
+        H200,
+        measure=True,
+        batches=[512],
+        compile_ahead=lambda family, calls, device: compiled.extend(calls),
+        others=lambda tokens: {"search": default},
+    )
+    (row,) = files.rows
+    assert files.measured
+    assert set(row.times_us) == {OURS, DEFAULT, "search"}
+    assert row.times_us["search"] == row.times_us[DEFAULT]
+    assert row.pinned == (DEFAULT if default_wins else "")
+    assert len({config for config, _ in compiled}) <= 2 * (tuning.CANDIDATES + 1)
+    assert {config for config, _ in compiled} >= set(ran)
+    assert "the 8 best of each product were timed" in files.reason
+
+
+def test_measuring_takes_the_engine(none_installed):
+    with pytest.raises(ForetuneError, match="pip install vllm, or --no-deps vllm"):
+        tuning.tune_layer(VLLM, LAYER, H200, measure=True)
+
+
+def test_the_best_pair_shares_its_sorting():
+    def of(m, n):
+        return KernelConfig.of(BLOCK_SIZE_M=m, BLOCK_SIZE_N=n)
+
+    up = {of(16, 64): 1.0, of(32, 64): 2.0}
+    down = {of(16, 64): 9.0, of(32, 64): 5.0, of(32, 128): 3.0, of(64, 64): 0.1}
+    (us, best), *_ = tuning.best_pairs(SGLANG, up, down)
+    assert (us, best.up, best.down) == (5.0, of(32, 64), of(32, 128))
+
+
+@pytest.mark.parametrize(
+    ("given", "why"),
+    [
+        ({"model": "Qwen9"}, "unknown model 'Qwen9'; known: Mixtral-8x7B"),
+        ({"model": "Mixtral-8x7B", "experts": 8}, "Mixtral-8x7B has its own experts"),
+        ({"experts": 8, "inter": 128}, "topk and hidden missing"),
+        ({"experts": 8, "topk": 9, "hidden": 64, "inter": 64}, "topk must be at most experts, 8, but is 9"),
+        ({"model": "Mixtral-8x7B", "tp": 3}, "tp must divide inter, 14336, but is 3"),
+        ({"model": "Qwen3-30B-A3B", "tp": 4, "dtype": "fp8e4m3"}, "768 / 4 is 192"),
+        ({"model": "Mixtral-8x7B", "dtype": "int4"}, "dtype must be one of bf16, fp16, fp8e4m3"),
+    ],
+)
+def test_a_layer_that_cannot_be_is_refused(given, why):
+    with pytest.raises(ForetuneError, match=why):
+        asked.layer_asked_for(**given)
+
+
+def test_the_command_writes_the_files_with_their_verdict(tmp_path, none_installed, monkeypatch):
+    monkeypatch.setattr(__main__, "_live", lambda: None)  # which would import torch
+    monkeypatch.setattr(tuning, "tune_layer", partial(tuning.tune_layer, batches=[1, 64]))
+    line = "export vllm --experts 8 --topk 2 --hidden 1024 --inter 512 --tp 2 --device h200 --json --out"
+    said = json.loads(call(line, tmp_path).stdout)
+    assert said["files"] == ["E=8,N=256,device_name=NVIDIA_H200.json"]
+    written = json.loads((tmp_path / said["files"][0]).read_text())
+    for row in said["rows"]:
+        assert written[str(row["tokens"])] == row["up"]
+    assert said["variable"] == "VLLM_TUNED_CONFIG_FOLDER"
+    assert ("not worth it" in said["verdict"]) is not said["worth_it"]
+
+
+def test_the_command_needs_a_format_for_a_dataset_and_a_card_to_measure(tmp_path):
+    assert "must be given: t4 or csv" in call("export h200 --out", tmp_path / "x").output
+    line = "export vllm --model Mixtral-8x7B --measure --device h100 --out"
+    assert "is not here" in " ".join(call(line, tmp_path).output.replace("│", " ").split())

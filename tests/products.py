@@ -1,0 +1,31 @@
+"""What the tests of the dense GEMM share: devices, problems and configs by short names."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from foretune.datasets import DeviceSpec, KernelConfig, Problem
+from foretune.kernels import find_family
+
+MATMUL = find_family("matmul")
+H200 = DeviceSpec.named("h200")
+A100 = replace(H200, name="A100", arch="sm_80", sm_count=108, smem_per_block_bytes=166912)
+B200 = replace(H200, name="B200", arch="sm_100", sm_count=148)
+MI300X = replace(
+    H200, name="MI300X", backend="hip", arch="gfx942", warp_size=64, sm_count=304, smem_per_block_bytes=65536
+)
+#: Where the interpreter runs. Fewer programs than tiles nearly everywhere, so that persistent ones take several.
+CPU = replace(H200, backend="cpu", sm_count=3)
+LAYOUTS = ((), ("a_km",), ("b_kn",), ("a_km", "b_kn"))
+
+
+def problem(dtype="fp16", flags=(), batch=2, m=20, n=40, k=72):
+    return Problem.of("matmul", dtype=dtype, flags=flags, batch=batch, m=m, n=n, k=k)
+
+
+def config(m=16, n=32, k=32, **knobs):
+    return KernelConfig.of(
+        **{"BLOCK_M": m, "BLOCK_N": n, "BLOCK_K": k, "GROUP_M": 2, "SPLIT_K": 1, "PROGRAMS_PER_SM": 0, "TMA": 0}
+        | {"num_warps": 4, "num_stages": 2}
+        | knobs
+    )
