@@ -13,7 +13,7 @@ from ....datasets import ForetuneError, KernelConfig
 from ...grouped_gemm.family import MOST_ROWS
 from ...grouped_gemm.op.checks import check_aligned
 from ...grouped_gemm.triton_kernels.tiles import TileMap
-from ...op_calls import ConfiguredLaunch, decode, encode, facts, needs_operator, on_device_of
+from ...op_calls import ConfiguredLaunch, decode, device_at, encode, facts, needs_operator, on_device_of, place_of
 from ..family import STEP, ScaledGemmDense, ScaledGemmGrouped
 from ..kernel import launch_scaled_gemm
 from ..kinds import BLOCKWISE, ROWWISE, flags_of, scale_shapes
@@ -74,6 +74,7 @@ def _run(
     shape = _checked.get(key)
     if shape is None:
         shape = check_product(*tensors, kind)
+        device_at(place_of(x))  # which refuses the CPU
         if len(_checked) >= _MEMO_SIZE:
             _checked.clear()
         _checked[key] = shape
