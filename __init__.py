@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from .kernels.gated_mlp import gated_mlp
     from .kernels.grouped_gemm import grouped_gemm
     from .kernels.integrations import use
+    from .kernels.matmul import matmul
     from .kernels.rms_norm_rope import rms_norm_rope
     from .kernels.scaled_gemm import scaled_gemm, scaled_grouped_gemm
     from .model import load_bundle
@@ -87,6 +88,7 @@ __all__ = [
     "gemm_work",
     "grouped_gemm",
     "load_bundle",
+    "matmul",
     "prune",
     "register",
     "rms_norm_rope",
@@ -132,6 +134,7 @@ _HOMES = {
     "gated_mlp": ".kernels.gated_mlp",
     "grouped_gemm": ".kernels.grouped_gemm",
     "load_bundle": ".model",
+    "matmul": ".kernels.matmul",
     "register": ".kernels",
     "rms_norm_rope": ".kernels.rms_norm_rope",
     **dict.fromkeys(("scaled_gemm", "scaled_grouped_gemm"), ".kernels.scaled_gemm"),

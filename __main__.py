@@ -960,6 +960,28 @@ def bench_runtime(
     _emit(compared, as_json)
 
 
+@_command("predictions", "foretune bench predictions --json", into=bench)
+def bench_predictions(
+    family: Annotated[
+        str | None,
+        typer.Option(help="Only this family.", show_default="the bundle's", autocompletion=_family_names),
+    ] = None,
+    device: Annotated[
+        str, typer.Option(help="The GPU to predict for, which need not be here.", autocompletion=_device_names)
+    ] = "h200",
+    bundle: Annotated[Path | None, typer.Option(help="Who predicts.", show_default="the shipped bundle")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Time predictions over the whole space on this machine's CPU: new problems, and one asked about before."""
+    from .datasets import DeviceSpec
+    from .model import load_bundle
+    from .runtime.timing.predictions import time_predictions
+
+    known = load_bundle(bundle)
+    families = [_family(name) for name in ([family] if family else known.families)]
+    _emit(time_predictions(families, DeviceSpec.find(device), known), as_json)
+
+
 @datasets.callback(epilog="Example: foretune datasets --json")
 def list_datasets(context: typer.Context, as_json: AsJson = False) -> None:
     """List the measurements that are shipped. `foretune datasets show DATA` describes one dataset."""

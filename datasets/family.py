@@ -11,6 +11,7 @@ from .case import Case
 from .config import OPTIONS, KernelConfig
 from .device import DeviceSpec
 from .errors import ForetuneError, shown
+from .feature_groups import FeatureGroup
 from .measurement import BinaryFacts
 from .problem import Problem
 
@@ -36,9 +37,6 @@ class Family(ABC):
     dtypes: ClassVar[tuple[str, ...]]  # the dtypes it takes, in their short form
     knobs: ClassVar[tuple[str, ...]]  # the knobs a KernelConfig of this family has
     feature_names: ClassVar[tuple[str, ...]]
-    #: Those of them that a config has on a device and in a dtype, whatever the problem's dims: what follows from them
-    #: is remembered, which makes the next prediction quicker and no different.
-    config_features: ClassVar[tuple[str, ...]] = ()
     flags: ClassVar[tuple[str, ...]] = ()  # the layout flags a Problem of it may have
     #: The largest size of a dimension, where that is less than `Problem` has room for.
     largest: ClassVar[Mapping[str, int]] = {}
@@ -72,6 +70,21 @@ class Family(ABC):
         A config's row does not depend on the other configs. `binaries` is what is known of the configs' binaries; it
         is only given where `reads_binaries` asks for it.
         """
+
+    def feature_groups(
+        self,
+        problems: Sequence[Problem],
+        device: DeviceSpec,
+        configs: Sequence[KernelConfig],
+        binaries: Mapping[KernelConfig, BinaryFacts] | None = None,
+    ) -> Sequence[FeatureGroup]:
+        """The `features` of several problems of one dtype, by what they depend on: a ranker takes them in this form. A
+        family that knows what repeats makes predictions quicker, and no different."""
+        import numpy as np
+
+        asked = (device, configs, binaries) if self.reads_binaries else (device, configs)
+        tables = np.stack([self.features(problem, *asked) for problem in problems])
+        return (FeatureGroup(tuple(range(tables.shape[2])), tables, np.arange(len(configs))),)
 
     @abstractmethod
     def problem_from_call(self, arguments: Mapping[str, Any]) -> Problem:

@@ -34,6 +34,7 @@ from ..datasets import (
     Measurable,
     Problem,
 )
+from ..datasets.feature_groups import FeatureGroup, joined
 from ..runtime import TritonFamily, use_stub_driver
 from . import find_family
 
@@ -173,18 +174,19 @@ class FamilyContract:
             alone = self.family.features(problem, self.device, [configs[place] for place in some])
             assert np.array_equal(alone, table[some]), f"a config's features must be its own: {problem}"
 
-    def test_features_of_the_configs_do_not_depend_on_the_dims(self) -> None:
-        family = self.family
-        names = family.feature_names
-        assert set(family.config_features) <= set(names), f"config_features must be of feature_names: {names}"
-        seen: dict[Any, Any] = {}
+    def test_groups_of_features_are_the_features(self) -> None:
+        family, configs = self.family, self.family.space(self.device)
+        lasting: dict[Any, FeatureGroup] = {}
         for problem, _ in self.supported():
-            configs = family.space(self.device)
-            table = family.features(problem, self.device, configs)
-            for name in family.config_features:
-                column = table[:, names.index(name)]
-                first = seen.setdefault((name, problem.dtype, problem.flags), column)
-                assert np.array_equal(column, first), f"{name} is no feature of the config alone: {problem}"
+            problems = [one for _, one in family.likely(problem.without_sizes())]
+            groups = family.feature_groups(problems, self.device, configs)
+            for place, one in enumerate(problems):
+                table = family.features(one, self.device, configs)
+                assert np.array_equal(joined(groups, place), table), f"the groups must hold the features of {one}"
+            for group in groups:
+                if group.lasting:
+                    first = lasting.setdefault((group.columns, problem.dtype, problem.flags), group)
+                    assert group is first, f"a lasting group must be one object for all problems: {problem}"
 
     def test_features_do_with_what_is_known_of_binaries(self) -> None:
         if not self.family.reads_binaries:

@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ..datasets import BundleError, Family, KernelConfig
+from ..datasets.errors import warn
 from ..datasets.grid import BinaryKind, Grid
 from ..datasets.progress import share_of
 from .bundle import Bundle
+from .calibration.conformal import UNCALIBRATED
+from .calibration.cross_fit import cross_fitted
+from .calibration.extent import Extent
+from .gbdt import AdaptedRanker
 from .origin import origin_of
-from .sources import measured_grid
+from .rows import supported
+from .sources import candidates_of, measured_grid, shares_of
 from .trained_family import TrainedFamily
 
 if TYPE_CHECKING:
@@ -22,9 +29,13 @@ def adapt_bundle(bundle: Bundle, dataset: Dataset, families: Mapping[str, Family
     it orders the dataset's configs: see `LightGBMRanker.adapted`. Its other families stay as they are.
 
     The measurements that the bundle was trained on are not needed, and five minutes of an adaptive collection on the
-    new card are enough. The same bundle, dataset, families and LightGBM give the same bytes; the origin in the manifest
-    has the bundle it came from and what was added, in "adapted". Warns as `measured_grid` does. Raises `BundleError`
-    where the two have no family in common, or the family's features are not those that the bundle learned from.
+    new card are enough. They also calibrate it anew, by the same cross-validation as in training: what each part of
+    them makes of the bundle is judged on the others' models. Where they are too few for that the bundle is not
+    calibrated any more, since it would be for another ranker and card, and a `ForetuneWarning` says so.
+
+    The same bundle, dataset, families and LightGBM give the same bytes; the origin in the manifest has the bundle it
+    came from and what was added, in "adapted". Warns as `measured_grid` does. Raises `BundleError` where the two have
+    no family in common, or the family's features are not those that the bundle learned from.
 
     >>> adapt_bundle(load_bundle(), load("small"), families).save("my-bundle")  # doctest: +SKIP
     """
@@ -36,15 +47,29 @@ def adapt_bundle(bundle: Bundle, dataset: Dataset, families: Mapping[str, Family
         )
     trained = dict(bundle.trained)
     for name in both:
-        grid = measured_grid(dataset, families[name])
+        family, old = families[name], bundle.trained[name]
+        grid = measured_grid(dataset, family)
         # Tidy: what comes of a collection depends on what was measured, and not on what came first.
-        with share_of(1 / len(both)):
-            ranker = bundle.ranker(name).adapted(grid.tidy(), families[name], trees=trees)
+        tidy = grid.tidy()
+        with share_of(0.4 / len(both)):
+            ranker = old.ranker.adapted(tidy, family, trees=trees)
+        with share_of(0.6 / len(both)):
+            candidates = candidates_of(dataset, tidy, family)
+            shares = shares_of(candidates, supported(tidy, family))
+            calibration = cross_fitted(tidy, candidates, shares, family, partial(AdaptedRanker, old.ranker, trees))
+        if calibration is None:
+            warn(
+                f"{dataset.name}: {len(tidy)} problems of {name} are too few, or too much alike, to calibrate it: "
+                f'k="auto" is {UNCALIBRATED} then'
+            )
+        seen = Extent.of([case.problem for case in tidy.cases])
         trained[name] = TrainedFamily(
             ranker=ranker,
             devices=tuple(dict.fromkeys((*bundle.trained_on(name), *grid.devices))),
-            origin=_origin(bundle, dataset, grid, families[name]),
-            wrong_results=_together(bundle.trained[name].wrong_results, dataset.wrong_results(name)),
+            origin=_origin(bundle, dataset, grid, family),
+            wrong_results=_together(old.wrong_results, dataset.wrong_results(name)),
+            calibration=calibration,
+            extent=old.extent and old.extent | seen,
         )
     return Bundle(trained, bundle.lightgbm_version)
 

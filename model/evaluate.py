@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cached_property, partial
@@ -10,7 +9,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 
-from ..datasets import DeviceSpec, Family, ForetuneError, Problem
+from ..datasets import Family, ForetuneError, Problem
 from ..datasets.errors import warn
 from ..datasets.progress import advance, share_of, side_by_side
 from .baselines.registry import Baseline, RankerFactory, Rivals, choose_rivals
@@ -120,25 +119,6 @@ def evaluate_bundle(
     known = split_data.grid, split_data.candidates, split_data.shares
     coverage = coverage_of_bundle(*known, scores[1], split_data.judged, bundle)
     return replace(split_data.evaluation(scores, rivals, 1 - ours), seen_in_training=seen, coverage=coverage)
-
-
-def prediction_ms(ranker: Ranker, family: Family, device: DeviceSpec, *, repeats: int = 20) -> float:
-    """Milliseconds of one prediction over the family's whole space, features included: the median of `repeats`.
-
-    Every repeat is a problem of its own, so that nothing remembered of the last one helps; the first is a rehearsal,
-    because it makes the tables that all later ones use.
-
-    >>> prediction_ms(load_bundle().ranker(family.name), family, DeviceSpec.named("h200"))  # doctest: +SKIP
-    2.7
-    """
-    space = family.space(device)
-    spent = []
-    for size in range(1000, 1000 + 8 * (repeats + 1), 8):
-        problem = Problem(family.name, tuple((dim, size) for dim in sorted(family.dims)))
-        start = time.perf_counter()
-        ranker.predict(family, problem, device, space)
-        spent.append((time.perf_counter() - start) * 1e3)
-    return float(np.median(spent[1:]))
 
 
 class _Split:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Mapping, Sequence
-from functools import lru_cache, partial, reduce
+from functools import partial, reduce
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +16,7 @@ from ..datasets.errors import check_between, check_integer, warn
 from ..datasets.grid import BinaryKind, Grid
 from ..datasets.progress import advance, share_of, side_by_side
 from .ranker import Ranker
-from .rows import TrainingRows, features_of, training_rows
+from .rows import TrainingRows, training_rows
 from .scoring.network import Network
 from .scoring.network_training import train_network
 from .scoring.trees import MAX_LEAVES, MAX_TREES, Forest
@@ -24,6 +24,8 @@ from .scoring.trees import MAX_LEAVES, MAX_TREES, Forest
 if TYPE_CHECKING:
     from numpy.typing import NDArray
     from typing_extensions import Self
+
+    from ..datasets.feature_groups import FeatureGroup
 
 #: The logarithm of no slowdown is larger, nor its negative: the quotient of two slowdowns is a number still. The leaves
 #: of the shipped trees add up to 4.
@@ -170,17 +172,40 @@ class LightGBMRanker(Ranker):
         self._check_features(family)
         if not len(configs):
             return np.empty(0)
-        binaries = self.binaries_.get((problem.dtype, problem.flags)) if family.reads_binaries else None
-        places = _places(family.feature_names, family.config_features)
-        logs = np.zeros(len(configs))
-        for share, likely in family.likely(problem):
-            logs += share * self._logs(features_of(family, likely, device, configs, binaries), places)
-        slowdowns: NDArray[np.float64] = np.exp(logs)
+        likely = self._likely(family, problem, device, configs)
+        slowdowns: NDArray[np.float64] = np.exp(likely.mean(likely.logs()))
         return slowdowns
 
-    def _logs(self, table: NDArray[np.float32], config_features: tuple[int, ...] = ()) -> NDArray[np.float64]:
+    def fastest(
+        self, family: Family, problem: Problem, device: DeviceSpec, configs: Sequence[KernelConfig], count: int
+    ) -> tuple[NDArray[np.intp], NDArray[np.float64]]:
+        """See `Ranker.fastest`. The network alone, which is quick, chooses on the first likely problem for which
+        configs the trees are asked, and what both say there for which the other likely problems are looked at."""
+        self._check_features(family)
+        # So many that the first ones are as `predict` has them: `python tests/model/two_stages.py` compares them.
+        at_first, later = 172 + 3 * max(count, 8), 16 + 9 * max(count, 8)
+        if self.network_ is None or len(configs) <= at_first:
+            return super().fastest(family, problem, device, configs, count)
+        likely = self._likely(family, problem, device, configs)
+        rows = _least(likely.by_network(slice(1))[0], at_first)
+        logs = likely.logs(slice(1), rows)
+        if len(likely.shares) > 1:
+            kept = _least(logs[0], later)
+            rows, logs = rows[kept], logs[:, kept]
+            logs = np.concatenate([logs, likely.logs(slice(1, None), rows)])
+        mean = likely.mean(logs)
+        order = np.argsort(mean, kind="stable")[:count]
+        return rows[order], np.exp(mean[order])
+
+    def _likely(self, family: Family, problem: Problem, device: DeviceSpec, configs: Sequence[KernelConfig]) -> _Likely:
+        binaries = self.binaries_.get((problem.dtype, problem.flags), {}) if family.reads_binaries else None
+        shares, problems = zip(*family.likely(problem), strict=True)
+        groups = family.feature_groups(problems, device, configs, binaries)
+        return _Likely(shares, groups, self.forest_, self.network_)
+
+    def _logs(self, table: NDArray[np.float32]) -> NDArray[np.float64]:
         """Log slowdowns, (n_rows,), of features, (n_rows, n_features)."""
-        logs = self.forest_.predict(table, config_features)
+        logs = self.forest_.predict(table)
         return logs if self.network_ is None else logs + self.network_.predict(table)
 
     @property
@@ -285,9 +310,62 @@ class LightGBMRanker(Ranker):
         return Forest.from_lightgbm(booster.dump_model())
 
 
-@lru_cache
-def _places(names: tuple[str, ...], wanted: tuple[str, ...]) -> tuple[int, ...]:
-    return tuple(place for place, name in enumerate(names) if name in wanted)
+class AdaptedRanker(Ranker):
+    """`LightGBMRanker.adapted` as something that is fitted, for cross-validation: what `base` makes of a grid.
+
+    >>> AdaptedRanker(LightGBMRanker(), trees=20).trees
+    20
+    """
+
+    ranker_: LightGBMRanker
+
+    def __init__(self, base: LightGBMRanker, trees: int = 100) -> None:
+        self.base, self.trees = base, trees
+
+    def fit(self, grid: Grid, family: Family) -> Self:
+        self.ranker_ = self.base.adapted(grid, family, trees=self.trees)
+        return self
+
+    def predict(
+        self, family: Family, problem: Problem, device: DeviceSpec, configs: Sequence[KernelConfig]
+    ) -> NDArray[np.float64]:
+        self._check_fitted("ranker_")
+        return self.ranker_.predict(family, problem, device, configs)
+
+
+class _Likely:
+    """What a problem may turn out to be, as a ranker sees it on a list of configs."""
+
+    def __init__(
+        self, shares: Sequence[float], groups: Sequence[FeatureGroup], forest: Forest, network: Network | None
+    ) -> None:
+        self.shares = shares
+        self._groups, self._forest, self._network = groups, forest, network
+        self._layer = None if network is None else network.first_layer(groups)
+
+    def logs(self, problems: slice = slice(None), rows: NDArray[np.intp] | None = None) -> NDArray[np.float64]:
+        """Log slowdowns, (n_problems, n_rows), of these problems on the configs in these places."""
+        logs = self._forest.predict_groups(self._groups, problems, rows)
+        return logs if self._network is None else logs + self.by_network(problems, rows)
+
+    def by_network(self, problems: slice, rows: NDArray[np.intp] | None = None) -> NDArray[np.float64]:
+        """What the network has in them."""
+        assert self._network is not None
+        assert self._layer is not None
+        return self._network.logs(self._layer, problems, rows)
+
+    def mean(self, logs: NDArray[np.float64]) -> NDArray[np.float64]:
+        """The mean over the problems, (n_rows,), of (n_problems, n_rows)."""
+        total = np.zeros(logs.shape[1])
+        for share, of_one in zip(self.shares, logs, strict=True):
+            total += share * of_one
+        return total
+
+
+def _least(values: NDArray[np.float64], count: int) -> NDArray[np.intp]:
+    """The places of the least values, at most `count`, in their order in the list; of equals the first ones."""
+    result: NDArray[np.intp] = np.sort(np.argsort(values, kind="stable")[:count])
+    return result
 
 
 def _in_blocks(

@@ -63,11 +63,6 @@ class GenericFeatures:
             *_BINARY,
         )
 
-    @property
-    def of_configs(self) -> tuple[str, ...]:
-        """Those columns that look at the config, its binary and the device alone."""
-        return (*self.knobs, *_BINARY)
-
     def table(
         self,
         problem: Problem,

@@ -13,7 +13,7 @@ from ..datasets.errors import check_between
 from ..datasets.grid import Grid
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
+    from numpy.typing import ArrayLike, NDArray
     from typing_extensions import Self
 
 
@@ -43,6 +43,25 @@ class Ranker(ABC):
         order. Raises `ForetuneError` before `fit`.
         """
 
+    def fastest(
+        self, family: Family, problem: Problem, device: DeviceSpec, configs: Sequence[KernelConfig], count: int
+    ) -> tuple[NDArray[np.intp], NDArray[np.float64]]:
+        """Places of the `count` configs with the least predicted slowdowns, (count,), least first and equals as they
+        come, and these slowdowns, (count,); fewer where there are fewer configs.
+
+        A ranker may be quicker than by `predict`, and may then miss what the last of these are. Raises `ForetuneError`
+        for predictions that are no slowdowns, one for each config.
+
+        >>> from foretune.model import RandomRanker
+        >>> configs = tuple(KernelConfig.of(BLOCK=size) for size in (16, 32, 64))
+        >>> places, slowdowns = RandomRanker().fastest(None, Problem.of("toy"), DeviceSpec.named("h200"), configs, 2)
+        >>> places.tolist()
+        [1, 0]
+        """
+        slowdowns = checked_slowdowns(self.predict(family, problem, device, configs), len(configs))
+        order = np.argsort(slowdowns, kind="stable")[:count]
+        return order, slowdowns[order]
+
     def get_params(self) -> dict[str, Any]:
         """The hyper-parameters by name; a constructor called with them makes the same ranker, unfitted."""
         return {name: value for name, value in vars(self).items() if not name.endswith("_")}
@@ -50,6 +69,21 @@ class Ranker(ABC):
     def _check_fitted(self, attribute: str) -> None:
         if not hasattr(self, attribute):
             raise ForetuneError(f"this {type(self).__name__} has learned nothing yet: call fit first")
+
+
+def checked_slowdowns(predicted: ArrayLike, count: int) -> NDArray[np.float64]:
+    """What a ranker predicted for so many configs, (count,). Raises `ForetuneError` for what are no slowdowns, one for
+    each: anybody may write a ranker, or a bundle.
+
+    >>> checked_slowdowns([1.5, 1.0], 2).tolist()
+    [1.5, 1.0]
+    """
+    slowdowns = np.asarray(predicted, np.float64)
+    if slowdowns.shape != (count,):
+        raise ForetuneError(f"{count} slowdowns were due but the ranker gave {slowdowns.shape}")
+    if not (np.isfinite(slowdowns) & (slowdowns > 0)).all():
+        raise ForetuneError("the ranker gave slowdowns that are not positive numbers")
+    return slowdowns
 
 
 class UnseenCardRanker(Ranker):

@@ -78,7 +78,8 @@ class HowMany:
         if self.k != "auto":
             return min(self.k, len(logs)), ""
         if calibration is None:
-            return len(logs), f"k={len(logs)}, because it is not calibrated"
+            why = "what it learned last was too little for that, or an older Foretune made it"
+            return len(logs), f"k={len(logs)}, because it is not calibrated ({why})"
         from ..model.calibration.conformal import COVERAGE, GOOD, most_tried
 
         most = min(most_tried(distance.growth), len(logs))

@@ -12,12 +12,13 @@ from ..datasets import DeviceSpec, ForetuneError, Measurable, Problem
 from ..datasets.console.tables import printable
 from ..datasets.errors import warn
 from ..datasets.progress import share_of, side_by_side
-from ..model.evaluate import cross_validate, prediction_ms
+from ..model.evaluate import cross_validate
 from ..model.evaluation import Evaluation
 from ..model.gbdt import LightGBMRanker
 from ..model.train import train_bundle
 from .shortlist import Shortlist, make_shortlist
 from .timing.first_call import Autotuned, FirstCalls, compare_first_calls
+from .timing.predictions import prediction_ms
 
 if TYPE_CHECKING:
     from ..datasets.dataset import Dataset
@@ -32,7 +33,7 @@ class Quickstart:
     evaluation: Evaluation
     problem: Problem
     shortlist: Shortlist
-    prediction_ms: float  # of one prediction over the whole space
+    prediction_ms: float  # of one prediction over the whole space, in CPU time
     first_calls: FirstCalls | None  # None without a GPU
     bundle: Path | None  # None where it could not be saved
 
@@ -92,7 +93,7 @@ def run_quickstart(
     is_saved = _saved(bundle, out)
     chosen = make_shortlist(family, problem, device, k=4, bundle=bundle)
     say("timing one prediction over the whole space")
-    decision_ms = prediction_ms(bundle.ranker(family.name), family, device)
+    decision_ms, _ = prediction_ms(family, device, bundle, repeats=50)
     first_calls = None
     if gpu is not None and autotuned is not None:
         first_calls = compare_first_calls(family, problem, gpu, bundle, autotuned, on_start=say)

@@ -26,12 +26,14 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from ..model import Bundle
+    from ..model import Bundle, Ranker
     from .tuning.skew.skew import Skew
 
-    #: Positions of the configs that are ranked, fastest first, (n,), and predicted slowdowns by position, (n_configs,).
+    #: Positions of the first configs, fastest first, (n,), and their predicted slowdowns, (n,).
     Ranking: TypeAlias = tuple[NDArray[np.intp], NDArray[np.float64]]
 
+#: So many of a ranking are asked for at least: where some of them cannot run the problem, others do.
+_LOOKED_AT = 8
 #: Entries of each memo. A full one is emptied: predicting again costs milliseconds and changes no answer.
 _MEMO_SIZE = 4096
 #: On an arch without a measurement the shortlist is so many times as long, and has so many configs at least. What that
@@ -124,7 +126,7 @@ def make_shortlist(
     prediction for other reasons, it warns and has all configs.
 
     >>> import numpy as np
-    >>> from foretune.model import Bundle
+    >>> from foretune.model import Bundle, Ranker
     >>> from foretune.model.calibration.extent import Distance
     >>> class Toy(Family):
     ...     name, dims, dtypes, knobs = "toy", ("rows",), ("bf16",), ("BLOCK", "num_warps", "num_stages")
@@ -139,6 +141,7 @@ def make_shortlist(
     ...     def distance(self, family, problem, device): return Distance(0.0)
     ...     def ranker(self, family): return self
     ...     def predict(self, family, problem, device, configs): return np.array([3.0, 1.5])
+    ...     fastest = Ranker.fastest
     >>> best = make_shortlist(Toy(), Problem.of("toy", rows=8), "h200", k=2, bundle=Learned({}, ""))
     >>> best.positions, best.predicted_slowdown, str(best.configs[0])
     ((1, 0), (1.0, 2.0), 'BLOCK=128 num_warps=4 num_stages=3')
@@ -180,8 +183,9 @@ class Chooser:
     def gain(self, one: KernelConfig, other: KernelConfig, problem: Problem, skew: Skew | None) -> float:
         """The share of its time that `one` is predicted to lose against `other`; 0 where either is not predicted."""
         try:
-            _, slowdowns = self._ranking(problem, skew)
-            return float(slowdowns[self.configs.index(one)] / slowdowns[self.configs.index(other)]) - 1
+            order, slowdowns = self._ranking(problem, skew, len(self.configs))
+            places = [order.tolist().index(self.configs.index(config)) for config in (one, other)]
+            return float(slowdowns[places[0]] / slowdowns[places[1]]) - 1
         except Exception:  # noqa: BLE001 - whoever asked for a choice has been told why there is none
             return 0.0
 
@@ -193,25 +197,23 @@ class Chooser:
 
     def _ranked(self, problem: Problem, k: HowMany, skew: Skew | None) -> Shortlist:
         """Whether a config is supported is asked of the problem itself, and only until enough of them are."""
-        order, slowdowns = self._ranking(problem, skew)
         bundle, name = bundle_in_force(self.bundle), self.family.name
         calibration, distance = bundle.calibration(name), bundle.distance(name, problem, self.device)
         learned_on = bundle.trained_on(name)
         archs = sorted({spec.arch for spec in learned_on})
         if self.device.arch not in archs:
             k = k.times(_GROWTH, _LEAST_UNMEASURED, calibration)
-        longest, wrong = k.longest(calibration, distance), self._wrong(problem)
-        positions: list[int] = []
-        for position in order.tolist():
-            config = self.configs[position]
-            if config not in wrong and self.family.supports(config, problem, self.device) is None:
-                positions.append(position)
-                if len(positions) == longest:
-                    break
+        longest = min(k.longest(calibration, distance), len(self.configs))
+        for count in (max(longest, _LOOKED_AT), len(self.configs)):
+            order, slowdowns = self._ranking(problem, skew, count)
+            places = self._able(problem, order, longest)
+            if len(places) == longest:
+                break
+        positions = order[places].tolist()
         if not positions:
             why = self.family.supports(self.configs[int(order[0])], problem, self.device) or "its result was wrong"
             raise ForetuneError(f"none of the configs can run this problem: {why}")
-        chosen = slowdowns[positions] / slowdowns[positions[0]]
+        chosen = slowdowns[places] / slowdowns[places[0]]
         call_us = k.estimate_us(self.family, problem, self.device, self.configs[positions[0]])
         length, length_why = k.length(
             [math.log(slowdown) for slowdown in chosen.tolist()], calibration, distance, call_us
@@ -236,36 +238,47 @@ class Chooser:
             device=self.device.name,
         )
 
-    def _ranking(self, problem: Problem, skew: Skew | None) -> Ranking:
-        """All configs, fastest first, as predicted for what stands for the problem at call time."""
+    def _able(self, problem: Problem, order: NDArray[np.intp], most: int) -> list[int]:
+        """The places of an order whose configs can run the problem, at most so many."""
+        wrong = self._wrong(problem)
+        places: list[int] = []
+        for place, position in enumerate(order.tolist()):
+            config = self.configs[position]
+            if config not in wrong and self.family.supports(config, problem, self.device) is None:
+                places.append(place)
+                if len(places) == most:
+                    break
+        return places
+
+    def _ranking(self, problem: Problem, skew: Skew | None, count: int) -> Ranking:
+        """At least `count` configs, fastest first, as predicted for what stands for the problem at call time."""
         near = self.family.at_call_time(problem)
         near = near if skew is None else skew.split(near)
         ranking = self._rankings.get(near)
-        if ranking is None:
+        if ranking is None or len(ranking[0]) < min(count, len(self.configs)):
             try:
-                ranking = self._predicted(near, self.configs)
+                ranking = self._predicted(near, self.configs, count)
             except Exception:
                 able = supported(self.family, problem, self.device, self.configs)
                 if len(able) < len(self.configs):
                     with suppress(Exception):  # a config that no kernel takes may have no features
-                        return self._ranking_of(able, near)
+                        return self._ranking_of(able, near, count)
                 raise
             _remember(self._rankings, near, ranking, _MEMO_SIZE)
         return ranking
 
-    def _ranking_of(self, positions: tuple[int, ...], problem: Problem) -> Ranking:
+    def _ranking_of(self, positions: tuple[int, ...], problem: Problem, count: int) -> Ranking:
         import numpy as np
 
-        order, slowdowns = self._predicted(problem, tuple(self.configs[position] for position in positions))
-        everywhere = np.full(len(self.configs), np.inf)
-        everywhere[list(positions)] = slowdowns
-        return np.array(positions)[order], everywhere
+        order, slowdowns = self._predicted(problem, tuple(self.configs[position] for position in positions), count)
+        return np.array(positions)[order], slowdowns
 
-    def _predicted(self, problem: Problem, configs: tuple[KernelConfig, ...]) -> Ranking:
+    def _predicted(self, problem: Problem, configs: tuple[KernelConfig, ...], count: int) -> Ranking:
         import numpy as np  # takes as long to import as the rest of Foretune: not before it is needed
 
-        slowdowns = predicted_slowdowns(self.family, problem, self.device, configs, self.bundle)
-        return np.argsort(slowdowns, kind="stable"), slowdowns
+        ranker = _ranker_of(self.family, self.device, self.bundle)
+        with np.errstate(all="ignore"):  # what is not finite is refused
+            return ranker.fastest(self.family, problem, self.device, configs, min(count, len(configs)))
 
     def _wrong(self, problem: Problem) -> Collection[KernelConfig]:
         """What computed a wrong result when the bundle's data were measured; nothing where there is no such bundle."""
@@ -345,18 +358,19 @@ def predicted_slowdowns(
     `ForetuneError` where it has nothing to say, or nothing that can be."""
     import numpy as np  # as above
 
+    from ..model.ranker import checked_slowdowns
+
+    with np.errstate(all="ignore"):  # what is not finite is refused
+        predicted = _ranker_of(family, device, bundle).predict(family, problem, device, configs)
+    return checked_slowdowns(predicted, len(configs))
+
+
+def _ranker_of(family: Family, device: DeviceSpec, bundle: Bundle | None) -> Ranker:
+    """What ranks a family's configs on a device."""
     from ..model import ranker_on
 
     bundle = bundle_in_force(bundle)
-    ranker = ranker_on(device, bundle.ranker(family.name), bundle.trained_on(family.name))
-    with np.errstate(all="ignore"):  # what is not finite is refused below
-        predicted = ranker.predict(family, problem, device, configs)
-    slowdowns = np.asarray(predicted, dtype=np.float64)
-    if slowdowns.shape != (len(configs),):
-        raise ForetuneError(f"{len(configs)} slowdowns were due but the ranker gave {slowdowns.shape}")
-    if not (np.isfinite(slowdowns) & (slowdowns > 0)).all():
-        raise ForetuneError("the ranker gave slowdowns that are not positive numbers")
-    return slowdowns
+    return ranker_on(device, bundle.ranker(family.name), bundle.trained_on(family.name))
 
 
 def bundle_in_force(bundle: Bundle | None) -> Bundle:

@@ -122,7 +122,7 @@ class TritonFamily(Measurable):
         cls.dtype_from = cls.dtype_from or cls._kernel.parameters[0]
         _check(cls)
         cls._generic = GenericFeatures(cls.dims, tuple(cls.dtypes), cls.flags, cls.knobs, dict(cls.tiles))
-        cls.feature_names, cls.config_features = cls._generic.names, cls._generic.of_configs
+        cls.feature_names = cls._generic.names
 
     # What a subclass says.
 

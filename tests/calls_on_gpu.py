@@ -73,7 +73,7 @@ def later():
     from foretune.kernels.grouped_gemm.triton_kernels.gemm import launch_gemm
     from foretune.kernels.grouped_gemm.triton_kernels.tiles import TileMap
     from foretune.model import load_bundle
-    from foretune.model.evaluate import prediction_ms
+    from foretune.runtime.timing.predictions import prediction_ms
 
     known = set(os.listdir(os.environ["TRITON_CACHE_DIR"])) if os.path.isdir(os.environ["TRITON_CACHE_DIR"]) else set()
     new = []
@@ -106,9 +106,7 @@ def later():
     return hot | {
         "new_shape_ms": statistics.median(new) if new else None,
         "new_shapes": len(new),
-        "prediction_ms": {
-            name: prediction_ms(bundle.ranker(name), find_family(name), device) for name in bundle.families
-        },
+        "prediction_ms": {name: prediction_ms(find_family(name), device)[0] for name in bundle.families},
     }
 
 

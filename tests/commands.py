@@ -12,7 +12,8 @@ COMMANDS = (
     "quickstart", "collect", "train", "adapt", "evaluate", "report", "replay", "predict", "cover", "warmup", "device",
     "export"
 )  # fmt: skip
-SUBCOMMANDS = ("bench kernels", "bench runtime", "datasets show", "datasets merge", "datasets seal")
+SUBCOMMANDS = ("bench kernels", "bench runtime", "bench predictions")
+SUBCOMMANDS += ("datasets show", "datasets merge", "datasets seal")
 SUBCOMMANDS += ("cache show", "cache clear", "cache export", "cache import", "cache freeze")
 FAMILY = "grouped_gemm_fwd"
 LAYER = "--groups 64 --rows 8192 --n 2048 --k 1024"

@@ -1,10 +1,10 @@
 """What `foretune.use("inductor")` is worth on the card: `python inductor_on_gpu.py --out FOLDER --budget-s 430`.
 
 40 products and a transformer of two layers (static and dynamic length) are compiled under max_autotune with Inductor's
-DEFAULT search space, with its EXHAUSTIVE one, and with the latter limited by Foretune. Each in a process of its own, caches
-empty before each of the three; then the three run interleaved, cold L2, filled queue, medians. All GPUs work side by side
-and share the cores. EXHAUSTIVE takes minutes a product: a run that is cut off, or out of time, goes on in the same folder,
-and the table, printed last, has what is finished. `--tiny` tries the machinery where there is no GPU.
+DEFAULT search space, with its EXHAUSTIVE one, and with the latter limited by Foretune. Each in a process of its own,
+caches empty before each of the three; then the three run interleaved, cold L2, filled queue, medians. All GPUs work
+side by side and share the cores. EXHAUSTIVE takes minutes a product: a run that is cut off, or out of time, goes on in the
+same folder, and the table, printed last, has what is finished. `--tiny` tries the machinery where there is no GPU.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import json
-import math
 import os
 import random
 import shutil
@@ -101,7 +100,8 @@ def measure(job: dict[str, Any], modes: list[str], k: int, tiny: bool) -> dict[s
 def layers_of(mode: str) -> ModuleType:
     """compiled_layers.py as a module of its own."""
     spec = importlib.util.spec_from_file_location(f"layers_{mode}", Path(__file__).with_name("compiled_layers.py"))
-    assert spec is not None and spec.loader is not None
+    assert spec is not None
+    assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
@@ -236,8 +236,8 @@ def print_table(title: str, lines: list[dict[str, Any]], modes: tuple[str, ...])
             ratio = [ours / theirs for ours, theirs in zip(us["foretune"], us[mode], strict=True)]
             share = sum(s["foretune"]) / sum(s[mode])
             print(
-                f"foretune next to {mode}: run time x{math.exp(statistics.fmean(map(math.log, ratio))):.4f} in geometric "
-                f"mean, worst x{max(ratio):.3f}, best x{min(ratio):.3f}; compile time x{share:.3f}"
+                f"foretune next to {mode}: run time x{statistics.geometric_mean(ratio):.4f} in geometric mean, "
+                f"worst x{max(ratio):.3f}, best x{min(ratio):.3f}; compile time x{share:.3f}"
             )
 
 
@@ -258,7 +258,7 @@ def main() -> None:
     line: dict[str, Any] = {"name": name_of(options.job), "k": options.k}
     try:
         line |= measure(options.job, options.modes, options.k, options.tiny)
-    except Exception as error:  # the next one may do
+    except Exception as error:  # noqa: BLE001 - the next one may do
         traceback.print_exc()
         line["error"] = f"{type(error).__name__}: {error}"[:300]
     with open(Path(options.out) / "results.jsonl", "a") as file:

@@ -33,14 +33,13 @@ def lowered(
     function: Callable[..., Any],
     *tensors: torch.Tensor,
     dynamic: Sequence[int] = (),
-    device: DeviceSpec = DeviceSpec.named("h200"),
     **options: Any,
 ) -> tuple[list[list[Any]], ShapeEnv]:
     """The choices of each op that is timed, as they are after all limits, and what the shapes are guarded on. The
     first dimension of the tensors in `dynamic` is a symbol."""
     from torch._inductor.decomposition import select_decomp_table
 
-    shapes = ShapeEnv()
+    shapes, device = ShapeEnv(), DeviceSpec.named("h200")
     seen: list[list[Any]] = []
 
     def first_alone(choices: list[Any]) -> list[Any]:

@@ -31,6 +31,7 @@ FACE = (
     "gemm_work",
     "grouped_gemm",
     "load_bundle",
+    "matmul",
     "prune",
     "register",
     "shortlist",

@@ -147,7 +147,7 @@ def test_a_quickstart_that_cannot_save_shows_what_it_found_all_the_same(
     monkeypatch.setattr(quickstart, "train_bundle", lambda *arguments: Unsaved())
     monkeypatch.setattr(quickstart, "cross_validate", lambda *arguments, **options: found)
     monkeypatch.setattr(quickstart, "make_shortlist", lambda *arguments, **options: found)
-    monkeypatch.setattr(quickstart, "prediction_ms", lambda *arguments: 1.0)
+    monkeypatch.setattr(quickstart, "prediction_ms", lambda *arguments, **options: (1.0, 1.0))
     monkeypatch.setattr(datasets, "load", lambda name: SimpleNamespace(rows=lambda family: ()))
     monkeypatch.setattr(DeviceSpec, "live", lambda index=None: DeviceSpec.named("nothing"))
     result = call("quickstart --json --out new")

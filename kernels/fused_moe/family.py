@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from ...datasets import BinaryFacts, DeviceSpec, Family, ForetuneError, KernelConfig, Problem, dtype_of_tensor
 from .engines import SGLANG, VLLM, Layer
-from .features import CONFIG_FEATURES, FEATURE_NAMES, estimates, feature_table
+from .features import FEATURE_NAMES, estimates, feature_table
 from .launching import Product
 from .space import KNOBS, TMA, full_space, wrong_for, wrong_knob
 
@@ -37,7 +37,6 @@ class FusedMoeFamily(Family):
     largest: ClassVar[Mapping[str, int]] = LARGEST
     bucketed = ("tokens",)
     feature_names = FEATURE_NAMES
-    config_features = CONFIG_FEATURES
 
     def __init__(self) -> None:
         self.name = DOWN if self.down else UP  # type: ignore[misc]

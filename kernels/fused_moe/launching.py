@@ -83,8 +83,8 @@ class Product:
 
     def programs(self, config: KernelConfig) -> int:
         """The size of the grid."""
-        blocks_m: int = -(-self.padded_rows(config) // config["BLOCK_SIZE_M"])
-        return blocks_m * -(-self.n // config["BLOCK_SIZE_N"])
+        block_m, block_n = int(config["BLOCK_SIZE_M"]), int(config["BLOCK_SIZE_N"])
+        return -(-self.padded_rows(config) // block_m) * -(-self.n // block_n)
 
     def numbers(self, config: KernelConfig) -> dict[str, int]:
         """The kernel's integers, which Triton specialises on whether they are 1 or multiples of 16. All tensors are

@@ -111,8 +111,8 @@ def smem_bytes(config: KernelConfig, dtype: str, device: DeviceSpec) -> int:
     m, n, k = (config[f"BLOCK_SIZE_{axis}"] for axis in "MNK")
     scaled = dtype == "fp8e4m3"
     stages = config.num_stages if is_asynchronous(config, dtype, device) else max(config.num_stages - 1, 1)
-    size: int = (m + n) * k * (1 if scaled else 2) * stages
-    return size + 4 * (m + n) * scaled + (8 * config.num_stages + 16) * uses_tma(config)
+    size = (m + n) * k * (1 if scaled else 2) * stages + 4 * (m + n) * scaled
+    return int(size) + (8 * config.num_stages + 16) * uses_tma(config)
 
 
 def accumulators(config: KernelConfig, device: DeviceSpec) -> float:

@@ -48,7 +48,7 @@ def draw(
     Raises `ForetuneError` for numbers that cannot be.
 
     >>> len(draw("fused_moe", False, ["sglang"], per_layer=1, random=3))
-    106
+    105
     """
     for name, value in (("per_layer", per_layer), ("random", random), ("seed", seed)):
         if value < 0:

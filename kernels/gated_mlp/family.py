@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from ...datasets import BinaryFacts, DeviceSpec, Family, ForetuneError, KernelConfig, Problem, dtype_of_tensor
-from .features import CONFIG_FEATURES, FEATURE_NAMES, FLAGS, feature_table, moved_bytes
+from .features import FEATURE_NAMES, FLAGS, feature_table, moved_bytes
 from .space import KNOBS, TMA_ARCHS, full_space, smem_bytes, wrong_knob, wrong_tile
 
 if TYPE_CHECKING:
@@ -34,7 +34,6 @@ class GatedMlpFamily(Family):
     largest: ClassVar[Mapping[str, int]] = {"m": MOST_ROWS, "n": MOST_COLUMNS, "k": MOST_COLUMNS}
     bucketed = ("m",)
     feature_names = FEATURE_NAMES
-    config_features = CONFIG_FEATURES
 
     def space(self, device: DeviceSpec | None = None) -> tuple[KernelConfig, ...]:
         space = full_space()

@@ -59,8 +59,11 @@ def draw(
         for _ in range(per_layer):
             for _ in range(50):  # one over the limit, or a repeated one, is drawn again
                 deck = deck or [int(count) for count in rng.permutation(tokens or TOKENS)]
-                problem = _problem(deck.pop(), n, k, sources, rng)
-                if 4e-12 * problem["m"] * n * k <= most_tflop and problem not in drawn:
+                count = deck.pop()
+                if 4e-12 * count * n * k > most_tflop:
+                    continue
+                problem = _problem(count, n, k, sources, rng)
+                if problem not in drawn:
                     drawn[problem] = Case(problem, sources)
                     break
     low, high = min(tokens or TOKENS), max(tokens or TOKENS)
@@ -70,8 +73,10 @@ def draw(
             step = int(rng.choice((8, 64, 128)))
             n, k = (max(size // step * step, step) for size in (n, k))
             count = int(np.exp(rng.uniform(np.log(low), np.log(high + 1))))
+            if 4e-12 * count * n * k > most_tflop:
+                continue
             problem = _problem(count, n, k, (RANDOM,), rng)
-            if 4e-12 * count * n * k <= most_tflop and problem not in drawn:
+            if problem not in drawn:
                 drawn[problem] = Case(problem, (RANDOM,))
                 break
         else:

@@ -10,8 +10,9 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from ...datasets import BinaryFacts, DeviceSpec, Family, ForetuneError, KernelConfig, Problem, dtype_of_tensor
+from ...datasets.feature_groups import FeatureGroup
 from ...datasets.problem import Ragged
-from .features import CONFIG_FEATURES, FEATURE_NAMES, feature_table
+from .features import FEATURE_NAMES, feature_groups, feature_table
 from .group_sizes import likely_sizes
 from .space import Ranges, full_space, knobs_of, smem_bytes, wrong_knob, wrong_tile
 from .variants import DW, PERMUTATIONS, Variant
@@ -53,7 +54,6 @@ class GroupedGemmFamily(Family):
     }
     bucketed = ("rows",)
     feature_names = FEATURE_NAMES
-    config_features = CONFIG_FEATURES
 
     def __init__(self) -> None:
         self.name = self.variant.name  # type: ignore[misc]
@@ -115,6 +115,15 @@ class GroupedGemmFamily(Family):
         binaries: Mapping[KernelConfig, BinaryFacts] | None = None,
     ) -> NDArray[np.float32]:
         return feature_table(self.variant, problem, device, configs)
+
+    def feature_groups(
+        self,
+        problems: Sequence[Problem],
+        device: DeviceSpec,
+        configs: Sequence[KernelConfig],
+        binaries: Mapping[KernelConfig, BinaryFacts] | None = None,
+    ) -> Sequence[FeatureGroup]:
+        return feature_groups(self.variant, problems, device, configs)
 
     def likely(self, problem: Problem) -> Sequence[tuple[float, Problem]]:
         """Several routings where the group sizes are unknown: how many tiles ragged rows make depends on them. Of dW,

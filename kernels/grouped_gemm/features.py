@@ -6,7 +6,7 @@ over the space has a millisecond.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...datasets import DeviceSpec, KernelConfig, Problem
+from ...datasets.feature_groups import FeatureGroup, joined
 from ...model.configs_memo import remembered
 from .chunks import chunk_rows
 from .group_sizes import typical_sizes
@@ -85,6 +86,8 @@ _MIXED_FEATURES = (
     "log_rows_per_group_over_block_m",
     "stages_over_steps",
 )
+#: Which of these are logarithms.
+_LOGS = (0, 1, 7, 12, 13, 14, 15, 17, 18)
 FEATURE_NAMES = _PROBLEM_FEATURES + CONFIG_FEATURES + _MIXED_FEATURES
 
 
@@ -99,85 +102,98 @@ def feature_table(
     variant: Variant, problem: Problem, device: DeviceSpec, configs: Sequence[KernelConfig]
 ) -> NDArray[np.float32]:
     """(n_configs, n_features), columns named by FEATURE_NAMES; finite for any problem, also one without rows."""
-    space = _space(tuple(configs), variant, problem.itemsize, device)
-    rows, n, k, groups = (max(problem[dim], 1) for dim in ("rows", "n", "k", "groups"))
-    sizes = group_sizes_of(problem)
-    active = max(int((sizes > 0).sum()), 1)
+    return joined(feature_groups(variant, (problem,), device, configs))
+
+
+def feature_groups(
+    variant: Variant, problems: Sequence[Problem], device: DeviceSpec, configs: Sequence[KernelConfig]
+) -> tuple[FeatureGroup, ...]:
+    """The columns of `feature_table` for several problems of one dtype: those of the call, of the config, of its tile,
+    and the last one, of its tile's depth and its stages."""
+    space = _space(tuple(configs), variant, problems[0].itemsize, device)
+    all_sizes = [group_sizes_of(problem) for problem in problems]
+    # Below, what a problem has is (n_problems, 1), and what it has on each kind of tile (n_problems, n_kinds).
+    rows, n, k, groups = (_each(problems, dim) for dim in ("rows", "n", "k", "groups"))
+    active = np.maximum([[float(np.count_nonzero(sizes > 0))] for sizes in all_sizes], 1.0)
     flops = 2.0 * rows * n * k
     # dW writes all of its groups, the others read those that have rows.
-    weight_bytes = float(groups if variant is DW else active) * n * k * problem.itemsize
-    row_bytes = float(rows) * (n + k) * problem.itemsize
-    per_call = np.array(
-        [
-            np.log2(rows),
-            np.log2(n),
-            np.log2(k),
-            np.log2(groups),
-            np.log2(active),
-            np.log2(rows / active),
-            sizes.max(initial=0) * groups / rows,
+    weight_bytes = (groups if variant is DW else active) * n * k * problems[0].itemsize
+    row_bytes = rows * (n + k) * problems[0].itemsize
+    limit = device.matrix_tflops * 1e3 / device.copy_bandwidth_gbs
+    logs = np.log2(np.hstack([rows, n, k, groups, active, rows / active, flops, flops / (weight_bytes + row_bytes)]))
+    per_call = np.empty((len(problems), 1, len(_PROBLEM_FEATURES)), np.float32)
+    for of_it, log, problem, sizes in zip(per_call[:, 0], logs.tolist(), problems, all_sizes, strict=True):
+        of_it[:] = (
+            *log[:6],
+            sizes.max(initial=0) * max(problem["groups"], 1) / max(problem["rows"], 1),
             problem.ragged is not None,
-            np.log2(flops),
-            np.log2(flops / (weight_bytes + row_bytes)),
+            *log[6:],
             problem.dtype == "fp16",
             problem.dtype == "fp32",
             *(flag in problem.flags for flag in PERMUTATIONS),
             device.sm_count,
-            device.matrix_tflops * 1e3 / device.copy_bandwidth_gbs,
-            _alignment(n),
-            _alignment(k),
-        ],
-        dtype=np.float32,
-    )
+            limit,
+            _alignment(max(problem["n"], 1)),
+            _alignment(max(problem["k"], 1)),
+        )
 
-    # For each kind of tile, (n_kinds,), of which there are a tenth as many as configs.
+    # For each kind of tile, of which there are a tenth as many as configs.
     block_m, block_n, block_k, group_m, programs = space.kinds
-    work = work_of(variant, problem, device, sizes, (block_m, block_n, block_k))
+    work = work_of(variant, problems, device, all_sizes, space)
     slots = device.sm_count * programs
     rounds = np.ceil(work.tiles / slots)
     share = work.steps / device.sm_count  # of one SM, in steps
+    tiles_per_sm = work.tiles / device.sm_count
 
     # The SMs' time at the measured matrix rate: the busiest one does `rounds` tiles for each resident program.
-    busiest = np.minimum(rounds * programs, np.ceil(work.tiles / device.sm_count))
+    busiest = np.minimum(rounds * programs, np.ceil(tiles_per_sm))
     step_flops = 2.0 * block_m * block_n * block_k
     busiest_steps = np.maximum(busiest * work.steps / work.tiles, work.longest)
     compute_us = busiest_steps * step_flops * device.sm_count / (device.matrix_tflops * 1e6)
     dram_us = (weight_bytes + row_bytes) / (device.copy_bandwidth_gbs * 1e3)
-    loaded_bytes = work.steps * (block_m + block_n) * block_k * problem.itemsize
+    loaded_bytes = work.steps * (block_m + block_n) * block_k * problems[0].itemsize
     l2_us = loaded_bytes / (device.copy_bandwidth_gbs * 1e3 * _L2_OVER_DRAM)
     # How many concurrent programs share the columns' operand (M tiles side by side in a band) or the rows' one.
     sharing = np.minimum(group_m, work.m_tiles)
-    mixed = np.stack(
-        [
-            np.log2(work.tiles),
-            np.log2(rounds),
+    reuse = sharing * block_m + np.minimum(work.n_tiles, slots / np.maximum(sharing, 1)) * block_n
+    mixed = np.empty((len(_MIXED_FEATURES) - 1, len(problems), len(block_m)))
+    for column, figure in zip(
+        mixed,
+        (
+            work.tiles,
+            rounds,
             work.tiles / (rounds * slots),
             work.padding_m,
             work.padding_n,
             work.padding_k,
             work.steps / work.tiles,
-            np.log2(rounds * work.steps / work.tiles),
+            rounds * work.steps / work.tiles,
             work.m_tiles,
             work.n_tiles,
             work.depth_per_group / block_k,
             work.longest / share,
-            np.log2(compute_us),
-            np.full(len(rounds), np.log2(dram_us)),
-            np.log2(l2_us),
-            np.log2(sharing * block_m + np.minimum(work.n_tiles, slots / np.maximum(sharing, 1)) * block_n),
+            compute_us,
+            dram_us,
+            l2_us,
+            reuse,
             np.maximum(np.maximum(compute_us, l2_us), dram_us),
-            np.log2(work.tiles / device.sm_count),
-            np.log2(rows / groups / block_m),
-            work.tiles / work.steps,  # times the stages, below
-        ],
-        axis=1,
-    ).astype(np.float32)
-    table = np.empty((len(space.kind), len(FEATURE_NAMES)), np.float32)
-    table[:, : len(_PROBLEM_FEATURES)] = per_call
-    table[:, len(_PROBLEM_FEATURES) : -len(_MIXED_FEATURES)] = space.columns
-    table[:, -len(_MIXED_FEATURES) :] = mixed.take(space.kind, axis=0)
-    table[:, -1] *= space.stages
-    return table
+            tiles_per_sm,
+            rows / groups / block_m,
+        ),
+        strict=True,
+    ):
+        column[:] = figure
+    mixed[_LOGS, :] = np.log2(mixed[_LOGS, :])
+    per_tile = np.ascontiguousarray(mixed.transpose(1, 2, 0), np.float32)
+    of_depth = work.tiles_per_step.astype(np.float32)[:, space.depth] * space.stages
+    first, second = len(_PROBLEM_FEATURES), len(_PROBLEM_FEATURES) + len(CONFIG_FEATURES)
+    last = len(FEATURE_NAMES) - 1
+    return (
+        FeatureGroup(tuple(range(first)), per_call, space.one_kind),
+        space.own,
+        FeatureGroup(tuple(range(second, last)), per_tile, space.kind),
+        FeatureGroup((last,), of_depth[:, :, None], space.depth_kind),
+    )
 
 
 def _alignment(size: int) -> int:
@@ -188,9 +204,11 @@ def _alignment(size: int) -> int:
 class _Space:
     """What depends only on the configs, the dtype and the device.
 
-    `columns` is the table of the features that do, (n_configs, n_features), `stages` num_stages, (n_configs,), `kinds`
-    the distinct combinations of (block_m, block_n, block_k, group_m, programs), (5, n_kinds), which is what the other
-    features look at, and `kind` the one of each config, (n_configs,).
+    `own` is the group of the features that do. `kinds` are the distinct combinations of (block_m, block_n, block_k,
+    group_m, programs), (5, n_kinds), which is what most other features look at, and `kind` the one of each config,
+    (n_configs,). `ms` and `ks` are the distinct values of BLOCK_M and BLOCK_K, and `m` and `k` those of each kind,
+    (n_kinds,). The last feature looks at num_stages and BLOCK_K: `stages` and `depth`, a place in `ks`, are those of
+    its kinds, (n_depth_kinds,), and `depth_kind` is the one of each config. `one_kind` is all zeros, (n_configs,).
     """
 
     def __init__(self, configs: tuple[KernelConfig, ...], variant: Variant, itemsize: int, device: DeviceSpec) -> None:
@@ -203,29 +221,41 @@ class _Space:
         smem = np.array([smem_bytes(variant, c, itemsize, device) for c in configs], dtype=np.float64)
         accumulators = accumulator_registers(block_m, block_n, warps)
         in_flight = programs * (stages - 1) * (block_m + block_n) * block_k * itemsize
-        self.columns = np.stack(
-            [
-                block_m,
-                block_n,
-                block_k,
-                group_m,
-                *(knob(name) for name in variant.tma),
-                warps,
-                stages,
-                block_m * block_n,
-                block_m / block_n,
-                smem,
-                programs,
-                knob("PROGRAMS_PER_SM"),
-                accumulators,
-                in_flight,
-            ],
-            axis=1,
-        ).astype(np.float32)
-        self.stages = stages.astype(np.float32)
-        tiles = np.stack([block_m, block_n, block_k, group_m, programs])
-        self.kinds, kind = np.unique(tiles, axis=1, return_inverse=True)
-        self.kind = kind.ravel()  # NumPy 2.0 gives it two axes
+        columns = [
+            block_m,
+            block_n,
+            block_k,
+            group_m,
+            *(knob(name) for name in variant.tma),
+            warps,
+            stages,
+            block_m * block_n,
+            block_m / block_n,
+            smem,
+            programs,
+            knob("PROGRAMS_PER_SM"),
+            accumulators,
+            in_flight,
+        ]
+        first = len(_PROBLEM_FEATURES)
+        self.own = FeatureGroup(
+            columns=tuple(range(first, first + len(CONFIG_FEATURES))),
+            values=np.stack(columns, axis=1).astype(np.float32)[None],
+            kind=np.arange(len(configs)),
+            lasting=True,
+        )
+        self.one_kind = np.zeros(len(configs), np.intp)
+        self.kinds, self.kind = _distinct(block_m, block_n, block_k, group_m, programs)
+        self.ms, self.m = np.unique(self.kinds[0], return_inverse=True)
+        self.ks, self.k = np.unique(self.kinds[2], return_inverse=True)
+        (depth, of_depth), self.depth_kind = _distinct(block_k, stages)
+        self.depth, self.stages = self.ks.searchsorted(depth), of_depth.astype(np.float32)
+
+
+def _distinct(*columns: Floats) -> tuple[Floats, NDArray[np.intp]]:
+    """The distinct combinations, (n_columns, n_kinds), and which of them each entry has."""
+    kinds, kind = np.unique(np.stack(columns), axis=1, return_inverse=True)
+    return kinds, kind.ravel()  # NumPy 2.0 gives it two axes
 
 
 _space = remembered(maxsize=64)(_Space)
@@ -233,7 +263,8 @@ _space = remembered(maxsize=64)(_Space)
 
 @dataclass(frozen=True)
 class Work:
-    """The tiles of one call for each config, and their steps of BLOCK_K; all are (n_configs,) and at least 1."""
+    """The tiles of a call, and their steps of BLOCK_K, at least 1: (n_problems, n_kinds), or with 1 for what does not
+    depend on one of them; `tiles_per_step` (n_problems, len(space.ks))."""
 
     tiles: Floats
     steps: Floats  # of all tiles together
@@ -244,61 +275,72 @@ class Work:
     m_tiles: Floats  # of one group, on average
     n_tiles: Floats
     depth_per_group: Floats  # the contraction's length, on average
+    tiles_per_step: Floats
 
 
 def work_of(
-    variant: Variant, problem: Problem, device: DeviceSpec, sizes: Sizes, blocks: tuple[Floats, Floats, Floats]
+    variant: Variant, problems: Sequence[Problem], device: DeviceSpec, all_sizes: Sequence[Sizes], space: _Space
 ) -> Work:
-    """The work of a call with these group sizes, (groups,), for configs with these (BLOCK_M, BLOCK_N, BLOCK_K)."""
-    return (_of_dw if variant is DW else _of_rows)(variant, problem, device, sizes, blocks)
+    """The work of calls with these group sizes, (groups,) each, for the tiles of a space."""
+    return (_of_dw if variant is DW else _of_rows)(variant, problems, device, all_sizes, space)
 
 
 def _of_rows(
-    variant: Variant, problem: Problem, device: DeviceSpec, sizes: Sizes, blocks: tuple[Floats, Floats, Floats]
+    variant: Variant, problems: Sequence[Problem], device: DeviceSpec, all_sizes: Sequence[Sizes], space: _Space
 ) -> Work:
     """Forward and dX: M tiles are ragged, and all tiles have equally many steps."""
-    block_m, block_n, block_k = blocks
-    columns, depth = max(problem[variant.columns], 1), max(problem[variant.depth], 1)
-    m_tiles = _for_each(block_m, lambda m: max(np.ceil(sizes / m).sum(), 1.0))
-    n_tiles, tile_steps = np.ceil(columns / block_n), np.ceil(depth / block_k)
+    block_m, block_n, block_k = space.kinds[:3]
+    rows, columns, depth = (_each(problems, dim) for dim in ("rows", variant.columns, variant.depth))
+    active = np.maximum([[float(np.count_nonzero(sizes > 0))] for sizes in all_sizes], 1.0)
+    m_tiles = np.array([np.ceil(sizes / space.ms[:, None]).sum(axis=1) for sizes in all_sizes])
+    m_tiles = np.maximum(m_tiles, 1.0)[:, space.m]
+    n_tiles, k_steps = np.ceil(columns / block_n), np.ceil(depth / space.ks)
+    tile_steps = k_steps[:, space.k]
     return Work(
         tiles=m_tiles * n_tiles,
         steps=m_tiles * n_tiles * tile_steps,
         longest=tile_steps,
-        padding_m=m_tiles * block_m / max(problem["rows"], 1),
+        padding_m=m_tiles * block_m / rows,
         padding_n=n_tiles * block_n / columns,
         padding_k=tile_steps * block_k / depth,
-        m_tiles=m_tiles / max(int((sizes > 0).sum()), 1),
+        m_tiles=m_tiles / active,
         n_tiles=n_tiles,
-        depth_per_group=np.full(len(block_m), float(depth)),
+        depth_per_group=depth,
+        tiles_per_step=1 / k_steps,
     )
 
 
 def _of_dw(
-    variant: Variant, problem: Problem, device: DeviceSpec, sizes: Sizes, blocks: tuple[Floats, Floats, Floats]
+    variant: Variant, problems: Sequence[Problem], device: DeviceSpec, all_sizes: Sequence[Sizes], space: _Space
 ) -> Work:
     """dW: tiles are N x K, the same for every chunk of rows, and a tile has as many steps as its chunk is long."""
-    block_m, block_n, block_k = blocks
-    rows, n, k = (max(problem[dim], 1) for dim in ("rows", "n", "k"))
-    longest_chunk = chunk_rows(rows, n, k, device.sm_count)
-    counts = np.maximum(np.ceil(sizes / longest_chunk), 1)
-    lengths = sizes / counts
-    steps = _for_each(block_k, lambda b: (np.maximum(np.ceil(lengths / b), 1) * counts).sum())
+    block_m, block_n, block_k = space.kinds[:3]
+    rows, n, k = (_each(problems, dim) for dim in ("rows", "n", "k"))
+    chunks, longest, active = (np.empty((len(problems), 1)) for _ in range(3))
+    steps = np.empty((len(problems), len(space.ks)))
+    for place, (problem, sizes) in enumerate(zip(problems, all_sizes, strict=True)):
+        dims = (max(problem[dim], 1) for dim in ("rows", "n", "k"))
+        counts = np.maximum(np.ceil(sizes / chunk_rows(*dims, device.sm_count)), 1)
+        lengths = sizes / counts
+        chunks[place], longest[place] = counts.sum(), lengths.max(initial=0)
+        active[place] = max(np.count_nonzero(sizes > 0), 1)
+        steps[place] = np.maximum(np.ceil(lengths / space.ks[:, None]), 1) @ counts
     m_tiles, n_tiles = np.ceil(n / block_m), np.ceil(k / block_n)
+    of_tile = steps[:, space.k]
     return Work(
-        tiles=counts.sum() * m_tiles * n_tiles,
-        steps=steps * m_tiles * n_tiles,
-        longest=np.maximum(np.ceil(lengths.max(initial=0) / block_k), 1),
+        tiles=chunks * m_tiles * n_tiles,
+        steps=of_tile * m_tiles * n_tiles,
+        longest=np.maximum(np.ceil(longest / block_k), 1),
         padding_m=m_tiles * block_m / n,
         padding_n=n_tiles * block_n / k,
-        padding_k=steps * block_k / rows,
+        padding_k=of_tile * block_k / rows,
         m_tiles=m_tiles,
         n_tiles=n_tiles,
-        depth_per_group=np.full(len(block_m), rows / max(int((sizes > 0).sum()), 1)),
+        depth_per_group=rows / active,
+        tiles_per_step=chunks / steps,
     )
 
 
-def _for_each(values: Floats, figure: Callable[[int], float]) -> Floats:
-    """The figure of each value, computed once for each of the few that there are."""
-    distinct, which = np.unique(values.astype(np.int64), return_inverse=True)
-    return np.array([figure(int(value)) for value in distinct], dtype=np.float64)[which]
+def _each(problems: Sequence[Problem], dim: str) -> Floats:
+    """A dimension of each problem, at least 1, (n_problems, 1)."""
+    return np.maximum([[float(problem[dim])] for problem in problems], 1.0)

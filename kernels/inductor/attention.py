@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from ...datasets import DeviceSpec, KernelConfig, Problem
 from .family import InductorTemplate
@@ -18,7 +18,7 @@ class _Flex(InductorTemplate):
     """`batch` is batches times query heads; `groups` query heads share a head of keys and values. Nothing is known of
     the mask: all blocks count."""
 
-    dims = ("batch", "groups", "queries", "keys", "head_qk", "head_v")
+    dims: ClassVar[tuple[str, ...]] = ("batch", "groups", "queries", "keys", "head_qk", "head_v")
     dtypes = ("bf16", "fp16", "fp32")
 
     def flops(self, problem: Problem) -> float:
@@ -35,8 +35,8 @@ class InductorFlexAttention(_Flex):
     """The forward pass: a program has BLOCK_M queries of a head and goes over the keys, BLOCK_N at a step."""
 
     name = "inductor_flex_attention"
-    tiles = {"BLOCK_M": "queries", "BLOCK_N": "keys"}
-    values = {
+    tiles: ClassVar[Mapping[str, str]] = {"BLOCK_M": "queries", "BLOCK_N": "keys"}
+    values: ClassVar[Mapping[str, tuple[int, ...]]] = {
         "BLOCK_M": (16, 32, 64, 128),
         "BLOCK_N": (16, 32, 64, 128),
         "num_warps": _WARPS,
@@ -72,8 +72,8 @@ class InductorFlexDecoding(InductorFlexAttention):
     step. BLOCK_M is the number of these queries, rounded up, and no choice."""
 
     name = "inductor_flex_decoding"
-    dims = (*InductorFlexAttention.dims, "splits")
-    values = {
+    dims: ClassVar[tuple[str, ...]] = (*InductorFlexAttention.dims, "splits")
+    values: ClassVar[Mapping[str, tuple[int, ...]]] = {
         "BLOCK_M": (16, 32, 64, 128),
         "BLOCK_N": (16, 32, 64, 128),
         "num_warps": _WARPS,
@@ -105,15 +105,20 @@ class InductorFlexBackward(_Flex):
     step (dK and dV), and the others BLOCK_M2 queries and go over the keys, BLOCK_N2 at a step (dQ)."""
 
     name = "inductor_flex_backward"
-    tiles = {"BLOCK_M1": "queries", "BLOCK_N1": "keys", "BLOCK_M2": "queries", "BLOCK_N2": "keys"}
-    values = {
+    tiles: ClassVar[Mapping[str, str]] = {
+        "BLOCK_M1": "queries",
+        "BLOCK_N1": "keys",
+        "BLOCK_M2": "queries",
+        "BLOCK_N2": "keys",
+    }
+    values: ClassVar[Mapping[str, tuple[int, ...]]] = {
         **dict.fromkeys(("BLOCK_M1", "BLOCK_N1", "BLOCK_M2", "BLOCK_N2"), (16, 32, 64, 128)),
         "num_warps": _WARPS,
         "num_stages": (1, 3, 4, 5),
     }
 
     def is_listed(self, config: KernelConfig) -> bool:
-        return config["BLOCK_N1"] % config["BLOCK_M1"] == 0 and config["BLOCK_M2"] % config["BLOCK_N2"] == 0
+        return bool(config["BLOCK_N1"] % config["BLOCK_M1"] == 0 and config["BLOCK_M2"] % config["BLOCK_N2"] == 0)
 
     def supports(self, config: KernelConfig, problem: Problem, device: DeviceSpec) -> str | None:
         reason = super().supports(config, problem, device)

@@ -1,8 +1,8 @@
 """Inductor's choices as problems and configs of our families. Sizes are what Inductor hints: nothing is guarded on.
 
 Two things come from Inductor: a `KernelTemplateChoice`, before code is generated (mm and its kin), and a
-`TritonTemplateCaller`, after that (grouped_mm, convolution, flex attention). Whatever is none of a family that we have is
-None here. Private names of torch are used; torch 2.11 and 2.13 have them.
+`TritonTemplateCaller`, after that (grouped_mm, convolution, flex attention). Whatever is none of a family that we have
+is None here. Private names of torch are used; torch 2.11 and 2.13 have them.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def caller_problem(caller: Any) -> Problem | None:
     if (dtype := _dtype_name(nodes[0].get_dtype(), family)) is None:
         return None
     flags, dims = problem_of(nodes, caller.layout, _parameters(caller))
-    return Problem.of(family, dtype=dtype, flags=flags, **dims)
+    return Problem(family, tuple(sorted(dims.items())), dtype, flags)
 
 
 def caller_config(caller: Any) -> KernelConfig | None:
@@ -101,10 +101,7 @@ _Parts: TypeAlias = "tuple[tuple[str, ...], dict[str, int]]"
 
 def _grouped(nodes: Sequence[Node], layout: Any, parameters: Mapping[str, str]) -> _Parts:
     a, b = _hinted(nodes[0].get_size()), _hinted(nodes[1].get_size())
-    if len(a) == 3 or len(b) == 3:
-        groups = a[0] if len(a) == 3 else b[0]
-    else:
-        groups = _hinted(layout.size)[0]
+    groups = next((sizes[0] for sizes in (a, b) if len(sizes) == 3), _hinted(layout.size)[0])
     flags = {(2, 3): ("a_ragged",), (3, 2): ("b_ragged",), (2, 2): ("both_ragged",)}.get((len(a), len(b)), ())
     return flags, {"groups": groups, "m": a[-2], "k": a[-1], "n": b[-1]}
 
@@ -171,7 +168,7 @@ def _hinted(sizes: Sequence[Any], override: int | None = None) -> list[int]:
         return [int(size) for size in sizes]
     if override is not None:
         return [int(size) if not getattr(size, "free_symbols", ()) else override for size in sizes]
-    known = V.graph.sizevars
+    known: Any = V.graph.sizevars
     if hasattr(known, "optimization_hints"):  # torch 2.13
         return [int(size) for size in known.optimization_hints(sizes)]
     from torch._inductor import config
@@ -182,7 +179,7 @@ def _hinted(sizes: Sequence[Any], override: int | None = None) -> list[int]:
 def _is_transposed(node: Node) -> bool:
     """Whether its rows are apart by 1: as far as it is known without a guard."""
     *_, row, column = node.get_stride()
-    return row == 1 and column != 1
+    return bool(row == 1 and column != 1)
 
 
 def _dtype_name(dtype: Any, family: str) -> str | None:

@@ -1,7 +1,7 @@
 """What Inductor's templates have in common as families: what predicting needs. Imports neither torch nor triton.
 
-A problem is one call as Inductor lowers it, sizes as it hints them; a config is one of the choices that it lists, by the
-knobs of its template. Each family says what a config's tiles are (`loop`); estimates and features follow from that.
+A problem is one call as Inductor lowers it, sizes as it hints them; a config is one of the choices that it lists, by
+the knobs of its template. Each family says what a config's tiles are (`loop`); estimates and features follow from that.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class InductorTemplate(Family):
 
     values: ClassVar[Mapping[str, tuple[int, ...]]]  # of each knob
     tiles: ClassVar[Mapping[str, str]]  # which knob divides which dimension
-    dtypes = ("bf16", "fp16", "fp32", "fp8e4m3")
+    dtypes: ClassVar[tuple[str, ...]] = ("bf16", "fp16", "fp32", "fp8e4m3")
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
@@ -107,10 +107,6 @@ class InductorTemplate(Family):
     @property
     def feature_names(self) -> tuple[str, ...]:  # type: ignore[override]
         return (*self._generic.names, *_OF_MODEL)
-
-    @property
-    def config_features(self) -> tuple[str, ...]:  # type: ignore[override]
-        return self._generic.of_configs
 
     def features(
         self,

@@ -1,8 +1,8 @@
 """The kernels that Inductor generates for a product, one config at a time: its templates, filled in as it fills them.
 
-Inductor lists the choices of a problem and makes a kernel of one through `InductorChoices.get_template_configs`. Here the
-graph has nothing but the operands of that problem, and the one choice is what a config says. The source is the one that
-Inductor benchmarks; it is compiled and launched as any `triton.jit` function, by its own cache key.
+Inductor lists the choices of a problem and makes a kernel of one through `InductorChoices.get_template_configs`. Here
+the graph has nothing but the operands of that problem, and the one choice is what a config says. The source is the one
+that Inductor benchmarks; it is compiled and launched as any `triton.jit` function, by its own cache key.
 
 Private names of torch are used; torch 2.11 and 2.13 have them.
 """
@@ -129,8 +129,8 @@ def _graph_of(problem: Problem) -> tuple[Any, Any]:
             graph.graph_input_names.append(name)
             graph.name_to_buffer[name] = buffer
             nodes.append(node)
-        matrices = {"mat1_idx": 0, "mat2_idx": 1} if "scale_a" in operands else {}
-        scalars = {"alpha": 1, "beta": 1} if "bias" in operands else None
+        matrices: dict[str, Any] = {"mat1_idx": 0, "mat2_idx": 1} if "scale_a" in operands else {}
+        scalars: dict[str, float | int] | None = {"alpha": 1, "beta": 1} if "bias" in operands else None
         inputs = MMKernelInputs(nodes, scalars=scalars, out_dtype=out[2], **matrices)
     return graph, inputs
 
@@ -156,7 +156,9 @@ def _generate(problem: Problem, config: KernelConfig, graph: Any, inputs: Any) -
         stack.enter_context(inductor_config.patch(max_autotune=True, max_autotune_gemm_search_space="DEFAULT"))
         stub = stubbed()
         stack.enter_context(properties_of(stub.device) if stub else nullcontext())
-        callers = OneChoice().get_template_configs(inputs, [template], op, kwarg_overrides={template.uid: overrides})
+        callers: list[Any] = OneChoice().get_template_configs(
+            inputs, [template], op, kwarg_overrides={template.uid: overrides}
+        )
         if not callers:
             raise ForetuneError(f"Inductor makes no kernel of {config} for {problem}")
         request = callers[0].bmreq
@@ -211,7 +213,7 @@ def properties_of(device: DeviceSpec) -> Iterator[SimpleNamespace]:
         "max_threads_per_block": 1024,
         "warp_size": device.warp_size,
     }
-    known = {"type": device.backend, "index": 0, "cc": 10 * major + minor, **limits}
+    known: dict[str, Any] = {"type": device.backend, "index": 0, "cc": 10 * major + minor, **limits}
     hint = DeviceProperties(**{field: known[field] for field in DeviceProperties._fields})
     properties = SimpleNamespace(minor=minor, shared_memory_per_block_optin=device.smem_per_block_bytes, **limits)
     answers: dict[str, Callable[..., Any]] = {
@@ -221,7 +223,10 @@ def properties_of(device: DeviceSpec) -> Iterator[SimpleNamespace]:
         "get_device_capability": lambda *_: (major, minor),
         "is_tf32_supported": lambda: True,
     }
-    with patch.multiple(torch.cuda, **answers), patch.object(DeviceProperties, "create", lambda _: hint):
+    with (
+        patch.multiple(torch.cuda, **dict[str, Any](answers)),
+        patch.object(DeviceProperties, "create", lambda _: hint),
+    ):
         _forget()
         try:
             yield properties
@@ -232,7 +237,7 @@ def properties_of(device: DeviceSpec) -> Iterator[SimpleNamespace]:
 def _forget() -> None:
     """What torch remembers of a device would outlive it."""
     for module, name in _REMEMBERED:
-        function = getattr(import_module(module), name, None)
+        function: Any = getattr(import_module(module), name, None)
         if hasattr(function, "cache_clear"):
             function.cache_clear()
 

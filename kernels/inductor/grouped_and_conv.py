@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from ...datasets import KernelConfig, Problem
 from .family import InductorTemplate
@@ -18,7 +18,7 @@ _RAGGED = {"a_ragged": "m", "b_ragged": "n", "both_ragged": "k"}
 class _Product(InductorTemplate):
     """Products of BLOCK_M x BLOCK_N tiles, BLOCK_K at a step."""
 
-    tiles = {"BLOCK_M": "m", "BLOCK_N": "n", "BLOCK_K": "k"}
+    tiles: ClassVar[Mapping[str, str]] = {"BLOCK_M": "m", "BLOCK_N": "n", "BLOCK_K": "k"}
 
     def smem_bytes(self, config: KernelConfig, problem: Problem) -> int:
         per_step = (config["BLOCK_M"] + config["BLOCK_N"]) * config["BLOCK_K"] * problem.itemsize
@@ -57,7 +57,7 @@ class InductorGroupedMM(_Product):
     name = "inductor_grouped_mm"
     dims = ("groups", "m", "n", "k")
     flags = tuple(_RAGGED)
-    values = {
+    values: ClassVar[Mapping[str, tuple[int, ...]]] = {
         "BLOCK_M": (16, 32, 64, 128),
         "BLOCK_N": (64, 128, 256),
         "BLOCK_K": (64, 128, 256),
@@ -95,7 +95,7 @@ class InductorConvolution(_Product):
     name = "inductor_convolution"
     dims = ("groups", "m", "n", "k", "window")
     dtypes = ("bf16", "fp16", "fp32")
-    values = {
+    values: ClassVar[Mapping[str, tuple[int, ...]]] = {
         "BLOCK_M": (16, 32, 64, 128, 256),
         "BLOCK_N": (16, 32, 64, 128, 256),
         "BLOCK_K": (16, 32, 64, 128),

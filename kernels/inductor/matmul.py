@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from ...datasets import DeviceSpec, KernelConfig, Problem
 from .family import InductorTemplate
@@ -38,8 +38,8 @@ class InductorMMFamily(InductorTemplate):
     name = "inductor_mm"
     dims = ("batch", "m", "n", "k")
     flags = ("a_transposed", "b_transposed", "bias")
-    tiles = {"BLOCK_M": "m", "BLOCK_N": "n", "BLOCK_K": "k"}
-    values = {
+    tiles: ClassVar[Mapping[str, str]] = {"BLOCK_M": "m", "BLOCK_N": "n", "BLOCK_K": "k"}
+    values: ClassVar[Mapping[str, tuple[int, ...]]] = {
         "BLOCK_M": (16, 32, 64, 128, 256),
         "BLOCK_N": (16, 32, 64, 128, 256),
         "BLOCK_K": (16, 32, 64, 128, 256),
@@ -48,7 +48,7 @@ class InductorMMFamily(InductorTemplate):
         "num_warps": (1, 2, 4, 8),
         "num_stages": (1, 2, 3, 4, 5),
     }
-    largest = {"batch": 65535, "m": 2**31 - 1, "n": 2**31 - 1, "k": 2**31 - 1}
+    largest: ClassVar[Mapping[str, int]] = {"batch": 65535, "m": 2**31 - 1, "n": 2**31 - 1, "k": 2**31 - 1}
 
     def is_listed(self, config: KernelConfig) -> bool:
         return self._wrong_tile(config) is None
@@ -97,7 +97,7 @@ class InductorMMFamily(InductorTemplate):
         return None
 
     def smem_bytes(self, config: KernelConfig, problem: Problem) -> int:
-        return int(_smem_bytes(problem, config.to_json())[0])
+        return int(_smem_bytes(problem, config.to_json()))
 
     def loop(self, problem: Problem, knobs: Mapping[str, Column]) -> TiledLoop:
         import numpy as np
@@ -129,22 +129,18 @@ class InductorMMFamily(InductorTemplate):
         return float(problem["batch"] * elements)
 
 
-def _smem_bytes(problem: Problem, knobs: Mapping[str, Any]) -> Column:
-    """Shared memory of a program, (n_configs,): what is in flight, or y while its layout changes before it is stored.
+def _smem_bytes(problem: Problem, knobs: Mapping[str, Any]) -> Any:
+    """Shared memory of a program: what is in flight, or y while its layout changes before it is stored. Of numbers or of
+    columns alike.
 
-    Kernels compiled for sm_90 by Triton 3.9 have that or less, within 4 KiB for float8. Products of whole warp groups are
-    read from there, so all stages are; others are read into registers, which saves one.
+    Kernels compiled for sm_90 by Triton 3.9 have that or less. Products of whole warp groups are read from there, so all
+    stages are; others are read into registers, which saves one.
     """
-    import numpy as np
-
-    block_m, block_n, warps, stages, persistent = (
-        np.atleast_1d(knobs[knob]) for knob in ("BLOCK_M", "BLOCK_N", "num_warps", "num_stages", "PERSISTENT_TMA")
-    )
-    by_warp_groups = (block_m >= _WARP_GROUP_ROWS) & (warps >= 4) & (problem.dtype != "fp32")
-    in_flight = np.where(by_warp_groups, stages, np.maximum(stages - 1, 1))
+    block_m, block_n, stages = knobs["BLOCK_M"], knobs["BLOCK_N"], knobs["num_stages"]
+    by_warp_groups = (block_m >= _WARP_GROUP_ROWS) * (knobs["num_warps"] >= 4) * (problem.dtype != "fp32")
+    in_flight = stages - (1 - by_warp_groups) * (stages > 1)
     operands = in_flight * (block_m + block_n) * knobs["BLOCK_K"] * problem.itemsize
     is_wide = problem.dtype in ("fp32", "fp8e4m3") or "bias" in problem.flags  # y meets others as it was accumulated
     y = block_m * block_n * (4 if is_wide else 2)
-    beside = persistent * (_BARRIER_BYTES * stages + (_FP8_BYTES if problem.dtype == "fp8e4m3" else 0))
-    smem: Column = np.maximum(operands, y) + beside
-    return smem
+    beside = _BARRIER_BYTES * stages + (_FP8_BYTES if problem.dtype == "fp8e4m3" else 0)
+    return operands + (y - operands) * (y > operands) + knobs["PERSISTENT_TMA"] * beside

@@ -1,5 +1,5 @@
-"""The products as a `Measurable` family: what runs is the kernel that Inductor generates for one config. torch and triton
-are imported when they are needed."""
+"""The products as a `Measurable` family: what runs is the kernel that Inductor generates for one config. torch and
+triton are imported when they are needed."""
 
 from __future__ import annotations
 

@@ -1,8 +1,9 @@
-"""Which products to measure through Inductor: linear layers of real dense models, their attention, and random shapes."""
+"""Which products to measure through Inductor: linear layers of real dense models, and random shapes."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -64,10 +65,11 @@ def draw(
     sources: dict[Problem, list[str]] = {}
     for model in models:
         for layer, (n, k) in model.linear_layers().items():
-            for _ in range(per_layer):
-                _add(sources, f"{model.model}/{layer}", limit, lambda: _of_layer(n, k, tokens or TOKENS, rng))  # noqa: B023
+            counts = [count for count in tokens or TOKENS if 2 * count * n * k <= limit]
+            for _ in range(per_layer if counts else 0):
+                _add(sources, f"{model.model}/{layer}", limit, partial(_of_layer, n, k, counts, rng))
     for _ in range(random):
-        if not _add(sources, _RANDOM, limit, lambda: _of_chance(tokens, rng)):
+        if not _add(sources, _RANDOM, limit, partial(_of_chance, tokens, rng)):
             raise ForetuneError(f"no random shape has at most {limit * 1e-12} TFLOP: allow more")
     cases = [Case(problem, tuple(names)) for problem, names in sources.items()]
     return tuple(cases[place] for place in rng.permutation(len(cases)))

@@ -1,7 +1,8 @@
 """`use`: Foretune inside projects that people train and compile models with, one module a project.
 
-Each module is imported by the call that asks for it, and imports its project only then. It has `install(**options)`, which
-puts Foretune in and returns the function that takes it out again, or raises `ForetuneError` saying which version it needs.
+Each module is imported by the call that asks for it, and imports its project only then. It has `install(**options)`,
+which puts Foretune in and returns the function that takes it out again, or raises `ForetuneError` saying which version
+it needs.
 """
 
 from __future__ import annotations
@@ -43,9 +44,9 @@ def use(project: str, **options: Any) -> Use:
     is none of that name, naming the version that is needed where the installed one is too old, or none is there, and
     for options that the project does not take, or that differ from those that it is used with already.
 
-    >>> use("keras")
+    >>> use("keras")  # doctest: +ELLIPSIS
     Traceback (most recent call last):
-    foretune.datasets.errors.ForetuneError: Foretune can be used in inductor, torchtitan or transformers but not in 'keras'
+    foretune.datasets.errors.ForetuneError: Foretune can be used in inductor, torchtitan or ... not in 'keras'
     """
     if not isinstance(project, str) or project not in _PROJECTS:
         *others, last = _PROJECTS

@@ -2,8 +2,8 @@
 no others.
 
 Choices of mm, addmm, bmm, baddbmm and scaled_mm are limited before code is generated
-(`InductorChoices._finalize_template_configs`), those of grouped_mm, convolution and flex attention before it is compiled
-(`select_algorithm.add_preprocessing_fn`). Both are private; torch 2.11 and 2.13 have them.
+(`InductorChoices._finalize_template_configs`), those of grouped_mm, convolution and flex attention before it is
+compiled (`select_algorithm.add_preprocessing_fn`). Both are private; torch 2.11 and 2.13 have them.
 """
 
 from __future__ import annotations
@@ -115,7 +115,9 @@ class _Seams:
         from torch._inductor.choices import InductorChoices
         from torch._inductor.kernel_inputs import MMKernelInputs
 
-        self.limits, self.config, self.choices, self.mm_inputs = limits, config, InductorChoices, MMKernelInputs
+        self.limits, self.mm_inputs = limits, MMKernelInputs
+        self.config: Any = config
+        self.choices: Any = InductorChoices
         self.selector: Any = select_algorithm.get_algorithm_selector_cache()
         self.preprocess = self.limited_callers  # a bound method is another object each time
         self.finalize = InductorChoices._finalize_template_configs
@@ -179,11 +181,11 @@ def _or_all(choices: list[Any], limited: Callable[[], list[Any]]) -> list[Any]:
 
 
 def choices_with_uuid(uuid: str, theirs: Callable[[], Any] | None) -> Any:
-    """Inductor's handler of choices, or somebody's, with a `uuid()` that says how they are limited: what torch 2.13 puts
-    into the keys of its caches. (2.11 puts the arguments of this call there.)"""
+    """Inductor's handler of choices, or somebody's, with a `uuid()` that says how they are limited: what torch 2.13
+    puts into the keys of its caches. (2.11 puts the arguments of this call there.)"""
     from torch._inductor.choices import InductorChoices
 
-    handler = InductorChoices() if theirs is None else theirs()
+    handler: Any = InductorChoices() if theirs is None else theirs()
     known = getattr(handler, "uuid", str)()
     handler.uuid = lambda: f"{uuid}-{known}" if known else uuid
     return handler

@@ -1,8 +1,27 @@
 """Dense GEMM: y = activation(a @ b + bias) of one matrix or a batch, in every layout.
 
-Importing this imports neither torch nor triton: a prediction needs neither.
+Importing this imports neither torch nor triton: a prediction needs neither. The op does, when it is first asked for.
 """
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
 
 from .measurable import Matmul
 
-__all__ = ["Matmul"]
+if TYPE_CHECKING:
+    from .op.op import matmul
+
+__all__ = ["Matmul", "matmul"]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "matmul":
+        from .op.op import matmul
+
+        return globals().setdefault(name, matmul)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -136,7 +136,7 @@ def time_launch_path(device: DeviceSpec) -> LaunchPath:
     the host."""
     import torch
 
-    from .op import matmul
+    from .op.op import matmul
     from .triton_kernels.gemm import matmul_kernel
 
     family = Matmul()

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from ...datasets import BinaryFacts, DeviceSpec, Family, ForetuneError, KernelConfig, Problem, dtype_of_tensor
 from ..grouped_gemm.family import TMA_ARCHS
-from .features import CONFIG_FEATURES, FEATURE_NAMES, feature_table
+from .features import FEATURE_NAMES, feature_table
 from .layouts import A_KM, ACTIVATIONS, B_KN, BIAS, DTYPES, FLAGS, call_dims, is_aligned
 from .smem import Knobs, smem_bytes
 from .space import KNOBS, full_space, wrong_knob
@@ -40,13 +40,12 @@ class MatmulFamily(Family):
     largest: ClassVar[Mapping[str, int]] = dict.fromkeys(dims, MOST_SIZE)
     bucketed = ("m", "k")  # one of them at a time: see `call_dims`
     feature_names = FEATURE_NAMES
-    config_features = CONFIG_FEATURES
 
     def space(self, device: DeviceSpec | None = None) -> tuple[KernelConfig, ...]:
         return full_space() if device is None else _space_of(device)
 
     def supports(self, config: KernelConfig, problem: Problem, device: DeviceSpec) -> str | None:
-        knobs = config.to_json()
+        knobs: Mapping[str, Any] = config.to_json()
         if (wrong := wrong_knob(knobs) or _wrong_problem(problem)) is not None:
             return wrong
         if knobs["TMA"] and not is_aligned(problem):
@@ -89,8 +88,9 @@ class MatmulFamily(Family):
         given = {A_KM: arguments.get("A_KM"), B_KN: arguments.get("B_KN"), BIAS: arguments.get("bias_ptr") is not None}
         flags = [flag for flag, is_set in given.items() if is_set]
         flags += [activation for activation in ACTIVATIONS if activation == arguments.get("ACTIVATION")]
-        sizes = {name.lower(): int(arguments[name]) for name in needed[1:]}
-        return Problem.of(self.name, dtype=dtype_of_tensor("a_ptr", arguments["a_ptr"]), flags=tuple(flags), **sizes)
+        batch, m, n, k = (int(arguments[name]) for name in needed[1:])
+        dtype = dtype_of_tensor("a_ptr", arguments["a_ptr"])
+        return Problem.of(self.name, dtype=dtype, flags=tuple(flags), batch=batch, m=m, n=n, k=k)
 
 
 @lru_cache(maxsize=16)

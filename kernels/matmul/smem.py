@@ -58,10 +58,12 @@ def tile_smem_bytes(
     buffers = stages if is_async or arch.startswith("gfx") else max(stages - 1, 1)
     staged = buffers * (m + n) * k * itemsize
     barriers = 16 * buffers + 16 if tma else 0
+    if is_async and arch != "sm_90":
+        barriers += 32  # of the product
     output = m * n * (4 if itemsize == 1 or split else itemsize)
     if tma == 2:
         output += 1024  # what TMA stores from is aligned, and may have the bias beside it
-    elif itemsize == 2 and not split:
+    elif tma == 1 and itemsize == 2 and not split:  # rows that are not aligned are exchanged whole
         output = min(output, exchange_bytes(m, n, warps, arch))
     return staged + output + barriers if persistent else max(staged, output) + barriers
 
@@ -72,5 +74,8 @@ def resident_programs(knobs: Knobs, itemsize: int, device: DeviceSpec) -> int:
     smem, warps = smem_bytes(knobs, itemsize, device), knobs["num_warps"]
     registers = min(accumulator_registers(knobs["BLOCK_M"], knobs["BLOCK_N"], warps) + _OTHER_REGISTERS, 255)
     by_smem = device.smem_per_sm_bytes // (smem + _RESERVED_SMEM_BYTES)
-    fits = max(1, min(by_smem, _SM_THREADS // (32 * warps), int(device.registers_per_sm / (registers * 32 * warps))))
-    return min(int(knobs["PROGRAMS_PER_SM"]) or fits, fits)
+    fits: int = max(
+        1, min(by_smem, _SM_THREADS // (32 * warps), int(device.registers_per_sm / (registers * 32 * warps)))
+    )
+    asked = int(knobs["PROGRAMS_PER_SM"])
+    return min(asked, fits) if asked else fits

@@ -33,7 +33,7 @@ EPILOGUES: dict[tuple[str, ...], float] = {
     ("silu",): 0.06,
     ("relu",): 0.04,
 }
-#: Random shapes: the ranges of M, N and K, and what N and K are multiples of, with shares.
+#: Random shapes: the ranges of tokens and of both widths, and what the widths are multiples of, with shares.
 RANDOM_SIZES = ((1, 16384), (16, 32768), (16, 32768))
 RANDOM_STEPS = {1: 0.15, 8: 0.25, 64: 0.3, 256: 0.3}
 #: One in so many random shapes is of a batch, of up to so many matrices.
@@ -172,9 +172,8 @@ def _problem_of(layer: Layer, tokens: int, rng: np.random.Generator) -> Problem:
 
 
 def _random_problem(counts: _Deck | None, rng: np.random.Generator) -> Problem:
-    m, n, k = (int(size) for size in np.exp(rng.uniform(*np.log(np.transpose(RANDOM_SIZES)))))
-    if counts is not None:
-        m = counts.draw()
+    tokens, n, k = (int(size) for size in np.exp(rng.uniform(*np.log(np.transpose(RANDOM_SIZES)))))
+    tokens = tokens if counts is None else counts.draw()
     step = _chosen(RANDOM_STEPS, rng)
     n, k = (max(step, size // step * step) for size in (n, k))
     batch = 1
@@ -182,10 +181,8 @@ def _random_problem(counts: _Deck | None, rng: np.random.Generator) -> Problem:
         batch = int(np.exp(rng.uniform(np.log(2), np.log(MOST_MATRICES + 1))))
     dtype = _chosen(DTYPE_SHARES, rng)
     flags: tuple[str, ...] = () if dtype == "int8" else _chosen(PASSES, rng)
-    if A_KM in flags:
-        m = max(step, m // step * step)
-    flags = flags or _epilogue(dtype, rng)
-    return Problem.of("matmul", dtype=dtype, flags=flags, batch=batch, m=m, n=n, k=k)
+    m, k = (k, tokens) if A_KM in flags else (tokens, k)
+    return Problem.of("matmul", dtype=dtype, flags=flags or _epilogue(dtype, rng), batch=batch, m=m, n=n, k=k)
 
 
 def _epilogue(dtype: str, rng: np.random.Generator) -> tuple[str, ...]:

@@ -52,7 +52,7 @@ class RmsNormRopeFamily(Family):
         cls.knobs = tuple(SPACES[cls.name])
         tiles = {"ROWS": "tokens", "HEADS": "q_heads"}
         cls._generic = GenericFeatures(DIMS, DTYPES, cls.flags, cls.knobs, tiles)
-        cls.feature_names, cls.config_features = cls._generic.names, cls._generic.of_configs
+        cls.feature_names = cls._generic.names
 
     def space(self, device: DeviceSpec | None = None) -> tuple[KernelConfig, ...]:
         return full_space(self.name)

@@ -10,7 +10,7 @@ from ...datasets import BinaryFacts, DeviceSpec, Family, ForetuneError, KernelCo
 from ...datasets.problem import Ragged
 from ..grouped_gemm.family import MOST_COLUMNS, MOST_GROUPS, MOST_ROWS, TMA_ARCHS
 from ..grouped_gemm.group_sizes import likely_sizes
-from .features import CONFIG_FEATURES, FEATURE_NAMES, estimated_us, feature_table
+from .features import FEATURE_NAMES, estimated_us, feature_table
 from .kinds import BLOCKWISE, FLAGS, ROWWISE
 from .space import KNOBS, Ranges, full_space, smem_bytes, wrong_knob, wrong_tile
 
@@ -39,7 +39,6 @@ class ScaledGemmFamily(Family):
     flags = FLAGS
     knobs = KNOBS
     feature_names = FEATURE_NAMES
-    config_features = CONFIG_FEATURES
     rows: ClassVar[str]  # the dimension that is x's rows
 
     def space(self, device: DeviceSpec | None = None, **ranges: Sequence[int]) -> tuple[KernelConfig, ...]:

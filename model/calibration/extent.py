@@ -90,6 +90,15 @@ class Extent:
             found.append((_NEW, f"{kind} is not in the data"))
         return found
 
+    def __or__(self, other: Extent) -> Extent:
+        """That of the problems of both, which are of one family.
+
+        >>> one, other = (Extent.of([Problem.of("row_sum", rows=rows)]) for rows in (64, 1024))
+        >>> (one | other).sizes
+        {'rows': (64.0, 1024.0)}
+        """
+        return Extent(_widened(self.sizes, other.sizes), _widened(self.ratios, other.ratios), self.kinds | other.kinds)
+
     def to_json(self) -> dict[str, Any]:
         kinds = sorted(self.kinds, key=str)
         return {
@@ -163,6 +172,10 @@ def _sizes_of(problem: Problem) -> dict[str, int]:
 
 def _range(values: Sequence[float]) -> Range:
     return float(min(values)), float(max(values))
+
+
+def _widened(one: Mapping[str, Range], other: Mapping[str, Range]) -> dict[str, Range]:
+    return {name: _range([*bounds, *other[name]]) for name, bounds in one.items()}
 
 
 def _beyond(name: str, value: float, bounds: Range) -> list[tuple[float, str]]:

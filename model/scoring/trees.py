@@ -7,7 +7,7 @@ points anywhere, and a damaged or hostile file can at worst hold a count out of 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ...datasets import BundleError, ForetuneError
+from ...datasets.feature_groups import FeatureGroup
 from .quickscorer import QuickScorer
 
 if TYPE_CHECKING:
@@ -139,19 +140,31 @@ class Forest:
         """The number of trees."""
         return len(self.tree_leaves)
 
-    def predict(self, features: NDArray[np.floating[Any]], fixed: tuple[int, ...] = ()) -> NDArray[np.float64]:
+    def predict(self, features: NDArray[np.floating[Any]]) -> NDArray[np.float64]:
         """The sum of all trees for each row: (n_rows, n_features) finite -> (n_rows,).
 
-        Each row's sum is the same whatever other rows there are. `fixed` are columns that the next table of the same
-        rows will have again, which makes that one's sums quicker, and no different. Raises `ForetuneError` for
-        another width or for values that are not finite.
+        Each row's sum is the same whatever other rows there are. Raises `ForetuneError` for another width or for values
+        that are not finite.
         """
         if features.ndim != 2 or features.shape[1] != self.n_features:
             raise ForetuneError(f"features must be (rows, {self.n_features}) but are {features.shape}")
-        if not np.isfinite(features).all():
-            column = int(np.flatnonzero(~np.isfinite(features).all(axis=0))[0])
-            raise ForetuneError(f"features must be finite, but column {column} is not")
-        return self._scorer.predict(features, fixed)
+        if not len(features):
+            return np.empty(0)
+        columns = tuple(range(int(self.n_features)))
+        result: NDArray[np.float64] = self.predict_groups(
+            [FeatureGroup(columns, features[None], np.arange(len(features)))]
+        )[0]
+        return result
+
+    def predict_groups(
+        self, groups: Sequence[FeatureGroup], problems: slice = slice(None), rows: NDArray[np.intp] | None = None
+    ) -> NDArray[np.float64]:
+        """What `predict` gives for the groups' tables, (n_problems, n_rows): of these problems, on the configs in these
+        places."""
+        for group in groups:
+            if not group.lasting:
+                _check_finite(group)
+        return self._scorer.predict(groups, problems, rows)
 
     def arrays(self) -> dict[str, NDArray[Any]]:
         """The arrays by name, for storing; the inverse of `Forest(**arrays)`."""
@@ -222,6 +235,12 @@ def _flatten(node: Mapping[str, Any], splits: list[tuple[int, float, int]], valu
     left = _flatten(node["left_child"], splits, values)
     splits[place] = (int(node["split_feature"]), float(node["threshold"]), min(left, 255))
     return left + _flatten(node["right_child"], splits, values)
+
+
+def _check_finite(group: FeatureGroup) -> None:
+    if not np.isfinite(group.values).all():
+        column = int(np.flatnonzero(~np.isfinite(group.values).all(axis=(0, 1)))[0])
+        raise ForetuneError(f"features must be finite, but column {group.columns[column]} is not")
 
 
 def _kind(array: object) -> str:

@@ -34,6 +34,7 @@ LINES = {
     "export": "export h200 --format csv --out {out}",
     "bench kernels": "bench kernels",
     "bench runtime": "bench runtime",
+    "bench predictions": "bench predictions",
     "datasets show": "datasets show h200",
     "datasets merge": "datasets merge h200 --out {out}",
     "datasets seal": "datasets seal h200 --out {out}",

@@ -19,6 +19,7 @@ from foretune.model import RandomRanker, cross_validate
 from foretune.model.evaluation import Evaluation
 from foretune.runtime.timing.compare import Compared, LaunchPath, Row, judge_least
 from foretune.runtime.timing.first_call import WHOLE_SPACE, FirstCall, FirstCalls
+from foretune.runtime.timing.predictions import Predictions, PredictionTimes
 from rich.console import Console
 
 WIDTHS = (60, 80, 200)
@@ -32,7 +33,7 @@ def evaluation() -> Evaluation:
     return cross_validate(dataset, FakeFamily(), RandomRanker)
 
 
-@pytest.fixture(params=["evaluate", "replay", "collect", "bench kernels", "bench runtime"])
+@pytest.fixture(params=["evaluate", "replay", "collect", "bench kernels", "bench runtime", "bench predictions"])
 def result(request: pytest.FixtureRequest, evaluation: Evaluation) -> Any:
     """Of the commands that take long, as they would print it."""
     part = replace(DEVICE, name="NVIDIA H100 80GB HBM3")
@@ -47,6 +48,11 @@ def result(request: pytest.FixtureRequest, evaluation: Evaluation) -> Any:
     )
     return {
         "bench runtime": FirstCalls(DEVICE, problem, ways),
+        "bench predictions": Predictions(
+            DEVICE.name,
+            99.9,
+            (PredictionTimes("a_family_of_a_longer_name", 1000, (1.0, 12.34), (1.0, 2.0), (0.5, 0.6)),),
+        ),
         "evaluate": judged,
         "replay": Replay(everything=judged, planned=judged, configs=0.1, measurements=0.2),
         "collect": replace(SUMMARY, skipped=("a problem " * 20,), drifted={"some problem " * 9: 1.04}),

@@ -30,6 +30,7 @@ COVER = f"cover {FAMILY} --device h200 --dynamic rows --range 64:96 --groups 64 
         "datasets seal h200",
         "bench kernels fast",
         "bench runtime --repeats 0",
+        "bench predictions now",
         "evaluate h200",
         "replay h200",
         "device a b",

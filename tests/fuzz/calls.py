@@ -42,7 +42,7 @@ RIGHT: dict[str, list[Any]] = {
     "triton config": TRITON_CONFIGS,
     "triton's own": [TRITON_CONFIGS, TRITON_CONFIGS[:1]],
     "launch": [{"x": 1}, {}],
-    "cover sizes": [None, [8, 16, 16]],
+    "cover sizes": [[8, 16, 16], [12]],
     "space": [{"BLOCK_M": [16, 32], "num_warps": (4, 8)}, {"BLOCK": range(3)}],
     "list": ["default", "scaled"],
     "shape": [None, (1, 4096, 512)],

@@ -51,9 +51,9 @@ def test_what_is_pruned_for_its_shared_memory_would_not_fit(device):
     fitted = fit_configs(matmul_configs(device, "exhaustive"), (8192, 8192, 8192), device)
     over = [config for config, reason in fitted.dropped if "of shared memory" in reason]
     nearest = sorted(over, key=lambda one: smem_bytes(one, device, "bf16"))[:200]
-    for config in random.Random(0).sample(nearest, 6):
+    for config in random.Random(0).sample(nearest, 3):
         assert compiled(config, device).metadata.shared > device.smem_per_block_bytes
-    for config in random.Random(0).sample(fitted.configs, 12):
+    for config in random.Random(0).sample(fitted.configs, 5):
         check(config, device, "bf16")
 
 

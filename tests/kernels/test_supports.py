@@ -12,7 +12,7 @@ import pytest
 from foretune.datasets import ForetuneError, KernelConfig, load
 from foretune.kernels import find_family
 from foretune.kernels.grouped_gemm.space import smem_bytes
-from foretune.model import Bundle
+from foretune.model import Bundle, Ranker
 from foretune.model.calibration.extent import Distance
 from foretune.runtime import Pruner, make_shortlist, use_stub_driver
 from grouped import A100, B200, DTYPES, DW, FAMILIES, FLAGS, FORWARD, H200, problem
@@ -134,6 +134,8 @@ class BadOnesFirst(Bundle):
 
     def trained_on(self, family_name):
         return (H200,)
+
+    fastest = Ranker.fastest
 
     def ranker(self, family_name):
         return self

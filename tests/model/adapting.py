@@ -1,9 +1,11 @@
-"""`python tests/model/adapting.py [fwd dx dw] [--problems 60] [--folds 0,1] [--trees 300]`: what five minutes of an
-adaptive collection on the H100 are worth to a bundle that knows the H200 only. Needs no GPU; 4 CPU minutes a family."""
+"""`python tests/model/adapting.py [fwd dx dw] [--problems 60] [--folds 0,1] [--trees 300] [--epochs 24]`: what five
+minutes of an adaptive collection on the H100 are worth to a bundle that knows the H200 only. Needs no GPU; about 15 CPU
+minutes a family."""
 
 from __future__ import annotations
 
 import argparse
+from functools import partial
 
 import numpy as np
 from foretune.collect.plan import Adaptive
@@ -25,12 +27,12 @@ KS = (1, 2, 4, 8)
 TARGET = "NVIDIA H100 80GB HBM3"
 
 
-def measured_in_time(grid, family, ranker, problems):
+def measured_in_time(grid, family, ranker, problems, epochs):
     """What the adaptive plan takes of a grid of one card: so many problems, the bundle's `ranker` ranks the first."""
     column_of = {config: column for column, config in enumerate(grid.configs)}
     row_of = {case: row for row, case in enumerate(grid.cases)}
     cells, done = np.zeros(grid.times_us.shape, bool), []
-    plan = Adaptive(family, grid.devices[0], prior=ranker, ranker=lambda: LightGBMRanker(trees=100))
+    plan = Adaptive(family, grid.devices[0], prior=ranker, ranker=partial(LightGBMRanker, trees=100, epochs=epochs))
     while row_of and len(done) < problems:
         for step in plan.next(tuple(row_of), only(grid, cells, done) if done else None)[: problems - len(done)]:
             done.append(row_of.pop(step.case))
@@ -54,6 +56,7 @@ def main():
     parser.add_argument("--problems", type=int, default=60)
     parser.add_argument("--folds", default="0,1")
     parser.add_argument("--trees", type=int, default=300)
+    parser.add_argument("--epochs", type=int, default=24)
     given = parser.parse_args()
     dataset = merge_datasets([load("h200"), load("h100")], name="both")
     for short in given.families:
@@ -63,14 +66,15 @@ def main():
         held_out = np.isin(split_folds(split_groups(grid.cases), 5), [int(fold) for fold in given.folds.split(",")])
         elsewhere, known, tested = (np.flatnonzero(rows) for rows in (~there, there & ~held_out, there & held_out))
         print(f"{family.name}: {len(tested)} problems tested, {len(known)} to measure")
-        test, ranker = grid.select(tested), LightGBMRanker(trees=given.trees).fit(grid.select(elsewhere), family)
-        small = measured_in_time(grid.select(known), family, ranker, given.problems)
+        make = partial(LightGBMRanker, trees=given.trees, epochs=given.epochs)
+        test, ranker = grid.select(tested), make().fit(grid.select(elsewhere), family)
+        small = measured_in_time(grid.select(known), family, ranker, given.problems, given.epochs)
         print(f"measured: {int(np.isfinite(small.times_us).sum())} configs on {len(small)} problems")
         print_regret("the bundle as it is", ranker, test, family)
         print_regret("... as on a card it never saw", UnseenCardRanker(ranker), test, family)
         print_regret("adapted", ranker.adapted(small.tidy(), family), test, family)
         everything = grid.select(np.concatenate([elsewhere, known]))
-        print_regret("trained on all of both", LightGBMRanker(trees=given.trees).fit(everything, family), test, family)
+        print_regret("trained on all of both", make().fit(everything, family), test, family)
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from commands import call
 from fakes import DEVICE, FakeFamily, fake_cases, fake_dataset
-from foretune.datasets import BundleError, ForetuneError
+from foretune.datasets import BundleError, Case, ForetuneError, Problem
 from foretune.model import Bundle, LightGBMRanker, adapt_bundle, evaluate_bundle, geomean, load_bundle, train_bundle
 
 FAMILY, ALL = FakeFamily(), {"fake": FakeFamily()}
@@ -72,6 +72,18 @@ def test_same_measurements_in_another_order_give_the_same_bytes(bundle, adapted,
         one.save(tmp_path / str(number))
     assert (tmp_path / "0" / "bundle.npz").read_bytes() == (tmp_path / "1" / "bundle.npz").read_bytes()
     assert load_bundle(tmp_path / "0").digest == adapted.digest
+
+
+def test_it_is_calibrated_on_the_new_card_and_knows_the_problems_of_both(bundle, adapted):
+    old, new = bundle.trained["fake"], adapted.trained["fake"]
+    assert new.calibration.problems == len(SMALL.cases)
+    assert new.calibration != old.calibration
+    large = elsewhere([Case(Problem.of("fake", groups=8, rows=1 << 20, n=1 << 14, k=1 << 14), ("random",))])
+    with pytest.warns(foretune.ForetuneWarning, match='1 problems of fake are too few.*k="auto" is 8 then'):
+        wider = adapt_bundle(bundle, large, ALL, trees=1).trained["fake"]
+    assert wider.calibration is None
+    assert wider.extent.outside(large.cases[0].problem) == []
+    assert all(wider.extent.outside(case.problem) == [] for case in OLD.cases)
 
 
 def test_twice_adapted_it_says_both(adapted):

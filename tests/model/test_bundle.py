@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from fakes import DEVICE, FakeFamily, fake_cases, fake_dataset
-from foretune.datasets import BinaryFacts, BundleError, DeviceSpec, ForetuneError, KernelConfig, Problem
+from foretune.datasets import BinaryFacts, BundleError, DeviceSpec, Family, ForetuneError, KernelConfig, Problem
 from foretune.datasets.store.older import upgraded_problem
 from foretune.kernels import find_family
 from foretune.model import LightGBMRanker, load_bundle, train_bundle
@@ -215,11 +215,12 @@ def as_it_was(name, feature_names):
         def features(self, *args):
             return super().features(*args)[:, places]
 
+        feature_groups = Family.feature_groups
+
         def likely(self, problem):
             return ((1.0, problem),)
 
     AsItWas.feature_names = tuple(feature_names)
-    AsItWas.config_features = tuple(feature for feature in now.config_features if feature in feature_names)
     return AsItWas()
 
 

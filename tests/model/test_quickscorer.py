@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from foretune.datasets import DeviceSpec, load
+from foretune.datasets.feature_groups import FeatureGroup, joined
 from foretune.kernels import find_family
 from foretune.model import Forest, load_bundle
 
@@ -33,15 +34,15 @@ def walked(forest, table):
 def check(family, bundle, cases):
     """On each of the problems, sizes known and unknown, with one scorer that remembers, as a process has it."""
     ranker = bundle.ranker(family.name)
-    fixed = tuple(place for place, name in enumerate(family.feature_names) if name in family.config_features)
     seen = 0
     for problem, device in cases:
         space = family.space(device)
-        for told in dict.fromkeys((problem, problem.without_sizes())):
-            table = family.features(told, device, space)
-            expected, logs = walked(ranker.forest_, table), ranker.forest_.predict(table, fixed)
-            assert np.abs(logs - expected).max() <= 1e-12
-            assert (np.argsort(logs, kind="stable") == np.argsort(expected, kind="stable")).all()
+        told = [problem, *(one for _, one in family.likely(problem.without_sizes()))]
+        logs = ranker.forest_.predict_groups(family.feature_groups(told, device, space))
+        for one, of_one in zip(told, logs, strict=True):
+            expected = walked(ranker.forest_, family.features(one, device, space))
+            assert np.abs(of_one - expected).max() <= 1e-12
+            assert (np.argsort(of_one, kind="stable") == np.argsort(expected, kind="stable")).all()
             seen += 1
     assert seen
 
@@ -88,53 +89,42 @@ def forest(trees=40, features=12, leaves=9, seed=0):
     )
 
 
-FIXED = (2, 3, 7, 9)
+OWN, CALL = (2, 3, 7, 9), (5, 6)
 
 
-def tables(rows, count, *, kinds=5, seed=0):
-    """Tables of the same rows: FIXED are the same, two columns a problem's own, and the rest those of a row's kind."""
+def groups_of(rows, problems, *, kinds=5, seed=0):
+    """Groups of several problems on the same configs: a lasting one, one of a single kind, and two of kinds."""
     random = np.random.default_rng(seed)
-    fixed, kind = random.integers(0, 7, (rows, len(FIXED))), random.integers(0, kinds, rows)
-    for _ in range(count):
-        table = random.integers(0, 7, (kinds, 12))[kind].astype(np.float32)
-        table[:, 5:7] = random.integers(0, 7, 2)
-        table[:, FIXED] = fixed
-        yield table
 
+    def values(*shape):
+        return random.integers(0, 7, shape).astype(np.float32)
 
-def test_what_is_remembered_changes_nothing():
-    trees = forest()
-    lists = [
-        tables(rows, 4, kinds=kinds, seed=rows) for rows, kinds in ((300, 5), (1, 1), (127, 40), (300, 300), (129, 2))
+    return [
+        FeatureGroup(CALL, values(problems, 1, len(CALL)), np.zeros(rows, np.intp)),
+        FeatureGroup(OWN, values(1, rows, len(OWN)), np.arange(rows), lasting=True),
+        FeatureGroup((0, 1, 4, 8), values(problems, kinds, 4), random.integers(0, kinds, rows)),
+        FeatureGroup((10, 11), values(problems, 3, 2), random.integers(0, 3, rows)),
     ]
-    lists += [tables(300, 4, seed=seed) for seed in range(5)]  # more lists than are remembered, in turn
-    for turn in zip(*lists, strict=True):
-        for table in turn:
-            assert np.array_equal(trees.predict(table, FIXED), walked(trees, table))
-            assert np.array_equal(trees.predict(table), walked(trees, table))
 
 
-def test_rows_that_differ_after_all_are_told_apart():
+@pytest.mark.parametrize(("rows", "kinds"), [(300, 5), (1, 1), (127, 40), (129, 2)])
+def test_groups_are_scored_as_their_tables_are(rows, kinds):
     trees = forest()
-    alike, apart = tables(200, 1, kinds=1), tables(200, 1, kinds=150)
-    one, other = next(alike), next(apart)
-    other[:, FIXED] = one[:, FIXED]
-    for table in (one, other, one, other):
-        assert np.array_equal(trees.predict(table, FIXED), walked(trees, table))
+    for seed in range(6):  # more lasting groups than are remembered
+        groups = groups_of(rows, 3, kinds=kinds, seed=seed)
+        expected = np.stack([walked(trees, joined(groups, place)) for place in range(3)])
+        some = np.random.default_rng(seed).permutation(rows)[: rows // 2 + 1]
+        for _ in range(2):  # the second time a group is remembered
+            assert np.array_equal(trees.predict_groups(groups), expected)
+            assert np.array_equal(trees.predict_groups(groups, slice(1, None), some), expected[1:, some])
+    assert np.array_equal(trees.predict(joined(groups, 2)), expected[2])
 
 
-def test_a_column_that_was_promised_to_stay_may_change():
-    trees = forest()
-    for table in tables(200, 3):
-        for value in (0, 3, 6):
-            table[:, FIXED[1]] = value
-            assert np.array_equal(trees.predict(table, FIXED), walked(trees, table))
-
-
-def test_all_columns_or_unused_ones_may_be_fixed():
+def test_trees_without_a_split_or_columns_that_no_split_looks_at():
     trees = forest(features=12)
     wide = Forest(**trees.arrays() | {"n_features": np.array(14)})
-    for table in tables(50, 2):
-        assert np.array_equal(trees.predict(table, tuple(range(12))), walked(trees, table))
-        table = np.column_stack([table, table[:, :2]])
-        assert np.array_equal(wide.predict(table, (12, 13)), walked(wide, table))
+    groups = [*groups_of(50, 2), FeatureGroup((12, 13), np.ones((2, 1, 2), np.float32), np.zeros(50, np.intp))]
+    for place in range(2):
+        assert np.array_equal(wide.predict_groups(groups)[place], walked(wide, joined(groups, place)))
+    constant = forest(trees=3, leaves=1)
+    assert np.array_equal(constant.predict_groups(groups_of(50, 2)), np.full((2, 50), constant.leaf_value.sum()))

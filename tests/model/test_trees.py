@@ -9,6 +9,7 @@ import lightgbm
 import numpy as np
 import pytest
 from foretune.datasets import BundleError, ForetuneError
+from foretune.datasets.feature_groups import FeatureGroup
 from foretune.model import Forest
 
 STUMP = {
@@ -183,7 +184,15 @@ def test_a_thousand_configs_are_scored_in_less_than_half_the_time_that_lightgbm_
     forest = Forest.from_lightgbm(booster.dump_model())
     columns = configs(1000, random.uniform(100, 5000, 12))
     of_configs = (*range(12, 17), *range(23, 29))
-    remembering = partial(forest.predict, fixed=of_configs)
+    rest = tuple(column for column in range(40) if column not in of_configs)
+    groups = [
+        FeatureGroup(some, columns[None, :, list(some)], np.arange(len(columns)), lasting=some is of_configs)
+        for some in (of_configs, rest)
+    ]
+
+    def remembering(columns):
+        return forest.predict_groups(groups)[0]
+
     assert (remembering(columns) == forest.predict(columns)).all()
     ours, quickest, theirs = [], [], []
     ways = ((ours, forest.predict), (quickest, remembering), (theirs, partial(booster.predict, num_threads=1)))

@@ -6,7 +6,7 @@ import numpy as np
 import triton
 import triton.language as tl
 from foretune.datasets import DeviceSpec, Family, ForetuneError, KernelConfig, Problem
-from foretune.model import Bundle
+from foretune.model import Bundle, Ranker
 from foretune.model.calibration.extent import Distance
 
 H200 = DeviceSpec.named("h200")
@@ -73,6 +73,8 @@ class ToyBundle(Bundle):
 
     def trained_on(self, family_name):
         return (H200,)
+
+    fastest = Ranker.fastest
 
     def ranker(self, family_name):
         return self

@@ -23,7 +23,7 @@ import numpy as np  # noqa: E402
 import triton  # noqa: E402
 import triton.language as tl  # noqa: E402
 from foretune.datasets import DeviceSpec, Family, KernelConfig, Problem, dtype_of_tensor  # noqa: E402
-from foretune.model import Bundle  # noqa: E402
+from foretune.model import Bundle, Ranker  # noqa: E402
 from foretune.model.calibration.extent import Distance  # noqa: E402
 from foretune.runtime import Pruner, use_stub_driver  # noqa: E402
 
@@ -60,6 +60,8 @@ class LargeBlocks(Bundle):
 
     def trained_on(self, family_name):
         return (H200,)
+
+    fastest = Ranker.fastest
 
     def ranker(self, family_name):
         return self

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from foretune.datasets import DeviceSpec, KernelConfig, Problem
+from foretune.datasets import DeviceSpec, ForetuneError, KernelConfig, Problem
 from foretune.kernels.gated_mlp import GatedMlp
 from foretune.kernels.gated_mlp.family import activation_of
 from foretune.kernels.testing import FamilyContract
@@ -17,6 +17,10 @@ class TestGatedMlp(FamilyContract):
     family = GatedMlp
     compiled = 1
 
+    def problems(self):
+        dims = {"m": 100, "n": 328, "k": 1024}
+        return [Problem.of("gated_mlp", **dims), Problem.of("gated_mlp", dtype="fp16", flags=("gelu", "saves"), **dims)]
+
     def call(self, problem):
         sizes = {"M": problem["m"], "N8": problem["n"] // 8, "K8": problem["k"] // 8}
         saved = object() if "saves" in problem.flags else None
@@ -25,6 +29,25 @@ class TestGatedMlp(FamilyContract):
 
 
 FAMILY = TestGatedMlp.family
+
+
+def test_the_workload_has_models_on_every_rank_and_random_shapes_from_decode_to_training():
+    cases = FAMILY.cases()
+    widths = {(case.problem["n"], case.problem["k"]) for case in cases if "Llama-3.1-8B/gate_up" in case.sources}
+    assert widths == {(14336 // degree, 4096) for degree in (1, 2, 4, 8)}
+    assert sum(case.sources == ("random",) for case in cases) == 40
+    rows = [case.problem["m"] for case in cases]
+    assert (min(rows), max(rows)) == (1, 16384)
+    gemmas = [case.problem.flags for case in cases if case.sources[0].startswith("Gemma")]
+    assert gemmas
+    assert all("gelu_tanh" in flags for flags in gemmas)
+    assert {case.problem["m"] for case in FAMILY.cases(tokens=[5], random=0)} == {5}
+
+
+@pytest.mark.parametrize(("told", "named"), [({"seed": -1}, "seed must be >= 0"), ({"tokens": [0]}, "token counts")])
+def test_a_workload_that_cannot_be_is_refused(told, named):
+    with pytest.raises(ForetuneError, match=named):
+        FAMILY.cases(**told)
 
 
 def small(**knobs):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from foretune.datasets import DeviceSpec, ForetuneError, KernelConfig, Problem
-from foretune.kernels import find_family
+from foretune.kernels import dense_llms, find_family
 from foretune.kernels.inductor import InductorMM
 from foretune.kernels.inductor.ranking import GROWTH, best_first
 from foretune.kernels.testing import FamilyContract
@@ -28,6 +28,11 @@ class TestMM(FamilyContract):
             product(17, 33, 70, batch=3),
             product(64, 64, 96, dtype="fp8e4m3", flags=("b_transposed",)),
         ]
+
+    def test_cases_follow_their_seed_and_their_limits(self, monkeypatch):
+        some = dense_llms.load_dense_models()[:2]  # else every config is asked about every layer of all models
+        monkeypatch.setattr(dense_llms, "load_dense_models", lambda path=None: some)
+        super().test_cases_follow_their_seed_and_their_limits()
 
     def small_problem(self):
         return None  # Inductor's decorators want a compiled kernel

@@ -186,7 +186,7 @@ def test_somebodys_own_handler_stays_in_force_and_counts_in_the_keys():
 
 
 def test_options_that_it_does_not_take_or_that_differ_are_refused():
-    with pytest.raises(ForetuneError, match="k must be >= 1 but got 0"):
+    with pytest.raises(ForetuneError, match="k must be an integer >= 1 but got 0"):
         foretune.use("inductor", k=0)
     with pytest.raises(ForetuneError, match=r"takes k, bundle, and not top"):
         foretune.use("inductor", top=3)

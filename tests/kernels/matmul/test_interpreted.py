@@ -111,7 +111,7 @@ def operands():
 
 def test_the_op_takes_whatever_is_a_matrix():
     import torch
-    from foretune.kernels.matmul.op import matmul
+    from foretune.kernels.matmul import matmul
 
     for kind, (a, b) in operands().items():
         bias = torch.randn(b.shape[-1], dtype=torch.float16)
@@ -119,9 +119,24 @@ def test_the_op_takes_whatever_is_a_matrix():
         assert_close(matmul(a, b, bias, "silu", config=config()), expected, 1e-3, kind)
 
 
+@pytest.mark.parametrize("shapes", [((20, 32), (32, 24)), ((2, 10, 32), (32, 24)), ((2, 10, 32), (2, 32, 24))])
+def test_the_gradients_are_those_of_torch(shapes):
+    import torch
+    from foretune.kernels.matmul import matmul
+
+    ours = [torch.randn(*shape, dtype=torch.float16, requires_grad=True) for shape in (*shapes, (24,))]
+    theirs = [tensor.detach().float().requires_grad_() for tensor in ours]
+    expected = torch.nn.functional.gelu(theirs[0] @ theirs[1] + theirs[2])
+    dy = torch.randn_like(expected)
+    expected.backward(dy)
+    matmul(*ours, "gelu", mode="off").backward(dy.half())
+    for mine, other in zip(ours, theirs, strict=True):
+        assert_close(mine.grad, other.grad, 2e-3)
+
+
 def test_the_op_refuses_what_is_none():
     import torch
-    from foretune.kernels.matmul.op import matmul
+    from foretune.kernels.matmul import matmul
 
     a, b = torch.ones(16, 32, dtype=torch.float16), torch.ones(32, 16, dtype=torch.float16)
     whole = torch.ones(16, 16, dtype=torch.int8)

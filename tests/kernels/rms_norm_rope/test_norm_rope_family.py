@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from foretune.datasets import DeviceSpec, KernelConfig, Problem
+from foretune.datasets import DeviceSpec, ForetuneError, KernelConfig, Problem
 from foretune.kernels.rms_norm_rope import RmsNormRopeBackward, RmsNormRopeForward
 from foretune.kernels.testing import FamilyContract
 
@@ -13,7 +13,13 @@ CPU = replace(DeviceSpec.named("h200"), backend="cpu", sm_count=4)
 
 
 class NormRopeContract(FamilyContract):
-    compiled = 2
+    compiled = 1
+
+    def problems(self):
+        odd = {"tokens": 100, "q_heads": 6, "kv_heads": 3, "head_dim": 80}
+        usual = {"tokens": 4096, "q_heads": 32, "kv_heads": 8, "head_dim": 128}
+        name, flags = self.family.name, self.family.flags
+        return [Problem.of(name, **usual), Problem.of(name, dtype="fp16", flags=flags, **odd)]
 
     def call(self, problem):
         names = {"tokens": "tokens", "q_heads": "q_heads", "kv_heads": "k_heads", "head_dim": "HEAD_DIM"}
@@ -36,6 +42,21 @@ class TestBackward(NormRopeContract):
 
 FORWARD, BACKWARD = TestForward.family, TestBackward.family
 WAYS = [(family, flags) for family in (FORWARD, BACKWARD) for flags in ((), ("interleaved",))]
+
+
+@pytest.mark.parametrize("family", [FORWARD, BACKWARD], ids=lambda family: family.name)
+def test_the_workload_has_the_heads_of_models_on_every_rank(family):
+    cases = family.cases()
+    heads = {
+        (case.problem["q_heads"], case.problem["kv_heads"])
+        for case in cases
+        if "Qwen3-8B/qk" in case.sources and case.problem["head_dim"] == 128
+    }
+    assert heads == {(32, 8), (16, 4), (8, 2), (4, 1)}
+    assert not any("unnormed" in case.problem.flags for case in cases if "Qwen3-8B/qk" in case.sources)
+    assert {case.problem["tokens"] for case in family.cases(tokens=[7], random=2)} == {7}
+    with pytest.raises(ForetuneError, match="token counts"):
+        family.cases(tokens=[0])
 
 
 def error(family, inputs, config):

@@ -14,7 +14,7 @@ import pytest
 from commands import call
 from fakes import DEVICE, FakeFamily, fake_cases
 from foretune.datasets import DeviceSpec, ForetuneError, KernelConfig, Problem
-from foretune.model import Bundle
+from foretune.model import Bundle, Ranker
 from foretune.model.calibration.extent import Distance
 from foretune.runtime.tuning.cache.choice_cache import ChoiceCache
 from foretune.runtime.tuning.cache.decision_list import Example, learn_rules
@@ -169,6 +169,8 @@ class Learned(Bundle):
 
     def wrong_results(self, family: str, problem: Problem) -> tuple[KernelConfig, ...]:
         return ()
+
+    fastest = Ranker.fastest
 
     def ranker(self, family: str) -> Any:
         return self

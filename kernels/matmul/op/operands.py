@@ -6,8 +6,8 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ...datasets import ForetuneError, Problem, torch_dtype
-from .layouts import A_KM, ACTIVATIONS, ALIGNMENT_BYTES, B_KN, BIAS, DTYPES
+from ....datasets import ForetuneError, Problem, torch_dtype
+from ..layouts import A_KM, ACTIVATIONS, ALIGNMENT_BYTES, B_KN, BIAS, DTYPES
 
 _DTYPES = {torch_dtype(name): name for name in DTYPES}
 

@@ -1,20 +1,21 @@
-"""`matmul`: the op that people call. Its config is predicted once for each shape, then looked up."""
+"""`matmul`: the op that people call, with gradients. Its config is predicted once for each shape, then looked up."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import torch
+from torch.autograd.function import once_differentiable
+from torch.nn import functional
 from triton.runtime import JITFunction
 
-from ...datasets import DeviceSpec, ForetuneError, KernelConfig
-from ...runtime import Mode, resolve_mode, stubbed
-from ...runtime.choice import Launch, choose, given, interpreter, live
-from ...runtime.tuning.ranks.agreement import epoch
-from .layouts import A_KM, B_KN, activation_of, is_aligned
-from .measurable import Matmul
+from ....datasets import DeviceSpec, ForetuneError, KernelConfig, Measurable
+from ....runtime import Mode, resolve_mode, stubbed
+from ....runtime.choice import Launch, choose, given, interpreter, live
+from ....runtime.tuning.ranks.agreement import epoch
+from ..layouts import A_KM, ACTIVATIONS, B_KN, activation_of, is_aligned
+from ..triton_kernels.gemm import launch_matmul, matmul_kernel
 from .operands import is_placed, operands_of
-from .triton_kernels.gemm import launch_matmul, matmul_kernel
 
 #: Calls that are remembered. When there are more, all are forgotten: to find one out again takes milliseconds at most.
 _MEMO_SIZE = 4096
@@ -30,7 +31,7 @@ def matmul(
     config: KernelConfig | None = None,
     mode: str | None = None,
 ) -> torch.Tensor:
-    """y = activation(a @ b + bias).
+    """y = activation(a @ b + bias). Differentiable: the gradients are two more such products.
 
     Args:
         a: (M, K), or a batch of them (B, M, K); bfloat16, float16, float32 (multiplied as tf32) or int8.
@@ -39,8 +40,8 @@ def matmul(
             at no multiple of 16 bytes though its rows are long enough for it.
         bias: (N,), of the same dtype. Neither it nor an activation goes with int8.
         activation: "relu", "gelu" (the exact one) or "silu".
-        config: the kernel's config. It may name some knobs only: the family's default has the others. Chosen as `mode`
-            says where left out.
+        config: the kernel's config, for y and not for gradients. It may name some knobs only: the family's default has
+            the others. Chosen as `mode` says where left out.
         mode: "predict" (the default, or the environment variable FORETUNE_MODE) runs the config that is predicted to
             be the fastest; "shortlist" times the 8 best on the first call of about that many rows, and "off" runs the
             family's default.
@@ -52,9 +53,26 @@ def matmul(
         ForetuneError: for shapes, dtypes, devices, options or a config that cannot be, naming it.
 
     >>> if torch.cuda.is_available():
-    ...     x, w = (torch.randn(64, 128, device="cuda", dtype=torch.bfloat16) for _ in range(2))
-    ...     assert matmul(x, w.T, activation="silu").shape == (64, 64)
+    ...     x, w = (torch.randn(64, 128, device="cuda", dtype=torch.bfloat16, requires_grad=True) for _ in range(2))
+    ...     matmul(x, w.T, activation="silu").sum().backward()
+    ...     assert w.grad.shape == (64, 128)
     """
+    if torch.is_grad_enabled() and any(getattr(tensor, "requires_grad", False) for tensor in (a, b, bias)):
+        # The gradient of an activation needs what went into it: it is not fused here.
+        y: torch.Tensor = _Matmul.apply(a, b, bias, config, mode)  # type: ignore[no-untyped-call]
+        return y if activation is None else _activated(y, activation)
+    return product(a, b, bias, activation, config, mode)
+
+
+def product(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    activation: str | None = None,
+    config: KernelConfig | None = None,
+    mode: str | None = None,
+) -> torch.Tensor:
+    """`matmul` without gradients."""
     key = (_place(a), epoch(), _facts(a), _facts(b), _facts(bias), activation, config, mode)
     call = _calls.get(key)
     if call is None:
@@ -62,6 +80,37 @@ def matmul(
             _calls.clear()
         call = _calls[key] = Call(a, b, bias, activation, config, mode)
     return call.run(a, b, bias)
+
+
+class _Matmul(torch.autograd.Function):
+    """a @ b + bias where something needs a gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, a: Any, b: Any, bias: Any, config: Any, mode: Any) -> torch.Tensor:
+        needs_a, needs_b = ctx.needs_input_grad[:2]
+        ctx.save_for_backward(a if needs_b else None, b if needs_a else None)
+        ctx.mode, ctx.b_is_batch = mode, b.dim() == 3
+        return product(a, b, bias, None, config, mode)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, dy: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        a, b = ctx.saved_tensors
+        da = None if b is None else product(dy, b.mT, mode=ctx.mode)
+        db = dbias = None
+        if a is not None:
+            rows = (a, dy) if ctx.b_is_batch else (a.reshape(-1, a.shape[-1]), dy.reshape(-1, dy.shape[-1]))
+            db = product(rows[0].mT, rows[1], mode=ctx.mode)
+        if ctx.needs_input_grad[2]:
+            dbias = dy.sum(tuple(range(dy.dim() - 1)))
+        return da, db, dbias, None, None
+
+
+def _activated(y: torch.Tensor, activation: str) -> torch.Tensor:
+    if activation not in ACTIVATIONS:
+        raise ForetuneError(f"activation must be one of {', '.join(ACTIVATIONS)} but is {activation!r}")
+    activated: torch.Tensor = getattr(functional, activation)(y)
+    return activated
 
 
 class Call:
@@ -78,7 +127,7 @@ class Call:
     ) -> None:
         self.operands = operands_of(a, b, bias, activation)
         self.problem = self.operands.problem
-        self.family, self.device = Matmul(), _device(_place(a))
+        self.family, self.device = _family(), _device(_place(a))
         self.mode = resolve_mode(mode, default=Mode.PREDICT)
         self.is_empty = 0 in (self.problem[dim] for dim in ("batch", "m", "n", "k"))
         self.is_aligned = is_aligned(self.problem)
@@ -135,8 +184,16 @@ class Call:
             y += bias
         activation = activation_of(self.problem)
         if activation != "none":
-            y = getattr(torch.nn.functional, activation)(y)
+            y = _activated(y, activation)
         return y.view(self.operands.out_shape)
+
+
+def _family() -> Measurable:
+    from ... import find_family  # not before it is needed: the registry imports this folder
+
+    family = find_family("matmul")
+    assert isinstance(family, Measurable)
+    return family
 
 
 def _facts(tensor: Any) -> Any:

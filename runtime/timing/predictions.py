@@ -1,0 +1,146 @@
+"""How long predictions take, in CPU time of one thread: what others do on the machine counts for little."""
+
+from __future__ import annotations
+
+import math
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from ...datasets import DeviceSpec, Family, Problem
+from ...datasets.console.tables import table
+from ..how_many import HowMany, Length
+from ..shortlist import Chooser, bundle_in_force, chooser_of
+
+if TYPE_CHECKING:
+    from ...model import Bundle
+
+#: How often a known problem is asked about at a time: one answer is as short as the clock's step.
+_ASKED = 1000
+#: What a program that predicts imports, in a process of its own; it prints the CPU milliseconds.
+_IMPORT = """
+import time
+start = time.process_time()
+import foretune.kernels, foretune.model, foretune.runtime, numpy
+print((time.process_time() - start) * 1e3)
+"""
+
+
+@dataclass(frozen=True)
+class PredictionTimes:
+    """CPU times of one family's predictions over its whole space: the least and the median of many, in milliseconds,
+    the best config alone and k="auto" for new problems, and microseconds for one that was asked about before."""
+
+    family: str
+    configs: int
+    best_ms: tuple[float, float]
+    auto_ms: tuple[float, float]
+    repeat_us: tuple[float, float]
+
+    @property
+    def times(self) -> tuple[tuple[float, float], ...]:
+        return self.best_ms, self.auto_ms, self.repeat_us
+
+
+@dataclass(frozen=True)
+class Predictions:
+    """What `foretune bench predictions` shows."""
+
+    device: str
+    import_ms: float  # of what predicting needs, NumPy with it; the least of a few processes
+    families: tuple[PredictionTimes, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "device": self.device,
+            "import_ms": round(self.import_ms, 1),
+            "families": {
+                one.family: {
+                    "configs": one.configs,
+                    **{
+                        name: {"least": round(least, 3), "median": round(median, 3)}
+                        for name, (least, median) in zip(("best_ms", "auto_ms", "repeat_us"), one.times, strict=True)
+                    },
+                }
+                for one in self.families
+            },
+        }
+
+    def __rich__(self) -> Any:
+        rows = [
+            (one.family, one.configs, *("{:.2f} - {:.2f}".format(*times) for times in one.times))
+            for one in self.families
+        ]
+        return table(
+            f"Predictions for {self.device}, in CPU time: least - median",
+            ("family", "configs", "best config, ms", 'k="auto", ms', "known problem, us"),
+            rows,
+            below=[f"What predicting imports takes {self.import_ms:.0f} ms, NumPy with it."],
+        )
+
+
+def time_predictions(
+    families: Sequence[Family], device: DeviceSpec, bundle: Bundle | None = None, *, repeats: int = 200
+) -> Predictions:
+    """The times of predictions by a bundle (the shipped one if left out).
+
+    >>> time_predictions([family], DeviceSpec.named("h200"))  # doctest: +SKIP
+    """
+    command = [sys.executable, "-c", _IMPORT]
+    imports = [subprocess.run(command, capture_output=True, text=True, check=True).stdout for _ in range(5)]
+    times = []
+    for family in families:
+        choose = partial(chooser_of(family, device, None, bundle).choose, _problem(family, bundle, 0), HowMany(1))
+        times.append(
+            PredictionTimes(
+                family=family.name,
+                configs=len(family.space(device)),
+                best_ms=prediction_ms(family, device, bundle, repeats=repeats),
+                auto_ms=prediction_ms(family, device, bundle, k="auto", repeats=repeats),
+                repeat_us=_least_and_median([_spent_ms(choose, times=_ASKED) * 1e3 for _ in range(repeats // 10)]),
+            )
+        )
+    return Predictions(device.name, min(map(float, imports)), tuple(times))
+
+
+def prediction_ms(
+    family: Family, device: DeviceSpec, bundle: Bundle | None = None, *, k: Length = 1, repeats: int = 200
+) -> tuple[float, float]:
+    """The least and the median CPU milliseconds of a shortlist of the family's whole space, of `repeats`. Each is for a
+    problem of its own, so that nothing that is remembered of the last one helps; the first is a rehearsal, because it
+    makes the tables that all later ones use.
+
+    >>> prediction_ms(family, DeviceSpec.named("h200"))  # doctest: +SKIP
+    (1.8, 2.1)
+    """
+    chooser, many = Chooser(family, device, None, bundle), HowMany.of(family, k)
+    problems = [_problem(family, bundle, place) for place in range(repeats + 1)]
+    return _least_and_median([_spent_ms(partial(chooser.choose, problem, many)) for problem in problems][1:])
+
+
+def _problem(family: Family, bundle: Bundle | None, place: int) -> Problem:
+    """One of many problems amid what the bundle learned from: all differ at call time as well."""
+    extent = bundle_in_force(bundle).trained[family.name].extent
+    sizes = dict.fromkeys(family.dims, 1000)
+    if extent is not None:
+        sizes = {dim: round(math.sqrt(low * high) / 8 + 1) * 8 for dim, (low, high) in extent.sizes.items()}
+    varied = max((dim for dim in family.dims if dim not in family.bucketed), key=lambda dim: sizes[dim])
+    sizes[varied] += 8 * place
+    return Problem(family.name, tuple(sorted(sizes.items())), family.dtypes[0])
+
+
+def _spent_ms(call: Callable[[], object], times: int = 1) -> float:
+    """CPU milliseconds of this thread in one call, of so many."""
+    start = time.thread_time()
+    for _ in range(times):
+        call()
+    return (time.thread_time() - start) * 1e3 / times
+
+
+def _least_and_median(values: Iterable[float]) -> tuple[float, float]:
+    known = sorted(values)
+    return known[0], known[len(known) // 2]

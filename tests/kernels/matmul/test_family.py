@@ -1,0 +1,169 @@
+"""The dense GEMM as a family, without a compiler: its space, what it refuses, what stands for a call, and which
+problems are measured and compared."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from foretune.datasets import ForetuneError
+from foretune.kernels.comparisons import comparison_of
+from foretune.kernels.dense_llms import load_dense_models
+from foretune.kernels.matmul.layouts import call_dims, is_aligned, row_lengths
+from foretune.kernels.matmul.suite import suite_cases
+from foretune.kernels.matmul.workload import MOST_TFLOP, TOKENS, draw
+from foretune.model.splits import split_groups
+from foretune.runtime.timing.compare import Row
+from products import A100, B200, H200, LAYOUTS, MATMUL, MI300X, config, problem
+
+MODELS = load_dense_models()
+BF16 = problem("bf16", batch=1, m=4096, n=4096, k=4096)
+DTYPES = ("bf16", "fp16", "fp32", "int8")
+
+
+def supported(call, device=H200):
+    return [one for one in MATMUL.space(device) if MATMUL.supports(one, call, device) is None]
+
+
+@pytest.mark.parametrize(("dtype", "least", "most"), [("bf16", 900, 1300), ("fp32", 450, 800), ("int8", 900, 1300)])
+@pytest.mark.parametrize("flags", LAYOUTS, ids="-".join)
+def test_the_space_is_large_and_sane(dtype, flags, least, most):
+    call = problem(dtype, flags, 1, 4096, 4096, 4096)
+    assert least <= len(supported(call)) <= most
+    assert len({MATMUL.binary_key(one, call) for one in supported(call)}) <= 700
+
+
+def test_the_space_has_the_configs_that_are_known_to_be_fast():
+    seen = {tuple(one[knob] for knob in ("BLOCK_M", "BLOCK_N", "BLOCK_K", "num_warps")) for one in supported(BF16)}
+    assert {(128, 256, 64, 8), (256, 128, 64, 8), (128, 128, 64, 4), (64, 256, 64, 4), (16, 64, 256, 4)} <= seen
+    knobs = {knob: {one[knob] for one in supported(BF16)} for knob in MATMUL.knobs}
+    assert knobs["TMA"] == {0, 1, 2}
+    assert knobs["PROGRAMS_PER_SM"] == {0, 1, 2}
+    assert {1, 2, 4, 8} == knobs["SPLIT_K"]
+
+
+@pytest.mark.parametrize("device", [A100, B200, MI300X], ids=lambda device: device.arch)
+def test_other_devices_have_a_part_of_it(device):
+    assert 30 <= len(supported(BF16, device)) <= len(supported(BF16))
+    assert {one["TMA"] for one in supported(BF16, device)} == ({0, 1, 2} if device is B200 else {0})
+
+
+@pytest.mark.parametrize(
+    ("knobs", "told", "why"),
+    [
+        ({"TMA": 1}, {"k": 100}, "TMA cannot be 1: rows of this problem do not begin at multiples of 16 bytes"),
+        ({"BLOCK_K": 16}, {"dtype": "int8"}, "BLOCK_K cannot be 16 in int8: at least 32"),
+        ({"SPLIT_K": 2, "PROGRAMS_PER_SM": 1}, {}, "PROGRAMS_PER_SM cannot be 1 with SPLIT_K = 2: 0"),
+        ({"SPLIT_K": 2, "TMA": 2}, {}, "TMA cannot be 2 with SPLIT_K = 2"),
+        ({"BLOCK_M": 256, "BLOCK_N": 128}, {}, "cannot be 256 x 128 with num_warps = 4: at most 16384 elements"),
+        ({"BLOCK_M": 128, "BLOCK_N": 128, "BLOCK_K": 128, "num_stages": 6}, {}, "needs .* bytes of shared memory"),
+        ({"BLOCK_N": 48}, {}, "BLOCK_N cannot be 48: a power of two"),
+        ({}, {"flags": ("relu", "silu")}, "one activation can follow, not relu and silu"),
+        ({}, {"dtype": "int8", "flags": ("bias",)}, "int8 is summed in int32, which takes no bias"),
+        ({}, {"m": 0}, "m must be between 1 and"),
+        ({}, {"m": 2**30, "n": 2**30}, "tiles are more than 32 bits count"),
+        ({}, {"dtype": "fp64"}, "dtype fp64 is not one of bf16, fp16, fp32, int8"),
+    ],
+)
+def test_what_is_refused_and_why(knobs, told, why):
+    call = problem(**{"dtype": "bf16", "batch": 1, "m": 64, "n": 64, "k": 64} | told)
+    assert re.search(why, MATMUL.supports(config(**knobs), call, H200))
+
+
+@pytest.mark.parametrize("flags", LAYOUTS, ids="-".join)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_what_stands_for_a_call_is_as_aligned(flags, dtype):
+    rng = np.random.default_rng(0)
+    for m, n, k in rng.integers(1, 5000, (200, 3)).tolist():
+        for step in (1, 16):
+            call = problem(dtype, flags, 1, m * step, n * step, k * step)
+            near = MATMUL.at_call_time(call)
+            assert is_aligned(near) == is_aligned(call)
+            assert {dim for dim in MATMUL.dims if near[dim] != call[dim]} <= set(call_dims(call))
+            assert not set(call_dims(call)) & set(row_lengths(call))
+
+
+def test_estimates_know_what_everybody_knows():
+    """Few rows: small tiles, in parts where there are few of them. Many: large ones."""
+
+    def best(call):
+        configs = supported(call)
+        return configs[int(np.argmin(MATMUL.estimate_us(call, H200, configs)))]
+
+    assert best(BF16)["BLOCK_M"] * best(BF16)["BLOCK_N"] >= 128 * 128
+    decode = best(replace(BF16, dims=(("batch", 1), ("k", 16384), ("m", 8), ("n", 1024))))
+    assert decode["BLOCK_M"] == 16
+    assert decode["SPLIT_K"] > 1
+
+
+def test_the_workload_has_every_token_count_pass_and_dtype():
+    drawn = draw(MODELS, per_layer=3, random=100)
+    assert len(drawn) > 500
+    assert drawn == draw(MODELS, per_layer=3, random=100) != draw(MODELS, per_layer=3, random=100, seed=1)
+    assert len({case.problem for case in drawn}) == len(drawn)
+    assert {case.scenario for case in drawn} == {"forward", "dx", "dw", "batched"}
+    dtypes = Counter(case.problem.dtype for case in drawn)
+    assert dtypes["bf16"] > 0.6 * len(drawn)
+    assert set(dtypes) == set(DTYPES)
+    octaves = Counter(
+        int(np.log2(case.problem[call_dims(case.problem)[0]])) for case in drawn if case.sources != ("random",)
+    )
+    assert min(octaves[count] for count in range(len(TOKENS) - 2)) > 8
+    assert sum(not is_aligned(case.problem) for case in drawn) > 5
+    for case in drawn:
+        assert MATMUL.flops(case.problem) <= MOST_TFLOP * 1e12
+        assert MATMUL.supports(MATMUL.default(case.problem, H200), case.problem, H200) is None
+
+
+def test_model_families_can_be_held_out_apart():
+    """Shapes that several of them have are nobody's: else a few groups would be all there are."""
+    drawn = [case for case in draw(MODELS, random=0) if not case.sources[0].startswith("random")]
+    owners = {}
+    for case, group in zip(drawn, split_groups(drawn).tolist(), strict=True):
+        owners.setdefault(group, set()).update(case.model_families)
+    assert len(owners) >= 8
+    assert max(len(families) for families in owners.values()) <= 2
+
+
+def test_token_counts_that_are_given_are_taken_and_impossible_ones_refused():
+    drawn = draw(MODELS[:3], tokens=[48, 3000], random=4)
+    assert {case.problem[call_dims(case.problem)[0]] for case in drawn} <= {48, 3000}
+    with pytest.raises(ForetuneError, match="token counts must be between 1 and"):
+        draw(MODELS, tokens=[0])
+    with pytest.raises(ForetuneError, match="random must be >= 0 but got -1"):
+        draw(MODELS, random=-1)
+    with pytest.raises(ForetuneError, match="no random shape has at most 1e-12 TFLOP"):
+        draw(MODELS[:1], tokens=[64], most_tflop=1e-12, random=1)
+
+
+def test_the_suite_can_run_and_is_judged_next_to_both():
+    comparison = comparison_of(MATMUL)
+    cases = comparison.suite(MATMUL)
+    assert cases == suite_cases(MODELS)
+    for case in cases.values():
+        assert MATMUL.supports(MATMUL.default(case.problem, H200), case.problem, H200) is None
+    with pytest.raises(ForetuneError, match=r"the suite needs the model Llama-3\.1-8B"):
+        suite_cases(MODELS[:1])
+    row = Row("square", "matmul", BF16, None, 100.0, {"cublas": 96.0, "inductor": 120.0}, 80.0, 40.0, config())
+    met = {goal.goal: goal.met for goal in comparison.goals([row])}
+    assert met == {
+        "dense GEMM, predicted config, over cuBLAS": True,
+        "dense GEMM, predicted config, over Inductor's max-autotune": True,
+    }
+    slower = replace(row, others_us={"cublas": 80.0})
+    assert [goal.met for goal in comparison.goals([slower])] == [False]
+
+
+@pytest.mark.parametrize("flags", [("bias", "gelu"), ("a_km", "b_kn"), ("b_kn", "bias")], ids="-".join)
+def test_torch_computes_the_same(flags):
+    """What the kernel is compared with is the same product."""
+    import torch
+    from foretune.kernels.matmul.contenders import in_tf32, torch_operands, torch_product
+
+    inputs = MATMUL.inputs(problem("fp32", flags, batch=len(flags) - 1), replace(H200, backend="cpu"))
+    y, expected = in_tf32(torch_product(inputs.problem), *torch_operands(inputs)), MATMUL.reference(inputs)
+    torch.testing.assert_close(y.view(expected.shape), expected)
+    assert torch.get_float32_matmul_precision() == "highest"
