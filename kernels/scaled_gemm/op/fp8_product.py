@@ -70,11 +70,12 @@ def _run(
     mode: str | None,
 ) -> torch.Tensor:
     tensors = (x, w, x_scale, w_scale, group_sizes)
-    key = (kind, *map(facts, tensors))
+    place = place_of(x)
+    key = (place, kind, *map(facts, tensors))
     shape = _checked.get(key)
     if shape is None:
         shape = check_product(*tensors, kind)
-        device_at(place_of(x))  # which refuses the CPU
+        device_at(place)  # which refuses the CPU
         if len(_checked) >= _MEMO_SIZE:
             _checked.clear()
         _checked[key] = shape
