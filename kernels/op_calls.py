@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import torch
 from triton import knobs
 
-from ..datasets import ForetuneError, KernelConfig, Problem, torch_dtype
+from ..datasets import ForetuneError, KernelConfig, Problem, dtype_of_tensor, torch_dtype
 from ..runtime import Mode, resolve_mode, stubbed
 from ..runtime.choice import choose, given, interpreter, live
 from ..runtime.tuning.ranks.agreement import epoch
@@ -82,7 +82,9 @@ class ConfiguredLaunch:
         family, device = find_measurable(self._family), device_at(place)
         asked = resolve_mode(mode, default=Mode.PREDICT)
         sizes = dict(zip(family.dims, dims, strict=True))
-        problem = Problem.of(family.name, dtype=DTYPES[x.dtype], flags=flags, **sizes)
+        problem = Problem.of(family.name, dtype=dtype_of_tensor("x", x), flags=flags, ragged=None, **sizes)
+        if reason := family.supports(family.default(problem, device), problem, device):  # a GPU without fp8, say
+            raise ForetuneError(f"{family.name} cannot run {problem} on {device.name}: {reason}")
         if config is not None:
             chosen = given(config, family, problem, device)
         else:
@@ -100,8 +102,15 @@ def on_device_of(x: torch.Tensor) -> AbstractContextManager[Any]:
     return _nothing if index < 0 or index == torch.cuda.current_device() else torch.cuda.device(index)
 
 
-def place_of(x: torch.Tensor) -> int:
-    """The index of the GPU that x is on; off the GPU that of a stub driver, or -1."""
+def place_of(x: torch.Tensor, name: str = "x") -> int:
+    """The index of the GPU that x is on; off the GPU that of a stub driver, or -1. Raises `ForetuneError`, which calls
+    it `name`, for what is no tensor.
+
+    >>> place_of(torch.zeros(2))
+    -1
+    """
+    if not isinstance(x, torch.Tensor):
+        raise ForetuneError(f"{name} must be a tensor but is a {type(x).__name__}")
     place = x.get_device()
     if place >= 0:
         return place
@@ -109,8 +118,9 @@ def place_of(x: torch.Tensor) -> int:
     return -1 if stub is None else stub.index
 
 
-def device_at(place: int) -> DeviceSpec:
-    """The device there. Raises `ForetuneError` for tensors on the CPU, except in Triton's interpreter."""
+def device_at(place: int, name: str = "x") -> DeviceSpec:
+    """The device there. Raises `ForetuneError`, which calls the tensor `name`, for one on the CPU, except in Triton's
+    interpreter."""
     stub = stubbed()
     if stub is not None and place == stub.index:
         return stub.device
@@ -118,7 +128,7 @@ def device_at(place: int) -> DeviceSpec:
         return live(place)
     if not knobs.runtime.interpret:
         raise ForetuneError(
-            "the tensors must be on a GPU but are on the CPU (that is for debugging, with TRITON_INTERPRET=1)"
+            f"{name} must be on a GPU but is on the CPU (that is for debugging, with TRITON_INTERPRET=1)"
         )
     return interpreter()
 

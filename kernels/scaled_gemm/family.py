@@ -10,7 +10,7 @@ from ...datasets import BinaryFacts, DeviceSpec, Family, ForetuneError, KernelCo
 from ...datasets.problem import Ragged
 from ..grouped_gemm.family import MOST_COLUMNS, MOST_GROUPS, MOST_ROWS, TMA_ARCHS
 from ..grouped_gemm.group_sizes import likely_sizes
-from .features import FEATURE_NAMES, feature_table
+from .features import FEATURE_NAMES, estimated_us, feature_table
 from .kinds import BLOCKWISE, FLAGS, ROWWISE
 from .space import KNOBS, Ranges, full_space, smem_bytes, wrong_knob, wrong_tile
 
@@ -85,8 +85,7 @@ class ScaledGemmFamily(Family):
 
         if not len(configs):
             return np.empty(0)
-        table = feature_table(problem, self.rows, device, configs)
-        return table[:, FEATURE_NAMES.index("roofline_us")].astype(np.float64)
+        return estimated_us(feature_table(problem, self.rows, device, configs))
 
     def problem_from_call(self, arguments: Mapping[str, Any]) -> Problem:
         missing = [name for name in ("x_ptr", "rows", "groups", "N16", "K16") if name not in arguments]

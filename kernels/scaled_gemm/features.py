@@ -1,7 +1,7 @@
 """What the ranker sees of one scaled GEMM call and a list of configs.
 
-The tiles of a call are those of a grouped GEMM's forward pass, of one group where it is dense. Everything is computed
-for all configs at once, and what their tiles decide once for each kind of tile.
+A dense call is one of one group. Everything is computed for all configs at once, and what their tiles decide once for
+each kind of tile.
 """
 
 from __future__ import annotations
@@ -14,8 +14,7 @@ from numpy.typing import NDArray
 
 from ...datasets import DeviceSpec, KernelConfig, Problem
 from ...model.configs_memo import remembered
-from ..grouped_gemm.features import Work, group_sizes_of, work_of
-from ..grouped_gemm.variants import FORWARD
+from ..grouped_gemm.features import group_sizes_of
 from .kinds import BLOCKWISE, FLAGS, kind_of, scale_bytes
 from .space import accumulators, resident_programs, smem_bytes
 
@@ -25,6 +24,8 @@ Floats: TypeAlias = NDArray[np.float64]
 _FP8_OVER_BF16 = 2.0
 # L2 delivers about this multiple of the copy bandwidth, as grouped_gemm's features have it.
 _L2_OVER_DRAM = 1.6
+# From asking for a step's operands to having them, under load: DRAM's latency on Hopper is 0.6 to 0.8 us without any.
+_LATENCY_US = 1.0
 # float32 operations on 128 lanes an SM, twice a clock: what adding up the steps' products has (CUDA programming guide).
 _LANES_PER_SM, _GHZ = 128, 1.8
 
@@ -83,6 +84,7 @@ _MIXED_FEATURES = (
     "log_tiles_per_sm",
     "log_rows_per_group_over_block_m",
     "stages_over_steps",
+    "latency_us",
 )
 FEATURE_NAMES = _PROBLEM_FEATURES + CONFIG_FEATURES + _MIXED_FEATURES
 
@@ -92,9 +94,10 @@ def feature_table(
 ) -> NDArray[np.float32]:
     """(n_configs, n_features), columns named by FEATURE_NAMES; finite for any problem, also one without rows."""
     space = _space(tuple(configs), BLOCKWISE in problem.flags, device)
-    call = _grouped(problem, rows_dim)
-    rows, n, k, groups = (max(call[dim], 1) for dim in ("rows", "n", "k", "groups"))
-    sizes = group_sizes_of(call)
+    grouped = "groups" in dict(problem.dims)
+    rows, n, k = (max(problem[dim], 1) for dim in (rows_dim, "n", "k"))
+    groups = max(problem["groups"], 1) if grouped else 1
+    sizes = group_sizes_of(problem) if grouped else np.array([problem[rows_dim]])
     active = max(int((sizes > 0).sum()), 1)
     flops = 2.0 * rows * n * k
     moved_bytes = float(active * n * k + rows * k + 2 * rows * n + scale_bytes(kind_of(problem), rows, n, k, active))
@@ -107,7 +110,7 @@ def feature_table(
             np.log2(active),
             np.log2(rows / active),
             sizes.max(initial=0) * groups / rows,
-            call.ragged is not None,
+            problem.ragged is not None or not grouped,
             np.log2(flops),
             np.log2(flops / moved_bytes),
             *(flag in problem.flags for flag in FLAGS),
@@ -121,40 +124,44 @@ def feature_table(
 
     # For each kind of tile, (n_kinds,), of which there are a tenth as many as configs.
     block_m, block_n, block_k, group_m, programs = space.kinds
-    work: Work = work_of(FORWARD, call, device, sizes, (block_m, block_n, block_k))
+    ms, which = np.unique(block_m, return_inverse=True)
+    m_tiles = np.maximum(np.ceil(sizes / ms[:, None]).sum(axis=1), 1.0)[which]
+    n_tiles, tile_steps = np.ceil(n / block_n), np.ceil(k / block_k)
+    tiles = m_tiles * n_tiles
     slots = device.sm_count * programs
-    rounds = np.ceil(work.tiles / slots)
-    tile_steps = work.steps / work.tiles
-    busiest_steps = np.minimum(rounds * programs, np.ceil(work.tiles / device.sm_count)) * tile_steps
+    rounds = np.ceil(tiles / slots)
+    busiest_steps = np.minimum(rounds * programs, np.ceil(tiles / device.sm_count)) * tile_steps
     step_flops = 2.0 * block_m * block_n * block_k
     compute_us = busiest_steps * step_flops * device.sm_count / (device.matrix_tflops * _FP8_OVER_BF16 * 1e6)
     promotion_us = busiest_steps * block_m * block_n / (_LANES_PER_SM * _GHZ * 1e3)
     dram_us = moved_bytes / (device.copy_bandwidth_gbs * 1e3)
-    loaded_bytes = work.steps * (block_m + block_n) * block_k
+    loaded_bytes = tiles * tile_steps * (block_m + block_n) * block_k
     l2_us = loaded_bytes / (device.copy_bandwidth_gbs * 1e3 * _L2_OVER_DRAM)
+    m_tiles_per_group = m_tiles / active
     # How many concurrent programs share w's tile (M tiles side by side in a band) or x's.
-    sharing = np.minimum(group_m, work.m_tiles)
+    sharing = np.minimum(group_m, m_tiles_per_group)
     mixed = np.stack(
         [
-            np.log2(work.tiles),
+            np.log2(tiles),
             np.log2(rounds),
-            work.tiles / (rounds * slots),
-            work.padding_m,
-            work.padding_n,
-            work.padding_k,
+            tiles / (rounds * slots),
+            m_tiles * block_m / rows,
+            n_tiles * block_n / n,
+            tile_steps * block_k / k,
             tile_steps,
             np.log2(rounds * tile_steps),
-            work.m_tiles,
-            work.n_tiles,
+            m_tiles_per_group,
+            n_tiles,
             np.log2(compute_us),
             np.log2(promotion_us),
             np.full(len(rounds), np.log2(dram_us)),
             np.log2(l2_us),
-            np.log2(sharing * block_m + np.minimum(work.n_tiles, slots / np.maximum(sharing, 1)) * block_n),
+            np.log2(sharing * block_m + np.minimum(n_tiles, slots / np.maximum(sharing, 1)) * block_n),
             np.maximum(np.maximum(compute_us + promotion_us, l2_us), dram_us),
-            np.log2(work.tiles / device.sm_count),
+            np.log2(tiles / device.sm_count),
             np.log2(rows / groups / block_m),
             1 / tile_steps,  # times the stages, below
+            rounds * tile_steps * _LATENCY_US,  # over the stages that are in flight, below
         ],
         axis=1,
     ).astype(np.float32)
@@ -162,24 +169,15 @@ def feature_table(
     table[:, : len(_PROBLEM_FEATURES)] = per_call
     table[:, len(_PROBLEM_FEATURES) : -len(_MIXED_FEATURES)] = space.columns
     table[:, -len(_MIXED_FEATURES) :] = mixed.take(space.kind, axis=0)
-    table[:, -1] *= space.stages
+    table[:, -2] *= space.stages
+    table[:, -1] /= np.maximum(space.stages - 1, 1)
     return table
 
 
-def _grouped(problem: Problem, rows_dim: str) -> Problem:
-    """The same call as a grouped one, of one group where it is dense."""
-    if rows_dim == "rows":
-        return problem
-    rows = problem[rows_dim]
-    return Problem.of(
-        problem.family,
-        dtype=problem.dtype_name,
-        ragged={"rows": (rows,)},
-        groups=1,
-        rows=rows,
-        n=problem["n"],
-        k=problem["k"],
-    )
+def estimated_us(table: NDArray[np.float32]) -> NDArray[np.float64]:
+    """The time of each config, (n_configs,), from its features: the roofline, or what its loads wait for if longer."""
+    columns = (table[:, FEATURE_NAMES.index(name)] for name in ("roofline_us", "latency_us"))
+    return np.maximum(*columns).astype(np.float64)
 
 
 def _alignment(size: int) -> int:

@@ -13,9 +13,8 @@ from ....runtime import Mode, resolve_mode, stubbed
 from ....runtime.choice import Launch, choose, given
 from ....runtime.tuning.ranks.agreement import epoch
 from ....runtime.tuning.skew.choice_by_skew import Choice, ChoiceBySkew
-from ...places import device_at, facts_of, place_of
+from ...op_calls import device_at, facts, place_of
 from ..chunks import chunk_rows
-from ..triton_kernels.gemm import grouped_gemm_kernel
 from .checks import DTYPES, Shape, check_call
 
 #: The environment variable that has every call check what only the device knows.
@@ -48,7 +47,7 @@ class Call:
 
     def __init__(self, shape: Shape, dtype: torch.dtype, place: int, options: Options) -> None:
         self.shape, self.dtype, self.options = shape, dtype, options
-        self.device = device_at("x", place, grouped_gemm_kernel)
+        self.device = device_at(place)
         self.gpu = place if self.device.backend != "cpu" and stubbed() is None else None  # its index
         self.contents_checked = os.environ.get(CHECK_VARIABLE, "") not in ("", "0")
         self.mode = resolve_mode(options.mode, default=Mode.PREDICT)
@@ -109,18 +108,18 @@ def call_of(
     bias: torch.Tensor | None,
 ) -> Call:
     """The call that these tensors make, checked. Raises `ForetuneError` as `check_call` and `Call` do."""
-    place = place_of("x", x)
+    place = place_of(x)
     # A config that was chosen before the ranks agree on one is chosen anew.
     key = (
         place,
         epoch(),
         options,
-        facts_of(x),
-        facts_of(w),
-        facts_of(group_sizes),
-        facts_of(indices),
-        facts_of(weights),
-        facts_of(bias),
+        facts(x),
+        facts(w),
+        facts(group_sizes),
+        facts(indices),
+        facts(weights),
+        facts(bias),
     )
     call = _calls.get(key)
     if call is None:
@@ -131,7 +130,7 @@ def call_of(
 
 def call_of_backward(dy: torch.Tensor, shape: Shape, options: Options) -> Call:
     """The call whose backward pass this is. Nothing is checked: the forward pass was."""
-    place = place_of("dy", dy)
+    place = place_of(dy)
     key = (place, epoch(), options, shape, dy.dtype)
     call = _calls.get(key)
     return _remember(key, Call(shape, dy.dtype, place, options)) if call is None else call

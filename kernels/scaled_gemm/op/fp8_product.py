@@ -5,28 +5,27 @@ PyTorch's dispatcher knows it as `torch.ops.foretune.scaled_product`, which is h
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
-from ....datasets import ForetuneError, KernelConfig, Measurable, Problem
-from ....runtime import Mode, resolve_mode
-from ....runtime.choice import Launch, choose, given
-from ....runtime.tuning.ranks.agreement import epoch
+from ....datasets import ForetuneError, KernelConfig
 from ...grouped_gemm.family import MOST_ROWS
 from ...grouped_gemm.op.checks import check_aligned
-from ...grouped_gemm.op.library import decode, encode
 from ...grouped_gemm.triton_kernels.tiles import TileMap
-from ...places import device_at, facts_of, place_of
-from ..family import DTYPE, STEP
-from ..kernel import launch_scaled_gemm, scaled_gemm_kernel
+from ...op_calls import ConfiguredLaunch, decode, device_at, encode, facts, needs_operator, on_device_of, place_of
+from ..family import STEP, ScaledGemmDense, ScaledGemmGrouped
+from ..kernel import launch_scaled_gemm
 from ..kinds import BLOCKWISE, ROWWISE, flags_of, scale_shapes
-from ..measurable import ScaledGemm, ScaledGroupedGemmForward
 from ..quantize import FP8, check_kind
 
-#: Calls that are remembered. When there are more, all are forgotten: to find one out again takes milliseconds at most.
+if TYPE_CHECKING:
+    from ....datasets import DeviceSpec
+
+#: Products that were in order, by all that this depends on. When there are more, all are forgotten.
 _MEMO_SIZE = 4096
-_calls: dict[tuple[Any, ...], Call] = {}
+_checked: dict[tuple[Any, ...], Shape] = {}
+_launch_dense, _launch_grouped = ConfiguredLaunch(ScaledGemmDense.name), ConfiguredLaunch(ScaledGemmGrouped.name)
 
 
 class Shape(NamedTuple):
@@ -36,39 +35,6 @@ class Shape(NamedTuple):
     n: int
     k: int
     groups: int | None
-
-
-class Call:
-    """All products of one shape and kind on one device. FORETUNE_MODE is read when it is made.
-
-    Raises `ForetuneError` for a device without fp8, a mode that does not exist, and a config that cannot run this.
-    """
-
-    def __init__(self, shape: Shape, kind: str, place: int, config: KernelConfig | None, mode: str | None) -> None:
-        self.shape, self.place = shape, place
-        self.device = device_at("x", place, scaled_gemm_kernel)
-        self.mode = resolve_mode(mode, default=Mode.PREDICT)
-        self.family: Measurable = _DENSE if shape.groups is None else _GROUPED
-        dims = {"n": shape.n, "k": shape.k, "m" if shape.groups is None else "rows": shape.rows}
-        if shape.groups is not None:
-            dims["groups"] = shape.groups
-        self.problem = Problem.of(self.family.name, dtype=DTYPE, flags=flags_of(kind), ragged=None, **dims)
-        self._config: KernelConfig | None = None
-        if shape.groups != 0:  # otherwise there is nothing to run
-            default = self.family.default(self.problem, self.device)
-            if reason := self.family.supports(default, self.problem, self.device):
-                raise ForetuneError(f"{self.family.name} cannot run {self.problem} on {self.device.name}: {reason}")
-            if config is not None:
-                self._config = given(config, self.family, self.problem, self.device)
-
-    def config(self, launch: Launch) -> KernelConfig:
-        """The config to launch, chosen the first time; see `choose` for `launch`."""
-        if self._config is None:
-            self._config = choose(self.family, self.problem, self.device, self.mode, launch)
-        return self._config
-
-
-_DENSE, _GROUPED = ScaledGemm(), ScaledGroupedGemmForward()
 
 
 def product(
@@ -86,8 +52,8 @@ def product(
 
     Raises `ForetuneError` for what the host can see to be wrong, naming it.
     """
-    if torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack():
-        tensors = (x, w, x_scale, w_scale, group_sizes)
+    tensors = (x, w, x_scale, w_scale, group_sizes)
+    if needs_operator(tensors):
         y: torch.Tensor = torch.ops.foretune.scaled_product(*tensors, kind, encode(config), mode)
         return y
     return _run(x, w, x_scale, w_scale, group_sizes, kind, config, mode)
@@ -103,41 +69,27 @@ def _run(
     config: KernelConfig | None,
     mode: str | None,
 ) -> torch.Tensor:
-    place = place_of("x", x)
     tensors = (x, w, x_scale, w_scale, group_sizes)
-    # A config that was chosen before the ranks agree on one is chosen anew.
-    key = (place, epoch(), kind, config, mode, *map(facts_of, tensors))
-    call = _calls.get(key)
-    if call is None:
-        call = Call(check_product(*tensors, kind), kind, place, config, mode)
-        if len(_calls) >= _MEMO_SIZE:
-            _calls.clear()
-        _calls[key] = call
-    if x.is_cuda and place != torch.cuda.current_device():
-        with torch.cuda.device(place):
-            return _launched(call, x, w, x_scale, w_scale, group_sizes, kind)
-    return _launched(call, x, w, x_scale, w_scale, group_sizes, kind)
-
-
-def _launched(
-    call: Call,
-    x: torch.Tensor,
-    w: torch.Tensor,
-    x_scale: torch.Tensor,
-    w_scale: torch.Tensor,
-    group_sizes: torch.Tensor | None,
-    kind: str,
-) -> torch.Tensor:
+    place = place_of(x)
+    key = (place, kind, *map(facts, tensors))
+    shape = _checked.get(key)
+    if shape is None:
+        shape = check_product(*tensors, kind)
+        device_at(place)  # which refuses the CPU
+        if len(_checked) >= _MEMO_SIZE:
+            _checked.clear()
+        _checked[key] = shape
     check_aligned(x, w)
-    rows, n, _, groups = call.shape
+    rows, n, k, groups = shape
     y = torch.empty((rows, n), dtype=torch.bfloat16, device=x.device)
     if rows == 0 or groups == 0:
         return y
-    tile_map = None if group_sizes is None else TileMap.build(group_sizes, rows)
+    with on_device_of(x):
+        tile_map = None if group_sizes is None else TileMap.build(group_sizes, rows)
     if kind == BLOCKWISE:
         x_scale = x_scale.t().contiguous()  # as they are stored anyway
 
-    def launch(config: KernelConfig) -> None:
+    def launch(config: KernelConfig, device: DeviceSpec) -> None:
         launch_scaled_gemm(
             x,
             w,
@@ -145,13 +97,16 @@ def _launched(
             w_scale,
             y,
             config,
-            call.device.sm_count,
+            device.sm_count,
             tile_map=tile_map,
             rowwise=kind == ROWWISE,
             blockwise=kind == BLOCKWISE,
         )
 
-    launch(call.config(launch))
+    if groups is None:
+        _launch_dense(x, (rows, n, k), flags_of(kind), config, mode, launch)
+    else:
+        _launch_grouped(x, (groups, rows, n, k), flags_of(kind), config, mode, launch)
     return y
 
 

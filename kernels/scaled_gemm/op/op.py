@@ -19,6 +19,7 @@ from torch.autograd.function import once_differentiable
 
 from ....datasets import ForetuneError, KernelConfig
 from ...grouped_gemm.op import library as _  # noqa: F401 - torch.ops.foretune.grouped_gemm_backward
+from ...op_calls import encode
 from ..kinds import BLOCKWISE
 from ..quantize import FP8, check_kind, quantize_w, quantize_x, transposed
 from .fp8_product import product
@@ -150,8 +151,6 @@ def _dw(
     """dy.T @ x of each group, in bf16."""
     if group_sizes is None:
         return dy.t() @ x
-    from ...grouped_gemm.op.library import encode
-
     no_tensors, needs = (None, None, None), [False, True, False, False]
     options = (1, False, False, None, None, encode(config), mode, None)
     backward = torch.ops.foretune.grouped_gemm_backward

@@ -65,7 +65,7 @@ def test_long_sums_keep_their_digits(kind, way, device):
     others = {name: float(((run().double() - y) / y).abs().max()) for name, run in ways.items() if name != "bf16"}
     torch.cuda.synchronize()
     print(f"{kind} {way}: largest relative error {off:.2e}; " + ", ".join(f"{k} {v:.2e}" for k, v in others.items()))
-    assert off < 4e-3
+    assert off < 5e-3  # of which bf16 has 2e-3
 
 
 @every_family

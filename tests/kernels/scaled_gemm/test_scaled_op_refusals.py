@@ -59,6 +59,8 @@ def test_a_gpu_without_fp8_is_refused():
 def test_the_cpu_is_refused():
     with pytest.raises(ForetuneError, match="x must be on a GPU but is on the CPU"):
         foretune.scaled_gemm(X, W[0])
+    with pytest.raises(ForetuneError, match="x must be on a GPU but is on the CPU"):
+        foretune.scaled_grouped_gemm(X, W, SIZES)
 
 
 def test_fp8_has_no_gradient():
