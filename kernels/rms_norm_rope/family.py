@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from ...datasets import BinaryFacts, DeviceSpec, Family, ForetuneError, KernelConfig, Problem, dtype_of_tensor
 from ...model.generic_features import GenericFeatures
-from .space import MOST_HEAD_DIM, SPACES, backward_grid, forward_grid, full_space, wrong_knob, wrong_tile
+from .space import MOST_HEAD_DIM, SPACES, VALUES, backward_grid, forward_grid, full_space, wrong_tile
 
 if TYPE_CHECKING:
     import numpy as np
@@ -58,7 +58,7 @@ class RmsNormRopeFamily(Family):
         return full_space(self.name)
 
     def supports(self, config: KernelConfig, problem: Problem, device: DeviceSpec) -> str | None:
-        if (wrong := wrong_knob(self.name, config)) is not None:
+        if (wrong := VALUES[self.name].wrong(config)) is not None:
             return wrong
         if problem.dtype not in self.dtypes:
             return f"dtype {problem.dtype_name} is not one of {', '.join(self.dtypes)}"

@@ -6,9 +6,9 @@ from typing import NamedTuple
 
 import torch
 
-from ...datasets import DeviceSpec, KernelConfig
-from ..op_calls import ConfiguredLaunch
-from .launches import Rotation, launch_backward, launch_forward
+from ....datasets import DeviceSpec, KernelConfig
+from ...op_calls import ConfiguredLaunch
+from ..launches import Rotation, launch_backward, launch_forward
 
 _forward = ConfiguredLaunch("rms_norm_rope_fwd")
 _backward = ConfiguredLaunch("rms_norm_rope_bwd")

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from ..op_calls import decode
+from ...op_calls import decode
 from .checks import check_call
 from .passes import Options, Tables, backward, forward
 
