@@ -81,8 +81,7 @@ class ConfiguredLaunch:
 
         family, device = find_measurable(self._family), device_at(place)
         asked = resolve_mode(mode, default=Mode.PREDICT)
-        sizes = dict(zip(family.dims, dims, strict=True))
-        problem = Problem.of(family.name, dtype=DTYPES[x.dtype], flags=flags, **sizes)
+        problem = Problem(family.name, tuple(zip(family.dims, dims, strict=True)), DTYPES[x.dtype], flags)
         if config is not None:
             chosen = given(config, family, problem, device)
         else:

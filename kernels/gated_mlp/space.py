@@ -58,7 +58,7 @@ def _is_of_use(config: KernelConfig) -> bool:
 
 def accumulators_per_thread(config: KernelConfig) -> float:
     """float32 accumulators of a thread, gate's and up's."""
-    return 2.0 * config["BLOCK_M"] * config["BLOCK_N"] / (32 * config.num_warps)
+    return float(2 * config["BLOCK_M"] * config["BLOCK_N"] / (32 * config.num_warps))
 
 
 def smem_bytes(config: KernelConfig, itemsize: int, arch: str = "sm_90") -> int:

@@ -30,9 +30,15 @@ class RmsNormRopeComparison:
         cases = {}
         for name in (*NORMED, *UNNORMED * forward):
             model, flags = models[name], ("unnormed",) * (name in UNNORMED)
-            dims = {"q_heads": model.num_heads, "kv_heads": model.num_kv_heads, "head_dim": model.head_dim}
             for phase, tokens in PHASES.items():
-                problem = Problem.of(family.name, tokens=tokens, flags=flags, **dims)
+                problem = Problem.of(
+                    family.name,
+                    flags=flags,
+                    tokens=tokens,
+                    q_heads=model.num_heads,
+                    kv_heads=model.num_kv_heads,
+                    head_dim=model.head_dim,
+                )
                 cases[f"{name}/qk {phase}"] = Case(problem, (f"{name}/qk",))
         return cases
 

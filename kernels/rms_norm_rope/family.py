@@ -31,7 +31,7 @@ class RmsNormRopeFamily(Family):
 
     dims = DIMS
     dtypes = DTYPES
-    flags = ("interleaved",)
+    flags: ClassVar[tuple[str, ...]] = ("interleaved",)
     largest: ClassVar[Mapping[str, int]] = {
         "tokens": MOST_TOKENS,
         "q_heads": MOST_HEADS,
@@ -110,7 +110,8 @@ class RmsNormRopeFamily(Family):
         steps = np.array([dict(config.meta).get("STEPS", 1) for config in configs], float)
         padding = programs * steps * tile / asked
         bytes_us = self.bytes(problem) / (device.copy_bandwidth_gbs * 1e3)
-        return _LEAST_US + bytes_us * np.ceil(waves) / waves * np.sqrt(padding)
+        estimate: NDArray[np.float64] = _LEAST_US + bytes_us * np.ceil(waves) / waves * np.sqrt(padding)
+        return estimate
 
     def _programs(self, problem: Problem, configs: Sequence[KernelConfig]) -> NDArray[np.float64]:
         import numpy as np

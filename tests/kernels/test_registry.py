@@ -14,7 +14,12 @@ from foretune.datasets import Family, ForetuneError, ForetuneWarning
 from foretune.kernels import families, find_family, register
 from grouped import FAMILIES
 
-OURS = ["grouped_gemm_dw", "grouped_gemm_dx", "grouped_gemm_fwd"]
+OURS = [
+    "gated_mlp",
+    *(f"grouped_gemm_{name}" for name in ("dw", "dx", "fwd")),
+    "rms_norm_rope_bwd",
+    "rms_norm_rope_fwd",
+]
 MODULE = """
 from fakes import FakeFamily
 

@@ -102,13 +102,13 @@ class _RmsNormRope(torch.autograd.Function):
         tensors, options = arguments[:6], arguments[6]
         ctx.options = options
         ctx.save_for_backward(*tensors)
-        return forward(*tensors[:2], Tables(*tensors[2:]), options)
+        q, k, *tables = tensors
+        return forward(q, k, Tables(*tables), options)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, dq: torch.Tensor, dk: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         q, k, *tables = ctx.saved_tensors
         q_grad, k_grad, *weight_grads = backward(dq, dk, q, k, Tables(*tables), ctx.options)
-        if tables[2] is None:
-            weight_grads = [None, None]
-        return q_grad, k_grad, None, None, *weight_grads, None
+        of_weights = [None, None] if tables[2] is None else weight_grads
+        return q_grad, k_grad, None, None, *of_weights, None
