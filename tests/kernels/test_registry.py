@@ -14,12 +14,7 @@ from foretune.datasets import Family, ForetuneError, ForetuneWarning
 from foretune.kernels import families, find_family, register
 from grouped import FAMILIES
 
-OURS = [
-    "gated_mlp",
-    *(f"grouped_gemm_{name}" for name in ("dw", "dx", "fwd")),
-    "rms_norm_rope_bwd",
-    "rms_norm_rope_fwd",
-]
+OURS = ["gated_mlp", *sorted(family.name for family in FAMILIES), "rms_norm_rope_bwd", "rms_norm_rope_fwd"]
 MODULE = """
 from fakes import FakeFamily
 
