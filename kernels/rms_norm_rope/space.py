@@ -43,9 +43,8 @@ def full_space(family: str) -> tuple[KernelConfig, ...]:
 
 def _is_of_use(family: str, config: KernelConfig) -> bool:
     held = elements_per_thread(config, _USUAL_HEAD)
-    return _LEAST_ELEMENTS <= held <= MOST_ELEMENTS[family] and (
-        dict(config.meta).get("STEPS", 2) > 1 or config.num_stages == 1
-    )
+    takes_one_step = dict(config.meta).get("STEPS") == 1  # where stages are all alike
+    return _LEAST_ELEMENTS <= held <= MOST_ELEMENTS[family] and not (takes_one_step and config.num_stages > 1)
 
 
 def elements_per_thread(config: KernelConfig, head_dim: int) -> float:
@@ -54,7 +53,7 @@ def elements_per_thread(config: KernelConfig, head_dim: int) -> float:
     >>> elements_per_thread(KernelConfig.of(ROWS=2, HEADS=4, num_warps=4), head_dim=96)
     8.0
     """
-    return config["ROWS"] * config["HEADS"] * 2 * block_of(head_dim) / (32 * config.num_warps)
+    return float(config["ROWS"] * config["HEADS"] * 2 * block_of(head_dim) / (32 * config.num_warps))
 
 
 def block_of(head_dim: int) -> int:
