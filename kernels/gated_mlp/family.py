@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from ...datasets import BinaryFacts, DeviceSpec, Family, ForetuneError, KernelConfig, Problem, dtype_of_tensor
 from .features import FEATURE_NAMES, FLAGS, feature_table, moved_bytes
-from .space import KNOBS, TMA_ARCHS, full_space, smem_bytes, wrong_knob, wrong_tile
+from .space import SPACE, TMA_ARCHS, VALUES, full_space, smem_bytes, wrong_tile
 
 if TYPE_CHECKING:
     import numpy as np
@@ -30,7 +30,7 @@ class GatedMlpFamily(Family):
     dims = ("m", "n", "k")
     dtypes = ("bf16", "fp16", "fp32")
     flags = FLAGS
-    knobs = KNOBS
+    knobs = tuple(SPACE)
     largest: ClassVar[Mapping[str, int]] = {"m": MOST_ROWS, "n": MOST_COLUMNS, "k": MOST_COLUMNS}
     bucketed = ("m",)
     feature_names = FEATURE_NAMES
@@ -40,7 +40,7 @@ class GatedMlpFamily(Family):
         return space if device is None else tuple(c for c in space if self._device_limit(c, 2, device) is None)
 
     def supports(self, config: KernelConfig, problem: Problem, device: DeviceSpec) -> str | None:
-        if (wrong := wrong_knob(config)) is not None:
+        if (wrong := VALUES.wrong(config)) is not None:
             return wrong
         if problem.dtype not in self.dtypes:
             return f"dtype {problem.dtype_name} is not one of {', '.join(self.dtypes)}"

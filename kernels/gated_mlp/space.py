@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
-from itertools import product
 
 from ...datasets import DeviceSpec, KernelConfig
+from ..knob_values import KnobValues
 
 #: Knobs and their values. A tile is BLOCK_M x BLOCK_N of the output, so twice as many columns of the weights.
 SPACE: Mapping[str, Sequence[int]] = {
@@ -19,7 +19,7 @@ SPACE: Mapping[str, Sequence[int]] = {
     "num_warps": [4, 8],
     "num_stages": [2, 3, 4, 5, 6],
 }
-KNOBS = tuple(SPACE)
+VALUES = KnobValues("gated_mlp", SPACE)
 #: Past 128 of a thread's 255 registers in accumulators a kernel spills, and compiling takes up to minutes.
 _MOST_ACCUMULATORS = 128
 #: Configs under this many bytes of loads in flight never hide the latency of memory.
@@ -39,8 +39,7 @@ TMA_ARCHS = ("sm_90", "sm_100", "sm_103", "sm_120")
 def full_space() -> tuple[KernelConfig, ...]:
     """The whole grid less what can't be fast: spilling accumulators, idle warps, too little in flight, more programs
     than any SM holds, bands of small tiles."""
-    configs = (KernelConfig.of(**dict(zip(KNOBS, values, strict=True))) for values in product(*SPACE.values()))
-    return tuple(config for config in configs if _is_of_use(config))
+    return tuple(config for config in VALUES.grid() if _is_of_use(config))
 
 
 def _is_of_use(config: KernelConfig) -> bool:
@@ -59,7 +58,7 @@ def _is_of_use(config: KernelConfig) -> bool:
 
 def accumulators_per_thread(config: KernelConfig) -> float:
     """float32 accumulators of a thread, gate's and up's."""
-    return 2.0 * config["BLOCK_M"] * config["BLOCK_N"] / (32 * config.num_warps)
+    return float(2 * config["BLOCK_M"] * config["BLOCK_N"] / (32 * config.num_warps))
 
 
 def smem_bytes(config: KernelConfig, itemsize: int, arch: str = "sm_90") -> int:
@@ -95,26 +94,6 @@ def programs_of(m: int, n: int, config: KernelConfig, sm_count: int) -> int:
     """Programs of a launch: PROGRAMS_PER_SM on each SM, or one a tile where that is 0."""
     tiles = -(-m // int(config["BLOCK_M"])) * -(-n // int(config["BLOCK_N"]))
     return min(sm_count * int(config["PROGRAMS_PER_SM"]) or tiles, tiles)
-
-
-def wrong_knob(config: KernelConfig) -> str | None:
-    """The reason why a config is none that the kernel takes, or None; it names the knob and the values that would do.
-
-    >>> wrong_knob(KernelConfig.of(**{knob: values[0] for knob, values in SPACE.items()} | {"BLOCK_M": 24}))
-    'BLOCK_M cannot be 24: 16, 32, 64, 128, 256'
-    """
-    knobs = config.to_json()
-    if type(ctas := knobs.pop("num_ctas", None)) is not int or ctas != 1:
-        return f"num_ctas cannot be {ctas!r}: 1"
-    if unknown := sorted(knobs.keys() - SPACE.keys()):
-        return f"{unknown[0]} is no knob of gated_mlp; it has {', '.join(SPACE)}"
-    for knob, values in SPACE.items():
-        words = ", ".join(map(str, values))
-        if knob not in knobs:
-            return f"{knob} is missing: {words}"
-        if type(knobs[knob]) is not int or knobs[knob] not in values:  # not True, which is 1, and not 64.0
-            return f"{knob} cannot be {knobs[knob]!r}: {words}"
-    return None
 
 
 def wrong_tile(config: KernelConfig, dtype: str) -> str | None:

@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING, Any
 from .measurable import RmsNormRopeBackward, RmsNormRopeForward
 
 if TYPE_CHECKING:
-    from .op import rms_norm_rope
+    from .op.op import rms_norm_rope
 
 __all__ = ["RmsNormRopeBackward", "RmsNormRopeForward", "rms_norm_rope"]
 
 
 def __getattr__(name: str) -> Any:
     if name == "rms_norm_rope":
-        return globals().setdefault(name, getattr(import_module(".op", __name__), name))
+        return globals().setdefault(name, getattr(import_module(".op.op", __name__), name))
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 

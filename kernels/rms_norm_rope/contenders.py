@@ -30,9 +30,15 @@ class RmsNormRopeComparison:
         cases = {}
         for name in (*NORMED, *UNNORMED * forward):
             model, flags = models[name], ("unnormed",) * (name in UNNORMED)
-            dims = {"q_heads": model.num_heads, "kv_heads": model.num_kv_heads, "head_dim": model.head_dim}
             for phase, tokens in PHASES.items():
-                problem = Problem.of(family.name, tokens=tokens, flags=flags, **dims)
+                problem = Problem.of(
+                    family.name,
+                    flags=flags,
+                    tokens=tokens,
+                    q_heads=model.num_heads,
+                    kv_heads=model.num_kv_heads,
+                    head_dim=model.head_dim,
+                )
                 cases[f"{name}/qk {phase}"] = Case(problem, (f"{name}/qk",))
         return cases
 
@@ -49,7 +55,7 @@ class RmsNormRopeComparison:
 
     def launch_path(self, device: DeviceSpec) -> LaunchPath:
         from .launches import launch_forward
-        from .op import rms_norm_rope
+        from .op.op import rms_norm_rope
 
         family = RmsNormRopeForward()
         problem = Problem.of(family.name, tokens=64, q_heads=32, kv_heads=8, head_dim=128)

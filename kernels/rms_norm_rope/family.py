@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from ...datasets import BinaryFacts, DeviceSpec, Family, ForetuneError, KernelConfig, Problem, dtype_of_tensor
 from ...model.generic_features import GenericFeatures
-from .space import MOST_HEAD_DIM, SPACES, backward_grid, forward_grid, full_space, wrong_knob, wrong_tile
+from .space import MOST_HEAD_DIM, SPACES, VALUES, backward_grid, forward_grid, full_space, wrong_tile
 
 if TYPE_CHECKING:
     import numpy as np
@@ -31,7 +31,7 @@ class RmsNormRopeFamily(Family):
 
     dims = DIMS
     dtypes = DTYPES
-    flags = ("interleaved",)
+    flags: ClassVar[tuple[str, ...]] = ("interleaved",)
     largest: ClassVar[Mapping[str, int]] = {
         "tokens": MOST_TOKENS,
         "q_heads": MOST_HEADS,
@@ -58,7 +58,7 @@ class RmsNormRopeFamily(Family):
         return full_space(self.name)
 
     def supports(self, config: KernelConfig, problem: Problem, device: DeviceSpec) -> str | None:
-        if (wrong := wrong_knob(self.name, config)) is not None:
+        if (wrong := VALUES[self.name].wrong(config)) is not None:
             return wrong
         if problem.dtype not in self.dtypes:
             return f"dtype {problem.dtype_name} is not one of {', '.join(self.dtypes)}"
@@ -110,7 +110,8 @@ class RmsNormRopeFamily(Family):
         steps = np.array([dict(config.meta).get("STEPS", 1) for config in configs], float)
         padding = programs * steps * tile / asked
         bytes_us = self.bytes(problem) / (device.copy_bandwidth_gbs * 1e3)
-        return _LEAST_US + bytes_us * np.ceil(waves) / waves * np.sqrt(padding)
+        estimate: NDArray[np.float64] = _LEAST_US + bytes_us * np.ceil(waves) / waves * np.sqrt(padding)
+        return estimate
 
     def _programs(self, problem: Problem, configs: Sequence[KernelConfig]) -> NDArray[np.float64]:
         import numpy as np

@@ -11,6 +11,8 @@ from .space import block_constants, chunks_of, forward_grid, head_blocks
 from .triton_kernels import rms_norm_rope_backward_kernel, rms_norm_rope_kernel, weight_sums_kernel
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from ...datasets import KernelConfig
 
 _launch = Launcher(rms_norm_rope_kernel)
@@ -56,7 +58,7 @@ def launch_backward(
     dk: torch.Tensor,
     q: torch.Tensor,
     k: torch.Tensor,
-    grads: tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor],
+    grads: Sequence[torch.Tensor],
     rotation: Rotation,
     config: KernelConfig,
 ) -> None:

@@ -83,9 +83,9 @@ class RmsNormRope(RmsNormRopeFamily, Measurable):
         shapes = [(tokens, q_heads, head_dim), (tokens, kv_heads, head_dim), *[(head_dim,)] * 2 * self._has_gradients]
         sizes = [torch.Size(shape).numel() for shape in shapes]
         out = torch.full((sum(sizes),), float("nan"), device=where, dtype=dtype)
-        parts = tuple(part.view(shape) for part, shape in zip(out.split(sizes), shapes, strict=True))
+        parts = tuple(part.view(shape) for part, shape in zip(torch.split(out, sizes), shapes, strict=True))
         # As in models: q and k side by side in one projection.
-        q, k = random(tokens, q_heads + kv_heads, head_dim).split((q_heads, kv_heads), 1)
+        q, k = torch.split(random(tokens, q_heads + kv_heads, head_dim), [q_heads, kv_heads], 1)
         dq, dk = (random(*shapes[0]), random(*shapes[1])) if self._has_gradients else (None, None)
         angles = torch.arange(tokens, device=where)[:, None] * 1e4 ** -torch.linspace(0, 1, head_dim // 2, device=where)
         weights = None if "unnormed" in problem.flags else (1 + random(head_dim) / 8, 1 + random(head_dim) / 8)

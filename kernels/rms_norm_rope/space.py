@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
-from itertools import product
 
 from ...datasets import KernelConfig, Problem
+from ..knob_values import KnobValues
 
 #: Knobs and their values. A tile is ROWS tokens x HEADS heads; num_stages says nothing to a kernel without a loop,
 #: so it is Triton's default.
@@ -24,6 +24,8 @@ BACKWARD_SPACE: Mapping[str, Sequence[int]] = {
     "num_warps": [1, 2, 4, 8],
     "num_stages": [1, 2, 3],
 }
+SPACES = {"rms_norm_rope_fwd": FORWARD_SPACE, "rms_norm_rope_bwd": BACKWARD_SPACE}
+VALUES = {family: KnobValues(family, space) for family, space in SPACES.items()}
 #: Elements of one head that a thread may hold: beyond, the kernels spill (a backward tile holds five of this size).
 MOST_ELEMENTS = {"rms_norm_rope_fwd": 64, "rms_norm_rope_bwd": 16}
 #: Heads of 128 elements, which most models have, decide what is worth declaring: with less than this a thread, half
@@ -36,19 +38,13 @@ MOST_HEAD_DIM = 512
 @lru_cache
 def full_space(family: str) -> tuple[KernelConfig, ...]:
     """Every config of a family that is of use for heads of 128 elements."""
-    ranges = SPACES[family]
-    configs = (KernelConfig.of(**dict(zip(ranges, values, strict=True))) for values in product(*ranges.values()))
-    return tuple(config for config in configs if _is_of_use(family, config))
-
-
-SPACES = {"rms_norm_rope_fwd": FORWARD_SPACE, "rms_norm_rope_bwd": BACKWARD_SPACE}
+    return tuple(config for config in VALUES[family].grid() if _is_of_use(family, config))
 
 
 def _is_of_use(family: str, config: KernelConfig) -> bool:
     held = elements_per_thread(config, _USUAL_HEAD)
-    return _LEAST_ELEMENTS <= held <= MOST_ELEMENTS[family] and (
-        dict(config.meta).get("STEPS", 2) > 1 or config.num_stages == 1
-    )
+    takes_one_step = dict(config.meta).get("STEPS") == 1  # where stages are all alike
+    return _LEAST_ELEMENTS <= held <= MOST_ELEMENTS[family] and not (takes_one_step and config.num_stages > 1)
 
 
 def elements_per_thread(config: KernelConfig, head_dim: int) -> float:
@@ -57,7 +53,7 @@ def elements_per_thread(config: KernelConfig, head_dim: int) -> float:
     >>> elements_per_thread(KernelConfig.of(ROWS=2, HEADS=4, num_warps=4), head_dim=96)
     8.0
     """
-    return config["ROWS"] * config["HEADS"] * 2 * block_of(head_dim) / (32 * config.num_warps)
+    return float(config["ROWS"] * config["HEADS"] * 2 * block_of(head_dim) / (32 * config.num_warps))
 
 
 def block_of(head_dim: int) -> int:
@@ -89,26 +85,6 @@ def chunks_of(tokens: int, config: KernelConfig) -> int:
 def backward_grid(tokens: int, q_heads: int, k_heads: int, config: KernelConfig) -> int:
     """Programs of a backward launch."""
     return chunks_of(tokens, config) * (head_blocks(q_heads, config) + head_blocks(k_heads, config))
-
-
-def wrong_knob(family: str, config: KernelConfig) -> str | None:
-    """The reason why a config is none that the kernels take, or None; it names the knob and the values that would do.
-
-    >>> wrong_knob("rms_norm_rope_fwd", KernelConfig.of(ROWS=3, HEADS=1, num_warps=1))
-    'ROWS cannot be 3: 1, 2, 4, 8, 16'
-    """
-    knobs, ranges = config.to_json(), SPACES[family]
-    if type(ctas := knobs.pop("num_ctas", None)) is not int or ctas != 1:
-        return f"num_ctas cannot be {ctas!r}: 1"
-    if unknown := sorted(knobs.keys() - ranges.keys()):
-        return f"{unknown[0]} is no knob of {family}; it has {', '.join(ranges)}"
-    for knob, values in ranges.items():
-        words = ", ".join(map(str, values))
-        if knob not in knobs:
-            return f"{knob} is missing: {words}"
-        if type(knobs[knob]) is not int or knobs[knob] not in values:  # not True, which is 1, and not 4.0
-            return f"{knob} cannot be {knobs[knob]!r}: {words}"
-    return None
 
 
 def wrong_tile(family: str, config: KernelConfig, problem: Problem) -> str | None:

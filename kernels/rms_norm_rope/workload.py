@@ -102,5 +102,6 @@ def _problem(family: str, tokens: int, shape: tuple[int, int, int], normed: bool
     if not normed and family == "rms_norm_rope_fwd":  # whose gradient is a rotation too: see `op`
         flags = (*flags, "unnormed")
     q_heads, kv_heads, head_dim = shape
-    dims = {"tokens": tokens, "q_heads": q_heads, "kv_heads": kv_heads, "head_dim": head_dim}
-    return Problem.of(family, dtype=dtype, flags=flags, **dims)
+    return Problem.of(
+        family, dtype=dtype, flags=flags, tokens=tokens, q_heads=q_heads, kv_heads=kv_heads, head_dim=head_dim
+    )

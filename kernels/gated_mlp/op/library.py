@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from ..op_calls import decode
+from ...op_calls import decode
 from .checks import check_call
 from .passes import Options, backward, forward, gradient_of_w, gradient_of_x
 

@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from torch.autograd.function import once_differentiable
 
-from ...datasets import KernelConfig
-from ..op_calls import encode, facts, needs_operator
+from ....datasets import KernelConfig
+from ...op_calls import encode, facts, needs_operator
 from . import library  # noqa: F401 - registers the operators
 from .checks import check_call
 from .passes import Options, backward, forward, gradient_of_w, gradient_of_x

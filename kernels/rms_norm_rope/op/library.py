@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from ..op_calls import decode
+from ...op_calls import decode
 from .checks import check_call
 from .passes import Options, Tables, backward, forward
 
@@ -30,7 +30,8 @@ def _options(values: Any) -> Options:
 
 def _forward(*arguments: Any) -> tuple[torch.Tensor, torch.Tensor]:
     check_call(*arguments[:9])
-    return forward(*arguments[:2], Tables(*arguments[2:6]), _options(arguments[6:]))
+    q, k = arguments[:2]
+    return forward(q, k, Tables(*arguments[2:6]), _options(arguments[6:]))
 
 
 def _forward_fake(*arguments: Any) -> tuple[torch.Tensor, torch.Tensor]:
@@ -56,7 +57,8 @@ def _needed(ctx: Any) -> tuple[bool, ...]:
 
 
 def _backward(*arguments: Any) -> tuple[torch.Tensor, ...]:
-    return backward(*arguments[:4], Tables(*arguments[4:8]), _options(arguments[8:]))
+    dq, dk, q, k = arguments[:4]
+    return backward(dq, dk, q, k, Tables(*arguments[4:8]), _options(arguments[8:]))
 
 
 def _backward_fake(*arguments: Any) -> tuple[torch.Tensor, ...]:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import torch
 
-from ...datasets import ForetuneError
-from ..op_calls import DTYPES
-from .family import ACTIVATIONS, MOST_COLUMNS, MOST_ROWS, wrong_widths
+from ....datasets import ForetuneError
+from ...op_calls import DTYPES
+from ..family import ACTIVATIONS, MOST_COLUMNS, MOST_ROWS, wrong_widths
 
 
 def check_call(x: torch.Tensor, w: torch.Tensor, activation: str) -> None:

@@ -6,10 +6,10 @@ from typing import NamedTuple
 
 import torch
 
-from ...datasets import DeviceSpec, KernelConfig
-from ..op_calls import ConfiguredLaunch, on_device_of
-from .family import flags_of
-from .launches import launch_backward, launch_gated
+from ....datasets import DeviceSpec, KernelConfig
+from ...op_calls import ConfiguredLaunch, on_device_of
+from ..family import flags_of
+from ..launches import launch_backward, launch_gated
 
 _forward = ConfiguredLaunch("gated_mlp")
 

@@ -6,9 +6,9 @@ from typing import Any
 
 import torch
 
-from ...datasets import ForetuneError
-from ..op_calls import DTYPES
-from .family import MOST_HEADS, MOST_TOKENS, wrong_heads
+from ....datasets import ForetuneError
+from ...op_calls import DTYPES
+from ..family import MOST_HEADS, MOST_TOKENS, wrong_heads
 
 
 def check_call(

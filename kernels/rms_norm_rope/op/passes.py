@@ -6,9 +6,9 @@ from typing import NamedTuple
 
 import torch
 
-from ...datasets import DeviceSpec, KernelConfig
-from ..op_calls import ConfiguredLaunch
-from .launches import Rotation, launch_backward, launch_forward
+from ....datasets import DeviceSpec, KernelConfig
+from ...op_calls import ConfiguredLaunch
+from ..launches import Rotation, launch_backward, launch_forward
 
 _forward = ConfiguredLaunch("rms_norm_rope_fwd")
 _backward = ConfiguredLaunch("rms_norm_rope_bwd")
@@ -77,11 +77,14 @@ def _dims(q: torch.Tensor, k: torch.Tensor) -> tuple[int, int, int, int]:
 
 
 def _rotation(tables: Tables, options: Options) -> Rotation:
-    cos, sin = (_rows(table) for table in tables[:2])
+    cos, sin = (_rows(table) for table in (tables.cos, tables.sin))
     if cos.stride(0) != sin.stride(0):
         cos, sin = cos.contiguous(), sin.contiguous()
-    weights = [None if weight is None else _begun_well(weight.contiguous()) for weight in tables[2:]]
-    return Rotation(cos, sin, *weights, float(options.eps), float(options.weight_offset), options.interleaved)
+    q_weight, k_weight = (
+        None if weight is None else _begun_well(weight.contiguous()) for weight in (tables.q_weight, tables.k_weight)
+    )
+    numbers = float(options.eps), float(options.weight_offset)
+    return Rotation(cos, sin, q_weight, k_weight, *numbers, options.interleaved)
 
 
 def _tokens(x: torch.Tensor) -> torch.Tensor:

@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from torch.autograd.function import once_differentiable
 
-from ...datasets import KernelConfig
-from ..op_calls import encode, facts, needs_operator
+from ....datasets import KernelConfig
+from ...op_calls import encode, facts, needs_operator
 from . import library  # noqa: F401 - registers the operators
 from .checks import check_call
 from .passes import Options, Tables, backward, forward
@@ -102,13 +102,13 @@ class _RmsNormRope(torch.autograd.Function):
         tensors, options = arguments[:6], arguments[6]
         ctx.options = options
         ctx.save_for_backward(*tensors)
-        return forward(*tensors[:2], Tables(*tensors[2:]), options)
+        q, k, *tables = tensors
+        return forward(q, k, Tables(*tables), options)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, dq: torch.Tensor, dk: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         q, k, *tables = ctx.saved_tensors
         q_grad, k_grad, *weight_grads = backward(dq, dk, q, k, Tables(*tables), ctx.options)
-        if tables[2] is None:
-            weight_grads = [None, None]
-        return q_grad, k_grad, None, None, *weight_grads, None
+        of_weights = [None, None] if tables[2] is None else weight_grads
+        return q_grad, k_grad, None, None, *of_weights, None
