@@ -60,9 +60,11 @@ class Limits:
     @cached_property
     def uuid(self) -> str:
         """What decides on the choices, for the keys of Inductor's caches."""
-        from ..inductor import family, matmul, pipeline
+        from ..inductor import attention, family, grouped_and_conv, matmul, pipeline
 
-        sources = (inspect.getsource(module) for module in (family, matmul, pipeline))  # where nothing is learned
+        sources = (
+            inspect.getsource(module) for module in (attention, family, grouped_and_conv, matmul, pipeline)
+        )  # where nothing is learned
         try:
             digest = bundle_in_force(self.bundle).digest
         except ForetuneError:
