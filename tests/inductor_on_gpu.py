@@ -3,8 +3,8 @@
 40 products and a transformer of two layers (static and dynamic length) are compiled under max_autotune with Inductor's
 DEFAULT search space, with its EXHAUSTIVE one, and with the latter limited by Foretune. Each in a process of its own,
 caches empty before each of the three; then the three run interleaved, cold L2, filled queue, medians. All GPUs work
-side by side and share the cores. EXHAUSTIVE takes minutes a product: a run that is cut off, or out of time, goes on in the
-same folder, and the table, printed last, has what is finished. `--tiny` tries the machinery where there is no GPU.
+side by side and share the cores. EXHAUSTIVE takes minutes a product: a run that is cut off, or out of time, goes on in
+the same folder, and the table, printed last, has what is finished. `--tiny` tries the machinery where there is no GPU.
 """
 
 from __future__ import annotations

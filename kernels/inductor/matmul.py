@@ -130,11 +130,11 @@ class InductorMMFamily(InductorTemplate):
 
 
 def _smem_bytes(problem: Problem, knobs: Mapping[str, Any]) -> Any:
-    """Shared memory of a program: what is in flight, or y while its layout changes before it is stored. Of numbers or of
-    columns alike.
+    """Shared memory of a program: what is in flight, or y while its layout changes before it is stored. Of numbers or
+    of columns alike.
 
-    Kernels compiled for sm_90 by Triton 3.9 have that or less. Products of whole warp groups are read from there, so all
-    stages are; others are read into registers, which saves one.
+    Kernels compiled for sm_90 by Triton 3.9 have that or less. Products of whole warp groups are read from there, so
+    all stages are; others are read into registers, which saves one.
     """
     block_m, block_n, stages = knobs["BLOCK_M"], knobs["BLOCK_N"], knobs["num_stages"]
     by_warp_groups = (block_m >= _WARP_GROUP_ROWS) * (knobs["num_warps"] >= 4) * (problem.dtype != "fp32")

@@ -31,7 +31,7 @@ class InductorMM(InductorMMFamily, Measurable):
     >>> family, h200 = find_family("inductor:mm"), DeviceSpec.named("h200")
     >>> problem = Problem.of("inductor_mm", batch=1, m=4096, n=4096, k=4096)
     >>> sum(family.supports(config, problem, h200) is None for config in family.space(h200))
-    2044
+    2105
     """
 
     def cases(

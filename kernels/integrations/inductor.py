@@ -8,6 +8,7 @@ compiled (`select_algorithm.add_preprocessing_fn`). Both are private; torch 2.11
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial, wraps
@@ -17,6 +18,7 @@ from ...datasets import DeviceSpec, ForetuneError, KernelConfig, Problem
 from ...datasets.errors import check_integer, reason_of
 from ...runtime.arguments import bundle_of
 from ...runtime.current_device import device_here
+from ...runtime.launching.source_hash import digest_of
 from ...runtime.shortlist import bundle_in_force
 from ...runtime.warn import warn_once
 
@@ -58,13 +60,16 @@ class Limits:
     @cached_property
     def uuid(self) -> str:
         """What decides on the choices, for the keys of Inductor's caches."""
-        from ... import __version__
+        from ..inductor import attention, family, grouped_and_conv, matmul, pipeline
 
+        sources = (
+            inspect.getsource(module) for module in (attention, family, grouped_and_conv, matmul, pipeline)
+        )  # where nothing is learned
         try:
             digest = bundle_in_force(self.bundle).digest
         except ForetuneError:
             digest = "none"
-        return f"foretune-{__version__}-{self.k}-{digest}"
+        return f"foretune-{self.k}-{digest_of([digest, *sources])}"
 
     def of_templates(self, choices: Sequence[Any], inputs: Any, op: str) -> list[Any]:
         """Of the `KernelTemplateChoice`s of one lowering those that go through: what has no tile (ATen, decompose-k)
