@@ -142,7 +142,7 @@ class Bundle:
 
     @property
     def _content(self) -> bytes:
-        return npz.dumps(self._arrays, {MANIFEST: (json.dumps(self.manifest, indent=1) + "\n").encode()})
+        return npz.dumps(self._arrays, {MANIFEST: (json.dumps(self.manifest, separators=(",", ":")) + "\n").encode()})
 
     @property
     def _arrays(self) -> dict[str, NDArray[Any]]:

@@ -319,8 +319,8 @@ def _of_dw(
     chunks, longest, active = (np.empty((len(problems), 1)) for _ in range(3))
     steps = np.empty((len(problems), len(space.ks)))
     for place, (problem, sizes) in enumerate(zip(problems, all_sizes, strict=True)):
-        dims = (max(problem[dim], 1) for dim in ("rows", "n", "k"))
-        counts = np.maximum(np.ceil(sizes / chunk_rows(*dims, device.sm_count)), 1)
+        its_rows, its_n, its_k = (max(problem[dim], 1) for dim in ("rows", "n", "k"))
+        counts = np.maximum(np.ceil(sizes / chunk_rows(its_rows, its_n, its_k, device.sm_count)), 1)
         lengths = sizes / counts
         chunks[place], longest[place] = counts.sum(), lengths.max(initial=0)
         active[place] = max(np.count_nonzero(sizes > 0), 1)

@@ -142,7 +142,8 @@ class Network:
         for place, of_one in enumerate(logs):
             units = [added[0] if group.lasting else added[problems][place] for group, added in layer]
             of_one[:] = self._logs(list(zip(units, kinds, strict=True)))
-        return np.round(np.clip(logs + float(self.bias3[0]), -MOST_LOG, MOST_LOG), _DECIMALS)
+        clipped: NDArray[np.float64] = np.clip(logs + float(self.bias3[0]), -MOST_LOG, MOST_LOG)
+        return np.round(clipped, _DECIMALS)
 
     def _logs(self, parts: Sequence[tuple[NDArray[np.float64], NDArray[np.intp]]]) -> NDArray[np.float64]:
         """Log slowdowns but for the last bias, (n_rows,), from what the kinds of each part add to the first layer's
