@@ -14,7 +14,6 @@ from foretune.kernels.integrations.torchtitan import multiply
 from foretune.kernels.integrations.transformers import experts_forward
 from foretune.runtime import warn
 from loops import error
-from torch._dynamo.testing import CompileCounter
 
 pytestmark = pytest.mark.interpret
 
@@ -150,6 +149,8 @@ def test_it_is_traced_without_a_break_and_stays_right(layout, parallel):
     experts, given = Experts(**LAYOUTS[layout]), routed()
     experts._is_expert_parallel = parallel
     expected = results(lambda *given: experts_forward(experts, *given), experts, *given)
+    from torch._dynamo.testing import CompileCounter
+
     counter = CompileCounter()
     compiled = torch.compile(lambda *given: experts_forward(experts, *given), backend=counter, fullgraph=True)
     found = results(compiled, experts, *given)

@@ -13,7 +13,6 @@ import pytest
 import torch
 from foretune import KernelConfig
 from foretune.kernels.grouped_gemm import KernelConfigForward, unsloth_grouped_gemm
-from torch._dynamo.testing import CompileCounter
 from torch._subclasses import FakeTensorMode
 
 pytestmark = pytest.mark.interpret
@@ -97,6 +96,8 @@ def test_a_whole_graph_with_gradients_equals_eager(function, backend):
 
 
 def test_one_graph_serves_any_number_of_rows():
+    from torch._dynamo.testing import CompileCounter
+
     counter = CompileCounter()
     compiled = torch.compile(ours, fullgraph=True, backend=counter, dynamic=True)
     for rows in (12, 30, 46):

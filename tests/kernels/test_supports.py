@@ -222,8 +222,10 @@ def trouble_compiling(family, cases):
 @pytest.mark.usefixtures("own_cache")
 @every_family
 def test_what_passes_compiles_and_fits(family):
-    cases = passed(family, 1, seed=1)
-    assert len(cases) == 3  # one for each arch
+    """On one arch for each family: `-m slow` compiles a hundred on every arch."""
+    arch = dict(zip(FAMILIES, (H200.arch, A100.arch, B200.arch), strict=True))[family]
+    cases = [case for case in passed(family, 1, seed=1) if case[-1].arch == arch]
+    assert len(cases) == 1
     assert trouble_compiling(family, cases) == {}
 
 

@@ -6,7 +6,6 @@ from __future__ import annotations
 import pytest
 import torch
 from foretune import ForetuneError, KernelConfig, gated_mlp
-from torch._dynamo.testing import CompileCounterWithBackend
 from torch.nn.functional import gelu, silu
 
 pytestmark = pytest.mark.interpret
@@ -80,6 +79,8 @@ def test_odd_views_and_no_rows():
 
 @pytest.mark.parametrize("recompute", [False, True])
 def test_a_compiled_layer_is_one_graph_and_gets_the_same(recompute):
+    from torch._dynamo.testing import CompileCounterWithBackend
+
     torch._dynamo.reset()
     counter = CompileCounterWithBackend("aot_eager")
 

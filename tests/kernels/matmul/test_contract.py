@@ -11,6 +11,7 @@ from products import problem
 
 class TestMatmul(FamilyContract):
     family = "matmul"
+    compiled = 2
 
     def problems(self):
         return [
@@ -19,6 +20,11 @@ class TestMatmul(FamilyContract):
             problem("fp32", ("b_kn",), m=300, n=1003, k=100),  # not aligned
             problem("int8", batch=1, m=16384, n=4096, k=4096),
         ]
+
+    def mutations(self):
+        """Each knob, of one problem: a compile takes a second, and `-m slow` compiles every layout and dtype."""
+        last = self.problems()[-1]
+        return (one for one in super().mutations() if one[1] == last)
 
     def call(self, problem):
         flags = problem.flags

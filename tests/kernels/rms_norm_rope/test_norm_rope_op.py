@@ -6,7 +6,6 @@ from __future__ import annotations
 import pytest
 import torch
 from foretune import ForetuneError, KernelConfig, rms_norm_rope
-from torch._dynamo.testing import CompileCounterWithBackend
 
 pytestmark = pytest.mark.interpret
 
@@ -107,6 +106,8 @@ def test_no_tokens_are_none():
 
 
 def test_a_compiled_layer_is_one_graph_and_gets_the_same():
+    from torch._dynamo.testing import CompileCounterWithBackend
+
     torch._dynamo.reset()
     given, counter, config = tensors(), CompileCounterWithBackend("aot_eager"), KernelConfig.of(HEADS=2)
 
