@@ -153,9 +153,10 @@ def test_an_editable_install_works_far_from_the_checkout(source: Path, tmp_path:
 def test_the_bare_install_prunes_a_real_autotuner(wheel: Path, tmp_path: Path) -> None:
     """In a fresh environment, with no more than what `pip install foretune` brings from the index."""
     python = tmp_path / "venv" / "bin" / "python"
-    subprocess.run([sys.executable, "-m", "venv", str(tmp_path / "venv")], check=True)
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(tmp_path / "venv")], check=True)
     constraints = str(ROOT / ".ci" / "constraints.txt")
-    install = [str(python), "-m", "pip", "install", "-q", "--no-compile", "-c", constraints, str(wheel)]
+    pip = [sys.executable, "-m", "pip", "--python", str(python)]
+    install = [*pip, "install", "-q", "--no-compile", "-c", constraints, str(wheel)]
     installed = subprocess.run(install, capture_output=True, text=True)
     assert installed.returncode == 0, installed.stderr[-4000:]
     environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}

@@ -13,6 +13,7 @@ import shutil
 import subprocess
 import sys
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 import foretune
@@ -69,7 +70,7 @@ def data(installed, tmp_path_factory):
 @pytest.fixture(scope="module")
 def bundle(installed, data, tmp_path_factory):
     out = tmp_path_factory.mktemp("trained") / "bundle"
-    installed.foretune("train", "--data", data, "--data", PACKAGE / "measured_h200", "--out", out)
+    installed.foretune("train", "--data", data, "--out", out)
     return out
 
 
@@ -107,9 +108,9 @@ def test_nothing_that_is_supported_computes_a_wrong_result(data):
     assert sorted(dataset.families) == sorted(FAMILIES)
     rows = dataset.measurements
     assert set(rows["status"]) == {"ok", "hopeless", "invalid"}
-    small = [at for at, case in enumerate(dataset.cases) if case.problem["rows"] * case.problem["columns"] <= 10_000]
+    small = [at for at, case in enumerate(dataset.cases) if case.problem["rows"] * case.problem["columns"] <= 3_000]
     launched = rows[rows["problem"].isin(small) & (rows["status"] == "ok")]
-    assert len(launched.groupby(["problem", "config"], observed=True)) > 300
+    assert len(launched.groupby(["problem", "config"], observed=True)) > 100
     # The softmax refuses blocks that are shorter than a row, and so says which problem each config can run.
     for name in FAMILIES:
         refused = dataset.rows(name)["status"] == "invalid"
@@ -138,6 +139,7 @@ def test_what_a_card_measured_of_it_is_learned_better_than_any_list(installed):
             assert one["regret"][k]["geomean"] < min(rivals)
 
 
+@cache
 def predicted(installed, bundle, family, rows, columns, dtype):
     """The four configs that the command line names, best first."""
     shape = ("--rows", rows, "--columns", columns, "--dtype", dtype, "--top", 4)

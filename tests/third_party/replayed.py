@@ -39,7 +39,7 @@ def model_us(family, problem, config, timing_pass):
 class CheckingRunner(ReplayRunner):
     """Serves the model's times. Problems of at most `small` elements are launched too, and wrong results told."""
 
-    def __init__(self, small=10_000):
+    def __init__(self, small=3_000):
         super().__init__()
         self.small = small
 
