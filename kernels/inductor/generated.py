@@ -162,7 +162,7 @@ def _generate(problem: Problem, config: KernelConfig, graph: Any, inputs: Any) -
         if not callers:
             raise ForetuneError(f"Inductor makes no kernel of {config} for {problem}")
         request = callers[0].bmreq
-        module = PyCodeCache.load_by_key_path(request.module_cache_key, request.module_path, set_sys_modules=False)
+        module = PyCodeCache.load_by_key_path(request.module_cache_key, request.module_path)
     *_, grid_x, grid_y, grid_z = request.extra_args
     workspace = callers[0].workspace_arg
     return GeneratedKernel(

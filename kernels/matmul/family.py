@@ -21,6 +21,9 @@ if TYPE_CHECKING:
 MOST_SIZE = 2**30
 #: Tiles are counted in 32 bits.
 MOST_TILES = 2**31 - 1
+#: 8 GiB of partial sums in float32. Where so much is to be kept there are tiles enough without cutting K; with 50 GiB of
+#: them launches failed on an H200 (illegal memory accesses).
+MOST_PARTIALS = 2**31 - 1
 
 
 class MatmulFamily(Family):
@@ -56,6 +59,9 @@ class MatmulFamily(Family):
         tiles *= -(-problem["m"] // knobs["BLOCK_M"]) * -(-problem["n"] // knobs["BLOCK_N"])
         if tiles > MOST_TILES:
             return f"{tiles} tiles are more than 32 bits count: BLOCK_M or BLOCK_N must be larger, or SPLIT_K smaller"
+        partials = problem["batch"] * knobs["SPLIT_K"] * problem["m"] * problem["n"]
+        if knobs["SPLIT_K"] > 1 and partials > MOST_PARTIALS:
+            return f"SPLIT_K = {knobs['SPLIT_K']} of this problem would keep {partials} partial sums in memory: 1"
         return device_limit(knobs, problem.itemsize, device)
 
     def at_call_time(self, problem: Problem) -> Problem:

@@ -127,9 +127,10 @@ def _problem(family: Family, bundle: Bundle | None, place: int) -> Problem:
     extent = bundle_in_force(bundle).trained[family.name].extent
     sizes = dict.fromkeys(family.dims, 1000)
     if extent is not None:
-        sizes = {dim: round(math.sqrt(low * high) / 8 + 1) * 8 for dim, (low, high) in extent.sizes.items()}
-    varied = max((dim for dim in family.dims if dim not in family.bucketed), key=lambda dim: sizes[dim])
-    sizes[varied] += 8 * place
+        sizes = {dim: round(math.sqrt(low * high) / 16 + 1) * 16 for dim, (low, high) in extent.sizes.items()}
+    free = (dim for dim in family.dims if dim not in family.bucketed)
+    varied = max(free, key=lambda dim: (family.largest.get(dim, math.inf), sizes[dim]))  # the one with the most room
+    sizes[varied] += 16 * place
     return Problem(family.name, tuple(sorted(sizes.items())), family.dtypes[0])
 
 

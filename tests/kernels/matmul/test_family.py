@@ -65,6 +65,7 @@ def test_other_devices_have_a_part_of_it(device):
         ({}, {"dtype": "int8", "flags": ("bias",)}, "int8 is summed in int32, which takes no bias"),
         ({}, {"m": 0}, "m must be between 1 and"),
         ({}, {"m": 2**30, "n": 2**30}, "tiles are more than 32 bits count"),
+        ({"SPLIT_K": 8}, {"batch": 6, "m": 16384, "n": 16384}, "SPLIT_K = 8 .* would keep 12884901888 partial sums"),
         ({}, {"dtype": "fp64"}, "dtype fp64 is not one of bf16, fp16, fp32, int8"),
     ],
 )

@@ -54,11 +54,13 @@ def plain(q, k, cos, sin, q_weight, k_weight, *, interleaved):
 
 
 def run(function, given, **options):
-    """Both results, and the gradients of q, k and the weights."""
-    given = [None if tensor is None else tensor.detach() for tensor in given]
+    """Both results, and the gradients of q, k and the weights, by `plain` unrounded."""
+    given, dtype = [None if tensor is None else tensor.detach() for tensor in given], given[0].dtype
+    if function is plain:
+        given = [None if tensor is None else tensor.double() for tensor in given]
     leaves = [given[place].requires_grad_() for place in (0, 1, 4, 5) if given[place] is not None]
     out = function(*given, **options)
-    seeds = [torch.linspace(-1, 1, y.numel(), device="cuda").view_as(y).to(y.dtype) for y in out]
+    seeds = [torch.linspace(-1, 1, y.numel(), device="cuda").view_as(y).to(dtype).to(y.dtype) for y in out]
     return [y.detach() for y in out], list(torch.autograd.grad(out, leaves, seeds))
 
 
