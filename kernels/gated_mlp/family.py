@@ -6,7 +6,8 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from ...datasets import BinaryFacts, DeviceSpec, Family, ForetuneError, KernelConfig, Problem, dtype_of_tensor
-from .features import FEATURE_NAMES, FLAGS, feature_table, moved_bytes
+from ...datasets.feature_groups import FeatureGroup, stacked
+from .features import FEATURE_NAMES, FLAGS, feature_groups, feature_table, moved_bytes
 from .space import SPACE, TMA_ARCHS, VALUES, full_space, smem_bytes, wrong_tile
 
 if TYPE_CHECKING:
@@ -79,6 +80,15 @@ class GatedMlpFamily(Family):
         binaries: Mapping[KernelConfig, BinaryFacts] | None = None,
     ) -> NDArray[np.float32]:
         return feature_table(problem, device, configs)
+
+    def feature_groups(
+        self,
+        problems: Sequence[Problem],
+        device: DeviceSpec,
+        configs: Sequence[KernelConfig],
+        binaries: Mapping[KernelConfig, BinaryFacts] | None = None,
+    ) -> Sequence[FeatureGroup]:
+        return stacked([feature_groups(problem, device, configs) for problem in problems])
 
     def estimate_us(self, problem: Problem, device: DeviceSpec, configs: Sequence[KernelConfig]) -> NDArray[np.float64]:
         import numpy as np

@@ -7,8 +7,9 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from ...datasets import BinaryFacts, DeviceSpec, Family, ForetuneError, KernelConfig, Problem, dtype_of_tensor
+from ...datasets.feature_groups import FeatureGroup, stacked
 from ..grouped_gemm.family import TMA_ARCHS
-from .features import FEATURE_NAMES, feature_table
+from .features import FEATURE_NAMES, feature_groups, feature_table
 from .layouts import A_KM, ACTIVATIONS, B_KN, BIAS, DTYPES, FLAGS, call_dims, is_aligned
 from .smem import Knobs, smem_bytes
 from .space import KNOBS, full_space, wrong_knob
@@ -69,6 +70,15 @@ class MatmulFamily(Family):
         binaries: Mapping[KernelConfig, BinaryFacts] | None = None,
     ) -> NDArray[np.float32]:
         return feature_table(problem, device, configs)
+
+    def feature_groups(
+        self,
+        problems: Sequence[Problem],
+        device: DeviceSpec,
+        configs: Sequence[KernelConfig],
+        binaries: Mapping[KernelConfig, BinaryFacts] | None = None,
+    ) -> Sequence[FeatureGroup]:
+        return stacked([feature_groups(problem, device, configs) for problem in problems])
 
     def estimate_us(self, problem: Problem, device: DeviceSpec, configs: Sequence[KernelConfig]) -> NDArray[np.float64]:
         import numpy as np

@@ -7,10 +7,11 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from ...datasets import BinaryFacts, DeviceSpec, Family, ForetuneError, KernelConfig, Problem, dtype_of_tensor
+from ...datasets.feature_groups import FeatureGroup, stacked
 from ...datasets.problem import Ragged
 from ..grouped_gemm.family import MOST_COLUMNS, MOST_GROUPS, MOST_ROWS, TMA_ARCHS
 from ..grouped_gemm.group_sizes import likely_sizes
-from .features import FEATURE_NAMES, estimated_us, feature_table
+from .features import FEATURE_NAMES, estimated_us, feature_groups, feature_table
 from .kinds import BLOCKWISE, FLAGS, ROWWISE
 from .space import KNOBS, Ranges, full_space, smem_bytes, wrong_knob, wrong_tile
 
@@ -79,6 +80,15 @@ class ScaledGemmFamily(Family):
         binaries: Mapping[KernelConfig, BinaryFacts] | None = None,
     ) -> NDArray[np.float32]:
         return feature_table(problem, self.rows, device, configs)
+
+    def feature_groups(
+        self,
+        problems: Sequence[Problem],
+        device: DeviceSpec,
+        configs: Sequence[KernelConfig],
+        binaries: Mapping[KernelConfig, BinaryFacts] | None = None,
+    ) -> Sequence[FeatureGroup]:
+        return stacked([feature_groups(problem, self.rows, device, configs) for problem in problems])
 
     def estimate_us(self, problem: Problem, device: DeviceSpec, configs: Sequence[KernelConfig]) -> NDArray[np.float64]:
         import numpy as np

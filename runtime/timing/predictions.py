@@ -127,9 +127,9 @@ def _problem(family: Family, bundle: Bundle | None, place: int) -> Problem:
     extent = bundle_in_force(bundle).trained[family.name].extent
     sizes = dict.fromkeys(family.dims, 1000)
     if extent is not None:
-        sizes = {dim: round(math.sqrt(low * high) / 8 + 1) * 8 for dim, (low, high) in extent.sizes.items()}
+        sizes = {dim: round(math.sqrt(low * high) / 16 + 1) * 16 for dim, (low, high) in extent.sizes.items()}
     varied = max((dim for dim in family.dims if dim not in family.bucketed), key=lambda dim: sizes[dim])
-    sizes[varied] += 8 * place
+    sizes[varied] += 16 * place
     return Problem(family.name, tuple(sorted(sizes.items())), family.dtypes[0])
 
 
