@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from ...datasets import BinaryFacts, DeviceSpec, Family, ForetuneError, KernelConfig, Problem, dtype_of_tensor
 from ...datasets.feature_groups import FeatureGroup, stacked
-from ..grouped_gemm.family import TMA_ARCHS
+from ..sm_limits import TMA_ARCHS, too_much_smem
 from .features import FEATURE_NAMES, feature_groups, feature_table
 from .layouts import A_KM, ACTIVATIONS, B_KN, BIAS, DTYPES, FLAGS, call_dims, is_aligned
 from .smem import Knobs, smem_bytes
@@ -130,10 +130,4 @@ def device_limit(knobs: Knobs, itemsize: int, device: DeviceSpec) -> str | None:
     """The reason why the device cannot run the config with elements of so many bytes, or None."""
     if knobs["TMA"] and device.arch not in TMA_ARCHS and device.backend != "cpu":  # the interpreter has it
         return f"TMA cannot be {knobs['TMA']}: {device.arch} has none: 0"
-    needed = smem_bytes(knobs, itemsize, device)
-    if needed > device.smem_per_block_bytes:
-        return (
-            f"needs {needed} bytes of shared memory but {device.name} has {device.smem_per_block_bytes} a block: "
-            "BLOCK_M, BLOCK_N, BLOCK_K or num_stages must be smaller"
-        )
-    return None
+    return too_much_smem(smem_bytes(knobs, itemsize, device), device)
