@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -42,6 +42,24 @@ def joined(groups: Sequence[FeatureGroup], place: int = 0) -> NDArray[np.float32
         values = group.values[0 if group.lasting else place]
         table[:, list(group.columns)] = values.take(group.kind, axis=0)
     return table
+
+
+def stacked(each: Sequence[Sequence[FeatureGroup]]) -> tuple[FeatureGroup, ...]:
+    """The groups of several problems on the same configs, from those of each.
+
+    >>> import numpy as np
+    >>> one, two = (FeatureGroup((0,), np.array([[[size]]], np.float32), np.array([0, 0])) for size in (4.0, 8.0))
+    >>> stacked([[one], [two]])[0].values.ravel().tolist()
+    [4.0, 8.0]
+    """
+    import numpy as np
+
+    if len(each) == 1:
+        return tuple(each[0])
+    return tuple(
+        same[0] if same[0].lasting else replace(same[0], values=np.concatenate([group.values for group in same]))
+        for same in zip(*each, strict=True)
+    )
 
 
 def problems_in(groups: Sequence[FeatureGroup], chosen: slice = slice(None)) -> int:

@@ -10,14 +10,13 @@ from numpy.typing import NDArray
 
 from ...datasets import DeviceSpec, KernelConfig
 from ...model.configs_memo import remembered
+from ..config_table import L2_OVER_DRAM
 from ..grouped_gemm.group_sizes import typical_sizes
 from .engines import VLLM
 from .launching import Product
 from .space import accumulators, is_asynchronous, residents, smem_bytes, uses_tma
 
-# What is estimated before anything is measured. L2 delivers this multiple of the copy bandwidth (H100/H200
-# microbenchmarks: 5.5-7 TB/s read against 3-4.3).
-_L2_OVER_DRAM = 1.6
+# Of the estimate, before anything is measured.
 # Hopper's synchronous products reach so much of the rate of its asynchronous ones (vendor documentation of mma.sync).
 _SYNCHRONOUS_RATE = 0.62
 # Accumulators of so many registers a thread leave too few for all else: what spills is taken to run at half the rate.
@@ -156,7 +155,7 @@ def _work(product: Product, device: DeviceSpec, configs: Sequence[KernelConfig])
     bandwidth = device.copy_bandwidth_gbs * 1e3  # bytes a us
     busy = np.minimum(tiles, slots) / held
     dram_us = touched / np.minimum(bandwidth, busy * in_flight / _LATENCY_US)
-    l2_us = tiles * steps * (block_m + block_n) * block_k * itemsize / (bandwidth * _L2_OVER_DRAM)
+    l2_us = tiles * steps * (block_m + block_n) * block_k * itemsize / (bandwidth * L2_OVER_DRAM)
     # Each round begins by waiting for its first loads, and no step is quicker than its share of those in flight.
     stages = columns[:, CONFIG_FEATURES.index("num_stages")]
     waiting_us = rounds * steps * _STEP_LATENCY_US / np.maximum(stages - 1, 1)

@@ -7,6 +7,7 @@ from functools import cache, lru_cache
 from typing import Any
 
 from ...datasets import DeviceSpec, KernelConfig, Problem
+from ..sm_limits import too_much_smem
 from .engines import SCALED_BLOCK, SGLANG, VLLM, engine_of, swaps, tuner_space
 
 KNOBS = ("BLOCK_SIZE_M", "BLOCK_SIZE_N", "BLOCK_SIZE_K", "GROUP_SIZE_M", "num_warps", "num_stages")
@@ -86,13 +87,7 @@ def _device_limit(config: KernelConfig, dtype: str, device: DeviceSpec) -> str |
         return f"BLOCK_SIZE_K must divide {SCALED_BLOCK}, the length that a scale is for, but is {k}"
     if accumulators(config, device) > _MOST_ACCUMULATORS:
         return f"num_warps must be more for a tile of BLOCK_SIZE_M={m} by BLOCK_SIZE_N={n}: a thread has 255 registers"
-    needed = smem_bytes(config, dtype, device)
-    if needed > device.smem_per_block_bytes:
-        return (
-            f"needs {needed} bytes of shared memory but {device.name} has {device.smem_per_block_bytes} a block: "
-            "BLOCK_SIZE_M, BLOCK_SIZE_N, BLOCK_SIZE_K or num_stages must be smaller"
-        )
-    return None
+    return too_much_smem(smem_bytes(config, dtype, device), device, "BLOCK_SIZE_M, BLOCK_SIZE_N, BLOCK_SIZE_K")
 
 
 def uses_tma(config: KernelConfig) -> bool:

@@ -6,8 +6,10 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from ...datasets import BinaryFacts, DeviceSpec, Family, ForetuneError, KernelConfig, Problem, dtype_of_tensor
-from .features import FEATURE_NAMES, FLAGS, feature_table, moved_bytes
-from .space import SPACE, TMA_ARCHS, VALUES, full_space, smem_bytes, wrong_tile
+from ...datasets.feature_groups import FeatureGroup, stacked
+from ..sm_limits import TMA_ARCHS, too_much_smem
+from .features import FEATURE_NAMES, FLAGS, feature_groups, feature_table, moved_bytes
+from .space import SPACE, VALUES, full_space, smem_bytes, wrong_tile
 
 if TYPE_CHECKING:
     import numpy as np
@@ -58,12 +60,7 @@ class GatedMlpFamily(Family):
         """The reason why the device cannot run the config for any problem, or None."""
         if config["TMA"] and device.arch not in TMA_ARCHS and device.backend != "cpu":  # the interpreter has it
             return f"TMA cannot be 1: {device.arch} has none"
-        if (needed := smem_bytes(config, itemsize, device.arch)) > device.smem_per_block_bytes:
-            return (
-                f"needs {needed} bytes of shared memory but {device.name} has {device.smem_per_block_bytes} a block: "
-                "BLOCK_M, BLOCK_N, BLOCK_K or num_stages must be smaller"
-            )
-        return None
+        return too_much_smem(smem_bytes(config, itemsize, device.arch), device)
 
     def flops(self, problem: Problem) -> float:
         return 4.0 * problem["m"] * problem["n"] * problem["k"]
@@ -79,6 +76,15 @@ class GatedMlpFamily(Family):
         binaries: Mapping[KernelConfig, BinaryFacts] | None = None,
     ) -> NDArray[np.float32]:
         return feature_table(problem, device, configs)
+
+    def feature_groups(
+        self,
+        problems: Sequence[Problem],
+        device: DeviceSpec,
+        configs: Sequence[KernelConfig],
+        binaries: Mapping[KernelConfig, BinaryFacts] | None = None,
+    ) -> Sequence[FeatureGroup]:
+        return stacked([feature_groups(problem, device, configs) for problem in problems])
 
     def estimate_us(self, problem: Problem, device: DeviceSpec, configs: Sequence[KernelConfig]) -> NDArray[np.float64]:
         import numpy as np

@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ...datasets import DeviceSpec, KernelConfig, Problem
+from ...datasets.feature_groups import FeatureGroup, joined
 from ...model.configs_memo import remembered
+from ..config_table import L2_OVER_DRAM, ConfigTable, Floats, alignment
 from .space import accumulators_per_thread, resident_programs, smem_bytes
 
-Floats: TypeAlias = NDArray[np.float64]
-
-# L2 delivers about this multiple of the copy bandwidth (H100/H200 microbenchmarks: 5.5-7 TB/s read against 3-4.3).
-_L2_OVER_DRAM = 1.6
 #: Flags of a problem; without one of the first two the activation is silu.
 FLAGS = ("gelu", "gelu_tanh", "saves")
 
@@ -81,12 +78,15 @@ def moved_bytes(problem: Problem) -> float:
 
 def feature_table(problem: Problem, device: DeviceSpec, configs: Sequence[KernelConfig]) -> NDArray[np.float32]:
     """(n_configs, n_features), columns named by FEATURE_NAMES; finite for any problem, also one without rows."""
+    return joined(feature_groups(problem, device, configs))
+
+
+def feature_groups(problem: Problem, device: DeviceSpec, configs: Sequence[KernelConfig]) -> tuple[FeatureGroup, ...]:
+    """The columns of `feature_table`: those of the call, of the config, and of its tile and stages."""
     space = _space(tuple(configs), problem.itemsize, device)
     m, n, k = (max(problem[dim], 1) for dim in "mnk")
     flops, touched = 4.0 * m * n * k, max(moved_bytes(problem), 1.0)
-    table = np.empty((len(configs), len(FEATURE_NAMES)), np.float32)
-    first, second = len(_PROBLEM_FEATURES), len(_PROBLEM_FEATURES) + len(CONFIG_FEATURES)
-    table[:, :first] = [
+    of_call = [
         np.log2(m),
         np.log2(n),
         np.log2(k),
@@ -98,86 +98,70 @@ def feature_table(problem: Problem, device: DeviceSpec, configs: Sequence[Kernel
         "saves" in problem.flags,
         device.sm_count,
         device.matrix_tflops * 1e3 / device.copy_bandwidth_gbs,
-        _alignment(n),
-        _alignment(k),
+        alignment(n),
+        alignment(k),
     ]
-    table[:, first:second] = space.columns
 
-    block_m, block_n, block_k, group_m, programs, stages = space.knobs
+    # For each kind of tile, (n_kinds,), of which there are a quarter as many as configs.
+    block_m, block_n, block_k, group_m, programs, stages = space.kinds
     m_tiles, n_tiles, steps = np.ceil(m / block_m), np.ceil(n / block_n), np.ceil(k / block_k)
     tiles, slots = m_tiles * n_tiles, device.sm_count * programs
     rounds = np.ceil(tiles / slots)
     # The SMs' time at the measured matrix rate: the busiest one does `rounds` tiles for each resident program.
     busiest = np.minimum(rounds * programs, np.ceil(tiles / device.sm_count))
     compute_us = busiest * steps * 4.0 * block_m * block_n * block_k * device.sm_count / (device.matrix_tflops * 1e6)
-    dram_us = np.full(len(tiles), touched / (device.copy_bandwidth_gbs * 1e3))
+    dram_us = touched / (device.copy_bandwidth_gbs * 1e3)
     loaded = tiles * steps * (block_m + 2 * block_n) * block_k * problem.itemsize
-    l2_us = loaded / (device.copy_bandwidth_gbs * 1e3 * _L2_OVER_DRAM)
+    l2_us = loaded / (device.copy_bandwidth_gbs * 1e3 * L2_OVER_DRAM)
     # How many programs that run at one time share tiles of the weights (M tiles side by side in a band), or of x.
     sharing = np.minimum(group_m, m_tiles)
     footprint = sharing * block_m + 2 * np.minimum(n_tiles, slots / sharing) * block_n
-    table[:, second:] = np.stack(
-        [
-            np.log2(tiles),
-            np.log2(tiles / device.sm_count),
-            np.log2(rounds),
-            tiles / (rounds * slots),
-            m_tiles * block_m / m,
-            n_tiles * block_n / n,
-            steps * block_k / k,
-            steps,
-            np.log2(rounds * steps),
-            stages / steps,
-            m_tiles,
-            n_tiles,
-            np.log2(compute_us),
-            np.log2(dram_us),
-            np.log2(l2_us),
-            np.log2(footprint),
-            np.maximum(np.maximum(compute_us, l2_us), dram_us),
-        ],
-        axis=1,
-    )
-    return table
+    of_kinds = [
+        np.log2(tiles),
+        np.log2(tiles / device.sm_count),
+        np.log2(rounds),
+        tiles / (rounds * slots),
+        m_tiles * block_m / m,
+        n_tiles * block_n / n,
+        steps * block_k / k,
+        steps,
+        np.log2(rounds * steps),
+        stages / steps,
+        m_tiles,
+        n_tiles,
+        np.log2(compute_us),
+        np.log2(dram_us),
+        np.log2(l2_us),
+        np.log2(footprint),
+        np.maximum(np.maximum(compute_us, l2_us), dram_us),
+    ]
+    return space.groups(of_call, of_kinds)
 
 
-def _alignment(size: int) -> int:
-    """The largest power of two that divides a size, as its exponent, 9 at most."""
-    return min((size & -size).bit_length() - 1, 9)
+@remembered(maxsize=64)
+def _space(configs: tuple[KernelConfig, ...], itemsize: int, device: DeviceSpec) -> ConfigTable:
+    """What depends only on the configs, the dtype's size and the device."""
 
+    def knob(name: str) -> Floats:
+        return np.array([config[name] for config in configs], dtype=np.float64)
 
-class _Space:
-    """What depends only on the configs, the dtype's size and the device: `columns` is the table of the features that
-    do, (n_configs, n_features), and `knobs` (block_m, block_n, block_k, group_m, resident programs, stages), (6,
-    n_configs)."""
-
-    def __init__(self, configs: tuple[KernelConfig, ...], itemsize: int, device: DeviceSpec) -> None:
-        def knob(name: str) -> Floats:
-            return np.array([config[name] for config in configs], dtype=np.float64)
-
-        block_m, block_n, block_k = (knob(f"BLOCK_{axis}") for axis in "MNK")
-        group_m, warps, stages = knob("GROUP_M"), knob("num_warps"), knob("num_stages")
-        programs = np.array([resident_programs(config, itemsize, device) for config in configs], dtype=np.float64)
-        self.columns = np.stack(
-            [
-                block_m,
-                block_n,
-                block_k,
-                group_m,
-                knob("PROGRAMS_PER_SM"),
-                knob("TMA"),
-                warps,
-                stages,
-                block_m * block_n,
-                block_m / block_n,
-                np.array([smem_bytes(config, itemsize, device.arch) for config in configs], dtype=np.float64),
-                programs,
-                np.array([accumulators_per_thread(config) for config in configs], dtype=np.float64),
-                programs * (stages - 1) * (block_m + 2 * block_n) * block_k * itemsize,
-            ],
-            axis=1,
-        ).astype(np.float32)
-        self.knobs = np.stack([block_m, block_n, block_k, group_m, programs, stages])
-
-
-_space = remembered(maxsize=64)(_Space)
+    block_m, block_n, block_k = (knob(f"BLOCK_{axis}") for axis in "MNK")
+    group_m, warps, stages = knob("GROUP_M"), knob("num_warps"), knob("num_stages")
+    programs = np.array([resident_programs(config, itemsize, device) for config in configs], dtype=np.float64)
+    columns = [
+        block_m,
+        block_n,
+        block_k,
+        group_m,
+        knob("PROGRAMS_PER_SM"),
+        knob("TMA"),
+        warps,
+        stages,
+        block_m * block_n,
+        block_m / block_n,
+        np.array([smem_bytes(config, itemsize, device.arch) for config in configs], dtype=np.float64),
+        programs,
+        np.array([accumulators_per_thread(config) for config in configs], dtype=np.float64),
+        programs * (stages - 1) * (block_m + 2 * block_n) * block_k * itemsize,
+    ]
+    return ConfigTable(len(_PROBLEM_FEATURES), columns, [block_m, block_n, block_k, group_m, programs, stages])

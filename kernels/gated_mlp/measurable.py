@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 from ...datasets import Case, DeviceSpec, KernelConfig, Measurable, Problem, torch_dtype
 from ..dense_llms import load_dense_models
+from ..sm_limits import TMA_ARCHS
 from . import workload
 from .family import GatedMlpFamily, activation_of
-from .space import TMA_ARCHS
 
 if TYPE_CHECKING:
     import torch

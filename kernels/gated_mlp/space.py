@@ -7,6 +7,7 @@ from functools import lru_cache
 
 from ...datasets import DeviceSpec, KernelConfig
 from ..knob_values import KnobValues
+from ..sm_limits import programs_that_fit
 
 #: Knobs and their values. A tile is BLOCK_M x BLOCK_N of the output, so twice as many columns of the weights.
 SPACE: Mapping[str, Sequence[int]] = {
@@ -26,13 +27,8 @@ _MOST_ACCUMULATORS = 128
 _LEAST_BYTES_IN_FLIGHT = 16 * 1024
 #: float32 products run without tensor cores, and each step of them is unrolled.
 _MOST_FP32_TILE, _MOST_FP32_BLOCK_K = 32 * 32, 32
-#: Beside the accumulators a thread holds addresses, masks and loop state.
-_OTHER_REGISTERS = 56
-_MOST_THREADS, _RESERVED_SMEM_BYTES = 2048, 1024
 #: The SM for which the space is laid out (sm_90, sm_100).
 _SM_SMEM_BYTES, _SM_REGISTERS = 228 * 1024, 65536
-#: Archs with a tensor memory accelerator.
-TMA_ARCHS = ("sm_90", "sm_100", "sm_103", "sm_120")
 
 
 @lru_cache
@@ -84,10 +80,8 @@ def resident_programs(config: KernelConfig, itemsize: int, device: DeviceSpec) -
 
 
 def _resident(config: KernelConfig, itemsize: int, sm_smem_bytes: int, sm_registers: int, arch: str = "sm_90") -> int:
-    threads = 32 * config.num_warps
-    registers = min(accumulators_per_thread(config) + _OTHER_REGISTERS, 255)
-    by_smem = sm_smem_bytes // (smem_bytes(config, itemsize, arch) + _RESERVED_SMEM_BYTES)
-    return max(1, min(by_smem, _MOST_THREADS // threads, int(sm_registers / (registers * threads))))
+    smem, accumulators = smem_bytes(config, itemsize, arch), accumulators_per_thread(config)
+    return programs_that_fit(smem, accumulators, config.num_warps, sm_smem_bytes, sm_registers)
 
 
 def programs_of(m: int, n: int, config: KernelConfig, sm_count: int) -> int:

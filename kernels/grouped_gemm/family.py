@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from ...datasets import BinaryFacts, DeviceSpec, Family, ForetuneError, KernelConfig, Problem, dtype_of_tensor
 from ...datasets.feature_groups import FeatureGroup
 from ...datasets.problem import Ragged
+from ..sm_limits import TMA_ARCHS, too_much_smem
 from .features import FEATURE_NAMES, feature_groups, feature_table
 from .group_sizes import likely_sizes
 from .space import Ranges, full_space, knobs_of, smem_bytes, wrong_knob, wrong_tile
@@ -30,8 +31,6 @@ MOST_ROWS = 2**30 - 1
 MOST_COLUMNS = 2**31 - 1
 #: How likely which routing is held to be: as in the workload, whose hot one counts as zipf's.
 _LIKELY = {"uniform": 0.4, "balanced": 0.2, "zipf": 0.4}
-#: Archs with a tensor memory accelerator.
-TMA_ARCHS = ("sm_90", "sm_100", "sm_103", "sm_120")
 
 
 class GroupedGemmFamily(Family):
@@ -99,13 +98,7 @@ class GroupedGemmFamily(Family):
         has_tma = device.arch in TMA_ARCHS or device.backend == "cpu"  # the interpreter has
         if not has_tma and (through_tma := [knob for knob in self.variant.tma if config[knob]]):
             return f"{through_tma[0]} cannot be 1: {device.arch} has no TMA"
-        needed = smem_bytes(self.variant, config, itemsize, device)
-        if needed > device.smem_per_block_bytes:
-            return (
-                f"needs {needed} bytes of shared memory but {device.name} has {device.smem_per_block_bytes} a block: "
-                "BLOCK_M, BLOCK_N, BLOCK_K or num_stages must be smaller"
-            )
-        return None
+        return too_much_smem(smem_bytes(self.variant, config, itemsize, device), device)
 
     def features(
         self,

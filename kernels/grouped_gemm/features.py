@@ -16,16 +16,13 @@ from numpy.typing import NDArray
 from ...datasets import DeviceSpec, KernelConfig, Problem
 from ...datasets.feature_groups import FeatureGroup, joined
 from ...model.configs_memo import remembered
+from ..config_table import L2_OVER_DRAM, ConfigTable, Floats, alignment, distinct
 from .chunks import chunk_rows
 from .group_sizes import typical_sizes
 from .space import accumulator_registers, resident_programs, smem_bytes
 from .variants import DW, PERMUTATIONS, Variant
 
-Floats: TypeAlias = NDArray[np.float64]
 Sizes: TypeAlias = NDArray[np.int64]
-
-# L2 delivers about this multiple of the copy bandwidth (H100/H200 microbenchmarks: 5.5-7 TB/s read against 3-4.3).
-_L2_OVER_DRAM = 1.6
 
 _PROBLEM_FEATURES = (
     "log_rows",
@@ -133,8 +130,8 @@ def feature_groups(
             *(flag in problem.flags for flag in PERMUTATIONS),
             device.sm_count,
             limit,
-            _alignment(max(problem["n"], 1)),
-            _alignment(max(problem["k"], 1)),
+            alignment(max(problem["n"], 1)),
+            alignment(max(problem["k"], 1)),
         )
 
     # For each kind of tile, of which there are a tenth as many as configs.
@@ -152,7 +149,7 @@ def feature_groups(
     compute_us = busiest_steps * step_flops * device.sm_count / (device.matrix_tflops * 1e6)
     dram_us = (weight_bytes + row_bytes) / (device.copy_bandwidth_gbs * 1e3)
     loaded_bytes = work.steps * (block_m + block_n) * block_k * problems[0].itemsize
-    l2_us = loaded_bytes / (device.copy_bandwidth_gbs * 1e3 * _L2_OVER_DRAM)
+    l2_us = loaded_bytes / (device.copy_bandwidth_gbs * 1e3 * L2_OVER_DRAM)
     # How many concurrent programs share the columns' operand (M tiles side by side in a band) or the rows' one.
     sharing = np.minimum(group_m, work.m_tiles)
     reuse = sharing * block_m + np.minimum(work.n_tiles, slots / np.maximum(sharing, 1)) * block_n
@@ -196,19 +193,13 @@ def feature_groups(
     )
 
 
-def _alignment(size: int) -> int:
-    """The largest power of two that divides a size, as its exponent, 9 at most: what a TMA store of rows depends on."""
-    return min((size & -size).bit_length() - 1, 9)
+class _Space(ConfigTable):
+    """What depends only on the configs, the dtype and the device. What most other features look at is (block_m,
+    block_n, block_k, group_m, programs).
 
-
-class _Space:
-    """What depends only on the configs, the dtype and the device.
-
-    `own` is the group of the features that do. `kinds` are the distinct combinations of (block_m, block_n, block_k,
-    group_m, programs), (5, n_kinds), which is what most other features look at, and `kind` the one of each config,
-    (n_configs,). `ms` and `ks` are the distinct values of BLOCK_M and BLOCK_K, and `m` and `k` those of each kind,
-    (n_kinds,). The last feature looks at num_stages and BLOCK_K: `stages` and `depth`, a place in `ks`, are those of
-    its kinds, (n_depth_kinds,), and `depth_kind` is the one of each config. `one_kind` is all zeros, (n_configs,).
+    `ms` and `ks` are the distinct values of BLOCK_M and BLOCK_K, and `m` and `k` those of each kind, (n_kinds,). The
+    last feature looks at num_stages and BLOCK_K: `stages` and `depth`, a place in `ks`, are those of its kinds,
+    (n_depth_kinds,), and `depth_kind` is the one of each config.
     """
 
     def __init__(self, configs: tuple[KernelConfig, ...], variant: Variant, itemsize: int, device: DeviceSpec) -> None:
@@ -237,25 +228,11 @@ class _Space:
             accumulators,
             in_flight,
         ]
-        first = len(_PROBLEM_FEATURES)
-        self.own = FeatureGroup(
-            columns=tuple(range(first, first + len(CONFIG_FEATURES))),
-            values=np.stack(columns, axis=1).astype(np.float32)[None],
-            kind=np.arange(len(configs)),
-            lasting=True,
-        )
-        self.one_kind = np.zeros(len(configs), np.intp)
-        self.kinds, self.kind = _distinct(block_m, block_n, block_k, group_m, programs)
+        super().__init__(len(_PROBLEM_FEATURES), columns, [block_m, block_n, block_k, group_m, programs])
         self.ms, self.m = np.unique(self.kinds[0], return_inverse=True)
         self.ks, self.k = np.unique(self.kinds[2], return_inverse=True)
-        (depth, of_depth), self.depth_kind = _distinct(block_k, stages)
+        (depth, of_depth), self.depth_kind = distinct(block_k, stages)
         self.depth, self.stages = self.ks.searchsorted(depth), of_depth.astype(np.float32)
-
-
-def _distinct(*columns: Floats) -> tuple[Floats, NDArray[np.intp]]:
-    """The distinct combinations, (n_columns, n_kinds), and which of them each entry has."""
-    kinds, kind = np.unique(np.stack(columns), axis=1, return_inverse=True)
-    return kinds, kind.ravel()  # NumPy 2.0 gives it two axes
 
 
 _space = remembered(maxsize=64)(_Space)

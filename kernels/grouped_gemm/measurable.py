@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from ...datasets import Case, DeviceSpec, KernelConfig, Measurable, Problem, torch_dtype
 from ...runtime.launching.source_hash import hash_of_modules
+from ..sm_limits import TMA_ARCHS
 from . import workload
 from .chunks import chunk_rows
-from .family import TMA_ARCHS, GroupedGemmFamily
+from .family import GroupedGemmFamily
 from .features import group_sizes_of
 from .models import load_models
 from .variants import DW, DX, FORWARD

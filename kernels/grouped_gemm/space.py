@@ -9,6 +9,7 @@ from itertools import product
 from typing import Any
 
 from ...datasets import DeviceSpec, ForetuneError, KernelConfig, Problem
+from ..sm_limits import ASYNC_PRODUCT_ARCHS, programs_that_fit
 from .variants import DW, VARIANTS, Variant
 
 #: What the tile map has room for; the kernels take no other BLOCK_M over rows.
@@ -23,14 +24,8 @@ _MOST_LOADED_ELEMENTS = 512
 # float32 products run without tensor cores, and each step of them is unrolled: a larger tile takes the compiler minutes
 # or spills, and so do more products of one thread.
 _MOST_FP32_TILE, _MOST_FP32_PRODUCTS = 64 * 64, 4096
-# Beside the accumulators a thread holds addresses, masks and loop state (40-70 registers seen on sm_90).
-_OTHER_REGISTERS = 56
 # One SM of the largest kind (sm_90, sm_100), for which the space is laid out.
-_SM_SMEM_BYTES, _SM_REGISTERS, _SM_THREADS = 228 * 1024, 65536, 2048
-# Where the matrix product of a tile is asynchronous: Hopper's wgmma, and Blackwell's tcgen05 (sm_120 has neither).
-ASYNC_PRODUCT_ARCHS = ("sm_90", "sm_100", "sm_103")
-# What the driver keeps of each program's shared memory (CUDA programming guide, compute capability 8.x and later).
-_RESERVED_SMEM_BYTES = 1024
+_SM_SMEM_BYTES, _SM_REGISTERS = 228 * 1024, 65536
 
 
 def knobs_of(variant: Variant) -> tuple[str, ...]:
@@ -180,7 +175,7 @@ def full_space(variant: Variant, r: Ranges) -> tuple[KernelConfig, ...]:
             continue
         for tma in _tma_ways(variant, m, n, k, r.tma):
             smem = tile_smem_bytes(m, n, k, stages, warps, tma, 2, arch="sm_90")
-            fits = _resident(smem, m, n, warps, _SM_SMEM_BYTES, _SM_REGISTERS)
+            fits = programs_that_fit(smem, accumulator_registers(m, n, warps), warps, _SM_SMEM_BYTES, _SM_REGISTERS)
             # More than two never won by more than the noise. A band matters where a group has several M tiles.
             for programs, band in product(range(1, min(fits, 2) + 1), (1, 8) if m >= 64 else (1,)):
                 knobs = (m, n, k, band, programs, *tma, warps, stages)
@@ -301,19 +296,11 @@ def estimate_smem_bytes(config: KernelConfig, problem: Problem, device: DeviceSp
 
 def resident_programs(variant: Variant, config: KernelConfig, itemsize: int, device: DeviceSpec) -> int:
     """How many of the config's PROGRAMS_PER_SM run on one SM of the device at a time."""
-    fits = _resident(
+    fits = programs_that_fit(
         smem_bytes(variant, config, itemsize, device),
-        config["BLOCK_M"],
-        config["BLOCK_N"],
+        accumulator_registers(config["BLOCK_M"], config["BLOCK_N"], config.num_warps),
         config.num_warps,
         device.smem_per_sm_bytes,
         device.registers_per_sm,
     )
     return min(int(config["PROGRAMS_PER_SM"]) or fits, fits)  # 0: a program a tile, as many as fit at a time
-
-
-def _resident(smem: int, block_m: int, block_n: int, num_warps: int, sm_smem_bytes: int, sm_registers: int) -> int:
-    threads = 32 * num_warps
-    registers = min(accumulator_registers(block_m, block_n, num_warps) + _OTHER_REGISTERS, 255)
-    by_smem = sm_smem_bytes // (smem + _RESERVED_SMEM_BYTES)
-    return max(1, min(by_smem, _SM_THREADS // threads, int(sm_registers / (registers * threads))))

@@ -13,6 +13,7 @@ from itertools import product
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from ...datasets import BinaryFacts, DeviceSpec, Family, ForetuneError, KernelConfig, Problem, wrong_knobs
+from ..sm_limits import too_much_smem
 
 if TYPE_CHECKING:
     import numpy as np
@@ -79,14 +80,8 @@ class InductorTemplate(Family):
             return f"dtype {problem.dtype_name} is not one of {', '.join(self.dtypes)}"
         if (reason := self.device_limit(config, device)) is not None:
             return reason
-        needed = self.smem_bytes(config, problem)
-        if needed > device.smem_per_block_bytes:
-            blocks = ", ".join(knob for knob in self.knobs if knob.startswith("BLOCK"))
-            return (
-                f"needs {needed} bytes of shared memory but {device.name} has {device.smem_per_block_bytes} a block: "
-                f"{blocks} or num_stages must be smaller"
-            )
-        return None
+        blocks = ", ".join(knob for knob in self.knobs if knob.startswith("BLOCK"))
+        return too_much_smem(self.smem_bytes(config, problem), device, blocks)
 
     def predict(self, problem: Problem, device: DeviceSpec, configs: Sequence[KernelConfig]) -> Prediction:
         """What the analytic model makes of each config."""

@@ -6,13 +6,13 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from ...datasets import DeviceSpec, KernelConfig, Problem
+from ..sm_limits import TMA_ARCHS
 from .family import InductorTemplate
 
 if TYPE_CHECKING:
     from .pipeline import Column, TiledLoop
 
 #: Archs with a tensor memory accelerator.
-TMA_ARCHS = ("sm_90", "sm_100", "sm_103", "sm_120")
 #: Accumulators and a few more is what a thread has registers for; Inductor leaves out what is sure to spill.
 _MOST_ACCUMULATORS = 255
 #: A warp computes 16 x 16 accumulators at least.

@@ -7,8 +7,9 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from ...datasets import BinaryFacts, DeviceSpec, Family, ForetuneError, KernelConfig, Problem, dtype_of_tensor
-from ..grouped_gemm.family import TMA_ARCHS
-from .features import FEATURE_NAMES, feature_table
+from ...datasets.feature_groups import FeatureGroup, stacked
+from ..sm_limits import TMA_ARCHS, too_much_smem
+from .features import FEATURE_NAMES, feature_groups, feature_table
 from .layouts import A_KM, ACTIVATIONS, B_KN, BIAS, DTYPES, FLAGS, call_dims, is_aligned
 from .smem import Knobs, smem_bytes
 from .space import KNOBS, full_space, wrong_knob
@@ -76,6 +77,15 @@ class MatmulFamily(Family):
     ) -> NDArray[np.float32]:
         return feature_table(problem, device, configs)
 
+    def feature_groups(
+        self,
+        problems: Sequence[Problem],
+        device: DeviceSpec,
+        configs: Sequence[KernelConfig],
+        binaries: Mapping[KernelConfig, BinaryFacts] | None = None,
+    ) -> Sequence[FeatureGroup]:
+        return stacked([feature_groups(problem, device, configs) for problem in problems])
+
     def estimate_us(self, problem: Problem, device: DeviceSpec, configs: Sequence[KernelConfig]) -> NDArray[np.float64]:
         import numpy as np
 
@@ -126,10 +136,4 @@ def device_limit(knobs: Knobs, itemsize: int, device: DeviceSpec) -> str | None:
     """The reason why the device cannot run the config with elements of so many bytes, or None."""
     if knobs["TMA"] and device.arch not in TMA_ARCHS and device.backend != "cpu":  # the interpreter has it
         return f"TMA cannot be {knobs['TMA']}: {device.arch} has none: 0"
-    needed = smem_bytes(knobs, itemsize, device)
-    if needed > device.smem_per_block_bytes:
-        return (
-            f"needs {needed} bytes of shared memory but {device.name} has {device.smem_per_block_bytes} a block: "
-            "BLOCK_M, BLOCK_N, BLOCK_K or num_stages must be smaller"
-        )
-    return None
+    return too_much_smem(smem_bytes(knobs, itemsize, device), device)

@@ -7,21 +7,18 @@ over the space has a millisecond.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ...datasets import DeviceSpec, KernelConfig, Problem
+from ...datasets.feature_groups import FeatureGroup, joined
 from ...model.configs_memo import remembered
+from ..config_table import L2_OVER_DRAM, ConfigTable, Floats, alignment
 from ..grouped_gemm.space import accumulator_registers
 from .layouts import FLAGS, output_dtype, row_lengths
 from .smem import resident_programs, smem_bytes
 
-Floats: TypeAlias = NDArray[np.float64]
-
-# L2 delivers about this multiple of the copy bandwidth (H100/H200 microbenchmarks: 5.5-7 TB/s read against 3-4.3).
-_L2_OVER_DRAM = 1.6
 #: Peak rates over that of 16-bit products, as every tensor core since Ampere has them (float32 as tf32).
 _RATES = {"fp32": 0.5, "int8": 2.0}
 # What a launch takes beside the work, in microseconds: an empty kernel's time on the device, a step of BLOCK_K at the
@@ -93,6 +90,11 @@ FEATURE_NAMES = _PROBLEM_FEATURES + CONFIG_FEATURES + _MIXED_FEATURES
 
 def feature_table(problem: Problem, device: DeviceSpec, configs: Sequence[KernelConfig]) -> NDArray[np.float32]:
     """(n_configs, n_features), columns named by FEATURE_NAMES; finite for any problem, also one without rows."""
+    return joined(feature_groups(problem, device, configs))
+
+
+def feature_groups(problem: Problem, device: DeviceSpec, configs: Sequence[KernelConfig]) -> tuple[FeatureGroup, ...]:
+    """The columns of `feature_table`: those of the call, of the config, and of its tile and stages."""
     space = _space(tuple(configs), problem.itemsize, device)
     batch, m, n, k = (max(problem[dim], 1) for dim in ("batch", "m", "n", "k"))
     out_itemsize = 4 if output_dtype(problem) == "int32" else problem.itemsize
@@ -100,27 +102,24 @@ def feature_table(problem: Problem, device: DeviceSpec, configs: Sequence[Kernel
     read_bytes = float(batch) * (m + n) * k * problem.itemsize
     written_bytes = float(batch) * m * n * out_itemsize
     matrix_tflops = device.matrix_tflops * _RATES.get(problem.dtype_name, 1.0)
-    per_call = np.array(
-        [
-            np.log2(batch),
-            np.log2(m),
-            np.log2(n),
-            np.log2(k),
-            np.log2(flops),
-            np.log2(flops / (read_bytes + written_bytes)),
-            problem.dtype == "fp16",
-            problem.dtype == "fp32",
-            problem.dtype == "int8",
-            *(flag in problem.flags for flag in FLAGS),
-            device.sm_count,
-            matrix_tflops * 1e3 / device.copy_bandwidth_gbs,
-            *(_alignment(problem[dim]) for dim in row_lengths(problem)),
-        ],
-        dtype=np.float32,
-    )
+    of_call = [
+        np.log2(batch),
+        np.log2(m),
+        np.log2(n),
+        np.log2(k),
+        np.log2(flops),
+        np.log2(flops / (read_bytes + written_bytes)),
+        problem.dtype == "fp16",
+        problem.dtype == "fp32",
+        problem.dtype == "int8",
+        *(flag in problem.flags for flag in FLAGS),
+        device.sm_count,
+        matrix_tflops * 1e3 / device.copy_bandwidth_gbs,
+        *(alignment(problem[dim]) for dim in row_lengths(problem)),
+    ]
 
     # For each kind of tile, (n_kinds,), of which there are a third as many as configs.
-    block_m, block_n, block_k, group_m, splits, programs = space.kinds
+    block_m, block_n, block_k, group_m, splits, programs, stages = space.kinds
     m_tiles, n_tiles = np.ceil(m / block_m), np.ceil(n / block_n)
     all_steps = np.ceil(k / block_k)
     steps = np.maximum(np.ceil(all_steps / splits), 1.0)  # of one tile's part of the contraction
@@ -134,11 +133,11 @@ def feature_table(problem: Problem, device: DeviceSpec, configs: Sequence[Kernel
     dram_us = (read_bytes + written_bytes) / (device.copy_bandwidth_gbs * 1e3)
     busy = np.minimum(tiles / device.sm_count, 1.0)  # SMs that have something to do
     loaded_bytes = tiles * steps * (block_m + block_n) * block_k * problem.itemsize
-    l2_us = loaded_bytes / (device.copy_bandwidth_gbs * 1e3 * _L2_OVER_DRAM) / busy
+    l2_us = loaded_bytes / (device.copy_bandwidth_gbs * 1e3 * L2_OVER_DRAM) / busy
     # Partial sums are written and read back in float32, and an SM alone does not draw the whole bandwidth.
     partial_bytes = np.where(splits > 1, (2.0 * splits) * batch * m * n * 4, 0.0)
     partial_us = np.where(splits > 1, _SECOND_LAUNCH_US, 0.0) + partial_bytes / (
-        device.copy_bandwidth_gbs * 1e3 * _L2_OVER_DRAM
+        device.copy_bandwidth_gbs * 1e3 * L2_OVER_DRAM
     )
     steps_per_program = rounds * steps
     # How many concurrent programs share the columns' operand (M tiles side by side in a band) or the rows' one.
@@ -150,95 +149,61 @@ def feature_table(problem: Problem, device: DeviceSpec, configs: Sequence[Kernel
     # rows products are no asynchronous ones.
     slowed_us = compute_us * (1.0 + _SMEM_BOUND * (1.0 / block_m + 1.0 / block_n)) * np.where(block_m < 64, 1.6, 1.0)
     estimate_us = np.maximum(np.maximum(slowed_us, l2_us), dram_us / np.minimum(2 * busy, 1.0)) + partial_us
-    mixed = np.stack(
-        [
-            np.log2(tiles),
-            np.log2(rounds),
-            tiles / (rounds * slots),
-            m_tiles * block_m / m,
-            n_tiles * block_n / n,
-            all_steps * block_k / k,
-            steps,
-            np.log2(steps_per_program),
-            m_tiles,
-            n_tiles,
-            busy,
-            np.log2(compute_us),
-            np.full(len(rounds), np.log2(dram_us)),
-            np.log2(l2_us),
-            np.log2(partial_us + 0.1),
-            np.log2(reuse),
-            np.log2(band_bytes / device.l2_bytes),
-            estimate_us,
-            np.log2(tiles / device.sm_count),
-            np.log2(m / block_m),
-            np.log2(n / block_n),
-            1.0 / steps,  # times the stages, below
-        ],
-        axis=1,
-    ).astype(np.float32)
-    table = np.empty((len(space.kind), len(FEATURE_NAMES)), np.float32)
-    table[:, : len(_PROBLEM_FEATURES)] = per_call
-    table[:, len(_PROBLEM_FEATURES) : -len(_MIXED_FEATURES)] = space.columns
-    table[:, -len(_MIXED_FEATURES) :] = mixed.take(space.kind, axis=0)
-    table[:, -1] *= space.stages
     # A program waits for its first step, and for every one that comes while too few are in flight.
-    waiting = FEATURE_NAMES.index("estimate_us")
-    table[:, waiting] += _LAUNCH_US + _STEP_US * (
-        1.0 + steps_per_program[space.kind] / np.maximum(space.stages, 1.0) / 4
-    )
-    return table
+    waiting_us = _LAUNCH_US + _STEP_US * (1.0 + steps_per_program / np.maximum(stages, 1.0) / 4)
+    of_kinds = [
+        np.log2(tiles),
+        np.log2(rounds),
+        tiles / (rounds * slots),
+        m_tiles * block_m / m,
+        n_tiles * block_n / n,
+        all_steps * block_k / k,
+        steps,
+        np.log2(steps_per_program),
+        m_tiles,
+        n_tiles,
+        busy,
+        np.log2(compute_us),
+        np.log2(dram_us),
+        np.log2(l2_us),
+        np.log2(partial_us + 0.1),
+        np.log2(reuse),
+        np.log2(band_bytes / device.l2_bytes),
+        estimate_us.astype(np.float32) + waiting_us,
+        np.log2(tiles / device.sm_count),
+        np.log2(m / block_m),
+        np.log2(n / block_n),
+        (1.0 / steps).astype(np.float32) * stages.astype(np.float32),
+    ]
+    return space.groups(of_call, of_kinds)
 
 
-def _alignment(size: int) -> int:
-    """The largest power of two that divides a size, as its exponent, 9 at most: what loads and stores of rows depend
-    on."""
-    return min((size & -size).bit_length() - 1, 9) if size else 9
+@remembered(maxsize=64)
+def _space(configs: tuple[KernelConfig, ...], itemsize: int, device: DeviceSpec) -> ConfigTable:
+    """What depends only on the configs, the dtype and the device."""
+    said = [config.to_json() for config in configs]
 
+    def knob(name: str) -> Floats:
+        return np.array([knobs[name] for knobs in said], dtype=np.float64)
 
-class _Space:
-    """What depends only on the configs, the dtype and the device.
-
-    `columns` is the table of the features that do, (n_configs, n_features), `stages` num_stages, (n_configs,), `kinds`
-    the distinct combinations of (block_m, block_n, block_k, group_m, splits, programs), (6, n_kinds), which is what the
-    other features look at, and `kind` the one of each config, (n_configs,).
-    """
-
-    def __init__(self, configs: tuple[KernelConfig, ...], itemsize: int, device: DeviceSpec) -> None:
-        said = [config.to_json() for config in configs]
-
-        def knob(name: str) -> Floats:
-            return np.array([knobs[name] for knobs in said], dtype=np.float64)
-
-        block_m, block_n, block_k = (knob(f"BLOCK_{axis}") for axis in "MNK")
-        group_m, splits, warps, stages = (knob(name) for name in ("GROUP_M", "SPLIT_K", "num_warps", "num_stages"))
-        programs = np.array([resident_programs(knobs, itemsize, device) for knobs in said], dtype=np.float64)
-        smem = np.array([smem_bytes(knobs, itemsize, device) for knobs in said], dtype=np.float64)
-        in_flight = programs * (stages - 1) * (block_m + block_n) * block_k * itemsize
-        self.columns = np.stack(
-            [
-                block_m,
-                block_n,
-                block_k,
-                group_m,
-                splits,
-                knob("PROGRAMS_PER_SM"),
-                knob("TMA"),
-                warps,
-                stages,
-                block_m * block_n,
-                block_m / block_n,
-                smem,
-                programs,
-                accumulator_registers(block_m, block_n, warps),
-                in_flight,
-            ],
-            axis=1,
-        ).astype(np.float32)
-        self.stages = stages.astype(np.float32)
-        tiles = np.stack([block_m, block_n, block_k, group_m, splits, programs])
-        self.kinds, kind = np.unique(tiles, axis=1, return_inverse=True)
-        self.kind = kind.ravel()  # NumPy 2.0 gives it two axes
-
-
-_space = remembered(maxsize=64)(_Space)
+    block_m, block_n, block_k = (knob(f"BLOCK_{axis}") for axis in "MNK")
+    group_m, splits, warps, stages = (knob(name) for name in ("GROUP_M", "SPLIT_K", "num_warps", "num_stages"))
+    programs = np.array([resident_programs(knobs, itemsize, device) for knobs in said], dtype=np.float64)
+    columns = [
+        block_m,
+        block_n,
+        block_k,
+        group_m,
+        splits,
+        knob("PROGRAMS_PER_SM"),
+        knob("TMA"),
+        warps,
+        stages,
+        block_m * block_n,
+        block_m / block_n,
+        np.array([smem_bytes(knobs, itemsize, device) for knobs in said], dtype=np.float64),
+        programs,
+        accumulator_registers(block_m, block_n, warps),
+        programs * (stages - 1) * (block_m + block_n) * block_k * itemsize,
+    ]
+    return ConfigTable(len(_PROBLEM_FEATURES), columns, [block_m, block_n, block_k, group_m, splits, programs, stages])

@@ -12,7 +12,7 @@ from ...datasets import Case, DeviceSpec, KernelConfig, Measurable, Problem, tor
 from ...runtime.launching.source_hash import hash_of_modules
 from ...runtime.poisoning import poison
 from ..dense_llms import load_dense_models
-from ..grouped_gemm.family import TMA_ARCHS
+from ..sm_limits import TMA_ARCHS
 from . import workload
 from .family import MatmulFamily, device_limit
 from .layouts import A_KM, ALIGNMENT_BYTES, B_KN, BIAS, activation_of, is_aligned, output_dtype

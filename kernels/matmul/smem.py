@@ -6,16 +6,11 @@ from collections.abc import Mapping
 from typing import Any, TypeAlias
 
 from ...datasets import DeviceSpec, KernelConfig
-from ..grouped_gemm.space import ASYNC_PRODUCT_ARCHS, accumulator_registers, exchange_bytes
+from ..grouped_gemm.space import accumulator_registers, exchange_bytes
+from ..sm_limits import ASYNC_PRODUCT_ARCHS, programs_that_fit
 
 #: A config, or its knobs by name, which are quicker to look up.
 Knobs: TypeAlias = KernelConfig | Mapping[str, Any]
-
-# Beside the accumulators a thread holds addresses, masks and loop state (40-70 registers seen on sm_90).
-_OTHER_REGISTERS = 56
-_SM_THREADS = 2048
-# What the driver keeps of each program's shared memory (CUDA programming guide, compute capability 8.x and later).
-_RESERVED_SMEM_BYTES = 1024
 
 
 def smem_bytes(knobs: Knobs, itemsize: int, device: DeviceSpec) -> int:
@@ -71,11 +66,12 @@ def tile_smem_bytes(
 def resident_programs(knobs: Knobs, itemsize: int, device: DeviceSpec) -> int:
     """How many programs of a config run on one SM of the device at a time: as many as fit, and no more than
     PROGRAMS_PER_SM asks for."""
-    smem, warps = smem_bytes(knobs, itemsize, device), knobs["num_warps"]
-    registers = min(accumulator_registers(knobs["BLOCK_M"], knobs["BLOCK_N"], warps) + _OTHER_REGISTERS, 255)
-    by_smem = device.smem_per_sm_bytes // (smem + _RESERVED_SMEM_BYTES)
-    fits: int = max(
-        1, min(by_smem, _SM_THREADS // (32 * warps), int(device.registers_per_sm / (registers * 32 * warps)))
+    warps = knobs["num_warps"]
+    fits = programs_that_fit(
+        smem_bytes(knobs, itemsize, device),
+        accumulator_registers(knobs["BLOCK_M"], knobs["BLOCK_N"], warps),
+        warps,
+        device.smem_per_sm_bytes,
+        device.registers_per_sm,
     )
-    asked = int(knobs["PROGRAMS_PER_SM"])
-    return min(asked, fits) if asked else fits
+    return min(int(knobs["PROGRAMS_PER_SM"]) or fits, fits)

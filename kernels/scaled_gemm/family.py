@@ -7,10 +7,12 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from ...datasets import BinaryFacts, DeviceSpec, Family, ForetuneError, KernelConfig, Problem, dtype_of_tensor
+from ...datasets.feature_groups import FeatureGroup, stacked
 from ...datasets.problem import Ragged
-from ..grouped_gemm.family import MOST_COLUMNS, MOST_GROUPS, MOST_ROWS, TMA_ARCHS
+from ..grouped_gemm.family import MOST_COLUMNS, MOST_GROUPS, MOST_ROWS
 from ..grouped_gemm.group_sizes import likely_sizes
-from .features import FEATURE_NAMES, estimated_us, feature_table
+from ..sm_limits import TMA_ARCHS, too_much_smem
+from .features import FEATURE_NAMES, estimated_us, feature_groups, feature_table
 from .kinds import BLOCKWISE, FLAGS, ROWWISE
 from .space import KNOBS, Ranges, full_space, smem_bytes, wrong_knob, wrong_tile
 
@@ -79,6 +81,15 @@ class ScaledGemmFamily(Family):
         binaries: Mapping[KernelConfig, BinaryFacts] | None = None,
     ) -> NDArray[np.float32]:
         return feature_table(problem, self.rows, device, configs)
+
+    def feature_groups(
+        self,
+        problems: Sequence[Problem],
+        device: DeviceSpec,
+        configs: Sequence[KernelConfig],
+        binaries: Mapping[KernelConfig, BinaryFacts] | None = None,
+    ) -> Sequence[FeatureGroup]:
+        return stacked([feature_groups(problem, self.rows, device, configs) for problem in problems])
 
     def estimate_us(self, problem: Problem, device: DeviceSpec, configs: Sequence[KernelConfig]) -> NDArray[np.float64]:
         import numpy as np
@@ -153,10 +164,4 @@ def _device_limit(config: KernelConfig, device: DeviceSpec, blockwise: bool) -> 
         return f"{device.arch} has no products of {DTYPE}; {', '.join(FP8_ARCHS)} have"
     if device.arch not in TMA_ARCHS and not interpreted and (config["TMA_LOAD"] or config["TMA_STORE"]):
         return f"{'TMA_LOAD' if config['TMA_LOAD'] else 'TMA_STORE'} cannot be 1: {device.arch} has no TMA"
-    needed = smem_bytes(config, device, blockwise=blockwise)
-    if needed > device.smem_per_block_bytes:
-        return (
-            f"needs {needed} bytes of shared memory but {device.name} has {device.smem_per_block_bytes} a block: "
-            "BLOCK_M, BLOCK_N, BLOCK_K or num_stages must be smaller"
-        )
-    return None
+    return too_much_smem(smem_bytes(config, device, blockwise=blockwise), device)

@@ -7,23 +7,20 @@ each kind of tile.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ...datasets import DeviceSpec, KernelConfig, Problem
+from ...datasets.feature_groups import FeatureGroup, joined
 from ...model.configs_memo import remembered
+from ..config_table import L2_OVER_DRAM, ConfigTable, Floats, alignment
 from ..grouped_gemm.features import group_sizes_of
 from .kinds import BLOCKWISE, FLAGS, kind_of, scale_bytes
 from .space import accumulators, resident_programs, smem_bytes
 
-Floats: TypeAlias = NDArray[np.float64]
-
 # Of the matrix rate that a device's spec says, which is bf16's (NVIDIA's data sheets of H100, H200 and B200).
 _FP8_OVER_BF16 = 2.0
-# L2 delivers about this multiple of the copy bandwidth, as grouped_gemm's features have it.
-_L2_OVER_DRAM = 1.6
 # From asking for a step's operands to having them, under load: DRAM's latency on Hopper is 0.6 to 0.8 us without any.
 _LATENCY_US = 1.0
 # float32 operations on 128 lanes an SM, twice a clock: what adding up the steps' products has (CUDA programming guide).
@@ -93,6 +90,13 @@ def feature_table(
     problem: Problem, rows_dim: str, device: DeviceSpec, configs: Sequence[KernelConfig]
 ) -> NDArray[np.float32]:
     """(n_configs, n_features), columns named by FEATURE_NAMES; finite for any problem, also one without rows."""
+    return joined(feature_groups(problem, rows_dim, device, configs))
+
+
+def feature_groups(
+    problem: Problem, rows_dim: str, device: DeviceSpec, configs: Sequence[KernelConfig]
+) -> tuple[FeatureGroup, ...]:
+    """The columns of `feature_table`: those of the call, of the config, and of its tile and stages."""
     space = _space(tuple(configs), BLOCKWISE in problem.flags, device)
     grouped = "groups" in dict(problem.dims)
     rows, n, k = (max(problem[dim], 1) for dim in (rows_dim, "n", "k"))
@@ -101,29 +105,26 @@ def feature_table(
     active = max(int((sizes > 0).sum()), 1)
     flops = 2.0 * rows * n * k
     moved_bytes = float(active * n * k + rows * k + 2 * rows * n + scale_bytes(kind_of(problem), rows, n, k, active))
-    per_call = np.array(
-        [
-            np.log2(rows),
-            np.log2(n),
-            np.log2(k),
-            np.log2(groups),
-            np.log2(active),
-            np.log2(rows / active),
-            sizes.max(initial=0) * groups / rows,
-            problem.ragged is not None or not grouped,
-            np.log2(flops),
-            np.log2(flops / moved_bytes),
-            *(flag in problem.flags for flag in FLAGS),
-            device.sm_count,
-            device.matrix_tflops * 1e3 / device.copy_bandwidth_gbs,
-            _alignment(n),
-            _alignment(k),
-        ],
-        dtype=np.float32,
-    )
+    of_call = [
+        np.log2(rows),
+        np.log2(n),
+        np.log2(k),
+        np.log2(groups),
+        np.log2(active),
+        np.log2(rows / active),
+        sizes.max(initial=0) * groups / rows,
+        problem.ragged is not None or not grouped,
+        np.log2(flops),
+        np.log2(flops / moved_bytes),
+        *(flag in problem.flags for flag in FLAGS),
+        device.sm_count,
+        device.matrix_tflops * 1e3 / device.copy_bandwidth_gbs,
+        alignment(n),
+        alignment(k),
+    ]
 
-    # For each kind of tile, (n_kinds,), of which there are a tenth as many as configs.
-    block_m, block_n, block_k, group_m, programs = space.kinds
+    # For each kind of tile, (n_kinds,), of which there are a fifth as many as configs.
+    block_m, block_n, block_k, group_m, programs, stages = space.kinds
     ms, which = np.unique(block_m, return_inverse=True)
     m_tiles = np.maximum(np.ceil(sizes / ms[:, None]).sum(axis=1), 1.0)[which]
     n_tiles, tile_steps = np.ceil(n / block_n), np.ceil(k / block_k)
@@ -136,42 +137,34 @@ def feature_table(
     promotion_us = busiest_steps * block_m * block_n / (_LANES_PER_SM * _GHZ * 1e3)
     dram_us = moved_bytes / (device.copy_bandwidth_gbs * 1e3)
     loaded_bytes = tiles * tile_steps * (block_m + block_n) * block_k
-    l2_us = loaded_bytes / (device.copy_bandwidth_gbs * 1e3 * _L2_OVER_DRAM)
+    l2_us = loaded_bytes / (device.copy_bandwidth_gbs * 1e3 * L2_OVER_DRAM)
     m_tiles_per_group = m_tiles / active
     # How many concurrent programs share w's tile (M tiles side by side in a band) or x's.
     sharing = np.minimum(group_m, m_tiles_per_group)
-    mixed = np.stack(
-        [
-            np.log2(tiles),
-            np.log2(rounds),
-            tiles / (rounds * slots),
-            m_tiles * block_m / rows,
-            n_tiles * block_n / n,
-            tile_steps * block_k / k,
-            tile_steps,
-            np.log2(rounds * tile_steps),
-            m_tiles_per_group,
-            n_tiles,
-            np.log2(compute_us),
-            np.log2(promotion_us),
-            np.full(len(rounds), np.log2(dram_us)),
-            np.log2(l2_us),
-            np.log2(sharing * block_m + np.minimum(n_tiles, slots / np.maximum(sharing, 1)) * block_n),
-            np.maximum(np.maximum(compute_us + promotion_us, l2_us), dram_us),
-            np.log2(tiles / device.sm_count),
-            np.log2(rows / groups / block_m),
-            1 / tile_steps,  # times the stages, below
-            rounds * tile_steps * _LATENCY_US,  # over the stages that are in flight, below
-        ],
-        axis=1,
-    ).astype(np.float32)
-    table = np.empty((len(space.kind), len(FEATURE_NAMES)), np.float32)
-    table[:, : len(_PROBLEM_FEATURES)] = per_call
-    table[:, len(_PROBLEM_FEATURES) : -len(_MIXED_FEATURES)] = space.columns
-    table[:, -len(_MIXED_FEATURES) :] = mixed.take(space.kind, axis=0)
-    table[:, -2] *= space.stages
-    table[:, -1] /= np.maximum(space.stages - 1, 1)
-    return table
+    waiting_us = (rounds * tile_steps * _LATENCY_US).astype(np.float32)  # over the stages that are in flight
+    of_kinds = [
+        np.log2(tiles),
+        np.log2(rounds),
+        tiles / (rounds * slots),
+        m_tiles * block_m / rows,
+        n_tiles * block_n / n,
+        tile_steps * block_k / k,
+        tile_steps,
+        np.log2(rounds * tile_steps),
+        m_tiles_per_group,
+        n_tiles,
+        np.log2(compute_us),
+        np.log2(promotion_us),
+        np.log2(dram_us),
+        np.log2(l2_us),
+        np.log2(sharing * block_m + np.minimum(n_tiles, slots / np.maximum(sharing, 1)) * block_n),
+        np.maximum(np.maximum(compute_us + promotion_us, l2_us), dram_us),
+        np.log2(tiles / device.sm_count),
+        np.log2(rows / groups / block_m),
+        (1 / tile_steps).astype(np.float32) * stages.astype(np.float32),
+        waiting_us / np.maximum(stages - 1, 1).astype(np.float32),
+    ]
+    return space.groups(of_call, of_kinds)
 
 
 def estimated_us(table: NDArray[np.float32]) -> NDArray[np.float64]:
@@ -180,50 +173,30 @@ def estimated_us(table: NDArray[np.float32]) -> NDArray[np.float64]:
     return np.maximum(*columns).astype(np.float64)
 
 
-def _alignment(size: int) -> int:
-    """The largest power of two that divides a size, as its exponent, 9 at most: what a TMA store of rows depends on."""
-    return min((size & -size).bit_length() - 1, 9)
+@remembered(maxsize=64)
+def _space(configs: tuple[KernelConfig, ...], blockwise: bool, device: DeviceSpec) -> ConfigTable:
+    """What depends only on the configs, the kind of scales and the device."""
 
+    def knob(name: str) -> Floats:
+        return np.array([config[name] for config in configs], dtype=np.float64)
 
-class _Space:
-    """What depends only on the configs, the kind of scales and the device.
-
-    `columns` is the table of the features that do, (n_configs, n_features), `stages` num_stages, (n_configs,), `kinds`
-    the distinct combinations of (block_m, block_n, block_k, group_m, programs), (5, n_kinds), which is what the other
-    features look at, and `kind` the one of each config, (n_configs,).
-    """
-
-    def __init__(self, configs: tuple[KernelConfig, ...], blockwise: bool, device: DeviceSpec) -> None:
-        def knob(name: str) -> Floats:
-            return np.array([config[name] for config in configs], dtype=np.float64)
-
-        block_m, block_n, block_k = (knob(f"BLOCK_{axis}") for axis in "MNK")
-        group_m, warps, stages = knob("GROUP_M"), knob("num_warps"), knob("num_stages")
-        programs = np.array([resident_programs(c, device, blockwise=blockwise) for c in configs], dtype=np.float64)
-        smem = np.array([smem_bytes(c, device, blockwise=blockwise) for c in configs], dtype=np.float64)
-        self.columns = np.stack(
-            [
-                block_m,
-                block_n,
-                block_k,
-                group_m,
-                *(knob(name) for name in ("SWAP_AB", "TMA_LOAD", "TMA_STORE")),
-                warps,
-                stages,
-                block_m * block_n,
-                block_m / block_n,
-                smem,
-                programs,
-                knob("PROGRAMS_PER_SM"),
-                accumulators(block_m, block_n, warps),
-                programs * (stages - 1) * (block_m + block_n) * block_k,
-            ],
-            axis=1,
-        ).astype(np.float32)
-        self.stages = stages.astype(np.float32)
-        tiles = np.stack([block_m, block_n, block_k, group_m, programs])
-        self.kinds, kind = np.unique(tiles, axis=1, return_inverse=True)
-        self.kind = kind.ravel()  # NumPy 2.0 gives it two axes
-
-
-_space = remembered(maxsize=64)(_Space)
+    block_m, block_n, block_k = (knob(f"BLOCK_{axis}") for axis in "MNK")
+    group_m, warps, stages = knob("GROUP_M"), knob("num_warps"), knob("num_stages")
+    programs = np.array([resident_programs(c, device, blockwise=blockwise) for c in configs], dtype=np.float64)
+    columns = [
+        block_m,
+        block_n,
+        block_k,
+        group_m,
+        *(knob(name) for name in ("SWAP_AB", "TMA_LOAD", "TMA_STORE")),
+        warps,
+        stages,
+        block_m * block_n,
+        block_m / block_n,
+        np.array([smem_bytes(c, device, blockwise=blockwise) for c in configs], dtype=np.float64),
+        programs,
+        knob("PROGRAMS_PER_SM"),
+        accumulators(block_m, block_n, warps),
+        programs * (stages - 1) * (block_m + block_n) * block_k,
+    ]
+    return ConfigTable(len(_PROBLEM_FEATURES), columns, [block_m, block_n, block_k, group_m, programs, stages])

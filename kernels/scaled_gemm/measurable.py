@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 from ...datasets import Case, DeviceSpec, KernelConfig, Measurable, Problem
 from ...runtime.launching.source_hash import hash_of_modules
 from ..dense_llms import load_dense_models
-from ..grouped_gemm.family import TMA_ARCHS
 from ..grouped_gemm.features import group_sizes_of
 from ..grouped_gemm.models import load_models
+from ..sm_limits import TMA_ARCHS
 from . import workload
 from .family import ScaledGemmDense, ScaledGemmFamily, ScaledGemmGrouped
 from .kinds import BLOCKWISE, FLAGS, ROWWISE, kind_of, scale_bytes, scale_shapes

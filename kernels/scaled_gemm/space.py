@@ -10,6 +10,7 @@ from typing import Any
 
 from ...datasets import DeviceSpec, ForetuneError, KernelConfig
 from ..grouped_gemm.space import BLOCKS_M
+from ..sm_limits import ASYNC_PRODUCT_ARCHS, programs_that_fit
 from .kinds import SCALED
 
 #: BLOCK_M x BLOCK_N is the output tile and BLOCK_K the contraction's step, which lies inside one block of the scales.
@@ -30,15 +31,8 @@ _LEAST_BYTES_IN_FLIGHT = 24 * 1024
 # float32 accumulators per thread. There are two of each, because every step's product is a sum of its own: at 64 none
 # spills, at 128 some do a little (42 of 255 registers), and past that a compile takes minutes.
 _MOST_ACCUMULATORS, _FREE_ACCUMULATORS = 128, 64
-# Beside the accumulators a thread holds addresses, masks and loop state.
-_OTHER_REGISTERS = 56
 # Rows of an instruction of Hopper's and Blackwell's tensor cores.
 _INSTRUCTION_ROWS = 64
-# What the driver keeps of each program's shared memory (CUDA programming guide, compute capability 8.x and later).
-_RESERVED_SMEM_BYTES = 1024
-_SM_THREADS = 2048
-#: Where the matrix product of a tile is asynchronous, and reads its operands from shared memory.
-_ASYNC_PRODUCT_ARCHS = ("sm_90", "sm_100", "sm_103")
 
 
 @dataclass(frozen=True)
@@ -153,7 +147,7 @@ def full_space(r: Ranges) -> tuple[KernelConfig, ...]:
             if accumulators(m, n, warps) > _FREE_ACCUMULATORS and not (load and programs == 1):
                 continue
             smem = tile_smem_bytes(m, n, k, stages, warps, swap, load, store, blockwise=True, arch="sm_90")
-            fits = _resident(smem, m, n, warps, 228 * 1024, 65536)
+            fits = programs_that_fit(smem, 2 * accumulators(m, n, warps), warps, 228 * 1024, 65536)
             if programs > fits or smem > 227 * 1024:
                 continue
             for band in (1, 8) if m >= _INSTRUCTION_ROWS else (1,):
@@ -187,7 +181,7 @@ def tile_smem_bytes(
     as many as the threads are laid out anew for the product, beside an output that goes by TMA.
     """
     large = m >= _INSTRUCTION_ROWS or bool(swap)
-    product_is_async = large and arch in _ASYNC_PRODUCT_ARCHS
+    product_is_async = large and arch in ASYNC_PRODUCT_ARCHS
     buffers = stages if product_is_async else max(stages - 1, 1)
     if arch != "sm_90":
         barriers = 16 * (buffers + 2) * 2
@@ -222,19 +216,11 @@ def smem_bytes(config: KernelConfig, device: DeviceSpec, *, blockwise: bool) -> 
 
 def resident_programs(config: KernelConfig, device: DeviceSpec, *, blockwise: bool) -> int:
     """How many of the config's programs run on one SM of the device at a time."""
-    fits = _resident(
+    fits = programs_that_fit(
         smem_bytes(config, device, blockwise=blockwise),
-        config["BLOCK_M"],
-        config["BLOCK_N"],
+        2 * accumulators(config["BLOCK_M"], config["BLOCK_N"], config.num_warps),
         config.num_warps,
         device.smem_per_sm_bytes,
         device.registers_per_sm,
     )
     return min(int(config["PROGRAMS_PER_SM"]) or fits, fits)
-
-
-def _resident(smem: int, m: int, n: int, num_warps: int, sm_smem_bytes: int, sm_registers: int) -> int:
-    threads = 32 * num_warps
-    registers = min(2 * accumulators(m, n, num_warps) + _OTHER_REGISTERS, 255)
-    by_smem = sm_smem_bytes // (smem + _RESERVED_SMEM_BYTES)
-    return max(1, min(by_smem, _SM_THREADS // threads, int(sm_registers / (registers * threads))))

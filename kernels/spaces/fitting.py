@@ -12,6 +12,7 @@ from collections.abc import Iterable, Sequence
 from ...datasets import DeviceSpec, ForetuneError, KernelConfig
 from ...datasets.errors import check_integer, shown
 from ...datasets.problem import MOST_SIZE, Problem
+from ..sm_limits import ASYNC_PRODUCT_ARCHS, too_much_smem
 from .filtered import Filtered
 
 # A lane's accumulators. Blocks are powers of two, so the next number would be 256, beside which no register is left for
@@ -19,8 +20,6 @@ from .filtered import Filtered
 _MOST_ACCUMULATORS = 128
 # A tile of the CPU backend is unrolled whole. (torch 2.13's Inductor, which has a CPU template, has the same bound.)
 _MOST_CPU_TILE = 2**13
-#: Where the matrix product reads its operands from shared memory while the next stage loads (wgmma, tcgen05).
-_ASYNC_PRODUCT_ARCHS = ("sm_90", "sm_100", "sm_103")
 #: The smallest side of a matrix instruction's tile, and its product's elements, which every warp has at least.
 LEAST_BLOCK, _LEAST_PRODUCT = 16, 256
 #: ROCm's kpack = 2 joins two steps of the matrix instruction.
@@ -73,12 +72,7 @@ def gemm_limit(config: KernelConfig, device: DeviceSpec, dtype: str = "bf16") ->
         )
     if device.backend == "xpu":  # its stages are prefetches into the cache
         return None
-    if (needed := smem_bytes(config, device, dtype)) > device.smem_per_block_bytes:
-        return (
-            f"needs {needed} bytes of shared memory but {device.name} has {device.smem_per_block_bytes} a block: "
-            "a block or num_stages must be smaller"
-        )
-    return None
+    return too_much_smem(smem_bytes(config, device, dtype), device, "a block")
 
 
 def compiler_limit(config: KernelConfig, device: DeviceSpec) -> str | None:
@@ -135,7 +129,7 @@ def smem_bytes(config: KernelConfig, device: DeviceSpec, dtype: str) -> int:
     compare with binaries): all stages where the product reads shared memory itself, else one less, which registers
     hold. Where the loop takes less than the result does when it is stored, that is what a binary takes."""
     m, n, k, itemsize = config["BLOCK_M"], config["BLOCK_N"], config["BLOCK_K"], itemsize_of(dtype)
-    reads_smem = device.arch in _ASYNC_PRODUCT_ARCHS and m >= 64 and config.num_warps >= 4
+    reads_smem = device.arch in ASYNC_PRODUCT_ARCHS and m >= 64 and config.num_warps >= 4
     buffers = config.num_stages if reads_smem else max(config.num_stages - 1, 1)
     if device.backend == "hip" and config.num_stages == 1:
         return int(max(m, n) * k * itemsize)  # one operand after the other

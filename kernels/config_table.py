@@ -1,0 +1,73 @@
+"""`ConfigTable`: the features of a tiled product by what they depend on, so that what repeats is computed once."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..datasets.feature_groups import FeatureGroup
+
+Floats: TypeAlias = NDArray[np.float64]
+
+#: L2 delivers about this multiple of the copy bandwidth (H100/H200 microbenchmarks: 5.5-7 TB/s read against 3-4.3).
+L2_OVER_DRAM = 1.6
+
+
+class ConfigTable:
+    """Features whose columns are, in this order, those of the call, those of the config alone, and those that the call
+    and a few of the config's knobs decide.
+
+    Args:
+        first: how many columns the call has.
+        columns: the features of the config alone, each (n_configs,).
+        deciding: what all other features look at, each (n_configs,). Configs that have the same of it are of one kind.
+
+    >>> table = ConfigTable(1, [np.array([4.0, 8.0, 8.0])], [np.array([2.0, 3.0, 2.0])])
+    >>> table.kinds.tolist(), table.kind.tolist()
+    ([[2.0, 3.0]], [0, 1, 0])
+    >>> from foretune.datasets.feature_groups import joined
+    >>> joined(table.groups([7.0], [10 * table.kinds[0]])).tolist()
+    [[7.0, 4.0, 20.0], [7.0, 8.0, 30.0], [7.0, 8.0, 20.0]]
+    """
+
+    def __init__(self, first: int, columns: Sequence[Floats], deciding: Sequence[Floats]) -> None:
+        self.own = FeatureGroup(
+            columns=tuple(range(first, first + len(columns))),
+            values=np.stack(columns, axis=1).astype(np.float32)[None],
+            kind=np.arange(len(columns[0])),
+            lasting=True,
+        )
+        self.kinds, self.kind = distinct(*deciding)  # (len(deciding), n_kinds), and the kind of each config
+        self.one_kind = np.zeros(len(self.kind), np.intp)
+
+    def groups(self, of_call: Sequence[float], of_kinds: Sequence[Floats]) -> tuple[FeatureGroup, ...]:
+        """The features of one problem: those of the call, and for each kind, each (n_kinds,) or the same for all."""
+        first, last = len(of_call), len(of_call) + len(self.own.columns)
+        call = np.array([[of_call]], dtype=np.float32)
+        values = np.empty((len(of_kinds), self.kinds.shape[1]), np.float32)
+        for column, figures in zip(values, of_kinds, strict=True):
+            column[:] = figures
+        return (
+            FeatureGroup(tuple(range(first)), call, self.one_kind),
+            self.own,
+            FeatureGroup(tuple(range(last, last + len(values))), np.ascontiguousarray(values.T)[None], self.kind),
+        )
+
+
+def distinct(*columns: Floats) -> tuple[Floats, NDArray[np.intp]]:
+    """The distinct combinations, (n_columns, n_kinds), and which of them each entry has."""
+    kinds, kind = np.unique(np.stack(columns), axis=1, return_inverse=True)
+    return kinds, kind.ravel()  # NumPy 2.0 gives it two axes
+
+
+def alignment(size: int) -> int:
+    """The largest power of two that divides a size, as its exponent, 9 at most: what loads and stores of rows depend
+    on.
+
+    >>> alignment(1000), alignment(4096), alignment(0)
+    (3, 9, 9)
+    """
+    return min((size & -size).bit_length() - 1, 9) if size else 9

@@ -1,0 +1,46 @@
+"""What an SM holds, and which archs have what: the same for every family of tiled products."""
+
+from __future__ import annotations
+
+from ..datasets import DeviceSpec
+
+#: Archs with a tensor memory accelerator.
+TMA_ARCHS = ("sm_90", "sm_100", "sm_103", "sm_120")
+#: Where the matrix product of a tile is asynchronous, and reads its operands from shared memory: Hopper's wgmma, and
+#: Blackwell's tcgen05 (sm_120 has neither).
+ASYNC_PRODUCT_ARCHS = ("sm_90", "sm_100", "sm_103")
+# Beside the accumulators a thread holds addresses, masks and loop state (40-70 registers seen on sm_90).
+_OTHER_REGISTERS, _MOST_REGISTERS = 56, 255
+_MOST_THREADS = 2048
+# What the driver keeps of each program's shared memory (CUDA programming guide, compute capability 8.x and later).
+_RESERVED_SMEM_BYTES = 1024
+
+
+def programs_that_fit(
+    smem_bytes: int, accumulators: float, num_warps: int, sm_smem_bytes: int, sm_registers: int
+) -> int:
+    """How many programs run on one SM at a time, at least 1, by shared memory, threads and registers. `accumulators`
+    are one thread's.
+
+    >>> programs_that_fit(100 * 1024, accumulators=64, num_warps=4, sm_smem_bytes=228 * 1024, sm_registers=65536)
+    2
+    """
+    threads = 32 * num_warps
+    registers = min(accumulators + _OTHER_REGISTERS, _MOST_REGISTERS)
+    by_smem = sm_smem_bytes // (smem_bytes + _RESERVED_SMEM_BYTES)
+    return max(1, min(by_smem, _MOST_THREADS // threads, int(sm_registers / (registers * threads))))
+
+
+def too_much_smem(needed: int, device: DeviceSpec, blocks: str = "BLOCK_M, BLOCK_N, BLOCK_K") -> str | None:
+    """The reason why a device cannot run a tile that needs so many bytes of shared memory, or None. It names what
+    could be smaller.
+
+    >>> too_much_smem(250_000, DeviceSpec.named("h200"))[:66]
+    'needs 250000 bytes of shared memory but NVIDIA H200 has 232448 a b'
+    """
+    if needed <= device.smem_per_block_bytes:
+        return None
+    return (
+        f"needs {needed} bytes of shared memory but {device.name} has {device.smem_per_block_bytes} a block: "
+        f"{blocks} or num_stages must be smaller"
+    )
