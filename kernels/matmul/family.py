@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 MOST_SIZE = 2**30
 #: Tiles are counted in 32 bits.
 MOST_TILES = 2**31 - 1
-#: 8 GiB of partial sums in float32. Where so much is to be kept there are tiles enough without cutting K; with 50 GiB of
-#: them launches failed on an H200 (illegal memory accesses).
+#: 8 GiB of partial sums in float32. Where so much is to be kept there are tiles enough without cutting K; with 50 GiB
+#: of them launches failed on an H200 (illegal memory accesses).
 MOST_PARTIALS = 2**31 - 1
 
 
