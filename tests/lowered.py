@@ -5,20 +5,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
 
 import torch
 from foretune.datasets import DeviceSpec
 from foretune.kernels.inductor.generated import properties_of
 from foretune.runtime import use_stub_driver
-from torch._dynamo import device_interface
-from torch._inductor import config, select_algorithm
-from torch._inductor.graph import GraphLowering
-from torch._inductor.virtualized import V
-from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.fx.experimental.proxy_tensor import make_fx
-from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
+
+if TYPE_CHECKING:
+    from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 #: What max-autotune's choices are timed for, and all that is listed.
 EXHAUSTIVE = {"max_autotune": True, "max_autotune_gemm_search_space": "EXHAUSTIVE"}
@@ -37,7 +33,15 @@ def lowered(
 ) -> tuple[list[list[Any]], ShapeEnv]:
     """The choices of each op that is timed, as they are after all limits, and what the shapes are guarded on. The
     first dimension of the tensors in `dynamic` is a symbol."""
+    # Here: they take seconds to import, in every process that collects tests.
+    from torch._dynamo import device_interface
+    from torch._inductor import config, select_algorithm
     from torch._inductor.decomposition import select_decomp_table
+    from torch._inductor.graph import GraphLowering
+    from torch._inductor.virtualized import V
+    from torch._subclasses.fake_tensor import FakeTensorMode
+    from torch.fx.experimental.proxy_tensor import make_fx
+    from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
 
     shapes, device = ShapeEnv(), DeviceSpec.named("h200")
     seen: list[list[Any]] = []

@@ -161,6 +161,7 @@ def test_a_forest_too_large_for_memory_is_refused():
         )
 
 
+@pytest.mark.slow
 def test_a_thousand_configs_are_scored_in_less_than_half_the_time_that_lightgbm_takes():
     """300 trees x 31 leaves x 40 features, of the kinds that configs of one problem have."""
     random = np.random.default_rng(0)

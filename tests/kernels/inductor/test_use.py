@@ -13,9 +13,6 @@ from foretune.kernels.inductor.choices import caller_config, caller_problem, mm_
 from foretune.kernels.inductor.ranking import GROWTH
 from foretune.kernels.integrations import inductor
 from lowered import lowered, tensor
-from torch._inductor import config, select_algorithm
-from torch._inductor.choices import InductorChoices
-from torch._inductor.select_algorithm import ExternKernelCaller
 
 pytestmark = pytest.mark.compile
 H200 = DeviceSpec.named("h200")
@@ -28,13 +25,21 @@ OPS = {
 }
 
 
+@pytest.fixture(scope="module", autouse=True)
+def imported():
+    """Inductor, which takes seconds to import: where these tests run, and not wherever they are collected."""
+    global config, select_algorithm, InductorChoices
+    from torch._inductor import config, select_algorithm
+    from torch._inductor.choices import InductorChoices
+
+
 def seams():
     cache = select_algorithm.get_algorithm_selector_cache()
     return InductorChoices._finalize_template_configs, config.inductor_choices_class, cache.preprocessing_fns[:]
 
 
 def with_tile(choices):
-    return [choice for choice in choices if not isinstance(choice, ExternKernelCaller)]
+    return [choice for choice in choices if not isinstance(choice, select_algorithm.ExternKernelCaller)]
 
 
 @pytest.mark.parametrize("op", OPS)
