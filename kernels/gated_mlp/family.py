@@ -42,7 +42,7 @@ class GatedMlpFamily(Family):
         return space if device is None else tuple(c for c in space if self._device_limit(c, 2, device) is None)
 
     def supports(self, config: KernelConfig, problem: Problem, device: DeviceSpec) -> str | None:
-        if (wrong := VALUES.wrong(config)) is not None:
+        if (wrong := VALUES.wrong(config.to_json())) is not None:
             return wrong
         if problem.dtype not in self.dtypes:
             return f"dtype {problem.dtype_name} is not one of {', '.join(self.dtypes)}"

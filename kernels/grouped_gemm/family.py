@@ -15,7 +15,7 @@ from ...datasets.problem import Ragged
 from ..sm_limits import TMA_ARCHS, too_much_smem
 from .features import FEATURE_NAMES, feature_groups, feature_table
 from .group_sizes import likely_sizes
-from .space import Ranges, full_space, knobs_of, smem_bytes, wrong_knob, wrong_tile
+from .space import Ranges, full_space, knobs_of, smem_bytes, values_of, wrong_tile
 from .variants import DW, PERMUTATIONS, Variant
 
 if TYPE_CHECKING:
@@ -73,7 +73,7 @@ class GroupedGemmFamily(Family):
         return tuple(c for c in space if self._device_limit(c, 2, device) is None)
 
     def supports(self, config: KernelConfig, problem: Problem, device: DeviceSpec) -> str | None:
-        if (wrong := wrong_knob(self.variant, config)) is not None:
+        if (wrong := values_of(self.variant).wrong(config.to_json())) is not None:
             return wrong
         if problem.dtype not in self.dtypes:
             return f"dtype {problem.dtype_name} is not one of {', '.join(self.dtypes)}"

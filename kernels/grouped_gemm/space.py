@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields, replace
-from functools import lru_cache
+from functools import cache, lru_cache
 from itertools import product
 from typing import Any
 
 from ...datasets import DeviceSpec, ForetuneError, KernelConfig, Problem
+from ..knob_values import KnobValues
 from ..sm_limits import ASYNC_PRODUCT_ARCHS, programs_that_fit
 from .variants import DW, VARIANTS, Variant
 
@@ -101,36 +102,16 @@ def wrong_value(name: str, value: Any) -> str | None:
     return None if type(value) is int and value in values else f"{name} must be {words} but is {value!r}"
 
 
-@lru_cache
-def _valid_knobs(variant: Variant) -> dict[str, tuple[str, frozenset[int]]]:
-    names = {knob: "tma" if knob.startswith("TMA_") else knob.lower() for knob in knobs_of(variant)}
-    return {knob: (_VALID[name][0], frozenset(_VALID[name][1])) for knob, name in names.items()}
-
-
-def wrong_knob(variant: Variant, config: KernelConfig) -> str | None:
-    """The reason why a config is none that the kernels take, or None: with other knobs than the variant's, or a value
-    past which a kernel would not compile, or not stay inside its tensors.
-
-    maxnreg and ir_override are refused like any other knob that is not the variant's: maxnreg would compile (on CUDA),
-    but no config that was measured has it and the features do not show it, so a prediction would be that of another
-    binary; ir_override names a file, which the next process may not have.
+@cache
+def values_of(variant: Variant) -> KnobValues:
+    """The values of a variant's knobs, past which a kernel would not compile, or not stay inside its tensors.
 
     >>> from foretune.kernels.grouped_gemm.variants import FORWARD
-    >>> wrong_knob(FORWARD, KernelConfig.of(**dict.fromkeys(knobs_of(FORWARD), 1) | {"BLOCK_M": 24}))
+    >>> values_of(FORWARD).wrong(KernelConfig.of(**dict.fromkeys(knobs_of(FORWARD), 1) | {"BLOCK_M": 24}).to_json())
     'BLOCK_M cannot be 24: a power of two between 16 and 256'
     """
-    knobs, valid = config.to_json(), _valid_knobs(variant)
-    if type(ctas := knobs.pop("num_ctas", None)) is not int or ctas != 1:
-        return f"num_ctas cannot be {ctas!r}: 1"
-    if unknown := sorted(knobs.keys() - valid.keys()):
-        return f"{unknown[0]} is no knob of {variant.name}; it has {', '.join(valid)}"
-    for knob, (words, values) in valid.items():
-        if knob not in knobs:
-            return f"{knob} is missing: {words}"
-        value = knobs[knob]
-        if type(value) is not int or value not in values:  # not True, which is 1, and not 64.0
-            return f"{knob} cannot be {value!r}: {words}"
-    return None
+    names = {knob: "tma" if knob.startswith("TMA_") else knob.lower() for knob in knobs_of(variant)}
+    return KnobValues.in_words(variant.name, {knob: _VALID[name] for knob, name in names.items()})
 
 
 def wrong_tile(config: KernelConfig, dtype: str) -> str | None:

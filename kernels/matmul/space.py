@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from functools import lru_cache
 from itertools import product
 from typing import Any
 
 from ...datasets import KernelConfig
 from ..grouped_gemm.space import accumulator_registers
+from ..knob_values import KnobValues
 from .smem import tile_smem_bytes
 
 #: BLOCK_M x BLOCK_N is the output tile and BLOCK_K the contraction's step.
@@ -24,17 +25,20 @@ KNOBS = (
     "num_stages",
 )
 _BLOCK = ("a power of two between 16 and 256", (16, 32, 64, 128, 256))
-_VALID: dict[str, tuple[str, Sequence[int]]] = {
-    "BLOCK_M": _BLOCK,
-    "BLOCK_N": _BLOCK,
-    "BLOCK_K": _BLOCK,
-    "GROUP_M": ("between 1 and 1024", range(1, 1025)),
-    "SPLIT_K": ("between 1 and 64", range(1, 65)),
-    "PROGRAMS_PER_SM": ("between 0 and 64, 0 for a program a tile", range(65)),
-    "TMA": ("0, 1 for loads, or 2 for loads and stores", (0, 1, 2)),
-    "num_warps": ("2, 4 or 8", (2, 4, 8)),
-    "num_stages": ("between 1 and 8", range(1, 9)),
-}
+VALUES = KnobValues.in_words(
+    "matmul",
+    {
+        "BLOCK_M": _BLOCK,
+        "BLOCK_N": _BLOCK,
+        "BLOCK_K": _BLOCK,
+        "GROUP_M": ("between 1 and 1024", range(1, 1025)),
+        "SPLIT_K": ("between 1 and 64", range(1, 65)),
+        "PROGRAMS_PER_SM": ("between 0 and 64, 0 for a program a tile", range(65)),
+        "TMA": ("0, 1 for loads, or 2 for loads and stores", (0, 1, 2)),
+        "num_warps": ("2, 4 or 8", (2, 4, 8)),
+        "num_stages": ("between 1 and 8", range(1, 9)),
+    },
+)
 # The accumulator's registers per thread: past 128 of 255 the kernel spills, and compiling takes up to minutes.
 _MOST_ACCUMULATOR_REGISTERS = 128
 # Elements that a thread loads in one step: beyond it compiling takes a minute and more (as for the grouped kernels).
@@ -51,16 +55,8 @@ def wrong_knob(knobs: Mapping[str, Any]) -> str | None:
     >>> wrong_knob(KernelConfig.of(**dict.fromkeys(KNOBS, 1) | {"BLOCK_M": 24}).to_json())
     'BLOCK_M cannot be 24: a power of two between 16 and 256'
     """
-    if type(ctas := knobs.get("num_ctas")) is not int or ctas != 1:
-        return f"num_ctas cannot be {ctas!r}: 1"
-    if unknown := sorted(knobs.keys() - _VALID.keys() - {"num_ctas"}):
-        return f"{unknown[0]} is no knob of matmul; it has {', '.join(KNOBS)}"
-    for knob, (words, values) in _VALID.items():
-        if knob not in knobs:
-            return f"{knob} is missing: {words}"
-        value = knobs[knob]
-        if type(value) is not int or value not in values:  # not True, which is 1, and not 64.0
-            return f"{knob} cannot be {value!r}: {words}"
+    if (wrong := VALUES.wrong(knobs)) is not None:
+        return wrong
     if knobs["SPLIT_K"] > 1 and knobs["PROGRAMS_PER_SM"]:
         return f"PROGRAMS_PER_SM cannot be {knobs['PROGRAMS_PER_SM']} with SPLIT_K = {knobs['SPLIT_K']}: 0"
     if knobs["SPLIT_K"] > 1 and knobs["TMA"] == 2:

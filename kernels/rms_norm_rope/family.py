@@ -58,7 +58,7 @@ class RmsNormRopeFamily(Family):
         return full_space(self.name)
 
     def supports(self, config: KernelConfig, problem: Problem, device: DeviceSpec) -> str | None:
-        if (wrong := VALUES[self.name].wrong(config)) is not None:
+        if (wrong := VALUES[self.name].wrong(config.to_json())) is not None:
             return wrong
         if problem.dtype not in self.dtypes:
             return f"dtype {problem.dtype_name} is not one of {', '.join(self.dtypes)}"

@@ -14,7 +14,7 @@ from ..grouped_gemm.group_sizes import likely_sizes
 from ..sm_limits import TMA_ARCHS, too_much_smem
 from .features import FEATURE_NAMES, estimated_us, feature_groups, feature_table
 from .kinds import BLOCKWISE, FLAGS, ROWWISE
-from .space import KNOBS, Ranges, full_space, smem_bytes, wrong_knob, wrong_tile
+from .space import KNOBS, Ranges, full_space, smem_bytes, values_of, wrong_tile
 
 if TYPE_CHECKING:
     import numpy as np
@@ -56,7 +56,7 @@ class ScaledGemmFamily(Family):
         return space if device is None else tuple(c for c in space if _device_limit(c, device, False) is None)
 
     def supports(self, config: KernelConfig, problem: Problem, device: DeviceSpec) -> str | None:
-        if (wrong := wrong_knob(self.name, config)) is not None:
+        if (wrong := values_of(self.name).wrong(config.to_json())) is not None:
             return wrong
         if problem.dtype != DTYPE:
             return f"dtype {problem.dtype_name} is not {DTYPE}, which both operands must be"

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
-from functools import lru_cache
+from functools import cache, lru_cache
 from itertools import product
 from typing import Any
 
 from ...datasets import DeviceSpec, ForetuneError, KernelConfig
 from ..grouped_gemm.space import BLOCKS_M
+from ..knob_values import KnobValues
 from ..sm_limits import ASYNC_PRODUCT_ARCHS, programs_that_fit
 from .kinds import SCALED
 
@@ -82,26 +83,14 @@ _VALID: dict[str, tuple[str, Sequence[int]]] = {
 }
 
 
-def wrong_knob(name: str, config: KernelConfig) -> str | None:
-    """The reason why a config is none that the kernel of the family `name` takes, or None.
+@cache
+def values_of(family: str) -> KnobValues:
+    """The values of the knobs of a family of this folder.
 
-    maxnreg and ir_override are refused like any other knob that is not the family's: see grouped_gemm's.
-
-    >>> wrong_knob("scaled_gemm", KernelConfig.of(**dict.fromkeys(KNOBS, 1) | {"BLOCK_M": 24}))
+    >>> values_of("scaled_gemm").wrong(KernelConfig.of(**dict.fromkeys(KNOBS, 1) | {"BLOCK_M": 24}).to_json())
     'BLOCK_M cannot be 24: a power of two between 16 and 256'
     """
-    knobs = config.to_json()
-    if type(ctas := knobs.pop("num_ctas", None)) is not int or ctas != 1:
-        return f"num_ctas cannot be {ctas!r}: 1"
-    if unknown := sorted(knobs.keys() - set(KNOBS)):
-        return f"{unknown[0]} is no knob of {name}; it has {', '.join(KNOBS)}"
-    for knob in KNOBS:
-        words, values = _VALID[knob]
-        if knob not in knobs:
-            return f"{knob} is missing: {words}"
-        if type(knobs[knob]) is not int or knobs[knob] not in values:  # not True, which is 1, and not 64.0
-            return f"{knob} cannot be {knobs[knob]!r}: {words}"
-    return None
+    return KnobValues.in_words(family, _VALID)
 
 
 def wrong_tile(config: KernelConfig) -> str | None:

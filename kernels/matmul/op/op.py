@@ -7,14 +7,14 @@ from typing import Any
 import torch
 from torch.autograd.function import once_differentiable
 from torch.nn import functional
-from triton.runtime import JITFunction
 
-from ....datasets import DeviceSpec, ForetuneError, KernelConfig, Measurable
-from ....runtime import Mode, resolve_mode, stubbed
-from ....runtime.choice import Launch, choose, given, interpreter, live
+from ....datasets import ForetuneError, KernelConfig
+from ....runtime import Mode, resolve_mode
+from ....runtime.choice import Launch, choose, given
 from ....runtime.tuning.ranks.agreement import epoch
+from ...op_calls import device_at, on_device_of, place_of
 from ..layouts import A_KM, ACTIVATIONS, B_KN, activation_of, is_aligned
-from ..triton_kernels.gemm import launch_matmul, matmul_kernel
+from ..triton_kernels.gemm import launch_matmul
 from .operands import is_placed, operands_of
 
 #: Calls that are remembered. When there are more, all are forgotten: to find one out again takes milliseconds at most.
@@ -73,13 +73,14 @@ def product(
     mode: str | None = None,
 ) -> torch.Tensor:
     """`matmul` without gradients."""
-    key = (_place(a), epoch(), _facts(a), _facts(b), _facts(bias), activation, config, mode)
+    key = (place_of(a, "a"), epoch(), _facts(a), _facts(b), _facts(bias), activation, config, mode)
     call = _calls.get(key)
     if call is None:
         if len(_calls) >= _MEMO_SIZE:
             _calls.clear()
         call = _calls[key] = Call(a, b, bias, activation, config, mode)
-    return call.run(a, b, bias)
+    with on_device_of(a):
+        return call.run(a, b, bias)
 
 
 class _Matmul(torch.autograd.Function):
@@ -125,9 +126,11 @@ class Call:
         config: KernelConfig | None,
         mode: str | None,
     ) -> None:
+        from ... import find_measurable  # not before it is needed: the registry imports this folder
+
         self.operands = operands_of(a, b, bias, activation)
         self.problem = self.operands.problem
-        self.family, self.device = _family(), _device(_place(a))
+        self.family, self.device = find_measurable("matmul"), device_at(place_of(a, "a"), "a")
         self.mode = resolve_mode(mode, default=Mode.PREDICT)
         self.is_empty = 0 in (self.problem[dim] for dim in ("batch", "m", "n", "k"))
         self.is_aligned = is_aligned(self.problem)
@@ -140,9 +143,6 @@ class Call:
                 self._config = given(config, self.family, self.problem, self.device)
 
     def run(self, a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-        if a.is_cuda and a.get_device() != torch.cuda.current_device():
-            with torch.cuda.device(a.get_device()):
-                return self.run(a, b, bias)
         problem = self.problem
         y = torch.empty(
             (problem["batch"], problem["m"], problem["n"]),
@@ -188,39 +188,8 @@ class Call:
         return y.view(self.operands.out_shape)
 
 
-def _family() -> Measurable:
-    from ... import find_family  # not before it is needed: the registry imports this folder
-
-    family = find_family("matmul")
-    assert isinstance(family, Measurable)
-    return family
-
-
 def _facts(tensor: Any) -> Any:
     """All of a tensor that a call's being in order depends on."""
     if not isinstance(tensor, torch.Tensor):
         return None if tensor is None else type(tensor)
     return tensor.shape, tensor.stride(), tensor.dtype, tensor.get_device()
-
-
-def _place(a: Any) -> int:
-    """The index of the GPU that a is on; off the GPU that of a stub driver, or -1."""
-    if not isinstance(a, torch.Tensor):
-        raise ForetuneError(f"a must be a tensor but is a {type(a).__name__}")
-    place = a.get_device()
-    if place < 0:
-        stub = stubbed()
-        place = -1 if stub is None else stub.index
-    return place
-
-
-def _device(place: int) -> DeviceSpec:
-    """The device there. Raises `ForetuneError` for tensors on the CPU, except in Triton's interpreter."""
-    stub = stubbed()
-    if stub is not None and place == stub.index:
-        return stub.device
-    if place >= 0:
-        return live(place)
-    if isinstance(matmul_kernel, JITFunction):
-        raise ForetuneError("a must be on a GPU but is on the CPU (that is for debugging, with TRITON_INTERPRET=1)")
-    return interpreter()
