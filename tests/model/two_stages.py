@@ -1,4 +1,4 @@
-"""`python tests/model/two_stages.py [fwd dx dw] [--every 1]`: whether the quick ranking (`LightGBMRanker.fastest`) puts
+"""`python tests/model/two_stages.py [FAMILY...] [--every 1]`: whether the quick ranking (`LightGBMRanker.fastest`) puts
 the same configs first as the predictions of the whole space do, on every problem of the shipped measurements as it is
 at call time, and what differs in regret where it does not. About a CPU minute a family."""
 
@@ -7,12 +7,11 @@ from __future__ import annotations
 import argparse
 
 import numpy as np
-from foretune.datasets import load
+from foretune.datasets import describe, load, names
 from foretune.kernels import find_family
 from foretune.model import load_bundle
 
 KS = (1, 4, 8, 16, 65)
-DATA = ("h200", "h200_wide", "h100")
 
 
 def slowdown(times, configs):
@@ -23,14 +22,14 @@ def slowdown(times, configs):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("families", nargs="*", default=["fwd", "dx", "dw"])
+    parser.add_argument("families", nargs="*", help="those of the shipped bundle if left out")
     parser.add_argument("--every", type=int, default=1)
     given = parser.parse_args()
     bundle = load_bundle()
-    for short in given.families:
-        family = find_family(f"grouped_gemm_{short}")
-        ranker, spaces, asked = bundle.ranker(family.name), {}, {}
-        for data in DATA:
+    for name in given.families or bundle.families:
+        family = find_family(name)
+        ranker, spaces, asked = bundle.ranker(name), {}, {}
+        for data in (data for data in names() if name in describe(data)["families"]):
             grid = load(data).grid(family.name)
             for case, device, times in zip(grid.cases, grid.devices, grid.times_us, strict=True):
                 known = {config: us for config, us in zip(grid.configs, times.tolist(), strict=True) if np.isfinite(us)}
