@@ -17,9 +17,10 @@ from ...datasets import DeviceSpec, KernelConfig, Problem
 from ...datasets.feature_groups import FeatureGroup, joined
 from ...model.configs_memo import remembered
 from ..config_table import L2_OVER_DRAM, ConfigTable, Floats, alignment, distinct
+from ..sm_limits import accumulator_registers
 from .chunks import chunk_rows
 from .group_sizes import typical_sizes
-from .space import accumulator_registers, resident_programs, smem_bytes
+from .space import resident_programs, smem_bytes
 from .variants import DW, PERMUTATIONS, Variant
 
 Sizes: TypeAlias = NDArray[np.int64]
