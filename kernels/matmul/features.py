@@ -169,7 +169,7 @@ def feature_groups(problem: Problem, device: DeviceSpec, configs: Sequence[Kerne
         np.log2(partial_us + 0.1),
         np.log2(reuse),
         np.log2(band_bytes / device.l2_bytes),
-        estimate_us.astype(np.float32) + waiting_us,
+        estimate_us.astype(np.float32) + waiting_us,  # rounded first, as rankers learned it; likewise the last
         np.log2(tiles / device.sm_count),
         np.log2(m / block_m),
         np.log2(n / block_n),

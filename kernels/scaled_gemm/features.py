@@ -160,6 +160,7 @@ def feature_groups(
         np.maximum(np.maximum(compute_us + promotion_us, l2_us), dram_us),
         np.log2(tiles / device.sm_count),
         np.log2(rows / groups / block_m),
+        # Both are quotients of rounded figures, as rankers learned them.
         (1 / tile_steps).astype(np.float32) * stages.astype(np.float32),
         waiting_us / np.maximum(stages - 1, 1).astype(np.float32),
     ]
