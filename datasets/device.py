@@ -37,6 +37,8 @@ _SHARE_THAT_DRAWS_ALL = 0.35
 #: No limit or rate of a GPU is near this, in whatever unit of `DeviceSpec`; the largest, bytes of L2, is a millionth.
 _MOST = 10**15
 
+#: What matrix units multiply twice as fast as bf16.
+_TWICE_AS_FAST = frozenset({"fp8e4m3", "fp8e5m2", "fp8e4m3fnuz", "fp8e5m2fnuz", "int8"})
 #: A spec takes some hundred bytes; reading its file stops here.
 _MOST_BYTES = 1 << 20
 
@@ -116,6 +118,15 @@ class DeviceSpec:
             if (known.name, known.sm_count) == (spec.name, spec.sm_count):
                 return known
         return spec
+
+    def matrix_tflops_of(self, *dtypes: str) -> float:
+        """The rate that products of operands in these dtypes stay below: twice bf16's where all have 8 bits (NVIDIA's
+        and AMD's data sheets since H100 and MI300X), else bf16's, which float32's is below in any precision.
+
+        >>> DeviceSpec.named("h200").matrix_tflops_of("fp8e4m3"), DeviceSpec.named("h200").matrix_tflops_of("fp32")
+        (1570.0, 785.0)
+        """
+        return self.matrix_tflops * (2.0 if _TWICE_AS_FAST.issuperset(dtypes) else 1.0)
 
     def with_sms(self, sm_count: int) -> DeviceSpec:
         """The spec of so many of its SMs (see `runtime.sm_partition`); itself where that is all of them.

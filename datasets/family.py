@@ -223,7 +223,12 @@ def wrong_knobs(family: Family, config: KernelConfig) -> str | None:
 
 
 def roofline_us(family: Measurable, problem: Problem, device: DeviceSpec) -> float:
-    """The longer of the problem's FLOPs at the device's matrix rate and its bytes at the device's bandwidth."""
-    compute_us = family.flops(problem) / (device.matrix_tflops * 1e6)
+    """The longer of the problem's FLOPs at the device's matrix rate for its dtype and its bytes at the device's
+    bandwidth."""
     memory_us = family.bytes(problem) / (device.copy_bandwidth_gbs * 1e3)
-    return max(compute_us, memory_us)
+    return max(compute_us(family, problem, device), memory_us)
+
+
+def compute_us(family: Measurable, problem: Problem, device: DeviceSpec) -> float:
+    """The problem's FLOPs at the device's matrix rate for its dtype."""
+    return family.flops(problem) / (device.matrix_tflops_of(*problem.dtypes) * 1e6)

@@ -245,6 +245,11 @@ class Problem:
         return (self.family, self.dtype, self.flags)
 
     @property
+    def dtypes(self) -> tuple[str, ...]:
+        """The dtypes of the operands; the one where they have the same."""
+        return (self.dtype,) if isinstance(self.dtype, str) else tuple(dtype for _, dtype in self.dtype)
+
+    @property
     def dtype_name(self) -> str:
         """The dtypes as one word: "bf16", or "w=int4,x=bf16" where operands differ."""
         return self.dtype if isinstance(self.dtype, str) else ",".join("=".join(pair) for pair in self.dtype)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from ..datasets import DeviceSpec
 
 #: Archs with a tensor memory accelerator.
@@ -14,6 +16,11 @@ _OTHER_REGISTERS, _MOST_REGISTERS = 56, 255
 _MOST_THREADS = 2048
 # What the driver keeps of each program's shared memory (CUDA programming guide, compute capability 8.x and later).
 _RESERVED_SMEM_BYTES = 1024
+
+
+def accumulator_registers(block_m: Any, block_n: Any, num_warps: Any) -> Any:
+    """float32 accumulators per thread, of numbers or of arrays of them."""
+    return block_m * block_n / (32 * num_warps)
 
 
 def programs_that_fit(

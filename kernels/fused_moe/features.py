@@ -21,8 +21,6 @@ from .space import accumulators, is_asynchronous, residents, smem_bytes, uses_tm
 _SYNCHRONOUS_RATE = 0.62
 # Accumulators of so many registers a thread leave too few for all else: what spills is taken to run at half the rate.
 _SPILLING, _SPILLED_RATE = 200, 0.5
-# fp8 products run at twice the rate of bf16.
-_FP8_RATE = 2.0
 # Loading from memory takes about this long, and starting a program that finds nothing to do about that (us).
 _LATENCY_US, _EMPTY_PROGRAM_US, _LAUNCH_US = 0.8, 0.6, 2.0
 # A step of BLOCK_SIZE_K is loaded from the L2 more often than from memory.
@@ -148,7 +146,7 @@ def _work(product: Product, device: DeviceSpec, configs: Sequence[KernelConfig])
     slots = device.sm_count * held
     rounds = np.ceil(tiles / slots)
     busiest = np.minimum(rounds * held, np.ceil(tiles / device.sm_count))
-    rate = device.matrix_tflops * 1e6 * (_FP8_RATE if product.is_scaled else 1.0)
+    rate = device.matrix_tflops_of("fp8e4m3" if product.is_scaled else "bf16") * 1e6
     rate = rate * np.where(asynchronous > 0, 1.0, _SYNCHRONOUS_RATE) * np.where(held_back, _SPILLED_RATE, 1.0)
     compute_us = busiest * steps * 2.0 * block_m * block_n * block_k * device.sm_count / rate
     touched = active * float(n) * k * itemsize + product.input_rows * float(k) * itemsize + product.rows * 2.0 * n

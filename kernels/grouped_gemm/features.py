@@ -17,9 +17,10 @@ from ...datasets import DeviceSpec, KernelConfig, Problem
 from ...datasets.feature_groups import FeatureGroup, joined
 from ...model.configs_memo import remembered
 from ..config_table import L2_OVER_DRAM, ConfigTable, Floats, alignment, distinct
+from ..sm_limits import accumulator_registers
 from .chunks import chunk_rows
 from .group_sizes import typical_sizes
-from .space import accumulator_registers, resident_programs, smem_bytes
+from .space import resident_programs, smem_bytes
 from .variants import DW, PERMUTATIONS, Variant
 
 Sizes: TypeAlias = NDArray[np.int64]
@@ -300,7 +301,7 @@ def _of_dw(
         counts = np.maximum(np.ceil(sizes / chunk_rows(its_rows, its_n, its_k, device.sm_count)), 1)
         lengths = sizes / counts
         chunks[place], longest[place] = counts.sum(), lengths.max(initial=0)
-        active[place] = max(np.count_nonzero(sizes > 0), 1)
+        active[place] = max(int(np.count_nonzero(sizes > 0)), 1)
         steps[place] = np.maximum(np.ceil(lengths / space.ks[:, None]), 1) @ counts
     m_tiles, n_tiles = np.ceil(n / block_m), np.ceil(k / block_n)
     of_tile = steps[:, space.k]

@@ -10,7 +10,7 @@ from typing import Any
 
 from ...datasets import DeviceSpec, ForetuneError, KernelConfig, Problem
 from ..knob_values import KnobValues
-from ..sm_limits import ASYNC_PRODUCT_ARCHS, programs_that_fit
+from ..sm_limits import ASYNC_PRODUCT_ARCHS, accumulator_registers, programs_that_fit
 from .variants import DW, VARIANTS, Variant
 
 #: What the tile map has room for; the kernels take no other BLOCK_M over rows.
@@ -181,11 +181,6 @@ def _tma_ways(variant: Variant, m: int, n: int, k: int, tma: tuple[int, ...]) ->
     # Rows that are gathered, and weights by TMA all the same: worth it only where the tile is large.
     if m >= 64 and n >= 128 and k <= 64:
         yield 0, 1, 0
-
-
-def accumulator_registers(block_m: Any, block_n: Any, num_warps: Any) -> Any:
-    """float32 accumulators per thread, of numbers or of arrays of them."""
-    return block_m * block_n / (32 * num_warps)
 
 
 def tile_smem_bytes(

@@ -15,12 +15,12 @@ from ...datasets import DeviceSpec, KernelConfig, Problem
 from ...datasets.feature_groups import FeatureGroup, joined
 from ...model.configs_memo import remembered
 from ..config_table import L2_OVER_DRAM, ConfigTable, Floats, alignment
-from ..grouped_gemm.space import accumulator_registers
+from ..sm_limits import accumulator_registers
 from .layouts import FLAGS, output_dtype, row_lengths
 from .smem import resident_programs, smem_bytes
 
-#: Peak rates over that of 16-bit products, as every tensor core since Ampere has them (float32 as tf32).
-_RATES = {"fp32": 0.5, "int8": 2.0}
+# float32 is multiplied as tf32, which every tensor core since Ampere does at half the rate of 16 bits.
+_TF32_RATE = 0.5
 # What a launch takes beside the work, in microseconds: an empty kernel's time on the device, a step of BLOCK_K at the
 # latency of memory, and the second kernel of split-K. Orders of magnitude: they rank small problems.
 _LAUNCH_US, _STEP_US, _SECOND_LAUNCH_US = 2.0, 0.8, 2.0
@@ -101,7 +101,7 @@ def feature_groups(problem: Problem, device: DeviceSpec, configs: Sequence[Kerne
     flops = 2.0 * batch * m * n * k
     read_bytes = float(batch) * (m + n) * k * problem.itemsize
     written_bytes = float(batch) * m * n * out_itemsize
-    matrix_tflops = device.matrix_tflops * _RATES.get(problem.dtype_name, 1.0)
+    matrix_tflops = device.matrix_tflops_of(problem.dtype_name) * (_TF32_RATE if problem.dtype == "fp32" else 1.0)
     of_call = [
         np.log2(batch),
         np.log2(m),
@@ -169,7 +169,7 @@ def feature_groups(problem: Problem, device: DeviceSpec, configs: Sequence[Kerne
         np.log2(partial_us + 0.1),
         np.log2(reuse),
         np.log2(band_bytes / device.l2_bytes),
-        estimate_us.astype(np.float32) + waiting_us,
+        estimate_us.astype(np.float32) + waiting_us,  # rounded first, as rankers learned it; likewise the last
         np.log2(tiles / device.sm_count),
         np.log2(m / block_m),
         np.log2(n / block_n),

@@ -8,8 +8,8 @@ from itertools import product
 from typing import Any
 
 from ...datasets import KernelConfig
-from ..grouped_gemm.space import accumulator_registers
 from ..knob_values import KnobValues
+from ..sm_limits import accumulator_registers
 from .smem import tile_smem_bytes
 
 #: BLOCK_M x BLOCK_N is the output tile and BLOCK_K the contraction's step.

@@ -16,11 +16,10 @@ from ...datasets.feature_groups import FeatureGroup, joined
 from ...model.configs_memo import remembered
 from ..config_table import L2_OVER_DRAM, ConfigTable, Floats, alignment
 from ..grouped_gemm.features import group_sizes_of
+from ..sm_limits import accumulator_registers
 from .kinds import BLOCKWISE, FLAGS, kind_of, scale_bytes
-from .space import accumulators, resident_programs, smem_bytes
+from .space import resident_programs, smem_bytes
 
-# Of the matrix rate that a device's spec says, which is bf16's (NVIDIA's data sheets of H100, H200 and B200).
-_FP8_OVER_BF16 = 2.0
 # From asking for a step's operands to having them, under load: DRAM's latency on Hopper is 0.6 to 0.8 us without any.
 _LATENCY_US = 1.0
 # float32 operations on 128 lanes an SM, twice a clock: what adding up the steps' products has (CUDA programming guide).
@@ -133,7 +132,7 @@ def feature_groups(
     rounds = np.ceil(tiles / slots)
     busiest_steps = np.minimum(rounds * programs, np.ceil(tiles / device.sm_count)) * tile_steps
     step_flops = 2.0 * block_m * block_n * block_k
-    compute_us = busiest_steps * step_flops * device.sm_count / (device.matrix_tflops * _FP8_OVER_BF16 * 1e6)
+    compute_us = busiest_steps * step_flops * device.sm_count / (device.matrix_tflops_of("fp8e4m3") * 1e6)
     promotion_us = busiest_steps * block_m * block_n / (_LANES_PER_SM * _GHZ * 1e3)
     dram_us = moved_bytes / (device.copy_bandwidth_gbs * 1e3)
     loaded_bytes = tiles * tile_steps * (block_m + block_n) * block_k
@@ -161,6 +160,7 @@ def feature_groups(
         np.maximum(np.maximum(compute_us + promotion_us, l2_us), dram_us),
         np.log2(tiles / device.sm_count),
         np.log2(rows / groups / block_m),
+        # Both are quotients of rounded figures, as rankers learned them.
         (1 / tile_steps).astype(np.float32) * stages.astype(np.float32),
         waiting_us / np.maximum(stages - 1, 1).astype(np.float32),
     ]
@@ -196,7 +196,7 @@ def _space(configs: tuple[KernelConfig, ...], blockwise: bool, device: DeviceSpe
         np.array([smem_bytes(c, device, blockwise=blockwise) for c in configs], dtype=np.float64),
         programs,
         knob("PROGRAMS_PER_SM"),
-        accumulators(block_m, block_n, warps),
+        accumulator_registers(block_m, block_n, warps),
         programs * (stages - 1) * (block_m + block_n) * block_k,
     ]
     return ConfigTable(len(_PROBLEM_FEATURES), columns, [block_m, block_n, block_k, group_m, programs, stages])

@@ -6,12 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cache, lru_cache
 from itertools import product
-from typing import Any
 
 from ...datasets import DeviceSpec, ForetuneError, KernelConfig
 from ..grouped_gemm.space import BLOCKS_M
 from ..knob_values import KnobValues
-from ..sm_limits import ASYNC_PRODUCT_ARCHS, programs_that_fit
+from ..sm_limits import ASYNC_PRODUCT_ARCHS, accumulator_registers, programs_that_fit
 from .kinds import SCALED
 
 #: BLOCK_M x BLOCK_N is the output tile and BLOCK_K the contraction's step, which lies inside one block of the scales.
@@ -108,7 +107,7 @@ def wrong_tile(config: KernelConfig) -> str | None:
             return f"SWAP_AB cannot be 1 with BLOCK_N = {n}: no more columns than rows fill an instruction; 0"
         if config["TMA_STORE"]:
             return "TMA_STORE cannot be 1 with SWAP_AB = 1, whose tile is stored across; 0"
-    if accumulators(m, n, warps) > _MOST_ACCUMULATORS:
+    if accumulator_registers(m, n, warps) > _MOST_ACCUMULATORS:
         return (
             f"BLOCK_M x BLOCK_N cannot be {m} x {n} with num_warps = {warps}: at most "
             f"{_MOST_ACCUMULATORS * 32 * warps} elements, which registers hold"
@@ -125,7 +124,7 @@ def full_space(r: Ranges) -> tuple[KernelConfig, ...]:
         r.block_m, r.block_n, r.block_k, r.num_warps, r.num_stages, r.programs_per_sm
     ):
         if (
-            accumulators(m, n, warps) > (_FREE_ACCUMULATORS if warps < 8 else _MOST_ACCUMULATORS)
+            accumulator_registers(m, n, warps) > (_FREE_ACCUMULATORS if warps < 8 else _MOST_ACCUMULATORS)
             or (warps == 8 and m * n < 64 * 128)
             or (warps == 8 and m < _INSTRUCTION_ROWS and n < 256)
             or (stages - 1) * (m + n) * k < _LEAST_BYTES_IN_FLIGHT
@@ -133,10 +132,10 @@ def full_space(r: Ranges) -> tuple[KernelConfig, ...]:
             continue
         for swap, load, store in _ways(m, n):
             # A tile that spills is worth a try where all else is at its best.
-            if accumulators(m, n, warps) > _FREE_ACCUMULATORS and not (load and programs == 1):
+            if accumulator_registers(m, n, warps) > _FREE_ACCUMULATORS and not (load and programs == 1):
                 continue
             smem = tile_smem_bytes(m, n, k, stages, warps, swap, load, store, blockwise=True, arch="sm_90")
-            fits = programs_that_fit(smem, 2 * accumulators(m, n, warps), warps, 228 * 1024, 65536)
+            fits = programs_that_fit(smem, 2 * accumulator_registers(m, n, warps), warps, 228 * 1024, 65536)
             if programs > fits or smem > 227 * 1024:
                 continue
             for band in (1, 8) if m >= _INSTRUCTION_ROWS else (1,):
@@ -151,11 +150,6 @@ def _ways(m: int, n: int) -> tuple[tuple[int, int, int], ...]:
         return (0, 0, 0), (0, 1, 0), (0, 1, 1)
     plain: tuple[tuple[int, int, int], ...] = ((0, 0, 0), (0, 1, 0))
     return plain if n < _INSTRUCTION_ROWS else (*plain, (1, 0, 0), (1, 1, 0))
-
-
-def accumulators(block_m: Any, block_n: Any, num_warps: Any) -> Any:
-    """float32 accumulators per thread, of numbers or of arrays of them; a step's product has as many again."""
-    return block_m * block_n / (32 * num_warps)
 
 
 def tile_smem_bytes(
@@ -207,7 +201,7 @@ def resident_programs(config: KernelConfig, device: DeviceSpec, *, blockwise: bo
     """How many of the config's programs run on one SM of the device at a time."""
     fits = programs_that_fit(
         smem_bytes(config, device, blockwise=blockwise),
-        2 * accumulators(config["BLOCK_M"], config["BLOCK_N"], config.num_warps),
+        2 * accumulator_registers(config["BLOCK_M"], config["BLOCK_N"], config.num_warps),
         config.num_warps,
         device.smem_per_sm_bytes,
         device.registers_per_sm,

@@ -18,6 +18,7 @@ import numpy as np
 
 from ...datasets import Case, DeviceSpec, KernelConfig, Measurable, Problem
 from ...datasets.console.tables import table
+from ...datasets.family import compute_us
 from ...model.rows import supported
 from ...model.sources import WHOLE, shares_of
 from ..shortlist import make_shortlist
@@ -44,7 +45,7 @@ class Row:
     best_us: float | None  # with the best config of the dataset's exhaustive search, where there is one
     predicted_us: float  # with the bundle's first choice, from what the host knows
     others_us: Mapping[str, float]  # by contender
-    compute_us: float  # FLOPs at the measured matrix rate
+    compute_us: float  # FLOPs at the matrix rate for the dtype
     memory_us: float  # bytes at the measured read bandwidth
     config: KernelConfig
 
@@ -315,7 +316,7 @@ def _row(
         best_us=finalists.get(fastest),
         predicted_us=us["ours 0"],
         others_us={label: time for label, time in us.items() if label not in launches},
-        compute_us=family.flops(problem) / (device.matrix_tflops * 1e6),
+        compute_us=compute_us(family, problem, device),
         memory_us=family.bytes(problem) / ((device.read_bandwidth_gbs or device.copy_bandwidth_gbs) * 1e3),
         config=configs[fastest],
     )

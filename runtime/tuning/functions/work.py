@@ -35,7 +35,7 @@ class Work:
 
     def roofline_us(self, device: DeviceSpec) -> float:
         """The longer of the operations at the device's matrix rate and the bytes at its bandwidth."""
-        rate = dict(device.matrix_tflops_by_dtype).get(self.dtype, device.matrix_tflops)
+        rate = dict(device.matrix_tflops_by_dtype).get(self.dtype, device.matrix_tflops_of(self.dtype))
         return max(self.flops / (rate * 1e6), self.bytes / (device.copy_bandwidth_gbs * 1e3))
 
     def metrics(self, time_us: float, device: DeviceSpec | None) -> dict[str, float]:

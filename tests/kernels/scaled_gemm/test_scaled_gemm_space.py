@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from foretune.datasets import ForetuneError, KernelConfig
+from foretune.datasets import ForetuneError, KernelConfig, roofline_us
 from foretune.kernels.dense_llms import load_dense_models
 from foretune.kernels.scaled_gemm.features import FEATURE_NAMES
 from foretune.kernels.scaled_gemm.kinds import KINDS, kind_of
@@ -35,6 +35,11 @@ def test_a_binary_needs_as_much_shared_memory_as_is_said(own_cache, family, kind
         binary = family.compile(each, call)
     assert binary.metadata.shared == smem_bytes(each, H200, blockwise=kind == "blockwise")
     assert instruction in binary.asm["ptx"]
+
+
+def test_its_roofline_is_that_of_8_bits():
+    assert roofline_us(DENSE, LAYER, H200) == pytest.approx(DENSE.flops(LAYER) / (2 * H200.matrix_tflops * 1e6))
+    assert H200.matrix_tflops_of("fp8e4m3", "bf16") == H200.matrix_tflops
 
 
 def test_the_space_has_every_way_and_its_ranges_narrow_it():
