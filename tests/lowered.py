@@ -42,6 +42,7 @@ def lowered(
     from torch._subclasses.fake_tensor import FakeTensorMode
     from torch.fx.experimental.proxy_tensor import make_fx
     from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
+    from torch.utils._triton import has_triton
 
     shapes, device = ShapeEnv(), DeviceSpec.named("h200")
     seen: list[list[Any]] = []
@@ -58,6 +59,8 @@ def lowered(
         stack.enter_context(patch.dict(device_interface.caching_worker_device_properties, {"cuda": [properties]}))
         stack.enter_context(config.patch(EXHAUSTIVE | options))
         stack.callback(setattr, selector, "preprocessing_fns", selector.preprocessing_fns)
+        has_triton.cache_clear()  # who asked before saw no GPU
+        stack.callback(has_triton.cache_clear)
         selector.preprocessing_fns = [*selector.preprocessing_fns, first_alone]
         given = []
         for place, like in enumerate(tensors):
