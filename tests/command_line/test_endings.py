@@ -164,7 +164,7 @@ def test_the_version_is_printed() -> None:
         ("foretune predict grouped", ["grouped_gemm_dw", "grouped_gemm_dx", "grouped_gemm_fwd"]),
         ("foretune collect grouped_gemm_f", ["grouped_gemm_fwd"]),
         ("foretune train --family grouped_gemm_f", ["grouped_gemm_fwd"]),
-        ("foretune train --data h2", ["h200", "h200_wide"]),
+        ("foretune train --data h200_w", ["h200_wide"]),
         ("foretune datasets show h1", ["h100"]),
         ("foretune device h", ["h100", "h200"]),
         (f"foretune predict {FAMILY} --device h", ["h100", "h200"]),
