@@ -8,14 +8,12 @@ from pathlib import Path
 import numpy as np
 
 from ...datasets import Case, ForetuneError, Problem
-from ...datasets.errors import abridged
 from ...model.splits import RANDOM
+from ..drawing import TENSOR_PARALLEL, check_drawn, shuffled
 from ..grouped_gemm.models import Model, load_models
 from .engines import BATCH_SIZES, Layer
 from .launching import Product
 
-#: Tensor-parallel degrees: each rank holds so much of the intermediate size.
-TENSOR_PARALLEL = (1, 2, 4, 8)
 #: A rank's part is at least this wide.
 LEAST_INTER = 64
 #: The share of the problems in block-scaled fp8, where the layer has whole blocks.
@@ -23,8 +21,6 @@ FP8_SHARE = 0.35
 #: Limits of one problem: a few milliseconds on an H200, and weights that fit beside everything else.
 MOST_TFLOP = 2.5
 MOST_WEIGHT_BYTES = 30e9
-#: With more tokens than this no layer is within the limits.
-MOST_TOKENS = 1 << 22
 _EXPERTS, _TOPKS = (8, 16, 32, 60, 64, 128, 160, 256, 384, 512), (1, 2, 4, 6, 8, 10)
 _TRIES = 1000
 
@@ -50,11 +46,7 @@ def draw(
     >>> len(draw("fused_moe", False, ["sglang"], per_layer=1, random=3))
     105
     """
-    for name, value in (("per_layer", per_layer), ("random", random), ("seed", seed)):
-        if value < 0:
-            raise ForetuneError(f"{name} must be >= 0 but got {value}")
-    if tokens is not None and not (tokens and all(1 <= count <= MOST_TOKENS for count in tokens)):
-        raise ForetuneError(f"token counts must be between 1 and {MOST_TOKENS} but got {abridged(str(list(tokens)))}")
+    check_drawn(tokens, per_layer=per_layer, random=random, seed=seed)
     rng = np.random.default_rng(seed)
     batches = [int(count) for count in tokens or BATCH_SIZES]
     drawn: list[Case] = []
@@ -82,7 +74,7 @@ def draw(
                 break
         else:
             raise ForetuneError(f"no random layer has at most {most_tflop} TFLOP: allow more, or fewer tokens")
-    return tuple(drawn[place] for place in rng.permutation(len(drawn)))
+    return shuffled(drawn, rng)
 
 
 def layers_on_ranks(models: Sequence[Model]) -> dict[tuple[int, int], list[tuple[Model, int]]]:

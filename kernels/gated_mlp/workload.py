@@ -7,15 +7,11 @@ from collections.abc import Sequence
 import numpy as np
 
 from ...datasets import Case, ForetuneError, Problem
-from ...datasets.errors import abridged
 from ...model.splits import RANDOM
 from ..dense_llms import DenseModel
+from ..drawing import TENSOR_PARALLEL, TOKENS, check_drawn, shuffled
 from .family import flags_of
 
-#: Tokens of one call, from decode to training.
-TOKENS = tuple(2**power for power in range(15))
-#: Ranks that share the intermediate size.
-TENSOR_PARALLEL = (1, 2, 4, 8)
 #: Models whose gate goes through another activation than silu.
 GELU_TANH = ("Gemma",)
 #: Shares of fp16 (the others are bf16), of a gelu in random shapes, and of calls that save gate and up, as training
@@ -25,7 +21,6 @@ FP16_SHARE, GELU_SHARE, SAVING_SHARE = 0.15, 0.15, 0.3
 RANDOM_WIDTHS = ((128, 28672), (256, 16384))
 #: Limits of one problem: on an H200 a few milliseconds at the best config.
 MOST_TFLOP = 2.5
-MOST_TOKENS = 1 << 22
 
 
 def draw(
@@ -47,11 +42,7 @@ def draw(
     >>> len(draw(load_dense_models()[:1], random=3))
     11
     """
-    for name, value in (("per_layer", per_layer), ("random", random), ("seed", seed)):
-        if value < 0:
-            raise ForetuneError(f"{name} must be >= 0 but got {value}")
-    if tokens is not None and not (tokens and all(1 <= count <= MOST_TOKENS for count in tokens)):
-        raise ForetuneError(f"token counts must be between 1 and {MOST_TOKENS} but got {abridged(str(list(tokens)))}")
+    check_drawn(tokens, per_layer=per_layer, random=random, seed=seed)
     rng = np.random.default_rng(seed)
     drawn: dict[Problem, Case] = {}
     deck: list[int] = []
@@ -84,7 +75,7 @@ def draw(
                 f"no random shape of {low} rows or more has at most {most_tflop} TFLOP: allow more, or fewer tokens"
             )
     cases = list(drawn.values())
-    return tuple(cases[place] for place in rng.permutation(len(cases)))
+    return shuffled(cases, rng)
 
 
 def _layers(models: Sequence[DenseModel]) -> dict[tuple[int, int], tuple[str, ...]]:

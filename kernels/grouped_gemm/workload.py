@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from ...datasets import Case, ForetuneError, Problem
-from ...datasets.errors import abridged
 from ...model.splits import RANDOM
+from ..drawing import TENSOR_PARALLEL, check_drawn, shuffled
 from .group_sizes import ROUTINGS, drawn_sizes
 from .models import Model
 
@@ -17,8 +17,6 @@ from .models import Model
 ROWS = (16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768, 65536, 131072)
 #: Expert-parallel degrees: each rank holds num_experts / degree experts.
 EXPERT_PARALLEL = (1, 4, 8, 16)
-#: Tensor-parallel degrees, the first as often as all others: each rank holds so much of the intermediate size.
-TENSOR_PARALLEL = (1, 2, 4, 8)
 #: What a rank's part of the intermediate size is a multiple of, and at least.
 SPLIT_STEP = 64
 #: Invented models have as many experts, and widths of multiples of these, between these (hidden, intermediate).
@@ -32,8 +30,6 @@ PERMUTATION = {"w13": "permute_x", "w2": "permute_y"}
 #: Limits of one problem: on an H200 a few milliseconds at the best config, and weights that fit beside everything else.
 MOST_TFLOP = 2.5
 MOST_WEIGHT_BYTES = 12e9
-#: With more tokens than this hardly any layer is within the limits.
-MOST_TOKENS = 1 << 22
 #: So many draws of a random shape that are over the limits in a row: there is hardly one within.
 MOST_DRAWS = 10_000
 
@@ -63,11 +59,7 @@ def draw(
     >>> len(draw("grouped_gemm_fwd", load_models()[:2], random=3))
     11
     """
-    for name, value in (("per_layer", per_layer), ("random", random), ("invented", invented), ("seed", seed)):
-        if value < 0:
-            raise ForetuneError(f"{name} must be >= 0 but got {value}")
-    if tokens is not None and not (tokens and all(1 <= count <= MOST_TOKENS for count in tokens)):
-        raise ForetuneError(f"token counts must be between 1 and {MOST_TOKENS} but got {abridged(str(list(tokens)))}")
+    check_drawn(tokens, per_layer=per_layer, random=random, invented=invented, seed=seed)
     rng = np.random.default_rng(seed)
     drawn: list[Case] = []
     deck: list[int] = []
@@ -96,7 +88,7 @@ def draw(
             raise ForetuneError(
                 f"no random shape of {low} rows or more has at most {most_tflop} TFLOP: allow more, or fewer tokens"
             )
-    return tuple(drawn[i] for i in rng.permutation(len(drawn)))
+    return shuffled(drawn, rng)
 
 
 @dataclass
@@ -119,7 +111,8 @@ def _layers(models: Sequence[Model]) -> dict[tuple[int, int, int], _Layer]:
 
 
 def _split(n: int, k: int, source: str, rng: np.random.Generator) -> tuple[int, int]:
-    """(N, K) of a layer on one rank: tensor parallelism splits the intermediate size."""
+    """(N, K) of a layer on one rank: tensor parallelism splits the intermediate size. A layer as it is comes as often as
+    all split ones."""
     inter = n // 2 if source.endswith("/w13") else k
     degrees = [degree for degree in TENSOR_PARALLEL[1:] if inter % (degree * SPLIT_STEP) == 0]
     degree = int(rng.choice(degrees)) if degrees and rng.uniform() < 0.5 else 1

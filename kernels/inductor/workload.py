@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
 
 import numpy as np
 
 from ...datasets import Case, ForetuneError, Problem
+from ...model.splits import RANDOM
 from ..dense_llms import DenseModel
+from ..drawing import check_drawn, chosen, shuffled
 
 #: Tokens of one call, from decode to training.
 TOKENS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
@@ -34,7 +35,6 @@ BATCHED, MOST_MATRICES = 0.15, 128
 MOST_TFLOP, MOST_BYTES = 2.0, 4e9
 #: So many draws over the limits in a row: there is hardly one within.
 _MOST_DRAWS = 10_000
-_RANDOM = "random"
 
 
 def draw(
@@ -55,9 +55,7 @@ def draw(
     >>> len(draw(load_dense_models()[:2], random=3))
     23
     """
-    for name, value in (("per_layer", per_layer), ("random", random), ("seed", seed)):
-        if value < 0:
-            raise ForetuneError(f"{name} must be >= 0 but got {value}")
+    check_drawn(None, per_layer=per_layer, random=random, seed=seed)
     if tokens is not None and not (tokens and min(tokens) >= 1):
         raise ForetuneError(f"token counts must be >= 1 but got {list(tokens)}")
     rng = np.random.default_rng(seed)
@@ -69,15 +67,15 @@ def draw(
             for _ in range(per_layer if counts else 0):
                 _add(sources, f"{model.model}/{layer}", limit, partial(_of_layer, n, k, counts, rng))
     for _ in range(random):
-        if not _add(sources, _RANDOM, limit, partial(_of_chance, tokens, rng)):
+        if not _add(sources, RANDOM, limit, partial(_of_chance, tokens, rng)):
             raise ForetuneError(f"no random shape has at most {limit * 1e-12} TFLOP: allow more")
     cases = [Case(problem, tuple(names)) for problem, names in sources.items()]
-    return tuple(cases[place] for place in rng.permutation(len(cases)))
+    return shuffled(cases, rng)
 
 
 def _add(sources: dict[Problem, list[str]], source: str, limit: float, drawn: Callable[[], Problem]) -> bool:
     """One more problem within the limits, if one is drawn in time."""
-    for _ in range(_MOST_DRAWS if source == _RANDOM else 50):
+    for _ in range(_MOST_DRAWS if source == RANDOM else 50):
         problem = drawn()
         batch, m, n, k = (problem[dim] for dim in ("batch", "m", "n", "k"))
         fits = 2 * batch * m * n * k <= limit and 4 * batch * (m * k + k * n + m * n) <= MOST_BYTES
@@ -90,23 +88,18 @@ def _add(sources: dict[Problem, list[str]], source: str, limit: float, drawn: Ca
 def _of_layer(n: int, k: int, tokens: Sequence[int], rng: np.random.Generator) -> Problem:
     count = int(rng.choice(tokens))
     shares = {name: share for name, share in SHARES.items() if count >= LEAST_TRAINED or name[0] != "d"}
-    passing = _chosen(shares, rng)
+    passing = chosen(shares, rng)
     flags, places = PASSES[passing]
     m, n, k = ((count, n, k)[place] for place in places)
-    dtype = "fp8e4m3" if passing == "fp8" else _chosen(DTYPES, rng)
+    dtype = "fp8e4m3" if passing == "fp8" else chosen(DTYPES, rng)
     return Problem.of("inductor_mm", dtype=dtype, flags=flags, batch=1, m=m, n=n, k=k)
 
 
 def _of_chance(tokens: Sequence[int] | None, rng: np.random.Generator) -> Problem:
     m, n, k = (int(size) for size in np.exp(rng.uniform(*np.log(np.transpose(RANDOM_SIZES)))))
     m = m if tokens is None else int(rng.choice(tokens))
-    step = _chosen(STEPS, rng)
+    step = chosen(STEPS, rng)
     n, k = (max(step, size // step * step) for size in (n, k))
     batch = int(np.exp(rng.uniform(0, np.log(MOST_MATRICES)))) if rng.uniform() < BATCHED else 1
-    flags, _ = PASSES[_chosen({name: share for name, share in SHARES.items() if name != "fp8"}, rng)]
-    return Problem.of("inductor_mm", dtype=_chosen(DTYPES, rng), flags=flags, batch=batch, m=m, n=n, k=k)
-
-
-def _chosen(shares: dict[Any, float], rng: np.random.Generator) -> Any:
-    weights = np.array(list(shares.values()))
-    return list(shares)[int(rng.choice(len(shares), p=weights / weights.sum()))]
+    flags, _ = PASSES[chosen({name: share for name, share in SHARES.items() if name != "fp8"}, rng)]
+    return Problem.of("inductor_mm", dtype=chosen(DTYPES, rng), flags=flags, batch=batch, m=m, n=n, k=k)

@@ -5,22 +5,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
 from ...datasets import Case, ForetuneError, Problem
-from ...datasets.errors import abridged
 from ...model.splits import RANDOM
 from ..dense_llms import DenseModel
+from ..drawing import TENSOR_PARALLEL, TOKENS, check_drawn, chosen, shuffled
 from .layouts import A_KM, B_KN, BIAS
 
-#: Tokens of one call, from decode to training; half of the problems have a count between two of these.
-TOKENS = tuple(2**exponent for exponent in range(15))
 #: With fewer tokens nothing is trained: such calls are forward passes.
 LEAST_TRAINED = 128
-#: Tensor-parallel degrees, the first as often as all others.
-TENSOR_PARALLEL = (1, 2, 4, 8)
 #: Shares of the passes, where there are tokens enough to train: forward, the gradient of the input, of the weight.
 PASSES: dict[tuple[str, ...], float] = {(): 0.5, (B_KN,): 0.25, (A_KM, B_KN): 0.25}
 #: Shares of the dtypes, and of what follows a forward product in bf16. (Each kind is binaries of its own: what the
@@ -41,8 +36,6 @@ BATCHED_ONE_IN, MOST_MATRICES = 8, 128
 #: Limits of one problem: on an H200 a few milliseconds at the best config, and tensors that fit beside everything else.
 MOST_TFLOP = 2.5
 MOST_BYTES = 8e9
-#: With more tokens than this hardly any layer is within the limits.
-MOST_TOKENS = 1 << 22
 #: So many draws over the limits in a row: there is hardly one within.
 MOST_DRAWS = 10_000
 
@@ -77,11 +70,7 @@ def draw(
     >>> len(draw(load_dense_models()[:2], random=3))
     27
     """
-    for name, value in (("per_layer", per_layer), ("random", random), ("seed", seed)):
-        if value < 0:
-            raise ForetuneError(f"{name} must be >= 0 but got {value}")
-    if tokens is not None and not (tokens and all(1 <= count <= MOST_TOKENS for count in tokens)):
-        raise ForetuneError(f"token counts must be between 1 and {MOST_TOKENS} but got {abridged(str(list(tokens)))}")
+    check_drawn(tokens, per_layer=per_layer, random=random, seed=seed)
     rng = np.random.default_rng(seed)
     owners = _owners(models)
     counts = _Deck(tokens, rng)
@@ -106,7 +95,7 @@ def draw(
         else:
             raise ForetuneError(f"no random shape has at most {most_tflop} TFLOP: allow more")
     cases = tuple(drawn.values())
-    return tuple(cases[i] for i in rng.permutation(len(cases)))
+    return shuffled(cases, rng)
 
 
 class _Deck:
@@ -140,6 +129,7 @@ def _owners(models: Sequence[DenseModel]) -> dict[Layer, set[tuple[str, ...]]]:
 
 
 def _degree(model: DenseModel, rng: np.random.Generator) -> int:
+    """1 as often as all others."""
     degrees = [degree for degree in TENSOR_PARALLEL[1:] if model.splits(degree)]
     return int(rng.choice(degrees)) if degrees and rng.uniform() < 0.5 else 1
 
@@ -154,16 +144,16 @@ def _problem_of(layer: Layer, tokens: int, rng: np.random.Generator) -> Problem:
     """A layer in one of its passes; of attention its scores (queries by keys) or its values (scores by values)."""
     if layer.name == "attention":
         heads, head_dim = layer.sizes
-        dtype = _chosen({"bf16": 0.8, "fp16": 0.2}, rng)
+        dtype = chosen({"bf16": 0.8, "fp16": 0.2}, rng)
         keys = max(tokens, 16) // 8 * 8  # scores have rows as long as there are keys
         if rng.uniform() < 0.5:
             return Problem.of("matmul", dtype=dtype, batch=heads, m=tokens, n=keys, k=head_dim)
         return Problem.of("matmul", dtype=dtype, flags=(B_KN,), batch=heads, m=tokens, n=head_dim, k=keys)
     n, k = layer.sizes
-    dtype = _chosen(DTYPE_SHARES, rng)
+    dtype = chosen(DTYPE_SHARES, rng)
     passing: tuple[str, ...] = ()
     if dtype != "int8" and tokens >= LEAST_TRAINED:
-        passing = _chosen(PASSES, rng)
+        passing = chosen(PASSES, rng)
     if passing == (B_KN,):
         return Problem.of("matmul", dtype=dtype, flags=passing, batch=1, m=tokens, n=k, k=n)
     if passing:
@@ -174,23 +164,19 @@ def _problem_of(layer: Layer, tokens: int, rng: np.random.Generator) -> Problem:
 def _random_problem(counts: _Deck | None, rng: np.random.Generator) -> Problem:
     tokens, n, k = (int(size) for size in np.exp(rng.uniform(*np.log(np.transpose(RANDOM_SIZES)))))
     tokens = tokens if counts is None else counts.draw()
-    step = _chosen(RANDOM_STEPS, rng)
+    step = chosen(RANDOM_STEPS, rng)
     n, k = (max(step, size // step * step) for size in (n, k))
     batch = 1
     if rng.integers(BATCHED_ONE_IN) == 0:
         batch = int(np.exp(rng.uniform(np.log(2), np.log(MOST_MATRICES + 1))))
-    dtype = _chosen(DTYPE_SHARES, rng)
-    flags: tuple[str, ...] = () if dtype == "int8" else _chosen(PASSES, rng)
+    dtype = chosen(DTYPE_SHARES, rng)
+    flags: tuple[str, ...] = () if dtype == "int8" else chosen(PASSES, rng)
     m, k = (k, tokens) if A_KM in flags else (tokens, k)
     return Problem.of("matmul", dtype=dtype, flags=flags or _epilogue(dtype, rng), batch=batch, m=m, n=n, k=k)
 
 
 def _epilogue(dtype: str, rng: np.random.Generator) -> tuple[str, ...]:
-    return _chosen(EPILOGUES, rng) if dtype == "bf16" else ()
-
-
-def _chosen(shares: dict[Any, float], rng: np.random.Generator) -> Any:
-    return list(shares)[int(rng.choice(len(shares), p=list(shares.values())))]
+    return chosen(EPILOGUES, rng) if dtype == "bf16" else ()
 
 
 def _affordable(problem: Problem, most_tflop: float) -> bool:

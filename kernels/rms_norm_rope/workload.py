@@ -7,14 +7,10 @@ from collections.abc import Sequence
 import numpy as np
 
 from ...datasets import Case, ForetuneError, Problem
-from ...datasets.errors import abridged
 from ...model.splits import RANDOM
 from ..dense_llms import DenseModel
+from ..drawing import TENSOR_PARALLEL, TOKENS, check_drawn, shuffled
 
-#: Tokens of one call, from decode to training.
-TOKENS = tuple(2**power for power in range(15))
-#: Ranks that share the heads.
-TENSOR_PARALLEL = (1, 2, 4, 8)
 #: Families of models that norm each head of q and k before they rotate it; the others rotate alone.
 NORMED = ("Qwen3", "Gemma")
 #: Shares of fp16 (the others are bf16), of interleaved pairs, and of problems without a norm that get one all the same:
@@ -25,7 +21,6 @@ RANDOM_Q_HEADS, RANDOM_RATIOS = (1, 2, 4, 8, 12, 16, 24, 32, 40, 48, 64, 96, 128
 RANDOM_HEAD_DIMS = (32, 48, 64, 80, 96, 112, 128, 160, 192, 256)
 #: Elements of q and k together: a few milliseconds on an H200.
 MOST_ELEMENTS = 2**30
-MOST_TOKENS = 1 << 22
 
 
 def draw(
@@ -48,11 +43,7 @@ def draw(
     >>> len(draw("rms_norm_rope_fwd", load_dense_models()[:1], random=3))
     11
     """
-    for name, value in (("per_layer", per_layer), ("random", random), ("seed", seed)):
-        if value < 0:
-            raise ForetuneError(f"{name} must be >= 0 but got {value}")
-    if tokens is not None and not (tokens and all(1 <= count <= MOST_TOKENS for count in tokens)):
-        raise ForetuneError(f"token counts must be between 1 and {MOST_TOKENS} but got {abridged(str(list(tokens)))}")
+    check_drawn(tokens, per_layer=per_layer, random=random, seed=seed)
     rng = np.random.default_rng(seed)
     deck: list[int] = []
     drawn: dict[Problem, Case] = {}
@@ -81,7 +72,7 @@ def draw(
     if not drawn and per_layer + random:
         raise ForetuneError(f"no problem has at most {most_elements:g} elements: allow more, or fewer tokens")
     cases = list(drawn.values())
-    return tuple(cases[place] for place in rng.permutation(len(cases)))
+    return shuffled(cases, rng)
 
 
 def _layers(models: Sequence[DenseModel]) -> dict[tuple[int, int, int], tuple[str, ...]]:

@@ -9,9 +9,9 @@ from typing import TypeVar
 import numpy as np
 
 from ...datasets import Case, ForetuneError, Problem
-from ...datasets.errors import abridged
 from ...model.splits import RANDOM
 from ..dense_llms import DenseModel
+from ..drawing import TENSOR_PARALLEL, TOKENS, check_drawn, shuffled
 from ..grouped_gemm import workload as grouped
 from ..grouped_gemm.group_sizes import ROUTINGS, drawn_sizes
 from ..grouped_gemm.models import Model
@@ -21,8 +21,6 @@ from .kinds import KINDS, flags_of
 T = TypeVar("T")
 
 
-#: Tokens of one call of a dense layer, from decode to training.
-TOKENS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
 #: Which kind of scales a problem has: those who run fp8 mostly have blocks (DeepSeek's models) or rows (vLLM, torchao).
 KIND_SHARES = {"blockwise": 0.5, "rowwise": 0.3, "tensorwise": 0.2}
 #: The dense layers of DeepSeek-V3 (and R1), which come in fp8 by blocks, (N, K): see its `inference/model.py`.
@@ -43,8 +41,6 @@ _SPLIT_N, _SPLIT_K = ("q_b", "kv_b", "gate_up", "shared_gate_up"), ("o", "down",
 _PART = 64
 #: Limits of one problem: a few milliseconds at the best config on an H200, and weights that leave room for the rest.
 MOST_TFLOP, MOST_BYTES = 4.0, 12e9
-#: With more tokens than this hardly any layer is within the limits.
-MOST_TOKENS = grouped.MOST_TOKENS
 _MOST_DRAWS = 10_000
 #: Random widths of N and K, log-uniform, multiples of one of these.
 _RANDOM_WIDTHS, _RANDOM_STEPS = (128, 32768), (16, 64, 128)
@@ -72,7 +68,7 @@ def dense_layers(models: Sequence[DenseModel], with_deepseek: bool = True) -> tu
     found: dict[tuple[int, int], list[str]] = {}
     named = [*_of_deepseek()] if with_deepseek else []
     for model in models:
-        for degree in grouped.TENSOR_PARALLEL:
+        for degree in TENSOR_PARALLEL:
             if model.splits(degree):
                 layers = model.linear_layers(degree).items()
                 named += [(f"{model.model}/{name}", n, k) for name, (n, k) in layers]
@@ -92,7 +88,7 @@ def _owners(sources: Sequence[str]) -> tuple[str, ...]:
 
 def _of_deepseek() -> Iterator[tuple[str, int, int]]:
     for name, (n, k) in DEEPSEEK_V3.items():
-        for degree in grouped.TENSOR_PARALLEL:
+        for degree in TENSOR_PARALLEL:
             if name in _SPLIT_N and n % (degree * _PART) == 0:
                 yield f"DeepSeek-V3/{name}", n // degree, k
             elif name in _SPLIT_K and k % (degree * _PART) == 0:
@@ -121,11 +117,7 @@ def draw_dense(
     >>> len(draw_dense("scaled_gemm", load_dense_models()[:1], per_layer=1, random=3, with_deepseek=False)) > 10
     True
     """
-    for name, value in (("per_layer", per_layer), ("random", random), ("seed", seed)):
-        if value < 0:
-            raise ForetuneError(f"{name} must be >= 0 but got {value}")
-    if tokens is not None and not (tokens and all(1 <= count <= MOST_TOKENS for count in tokens)):
-        raise ForetuneError(f"token counts must be between 1 and {MOST_TOKENS} but got {abridged(str(list(tokens)))}")
+    check_drawn(tokens, per_layer=per_layer, random=random, seed=seed)
     rng = np.random.default_rng(seed)
     counts, kinds = _endless(rng, tokens or TOKENS), _kinds(rng)
     drawn: list[Case] = []
@@ -150,7 +142,7 @@ def draw_dense(
             raise ForetuneError(
                 f"no random shape of {low} tokens or more has at most {most_tflop} TFLOP: allow more, or fewer tokens"
             )
-    return tuple(drawn[i] for i in rng.permutation(len(drawn)))
+    return shuffled(drawn, rng)
 
 
 def draw_grouped(
