@@ -18,6 +18,7 @@ from ..datasets import ForetuneError, KernelConfig, Problem, dtype_of_tensor, to
 from ..runtime import Mode, resolve_mode, stubbed
 from ..runtime.choice import choose, given, interpreter, live
 from ..runtime.tuning.ranks.agreement import epoch
+from . import find_measurable
 
 if TYPE_CHECKING:
     from ..datasets import DeviceSpec
@@ -77,8 +78,6 @@ class ConfiguredLaunch:
         mode: str | None,
         launch: Launch,
     ) -> tuple[KernelConfig, DeviceSpec]:
-        from . import find_measurable  # not before it is needed: the registry imports the families
-
         family, device = find_measurable(self._family), device_at(place)
         asked = resolve_mode(mode, default=Mode.PREDICT)
         sizes = dict(zip(family.dims, dims, strict=True))

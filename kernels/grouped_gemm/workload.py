@@ -111,8 +111,8 @@ def _layers(models: Sequence[Model]) -> dict[tuple[int, int, int], _Layer]:
 
 
 def _split(n: int, k: int, source: str, rng: np.random.Generator) -> tuple[int, int]:
-    """(N, K) of a layer on one rank: tensor parallelism splits the intermediate size. A layer as it is comes as often as
-    all split ones."""
+    """(N, K) of a layer on one rank: tensor parallelism splits the intermediate size. Unsplit as often as
+    split."""
     inter = n // 2 if source.endswith("/w13") else k
     degrees = [degree for degree in TENSOR_PARALLEL[1:] if inter % (degree * SPLIT_STEP) == 0]
     degree = int(rng.choice(degrees)) if degrees and rng.uniform() < 0.5 else 1

@@ -7,12 +7,13 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ....datasets import KernelConfig, Measurable, Problem
+from ....datasets import KernelConfig, Problem
 from ....datasets.errors import check_word
 from ....runtime import Mode, resolve_mode, stubbed
 from ....runtime.choice import Launch, choose, given
 from ....runtime.tuning.ranks.agreement import epoch
 from ....runtime.tuning.skew.choice_by_skew import Choice, ChoiceBySkew
+from ... import find_measurable
 from ...op_calls import device_at, facts, place_of
 from ..chunks import chunk_rows
 from .checks import DTYPES, Shape, check_call
@@ -59,7 +60,7 @@ class Call:
             "grouped_gemm_dw": options.config_dw,
         }
         self._given = {
-            name: given(config, _family(name), self.problem(name), self.device)
+            name: given(config, find_measurable(name), self.problem(name), self.device)
             for name, config in explicit.items()
             if config is not None and shape.groups and shape.k  # otherwise there is nothing to run it on
         }
@@ -88,12 +89,12 @@ class Call:
         if self.layer is not None:
             choice = self._by_skew.get(family)
             if choice is None or choice.skew is not self.layer.earlier.skew:
-                choice = self.layer.choice(_family(family), self.problem(family), self.device)
+                choice = self.layer.choice(find_measurable(family), self.problem(family), self.device)
                 self._by_skew[family] = choice
             return choice.config
         config = self._chosen.get(family)
         if config is None:
-            config = choose(_family(family), self.problem(family), self.device, self.mode, launch)
+            config = choose(find_measurable(family), self.problem(family), self.device, self.mode, launch)
             self._chosen[family] = config
         return config
 
@@ -151,11 +152,3 @@ def _layer(name: str | None, place: int, shape: Shape) -> ChoiceBySkew | None:
     if key not in _layers and len(_layers) >= _MEMO_SIZE:
         _layers.clear()
     return _layers.setdefault(key, ChoiceBySkew("rows"))
-
-
-def _family(name: str) -> Measurable:
-    from ... import find_family  # not before it is needed: the registry imports this folder
-
-    family = find_family(name)
-    assert isinstance(family, Measurable)
-    return family

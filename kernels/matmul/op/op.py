@@ -12,6 +12,7 @@ from ....datasets import ForetuneError, KernelConfig
 from ....runtime import Mode, resolve_mode
 from ....runtime.choice import Launch, choose, given
 from ....runtime.tuning.ranks.agreement import epoch
+from ... import find_measurable
 from ...op_calls import device_at, on_device_of, place_of
 from ..layouts import A_KM, ACTIVATIONS, B_KN, activation_of, is_aligned
 from ..triton_kernels.gemm import launch_matmul
@@ -126,8 +127,6 @@ class Call:
         config: KernelConfig | None,
         mode: str | None,
     ) -> None:
-        from ... import find_measurable  # not before it is needed: the registry imports this folder
-
         self.operands = operands_of(a, b, bias, activation)
         self.problem = self.operands.problem
         self.family, self.device = find_measurable("matmul"), device_at(place_of(a, "a"), "a")

@@ -122,7 +122,6 @@ class _ScaledGemm(torch.autograd.Function):
         saved = (x if needs_w else None, w8 if needs_x else None, w_scale if needs_x else None, group_sizes)
         ctx.save_for_backward(*saved)
         ctx.options = kind, config_dx, config_dw, mode
-        ctx.w_like = w.shape, w.dtype
         return y
 
     @staticmethod
