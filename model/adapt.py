@@ -12,12 +12,11 @@ from ..datasets.grid import BinaryKind, Grid
 from ..datasets.progress import share_of
 from .bundle import Bundle
 from .calibration.conformal import UNCALIBRATED
-from .calibration.cross_fit import cross_fitted
+from .calibration.cross_fit import calibrated_on
 from .calibration.extent import Extent
 from .gbdt import AdaptedRanker
 from .origin import origin_of
-from .rows import supported
-from .sources import candidates_of, measured_grid, shares_of
+from .sources import measured_grid
 from .trained_family import TrainedFamily
 
 if TYPE_CHECKING:
@@ -54,9 +53,7 @@ def adapt_bundle(bundle: Bundle, dataset: Dataset, families: Mapping[str, Family
         with share_of(0.4 / len(both)):
             ranker = old.ranker.adapted(tidy, family, trees=trees)
         with share_of(0.6 / len(both)):
-            candidates = candidates_of(dataset, tidy, family)
-            shares = shares_of(candidates, supported(tidy, family))
-            calibration = cross_fitted(tidy, candidates, shares, family, partial(AdaptedRanker, old.ranker, trees))
+            calibration = calibrated_on(dataset, tidy, family, partial(AdaptedRanker, old.ranker, trees))
         if calibration is None:
             warn(
                 f"{dataset.name}: {len(tidy)} problems of {name} are too few, or too much alike, to calibrate it: "

@@ -9,12 +9,11 @@ from typing import TYPE_CHECKING
 from ..datasets import Family, ForetuneError
 from ..datasets.progress import share_of, side_by_side
 from .bundle import Bundle
-from .calibration.cross_fit import cross_fitted
+from .calibration.cross_fit import calibrated_on
 from .calibration.extent import Extent
 from .gbdt import LightGBMRanker
 from .origin import origin_of
-from .rows import supported
-from .sources import candidates_of, measured_grid, shares_of
+from .sources import measured_grid
 from .trained_family import TrainedFamily
 
 if TYPE_CHECKING:
@@ -45,9 +44,7 @@ def train_bundle(
             with share_of(0.4):
                 fitted = ranker().fit(grid, families[name])
             with share_of(0.6):
-                candidates = candidates_of(dataset, grid, families[name])
-                shares = shares_of(candidates, supported(grid, families[name]))
-                calibration = cross_fitted(grid, candidates, shares, families[name], ranker)
+                calibration = calibrated_on(dataset, grid, families[name], ranker)
         return TrainedFamily(
             ranker=fitted,
             devices=tuple(dict.fromkeys(grid.devices)),

@@ -14,13 +14,15 @@ from ...datasets.grid import Grid
 from ...datasets.progress import advance, share_of, side_by_side
 from ..gbdt import LightGBMRanker
 from ..ranker import Ranker
-from ..rows import Subsets
-from ..sources import WHOLE
+from ..rows import Subsets, supported
+from ..sources import WHOLE, candidates_of, shares_of
 from ..splits import split_folds, split_groups
 from .conformal import COVERAGE, Calibration, calibrate
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
+
+    from ...datasets.dataset import Dataset
 
 #: Folds, and trees of each fold's ranker: less than the shipped one has, so that training on everything takes three
 #: minutes. model/README.md says what that does to the lengths.
@@ -29,6 +31,16 @@ FOLDS, TREES = 3, 200
 _ENOUGH = 100
 #: Fewer problems than this say nothing about one in twenty, and more make training longer and little else better.
 LEAST, MOST = round(1 / (1 - COVERAGE)), 1000
+
+
+def calibrated_on(dataset: Dataset, grid: Grid, family: Family, ranker: Callable[[], Ranker]) -> Calibration | None:
+    """`cross_fitted` on the dataset's `measured_grid`, by what it says may be on a shortlist.
+
+    >>> calibrated_on(dataset, grid, family, LightGBMRanker).level()  # doctest: +SKIP
+    0.21
+    """
+    candidates = candidates_of(dataset, grid, family)
+    return cross_fitted(grid, candidates, shares_of(candidates, supported(grid, family)), family, ranker)
 
 
 def cross_fitted(
