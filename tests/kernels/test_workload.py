@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 from foretune.datasets import ForetuneError
 from foretune.kernels import find_family
+from foretune.kernels.drawing import MOST_TOKENS
 from foretune.kernels.grouped_gemm.group_sizes import ROUTINGS, drawn_sizes
 from foretune.kernels.grouped_gemm.models import Model, load_models
 from foretune.kernels.grouped_gemm.workload import (
     EXPERT_PARALLEL,
     INVENTED_EXPERTS,
     MOST_TFLOP,
-    MOST_TOKENS,
     MOST_WEIGHT_BYTES,
     PERMUTATION,
     ROWS,
