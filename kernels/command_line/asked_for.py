@@ -1,0 +1,130 @@
+"""What the words of a command line stand for: problems, devices, families, datasets."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+import typer
+from typer.core import TyperCommand
+
+from ...datasets import DeviceSpec, Family, ForetuneError, Problem
+from ...datasets.console.numbers_from_text import whole_number
+from ...datasets.console.progress_bar import showing
+from ...datasets.errors import abridged
+from ...datasets.progress import share_of
+from .. import find_family
+from .groups import GIVEN
+from .options import SHIPPED, given_as
+from .results import ByFamily
+
+if TYPE_CHECKING:
+    from ...datasets.dataset import Dataset
+    from ...model.bundle import Bundle
+
+
+def taken_by(family: Family) -> str:
+    """What `predict` takes for a family."""
+    dims, flags = " ".join(f"--{dim} N" for dim in family.dims), "".join(f" [--{flag}]" for flag in family.flags)
+    return f"{family.name} takes {dims}{flags} [--dtype {'|'.join(family.dtypes)}]"
+
+
+def _dimensions(arguments: Sequence[str], family: Family) -> tuple[dict[str, int], tuple[str, ...]]:
+    """`--rows 8192 --n=2048 --permute_x` as numbers and flags, if they are the family's, each once."""
+    parts = [part for argument in arguments for part in argument.split("=", 1)]
+    dims: dict[str, int] = {}
+    flags: list[str] = []
+    while parts:
+        option = parts.pop(0)
+        name = option.removeprefix("--")
+        if name == option or name in dims or name in flags or name not in (*family.dims, *family.flags):
+            raise typer.BadParameter(f"{abridged(option, 60)!r} is unknown or given twice; {taken_by(family)}")
+        if name in family.flags:
+            flags.append(name)
+        else:
+            dims[name] = given_as(option, whole_number, parts.pop(0) if parts else "")
+    if missing := [f"--{dim}" for dim in family.dims if dim not in dims]:
+        raise typer.BadParameter(f"{' '.join(missing)} missing; {taken_by(family)}")
+    return dims, tuple(flags)
+
+
+def problem_of(arguments: Sequence[str], family: Family, dtype: str | None) -> Problem:
+    """The problem that these words are, of a dtype of the family."""
+    dims, flags = _dimensions(arguments, family)
+    dtype = dtype or family.dtypes[0]
+    if dtype not in family.dtypes:
+        raise typer.BadParameter(
+            f"{abridged(dtype, 60)!r} is not one of {', '.join(family.dtypes)}", param_hint="--dtype"
+        )
+    return Problem(family.name, tuple(sorted(dims.items())), dtype, tuple(sorted(flags)))
+
+
+def this_gpu() -> DeviceSpec:
+    try:
+        return DeviceSpec.live()
+    except ForetuneError as error:
+        raise ForetuneError(
+            f"{error}. Give one with --device, or the file that `foretune device --out FILE` writes where the GPU is"
+        ) from None
+
+
+def live_gpu() -> DeviceSpec | None:
+    try:
+        return DeviceSpec.live()
+    except ForetuneError:
+        return None
+
+
+def load_all(data: Sequence[str] | None) -> Dataset:
+    """One dataset, or several as one."""
+    from ...datasets import load
+
+    loaded = [load(one) for one in data or [SHIPPED]]
+    if len(loaded) == 1:
+        return loaded[0]
+    from ...datasets.merge import merge_datasets
+
+    return merge_datasets(loaded, name="+".join(one.name for one in loaded))
+
+
+def families_of(dataset: Dataset, only: Iterable[str] | None = None) -> dict[str, Family]:
+    found = [find_family(name) for name in (only or dataset.families)]
+    return {family.name: family for family in found}
+
+
+def judged_families(dataset: Dataset, only: Iterable[str] | None, bundle: Bundle | None) -> dict[str, Family]:
+    """The families in a dataset that can be judged: with a bundle, those that it has."""
+    families = families_of(dataset, only)
+    kernels = {name: family for name, family in families.items() if bundle is None or name in bundle.families}
+    if not kernels:
+        raise ForetuneError(f"the bundle has none of the families in {dataset.name}: {', '.join(dataset.families)}")
+    return kernels
+
+
+def for_each_family(
+    call: Callable[[Family], Any], dataset: Dataset, families: Mapping[str, Family], what: str, row_s: float
+) -> ByFamily:
+    """What is found for each family, while it is shown how far that is."""
+    rows, found = rows_of(dataset, families), {}
+    with showing(what, row_s * rows) as say:
+        for name, family in families.items():
+            say(f"{name}: {what}")
+            with share_of(len(dataset.rows(name)) / rows):
+                found[name] = call(family)
+    return ByFamily(found)
+
+
+def rows_of(dataset: Dataset, families: Iterable[str]) -> int:
+    return sum(len(dataset.rows(name)) for name in families)
+
+
+class PredictCommand(TyperCommand):
+    """Its help, asked for with a family, says what that family takes."""
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        super().format_help(ctx, formatter)
+        for word in ctx.meta[GIVEN]:
+            if word != self.name and not word.startswith("-"):
+                with suppress(ForetuneError):
+                    typer.echo(f" {taken_by(find_family(word))}\n")

@@ -1,0 +1,218 @@
+"""Commands that choose configs, and compile what was chosen."""
+
+from __future__ import annotations
+
+import warnings
+from contextlib import nullcontext
+from functools import partial
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from ...datasets import DeviceSpec, ForetuneError, ForetuneWarning
+from ...datasets.console.numbers_from_text import number, span, whole_numbers
+from ...datasets.console.progress_bar import showing
+from ...datasets.errors import MOST, abridged
+from .. import families, find_family, find_measurable
+from .asked_for import PredictCommand, load_all, problem_of, this_gpu
+from .groups import command
+from .options import (
+    FAMILY,
+    AsJson,
+    Device,
+    Dtype,
+    FamilyName,
+    Predictor,
+    count,
+    dataset_names,
+    family_names,
+    given_as,
+    read_by,
+    shortlist_length,
+)
+from .results import Result, emit
+
+
+@command(
+    "predict",
+    f"foretune predict {FAMILY} --device h200 --groups 64 --rows 8192 --n 2048 --k 1024 --top 4",
+    cls=PredictCommand,
+    context_settings={"allow_extra_args": True, "ignore_unknown_options": True},  # a family's own dimensions
+)
+def predict(
+    context: typer.Context,
+    family: FamilyName,
+    device: Device = None,
+    top: Annotated[
+        str,
+        typer.Option(
+            help="Length of the shortlist; auto: as many as hold one within 1 % of the best in 95 % of cases.",
+            parser=shortlist_length,
+            metavar=f"auto or 1..{MOST}",
+        ),
+    ] = "auto",
+    expected_calls: Annotated[
+        float | None,
+        typer.Option(
+            help="As many configs as pay for themselves over so many calls.",
+            parser=read_by(number, 0.0, 1e18),
+            metavar="CALLS",
+        ),
+    ] = None,
+    call_us: Annotated[
+        float | None,
+        typer.Option(
+            help="How long one call takes, in microseconds, for --expected-calls.",
+            show_default="what the family estimates",
+            parser=read_by(number, 0.0, 1e12),
+            metavar="US",
+        ),
+    ] = None,
+    dtype: Dtype = None,
+    bundle: Predictor = None,
+    as_json: AsJson = False,
+) -> None:
+    """Print the configs predicted to be fastest for one shape. Needs no GPU.
+
+    The family's dimensions are options of their own (a grouped GEMM has --groups, --rows, --n and --k), and so are its
+    flags, without a value: `foretune predict FAMILY --help` lists them.
+    """
+    from ...model import load_bundle
+    from ...runtime import make_shortlist
+
+    kernel = find_family(family)
+    problem = problem_of(context.args, kernel, dtype)
+    spec = DeviceSpec.find(device) if device is not None else this_gpu()
+    with warnings.catch_warnings():  # what a launch is only warned of is the answer here
+        warnings.simplefilter("ignore", ForetuneWarning)
+        chosen = make_shortlist(
+            kernel,
+            problem,
+            spec,
+            k=top,  # type: ignore[arg-type]  # the parser made it a number, or left it "auto"
+            expected_calls=expected_calls,
+            call_us=call_us,
+            bundle=load_bundle(bundle),
+        )
+    if not chosen.predicted:  # then it holds every config, in no order that means anything
+        raise ForetuneError(f"{chosen.reason}; a launch there has {len(chosen.configs)} configs go through")
+    emit(chosen, as_json)
+
+
+@command(
+    "cover",
+    f"foretune cover {FAMILY} --dynamic rows --range 64:4096 --device h200 --groups 64 --n 2048 --k 1024",
+    cls=PredictCommand,
+    context_settings={"allow_extra_args": True, "ignore_unknown_options": True},  # as above
+)
+def cover(
+    context: typer.Context,
+    family: FamilyName,
+    dynamic: Annotated[str, typer.Option(help="The dimension whose size is only known at run time.")],
+    sizes: Annotated[
+        Any,
+        typer.Option("--range", help="Its smallest and largest size.", parser=read_by(span), metavar="LOW:HIGH"),
+    ],
+    configs: Annotated[int, count("How many configs.", 1, 16)] = 3,
+    ranges: Annotated[int, count("Ranges of sizes at most: so often is a dynamic graph compiled.", 1, 256)] = 8,
+    device: Device = None,
+    data: Annotated[
+        str | None,
+        typer.Option(
+            help="Choose by the times in this dataset (a folder or shipped name).",
+            show_default="by predicted times",
+            autocompletion=dataset_names,
+        ),
+    ] = None,
+    hints: Annotated[
+        str | None,
+        typer.Option(
+            help="With --data: what the config that is best at each of these sizes, as 64,256,4096, loses at all "
+            "others, beside the covers predicted and measured.",
+            show_default="none",
+        ),
+    ] = None,
+    dtype: Dtype = None,
+    bundle: Predictor = None,
+    as_json: AsJson = False,
+) -> None:
+    """Print the few configs that together lose least over a range of a dynamic dimension, and which runs when.
+
+    The family's other dimensions and its flags are options of their own, as for predict. Needs no GPU.
+    """
+    from ...datasets import load
+    from ...runtime.covering import make_hint_matrix
+    from ..by_name import cover as covered
+
+    if hints is not None and data is None:
+        raise typer.BadParameter("what a hint loses is measured: give --data", param_hint="--hints")
+    kernel = find_family(family)
+    if dynamic not in kernel.dims:
+        raise typer.BadParameter(
+            f"{abridged(dynamic, 60)!r} is not one of {', '.join(kernel.dims)}", param_hint="--dynamic"
+        )
+    problem = problem_of([*context.args, f"--{dynamic}", str(sizes[0])], kernel, dtype)
+    spec = device if device is not None else this_gpu()
+    with showing(f"covering {dynamic} from {sizes[0]} to {sizes[1]}"):
+        found: Result
+        if hints is not None and data is not None:
+            at = given_as("--hints", whole_numbers, hints)
+            found = make_hint_matrix(
+                kernel, problem, dynamic, sizes, configs, spec, load(data), hints=at, ranges=ranges, bundle=bundle
+            )
+        else:
+            found = covered(
+                kernel, problem, dynamic, sizes, configs, device=spec, ranges=ranges, data=data, bundle=bundle
+            )
+    emit(found, as_json)
+
+
+@command("warmup", f"foretune warmup {FAMILY} --shapes shapes.csv")
+def warmup(
+    family: Annotated[
+        str,
+        typer.Argument(
+            metavar="FAMILY",
+            help="A kernel family's name, its package.module:attribute, or a package whose kernels were tuned.",
+            autocompletion=family_names,
+        ),
+    ],
+    shapes: Annotated[
+        Path | None, typer.Option(help="CSV file of problems: a column for each dimension; dtype and flags if need be.")
+    ] = None,
+    data: Annotated[
+        list[str] | None,
+        typer.Option(help="Dataset folder, for example a FORETUNE_LOG, whose problems to take; may be repeated."),
+    ] = None,
+    device: Device = None,
+    top: Annotated[int, count("Configs to compile for each problem, the fastest by prediction.", 1, MOST)] = 1,
+    as_json: AsJson = False,
+) -> None:
+    """Compile what a run will ask for, into Triton's cache (TRITON_CACHE_DIR), before it does. Launches nothing: with
+    --device it needs no GPU.
+
+    Of a family, the predicted configs of these problems. Of a package or package.module.kernel, without problems, what
+    `attach` and `foretune.autotune` have tuned there: see `cache show`.
+    """
+    from ...runtime import use_stub_driver
+    from ...runtime.tuning.warmup import problems_from_csv, warm_up, warm_up_seen
+
+    has_problems = shapes is not None or bool(data)
+    if has_problems or family in families() or ":" in family:
+        kernel = find_measurable(family)
+        if not has_problems:
+            raise typer.BadParameter("say which problems, with --shapes or --data", param_hint="--shapes")
+        problems = [] if shapes is None else problems_from_csv(shapes, kernel)
+        if data:
+            measured = (case.problem for case in load_all(data).cases)
+            problems += [one for one in measured if one.family == kernel.name and one not in problems]
+        what, compiled = f"for {len(problems)} problems", partial(warm_up, kernel, problems, k=top)
+    else:
+        what, compiled = f"what was tuned of {abridged(family, 60)}", partial(warm_up_seen, family)
+    spec = DeviceSpec.find(device) if device is not None else this_gpu()
+    with showing(f"compiling {what}"), use_stub_driver(spec) if device else nullcontext():
+        warmed = compiled(device=spec)
+    emit(warmed, as_json)
+    if warmed.failed and not warmed.binaries:
+        raise ForetuneError(f"nothing could be compiled: {warmed.failed[0]}")

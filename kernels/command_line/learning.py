@@ -1,0 +1,241 @@
+"""Commands that learn from measurements and judge what was learned."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from ...datasets import DeviceSpec, Family
+from ...datasets.console.numbers_from_text import number
+from ...datasets.console.progress_bar import showing
+from ...datasets.console.tables import printable
+from .. import find_measurable
+from .asked_for import families_of, for_each_family, judged_families, live_gpu, load_all, rows_of
+from .groups import command
+from .options import EXAMPLE, FAMILY, SHIPPED, AsJson, Data, OnlyFamilies, ToJudge, count, dataset_names, read_by
+from .results import Held, Said, emit
+
+if TYPE_CHECKING:
+    from ...model.evaluation import Evaluation
+
+#: What `train --keep` calls the shipped bundle.
+SHIPPED_BUNDLE = "shipped"
+#: Seconds that a command takes for each measurement, on two cores of 2026: what is said beforehand.
+_QUICKSTART_S, _TRAINING_S, _EVALUATING_S, _JUDGING_S, _CURVE_S = 1e-4, 5e-5, 2.5e-4, 5e-5, 6e-5
+
+
+@command("quickstart", "foretune quickstart")
+def quickstart(
+    out: Annotated[
+        Path | None, typer.Option(help="Folder for the bundle.", show_default="~/.cache/foretune/quickstart")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Train on the shipped H200 measurements and see what the ranker is worth, without a GPU.
+
+    Prints how far off its choices are on models it never saw, next to simpler choices, and the shortlist of
+    an example layer. With a GPU and torch it also tunes that layer there, with and without the shortlist.
+    """
+    from ...datasets import load
+    from ...model.folders import check_bundle_folder
+    from ...runtime.quickstart import run_quickstart
+    from ..grouped_gemm.contenders import autotuned
+
+    out = out or Path(os.environ.get("XDG_CACHE_HOME", "~/.cache")).expanduser() / "foretune" / "quickstart"
+    check_bundle_folder(out)
+    family = find_measurable(FAMILY)
+    device, dataset = DeviceSpec.named(SHIPPED), load(SHIPPED)
+    rows = len(dataset.rows(family.name))
+    with showing("training", _QUICKSTART_S * rows) as say:
+        result = run_quickstart(family, EXAMPLE, dataset, device, out, gpu=live_gpu(), autotuned=autotuned, say=say)
+    emit(result, as_json)
+
+
+@command("train", "foretune train --data measured --data h200 --out my-bundle")
+def train(
+    data: Annotated[
+        list[str],
+        typer.Option(
+            help="Dataset folder, or the name of a shipped one; may be repeated.", autocompletion=dataset_names
+        ),
+    ],
+    out: Annotated[Path, typer.Option(help="Folder for the bundle.")],
+    family: OnlyFamilies = None,
+    keep: Annotated[
+        str | None,
+        typer.Option(help=f"A bundle, or {SHIPPED_BUNDLE!r}: the families that are not trained now are taken from it."),
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Train a bundle on measurements."""
+    from ...model import load_bundle
+    from ...model.folders import check_bundle_folder
+    from ...model.train import train_bundle
+
+    check_bundle_folder(out)
+    kept = None if keep is None else load_bundle(None if keep == SHIPPED_BUNDLE else keep)
+    dataset = load_all(data)
+    families = families_of(dataset, family)
+    with showing(f"training on {' and '.join(data)}", _TRAINING_S * rows_of(dataset, families)):
+        trained = train_bundle(dataset, families)
+    together = trained if kept is None else trained.beside(kept)
+    together.save(out)
+    others = [name for name in together.families if name not in trained.families]
+    text = f"Trained {', '.join(trained.families)}." + f" Kept {', '.join(others)}." * bool(others)
+    emit(Said({"families": list(together.families), "kept": others}, text), as_json, bundle=out)
+
+
+@command("adapt", "foretune adapt --data small --out my-bundle")
+def adapt(
+    data: Annotated[
+        list[str],
+        typer.Option(
+            help="What was measured on the new card: a dataset folder; may be repeated.", autocompletion=dataset_names
+        ),
+    ],
+    out: Annotated[Path, typer.Option(help="Folder for the new bundle.")],
+    bundle: Annotated[
+        Path | None, typer.Option(help="The bundle to begin with.", show_default="the shipped bundle")
+    ] = None,
+    family: OnlyFamilies = None,
+    as_json: AsJson = False,
+) -> None:
+    """Teach a bundle a card that it never saw, from a few measurements there and without its old ones.
+
+    Five minutes are enough: `foretune collect FAMILY... --plan adaptive --budget 5m --out small`.
+    """
+    from ...model import load_bundle
+    from ...model.folders import check_bundle_folder
+    from ..by_name import adapt as adapted_by_name
+
+    check_bundle_folder(out)
+    given, dataset = load_bundle(bundle), load_all(data)
+    families = family or [name for name in dataset.families if name in given.families]
+    with showing(f"adapting to {' and '.join(data)}", _TRAINING_S * rows_of(dataset, families)):
+        adapted = adapted_by_name(dataset, bundle=given, family=families)
+    adapted.save(out)
+    known = sorted({spec.name for name in adapted.families for spec in adapted.trained_on(name)})
+    said = {"families": sorted(set(families)), "devices": known}
+    emit(Said(said, f"Adapted {', '.join(said['families'])}: knows {', '.join(known)}."), as_json, bundle=out)
+
+
+@command("evaluate", "foretune evaluate --data measured --bundle my-bundle --json")
+def evaluate(
+    data: Data = None,
+    bundle: ToJudge = None,
+    split: Annotated[
+        str, typer.Option(help="What cross-validation holds out: model families, each device, or the largest sizes.")
+    ] = "model",
+    baselines: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="What to compare with: fast, all, or a name: random, static, regimes (a static list for each), "
+            "nearest, estimate, nvmatmulheuristics (of grouped GEMMs); 13 and 19 times as slow as our own: ck_tile, "
+            "flagtune (the recipes of these projects). May be repeated.",
+            show_default="fast",
+            metavar="fast|all|NAME",
+        ),
+    ] = None,
+    jobs: Annotated[int, count("Folds that are trained and judged side by side.", 1, 256)] = 2,
+    family: OnlyFamilies = None,
+    max_regret1: Annotated[
+        float | None,
+        typer.Option(
+            help="End with exit code 1 where a family's first choices are slower, as 0.02 for 2 %: geometric mean, "
+            "ragged sizes known.",
+            parser=read_by(number, 0.0, 1000.0),
+            metavar="0..1000",
+            show_default="none",
+        ),
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Print regret@k: how much slower the best of the first k choices runs than the best config there is.
+
+    With a bundle, that bundle is judged as it is, and a warning says where it was trained on the data. Without one, new
+    ones are trained and judged, each on the layers of models it never saw; with --split device, on a device it never
+    saw; with --split size, on sizes above those it saw. Below the table: how often a shortlist of k="auto" holds a good
+    config, and how long it is.
+    """
+    if bundle is not None and split != "model":
+        raise typer.BadParameter("a bundle is judged as it is: nothing is split", param_hint="--split")
+
+    from ...model import load_bundle
+    from ...model.baselines import choose_rivals
+    from ...model.evaluate import cross_validate, evaluate_bundle
+    from ..comparisons import baselines_of
+
+    given = None if bundle is None else load_bundle(bundle)
+    names = ",".join(baselines or ["fast"]).split(",")
+    with showing(f"loading {' and '.join(data or [SHIPPED])}"):
+        dataset = load_all(data)
+        kernels = judged_families(dataset, family, given)
+        rivals = {name: choose_rivals(names, baselines_of(kernel)) for name, kernel in kernels.items()}
+    what, row_s = ("judging the bundle", _JUDGING_S) if given else (f"training and judging, by {split}", _EVALUATING_S)
+    row_s += _EVALUATING_S * max(chosen.cost for chosen in rivals.values())
+
+    def judge(kernel: Family) -> Evaluation:
+        chosen = rivals[kernel.name]
+        if given:
+            return evaluate_bundle(dataset, given, kernel, rivals=chosen, jobs=jobs)
+        return cross_validate(dataset, kernel, split=split, rivals=chosen, jobs=jobs)
+
+    judged = for_each_family(judge, dataset, kernels, what, row_s)
+    if max_regret1 is None:
+        emit(judged, as_json)
+        return
+    short = {
+        name: regret1
+        for name, one in judged.families.items()
+        if (regret1 := one.to_json()["regret"]["1"]["geomean"] - 1) > max_regret1
+    }
+    named = ", ".join(f"{name} {100 * regret1:.2f} %" for name, regret1 in short.items())
+    error = f"regret@1 must be at most {100 * max_regret1:g} % but is: {named}" if short else None
+    emit(Held(judged, max_regret1, error), as_json)
+    if error is not None:
+        typer.echo(f"Error: {printable(error)}", err=True)
+        raise typer.Exit(1)
+
+
+@command("report", "foretune report --data measured --bundle my-bundle --out report.html")
+def report(
+    out: Annotated[Path, typer.Option(help="The HTML file to write.")],
+    data: Data = None,
+    bundle: ToJudge = None,
+    plots: Annotated[
+        Path | None, typer.Option(help="Folder for each figure as an SVG file.", show_default="none")
+    ] = None,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="Without the learning curve, for which more is trained.")
+    ] = False,
+    family: OnlyFamilies = None,
+    as_json: AsJson = False,
+) -> None:
+    """Write one HTML file on how good the shortlists are, for people to look at: what `evaluate` prints, drawn.
+
+    Regret beside the baselines and by shape and device, the learning curve, what the trees look at, calibration, the
+    slowest first choices. The file needs no network. Takes `foretune[report]`.
+    """
+    from ...datasets.disk.writable import check_file, check_folder
+    from ...model import load_bundle
+    from ...model.report import check_installed, make_report
+
+    check_installed()
+    check_file(out)
+    if plots is not None:
+        check_folder(plots)
+    given = None if bundle is None else load_bundle(bundle)
+    dataset = load_all(data)
+    kernels = judged_families(dataset, family, given)
+    row_s = (_JUDGING_S if given else _EVALUATING_S) + (0.0 if quick else _CURVE_S)
+    with showing("training and judging" if given is None else "judging the bundle", row_s * rows_of(dataset, kernels)):
+        made = make_report(dataset, kernels, given, quick=quick)
+    made.save(out)
+    places = {"out": out}
+    if plots is not None:
+        made.save_plots(plots)
+        places["plots"] = plots
+    emit(made, as_json, **places)

@@ -1,0 +1,116 @@
+"""Commands on what tuning remembers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ...datasets import ForetuneError
+from ...datasets.console.progress_bar import showing
+from ...datasets.errors import abridged
+from .. import families, find_measurable
+from .groups import cache, command
+from .options import FAMILY, AsJson, Predictor, count, device_names, family_names
+from .results import emit
+
+OneKernel = Annotated[
+    str | None,
+    typer.Argument(
+        metavar="[KERNEL]",
+        help="Only this kernel or function, as `cache show` calls it.",
+        show_default="all that are remembered",
+    ),
+]
+
+
+@command("show", "foretune cache show", into=cache)
+def show_cache(kernel: OneKernel = None, as_json: AsJson = False) -> None:
+    """Show what tuning remembers: of each kernel and function, or of one of them each problem."""
+    from ...runtime.tuning.cache.cache_folder import cache_contents
+
+    emit(cache_contents(kernel), as_json)
+
+
+@command("clear", "foretune cache clear package.module.kernel", into=cache)
+def clear(kernel: OneKernel = None, as_json: AsJson = False) -> None:
+    """Forget everything, or one kernel or function."""
+    from ...runtime.tuning.cache.cache_folder import clear_cache
+
+    emit(clear_cache(kernel), as_json)
+
+
+@command("export", "foretune cache export --out choices.json", into=cache)
+def export_cache(
+    out: Annotated[Path, typer.Option(help="The file to write; of other projects' formats, the folder.")],
+    kernel: OneKernel = None,
+    format: Annotated[
+        str,
+        typer.Option(
+            help="foretune, for `cache import` elsewhere; or what others read: megatron (pinned tables), fla "
+            "(FLA_CONFIG_DIR) or axolotl (autotune_profiles)."
+        ),
+    ] = "foretune",
+    as_json: AsJson = False,
+) -> None:
+    """Write what tuning remembers to a file, for another machine or another project's autotuner."""
+    from ...runtime.tuning.cache.cache_folder import export_choices
+    from ...runtime.tuning.cache.pinned_tables import FORMATS, export_tables
+
+    if format not in ("foretune", *FORMATS):
+        raise ForetuneError(f"format must be one of foretune, {', '.join(FORMATS)} but is {abridged(repr(format), 60)}")
+    exported = export_choices(out, kernel) if format == "foretune" else export_tables(out, format, kernel)
+    emit(exported, as_json, out=out)
+
+
+@command("import", "foretune cache import choices.json", into=cache)
+def import_cache(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="What `foretune cache export` wrote.")],
+    as_json: AsJson = False,
+) -> None:
+    """Add another machine's times and choices to what is remembered here; what both have stays as it is here."""
+    from ...runtime.tuning.cache.cache_folder import import_choices
+
+    emit(import_choices(file), as_json)
+
+
+@command("freeze", f"foretune cache freeze {FAMILY} --device h200 --out heuristic.py", into=cache)
+def freeze(
+    kernel: Annotated[
+        str,
+        typer.Argument(
+            metavar="KERNEL",
+            help="As `cache show` calls it; with --device a kernel family, or package.module:attribute.",
+            autocompletion=family_names,
+        ),
+    ],
+    out: Annotated[Path, typer.Option(help="The Python file to write.")],
+    device: Annotated[
+        str | None,
+        typer.Option(
+            help="Freeze what is predicted for the family's workload on this device: a shipped one, or a spec's file.",
+            show_default="what the cache knows",
+            autocompletion=device_names,
+        ),
+    ] = None,
+    rules: Annotated[int, count("At most so many.", 1, 1000)] = 32,
+    bundle: Predictor = None,
+    as_json: AsJson = False,
+) -> None:
+    """Write a kernel's configs as one plain Python file that needs nothing: rules over dimensions and device.
+
+    Kernel hubs, which allow no dependency, can ship it. It says what it loses against the best configs known.
+    """
+    from ...datasets.disk.writable import check_file
+    from ...runtime.tuning.cache.freeze import freeze_choices, freeze_predictions
+
+    check_file(out)
+    if device is not None:
+        family = find_measurable(kernel)
+        with showing(f"predicting for the workload of {family.name}"):
+            frozen = freeze_predictions(family, device, bundle=bundle, most_rules=rules)
+    else:
+        frozen = freeze_choices(kernel, family=families().get(kernel), bundle=bundle, most_rules=rules)
+    frozen.save(out)
+    emit(frozen, as_json, out=out)

@@ -1,0 +1,94 @@
+"""Commands on datasets."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ...datasets.console.progress_bar import showing
+from .. import families
+from .groups import command, datasets
+from .options import AsJson, dataset_names
+from .results import Listed, counted, emit
+
+OneDataset = Annotated[
+    str,
+    typer.Argument(metavar="DATA", help="Dataset folder, or the name of a shipped one.", autocompletion=dataset_names),
+]
+NewName = Annotated[str | None, typer.Option(help="What it is called.", show_default="the folder's name")]
+
+
+@datasets.callback(epilog="Example: foretune datasets --json")
+def list_datasets(context: typer.Context, as_json: AsJson = False) -> None:
+    """List the measurements that are shipped. `foretune datasets show DATA` describes one dataset."""
+    if context.invoked_subcommand is None:
+        from ...datasets import describe, names
+
+        emit(Listed([describe(name) for name in names()]), as_json)
+
+
+@command("show", "foretune datasets show measured --json", into=datasets)
+def show_dataset(
+    data: OneDataset,
+    as_json: AsJson = False,
+) -> None:
+    """Describe one dataset."""
+    from ...datasets import describe
+    from ...model import check_sources
+
+    described = describe(data)
+    for name, known in families().items():
+        if name in described["families"]:
+            check_sources(described["name"], described["provenance"], known)
+    emit(Listed([described]), as_json)
+
+
+@command("merge", "foretune datasets merge mine theirs --out both", into=datasets)
+def merge(
+    data: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="DATA...", help="Dataset folders, or names of shipped ones.", autocompletion=dataset_names
+        ),
+    ],
+    out: Annotated[Path, typer.Option(help="Folder for the new dataset, sealed.")],
+    name: NewName = None,
+    other_sources: Annotated[
+        bool, typer.Option("--other-sources", help="Also merge what was measured with other sources of a kernel.")
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Write the measurements of several datasets as one. Exact repeats are dropped; each run keeps its provenance."""
+    from ...datasets import load
+    from ...datasets.merge import merge_datasets
+    from ...datasets.store import check_target, seal_dataset
+    from ...model.folders import check_dataset_folder
+
+    check_dataset_folder(out)
+    check_target(out)
+    with showing(f"merging into {out}"):
+        loaded = [load(one) for one in data]
+        merged = merge_datasets(loaded, name=name or out.name, allow_other_sources=other_sources)
+        seal_dataset(merged, out, name=merged.name)
+    emit(counted(merged), as_json, out=out)
+
+
+@command("seal", "foretune datasets seal measured --out shipped", into=datasets)
+def seal(
+    data: Annotated[str, typer.Argument(metavar="DATA", help="Dataset folder.")],
+    out: Annotated[Path, typer.Option(help="Folder for the sealed dataset.")],
+    name: NewName = None,
+    as_json: AsJson = False,
+) -> None:
+    """Write a dataset's parts as a few small tables with checksums, for shipping."""
+    from ...datasets import load
+    from ...datasets.store import seal_dataset
+    from ...model.folders import check_dataset_folder
+
+    check_dataset_folder(out)
+    with showing(f"sealing into {out}"):
+        seal_dataset(data if Path(data).is_dir() else load(data), out, name=name or out.name)
+        dataset = load(out)  # what was written, read as anybody will
+    emit(counted(dataset), as_json, out=out)
