@@ -38,6 +38,8 @@ class Family(ABC):
     knobs: ClassVar[tuple[str, ...]]  # the knobs a KernelConfig of this family has
     feature_names: ClassVar[tuple[str, ...]]
     flags: ClassVar[tuple[str, ...]] = ()  # the layout flags a Problem of it may have
+    #: What a dimension is where a person leaves it out.
+    default_dims: ClassVar[Mapping[str, int]] = {}
     #: The largest size of a dimension, where that is less than `Problem` has room for.
     largest: ClassVar[Mapping[str, int]] = {}
     #: Dimensions that are rounded at call time, because every call has another size: see `Problem.rounded`.

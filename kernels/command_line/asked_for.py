@@ -26,8 +26,10 @@ if TYPE_CHECKING:
 
 def taken_by(family: Family) -> str:
     """What `predict` takes for a family."""
-    dims, flags = " ".join(f"--{dim} N" for dim in family.dims), "".join(f" [--{flag}]" for flag in family.flags)
-    return f"{family.name} takes {dims}{flags} [--dtype {'|'.join(family.dtypes)}]"
+    needed = [f"--{dim} N" for dim in family.dims if dim not in family.default_dims]
+    usual = [f"[--{dim} {size}]" for dim, size in family.default_dims.items()]
+    flags = [f"[--{flag}]" for flag in family.flags]
+    return f"{family.name} takes {' '.join(needed + usual + flags)} [--dtype {'|'.join(family.dtypes)}]"
 
 
 def _dimensions(arguments: Sequence[str], family: Family) -> tuple[dict[str, int], tuple[str, ...]]:
@@ -44,6 +46,7 @@ def _dimensions(arguments: Sequence[str], family: Family) -> tuple[dict[str, int
             flags.append(name)
         else:
             dims[name] = given_as(option, whole_number, parts.pop(0) if parts else "")
+    dims = {**family.default_dims, **dims}
     if missing := [f"--{dim}" for dim in family.dims if dim not in dims]:
         raise typer.BadParameter(f"{' '.join(missing)} missing; {taken_by(family)}")
     return dims, tuple(flags)

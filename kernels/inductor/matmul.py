@@ -48,6 +48,7 @@ class InductorMMFamily(InductorTemplate):
         "num_warps": (1, 2, 4, 8),
         "num_stages": (1, 2, 3, 4, 5),
     }
+    default_dims: ClassVar[Mapping[str, int]] = {"batch": 1}
     largest: ClassVar[Mapping[str, int]] = {"batch": 65535, "m": 2**31 - 1, "n": 2**31 - 1, "k": 2**31 - 1}
 
     def is_listed(self, config: KernelConfig) -> bool:

@@ -41,6 +41,7 @@ class MatmulFamily(Family):
     dtypes = DTYPES
     knobs = KNOBS
     flags = FLAGS
+    default_dims: ClassVar[Mapping[str, int]] = {"batch": 1}
     largest: ClassVar[Mapping[str, int]] = dict.fromkeys(dims, MOST_SIZE)
     bucketed = ("m", "k")  # one of them at a time: see `call_dims`
     feature_names = FEATURE_NAMES

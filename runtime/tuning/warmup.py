@@ -156,8 +156,8 @@ def _autotuners_named(name: str) -> list[Any]:
 
 
 def problems_from_csv(path: Path | str, family: Family) -> list[Problem]:
-    """The problems in a CSV file: a column for each dimension, and, if they are there, `dtype` (the family's first
-    where it is empty) and `flags`, with spaces between them. Each once.
+    """The problems in a CSV file: a column for each dimension but those that have a default, and, if they are there,
+    `dtype` (the family's first where it is empty) and `flags`, with spaces between them. Each once.
 
     Raises `ForetuneError` naming the file, the line and what is wrong there.
     """
@@ -169,7 +169,7 @@ def problems_from_csv(path: Path | str, family: Family) -> list[Problem]:
         raise ForetuneError(f"{shown(str(path))} cannot be read: {error}") from None
     header = [name.strip() for name in rows[0]] if rows else []
     unknown = [name for name in header if name not in (*family.dims, *_OTHER_COLUMNS)]
-    missing = [dim for dim in family.dims if dim not in header]
+    missing = [dim for dim in family.dims if dim not in header and dim not in family.default_dims]
     if unknown or missing or len(set(header)) < len(header):
         wrong = f"has {shown(unknown[0])}" if unknown else f"lacks {missing[0]}" if missing else "has a column twice"
         raise ForetuneError(
@@ -188,7 +188,7 @@ def problems_from_csv(path: Path | str, family: Family) -> list[Problem]:
 
 
 def _problem(family: Family, row: dict[str, str]) -> Problem:
-    dims = tuple((dim, int(row[dim])) for dim in family.dims)
+    dims = tuple((dim, int(row[dim]) if dim in row else family.default_dims[dim]) for dim in family.dims)
     flags = tuple(row.get("flags", "").split())
     problem = Problem(family.name, dims, row.get("dtype", "").strip() or family.dtypes[0], flags)
     check_problem_of(family, problem)

@@ -252,3 +252,10 @@ def test_the_bundle_of_quickstart_predicts_and_is_judged(
     check_evaluation(json.loads(call("evaluate --json --bundle", out).stdout))
     table = call("evaluate --bundle", out).stdout
     assert all(name in table for name in ("foretune", "95 % interval", "p95", "max", "random", "nearest"))
+
+
+def test_a_dimension_that_has_a_default_may_be_left_out() -> None:
+    line = "predict matmul --device h200 --m 512 --n 1024 --k 2048 --top 1 --json"
+    left_out, given, batched = (call(f"{line} {more}") for more in ("", "--batch 1", "--batch 2"))
+    assert left_out.stdout == given.stdout != batched.stdout
+    assert "matmul takes --m N --n N --k N [--batch 1]" in words(call("predict matmul --help").stdout)

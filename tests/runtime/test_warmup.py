@@ -70,6 +70,11 @@ def test_problems_come_from_a_file_each_once(tmp_path):
     assert problems_from_csv(path, Scale()) == [Problem.of("scale", n=64, dtype=d) for d in ("fp32", "fp16")]
 
 
+def test_a_column_may_be_left_out_that_has_a_default(tmp_path):
+    path = _shapes(tmp_path, "m,n,k\n8,16,32\n")
+    assert problems_from_csv(path, find_family("matmul")) == [Problem.of("matmul", batch=1, m=8, n=16, k=32)]
+
+
 @pytest.mark.parametrize(
     ("text", "why"),
     [
