@@ -1,7 +1,7 @@
 """The op as PyTorch's dispatcher knows it: `torch.ops.foretune.gated_mlp`, and the gradient of what it saves.
 
 Options are flattened into strings and flags, so that Dynamo can trace a call. The products of the backward pass are
-PyTorch's own operators, which a compiler may fuse and schedule.
+`torch.ops.foretune.matmul`, so that a compiler sees them, and schedules them, one by one.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from .passes import Options, backward, forward, gradient_of_w, gradient_of_x
 _library: Any = torch.library.Library("foretune", "FRAGMENT")  # type: ignore[no-untyped-call]
 for schema in (
     "gated_mlp(Tensor x, Tensor w, str activation, bool saves, str? config, str? mode) -> (Tensor, Tensor)",
-    "gated_mlp_backward(Tensor dh, Tensor x, Tensor w, Tensor saved, str activation) -> Tensor",
+    "gated_mlp_backward(Tensor dh, Tensor x, Tensor w, Tensor saved, str activation, str? mode) -> Tensor",
 ):
     _library.define(schema, tags=(torch.Tag.pt2_compliant_tag,))
 
@@ -40,9 +40,8 @@ def _forward_fake(
 
 
 def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, torch.Tensor]) -> None:
-    x, w, activation, *_ = inputs
+    x, w, ctx.activation, _, _, ctx.mode = inputs
     ctx.save_for_backward(x, w, output[1])
-    ctx.activation = activation
     ctx.set_materialize_grads(False)
 
 
@@ -50,18 +49,20 @@ def _autograd(ctx: Any, dh: torch.Tensor | None, _: Any) -> tuple[Any, ...]:
     x, w, saved = ctx.saved_tensors
     if dh is None:
         return None, None, None, None, None, None
-    grad = torch.ops.foretune.gated_mlp_backward(dh, x, w, saved, ctx.activation)
-    dx = gradient_of_x(grad, x, w) if ctx.needs_input_grad[0] else None
-    dw = gradient_of_w(grad, x) if ctx.needs_input_grad[1] else None
+    grad = torch.ops.foretune.gated_mlp_backward(dh, x, w, saved, ctx.activation, ctx.mode)
+    dx = gradient_of_x(grad, x, w, ctx.mode) if ctx.needs_input_grad[0] else None
+    dw = gradient_of_w(grad, x, ctx.mode) if ctx.needs_input_grad[1] else None
     return dx, dw, None, None, None, None
 
 
-def _backward(dh: torch.Tensor, x: torch.Tensor, w: torch.Tensor, saved: torch.Tensor, activation: str) -> torch.Tensor:
-    return backward(dh, x, w, saved if saved.dim() == 2 else None, activation)
+def _backward(
+    dh: torch.Tensor, x: torch.Tensor, w: torch.Tensor, saved: torch.Tensor, activation: str, mode: str | None
+) -> torch.Tensor:
+    return backward(dh, x, w, saved if saved.dim() == 2 else None, activation, mode)
 
 
 def _backward_fake(
-    dh: torch.Tensor, x: torch.Tensor, w: torch.Tensor, saved: torch.Tensor, activation: str
+    dh: torch.Tensor, x: torch.Tensor, w: torch.Tensor, saved: torch.Tensor, activation: str, mode: str | None
 ) -> torch.Tensor:
     return x.new_empty((x.shape[:-1].numel(), w.shape[0]))
 

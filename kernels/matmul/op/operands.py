@@ -33,25 +33,8 @@ class Operands(NamedTuple):
 
 def operands_of(a: Any, b: Any, bias: Any, activation: str | None) -> Operands:
     """How a call is seen. Raises `ForetuneError` naming what is wrong with it."""
-    for name, tensor in (("a", a), ("b", b)):
-        if not isinstance(tensor, torch.Tensor):
-            raise ForetuneError(f"{name} must be a tensor but is a {type(tensor).__name__}")
-        if tensor.dim() not in (2, 3):
-            raise ForetuneError(f"{name} must have 2 or 3 dimensions but has {tensor.dim()}")
-        if tensor.dtype not in _DTYPES or tensor.dtype != a.dtype:
-            one_of = f"a's {a.dtype}" if a.dtype in _DTYPES else f"of {', '.join(map(str, _DTYPES))}"
-            raise ForetuneError(f"the dtype of {name} must be one {one_of} but is {tensor.dtype}")
-        if tensor.device != a.device:
-            raise ForetuneError(f"{name} must be on {a.device}, as a is, but is on {tensor.device}")
-    m, k = a.shape[-2:]
-    n = b.shape[-1]
-    if b.shape[-2] != k:
-        raise ForetuneError(f"b must have {k} rows, as many as a has columns, but is {tuple(b.shape)}")
-    if b.dim() == 3 and (a.dim() != 3 or len(a) != len(b)):
-        raise ForetuneError(f"a must be a batch of {len(b)} matrices, as b is, but is {tuple(a.shape)}")
-    _check_bias(bias, n, a)
-    if activation is not None and activation not in ACTIVATIONS:
-        raise ForetuneError(f"activation must be one of {', '.join(ACTIVATIONS)} but is {activation!r}")
+    check_operands(a, b, bias, activation)
+    (m, k), n = a.shape[-2:], b.shape[-1]
     out_shape = (*a.shape[:-1], n)
     batch = len(b) if b.dim() == 3 else 1
     if a.dim() == 3 and b.dim() == 2:  # one more dimension of rows
@@ -70,6 +53,28 @@ def operands_of(a: Any, b: Any, bias: Any, activation: str | None) -> Operands:
         copies_a=not (a_is_transposed or _has_rows(a)),
         copies_b=not (b_is_transposed or _has_rows(b)),
     )
+
+
+def check_operands(a: Any, b: Any, bias: Any, activation: str | None) -> None:
+    """Raises `ForetuneError` naming what is wrong with a call."""
+    for name, tensor in (("a", a), ("b", b)):
+        if not isinstance(tensor, torch.Tensor):
+            raise ForetuneError(f"{name} must be a tensor but is a {type(tensor).__name__}")
+        if tensor.dim() not in (2, 3):
+            raise ForetuneError(f"{name} must have 2 or 3 dimensions but has {tensor.dim()}")
+        if tensor.dtype not in _DTYPES or tensor.dtype != a.dtype:
+            one_of = f"a's {a.dtype}" if a.dtype in _DTYPES else f"of {', '.join(map(str, _DTYPES))}"
+            raise ForetuneError(f"the dtype of {name} must be one {one_of} but is {tensor.dtype}")
+        if tensor.device != a.device:
+            raise ForetuneError(f"{name} must be on {a.device}, as a is, but is on {tensor.device}")
+    k, n = a.shape[-1], b.shape[-1]
+    if b.shape[-2] != k:
+        raise ForetuneError(f"b must have {k} rows, as many as a has columns, but is {tuple(b.shape)}")
+    if b.dim() == 3 and (a.dim() != 3 or a.shape[0] != b.shape[0]):
+        raise ForetuneError(f"a must be a batch of {b.shape[0]} matrices, as b is, but is {tuple(a.shape)}")
+    _check_bias(bias, n, a)
+    if activation is not None and activation not in ACTIVATIONS:
+        raise ForetuneError(f"activation must be one of {', '.join(ACTIVATIONS)} but is {activation!r}")
 
 
 def is_placed(tensor: torch.Tensor) -> bool:
