@@ -6,6 +6,7 @@ Options are flattened into strings and flags, so that Dynamo can trace a call. T
 
 from __future__ import annotations
 
+from math import prod
 from typing import Any
 
 import torch
@@ -34,7 +35,7 @@ def _forward_fake(
     x: torch.Tensor, w: torch.Tensor, activation: str, saves: bool, config: str | None, mode: str | None
 ) -> tuple[torch.Tensor, torch.Tensor]:
     check_call(x, w, activation)
-    rows = x.shape[:-1].numel()
+    rows = prod(x.shape[:-1])
     h = x.new_empty((*x.shape[:-1], w.shape[0] // 2))
     return h, x.new_empty((rows, w.shape[0]) if saves else (0,))
 
@@ -64,7 +65,7 @@ def _backward(
 def _backward_fake(
     dh: torch.Tensor, x: torch.Tensor, w: torch.Tensor, saved: torch.Tensor, activation: str, mode: str | None
 ) -> torch.Tensor:
-    return x.new_empty((x.shape[:-1].numel(), w.shape[0]))
+    return x.new_empty((prod(x.shape[:-1]), w.shape[0]))
 
 
 _library.impl("gated_mlp", _forward, "CompositeExplicitAutograd")

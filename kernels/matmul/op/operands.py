@@ -40,8 +40,7 @@ def operands_of(a: Any, b: Any, bias: Any, activation: str | None) -> Operands:
     if a.dim() == 3 and b.dim() == 2:  # one more dimension of rows
         m *= len(a)
         a = a.reshape(m, k)
-    a_is_transposed = not _has_rows(a) and _has_rows(a.mT)
-    b_is_transposed = _has_rows(b.mT)
+    a_is_transposed, b_is_transposed = map(_is_transposed, (a, b))
     given = {A_KM: a_is_transposed, B_KN: not b_is_transposed, BIAS: bias is not None}
     flags = tuple(flag for flag, is_set in given.items() if is_set) + (() if activation is None else (activation,))
     problem = Problem.of("matmul", dtype=_DTYPES[a.dtype], flags=flags, batch=batch, m=m, n=n, k=k)
@@ -90,6 +89,12 @@ def _check_bias(bias: Any, n: int, a: torch.Tensor) -> None:
         raise ForetuneError(f"bias must be a tensor of ({n},) but is {got}")
     if (bias.dtype, bias.device) != (a.dtype, a.device):
         raise ForetuneError(f"bias must be of {a.dtype} on {a.device} but is of {bias.dtype} on {bias.device}")
+
+
+def _is_transposed(matrix: torch.Tensor) -> bool:
+    """Whether it is to be read along its columns: where it is a vector, which can be read either way, along that."""
+    rows, columns = matrix.shape[-2:]
+    return _has_rows(matrix.mT) and (rows > columns or not _has_rows(matrix))
 
 
 def _has_rows(matrix: torch.Tensor) -> bool:
