@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ...datasets import Case, DeviceSpec, ForetuneError, Measurable, Problem
-from ...datasets.errors import reason_of, warn
+from ...datasets.errors import warn
 from ...runtime.timing.compare import ROUNDS, BestConfigs, Goal, LaunchPath, Row, judge_least
 from ..dense_llms import load_dense_models
 from .layouts import A_KM, B_KN, activation_of
@@ -25,6 +25,8 @@ _CALLS = 200
 class MatmulComparison:
     """The contenders of the dense GEMM; see `runtime.timing.compare.Comparison`."""
 
+    others = ("cublas", "inductor")
+
     def suite(self, family: Measurable) -> Mapping[str, Case]:
         return suite_cases(load_dense_models())
 
@@ -37,14 +39,11 @@ class MatmulComparison:
             warn(f"{problem} has no contenders: {reason}")
             return {}
         product, operands = torch_product(problem), torch_operands(inputs)
-        launches: dict[str, Callable[[], Any]] = {"cublas": lambda: in_tf32(product, *operands)}
-        try:
-            compiled = max_autotuned(product, operands)
-        except Exception as error:  # noqa: BLE001 - a contender that fails is one contender less
-            warn(f"Inductor has no {problem}: {reason_of(error)}")
-        else:
-            launches["inductor"] = lambda: in_tf32(compiled, *operands)
-        return launches
+        compiled = max_autotuned(product)
+        return {
+            "cublas": lambda: in_tf32(product, *operands),
+            "inductor": lambda: in_tf32(compiled, *operands),
+        }
 
     def launch_path(self, device: DeviceSpec) -> LaunchPath:
         return time_launch_path(device)
@@ -119,16 +118,12 @@ def in_tf32(function: Callable[..., Any], *arguments: Any) -> Any:
         torch.set_float32_matmul_precision(before)
 
 
-def max_autotuned(
-    product: Callable[..., torch.Tensor], operands: tuple[torch.Tensor, ...]
-) -> Callable[..., torch.Tensor]:
-    """The product as Inductor's max-autotune compiles it for these operands, compiled."""
+def max_autotuned(product: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+    """The product as Inductor's max-autotune compiles it when it is first called."""
     import torch
 
     torch.compiler.reset()  # or the ninth shape is one too many, and runs without
-    compiled = torch.compile(product, mode="max-autotune-no-cudagraphs", dynamic=False)
-    in_tf32(compiled, *operands)
-    return compiled
+    return torch.compile(product, mode="max-autotune-no-cudagraphs", dynamic=False)
 
 
 def time_launch_path(device: DeviceSpec) -> LaunchPath:
