@@ -20,7 +20,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class SizeLosses:
-    """The logarithm of each config's time over that of the best one at that size; inf where it cannot run.
+    """The logarithm of each config's time over that of the best one at that size; inf where it cannot run, or has not
+    been tried.
 
     Configs are chosen by `first` and judged by `second`, another pass of the same measurements, so that nobody profits
     from noise. Where times are predicted the two are the same.
@@ -30,6 +31,7 @@ class SizeLosses:
     configs: tuple[KernelConfig, ...]  # (n_configs,)
     first: NDArray[np.float64]  # (n_sizes, n_configs)
     second: NDArray[np.float64]  # (n_sizes, n_configs)
+    tried: NDArray[np.bool_]  # (n_sizes, n_configs) whether it was measured, or failed; all, where times are predicted
     reason: str  # where they come from
 
 
@@ -77,7 +79,7 @@ def predicted_losses(
             raise ForetuneError(f"no config of {family.name} can run {one} on {device.name}: {reason}")
         losses[row] = np.log(slowdowns / least)
     reason = f"predicted by bundle {bundle_in_force(bundle).digest[:12]}"
-    return SizeLosses(tuple(sizes), given, losses, losses, reason)
+    return SizeLosses(tuple(sizes), given, losses, losses, np.ones(losses.shape, dtype=np.bool_), reason)
 
 
 def measured_losses(
@@ -103,7 +105,9 @@ def measured_losses(
     first, second = (
         np.stack([_log_losses(times[rows[size]]) for size in sizes]) for times in (grid.first_us, grid.second_us)
     )
-    return SizeLosses(tuple(sizes), grid.configs, first, second, f"measured in {data.name}")
+    counts = data.counts(grid)
+    tried = np.stack([(counts[rows[size]] > 0).all(axis=0) for size in sizes])
+    return SizeLosses(tuple(sizes), grid.configs, first, second, tried, f"measured in {data.name}")
 
 
 def _log_losses(times_us: NDArray[np.float64]) -> NDArray[np.float64]:
