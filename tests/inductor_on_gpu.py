@@ -168,28 +168,25 @@ class Task(NamedTuple):
 
 
 def tasks(options: argparse.Namespace) -> list[Task]:
-    """All that is left to do in this folder, what must be there first. Models; EXHAUSTIVE where it has few configs to
-    try; most of the products; EXHAUSTIVE of the rest, and, hours long, of the models."""
+    """All that is left to do in this folder, what must be there first: the models; EXHAUSTIVE where it has few configs;
+    most of the products; EXHAUSTIVE of the others, the longest first, and of the models."""
     done = {(line["name"], "exhaustive" in line["compile_s"]) for line in results(Path(options.out)) if "us" in line}
+
+    def left(given: list[dict[str, Any]], *, whole: bool) -> list[dict[str, Any]]:
+        return [job for job in given if (name_of(job), whole) not in done]
+
     models, products = jobs(options.tiny)
-    whole = [job for job in products if options.tiny or (job["m"], job["n"], job["k"]) in WHOLE]
-    whole.sort(key=lambda job: job["m"])
-    quick = [job for job in products if (name_of(job), False) not in done]
-    batches = [Task(quick[at : at + BATCH_JOBS], QUICK, 45, 300) for at in range(0, len(quick), BATCH_JOBS)]
-    first = [Task([job], QUICK, 60, MODEL_S) for job in models if (name_of(job), False) not in done]
-    searched = [
-        Task([job], MODES, 90 if job["m"] <= 16 else 200, 600) for job in whole if (name_of(job), True) not in done
+    searched = [job for job in products if options.tiny or (job["m"], job["n"], job["k"]) in WHOLE]
+    searched.sort(key=lambda job: job["m"])
+    quick = left(products, whole=False)
+    of_products = [
+        *(Task([job], MODES, 90, 300) for job in left(searched[:2], whole=True)),
+        *(Task(quick[at : at + BATCH_JOBS], QUICK, 45, 300) for at in range(0, len(quick), BATCH_JOBS)),
+        *(Task([job], MODES, 150, 600) for job in reversed(left(searched[2:], whole=True))),
     ]
-    last = [Task([job], MODES, 1200, 7200) for job in models if (name_of(job), True) not in done and not options.tiny]
-    if options.only == "models":
-        return first + last
-    return (
-        (first if options.only == "all" else [])
-        + searched[:4]
-        + batches
-        + searched[4:]
-        + (last if options.only == "all" else [])
-    )
+    first = [Task([job], QUICK, 60, MODEL_S) for job in left(models, whole=False)]
+    last = [] if options.tiny else [Task([job], MODES, 1200, 7200) for job in left(models, whole=True)]
+    return {"all": first + of_products + last, "models": first + last, "products": of_products}[options.only]
 
 
 def run(options: argparse.Namespace) -> None:
