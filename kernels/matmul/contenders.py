@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import statistics
-import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ...datasets import Case, DeviceSpec, ForetuneError, Measurable, Problem
 from ...datasets.errors import warn
-from ...runtime.timing.compare import ROUNDS, BestConfigs, Goal, LaunchPath, Row, judge_least
+from ...runtime.timing.compare import BestConfigs, Goal, LaunchPath, Row, judge_least
 from ..dense_llms import load_dense_models
 from .layouts import A_KM, B_KN, activation_of
 from .measurable import Inputs, Matmul
@@ -17,9 +15,6 @@ from .suite import suite_cases
 
 if TYPE_CHECKING:
     import torch
-
-#: Calls of each way in a round of `launch_path`.
-_CALLS = 200
 
 
 class MatmulComparison:
@@ -155,13 +150,4 @@ def time_launch_path(device: DeviceSpec) -> LaunchPath:
     def op() -> torch.Tensor:
         return matmul(a, b, config=config)
 
-    figures: dict[Callable[[], Any], list[float]] = {bare: [], op: []}
-    for _ in range(ROUNDS + 1):  # the first round warms up
-        for call, seconds in figures.items():
-            torch.cuda.synchronize()
-            for _ in range(_CALLS):
-                began = time.perf_counter()
-                call()
-                seconds.append(time.perf_counter() - began)
-    bare_us, op_us = (1e6 * statistics.median(figures[call][_CALLS:]) for call in (bare, op))
-    return LaunchPath("foretune.matmul", op_us, bare_us)
+    return LaunchPath.timed("foretune.matmul", op, bare)
