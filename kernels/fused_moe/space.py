@@ -7,7 +7,7 @@ from functools import cache, lru_cache
 from typing import Any
 
 from ...datasets import DeviceSpec, KernelConfig, Problem
-from ..sm_limits import too_much_smem
+from ..sm_limits import ASYNC_PRODUCT_ARCHS, TMA_ARCHS, too_much_smem
 from .engines import SCALED_BLOCK, SGLANG, VLLM, engine_of, swaps, tuner_space
 
 KNOBS = ("BLOCK_SIZE_M", "BLOCK_SIZE_N", "BLOCK_SIZE_K", "GROUP_SIZE_M", "num_warps", "num_stages")
@@ -72,7 +72,7 @@ def wrong_for(config: KernelConfig, problem: Problem, device: DeviceSpec) -> str
     if uses_tma(config):
         if engine_of(problem) == VLLM:
             return f"{TMA} must be 0: vLLM's kernel has no such path"
-        if device.backend != "cuda" or int(device.arch.removeprefix("sm_")) < 90:
+        if device.backend != "cuda" or device.arch not in TMA_ARCHS:
             return f"{TMA} must be 0: {device.arch} has no TMA"
         if problem["inter"] * problem.itemsize % 16:
             return f"{TMA} must be 0: rows of {problem['inter']} {problem.dtype_name} are no multiple of 16 bytes"
@@ -97,7 +97,7 @@ def uses_tma(config: KernelConfig) -> bool:
 def is_asynchronous(config: KernelConfig, dtype: str, device: DeviceSpec) -> bool:
     """Whether the tile's product runs on Hopper's wgmma, which takes 64 rows and four warps, or Blackwell's tcgen05."""
     rows = config["BLOCK_SIZE_N"] if swaps(config, dtype, device) else config["BLOCK_SIZE_M"]
-    return device.arch in ("sm_90", "sm_100", "sm_103") and rows >= 64 and config.num_warps >= 4
+    return device.arch in ASYNC_PRODUCT_ARCHS and rows >= 64 and config.num_warps >= 4
 
 
 def smem_bytes(config: KernelConfig, dtype: str, device: DeviceSpec) -> int:

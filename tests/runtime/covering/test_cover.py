@@ -162,6 +162,16 @@ def test_what_a_cut_collection_has_not_measured_is_not_said_to_fail(data):
     assert "rows 1024, so the best may be faster there" in shown.below
 
 
+def test_a_size_that_was_hardly_begun_is_left_out(data):
+    rows = data.measurements
+    lost = next(at for at, case in enumerate(data.cases) if case.problem["rows"] == 1024)
+    few = rows["config"] < len(data.configs) // 4
+    cut = replace(data, measurements=rows[(rows["problem"] != lost) | few].reset_index(drop=True))
+    found = measured_cover(FakeFamily(), PROBLEM, "rows", (64, 2048), 2, DEVICE, cut)
+    assert found.sizes == tuple(size for size in SIZES if size != 1024)
+    assert found.reason == "measured in fake, less rows 1024, of which too little was"
+
+
 @pytest.mark.parametrize(
     ("changed", "said"),
     [
