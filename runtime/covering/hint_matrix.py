@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ...datasets import DeviceSpec, Family, ForetuneError, Problem, abridged
+from ...datasets import DeviceSpec, Family, ForetuneError, Problem
 from ...datasets.console.tables import table
+from ...datasets.errors import abridged
 from .cover import RANGES, Cover, make_cover, measured_cover
 from .size_losses import SizeLosses, at_size, measured_losses
 
@@ -137,7 +138,7 @@ def make_hint_matrix(
         sizes=losses.sizes,
         losses=tuple((way, tuple(one.tolist())) for way, one in found.items()),
         noise=tuple(np.expm1(losses.second[rows, best]).tolist()),
-        partial=tuple(size for size, some in zip(losses.sizes, missing.any(axis=1).tolist(), strict=True) if some),
+        partial=tuple(size for size, row in zip(losses.sizes, missing, strict=True) if row.any()),
         device=spec.name,
         measured=of_data,
         predicted=predicted,

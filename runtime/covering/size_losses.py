@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ...datasets import DeviceSpec, Family, ForetuneError, KernelConfig, Problem, abridged
+from ...datasets import DeviceSpec, Family, ForetuneError, KernelConfig, Problem
+from ...datasets.errors import abridged
 from ...model.sources import WHOLE
 from ..shortlist import bundle_in_force, predicted_slowdowns
 
@@ -99,7 +100,7 @@ def measured_losses(
         if spec == device and low <= size <= high and at_size(case.problem, dynamic, 0) == at_size(problem, dynamic, 0):
             rows.setdefault(size, []).append(row)
     counts = data.counts(grid)
-    tried_at = {size: (counts[rows[size]] > 0).all(axis=0) for size in sorted(rows)}
+    tried_at: dict[int, NDArray[np.bool_]] = {size: np.all(counts[rows[size]] > 0, axis=0) for size in sorted(rows)}
     cut = _cut_short(family, problem, dynamic, device, grid.configs, tried_at)
     sizes = [size for size in tried_at if size not in cut]
     if len(sizes) < 2:

@@ -49,7 +49,8 @@ def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> N
 
 
 def _autograd(ctx: Any, dy: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-    da, db = gradients(dy, *ctx.saved_tensors, ctx.b_is_batch, ctx.mode)
+    a, b = ctx.saved_tensors
+    da, db = gradients(dy, a, b, ctx.b_is_batch, ctx.mode)
     return da, db, gradient_of_bias(dy) if ctx.needs_input_grad[2] else None, None, None, None
 
 

@@ -74,5 +74,6 @@ class _Matmul(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, dy: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        da, db = gradients(dy, *ctx.saved_tensors, ctx.b_is_batch, ctx.mode)
+        a, b = ctx.saved_tensors
+        da, db = gradients(dy, a, b, ctx.b_is_batch, ctx.mode)
         return da, db, gradient_of_bias(dy) if ctx.needs_input_grad[2] else None, None, None
