@@ -1,4 +1,5 @@
-"""`matmul`: the op that people call, with gradients. Its config is predicted once for each shape, then looked up."""
+"""`matmul`: the op that people call, with gradients, in eager mode and under `torch.compile`. Its config is predicted
+once for each shape, then looked up."""
 
 from __future__ import annotations
 
