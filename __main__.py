@@ -242,6 +242,12 @@ def bench_kernels(
         ),
     ] = None,
     only: Annotated[str, typer.Option(help="Only problems whose name contains this, as in 'training'.")] = "",
+    against: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Only next to this contender, as in 'cublas'; may be repeated.", show_default="all: some compile long"
+        ),
+    ] = None,
     data: Annotated[
         list[str] | None,
         typer.Option(
@@ -256,13 +262,14 @@ def bench_kernels(
     """Time kernels on this machine's GPU next to what people have and to the card's limits.
 
     Grouped GEMMs: next to torch._grouped_mm and cuBLAS, over a suite of real layers from decode to training, each at
-    its best known config and at the predicted one. Every family of Foretune's has such a suite, and contenders.
+    its best known config and at the predicted one. Every family of Foretune's has such a suite, and contenders. Each
+    problem is told on stderr when it is measured.
     """
     from .collect.compiling import compile_ahead
     from .datasets import describe, names
     from .kernels.comparisons import comparison_of
     from .model import load_bundle
-    from .runtime.timing.compare import compare_kernels
+    from .runtime.timing.compare import Row, compare_kernels
     from .runtime.timing.device_rates import measured
 
     gpu = live_gpu()
@@ -273,6 +280,11 @@ def bench_kernels(
     if not any(only in name for name in suite):
         raise ForetuneError(f"no problem of the suite has {only!r} in its name; there are {abridged(', '.join(suite))}")
     with showing("measuring the card") as say:
+
+        def told(row: Row) -> None:
+            say(f"{row.family} {row.name}")
+            typer.echo(str(row), err=True)  # a run that is cut has said what it measured
+
         wanted = {kernel.name for kernel in comparisons}
         known = data or [name for name in names() if wanted & describe(name)["families"].keys()]
         compared = compare_kernels(
@@ -281,8 +293,9 @@ def bench_kernels(
             load_all(known) if known else None,
             None if bundle is None else load_bundle(bundle),
             only=only,
+            against=against or (),
             compile_ahead=compile_ahead,
-            on_row=lambda row: say(f"{row.family} {row.name}"),
+            on_row=told,
         )
     emit(compared, as_json)
 

@@ -18,7 +18,7 @@ import rich
 from fakes import FakeFamily, fake_dataset
 from foretune.datasets import Case, ForetuneError, Problem, load
 from foretune.kernels import find_family
-from foretune.runtime.covering import make_hint_matrix
+from foretune.runtime.covering import make_hint_matrix, measured_cover
 from foretune.runtime.covering.size_losses import at_size
 
 HINTS, STEP, MOST = (64, 256, 4096), 64, 4096
@@ -67,18 +67,13 @@ def main() -> None:
         layer = Problem.of(name, dtype=family.dtypes[0], **others, **{dynamic: STEP})
         cases = tuple(Case(at_size(layer, dynamic, size), ("cover/layer",)) for size in coarse_to_fine())
         data = measured(family, cases, asked.out / name, asked.budget)
-        sizes = {case.problem[dynamic] for case in data.grid(name).cases}
-        made = make_hint_matrix(
-            family,
-            layer,
-            dynamic,
-            (STEP, MOST),
-            asked.configs,
-            data.devices[0],
-            data,
-            hints=[hint for hint in HINTS if hint in sizes],
-            bundle=asked.bundle,
-        )
+        place = (family, layer, dynamic, (STEP, MOST), asked.configs, data.devices[0], data)
+        try:
+            sizes = measured_cover(*place).sizes  # those that a cut collection got through
+            made = make_hint_matrix(*place, hints=[hint for hint in HINTS if hint in sizes], bundle=asked.bundle)
+        except ForetuneError as error:
+            print(f"{name} has no table: {error}")
+            continue
         (asked.out / f"{name}.json").write_text(json.dumps(made.to_json(), indent=1))
         tables += [made.measured, *([made.predicted] if made.predicted else []), made]
     for one in tables:

@@ -1,10 +1,12 @@
 """What `foretune.use("inductor")` is worth on the card: `python inductor_on_gpu.py --out FOLDER --budget-s 430`.
 
-40 products and a transformer of two layers (static and dynamic length) are compiled under max_autotune with Inductor's
-DEFAULT search space, with its EXHAUSTIVE one, and with the latter limited by Foretune. Each in a process of its own,
-caches empty before each of the three; then the three run interleaved, cold L2, filled queue, medians. All GPUs work
-side by side and share the cores. EXHAUSTIVE takes minutes a product: a run that is cut off, or out of time, goes on in
-the same folder, and the table, printed last, has what is finished. `--tiny` tries the machinery where there is no GPU.
+A transformer of two layers (static and dynamic length) and 40 products are compiled under max_autotune with Inductor's
+DEFAULT search space and with its EXHAUSTIVE one limited by Foretune, caches empty before each; then they run
+interleaved, cold L2, filled queue, medians. Five of the products are compiled with the whole of EXHAUSTIVE too, which
+times 235 to 1,239 configs there: one to five minutes on 16 cores. (The models, which take longer than ten, come last,
+and only in a run with that much time left.) All GPUs work side by side and share the cores; each result is printed when
+it is there, and tables of all at the end. A run that is cut off, or out of time, goes on in the same folder. `--tiny`
+tries the machinery where there is no GPU.
 """
 
 from __future__ import annotations
@@ -25,10 +27,11 @@ import traceback
 from contextlib import nullcontext
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 
 ROOT = Path(__file__).parents[1]
 MODES = ("default", "foretune", "exhaustive")
+QUICK = MODES[:2]
 #: (n, k) of linear layers, and tokens.
 LAYERS = (
     (4096, 4096),
@@ -44,24 +47,26 @@ TOKENS = (8, 64, 512, 2048, 8192)
 HIDDEN, HEADS, INNER, BATCH, LENGTH = 2048, 16, 8192, 4, 1024
 LENGTHS = (LENGTH, 384, 1536)  # of the dynamic one
 ROUNDS, SAMPLES = 7, 3
-#: A job that is begun with less time left than its like took is not finished.
-EXHAUSTIVE_S, QUICK_S = 150.0, 40.0
+#: Products (m, n, k) that the whole of EXHAUSTIVE is tried on.
+WHOLE = ((8, 4096, 4096), (8, 28672, 4096), (64, 6144, 4096), (64, 3072, 768), (512, 2048, 2048))
+#: Products of one process, and seconds after which a model is given up.
+BATCH_JOBS, MODEL_S = 8, 180.0
 
 
-def jobs(tiny: bool) -> list[dict[str, Any]]:
-    """All that is to be measured, in an order that is fair to be cut: models, then products, shuffled."""
+def jobs(tiny: bool) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """Models and products; these in an order that is fair to be cut."""
     if tiny:
-        return [{"what": "product", "m": 32, "n": 48, "k": 16}, {"what": "dynamic"}]
+        return [{"what": "dynamic"}], [{"what": "product", "m": m, "n": 48, "k": 16} for m in (32, 16)]
     products = [{"what": "product", "m": m, "n": n, "k": k} for n, k in LAYERS for m in TOKENS]
     random.Random(0).shuffle(products)
-    return [{"what": "static"}, {"what": "dynamic"}, *products]
+    return [{"what": "static"}, {"what": "dynamic"}], products
 
 
 def name_of(job: dict[str, Any]) -> str:
     return "{m}x{n}x{k}".format(**job) if job["what"] == "product" else f"2 layers, {job['what']} length"
 
 
-# One job, in its own process.
+# The jobs of one task, in their process.
 
 
 def measure(job: dict[str, Any], modes: list[str], k: int, tiny: bool) -> dict[str, Any]:
@@ -73,6 +78,7 @@ def measure(job: dict[str, Any], modes: list[str], k: int, tiny: bool) -> dict[s
 
     where = "cuda" if torch.cuda.is_available() else "cpu"
     torch.manual_seed(0)
+    torch.compiler.reset()
     torch.compile(lambda x: x + 1)(torch.ones(8, device=where))  # what starts once a process
     calls, compile_s = {}, {}
     for mode in modes:
@@ -94,7 +100,7 @@ def measure(job: dict[str, Any], modes: list[str], k: int, tiny: bool) -> dict[s
         off = float((results[0].float() - expected).norm() / expected.norm())
         assert off < 2e-2, f"{mode} is off by {off}"
         calls[mode] = [lambda compiled=compiled, given=given: compiled(*given) for given in arguments]
-    return {"compile_s": compile_s, "run_us": interleaved(calls, where)}
+    return {"compile_s": compile_s, "us": interleaved(calls, where)}
 
 
 def layers_of(mode: str) -> ModuleType:
@@ -149,50 +155,79 @@ def interleaved(calls: dict[str, list[Any]], where: str) -> dict[str, list[float
     return {mode: [statistics.median(each) for each in of_mode] for mode, of_mode in times.items()}
 
 
-# All jobs, over the GPUs.
+# All tasks, over the GPUs.
+
+
+class Task(NamedTuple):
+    """What one process measures, one job after the other."""
+
+    jobs: list[dict[str, Any]]
+    modes: tuple[str, ...]
+    least_s: float  # with less time left it is not begun
+    limit_s: float  # and with more it is given up
+
+
+def tasks(options: argparse.Namespace) -> list[Task]:
+    """All that is left to do in this folder, what must be there first: the models; EXHAUSTIVE where it has few configs;
+    most of the products; EXHAUSTIVE of the others, the longest first, and of the models."""
+    done = {(line["name"], "exhaustive" in line["compile_s"]) for line in results(Path(options.out)) if "us" in line}
+
+    def left(given: list[dict[str, Any]], *, whole: bool) -> list[dict[str, Any]]:
+        return [job for job in given if (name_of(job), whole) not in done]
+
+    models, products = jobs(options.tiny)
+    searched = [job for job in products if options.tiny or (job["m"], job["n"], job["k"]) in WHOLE]
+    searched.sort(key=lambda job: job["m"])
+    quick = left(products, whole=False)
+    of_products = [
+        *(Task([job], MODES, 90, 300) for job in left(searched[:2], whole=True)),
+        *(Task(quick[at : at + BATCH_JOBS], QUICK, 45, 300) for at in range(0, len(quick), BATCH_JOBS)),
+        *(Task([job], MODES, 150, 600) for job in reversed(left(searched[2:], whole=True))),
+    ]
+    first = [Task([job], QUICK, 60, MODEL_S) for job in left(models, whole=False)]
+    last = [] if options.tiny else [Task([job], MODES, 1200, 7200) for job in left(models, whole=True)]
+    return {"all": first + of_products + last, "models": first + last, "products": of_products}[options.only]
 
 
 def run(options: argparse.Namespace) -> None:
     out = Path(options.out)
     out.mkdir(parents=True, exist_ok=True)
     deadline = time.monotonic() + options.budget_s
-    everything = [job for job in jobs(options.tiny) if options.only in ("all", kind(job))]
-    done = {(line["name"], "exhaustive" in line["compile_s"]) for line in results(out) if "error" not in line}
-    quick = [(job, ["default", "foretune"]) for job in everything if (name_of(job), False) not in done]
-    whole = [(job, list(MODES)) for job in everything if (name_of(job), True) not in done]
-    # The models' exhaustive search takes longest: it begins first, beside the rest.
-    left = [task for task in whole if kind(task[0]) == "models"] + quick
-    left += [task for task in whole if kind(task[0]) == "products"]
-    running: dict[int, subprocess.Popen[bytes]] = {}
+    left, told = tasks(options), len(results(out))
+    running: dict[int, tuple[subprocess.Popen[bytes], float]] = {}
     caches = tempfile.mkdtemp(prefix="inductor-")  # a gigabyte a product
     try:
-        while left or running:
+        while (left or running) and time.monotonic() < deadline:
             for gpu in range(options.gpus):
-                if gpu in running and running[gpu].poll() is not None:
-                    del running[gpu]
-                if gpu not in running and left:
-                    needed = QUICK_S if len(left[0][1]) == 2 else EXHAUSTIVE_S
-                    if deadline - time.monotonic() < needed:
-                        left.pop(0)
-                        continue
-                    running[gpu] = start(*left.pop(0), gpu, options, caches)
-            if time.monotonic() > deadline:
-                break
+                if gpu in running:
+                    process, until = running[gpu]
+                    if process.poll() is None and time.monotonic() > until:
+                        stop(process)
+                        print(f"GPU {gpu}: given up after its time limit", flush=True)
+                    if process.poll() is not None:
+                        del running[gpu]
+                while gpu not in running and left:
+                    task = left.pop(0)
+                    if deadline - time.monotonic() >= task.least_s:
+                        running[gpu] = start(task, gpu, options, caches), time.monotonic() + task.limit_s
+            for line in results(out)[told:]:
+                told += 1
+                print(line_of(line), flush=True)
             time.sleep(0.2)
     finally:
-        for process in running.values():
-            if process.poll() is None:
-                os.killpg(process.pid, signal.SIGKILL)  # with what it started
-            process.wait()
+        for process, _ in running.values():
+            stop(process)
         shutil.rmtree(caches, ignore_errors=True)
     show(out)
 
 
-def kind(job: dict[str, Any]) -> str:
-    return "products" if job["what"] == "product" else "models"
+def stop(process: subprocess.Popen[bytes]) -> None:
+    if process.poll() is None:
+        os.killpg(process.pid, signal.SIGKILL)  # with what it started
+    process.wait()
 
 
-def start(job: dict[str, Any], modes: list[str], gpu: int, options: argparse.Namespace, caches: str) -> Any:
+def start(task: Task, gpu: int, options: argparse.Namespace, caches: str) -> subprocess.Popen[bytes]:
     out = Path(options.out)
     threads = max((os.cpu_count() or 1) // options.gpus, 1)
     environment = {
@@ -202,32 +237,45 @@ def start(job: dict[str, Any], modes: list[str], gpu: int, options: argparse.Nam
         "PYTHONPATH": os.pathsep.join([str(ROOT.parent), os.environ.get("PYTHONPATH", "")]),
         "TMPDIR": tempfile.mkdtemp(dir=caches),
     }
-    command = [sys.executable, __file__, "--out", str(out), "--job", json.dumps(job), "--modes", *modes]
+    command = [sys.executable, __file__, "--out", str(out), "--jobs", json.dumps(task.jobs), "--modes", *task.modes]
     command += ["--k", str(options.k), *(["--tiny"] if options.tiny else [])]
     with open(out / "log.txt", "ab") as log:
         return subprocess.Popen(command, env=environment, stdout=log, stderr=log, start_new_session=True)
 
 
 def results(out: Path) -> list[dict[str, Any]]:
+    """The whole lines; the last one may be being written, or have been cut."""
     path = out / "results.jsonl"
-    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+    lines = path.read_text().split("\n")[:-1] if path.exists() else []
+    return [json.loads(line) for line in lines]
+
+
+def line_of(line: dict[str, Any]) -> str:
+    """One result: seconds to compile, microseconds to run, by mode."""
+    if "error" in line:
+        return f"{line['name']}: {line['error']}"
+    figures = (
+        f"{mode} {s:.1f} s {statistics.geometric_mean(line['us'][mode]):.1f} us"
+        for mode, s in line["compile_s"].items()
+    )
+    return f"{line['name']}: " + ", ".join(figures)
 
 
 def show(out: Path) -> None:
-    lines = results(out)
-    for line in lines:
+    lines = [line for line in results(out) if "error" not in line]
+    for line in results(out):
         if "error" in line:
-            print(f"{line['name']}: {line['error']}")
-    latest = {line["name"]: line for line in lines if "error" not in line and "exhaustive" not in line["compile_s"]}
-    print_table("DEFAULT, and EXHAUSTIVE limited by Foretune", list(latest.values()), MODES[:2])
-    whole = {line["name"]: line for line in lines if "error" not in line and "exhaustive" in line["compile_s"]}
+            print(line_of(line))
+    latest = {line["name"]: line for line in lines if "exhaustive" not in line["compile_s"]}
+    print_table("DEFAULT, and EXHAUSTIVE limited by Foretune", list(latest.values()), QUICK)
+    whole = {line["name"]: line for line in lines if "exhaustive" in line["compile_s"]}
     print_table("All three", list(whole.values()), MODES)
 
 
 def print_table(title: str, lines: list[dict[str, Any]], modes: tuple[str, ...]) -> None:
     """A row each, times of several lengths as their geometric mean; and what the goals are about."""
     print(f"\n{title}: {len(lines)} finished\n{'':28}" + "".join(f"{mode + ' s':>14}{'us':>10}" for mode in modes))
-    us = {mode: [statistics.geometric_mean(line["run_us"][mode]) for line in lines] for mode in modes}
+    us = {mode: [statistics.geometric_mean(line["us"][mode]) for line in lines] for mode in modes}
     s = {mode: [line["compile_s"][mode] for line in lines] for mode in modes}
     for place, line in enumerate(lines):
         print(f"{line['name']:28}" + "".join(f"{s[mode][place]:14.1f}{us[mode][place]:10.1f}" for mode in modes))
@@ -249,20 +297,21 @@ def main() -> None:
     parser.add_argument("--k", type=int, default=8)
     parser.add_argument("--only", choices=("all", "models", "products"), default="all")
     parser.add_argument("--tiny", action="store_true")
-    parser.add_argument("--job", type=json.loads, help=argparse.SUPPRESS)
+    parser.add_argument("--jobs", type=json.loads, help=argparse.SUPPRESS)
     parser.add_argument("--modes", nargs="+", help=argparse.SUPPRESS)
     options = parser.parse_args()
-    if options.job is None:
+    if options.jobs is None:
         run(options)
         return
-    line: dict[str, Any] = {"name": name_of(options.job), "k": options.k}
-    try:
-        line |= measure(options.job, options.modes, options.k, options.tiny)
-    except Exception as error:  # noqa: BLE001 - the next one may do
-        traceback.print_exc()
-        line["error"] = f"{type(error).__name__}: {error}"[:300]
-    with open(Path(options.out) / "results.jsonl", "a") as file:
-        file.write(json.dumps(line) + "\n")
+    for job in options.jobs:
+        line: dict[str, Any] = {"name": name_of(job), "k": options.k}
+        try:
+            line |= measure(job, options.modes, options.k, options.tiny)
+        except Exception as error:  # noqa: BLE001 - the next one may do
+            traceback.print_exc()
+            line["error"] = f"{type(error).__name__}: {error}"[:300]
+        with open(Path(options.out) / "results.jsonl", "a") as file:
+            file.write(json.dumps(line) + "\n")
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ from functools import cache, lru_cache
 from typing import Any
 
 from ...datasets import DeviceSpec, KernelConfig, Problem
-from ..sm_limits import too_much_smem
+from ..sm_limits import ASYNC_PRODUCT_ARCHS, TMA_ARCHS, programs_that_fit, too_much_smem
 from .engines import SCALED_BLOCK, SGLANG, VLLM, engine_of, swaps, tuner_space
 
 KNOBS = ("BLOCK_SIZE_M", "BLOCK_SIZE_N", "BLOCK_SIZE_K", "GROUP_SIZE_M", "num_warps", "num_stages")
@@ -27,11 +27,6 @@ _VALID: dict[str, tuple[str, Collection[int]]] = {
 }
 #: The accumulator's registers of one thread: at 512 nothing fits, and compiling took up to a minute (Triton 3.6).
 _MOST_ACCUMULATORS = 256
-#: Beside them a thread holds addresses, masks and loop state.
-_OTHER_REGISTERS = 56
-_MOST_REGISTERS, _MOST_THREADS, _MOST_PROGRAMS = 255, 2048, 32
-#: What the driver keeps of each program's shared memory (CUDA programming guide, compute capability 8.x and later).
-_RESERVED_SMEM_BYTES = 1024
 
 
 @cache
@@ -72,7 +67,7 @@ def wrong_for(config: KernelConfig, problem: Problem, device: DeviceSpec) -> str
     if uses_tma(config):
         if engine_of(problem) == VLLM:
             return f"{TMA} must be 0: vLLM's kernel has no such path"
-        if device.backend != "cuda" or int(device.arch.removeprefix("sm_")) < 90:
+        if device.backend != "cuda" or device.arch not in TMA_ARCHS:
             return f"{TMA} must be 0: {device.arch} has no TMA"
         if problem["inter"] * problem.itemsize % 16:
             return f"{TMA} must be 0: rows of {problem['inter']} {problem.dtype_name} are no multiple of 16 bytes"
@@ -97,7 +92,7 @@ def uses_tma(config: KernelConfig) -> bool:
 def is_asynchronous(config: KernelConfig, dtype: str, device: DeviceSpec) -> bool:
     """Whether the tile's product runs on Hopper's wgmma, which takes 64 rows and four warps, or Blackwell's tcgen05."""
     rows = config["BLOCK_SIZE_N"] if swaps(config, dtype, device) else config["BLOCK_SIZE_M"]
-    return device.arch in ("sm_90", "sm_100", "sm_103") and rows >= 64 and config.num_warps >= 4
+    return device.arch in ASYNC_PRODUCT_ARCHS and rows >= 64 and config.num_warps >= 4
 
 
 def smem_bytes(config: KernelConfig, dtype: str, device: DeviceSpec) -> int:
@@ -118,11 +113,13 @@ def accumulators(config: KernelConfig, device: DeviceSpec) -> float:
 
 def residents(config: KernelConfig, dtype: str, device: DeviceSpec) -> int:
     """How many programs one SM holds at a time, by shared memory, registers and threads."""
-    threads = device.warp_size * config.num_warps
-    registers = min(accumulators(config, device) + _OTHER_REGISTERS, _MOST_REGISTERS)
-    by_smem = device.smem_per_sm_bytes // (smem_bytes(config, dtype, device) + _RESERVED_SMEM_BYTES)
-    by_registers = device.registers_per_sm // int(registers * threads)
-    return int(max(min(by_smem, by_registers, _MOST_THREADS // threads, _MOST_PROGRAMS), 1))
+    return programs_that_fit(
+        smem_bytes(config, dtype, device),
+        accumulators(config, device),
+        config.num_warps,
+        device.smem_per_sm_bytes,
+        device.registers_per_sm,
+    )
 
 
 def in_engine_words(config: KernelConfig) -> dict[str, Any]:

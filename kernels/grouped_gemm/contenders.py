@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 class GroupedGemmComparison:
     """The contenders of the grouped GEMMs; see `runtime.timing.compare.Comparison`."""
 
+    others = ("torch", "dense", "separate", "unfused")
+
     def suite(self, family: Measurable) -> Mapping[str, Case]:
         return suite_cases(family.name, load_models())
 

@@ -168,12 +168,7 @@ def _hinted(sizes: Sequence[Any], override: int | None = None) -> list[int]:
         return [int(size) for size in sizes]
     if override is not None:
         return [int(size) if not getattr(size, "free_symbols", ()) else override for size in sizes]
-    known: Any = V.graph.sizevars
-    if hasattr(known, "optimization_hints"):  # torch 2.13
-        return [int(size) for size in known.optimization_hints(sizes)]
-    from torch._inductor import config
-
-    return [int(size) for size in known.size_hints(sizes, fallback=config.unbacked_symint_fallback)]
+    return [int(size) for size in V.graph.sizevars.optimization_hints(sizes)]
 
 
 def _is_transposed(node: Node) -> bool:

@@ -12,7 +12,6 @@ from .family import InductorTemplate
 if TYPE_CHECKING:
     from .pipeline import Column, TiledLoop
 
-#: Archs with a tensor memory accelerator.
 #: Accumulators and a few more is what a thread has registers for; Inductor leaves out what is sure to spill.
 _MOST_ACCUMULATORS = 255
 #: A warp computes 16 x 16 accumulators at least.

@@ -49,15 +49,14 @@ def draw(
     """`per_layer` problems of each linear layer of each model, and `random` random ones, shuffled, none of more than
     `most_tflop` times 1e12 floating-point operations. The same arguments give the same cases.
 
-    Raises `ForetuneError` for counts that are negative, token counts below 1, and where nothing is within the limit.
+    Raises `ForetuneError` for counts that are negative, token counts that no call has, and where nothing is within the
+    limit.
 
     >>> from ..dense_llms import load_dense_models
     >>> len(draw(load_dense_models()[:2], random=3))
     23
     """
-    check_drawn(None, per_layer=per_layer, random=random, seed=seed)
-    if tokens is not None and not (tokens and min(tokens) >= 1):
-        raise ForetuneError(f"token counts must be >= 1 but got {list(tokens)}")
+    check_drawn(tokens, per_layer=per_layer, random=random, seed=seed)
     rng = np.random.default_rng(seed)
     limit = (MOST_TFLOP if most_tflop is None else most_tflop) * 1e12
     sources: dict[Problem, list[str]] = {}

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import statistics
-import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ...datasets import Case, DeviceSpec, ForetuneError, Measurable, Problem
-from ...datasets.errors import reason_of, warn
-from ...runtime.timing.compare import ROUNDS, BestConfigs, Goal, LaunchPath, Row, judge_least
+from ...datasets.errors import warn
+from ...runtime.timing.compare import BestConfigs, Goal, LaunchPath, Row, judge_least
 from ..dense_llms import load_dense_models
 from .layouts import A_KM, B_KN, activation_of
 from .measurable import Inputs, Matmul
@@ -18,12 +16,11 @@ from .suite import suite_cases
 if TYPE_CHECKING:
     import torch
 
-#: Calls of each way in a round of `launch_path`.
-_CALLS = 200
-
 
 class MatmulComparison:
     """The contenders of the dense GEMM; see `runtime.timing.compare.Comparison`."""
+
+    others = ("cublas", "inductor")
 
     def suite(self, family: Measurable) -> Mapping[str, Case]:
         return suite_cases(load_dense_models())
@@ -37,14 +34,11 @@ class MatmulComparison:
             warn(f"{problem} has no contenders: {reason}")
             return {}
         product, operands = torch_product(problem), torch_operands(inputs)
-        launches: dict[str, Callable[[], Any]] = {"cublas": lambda: in_tf32(product, *operands)}
-        try:
-            compiled = max_autotuned(product, operands)
-        except Exception as error:  # noqa: BLE001 - a contender that fails is one contender less
-            warn(f"Inductor has no {problem}: {reason_of(error)}")
-        else:
-            launches["inductor"] = lambda: in_tf32(compiled, *operands)
-        return launches
+        compiled = max_autotuned(product)
+        return {
+            "cublas": lambda: in_tf32(product, *operands),
+            "inductor": lambda: in_tf32(compiled, *operands),
+        }
 
     def launch_path(self, device: DeviceSpec) -> LaunchPath:
         return time_launch_path(device)
@@ -119,16 +113,12 @@ def in_tf32(function: Callable[..., Any], *arguments: Any) -> Any:
         torch.set_float32_matmul_precision(before)
 
 
-def max_autotuned(
-    product: Callable[..., torch.Tensor], operands: tuple[torch.Tensor, ...]
-) -> Callable[..., torch.Tensor]:
-    """The product as Inductor's max-autotune compiles it for these operands, compiled."""
+def max_autotuned(product: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+    """The product as Inductor's max-autotune compiles it when it is first called."""
     import torch
 
     torch.compiler.reset()  # or the ninth shape is one too many, and runs without
-    compiled = torch.compile(product, mode="max-autotune-no-cudagraphs", dynamic=False)
-    in_tf32(compiled, *operands)
-    return compiled
+    return torch.compile(product, mode="max-autotune-no-cudagraphs", dynamic=False)
 
 
 def time_launch_path(device: DeviceSpec) -> LaunchPath:
@@ -160,13 +150,4 @@ def time_launch_path(device: DeviceSpec) -> LaunchPath:
     def op() -> torch.Tensor:
         return matmul(a, b, config=config)
 
-    figures: dict[Callable[[], Any], list[float]] = {bare: [], op: []}
-    for _ in range(ROUNDS + 1):  # the first round warms up
-        for call, seconds in figures.items():
-            torch.cuda.synchronize()
-            for _ in range(_CALLS):
-                began = time.perf_counter()
-                call()
-                seconds.append(time.perf_counter() - began)
-    bare_us, op_us = (1e6 * statistics.median(figures[call][_CALLS:]) for call in (bare, op))
-    return LaunchPath("foretune.matmul", op_us, bare_us)
+    return LaunchPath.timed("foretune.matmul", op, bare)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from ...datasets import Case, DeviceSpec, Measurable, Problem
@@ -23,6 +24,8 @@ PHASES = {"decode": 64, "mid": 1024, "training": 16384}
 
 class RmsNormRopeComparison:
     """The contenders, forward and backward; see `runtime.timing.compare.Comparison`."""
+
+    others = ("eager", "liger", "compile")
 
     def suite(self, family: Measurable) -> Mapping[str, Case]:
         forward = family.name == RmsNormRopeForward.name
@@ -94,7 +97,6 @@ def _forward_of(way: Way, inputs: Inputs) -> Callable[[], Any]:
         with torch.no_grad():
             way(q, k, inputs.rotation)
 
-    call()  # what it compiles is not timed
     return call
 
 
@@ -107,12 +109,14 @@ def _backward_of(way: Way, inputs: Inputs) -> Callable[[], Any]:
     assert inputs.dq is not None
     assert inputs.dk is not None
     seeds = [inputs.dq.clone(), inputs.dk.clone()]
-    out = way(leaves[0], leaves[1], rotation._replace(q_weight=leaves[2], k_weight=leaves[3]))
+
+    @cache
+    def graph() -> tuple[torch.Tensor, torch.Tensor]:
+        return way(leaves[0], leaves[1], rotation._replace(q_weight=leaves[2], k_weight=leaves[3]))
 
     def call() -> None:
-        torch.autograd.grad(out, leaves, seeds, retain_graph=True)
+        torch.autograd.grad(graph(), leaves, seeds, retain_graph=True)
 
-    call()
     return call
 
 

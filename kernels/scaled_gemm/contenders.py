@@ -37,6 +37,8 @@ _PHASES = {"decode": (256, "uniform"), "mid": (4096, "zipf"), "training": (32768
 class ScaledGemmComparison:
     """The contenders of the scaled GEMMs; see `runtime.timing.compare.Comparison`."""
 
+    others = ("torch", "fast", "bf16")
+
     def suite(self, family: Measurable) -> Mapping[str, Case]:
         return dict(_experts(family.name) if "groups" in family.dims else _layers(family.name))
 

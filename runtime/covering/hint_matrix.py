@@ -7,6 +7,7 @@ calls these multi-kernel hints. The matrix is what that costs.
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,10 +17,13 @@ import numpy as np
 
 from ...datasets import DeviceSpec, Family, ForetuneError, Problem
 from ...datasets.console.tables import table
+from ...datasets.errors import abridged
 from .cover import RANGES, Cover, make_cover, measured_cover
-from .size_losses import measured_losses
+from .size_losses import SizeLosses, at_size, measured_losses
 
 if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
     from ...datasets.dataset import Dataset
     from ...model import Bundle
 
@@ -34,8 +38,10 @@ class HintMatrix:
 
     dynamic: str
     sizes: tuple[int, ...]  # (n_sizes,)
-    losses: tuple[tuple[str, tuple[float, ...]], ...]  # by way of choosing, each (n_sizes,); inf where it cannot run
+    # By way of choosing, each (n_sizes,); inf where it cannot run, nan where it has not been measured.
+    losses: tuple[tuple[str, tuple[float, ...]], ...]
     noise: tuple[float, ...]  # (n_sizes,)
+    partial: tuple[int, ...]  # sizes of which some configs have not been measured: the best of all may be among them
     device: str
     measured: Cover
     predicted: Cover | None
@@ -47,7 +53,12 @@ class HintMatrix:
             "device": self.device,
             "sizes": list(self.sizes),
             "losses": {way: [_rounded(loss) for loss in losses] for way, losses in self.losses},
+            "not_measured": {
+                way: [size for size, loss in zip(self.sizes, losses, strict=True) if math.isnan(loss)]
+                for way, losses in self.losses
+            },
             "noise": [_rounded(loss) for loss in self.noise],
+            "partial": list(self.partial),
             "measured": self.measured.to_json(),
             "predicted": self.predicted and self.predicted.to_json(),
             "reason": self.reason,
@@ -57,16 +68,20 @@ class HintMatrix:
         ways = [*self.losses, ("noise", self.noise)]
         rows = [[size, *(_percent(losses[at]) for _, losses in ways)] for at, size in enumerate(self.sizes)]
         rows.append(["mean", *(_percent(_mean(losses)) for _, losses in ways)])
-        rows.append(["worst", *(_percent(max(losses)) for _, losses in ways)])
+        rows.append(["worst", *(_percent(max(_measured(losses), default=math.nan)) for _, losses in ways)])
         held = [
-            f"{way}: {sum(loss <= GOAL for loss in losses)} of {len(losses)} sizes within {100 * GOAL:g} %"
+            f"{way}: {sum(loss <= GOAL for loss in losses)} of {len(_measured(losses))} sizes within {100 * GOAL:g} %"
             for way, losses in self.losses
         ]
+        below = ["; ".join(held), f"cover: {self.reason}"]
+        if self.partial:
+            sizes = abridged(", ".join(map(str, self.partial)))
+            below.append(f"Not all configs were measured at {self.dynamic} {sizes}, so the best may be faster there")
         return table(
             f"Percent lost by {self.dynamic} on {self.device}",
             (self.dynamic, *(way for way, _ in ways)),
             rows,
-            below=["; ".join(held), f"cover: {self.reason}"],
+            below=below,
         )
 
 
@@ -112,13 +127,18 @@ def make_hint_matrix(
     ways["nearest hint"] = np.array(nearest)
     if predicted is not None:
         ways["cover"] = np.array([losses.configs.index(predicted.config_for(size)) for size in losses.sizes])
-    found = {way: np.expm1(losses.second[rows, columns]) for way, columns in ways.items()}
+    missing = _not_measured(family, problem, dynamic, spec, losses)
+    found = {
+        way: np.where(missing[rows, columns], np.nan, np.expm1(losses.second[rows, columns]))
+        for way, columns in ways.items()
+    }
     found["cover, measured"] = np.array(of_data.losses)
     return HintMatrix(
         dynamic=dynamic,
         sizes=losses.sizes,
         losses=tuple((way, tuple(one.tolist())) for way, one in found.items()),
         noise=tuple(np.expm1(losses.second[rows, best]).tolist()),
+        partial=tuple(size for size, row in zip(losses.sizes, missing, strict=True) if row.any()),
         device=spec.name,
         measured=of_data,
         predicted=predicted,
@@ -126,14 +146,33 @@ def make_hint_matrix(
     )
 
 
+def _not_measured(
+    family: Family, problem: Problem, dynamic: str, device: DeviceSpec, losses: SizeLosses
+) -> NDArray[np.bool_]:
+    """Where a config has not been tried that the family lets through, (n_sizes, n_configs)."""
+    missing = ~losses.tried
+    for row, column in np.argwhere(missing).tolist():
+        one = at_size(problem, dynamic, losses.sizes[row])
+        missing[row, column] = family.supports(losses.configs[column], one, device) is None
+    return missing
+
+
 def _rounded(loss: float) -> float | None:
-    """For JSON, which has no infinity."""
+    """For JSON, which has neither infinity nor nan."""
     return round(loss, 4) if math.isfinite(loss) else None
 
 
 def _percent(loss: float) -> str:
+    if math.isnan(loss):
+        return "not measured"
     return f"{100 * loss:.1f}" if math.isfinite(loss) else "cannot run"
 
 
+def _measured(losses: Sequence[float]) -> list[float]:
+    return [loss for loss in losses if not math.isnan(loss)]
+
+
 def _mean(losses: Sequence[float]) -> float:
-    return math.expm1(sum(map(math.log1p, losses)) / len(losses))
+    """In geometric mean over the sizes that were measured."""
+    there = _measured(losses)
+    return math.expm1(statistics.fmean(map(math.log1p, there))) if there else math.nan

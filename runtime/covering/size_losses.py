@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from ...datasets import DeviceSpec, Family, ForetuneError, KernelConfig, Problem
+from ...datasets.errors import abridged
+from ...model.sources import WHOLE
 from ..shortlist import bundle_in_force, predicted_slowdowns
 
 if TYPE_CHECKING:
@@ -20,7 +22,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class SizeLosses:
-    """The logarithm of each config's time over that of the best one at that size; inf where it cannot run.
+    """The logarithm of each config's time over that of the best one at that size; inf where it cannot run, or has not
+    been tried.
 
     Configs are chosen by `first` and judged by `second`, another pass of the same measurements, so that nobody profits
     from noise. Where times are predicted the two are the same.
@@ -30,6 +33,7 @@ class SizeLosses:
     configs: tuple[KernelConfig, ...]  # (n_configs,)
     first: NDArray[np.float64]  # (n_sizes, n_configs)
     second: NDArray[np.float64]  # (n_sizes, n_configs)
+    tried: NDArray[np.bool_]  # (n_sizes, n_configs) whether it was measured, or failed; all, where times are predicted
     reason: str  # where they come from
 
 
@@ -77,7 +81,7 @@ def predicted_losses(
             raise ForetuneError(f"no config of {family.name} can run {one} on {device.name}: {reason}")
         losses[row] = np.log(slowdowns / least)
     reason = f"predicted by bundle {bundle_in_force(bundle).digest[:12]}"
-    return SizeLosses(tuple(sizes), given, losses, losses, reason)
+    return SizeLosses(tuple(sizes), given, losses, losses, np.ones(losses.shape, dtype=np.bool_), reason)
 
 
 def measured_losses(
@@ -86,7 +90,8 @@ def measured_losses(
     """From the measurements of the problem at other sizes within the range, on this device. Of several at one size, as
     with ragged sizes that were drawn differently, the mean loss.
 
-    Raises `ForetuneError` where fewer than two sizes were measured.
+    Sizes that were hardly begun are left out, which the reason says. Raises `ForetuneError` where fewer than two were
+    measured.
     """
     grid = data.grid(family.name)
     rows: dict[int, list[int]] = {}
@@ -94,7 +99,10 @@ def measured_losses(
         size = case.problem[dynamic]
         if spec == device and low <= size <= high and at_size(case.problem, dynamic, 0) == at_size(problem, dynamic, 0):
             rows.setdefault(size, []).append(row)
-    sizes = sorted(rows)
+    counts = data.counts(grid)
+    tried_at: dict[int, NDArray[np.bool_]] = {size: np.all(counts[rows[size]] > 0, axis=0) for size in sorted(rows)}
+    cut = _cut_short(family, problem, dynamic, device, grid.configs, tried_at)
+    sizes = [size for size in tried_at if size not in cut]
     if len(sizes) < 2:
         raise ForetuneError(
             f"{data.name} must have {problem} at two sizes of {dynamic} or more between {low} and {high}, measured on "
@@ -103,7 +111,31 @@ def measured_losses(
     first, second = (
         np.stack([_log_losses(times[rows[size]]) for size in sizes]) for times in (grid.first_us, grid.second_us)
     )
-    return SizeLosses(tuple(sizes), grid.configs, first, second, f"measured in {data.name}")
+    reason = f"measured in {data.name}"
+    if cut:
+        reason += f", less {dynamic} {abridged(', '.join(map(str, cut)))}, of which too little was"
+    return SizeLosses(tuple(sizes), grid.configs, first, second, np.stack([tried_at[size] for size in sizes]), reason)
+
+
+def _cut_short(
+    family: Family,
+    problem: Problem,
+    dynamic: str,
+    device: DeviceSpec,
+    configs: Sequence[KernelConfig],
+    tried_at: Mapping[int, NDArray[np.bool_]],
+) -> list[int]:
+    """Sizes with less than half the share of tried configs that the best one has: a collection ended in the midst of
+    them, and the fastest of a few says little."""
+    counts = {size: int(tried.sum()) for size, tried in tried_at.items()}
+    if not counts or min(counts.values()) >= WHOLE * max(counts.values()):
+        return []
+    shares = {}
+    for size, count in counts.items():
+        one = at_size(problem, dynamic, size)
+        shares[size] = count / max(sum(family.supports(config, one, device) is None for config in configs), 1)
+    most = max(shares.values())
+    return [size for size, share in shares.items() if share < WHOLE * most]
 
 
 def _log_losses(times_us: NDArray[np.float64]) -> NDArray[np.float64]:

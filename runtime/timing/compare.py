@@ -16,8 +16,9 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
-from ...datasets import Case, DeviceSpec, KernelConfig, Measurable, Problem
+from ...datasets import Case, DeviceSpec, ForetuneError, KernelConfig, Measurable, Problem
 from ...datasets.console.tables import table
+from ...datasets.errors import reason_of, shown, warn
 from ...datasets.family import compute_us
 from ...model.rows import supported
 from ...model.sources import WHOLE, shares_of
@@ -48,6 +49,10 @@ class Row:
     compute_us: float  # FLOPs at the matrix rate for the dtype
     memory_us: float  # bytes at the measured read bandwidth
     config: KernelConfig
+
+    def __str__(self) -> str:
+        times = {"predicted": self.predicted_us, "best": self.best_us, **self.others_us}
+        return f"{self.family} {self.name}: " + ", ".join(f"{name} {_us(us)} us" for name, us in times.items() if us)
 
     @property
     def ours_us(self) -> float:
@@ -118,13 +123,17 @@ class LaunchPath:
 class Comparison(Protocol):
     """What comparing a family needs beside the family: `contenders.py` in its folder has one."""
 
+    #: The contenders that there may be, the quickest to be ready first; not every problem has all of them.
+    others: tuple[str, ...]
+
     def suite(self, family: Measurable) -> Mapping[str, Case]:
         """The problems to compare a family on, by name."""
 
     def contenders(
         self, family: Measurable, problem: Problem, inputs: Any, device: DeviceSpec, best: BestConfigs
     ) -> Mapping[str, Callable[[], Any]]:
-        """Functions that queue the same work, or a part of it, by name; on the inputs that our kernel gets."""
+        """Functions that queue the same work, or a part of it, by name; on the inputs that our kernel gets. What takes
+        long to be ready, as compiling does, waits for the first call, which is not timed."""
 
     def goals(self, rows: Sequence[Row]) -> list[Goal]:
         """What was aimed at, and reached."""
@@ -182,11 +191,16 @@ def compare_kernels(
     bundle: Bundle | None,
     *,
     only: str = "",
+    against: Sequence[str] = (),
     compile_ahead: Callable[[Measurable, Sequence[tuple[KernelConfig, Problem]], DeviceSpec], None] | None = None,
     on_row: Callable[[Row], None] = lambda row: None,
 ) -> Compared:
     """Measures the problems whose name contains `only` of each family's suite on the current device, which should have
-    measured rates. `compile_ahead` compiles what will be launched, on all cores."""
+    measured rates; next to the contenders of these names, or to all. `compile_ahead` compiles what will be launched, on
+    all cores. Raises `ForetuneError` for a contender that no family has."""
+    known = dict.fromkeys(name for comparison in comparisons.values() for name in comparison.others)
+    if unknown := [name for name in against if name not in known]:
+        raise ForetuneError(f"against must be one of {', '.join(known)} but is {shown(unknown[0])}")
     timer = Timer(clean=True)
     goals: list[Goal] = []
     paths: list[LaunchPath] = []
@@ -200,7 +214,7 @@ def compare_kernels(
             pairs = [(config, problem) for name, problem in cases.items() for config in chosen[name]]
             compile_ahead(family, list(dict.fromkeys(pairs)), device)
         for name, problem in cases.items():
-            rows.append(_row(name, comparison, family, problem, chosen[name], best, device, timer))
+            rows.append(_row(name, comparison, family, problem, chosen[name], best, device, timer, against))
             on_row(rows[-1])
     for comparison, rows in judged.items():
         goals += comparison.goals(rows)
@@ -300,13 +314,22 @@ def _row(
     best: BestConfigs,
     device: DeviceSpec,
     timer: Timer,
+    against: Sequence[str],
 ) -> Row:
     inputs = family.inputs(problem, device)
     launches: dict[str, Callable[[], Any]] = {
         f"ours {i}": (lambda config=config: family.launch(inputs, config))  # type: ignore[misc]
         for i, config in enumerate(configs)
     }
-    us = time_side_by_side(launches | dict(comparison.contenders(family, problem, inputs, device, best)), timer)
+    for other, launch in comparison.contenders(family, problem, inputs, device, best).items():
+        if other in against or not against:
+            try:
+                launch()
+            except Exception as error:  # noqa: BLE001 - a contender that fails is one contender less
+                warn(f"{problem} is not compared with {other}: {reason_of(error)}")
+            else:
+                launches[other] = launch
+    us = time_side_by_side(launches, timer)
     finalists = {i: us[f"ours {i}"] for i in range(1, len(configs))}
     fastest = min(finalists, key=lambda i: finalists[i], default=0)
     return Row(
@@ -315,7 +338,7 @@ def _row(
         problem=problem,
         best_us=finalists.get(fastest),
         predicted_us=us["ours 0"],
-        others_us={label: time for label, time in us.items() if label not in launches},
+        others_us={label: time for label, time in us.items() if not label.startswith("ours ")},
         compute_us=compute_us(family, problem, device),
         memory_us=family.bytes(problem) / ((device.read_bandwidth_gbs or device.copy_bandwidth_gbs) * 1e3),
         config=configs[fastest],

@@ -15,7 +15,10 @@ import pytest
 from commands import COMMANDS, FAMILY, LAYER, SUBCOMMANDS, call
 from foretune import datasets
 from foretune.collect import campaign
-from foretune.datasets import DeviceSpec
+from foretune.datasets import DeviceSpec, KernelConfig
+from foretune.kernels import find_family
+from foretune.runtime.timing import compare, device_rates
+from foretune.runtime.timing.compare import Row
 from foretune.runtime.tuning.cache import cache_folder
 
 #: A line for each command that reads something before long.
@@ -67,6 +70,22 @@ def test_ctrl_c_ends_every_command_with_130_and_a_line(
     assert result.exit_code == 130
     assert result.stderr == "Interrupted.\n"
     assert result.stdout == ('{"error": "interrupted"}\n' if as_json else "")
+
+
+def test_kernels_that_were_compared_before_an_end_were_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    case = find_family(FAMILY).cases()[0]
+    row = Row("a layer", FAMILY, case.problem, None, 12.3, {"torch": 14.2}, 8.0, 4.0, KernelConfig.of(BLOCK_M=64))
+
+    def cut(*_: Any, on_row: Any, **others: Any) -> None:
+        on_row(row)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(DeviceSpec, "live", lambda *_: DeviceSpec.named("h200"))
+    monkeypatch.setattr(device_rates, "measured", lambda gpu: gpu)
+    monkeypatch.setattr(compare, "compare_kernels", cut)
+    result = call("bench kernels --family", FAMILY)
+    assert result.exit_code == 130
+    assert f"{FAMILY} a layer: predicted 12.3 us, torch 14.2 us\n" in result.stderr
 
 
 def run(*words: str, **settings: Any) -> subprocess.CompletedProcess[str]:

@@ -37,6 +37,7 @@ from foretune.datasets import Case, DeviceSpec, load
 from foretune.kernels import find_measurable
 from foretune.kernels.fused_moe import Layer, installed
 from foretune.kernels.fused_moe.asked import layer_asked_for
+from foretune.kernels.fused_moe.contenders import LAYERS
 from foretune.kernels.fused_moe.engines import BATCH_SIZES, ENGINES
 from foretune.kernels.fused_moe.shipped import shipped_pairs
 from foretune.kernels.fused_moe.tuning import best_pairs, tune_layer
@@ -45,14 +46,12 @@ from foretune.kernels.grouped_gemm.models import COLUMNS, load_models
 from foretune.model.train import train_bundle
 
 FAMILIES = ("fused_moe", "fused_moe_down")
-#: Model and tensor-parallel degree. Both engines ship a file for the first and the third on an H200.
-FIVE = (("Qwen3-30B-A3B", 1), ("OLMoE-1B-7B", 1), ("Mixtral-8x7B", 4), ("DeepSeek-V2", 4), ("GLM-5", 8))
 TRITON = "3.6.0"  # shipped files are looked for in any version
 
 
 def other_models(out: Path) -> Path:
     """A table without the five's model families, as evaluation holds models out."""
-    held_out = {model.split("-")[0].rstrip("0123456789.") for model, _ in FIVE}
+    held_out = {model.split("-")[0].rstrip("0123456789.") for model, _ in LAYERS}
     left = [one for one in load_models() if one.model.split("-")[0].rstrip("0123456789.") not in held_out]
     path = out / "models.csv"
     with path.open("w", newline="") as file:
@@ -116,7 +115,7 @@ def verdict(arguments: argparse.Namespace) -> None:
     bundle = train_bundle(dataset, {name: find_measurable(name) for name in FAMILIES if name in dataset.families})
     bundle.save(out / "bundle")
     print(f"trained after {time.monotonic() - began:.0f} s", flush=True)
-    layers = {f"{model} tp{degree}": layer_asked_for(model, tp=degree) for model, degree in FIVE}
+    layers = {f"{model} tp{degree}": layer_asked_for(model, tp=degree) for model, degree in LAYERS}
     best = searched(engine, layers, arguments.batches, out / "searched", arguments.search)
     results, lines = [], []
 

@@ -8,9 +8,12 @@ from dataclasses import replace
 import pytest
 from foretune.datasets import DeviceSpec, ForetuneError, KernelConfig, Problem
 from foretune.kernels import find_measurable
-from foretune.kernels.fused_moe import EngineMissingError, Layer, installed, workload
+from foretune.kernels.comparisons import comparison_of
+from foretune.kernels.fused_moe import EngineMissingError, Layer, contenders, installed, workload
 from foretune.kernels.fused_moe.engines import SGLANG, VLLM
 from foretune.kernels.fused_moe.launching import Product
+from foretune.kernels.fused_moe.shipped import Pair
+from foretune.kernels.fused_moe.space import with_tma
 from foretune.kernels.testing import FamilyContract
 
 H200 = DeviceSpec.named("h200")
@@ -176,3 +179,22 @@ def test_a_check_problem_is_small_and_has_the_same_binary():
     check = family.check_problem(config, problem)
     assert family.flops(check) < family.flops(problem) / 500
     assert family.binary_key(config, check) == family.binary_key(config, problem)
+
+
+@pytest.mark.parametrize("family", ["fused_moe", "fused_moe_down"])
+def test_it_is_compared_with_what_the_engine_runs(family, monkeypatch):
+    kernel = find_measurable(family)
+    comparison, down = comparison_of(kernel), family == "fused_moe_down"
+    for case in comparison.suite(kernel).values():
+        assert kernel.supports(kernel.default(case.problem, H200), case.problem, H200) is None
+    problem = Layer(128, 8, 2048, 768).problem(family, SGLANG, 100)
+    knobs = {"BLOCK_SIZE_M": 32, "BLOCK_SIZE_N": 64, "BLOCK_SIZE_K": 64, "GROUP_SIZE_M": 1, "num_stages": 3}
+    of_file = KernelConfig.of(**knobs)
+    monkeypatch.setattr(type(kernel), "launch", lambda self, inputs, config: config)
+    monkeypatch.setattr(contenders, "shipped_pairs", lambda *_: {})
+    ways = comparison.contenders(kernel, problem, None, H200, {})
+    assert {name: way() for name, way in ways.items()} == {"default": kernel.default(problem, H200)}
+    monkeypatch.setattr(contenders, "shipped_pairs", lambda *_: {64: Pair.alike(of_file), 4096: None})
+    ways = comparison.contenders(kernel, problem, None, H200, {})
+    assert tuple(ways) == comparison.others
+    assert ways["shipped"]() == (with_tma(of_file, 0) if down else of_file)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import io
 import json
+import warnings
 from dataclasses import replace
 
 import pytest
 from fakes import DEVICE, FakeFamily, fake_cases, fake_dataset
-from foretune.datasets import KernelConfig
+from foretune.datasets import ForetuneError, ForetuneWarning, KernelConfig
 from foretune.runtime.timing import compare
 from foretune.runtime.timing.compare import (
     FINALISTS,
@@ -105,6 +106,8 @@ class TimedFamily(FakeFamily):
 class Contenders:
     """One other, of 5 us."""
 
+    others = ("torch", "slow")
+
     def suite(self, family):
         return {"first layer": CASES[0], "second layer": CASES[1]}
 
@@ -163,6 +166,26 @@ def test_without_a_dataset_there_is_the_prediction_alone_and_a_name_chooses_prob
     told = json.loads(json.dumps(compared.to_json()))
     assert told["launch_paths"] == [{"op": "foretune.product", "op_us": 6.0, "bare_us": 4.0, "ratio": 1.5}]
     assert told["rows"][0]["torch_us"] == 5.0
+
+
+def test_contenders_are_chosen_by_name_and_one_that_fails_is_one_less(timers):
+    def broken():
+        raise RuntimeError("no such scales here")
+
+    class Several(Contenders):
+        def contenders(self, *arguments):
+            return {"torch": lambda: 5.0, "slow": broken}
+
+    with pytest.warns(ForetuneWarning, match="not compared with slow: .*no such scales here"):
+        (row,) = compare_kernels({TimedFamily(): Several()}, DEVICE, None, None, only="second").rows
+    assert row.others_us == {"torch": 5.0}
+    assert str(row) == f"fake second layer: predicted {row.predicted_us:.1f} us, torch 5.0 us"
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", ForetuneWarning)
+        warnings.filterwarnings("ignore", "fake. no prediction")
+        compare_kernels({TimedFamily(): Several()}, DEVICE, None, None, only="second", against=["torch"])
+    with pytest.raises(ForetuneError, match="against must be one of torch, slow but is 'cublas'"):
+        compare_kernels({TimedFamily(): Several()}, DEVICE, None, None, against=["torch", "cublas"])
 
 
 def test_families_that_share_contenders_are_judged_together_and_others_by_themselves(timers):

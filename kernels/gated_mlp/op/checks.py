@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from math import prod
+
 import torch
 
 from ....datasets import ForetuneError
@@ -26,7 +28,7 @@ def check_call(x: torch.Tensor, w: torch.Tensor, activation: str) -> None:
     reason = wrong_widths(rows // 2, k)
     _require(reason is None, str(reason))
     _require(max(rows, k) <= MOST_COLUMNS, f"N and K must be at most {MOST_COLUMNS} but w_gate_up is {tuple(w.shape)}")
-    count = x.shape[:-1].numel()
+    count = prod(x.shape[:-1])  # numel() would make a number of a size that a compiler leaves open
     _require(count <= MOST_ROWS, f"x must have at most {MOST_ROWS} rows but has {count}")
 
 

@@ -1,11 +1,12 @@
 """The op as PyTorch's dispatcher knows it: `torch.ops.foretune.gated_mlp`, and the gradient of what it saves.
 
 Options are flattened into strings and flags, so that Dynamo can trace a call. The products of the backward pass are
-PyTorch's own operators, which a compiler may fuse and schedule.
+`torch.ops.foretune.matmul`, so that a compiler sees them, and schedules them, one by one.
 """
 
 from __future__ import annotations
 
+from math import prod
 from typing import Any
 
 import torch
@@ -17,7 +18,7 @@ from .passes import Options, backward, forward, gradient_of_w, gradient_of_x
 _library: Any = torch.library.Library("foretune", "FRAGMENT")  # type: ignore[no-untyped-call]
 for schema in (
     "gated_mlp(Tensor x, Tensor w, str activation, bool saves, str? config, str? mode) -> (Tensor, Tensor)",
-    "gated_mlp_backward(Tensor dh, Tensor x, Tensor w, Tensor saved, str activation) -> Tensor",
+    "gated_mlp_backward(Tensor dh, Tensor x, Tensor w, Tensor saved, str activation, str? mode) -> Tensor",
 ):
     _library.define(schema, tags=(torch.Tag.pt2_compliant_tag,))
 
@@ -34,15 +35,14 @@ def _forward_fake(
     x: torch.Tensor, w: torch.Tensor, activation: str, saves: bool, config: str | None, mode: str | None
 ) -> tuple[torch.Tensor, torch.Tensor]:
     check_call(x, w, activation)
-    rows = x.shape[:-1].numel()
+    rows = prod(x.shape[:-1])
     h = x.new_empty((*x.shape[:-1], w.shape[0] // 2))
     return h, x.new_empty((rows, w.shape[0]) if saves else (0,))
 
 
 def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, torch.Tensor]) -> None:
-    x, w, activation, *_ = inputs
+    x, w, ctx.activation, _, _, ctx.mode = inputs
     ctx.save_for_backward(x, w, output[1])
-    ctx.activation = activation
     ctx.set_materialize_grads(False)
 
 
@@ -50,20 +50,22 @@ def _autograd(ctx: Any, dh: torch.Tensor | None, _: Any) -> tuple[Any, ...]:
     x, w, saved = ctx.saved_tensors
     if dh is None:
         return None, None, None, None, None, None
-    grad = torch.ops.foretune.gated_mlp_backward(dh, x, w, saved, ctx.activation)
-    dx = gradient_of_x(grad, x, w) if ctx.needs_input_grad[0] else None
-    dw = gradient_of_w(grad, x) if ctx.needs_input_grad[1] else None
+    grad = torch.ops.foretune.gated_mlp_backward(dh, x, w, saved, ctx.activation, ctx.mode)
+    dx = gradient_of_x(grad, x, w, ctx.mode) if ctx.needs_input_grad[0] else None
+    dw = gradient_of_w(grad, x, ctx.mode) if ctx.needs_input_grad[1] else None
     return dx, dw, None, None, None, None
 
 
-def _backward(dh: torch.Tensor, x: torch.Tensor, w: torch.Tensor, saved: torch.Tensor, activation: str) -> torch.Tensor:
-    return backward(dh, x, w, saved if saved.dim() == 2 else None, activation)
+def _backward(
+    dh: torch.Tensor, x: torch.Tensor, w: torch.Tensor, saved: torch.Tensor, activation: str, mode: str | None
+) -> torch.Tensor:
+    return backward(dh, x, w, saved if saved.dim() == 2 else None, activation, mode)
 
 
 def _backward_fake(
-    dh: torch.Tensor, x: torch.Tensor, w: torch.Tensor, saved: torch.Tensor, activation: str
+    dh: torch.Tensor, x: torch.Tensor, w: torch.Tensor, saved: torch.Tensor, activation: str, mode: str | None
 ) -> torch.Tensor:
-    return x.new_empty((x.shape[:-1].numel(), w.shape[0]))
+    return x.new_empty((prod(x.shape[:-1]), w.shape[0]))
 
 
 _library.impl("gated_mlp", _forward, "CompositeExplicitAutograd")

@@ -39,7 +39,8 @@ def gated_mlp(
         recompute: keeps only x and the weight for the backward pass, which then multiplies again; else gate and up,
             (rows, 2 N), are kept.
         config: the kernel's config. It may name some knobs only: the family's default has the others. Chosen as `mode`
-            says where left out.
+            says where left out. The products of the backward pass are `foretune.matmul`'s (float32's, which that
+            multiplies as tf32, PyTorch's), their configs chosen as `mode` says.
         mode: "predict" (the default, or the environment variable FORETUNE_MODE) runs the config that is predicted to be
             the fastest; "shortlist" times the 8 best on the first call of about that many rows, and "off" runs the
             family's default.
@@ -83,7 +84,7 @@ class _GatedMlp(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, w: torch.Tensor, options: Options, recompute: bool) -> torch.Tensor:
         h, saved = forward(x, w, options, saves=not recompute)
-        ctx.activation = options.activation
+        ctx.activation, ctx.mode = options.activation, options.mode
         ctx.save_for_backward(x, w, saved)
         return h
 
@@ -91,7 +92,7 @@ class _GatedMlp(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, dh: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         x, w, saved = ctx.saved_tensors
-        grad = backward(dh, x, w, saved, ctx.activation)
-        dx = gradient_of_x(grad, x, w) if ctx.needs_input_grad[0] else None
-        dw = gradient_of_w(grad, x) if ctx.needs_input_grad[1] else None
+        grad = backward(dh, x, w, saved, ctx.activation, ctx.mode)
+        dx = gradient_of_x(grad, x, w, ctx.mode) if ctx.needs_input_grad[0] else None
+        dw = gradient_of_w(grad, x, ctx.mode) if ctx.needs_input_grad[1] else None
         return dx, dw, None, None

@@ -7,6 +7,7 @@ from typing import NamedTuple
 import torch
 
 from ....datasets import DeviceSpec, KernelConfig
+from ...matmul.op.op import matmul
 from ...op_calls import ConfiguredLaunch, on_device_of
 from ..family import flags_of
 from ..launches import launch_backward, launch_gated
@@ -41,31 +42,31 @@ def forward(
 
 
 def backward(
-    dh: torch.Tensor, x: torch.Tensor, w: torch.Tensor, saved: torch.Tensor | None, activation: str
+    dh: torch.Tensor, x: torch.Tensor, w: torch.Tensor, saved: torch.Tensor | None, activation: str, mode: str | None
 ) -> torch.Tensor:
     """The gradient of gate and up, (M, 2 N); they are computed again where they were not saved."""
     k = w.shape[1]
     if saved is None:
-        saved = product(x.reshape(-1, k), w.t())
+        saved = product(x.reshape(-1, k), w.t(), mode)
     grad = torch.empty_like(saved)
     with on_device_of(dh):
         launch_backward(_ready(dh.reshape(-1, w.shape[0] // 2)), saved, grad, activation)
     return grad
 
 
-def gradient_of_x(grad: torch.Tensor, x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+def gradient_of_x(grad: torch.Tensor, x: torch.Tensor, w: torch.Tensor, mode: str | None) -> torch.Tensor:
     """In the shape of x, from the gradient of gate and up."""
-    return product(grad, w).view(x.shape)
+    return product(grad, w, mode).view(x.shape)
 
 
-def gradient_of_w(grad: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+def gradient_of_w(grad: torch.Tensor, x: torch.Tensor, mode: str | None) -> torch.Tensor:
     """(2 N, K), from the gradient of gate and up."""
-    return product(grad.t(), x.reshape(-1, x.shape[-1]))
+    return product(grad.t(), x.reshape(-1, x.shape[-1]), mode)
 
 
-def product(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    """a @ b, plain products of the backward pass."""
-    return torch.mm(a, b)
+def product(a: torch.Tensor, b: torch.Tensor, mode: str | None) -> torch.Tensor:
+    """a @ b of the backward pass, by the dense GEMM. That multiplies float32 as tf32: here it is exact, so torch's."""
+    return torch.mm(a, b) if a.dtype == torch.float32 else matmul(a, b, mode=mode)
 
 
 def _ready(x: torch.Tensor) -> torch.Tensor:

@@ -33,32 +33,14 @@ class Operands(NamedTuple):
 
 def operands_of(a: Any, b: Any, bias: Any, activation: str | None) -> Operands:
     """How a call is seen. Raises `ForetuneError` naming what is wrong with it."""
-    for name, tensor in (("a", a), ("b", b)):
-        if not isinstance(tensor, torch.Tensor):
-            raise ForetuneError(f"{name} must be a tensor but is a {type(tensor).__name__}")
-        if tensor.dim() not in (2, 3):
-            raise ForetuneError(f"{name} must have 2 or 3 dimensions but has {tensor.dim()}")
-        if tensor.dtype not in _DTYPES or tensor.dtype != a.dtype:
-            one_of = f"a's {a.dtype}" if a.dtype in _DTYPES else f"of {', '.join(map(str, _DTYPES))}"
-            raise ForetuneError(f"the dtype of {name} must be one {one_of} but is {tensor.dtype}")
-        if tensor.device != a.device:
-            raise ForetuneError(f"{name} must be on {a.device}, as a is, but is on {tensor.device}")
-    m, k = a.shape[-2:]
-    n = b.shape[-1]
-    if b.shape[-2] != k:
-        raise ForetuneError(f"b must have {k} rows, as many as a has columns, but is {tuple(b.shape)}")
-    if b.dim() == 3 and (a.dim() != 3 or len(a) != len(b)):
-        raise ForetuneError(f"a must be a batch of {len(b)} matrices, as b is, but is {tuple(a.shape)}")
-    _check_bias(bias, n, a)
-    if activation is not None and activation not in ACTIVATIONS:
-        raise ForetuneError(f"activation must be one of {', '.join(ACTIVATIONS)} but is {activation!r}")
+    check_operands(a, b, bias, activation)
+    (m, k), n = a.shape[-2:], b.shape[-1]
     out_shape = (*a.shape[:-1], n)
     batch = len(b) if b.dim() == 3 else 1
     if a.dim() == 3 and b.dim() == 2:  # one more dimension of rows
         m *= len(a)
         a = a.reshape(m, k)
-    a_is_transposed = not _has_rows(a) and _has_rows(a.mT)
-    b_is_transposed = _has_rows(b.mT)
+    a_is_transposed, b_is_transposed = map(_is_transposed, (a, b))
     given = {A_KM: a_is_transposed, B_KN: not b_is_transposed, BIAS: bias is not None}
     flags = tuple(flag for flag, is_set in given.items() if is_set) + (() if activation is None else (activation,))
     problem = Problem.of("matmul", dtype=_DTYPES[a.dtype], flags=flags, batch=batch, m=m, n=n, k=k)
@@ -70,6 +52,28 @@ def operands_of(a: Any, b: Any, bias: Any, activation: str | None) -> Operands:
         copies_a=not (a_is_transposed or _has_rows(a)),
         copies_b=not (b_is_transposed or _has_rows(b)),
     )
+
+
+def check_operands(a: Any, b: Any, bias: Any, activation: str | None) -> None:
+    """Raises `ForetuneError` naming what is wrong with a call."""
+    for name, tensor in (("a", a), ("b", b)):
+        if not isinstance(tensor, torch.Tensor):
+            raise ForetuneError(f"{name} must be a tensor but is a {type(tensor).__name__}")
+        if tensor.dim() not in (2, 3):
+            raise ForetuneError(f"{name} must have 2 or 3 dimensions but has {tensor.dim()}")
+        if tensor.dtype not in _DTYPES or tensor.dtype != a.dtype:
+            one_of = f"a's {a.dtype}" if a.dtype in _DTYPES else f"of {', '.join(map(str, _DTYPES))}"
+            raise ForetuneError(f"the dtype of {name} must be one {one_of} but is {tensor.dtype}")
+        if tensor.device != a.device:
+            raise ForetuneError(f"{name} must be on {a.device}, as a is, but is on {tensor.device}")
+    k, n = a.shape[-1], b.shape[-1]
+    if b.shape[-2] != k:
+        raise ForetuneError(f"b must have {k} rows, as many as a has columns, but is {tuple(b.shape)}")
+    if b.dim() == 3 and (a.dim() != 3 or a.shape[0] != b.shape[0]):
+        raise ForetuneError(f"a must be a batch of {b.shape[0]} matrices, as b is, but is {tuple(a.shape)}")
+    _check_bias(bias, n, a)
+    if activation is not None and activation not in ACTIVATIONS:
+        raise ForetuneError(f"activation must be one of {', '.join(ACTIVATIONS)} but is {activation!r}")
 
 
 def is_placed(tensor: torch.Tensor) -> bool:
@@ -85,6 +89,12 @@ def _check_bias(bias: Any, n: int, a: torch.Tensor) -> None:
         raise ForetuneError(f"bias must be a tensor of ({n},) but is {got}")
     if (bias.dtype, bias.device) != (a.dtype, a.device):
         raise ForetuneError(f"bias must be of {a.dtype} on {a.device} but is of {bias.dtype} on {bias.device}")
+
+
+def _is_transposed(matrix: torch.Tensor) -> bool:
+    """Whether it is to be read along its columns: where it is a vector, which can be read either way, along that."""
+    rows, columns = matrix.shape[-2:]
+    return _has_rows(matrix.mT) and (rows > columns or not _has_rows(matrix))
 
 
 def _has_rows(matrix: torch.Tensor) -> bool:

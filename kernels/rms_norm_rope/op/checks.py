@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import prod
 from typing import Any
 
 import torch
@@ -40,10 +41,9 @@ def check_call(
     _require(reason is None, str(reason))
     most = max(q.shape[-2], k.shape[-2])
     _require(most <= MOST_HEADS, f"there must be at most {MOST_HEADS} heads but there are {most}")
-    _require(
-        tokens.numel() <= MOST_TOKENS, f"there must be at most {MOST_TOKENS} tokens but there are {tokens.numel()}"
-    )
-    _check_angles(cos, sin, tokens, head_dim, interleaved)
+    count = prod(tokens)  # numel() would make a number of a size that a compiler leaves open
+    _require(count <= MOST_TOKENS, f"there must be at most {MOST_TOKENS} tokens but there are {count}")
+    _check_angles(cos, sin, count, head_dim, interleaved)
     _require((q_weight is None) == (k_weight is None), "q_weight and k_weight must be given both, or neither")
     for name, weight in (("q_weight", q_weight), ("k_weight", k_weight)):
         if weight is not None:
@@ -58,13 +58,13 @@ def check_call(
         _require(is_number and 0 <= number < 1e30, f"{name} must be a number from 0 but is {number!r}")
 
 
-def _check_angles(cos: torch.Tensor, sin: torch.Tensor, tokens: torch.Size, head_dim: int, interleaved: bool) -> None:
+def _check_angles(cos: torch.Tensor, sin: torch.Tensor, tokens: int, head_dim: int, interleaved: bool) -> None:
     _require(
         (cos.shape, cos.dtype) == (sin.shape, sin.dtype),
         f"cos {tuple(cos.shape)} {cos.dtype} and sin {tuple(sin.shape)} {sin.dtype} must be alike",
     )
     _require(cos.dim() >= 2, f"cos must be (positions, head_dim / 2) but is {tuple(cos.shape)}")
-    columns, positions = cos.shape[-1], cos.shape[:-1].numel()
+    columns, positions = cos.shape[-1], prod(cos.shape[:-1])
     if interleaved:
         _require(
             columns == head_dim // 2,
@@ -78,8 +78,8 @@ def _check_angles(cos: torch.Tensor, sin: torch.Tensor, tokens: torch.Size, head
             f"{columns}. (Heads of which only a part rotates are not taken)",
         )
     _require(
-        positions > 0 and tokens.numel() % positions == 0,
-        f"cos has {positions} rows, which must divide the {tokens.numel()} tokens: token i takes row i % {positions}",
+        positions > 0 and tokens % positions == 0,
+        f"cos has {positions} rows, which must divide the {tokens} tokens: token i takes row i % {positions}",
     )
     for name, table in (("cos", cos), ("sin", sin)):
         _require(

@@ -6,8 +6,9 @@ What each product of a training step runs in, and why:
 - dX = dy @ w: fp8, by the same kernel on w's transpose. Blocks of 128x128 transpose with their scales, and so does one
   scale a tensor: w's numbers are those of the forward pass. Scales of w's rows lie along N, which dX sums over, and
   cannot be taken out of the sum: there w is quantised anew.
-- dW = dy.T @ x: bf16, by `foretune.grouped_gemm`'s kernel. It sums over rows, each of which has scales of its own,
-  which cannot be taken out either; and groups end anywhere, so blocks of 128 rows would have two groups in them.
+- dW = dy.T @ x: bf16, by `foretune.grouped_gemm`'s kernel, or without groups by PyTorch. It sums over rows, each of
+  which has scales of its own, which cannot be taken out either; and groups end anywhere, so blocks of 128 rows would
+  have two groups in them.
 """
 
 from __future__ import annotations
@@ -37,6 +38,9 @@ def scaled_gemm(
     mode: str | None = None,
 ) -> torch.Tensor:
     """y = x @ w.T in fp8 (e4m3), added up in float32, in bf16. Differentiable in what is bf16.
+
+    It always runs Foretune's kernel. Where torch has such scales, `torch._scaled_mm`, which has no gradient, is faster
+    in most shapes (kernels/README.md has the figures).
 
     Args:
         x: (rows, K), bfloat16, which is quantised here, or fp8 (torch.float8_e4m3fn) with `x_scale`.

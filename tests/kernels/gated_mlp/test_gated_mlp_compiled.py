@@ -11,28 +11,34 @@ from foretune import DeviceSpec, KernelConfig, Problem, gated_mlp
 from foretune.kernels import find_family
 from foretune.kernels.gated_mlp import launches
 from foretune.kernels.gated_mlp.space import smem_bytes
+from foretune.kernels.matmul.triton_kernels import gemm
 from foretune.runtime import use_stub_driver
 
 pytestmark = [pytest.mark.compile, pytest.mark.usefixtures("own_cache")]
 
-FAMILY, H200 = find_family("gated_mlp"), DeviceSpec.named("h200")
+FAMILY, MATMUL, H200 = find_family("gated_mlp"), find_family("matmul"), DeviceSpec.named("h200")
 A100 = replace(H200, name="A100", arch="sm_80", sm_count=108, smem_per_block_bytes=166912)
 B200 = replace(H200, name="B200", arch="sm_100", sm_count=148)
 SMALL = KernelConfig.of(BLOCK_M=16, BLOCK_N=16, BLOCK_K=32, TMA=0, num_stages=2)
 
 
 def test_one_binary_of_each_kernel_serves_steps_of_any_shape(monkeypatch):
-    names = []
+    """And the gradients of x and of the weight are two products of tensors as they lie, a binary for each config."""
+    names, products = [], set()
     monkeypatch.setattr(triton.knobs.compilation, "listener", lambda src, **_: names.append(src.name))
     launches._launch.forget()
     launches._launch_backward.forget()
+    gemm._launch.forget()
     with use_stub_driver(H200):
-        for m, n, k in ((1, 8, 8), (64, 24, 40), (300, 2048, 1024)):
+        for m, n, k in ((1, 8, 8), (16, 8, 40), (300, 2048, 1024)):
             x, w = (torch.zeros(shape, dtype=torch.bfloat16, requires_grad=True) for shape in ((m, k), (2 * n, k)))
             for programs, band in ((0, 1), (2, 8)):
                 config = KernelConfig.from_json(SMALL.to_json() | {"PROGRAMS_PER_SM": programs, "GROUP_M": band})
-                gated_mlp(x, w, config=config).sum().backward()
-    assert sorted(names) == ["gated_backward_kernel", "gated_mlp_kernel"]
+                gated_mlp(x, w, config=config, mode="off").sum().backward()
+            for flags, sizes in ((("b_kn",), (m, k, 2 * n)), (("a_km", "b_kn"), (2 * n, k, m))):
+                call = Problem.of("matmul", flags=flags, batch=1, **dict(zip("mnk", sizes, strict=True)))
+                products.add(MATMUL.binary_key(MATMUL.default(call, H200), call))
+    assert sorted(names) == ["gated_backward_kernel", "gated_mlp_kernel", *["matmul_kernel"] * len(products)]
 
 
 def asked(m, n, k, *, tma, warps, stages):

@@ -134,6 +134,45 @@ def test_the_gradients_are_those_of_torch(shapes):
         assert_close(mine.grad, other.grad, 2e-3)
 
 
+@pytest.mark.parametrize("activation", [None, "silu"])
+def test_a_compiled_layer_is_one_graph_and_gets_the_same(activation):
+    import torch
+    from foretune.kernels.matmul import matmul
+    from torch._dynamo.testing import CompileCounterWithBackend
+
+    def layer(x, w, bias):
+        return matmul(2 * x, w.T, bias, activation, mode="off").sin()
+
+    def run(function):
+        generator = torch.Generator().manual_seed(0)
+        made = [torch.randn(*shape, generator=generator).half() for shape in ((2, 10, 32), (24, 32), (24,))]
+        y = function(*(tensor.requires_grad_() for tensor in made))
+        seed = torch.linspace(-1, 1, y.numel()).view_as(y).half()
+        return y, *torch.autograd.grad(y, made, seed)
+
+    torch._dynamo.reset()
+    counter = CompileCounterWithBackend("aot_eager")
+    compiled = torch.compile(layer, backend=counter, fullgraph=True)
+    assert all(map(torch.equal, run(compiled), run(layer)))
+    with torch.no_grad():  # the activation is fused
+        fixed = [torch.ones(*shape, dtype=torch.float16) for shape in ((2, 10, 32), (24, 32), (24,))]
+        assert torch.equal(compiled(*fixed), layer(*fixed))
+    assert counter.frame_count == 2
+
+
+def test_pytorchs_own_checks_of_the_operator():
+    import torch
+    from foretune.kernels.matmul import op as _  # noqa: F401
+
+    checks = ("test_schema", "test_autograd_registration", "test_faketensor")
+    a, b = torch.ones(2, 8, 32, dtype=torch.float16), torch.ones(32, 16, dtype=torch.float16)
+    for needs, bias, after in ((True, b[0], None), (False, None, "gelu")):
+        arguments = (a.requires_grad_(needs), b, bias, after, None, "off")
+        torch.library.opcheck(torch.ops.foretune.matmul, arguments, test_utils=checks)
+    with pytest.raises(ForetuneError, match="relu is fused here, and has no gradient"):
+        torch.ops.foretune.matmul(a.requires_grad_(), b, None, "relu", None, "off")
+
+
 def test_the_op_refuses_what_is_none():
     import torch
     from foretune.kernels.matmul import matmul

@@ -91,6 +91,24 @@ def test_the_op_and_its_gradients_are_those_of_torch(device):
         assert float((mine.double() - other).norm() / other.norm()) <= 1e-2
 
 
+def test_a_layer_that_inductor_compiles_gets_the_same():
+    torch._dynamo.reset()
+
+    def layer(x, w, bias):
+        return 2 * matmul(x, w.T, bias, "silu")
+
+    def run(function):
+        torch.manual_seed(0)
+        made = [torch.randn(*shape, device="cuda").bfloat16() for shape in ((300, 512), (768, 512), (768,))]
+        y = function(*(tensor.requires_grad_() for tensor in made))
+        return y.detach(), *torch.autograd.grad(
+            y, made, torch.linspace(-1, 1, y.numel(), device="cuda").view_as(y).bfloat16()
+        )
+
+    for one, other in zip(run(torch.compile(layer, fullgraph=True)), run(layer), strict=True):
+        assert float((one.float() - other.float()).norm() / other.float().norm()) <= 1e-2
+
+
 def test_more_than_32_bits_of_elements(device):
     call = problem("bf16", (), 1, 70000, 33000, 72)
     inputs = MATMUL.inputs(call, device)

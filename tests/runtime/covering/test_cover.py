@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import foretune
 import numpy as np
@@ -136,6 +137,39 @@ def test_a_hint_is_best_where_it_was_tuned_and_loses_elsewhere(data):
     assert len(shown.rows) == len(SIZES) + 2
     with pytest.raises(ForetuneError, match="a size that fake measured but is 65"):
         make_hint_matrix(FakeFamily(), PROBLEM, "rows", (64, 2048), 2, DEVICE, data, hints=(65,), bundle=Fast())
+
+
+def test_what_a_cut_collection_has_not_measured_is_not_said_to_fail(data):
+    rows, grid = data.measurements, data.grid("fake")
+    place = {case.problem["rows"]: row for row, case in enumerate(grid.cases)}
+    hinted, best = (grid.configs[int(np.nanargmin(grid.first_us[place[size]]))] for size in (64, 1024))
+    assert hinted != best
+    lost = data.cases.index(grid.cases[place[1024]])
+    there = (rows["problem"] != lost) | (rows["config"] != data.configs.index(hinted))
+    whole = make_hint_matrix(FakeFamily(), PROBLEM, "rows", (64, 2048), 2, DEVICE, data, hints=(64,), bundle=Fast())
+    cut = replace(data, measurements=rows[there].reset_index(drop=True))
+    made = make_hint_matrix(FakeFamily(), PROBLEM, "rows", (64, 2048), 2, DEVICE, cut, hints=(64,), bundle=Fast())
+    assert (whole.partial, made.partial) == ((), (1024,))
+    before, after = (list(dict(one.losses)["hint 64"]) for one in (whole, made))
+    assert np.isnan(after.pop(4))
+    before.pop(4)
+    assert after == before
+    assert made.to_json()["not_measured"]["hint 64"] == [1024]
+    shown = made.__rich__()
+    assert shown.rows[4][1] == "not measured"
+    assert shown.rows[-1][1] == f"{100 * max(after):.1f}"
+    assert f"hint 64: {sum(loss <= 0.02 for loss in after)} of 5 sizes within 2 %" in shown.below
+    assert "rows 1024, so the best may be faster there" in shown.below
+
+
+def test_a_size_that_was_hardly_begun_is_left_out(data):
+    rows = data.measurements
+    lost = next(at for at, case in enumerate(data.cases) if case.problem["rows"] == 1024)
+    few = rows["config"] < len(data.configs) // 4
+    cut = replace(data, measurements=rows[(rows["problem"] != lost) | few].reset_index(drop=True))
+    found = measured_cover(FakeFamily(), PROBLEM, "rows", (64, 2048), 2, DEVICE, cut)
+    assert found.sizes == tuple(size for size in SIZES if size != 1024)
+    assert found.reason == "measured in fake, less rows 1024, of which too little was"
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,79 @@
+"""What a serving engine's MoE kernel is compared with: itself, with the config that the engine runs where it finds no
+file, and with that of the file that it ships."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from ...datasets import Case, DeviceSpec, KernelConfig, Measurable, Problem
+from ...runtime.timing.compare import BestConfigs, Goal, LaunchPath, Row, judge_least
+from .asked import layer_asked_for
+from .engine_source import installed
+from .engines import SGLANG, Layer, engine_of
+from .measurable import Inputs
+from .shipped import row_for, shipped_pairs
+
+#: Layers: model, and tensor-parallel degree. Both engines ship a file for the first and the third on an H200.
+LAYERS = (("Qwen3-30B-A3B", 1), ("OLMoE-1B-7B", 1), ("Mixtral-8x7B", 4), ("DeepSeek-V2", 4), ("GLM-5", 8))
+#: Tokens of one call.
+TOKENS = (8, 128, 2048)
+
+
+class FusedMoeComparison:
+    """The contenders of either product; see `runtime.timing.compare.Comparison`."""
+
+    others = ("default", "shipped")
+
+    def suite(self, family: Measurable) -> Mapping[str, Case]:
+        """Of the engines that are installed; of SGLang where none is."""
+        cases = {}
+        for engine in installed() or (SGLANG,):
+            for model, degree in LAYERS:
+                layer = layer_asked_for(model, tp=degree)
+                for tokens in TOKENS:
+                    case = Case(layer.problem(family.name, engine, tokens), (f"{model}/experts",))
+                    cases[f"{engine} {model} tp{degree} {tokens}"] = case
+        return cases
+
+    def contenders(
+        self, family: Measurable, problem: Problem, inputs: Inputs, device: DeviceSpec, best: BestConfigs
+    ) -> dict[str, Callable[[], Any]]:
+        """default: the config that the engine runs where it finds no file. shipped: that of its own file, where there
+        is one for this layer on this device."""
+        configs = {"default": family.default(problem, device), "shipped": shipped_config(family, problem, device)}
+        return {
+            name: (lambda config=config: family.launch(inputs, config))  # type: ignore[misc]
+            for name, config in configs.items()
+            if config is not None
+        }
+
+    def launch_path(self, device: DeviceSpec) -> LaunchPath | None:
+        return None  # the engine launches its kernel itself
+
+    def goals(self, rows: Sequence[Row]) -> list[Goal]:
+        """To be faster than the default, and within 2 % of what the engine's tuner found in hours."""
+        judged: list[Goal] = []
+        for name, aim in (("default", 1.0), ("shipped", 0.98)):
+            chosen = [row for row in rows if name in row.others_us]
+            ratios = [row.others_us[name] / row.predicted_us for row in chosen]
+            judged += judge_least(f"predicted config, over the engine's {name} one", chosen, ratios, 0.95, aim)
+        return judged
+
+
+#: Found by `kernels.comparison_of`.
+COMPARISON = FusedMoeComparison()
+
+
+def shipped_config(family: Measurable, problem: Problem, device: DeviceSpec) -> KernelConfig | None:
+    """What the installed engine's own file has this product run; None where it ships none for the layer."""
+    import triton
+
+    sizes = {dim: problem[dim] for dim in ("experts", "topk", "hidden", "inter")}
+    layer = Layer(**sizes, dtype=problem.dtype_name)
+    pairs = shipped_pairs(engine_of(problem), layer, device, triton.__version__)
+    if not pairs:
+        return None
+    pair = row_for(pairs, problem["tokens"])
+    config: KernelConfig = pair.down if "USE_TMA" in family.knobs else pair.up
+    return config if family.supports(config, problem, device) is None else None
