@@ -14,7 +14,8 @@ from triton import knobs
 from triton.runtime import JITFunction, driver
 
 from ...datasets import ForetuneError
-from .ahead import compile_ahead_of, is_only_compiling, wait_for, wait_for_the_hash
+from .ahead import compile_ahead_of, is_only_compiling, wait_for
+from .triton_hash import wait_for_the_hash
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -118,7 +119,10 @@ class Launcher:
         def compile_there() -> None:
             wait_for_the_hash()
             driver.active.set_current_device(device)
-            self._kernel.warmup(*given, grid=grid, **_all(config, constants))
+            binary = self._kernel.warmup(*given, grid=grid, **_all(config, constants))
+            # Triton 3.6 has a C compiler make the function that launches it, 0.2 s: here, and so before it is needed.
+            # Nothing is loaded into the GPU yet, which may just capture a graph.
+            driver.active.launcher_cls(binary.src, binary.metadata)
 
         compile_ahead_of((self, *key), compile_there)
 
