@@ -35,7 +35,7 @@ def _options(values: Any) -> Options:
 
 def _forward(*arguments: Any) -> torch.Tensor:
     tensors = arguments[:6]
-    return forward(call_of(_options(arguments[6:]), *tensors), *tensors)
+    return forward(call_of(_options(arguments[6:]), tensors), *tensors)
 
 
 def _forward_fake(*arguments: Any) -> torch.Tensor:

@@ -16,7 +16,7 @@ from ....datasets import KernelConfig
 from ....runtime.launching.collector import collecting_later
 from ...op_calls import encode, needs_operator
 from . import library  # noqa: F401 - registers the operators
-from .calls import Call, Options, call_of
+from .calls import Call, call_of
 from .passes import Needs, backward, compile_step, forward, needs_of, saved_of
 
 _NO_GRADIENTS = Needs(x=False, w=False, weights=False, bias=False)
@@ -100,8 +100,8 @@ def grouped_gemm(
         configs = (encode(config), encode(config_dx), encode(config_dw))
         y: torch.Tensor = torch.ops.foretune.grouped_gemm(*tensors, topk, permute_x, permute_y, *configs, mode, layer)
         return y
-    call = call_of(Options(topk, permute_x, permute_y, config, config_dx, config_dw, mode, layer), *tensors)
-    if torch.is_grad_enabled() and any(tensor is not None and tensor.requires_grad for tensor in tensors):
+    call = call_of((topk, permute_x, permute_y, config, config_dx, config_dw, mode, layer), tensors)
+    if call.differentiable and torch.is_grad_enabled():
         y = _GroupedGemm.apply(*tensors, call)  # type: ignore[no-untyped-call]
         return y
     return _forward(call, _NO_GRADIENTS, tensors)

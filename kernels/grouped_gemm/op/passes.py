@@ -10,7 +10,7 @@ import torch
 from ....runtime import Mode
 from ....runtime.launching.ahead import only_compiling
 from ..triton_kernels.dw import launch_dw
-from ..triton_kernels.gemm import launch_gemm
+from ..triton_kernels.gemm import launch_gemm, prepare_gemm
 from ..triton_kernels.rowwise import bias_grads, sum_rows, weight_grads
 from ..triton_kernels.sorting import sorted_rows
 from ..triton_kernels.tiles import TileMap
@@ -67,28 +67,33 @@ def forward(
     check_aligned(x, w)
     if call.contents_checked:
         check_contents(group_sizes, indices, call.shape.rows)
-    rows, groups, n, _ = call.shape
-    y = torch.empty((rows, n), dtype=x.dtype, device=x.device)
+    rows, groups, n, k = call.shape
+    y = x.new_empty(rows, n)
     if rows and groups:
         if call.layer is not None and not group_sizes.is_meta:  # as they are where a step is only compiled
             call.layer.earlier.note(group_sizes)
         tile_map = TileMap.build(group_sizes, rows)
-        gather, scatter = _sides(call, indices)
+        options = call.options
+        if not (options.permute_x or options.permute_y):
+            indices = None
+        tensors = (x, w, y, tile_map.entries, indices, weights, bias)
 
         def launch(config: KernelConfig) -> None:
-            launch_gemm(
-                x,
-                w,
-                y,
-                tile_map,
-                config,
-                call.device.sm_count,
-                gather=gather,
-                divisor=call.options.topk,
-                scatter=scatter,
-                scale=weights,
-                bias=bias,
-            )
+            prepared = call.prepared.get(config)
+            if prepared is None:
+                prepared = call.prepared[config] = prepare_gemm(
+                    rows,
+                    groups,
+                    n,
+                    k,
+                    config,
+                    call.device.sm_count,
+                    x_rows=len(x),
+                    gathers=options.permute_x,
+                    divisor=options.topk,
+                    scatters=options.permute_y,
+                )
+            prepared(tensors)
 
         launch(call.config("grouped_gemm_fwd", launch))
     return y
