@@ -54,6 +54,20 @@ def test_an_op_imports_no_kernel_that_it_may_not_launch_and_nothing_that_tunes(t
     assert not {module for module in loaded if module.startswith(("foretune.runtime.tuning.cache", "foretune.collect"))}
 
 
+def test_an_ops_import_does_not_have_every_module_looked_at(tmp_path: Path) -> None:
+    """`inspect` does that for who asks in which module a line is, and remembers the files that it saw."""
+    pytest.importorskip("torch")
+    pytest.importorskip("triton")
+    code = """
+        import inspect, torch, triton, foretune
+        for op in ("grouped_gemm", "gated_mlp", "rms_norm_rope", "scaled_gemm"):
+            known = set(inspect.modulesbyfile)
+            getattr(foretune, op)
+            print(len(set(inspect.modulesbyfile) - known))
+    """
+    assert [int(line) < 3 for line in run(textwrap.dedent(code), tmp_path).split()] == [True] * 4
+
+
 def test_predicting_needs_neither_triton_nor_torch_nor_lightgbm(tmp_path: Path) -> None:
     """A laptop may have none of them: Triton is for Linux alone."""
     code = """
