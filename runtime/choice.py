@@ -12,10 +12,10 @@ import torch
 
 from ..datasets import DeviceSpec, ForetuneError, KernelConfig, Measurable, Problem
 from .how_many import HowMany
+from .launching.collector import collecting_later
 from .mode import Mode
 from .shortlist import chooser_of
 from .timing.timer import timer_of
-from .tuning.cache.flywheel import log_row
 from .tuning.ranks.agreement import agreed_choice, may_tune, scope
 from .warn import warn_once
 
@@ -83,7 +83,8 @@ def _ranked(
 ) -> tuple[KernelConfig, ...]:
     """The `k` configs predicted to be fastest; none where nothing is predicted, which has then been said."""
     try:
-        ranked = chooser_of(family, device).choose(problem, HowMany(k), skew)
+        with collecting_later():  # the first time a bundle is read
+            ranked = chooser_of(family, device).choose(problem, HowMany(k), skew)
         if ranked.predicted:
             return ranked.configs
         reason = ranked.reason
@@ -97,6 +98,8 @@ def _logged_times_us(
     family: Measurable, problem: Problem, device: DeviceSpec, configs: tuple[KernelConfig, ...], launch: Launch
 ) -> list[float | None]:
     """`_times_us`, which are rows to learn from where FORETUNE_LOG asks for them."""
+    from .tuning.cache.flywheel import log_row  # imports the caches, which no prediction needs
+
     times = _times_us(family, configs, launch)
     for config, time_us in zip(configs, times, strict=True):
         log_row(family, problem, config, time_us, device, timed="cold")

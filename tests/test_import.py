@@ -32,6 +32,42 @@ def test_these_floors_import_neither_torch_nor_lightgbm(floor: str, tmp_path: Pa
     assert not {module.split(".")[0] for module in loaded} & {"torch", "triton", "lightgbm"}
 
 
+def test_the_run_time_imports_what_is_asked_of_it(tmp_path: Path) -> None:
+    loaded = run("import foretune.runtime as it, sys; it.Mode; print(*sys.modules)", tmp_path).split()
+    ours = {module for module in loaded if module.startswith("foretune.")}
+    assert {module for module in ours if not module.startswith("foretune.datasets")} == {
+        "foretune.runtime",
+        "foretune.runtime.mode",
+    }
+
+
+def test_an_op_imports_no_kernel_that_it_may_not_launch_and_nothing_that_tunes(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    pytest.importorskip("triton")
+    loaded = run("import foretune, sys; foretune.grouped_gemm; print(*sys.modules)", tmp_path).split()
+    kernels = "foretune.kernels.grouped_gemm.triton_kernels."
+    assert {module.removeprefix(kernels) for module in loaded if module.startswith(kernels)} == {
+        "gemm",
+        "ragged",
+        "tiles",
+    }
+    assert not {module for module in loaded if module.startswith(("foretune.runtime.tuning.cache", "foretune.collect"))}
+
+
+def test_an_ops_import_does_not_have_every_module_looked_at(tmp_path: Path) -> None:
+    """`inspect` does that for who asks in which module a line is, and remembers the files that it saw."""
+    pytest.importorskip("torch")
+    pytest.importorskip("triton")
+    code = """
+        import inspect, torch, triton, foretune
+        for op in ("grouped_gemm", "gated_mlp", "rms_norm_rope", "scaled_gemm"):
+            known = set(inspect.modulesbyfile)
+            getattr(foretune, op)
+            print(len(set(inspect.modulesbyfile) - known))
+    """
+    assert [int(line) < 3 for line in run(textwrap.dedent(code), tmp_path).split()] == [True] * 4
+
+
 def test_predicting_needs_neither_triton_nor_torch_nor_lightgbm(tmp_path: Path) -> None:
     """A laptop may have none of them: Triton is for Linux alone."""
     code = """

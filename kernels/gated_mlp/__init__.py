@@ -5,9 +5,9 @@ Importing this imports neither torch nor triton: a prediction needs neither. The
 
 from __future__ import annotations
 
-from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from ..op_imports import imported_op
 from .measurable import GatedMlp
 
 if TYPE_CHECKING:
@@ -18,7 +18,7 @@ __all__ = ["GatedMlp", "gated_mlp"]
 
 def __getattr__(name: str) -> Any:
     if name == "gated_mlp":
-        return globals().setdefault(name, getattr(import_module(".op.op", __name__), name))
+        return globals().setdefault(name, imported_op(".op.op", __name__, name))
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 

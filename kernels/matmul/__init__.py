@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from ..op_imports import imported_op
 from .measurable import Matmul
 
 if TYPE_CHECKING:
@@ -17,9 +18,7 @@ __all__ = ["Matmul", "matmul"]
 
 def __getattr__(name: str) -> Any:
     if name == "matmul":
-        from .op.op import matmul
-
-        return globals().setdefault(name, matmul)
+        return globals().setdefault(name, imported_op(".op.op", __name__, name))
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 

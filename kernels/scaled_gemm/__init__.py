@@ -5,9 +5,9 @@ Importing this imports neither torch nor triton: a prediction needs neither. The
 
 from __future__ import annotations
 
-from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from ..op_imports import imported_op
 from .measurable import ScaledGemm, ScaledGroupedGemmForward
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ _HOMES = {
 
 def __getattr__(name: str) -> Any:
     if name in _HOMES:
-        return globals().setdefault(name, getattr(import_module(_HOMES[name], __name__), name))
+        return globals().setdefault(name, imported_op(_HOMES[name], __name__, name))
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 

@@ -19,7 +19,6 @@ from typing import Any
 _active: ContextVar[bool] = ContextVar("only_compiling", default=False)
 #: Whether this thread is in such a block; asked at every launch.
 is_only_compiling = _active.get
-_HASH = "Triton's own hash"
 _underway: dict[Hashable, Future[Any]] = {}
 _lock = Lock()
 
@@ -32,23 +31,6 @@ def only_compiling() -> Iterator[None]:
         yield
     finally:
         _active.reset(token)
-
-
-def hash_triton_ahead() -> None:
-    """Begins, in a thread, what the first compile of a process starts with, even where its binary is in the cache:
-    Triton hashes its whole installation, 500 MB, which takes 0.3-0.5 s and leaves Python's lock alone."""
-    compile_ahead_of(_HASH, _hash_triton)
-
-
-def wait_for_the_hash() -> None:
-    """Returns when Triton has hashed its installation, if that was begun: who does not wait would hash it as well."""
-    wait_for(_HASH)
-
-
-def _hash_triton() -> None:
-    from triton.runtime import cache as triton_cache
-
-    triton_cache.triton_key()
 
 
 def compile_ahead_of(key: Hashable, job: Callable[[], object]) -> None:

@@ -14,7 +14,8 @@ from triton import knobs
 from triton.runtime import JITFunction, driver
 
 from ...datasets import ForetuneError
-from .ahead import compile_ahead_of, is_only_compiling, wait_for, wait_for_the_hash
+from .ahead import compile_ahead_of, is_only_compiling, wait_for
+from .triton_hash import wait_for_the_hash
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -33,15 +34,16 @@ class Launcher:
     """
 
     def __init__(self, kernel: Any) -> None:
-        self._kernel, self._compiled = kernel, isinstance(kernel, JITFunction)  # not so in the interpreter
-        if self._compiled:
+        self.kernel, self.is_compiled = kernel, isinstance(kernel, JITFunction)  # not so in the interpreter
+        if self.is_compiled:
             pointers = [name for name in kernel.arg_names if name.endswith("_ptr")]
             free = {p.name for p in kernel.params if not p.is_constexpr and not p.do_not_specialize} - set(pointers)
             if free:
                 raise ForetuneError(f"{kernel.__name__} must not specialise its integers, but does {sorted(free)}")
             settle(kernel)
-        # (binary, the values of the parameters after the integers) by all that decides on the binary
-        self._known: dict[tuple[Any, ...], tuple[Any, tuple[Any, ...]]] = {}
+        # By config and constants, and then by device and dtypes: the binary, and the values of the parameters after the
+        # integers.
+        self._known: dict[tuple[Any, ...], dict[tuple[Any, ...], tuple[Any, tuple[Any, ...]]]] = {}
 
     def __call__(
         self,
@@ -53,78 +55,107 @@ class Launcher:
     ) -> None:
         """Launches on the current device and stream. `constants` and the knobs of `config` are all that the kernel
         needs besides, launch options included."""
-        if not self._compiled:
-            self._through_jit(grid, tensors, integers, config, constants)
+        self.prepare(grid, integers, config, **constants)(tensors)
+
+    def prepare(
+        self, grid: tuple[int, int, int], integers: Sequence[int], config: KernelConfig | None = None, **constants: Any
+    ) -> PreparedLaunch:
+        """A launch as above, for who launches the same on other tensors again and again."""
+        known = self._known.setdefault((config, *constants.values()), {})
+        return PreparedLaunch(self, known, grid, tuple(integers), config, constants)
+
+    def forget(self) -> None:
+        """Goes through Triton's JIT again, as when nothing was launched yet."""
+        for known in self._known.values():
+            known.clear()
+
+
+class PreparedLaunch:
+    """A launch of which all but the tensors is known."""
+
+    __slots__ = ("_config", "_constants", "_grid", "_integers", "_known", "_launcher")
+
+    def __init__(
+        self,
+        launcher: Launcher,
+        known: dict[tuple[Any, ...], tuple[Any, tuple[Any, ...]]],
+        grid: tuple[int, int, int],
+        integers: tuple[int, ...],
+        config: KernelConfig | None,
+        constants: dict[str, Any],
+    ) -> None:
+        self._launcher, self._known, self._grid, self._integers = launcher, known, grid, integers
+        self._config, self._constants = config, constants
+
+    def __call__(self, tensors: Sequence[torch.Tensor | None]) -> None:
+        """Launches on the current device and stream."""
+        if not self._launcher.is_compiled:
+            self._through_jit(tensors)
             return
-        device = driver.active.get_current_device()
-        key: list[Any] = [device, config, *constants.values()]
+        active = driver.active
+        device = active.get_current_device()
+        facts: list[Any] = [device]
         addresses: list[int | None] = []
         bits = 0
         for tensor in tensors:
             if tensor is None:
-                key.append(None)
+                facts.append(None)
                 addresses.append(None)
             else:
-                key.append(tensor.dtype)
+                facts.append(tensor.dtype)
                 address = tensor.data_ptr()
                 addresses.append(address)
                 bits |= address
         aligned = bits % _ALIGNMENT == 0
-        known = self._known.get(tuple(key))
+        key = tuple(facts)
+        known = self._known.get(key)
         if is_only_compiling():
             if known is None:
-                self._compile_ahead(tuple(key), grid, tensors, integers, config, constants)
+                self._compile_ahead(key, tensors)
             return
         if known is not None and aligned:
             binary, rest = known
             if knobs.runtime.launch_enter_hook.calls or knobs.runtime.launch_exit_hook.calls:
-                binary[grid](*addresses, *integers, *rest)  # a profiler listens
+                binary[self._grid](*addresses, *self._integers, *rest)  # a profiler listens
                 return
-            stream, metadata = driver.active.get_current_stream(device), binary.packed_metadata
-            binary.run(*grid, stream, binary.function, metadata, None, None, None, *addresses, *integers, *rest)
+            stream, metadata = active.get_current_stream(device), binary.packed_metadata
+            binary.run(
+                *self._grid, stream, binary.function, metadata, None, None, None, *addresses, *self._integers, *rest
+            )
             return
         if known is None:
             wait_for_the_hash()
-            wait_for((self, *key))
-        binary = self._through_jit(grid, tensors, integers, config, constants)
+            wait_for(self._job(key))
+        binary = self._through_jit(tensors)
         # (AMD's binaries depend on more: on which tensors have less than 2 GiB.)
         if aligned and binary is not None and binary.metadata.target.backend == "cuda":
-            given = len(tensors) + len(integers)
-            values = _all(config, constants)
-            self._known[tuple(key)] = binary, tuple(values[name] for name in self._kernel.arg_names[given:])
+            given = len(tensors) + len(self._integers)
+            values = self._values()
+            self._known[key] = binary, tuple(values[name] for name in self._launcher.kernel.arg_names[given:])
 
-    def _through_jit(
-        self,
-        grid: tuple[int, int, int],
-        tensors: Sequence[torch.Tensor | None],
-        integers: Sequence[int],
-        config: KernelConfig | None,
-        constants: dict[str, Any],
-    ) -> Any:
-        return self._kernel[grid](*tensors, *integers, **_all(config, constants))
+    def _through_jit(self, tensors: Sequence[torch.Tensor | None]) -> Any:
+        return self._launcher.kernel[self._grid](*tensors, *self._integers, **self._values())
 
-    def _compile_ahead(
-        self,
-        key: tuple[Any, ...],
-        grid: tuple[int, int, int],
-        tensors: Sequence[torch.Tensor | None],
-        integers: Sequence[int],
-        config: KernelConfig | None,
-        constants: dict[str, Any],
-    ) -> None:
-        device, given = key[0], (*tensors, *integers)
-        self._kernel.device_caches[device]  # made here, or two threads would make one each and use one of them
+    def _compile_ahead(self, key: tuple[Any, ...], tensors: Sequence[torch.Tensor | None]) -> None:
+        kernel, device, given = self._launcher.kernel, key[0], (*tensors, *self._integers)
+        kernel.device_caches[device]  # made here, or two threads would make one each and use one of them
 
         def compile_there() -> None:
             wait_for_the_hash()
             driver.active.set_current_device(device)
-            self._kernel.warmup(*given, grid=grid, **_all(config, constants))
+            binary = kernel.warmup(*given, grid=self._grid, **self._values())
+            # Triton 3.6 has a C compiler make the function that launches it, 0.2 s: here, and so before it is needed.
+            # Nothing is loaded into the GPU yet, which may just capture a graph.
+            driver.active.launcher_cls(binary.src, binary.metadata)
 
-        compile_ahead_of((self, *key), compile_there)
+        compile_ahead_of(self._job(key), compile_there)
 
-    def forget(self) -> None:
-        """Goes through Triton's JIT again, as when nothing was launched yet."""
-        self._known.clear()
+    def _job(self, key: tuple[Any, ...]) -> tuple[Any, ...]:
+        return self._launcher, self._config, *self._constants.values(), *key
+
+    def _values(self) -> dict[str, Any]:
+        """Of the config's knobs and the constants."""
+        return self._constants if self._config is None else self._constants | self._config.to_json()
 
 
 def settle(kernel: JITFunction[Any]) -> None:
@@ -139,7 +170,3 @@ def settle(kernel: JITFunction[Any]) -> None:
         if isinstance(called, JITFunction):
             settle(called)
     kernel.cache_key  # noqa: B018 - a property that computes it
-
-
-def _all(config: KernelConfig | None, constants: dict[str, Any]) -> dict[str, Any]:
-    return constants if config is None else constants | config.to_json()

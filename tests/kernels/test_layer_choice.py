@@ -112,4 +112,4 @@ def test_layers_are_remembered_within_bounds(fresh, monkeypatch):
 def test_what_is_no_name_is_refused(fresh, layer, mode):
     x, w, sizes = torch.ones(4, 16).half(), torch.ones(1, 8, 16).half(), torch.tensor([4])
     with pytest.raises(foretune.ForetuneError, match="layer must be a word but is"):
-        call_of(Options(layer=layer, mode=mode), x, w, sizes, None, None, None)
+        call_of(Options(layer=layer, mode=mode), (x, w, sizes, None, None, None))

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections import Counter
 from concurrent.futures import Executor, Future
+from functools import lru_cache
 
 import pytest
 import torch
 from foretune import KernelConfig, grouped_gemm
-from foretune.kernels.grouped_gemm.op import calls
+from foretune.kernels.grouped_gemm.op import calls, passes
+from foretune.kernels.grouped_gemm.triton_kernels import tiles
 from foretune.runtime import use_stub_driver
 from foretune.runtime.launching import ahead
 from grouped import A100, B200, H200, MI300X
@@ -123,6 +125,35 @@ def test_the_backward_pass_finds_all_its_binaries_compiled_by_the_forward_pass(c
     assert compiles == compiled
     assert max(Counter(name for name, _ in compiles).values()) == 2  # grouped_gemm_kernel, forward and for dx
     assert {launch.kernel for launch in driver.launches} == {name for name, _ in compiled}
+
+
+def test_what_launches_a_binary_is_made_beside_it_for_the_backward_pass_too(compiles, at_once, monkeypatch):
+    """Triton 3.6 has a C compiler make it."""
+    with use_stub_driver(H200) as driver:
+        made, make = [], driver.launcher_cls
+        monkeypatch.setattr(driver, "launcher_cls", lambda src, metadata: made.append(src.name) or make(src, metadata))
+        forward_of_a_step()
+    launched = ["tile_map_kernel", "grouped_gemm_kernel"]  # makes its own, of what is on the disk now
+    assert sorted(made) == sorted([name for name, _ in compiles] + launched)
+
+
+def test_a_hot_call_checks_and_prepares_nothing(monkeypatch, at_once):
+    done = []
+
+    def counted(function):
+        return lambda *given, **options: done.append(function.__name__) or function(*given, **options)
+
+    monkeypatch.setattr(calls, "check_call", counted(calls.check_call))
+    monkeypatch.setattr(calls, "chunk_rows", counted(calls.chunk_rows))
+    monkeypatch.setattr(passes, "prepare_gemm", counted(passes.prepare_gemm))
+    monkeypatch.setattr(tiles, "_prepared", lru_cache(counted(tiles._prepared.__wrapped__)))
+    config = KernelConfig.of(**SMALL.to_json(), **WITHOUT_TMA)
+    with use_stub_driver(H200) as driver:
+        for rows in (16, 16, 16, 24, 24, 16):
+            x, w, sizes = torch.zeros(rows, 16), torch.zeros(2, 8, 16), torch.zeros(2, dtype=torch.int32)
+            grouped_gemm(x, w, sizes, config=config)
+        assert len(driver.launches) == 2 * 6
+    assert sorted(done) == sorted(["check_call", "chunk_rows", "prepare_gemm", "_prepared"] * 2)
 
 
 def test_a_step_that_is_only_compiled_says_nothing_of_a_layers_sizes(at_once, monkeypatch):

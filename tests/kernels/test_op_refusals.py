@@ -171,7 +171,7 @@ def test_a_call_is_looked_up_until_the_ranks_are_to_agree_on_its_config(monkeypa
     x, w, sizes = torch.zeros(ROWS, K), torch.zeros(GROUPS, N, K), torch.zeros(GROUPS, dtype=torch.int32)
 
     def looked_up():
-        forward = calls.call_of(calls.Options(), x, w, sizes, None, None, None)
+        forward = calls.call_of(calls.Options(), (x, w, sizes, None, None, None))
         return forward, calls.call_of_backward(x, forward.shape, calls.Options())
 
     with use_stub_driver(DeviceSpec.named("h200")):

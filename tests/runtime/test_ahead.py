@@ -65,16 +65,3 @@ def test_a_forked_process_waits_for_no_job_of_its_parent_and_runs_its_own():
     go_on.set()
     _, status = os.waitpid(child, 0)
     assert os.waitstatus_to_exitcode(status) == 0
-
-
-def test_triton_hashes_itself_once_in_another_thread(monkeypatch):
-    cache = pytest.importorskip("triton.runtime.cache")
-    hashed = []
-    monkeypatch.setattr(cache, "triton_key", lambda: hashed.append(get_ident()))
-    ahead.wait_for_the_hash()  # nobody has begun it: then the compile itself does it
-    assert hashed == []
-    ahead.hash_triton_ahead()
-    ahead.hash_triton_ahead()
-    ahead.wait_for_the_hash()
-    assert len(hashed) == 1
-    assert hashed[0] != get_ident()

@@ -103,6 +103,28 @@ def test_forgetting_goes_through_it_again(call):
         assert call() == 2
 
 
+def test_a_prepared_launch_goes_through_it_once_whatever_tensors_it_is_given(call):
+    with use_stub_driver(H200) as driver:
+        launch = gemm.prepare_gemm(32, 2, 8, 16, CONFIG, 132, x_rows=32)
+        for dtype, offset, through_jit in (
+            (torch.bfloat16, 0, 1),
+            (torch.bfloat16, 16, 1),
+            (torch.float16, 0, 2),
+            (torch.bfloat16, 0, 2),
+            (torch.bfloat16, 1, 3),  # an odd address
+        ):
+            memory = torch.zeros(offset + 32 * 16, dtype=dtype)
+            w, y = torch.zeros(2, 8, 16, dtype=dtype), torch.zeros(32, 8, dtype=dtype)
+            entries = tiles.TileMap.build(torch.zeros(2, dtype=torch.int32), 32).entries
+            launch((memory[offset:].view(32, 16), w, y, entries, None, None, None))
+            assert call.through_jit == through_jit
+        assert launches(driver) == 5
+        assert call() == 3  # what is launched without being prepared is the same
+        call.launcher.forget()
+        launch((w.view(-1, 16)[:16].repeat(2, 1), w, y, entries, None, None, None))
+        assert call.through_jit == 4
+
+
 @pytest.fixture
 def recorded(monkeypatch):
     """What reaches the binary of the forward kernel: (arguments, launch metadata) of each launch."""

@@ -53,12 +53,14 @@ class Call:
         self.contents_checked = os.environ.get(CHECK_VARIABLE, "") not in ("", "0")
         self.mode = resolve_mode(options.mode, default=Mode.PREDICT)
         self.chunk_rows = chunk_rows(shape.rows, shape.n, shape.k, self.device.sm_count)
+        self.differentiable = False  # whether a tensor wants a gradient
         self.compiled: set[Any] = set()  # the gradients whose first step has been compiled
         explicit = {
             "grouped_gemm_fwd": options.config,
             "grouped_gemm_dx": options.config_dx,
             "grouped_gemm_dw": options.config_dw,
         }
+        self.prepared: dict[KernelConfig, Any] = {}  # what launches the forward pass with a config
         self._given = {
             name: given(config, find_measurable(name), self.problem(name), self.device)
             for name, config in explicit.items()
@@ -99,33 +101,17 @@ class Call:
         return config
 
 
-def call_of(
-    options: Options,
-    x: torch.Tensor,
-    w: torch.Tensor,
-    group_sizes: torch.Tensor,
-    indices: torch.Tensor | None,
-    weights: torch.Tensor | None,
-    bias: torch.Tensor | None,
-) -> Call:
-    """The call that these tensors make, checked. Raises `ForetuneError` as `check_call` and `Call` do."""
-    place = place_of(x)
+def call_of(options: tuple[Any, ...], tensors: tuple[Any, ...]) -> Call:
+    """The call that these make, checked: options in the order of `Options`, and tensors in that of the op's operator.
+    Raises `ForetuneError` as `check_call` and `Call` do."""
     # A config that was chosen before the ranks agree on one is chosen anew.
-    key = (
-        place,
-        epoch(),
-        options,
-        facts(x),
-        facts(w),
-        facts(group_sizes),
-        facts(indices),
-        facts(weights),
-        facts(bias),
-    )
+    key = (epoch(), options, place_of(tensors[0]), *[facts(tensor) for tensor in tensors])
     call = _calls.get(key)
     if call is None:
-        shape = check_call(x, w, group_sizes, indices, weights, bias, *options[:3])
-        call = _remember(key, Call(shape, x.dtype, place, options))
+        shape = check_call(*tensors, *options[:3])
+        call = Call(shape, tensors[0].dtype, key[2], Options(*options))
+        call.differentiable = any(tensor is not None and tensor.requires_grad for tensor in tensors)
+        _remember(key, call)
     return call
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from ...op_calls import decode
+from ...op_calls import decode, known_to_inspect
 from .calls import Options, call_of, call_of_backward
 from .checks import Shape, check_call
 from .passes import Needs, backward, forward, needs_of, saved_of
@@ -35,7 +35,7 @@ def _options(values: Any) -> Options:
 
 def _forward(*arguments: Any) -> torch.Tensor:
     tensors = arguments[:6]
-    return forward(call_of(_options(arguments[6:]), *tensors), *tensors)
+    return forward(call_of(_options(arguments[6:]), tensors), *tensors)
 
 
 def _forward_fake(*arguments: Any) -> torch.Tensor:
@@ -82,6 +82,7 @@ def _shape(dy: torch.Tensor, x: torch.Tensor | None, w: torch.Tensor | None, gro
 
 _library.impl("grouped_gemm", _forward, "CompositeExplicitAutograd")
 _library.impl("grouped_gemm_backward", _backward, "CompositeExplicitAutograd")
+known_to_inspect(__file__, __name__)
 torch.library.register_fake("foretune::grouped_gemm", _forward_fake, lib=_library)
 torch.library.register_fake("foretune::grouped_gemm_backward", _backward_fake, lib=_library)
 torch.library.register_autograd("foretune::grouped_gemm", _autograd, setup_context=_setup_context, lib=_library)

@@ -11,20 +11,15 @@ from typing import Any
 
 import torch
 from torch.autograd.function import once_differentiable
-from triton.runtime import JITFunction
 
 from ....datasets import KernelConfig
-from ....runtime.launching.ahead import hash_triton_ahead
+from ....runtime.launching.collector import collecting_later
 from ...op_calls import encode, needs_operator
-from ..triton_kernels.gemm import grouped_gemm_kernel
 from . import library  # noqa: F401 - registers the operators
-from .calls import Call, Options, call_of
+from .calls import Call, call_of
 from .passes import Needs, backward, compile_step, forward, needs_of, saved_of
 
 _NO_GRADIENTS = Needs(x=False, w=False, weights=False, bias=False)
-
-if isinstance(grouped_gemm_kernel, JITFunction):  # not in the interpreter
-    hash_triton_ahead()  # whoever imports this is about to call it
 
 
 def grouped_gemm(
@@ -105,19 +100,21 @@ def grouped_gemm(
         configs = (encode(config), encode(config_dx), encode(config_dw))
         y: torch.Tensor = torch.ops.foretune.grouped_gemm(*tensors, topk, permute_x, permute_y, *configs, mode, layer)
         return y
-    call = call_of(Options(topk, permute_x, permute_y, config, config_dx, config_dw, mode, layer), *tensors)
-    if torch.is_grad_enabled() and any(tensor is not None and tensor.requires_grad for tensor in tensors):
+    call = call_of((topk, permute_x, permute_y, config, config_dx, config_dw, mode, layer), tensors)
+    if call.differentiable and torch.is_grad_enabled():
         y = _GroupedGemm.apply(*tensors, call)  # type: ignore[no-untyped-call]
         return y
-    if not call.compiled:
-        _compile_first(call, _NO_GRADIENTS, tensors)
-    return forward(call, *tensors)
+    return _forward(call, _NO_GRADIENTS, tensors)
 
 
-def _compile_first(call: Call, needs: Needs, tensors: tuple[Any, ...]) -> None:
-    if needs not in call.compiled:
-        call.compiled.add(needs)
+def _forward(call: Call, needs: Needs, tensors: tuple[Any, ...]) -> torch.Tensor:
+    """The forward pass. The first of its kind has all binaries of the step compiled at once."""
+    if needs in call.compiled:
+        return forward(call, *tensors)
+    call.compiled.add(needs)
+    with collecting_later():
         compile_step(call, needs, tensors)
+        return forward(call, *tensors)
 
 
 class _GroupedGemm(torch.autograd.Function):
@@ -126,10 +123,9 @@ class _GroupedGemm(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, *arguments: Any) -> torch.Tensor:
         tensors, call, needs = arguments[:6], arguments[6], needs_of(ctx)
-        _compile_first(call, needs, tensors)
         ctx.call = call
         ctx.save_for_backward(*saved_of(tensors, needs))
-        return forward(call, *tensors)
+        return _forward(call, needs, tensors)
 
     @staticmethod
     @once_differentiable

@@ -17,6 +17,8 @@ from .ragged import ragged_descriptor, store_ragged
 from .tiles import load_tile, load_tile_count, tile_position
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
     import torch
 
     from ....datasets import KernelConfig
@@ -26,7 +28,6 @@ if TYPE_CHECKING:
 UNSPECIALIZED = ["x_rows", "rows", "groups", "N8", "K8", "divisor", "GROUP_M", "PROGRAMS_PER_SM"]
 #: What an autotuner of the kernel tunes anew for. The group sizes are tensor contents, which no key can see.
 KEY = ["rows", "groups", "N8", "K8", "TRANSPOSED", "GATHER", "SCATTER"]
-_TENSORS = 7  # of the arguments, come first
 
 
 # One binary per config serves every shape: no runtime integer is specialised (Triton would otherwise compile
@@ -180,23 +181,54 @@ def launch_gemm(
     gather[i] // divisor of x. `scatter`: it is stored as row scatter[i] of y. One of the two at most. `scale` (rows,)
     is indexed by them where they are given. `bias` (groups, N).
     """
-    n = y.shape[1]
-    grid = grid_of(-(-tile_map.rows // config["BLOCK_M"]) + tile_map.groups, n, config, sm_count)
-    if tile_map.rows == 0 or grid == 0:
-        return
-    if config["TMA_X"] or config["TMA_W"] or config["TMA_Y"]:
-        ensure_allocator()
-    indices = gather if gather is not None else scatter
-    given = arguments(x, w, y, tile_map, indices, scale, bias, divisor)
-    _launch(
-        (grid, 1, 1),
-        given[:_TENSORS],
-        given[_TENSORS:],
+    prepare_gemm(
+        tile_map.rows,
+        tile_map.groups,
+        y.shape[1],
+        x.shape[1],
         config,
-        TRANSPOSED=transposed,
-        GATHER=gather is not None,
-        SCATTER=scatter is not None,
-    )
+        sm_count,
+        x_rows=len(x),
+        transposed=transposed,
+        gathers=gather is not None,
+        divisor=divisor,
+        scatters=scatter is not None,
+    )((x, w, y, tile_map.entries, gather if gather is not None else scatter, scale, bias))
+
+
+def prepare_gemm(
+    rows: int,
+    groups: int,
+    n: int,
+    k: int,
+    config: KernelConfig,
+    sm_count: int,
+    *,
+    x_rows: int,
+    transposed: bool = False,
+    gathers: bool = False,
+    divisor: int = 1,
+    scatters: bool = False,
+) -> Callable[[Sequence[torch.Tensor | None]], None]:
+    """What launches the kernel on (x, w, y, a tile map's entries, indices, scale, bias) of these sizes, again and
+    again. All as in `launch_gemm`."""
+    grid = grid_of(-(-rows // config["BLOCK_M"]) + groups, n, config, sm_count)
+    if rows == 0 or grid == 0:
+        return _launch_nothing
+    sizes = (x_rows, rows, groups, n // 8, k // 8, divisor)
+    prepared = _launch.prepare((grid, 1, 1), sizes, config, TRANSPOSED=transposed, GATHER=gathers, SCATTER=scatters)
+    if not (config["TMA_X"] or config["TMA_W"] or config["TMA_Y"]):
+        return prepared
+
+    def launch(tensors: Sequence[torch.Tensor | None]) -> None:
+        ensure_allocator()
+        prepared(tensors)
+
+    return launch
+
+
+def _launch_nothing(tensors: Sequence[torch.Tensor | None]) -> None:
+    """Where no tile is."""
 
 
 def grid_of(m_tiles: int, n: int, config: KernelConfig, sm_count: int) -> int:

@@ -6,8 +6,8 @@ sums over, so one map serves all configs, all projections of a layer and the bac
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from functools import lru_cache
+from typing import TYPE_CHECKING, NamedTuple
 
 import triton
 import triton.language as tl
@@ -17,6 +17,8 @@ from ..space import BLOCKS_M
 
 if TYPE_CHECKING:
     import torch
+
+    from ....runtime.launching.launcher import PreparedLaunch
 
 # The map starts with one tile count a BLOCK_M, the number of chunks and the number of split groups (padded to 8).
 # Then come (group, first row, end row) a tile, by BLOCK_M; (group, first row, end row, slot) a chunk; and
@@ -213,8 +215,17 @@ def tile_position(tile, m_tiles, n_tiles, GROUP_M):
 _launch = Launcher(tile_map_kernel)
 
 
-@dataclass(frozen=True)
-class TileMap:
+@lru_cache(maxsize=4096)  # calls of a layer are of the same sizes
+def _prepared(rows: int, groups: int, chunk_rows: int) -> tuple[int, PreparedLaunch]:
+    """How many entries a map has, and what makes one of (group sizes, entries)."""
+    chunks = rows // chunk_rows + groups
+    tiles = -(-rows // BLOCKS_M[0]) + groups
+    size = 8 + len(BLOCKS_M) * tiles * 3 + chunks * 4 + rows // chunk_rows * 3
+    grid = (groups, len(BLOCKS_M) + 1, 1)
+    return size, _launch.prepare(grid, (rows, groups, chunk_rows), LANES=_LANES, num_warps=4)
+
+
+class TileMap(NamedTuple):
     """The device-built map of one routing, good for any config. Make it once a layer with `TileMap.build`."""
 
     entries: torch.Tensor  # int32: header, tiles of every BLOCK_M, chunks, split groups
@@ -235,12 +246,9 @@ class TileMap:
             group_sizes = group_sizes.to(torch.int32)
         groups = group_sizes.numel()
         chunk_rows = chunk_rows or max(rows, 1)
-        chunks = rows // chunk_rows + groups
-        tiles = -(-rows // BLOCKS_M[0]) + groups
-        size = 8 + len(BLOCKS_M) * tiles * 3 + chunks * 4 + rows // chunk_rows * 3
-        entries = torch.empty(size, dtype=torch.int32, device=group_sizes.device)
-        grid = (groups, len(BLOCKS_M) + 1, 1)
-        _launch(grid, (group_sizes, entries), (rows, groups, chunk_rows), LANES=_LANES, num_warps=4)
+        size, launch = _prepared(rows, groups, chunk_rows)
+        entries = group_sizes.new_empty(size)
+        launch((group_sizes, entries))
         return cls(entries, rows, groups, chunk_rows)
 
     @property

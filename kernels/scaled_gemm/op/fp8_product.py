@@ -13,7 +13,17 @@ from ....datasets import ForetuneError, KernelConfig
 from ...grouped_gemm.family import MOST_ROWS
 from ...grouped_gemm.op.checks import check_aligned
 from ...grouped_gemm.triton_kernels.tiles import TileMap
-from ...op_calls import ConfiguredLaunch, decode, device_at, encode, facts, needs_operator, on_device_of, place_of
+from ...op_calls import (
+    ConfiguredLaunch,
+    decode,
+    device_at,
+    encode,
+    facts,
+    known_to_inspect,
+    needs_operator,
+    on_device_of,
+    place_of,
+)
 from ..family import STEP, ScaledGemmDense, ScaledGemmGrouped
 from ..kernel import launch_scaled_gemm
 from ..kinds import BLOCKWISE, ROWWISE, flags_of, scale_shapes
@@ -198,4 +208,5 @@ _library.define(
     tags=(torch.Tag.pt2_compliant_tag,),
 )
 _library.impl("scaled_product", _through_library, "CompositeExplicitAutograd")
+known_to_inspect(__file__, __name__)
 torch.library.register_fake("foretune::scaled_product", _fake, lib=_library)
