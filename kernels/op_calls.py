@@ -153,10 +153,11 @@ def needs_operator(tensors: tuple[Any, ...]) -> bool:
     return False  # what is no tensor at all is refused later
 
 
-def known_to_inspect(file: str, module: str) -> None:
-    """Tells `inspect` which module a file is. To be called before `torch.library.register_fake`, which asks for the
-    line that calls it: `inspect` would look at every module that is loaded, 30 ms with torch."""
-    vars(inspect).get("modulesbyfile", {})[file] = module
+def register_fake(operator: str, fake: Callable[..., Any], library: Any) -> None:
+    """`torch.library.register_fake`, which has `inspect` find the line that calls it: unless that is told which module
+    this file is, it looks at every module that is loaded, 30 ms with torch."""
+    vars(inspect).get("modulesbyfile", {})[__file__] = __name__
+    torch.library.register_fake(operator, fake, lib=library)
 
 
 _nothing = nullcontext()

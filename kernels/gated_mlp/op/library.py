@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from ...op_calls import decode, known_to_inspect
+from ...op_calls import decode, register_fake
 from .checks import check_call
 from .passes import Options, backward, forward, gradient_of_w, gradient_of_x
 
@@ -70,7 +70,6 @@ def _backward_fake(
 
 _library.impl("gated_mlp", _forward, "CompositeExplicitAutograd")
 _library.impl("gated_mlp_backward", _backward, "CompositeExplicitAutograd")
-known_to_inspect(__file__, __name__)
-torch.library.register_fake("foretune::gated_mlp", _forward_fake, lib=_library)
-torch.library.register_fake("foretune::gated_mlp_backward", _backward_fake, lib=_library)
+register_fake("foretune::gated_mlp", _forward_fake, _library)
+register_fake("foretune::gated_mlp_backward", _backward_fake, _library)
 torch.library.register_autograd("foretune::gated_mlp", _autograd, setup_context=_setup_context, lib=_library)

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from ...op_calls import decode, known_to_inspect
+from ...op_calls import decode, register_fake
 from .calls import Options, call_of, call_of_backward
 from .checks import Shape, check_call
 from .passes import Needs, backward, forward, needs_of, saved_of
@@ -82,7 +82,6 @@ def _shape(dy: torch.Tensor, x: torch.Tensor | None, w: torch.Tensor | None, gro
 
 _library.impl("grouped_gemm", _forward, "CompositeExplicitAutograd")
 _library.impl("grouped_gemm_backward", _backward, "CompositeExplicitAutograd")
-known_to_inspect(__file__, __name__)
-torch.library.register_fake("foretune::grouped_gemm", _forward_fake, lib=_library)
-torch.library.register_fake("foretune::grouped_gemm_backward", _backward_fake, lib=_library)
+register_fake("foretune::grouped_gemm", _forward_fake, _library)
+register_fake("foretune::grouped_gemm_backward", _backward_fake, _library)
 torch.library.register_autograd("foretune::grouped_gemm", _autograd, setup_context=_setup_context, lib=_library)

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from ....datasets import ForetuneError
-from ...op_calls import decode
+from ...op_calls import decode, register_fake
 from .operands import check_operands
 from .passes import gradient_of_bias, gradients, run
 
@@ -55,5 +55,5 @@ def _autograd(ctx: Any, dy: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
 
 
 _library.impl("matmul", _forward, "CompositeExplicitAutograd")
-torch.library.register_fake("foretune::matmul", _forward_fake, lib=_library)
+register_fake("foretune::matmul", _forward_fake, _library)
 torch.library.register_autograd("foretune::matmul", _autograd, setup_context=_setup_context, lib=_library)

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from ...op_calls import decode, known_to_inspect
+from ...op_calls import decode, register_fake
 from .checks import check_call
 from .passes import Options, Tables, backward, forward
 
@@ -69,7 +69,6 @@ def _backward_fake(*arguments: Any) -> tuple[torch.Tensor, ...]:
 
 _library.impl("rms_norm_rope", _forward, "CompositeExplicitAutograd")
 _library.impl("rms_norm_rope_backward", _backward, "CompositeExplicitAutograd")
-known_to_inspect(__file__, __name__)
-torch.library.register_fake("foretune::rms_norm_rope", _forward_fake, lib=_library)
-torch.library.register_fake("foretune::rms_norm_rope_backward", _backward_fake, lib=_library)
+register_fake("foretune::rms_norm_rope", _forward_fake, _library)
+register_fake("foretune::rms_norm_rope_backward", _backward_fake, _library)
 torch.library.register_autograd("foretune::rms_norm_rope", _autograd, setup_context=_setup_context, lib=_library)

@@ -19,10 +19,10 @@ from ...op_calls import (
     device_at,
     encode,
     facts,
-    known_to_inspect,
     needs_operator,
     on_device_of,
     place_of,
+    register_fake,
 )
 from ..family import STEP, ScaledGemmDense, ScaledGemmGrouped
 from ..kernel import launch_scaled_gemm
@@ -208,5 +208,4 @@ _library.define(
     tags=(torch.Tag.pt2_compliant_tag,),
 )
 _library.impl("scaled_product", _through_library, "CompositeExplicitAutograd")
-known_to_inspect(__file__, __name__)
-torch.library.register_fake("foretune::scaled_product", _fake, lib=_library)
+register_fake("foretune::scaled_product", _fake, _library)
