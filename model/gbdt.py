@@ -178,19 +178,21 @@ class LightGBMRanker(Ranker):
     def fastest(
         self, family: Family, problem: Problem, device: DeviceSpec, configs: Sequence[KernelConfig], count: int
     ) -> tuple[NDArray[np.intp], NDArray[np.float64]]:
-        """See `Ranker.fastest`. On the first likely problem the network alone chooses for which configs some of the
-        trees are asked, and what both say there for which all of it is predicted."""
+        """See `Ranker.fastest`. The network alone, on the first likely problem, chooses for which configs some of the
+        trees are asked as well, on all of them, and what these say for which all trees are asked."""
         self._check_features(family)
         # So many that the first ones are as `predict` has them: `python tests/model/two_stages.py` compares them.
-        at_first, later = 172 + 3 * max(count, 8), 40 + 5 * max(count, 8)
+        at_first, later = 172 + 3 * max(count, 8), 24 + 3 * max(count, 8)
         if self.network_ is None or len(configs) <= later:
             return super().fastest(family, problem, device, configs, count)
         shares, groups = self._likely(family, problem, device, configs)
-        first = narrowed(groups, slice(1))
-        logs = self.network_.roughly(first)[0]
-        rows = _least(logs, at_first)
-        logs = logs[rows] + self.forest_.sample.predict_groups(narrowed(first, configs=rows))[0]
-        rows = rows[_least(logs, later)]
+        rough = self.network_.roughly(narrowed(groups, slice(1)))
+        rows = _least(rough[0], at_first)
+        rough = rough[:, rows]
+        if len(shares) > 1:
+            rough = np.concatenate([rough, self.network_.roughly(narrowed(groups, slice(1, None), rows))])
+        rough = rough + self.forest_.sample.predict_groups(narrowed(groups, configs=rows))
+        rows = rows[_least(_mean(shares, rough), later)]
         mean = _mean(shares, self._logs_of(narrowed(groups, configs=rows)))
         order = np.argsort(mean, kind="stable")[:count]
         return rows[order], np.exp(mean[order])
