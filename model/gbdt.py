@@ -352,7 +352,7 @@ def _least(values: NDArray[np.floating[Any]], count: int) -> NDArray[np.intp]:
     """The places of the `count` least values, in their order in the list, and of what equals the last of them."""
     if len(values) <= count:
         return np.arange(len(values))
-    return np.flatnonzero(values <= np.partition(values, count)[count - 1])
+    return np.flatnonzero(values <= np.partition(values, count - 1)[count - 1])
 
 
 def _in_blocks(
