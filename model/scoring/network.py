@@ -131,8 +131,8 @@ class Network:
         return result
 
     def roughly(self, groups: Sequence[FeatureGroup]) -> NDArray[np.floating[Any]]:
-        """About what `predict_groups` gives, in float32 and so in half the time: on which processor, and among which
-        other rows, decides on the last digits."""
+        """About what `predict_groups` gives, in float32 and so in half the time, and not cut at `MOST_LOG`: the
+        processor, and the other rows, decide on the last digits."""
         return self._quick_scorer.logs(groups)
 
     @cached_property

@@ -165,9 +165,9 @@ class Forest:
 
     @cached_property
     def sample(self) -> Forest:
-        """About this forest in a quarter of the time: every fourth tree, times two, which orders configs better than
-        times one or four."""
-        trees = np.arange(len(self)) % 4 == 0
+        """About this forest in a third of the time: every third tree, times two, which orders configs better than
+        times one or three."""
+        trees = np.arange(len(self)) % 3 == 0
         splits, leaves = trees[self.split_tree], np.repeat(trees, self.tree_leaves)
         return Forest(
             n_features=self.n_features,
