@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from functools import lru_cache
-from statistics import NormalDist
 
 import numpy as np
 from numpy.typing import NDArray
@@ -41,6 +40,8 @@ def typical_sizes(rows: int, groups: int) -> NDArray[np.int64]:
 @lru_cache(maxsize=256)
 def _normal_quantiles(groups: int) -> NDArray[np.float64]:
     """The quantiles (i + 1/2) / groups of the standard normal distribution, (groups,), descending."""
+    from statistics import NormalDist  # which few problems ask for, and imports decimals and fractions
+
     normal = NormalDist()
     return np.array([normal.inv_cdf((place - 0.5) / groups) for place in range(groups, 0, -1)])
 

@@ -70,7 +70,7 @@ class QuickScorer:
         self._thresholds: dict[int, NDArray[np.float64]] = {}  # by feature, ascending, distinct
         self._first: dict[int, int] = {}  # by feature, where its rows in the table begin: one for each interval
         tables = [np.full((1, trees), _ALL)]
-        for feature in np.unique(forest.split_feature).tolist():
+        for feature in np.flatnonzero(np.bincount(forest.split_feature)).tolist():
             mine = np.flatnonzero(forest.split_feature == feature)
             thresholds, interval = np.unique(forest.split_threshold[mine], return_inverse=True)
             table = np.full((len(thresholds) + 1, trees), _ALL)
