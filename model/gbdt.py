@@ -182,7 +182,7 @@ class LightGBMRanker(Ranker):
         trees are asked as well, on all of them, and what these say for which all trees are asked."""
         self._check_features(family)
         # So many that the first ones are as `predict` has them: `python tests/model/two_stages.py` compares them.
-        at_first, later = 172 + 3 * max(count, 8), 40 + 3 * max(count, 8)
+        at_first, later = 172 + 3 * max(count, 8), 48 + 3 * max(count, 8)
         if self.network_ is None or len(configs) <= later:
             return super().fastest(family, problem, device, configs, count)
         shares, groups = self._likely(family, problem, device, configs)
