@@ -8,8 +8,7 @@ table row per feature.
 
 The rows are configs, and configs of one kind share columns (see `FeatureGroup`): what those leave over is computed
 once for each kind, and what a lasting group leaves over once and for all. In a long table columns take few values
-jointly, so their AND is computed for each of those and shared; and a column in one interval for all rows is folded
-into a vector.
+jointly, so their AND is computed for each of those and shared.
 """
 
 from __future__ import annotations
@@ -118,7 +117,7 @@ class QuickScorer:
         for of_column, (place, feature) in zip(codes, used, strict=True):
             of_column[:] = self._thresholds[feature].searchsorted(columns[place])
         codes += np.array([self._first[feature] for _, feature in used], np.intp)[:, None]
-        masks = self._merged(codes) if len(table) > _LONG else self._left_over(self._table, codes)
+        masks = self._merged(codes) if len(table) > _LONG and used else self._left_over(self._table, codes)
         return masks.reshape(*group.values.shape[:2], -1)
 
     def _left_over(self, table: Masks, codes: NDArray[np.intp]) -> Masks:
@@ -133,10 +132,11 @@ class QuickScorer:
 
     def _merged(self, codes: NDArray[np.intp]) -> Masks:
         """The same of a long table."""
-        parts = _merge([(of_column, self._table) for of_column in codes], codes.shape[1])
-        first = np.cumsum([0, *(len(table) for _, table in parts[:-1])])
-        table = np.concatenate([table for _, table in parts])
-        return self._left_over(table, np.stack([row for row, _ in parts]) + first[:, None])
+        (row, table), *others = _merge([(of_column, self._table) for of_column in codes], codes.shape[1])
+        masks = table.take(row, axis=0)
+        for row, table in others:
+            masks &= table.take(row, axis=0)
+        return masks
 
 
 def _merge(parts: list[tuple[NDArray[np.intp], Masks]], rows: int) -> list[tuple[NDArray[np.intp], Masks]]:
