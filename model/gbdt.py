@@ -183,7 +183,7 @@ class LightGBMRanker(Ranker):
         self._check_features(family)
         # So many that the first ones are as `predict` has them: `python tests/model/two_stages.py` compares them.
         at_first, later = 172 + 3 * max(count, 8), 48 + 3 * max(count, 8)
-        if self.network_ is None or len(configs) <= later:
+        if self.network_ is None or len(configs) <= at_first:
             return super().fastest(family, problem, device, configs, count)
         shares, groups = self._likely(family, problem, device, configs)
         rough = self.network_.roughly(narrowed(groups, slice(1)))
