@@ -5,7 +5,6 @@ Imports nothing of ours above it. The store (pandas, pyarrow) is only imported w
 
 from __future__ import annotations
 
-from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -55,7 +54,7 @@ def names() -> list[str]:
     >>> names()[:2]
     ['h100', 'h200']
     """
-    root = Path(str(resources.files(__package__)))
+    root = Path(__file__).parent
     return sorted(manifest.parent.name for manifest in root.glob("[!.]*/dataset.json"))
 
 
@@ -89,7 +88,7 @@ def describe(name_or_path: str | Path) -> dict[str, Any]:
 def _folder(name_or_path: str | Path) -> Path:
     check_path("a dataset", name_or_path)
     if str(name_or_path) in names():
-        return Path(str(resources.files(__package__))) / str(name_or_path)
+        return Path(__file__).parent / str(name_or_path)
     if not _is_folder(name_or_path):
         raise DatasetError(
             f"{abridged(str(name_or_path))}: neither a directory nor a shipped dataset (shipped: {', '.join(names())})"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from numbers import Integral
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -59,15 +59,18 @@ class KernelConfig:
         return cls(tuple(knobs.items()), **options)
 
     def __getitem__(self, knob: str) -> Any:
-        for name, value in self.meta:
-            if name == knob:
-                return value
+        if knob in self._knobs:
+            return self._knobs[knob]
         if knob in OPTIONS:
-            return getattr(self, knob)
+            return None
         raise KeyError(knob)
 
     def to_json(self) -> dict[str, Knob]:
         """All knobs, flat; options that Triton leaves unset (None) are left out."""
+        return dict(self._knobs)
+
+    @cached_property
+    def _knobs(self) -> dict[str, Knob]:
         options = {name: getattr(self, name) for name in OPTIONS}
         return dict(self.meta) | {name: value for name, value in options.items() if value is not None}
 

@@ -7,7 +7,6 @@ import re
 from collections.abc import Mapping
 from dataclasses import MISSING, asdict, dataclass, fields, replace
 from functools import cache
-from importlib import resources
 from numbers import Integral, Real
 from pathlib import Path
 from typing import Any
@@ -269,7 +268,7 @@ def _check_rates(rates: Any) -> None:
 @cache
 def _shipped() -> dict[str, DeviceSpec]:
     """By short name. Read once: a call that names its device takes microseconds."""
-    files = sorted((resources.files(__package__) / "devices").iterdir(), key=lambda file: file.name)
+    files = sorted((Path(__file__).parent / "devices").iterdir())
     return {file.name.removesuffix(".json"): DeviceSpec.from_json(json.loads(file.read_text())) for file in files}
 
 

@@ -16,8 +16,8 @@ class FeatureGroup:
     """Some columns of the features of several problems on the same configs: configs of one kind have the same values in
     all of them. What is the same for all configs is a group of one kind.
 
-    `lasting` promises that the group is one and the same object for the next problems too, and never changes: what
-    follows from it is remembered.
+    `lasting` promises that `values` are one and the same object for the next problems too, and never change: what
+    follows from them is remembered.
     """
 
     columns: tuple[int, ...]  # their places among the family's `feature_names`
@@ -62,6 +62,42 @@ def stacked(each: Sequence[Sequence[FeatureGroup]]) -> tuple[FeatureGroup, ...]:
     )
 
 
-def problems_in(groups: Sequence[FeatureGroup], chosen: slice = slice(None)) -> int:
-    """How many problems groups are of, or those of them that are chosen."""
-    return len(range(max(len(group.values) for group in groups))[chosen])
+def narrowed(
+    groups: Sequence[FeatureGroup], problems: slice = slice(None), configs: NDArray[np.intp] | None = None
+) -> list[FeatureGroup]:
+    """The groups of some of their problems, on the configs in these places. The kinds that none of those is of are left
+    out, but of a lasting group, whose `values` stay the same object.
+
+    >>> import numpy as np
+    >>> group = FeatureGroup((0,), np.array([[[1], [2], [3]]], np.float32), np.array([2, 0, 2]))
+    >>> one, = narrowed([group], configs=np.array([0, 2]))
+    >>> one.values.ravel().tolist(), one.kind.tolist()
+    ([3.0], [0, 0])
+    """
+    result = []
+    for group in groups:
+        values, kind = group.values if group.lasting else group.values[problems], group.kind
+        if configs is not None:
+            kind = kind[configs]
+            if not group.lasting:
+                seen, kind = renumbered(kind, values.shape[1])
+                values = values[:, seen]
+        result.append(FeatureGroup(group.columns, values, kind, group.lasting))
+    return result
+
+
+def renumbered(codes: NDArray[np.intp], bound: int) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
+    """The codes that there are, of those below `bound`, ascending, and for each one its place among these."""
+    import numpy as np
+
+    taken = np.zeros(bound, np.bool_)
+    taken[codes] = True
+    seen = taken.nonzero()[0]
+    place = np.empty(bound, np.intp)
+    place[seen] = np.arange(len(seen))
+    return seen, place[codes]
+
+
+def problems_in(groups: Sequence[FeatureGroup]) -> int:
+    """How many problems groups are of."""
+    return max(len(group.values) for group in groups)

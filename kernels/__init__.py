@@ -12,11 +12,13 @@ import os
 import sys
 from functools import cache
 from importlib import import_module
-from importlib.metadata import EntryPoint, entry_points
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..datasets import Family, ForetuneError, Measurable
 from ..datasets.errors import check_word, reason_of, shown, warn
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
 
 __all__ = ["families", "find_family", "find_measurable", "register"]
 
@@ -123,6 +125,8 @@ def _names() -> list[str]:
 
 
 def _entry_points() -> tuple[EntryPoint, ...]:
+    from importlib.metadata import entry_points  # which takes a third of what importing all the rest does
+
     return tuple(entry_points(group=GROUP))
 
 

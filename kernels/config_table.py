@@ -29,7 +29,7 @@ class ConfigTable:
     >>> table.kinds.tolist(), table.kind.tolist()
     ([[2.0, 3.0]], [0, 1, 0])
     >>> from foretune.datasets.feature_groups import joined
-    >>> joined(table.groups([7.0], [10 * table.kinds[0]])).tolist()
+    >>> joined(table.groups([[7.0]], [10 * table.kinds[0]])).tolist()
     [[7.0, 4.0, 20.0], [7.0, 8.0, 30.0], [7.0, 8.0, 20.0]]
     """
 
@@ -41,19 +41,23 @@ class ConfigTable:
             lasting=True,
         )
         self.kinds, self.kind = distinct(*deciding)  # (len(deciding), n_kinds), and the kind of each config
+        #: The distinct values of the first that decides, and the place among them of each kind's.
+        self.ms, self.m = np.unique(self.kinds[0], return_inverse=True)
         self.one_kind = np.zeros(len(self.kind), np.intp)
 
-    def groups(self, of_call: Sequence[float], of_kinds: Sequence[Floats]) -> tuple[FeatureGroup, ...]:
-        """The features of one problem: those of the call, and for each kind, each (n_kinds,) or the same for all."""
-        first, last = len(of_call), len(of_call) + len(self.own.columns)
-        call = np.array([[of_call]], dtype=np.float32)
-        values = np.empty((len(of_kinds), self.kinds.shape[1]), np.float32)
+    def groups(self, of_calls: Sequence[Sequence[float]], of_kinds: Sequence[Floats]) -> tuple[FeatureGroup, ...]:
+        """The features of several problems: those of each call, and those of each kind, each (n_problems, n_kinds) or
+        what NumPy spreads over that."""
+        first, last = len(of_calls[0]), len(of_calls[0]) + len(self.own.columns)
+        calls = np.array(of_calls, dtype=np.float32)[:, None]
+        values = np.empty((len(of_kinds), len(of_calls), self.kinds.shape[1]), np.float32)
         for column, figures in zip(values, of_kinds, strict=True):
             column[:] = figures
+        mixed = np.ascontiguousarray(values.transpose(1, 2, 0))
         return (
-            FeatureGroup(tuple(range(first)), call, self.one_kind),
+            FeatureGroup(tuple(range(first)), calls, self.one_kind),
             self.own,
-            FeatureGroup(tuple(range(last, last + len(values))), np.ascontiguousarray(values.T)[None], self.kind),
+            FeatureGroup(tuple(range(last, last + len(values))), mixed, self.kind),
         )
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from importlib import resources
 from pathlib import Path
 
 from ..datasets import ForetuneError
@@ -70,7 +69,7 @@ def load_dense_models(path: Path | str | None = None) -> tuple[DenseModel, ...]:
     >>> load_dense_models()[2].model
     'Llama-3.1-8B'
     """
-    file = Path(str(resources.files(__package__))) / "dense_llms.csv" if path is None else Path(path)
+    file = Path(__file__).with_name("dense_llms.csv") if path is None else Path(path)
     return tuple(_model(fields, where) for where, fields in table_rows(file, COLUMNS))
 
 

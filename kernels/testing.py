@@ -188,7 +188,9 @@ class FamilyContract:
             for group in groups:
                 if group.lasting:
                     first = lasting.setdefault((group.columns, problem.dtype, problem.flags), group)
-                    assert group is first, f"a lasting group must be one object for all problems: {problem}"
+                    assert group.values is first.values, (
+                        f"the values of a lasting group must be one object for all problems: {problem}"
+                    )
 
     def test_features_do_with_what_is_known_of_binaries(self) -> None:
         if not self.family.reads_binaries:

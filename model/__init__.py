@@ -1,23 +1,36 @@
 """Ranking: features in, predicted slowdowns out; the bundle that carries it; the evaluation that judges it.
 
-Importing this needs NumPy alone; LightGBM is imported to train, pandas to read a dataset.
+Importing this imports nothing of it before it is asked for; who predicts needs NumPy alone, LightGBM is imported to
+train, pandas to read a dataset.
 """
 
 from __future__ import annotations
 
-from .adapt import adapt_bundle
-from .baselines import EstimateRanker, NearestRanker, RandomRanker, RegimeRanker, Rivals, StaticRanker, choose_rivals
-from .bundle import Bundle, load_bundle
-from .evaluate import cross_validate, evaluate_bundle
-from .evaluation import Evaluation
-from .gbdt import LightGBMRanker
-from .metrics import Summary, geomean, noise_floor, summarise, top_k_regret
-from .ranker import Ranker, UnseenCardRanker, ranker_on
-from .scoring.trees import Forest
-from .sources import check_measured, check_sources, measured_grid
-from .splits import split_folds, split_groups
-from .train import train_bundle
-from .trained_family import TrainedFamily
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .adapt import adapt_bundle
+    from .baselines import (
+        EstimateRanker,
+        NearestRanker,
+        RandomRanker,
+        RegimeRanker,
+        Rivals,
+        StaticRanker,
+        choose_rivals,
+    )
+    from .bundle import Bundle, load_bundle
+    from .evaluate import cross_validate, evaluate_bundle
+    from .evaluation import Evaluation
+    from .gbdt import LightGBMRanker
+    from .metrics import Summary, geomean, noise_floor, summarise, top_k_regret
+    from .ranker import Ranker, UnseenCardRanker, ranker_on
+    from .scoring.trees import Forest
+    from .sources import check_measured, check_sources, measured_grid
+    from .splits import split_folds, split_groups
+    from .train import train_bundle
+    from .trained_family import TrainedFamily
 
 __all__ = [
     "Bundle",
@@ -51,3 +64,40 @@ __all__ = [
     "top_k_regret",
     "train_bundle",
 ]
+
+_HOMES = {
+    "Forest": ".scoring.trees",
+    "LightGBMRanker": ".gbdt",
+    "TrainedFamily": ".trained_family",
+    "adapt_bundle": ".adapt",
+    "train_bundle": ".train",
+    **dict.fromkeys(
+        (
+            "EstimateRanker",
+            "NearestRanker",
+            "RandomRanker",
+            "RegimeRanker",
+            "Rivals",
+            "StaticRanker",
+            "choose_rivals",
+        ),
+        ".baselines",
+    ),
+    **dict.fromkeys(("Bundle", "load_bundle"), ".bundle"),
+    **dict.fromkeys(("cross_validate", "evaluate_bundle"), ".evaluate"),
+    "Evaluation": ".evaluation",
+    **dict.fromkeys(("Summary", "geomean", "noise_floor", "summarise", "top_k_regret"), ".metrics"),
+    **dict.fromkeys(("Ranker", "UnseenCardRanker", "ranker_on"), ".ranker"),
+    **dict.fromkeys(("check_measured", "check_sources", "measured_grid"), ".sources"),
+    **dict.fromkeys(("split_folds", "split_groups"), ".splits"),
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOMES:
+        return globals().setdefault(name, getattr(import_module(_HOMES[name], __name__), name))
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -17,7 +17,6 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
-from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -167,7 +166,7 @@ def load_bundle(path: Path | str | None = None) -> Bundle:
     Traceback (most recent call last):
     foretune.datasets.errors.BundleError: /nowhere/bundle.npz: no such file, so /nowhere has no bundle
     """
-    directory = Path(str(resources.files(__package__))) / "shipped" if path is None else check_path("bundle", path)
+    directory = Path(__file__).parent / "shipped" if path is None else check_path("bundle", path)
     content = _read(directory / FILE)
     if content is None:
         try:

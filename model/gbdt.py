@@ -13,6 +13,7 @@ import numpy as np
 
 from ..datasets import BinaryFacts, BundleError, DeviceSpec, Family, ForetuneError, KernelConfig, Problem
 from ..datasets.errors import check_between, check_integer, warn
+from ..datasets.feature_groups import FeatureGroup, narrowed
 from ..datasets.grid import BinaryKind, Grid
 from ..datasets.progress import advance, share_of, side_by_side
 from .ranker import Ranker
@@ -24,8 +25,6 @@ from .scoring.trees import MAX_LEAVES, MAX_TREES, Forest
 if TYPE_CHECKING:
     from numpy.typing import NDArray
     from typing_extensions import Self
-
-    from ..datasets.feature_groups import FeatureGroup
 
 #: The logarithm of no slowdown is larger, nor its negative: the quotient of two slowdowns is a number still. The leaves
 #: of the shipped trees add up to 4.
@@ -172,36 +171,44 @@ class LightGBMRanker(Ranker):
         self._check_features(family)
         if not len(configs):
             return np.empty(0)
-        likely = self._likely(family, problem, device, configs)
-        slowdowns: NDArray[np.float64] = np.exp(likely.mean(likely.logs()))
+        shares, groups = self._likely(family, problem, device, configs)
+        slowdowns: NDArray[np.float64] = np.exp(_mean(shares, self._logs_of(groups)))
         return slowdowns
 
     def fastest(
         self, family: Family, problem: Problem, device: DeviceSpec, configs: Sequence[KernelConfig], count: int
     ) -> tuple[NDArray[np.intp], NDArray[np.float64]]:
-        """See `Ranker.fastest`. The network alone, which is quick, chooses on the first likely problem for which
-        configs the trees are asked, and what both say there for which the other likely problems are looked at."""
+        """See `Ranker.fastest`. The network alone, on the first likely problem, chooses for which configs some of the
+        trees are asked as well, on all of them, and what these say for which all trees are asked."""
         self._check_features(family)
         # So many that the first ones are as `predict` has them: `python tests/model/two_stages.py` compares them.
-        at_first, later = 172 + 3 * max(count, 8), 16 + 9 * max(count, 8)
+        at_first, later = 172 + 3 * max(count, 8), 48 + 3 * max(count, 8)
         if self.network_ is None or len(configs) <= at_first:
             return super().fastest(family, problem, device, configs, count)
-        likely = self._likely(family, problem, device, configs)
-        rows = _least(likely.by_network(slice(1))[0], at_first)
-        logs = likely.logs(slice(1), rows)
-        if len(likely.shares) > 1:
-            kept = _least(logs[0], later)
-            rows, logs = rows[kept], logs[:, kept]
-            logs = np.concatenate([logs, likely.logs(slice(1, None), rows)])
-        mean = likely.mean(logs)
+        shares, groups = self._likely(family, problem, device, configs)
+        rough = self.network_.roughly(narrowed(groups, slice(1)))
+        rows = _least(rough[0], at_first)
+        rough = rough[:, rows]
+        if len(shares) > 1:
+            rough = np.concatenate([rough, self.network_.roughly(narrowed(groups, slice(1, None), rows))])
+        rough = rough + self.forest_.sample.predict_groups(narrowed(groups, configs=rows))
+        rows = rows[_least(_mean(shares, rough), later)]
+        mean = _mean(shares, self._logs_of(narrowed(groups, configs=rows)))
         order = np.argsort(mean, kind="stable")[:count]
         return rows[order], np.exp(mean[order])
 
-    def _likely(self, family: Family, problem: Problem, device: DeviceSpec, configs: Sequence[KernelConfig]) -> _Likely:
+    def _likely(
+        self, family: Family, problem: Problem, device: DeviceSpec, configs: Sequence[KernelConfig]
+    ) -> tuple[tuple[float, ...], Sequence[FeatureGroup]]:
+        """How likely each of the problems is that this one may turn out to be, and their features."""
         binaries = self.binaries_.get((problem.dtype, problem.flags), {}) if family.reads_binaries else None
         shares, problems = zip(*family.likely(problem), strict=True)
-        groups = family.feature_groups(problems, device, configs, binaries)
-        return _Likely(shares, groups, self.forest_, self.network_)
+        return shares, family.feature_groups(problems, device, configs, binaries)
+
+    def _logs_of(self, groups: Sequence[FeatureGroup]) -> NDArray[np.float64]:
+        """Log slowdowns, (n_problems, n_rows)."""
+        logs = self.forest_.predict_groups(groups)
+        return logs if self.network_ is None else logs + self.network_.predict_groups(groups)
 
     def _logs(self, table: NDArray[np.float32]) -> NDArray[np.float64]:
         """Log slowdowns, (n_rows,), of features, (n_rows, n_features)."""
@@ -333,39 +340,19 @@ class AdaptedRanker(Ranker):
         return self.ranker_.predict(family, problem, device, configs)
 
 
-class _Likely:
-    """What a problem may turn out to be, as a ranker sees it on a list of configs."""
-
-    def __init__(
-        self, shares: Sequence[float], groups: Sequence[FeatureGroup], forest: Forest, network: Network | None
-    ) -> None:
-        self.shares = shares
-        self._groups, self._forest, self._network = groups, forest, network
-        self._layer = None if network is None else network.first_layer(groups)
-
-    def logs(self, problems: slice = slice(None), rows: NDArray[np.intp] | None = None) -> NDArray[np.float64]:
-        """Log slowdowns, (n_problems, n_rows), of these problems on the configs in these places."""
-        logs = self._forest.predict_groups(self._groups, problems, rows)
-        return logs if self._network is None else logs + self.by_network(problems, rows)
-
-    def by_network(self, problems: slice, rows: NDArray[np.intp] | None = None) -> NDArray[np.float64]:
-        """What the network has in them."""
-        assert self._network is not None
-        assert self._layer is not None
-        return self._network.logs(self._layer, problems, rows)
-
-    def mean(self, logs: NDArray[np.float64]) -> NDArray[np.float64]:
-        """The mean over the problems, (n_rows,), of (n_problems, n_rows)."""
-        total = np.zeros(logs.shape[1])
-        for share, of_one in zip(self.shares, logs, strict=True):
-            total += share * of_one
-        return total
+def _mean(shares: Sequence[float], logs: NDArray[np.float64]) -> NDArray[np.float64]:
+    """The mean over the problems, (n_rows,), of (n_problems, n_rows)."""
+    total = np.zeros(logs.shape[1])
+    for share, of_one in zip(shares, logs, strict=True):
+        total += share * of_one
+    return total
 
 
-def _least(values: NDArray[np.float64], count: int) -> NDArray[np.intp]:
-    """The places of the least values, at most `count`, in their order in the list; of equals the first ones."""
-    result: NDArray[np.intp] = np.sort(np.argsort(values, kind="stable")[:count])
-    return result
+def _least(values: NDArray[np.floating[Any]], count: int) -> NDArray[np.intp]:
+    """The places of the `count` least values, in their order in the list, and of what equals the last of them."""
+    if len(values) <= count:
+        return np.arange(len(values))
+    return np.flatnonzero(values <= np.partition(values, count - 1)[count - 1])
 
 
 def _in_blocks(

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..datasets import BinaryFacts, DeviceSpec, KernelConfig, Problem
+from ..datasets.feature_groups import FeatureGroup, joined
 from .configs_memo import remembered
 
 if TYPE_CHECKING:
@@ -69,38 +70,50 @@ class GenericFeatures:
         device: DeviceSpec,
         configs: Sequence[KernelConfig],
         programs: NDArray[np.float64],
-        binaries: Mapping[KernelConfig, BinaryFacts],
+        binaries: Mapping[KernelConfig, BinaryFacts] | None,
         *,
         flops: float = 0.0,
         touched_bytes: float = 0.0,
     ) -> NDArray[np.float32]:
         """(n_configs, len(names)), finite. `programs` is the size of each config's grid, (n_configs,); `flops` and
         `touched_bytes` are of the whole problem, 0 where nobody said."""
-        of_problem = self._of_problem(problem, device, flops, touched_bytes)
-        knobs, threads = _knob_table(tuple(configs), self.knobs, device.warp_size)
+        return joined(
+            self.groups(problem, device, configs, programs, binaries, flops=flops, touched_bytes=touched_bytes)
+        )
+
+    def groups(
+        self,
+        problem: Problem,
+        device: DeviceSpec,
+        configs: Sequence[KernelConfig],
+        programs: NDArray[np.float64],
+        binaries: Mapping[KernelConfig, BinaryFacts] | None,
+        *,
+        flops: float = 0.0,
+        touched_bytes: float = 0.0,
+    ) -> tuple[FeatureGroup, ...]:
+        """The columns of `table`: those of the problem, those of the config and its binary, and the others. `binaries`
+        may not change: what follows from them is remembered."""
+        own = _own(tuple(configs), self.knobs, device, _Same(binaries or _NO_BINARIES))
         columns: list[NDArray[np.float64]] = []
         for knob, dim in self.tiles.items():
-            size, block = max(problem[dim], 1), np.maximum(knobs[:, self.knobs.index(knob)], 1.0)
+            size, block = max(problem[dim], 1), np.maximum(own.knobs[self.knobs.index(knob)], 1.0)
             tiles = np.ceil(size / block)
             columns += [np.log2(tiles), tiles * block / size]
-        facts = _facts(configs, binaries)
-        residency = _residency(facts, threads, device)
         launched = np.maximum(programs, 1.0)
-        waves = launched / (device.sm_count * np.maximum(residency, 1.0))
-        columns += [
-            np.log2(launched),
-            np.log2(waves),
-            waves / np.ceil(waves),
-            np.log2(touched_bytes / launched + 1),
-            np.log2(touched_bytes / launched / threads + 1),
-            *facts.T,
-            residency,
-        ]
-        table = np.empty((len(configs), len(self.names)), np.float32)
-        first, second = len(of_problem), len(of_problem) + len(self.knobs)
-        table[:, :first], table[:, first:second] = of_problem, knobs
-        table[:, second:] = np.stack(columns, axis=1)
-        return table
+        waves = launched / own.slots
+        each = touched_bytes / launched
+        columns += [np.log2(launched), np.log2(waves), waves / np.ceil(waves), np.log2(each + 1)]
+        columns.append(np.log2(each / own.threads + 1))
+        of_problem = np.array([[self._of_problem(problem, device, flops, touched_bytes)]], np.float32)
+        first, count = of_problem.shape[2], len(self.names)
+        second, last = first + len(self.knobs), count - len(_BINARY)
+        mixed = np.stack(columns, axis=1).astype(np.float32)[None]
+        return (
+            FeatureGroup(tuple(range(first)), of_problem, own.one_kind),
+            FeatureGroup((*range(first, second), *range(last, count)), own.values, own.kind, lasting=True),
+            FeatureGroup(tuple(range(second, last)), mixed, own.kind),
+        )
 
     def _of_problem(self, problem: Problem, device: DeviceSpec, flops: float, touched_bytes: float) -> list[float]:
         """The columns that are the same for all configs."""
@@ -121,14 +134,39 @@ class GenericFeatures:
         ]
 
 
-@remembered(maxsize=64)
-def _knob_table(
-    configs: tuple[KernelConfig, ...], knobs: tuple[str, ...], warp_size: int
-) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """The knobs as numbers, (n_configs, n_knobs), and the threads of a program, (n_configs,)."""
-    values = [[_number(known.get(knob)) for knob in knobs] for known in (config.to_json() for config in configs)]
-    threads = [config.num_warps * warp_size for config in configs]
-    return np.array(values, float).reshape(len(configs), len(knobs)), np.array(threads, float)
+#: Known by its identity, as no mapping is hashable.
+@dataclass(frozen=True, eq=False)
+class _Same:
+    binaries: Mapping[KernelConfig, BinaryFacts]
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Same) and other.binaries is self.binaries
+
+    def __hash__(self) -> int:
+        return id(self.binaries)
+
+
+_NO_BINARIES: Mapping[KernelConfig, BinaryFacts] = {}
+
+
+class _Own:
+    """What depends only on the configs, the device and what is known of the binaries."""
+
+    def __init__(
+        self, configs: tuple[KernelConfig, ...], knobs: tuple[str, ...], device: DeviceSpec, known: _Same
+    ) -> None:
+        said = [config.to_json() for config in configs]
+        self.knobs = np.array([[_number(one.get(knob)) for one in said] for knob in knobs], float)
+        self.knobs = self.knobs.reshape(len(knobs), len(configs))
+        self.threads = np.array([config.num_warps * device.warp_size for config in configs], float)
+        facts = _facts(configs, known.binaries)
+        residency = _residency(facts, self.threads, device)
+        self.slots = device.sm_count * np.maximum(residency, 1.0)
+        self.values = np.stack([*self.knobs, *facts.T, residency], axis=1).astype(np.float32)[None]
+        self.kind, self.one_kind = np.arange(len(configs)), np.zeros(len(configs), np.intp)
+
+
+_own = remembered(maxsize=64)(_Own)
 
 
 def _number(value: Any) -> float:

@@ -204,11 +204,14 @@ class Chooser:
         if self.device.arch not in archs:
             k = k.times(_GROWTH, _LEAST_UNMEASURED, calibration)
         longest = min(k.longest(calibration, distance), len(self.configs))
-        for count in (max(longest, _LOOKED_AT), len(self.configs)):
-            order, slowdowns = self._ranking(problem, skew, count)
+        asked = max(longest, _LOOKED_AT)
+        while True:
+            order, slowdowns = self._ranking(problem, skew, asked)
             places = self._able(problem, order, longest)
-            if len(places) == longest:
+            if len(places) == longest or len(order) < asked or asked >= len(self.configs):
                 break
+            # By the share of them that can run it so many would do; and a few more.
+            asked = len(order) * longest * 5 // (4 * max(len(places), 1)) + 1
         positions = order[places].tolist()
         if not positions:
             why = self.family.supports(self.configs[int(order[0])], problem, self.device) or "its result was wrong"

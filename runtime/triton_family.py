@@ -22,6 +22,7 @@ from ..datasets import (
     roofline_us,
 )
 from ..datasets.errors import abridged
+from ..datasets.feature_groups import FeatureGroup, joined, stacked
 from ..model.generic_features import GenericFeatures
 from .declared import check_declared
 from .launching.kernel import Kernel
@@ -167,10 +168,28 @@ class TritonFamily(Measurable):
         configs: Sequence[KernelConfig],
         binaries: Mapping[KernelConfig, BinaryFacts] | None = None,
     ) -> NDArray[np.float32]:
+        return joined(self._groups(problem, device, configs, binaries))
+
+    def feature_groups(
+        self,
+        problems: Sequence[Problem],
+        device: DeviceSpec,
+        configs: Sequence[KernelConfig],
+        binaries: Mapping[KernelConfig, BinaryFacts] | None = None,
+    ) -> Sequence[FeatureGroup]:
+        if type(self).features is not TritonFamily.features:  # a subclass has others
+            return super().feature_groups(problems, device, configs, binaries)
+        return stacked([self._groups(problem, device, configs, binaries) for problem in problems])
+
+    def _groups(
+        self,
+        problem: Problem,
+        device: DeviceSpec,
+        configs: Sequence[KernelConfig],
+        binaries: Mapping[KernelConfig, BinaryFacts] | None,
+    ) -> Sequence[FeatureGroup]:
         programs, flops, touched = self._programs(problem, configs), self.flops(problem), self.bytes(problem)
-        return self._generic.table(
-            problem, device, configs, programs, binaries or {}, flops=flops, touched_bytes=touched
-        )
+        return self._generic.groups(problem, device, configs, programs, binaries, flops=flops, touched_bytes=touched)
 
     def estimate_us(self, problem: Problem, device: DeviceSpec, configs: Sequence[KernelConfig]) -> NDArray[np.float64]:
         """The roofline, where FLOPs or bytes are given, times how much the last wave of programs lacks."""

@@ -6,7 +6,6 @@ import errno
 import glob
 import os
 import re
-import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -41,7 +40,7 @@ def replacing(path: Path | str, *, is_cache: bool = False) -> Iterator[Path]:
             yield path
         return
     target = path.resolve()  # a link stays one
-    temporary = target.with_name(f".{target.name[:100]}.{secrets.token_hex(8)}.tmp")
+    temporary = target.with_name(f".{target.name[:100]}.{os.urandom(8).hex()}.tmp")
     with blaming(path, temporary):
         try:
             if is_cache:

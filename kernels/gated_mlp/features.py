@@ -135,7 +135,7 @@ def feature_groups(problem: Problem, device: DeviceSpec, configs: Sequence[Kerne
         np.log2(footprint),
         np.maximum(np.maximum(compute_us, l2_us), dram_us),
     ]
-    return space.groups(of_call, of_kinds)
+    return space.groups([of_call], of_kinds)
 
 
 @remembered(maxsize=64)

@@ -109,10 +109,10 @@ def feature_groups(
     """The columns of `feature_table` for several problems of one dtype: those of the call, of the config, of its tile,
     and the last one, of its tile's depth and its stages."""
     space = _space(tuple(configs), variant, problems[0].itemsize, device)
-    all_sizes = [group_sizes_of(problem) for problem in problems]
     # Below, what a problem has is (n_problems, 1), and what it has on each kind of tile (n_problems, n_kinds).
-    rows, n, k, groups = (_each(problems, dim) for dim in ("rows", "n", "k", "groups"))
-    active = np.maximum([[float(np.count_nonzero(sizes > 0))] for sizes in all_sizes], 1.0)
+    rows, n, k, groups = of_each(problems, "rows", "n", "k", "groups")
+    all_sizes = [group_sizes_of(problem) for problem in problems]
+    active = np.array([[max(np.count_nonzero(sizes), 1)] for sizes in all_sizes], np.float64)
     flops = 2.0 * rows * n * k
     # dW writes all of its groups, the others read those that have rows.
     weight_bytes = (groups if variant is DW else active) * n * k * problems[0].itemsize
@@ -123,7 +123,7 @@ def feature_groups(
     for of_it, log, problem, sizes in zip(per_call[:, 0], logs.tolist(), problems, all_sizes, strict=True):
         of_it[:] = (
             *log[:6],
-            sizes.max(initial=0) * max(problem["groups"], 1) / max(problem["rows"], 1),
+            int(sizes.max(initial=0)) * max(problem["groups"], 1) / max(problem["rows"], 1),
             problem.ragged is not None,
             *log[6:],
             problem.dtype == "fp16",
@@ -137,7 +137,7 @@ def feature_groups(
 
     # For each kind of tile, of which there are a tenth as many as configs.
     block_m, block_n, block_k, group_m, programs = space.kinds
-    work = work_of(variant, problems, device, all_sizes, space)
+    work = (_work_of_dw if variant is DW else _work_of_rows)(variant, problems, device, all_sizes, active, space)
     slots = device.sm_count * programs
     rounds = np.ceil(work.tiles / slots)
     share = work.steps / device.sm_count  # of one SM, in steps
@@ -198,7 +198,7 @@ class _Space(ConfigTable):
     """What depends only on the configs, the dtype and the device. What most other features look at is (block_m,
     block_n, block_k, group_m, programs).
 
-    `ms` and `ks` are the distinct values of BLOCK_M and BLOCK_K, and `m` and `k` those of each kind, (n_kinds,). The
+    `ks` are the distinct values of BLOCK_K, and `k` those of each kind, (n_kinds,), as `ms` and `m` are of BLOCK_M. The
     last feature looks at num_stages and BLOCK_K: `stages` and `depth`, a place in `ks`, are those of its kinds,
     (n_depth_kinds,), and `depth_kind` is the one of each config.
     """
@@ -230,7 +230,6 @@ class _Space(ConfigTable):
             in_flight,
         ]
         super().__init__(len(_PROBLEM_FEATURES), columns, [block_m, block_n, block_k, group_m, programs])
-        self.ms, self.m = np.unique(self.kinds[0], return_inverse=True)
         self.ks, self.k = np.unique(self.kinds[2], return_inverse=True)
         (depth, of_depth), self.depth_kind = distinct(block_k, stages)
         self.depth, self.stages = self.ks.searchsorted(depth), of_depth.astype(np.float32)
@@ -256,22 +255,18 @@ class Work:
     tiles_per_step: Floats
 
 
-def work_of(
-    variant: Variant, problems: Sequence[Problem], device: DeviceSpec, all_sizes: Sequence[Sizes], space: _Space
-) -> Work:
-    """The work of calls with these group sizes, (groups,) each, for the tiles of a space."""
-    return (_of_dw if variant is DW else _of_rows)(variant, problems, device, all_sizes, space)
-
-
-def _of_rows(
-    variant: Variant, problems: Sequence[Problem], device: DeviceSpec, all_sizes: Sequence[Sizes], space: _Space
+def _work_of_rows(
+    variant: Variant,
+    problems: Sequence[Problem],
+    device: DeviceSpec,
+    all_sizes: Sequence[Sizes],
+    active: Floats,
+    space: _Space,
 ) -> Work:
     """Forward and dX: M tiles are ragged, and all tiles have equally many steps."""
     block_m, block_n, block_k = space.kinds[:3]
-    rows, columns, depth = (_each(problems, dim) for dim in ("rows", variant.columns, variant.depth))
-    active = np.maximum([[float(np.count_nonzero(sizes > 0))] for sizes in all_sizes], 1.0)
-    m_tiles = np.array([np.ceil(sizes / space.ms[:, None]).sum(axis=1) for sizes in all_sizes])
-    m_tiles = np.maximum(m_tiles, 1.0)[:, space.m]
+    rows, columns, depth = of_each(problems, "rows", variant.columns, variant.depth)
+    m_tiles = np.maximum(tiles_of(all_sizes, space.ms), 1.0)[:, space.m]
     n_tiles, k_steps = np.ceil(columns / block_n), np.ceil(depth / space.ks)
     tile_steps = k_steps[:, space.k]
     return Work(
@@ -288,20 +283,24 @@ def _of_rows(
     )
 
 
-def _of_dw(
-    variant: Variant, problems: Sequence[Problem], device: DeviceSpec, all_sizes: Sequence[Sizes], space: _Space
+def _work_of_dw(
+    variant: Variant,
+    problems: Sequence[Problem],
+    device: DeviceSpec,
+    all_sizes: Sequence[Sizes],
+    active: Floats,
+    space: _Space,
 ) -> Work:
     """dW: tiles are N x K, the same for every chunk of rows, and a tile has as many steps as its chunk is long."""
     block_m, block_n, block_k = space.kinds[:3]
-    rows, n, k = (_each(problems, dim) for dim in ("rows", "n", "k"))
-    chunks, longest, active = (np.empty((len(problems), 1)) for _ in range(3))
+    rows, n, k = of_each(problems, "rows", "n", "k")
+    chunks, longest = np.empty((2, len(problems), 1))
     steps = np.empty((len(problems), len(space.ks)))
     for place, (problem, sizes) in enumerate(zip(problems, all_sizes, strict=True)):
         its_rows, its_n, its_k = (max(problem[dim], 1) for dim in ("rows", "n", "k"))
         counts = np.maximum(np.ceil(sizes / chunk_rows(its_rows, its_n, its_k, device.sm_count)), 1)
         lengths = sizes / counts
         chunks[place], longest[place] = counts.sum(), lengths.max(initial=0)
-        active[place] = max(int(np.count_nonzero(sizes > 0)), 1)
         steps[place] = np.maximum(np.ceil(lengths / space.ks[:, None]), 1) @ counts
     m_tiles, n_tiles = np.ceil(n / block_m), np.ceil(k / block_n)
     of_tile = steps[:, space.k]
@@ -319,6 +318,19 @@ def _of_dw(
     )
 
 
-def _each(problems: Sequence[Problem], dim: str) -> Floats:
-    """A dimension of each problem, at least 1, (n_problems, 1)."""
-    return np.maximum([[float(problem[dim])] for problem in problems], 1.0)
+def of_each(problems: Sequence[Problem], *dims: str) -> Floats:
+    """Dimensions of each problem, at least 1: (n_dims, n_problems, 1)."""
+    return np.array([[[max(problem[dim], 1)] for problem in problems] for dim in dims], np.float64)
+
+
+def tiles_of(all_sizes: Sequence[Sizes], blocks: Floats) -> Floats:
+    """Tiles of so many rows that hold the groups of each problem, (n_problems, n_blocks).
+
+    >>> tiles_of([np.array([64, 65, 0]), np.array([200])], np.array([64.0, 128.0])).tolist()
+    [[3.0, 2.0], [4.0, 2.0]]
+    """
+    sizes = np.zeros((len(all_sizes), 1, max(map(len, all_sizes))))
+    for padded, known in zip(sizes[:, 0], all_sizes, strict=True):
+        padded[: len(known)] = known
+    tiles: Floats = np.ceil(sizes / blocks[:, None]).sum(axis=2)
+    return tiles

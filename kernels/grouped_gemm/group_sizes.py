@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from functools import lru_cache
-from statistics import NormalDist
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,15 +27,23 @@ def typical_sizes(rows: int, groups: int) -> NDArray[np.int64]:
     [7, 4, 3, 2]
     """
     mean = rows / groups
-    quantiles = (np.arange(groups, 0, -1) - 0.5) / groups
     if mean > _NORMAL_ABOVE:
-        normal = NormalDist(mean, math.sqrt(mean))
-        sizes = np.rint([normal.inv_cdf(q) for q in quantiles]).astype(np.int64)
+        sizes = np.rint(mean + math.sqrt(mean) * _normal_quantiles(groups)).astype(np.int64)
     else:
+        quantiles = (np.arange(groups, 0, -1) - 0.5) / groups
         counts = np.arange(int(mean + 10 * math.sqrt(mean)) + 12)
         log_pmf = counts * math.log(max(mean, 1e-9)) - mean - np.array([math.lgamma(c + 1) for c in counts])
         sizes = np.searchsorted(np.cumsum(np.exp(log_pmf)), quantiles).astype(np.int64)
     return _summing_to(rows, np.maximum(sizes, 0))
+
+
+@lru_cache(maxsize=256)
+def _normal_quantiles(groups: int) -> NDArray[np.float64]:
+    """The quantiles (i + 1/2) / groups of the standard normal distribution, (groups,), descending."""
+    from statistics import NormalDist  # which few problems ask for, and imports decimals and fractions
+
+    normal = NormalDist()
+    return np.array([normal.inv_cdf((place - 0.5) / groups) for place in range(groups, 0, -1)])
 
 
 def likely_sizes(rows: int, groups: int) -> dict[str, NDArray[np.int64]]:

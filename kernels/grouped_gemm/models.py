@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from importlib import resources
 from pathlib import Path
 
 from ..model_tables import MOST_WIDTH, count_in, table_rows
@@ -39,7 +38,7 @@ def load_models(path: Path | str | None = None) -> tuple[Model, ...]:
     >>> load_models()[0].projections()["w13"]
     (28672, 4096)
     """
-    file = Path(str(resources.files(__package__))) / "models.csv" if path is None else Path(path)
+    file = Path(__file__).with_name("models.csv") if path is None else Path(path)
     return tuple(_model(fields, where) for where, fields in table_rows(file, COLUMNS))
 
 

@@ -175,7 +175,7 @@ def feature_groups(problem: Problem, device: DeviceSpec, configs: Sequence[Kerne
         np.log2(n / block_n),
         (1.0 / steps).astype(np.float32) * stages.astype(np.float32),
     ]
-    return space.groups(of_call, of_kinds)
+    return space.groups([of_call], of_kinds)
 
 
 @remembered(maxsize=64)

@@ -6,8 +6,10 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from ...datasets import BinaryFacts, DeviceSpec, Family, ForetuneError, KernelConfig, Problem, dtype_of_tensor
+from ...datasets.feature_groups import FeatureGroup, joined, stacked
+from ...model.configs_memo import remembered
 from ...model.generic_features import GenericFeatures
-from .space import MOST_HEAD_DIM, SPACES, VALUES, backward_grid, forward_grid, full_space, wrong_tile
+from .space import MOST_HEAD_DIM, SPACES, VALUES, Knobs, backward_grid, forward_grid, full_space, wrong_tile
 
 if TYPE_CHECKING:
     import numpy as np
@@ -77,8 +79,8 @@ class RmsNormRopeFamily(Family):
         angles = problem["tokens"] * problem["head_dim"]  # of cos and sin, half a head each
         return float(problem.itemsize) * (self.moved * _elements(problem) + angles)
 
-    def grid(self, problem: Problem, config: KernelConfig) -> int:
-        """Programs of a launch."""
+    def grid(self, problem: Problem, config: Knobs) -> Any:
+        """Programs of a launch; of several configs' knobs, each an array, an array."""
         grid = forward_grid if "STEPS" not in self.knobs else backward_grid
         return grid(problem["tokens"], problem["q_heads"], problem["kv_heads"], config)
 
@@ -89,11 +91,26 @@ class RmsNormRopeFamily(Family):
         configs: Sequence[KernelConfig],
         binaries: Mapping[KernelConfig, BinaryFacts] | None = None,
     ) -> NDArray[np.float32]:
-        programs = self._programs(problem, configs)
-        flops, touched = self.flops(problem), self.bytes(problem)
-        return self._generic.table(
-            problem, device, configs, programs, binaries or {}, flops=flops, touched_bytes=touched
-        )
+        return joined(self._groups(problem, device, configs, binaries))
+
+    def feature_groups(
+        self,
+        problems: Sequence[Problem],
+        device: DeviceSpec,
+        configs: Sequence[KernelConfig],
+        binaries: Mapping[KernelConfig, BinaryFacts] | None = None,
+    ) -> Sequence[FeatureGroup]:
+        return stacked([self._groups(problem, device, configs, binaries) for problem in problems])
+
+    def _groups(
+        self,
+        problem: Problem,
+        device: DeviceSpec,
+        configs: Sequence[KernelConfig],
+        binaries: Mapping[KernelConfig, BinaryFacts] | None,
+    ) -> Sequence[FeatureGroup]:
+        programs, flops, touched = self._programs(problem, configs), self.flops(problem), self.bytes(problem)
+        return self._generic.groups(problem, device, configs, programs, binaries, flops=flops, touched_bytes=touched)
 
     def estimate_us(self, problem: Problem, device: DeviceSpec, configs: Sequence[KernelConfig]) -> NDArray[np.float64]:
         """The time that the bytes take, times how much of a head's padding and of the last wave is idle."""
@@ -116,7 +133,8 @@ class RmsNormRopeFamily(Family):
     def _programs(self, problem: Problem, configs: Sequence[KernelConfig]) -> NDArray[np.float64]:
         import numpy as np
 
-        return np.array([self.grid(problem, config) for config in configs], float)
+        programs = self.grid(problem, _tiles(tuple(configs), self.knobs))
+        return np.broadcast_to(np.asarray(programs, float), len(configs))
 
     def problem_from_call(self, arguments: Mapping[str, Any]) -> Problem:
         needed = (self.dtype_argument, "tokens", "q_heads", "k_heads", "HEAD_DIM", "INTERLEAVED")
@@ -134,6 +152,14 @@ class RmsNormRopeFamily(Family):
             kv_heads=int(arguments["k_heads"]),
             head_dim=int(arguments["HEAD_DIM"]),
         )
+
+
+@remembered(maxsize=64)
+def _tiles(configs: tuple[KernelConfig, ...], knobs: tuple[str, ...]) -> Mapping[str, NDArray[np.int64]]:
+    """Each knob of all configs, (n_configs,)."""
+    import numpy as np
+
+    return {knob: np.array([config[knob] for config in configs], np.int64) for knob in knobs}
 
 
 def wrong_heads(q_heads: int, kv_heads: int, head_dim: int) -> str | None:

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
+from typing import Any, TypeAlias
 
 from ...datasets import KernelConfig, Problem
 from ..knob_values import KnobValues
+
+#: A config, or knobs by name: of several configs, arrays of integers. What follows from these is then an array, too.
+Knobs: TypeAlias = KernelConfig | Mapping[str, Any]
 
 #: Knobs and their values. A tile is ROWS tokens x HEADS heads; num_stages says nothing to a kernel without a loop,
 #: so it is Triton's default.
@@ -66,23 +70,23 @@ def block_constants(head_dim: int) -> dict[str, int]:
     return {"HEAD_DIM": head_dim, "BLOCK": block_of(head_dim)}
 
 
-def head_blocks(heads: int, config: KernelConfig) -> int:
+def head_blocks(heads: int, config: Knobs) -> Any:
     """Tiles side by side that hold all heads of a token."""
-    return -(-heads // int(config["HEADS"]))
+    return -(-heads // config["HEADS"])
 
 
-def forward_grid(tokens: int, q_heads: int, k_heads: int, config: KernelConfig) -> int:
+def forward_grid(tokens: int, q_heads: int, k_heads: int, config: Knobs) -> Any:
     """Programs of a forward launch."""
     blocks = head_blocks(q_heads, config) + head_blocks(k_heads, config)
-    return blocks * -(-tokens // int(config["ROWS"]))
+    return blocks * -(-tokens // config["ROWS"])
 
 
-def chunks_of(tokens: int, config: KernelConfig) -> int:
+def chunks_of(tokens: int, config: Knobs) -> Any:
     """Programs of a backward launch that share the tokens."""
-    return -(-tokens // int(config["ROWS"] * config["STEPS"]))
+    return -(-tokens // (config["ROWS"] * config["STEPS"]))
 
 
-def backward_grid(tokens: int, q_heads: int, k_heads: int, config: KernelConfig) -> int:
+def backward_grid(tokens: int, q_heads: int, k_heads: int, config: Knobs) -> Any:
     """Programs of a backward launch."""
     return chunks_of(tokens, config) * (head_blocks(q_heads, config) + head_blocks(k_heads, config))
 

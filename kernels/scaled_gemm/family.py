@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from ...datasets import BinaryFacts, DeviceSpec, Family, ForetuneError, KernelConfig, Problem, dtype_of_tensor
-from ...datasets.feature_groups import FeatureGroup, stacked
+from ...datasets.feature_groups import FeatureGroup
 from ...datasets.problem import Ragged
 from ..grouped_gemm.family import MOST_COLUMNS, MOST_GROUPS, MOST_ROWS
 from ..grouped_gemm.group_sizes import likely_sizes
@@ -89,7 +89,7 @@ class ScaledGemmFamily(Family):
         configs: Sequence[KernelConfig],
         binaries: Mapping[KernelConfig, BinaryFacts] | None = None,
     ) -> Sequence[FeatureGroup]:
-        return stacked([feature_groups(problem, self.rows, device, configs) for problem in problems])
+        return feature_groups(problems, self.rows, device, configs)
 
     def estimate_us(self, problem: Problem, device: DeviceSpec, configs: Sequence[KernelConfig]) -> NDArray[np.float64]:
         import numpy as np

@@ -15,7 +15,7 @@ from ...datasets import DeviceSpec, KernelConfig, Problem
 from ...datasets.feature_groups import FeatureGroup, joined
 from ...model.configs_memo import remembered
 from ..config_table import L2_OVER_DRAM, ConfigTable, Floats, alignment
-from ..grouped_gemm.features import group_sizes_of
+from ..grouped_gemm.features import group_sizes_of, of_each, tiles_of
 from ..sm_limits import accumulator_registers
 from .kinds import BLOCKWISE, FLAGS, kind_of, scale_bytes
 from .space import resident_programs, smem_bytes
@@ -89,43 +89,43 @@ def feature_table(
     problem: Problem, rows_dim: str, device: DeviceSpec, configs: Sequence[KernelConfig]
 ) -> NDArray[np.float32]:
     """(n_configs, n_features), columns named by FEATURE_NAMES; finite for any problem, also one without rows."""
-    return joined(feature_groups(problem, rows_dim, device, configs))
+    return joined(feature_groups((problem,), rows_dim, device, configs))
 
 
 def feature_groups(
-    problem: Problem, rows_dim: str, device: DeviceSpec, configs: Sequence[KernelConfig]
+    problems: Sequence[Problem], rows_dim: str, device: DeviceSpec, configs: Sequence[KernelConfig]
 ) -> tuple[FeatureGroup, ...]:
-    """The columns of `feature_table`: those of the call, of the config, and of its tile and stages."""
-    space = _space(tuple(configs), BLOCKWISE in problem.flags, device)
-    grouped = "groups" in dict(problem.dims)
-    rows, n, k = (max(problem[dim], 1) for dim in (rows_dim, "n", "k"))
-    groups = max(problem["groups"], 1) if grouped else 1
-    sizes = group_sizes_of(problem) if grouped else np.array([problem[rows_dim]])
-    active = max(int((sizes > 0).sum()), 1)
+    """The columns of `feature_table` for several problems of the same flags: those of the call, of the config, and of
+    its tile and stages."""
+    space = _space(tuple(configs), BLOCKWISE in problems[0].flags, device)
+    grouped = "groups" in dict(problems[0].dims)
+    # Below, what a problem has is (n_problems, 1), and what it has on each kind of tile (n_problems, n_kinds).
+    rows, n, k = of_each(problems, rows_dim, "n", "k")
+    groups = of_each(problems, "groups")[0] if grouped else np.ones_like(rows)
+    all_sizes = [group_sizes_of(one) if grouped else np.array([one[rows_dim]]) for one in problems]
+    active = np.array([[max(np.count_nonzero(sizes), 1)] for sizes in all_sizes], np.float64)
+    largest = np.array([[sizes.max(initial=0)] for sizes in all_sizes])
     flops = 2.0 * rows * n * k
-    moved_bytes = float(active * n * k + rows * k + 2 * rows * n + scale_bytes(kind_of(problem), rows, n, k, active))
-    of_call = [
-        np.log2(rows),
-        np.log2(n),
-        np.log2(k),
-        np.log2(groups),
-        np.log2(active),
-        np.log2(rows / active),
-        sizes.max(initial=0) * groups / rows,
-        problem.ragged is not None or not grouped,
-        np.log2(flops),
-        np.log2(flops / moved_bytes),
-        *(flag in problem.flags for flag in FLAGS),
-        device.sm_count,
-        device.matrix_tflops * 1e3 / device.copy_bandwidth_gbs,
-        alignment(n),
-        alignment(k),
+    moved_bytes = active * n * k + rows * k + 2 * rows * n + scale_bytes(kind_of(problems[0]), rows, n, k, active)
+    logs = np.log2(np.hstack([rows, n, k, groups, active, rows / active, flops, flops / moved_bytes]))
+    of_calls = [
+        [
+            *log[:6],
+            skew,
+            problem.ragged is not None or not grouped,
+            *log[6:],
+            *(flag in problem.flags for flag in FLAGS),
+            device.sm_count,
+            device.matrix_tflops * 1e3 / device.copy_bandwidth_gbs,
+            alignment(max(problem["n"], 1)),
+            alignment(max(problem["k"], 1)),
+        ]
+        for problem, log, skew in zip(problems, logs.tolist(), (largest * groups / rows)[:, 0].tolist(), strict=True)
     ]
 
-    # For each kind of tile, (n_kinds,), of which there are a fifth as many as configs.
+    # For each kind of tile, of which there are a fifth as many as configs.
     block_m, block_n, block_k, group_m, programs, stages = space.kinds
-    ms, which = np.unique(block_m, return_inverse=True)
-    m_tiles = np.maximum(np.ceil(sizes / ms[:, None]).sum(axis=1), 1.0)[which]
+    m_tiles = np.maximum(tiles_of(all_sizes, space.ms), 1.0)[:, space.m]
     n_tiles, tile_steps = np.ceil(n / block_n), np.ceil(k / block_k)
     tiles = m_tiles * n_tiles
     slots = device.sm_count * programs
@@ -164,7 +164,7 @@ def feature_groups(
         (1 / tile_steps).astype(np.float32) * stages.astype(np.float32),
         waiting_us / np.maximum(stages - 1, 1).astype(np.float32),
     ]
-    return space.groups(of_call, of_kinds)
+    return space.groups(of_calls, of_kinds)
 
 
 def estimated_us(table: NDArray[np.float32]) -> NDArray[np.float64]:

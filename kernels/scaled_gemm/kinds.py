@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from ...datasets import Problem
 
 #: Elements along K that one scale of a block is for, and rows of w.
@@ -46,8 +48,8 @@ def scale_shapes(kind: str, rows: int, n: int, k: int, groups: int | None = None
     return (1,), (1,) if groups is None else (groups,)
 
 
-def scale_bytes(kind: str, rows: int, n: int, k: int, groups: int) -> int:
-    """Bytes of all scales of a call, float32."""
+def scale_bytes(kind: str, rows: Any, n: Any, k: Any, groups: Any) -> Any:
+    """Bytes of all scales of a call, float32, of numbers or of arrays of them."""
     blocks_n, blocks_k = -(-n // SCALED), -(-k // SCALED)
     if kind == BLOCKWISE:
         return 4 * blocks_k * (rows + groups * blocks_n)

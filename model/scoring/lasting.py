@@ -13,7 +13,7 @@ _MOST = 4
 
 
 class OfLasting(Generic[T]):
-    """A function of groups, which remembers what it made of the lasting ones: a group is known by its identity.
+    """A function of groups, which remembers what it made of the lasting ones: a group is known by its `values`.
 
     >>> import numpy as np
     >>> count = OfLasting(lambda group: group.values.size)
@@ -29,7 +29,7 @@ class OfLasting(Generic[T]):
         if not group.lasting:
             return self._make(group)
         for known, value in self._known:
-            if known is group:
+            if known.values is group.values:
                 return value
         value = self._make(group)
         # Replaced in one step: other threads predict meanwhile.

@@ -8,20 +8,19 @@ table row per feature.
 
 The rows are configs, and configs of one kind share columns (see `FeatureGroup`): what those leave over is computed
 once for each kind, and what a lasting group leaves over once and for all. In a long table columns take few values
-jointly, so their AND is computed for each of those and shared; and a column in one interval for all rows is folded
-into a vector.
+jointly, so their AND is computed for each of those and shared.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
-from ...datasets.feature_groups import FeatureGroup, problems_in
+from ...datasets.feature_groups import FeatureGroup, problems_in, renumbered
 from .lasting import OfLasting
+from .parts import parts_of
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -31,8 +30,10 @@ if TYPE_CHECKING:
 
 _ALL = np.uint32(0xFFFFFFFF)
 _LEAF_BITS = 5  # 32 leaves a tree
-#: Rows scored at a time: 128 rows x 450 trees x 4 bytes stay in a core's L2 next to the tables.
-_BLOCK_ROWS = 128
+#: Masks looked at at a time: 128 rows x 450 trees x 4 bytes stay in a core's L2 next to the tables.
+_BLOCK_CELLS = 128 * 450
+#: Beyond so many rows it pays to look for columns that take few values jointly.
+_LONG = 512
 #: A part is merged with one of so many others: the 29 features that differ among a kernel's configs become 4 parts, and
 #: a thousand features would take seconds if each were tried with each.
 _MERGE_TRIES = 32
@@ -66,14 +67,16 @@ class QuickScorer:
         leaves = ((np.uint64(1) << left) - np.uint64(1)) << (32 - left - forest.split_first.astype(np.uint64))
         masks = (~leaves).astype(np.uint32)
         self._thresholds: dict[int, NDArray[np.float64]] = {}  # by feature, ascending, distinct
-        self._tables: dict[int, Masks] = {}  # by feature, (n_thresholds + 1, n_trees)
-        for feature in np.unique(forest.split_feature).tolist():
+        self._first: dict[int, int] = {}  # by feature, where its rows in the table begin: one for each interval
+        tables = [np.full((1, trees), _ALL)]
+        for feature in np.flatnonzero(np.bincount(forest.split_feature)).tolist():
             mine = np.flatnonzero(forest.split_feature == feature)
             thresholds, interval = np.unique(forest.split_threshold[mine], return_inverse=True)
             table = np.full((len(thresholds) + 1, trees), _ALL)
             np.bitwise_and.at(table, (interval + 1, forest.split_tree[mine]), masks[mine])
-            self._thresholds[feature] = thresholds
-            self._tables[feature] = np.bitwise_and.accumulate(table, axis=0)
+            self._thresholds[feature], self._first[feature] = thresholds, sum(map(len, tables))
+            tables.append(np.bitwise_and.accumulate(table, axis=0))
+        self._table = np.concatenate(tables)
         # The leaf of bit b of tree t at t * 32 + b; the padding is never reached.
         values = np.zeros((trees, 1 << _LEAF_BITS))
         used = np.arange(1 << _LEAF_BITS) < forest.tree_leaves[:, None]
@@ -83,101 +86,75 @@ class QuickScorer:
         self._base = (np.arange(trees, dtype=np.int64) << _LEAF_BITS) - 1023
         self._of_group = OfLasting(self._of_each_kind)
 
-    def predict(
-        self, groups: Sequence[FeatureGroup], problems: slice = slice(None), rows: NDArray[np.intp] | None = None
-    ) -> NDArray[np.float64]:
-        """Sums over all trees, (n_problems, n_rows): of some of the groups' problems, on some of their configs."""
-        count = problems_in(groups, problems)
-        parts: list[tuple[Masks, NDArray[np.intp]]] = []
-        for group in groups:
-            kind, values = group.kind, group.values
-            if group.lasting:
-                masks = np.broadcast_to(self._of_group(group), (count, values.shape[1], len(self._base)))
-                kind = kind if rows is None else kind[rows]
-            else:
-                values = values[problems]
-                if rows is not None:
-                    kind, seen = _compact(kind[rows], values.shape[1])
-                    values = values[:, seen]
-                masks = self._of_each_kind(replace(group, values=values))
-            parts.append((masks, kind))
-        return np.stack([self._sums([(masks[place], kind) for masks, kind in parts]) for place in range(count)])
-
-    def _sums(self, parts: Sequence[tuple[Masks, NDArray[np.intp]]]) -> NDArray[np.float64]:
-        """(n_rows,) from what the kinds of each part leave over, (n_kinds, n_trees), and the rows' kinds, (n_rows,)."""
-        rows = len(parts[0][1])
-        result = np.empty(rows)
-        bits, more = np.empty((2, min(rows, _BLOCK_ROWS), len(self._base)), np.uint32)
+    def predict(self, groups: Sequence[FeatureGroup]) -> NDArray[np.float64]:
+        """Sums over all trees, (n_problems, n_rows)."""
+        parts = parts_of(groups, self._of_group, np.bitwise_and)
+        result = np.empty(len(parts[0][1]))
+        rows = max(1, min(len(result), _BLOCK_CELLS // len(self._base)))
+        bits, more = np.empty((2, rows, len(self._base)), np.uint32)
         number = np.empty(bits.shape)
         leaf = number.view(np.int64)
-        for start in range(0, rows, _BLOCK_ROWS):
-            block = slice(start, start + _BLOCK_ROWS)
+        for start in range(0, len(result), rows):
+            block = slice(start, start + rows)
             size = len(result[block])
             left, other = bits[:size], more[:size]
-            for place, (masks, kind) in enumerate(parts):
-                masks.take(kind[block], axis=0, out=other if place else left, mode="clip")
+            for place, (masks, row) in enumerate(parts):
+                masks.take(row[block], axis=0, out=other if place else left, mode="clip")
                 if place:
                     np.bitwise_and(left, other, out=left)
             number[:size] = left
             np.right_shift(leaf[:size], 52, out=leaf[:size])
             np.add(leaf[:size], self._base, out=leaf[:size])
             self._values.take(leaf[:size], mode="clip").sum(axis=1, out=result[block])
-        return result
+        return result.reshape(problems_in(groups), -1)
 
     def _of_each_kind(self, group: FeatureGroup) -> Masks:
         """What each kind leaves over, (n_problems, n_kinds, n_trees)."""
         table = group.values.reshape(-1, len(group.columns))
         columns = np.ascontiguousarray(table.T, dtype=np.float64)
-        same = (columns == columns[:, :1]).all(axis=1).tolist()
-        constant = np.full(len(self._base), _ALL)
-        parts: list[tuple[NDArray[np.intp], Masks]] = []  # the code of each row, and a table by code
-        for column, is_same, feature in zip(columns, same, group.columns, strict=True):
-            if feature not in self._tables:
-                continue
-            thresholds, of_feature = self._thresholds[feature], self._tables[feature]
-            if is_same:
-                constant &= of_feature[thresholds.searchsorted(column[0])]
-            else:
-                parts.append((thresholds.searchsorted(column), of_feature))
-        masks = np.empty((len(table), len(constant)), np.uint32)
-        gathered = np.empty((_BLOCK_ROWS, len(constant)), np.uint32)
-        if len(table) > _BLOCK_ROWS:
-            parts = _merge(parts, len(table))
-        for start in range(0, len(table), _BLOCK_ROWS):
-            bits = masks[start : start + _BLOCK_ROWS]
-            bits[:] = constant
-            more = gathered[: len(bits)]
-            for codes, by_code in parts:
-                by_code.take(codes[start : start + _BLOCK_ROWS], axis=0, out=more, mode="clip")
-                np.bitwise_and(bits, more, out=bits)
+        used = [(place, feature) for place, feature in enumerate(group.columns) if feature in self._thresholds]
+        codes = np.empty((len(used), len(table)), np.intp)  # rows of the table of masks
+        for of_column, (place, feature) in zip(codes, used, strict=True):
+            of_column[:] = self._thresholds[feature].searchsorted(columns[place])
+        codes += np.array([self._first[feature] for _, feature in used], np.intp)[:, None]
+        masks = self._merged(codes) if len(table) > _LONG and used else self._left_over(self._table, codes)
         return masks.reshape(*group.values.shape[:2], -1)
+
+    def _left_over(self, table: Masks, codes: NDArray[np.intp]) -> Masks:
+        """(n_rows, n_trees) from the rows of the table that each column's interval has, (n_columns, n_rows)."""
+        masks = np.empty((codes.shape[1], table.shape[1]), np.uint32)
+        size = max(1, _BLOCK_CELLS // max(len(codes) * table.shape[1], 1))
+        for start in range(0, len(masks), size):
+            block = slice(start, start + size)
+            found = table.take(codes[:, block], axis=0, mode="clip")
+            np.bitwise_and.reduce(found, axis=0, out=masks[block])
+        return masks
+
+    def _merged(self, codes: NDArray[np.intp]) -> Masks:
+        """The same of a long table."""
+        (row, table), *others = _merge([(of_column, self._table) for of_column in codes], codes.shape[1])
+        masks = table.take(row, axis=0)
+        for row, table in others:
+            masks &= table.take(row, axis=0)
+        return masks
 
 
 def _merge(parts: list[tuple[NDArray[np.intp], Masks]], rows: int) -> list[tuple[NDArray[np.intp], Masks]]:
     """Fewer parts that say the same: those whose codes take few values jointly become one."""
     limit = rows // 4
     merged: list[tuple[NDArray[np.intp], Masks]] = []
-    used = [
-        (codes, table[seen]) for codes, seen, table in ((*_compact(codes, len(table)), table) for codes, table in parts)
-    ]
+    used = []
+    for codes, table in parts:
+        seen, codes = renumbered(codes, len(table))
+        used.append((codes, table[seen]))
     for codes, table in sorted(used, key=lambda part: len(part[1])):
         for place, (others, other_table) in enumerate(merged[:_MERGE_TRIES]):
             if len(other_table) * len(table) > 8 * rows:
                 continue
-            joint, seen = _compact(others * len(table) + codes, len(other_table) * len(table))
+            seen, joint = renumbered(others * len(table) + codes, len(other_table) * len(table))
             if len(seen) <= limit:
                 merged[place] = joint, other_table[seen // len(table)] & table[seen % len(table)]
                 break
         else:
             merged.append((codes, table))
     return merged
-
-
-def _compact(codes: NDArray[np.intp], bound: int) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
-    """Codes below `bound` renumbered without gaps, and the old code of each new one."""
-    taken = np.zeros(bound, np.bool_)
-    taken[codes] = True
-    seen = taken.nonzero()[0]
-    number = np.empty(bound, np.intp)
-    number[seen] = np.arange(len(seen))
-    return number[codes], seen

@@ -156,15 +156,27 @@ class Forest:
         )[0]
         return result
 
-    def predict_groups(
-        self, groups: Sequence[FeatureGroup], problems: slice = slice(None), rows: NDArray[np.intp] | None = None
-    ) -> NDArray[np.float64]:
-        """What `predict` gives for the groups' tables, (n_problems, n_rows): of these problems, on the configs in these
-        places."""
+    def predict_groups(self, groups: Sequence[FeatureGroup]) -> NDArray[np.float64]:
+        """What `predict` gives for the groups' tables, (n_problems, n_rows)."""
         for group in groups:
             if not group.lasting:
                 _check_finite(group)
-        return self._scorer.predict(groups, problems, rows)
+        return self._scorer.predict(groups)
+
+    @cached_property
+    def sample(self) -> Forest:
+        """About this forest in a third of the time: every third tree, times two, which orders configs better than
+        times one or three."""
+        trees = np.arange(len(self)) % 3 == 0
+        splits, leaves = trees[self.split_tree], np.repeat(trees, self.tree_leaves)
+        return Forest(
+            n_features=self.n_features,
+            tree_leaves=self.tree_leaves[trees],
+            split_feature=self.split_feature[splits],
+            split_threshold=self.split_threshold[splits],
+            split_left=self.split_left[splits],
+            leaf_value=self.leaf_value[leaves],
+        ).affine(2.0)
 
     def arrays(self) -> dict[str, NDArray[Any]]:
         """The arrays by name, for storing; the inverse of `Forest(**arrays)`."""

@@ -21,11 +21,21 @@ if TYPE_CHECKING:
 
 #: How often a known problem is asked about at a time: one answer is as short as the clock's step.
 _ASKED = 1000
-#: What a program that predicts imports, in a process of its own; it prints the CPU milliseconds.
-_IMPORT = """
-import time
+#: A program that predicts, in a process of its own: it prints what it imported.
+_PREDICTS = """
+import sys
+before = set(sys.modules)
+import foretune
+problem = foretune.Problem.of("matmul", m=1024, n=4096, k=4096, batch=1)
+foretune.shortlist("matmul", problem, "h200", k=1)
+print(*(name for name in sys.modules if name not in before))
+"""
+#: In another one, the CPU milliseconds of importing these.
+_IMPORTS = """
+import importlib, sys, time
 start = time.process_time()
-import foretune.kernels, foretune.model, foretune.runtime, numpy
+for name in sys.argv[1:]:
+    importlib.import_module(name)
 print((time.process_time() - start) * 1e3)
 """
 
@@ -52,12 +62,14 @@ class Predictions:
 
     device: str
     import_ms: float  # of what predicting needs, NumPy with it; the least of a few processes
+    numpy_ms: float  # of NumPy alone
     families: tuple[PredictionTimes, ...]
 
     def to_json(self) -> dict[str, Any]:
         return {
             "device": self.device,
             "import_ms": round(self.import_ms, 1),
+            "numpy_ms": round(self.numpy_ms, 1),
             "families": {
                 one.family: {
                     "configs": one.configs,
@@ -79,7 +91,7 @@ class Predictions:
             f"Predictions for {self.device}, in CPU time: least - median",
             ("family", "configs", "best config, ms", 'k="auto", ms', "known problem, us"),
             rows,
-            below=[f"What predicting imports takes {self.import_ms:.0f} ms, NumPy with it."],
+            below=[f"What predicting imports takes {self.import_ms:.0f} ms, NumPy with its {self.numpy_ms:.0f}."],
         )
 
 
@@ -90,8 +102,8 @@ def time_predictions(
 
     >>> time_predictions([family], DeviceSpec.named("h200"))  # doctest: +SKIP
     """
-    command = [sys.executable, "-c", _IMPORT]
-    imports = [subprocess.run(command, capture_output=True, text=True, check=True).stdout for _ in range(5)]
+    modules = _printed(_PREDICTS).split()
+    imports, of_numpy = (min(float(_printed(_IMPORTS, *names)) for _ in range(5)) for names in (modules, ["numpy"]))
     times = []
     for family in families:
         choose = partial(chooser_of(family, device, None, bundle).choose, _problem(family, bundle, 0), HowMany(1))
@@ -104,7 +116,7 @@ def time_predictions(
                 repeat_us=_least_and_median([_spent_ms(choose, times=_ASKED) * 1e3 for _ in range(repeats // 10)]),
             )
         )
-    return Predictions(device.name, min(map(float, imports)), tuple(times))
+    return Predictions(device.name, imports, of_numpy, tuple(times))
 
 
 def prediction_ms(
@@ -132,6 +144,11 @@ def _problem(family: Family, bundle: Bundle | None, place: int) -> Problem:
     varied = max(free, key=lambda dim: (family.largest.get(dim, math.inf), sizes[dim]))  # the one with the most room
     sizes[varied] += 16 * place
     return Problem(family.name, tuple(sorted(sizes.items())), family.dtypes[0])
+
+
+def _printed(program: str, *arguments: str) -> str:
+    command = [sys.executable, "-c", program, *arguments]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout
 
 
 def _spent_ms(call: Callable[[], object], times: int = 1) -> float:

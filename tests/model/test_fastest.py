@@ -7,6 +7,7 @@ import pytest
 from foretune.datasets import DeviceSpec, ForetuneError, Problem
 from foretune.kernels import find_family
 from foretune.model import Ranker, load_bundle
+from foretune.model.gbdt import _least
 
 H200 = DeviceSpec.named("h200")
 DIMS = ((8, 512, 28672, 4096), (64, 8192, 2048, 1024), (128, 65536, 1536, 2048))
@@ -35,10 +36,17 @@ def test_a_config_has_the_same_figure_in_any_list_and_among_any_problems():
     np.testing.assert_allclose(alone, slowdowns[some], rtol=1e-12)
     # Any number of threads gives the same bytes: no product is large enough to be shared among them.
     likely = [one for _, one in family.likely(problem)]
-    layer = ranker.network_.first_layer(family.feature_groups(likely, H200, space))
-    together = ranker.network_.logs(layer)
+    together = ranker.network_.predict_groups(family.feature_groups(likely, H200, space))
     for place, one in enumerate(likely):
         assert np.array_equal(together[place], ranker.network_.predict(family.features(one, H200, space)))
+
+
+@pytest.mark.parametrize("count", [1, 7, 99, 100, 101])
+def test_the_least_come_in_their_places_with_what_equals_the_last(count):
+    random = np.random.default_rng(count)
+    for values in (random.random(100), random.integers(0, 9, 100).astype(np.float32)):
+        least = _least(values, count)
+        assert np.array_equal(least, np.flatnonzero(values <= np.sort(values)[min(count, 100) - 1]))
 
 
 class Odd(Ranker):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from foretune.datasets import DeviceSpec, load
-from foretune.datasets.feature_groups import FeatureGroup, joined
+from foretune.datasets.feature_groups import FeatureGroup, joined, narrowed
 from foretune.kernels import find_family
 from foretune.model import Forest, load_bundle
 
@@ -116,7 +116,8 @@ def test_groups_are_scored_as_their_tables_are(rows, kinds):
         some = np.random.default_rng(seed).permutation(rows)[: rows // 2 + 1]
         for _ in range(2):  # the second time a group is remembered
             assert np.array_equal(trees.predict_groups(groups), expected)
-            assert np.array_equal(trees.predict_groups(groups, slice(1, None), some), expected[1:, some])
+            part = narrowed(groups, slice(1, None), some)
+            assert np.array_equal(trees.predict_groups(part), expected[1:, some])
     assert np.array_equal(trees.predict(joined(groups, 2)), expected[2])
 
 
@@ -128,3 +129,23 @@ def test_trees_without_a_split_or_columns_that_no_split_looks_at():
         assert np.array_equal(wide.predict_groups(groups)[place], walked(wide, joined(groups, place)))
     constant = forest(trees=3, leaves=1)
     assert np.array_equal(constant.predict_groups(groups_of(50, 2)), np.full((2, 50), constant.leaf_value.sum()))
+
+
+def test_a_long_table_is_scored_as_a_short_one_is():
+    """In long ones columns that take few values jointly are looked up together."""
+    trees, table = forest(), np.random.default_rng(0).integers(0, 7, (3000, 12)).astype(np.float32)
+    table[:, 3] = 4
+    assert np.array_equal(trees.predict(table), walked(trees, table))
+    assert np.array_equal(trees.predict(table[:50]), walked(trees, table[:50]))
+
+
+def test_a_sample_is_every_third_tree_times_two():
+    trees, table = forest(trees=41), np.random.default_rng(0).integers(0, 7, (20, 12)).astype(np.float32)
+    leaves, splits = np.split(trees.leaf_value, np.cumsum(trees.tree_leaves)[:-1]), np.cumsum(trees.tree_leaves - 1)
+    alone = np.zeros(20)
+    for tree in range(0, 41, 3):
+        of_it = slice(int(splits[tree] - (trees.tree_leaves[tree] - 1)), int(splits[tree]))
+        parts = {name: getattr(trees, name)[of_it] for name in ("split_feature", "split_threshold", "split_left")}
+        one = Forest(np.array(12), trees.tree_leaves[tree : tree + 1], **parts, leaf_value=leaves[tree])
+        alone += 2 * walked(one, table)
+    np.testing.assert_allclose(trees.sample.predict(table), alone, rtol=1e-12, atol=1e-12)

@@ -12,7 +12,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from foretune.datasets import BundleError, ForetuneError, Problem
+from foretune.datasets import BundleError, ForetuneError, KernelConfig, Problem
+from foretune.model import Ranker
 from foretune.model.calibration.conformal import Calibration
 from foretune.model.calibration.extent import Distance
 from foretune.runtime import ForetuneWarning, make_shortlist
@@ -36,6 +37,25 @@ def test_supports_is_asked_only_until_k_are_found(toy):
     assert best.positions == (3, 2)
     assert best.predicted_slowdown[0] == 1.0
     assert len(family.asked) == 4  # two refused, two taken
+
+
+@pytest.mark.parametrize(("k", "taken"), [(1, 7), (8, 7), (40, 7), (40, 2), (5, 60), (200, 2)])
+def test_where_many_cannot_run_more_are_ranked(toy, k, taken):
+    """The configs that can are every so manieth of the ranking; it is all looked at only where that has to be."""
+    space = tuple(KernelConfig.of(BLOCK_M=16 * size, BLOCK_N=16, BLOCK_K=16) for size in range(1, 301))
+    family = toy.ToyFamily(lambda config, problem: "odd" if config["BLOCK_M"] // 16 % taken else None)
+    bundle, asked = toy.ToyBundle(), []
+
+    def fastest(*args):
+        asked.append(args[-1])
+        return Ranker.fastest(bundle, *args)
+
+    bundle.fastest = fastest
+    answer = make_shortlist(family, PROBLEM, toy.H200, k=k, configs=space, bundle=bundle)
+    assert answer.positions == tuple(at for at in range(299, -1, -1) if (at + 1) % taken == 0)[:k]
+    assert len(asked) <= 4
+    if k * taken < 100:
+        assert max(asked) < 200
 
 
 def test_what_computed_a_wrong_result_is_never_on_it(toy):

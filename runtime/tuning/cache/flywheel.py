@@ -12,7 +12,6 @@ import datetime
 import errno
 import math
 import os
-import secrets
 import sys
 import threading
 import weakref
@@ -112,7 +111,7 @@ def _log(folder: str, family: str, device: DeviceSpec, timed: str, source: str |
         if not (directory / MANIFEST).exists():  # of two at once, both write the same
             write_manifest(directory, {"name": directory.name, "devices": [], "provenance": {}, "sealed": {}})
         now = datetime.datetime.now(datetime.timezone.utc)
-        run_id = f"{now:%Y%m%d-%H%M%S}-{secrets.token_hex(6)}"
+        run_id = f"{now:%Y%m%d-%H%M%S}-{os.urandom(6).hex()}"
         facts = {
             "family": family,
             "device": device.name,
