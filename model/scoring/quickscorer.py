@@ -46,9 +46,9 @@ class Splits(Protocol):
     @property
     def leaf_value(self) -> NDArray[np.float64]: ...  # (n_leaves,)
     @property
-    def split_feature(self) -> NDArray[np.int32]: ...  # (n_splits,), as the others
+    def split_feature(self) -> NDArray[np.uint16]: ...  # (n_splits,), as the others
     @property
-    def split_threshold(self) -> NDArray[np.float64]: ...
+    def split_threshold(self) -> NDArray[np.float32]: ...
     @property
     def split_left(self) -> NDArray[np.uint8]: ...
     @property
@@ -65,7 +65,7 @@ class QuickScorer:
         left = forest.split_left.astype(np.uint64)
         leaves = ((np.uint64(1) << left) - np.uint64(1)) << (32 - left - forest.split_first.astype(np.uint64))
         masks = (~leaves).astype(np.uint32)
-        self._thresholds: dict[int, NDArray[np.float64]] = {}  # by feature, ascending, distinct
+        self._thresholds: dict[int, NDArray[np.float32]] = {}  # by feature, ascending, distinct
         self._tables: dict[int, Masks] = {}  # by feature, (n_thresholds + 1, n_trees)
         for feature in np.unique(forest.split_feature).tolist():
             mine = np.flatnonzero(forest.split_feature == feature)
@@ -127,7 +127,7 @@ class QuickScorer:
     def _of_each_kind(self, group: FeatureGroup) -> Masks:
         """What each kind leaves over, (n_problems, n_kinds, n_trees)."""
         table = group.values.reshape(-1, len(group.columns))
-        columns = np.ascontiguousarray(table.T, dtype=np.float64)
+        columns = np.ascontiguousarray(table.T, dtype=np.float32)
         same = (columns == columns[:, :1]).all(axis=1).tolist()
         constant = np.full(len(self._base), _ALL)
         parts: list[tuple[NDArray[np.intp], Masks]] = []  # the code of each row, and a table by code
