@@ -115,7 +115,9 @@ def gradient_of(
 ) -> NDArray[np.float32]:
     """Of the loss: LIST_SHARE x the lists' mean cross-entropy + the rows' mean counted error, by each prediction."""
     of_lists = (wanted - softmax_of(predicted, sizes)) * (LIST_SHARE / TEMPERATURE / len(sizes))
-    return of_lists + count * np.sign(predicted - target) / np.float32(len(predicted))
+    of_rows = count * np.sign(predicted - target) / np.float32(len(predicted))
+    result: NDArray[np.float32] = of_lists + of_rows
+    return result
 
 
 def softmax_of(logs: NDArray[np.float32], sizes: NDArray[np.int64]) -> NDArray[np.float32]:
