@@ -300,7 +300,6 @@ class LightGBMRanker(Ranker):
             "use_missing": False,  # features are finite; every split is then a plain x <= threshold
             "deterministic": True,
             "force_row_wise": True,
-            "enable_bundle": False,  # the same trees, a tenth sooner
             "seed": self.seed,
             "num_threads": 1,  # see fit
             "verbosity": -1,
