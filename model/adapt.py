@@ -66,7 +66,7 @@ def adapt_bundle(bundle: Bundle, dataset: Dataset, families: Mapping[str, Family
             origin=_origin(bundle, dataset, grid, family),
             wrong_results=_together(old.wrong_results, dataset.wrong_results(name)),
             calibration=calibration,
-            extent=old.extent and old.extent | seen,
+            extent=old.extent | seen,
         )
     return Bundle(trained, bundle.lightgbm_version)
 

@@ -2,7 +2,7 @@
 
     DIR/bundle.npz   manifest.json   what was learned from what: features, parameters, devices, dataset; SHA-256 of
                                      the arrays and of the manifest's own content
-                     FAMILY/*.npy    the trees as flat arrays: no pickle, no LightGBM text
+                     FAMILY/*.npy    trees and network as flat arrays: no pickle, no LightGBM text
 
 One file, so that it is replaced in one step: whoever reads sees one bundle or the next, never parts of both. Damage
 shows in the checksums. A checksum does not stop a file made on purpose, so everything is validated besides, and says
@@ -34,15 +34,10 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 #: Raised by one whenever a manifest key or an array changes meaning, type or name.
-SCHEMA_VERSION = (
-    5  # 2: wrong_results; 3: a dtype for each operand, binaries; 4: one file; 5: calibration, extent, network
-)
+SCHEMA_VERSION = 6
 FILE = "bundle.npz"
 MANIFEST = "manifest.json"
-#: Versions 2 and 3 were two files. They are read as well, and version 4, which was not calibrated.
-_TWO_FILES, OLD_ARRAYS = (2, 3), "arrays.npz"
-_ONE_FILE = (4, SCHEMA_VERSION)
-#: No bundle has more; the shipped one has 3.1 MB, of which the manifest takes 0.2 MB.
+#: No bundle has more; the shipped one has 2.4 MB, of which the manifest takes 0.2 MB.
 _MAX_BYTES, _MAX_MANIFEST_BYTES, _MAX_FAMILIES = 64 << 20, 8 << 20, 64
 #: What Python raises for values that somebody made up.
 _DAMAGE = (KeyError, TypeError, AttributeError, ValueError, OverflowError, RecursionError)
@@ -107,7 +102,7 @@ class Bundle:
 
     def save(self, path: Path | str) -> None:
         """Writes `bundle.npz` into a folder, which is made where there is none, in one step: whoever reads meanwhile,
-        or after this process was killed, has the old bundle or this one. The two files of an older Foretune go then.
+        or after this process was killed, has the old bundle or this one.
 
         Raises `OSError` naming what could not be written, and `BundleError` for what no bundle may hold.
 
@@ -121,21 +116,15 @@ class Bundle:
                 remove_leftovers(directory)
             with replacing(directory / FILE) as temporary:
                 temporary.write_bytes(content)
-            for old in (MANIFEST, OLD_ARRAYS):
-                (directory / old).unlink(missing_ok=True)
 
     @cached_property
     def manifest(self) -> dict[str, Any]:
-        """All but the trees, as JSON values."""
-        return self._manifest_of(SCHEMA_VERSION)
-
-    def _manifest_of(self, version: int) -> dict[str, Any]:
-        """As a Foretune of this version or the one before would write it."""
+        """All but the arrays, as JSON values."""
         content = {
-            "schema_version": version,
+            "schema_version": SCHEMA_VERSION,
             "lightgbm_version": self.lightgbm_version,
             "arrays_sha256": _digest(self._arrays),
-            "families": {name: self.trained[name].to_json(version) for name in self.families},
+            "families": {name: self.trained[name].to_json() for name in self.families},
         }
         return content | {"checksum": _checksum(content)}
 
@@ -169,44 +158,23 @@ def load_bundle(path: Path | str | None = None) -> Bundle:
     directory = Path(__file__).parent / "shipped" if path is None else check_path("bundle", path)
     content = _read(directory / FILE)
     if content is None:
-        try:
-            return _read_two_files(directory)
-        except BundleError:
-            content = _read(directory / FILE)  # saved over them meanwhile?
-            if content is None:
-                raise
+        raise BundleError(f"{directory / FILE}: no such file, so {directory} has no bundle")
     return _parsed(content, directory / FILE)
 
 
 def _parsed(content: bytes, path: Path) -> Bundle:
-    """The bundle that one file holds, if it is what `Bundle.save` would write of it, or would have in version 4."""
+    """The bundle that the file holds, if it is what `Bundle.save` would write of it."""
     with _naming(path):
         arrays, texts = npz.loads(content)
-        manifest = _manifest(texts.pop(MANIFEST, b""), _ONE_FILE)
+        manifest = _manifest(texts.pop(MANIFEST, b""))
         if texts:
             raise BundleError(f"it also holds {', '.join(map(repr, sorted(texts)))}")
         if _digest(arrays) != manifest["arrays_sha256"]:
             raise BundleError("its arrays are not what the manifest vouches for (SHA-256 differs)")
         bundle = _restored(manifest, arrays)
-        if bundle._manifest_of(manifest["schema_version"])["checksum"] != manifest["checksum"]:
+        if bundle.manifest["checksum"] != manifest["checksum"]:
             raise BundleError("its manifest says what this Foretune would not write, or less")
     return bundle
-
-
-def _read_two_files(directory: Path) -> Bundle:
-    text, content = _read(directory / MANIFEST), _read(directory / OLD_ARRAYS)
-    if text is None:
-        raise BundleError(f"{directory / FILE}: no such file, so {directory} has no bundle")
-    with _naming(directory / MANIFEST):
-        manifest = _manifest(text, _TWO_FILES)
-    with _naming(directory / OLD_ARRAYS):
-        if content is None or hashlib.sha256(content).hexdigest() != manifest["arrays_sha256"]:
-            raise BundleError("missing, or not what the manifest vouches for (SHA-256 differs)")
-        arrays, texts = npz.loads(content)
-        if texts:
-            raise BundleError(f"it also holds {', '.join(map(repr, sorted(texts)))}")
-    with _naming(directory):
-        return _restored(manifest, arrays)
 
 
 def _restored(manifest: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) -> Bundle:
@@ -227,7 +195,7 @@ def _restored(manifest: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) -
     return Bundle(trained, version)
 
 
-def _manifest(text: bytes, versions: tuple[int, ...]) -> dict[str, Any]:
+def _manifest(text: bytes) -> dict[str, Any]:
     if len(text) > _MAX_MANIFEST_BYTES:
         raise BundleError(f"its manifest is larger than any ({_MAX_MANIFEST_BYTES >> 20} MiB)")
     try:
@@ -237,10 +205,11 @@ def _manifest(text: bytes, versions: tuple[int, ...]) -> dict[str, Any]:
     if not isinstance(manifest, dict) or "schema_version" not in manifest:
         raise BundleError("not a bundle's manifest: it has no schema_version")
     version = manifest["schema_version"]
-    if type(version) is not int or version not in versions:
+    if type(version) is not int or version != SCHEMA_VERSION:
+        newer = isinstance(version, int) and version > SCHEMA_VERSION
         raise BundleError(
-            f"schema_version is {version!r} but this Foretune reads {' or '.join(map(str, versions))} here"
-            + ("; a newer Foretune wrote it" if isinstance(version, int) and version > SCHEMA_VERSION else "")
+            f"schema_version is {version!r} but this Foretune reads {SCHEMA_VERSION}"
+            + ("; a newer Foretune wrote it" if newer else ": train it again")
         )
     if missing := {"arrays_sha256", "checksum", "families", "lightgbm_version"} - manifest.keys():
         raise BundleError(f"keys missing in its manifest: {', '.join(sorted(missing))}")
@@ -251,9 +220,8 @@ def _manifest(text: bytes, versions: tuple[int, ...]) -> dict[str, Any]:
 
 def _checksum(content: Mapping[str, Any]) -> str:
     """Raises `BundleError` for what is not JSON: numbers that are none, half characters, objects."""
-    old = content["schema_version"] in _TWO_FILES
     try:
-        text = json.dumps(content, sort_keys=True, allow_nan=False, ensure_ascii=old).encode()
+        text = json.dumps(content, sort_keys=True, allow_nan=False, ensure_ascii=False).encode()
     except _DAMAGE as error:
         raise BundleError(f"what a bundle says must be JSON: {error}") from None
     return hashlib.sha256(text).hexdigest()

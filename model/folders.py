@@ -7,10 +7,7 @@ from pathlib import Path
 from ..datasets import ForetuneError
 from ..datasets.disk.writable import check_folder
 from ..datasets.manifest import MANIFEST
-from .bundle import FILE, OLD_ARRAYS
-
-#: What the folder of a bundle has: today's, or that of older ones.
-_BUNDLE = (FILE, OLD_ARRAYS)
+from .bundle import FILE
 
 
 def check_bundle_folder(path: Path | str) -> None:
@@ -48,4 +45,4 @@ def check_dataset_folder(path: Path | str) -> None:
 def _kind(folder: Path) -> tuple[bool, bool]:
     """Whether it is the folder of a bundle, and whether of a dataset. Raises as `check_folder` does."""
     check_folder(folder)
-    return any((folder / name).is_file() for name in _BUNDLE), (folder / MANIFEST).is_file()
+    return (folder / FILE).is_file(), (folder / MANIFEST).is_file()

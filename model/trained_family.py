@@ -21,8 +21,6 @@ if TYPE_CHECKING:
 #: The arrays of a family in a bundle, each as `family/array`: of its trees, and of its network where it has one.
 _FOREST = tuple(one.name for one in fields(Forest))
 _NETWORK = {f"network_{one.name}": one.name for one in fields(Network)}
-#: What a family's JSON did not have before version 5 of the bundle.
-_ADDED_IN_5 = ("calibration", "extent", "network")
 
 
 @dataclass(frozen=True)
@@ -32,11 +30,11 @@ class TrainedFamily:
     ranker: LightGBMRanker  # fitted
     devices: tuple[DeviceSpec, ...]  # that its measurements were taken on
     origin: Mapping[str, Any]  # dataset name and content hash, kernel source hash, problems; JSON values
+    extent: Extent  # of the problems that it learned from
     #: See `Dataset.wrong_results`.
     wrong_results: Mapping[BinaryKind, frozenset[KernelConfig]] = field(default_factory=dict)
-    #: How long a shortlist must be; None where the data were too few to say, and of older bundles.
+    #: How long a shortlist must be; None where the data were too few to say.
     calibration: Calibration | None = None
-    extent: Extent | None = None  # of the problems that it learned from; None of older bundles
 
     @property
     def arrays(self) -> dict[str, NDArray[Any]]:
@@ -47,17 +45,10 @@ class TrainedFamily:
     @staticmethod
     def array_names(value: Mapping[str, Any]) -> tuple[str, ...]:
         """What `arrays` has of a family whose `to_json` is this."""
-        return (*_FOREST, *_NETWORK) if value.get("network") else _FOREST
+        return (*_FOREST, *_NETWORK) if value["network"] else _FOREST
 
-    def to_json(self, version: int | None = None) -> dict[str, Any]:
-        """All but the arrays; for an older `version` of the bundle, what it had."""
-        value = self._to_json()
-        if version is not None and version < 5:
-            value = {key: part for key, part in value.items() if key not in _ADDED_IN_5}
-            value["params"] = {name: param for name, param in value["params"].items() if name != "epochs"}
-        return value
-
-    def _to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, Any]:
+        """All but the arrays."""
         return {
             "feature_names": list(self.ranker.feature_names_),
             "params": self.ranker.get_params(),
@@ -80,7 +71,7 @@ class TrainedFamily:
                 for kind, known in sorted(self.ranker.binaries_.items(), key=str)
             ],
             "calibration": None if self.calibration is None else self.calibration.to_json(),
-            "extent": None if self.extent is None else self.extent.to_json(),
+            "extent": self.extent.to_json(),
         }
 
     @classmethod
@@ -89,9 +80,9 @@ class TrainedFamily:
 
         Raises `ForetuneError`, `KeyError`, `TypeError`, `AttributeError` or `ValueError` for what is none.
         """
-        ranker = LightGBMRanker(**{"epochs": 0, **value["params"]})  # version 4 had no network
+        ranker = LightGBMRanker(**value["params"])
         ranker.forest_ = Forest(**{name: arrays[name] for name in _FOREST})
-        network = {name: arrays[key] for key, name in _NETWORK.items()} if value.get("network") else None
+        network = {name: arrays[key] for key, name in _NETWORK.items()} if value["network"] else None
         ranker.network_ = None if network is None else Network.restored(**network)
         if ranker.reach > MAX_LOG_SLOWDOWN:
             raise BundleError(
@@ -105,7 +96,7 @@ class TrainedFamily:
         ranker.feature_names_ = tuple(map(str, names))
         ranker.binaries_ = {
             _kind_from_json(kind): {KernelConfig.from_json(one["config"]): _facts(one) for one in kind["configs"]}
-            for kind in value.get("binaries", [])  # version 2 had none
+            for kind in value["binaries"]
         }
         devices = tuple(map(DeviceSpec.from_json, value["devices"]))
         if not devices:
@@ -116,14 +107,14 @@ class TrainedFamily:
         }
         if not isinstance(value["origin"], dict):
             raise BundleError(f"origin must be an object but is {value['origin']!r}")
-        calibration, extent = value.get("calibration"), value.get("extent")
+        calibration = value["calibration"]
         return cls(
             ranker,
             devices,
             value["origin"],
+            Extent.from_json(value["extent"]),
             wrong_results,
             None if calibration is None else Calibration.from_json(calibration),
-            None if extent is None else Extent.from_json(extent),
         )
 
 

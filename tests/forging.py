@@ -49,28 +49,6 @@ def write(directory, arrays, manifest):
     (directory / FILE).write_bytes(npz.dumps(arrays, {MANIFEST: json.dumps(manifest).encode()}))
 
 
-def as_two_files(directory, version):
-    """Rewrites a bundle as older Foretunes did."""
-    arrays, manifest = contents(directory)
-    packed = npz.dumps(arrays)
-    manifest |= {"schema_version": version, "arrays_sha256": hashlib.sha256(packed).hexdigest()}
-    del manifest["checksum"]
-    uncalibrated(manifest)
-    if version == 2:
-        for family in manifest["families"].values():
-            del family["binaries"]
-    manifest["checksum"] = hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()
-    (directory / "arrays.npz").write_bytes(packed)
-    (directory / MANIFEST).write_text(json.dumps(manifest))
-    (directory / FILE).unlink()
-
-
-def uncalibrated(manifest):
-    """Without what version 5 added, of a bundle of trees alone."""
-    for family in manifest["families"].values():
-        del family["calibration"], family["extent"], family["network"], family["params"]["epochs"]
-
-
 def hand_made(trees=6, seed=0, name="fake", device=DEVICE):
     """A bundle of the fake family that nobody trained: predicts something, and is made in no time."""
     random = np.random.default_rng(seed)
@@ -81,8 +59,8 @@ def hand_made(trees=6, seed=0, name="fake", device=DEVICE):
     ranker.forest_ = Forest(
         n_features=np.array(width, np.int64),
         tree_leaves=np.full(trees, 3, np.uint8),
-        split_feature=random.integers(0, width, 2 * trees).astype(np.int32),
-        split_threshold=random.choice([4.0, 16.0, 64.0, 512.0], 2 * trees),
+        split_feature=random.integers(0, width, 2 * trees).astype(np.uint16),
+        split_threshold=random.choice([4.0, 16.0, 64.0, 512.0], 2 * trees).astype(np.float32),
         split_left=np.tile(np.array([2, 1], np.uint8), trees),
         leaf_value=random.normal(0, 0.3, 3 * trees),
     )
@@ -92,5 +70,5 @@ def hand_made(trees=6, seed=0, name="fake", device=DEVICE):
     origin = {"dataset": "fake", "measurements_sha256": "0" * 64, "problems": 3, "configs": 96, "source_hash": None}
     wrong_results = {(problem.dtype, problem.flags): frozenset([wrong])}
     calibration = Calibration(problems=40, levels=(0.0,) * 38 + (2.0, 3.5), regret=(0.05,) * 3 + (0.0,) * 10)
-    family = TrainedFamily(ranker, (device,), origin, wrong_results, calibration, Extent.of([problem]))
+    family = TrainedFamily(ranker, (device,), origin, Extent.of([problem]), wrong_results, calibration)
     return Bundle({name: family}, "4.7.0")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
@@ -104,11 +104,21 @@ class NearestRanker(Ranker):
     known); another dtype, layout or device is further away than any shape.
     """
 
-    cases_: list[tuple[Problem, DeviceSpec]]
+    dims_: tuple[str, ...]
+    sizes_: NDArray[np.float64]  # (n_problems, n_dims)
+    skew_: NDArray[np.float64]  # (n_problems,) NaN where the ragged sizes are not known
+    kind_: dict[Hashable, int]  # by dtype, flags and device
+    kinds_: NDArray[np.intp]  # (n_problems,)
     slowdowns_: list[dict[KernelConfig, float]]
 
     def fit(self, grid: Grid, family: Family) -> Self:
-        self.cases_ = [(case.problem, device) for case, device in zip(grid.cases, grid.devices, strict=True)]
+        problems = [case.problem for case in grid.cases]
+        self.dims_ = tuple(name for name, _ in problems[0].dims)
+        self.sizes_ = np.array([self._sizes(problem) for problem in problems])
+        self.skew_ = np.array([_skew(problem) for problem in problems])
+        kinds = [_kind(problem, device) for problem, device in zip(problems, grid.devices, strict=True)]
+        self.kind_ = {kind: number for number, kind in enumerate(dict.fromkeys(kinds))}
+        self.kinds_ = np.array([self.kind_[kind] for kind in kinds])
         self.slowdowns_ = [
             {config: float(value) for config, value in zip(grid.configs, row, strict=True) if np.isfinite(value)}
             for row in grid.slowdowns
@@ -118,10 +128,24 @@ class NearestRanker(Ranker):
     def predict(
         self, family: Family, problem: Problem, device: DeviceSpec, configs: Sequence[KernelConfig]
     ) -> NDArray[np.float64]:
-        self._check_fitted("cases_")
-        distances = [_distance(problem, device, other, where) for other, where in self.cases_]
+        self._check_fitted("sizes_")
+        steps = np.log((1 + self._sizes(problem)) / (1 + self.sizes_))
+        skews = np.nan_to_num(np.log(_skew(problem) / self.skew_))
+        foreign = self.kinds_ != self.kind_.get(_kind(problem, device), -1)
+        distances = np.sqrt((steps**2).sum(axis=1) + skews**2) + 1e3 * foreign
         nearest = self.slowdowns_[int(np.argmin(distances))]
         return np.array([nearest.get(config, _UNKNOWN) for config in configs], np.float64)
+
+    def _sizes(self, problem: Problem) -> NDArray[np.float64]:
+        return np.array([problem[name] for name in self.dims_], np.float64)
+
+
+def _skew(problem: Problem) -> float:
+    return np.nan if problem.ragged is None else problem.ragged.skew
+
+
+def _kind(problem: Problem, device: DeviceSpec) -> Hashable:
+    return problem.dtype, problem.flags, device
 
 
 class EstimateRanker(Ranker):
@@ -145,11 +169,3 @@ def _filled(grid: Grid) -> NDArray[np.float64]:
     """Log slowdowns with a failure counting as the problem's slowest, (n_problems, n_configs)."""
     logs = np.log(grid.slowdowns)
     return np.where(np.isnan(logs), np.nanmax(logs, axis=1, keepdims=True), logs)
-
-
-def _distance(a: Problem, a_device: DeviceSpec, b: Problem, b_device: DeviceSpec) -> float:
-    steps = [np.log((1 + a[name]) / (1 + b[name])) for name, _ in a.dims]
-    if a.ragged is not None and b.ragged is not None:
-        steps.append(np.log(a.ragged.skew / b.ragged.skew))
-    foreign = (a.dtype, a.flags, a_device) != (b.dtype, b.flags, b_device)
-    return float(np.sqrt(np.square(steps).sum()) + 1e3 * foreign)

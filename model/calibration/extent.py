@@ -121,17 +121,14 @@ class Extent:
         return cls(sizes, ratios, frozenset(read))
 
 
-def distance_of(
-    problem: Problem, device: DeviceSpec, extent: Extent | None, learned_on: Sequence[DeviceSpec]
-) -> Distance:
-    """How far a problem on a device is from what was learned; of the problem nothing is known without an `extent`.
+def distance_of(problem: Problem, device: DeviceSpec, extent: Extent, learned_on: Sequence[DeviceSpec]) -> Distance:
+    """How far a problem on a device is from what was learned.
 
-    >>> h200 = DeviceSpec.named("h200")
-    >>> distance_of(Problem.of("row_sum", rows=8), h200, None, [h200]).octaves
+    >>> h200, problem = DeviceSpec.named("h200"), Problem.of("row_sum", rows=8)
+    >>> distance_of(problem, h200, Extent.of([problem]), [h200]).octaves
     0.0
     """
-    outside = [] if extent is None else extent.outside(problem)
-    outside += _device_outside(device, learned_on)
+    outside = extent.outside(problem) + _device_outside(device, learned_on)
     # The farthest first; equals as they come, so that a size is named before the ratios that it is in.
     ranked = sorted(outside, key=lambda found: -round(found[0], 6))
     if not ranked:

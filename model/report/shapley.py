@@ -31,8 +31,9 @@ def tree_shap(
     Gauss-Legendre quadrature gives that exactly.
 
     >>> stump = Forest(  # x[1] <= 0.5 ? 0 : 4
-    ...     n_features=np.array(2), tree_leaves=np.array([2], np.uint8), split_feature=np.array([1], np.int32),
-    ...     split_threshold=np.array([0.5]), split_left=np.array([1], np.uint8), leaf_value=np.array([0.0, 4.0]),
+    ...     n_features=np.array(2), tree_leaves=np.array([2], np.uint8), split_feature=np.array([1], np.uint16),
+    ...     split_threshold=np.array([0.5], np.float32), split_left=np.array([1], np.uint8),
+    ...     leaf_value=np.array([0.0, 4.0]),
     ... )
     >>> table = np.array([[7, 0], [7, 0], [7, 0], [7, 1]], np.float32)
     >>> values, mean = tree_shap(stump, table[2:], table)
@@ -85,8 +86,8 @@ def _add_values(
     rows: NDArray[np.float32],
     leaf_value: NDArray[np.float64],
     paths: _Paths,
-    feature: NDArray[np.int32],
-    threshold: NDArray[np.float64],
+    feature: NDArray[np.uint16],
+    threshold: NDArray[np.float32],
 ) -> None:
     follows = paths.left[:, :, None] == (rows[:, feature] <= threshold).T  # (n_leaves, n_splits, n_rows)
     follows |= ~paths.on_path[:, :, None]

@@ -10,6 +10,7 @@ from ...datasets.progress import advance
 from .network import Network
 
 if TYPE_CHECKING:
+    from numpy.typing import NDArray
     from torch.nn import Linear
 
     from ..rows import TrainingRows
@@ -26,6 +27,8 @@ TEMPERATURE = 0.04
 LIST_SHARE, EMPHASIS = 0.15, 1.5
 #: The highest learning rate, of one cycle, and the noise on inputs, but for the last passes.
 RATE, NOISE, QUIET = 4e-3, 0.03, 4
+#: At so many places a step's noise may begin.
+NOISE_PLACES = 1 << 20
 #: Slowdowns are cut here: 4x.
 MOST_LOG = float(np.log(4.0))
 
@@ -34,7 +37,8 @@ def train_network(rows: TrainingRows, *, seed: int, epochs: int = EPOCHS, share:
     """A network for log slowdowns and their order within each query; `share` is its part of the current task.
 
     The loss is that of ListNet (Cao et al., 2007), with targets softmax(-log slowdown / TEMPERATURE), plus the absolute
-    error of each row. One thread, and the same rows and seed give the same network on the same machine.
+    error of each row. What both add to the gradient of a prediction is a difference of two softmaxes and a sign, so
+    only the layers are left to torch. One thread, and the same rows and seed give the same network on the same machine.
     """
     import torch
 
@@ -51,37 +55,37 @@ def _trained(rows: TrainingRows, seed: int, epochs: int, share: float) -> Networ
     from torch import nn
 
     empty = _encoding(rows)
-    inputs = torch.from_numpy(empty.inputs(rows.features).astype(np.float32))
-    targets = torch.from_numpy(np.minimum(rows.log_slowdown, MOST_LOG).astype(np.float32))
-    weights = torch.ones_like(targets) if rows.weights is None else torch.from_numpy(rows.weights.astype(np.float32))
-    ends = np.cumsum(rows.query_sizes)
-    spans = [slice(int(end - size), int(end)) for end, size in zip(ends, rows.query_sizes, strict=True) if size > 1]
+    inputs = torch.from_numpy(_inputs(empty, rows.features))
+    starts = _starts(rows.query_sizes)
+    targets = np.minimum(rows.log_slowdown, MOST_LOG).astype(np.float32)
+    counts = np.exp(-EMPHASIS * targets) * (1 if rows.weights is None else rows.weights.astype(np.float32))
+    known = np.stack([targets, counts, softmax_of(targets, rows.query_sizes)])
+    lists = [slice(start, start + size) for start, size in zip(starts.tolist(), rows.query_sizes.tolist(), strict=True)]
+    spans = [span for span in lists if span.stop - span.start > 1]
     random = np.random.default_rng(seed)
-    # Not torch's own generator: fits that run side by side share it.
-    noise = torch.Generator().manual_seed(seed)
     layers = [_layer(*shape, random) for shape in ((inputs.shape[1], HIDDEN[0]), HIDDEN, (HIDDEN[1], 1))]
     net = nn.Sequential(layers[0], nn.ReLU(), layers[1], nn.ReLU(), layers[2])
-    optimiser = torch.optim.AdamW(net.parameters(), lr=RATE / 2, weight_decay=1e-3)
+    optimiser = torch.optim.AdamW(net.parameters(), lr=RATE / 2, weight_decay=1e-3, fused=True)
     batch = min(BATCH, max(len(spans), 1))
     steps = len(spans) // batch
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimiser, RATE, total_steps=max(epochs * steps, 1) + 1)
+    # Drawn once, and begun at another place in each step: to draw it anew would take half of the time.
+    most = int(np.sort(rows.query_sizes)[-batch:].sum()) * inputs.shape[1]
+    noise = torch.from_numpy(NOISE * random.standard_normal(most + NOISE_PLACES, np.float32))
     for epoch in range(epochs):
         order = random.permutation(len(spans))
         for start in range(0, steps * batch, batch):
             chosen = [spans[place] for place in order[start : start + batch]]
-            x, y, weight = (torch.cat([table[span] for span in chosen]) for table in (inputs, targets, weights))
+            sizes = np.array([span.stop - span.start for span in chosen])
+            x = torch.cat([inputs[span] for span in chosen])
+            target, count, wanted = np.concatenate([known[:, span] for span in chosen], axis=1)
             if epoch < epochs - QUIET:
-                x = x + NOISE * torch.empty_like(x).normal_(generator=noise)
+                place = int(random.integers(NOISE_PLACES))
+                x += noise[place : place + x.numel()].view_as(x)
             predicted = net(x)[:, 0]
-            sizes = [span.stop - span.start for span in chosen]
-            lists = [
-                -(torch.softmax(-one / TEMPERATURE, 0) * torch.log_softmax(-guess / TEMPERATURE, 0)).sum()
-                for one, guess in zip(torch.split(y, sizes), torch.split(predicted, sizes), strict=True)
-            ]
-            near = weight * torch.exp(-EMPHASIS * y)
-            loss = LIST_SHARE * torch.stack(lists).mean() + (near * (predicted - y).abs()).mean()
+            gradient = gradient_of(predicted.detach().numpy(), target, count, wanted, sizes)
             optimiser.zero_grad()
-            loss.backward()
+            predicted.backward(torch.from_numpy(gradient))
             optimiser.step()
             schedule.step()
         advance(share / epochs)
@@ -102,17 +106,53 @@ def _layer(inputs: int, outputs: int, random: np.random.Generator) -> Linear:
     return layer
 
 
+def gradient_of(
+    predicted: NDArray[np.float32],  # (n_rows,) log slowdowns, as the targets
+    target: NDArray[np.float32],
+    count: NDArray[np.float32],  # what each row's error counts for
+    wanted: NDArray[np.float32],  # `softmax_of` the targets
+    sizes: NDArray[np.int64],  # (n_queries,) rows of each
+) -> NDArray[np.float32]:
+    """Of the loss: LIST_SHARE x the lists' mean cross-entropy + the rows' mean counted error, by each prediction."""
+    of_lists = (wanted - softmax_of(predicted, sizes)) * (LIST_SHARE / TEMPERATURE / len(sizes))
+    of_rows = count * np.sign(predicted - target) / np.float32(len(predicted))
+    result: NDArray[np.float32] = of_lists + of_rows
+    return result
+
+
+def softmax_of(logs: NDArray[np.float32], sizes: NDArray[np.int64]) -> NDArray[np.float32]:
+    """What share of its list each row gets that has this log slowdown, (n_rows,); lists of such sizes lie one behind
+    the other."""
+    values, starts = logs / np.float32(-TEMPERATURE), _starts(sizes)
+    powers = np.exp(values - np.repeat(np.maximum.reduceat(values, starts), sizes))
+    result: NDArray[np.float32] = powers / np.repeat(np.add.reduceat(powers, starts), sizes)
+    return result
+
+
+def _starts(sizes: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Where lists of such sizes begin that lie one behind the other."""
+    return np.cumsum(sizes) - sizes
+
+
+def _inputs(network: Network, features: NDArray[np.float32], size: int = 4096) -> NDArray[np.float32]:
+    """`Network.inputs` in float32, of a long table."""
+    table = np.empty((len(features), len(network.mean) + len(network.which)), np.float32)
+    for start in range(0, len(features), size):
+        table[start : start + size] = network.inputs(features[start : start + size])
+    return table
+
+
 def _encoding(rows: TrainingRows) -> Network:
     """A network that knows how features become inputs, and has no units yet."""
     table = rows.features
     mean, scale = table.mean(axis=0, dtype=np.float64), table.std(axis=0, dtype=np.float64)
-    starts = np.concatenate([[0], np.cumsum(rows.query_sizes)[:-1]])
+    starts = _starts(rows.query_sizes)
+    # Not of what is the same for all configs of a problem, as a device's SMs: another device has another value.
+    varies = (np.maximum.reduceat(table, starts) > np.minimum.reduceat(table, starts)).any(axis=0)
     which, value = [], []
-    for column in range(table.shape[1]):
+    for column in np.flatnonzero(varies).tolist():
         values = np.unique(table[:, column])
-        # Not of what is the same for all configs of a problem, as a device's SMs: another device has another value.
-        varies = (np.maximum.reduceat(table[:, column], starts) > np.minimum.reduceat(table[:, column], starts)).any()
-        if varies and 2 < len(values) <= MOST_VALUES:
+        if 2 < len(values) <= MOST_VALUES:
             which += [column] * len(values)
             value += values.tolist()
     inputs = table.shape[1] + len(which)

@@ -47,9 +47,9 @@ class Splits(Protocol):
     @property
     def leaf_value(self) -> NDArray[np.float64]: ...  # (n_leaves,)
     @property
-    def split_feature(self) -> NDArray[np.int32]: ...  # (n_splits,), as the others
+    def split_feature(self) -> NDArray[np.uint16]: ...  # (n_splits,), as the others
     @property
-    def split_threshold(self) -> NDArray[np.float64]: ...
+    def split_threshold(self) -> NDArray[np.float32]: ...
     @property
     def split_left(self) -> NDArray[np.uint8]: ...
     @property
@@ -66,7 +66,7 @@ class QuickScorer:
         left = forest.split_left.astype(np.uint64)
         leaves = ((np.uint64(1) << left) - np.uint64(1)) << (32 - left - forest.split_first.astype(np.uint64))
         masks = (~leaves).astype(np.uint32)
-        self._thresholds: dict[int, NDArray[np.float64]] = {}  # by feature, ascending, distinct
+        self._thresholds: dict[int, NDArray[np.float32]] = {}  # by feature, ascending, distinct
         self._first: dict[int, int] = {}  # by feature, where its rows in the table begin: one for each interval
         tables = [np.full((1, trees), _ALL)]
         for feature in np.flatnonzero(np.bincount(forest.split_feature)).tolist():
@@ -111,7 +111,7 @@ class QuickScorer:
     def _of_each_kind(self, group: FeatureGroup) -> Masks:
         """What each kind leaves over, (n_problems, n_kinds, n_trees)."""
         table = group.values.reshape(-1, len(group.columns))
-        columns = np.ascontiguousarray(table.T, dtype=np.float64)
+        columns = np.ascontiguousarray(table.T, dtype=np.float32)
         used = [(place, feature) for place, feature in enumerate(group.columns) if feature in self._thresholds]
         codes = np.empty((len(used), len(table)), np.intp)  # rows of the table of masks
         for of_column, (place, feature) in zip(codes, used, strict=True):

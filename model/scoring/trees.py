@@ -31,15 +31,15 @@ MAX_TREES, MAX_FEATURES, _MAX_TABLE_CELLS = 4096, 512, 1 << 25
 
 @dataclass(frozen=True, eq=False)
 class Forest:
-    """An additive ensemble over float64 comparisons `x[feature] <= threshold`; no missing values.
+    """An additive ensemble over float32 comparisons `x[feature] <= threshold`; no missing values.
 
     Raises `BundleError` naming the array that is wrong.
 
     >>> stump = Forest(  # x[0] <= 0.5 ? 1 : 2, plus the constant 10
     ...     n_features=np.array(1),
     ...     tree_leaves=np.array([2, 1], np.uint8),
-    ...     split_feature=np.array([0], np.int32),
-    ...     split_threshold=np.array([0.5]),
+    ...     split_feature=np.array([0], np.uint16),
+    ...     split_threshold=np.array([0.5], np.float32),
     ...     split_left=np.array([1], np.uint8),
     ...     leaf_value=np.array([1.0, 2.0, 10.0]),
     ... )
@@ -49,8 +49,8 @@ class Forest:
 
     n_features: NDArray[np.int64]  # ()
     tree_leaves: NDArray[np.uint8]  # (n_trees,) 1 to 32; a tree of one leaf is a constant
-    split_feature: NDArray[np.int32]  # (n_splits,) column compared
-    split_threshold: NDArray[np.float64]  # (n_splits,) goes left where x <= threshold
+    split_feature: NDArray[np.uint16]  # (n_splits,) column compared
+    split_threshold: NDArray[np.float32]  # (n_splits,) goes left where x <= threshold
     split_left: NDArray[np.uint8]  # (n_splits,) leaves in the left subtree
     leaf_value: NDArray[np.float64]  # (n_leaves,) of all trees, each left to right
 
@@ -83,7 +83,7 @@ class Forest:
         for name in ("leaf_value", "split_threshold"):
             if not np.isfinite(getattr(self, name)).all():
                 raise BundleError(f"forest array {name} must be finite")
-        if splits and not (self.split_feature.min() >= 0 and self.split_feature.max() < self.n_features):
+        if splits and self.split_feature.max() >= self.n_features:
             raise BundleError(f"forest array split_feature must be in 0..{self.n_features - 1}")
         if splits * len(self.tree_leaves) > _MAX_TABLE_CELLS and self._table_cells() > _MAX_TABLE_CELLS:
             raise BundleError(
@@ -143,8 +143,8 @@ class Forest:
     def predict(self, features: NDArray[np.floating[Any]]) -> NDArray[np.float64]:
         """The sum of all trees for each row: (n_rows, n_features) finite -> (n_rows,).
 
-        Each row's sum is the same whatever other rows there are. Raises `ForetuneError` for another width or for values
-        that are not finite.
+        Each row's sum is the same whatever other rows there are. What is no float32 is rounded to the nearest one.
+        Raises `ForetuneError` for another width or for values that are not finite.
         """
         if features.ndim != 2 or features.shape[1] != self.n_features:
             raise ForetuneError(f"features must be (rows, {self.n_features}) but are {features.shape}")
@@ -216,8 +216,8 @@ class Forest:
         return cls(
             n_features=np.array(dump["max_feature_idx"] + 1, np.int64),
             tree_leaves=np.array(trees, np.uint8),
-            split_feature=np.array(feature, np.int32),
-            split_threshold=np.array(threshold, np.float64),
+            split_feature=np.array(feature, np.uint16),
+            split_threshold=_rounded_down(np.array(threshold, np.float64)),
             split_left=np.array(left, np.uint8),
             leaf_value=np.array(values, np.float64),
         )
@@ -227,8 +227,8 @@ class Forest:
 _LAYOUT: dict[str, tuple[np.dtype[Any], int]] = {
     "n_features": (np.dtype(np.int64), 0),
     "tree_leaves": (np.dtype(np.uint8), 1),
-    "split_feature": (np.dtype(np.int32), 1),
-    "split_threshold": (np.dtype(np.float64), 1),
+    "split_feature": (np.dtype(np.uint16), 1),
+    "split_threshold": (np.dtype(np.float32), 1),
     "split_left": (np.dtype(np.uint8), 1),
     "leaf_value": (np.dtype(np.float64), 1),
 }
@@ -247,6 +247,16 @@ def _flatten(node: Mapping[str, Any], splits: list[tuple[int, float, int]], valu
     left = _flatten(node["left_child"], splits, values)
     splits[place] = (int(node["split_feature"]), float(node["threshold"]), min(left, 255))
     return left + _flatten(node["right_child"], splits, values)
+
+
+def _rounded_down(thresholds: NDArray[np.float64]) -> NDArray[np.float32]:
+    """The largest float32 that is not above each: features are float32, and the same ones are at most that.
+
+    >>> _rounded_down(np.array([0.1, 0.5])).tolist()
+    [0.09999999403953552, 0.5]
+    """
+    nearest = thresholds.astype(np.float32)
+    return np.where(nearest > thresholds, np.nextafter(nearest, np.float32(-np.inf)), nearest)
 
 
 def _check_finite(group: FeatureGroup) -> None:

@@ -137,9 +137,7 @@ def prediction_ms(
 def _problem(family: Family, bundle: Bundle | None, place: int) -> Problem:
     """One of many problems amid what the bundle learned from: all differ at call time as well."""
     extent = bundle_in_force(bundle).trained[family.name].extent
-    sizes = dict.fromkeys(family.dims, 1000)
-    if extent is not None:
-        sizes = {dim: round(math.sqrt(low * high) / 16 + 1) * 16 for dim, (low, high) in extent.sizes.items()}
+    sizes = {dim: round(math.sqrt(low * high) / 16 + 1) * 16 for dim, (low, high) in extent.sizes.items()}
     free = (dim for dim in family.dims if dim not in family.bucketed)
     varied = max(free, key=lambda dim: (family.largest.get(dim, math.inf), sizes[dim]))  # the one with the most room
     sizes[varied] += 16 * place

@@ -8,19 +8,13 @@ import os
 import random
 import signal
 import sys
-from dataclasses import replace
 from pathlib import Path
 
-from foretune.model import Bundle, load_bundle
-from forging import as_two_files, hand_made
+from foretune.model import load_bundle
+from forging import hand_made
 
 BUNDLES = [hand_made(seed=seed) for seed in (1, 2)]
-#: The same as older Foretunes had them.
-OLDER = [
-    Bundle({name: replace(one, calibration=None, extent=None) for name, one in bundle.trained.items()}, "4.7.0")
-    for bundle in BUNDLES
-]
-DIGESTS = {bundle.digest for bundle in (*BUNDLES, *OLDER)}
+DIGESTS = {bundle.digest for bundle in BUNDLES}
 
 
 def forked(work):
@@ -52,7 +46,7 @@ def trouble(folder, debris=True):
 
 def save_side_by_side(count, folder):
     """Two processes save once each, at once; each time into what the last two left."""
-    for number in range(count):
+    for _ in range(count):
         read, write = os.pipe()
 
         def save(bundle, gate=(read, write)):
@@ -65,8 +59,6 @@ def save_side_by_side(count, folder):
         os.close(write)
         yield from (f"a writer ended with {code}" for code in map(ended, pids) if code)
         yield trouble(folder)
-        if number % 10 == 0:
-            as_two_files(folder, 3)
 
 
 def killed_at(event, folder, bundle):
@@ -91,7 +83,7 @@ def killed_at(event, folder, bundle):
 
 
 def save_and_be_killed(count, folder):
-    """Kills spread over all that a save does; each time into what the last one left, of one file or two."""
+    """Kills spread over all that a save does; each time into what the last one left."""
     draw = random.Random(0)
     most = 1
     while killed_at(most, folder, BUNDLES[0]):
@@ -99,8 +91,6 @@ def save_and_be_killed(count, folder):
     for number in range(count):
         BUNDLES[number % 2].save(folder)
         yield trouble(folder)
-        if number % 3 == 0:
-            as_two_files(folder, 3)
         killed_at(draw.randrange(1, most), folder, BUNDLES[1 - number % 2])
         yield trouble(folder, debris=False)
     BUNDLES[0].save(folder)
@@ -108,7 +98,7 @@ def save_and_be_killed(count, folder):
 
 
 def read_beside_saves(count, folder):
-    """One process saves for ever, now and then over an older bundle; this one reads."""
+    """One process saves for ever; this one reads."""
 
     def save_for_ever():
         number = 0
@@ -116,9 +106,6 @@ def read_beside_saves(count, folder):
             BUNDLES[number % 2].save(folder)
             number += 1
 
-    as_older = folder.with_name("older")
-    BUNDLES[0].save(as_older)
-    as_two_files(as_older, 3)
     BUNDLES[0].save(folder)
     writer = forked(save_for_ever)
     try:
@@ -126,16 +113,6 @@ def read_beside_saves(count, folder):
             yield trouble(folder, debris=False)
     finally:
         os.kill(writer, signal.SIGKILL)
-        ended(writer)
-    for _ in range(count // 20):  # a bundle of two files becomes one of one while it is read
-        for path in folder.iterdir():
-            path.unlink()
-        for path in as_older.iterdir():
-            (folder / path.name).write_bytes(path.read_bytes())
-        writer = forked(lambda: BUNDLES[1].save(folder))
-        while not (folder / "bundle.npz").exists():
-            yield trouble(folder, debris=False)
-        yield trouble(folder, debris=False)
         ended(writer)
     BUNDLES[0].save(folder)
     yield trouble(folder)

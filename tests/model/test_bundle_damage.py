@@ -82,7 +82,8 @@ def test_damage_under_a_fitting_checksum_is_an_error_or_a_forest(saved):
         ("split_left", np.zeros),  # each split its own child
         ("split_left", lambda n, dtype: np.full(n, 31, dtype)),
         ("split_feature", lambda n, dtype: np.full(n, 1000, dtype)),
-        ("split_feature", lambda n, dtype: np.full(n, -1, dtype)),
+        ("split_feature", lambda n, dtype: np.full(n, -1, np.int16)),
+        ("split_threshold", lambda n, dtype: np.zeros(n, np.float64)),
         ("split_threshold", lambda n, dtype: np.full(n, np.nan, dtype)),
         ("leaf_value", lambda n, dtype: np.full(n, np.inf, dtype)),
         ("leaf_value", lambda n, dtype: np.zeros(n - 1, dtype)),
@@ -220,7 +221,7 @@ def test_the_forged_entry_of_a_binary_is_right_but_for_what_is_changed(saved):
         lambda m: m.update(families={str(number): {} for number in range(65)}),
         *(lambda m, odd=odd: m.update(lightgbm_version=odd) for odd in (7, None, "", "4.7\n", "\x1b[31m", "4" * 201)),
         *(lambda m, odd=odd: m["families"].update({odd: m["families"].pop("fake")}) for odd in ("", "fake\n", "other")),
-        *(lambda m, odd=odd: m.update(schema_version=odd) for odd in (3, 4, 5.0, True, "5", None, [], -1, 10**400)),
+        *(lambda m, odd=odd: m.update(schema_version=odd) for odd in (5, 7, 6.0, True, "6", None, [], -1, 10**400)),
         lambda m: m["families"]["fake"]["params"].pop("trees"),
         *(
             lambda m, odd=odd: m["families"]["fake"]["params"].update(trees=odd)
@@ -256,7 +257,12 @@ def test_the_forged_entry_of_a_binary_is_right_but_for_what_is_changed(saved):
             lambda m, name=name: m["families"]["fake"].update(binaries=_binary(without=name))
             for name in ("registers", "spills", "smem_bytes", "config")
         ),
-        *(lambda m, key=key: m["families"]["fake"].pop(key) for key in ("calibration", "extent")),
+        *(
+            lambda m, key=key: m["families"]["fake"].pop(key)
+            for key in ("calibration", "extent", "binaries", "network")
+        ),
+        lambda m: m["families"]["fake"]["params"].pop("epochs"),
+        lambda m: m["families"]["fake"].update(extent=None),
         *(
             lambda m, key=key, odd=odd: m["families"]["fake"].update({key: odd})
             for key in ("calibration", "extent")
@@ -367,8 +373,8 @@ def forest(trees, leaves, features, thresholds):
     return {
         "fake/n_features": np.array(features, np.int64),
         "fake/tree_leaves": np.full(trees, leaves, np.uint8),
-        "fake/split_feature": (np.arange(splits) % features).astype(np.int32),
-        "fake/split_threshold": random.integers(0, thresholds, splits) / thresholds,
+        "fake/split_feature": (np.arange(splits) % features).astype(np.uint16),
+        "fake/split_threshold": (random.integers(0, thresholds, splits) / thresholds).astype(np.float32),
         "fake/split_left": np.tile(np.arange(leaves - 1, 0, -1), trees).astype(np.uint8),
         "fake/leaf_value": random.normal(0, 0.001, trees * leaves),
     }

@@ -17,7 +17,7 @@ def folder(tmp_path, *names):
 
 @pytest.mark.parametrize(
     "names",
-    [(), ("bundle.npz",), ("manifest.json", "arrays.npz"), ("bundle.npz", "README.md"), (".bundle.npz.0a.tmp", ".git")],
+    [(), ("bundle.npz",), ("bundle.npz", "README.md"), (".bundle.npz.0a.tmp", ".git")],
 )
 def test_a_bundle_may_replace_one_or_begin_a_folder(tmp_path, names):
     check_bundle_folder(folder(tmp_path, *names))
@@ -43,7 +43,6 @@ def test_a_dataset_may_lie_beside_other_files(tmp_path, names):
     check_dataset_folder(folder(tmp_path, *names))
 
 
-@pytest.mark.parametrize("name", ["bundle.npz", "arrays.npz"])
-def test_a_bundles_folder_takes_no_dataset(tmp_path, name):
+def test_a_bundles_folder_takes_no_dataset(tmp_path):
     with pytest.raises(ForetuneError, match="made is the folder of a bundle: name one for the dataset alone"):
-        check_dataset_folder(folder(tmp_path, name))
+        check_dataset_folder(folder(tmp_path, "bundle.npz"))

@@ -14,7 +14,7 @@ from foretune.model import LightGBMRanker
 from foretune.model.rows import TrainingRows
 from foretune.model.scoring.network import MOST_LOG, MOST_UNITS, Network
 from foretune.model.scoring.network_scorer import LIMIT
-from foretune.model.scoring.network_training import train_network
+from foretune.model.scoring.network_training import LIST_SHARE, TEMPERATURE, gradient_of, softmax_of, train_network
 
 FAMILY, GRID = FakeFamily(), fake_dataset().grid("fake")
 
@@ -125,6 +125,22 @@ def test_it_learns_an_order():
     true = other.log_slowdown.reshape(60, 40)
     chosen = true[np.arange(60), predicted.argmin(1)] - true.min(1)
     assert chosen.mean() < 0.02 < (true.mean(1) - true.min(1)).mean()
+
+
+def test_the_gradient_is_that_of_the_loss():
+    random, sizes = np.random.default_rng(0), np.array([1, 7, 30])
+    guess, target, count = random.random((3, sizes.sum()), np.float32)
+    predicted = torch.tensor(guess, requires_grad=True)
+    lists = [
+        -(torch.softmax(-one / TEMPERATURE, 0) * torch.log_softmax(-told / TEMPERATURE, 0)).sum()
+        for one, told in zip(
+            torch.from_numpy(target).split(sizes.tolist()), predicted.split(sizes.tolist()), strict=True
+        )
+    ]
+    errors = torch.from_numpy(count) * (predicted - torch.from_numpy(target)).abs()
+    (LIST_SHARE * torch.stack(lists).mean() + errors.mean()).backward()
+    found = gradient_of(guess, target, count, softmax_of(target, sizes), sizes)
+    np.testing.assert_allclose(found, predicted.grad.numpy(), rtol=1e-4, atol=1e-6)
 
 
 def test_the_same_seed_gives_the_same_network_also_side_by_side():

@@ -82,8 +82,8 @@ def forest(trees=40, features=12, leaves=9, seed=0):
     return Forest(
         n_features=np.array(features),
         tree_leaves=counts.astype(np.uint8),
-        split_feature=random.integers(0, features, len(left)).astype(np.int32),
-        split_threshold=random.integers(0, 6, len(left)) + 0.5,
+        split_feature=random.integers(0, features, len(left)).astype(np.uint16),
+        split_threshold=(random.integers(0, 6, len(left)) + 0.5).astype(np.float32),
         split_left=np.array(left, np.uint8),
         leaf_value=random.normal(size=counts.sum()),
     )

@@ -15,8 +15,8 @@ from foretune.model import Forest
 STUMP = {
     "n_features": np.array(2, np.int64),
     "tree_leaves": np.array([3, 1], np.uint8),
-    "split_feature": np.array([0, 1], np.int32),
-    "split_threshold": np.array([0.5, -1.0]),
+    "split_feature": np.array([0, 1], np.uint16),
+    "split_threshold": np.array([0.5, -1.0], np.float32),
     "split_left": np.array([2, 1], np.uint8),
     "leaf_value": np.array([1.0, 2.0, 3.0, 10.0]),
 }
@@ -52,13 +52,14 @@ def test_equals_lightgbm(leaves, objective):
 
 
 def test_equals_lightgbm_exactly_at_the_thresholds():
-    booster = trained(table(3000).astype(np.float64))
+    """LightGBM's are float64 and lie between two float32: ours is the lower one."""
+    booster = trained(table(3000))
     forest = Forest.from_lightgbm(booster.dump_model())
     random = np.random.default_rng(1)
-    columns = table(600, seed=1).astype(np.float64)
+    columns = table(600, seed=1)
     for feature in np.unique(forest.split_feature):
         thresholds = forest.split_threshold[forest.split_feature == feature]
-        nudge = random.choice([-np.inf, 0.0, np.inf], 600)
+        nudge = random.choice(np.array([-np.inf, 0.0, np.inf], np.float32), 600)
         near = random.choice(thresholds, 600)
         columns[:, feature] = np.where(nudge == 0, near, np.nextafter(near, nudge))
     assert np.abs(forest.predict(columns) - booster.predict(columns)).max() <= 1e-12
@@ -122,10 +123,12 @@ def test_another_width_is_refused():
         ("split_left", np.array([2, 2], np.uint8), "too few or too many"),
         ("split_left", np.array([255, 255], np.uint8), "too few or too many"),
         ("split_left", np.array([2, 1], np.int8), "must be uint8"),
-        ("split_feature", np.array([0, 2], np.int32), "split_feature must be in 0..1"),
-        ("split_feature", np.array([-1, 0], np.int32), "split_feature must be in 0..1"),
-        ("split_feature", np.array([0], np.int32), "must have 2 entries but has 1"),
-        ("split_threshold", np.array([0.5, np.nan]), "must be finite"),
+        ("split_feature", np.array([0, 2], np.uint16), "split_feature must be in 0..1"),
+        ("split_feature", np.array([65535, 0], np.uint16), "split_feature must be in 0..1"),
+        ("split_feature", np.array([0, 1], np.int32), "must be uint16"),
+        ("split_feature", np.array([0], np.uint16), "must have 2 entries but has 1"),
+        ("split_threshold", np.array([0.5, np.nan], np.float32), "must be finite"),
+        ("split_threshold", np.array([0.5, -1.0]), "must be float32"),
         ("leaf_value", np.array([1.0, np.inf, 3.0, 10.0]), "must be finite"),
         ("leaf_value", np.array([1.0, 2.0, 3.0]), "must have 4 entries but has 3"),
         ("leaf_value", np.array([[1.0, 2.0, 3.0, 4.0]]), "1 axes"),
@@ -154,8 +157,8 @@ def test_a_forest_too_large_for_memory_is_refused():
         Forest(
             n_features=np.array(1, np.int64),
             tree_leaves=np.full(trees, 4, np.uint8),
-            split_feature=np.zeros(3 * trees, np.int32),
-            split_threshold=np.arange(3.0 * trees),
+            split_feature=np.zeros(3 * trees, np.uint16),
+            split_threshold=np.arange(3.0 * trees, dtype=np.float32),
             split_left=np.tile(np.array([3, 2, 1], np.uint8), trees),
             leaf_value=np.zeros(4 * trees),
         )
