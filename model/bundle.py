@@ -2,7 +2,8 @@
 
     DIR/bundle.npz   manifest.json   what was learned from what: features, parameters, devices, dataset; SHA-256 of
                                      the arrays and of the manifest's own content
-                     FAMILY/*.npy    trees and network as flat arrays: no pickle, no LightGBM text
+                     FAMILY/*.npy    trees, network, what binaries say, as flat arrays: no pickle, no LightGBM
+                                     text
 
 One file, so that it is replaced in one step: whoever reads sees one bundle or the next, never parts of both. Damage
 shows in the checksums. A checksum does not stop a file made on purpose, so everything is validated besides, and says
@@ -37,7 +38,7 @@ if TYPE_CHECKING:
 SCHEMA_VERSION = 6
 FILE = "bundle.npz"
 MANIFEST = "manifest.json"
-#: No bundle has more; the shipped one has 2.4 MB, of which the manifest takes 0.2 MB.
+#: No bundle has more; the shipped one has 2.3 MB, of which the manifest takes a twentieth.
 _MAX_BYTES, _MAX_MANIFEST_BYTES, _MAX_FAMILIES = 64 << 20, 8 << 20, 64
 #: What Python raises for values that somebody made up.
 _DAMAGE = (KeyError, TypeError, AttributeError, ValueError, OverflowError, RecursionError)

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from ..datasets import BinaryFacts, BundleError, DeviceSpec, KernelConfig
 from ..datasets.grid import BinaryKind
@@ -21,6 +24,9 @@ if TYPE_CHECKING:
 #: The arrays of a family in a bundle, each as `family/array`: of its trees, and of its network where it has one.
 _FOREST = tuple(one.name for one in fields(Forest))
 _NETWORK = {f"network_{one.name}": one.name for one in fields(Network)}
+#: One more, (n_kinds, n_configs, 3), of a family whose features look at binaries; and what it has where there is none.
+_BINARIES = "binaries"
+_UNKNOWN = BinaryFacts(-1, -1, -1)
 
 
 @dataclass(frozen=True)
@@ -38,14 +44,29 @@ class TrainedFamily:
 
     @property
     def arrays(self) -> dict[str, NDArray[Any]]:
-        """The trees and the network."""
+        """The trees and the network, and what the binaries say."""
         network = {} if self.ranker.network_ is None else self.ranker.network_.arrays()
-        return self.ranker.forest_.arrays() | {key: network[name] for key, name in _NETWORK.items() if network}
+        arrays = self.ranker.forest_.arrays() | {key: network[name] for key, name in _NETWORK.items() if network}
+        if self._binary_kinds:
+            known = (self.ranker.binaries_[kind] for kind in self._binary_kinds)
+            facts = [of_kind.get(config, _UNKNOWN) for of_kind in known for config in self._binary_configs]
+            arrays[_BINARIES] = np.array(facts, np.int32).ravel()
+        return arrays
 
     @staticmethod
     def array_names(value: Mapping[str, Any]) -> tuple[str, ...]:
         """What `arrays` has of a family whose `to_json` is this."""
-        return (*_FOREST, *_NETWORK) if value["network"] else _FOREST
+        binaries = (_BINARIES,) if value["binaries"]["kinds"] else ()
+        return (*_FOREST, *binaries, *_NETWORK) if value["network"] else (*_FOREST, *binaries)
+
+    @cached_property
+    def _binary_kinds(self) -> list[BinaryKind]:
+        return sorted(self.ranker.binaries_, key=str)
+
+    @cached_property
+    def _binary_configs(self) -> list[KernelConfig]:
+        """Those that have a binary of some kind."""
+        return sorted({config for known in self.ranker.binaries_.values() for config in known}, key=str)
 
     def to_json(self) -> dict[str, Any]:
         """All but the arrays."""
@@ -60,16 +81,10 @@ class TrainedFamily:
                 _kind_to_json(kind) | {"configs": [config.to_json() for config in sorted(configs, key=str)]}
                 for kind, configs in sorted(self.wrong_results.items(), key=str)
             ],
-            "binaries": [
-                _kind_to_json(kind)
-                | {
-                    "configs": [
-                        {"config": config.to_json()} | facts._asdict()
-                        for config, facts in sorted(known.items(), key=str)
-                    ]
-                }
-                for kind, known in sorted(self.ranker.binaries_.items(), key=str)
-            ],
+            "binaries": {
+                "kinds": list(map(_kind_to_json, self._binary_kinds)),
+                "configs": [config.to_json() for config in self._binary_configs],
+            },
             "calibration": None if self.calibration is None else self.calibration.to_json(),
             "extent": self.extent.to_json(),
         }
@@ -94,10 +109,7 @@ class TrainedFamily:
             if part is not None and len(names) != part.n_features:
                 raise BundleError(f"{len(names)} feature names for {part.n_features} features")
         ranker.feature_names_ = tuple(map(str, names))
-        ranker.binaries_ = {
-            _kind_from_json(kind): {KernelConfig.from_json(one["config"]): _facts(one) for one in kind["configs"]}
-            for kind in value["binaries"]
-        }
+        ranker.binaries_ = _binaries(value["binaries"], arrays.get(_BINARIES))
         devices = tuple(map(DeviceSpec.from_json, value["devices"]))
         if not devices:
             raise BundleError("devices must name at least one that its measurements were taken on")
@@ -127,8 +139,16 @@ def _kind_from_json(value: Mapping[str, Any]) -> BinaryKind:
     return dtype_from_json(value["dtype"]), tuple(map(str, value["flags"]))
 
 
-def _facts(value: Mapping[str, Any]) -> BinaryFacts:
-    for name in BinaryFacts._fields:
-        if type(value[name]) is not int or not 0 <= value[name] < 1 << 31:
-            raise BundleError(f"{name} of a binary must be a count but is {value[name]!r}")
-    return BinaryFacts(*(value[name] for name in BinaryFacts._fields))
+def _binaries(
+    value: Mapping[str, Any], facts: NDArray[np.int32] | None
+) -> dict[BinaryKind, dict[KernelConfig, BinaryFacts]]:
+    kinds, configs = map(_kind_from_json, value["kinds"]), list(map(KernelConfig.from_json, value["configs"]))
+    if facts is None:
+        return {}
+    if facts.dtype != np.int32:
+        raise BundleError(f"what binaries say must be int32 but is {facts.dtype}")
+    table = facts.reshape(len(value["kinds"]), len(configs), len(_UNKNOWN)).tolist()
+    return {
+        kind: {config: BinaryFacts(*row) for config, row in zip(configs, rows, strict=True) if min(row) >= 0}
+        for kind, rows in zip(kinds, table, strict=True)
+    }

@@ -116,7 +116,7 @@ def test_without_the_binaries_it_predicts_otherwise(reading):
 
 def test_a_family_that_does_not_read_binaries_has_none_in_its_bundle(bundle):
     assert bundle.ranker("fake").binaries_ == {}
-    assert bundle.manifest["families"]["fake"]["binaries"] == []
+    assert bundle.manifest["families"]["fake"]["binaries"] == {"kinds": [], "configs": []}
 
 
 def test_wrong_results_of_problems_with_a_dtype_for_each_operand(tmp_path):

@@ -13,7 +13,7 @@ import zipfile
 import numpy as np
 import pytest
 from fakes import DEVICE, FakeFamily, fake_cases
-from foretune.datasets import BinaryFacts, BundleError, ForetuneError, ForetuneWarning, KernelConfig
+from foretune.datasets import BundleError, ForetuneError, ForetuneWarning, KernelConfig
 from foretune.model import Forest, load_bundle, npz
 from foretune.runtime import make_shortlist
 from forging import contents, forge, hand_made, signed, write
@@ -180,19 +180,6 @@ def test_hostile_archives(saved, content):
         load_bundle(saved)
 
 
-def _binary(without=None, **changes):
-    """A forged entry of one binary, right but for these changes."""
-    facts = {"config": KernelConfig.of(BLOCK_M=16).to_json(), "registers": 40, "spills": 0, "smem_bytes": 512} | changes
-    facts.pop(without, None)
-    return [{"dtype": "bf16", "flags": [], "configs": [facts]}]
-
-
-def test_the_forged_entry_of_a_binary_is_right_but_for_what_is_changed(saved):
-    forge(saved, change_manifest=lambda manifest: manifest["families"]["fake"].update(binaries=_binary()))
-    known = {KernelConfig.of(BLOCK_M=16): BinaryFacts(registers=40, spills=0, smem_bytes=512)}
-    assert load_bundle(saved).ranker("fake").binaries_ == {("bf16", ()): known}
-
-
 @pytest.mark.parametrize(
     "change",
     [
@@ -246,17 +233,10 @@ def test_the_forged_entry_of_a_binary_is_right_but_for_what_is_changed(saved):
         lambda m: m["families"]["fake"].update(wrong_results=[{"dtype": {}, "flags": [], "configs": []}]),
         lambda m: m["families"]["fake"].update(wrong_results=[{"dtype": ["bf16"], "flags": [], "configs": []}]),
         lambda m: m["families"]["fake"].update(binaries=7),
-        lambda m: m["families"]["fake"].update(binaries={"bf16": []}),
-        lambda m: m["families"]["fake"].update(binaries=[{"dtype": "bf16", "flags": []}]),
-        lambda m: m["families"]["fake"].update(binaries=[{"dtype": "bf16", "flags": [], "configs": [{"M": 16}]}]),
-        *(
-            lambda m, count=count: m["families"]["fake"].update(binaries=_binary(registers=count))
-            for count in (-1, 1 << 31, 40.0, "40", None, True, [])
-        ),
-        *(
-            lambda m, name=name: m["families"]["fake"].update(binaries=_binary(without=name))
-            for name in ("registers", "spills", "smem_bytes", "config")
-        ),
+        lambda m: m["families"]["fake"].update(binaries=[]),
+        lambda m: m["families"]["fake"].update(binaries={"kinds": []}),
+        lambda m: m["families"]["fake"].update(binaries={"kinds": [{"dtype": "bf16", "flags": []}], "configs": []}),
+        lambda m: m["families"]["fake"].update(binaries={"kinds": [], "configs": [KernelConfig.of(M=16).to_json()]}),
         *(
             lambda m, key=key: m["families"]["fake"].pop(key)
             for key in ("calibration", "extent", "binaries", "network")
@@ -388,7 +368,8 @@ def resealed(directory, arrays):
         names = [f"f{number}" for number in range(features)]
         manifest["families"]["fake"] |= {"trees": len(arrays["fake/tree_leaves"]), "feature_names": names}
 
-    forge(directory, change_arrays=lambda old: arrays, change_manifest=tell)
+    binaries = contents(directory)[0]["fake/binaries"]
+    forge(directory, change_arrays=lambda old: arrays | {"fake/binaries": binaries}, change_manifest=tell)
 
 
 @pytest.mark.parametrize(
