@@ -38,8 +38,10 @@ def train_bundle(
         wanted, there = (", ".join(sorted(names)) or "none" for names in (families, dataset.families))
         raise ForetuneError(f"{dataset.name}: families must be among {wanted} but are {there}")
 
+    rows = {name: len(dataset.rows(name)) for name in learnable}
+
     def train(name: str) -> TrainedFamily:
-        with share_of(len(dataset.rows(name)) / sum(len(dataset.rows(one)) for one in learnable)):
+        with share_of(rows[name] / sum(rows.values())):
             grid = measured_grid(dataset, families[name])
             with share_of(0.4):
                 fitted = ranker().fit(grid, families[name])
@@ -54,6 +56,8 @@ def train_bundle(
             extent=Extent.of([case.problem for case in grid.cases]),
         )
 
-    # One family's two halves do not take equally long (see `LightGBMRanker.fit`), and beside another no core idles.
+    # One family's two halves do not take equally long (see `LightGBMRanker.fit`), and beside another no core idles. The
+    # longest first, so that none is left for the end.
+    learnable.sort(key=lambda name: -rows[name])
     trained = side_by_side([partial(train, name) for name in learnable], jobs=2)
     return Bundle(dict(zip(learnable, trained, strict=True)), lightgbm.__version__)
