@@ -9,6 +9,7 @@ from ...datasets import BinaryFacts, DeviceSpec, Family, ForetuneError, KernelCo
 from ...datasets.feature_groups import FeatureGroup, joined, stacked
 from ...model.configs_memo import remembered
 from ...model.generic_features import GenericFeatures
+from .features import TILE_FEATURES, tile_features
 from .space import MOST_HEAD_DIM, SPACES, VALUES, Knobs, backward_grid, forward_grid, full_space, wrong_tile
 
 if TYPE_CHECKING:
@@ -54,7 +55,7 @@ class RmsNormRopeFamily(Family):
         cls.knobs = tuple(SPACES[cls.name])
         tiles = {"ROWS": "tokens", "HEADS": "q_heads"}
         cls._generic = GenericFeatures(DIMS, DTYPES, cls.flags, cls.knobs, tiles)
-        cls.feature_names = cls._generic.names
+        cls.feature_names = cls._generic.names + TILE_FEATURES
 
     def space(self, device: DeviceSpec | None = None) -> tuple[KernelConfig, ...]:
         return full_space(self.name)
@@ -109,8 +110,13 @@ class RmsNormRopeFamily(Family):
         configs: Sequence[KernelConfig],
         binaries: Mapping[KernelConfig, BinaryFacts] | None,
     ) -> Sequence[FeatureGroup]:
+        import numpy as np
+
         programs, flops, touched = self._programs(problem, configs), self.flops(problem), self.bytes(problem)
-        return self._generic.groups(problem, device, configs, programs, binaries, flops=flops, touched_bytes=touched)
+        generic = self._generic.groups(problem, device, configs, programs, binaries, flops=flops, touched_bytes=touched)
+        first, each = len(self._generic.names), np.arange(len(configs))
+        of_tiles = tile_features(problem, device, _tiles(tuple(configs), self.knobs), programs)
+        return (*generic, FeatureGroup(tuple(range(first, len(self.feature_names))), of_tiles[None], each))
 
     def estimate_us(self, problem: Problem, device: DeviceSpec, configs: Sequence[KernelConfig]) -> NDArray[np.float64]:
         """The time that the bytes take, times how much of a head's padding and of the last wave is idle."""
