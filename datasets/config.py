@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from dataclasses import dataclass, field
+from functools import lru_cache
 from numbers import Integral
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -41,16 +41,22 @@ class KernelConfig:
     num_ctas: int = 1
     maxnreg: int | None = None
     ir_override: str | None = None
+    _knobs: dict[str, Knob] = field(
+        init=False, repr=False, compare=False
+    )  # all that are set, looked up at every launch
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "meta", _sorted_meta(self.meta))
-        given = tuple(getattr(self, name) for name in OPTIONS)
+        asked = tuple(getattr(self, name) for name in OPTIONS)
         try:
-            checked = _options(*given)
+            checked = _options(*asked)
         except TypeError:  # a list, say
-            raise ForetuneError(f"config knobs {', '.join(OPTIONS)} must be numbers but are {shown(given)}") from None
-        for name, value in zip(OPTIONS, checked, strict=True):
+            raise ForetuneError(f"config knobs {', '.join(OPTIONS)} must be numbers but are {shown(asked)}") from None
+        options = dict(zip(OPTIONS, checked, strict=True))
+        for name, value in options.items():
             object.__setattr__(self, name, value)
+        given = {name: value for name, value in options.items() if value is not None}
+        object.__setattr__(self, "_knobs", dict(self.meta) | given)
 
     @classmethod
     def of(cls, /, **knobs: Any) -> KernelConfig:
@@ -68,11 +74,6 @@ class KernelConfig:
     def to_json(self) -> dict[str, Knob]:
         """All knobs, flat; options that Triton leaves unset (None) are left out."""
         return dict(self._knobs)
-
-    @cached_property
-    def _knobs(self) -> dict[str, Knob]:
-        options = {name: getattr(self, name) for name in OPTIONS}
-        return dict(self.meta) | {name: value for name, value in options.items() if value is not None}
 
     @classmethod
     def from_json(cls, knobs: Mapping[str, Any]) -> KernelConfig:
