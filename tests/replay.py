@@ -11,6 +11,7 @@ import os
 import signal
 import threading
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from multiprocessing import Pipe
@@ -112,7 +113,8 @@ class ThreadChild:
             self._theirs.close()
 
     def send(self, message):
-        self.connection.send(message)
+        with suppress(OSError):  # it has ended, as a process may have too
+            self.connection.send(message)
 
     def kill(self):
         self.connection.close()  # a thread cannot be killed: it ends when it next listens
