@@ -11,11 +11,12 @@ TMA_ARCHS = ("sm_90", "sm_100", "sm_103", "sm_120")
 #: Where the matrix product of a tile is asynchronous, and reads its operands from shared memory: Hopper's wgmma, and
 #: Blackwell's tcgen05 (sm_120 has neither).
 ASYNC_PRODUCT_ARCHS = ("sm_90", "sm_100", "sm_103")
+#: Registers of a thread, and threads and programs of an SM, of any kind so far (CUDA programming guide, table of
+#: compute capabilities); and what the driver keeps of each program's shared memory, from 8.x on.
+MOST_REGISTERS, MOST_THREADS, MOST_PROGRAMS = 255, 2048, 32
+RESERVED_SMEM_BYTES = 1024
 # Beside the accumulators a thread holds addresses, masks and loop state (40-70 registers seen on sm_90).
-_OTHER_REGISTERS, _MOST_REGISTERS = 56, 255
-_MOST_THREADS = 2048
-# What the driver keeps of each program's shared memory (CUDA programming guide, compute capability 8.x and later).
-_RESERVED_SMEM_BYTES = 1024
+_OTHER_REGISTERS = 56
 
 
 def accumulator_registers(block_m: Any, block_n: Any, num_warps: Any) -> Any:
@@ -33,9 +34,9 @@ def programs_that_fit(
     2
     """
     threads = 32 * num_warps
-    registers = min(accumulators + _OTHER_REGISTERS, _MOST_REGISTERS)
-    by_smem = sm_smem_bytes // (smem_bytes + _RESERVED_SMEM_BYTES)
-    return max(1, min(by_smem, _MOST_THREADS // threads, int(sm_registers / (registers * threads))))
+    registers = min(accumulators + _OTHER_REGISTERS, MOST_REGISTERS)
+    by_smem = sm_smem_bytes // (smem_bytes + RESERVED_SMEM_BYTES)
+    return max(1, min(by_smem, MOST_THREADS // threads, int(sm_registers / (registers * threads))))
 
 
 def too_much_smem(needed: int, device: DeviceSpec, blocks: str = "BLOCK_M, BLOCK_N, BLOCK_K") -> str | None:

@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from ..sm_limits import MOST_PROGRAMS, MOST_REGISTERS, MOST_THREADS, RESERVED_SMEM_BYTES
+
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
@@ -20,9 +22,6 @@ if TYPE_CHECKING:
 
     Column = NDArray[np.float64]
 
-#: What the driver keeps of a program's shared memory, what an SM holds at most, and what a thread has at most (CUDA
-#: programming guide, table of compute capabilities).
-_RESERVED_SMEM_BYTES, _MOST_THREADS, _MOST_PROGRAMS, _MOST_REGISTERS = 1024, 2048, 32, 255
 #: Registers of a thread for addresses, masks and the loop, beside its accumulators.
 _OTHER_REGISTERS = 96
 #: What a kernel takes to start and to end, and what its memory takes to answer.
@@ -74,10 +73,10 @@ def predict(loop: TiledLoop, device: DeviceSpec, *, dtype: str, least_bytes: flo
     registers = loop.accumulators / threads + _OTHER_REGISTERS
     resident = np.minimum.reduce(
         [
-            np.floor(device.smem_per_sm_bytes / (loop.smem_bytes + _RESERVED_SMEM_BYTES)),
-            np.floor(device.registers_per_sm / (np.minimum(registers, _MOST_REGISTERS) * threads)),
-            np.floor(_MOST_THREADS / threads),
-            np.full(len(threads), float(_MOST_PROGRAMS)),
+            np.floor(device.smem_per_sm_bytes / (loop.smem_bytes + RESERVED_SMEM_BYTES)),
+            np.floor(device.registers_per_sm / (np.minimum(registers, MOST_REGISTERS) * threads)),
+            np.floor(MOST_THREADS / threads),
+            np.full(len(threads), float(MOST_PROGRAMS)),
         ]
     )
     resident = np.where(loop.is_persistent > 0, 1.0, np.maximum(resident, 1.0))
@@ -95,7 +94,7 @@ def predict(loop: TiledLoop, device: DeviceSpec, *, dtype: str, least_bytes: flo
     step = sharing * (compute + l2) + hidden  # the sum ranked better than the slowest of them alone
     store = loop.tile_bytes * sms * sharing / (device.copy_bandwidth_gbs * 1e3)
     one_round = loop.steps * step + _LATENCY_US + store
-    spilled = np.maximum(registers - _MOST_REGISTERS, 0.0)
+    spilled = np.maximum(registers - MOST_REGISTERS, 0.0)
     time_us = _LAUNCH_US + np.maximum(rounds * one_round, least_bytes / (device.copy_bandwidth_gbs * 1e3))
     slots = sms * sharing
     return Prediction(

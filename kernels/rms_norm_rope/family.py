@@ -9,6 +9,7 @@ from ...datasets import BinaryFacts, DeviceSpec, Family, ForetuneError, KernelCo
 from ...datasets.feature_groups import FeatureGroup, joined, stacked
 from ...model.configs_memo import remembered
 from ...model.generic_features import GenericFeatures
+from ..sm_limits import MOST_PROGRAMS, MOST_THREADS
 from .features import TILE_FEATURES, tile_features
 from .space import MOST_HEAD_DIM, SPACES, VALUES, Knobs, backward_grid, forward_grid, full_space, wrong_tile
 
@@ -126,8 +127,7 @@ class RmsNormRopeFamily(Family):
             return np.empty(0)
         programs = np.maximum(self._programs(problem, configs), 1.0)
         warps = np.array([config.num_warps for config in configs], float)
-        # An SM of any kind so far holds 32 programs at most, and 64 warps.
-        waves = programs / (device.sm_count * np.minimum(32, 64 // warps))
+        waves = programs / (device.sm_count * np.minimum(MOST_PROGRAMS, MOST_THREADS // (32 * warps)))
         tile = np.array([config["ROWS"] * config["HEADS"] for config in configs], float)
         asked = max(problem["tokens"], 1) * (problem["q_heads"] + problem["kv_heads"])
         steps = np.array([dict(config.meta).get("STEPS", 1) for config in configs], float)

@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...datasets import DeviceSpec, Problem
+from ..sm_limits import MOST_PROGRAMS, MOST_REGISTERS, MOST_THREADS
 from .space import block_of, head_blocks
 
 TILE_FEATURES = (
@@ -27,9 +28,7 @@ TILE_FEATURES = (
 # Registers for each element that a thread holds (backward x, its gradient, and two sums), and beside them: medians over
 # the binaries for heads of 128 elements on sm_90, by least squares.
 _AN_ELEMENT = {"rms_norm_rope_fwd": 1.5, "rms_norm_rope_bwd": 6.0}
-_OTHER_REGISTERS, _MOST_REGISTERS = 22, 255
-#: Threads and programs that an SM of any kind so far holds (CUDA programming guide).
-_MOST_THREADS, _MOST_PROGRAMS = 2048, 32
+_OTHER_REGISTERS = 22
 
 
 def tile_features(
@@ -42,8 +41,8 @@ def tile_features(
     q_heads, kv_heads = problem["q_heads"], problem["kv_heads"]
     threads = warps * device.warp_size
     elements = rows * heads * 2 * block_of(head_dim) / threads
-    registers = np.minimum(_OTHER_REGISTERS + _AN_ELEMENT[problem.family] * elements, _MOST_REGISTERS)
-    by_threads = np.minimum(_MOST_THREADS // threads, _MOST_PROGRAMS)
+    registers = np.minimum(_OTHER_REGISTERS + _AN_ELEMENT[problem.family] * elements, MOST_REGISTERS)
+    by_threads = np.minimum(MOST_THREADS // threads, MOST_PROGRAMS)
     residency = np.maximum(np.minimum(device.registers_per_sm // (registers * threads), by_threads), 1)
     launched = np.maximum(programs, 1.0)
     waves = launched / (device.sm_count * residency)
