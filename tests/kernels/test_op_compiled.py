@@ -113,7 +113,7 @@ def forward_of_a_step(**options):
 def at_once(monkeypatch):
     monkeypatch.setattr(ahead, "_pool", AtOnce)
     monkeypatch.setattr(ahead, "_underway", {})
-    monkeypatch.setattr(calls, "_calls", {})
+    monkeypatch.setattr(calls, "_calls", calls.Memo())
 
 
 def test_the_backward_pass_finds_all_its_binaries_compiled_by_the_forward_pass(compiles, at_once):
@@ -157,7 +157,7 @@ def test_a_hot_call_checks_and_prepares_nothing(monkeypatch, at_once):
 
 
 def test_a_step_that_is_only_compiled_says_nothing_of_a_layers_sizes(at_once, monkeypatch):
-    monkeypatch.setattr(calls, "_layers", {})
+    monkeypatch.setattr(calls, "_layers", calls.Memo())
     with use_stub_driver(H200):
         forward_of_a_step(layer="a")
     (layer,) = calls._layers.values()
