@@ -302,7 +302,7 @@ class TestTheDebugSwitch:
 
 
 def test_a_layer_notes_its_sizes_and_computes_the_same(monkeypatch):
-    monkeypatch.setattr(calls, "_layers", {})
+    monkeypatch.setattr(calls, "_layers", calls.Memo())
     monkeypatch.setattr(calls, "_calls", calls.Memo())
     case = Case("sorted", HALF, weights=SINGLE, bias=HALF)
     chosen = configs("sorted", tma=0)
