@@ -55,7 +55,8 @@ def _needed(ctx: Any) -> tuple[bool, ...]:
 
 
 def _backward(*arguments: Any) -> tuple[torch.Tensor, ...]:
-    return backward(*arguments[:2], arguments[2:8], _options(arguments[8:]))
+    dq, dk = arguments[:2]
+    return backward(dq, dk, arguments[2:8], _options(arguments[8:]))
 
 
 def _backward_fake(*arguments: Any) -> tuple[torch.Tensor, ...]:

@@ -40,7 +40,8 @@ def forward(tensors: Sequence[Any], options: Options, *, inverse: bool = False) 
     call = _calls.get(key)
     if call is None:
         if not inverse:
-            check_call(*tensors, *options[:3])
+            q, k, cos, sin, q_weight, k_weight = tensors
+            check_call(q, k, cos, sin, q_weight, k_weight, *options[:3])
         call = _calls.add(key, Call(key[0], tensors, options, inverse=inverse))
     if call.copies or not are_placed(tensors):
         return forward(readable(tensors), options, inverse=inverse)  # a call like any other
@@ -89,7 +90,7 @@ class Call:
         tokens, q_heads, head_dim = q.shape
         dims = {"tokens": tokens, "q_heads": q_heads, "kv_heads": k.shape[1], "head_dim": head_dim}
         family = "rms_norm_rope_bwd" if is_backward else "rms_norm_rope_fwd"
-        problem = Problem.of(family, dtype=DTYPES[q.dtype], flags=flags, **dims)
+        problem = Problem.of(family, dtype=DTYPES[q.dtype], flags=flags, ragged=None, **dims)
         config = options.config_backward if is_backward else options.config
         prepare = self._prepared_backward if is_backward else self._prepared
         self.launch = ConfiguredLaunch(problem, place, config, options.mode, prepare, "q")
@@ -99,12 +100,13 @@ class Call:
         return prepare_forward(q, k, self._rotation(tensors), config, inverse=self._inverse)
 
     def _prepared_backward(self, config: KernelConfig, device: DeviceSpec, tensors: Sequence[Any]) -> Launch:
-        return prepare_backward(*map(_tokens, tensors[:4]), self._rotation(tensors), config)
+        dq, dk, q, k = map(_tokens, tensors[:4])
+        return prepare_backward(dq, dk, q, k, self._rotation(tensors), config)
 
     def _rotation(self, tensors: Sequence[Any]) -> Rotation:
-        cos, sin, *weights = tensors[-4:]
+        cos, sin, q_weight, k_weight = tensors[-4:]
         numbers = float(self._options.eps), float(self._options.weight_offset)
-        return Rotation(_rows(cos), _rows(sin), *weights, *numbers, self._options.interleaved)
+        return Rotation(_rows(cos), _rows(sin), q_weight, k_weight, *numbers, self._options.interleaved)
 
 
 def readable(tensors: Sequence[Any]) -> list[Any]:

@@ -99,7 +99,12 @@ class Call:
     """All products of tensors that are alike. FORETUNE_MODE is read when it is made."""
 
     def __init__(
-        self, place: int, tensors: tuple[Any, ...], kind: str, config: KernelConfig | None, mode: str | None
+        self,
+        place: int,
+        tensors: tuple[Any, Any, Any, Any, Any],
+        kind: str,
+        config: KernelConfig | None,
+        mode: str | None,
     ) -> None:
         shape = self.shape = check_product(*tensors, kind)
         device_at(place)  # which refuses the CPU
@@ -115,8 +120,8 @@ class Call:
         if groups is None:
             problem = Problem.of(ScaledGemmDense.name, dtype=DTYPE, flags=flags_of(kind), m=rows, n=n, k=k)
         else:
-            sizes = {"groups": groups, "rows": rows, "n": n, "k": k}
-            problem = Problem.of(ScaledGemmGrouped.name, dtype=DTYPE, flags=flags_of(kind), **sizes)
+            name, flags = ScaledGemmGrouped.name, flags_of(kind)
+            problem = Problem.of(name, dtype=DTYPE, flags=flags, groups=groups, rows=rows, n=n, k=k)
         self.launch = ConfiguredLaunch(problem, place, config, mode, prepare)
 
 
