@@ -177,6 +177,15 @@ def needs_operator(tensors: tuple[Any, ...]) -> bool:
     return False  # what is no tensor at all is refused later
 
 
+def needs_gradient(tensors: Sequence[Any]) -> bool:
+    """Whether one of a call's tensors wants a gradient, and gradients are on."""
+    if torch.is_grad_enabled():
+        for tensor in tensors:
+            if getattr(tensor, "requires_grad", False):
+                return True
+    return False
+
+
 def register_fake(operator: str, fake: Callable[..., Any], library: Any) -> None:
     """`torch.library.register_fake`, which has `inspect` find the line that calls it: unless that is told which module
     this file is, it looks at every module that is loaded, 30 ms with torch."""

@@ -8,7 +8,7 @@ import torch
 from torch.autograd.function import once_differentiable
 
 from ....datasets import KernelConfig
-from ...op_calls import encode, needs_operator
+from ...op_calls import encode, needs_gradient, needs_operator
 from . import library  # noqa: F401 - registers the operators
 from .passes import Options, backward, forward, gradient_of_w, gradient_of_x
 
@@ -55,7 +55,7 @@ def gated_mlp(
     ...     assert w.grad.shape == w.shape
     """
     tensors = (x, w_gate_up)
-    needs = torch.is_grad_enabled() and any(getattr(tensor, "requires_grad", False) for tensor in tensors)
+    needs = needs_gradient(tensors)
     if needs_operator(tensors):
         saves = needs and not recompute
         h: torch.Tensor = torch.ops.foretune.gated_mlp(*tensors, activation, saves, encode(config), mode)[0]

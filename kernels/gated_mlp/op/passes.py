@@ -38,8 +38,8 @@ def forward(
     call = _calls.get(key) or _calls.add(key, Call(key[0], x, w, options, saves=saves))
     if call.copies or not are_placed((x, w)):
         return forward(_ready(x), _ready(w), options, saves=saves)  # a call like any other
-    h = x.new_empty(call.out_shape)
-    saved = x.new_empty(call.saved_shape) if saves else None
+    h = x.new_empty(*call.out_shape)
+    saved = x.new_empty(*call.saved_shape) if saves else None
     if call.launch is not None:
         call.launch((x, w, h, saved))
     return h, saved

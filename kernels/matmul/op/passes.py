@@ -53,7 +53,7 @@ def run(
     if call.copies or (call.is_aligned and not are_placed((a, b))):
         a, b = call.operands.readable(a, b, aligned=call.is_aligned)
         return run(a, b, bias, activation, config, mode)  # a call like any other
-    y = a.new_empty(call.out_shape, dtype=call.out_dtype)
+    y = a.new_empty(*call.out_shape, dtype=call.out_dtype)
     if call.launch is None:
         return _sums_of_nothing(y, bias, activation)
     call.launch((a, b, y, bias))

@@ -8,7 +8,7 @@ import torch
 from torch.autograd.function import once_differentiable
 
 from ....datasets import KernelConfig
-from ...op_calls import encode, needs_operator
+from ...op_calls import encode, needs_gradient, needs_operator
 from . import library  # noqa: F401 - registers the operators
 from .passes import Options, backward, forward
 
@@ -77,7 +77,7 @@ def rms_norm_rope(
         )
         return made
     options = Options(eps, weight_offset, interleaved, config, config_backward, mode)
-    if torch.is_grad_enabled() and any(getattr(tensor, "requires_grad", False) for tensor in tensors):
+    if needs_gradient(tensors):
         made = _RmsNormRope.apply(*tensors, options)  # type: ignore[no-untyped-call]
         return made
     return forward(tensors, options)

@@ -46,7 +46,7 @@ def forward(tensors: Sequence[Any], options: Options, *, inverse: bool = False) 
     if call.copies or not are_placed(tensors):
         return forward(readable(tensors), options, inverse=inverse)  # a call like any other
     q, k, *tables = tensors
-    q_out, k_out = q.new_empty(q.shape), k.new_empty(k.shape)
+    q_out, k_out = _contiguous_like(q), _contiguous_like(k)
     if call.launch is not None:
         call.launch((q, k, q_out, k_out, *tables))
     return q_out, k_out
@@ -66,7 +66,7 @@ def backward(
     if call.copies or not are_placed(given):
         dq, dk, *tensors = readable(given)
         return backward(dq, dk, tensors, options)
-    q_grad, k_grad = q.new_empty(q.shape), k.new_empty(k.shape)
+    q_grad, k_grad = _contiguous_like(q), _contiguous_like(k)
     if call.launch is None:
         return q_grad, k_grad, torch.zeros_like(q_weight), torch.zeros_like(k_weight)
     weight_grads = torch.empty_like(q_weight), torch.empty_like(k_weight)
@@ -139,6 +139,10 @@ def _has_ready_heads(x: torch.Tensor) -> bool:
 def _has_ready_rows(table: torch.Tensor) -> bool:
     viewed = _rows(table)
     return viewed.stride(1) == 1 and viewed.stride(0) % 8 == 0 and viewed.data_ptr() == table.data_ptr()
+
+
+def _contiguous_like(x: torch.Tensor) -> torch.Tensor:
+    return torch.empty_like(x, memory_format=torch.contiguous_format)
 
 
 def _tokens(x: torch.Tensor) -> torch.Tensor:

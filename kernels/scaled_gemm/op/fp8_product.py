@@ -82,7 +82,7 @@ def _run(
     call = _calls.get(key) or _calls.add(key, Call(key[0], tensors, kind, config, mode))
     check_aligned(x, w)
     rows, n, _, _ = call.shape
-    y = x.new_empty((rows, n), dtype=torch.bfloat16)
+    y = x.new_empty(rows, n, dtype=torch.bfloat16)
     if call.launch is None:
         return y
     entries = None
