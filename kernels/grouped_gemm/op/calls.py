@@ -58,7 +58,8 @@ class Call:
             "grouped_gemm_dx": options.config_dx,
             "grouped_gemm_dw": options.config_dw,
         }
-        self.prepared: dict[KernelConfig, Any] = {}  # what launches the forward pass with a config
+        #: The config that the forward pass ran last, and what launches it.
+        self.prepared: tuple[KernelConfig, Launch] | None = None
         self._given = {
             name: given(config, find_measurable(name), self.problem(name), self.device)
             for name, config in explicit.items()

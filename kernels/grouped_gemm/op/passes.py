@@ -79,9 +79,8 @@ def forward(
         tensors = (x, w, y, tile_map.entries, indices, weights, bias)
 
         def launch(config: KernelConfig) -> None:
-            prepared = call.prepared.get(config)
-            if prepared is None:
-                prepared = call.prepared[config] = prepare_gemm(
+            if call.prepared is None or call.prepared[0] is not config:
+                prepared = prepare_gemm(
                     rows,
                     groups,
                     n,
@@ -93,7 +92,8 @@ def forward(
                     divisor=options.topk,
                     scatters=options.permute_y,
                 )
-            prepared(tensors)
+                call.prepared = config, prepared
+            call.prepared[1](tensors)
 
         launch(call.config("grouped_gemm_fwd", launch))
     return y
