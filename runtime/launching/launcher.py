@@ -64,6 +64,11 @@ class Launcher:
         known = self._known.setdefault((config, *constants.values()), {})
         return PreparedLaunch(self, known, grid, tuple(integers), config, constants)
 
+    @property
+    def is_known(self) -> bool:
+        """Whether a binary of the kernel is at hand, of some config."""
+        return any(list(self._known.values()))  # a list, since other threads may add to it
+
     def forget(self) -> None:
         """Goes through Triton's JIT again, as when nothing was launched yet."""
         for known in self._known.values():

@@ -156,6 +156,8 @@ def compile_step(call: Call, needs: Needs, tensors: tuple[Any, ...]) -> None:
     """
     if call.mode is Mode.SHORTLIST or call.contents_checked or call.device.backend == "cpu":
         return  # what needs the tensors' contents; and in the interpreter there are no binaries
+    if TileMap.has_binary() and not any(needs):
+        return  # the GEMM's alone may be missing: there is nothing to compile it beside
     empty: list[Any] = [tensor if tensor is None else torch.empty_like(tensor, device="meta") for tensor in tensors]
     with suppress(Exception), only_compiling():  # the launches themselves say what is wrong
         y = forward(call, *empty)
