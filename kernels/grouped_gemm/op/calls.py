@@ -13,7 +13,7 @@ from ....runtime import Mode, resolve_mode, stubbed
 from ....runtime.choice import Launch, choose, given
 from ....runtime.tuning.ranks.agreement import epoch
 from ....runtime.tuning.skew.choice_by_skew import Choice, ChoiceBySkew
-from ... import find_measurable
+from ... import find_measurable, op_calls
 from ...op_calls import Memo, device_at, key_of, place_of
 from ..chunks import chunk_rows
 from .checks import DTYPES, Shape, check_call
@@ -59,7 +59,7 @@ class Call:
             "grouped_gemm_dw": options.config_dw,
         }
         #: The config that the forward pass ran last, and what launches it.
-        self.prepared: tuple[KernelConfig, Launch] | None = None
+        self.prepared: tuple[KernelConfig, op_calls.Launch] | None = None
         self._given = {
             name: given(config, find_measurable(name), self.problem(name), self.device)
             for name, config in explicit.items()

@@ -79,8 +79,9 @@ def forward(
         tensors = (x, w, y, tile_map.entries, indices, weights, bias)
 
         def launch(config: KernelConfig) -> None:
-            if call.prepared is None or call.prepared[0] is not config:
-                prepared = prepare_gemm(
+            prepared = call.prepared  # another thread may set it to that of another config
+            if prepared is None or prepared[0] is not config:
+                launches = prepare_gemm(
                     rows,
                     groups,
                     n,
@@ -92,8 +93,8 @@ def forward(
                     divisor=options.topk,
                     scatters=options.permute_y,
                 )
-                call.prepared = config, prepared
-            call.prepared[1](tensors)
+                prepared = call.prepared = config, launches
+            prepared[1](tensors)
 
         launch(call.config("grouped_gemm_fwd", launch))
     return y
