@@ -383,6 +383,6 @@ def bundle_in_force(bundle: Bundle | None) -> Bundle:
 
 @lru_cache(maxsize=1)
 def _shipped() -> Bundle:
-    from ..model import load_bundle
+    from ..model import open_bundle
 
-    return load_bundle()
+    return open_bundle()

@@ -148,7 +148,7 @@ def test_without_a_bundle_everything_goes_through(toy, monkeypatch):
     import foretune.model
 
     monkeypatch.setattr(
-        foretune.model, "load_bundle", lambda path=None: _raise(BundleError("no bundle is shipped")), raising=False
+        foretune.model, "open_bundle", lambda path=None: _raise(BundleError("no bundle is shipped")), raising=False
     )
     sys.modules[make_shortlist.__module__]._shipped.cache_clear()
     with pytest.warns(ForetuneWarning, match="no bundle is shipped"):
