@@ -78,10 +78,10 @@ def narrowed(
     for group in groups:
         values, kind = group.values if group.lasting else group.values[problems], group.kind
         if configs is not None:
-            kind = kind[configs]
-            if not group.lasting:
+            kind = kind.take(configs)
+            if not group.lasting and values.shape[1] > 1:
                 seen, kind = renumbered(kind, values.shape[1])
-                values = values[:, seen]
+                values = values.take(seen, axis=1)
         result.append(FeatureGroup(group.columns, values, kind, group.lasting))
     return result
 

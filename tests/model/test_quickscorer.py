@@ -148,4 +148,6 @@ def test_a_sample_is_every_third_tree_times_two():
         parts = {name: getattr(trees, name)[of_it] for name in ("split_feature", "split_threshold", "split_left")}
         one = Forest(np.array(12), trees.tree_leaves[tree : tree + 1], **parts, leaf_value=leaves[tree])
         alone += 2 * walked(one, table)
-    np.testing.assert_allclose(trees.sample.predict(table), alone, rtol=1e-12, atol=1e-12)
+    whole = FeatureGroup(tuple(range(12)), table[None], np.arange(20))
+    sampled = trees.scorer.sampled(trees.scorer.coded([whole]))[0]
+    np.testing.assert_allclose(sampled, alone, rtol=1e-12, atol=1e-12)
