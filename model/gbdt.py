@@ -3,6 +3,7 @@ torch train; NumPy predicts."""
 
 from __future__ import annotations
 
+import math
 import operator
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial, reduce
@@ -197,7 +198,7 @@ class LightGBMRanker(Ranker):
         shares, groups = self._likely(family, problem, device, configs)
         check_finite(groups)
         network, trees = self.network_.rough, self.forest_.scorer
-        units, most = network.units(groups), 150 + int(30 * count**0.5)
+        units, most = network.units(groups), 120 + int(65 * math.log(count))
         logs, rows = network.logs(narrowed(units, slice(1))), None
         if len(shares) > 1:
             rows = _least(logs[0], count, 0.11, most)

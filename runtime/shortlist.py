@@ -263,9 +263,8 @@ class Chooser:
         for place, position in enumerate(order.tolist()):
             if position not in known:
                 config = self.configs[position]
-                known[position] = (not wrong or config not in wrong) and not self.family.supports(
-                    config, problem, self.device
-                )
+                supported = config not in wrong and self.family.supports(config, problem, self.device) is None
+                known[position] = supported
             if known[position]:
                 places.append(place)
                 if len(places) == most:

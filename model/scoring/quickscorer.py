@@ -190,14 +190,14 @@ class _Trees:
         return masks
 
 
-def _keys(values: NDArray[np.float32], features: NDArray[np.int64]) -> NDArray[np.int64]:
+def _keys(values: NDArray[np.floating[Any]], features: NDArray[np.int64]) -> NDArray[np.int64]:
     """Integers in the order of the features, and within one of them in that of the values.
 
     >>> keys = _keys(np.array([-2.0, -0.0, 0.0, 1e-30, 3.0, -5.0], np.float32), np.array([1, 1, 1, 1, 1, 2]))
     >>> (np.diff(keys) > 0).tolist()
     [True, False, True, True, True]
     """
-    bits = (values + np.float32(0)).view(np.int32)  # -0.0 is 0.0
+    bits = np.add(values, 0, dtype=np.float32).view(np.int32)  # -0.0 is 0.0
     # The bits of a float are in its order, but that of negative ones is turned over.
     return (bits ^ ((bits >> 31) & 0x7FFFFFFF)) + (features << 32)
 
