@@ -214,7 +214,7 @@ class LightGBMRanker(Ranker):
             count = min(count, enough(first - first[0]))
         near = _least(mean, count, 0.08 - 0.04 / count)
         logs = trees.predict(narrowed(coded, configs=near))
-        logs += self.network_.predict_groups(narrowed(groups, configs=near))
+        logs += self.network_.predict_groups(groups, near)
         mean = _mean(shares, logs)
         order = mean.argsort(kind="stable")[:count]
         return rows[near[order]], np.exp(mean[order])

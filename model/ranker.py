@@ -137,4 +137,4 @@ def ranker_on(device: DeviceSpec, ranker: Ranker, learned_on: Iterable[DeviceSpe
     >>> type(ranker_on(h200.with_sms(64), RandomRanker(), [h200])).__name__
     'RandomRanker'
     """
-    return ranker if device.card in {spec.card for spec in learned_on} else UnseenCardRanker(ranker)
+    return ranker if any(spec.card == device.card for spec in learned_on) else UnseenCardRanker(ranker)

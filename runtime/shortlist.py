@@ -214,7 +214,6 @@ class Chooser:
             [math.log(slowdown) for slowdown in chosen.tolist()], calibration, distance, call_us
         )
         positions, chosen = positions[:length], chosen[:length]
-        cards = sorted({spec.card for spec in learned_on})
         why = f"predicted by bundle {bundle.digest[:12]}"
         if self.device.arch not in archs:
             why = (
@@ -223,7 +222,8 @@ class Chooser:
                 "--budget 5m --out small` on it, then `foretune adapt --data small --out my-bundle`, makes one that "
                 "knows it"
             )
-        elif self.device.card not in cards:
+        elif all(spec.card != self.device.card for spec in learned_on):
+            cards = sorted({spec.card for spec in learned_on})
             why += f", which learned on {', '.join(cards)} only"
         return Shortlist(
             configs=tuple(self.configs[position] for position in positions),
@@ -263,8 +263,8 @@ class Chooser:
         for place, position in enumerate(order.tolist()):
             if position not in known:
                 config = self.configs[position]
-                supported = config not in wrong and self.family.supports(config, problem, self.device) is None
-                known[position] = supported
+                is_right = not wrong or config not in wrong  # to hash a config takes a while
+                known[position] = is_right and self.family.supports(config, problem, self.device) is None
             if known[position]:
                 places.append(place)
                 if len(places) == most:

@@ -124,9 +124,11 @@ class Network:
         result: NDArray[np.float64] = self.predict_groups([whole])[0]
         return result
 
-    def predict_groups(self, groups: Sequence[FeatureGroup]) -> NDArray[np.float64]:
-        """What `predict` gives for the groups' tables, (n_problems, n_rows)."""
-        logs = self._scorer.logs(self._scorer.units(groups))
+    def predict_groups(
+        self, groups: Sequence[FeatureGroup], rows: NDArray[np.intp] | None = None
+    ) -> NDArray[np.float64]:
+        """What `predict` gives for the groups' tables, (n_problems, n_rows), or for some of their rows."""
+        logs = self._scorer.logs(self._scorer.units(groups), rows)
         clipped = np.minimum(np.maximum(logs, -MOST_LOG), MOST_LOG)
         result: NDArray[np.float64] = clipped.round(_DECIMALS)
         return result

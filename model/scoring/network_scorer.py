@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
@@ -69,7 +69,7 @@ class NetworkScorer:
     def units(self, groups: Sequence[FeatureGroup]) -> list[FeatureGroup]:
         """The groups with what each kind adds to the first layer's units as their values, (n_problems, n_kinds,
         units1): what `logs` takes. Lasting groups stay as they are."""
-        return [group if group.lasting else replace(group, values=self._of_each_kind(group)) for group in groups]
+        return [group if group.lasting else group.holding(self._of_each_kind(group)) for group in groups]
 
     def logs(self, units: Sequence[FeatureGroup], rows: NDArray[np.intp] | None = None) -> Floats:
         """Log slowdowns, (n_problems, n_configs), right to the last bits but for these; of the configs in some places,

@@ -14,7 +14,6 @@ jointly, so their AND is computed for each of those and shared.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
@@ -94,7 +93,7 @@ class QuickScorer:
     def coded(self, groups: Sequence[FeatureGroup]) -> list[FeatureGroup]:
         """The groups with rows of the tables as their values, one for each column that any tree looks at: what both
         `predict` and `sampled` take. Lasting groups stay as they are."""
-        return [group if group.lasting else replace(group, values=self._codes(group)) for group in groups]
+        return [group if group.lasting else group.holding(self._codes(group)) for group in groups]
 
     def predict(self, coded: Sequence[FeatureGroup]) -> NDArray[np.float64]:
         """Sums over all trees, (n_problems, n_configs)."""
