@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     Masks = NDArray[np.uint32]
 
-#: What is asked of a sample is every third tree.
+#: A sample of the trees is every third one.
 SAMPLED = 3
 _ALL = np.uint32(0xFFFFFFFF)
 _LEAF_BITS = 5  # 32 leaves a tree
@@ -86,22 +86,26 @@ class QuickScorer:
         values = np.zeros((trees, 1 << _LEAF_BITS))
         used = np.arange(1 << _LEAF_BITS) < forest.tree_leaves[:, None]
         values[used] = forest.leaf_value
-        self._trees = _Trees(table, values[:, ::-1])
-        self._sample = _Trees(table[:, ::SAMPLED], 2.0 * values[::SAMPLED, ::-1])
+        sampled = np.arange(trees) % SAMPLED == 0
+        self._sample, self._others = (_Trees(table[:, these], values[these, ::-1]) for these in (sampled, ~sampled))
         self._columns: dict[tuple[int, ...], _Columns] = {}
 
     def coded(self, groups: Sequence[FeatureGroup]) -> list[FeatureGroup]:
-        """The groups with rows of the tables as their values, one for each column that any tree looks at: what both
-        `predict` and `sampled` take. Lasting groups stay as they are."""
+        """The groups with rows of the tables as their values, one for each column that any tree looks at: what
+        `predict`, `sampled` and `others` take. Lasting groups stay as they are."""
         return [group if group.lasting else group.holding(self._codes(group)) for group in groups]
 
     def predict(self, coded: Sequence[FeatureGroup]) -> NDArray[np.float64]:
         """Sums over all trees, (n_problems, n_configs)."""
-        return self._trees.sums(coded, self._codes)
+        return self.sampled(coded) + self.others(coded)
 
     def sampled(self, coded: Sequence[FeatureGroup]) -> NDArray[np.float64]:
-        """Twice the sums over every third tree, (n_problems, n_configs)."""
+        """Sums over every third tree, (n_problems, n_configs)."""
         return self._sample.sums(coded, self._codes)
+
+    def others(self, coded: Sequence[FeatureGroup]) -> NDArray[np.float64]:
+        """Sums over the trees that are not `sampled`, (n_problems, n_configs)."""
+        return self._others.sums(coded, self._codes)
 
     def _codes(self, group: FeatureGroup) -> NDArray[np.intp]:
         """Rows of the tables, (n_problems, n_kinds, n_used_columns)."""
@@ -138,7 +142,9 @@ class _Trees:
         self._base = (np.arange(len(values), dtype=np.int64) << _LEAF_BITS) - 1023
         self._of_lasting: OfLasting[Masks] = OfLasting()
 
-    def sums(self, coded: Sequence[FeatureGroup], codes: Callable[[FeatureGroup], NDArray[np.intp]]) -> NDArray[Any]:
+    def sums(
+        self, coded: Sequence[FeatureGroup], codes: Callable[[FeatureGroup], NDArray[np.intp]]
+    ) -> NDArray[np.float64]:
         """(n_problems, n_configs). `codes` are those of a lasting group."""
 
         def of_kinds(group: FeatureGroup) -> Masks:
@@ -149,7 +155,7 @@ class _Trees:
         parts = parts_of(coded, of_kinds, np.bitwise_and)
         problems, trees = len(parts[0][0]), len(self._base)
         result = np.empty((problems, len(parts[0][1])))
-        size = max(1, min(result.shape[1], _BLOCK_CELLS // (problems * trees)))
+        size = max(1, min(result.shape[1], _BLOCK_CELLS // max(problems * trees, 1)))
         buffers = np.empty((2, problems, size, trees), np.uint32)
         number = np.empty(buffers.shape[1:])
         for start in range(0, result.shape[1], size):
