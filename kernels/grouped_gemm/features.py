@@ -189,7 +189,7 @@ def feature_groups(
     reuse = sharing * block_m + np.minimum(work.n_tiles, slots / np.maximum(sharing, 1)) * block_n
     mixed = np.empty((len(_LOGS) + len(_PLAIN), len(problems), len(block_m)), np.float32)
     to_log = np.empty((len(_LOGS), *mixed.shape[1:]))
-    figures = (
+    logged = (
         work.tiles,
         rounds,
         rounds * work.steps / work.tiles,
@@ -200,10 +200,10 @@ def feature_groups(
         tiles_per_sm,
         rows / groups / block_m,
     )
-    for column, figure in zip(to_log, figures, strict=True):
+    for column, figure in zip(to_log, logged, strict=True):
         column[:] = figure
     np.log2(to_log, out=mixed[: len(_LOGS)], casting="same_kind")
-    figures = (
+    plain = (
         work.tiles / (rounds * slots),
         work.padding_m,
         work.padding_n,
@@ -215,7 +215,7 @@ def feature_groups(
         work.longest / share,
         np.maximum(np.maximum(compute_us, l2_us), dram_us),
     )
-    for column, figure in zip(mixed[len(_LOGS) :], figures, strict=True):
+    for column, figure in zip(mixed[len(_LOGS) :], plain, strict=True):
         column[:] = figure
     per_tile = np.ascontiguousarray(mixed.transpose(1, 2, 0))
     of_depth = work.tiles_per_step.astype(np.float32).take(space.depth, axis=1) * space.stages
@@ -331,8 +331,9 @@ def _work_of_dw(
     rows, n, k, _ = dims
     chunks, longest = np.empty((2, len(all_sizes), 1))
     steps = np.empty((len(all_sizes), len(space.ks)))
-    for place, (known, of_it) in enumerate(zip(all_sizes, dims[:3, :, 0].T.astype(np.int64).tolist(), strict=True)):
-        counts = np.maximum(np.ceil(known / chunk_rows(*of_it, device.sm_count)), 1)
+    asked = dims[:3, :, 0].T.astype(np.int64).tolist()
+    for place, (known, (its_rows, its_n, its_k)) in enumerate(zip(all_sizes, asked, strict=True)):
+        counts = np.maximum(np.ceil(known / chunk_rows(its_rows, its_n, its_k, device.sm_count)), 1)
         lengths = known / counts
         chunks[place], longest[place] = counts.sum(), lengths.max(initial=0)
         steps[place] = np.maximum(np.ceil(lengths / space.ks[:, None]), 1) @ counts

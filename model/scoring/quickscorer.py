@@ -150,7 +150,7 @@ class _Trees:
         def of_kinds(group: FeatureGroup) -> Masks:
             if group.lasting:
                 return self._of_lasting(group, lambda: self._left_over(codes(group)))
-            return self._left_over(group.values)
+            return self._left_over(np.asarray(group.values, np.intp))
 
         parts = parts_of(coded, of_kinds, np.bitwise_and)
         problems, trees = len(parts[0][0]), len(self._base)
@@ -204,7 +204,8 @@ def _keys(values: NDArray[np.floating[Any]], features: NDArray[np.int64]) -> NDA
     """
     bits = np.add(values, 0, dtype=np.float32).view(np.int32)  # -0.0 is 0.0
     # The bits of a float are in its order, but that of negative ones is turned over.
-    return (bits ^ ((bits >> 31) & 0x7FFFFFFF)) + (features << 32)
+    keys: NDArray[np.int64] = (bits ^ ((bits >> 31) & 0x7FFFFFFF)) + (features << 32)
+    return keys
 
 
 def _merge(parts: list[tuple[NDArray[np.intp], Masks]], rows: int) -> list[tuple[NDArray[np.intp], Masks]]:

@@ -53,7 +53,8 @@ def main():
                 growth = bundle.distance(name, problem, device).growth
                 enough = AUTO.enough(calibration, bundle.distance(name, problem, device))
                 quick, known = ranker.fastest(family, problem, device, space, most_tried(growth) + 1, enough)
-                if enough(np.log(known / known[0])) > len(known):  # then a shortlist asks for all of them
+                if len(known) <= most_tried(growth) and enough(np.log(known / known[0])) > len(known):
+                    # A shortlist then asks for all of them.
                     auto.append(None)
                 else:
                     first = slowdowns[order[: most_tried(growth) + 1]]
