@@ -77,7 +77,9 @@ class QuickScorer:
         self._before = {number: before for before, number in enumerate(np.unique(feature).tolist())}
         table = np.full((max(len(self._keys) + len(self._before), 1), trees), _ALL)
         rows = place + np.array([self._before[number] for number in feature.tolist()], np.intp)[place] + 1
-        np.bitwise_and.at(table, (rows, forest.split_tree), masks)
+        # The sample's trees come first, then the others.
+        order = np.argsort(np.arange(trees) % SAMPLED != 0, kind="stable")
+        np.bitwise_and.at(table, (rows, np.argsort(order)[forest.split_tree]), masks)
         for number, before in self._before.items():
             first, last = np.searchsorted(feature, [number, number + 1]).tolist()
             of_it = table[first + before : last + before + 1]
@@ -86,8 +88,8 @@ class QuickScorer:
         values = np.zeros((trees, 1 << _LEAF_BITS))
         used = np.arange(1 << _LEAF_BITS) < forest.tree_leaves[:, None]
         values[used] = forest.leaf_value
-        sampled = np.arange(trees) % SAMPLED == 0
-        self._sample, self._others = (_Trees(table[:, these], values[these, ::-1]) for these in (sampled, ~sampled))
+        parts = slice(-(-trees // SAMPLED)), slice(-(-trees // SAMPLED), None)
+        self._sample, self._others = (_Trees(table[:, these], values[order[these], ::-1]) for these in parts)
         self._columns: dict[tuple[int, ...], _Columns] = {}
 
     def coded(self, groups: Sequence[FeatureGroup]) -> list[FeatureGroup]:
