@@ -27,12 +27,13 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from ..model import Bundle, Ranker
+    from ..model.ranker import Enough
     from .tuning.skew.skew import Skew
 
     #: Positions of the first configs, fastest first, (n,), and their predicted slowdowns, (n,).
     Ranking: TypeAlias = tuple[NDArray[np.intp], NDArray[np.float64]]
 
-#: So many of a ranking are asked for at least: where some of them cannot run the problem, others do.
+#: So many of a ranking are asked for at least where its first ones cannot run the problem.
 _LOOKED_AT = 8
 #: Entries of each memo. A full one is emptied: predicting again costs milliseconds and changes no answer.
 _MEMO_SIZE = 4096
@@ -165,6 +166,8 @@ class Chooser:
         self.configs = tuple(family.space(device)) if configs is None else checked_configs(family, configs)
         self._answers: dict[tuple[Problem, HowMany, Skew | None], Shortlist] = {}
         self._rankings: dict[Problem, Ranking] = {}
+        #: How many of a ranking to ask for, where some of them cannot run problems of a kind.
+        self._asked: dict[tuple[object, ...], int] = {}
 
     def choose(self, problem: Problem, k: HowMany, skew: Skew | None = None) -> Shortlist:
         """The first supported configs of the ranking, or without one all that are supported, and why. The sizes of
@@ -204,25 +207,13 @@ class Chooser:
         if self.device.arch not in archs:
             k = k.times(_GROWTH, _LEAST_UNMEASURED, calibration)
         longest = min(k.longest(calibration, distance), len(self.configs))
-        asked = max(longest, _LOOKED_AT)
-        while True:
-            order, slowdowns = self._ranking(problem, skew, asked)
-            places = self._able(problem, order, longest)
-            if len(places) == longest or len(order) < asked or asked >= len(self.configs):
-                break
-            # By the share of them that can run it so many would do; and a few more.
-            asked = len(order) * longest * 5 // (4 * max(len(places), 1)) + 1
-        positions = order[places].tolist()
-        if not positions:
-            why = self.family.supports(self.configs[int(order[0])], problem, self.device) or "its result was wrong"
-            raise ForetuneError(f"none of the configs can run this problem: {why}")
-        chosen = slowdowns[places] / slowdowns[places[0]]
+        order, slowdowns = self._first_able(problem, skew, longest, k.enough(calibration, distance))
+        positions, chosen = order.tolist(), slowdowns / slowdowns[0]
         call_us = k.estimate_us(self.family, problem, self.device, self.configs[positions[0]])
         length, length_why = k.length(
             [math.log(slowdown) for slowdown in chosen.tolist()], calibration, distance, call_us
         )
         positions, chosen = positions[:length], chosen[:length]
-        cards = sorted({spec.card for spec in learned_on})
         why = f"predicted by bundle {bundle.digest[:12]}"
         if self.device.arch not in archs:
             why = (
@@ -231,7 +222,8 @@ class Chooser:
                 "--budget 5m --out small` on it, then `foretune adapt --data small --out my-bundle`, makes one that "
                 "knows it"
             )
-        elif self.device.card not in cards:
+        elif all(spec.card != self.device.card for spec in learned_on):
+            cards = sorted({spec.card for spec in learned_on})
             why += f", which learned on {', '.join(cards)} only"
         return Shortlist(
             configs=tuple(self.configs[position] for position in positions),
@@ -241,26 +233,55 @@ class Chooser:
             device=self.device.name,
         )
 
-    def _able(self, problem: Problem, order: NDArray[np.intp], most: int) -> list[int]:
-        """The places of an order whose configs can run the problem, at most so many."""
-        wrong = self._wrong(problem)
-        places: list[int] = []
+    def _first_able(self, problem: Problem, skew: Skew | None, longest: int, enough: Enough | None) -> Ranking:
+        """The first `longest` configs that can run the problem, or as many as are `enough`, fastest first."""
+        kind = problem.dtype, problem.flags, longest
+        asked, known = self._asked.get(kind, longest), dict[int, bool]()
+        while True:
+            share = asked / longest
+            wish = None if enough is None else lambda logs, share=share, enough=enough: math.ceil(enough(logs) * share)
+            order, slowdowns = self._ranking(problem, skew, asked, wish)
+            places = self._able(problem, order, longest, known)
+            able = order[places], slowdowns[places]
+            if len(places) == longest or (places and enough is not None and _suffices(able, enough)):
+                return able
+            if enough is None and (len(order) < asked or asked >= len(self.configs)):
+                if places:
+                    return able
+                why = self.family.supports(self.configs[int(order[0])], problem, self.device) or "its result was wrong"
+                raise ForetuneError(f"none of the configs can run this problem: {why}")
+            enough = None
+            if len(places) < len(order):
+                # By the share of them that can run it so many would do; and a few more.
+                asked = max(len(order) * longest * 5 // (4 * max(len(places), 1)) + 1, _LOOKED_AT)
+                _remember(self._asked, kind, asked, _MEMO_SIZE)
+
+    def _able(self, problem: Problem, order: NDArray[np.intp], most: int, known: dict[int, bool]) -> list[int]:
+        """The places of an order whose configs can run the problem, at most so many. Which configs can and which
+        cannot is `known` from then on."""
+        wrong, places = self._wrong(problem), list[int]()
         for place, position in enumerate(order.tolist()):
-            config = self.configs[position]
-            if config not in wrong and self.family.supports(config, problem, self.device) is None:
+            if position not in known:
+                config = self.configs[position]
+                is_right = not wrong or config not in wrong  # to hash a config takes a while
+                known[position] = is_right and self.family.supports(config, problem, self.device) is None
+            if known[position]:
                 places.append(place)
                 if len(places) == most:
                     break
         return places
 
-    def _ranking(self, problem: Problem, skew: Skew | None, count: int) -> Ranking:
-        """At least `count` configs, fastest first, as predicted for what stands for the problem at call time."""
+    def _ranking(self, problem: Problem, skew: Skew | None, count: int, enough: Enough | None = None) -> Ranking:
+        """At least `count` configs, or as many as are `enough`, fastest first, as predicted for what stands for the
+        problem at call time."""
         near = self.family.at_call_time(problem)
         near = near if skew is None else skew.split(near)
         ranking = self._rankings.get(near)
-        if ranking is None or len(ranking[0]) < min(count, len(self.configs)):
+        if ranking is None or not (
+            len(ranking[0]) >= min(count, len(self.configs)) or (enough is not None and _suffices(ranking, enough))
+        ):
             try:
-                ranking = self._predicted(near, self.configs, count)
+                ranking = self._predicted(near, self.configs, count, enough)
             except Exception:
                 able = supported(self.family, problem, self.device, self.configs)
                 if len(able) < len(self.configs):
@@ -276,12 +297,14 @@ class Chooser:
         order, slowdowns = self._predicted(problem, tuple(self.configs[position] for position in positions), count)
         return np.array(positions)[order], slowdowns
 
-    def _predicted(self, problem: Problem, configs: tuple[KernelConfig, ...], count: int) -> Ranking:
+    def _predicted(
+        self, problem: Problem, configs: tuple[KernelConfig, ...], count: int, enough: Enough | None = None
+    ) -> Ranking:
         import numpy as np  # takes as long to import as the rest of Foretune: not before it is needed
 
-        ranker = _ranker_of(self.family, self.device, self.bundle)
+        ranker, count = _ranker_of(self.family, self.device, self.bundle), min(count, len(configs))
         with np.errstate(all="ignore"):  # what is not finite is refused
-            return ranker.fastest(self.family, problem, self.device, configs, min(count, len(configs)))
+            return ranker.fastest(self.family, problem, self.device, configs, count, enough)
 
     def _wrong(self, problem: Problem) -> Collection[KernelConfig]:
         """What computed a wrong result when the bundle's data were measured; nothing where there is no such bundle."""
@@ -301,6 +324,13 @@ class Chooser:
             predicted=False,
             device=self.device.name,
         )
+
+
+def _suffices(ranking: Ranking, enough: Enough) -> bool:
+    """Whether a ranking has as many configs as are enough."""
+    import numpy as np
+
+    return enough(np.log(ranking[1] / ranking[1][0])) <= len(ranking[0])
 
 
 def supported(family: Family, problem: Problem, device: DeviceSpec, configs: Sequence[KernelConfig]) -> tuple[int, ...]:
