@@ -6,7 +6,6 @@ supported config goes through, in its order, with one warning that says why.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -101,8 +100,9 @@ def make_shortlist(
     bundle: Bundle | Path | str | None = None,
     skew: Skew | None = None,
 ) -> Shortlist:
-    """The `k` configs with the lowest predicted times, of those that the family supports, and that computed a right
-    result with the problem's dtype and flags when the bundle's data were measured.
+    """The `k` configs to try, of those that the family supports, and that computed a right result with the problem's
+    dtype and flags when the bundle's data were measured: first the one with the lowest predicted time, then others with
+    low ones that are not all alike, since like configs are misjudged alike.
 
     With k="auto" there are as many as hold one within 1 % of the best in 95 % of cases, by the bundle's calibration:
     few where the ranker is sure, more outside of what it learned, at most 64 within that, and 8 where the bundle has
@@ -197,6 +197,10 @@ class Chooser:
 
     def _ranked(self, problem: Problem, k: HowMany, skew: Skew | None) -> Shortlist:
         """Whether a config is supported is asked of the problem itself, and only until enough of them are."""
+        import numpy as np  # as below
+
+        from ..model.calibration.spread import AMONG, knob_table, spread_order
+
         bundle, name = bundle_in_force(self.bundle), self.family.name
         calibration, distance = bundle.calibration(name), bundle.distance(name, problem, self.device)
         learned_on = bundle.trained_on(name)
@@ -204,24 +208,24 @@ class Chooser:
         if self.device.arch not in archs:
             k = k.times(_GROWTH, _LEAST_UNMEASURED, calibration)
         longest = min(k.longest(calibration, distance), len(self.configs))
-        asked = max(longest, _LOOKED_AT)
+        # What a list of several is chosen among.
+        among = 1 if longest == 1 else min(max(longest, AMONG), len(self.configs))
+        asked = max(among, _LOOKED_AT)
         while True:
             order, slowdowns = self._ranking(problem, skew, asked)
-            places = self._able(problem, order, longest)
-            if len(places) == longest or len(order) < asked or asked >= len(self.configs):
+            places = self._able(problem, order, among)
+            if len(places) == among or len(order) < asked or asked >= len(self.configs):
                 break
             # By the share of them that can run it so many would do; and a few more.
-            asked = len(order) * longest * 5 // (4 * max(len(places), 1)) + 1
-        positions = order[places].tolist()
-        if not positions:
+            asked = len(order) * among * 5 // (4 * max(len(places), 1)) + 1
+        if not places:
             why = self.family.supports(self.configs[int(order[0])], problem, self.device) or "its result was wrong"
             raise ForetuneError(f"none of the configs can run this problem: {why}")
-        chosen = slowdowns[places] / slowdowns[places[0]]
+        positions, chosen = order[places], slowdowns[places] / slowdowns[places[0]]
+        logs = np.log(chosen)
         call_us = k.estimate_us(self.family, problem, self.device, self.configs[positions[0]])
-        length, length_why = k.length(
-            [math.log(slowdown) for slowdown in chosen.tolist()], calibration, distance, call_us
-        )
-        positions, chosen = positions[:length], chosen[:length]
+        length, length_why = k.length(logs[:longest].tolist(), calibration, distance, call_us)
+        tried = spread_order(logs, knob_table(self.configs)[positions])[:length] if length > 1 else np.arange(1)
         cards = sorted({spec.card for spec in learned_on})
         why = f"predicted by bundle {bundle.digest[:12]}"
         if self.device.arch not in archs:
@@ -234,9 +238,9 @@ class Chooser:
         elif self.device.card not in cards:
             why += f", which learned on {', '.join(cards)} only"
         return Shortlist(
-            configs=tuple(self.configs[position] for position in positions),
-            predicted_slowdown=tuple(chosen.tolist()),
-            positions=tuple(positions),
+            configs=tuple(self.configs[position] for position in positions[tried].tolist()),
+            predicted_slowdown=tuple(chosen[tried].tolist()),
+            positions=tuple(positions[tried].tolist()),
             reason="; ".join(part for part in (why, distance.reason, length_why) if part),
             device=self.device.name,
         )
