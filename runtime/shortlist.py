@@ -44,7 +44,8 @@ _MOST_CHOOSERS = 256
 
 @dataclass(frozen=True)
 class Shortlist:
-    """Configs in the order in which to try them; never empty.
+    """Configs in the order in which to try them; never empty. The first is the one that is predicted fastest; the
+    others are not in the order of their slowdowns, see `make_shortlist`.
 
     Where nothing was predicted, `predicted` is False, `reason` says why, the configs are all that are supported,
     in the order given, and each slowdown is 1.0: none is known to be slower than another. Where it was, `reason` names
