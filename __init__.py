@@ -183,8 +183,11 @@ def __getattr__(name: str) -> Any:
     if name in _MODULES:
         return import_module(_MODULES[name], __name__)
     if name in _HOMES:
-        # Kept, so that the next access is an ordinary one: `grouped_gemm` is called in hot loops.
-        return globals().setdefault(name, getattr(import_module(_HOMES[name], __name__), name))
+        from .runtime.launching.collector import collecting_later
+
+        with collecting_later():
+            # Kept, so that the next access is an ordinary one: `grouped_gemm` is called in hot loops.
+            return globals().setdefault(name, getattr(import_module(_HOMES[name], __name__), name))
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 

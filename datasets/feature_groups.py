@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import numpy as np
@@ -24,6 +24,10 @@ class FeatureGroup:
     values: NDArray[np.float32]  # (n_problems, n_kinds, n_columns); of a lasting group (1, n_kinds, n_columns)
     kind: NDArray[np.intp]  # (n_configs,) which of the kinds each config is of
     lasting: bool = False
+
+    def holding(self, values: NDArray[Any]) -> FeatureGroup:
+        """The same columns and kinds with other values: what was made of these, say."""
+        return FeatureGroup(self.columns, values, self.kind, self.lasting)
 
 
 def joined(groups: Sequence[FeatureGroup], place: int = 0) -> NDArray[np.float32]:
@@ -57,7 +61,7 @@ def stacked(each: Sequence[Sequence[FeatureGroup]]) -> tuple[FeatureGroup, ...]:
     if len(each) == 1:
         return tuple(each[0])
     return tuple(
-        same[0] if same[0].lasting else replace(same[0], values=np.concatenate([group.values for group in same]))
+        same[0] if same[0].lasting else same[0].holding(np.concatenate([group.values for group in same]))
         for same in zip(*each, strict=True)
     )
 
@@ -78,10 +82,10 @@ def narrowed(
     for group in groups:
         values, kind = group.values if group.lasting else group.values[problems], group.kind
         if configs is not None:
-            kind = kind[configs]
-            if not group.lasting:
+            kind = kind.take(configs)
+            if not group.lasting and values.shape[1] > 1:
                 seen, kind = renumbered(kind, values.shape[1])
-                values = values[:, seen]
+                values = values.take(seen, axis=1)
         result.append(FeatureGroup(group.columns, values, kind, group.lasting))
     return result
 

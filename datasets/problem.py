@@ -198,6 +198,9 @@ class Problem:
         object.__setattr__(self, "dims", _sorted_dims(self.dims))
         object.__setattr__(self, "dtype", dtype_from_json(_as_mapping(self.dtype)))
         object.__setattr__(self, "flags", tuple(sorted(set(check_words("flags", self.flags)))))
+        self._check_ragged()
+
+    def _check_ragged(self) -> None:
         if not isinstance(self.ragged, (Ragged, type(None))):
             raise ForetuneError(f"ragged must be a Ragged but is {shown(self.ragged)}")
         if self.ragged is not None:
@@ -278,6 +281,17 @@ class Problem:
     def without_sizes(self) -> Problem:
         """The same call as the host sees it at call time: the sizes of ragged work unknown."""
         return self if self.ragged is None else replace(self, ragged=None)
+
+    def with_sizes(self, ragged: Ragged) -> Problem:
+        """The same call with known sizes of ragged work. Raises `ForetuneError` for sizes that do not sum up.
+
+        >>> Problem.of("segment_sum", rows=64, columns=128).with_sizes(Ragged("rows", (0, 32, 32))).ragged.skew
+        1.5
+        """
+        result = object.__new__(type(self))
+        vars(result).update(vars(self), ragged=ragged)  # all else has been checked
+        result._check_ragged()
+        return result
 
     def rounded(self, *dims: str) -> Problem:
         """The problem that stands for all near it: these dimensions, where it has them, on the grid of

@@ -1,5 +1,5 @@
-"""What the ops of several families share: where a call runs, which config it runs, and how a config reaches the
-dispatcher.
+"""What the ops of all families share: where a call runs, which config it runs, what is remembered of calls that are
+alike, and how a config reaches the dispatcher.
 
 Needs torch and triton.
 """
@@ -7,98 +7,110 @@ Needs torch and triton.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Hashable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from functools import lru_cache, partial
-from typing import TYPE_CHECKING, Any, TypeAlias
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 import torch
 from triton import knobs
 
-from ..datasets import ForetuneError, KernelConfig, Problem, dtype_of_tensor, torch_dtype
+from ..datasets import ForetuneError, KernelConfig, Problem, torch_dtype
 from ..runtime import Mode, resolve_mode, stubbed
 from ..runtime.choice import choose, given, interpreter, live
+from ..runtime.launching.collector import collecting_later
 from ..runtime.tuning.ranks.agreement import epoch
 from . import find_measurable
 
 if TYPE_CHECKING:
     from ..datasets import DeviceSpec
 
-#: Calls that are remembered. When there are more, all are forgotten: to find one out again takes milliseconds at most.
-_MEMO_SIZE = 4096
-#: Launches one config on the call's tensors, which are on that device.
-Launch: TypeAlias = "Callable[[KernelConfig, DeviceSpec], object]"
+#: Launches on the tensors of one call.
+Launch: TypeAlias = "Callable[[Sequence[torch.Tensor | None]], object]"
 #: What the ops compute in, by torch's name.
 DTYPES = {torch_dtype(name): name for name in ("bf16", "fp16", "fp32")}
+_ALIGNMENT = 16  # bytes
+Made = TypeVar("Made")
+
+
+class Memo(dict[tuple[Any, ...], Made]):
+    """What was found out once for all calls that are alike, by their `key_of`. A full one is emptied: to find one out
+    again takes milliseconds at most.
+
+    >>> memo = Memo()
+    >>> memo.add(("alike",), "found out"), memo.get(("alike",))
+    ('found out', 'found out')
+    """
+
+    most = 4096
+
+    def add(self, key: tuple[Any, ...], made: Made) -> Made:
+        if len(self) >= self.most:
+            self.clear()
+        self[key] = made
+        return made
+
+
+def key_of(tensors: Sequence[Any], options: Hashable, name: str = "x") -> tuple[Any, ...]:
+    """All that calls which are alike have in common: options, and of each tensor what its being in order, its layout
+    and the config depend on. Its first entry is the place of the first tensor, which is called `name` in what is
+    raised.
+
+    A config that was chosen before the ranks agree on one is chosen anew, so their epoch is part of it.
+    """
+    return (place_of(tensors[0], name), epoch(), options, *[_facts(tensor) for tensor in tensors])
 
 
 class ConfiguredLaunch:
-    """Launches a family's kernel with the config that is chosen for a call's shape: once a shape, then looked up.
+    """Launches a family's kernel in calls that are alike, with one config: the one that is given, or the one that is
+    chosen at the first of them, which is when FORETUNE_MODE has been read.
 
-    FORETUNE_MODE is read when a shape is first met.
+    `prepare` makes what launches one config on a device, for tensors like those of the first call. Raises
+    `ForetuneError` for a mode that does not exist, a place that is no GPU (for `device_at`, which calls the tensor
+    `name`), and a `config` that cannot run the problem, or a GPU.
     """
 
-    def __init__(self, family: str) -> None:
-        self._family = family
-        # By place, ranks, dtype, sizes, flags and options.
-        self._known: dict[tuple[Any, ...], tuple[KernelConfig, DeviceSpec]] = {}
-
-    def __call__(
+    def __init__(
         self,
-        x: torch.Tensor,
-        dims: tuple[int, ...],
-        flags: tuple[str, ...],
-        config: KernelConfig | None,
-        mode: str | None,
-        launch: Launch,
-    ) -> None:
-        """Launches on the device of `x`, whose dtype is the problem's. `dims` are in the family's order.
-
-        Raises `ForetuneError` for a mode that does not exist, a tensor that is not on a GPU, and a `config` that cannot
-        run this.
-        """
-        place = place_of(x)
-        key = (place, epoch(), x.dtype, dims, flags, config, mode)
-        known = self._known.get(key)
-        if known is None:
-            known = self._choose(x, place, dims, flags, config, mode, launch)
-            if len(self._known) >= _MEMO_SIZE:
-                self._known.clear()
-            self._known[key] = known
-        chosen, device = known
-        with on_device_of(x):
-            launch(chosen, device)
-
-    def _choose(
-        self,
-        x: torch.Tensor,
+        problem: Problem,
         place: int,
-        dims: tuple[int, ...],
-        flags: tuple[str, ...],
         config: KernelConfig | None,
         mode: str | None,
-        launch: Launch,
-    ) -> tuple[KernelConfig, DeviceSpec]:
-        family, device = find_measurable(self._family), device_at(place)
-        asked = resolve_mode(mode, default=Mode.PREDICT)
-        sizes = dict(zip(family.dims, dims, strict=True))
-        problem = Problem.of(family.name, dtype=dtype_of_tensor("x", x), flags=flags, ragged=None, **sizes)
-        if reason := family.supports(family.default(problem, device), problem, device):  # a GPU without fp8, say
-            raise ForetuneError(f"{family.name} cannot run {problem} on {device.name}: {reason}")
-        if config is not None:
-            chosen = given(config, family, problem, device)
-        else:
-            chosen = choose(family, problem, device, asked, partial(_launched, launch, device))
-        return chosen, device
+        prepare: Callable[[KernelConfig, DeviceSpec, Sequence[torch.Tensor | None]], Launch],
+        name: str = "x",
+    ) -> None:
+        self._problem, self._prepare = problem, prepare
+        self._family, self._device = find_measurable(problem.family), device_at(place, name)
+        self._mode = resolve_mode(mode, default=Mode.PREDICT)
+        default = self._family.default(problem, self._device)
+        if reason := self._family.supports(default, problem, self._device):  # a GPU without fp8, say
+            raise ForetuneError(f"{problem.family} cannot run {problem} on {self._device.name}: {reason}")
+        self._given = None if config is None else given(config, self._family, problem, self._device)
+        self._launch: Launch | None = None
+
+    def __call__(self, tensors: Sequence[torch.Tensor | None]) -> None:
+        """Launches on the device of the first of the tensors."""
+        with on_device_of(tensors[0]):
+            if self._launch is not None:
+                self._launch(tensors)
+                return
+            with collecting_later():
+                self._launch = self._chosen(tensors)
+                self._launch(tensors)
+
+    def _chosen(self, tensors: Sequence[torch.Tensor | None]) -> Launch:
+        def launch(config: KernelConfig) -> None:
+            self._prepare(config, self._device, tensors)(tensors)
+
+        config = self._given
+        if config is None:
+            config = choose(self._family, self._problem, self._device, self._mode, launch)
+        return self._prepare(config, self._device, tensors)
 
 
-def _launched(launch: Launch, device: DeviceSpec, config: KernelConfig) -> None:
-    launch(config, device)
-
-
-def on_device_of(x: torch.Tensor) -> AbstractContextManager[Any]:
+def on_device_of(x: torch.Tensor | None) -> AbstractContextManager[Any]:
     """A block in which launches go to the GPU that x is on."""
-    index = x.get_device()
+    index = -1 if x is None else x.get_device()
     return _nothing if index < 0 or index == torch.cuda.current_device() else torch.cuda.device(index)
 
 
@@ -133,13 +145,25 @@ def device_at(place: int, name: str = "x") -> DeviceSpec:
     return interpreter()
 
 
-def facts(tensor: Any) -> Any:
-    """All of a tensor that a call's being in order depends on."""
+def _facts(tensor: Any) -> Any:
     if tensor is None:
         return None
     if not isinstance(tensor, torch.Tensor):
         return type(tensor)
     return tensor.shape, tensor.dtype, tensor.get_device(), tensor.stride(), tensor.requires_grad
+
+
+def are_placed(tensors: Sequence[torch.Tensor | None]) -> bool:
+    """Whether all begin at multiples of 16 bytes, as TMA and vector loads do.
+
+    >>> are_placed((torch.zeros(8), None)), are_placed([torch.zeros(8)[1:]])
+    (True, False)
+    """
+    bits = 0
+    for tensor in tensors:
+        if tensor is not None:
+            bits |= tensor.data_ptr()
+    return bits % _ALIGNMENT == 0
 
 
 def needs_operator(tensors: tuple[Any, ...]) -> bool:
@@ -151,6 +175,15 @@ def needs_operator(tensors: tuple[Any, ...]) -> bool:
         if type(tensor) not in _PLAIN and isinstance(tensor, torch.Tensor):
             return True
     return False  # what is no tensor at all is refused later
+
+
+def needs_gradient(tensors: Sequence[Any]) -> bool:
+    """Whether one of a call's tensors wants a gradient, and gradients are on."""
+    if torch.is_grad_enabled():
+        for tensor in tensors:
+            if getattr(tensor, "requires_grad", False):
+                return True
+    return False
 
 
 def register_fake(operator: str, fake: Callable[..., Any], library: Any) -> None:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
         StaticRanker,
         choose_rivals,
     )
-    from .bundle import Bundle, load_bundle
+    from .bundle import Bundle, load_bundle, open_bundle
     from .evaluate import cross_validate, evaluate_bundle
     from .evaluation import Evaluation
     from .gbdt import LightGBMRanker
@@ -57,6 +57,7 @@ __all__ = [
     "load_bundle",
     "measured_grid",
     "noise_floor",
+    "open_bundle",
     "ranker_on",
     "split_folds",
     "split_groups",
@@ -83,7 +84,7 @@ _HOMES = {
         ),
         ".baselines",
     ),
-    **dict.fromkeys(("Bundle", "load_bundle"), ".bundle"),
+    **dict.fromkeys(("Bundle", "load_bundle", "open_bundle"), ".bundle"),
     **dict.fromkeys(("cross_validate", "evaluate_bundle"), ".evaluate"),
     "Evaluation": ".evaluation",
     **dict.fromkeys(("Summary", "geomean", "noise_floor", "summarise", "top_k_regret"), ".metrics"),

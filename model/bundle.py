@@ -40,6 +40,8 @@ FILE = "bundle.npz"
 MANIFEST = "manifest.json"
 #: No bundle has more; the shipped one has 2.3 MB, of which the manifest takes a twentieth.
 _MAX_BYTES, _MAX_MANIFEST_BYTES, _MAX_FAMILIES = 64 << 20, 8 << 20, 64
+#: Of a manifest.
+_KEYS = {"schema_version", "lightgbm_version", "arrays_sha256", "families", "checksum"}
 #: What Python raises for values that somebody made up.
 _DAMAGE = (KeyError, TypeError, AttributeError, ValueError, OverflowError, RecursionError)
 
@@ -110,13 +112,18 @@ class Bundle:
         >>> bundle.save("my-bundle")  # doctest: +SKIP
         """
         directory, content = Path(path), self._content
-        _parsed(content, directory / FILE)  # what is written can be read
+        _parsed(content, directory / FILE).restore()  # what is written can be read
         directory.mkdir(parents=True, exist_ok=True)
         with writing(directory) as is_alone:
             if is_alone:
                 remove_leftovers(directory)
             with replacing(directory / FILE) as temporary:
                 temporary.write_bytes(content)
+
+    def restore(self) -> None:
+        """Asks for every family, so that nothing is left to be found wrong with what `open_bundle` read."""
+        for name in self.families:
+            self.trained[name]
 
     @cached_property
     def manifest(self) -> dict[str, Any]:
@@ -156,6 +163,18 @@ def load_bundle(path: Path | str | None = None) -> Bundle:
     Traceback (most recent call last):
     foretune.datasets.errors.BundleError: /nowhere/bundle.npz: no such file, so /nowhere has no bundle
     """
+    bundle = open_bundle(path)
+    bundle.restore()
+    return bundle
+
+
+def open_bundle(path: Path | str | None = None) -> Bundle:
+    """`load_bundle` for who needs a family or two: checksums are compared, and a family is restored, and found to be
+    what it should be, when it is first asked for. What asks for it raises `BundleError` then, naming the file.
+
+    >>> open_bundle().families == load_bundle().families
+    True
+    """
     directory = Path(__file__).parent / "shipped" if path is None else check_path("bundle", path)
     content = _read(directory / FILE)
     if content is None:
@@ -163,8 +182,36 @@ def load_bundle(path: Path | str | None = None) -> Bundle:
     return _parsed(content, directory / FILE)
 
 
+class _Stored(Mapping[str, TrainedFamily]):
+    """The families that a file holds, each restored when it is first asked for, if it is what `Bundle.save` would write
+    of it; else a `BundleError`. A program uses one or two of them, and a first call waits for this."""
+
+    def __init__(
+        self, path: Path, entries: Mapping[str, Mapping[str, Any]], arrays: Mapping[str, Mapping[str, NDArray[Any]]]
+    ) -> None:
+        self._path, self._entries, self._arrays = path, entries, arrays
+        self._restored: dict[str, TrainedFamily] = {}
+
+    def __getitem__(self, name: str) -> TrainedFamily:
+        known = self._restored.get(name)
+        if known is not None:
+            return known
+        entry, arrays = self._entries[name], self._arrays[name]
+        with _naming(self._path):
+            trained = TrainedFamily.from_json(entry, arrays)
+            if _checksum(trained.to_json()) != _checksum(entry) or _digest(trained.arrays) != _digest(arrays):
+                raise BundleError(f"its manifest says of {name!r} what this Foretune would not write, or less")
+        return self._restored.setdefault(name, trained)  # another thread may have been faster
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._entries)
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+
 def _parsed(content: bytes, path: Path) -> Bundle:
-    """The bundle that the file holds, if it is what `Bundle.save` would write of it."""
+    """The bundle that the file holds, undamaged, with families that are yet to be restored."""
     with _naming(path):
         arrays, texts = npz.loads(content)
         manifest = _manifest(texts.pop(MANIFEST, b""))
@@ -172,13 +219,13 @@ def _parsed(content: bytes, path: Path) -> Bundle:
             raise BundleError(f"it also holds {', '.join(map(repr, sorted(texts)))}")
         if _digest(arrays) != manifest["arrays_sha256"]:
             raise BundleError("its arrays are not what the manifest vouches for (SHA-256 differs)")
-        bundle = _restored(manifest, arrays)
-        if bundle.manifest["checksum"] != manifest["checksum"]:
-            raise BundleError("its manifest says what this Foretune would not write, or less")
+        bundle = Bundle(_Stored(path, manifest["families"], _arrays_of(manifest, arrays)), manifest["lightgbm_version"])
+        vars(bundle)["manifest"] = manifest  # it need not be made of all families then
     return bundle
 
 
-def _restored(manifest: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) -> Bundle:
+def _arrays_of(manifest: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) -> dict[str, dict[str, NDArray[Any]]]:
+    """Those of each family. Raises `BundleError` for names that cannot be, and arrays that are nobody's."""
     families, version = manifest["families"], manifest["lightgbm_version"]
     if not isinstance(families, dict) or len(families) > _MAX_FAMILIES:
         raise BundleError(f"families must be an object of at most {_MAX_FAMILIES}")
@@ -189,11 +236,7 @@ def _restored(manifest: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) -
     wanted = {f"{name}/{array}" for name, of_it in names.items() for array in of_it}
     if arrays.keys() != wanted:
         raise BundleError(f"arrays missing or not its own: {', '.join(map(repr, sorted(arrays.keys() ^ wanted)))}")
-    trained = {
-        name: TrainedFamily.from_json(entry, {array: arrays[f"{name}/{array}"] for array in names[name]})
-        for name, entry in families.items()
-    }
-    return Bundle(trained, version)
+    return {name: {array: arrays[f"{name}/{array}"] for array in of_it} for name, of_it in names.items()}
 
 
 def _manifest(text: bytes) -> dict[str, Any]:
@@ -212,8 +255,10 @@ def _manifest(text: bytes) -> dict[str, Any]:
             f"schema_version is {version!r} but this Foretune reads {SCHEMA_VERSION}"
             + ("; a newer Foretune wrote it" if newer else ": train it again")
         )
-    if missing := {"arrays_sha256", "checksum", "families", "lightgbm_version"} - manifest.keys():
+    if missing := _KEYS - manifest.keys():
         raise BundleError(f"keys missing in its manifest: {', '.join(sorted(missing))}")
+    if unknown := manifest.keys() - _KEYS:
+        raise BundleError(f"keys in its manifest that no bundle has: {', '.join(sorted(unknown))}")
     if manifest["checksum"] != _checksum({key: value for key, value in manifest.items() if key != "checksum"}):
         raise BundleError("its manifest is not what its checksum vouches for")
     return manifest

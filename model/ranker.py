@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 
 import numpy as np
 
@@ -15,6 +15,9 @@ from ..datasets.grid import Grid
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike, NDArray
     from typing_extensions import Self
+
+    #: How many of the first configs are enough, from their logs of slowdowns over the first, ascending.
+    Enough: TypeAlias = Callable[[NDArray[np.float64]], int]
 
 
 class Ranker(ABC):
@@ -44,13 +47,20 @@ class Ranker(ABC):
         """
 
     def fastest(
-        self, family: Family, problem: Problem, device: DeviceSpec, configs: Sequence[KernelConfig], count: int
+        self,
+        family: Family,
+        problem: Problem,
+        device: DeviceSpec,
+        configs: Sequence[KernelConfig],
+        count: int,
+        enough: Enough | None = None,
     ) -> tuple[NDArray[np.intp], NDArray[np.float64]]:
         """Places of the `count` configs with the least predicted slowdowns, (count,), least first and equals as they
         come, and these slowdowns, (count,); fewer where there are fewer configs.
 
-        A ranker may be quicker than by `predict`, and may then miss what the last of these are. Raises `ForetuneError`
-        for predictions that are no slowdowns, one for each config.
+        A ranker may be quicker than by `predict`, and may then miss what the last of these are; and where it knows
+        about what the slowdowns are before it knows them, it may have only as many as are then `enough`. Raises
+        `ForetuneError` for predictions that are no slowdowns, one for each config.
 
         >>> from foretune.model import RandomRanker
         >>> configs = tuple(KernelConfig.of(BLOCK=size) for size in (16, 32, 64))
@@ -127,4 +137,4 @@ def ranker_on(device: DeviceSpec, ranker: Ranker, learned_on: Iterable[DeviceSpe
     >>> type(ranker_on(h200.with_sms(64), RandomRanker(), [h200])).__name__
     'RandomRanker'
     """
-    return ranker if device.card in {spec.card for spec in learned_on} else UnseenCardRanker(ranker)
+    return ranker if any(spec.card == device.card for spec in learned_on) else UnseenCardRanker(ranker)

@@ -6,6 +6,7 @@ supported config goes through, in its order, with one warning that says why.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -26,12 +27,13 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from ..model import Bundle, Ranker
+    from ..model.ranker import Enough
     from .tuning.skew.skew import Skew
 
     #: Positions of the first configs, fastest first, (n,), and their predicted slowdowns, (n,).
     Ranking: TypeAlias = tuple[NDArray[np.intp], NDArray[np.float64]]
 
-#: So many of a ranking are asked for at least: where some of them cannot run the problem, others do.
+#: So many of a ranking are asked for at least where its first ones cannot run the problem.
 _LOOKED_AT = 8
 #: Entries of each memo. A full one is emptied: predicting again costs milliseconds and changes no answer.
 _MEMO_SIZE = 4096
@@ -45,7 +47,7 @@ _MOST_CHOOSERS = 256
 @dataclass(frozen=True)
 class Shortlist:
     """Configs in the order in which to try them; never empty. The first is the one that is predicted fastest; the
-    others are not in the order of their slowdowns, see `make_shortlist`.
+    others need not be in the order of their slowdowns, see `make_shortlist`.
 
     Where nothing was predicted, `predicted` is False, `reason` says why, the configs are all that are supported,
     in the order given, and each slowdown is 1.0: none is known to be slower than another. Where it was, `reason` names
@@ -103,7 +105,7 @@ def make_shortlist(
 ) -> Shortlist:
     """The `k` configs to try, of those that the family supports, and that computed a right result with the problem's
     dtype and flags when the bundle's data were measured: first the one with the lowest predicted time, then others with
-    low ones that are not all alike, since like configs are misjudged alike.
+    low ones; of a k that is a number, such as are not all alike, since like configs are misjudged alike.
 
     With k="auto" there are as many as hold one within 1 % of the best in 95 % of cases, by the bundle's calibration:
     few where the ranker is sure, more outside of what it learned, at most 64 within that, and 8 where the bundle has
@@ -166,6 +168,8 @@ class Chooser:
         self.configs = tuple(family.space(device)) if configs is None else checked_configs(family, configs)
         self._answers: dict[tuple[Problem, HowMany, Skew | None], Shortlist] = {}
         self._rankings: dict[Problem, Ranking] = {}
+        #: How many of a ranking to ask for, where some of them cannot run problems of a kind.
+        self._asked: dict[tuple[object, ...], int] = {}
 
     def choose(self, problem: Problem, k: HowMany, skew: Skew | None = None) -> Shortlist:
         """The first supported configs of the ranking, or without one all that are supported, and why. The sizes of
@@ -209,25 +213,17 @@ class Chooser:
         if self.device.arch not in archs:
             k = k.times(_GROWTH, _LEAST_UNMEASURED, calibration)
         longest = min(k.longest(calibration, distance), len(self.configs))
-        # What a list of several is chosen among.
-        among = 1 if longest == 1 else min(max(longest, AMONG), len(self.configs))
-        asked = max(among, _LOOKED_AT)
-        while True:
-            order, slowdowns = self._ranking(problem, skew, asked)
-            places = self._able(problem, order, among)
-            if len(places) == among or len(order) < asked or asked >= len(self.configs):
-                break
-            # By the share of them that can run it so many would do; and a few more.
-            asked = len(order) * among * 5 // (4 * max(len(places), 1)) + 1
-        if not places:
-            why = self.family.supports(self.configs[int(order[0])], problem, self.device) or "its result was wrong"
-            raise ForetuneError(f"none of the configs can run this problem: {why}")
-        positions, chosen = order[places], slowdowns[places] / slowdowns[places[0]]
+        enough = k.enough(calibration, distance)
+        # A list of k="auto" has all up to a level. For any other some more are looked at, and not all alike taken.
+        is_spread = enough is None and longest > 1
+        among = min(max(longest, AMONG), len(self.configs)) if is_spread else longest
+        positions, slowdowns = self._first_able(problem, skew, among, enough)
+        chosen = slowdowns / slowdowns[0]
         logs = np.log(chosen)
         call_us = k.estimate_us(self.family, problem, self.device, self.configs[positions[0]])
         length, length_why = k.length(logs[:longest].tolist(), calibration, distance, call_us)
-        tried = spread_order(logs, knob_table(self.configs)[positions])[:length] if length > 1 else np.arange(1)
-        cards = sorted({spec.card for spec in learned_on})
+        tried = spread_order(logs, knob_table(self.configs)[positions]) if is_spread else np.arange(len(positions))
+        positions, chosen = positions[tried[:length]], chosen[tried[:length]]
         why = f"predicted by bundle {bundle.digest[:12]}"
         if self.device.arch not in archs:
             why = (
@@ -236,36 +232,66 @@ class Chooser:
                 "--budget 5m --out small` on it, then `foretune adapt --data small --out my-bundle`, makes one that "
                 "knows it"
             )
-        elif self.device.card not in cards:
+        elif all(spec.card != self.device.card for spec in learned_on):
+            cards = sorted({spec.card for spec in learned_on})
             why += f", which learned on {', '.join(cards)} only"
         return Shortlist(
-            configs=tuple(self.configs[position] for position in positions[tried].tolist()),
-            predicted_slowdown=tuple(chosen[tried].tolist()),
-            positions=tuple(positions[tried].tolist()),
+            configs=tuple(self.configs[position] for position in positions.tolist()),
+            predicted_slowdown=tuple(chosen.tolist()),
+            positions=tuple(positions.tolist()),
             reason="; ".join(part for part in (why, distance.reason, length_why) if part),
             device=self.device.name,
         )
 
-    def _able(self, problem: Problem, order: NDArray[np.intp], most: int) -> list[int]:
-        """The places of an order whose configs can run the problem, at most so many."""
-        wrong = self._wrong(problem)
-        places: list[int] = []
+    def _first_able(self, problem: Problem, skew: Skew | None, longest: int, enough: Enough | None) -> Ranking:
+        """The first `longest` configs that can run the problem, or as many as are `enough`, fastest first."""
+        kind = problem.dtype, problem.flags, longest
+        asked, known = self._asked.get(kind, longest), dict[int, bool]()
+        while True:
+            share = asked / longest
+            wish = None if enough is None else lambda logs, share=share, enough=enough: math.ceil(enough(logs) * share)
+            order, slowdowns = self._ranking(problem, skew, asked, wish)
+            places = self._able(problem, order, longest, known)
+            able = order[places], slowdowns[places]
+            if len(places) == longest or (places and enough is not None and _suffices(able, enough)):
+                return able
+            if enough is None and (len(order) < asked or asked >= len(self.configs)):
+                if places:
+                    return able
+                why = self.family.supports(self.configs[int(order[0])], problem, self.device) or "its result was wrong"
+                raise ForetuneError(f"none of the configs can run this problem: {why}")
+            enough = None
+            if len(places) < len(order):
+                # By the share of them that can run it so many would do; and a few more.
+                asked = max(len(order) * longest * 5 // (4 * max(len(places), 1)) + 1, _LOOKED_AT)
+                _remember(self._asked, kind, asked, _MEMO_SIZE)
+
+    def _able(self, problem: Problem, order: NDArray[np.intp], most: int, known: dict[int, bool]) -> list[int]:
+        """The places of an order whose configs can run the problem, at most so many. Which configs can and which
+        cannot is `known` from then on."""
+        wrong, places = self._wrong(problem), list[int]()
         for place, position in enumerate(order.tolist()):
-            config = self.configs[position]
-            if config not in wrong and self.family.supports(config, problem, self.device) is None:
+            if position not in known:
+                config = self.configs[position]
+                is_right = not wrong or config not in wrong  # to hash a config takes a while
+                known[position] = is_right and self.family.supports(config, problem, self.device) is None
+            if known[position]:
                 places.append(place)
                 if len(places) == most:
                     break
         return places
 
-    def _ranking(self, problem: Problem, skew: Skew | None, count: int) -> Ranking:
-        """At least `count` configs, fastest first, as predicted for what stands for the problem at call time."""
+    def _ranking(self, problem: Problem, skew: Skew | None, count: int, enough: Enough | None = None) -> Ranking:
+        """At least `count` configs, or as many as are `enough`, fastest first, as predicted for what stands for the
+        problem at call time."""
         near = self.family.at_call_time(problem)
         near = near if skew is None else skew.split(near)
         ranking = self._rankings.get(near)
-        if ranking is None or len(ranking[0]) < min(count, len(self.configs)):
+        if ranking is None or not (
+            len(ranking[0]) >= min(count, len(self.configs)) or (enough is not None and _suffices(ranking, enough))
+        ):
             try:
-                ranking = self._predicted(near, self.configs, count)
+                ranking = self._predicted(near, self.configs, count, enough)
             except Exception:
                 able = supported(self.family, problem, self.device, self.configs)
                 if len(able) < len(self.configs):
@@ -281,12 +307,14 @@ class Chooser:
         order, slowdowns = self._predicted(problem, tuple(self.configs[position] for position in positions), count)
         return np.array(positions)[order], slowdowns
 
-    def _predicted(self, problem: Problem, configs: tuple[KernelConfig, ...], count: int) -> Ranking:
+    def _predicted(
+        self, problem: Problem, configs: tuple[KernelConfig, ...], count: int, enough: Enough | None = None
+    ) -> Ranking:
         import numpy as np  # takes as long to import as the rest of Foretune: not before it is needed
 
-        ranker = _ranker_of(self.family, self.device, self.bundle)
+        ranker, count = _ranker_of(self.family, self.device, self.bundle), min(count, len(configs))
         with np.errstate(all="ignore"):  # what is not finite is refused
-            return ranker.fastest(self.family, problem, self.device, configs, min(count, len(configs)))
+            return ranker.fastest(self.family, problem, self.device, configs, count, enough)
 
     def _wrong(self, problem: Problem) -> Collection[KernelConfig]:
         """What computed a wrong result when the bundle's data were measured; nothing where there is no such bundle."""
@@ -306,6 +334,13 @@ class Chooser:
             predicted=False,
             device=self.device.name,
         )
+
+
+def _suffices(ranking: Ranking, enough: Enough) -> bool:
+    """Whether a ranking has as many configs as are enough."""
+    import numpy as np
+
+    return enough(np.log(ranking[1] / ranking[1][0])) <= len(ranking[0])
 
 
 def supported(family: Family, problem: Problem, device: DeviceSpec, configs: Sequence[KernelConfig]) -> tuple[int, ...]:
@@ -388,6 +423,6 @@ def bundle_in_force(bundle: Bundle | None) -> Bundle:
 
 @lru_cache(maxsize=1)
 def _shipped() -> Bundle:
-    from ..model import load_bundle
+    from ..model import open_bundle
 
-    return load_bundle()
+    return open_bundle()

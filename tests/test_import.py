@@ -68,6 +68,26 @@ def test_an_ops_import_does_not_have_every_module_looked_at(tmp_path: Path) -> N
     assert [int(line) < 3 for line in run(textwrap.dedent(code), tmp_path).split()] == [True] * 4
 
 
+def test_nothing_is_collected_while_an_op_is_imported(tmp_path: Path) -> None:
+    """Beside torch a collection takes as long as all of the import."""
+    pytest.importorskip("torch")
+    pytest.importorskip("triton")
+    code = """
+        import gc, sys, torch, triton, foretune
+
+        class Watch:
+            def find_spec(self, name, path, target=None):
+                if name.startswith("foretune") and gc.isenabled():
+                    print(name)
+
+        sys.meta_path.insert(0, Watch())
+        foretune.grouped_gemm
+        assert "foretune.kernels.grouped_gemm.op.op" in sys.modules
+    """
+    parts = ["foretune", "runtime", "launching", "collector"]  # which switches it off
+    assert run(textwrap.dedent(code), tmp_path).split() == [".".join(parts[:end]) for end in (2, 3, 4)]
+
+
 def test_predicting_needs_neither_triton_nor_torch_nor_lightgbm(tmp_path: Path) -> None:
     """A laptop may have none of them: Triton is for Linux alone."""
     code = """

@@ -10,6 +10,8 @@ from .space import programs_of
 from .triton_kernels import gated_backward_kernel, gated_mlp_kernel
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
     import torch
 
     from ...datasets import KernelConfig
@@ -30,13 +32,29 @@ def launch_gated(
     activation: str,
 ) -> None:
     """x (M, K), w (2 N, K), h (M, N); `saved` (M, 2 N) gets gate and up. All contiguous."""
-    (m, k), n = x.shape, h.shape[1]
+    prepare_gated(len(x), h.shape[1], x.shape[1], config, sm_count, activation)((x, w, h, saved))
+
+
+def prepare_gated(
+    m: int, n: int, k: int, config: KernelConfig, sm_count: int, activation: str
+) -> Callable[[Sequence[torch.Tensor | None]], None]:
+    """What launches the kernel on (x, w, h, saved) of these sizes, again and again. All as in `launch_gated`."""
     if m == 0:
-        return
-    if config["TMA"]:
-        ensure_allocator()
+        return _launch_nothing
     grid = (programs_of(m, n, config, sm_count), 1, 1)
-    _launch(grid, (x, w, h, saved), (m, n // 8, k // 8), config, ACTIVATION=activation)
+    prepared = _launch.prepare(grid, (m, n // 8, k // 8), config, ACTIVATION=activation)
+    if not config["TMA"]:
+        return prepared
+
+    def launch(tensors: Sequence[torch.Tensor | None]) -> None:
+        ensure_allocator()
+        prepared(tensors)
+
+    return launch
+
+
+def _launch_nothing(tensors: Sequence[torch.Tensor | None]) -> None:
+    """Where there are no rows."""
 
 
 def launch_backward(dh: torch.Tensor, saved: torch.Tensor, grad: torch.Tensor, activation: str) -> None:

@@ -6,15 +6,13 @@ What all three variants share is here once; what tells them apart is in `Variant
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from ...datasets import BinaryFacts, DeviceSpec, Family, ForetuneError, KernelConfig, Problem, dtype_of_tensor
 from ...datasets.feature_groups import FeatureGroup
-from ...datasets.problem import Ragged
 from ..sm_limits import TMA_ARCHS, too_much_smem
 from .features import FEATURE_NAMES, feature_groups, feature_table
-from .group_sizes import likely_sizes
+from .group_sizes import likely_problems
 from .space import Ranges, full_space, knobs_of, smem_bytes, values_of, wrong_tile
 from .variants import DW, PERMUTATIONS, Variant
 
@@ -30,7 +28,7 @@ MOST_ROWS = 2**30 - 1
 #: N and K are 32 bits there.
 MOST_COLUMNS = 2**31 - 1
 #: How likely which routing is held to be: as in the workload, whose hot one counts as zipf's.
-_LIKELY = {"uniform": 0.4, "balanced": 0.2, "zipf": 0.4}
+_LIKELY, _UNIFORM = {"uniform": 0.4, "balanced": 0.2, "zipf": 0.4}, {"uniform": 1.0}
 
 
 class GroupedGemmFamily(Family):
@@ -121,15 +119,7 @@ class GroupedGemmFamily(Family):
     def likely(self, problem: Problem) -> Sequence[tuple[float, Problem]]:
         """Several routings where the group sizes are unknown: how many tiles ragged rows make depends on them. Of dW,
         whose tiles do not, the usual one."""
-        rows, groups = problem["rows"], problem["groups"]
-        if problem.ragged is not None or groups < 1:
-            return ((1.0, problem),)
-        sizes = likely_sizes(rows, groups)
-        found: dict[Problem, float] = {}  # a few rows may fall alike
-        for routing, share in ({"uniform": 1.0} if self.variant is DW else _LIKELY).items():
-            one = replace(problem, ragged=Ragged("rows", tuple(sizes[routing].tolist())))
-            found[one] = found.get(one, 0.0) + share
-        return tuple((share, one) for one, share in found.items())
+        return likely_problems(problem, _UNIFORM if self.variant is DW else _LIKELY)
 
     def estimate_us(self, problem: Problem, device: DeviceSpec, configs: Sequence[KernelConfig]) -> NDArray[np.float64]:
         import numpy as np

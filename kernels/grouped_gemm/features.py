@@ -7,8 +7,7 @@ over the space has a millisecond.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -84,9 +83,37 @@ _MIXED_FEATURES = (
     "log_rows_per_group_over_block_m",
     "stages_over_steps",
 )
-#: Which of these are logarithms.
-_LOGS = (0, 1, 7, 12, 13, 14, 15, 17, 18)
 FEATURE_NAMES = _PROBLEM_FEATURES + CONFIG_FEATURES + _MIXED_FEATURES
+_OF_CALL, _OF_DEPTH = tuple(range(len(_PROBLEM_FEATURES))), (len(FEATURE_NAMES) - 1,)
+#: The places of those that each kind of tile has: logarithms, which are taken of all at once, and others.
+_LOGS, _PLAIN = (
+    tuple(map(FEATURE_NAMES.index, names))
+    for names in (
+        (
+            "log_tiles",
+            "log_rounds",
+            "log_steps_per_program",
+            "log_compute_us",
+            "log_dram_us",
+            "log_l2_us",
+            "l2_reuse",
+            "log_tiles_per_sm",
+            "log_rows_per_group_over_block_m",
+        ),
+        (
+            "round_efficiency",
+            "padding_m",
+            "padding_n",
+            "padding_k",
+            "steps_per_tile",
+            "m_tiles_per_group",
+            "n_tiles",
+            "depth_per_group_over_block_k",
+            "longest_over_share",
+            "roofline_us",
+        ),
+    )
+)
 
 
 def group_sizes_of(problem: Problem) -> Sizes:
@@ -110,34 +137,40 @@ def feature_groups(
     and the last one, of its tile's depth and its stages."""
     space = _space(tuple(configs), variant, problems[0].itemsize, device)
     # Below, what a problem has is (n_problems, 1), and what it has on each kind of tile (n_problems, n_kinds).
-    rows, n, k, groups = of_each(problems, "rows", "n", "k", "groups")
+    rows, n, k, groups = dims = of_each(problems, "rows", "n", "k", "groups")
     all_sizes = [group_sizes_of(problem) for problem in problems]
-    active = np.array([[max(np.count_nonzero(sizes), 1)] for sizes in all_sizes], np.float64)
+    sizes = padded(all_sizes)
+    active = np.maximum((sizes > 0).sum(axis=1, keepdims=True), 1.0)
     flops = 2.0 * rows * n * k
     # dW writes all of its groups, the others read those that have rows.
     weight_bytes = (groups if variant is DW else active) * n * k * problems[0].itemsize
     row_bytes = rows * (n + k) * problems[0].itemsize
     limit = device.matrix_tflops * 1e3 / device.copy_bandwidth_gbs
-    logs = np.log2(np.hstack([rows, n, k, groups, active, rows / active, flops, flops / (weight_bytes + row_bytes)]))
-    per_call = np.empty((len(problems), 1, len(_PROBLEM_FEATURES)), np.float32)
-    for of_it, log, problem, sizes in zip(per_call[:, 0], logs.tolist(), problems, all_sizes, strict=True):
-        of_it[:] = (
-            *log[:6],
-            int(sizes.max(initial=0)) * max(problem["groups"], 1) / max(problem["rows"], 1),
-            problem.ragged is not None,
-            *log[6:],
-            problem.dtype == "fp16",
-            problem.dtype == "fp32",
-            *(flag in problem.flags for flag in PERMUTATIONS),
-            device.sm_count,
-            limit,
-            alignment(max(problem["n"], 1)),
-            alignment(max(problem["k"], 1)),
-        )
+    logs = np.log2(np.hstack([*dims, active, rows / active, flops, flops / (weight_bytes + row_bytes)]))
+    skew = sizes.max(axis=1, initial=0, keepdims=True) * groups / rows
+    per_call = np.array(
+        [
+            (
+                *log[:6],
+                of_it,
+                problem.ragged is not None,
+                *log[6:],
+                problem.dtype == "fp16",
+                problem.dtype == "fp32",
+                *(flag in problem.flags for flag in PERMUTATIONS),
+                device.sm_count,
+                limit,
+                alignment(max(problem["n"], 1)),
+                alignment(max(problem["k"], 1)),
+            )
+            for problem, log, (of_it,) in zip(problems, logs.tolist(), skew.tolist(), strict=True)
+        ],
+        np.float32,
+    )
 
     # For each kind of tile, of which there are a tenth as many as configs.
     block_m, block_n, block_k, group_m, programs = space.kinds
-    work = (_work_of_dw if variant is DW else _work_of_rows)(variant, problems, device, all_sizes, active, space)
+    work = (_work_of_dw if variant is DW else _work_of_rows)(variant, dims, device, all_sizes, sizes, active, space)
     slots = device.sm_count * programs
     rounds = np.ceil(work.tiles / slots)
     share = work.steps / device.sm_count  # of one SM, in steps
@@ -154,43 +187,43 @@ def feature_groups(
     # How many concurrent programs share the columns' operand (M tiles side by side in a band) or the rows' one.
     sharing = np.minimum(group_m, work.m_tiles)
     reuse = sharing * block_m + np.minimum(work.n_tiles, slots / np.maximum(sharing, 1)) * block_n
-    mixed = np.empty((len(_MIXED_FEATURES) - 1, len(problems), len(block_m)))
-    for column, figure in zip(
-        mixed,
-        (
-            work.tiles,
-            rounds,
-            work.tiles / (rounds * slots),
-            work.padding_m,
-            work.padding_n,
-            work.padding_k,
-            work.steps / work.tiles,
-            rounds * work.steps / work.tiles,
-            work.m_tiles,
-            work.n_tiles,
-            work.depth_per_group / block_k,
-            work.longest / share,
-            compute_us,
-            dram_us,
-            l2_us,
-            reuse,
-            np.maximum(np.maximum(compute_us, l2_us), dram_us),
-            tiles_per_sm,
-            rows / groups / block_m,
-        ),
-        strict=True,
-    ):
+    mixed = np.empty((len(_LOGS) + len(_PLAIN), len(problems), len(block_m)), np.float32)
+    to_log = np.empty((len(_LOGS), *mixed.shape[1:]))
+    logged = (
+        work.tiles,
+        rounds,
+        rounds * work.steps / work.tiles,
+        compute_us,
+        dram_us,
+        l2_us,
+        reuse,
+        tiles_per_sm,
+        rows / groups / block_m,
+    )
+    for column, figure in zip(to_log, logged, strict=True):
         column[:] = figure
-    mixed[_LOGS, :] = np.log2(mixed[_LOGS, :])
-    per_tile = np.ascontiguousarray(mixed.transpose(1, 2, 0), np.float32)
-    of_depth = work.tiles_per_step.astype(np.float32)[:, space.depth] * space.stages
-    first, second = len(_PROBLEM_FEATURES), len(_PROBLEM_FEATURES) + len(CONFIG_FEATURES)
-    last = len(FEATURE_NAMES) - 1
+    np.log2(to_log, out=mixed[: len(_LOGS)], casting="same_kind")
+    plain = (
+        work.tiles / (rounds * slots),
+        work.padding_m,
+        work.padding_n,
+        work.padding_k,
+        work.steps / work.tiles,
+        work.m_tiles,
+        work.n_tiles,
+        work.depth_per_group / block_k,
+        work.longest / share,
+        np.maximum(np.maximum(compute_us, l2_us), dram_us),
+    )
+    for column, figure in zip(mixed[len(_LOGS) :], plain, strict=True):
+        column[:] = figure
+    per_tile = np.ascontiguousarray(mixed.transpose(1, 2, 0))
+    of_depth = work.tiles_per_step.astype(np.float32).take(space.depth, axis=1) * space.stages
     return (
-        FeatureGroup(tuple(range(first)), per_call, space.one_kind),
+        FeatureGroup(_OF_CALL, per_call[:, None], space.one_kind),
         space.own,
-        FeatureGroup(tuple(range(second, last)), per_tile, space.kind),
-        FeatureGroup((last,), of_depth[:, :, None], space.depth_kind),
+        FeatureGroup(_LOGS + _PLAIN, per_tile, space.kind),
+        FeatureGroup(_OF_DEPTH, of_depth[:, :, None], space.depth_kind),
     )
 
 
@@ -238,8 +271,7 @@ class _Space(ConfigTable):
 _space = remembered(maxsize=64)(_Space)
 
 
-@dataclass(frozen=True)
-class Work:
+class Work(NamedTuple):
     """The tiles of a call, and their steps of BLOCK_K, at least 1: (n_problems, n_kinds), or with 1 for what does not
     depend on one of them; `tiles_per_step` (n_problems, len(space.ks))."""
 
@@ -257,21 +289,23 @@ class Work:
 
 def _work_of_rows(
     variant: Variant,
-    problems: Sequence[Problem],
+    dims: Floats,
     device: DeviceSpec,
     all_sizes: Sequence[Sizes],
+    sizes: Floats,
     active: Floats,
     space: _Space,
 ) -> Work:
     """Forward and dX: M tiles are ragged, and all tiles have equally many steps."""
     block_m, block_n, block_k = space.kinds[:3]
-    rows, columns, depth = of_each(problems, "rows", variant.columns, variant.depth)
-    m_tiles = np.maximum(tiles_of(all_sizes, space.ms), 1.0)[:, space.m]
+    rows, n, k, _ = dims
+    columns, depth = (n, k) if variant.columns == "n" else (k, n)
+    m_tiles = np.maximum(tiles_of(sizes, space.ms), 1.0).take(space.m, axis=1)
     n_tiles, k_steps = np.ceil(columns / block_n), np.ceil(depth / space.ks)
-    tile_steps = k_steps[:, space.k]
+    tiles, tile_steps = m_tiles * n_tiles, k_steps.take(space.k, axis=1)
     return Work(
-        tiles=m_tiles * n_tiles,
-        steps=m_tiles * n_tiles * tile_steps,
+        tiles=tiles,
+        steps=tiles * tile_steps,
         longest=tile_steps,
         padding_m=m_tiles * block_m / rows,
         padding_n=n_tiles * block_n / columns,
@@ -285,25 +319,26 @@ def _work_of_rows(
 
 def _work_of_dw(
     variant: Variant,
-    problems: Sequence[Problem],
+    dims: Floats,
     device: DeviceSpec,
     all_sizes: Sequence[Sizes],
+    sizes: Floats,
     active: Floats,
     space: _Space,
 ) -> Work:
     """dW: tiles are N x K, the same for every chunk of rows, and a tile has as many steps as its chunk is long."""
     block_m, block_n, block_k = space.kinds[:3]
-    rows, n, k = of_each(problems, "rows", "n", "k")
-    chunks, longest = np.empty((2, len(problems), 1))
-    steps = np.empty((len(problems), len(space.ks)))
-    for place, (problem, sizes) in enumerate(zip(problems, all_sizes, strict=True)):
-        its_rows, its_n, its_k = (max(problem[dim], 1) for dim in ("rows", "n", "k"))
-        counts = np.maximum(np.ceil(sizes / chunk_rows(its_rows, its_n, its_k, device.sm_count)), 1)
-        lengths = sizes / counts
+    rows, n, k, _ = dims
+    chunks, longest = np.empty((2, len(all_sizes), 1))
+    steps = np.empty((len(all_sizes), len(space.ks)))
+    asked = dims[:3, :, 0].T.astype(np.int64).tolist()
+    for place, (known, (its_rows, its_n, its_k)) in enumerate(zip(all_sizes, asked, strict=True)):
+        counts = np.maximum(np.ceil(known / chunk_rows(its_rows, its_n, its_k, device.sm_count)), 1)
+        lengths = known / counts
         chunks[place], longest[place] = counts.sum(), lengths.max(initial=0)
         steps[place] = np.maximum(np.ceil(lengths / space.ks[:, None]), 1) @ counts
     m_tiles, n_tiles = np.ceil(n / block_m), np.ceil(k / block_n)
-    of_tile = steps[:, space.k]
+    of_tile = steps.take(space.k, axis=1)
     return Work(
         tiles=chunks * m_tiles * n_tiles,
         steps=of_tile * m_tiles * n_tiles,
@@ -323,14 +358,19 @@ def of_each(problems: Sequence[Problem], *dims: str) -> Floats:
     return np.array([[[max(problem[dim], 1)] for problem in problems] for dim in dims], np.float64)
 
 
-def tiles_of(all_sizes: Sequence[Sizes], blocks: Floats) -> Floats:
-    """Tiles of so many rows that hold the groups of each problem, (n_problems, n_blocks).
+def padded(all_sizes: Sequence[Sizes]) -> Floats:
+    """Sizes of the groups of each problem, (n_problems, most_groups): 0 beyond those that one has."""
+    sizes = np.zeros((len(all_sizes), max(map(len, all_sizes))))
+    for row, known in zip(sizes, all_sizes, strict=True):
+        row[: len(known)] = known
+    return sizes
 
-    >>> tiles_of([np.array([64, 65, 0]), np.array([200])], np.array([64.0, 128.0])).tolist()
+
+def tiles_of(sizes: Floats, blocks: Floats) -> Floats:
+    """Tiles of so many rows that hold the groups of each problem, (n_problems, n_blocks), of `padded` sizes.
+
+    >>> tiles_of(padded([np.array([64, 65, 0]), np.array([200])]), np.array([64.0, 128.0])).tolist()
     [[3.0, 2.0], [4.0, 2.0]]
     """
-    sizes = np.zeros((len(all_sizes), 1, max(map(len, all_sizes))))
-    for padded, known in zip(sizes[:, 0], all_sizes, strict=True):
-        padded[: len(known)] = known
-    tiles: Floats = np.ceil(sizes / blocks[:, None]).sum(axis=2)
+    tiles: Floats = np.ceil(sizes[:, None] / blocks[:, None]).sum(axis=2)
     return tiles

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ...datasets import ForetuneError
+from ...datasets import ForetuneError, Problem
+from ...datasets.problem import Ragged
 
 #: How rows spread over experts, and how often a case is drawn so.
 ROUTINGS = {"uniform": 0.4, "balanced": 0.2, "zipf": 0.25, "hot": 0.15}
@@ -46,20 +48,45 @@ def _normal_quantiles(groups: int) -> NDArray[np.float64]:
     return np.array([normal.inv_cdf((place - 0.5) / groups) for place in range(groups, 0, -1)])
 
 
-def likely_sizes(rows: int, groups: int) -> dict[str, NDArray[np.int64]]:
-    """What group sizes look like under some of ROUTINGS, each (groups,), descending, summing to `rows`.
+def likely_sizes(rows: int, groups: int, routing: str) -> NDArray[np.int64]:
+    """What group sizes look like under one of ROUTINGS, (groups,), descending, summing to `rows`; hot ones as zipf's.
 
-    >>> {routing: sizes.tolist() for routing, sizes in likely_sizes(16, 4).items()}
-    {'uniform': [7, 4, 3, 2], 'balanced': [4, 4, 4, 4], 'zipf': [7, 4, 3, 2]}
+    >>> [likely_sizes(16, 4, routing).tolist() for routing in ("uniform", "balanced", "zipf")]
+    [[7, 4, 3, 2], [4, 4, 4, 4], [7, 4, 3, 2]]
     """
+    if routing == "uniform":
+        return typical_sizes(rows, groups)
+    if routing == "balanced":
+        sizes = np.full(groups, rows // groups)
+        sizes[: rows % groups] += 1
+        return sizes
+    ranks, total = _zipf(groups)
+    return _summing_to(rows, np.rint(rows * ranks / total).astype(np.int64))
+
+
+def likely_problems(problem: Problem, shares: Mapping[str, float]) -> tuple[tuple[float, Problem], ...]:
+    """What a problem whose group sizes are unknown may turn out to be, by the shares of routings: itself where they are
+    known, or where it has no groups.
+
+    >>> problem = Problem.of("grouped", groups=4, rows=16)
+    >>> [(share, one.ragged.sizes) for share, one in likely_problems(problem, {"uniform": 0.5, "zipf": 0.5})]
+    [(1.0, (7, 4, 3, 2))]
+    """
+    rows, groups = problem["rows"], problem["groups"]
+    if problem.ragged is not None or groups < 1:
+        return ((1.0, problem),)
+    found: dict[tuple[int, ...], float] = {}  # a few rows may fall alike
+    for routing, share in shares.items():
+        sizes = tuple(likely_sizes(rows, groups, routing).tolist())
+        found[sizes] = found.get(sizes, 0.0) + share
+    return tuple((share, problem.with_sizes(Ragged("rows", sizes))) for sizes, share in found.items())
+
+
+@lru_cache(maxsize=256)
+def _zipf(groups: int) -> tuple[NDArray[np.float64], float]:
+    """How likely each group is picked, (groups,), descending, and what that adds up to."""
     ranks = 1 / np.arange(1, groups + 1)
-    zipf = np.rint(rows * ranks / ranks.sum()).astype(np.int64)
-    balanced = np.full(groups, rows // groups)
-    return {
-        "uniform": typical_sizes(rows, groups),
-        "balanced": _summing_to(rows, balanced),
-        "zipf": _summing_to(rows, zipf),
-    }
+    return ranks, float(ranks.sum())
 
 
 def _summing_to(rows: int, sizes: NDArray[np.int64]) -> NDArray[np.int64]:

@@ -91,6 +91,8 @@ class InductorMMFamily(InductorTemplate):
         if config["PERSISTENT_TMA"]:
             if problem["batch"] > 1:
                 return "PERSISTENT_TMA must be 0 in a batch: Inductor has no such template"
+            if problem["m"] == 1:  # it takes one row for a column, silently (measured on an H200, torch 2.11)
+                return "PERSISTENT_TMA must be 0 with m=1: Inductor's template computes wrong results"
             rows = ("m" if "a_transposed" in problem.flags else "k", "k" if "b_transposed" in problem.flags else "n")
             if any(problem[dim] * problem.itemsize % _TMA_BYTES for dim in rows):
                 return f"PERSISTENT_TMA must be 0: rows of {rows[0]} and {rows[1]} are no multiples of 16 bytes"

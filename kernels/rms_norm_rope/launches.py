@@ -11,7 +11,7 @@ from .space import block_constants, chunks_of, forward_grid, head_blocks
 from .triton_kernels import rms_norm_rope_backward_kernel, rms_norm_rope_kernel, weight_sums_kernel
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from ...datasets import KernelConfig
 
@@ -46,11 +46,20 @@ def launch_forward(
 ) -> None:
     """q (tokens, q_heads, HEAD_DIM) and k likewise, heads contiguous, as the outputs are altogether. `inverse` rotates
     back."""
-    given = forward_arguments(q, k, q_out, k_out, rotation)
-    grid = forward_grid(len(q), q.shape[1], k.shape[1], config)
-    if grid:
-        flags = {"INTERLEAVED": rotation.interleaved, "INVERSE": inverse}
-        _launch((grid, 1, 1), given[:8], given[8:], config, **block_constants(q.shape[2]), **flags)
+    prepare_forward(q, k, rotation, config, inverse=inverse)((q, k, q_out, k_out, *rotation[:4]))
+
+
+def prepare_forward(
+    q: torch.Tensor, k: torch.Tensor, rotation: Rotation, config: KernelConfig, *, inverse: bool = False
+) -> Callable[[Sequence[torch.Tensor | None]], None]:
+    """What launches the kernel on any (q, k, q_out, k_out, cos, sin, q_weight, k_weight) that are stored as these are,
+    again and again. All as in `launch_forward`."""
+    tokens, q_heads, head_dim = q.shape
+    grid = forward_grid(tokens, q_heads, k.shape[1], config)
+    if not grid:
+        return _launch_nothing
+    flags = {"INTERLEAVED": rotation.interleaved, "INVERSE": inverse}
+    return _launch.prepare((grid, 1, 1), _numbers((q, k), rotation), config, **block_constants(head_dim), **flags)
 
 
 def launch_backward(
@@ -63,45 +72,42 @@ def launch_backward(
     config: KernelConfig,
 ) -> None:
     """`grads` are those to write: of q, k, and both weights, all contiguous."""
+    prepare_backward(dq, dk, q, k, rotation, config)((dq, dk, q, k, *grads, *rotation[:4]))
+
+
+def prepare_backward(
+    dq: torch.Tensor, dk: torch.Tensor, q: torch.Tensor, k: torch.Tensor, rotation: Rotation, config: KernelConfig
+) -> Callable[[Sequence[torch.Tensor | None]], None]:
+    """What launches the kernels on any (dq, dk, q, k, the gradients to write, cos, sin, q_weight, k_weight) that are
+    stored as these are, again and again. All as in `launch_backward`."""
     tokens, q_heads, head_dim = q.shape
     q_blocks, k_blocks = head_blocks(q_heads, config), head_blocks(k.shape[1], config)
     chunks = chunks_of(tokens, config)
     programs = chunks * (q_blocks + k_blocks)
     if programs == 0:
-        return
-    partials = torch.empty((programs, head_dim), dtype=torch.float32, device=q.device)
-    given = backward_arguments(dq, dk, q, k, grads[0], grads[1], partials, rotation)
+        return _launch_nothing
     constants = block_constants(head_dim) | {"INTERLEAVED": rotation.interleaved}
-    _launch_backward((programs, 1, 1), given[:11], given[11:], config, **constants)
+    numbers = _numbers((dq, dk, q, k), rotation)
+    gradients = _launch_backward.prepare((programs, 1, 1), numbers, config, **constants)
     rows = (chunks * q_blocks, chunks * k_blocks)
     sums = {"HEAD_DIM": head_dim, "ROWS": _SUMMED_ROWS, "COLUMNS": _SUMMED_COLUMNS}
-    _launch_sums((-(-head_dim // _SUMMED_COLUMNS), 2, 1), (partials, *grads[2:]), rows, None, **sums)
+    add = _launch_sums.prepare((-(-head_dim // _SUMMED_COLUMNS), 2, 1), rows, None, **sums)
+
+    def launch(tensors: Sequence[Any]) -> None:
+        partials = torch.empty((programs, head_dim), dtype=torch.float32, device=tensors[0].device)
+        gradients((*tensors[:6], partials, *tensors[8:]))
+        add((partials, *tensors[6:8]))
+
+    return launch
 
 
-def forward_arguments(
-    q: torch.Tensor, k: torch.Tensor, q_out: torch.Tensor, k_out: torch.Tensor, rotation: Rotation
-) -> tuple[Any, ...]:
-    """The forward kernel's positional arguments: eight tensors, then numbers."""
-    cos, sin, q_weight, k_weight, eps, offset, _ = rotation
-    tokens, q_heads, _ = q.shape
-    strides = (q.stride(0) // 8, k.stride(0) // 8)
-    numbers = (tokens, q_heads, k.shape[1], *strides, len(cos), cos.stride(0) // 8, eps, offset)
-    return (q, k, q_out, k_out, cos, sin, q_weight, k_weight, *numbers)
+def _launch_nothing(tensors: Sequence[torch.Tensor | None]) -> None:
+    """Where no program is."""
 
 
-def backward_arguments(
-    dq: torch.Tensor,
-    dk: torch.Tensor,
-    q: torch.Tensor,
-    k: torch.Tensor,
-    q_grad: torch.Tensor,
-    k_grad: torch.Tensor,
-    partials: torch.Tensor,
-    rotation: Rotation,
-) -> tuple[Any, ...]:
-    """The backward kernel's positional arguments: eleven tensors, then numbers."""
-    cos, sin, q_weight, k_weight, eps, offset, _ = rotation
-    tokens, q_heads, _ = q.shape
-    strides = tuple(tensor.stride(0) // 8 for tensor in (dq, dk, q, k))
-    numbers = (tokens, q_heads, k.shape[1], *strides, len(cos), cos.stride(0) // 8, eps, offset)
-    return (dq, dk, q, k, q_grad, k_grad, partials, cos, sin, q_weight, k_weight, *numbers)
+def _numbers(heads: Sequence[torch.Tensor], rotation: Rotation) -> tuple[Any, ...]:
+    """What follows the tensors in the kernels' arguments: `heads` are those that it reads, q and k last."""
+    cos, _, _, _, eps, offset, _ = rotation
+    (tokens, q_heads, _), k_heads = heads[-2].shape, heads[-1].shape[1]
+    strides = tuple(tensor.stride(0) // 8 for tensor in heads)
+    return (tokens, q_heads, k_heads, *strides, len(cos), cos.stride(0) // 8, eps, offset)

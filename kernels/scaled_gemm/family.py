@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from ...datasets import BinaryFacts, DeviceSpec, Family, ForetuneError, KernelConfig, Problem, dtype_of_tensor
 from ...datasets.feature_groups import FeatureGroup
-from ...datasets.problem import Ragged
 from ..grouped_gemm.family import MOST_COLUMNS, MOST_GROUPS, MOST_ROWS
-from ..grouped_gemm.group_sizes import likely_sizes
+from ..grouped_gemm.group_sizes import likely_problems
 from ..sm_limits import TMA_ARCHS, too_much_smem
 from .features import FEATURE_NAMES, estimated_us, feature_groups, feature_table
 from .kinds import BLOCKWISE, FLAGS, ROWWISE
@@ -142,15 +140,7 @@ class ScaledGemmGrouped(ScaledGemmFamily):
 
     def likely(self, problem: Problem) -> Sequence[tuple[float, Problem]]:
         """Several routings where the group sizes are unknown: how many tiles ragged rows make depends on them."""
-        rows, groups = problem["rows"], problem["groups"]
-        if problem.ragged is not None or groups < 1:
-            return ((1.0, problem),)
-        sizes = likely_sizes(rows, groups)
-        found: dict[Problem, float] = {}  # a few rows may fall alike
-        for routing, share in _LIKELY.items():
-            one = replace(problem, ragged=Ragged("rows", tuple(sizes[routing].tolist())))
-            found[one] = found.get(one, 0.0) + share
-        return tuple((share, one) for one, share in found.items())
+        return likely_problems(problem, _LIKELY)
 
 
 def _groups(problem: Problem) -> int:

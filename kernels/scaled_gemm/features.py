@@ -15,7 +15,7 @@ from ...datasets import DeviceSpec, KernelConfig, Problem
 from ...datasets.feature_groups import FeatureGroup, joined
 from ...model.configs_memo import remembered
 from ..config_table import L2_OVER_DRAM, ConfigTable, Floats, alignment
-from ..grouped_gemm.features import group_sizes_of, of_each, tiles_of
+from ..grouped_gemm.features import group_sizes_of, of_each, padded, tiles_of
 from ..sm_limits import accumulator_registers
 from .kinds import BLOCKWISE, FLAGS, kind_of, scale_bytes
 from .space import resident_programs, smem_bytes
@@ -102,9 +102,9 @@ def feature_groups(
     # Below, what a problem has is (n_problems, 1), and what it has on each kind of tile (n_problems, n_kinds).
     rows, n, k = of_each(problems, rows_dim, "n", "k")
     groups = of_each(problems, "groups")[0] if grouped else np.ones_like(rows)
-    all_sizes = [group_sizes_of(one) if grouped else np.array([one[rows_dim]]) for one in problems]
-    active = np.array([[max(np.count_nonzero(sizes), 1)] for sizes in all_sizes], np.float64)
-    largest = np.array([[sizes.max(initial=0)] for sizes in all_sizes])
+    sizes = padded([group_sizes_of(one) if grouped else np.array([one[rows_dim]]) for one in problems])
+    active = np.maximum((sizes > 0).sum(axis=1, keepdims=True), 1.0)
+    largest = sizes.max(axis=1, initial=0, keepdims=True)
     flops = 2.0 * rows * n * k
     moved_bytes = active * n * k + rows * k + 2 * rows * n + scale_bytes(kind_of(problems[0]), rows, n, k, active)
     logs = np.log2(np.hstack([rows, n, k, groups, active, rows / active, flops, flops / moved_bytes]))
@@ -125,7 +125,7 @@ def feature_groups(
 
     # For each kind of tile, of which there are a fifth as many as configs.
     block_m, block_n, block_k, group_m, programs, stages = space.kinds
-    m_tiles = np.maximum(tiles_of(all_sizes, space.ms), 1.0)[:, space.m]
+    m_tiles = np.maximum(tiles_of(sizes, space.ms), 1.0).take(space.m, axis=1)
     n_tiles, tile_steps = np.ceil(n / block_n), np.ceil(k / block_k)
     tiles = m_tiles * n_tiles
     slots = device.sm_count * programs

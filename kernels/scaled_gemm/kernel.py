@@ -17,6 +17,8 @@ from ..grouped_gemm.triton_kernels.ragged import ragged_descriptor, store_ragged
 from ..grouped_gemm.triton_kernels.tiles import load_tile, load_tile_count, tile_position
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
     import torch
 
     from ...datasets import KernelConfig
@@ -25,7 +27,6 @@ if TYPE_CHECKING:
 UNSPECIALIZED = ["rows", "groups", "N16", "K16", "GROUP_M", "PROGRAMS_PER_SM"]
 #: What an autotuner of the kernel tunes anew for.
 KEY = ["rows", "groups", "N16", "K16", "ROWWISE", "BLOCKWISE"]
-_TENSORS = 6  # of the arguments, come first
 _SCALED = tl.constexpr(128)  # elements of K that one scale of a block is for; columns of w as well
 
 
@@ -169,15 +170,43 @@ def launch_scaled_gemm(
     x (rows, K), w (N, K), or with a tile map (groups, N, K), y (rows, N). The scales are as `kinds.py` says, contiguous
     but for those of x in blocks, (rows, blocks of K), which are stored by blocks first.
     """
-    rows, n = y.shape
-    m_tiles = -(-rows // config["BLOCK_M"]) + (0 if tile_map is None else tile_map.groups)
-    grid = grid_of(m_tiles, n, config, sm_count)
+    groups = None if tile_map is None else tile_map.groups
+    prepared = prepare_scaled_gemm(
+        len(x), y.shape[1], x.shape[1], groups, config, sm_count, rowwise=rowwise, blockwise=blockwise
+    )
+    prepared((x, w, x_scale, w_scale, y, None if tile_map is None else tile_map.entries))
+
+
+def prepare_scaled_gemm(
+    rows: int,
+    n: int,
+    k: int,
+    groups: int | None,
+    config: KernelConfig,
+    sm_count: int,
+    *,
+    rowwise: bool = False,
+    blockwise: bool = False,
+) -> Callable[[Sequence[torch.Tensor | None]], None]:
+    """What launches the kernel on (x, w, x_scale, w_scale, y, a tile map's entries) of these sizes, again and again;
+    without groups there is no map. All as in `launch_scaled_gemm`."""
+    grid = grid_of(-(-rows // config["BLOCK_M"]) + (groups or 0), n, config, sm_count)
     if rows == 0 or grid == 0:
-        return
-    if config["TMA_LOAD"] or config["TMA_STORE"]:
+        return _launch_nothing
+    sizes = _sizes(rows, groups, n, k)
+    prepared = _launch.prepare((grid, 1, 1), sizes, config, ROWWISE=rowwise, BLOCKWISE=blockwise)
+    if not (config["TMA_LOAD"] or config["TMA_STORE"]):
+        return prepared
+
+    def launch(tensors: Sequence[torch.Tensor | None]) -> None:
         ensure_allocator()
-    given = arguments(x, w, x_scale, w_scale, y, tile_map)
-    _launch((grid, 1, 1), given[:_TENSORS], given[_TENSORS:], config, ROWWISE=rowwise, BLOCKWISE=blockwise)
+        prepared(tensors)
+
+    return launch
+
+
+def _launch_nothing(tensors: Sequence[torch.Tensor | None]) -> None:
+    """Where no tile is."""
 
 
 def arguments(
@@ -189,5 +218,10 @@ def arguments(
     tile_map: TileMap | None = None,
 ) -> tuple[Any, ...]:
     """The kernel's positional arguments, less the flags and the knobs."""
-    entries, groups = (None, 1) if tile_map is None else (tile_map.entries, tile_map.groups)
-    return x, w, x_scale, w_scale, y, entries, len(x), groups, y.shape[1] // 16, x.shape[1] // 16
+    entries, groups = (None, None) if tile_map is None else (tile_map.entries, tile_map.groups)
+    return x, w, x_scale, w_scale, y, entries, *_sizes(len(x), groups, y.shape[1], x.shape[1])
+
+
+def _sizes(rows: int, groups: int | None, n: int, k: int) -> tuple[int, int, int, int]:
+    """The kernel's integers."""
+    return rows, 1 if groups is None else groups, n // 16, k // 16

@@ -1,2 +1,2 @@
-"""How many configs to try, and in which order: what a ranker's figures are worth on models that it never saw, and how
+"""How many configs to try, and which: what a ranker's figures are worth on models that it never saw, and how
 far a problem is from what was measured."""

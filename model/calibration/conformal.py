@@ -20,7 +20,6 @@ import numpy as np
 from ...datasets import BundleError, ForetuneError
 from ...datasets.errors import check_integer, shown
 from ..metrics import growing_regret
-from .spread import spread_order
 
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike, NDArray
@@ -144,20 +143,6 @@ def ranked(problem: Judged) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     ascending = np.asarray(logs, np.float64)[order]
     levels = levels_of(ascending - ascending[0], share)
     return levels, excess(np.asarray(choose_us, np.float64)[order], np.asarray(report_us, np.float64)[order])
-
-
-def judged(
-    logs: NDArray[np.float64],
-    table: NDArray[np.float32],
-    choose_us: NDArray[np.float64],
-    report_us: NDArray[np.float64],
-    share: float,
-) -> Judged:
-    """A problem whose configs are tried in `spread_order`, from logs of predicted slowdowns and times of configs in any
-    order, (n_configs,) each, and their rows of a `knob_table`. How long a list is follows from the figures alone: the
-    times take that order, and the logs ascend."""
-    order = spread_order(logs, table)
-    return np.sort(logs), choose_us[order], report_us[order], float(share)
 
 
 def excess(choose_us: ArrayLike, report_us: ArrayLike) -> NDArray[np.float64]:

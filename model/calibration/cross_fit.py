@@ -17,8 +17,7 @@ from ..ranker import Ranker
 from ..rows import Subsets, supported
 from ..sources import WHOLE, candidates_of, shares_of
 from ..splits import split_folds, split_groups
-from .conformal import COVERAGE, Calibration, calibrate, judged
-from .spread import knob_table
+from .conformal import COVERAGE, Calibration, calibrate
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -68,9 +67,9 @@ def cross_fitted(
     if len(rows) > MOST:
         rows = np.sort(np.random.default_rng(0).choice(rows, MOST, replace=False))
     grid, candidates, shares = grid.select(rows), candidates[rows], shares[rows]
-    groups, counted = split_groups(grid.cases), shares >= WHOLE
-    if counted.sum() < _ENOUGH:
-        counted[:] = True
+    groups, judged = split_groups(grid.cases), shares >= WHOLE
+    if judged.sum() < _ENOUGH:
+        judged[:] = True
     if len(grid) < LEAST or len(np.unique(groups)) < 2:
         return None
     fold, subsets = split_folds(groups, FOLDS), Subsets(grid.configs)
@@ -79,7 +78,7 @@ def cross_fitted(
     def predicted(number: int) -> dict[int, NDArray[np.float64]]:
         with share_of(0.9 / len(numbers)):
             fitted = _smaller(ranker()).fit(grid.select(np.flatnonzero(fold != number)), family)
-        logs, tested = {}, np.flatnonzero((fold == number) & counted)
+        logs, tested = {}, np.flatnonzero((fold == number) & judged)
         for row in tested.tolist():
             advance(0.1 / len(numbers) / len(tested))
             problem = family.at_call_time(grid.cases[row].problem)
@@ -88,10 +87,9 @@ def cross_fitted(
 
     logs = {row: of_it for part in side_by_side([partial(predicted, number) for number in numbers], jobs)
             for row, of_it in part.items()}  # fmt: skip
-    table = knob_table(grid.configs)
     return calibrate(
         [
-            judged(logs[row], table[mask], grid.first_us[row, mask], grid.second_us[row, mask], shares[row])
+            (logs[row], grid.first_us[row, mask], grid.second_us[row, mask], float(shares[row]))
             for row, mask in ((row, candidates[row]) for row in sorted(logs))
         ]
     )

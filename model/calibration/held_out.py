@@ -12,11 +12,10 @@ from ...datasets import Family
 from ...datasets.grid import Grid
 from ...datasets.progress import share_of
 from ..ranker import Ranker
-from .conformal import Judged, judged
+from .conformal import Judged
 from .coverage import Coverage, across_folds, within_distribution
 from .cross_fit import LEAST, cross_fitted
 from .extent import Extent, distance_of
-from .spread import knob_table
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -99,9 +98,7 @@ def _judged(
     rows: NDArray[np.intp],
 ) -> list[Judged]:
     """These problems as a calibration takes them."""
-    table = knob_table(grid.configs)
-    masks = ((row, candidates[row]) for row in rows.tolist())
     return [
-        judged(np.log(scores[row, mask]), table[mask], grid.first_us[row, mask], grid.second_us[row, mask], shares[row])
-        for row, mask in masks
+        (np.log(scores[row, mask]), grid.first_us[row, mask], grid.second_us[row, mask], float(shares[row]))
+        for row, mask in ((row, candidates[row]) for row in rows.tolist())
     ]

@@ -13,25 +13,22 @@ _MOST = 4
 
 
 class OfLasting(Generic[T]):
-    """A function of groups, which remembers what it made of the lasting ones: a group is known by its `values`.
+    """What was made of lasting groups: one is known by its `values`.
 
     >>> import numpy as np
-    >>> count = OfLasting(lambda group: group.values.size)
-    >>> count(FeatureGroup((0,), np.zeros((1, 5, 1), np.float32), np.zeros(8, np.intp), lasting=True))
-    5
+    >>> group, known = FeatureGroup((0,), np.zeros((1, 5, 1), np.float32), np.zeros(8, np.intp), True), OfLasting()
+    >>> known(group, lambda: 5), known(group, lambda: 6)
+    (5, 5)
     """
 
-    def __init__(self, make: Callable[[FeatureGroup], T]) -> None:
-        self._make = make
+    def __init__(self) -> None:
         self._known: tuple[tuple[FeatureGroup, T], ...] = ()  # kept alive, so that no identity is used twice
 
-    def __call__(self, group: FeatureGroup) -> T:
-        if not group.lasting:
-            return self._make(group)
+    def __call__(self, group: FeatureGroup, make: Callable[[], T]) -> T:
         for known, value in self._known:
             if known.values is group.values:
                 return value
-        value = self._make(group)
+        value = make()
         # Replaced in one step: other threads predict meanwhile.
         self._known = ((group, value), *self._known)[:_MOST]
         return value

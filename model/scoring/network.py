@@ -124,21 +124,21 @@ class Network:
         result: NDArray[np.float64] = self.predict_groups([whole])[0]
         return result
 
-    def predict_groups(self, groups: Sequence[FeatureGroup]) -> NDArray[np.float64]:
-        """What `predict` gives for the groups' tables, (n_problems, n_rows)."""
-        clipped = np.minimum(np.maximum(self._scorer.logs(groups), -MOST_LOG), MOST_LOG)
+    def predict_groups(
+        self, groups: Sequence[FeatureGroup], rows: NDArray[np.intp] | None = None
+    ) -> NDArray[np.float64]:
+        """What `predict` gives for the groups' tables, (n_problems, n_rows), or for some of their rows."""
+        logs = self._scorer.logs(self._scorer.units(groups), rows)
+        clipped = np.minimum(np.maximum(logs, -MOST_LOG), MOST_LOG)
         result: NDArray[np.float64] = clipped.round(_DECIMALS)
         return result
 
-    def roughly(self, groups: Sequence[FeatureGroup]) -> NDArray[np.floating[Any]]:
-        """About what `predict_groups` gives, in float32 and so in half the time, and not cut at `MOST_LOG`: the
-        processor, and the other rows, decide on the last digits."""
-        return self._quick_scorer.logs(groups)
+    @cached_property
+    def rough(self) -> NetworkScorer:
+        """What says about what `predict_groups` gives, in float32 and so in half the time, and not cut at `MOST_LOG`:
+        the processor, and the other rows, decide on the last digits."""
+        return NetworkScorer(self, np.float32)
 
     @cached_property
     def _scorer(self) -> NetworkScorer:
         return NetworkScorer(self, np.float64)
-
-    @cached_property
-    def _quick_scorer(self) -> NetworkScorer:
-        return NetworkScorer(self, np.float32)

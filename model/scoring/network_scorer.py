@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
-from ...datasets.feature_groups import FeatureGroup, problems_in
+from ...datasets.feature_groups import FeatureGroup
 from .lasting import OfLasting
-from .parts import parts_of
+from .parts import combined, parts_of
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -64,22 +64,33 @@ class NetworkScorer:
         later = least1, weight2, least2, weight3, network.bias3 + bias2 @ weight3
         self._later: tuple[Floats, ...] = tuple(one.astype(dtype) for one in later)
         self._shares: dict[tuple[int, ...], _Share] = {}
-        self._of_group = OfLasting(self._of_each_kind)
+        self._of_lasting: OfLasting[Floats] = OfLasting()
 
-    def logs(self, groups: Sequence[FeatureGroup]) -> Floats:
-        """Log slowdowns, (n_problems, n_rows), right to the last bits but for these."""
+    def units(self, groups: Sequence[FeatureGroup]) -> list[FeatureGroup]:
+        """The groups with what each kind adds to the first layer's units as their values, (n_problems, n_kinds,
+        units1): what `logs` takes. Lasting groups stay as they are."""
+        return [group if group.lasting else group.holding(self._of_each_kind(group)) for group in groups]
+
+    def logs(self, units: Sequence[FeatureGroup], rows: NDArray[np.intp] | None = None) -> Floats:
+        """Log slowdowns, (n_problems, n_configs), right to the last bits but for these; of the configs in some places,
+        if any are given."""
         least1, weight2, least2, weight3, last = self._later
-        parts = parts_of(groups, self._of_group, np.add)
-        logs = np.empty(len(parts[0][1]), self._dtype)
-        for start in range(0, len(logs), _BLOCK_ROWS):
-            block = slice(start, start + _BLOCK_ROWS)
-            units, *others = (table.take(row[block], axis=0) for table, row in parts)
-            for other in others:
-                units += other
-            hidden = _product(np.maximum(units, least1[: len(units)], out=units), weight2)
-            logs[block] = _product(np.maximum(hidden, least2[: len(units)], out=hidden), weight3)
+        parts = parts_of(units, self._units_of, np.add)
+        if rows is not None:
+            parts = [(table, kind.take(rows)) for table, kind in parts]
+        problems, configs = len(parts[0][0]), len(parts[0][1])
+        size = max(1, min(configs, _BLOCK_ROWS // problems))
+        buffers = np.empty((2, problems, size, len(weight2)), self._dtype)
+        logs = np.empty((problems, configs), self._dtype)
+        for start in range(0, configs, size):
+            block = slice(start, start + size)
+            sums = combined(parts, block, np.add, buffers)
+            flat = sums.reshape(-1, len(weight2))
+            hidden = _product(np.maximum(flat, least1[: len(flat)], out=flat), weight2)
+            rough = _product(np.maximum(hidden, least2[: len(flat)], out=hidden), weight3)
+            logs[:, block] = rough.reshape(sums.shape[:2])
         logs += last
-        return logs.reshape(problems_in(groups), -1)
+        return logs
 
     def inputs(self, columns: tuple[int, ...], table: NDArray[np.float32]) -> Floats:
         """What the first layer gets, (n, n_columns + n_values), of a table of these columns, (n, n_columns)."""
@@ -89,8 +100,15 @@ class NetworkScorer:
         np.subtract(table, share.mean, out=standard)
         standard /= share.scale
         np.minimum(np.maximum(standard, -LIMIT, out=standard), LIMIT, out=standard)
-        inputs[:, len(columns) :] = table[:, share.which] == share.value
+        if len(share.which):
+            inputs[:, len(columns) :] = table[:, share.which] == share.value
         return inputs
+
+    def _units_of(self, group: FeatureGroup) -> Floats:
+        """What `units` has of each kind, for a lasting group too."""
+        if group.lasting:
+            return self._of_lasting(group, lambda: self._of_each_kind(group))
+        return group.values
 
     def _of_each_kind(self, group: FeatureGroup) -> Floats:
         """What each kind adds to the first layer's units, (n_problems, n_kinds, units1)."""

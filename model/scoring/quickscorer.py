@@ -13,21 +13,22 @@ jointly, so their AND is computed for each of those and shared.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
 
-from ...datasets.feature_groups import FeatureGroup, problems_in, renumbered
+from ...datasets.feature_groups import FeatureGroup, renumbered
 from .lasting import OfLasting
-from .parts import parts_of
+from .parts import combined, parts_of
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    Table = NDArray[np.floating[Any]]
     Masks = NDArray[np.uint32]
 
+#: A sample of the trees is every third one.
+SAMPLED = 3
 _ALL = np.uint32(0xFFFFFFFF)
 _LEAF_BITS = 5  # 32 leaves a tree
 #: Masks looked at at a time: 128 rows x 450 trees x 4 bytes stay in a core's L2 next to the tables.
@@ -59,84 +60,154 @@ class Splits(Protocol):
 
 
 class QuickScorer:
-    """The tables of one forest. Made once; `predict` is then a few vector operations."""
+    """The tables of one forest. Made once; to score is then a few vector operations."""
 
     def __init__(self, forest: Splits) -> None:
         trees = len(forest.tree_leaves)
         left = forest.split_left.astype(np.uint64)
         leaves = ((np.uint64(1) << left) - np.uint64(1)) << (32 - left - forest.split_first.astype(np.uint64))
         masks = (~leaves).astype(np.uint32)
-        self._thresholds: dict[int, NDArray[np.float32]] = {}  # by feature, ascending, distinct
-        self._first: dict[int, int] = {}  # by feature, where its rows in the table begin: one for each interval
-        tables = [np.full((1, trees), _ALL)]
-        for feature in np.flatnonzero(np.bincount(forest.split_feature)).tolist():
-            mine = np.flatnonzero(forest.split_feature == feature)
-            thresholds, interval = np.unique(forest.split_threshold[mine], return_inverse=True)
-            table = np.full((len(thresholds) + 1, trees), _ALL)
-            np.bitwise_and.at(table, (interval + 1, forest.split_tree[mine]), masks[mine])
-            self._thresholds[feature], self._first[feature] = thresholds, sum(map(len, tables))
-            tables.append(np.bitwise_and.accumulate(table, axis=0))
-        self._table = np.concatenate(tables)
+        #: Each distinct threshold of each feature, ascending: one search finds the intervals of all features.
+        self._keys, place = np.unique(
+            _keys(forest.split_threshold, forest.split_feature.astype(np.int64)), return_inverse=True
+        )
+        feature = np.empty(len(self._keys), np.int64)
+        feature[place] = forest.split_feature
+        #: By feature, how many others have rows in the tables before it: each has one more than thresholds.
+        self._before = {number: before for before, number in enumerate(np.unique(feature).tolist())}
+        table = np.full((max(len(self._keys) + len(self._before), 1), trees), _ALL)
+        rows = place + np.array([self._before[number] for number in feature.tolist()], np.intp)[place] + 1
+        # The sample's trees come first, then the others.
+        order = np.argsort(np.arange(trees) % SAMPLED != 0, kind="stable")
+        np.bitwise_and.at(table, (rows, np.argsort(order)[forest.split_tree]), masks)
+        for number, before in self._before.items():
+            first, last = np.searchsorted(feature, [number, number + 1]).tolist()
+            of_it = table[first + before : last + before + 1]
+            np.bitwise_and.accumulate(of_it, axis=0, out=of_it)
         # The leaf of bit b of tree t at t * 32 + b; the padding is never reached.
         values = np.zeros((trees, 1 << _LEAF_BITS))
         used = np.arange(1 << _LEAF_BITS) < forest.tree_leaves[:, None]
         values[used] = forest.leaf_value
-        self._values = np.ascontiguousarray(values[:, ::-1]).ravel()
+        parts = slice(-(-trees // SAMPLED)), slice(-(-trees // SAMPLED), None)
+        self._sample, self._others = (_Trees(table[:, these], values[order[these], ::-1]) for these in parts)
+        self._columns: dict[tuple[int, ...], _Columns] = {}
+
+    def coded(self, groups: Sequence[FeatureGroup]) -> list[FeatureGroup]:
+        """The groups with rows of the tables as their values, one for each column that any tree looks at: what
+        `predict`, `sampled` and `others` take. Lasting groups stay as they are."""
+        return [group if group.lasting else group.holding(self._codes(group)) for group in groups]
+
+    def predict(self, coded: Sequence[FeatureGroup]) -> NDArray[np.float64]:
+        """Sums over all trees, (n_problems, n_configs)."""
+        return self.sampled(coded) + self.others(coded)
+
+    def sampled(self, coded: Sequence[FeatureGroup]) -> NDArray[np.float64]:
+        """Sums over every third tree, (n_problems, n_configs)."""
+        return self._sample.sums(coded, self._codes)
+
+    def others(self, coded: Sequence[FeatureGroup]) -> NDArray[np.float64]:
+        """Sums over the trees that are not `sampled`, (n_problems, n_configs)."""
+        return self._others.sums(coded, self._codes)
+
+    def _codes(self, group: FeatureGroup) -> NDArray[np.intp]:
+        """Rows of the tables, (n_problems, n_kinds, n_used_columns)."""
+        columns = self._columns.get(group.columns)
+        if columns is None:
+            used = [place for place, column in enumerate(group.columns) if column in self._before]
+            features = [group.columns[place] for place in used]
+            before = np.array([self._before[feature] for feature in features], np.intp)
+            columns = _Columns(np.array(used, np.intp), np.array(features, np.int64), before)
+            self._columns[group.columns] = columns
+        values = group.values
+        if len(columns.used) < len(group.columns):
+            values = values.take(columns.used, axis=2)
+        codes: NDArray[np.intp] = self._keys.searchsorted(_keys(values, columns.features))
+        codes += columns.before
+        return codes
+
+
+class _Columns(NamedTuple):
+    """What a scorer knows of a group's columns."""
+
+    used: NDArray[np.intp]  # the places of those that any tree looks at
+    features: NDArray[np.int64]  # which features these are
+    before: NDArray[np.intp]  # how many features have rows in the tables before each
+
+
+class _Trees:
+    """Some trees of a forest: what the intervals leave over of their leaves, and what their leaves say."""
+
+    def __init__(self, table: Masks, values: NDArray[np.float64]) -> None:
+        self._table = np.ascontiguousarray(table)
+        self._values = np.ascontiguousarray(values).ravel()
         # The highest bit of a number is its exponent as a float64, which has that + 1023 in the upper bits.
-        self._base = (np.arange(trees, dtype=np.int64) << _LEAF_BITS) - 1023
-        self._of_group = OfLasting(self._of_each_kind)
+        self._base = (np.arange(len(values), dtype=np.int64) << _LEAF_BITS) - 1023
+        self._of_lasting: OfLasting[Masks] = OfLasting()
 
-    def predict(self, groups: Sequence[FeatureGroup]) -> NDArray[np.float64]:
-        """Sums over all trees, (n_problems, n_rows)."""
-        parts = parts_of(groups, self._of_group, np.bitwise_and)
-        result = np.empty(len(parts[0][1]))
-        rows = max(1, min(len(result), _BLOCK_CELLS // len(self._base)))
-        bits, more = np.empty((2, rows, len(self._base)), np.uint32)
-        number = np.empty(bits.shape)
-        leaf = number.view(np.int64)
-        for start in range(0, len(result), rows):
-            block = slice(start, start + rows)
-            size = len(result[block])
-            left, other = bits[:size], more[:size]
-            for place, (masks, row) in enumerate(parts):
-                masks.take(row[block], axis=0, out=other if place else left, mode="clip")
-                if place:
-                    np.bitwise_and(left, other, out=left)
-            number[:size] = left
-            np.right_shift(leaf[:size], 52, out=leaf[:size])
-            np.add(leaf[:size], self._base, out=leaf[:size])
-            self._values.take(leaf[:size], mode="clip").sum(axis=1, out=result[block])
-        return result.reshape(problems_in(groups), -1)
+    def sums(
+        self, coded: Sequence[FeatureGroup], codes: Callable[[FeatureGroup], NDArray[np.intp]]
+    ) -> NDArray[np.float64]:
+        """(n_problems, n_configs). `codes` are those of a lasting group."""
 
-    def _of_each_kind(self, group: FeatureGroup) -> Masks:
+        def of_kinds(group: FeatureGroup) -> Masks:
+            if group.lasting:
+                return self._of_lasting(group, lambda: self._left_over(codes(group)))
+            return self._left_over(np.asarray(group.values, np.intp))
+
+        parts = parts_of(coded, of_kinds, np.bitwise_and)
+        problems, trees = len(parts[0][0]), len(self._base)
+        result = np.empty((problems, len(parts[0][1])))
+        size = max(1, min(result.shape[1], _BLOCK_CELLS // max(problems * trees, 1)))
+        buffers = np.empty((2, problems, size, trees), np.uint32)
+        number = np.empty(buffers.shape[1:])
+        for start in range(0, result.shape[1], size):
+            block = slice(start, start + size)
+            left = combined(parts, block, np.bitwise_and, buffers)
+            numbers = number[:, : left.shape[1]]
+            numbers[:] = left
+            leaf = numbers.view(np.int64)
+            np.right_shift(leaf, 52, out=leaf)
+            np.add(leaf, self._base, out=leaf)
+            self._values.take(leaf, mode="clip").sum(axis=2, out=result[:, block])
+        return result
+
+    def _left_over(self, codes: NDArray[np.intp]) -> Masks:
         """What each kind leaves over, (n_problems, n_kinds, n_trees)."""
-        table = group.values.reshape(-1, len(group.columns))
-        columns = np.ascontiguousarray(table.T, dtype=np.float32)
-        used = [(place, feature) for place, feature in enumerate(group.columns) if feature in self._thresholds]
-        codes = np.empty((len(used), len(table)), np.intp)  # rows of the table of masks
-        for of_column, (place, feature) in zip(codes, used, strict=True):
-            of_column[:] = self._thresholds[feature].searchsorted(columns[place])
-        codes += np.array([self._first[feature] for _, feature in used], np.intp)[:, None]
-        masks = self._merged(codes) if len(table) > _LONG and used else self._left_over(self._table, codes)
-        return masks.reshape(*group.values.shape[:2], -1)
+        problems, kinds, columns = codes.shape
+        rows = np.ascontiguousarray(codes.reshape(problems * kinds, columns).T)
+        masks = self._merged(rows) if rows.shape[1] > _LONG and len(rows) else self._all_of(rows)
+        return masks.reshape(problems, kinds, -1)
 
-    def _left_over(self, table: Masks, codes: NDArray[np.intp]) -> Masks:
-        """(n_rows, n_trees) from the rows of the table that each column's interval has, (n_columns, n_rows)."""
-        masks = np.empty((codes.shape[1], table.shape[1]), np.uint32)
-        size = max(1, _BLOCK_CELLS // max(len(codes) * table.shape[1], 1))
+    def _all_of(self, rows: NDArray[np.intp]) -> Masks:
+        """The AND of the table's rows, (n, n_trees), that each column has, (n_columns, n)."""
+        masks = np.empty((rows.shape[1], self._table.shape[1]), np.uint32)
+        size = max(1, _BLOCK_CELLS // max(len(rows) * self._table.shape[1], 1))
         for start in range(0, len(masks), size):
             block = slice(start, start + size)
-            found = table.take(codes[:, block], axis=0, mode="clip")
+            found = self._table.take(rows[:, block], axis=0, mode="clip")
             np.bitwise_and.reduce(found, axis=0, out=masks[block])
         return masks
 
-    def _merged(self, codes: NDArray[np.intp]) -> Masks:
+    def _merged(self, rows: NDArray[np.intp]) -> Masks:
         """The same of a long table."""
-        (row, table), *others = _merge([(of_column, self._table) for of_column in codes], codes.shape[1])
+        (row, table), *others = _merge([(of_column, self._table) for of_column in rows], rows.shape[1])
         masks = table.take(row, axis=0)
         for row, table in others:
             masks &= table.take(row, axis=0)
         return masks
+
+
+def _keys(values: NDArray[np.floating[Any]], features: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Integers in the order of the features, and within one of them in that of the values.
+
+    >>> keys = _keys(np.array([-2.0, -0.0, 0.0, 1e-30, 3.0, -5.0], np.float32), np.array([1, 1, 1, 1, 1, 2]))
+    >>> (np.diff(keys) > 0).tolist()
+    [True, False, True, True, True]
+    """
+    bits = np.add(values, 0, dtype=np.float32).view(np.int32)  # -0.0 is 0.0
+    # The bits of a float are in its order, but that of negative ones is turned over.
+    keys: NDArray[np.int64] = (bits ^ ((bits >> 31) & 0x7FFFFFFF)) + (features << 32)
+    return keys
 
 
 def _merge(parts: list[tuple[NDArray[np.intp], Masks]], rows: int) -> list[tuple[NDArray[np.intp], Masks]]:

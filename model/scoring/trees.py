@@ -133,7 +133,8 @@ class Forest:
         return first
 
     @cached_property
-    def _scorer(self) -> QuickScorer:
+    def scorer(self) -> QuickScorer:
+        """What scores groups of features that are `coded`, by all trees or a sample of them."""
         return QuickScorer(self)
 
     def __len__(self) -> int:
@@ -158,25 +159,8 @@ class Forest:
 
     def predict_groups(self, groups: Sequence[FeatureGroup]) -> NDArray[np.float64]:
         """What `predict` gives for the groups' tables, (n_problems, n_rows)."""
-        for group in groups:
-            if not group.lasting:
-                _check_finite(group)
-        return self._scorer.predict(groups)
-
-    @cached_property
-    def sample(self) -> Forest:
-        """About this forest in a third of the time: every third tree, times two, which orders configs better than
-        times one or three."""
-        trees = np.arange(len(self)) % 3 == 0
-        splits, leaves = trees[self.split_tree], np.repeat(trees, self.tree_leaves)
-        return Forest(
-            n_features=self.n_features,
-            tree_leaves=self.tree_leaves[trees],
-            split_feature=self.split_feature[splits],
-            split_threshold=self.split_threshold[splits],
-            split_left=self.split_left[splits],
-            leaf_value=self.leaf_value[leaves],
-        ).affine(2.0)
+        check_finite(groups)
+        return self.scorer.predict(self.scorer.coded(groups))
 
     def arrays(self) -> dict[str, NDArray[Any]]:
         """The arrays by name, for storing; the inverse of `Forest(**arrays)`."""
@@ -259,10 +243,12 @@ def _rounded_down(thresholds: NDArray[np.float64]) -> NDArray[np.float32]:
     return np.where(nearest > thresholds, np.nextafter(nearest, np.float32(-np.inf)), nearest)
 
 
-def _check_finite(group: FeatureGroup) -> None:
-    if not np.isfinite(group.values).all():
-        column = int(np.flatnonzero(~np.isfinite(group.values).all(axis=(0, 1)))[0])
-        raise ForetuneError(f"features must be finite, but column {group.columns[column]} is not")
+def check_finite(groups: Sequence[FeatureGroup]) -> None:
+    """Raises `ForetuneError` naming the column of what is not finite, but for lasting groups."""
+    for group in groups:
+        if not group.lasting and not np.isfinite(group.values).all():
+            column = int(np.flatnonzero(~np.isfinite(group.values).all(axis=(0, 1)))[0])
+            raise ForetuneError(f"features must be finite, but column {group.columns[column]} is not")
 
 
 def _kind(array: object) -> str:

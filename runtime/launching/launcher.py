@@ -64,6 +64,11 @@ class Launcher:
         known = self._known.setdefault((config, *constants.values()), {})
         return PreparedLaunch(self, known, grid, tuple(integers), config, constants)
 
+    @property
+    def is_known(self) -> bool:
+        """Whether a binary of the kernel is at hand, of some config."""
+        return any(list(self._known.values()))  # a list, since other threads may add to it
+
     def forget(self) -> None:
         """Goes through Triton's JIT again, as when nothing was launched yet."""
         for known in self._known.values():
@@ -124,7 +129,7 @@ class PreparedLaunch:
             )
             return
         if known is None:
-            wait_for_the_hash()
+            begin_compiling()
             wait_for(self._job(key))
         binary = self._through_jit(tensors)
         # (AMD's binaries depend on more: on which tensors have less than 2 GiB.)
@@ -141,8 +146,8 @@ class PreparedLaunch:
         kernel.device_caches[device]  # made here, or two threads would make one each and use one of them
 
         def compile_there() -> None:
-            wait_for_the_hash()
             driver.active.set_current_device(device)
+            begin_compiling()
             binary = kernel.warmup(*given, grid=self._grid, **self._values())
             # Triton 3.6 has a C compiler make the function that launches it, 0.2 s: here, and so before it is needed.
             # Nothing is loaded into the GPU yet, which may just capture a graph.
@@ -156,6 +161,18 @@ class PreparedLaunch:
     def _values(self) -> dict[str, Any]:
         """Of the config's knobs and the constants."""
         return self._constants if self._config is None else self._constants | self._config.to_json()
+
+
+def begin_compiling() -> None:
+    """Waits for Triton's hash, and does meanwhile what else the first compile in a process begins with: Triton imports
+    Gluon when it looks at its first argument, 50 ms, and asks the assembler for its version, 10 ms."""
+    from triton.backends.compiler import BaseBackend
+    from triton.compiler.compiler import make_backend
+    from triton.runtime.jit import native_specialize_impl
+
+    native_specialize_impl(BaseBackend, 0, False, True, True)
+    make_backend(driver.active.get_current_target()).hash()
+    wait_for_the_hash()
 
 
 def settle(kernel: JITFunction[Any]) -> None:

@@ -27,7 +27,7 @@ NAMES = [family.name for family in FAMILIES]
 @pytest.fixture(autouse=True)
 def fresh(monkeypatch):
     for name in ("_calls", "_layers"):
-        monkeypatch.setattr(calls, name, {})
+        monkeypatch.setattr(calls, name, calls.Memo())
     monkeypatch.setattr(earlier_sizes, "_in_use", [])
     monkeypatch.setattr(choice_by_skew, "GAIN", 0.0)
     with use_stub_driver(H200) as stub:
@@ -101,7 +101,7 @@ def test_other_modes_do_not_ask_what_a_layer_knows(fresh, mode):
 
 
 def test_layers_are_remembered_within_bounds(fresh, monkeypatch):
-    monkeypatch.setattr(calls, "_MEMO_SIZE", 4)
+    monkeypatch.setattr(calls._layers, "most", 4)
     for number in range(9):
         made(fresh, layer=f"layer {number}")
     assert len(calls._layers) <= 4

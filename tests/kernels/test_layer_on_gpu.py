@@ -25,7 +25,7 @@ HOT.append(ROWS - sum(HOT))
 @pytest.fixture(autouse=True)
 def fresh(monkeypatch):
     for name in ("_calls", "_layers"):
-        monkeypatch.setattr(calls, name, {})
+        monkeypatch.setattr(calls, name, calls.Memo())
 
 
 class Layer:

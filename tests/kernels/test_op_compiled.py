@@ -113,7 +113,7 @@ def forward_of_a_step(**options):
 def at_once(monkeypatch):
     monkeypatch.setattr(ahead, "_pool", AtOnce)
     monkeypatch.setattr(ahead, "_underway", {})
-    monkeypatch.setattr(calls, "_calls", {})
+    monkeypatch.setattr(calls, "_calls", calls.Memo())
 
 
 def test_the_backward_pass_finds_all_its_binaries_compiled_by_the_forward_pass(compiles, at_once):
@@ -157,7 +157,7 @@ def test_a_hot_call_checks_and_prepares_nothing(monkeypatch, at_once):
 
 
 def test_a_step_that_is_only_compiled_says_nothing_of_a_layers_sizes(at_once, monkeypatch):
-    monkeypatch.setattr(calls, "_layers", {})
+    monkeypatch.setattr(calls, "_layers", calls.Memo())
     with use_stub_driver(H200):
         forward_of_a_step(layer="a")
     (layer,) = calls._layers.values()
@@ -173,6 +173,21 @@ def test_nothing_is_compiled_ahead_where_there_is_no_backward_pass_or_contents_m
         monkeypatch.setattr("foretune.kernels.grouped_gemm.op.passes.check_contents", lambda *_: None)
         forward_of_a_step(mode="shortlist" if why == "timed on the tensors" else None)
     assert {name for name, _ in compiles} == {"tile_map_kernel", "grouped_gemm_kernel"}
+
+
+def test_a_later_shape_is_gone_through_ahead_only_for_its_backward_pass(at_once, monkeypatch):
+    """The kernel of the tile map is known then, so that there is at most one to compile."""
+    begun, ahead_of = [], passes.only_compiling
+    monkeypatch.setattr(passes, "only_compiling", lambda: begun.append(True) or ahead_of())
+    tiles._launch.forget()
+    config = KernelConfig.of(**SMALL.to_json(), **WITHOUT_TMA)
+    gone_through = []
+    with use_stub_driver(H200):
+        for rows, needs in ((16, False), (24, False), (32, False), (16, True), (16, True)):
+            x, w = torch.zeros(rows, 16, requires_grad=needs), torch.zeros(2, 8, 16)
+            grouped_gemm(x, w, torch.zeros(2, dtype=torch.int32), config=config, config_dx=config)
+            gone_through.append(len(begun))
+    assert gone_through == [1, 1, 1, 2, 2]
 
 
 def test_where_compiling_ahead_fails_a_step_runs_as_without_it(compiles, at_once, monkeypatch):

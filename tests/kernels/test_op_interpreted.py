@@ -270,7 +270,7 @@ class TestTheDebugSwitch:
     def switched_on(self, monkeypatch):
         from foretune.kernels.grouped_gemm.op import calls
 
-        monkeypatch.setattr(calls, "_calls", {})
+        monkeypatch.setattr(calls, "_calls", calls.Memo())
         monkeypatch.setenv("FORETUNE_CHECK", "1")
 
     def test_lets_pass_what_is_in_order(self):
@@ -302,8 +302,8 @@ class TestTheDebugSwitch:
 
 
 def test_a_layer_notes_its_sizes_and_computes_the_same(monkeypatch):
-    monkeypatch.setattr(calls, "_layers", {})
-    monkeypatch.setattr(calls, "_calls", {})
+    monkeypatch.setattr(calls, "_layers", calls.Memo())
+    monkeypatch.setattr(calls, "_calls", calls.Memo())
     case = Case("sorted", HALF, weights=SINGLE, bias=HALF)
     chosen = configs("sorted", tma=0)
     plain = case.run(**chosen)

@@ -235,7 +235,7 @@ def test_forward_and_backward_wait_for_nothing(side):
 
 
 def test_the_debug_switch_does_wait_and_raises(monkeypatch):
-    monkeypatch.setattr(calls, "_calls", {})
+    monkeypatch.setattr(calls, "_calls", calls.Memo())
     monkeypatch.setenv("FORETUNE_CHECK", "1")
     layer = Layer("permute_x", 3000)
     layer.assert_right(layer.run(), layer.expected())
@@ -388,7 +388,7 @@ class TestMoreThan2To31Elements:
 
 
 def test_a_prediction_is_never_a_reason_to_fail(monkeypatch):
-    monkeypatch.setattr(calls, "_calls", {})
+    monkeypatch.setattr(calls, "_calls", calls.Memo())
     monkeypatch.setattr("foretune.runtime.warn._said", set())
     monkeypatch.setattr(choice, "chooser_of", lambda *_: 1 / 0)
     layer = Layer("permute_x", 3000, full=False)

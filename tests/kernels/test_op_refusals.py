@@ -158,8 +158,8 @@ def test_small_tensors_may_begin_anywhere():
 
 
 def test_the_memo_does_not_grow_without_end(monkeypatch):
-    monkeypatch.setattr(calls, "_calls", {})
-    monkeypatch.setattr(calls, "_MEMO_SIZE", 5)
+    monkeypatch.setattr(calls, "_calls", calls.Memo())
+    monkeypatch.setattr(calls._calls, "most", 5)
     with use_stub_driver(DeviceSpec.named("h200")):
         for rows in range(1, 20):
             call(x=torch.zeros(rows, K), mode="off")
@@ -167,7 +167,7 @@ def test_the_memo_does_not_grow_without_end(monkeypatch):
 
 
 def test_a_call_is_looked_up_until_the_ranks_are_to_agree_on_its_config(monkeypatch):
-    monkeypatch.setattr(calls, "_calls", {})
+    monkeypatch.setattr(calls, "_calls", calls.Memo())
     x, w, sizes = torch.zeros(ROWS, K), torch.zeros(GROUPS, N, K), torch.zeros(GROUPS, dtype=torch.int32)
 
     def looked_up():

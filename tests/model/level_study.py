@@ -11,7 +11,6 @@ from foretune.datasets import load
 from foretune.kernels import find_family
 from foretune.model import LightGBMRanker, measured_grid, split_folds, split_groups
 from foretune.model.calibration.conformal import COVERAGE, MOST_TRIED, excess, needed_length
-from foretune.model.calibration.spread import knob_table, spread_order
 from foretune.model.sources import candidates_of
 
 #: (places from 1, log slowdowns, disagreement of the halves), each by place -> the score of each config, ascending.
@@ -43,9 +42,9 @@ def predicted(data: str, name: str, trees: int, epochs: int) -> list[tuple]:
             configs = [config for config, it_is in zip(grid.configs, mask, strict=True) if it_is]
             logs = [np.log(half.predict(family, problem, grid.devices[row], configs)) for half in halves]
             both, apart = (logs[0] + logs[1]) / 2, np.abs(logs[0] - logs[1])
-            order = spread_order(both, knob_table(grid.configs)[mask])
+            order = np.argsort(both, kind="stable")
             loss = excess(grid.first_us[row, mask][order], grid.second_us[row, mask][order])
-            found.append((groups[row], np.sort(both) - both.min(), apart[order], needed_length(loss)))
+            found.append((groups[row], both[order] - both[order[0]], apart[order], needed_length(loss)))
     return found
 
 

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 from fakes import DEVICE, FakeFamily, fake_cases, fake_dataset
 from foretune.datasets import BinaryFacts, BundleError, ForetuneError, Problem
-from foretune.model import LightGBMRanker, load_bundle, train_bundle
+from foretune.model import LightGBMRanker, TrainedFamily, load_bundle, open_bundle, train_bundle
 from foretune.runtime import make_shortlist
-from forging import contents, forge
+from forging import contents, forge, hand_made
 
 FAMILY, DATASET = FakeFamily(), fake_dataset(fake_cases(models=3))
 CASE, CONFIGS = DATASET.cases[0], DATASET.configs
@@ -43,6 +43,61 @@ def test_saved_and_loaded_it_is_the_same(bundle, saved):
     assert loaded.trained_on("fake") == (DEVICE,)
     assert loaded.ranker("fake").get_params() == bundle.ranker("fake").get_params()
     assert loaded.manifest == bundle.manifest
+
+
+@pytest.fixture
+def three(tmp_path):
+    """The folder of a bundle of three families."""
+    first, *others = (hand_made(name=name) for name in ("fake", "other", "third"))
+    for other in others:
+        first = first.beside(other)
+    first.save(tmp_path / "three")
+    return tmp_path / "three"
+
+
+@pytest.fixture
+def restored(three, monkeypatch):
+    """The trees of each family that is restored from now on."""
+    done, restore = [], TrainedFamily.from_json
+    monkeypatch.setattr(TrainedFamily, "from_json", lambda value, arrays: done.append(value) or restore(value, arrays))
+    return done
+
+
+def test_of_an_opened_bundle_a_family_is_restored_when_it_is_asked_for_and_once(three, restored):
+    bundle = open_bundle(three)
+    assert (bundle.families, bundle.digest) == (("fake", "other", "third"), load_bundle(three).digest)
+    restored.clear()
+    assert make_shortlist(FAMILY, CASE.problem, DEVICE, k=3, bundle=bundle).predicted
+    assert bundle.ranker("fake") is bundle.ranker("fake")
+    assert restored == [bundle.manifest["families"]["fake"]]
+    bundle.trained_on("third")
+    assert len(restored) == 2
+
+
+def test_a_loaded_bundle_is_restored_and_so_found_to_be_in_order(three, restored):
+    load_bundle(three)
+    assert len(restored) == 3
+
+
+def test_a_family_that_nobody_asked_for_is_not_missed(three, tmp_path):
+    opened = open_bundle(three)
+    opened.save(tmp_path / "again")
+    opened.beside(hand_made(name="fourth")).save(tmp_path / "more")
+    assert (tmp_path / "again" / "bundle.npz").read_bytes() == (three / "bundle.npz").read_bytes()
+    assert load_bundle(tmp_path / "more").families == ("fake", "fourth", "other", "third")
+
+
+def test_a_family_that_is_not_in_order_is_refused_by_whoever_asks_for_it_and_no_other(three):
+    forge(three, change_manifest=lambda m: m["families"]["other"].update(devices=[]))
+    bundle = open_bundle(three)
+    assert make_shortlist(FAMILY, CASE.problem, DEVICE, bundle=bundle).predicted
+    for _ in range(2):
+        with pytest.raises(BundleError, match=f"{three}/bundle.npz: not a bundle.*devices must name at least one"):
+            bundle.ranker("other")
+    with pytest.raises(BundleError, match="devices must name at least one"):
+        load_bundle(three)
+    with pytest.raises(BundleError, match="devices must name at least one"):
+        bundle.save(three)
 
 
 def test_what_computed_a_wrong_result_is_on_no_shortlist(tmp_path):

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from fakes import DEVICE, FakeFamily, fake_cases
 from foretune.datasets import BundleError, ForetuneError, ForetuneWarning, KernelConfig
-from foretune.model import Forest, load_bundle, npz
+from foretune.model import Forest, load_bundle, npz, open_bundle
 from foretune.runtime import make_shortlist
 from forging import contents, forge, hand_made, signed, write
 
@@ -26,6 +26,16 @@ PROBLEM = fake_cases(models=1)[0].problem
 def saved(tmp_path):
     hand_made().save(tmp_path / "bundle")
     return tmp_path / "bundle"
+
+
+def used(directory):
+    """A bundle of which every family is asked for, one by one."""
+    bundle = open_bundle(directory)
+    return [bundle.ranker(name) for name in bundle.families]
+
+
+#: However a bundle is read, nothing of it is used before it is found to be in order.
+READ = pytest.mark.parametrize("read", [load_bundle, used])
 
 
 def predictions(bundle):
@@ -76,6 +86,7 @@ def test_damage_under_a_fitting_checksum_is_an_error_or_a_forest(saved):
     assert 80 < caught < 200
 
 
+@READ
 @pytest.mark.parametrize(
     ("name", "value"),
     [
@@ -93,14 +104,14 @@ def test_damage_under_a_fitting_checksum_is_an_error_or_a_forest(saved):
         ("n_features", lambda n, dtype: np.array(19, dtype)),  # one more than there are names
     ],
 )
-def test_hostile_arrays_with_a_fitting_checksum(saved, name, value):
+def test_hostile_arrays_with_a_fitting_checksum(saved, name, value, read):
     def change(arrays):
         old = arrays[f"fake/{name}"]
         return arrays | {f"fake/{name}": value(old.size, old.dtype)}
 
     forge(saved, change_arrays=change)
     with pytest.raises(BundleError, match=str(saved)):
-        load_bundle(saved)
+        read(saved)
 
 
 @pytest.mark.parametrize(
@@ -180,6 +191,7 @@ def test_hostile_archives(saved, content):
         load_bundle(saved)
 
 
+@READ
 @pytest.mark.parametrize(
     "change",
     [
@@ -286,10 +298,10 @@ def test_hostile_archives(saved, content):
         ),
     ],
 )
-def test_hostile_manifests_with_a_fitting_checksum(saved, change):
+def test_hostile_manifests_with_a_fitting_checksum(saved, change, read):
     forge(saved, change_manifest=change)
     with pytest.raises(BundleError, match=str(saved)):
-        load_bundle(saved)
+        read(saved)
 
 
 def test_features_of_another_family_are_no_prediction(saved):
@@ -372,6 +384,7 @@ def resealed(directory, arrays):
     forge(directory, change_arrays=lambda old: arrays | {"fake/binaries": binaries}, change_manifest=tell)
 
 
+@READ
 @pytest.mark.parametrize(
     ("arrays", "message"),
     [
@@ -382,10 +395,10 @@ def resealed(directory, arrays):
         (forest(2, 2, 18, 1) | {"fake/leaf_value": np.full(4, 150.1)}, "adds up to 300, and at most 300"),
     ],
 )
-def test_no_forest_takes_all_memory_or_predicts_no_number(saved, arrays, message):
+def test_no_forest_takes_all_memory_or_predicts_no_number(saved, arrays, message, read):
     resealed(saved, arrays)
     with pytest.raises(BundleError, match=f"{saved}.*{message}"):
-        load_bundle(saved)
+        read(saved)
 
 
 @pytest.mark.parametrize(

@@ -70,7 +70,7 @@ def test_a_row_has_the_same_figure_among_any_others():
 def test_a_rough_figure_is_nearly_right():
     net, features = network(units=(64, 32)), table(1000)
     whole = FeatureGroup(tuple(range(5)), features[None], np.arange(1000))
-    rough = np.clip(net.roughly([whole])[0], -MOST_LOG, MOST_LOG)
+    rough = np.clip(net.rough.logs(net.rough.units([whole]))[0], -MOST_LOG, MOST_LOG)
     np.testing.assert_allclose(rough, net.predict(features), rtol=1e-4, atol=1e-4)
 
 

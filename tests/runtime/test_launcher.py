@@ -195,6 +195,29 @@ def test_a_kernel_whose_integers_are_specialised_is_refused():
         Launcher(triton.jit(do_not_specialize=["rows", "topk"])(rowwise.sum_rows_kernel.fn))
 
 
+WAITING = """
+import sys, torch
+from foretune.datasets import DeviceSpec
+from foretune.kernels.grouped_gemm.triton_kernels import tiles
+from foretune.runtime import use_stub_driver
+from foretune.runtime.launching import launcher
+from triton.backends.nvidia.compiler import get_ptxas_version
+
+def wait():
+    print("triton.experimental.gluon" in sys.modules, get_ptxas_version.cache_info().currsize)
+
+launcher.wait_for_the_hash = wait
+print("triton.experimental.gluon" in sys.modules, get_ptxas_version.cache_info().currsize)
+with use_stub_driver(DeviceSpec.named("h200")):
+    tiles.TileMap.build(torch.zeros(2, dtype=torch.int32), 8)
+"""
+
+
+def test_what_a_first_compile_begins_with_is_done_before_tritons_hash_is_waited_for():
+    done = subprocess.run([sys.executable, "-c", WAITING], capture_output=True, text=True, check=True).stdout
+    assert done.splitlines() == ["False 0", "True 1"]
+
+
 KEYS = """
 import sys
 from foretune.kernels.grouped_gemm.triton_kernels import dw, gemm, rowwise, tiles

@@ -26,7 +26,6 @@ for schema in (
 def _forward(
     x: torch.Tensor, w: torch.Tensor, activation: str, saves: bool, config: str | None, mode: str | None
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    check_call(x, w, activation)
     h, saved = forward(x, w, Options(activation, decode(config), mode), saves=saves)
     return h, x.new_empty(0) if saved is None else saved
 

@@ -8,14 +8,9 @@ import torch
 from torch.autograd.function import once_differentiable
 
 from ....datasets import KernelConfig
-from ...op_calls import encode, facts, needs_operator
+from ...op_calls import encode, needs_gradient, needs_operator
 from . import library  # noqa: F401 - registers the operators
-from .checks import check_call
 from .passes import Options, backward, forward, gradient_of_w, gradient_of_x
-
-#: Calls that were in order, by all that this depends on. When there are more, all are forgotten.
-_MEMO_SIZE = 4096
-_checked: set[tuple[Any, ...]] = set()
 
 
 def gated_mlp(
@@ -60,18 +55,12 @@ def gated_mlp(
     ...     assert w.grad.shape == w.shape
     """
     tensors = (x, w_gate_up)
-    needs = torch.is_grad_enabled() and any(getattr(tensor, "requires_grad", False) for tensor in tensors)
+    needs = needs_gradient(tensors)
     if needs_operator(tensors):
         saves = needs and not recompute
         h: torch.Tensor = torch.ops.foretune.gated_mlp(*tensors, activation, saves, encode(config), mode)[0]
         return h
     options = Options(activation, config, mode)
-    key = (*map(facts, tensors), activation)
-    if key not in _checked:
-        check_call(x, w_gate_up, activation)
-        if len(_checked) >= _MEMO_SIZE:
-            _checked.clear()
-        _checked.add(key)
     if needs:
         h = _GatedMlp.apply(*tensors, options, recompute)  # type: ignore[no-untyped-call]
         return h

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from math import prod
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
-from ....datasets import DeviceSpec, KernelConfig
+from ....datasets import KernelConfig, Problem
 from ...matmul.op.op import matmul
-from ...op_calls import ConfiguredLaunch, on_device_of
+from ...op_calls import DTYPES, ConfiguredLaunch, Memo, are_placed, key_of, on_device_of
 from ..family import flags_of
-from ..launches import launch_backward, launch_gated
+from ..launches import launch_backward, prepare_gated
+from .checks import check_call
 
-_forward = ConfiguredLaunch("gated_mlp")
+if TYPE_CHECKING:
+    from ....datasets import DeviceSpec
+    from ...op_calls import Launch
+
+_calls: Memo[Call] = Memo()
 
 
 class Options(NamedTuple):
@@ -26,19 +32,37 @@ class Options(NamedTuple):
 def forward(
     x: torch.Tensor, w: torch.Tensor, options: Options, *, saves: bool
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """h (..., N), and gate and up (M, 2 N) if they are saved. x (..., K), w (2 N, K)."""
-    n, k = w.shape[0] // 2, w.shape[1]
-    h = torch.empty((*x.shape[:-1], n), dtype=x.dtype, device=x.device)
-    x, w = _ready(x.reshape(-1, k)), _ready(w)
-    m = len(x)
-    saved = torch.empty((m, 2 * n), dtype=x.dtype, device=x.device) if saves else None
-
-    def launch(config: KernelConfig, device: DeviceSpec) -> None:
-        launch_gated(x, w, h.view(-1, n), saved, config, device.sm_count, options.activation)
-
-    if m:
-        _forward(x, (m, n, k), flags_of(options.activation, saves), options.config, options.mode, launch)
+    """h (..., N), and gate and up (M, 2 N) if they are saved. x (..., K), w (2 N, K). Raises `ForetuneError` as
+    `check_call` does."""
+    key = key_of((x, w), (options, saves))
+    call = _calls.get(key) or _calls.add(key, Call(key[0], x, w, options, saves=saves))
+    if call.copies or not are_placed((x, w)):
+        return forward(_ready(x), _ready(w), options, saves=saves)  # a call like any other
+    h = x.new_empty(*call.out_shape)
+    saved = x.new_empty(*call.saved_shape) if saves else None
+    if call.launch is not None:
+        call.launch((x, w, h, saved))
     return h, saved
+
+
+class Call:
+    """All forward passes with tensors of these shapes and strides. FORETUNE_MODE is read when it is made."""
+
+    def __init__(self, place: int, x: torch.Tensor, w: torch.Tensor, options: Options, *, saves: bool) -> None:
+        check_call(x, w, options.activation)
+        self.copies = not (x.is_contiguous() and w.is_contiguous())  # then the kernel cannot read them as they lie
+        m, n, k = prod(x.shape[:-1]), w.shape[0] // 2, w.shape[1]
+        self.out_shape, self.saved_shape = (*x.shape[:-1], n), (m, 2 * n)
+        self.launch: ConfiguredLaunch | None = None  # nothing is launched where there are no rows
+        if self.copies or m == 0:
+            return
+
+        def prepare(config: KernelConfig, device: DeviceSpec, _: Any) -> Launch:
+            return prepare_gated(m, n, k, config, device.sm_count, options.activation)
+
+        flags = flags_of(options.activation, saves)
+        problem = Problem.of("gated_mlp", dtype=DTYPES[x.dtype], flags=flags, m=m, n=n, k=k)
+        self.launch = ConfiguredLaunch(problem, place, options.config, options.mode, prepare)
 
 
 def backward(
@@ -72,4 +96,4 @@ def product(a: torch.Tensor, b: torch.Tensor, mode: str | None) -> torch.Tensor:
 def _ready(x: torch.Tensor) -> torch.Tensor:
     """Contiguous, and beginning at a multiple of 16 bytes, as TMA and vector loads do."""
     x = x.contiguous()
-    return x.clone() if x.data_ptr() % 16 else x
+    return x if are_placed([x]) else x.clone()

@@ -13,18 +13,16 @@ from ....runtime import Mode, resolve_mode, stubbed
 from ....runtime.choice import Launch, choose, given
 from ....runtime.tuning.ranks.agreement import epoch
 from ....runtime.tuning.skew.choice_by_skew import Choice, ChoiceBySkew
-from ... import find_measurable
-from ...op_calls import device_at, facts, place_of
+from ... import find_measurable, op_calls
+from ...op_calls import Memo, device_at, key_of, place_of
 from ..chunks import chunk_rows
 from .checks import DTYPES, Shape, check_call
 
 #: The environment variable that has every call check what only the device knows.
 CHECK_VARIABLE = "FORETUNE_CHECK"
-#: Calls that are remembered. When there are more, all are forgotten: to find one out again takes milliseconds at most.
-_MEMO_SIZE = 4096
-_calls: dict[tuple[Any, ...], Call] = {}
+_calls: Memo[Call] = Memo()
 # By name, GPU, number of groups and octave of rows: how a few rows fall says little of many, and misleads.
-_layers: dict[tuple[str, int, int, int], ChoiceBySkew] = {}
+_layers: Memo[ChoiceBySkew] = Memo()
 
 
 class Options(NamedTuple):
@@ -60,7 +58,8 @@ class Call:
             "grouped_gemm_dx": options.config_dx,
             "grouped_gemm_dw": options.config_dw,
         }
-        self.prepared: dict[KernelConfig, Any] = {}  # what launches the forward pass with a config
+        #: The config that the forward pass ran last, and what launches it.
+        self.prepared: tuple[KernelConfig, op_calls.Launch] | None = None
         self._given = {
             name: given(config, find_measurable(name), self.problem(name), self.device)
             for name, config in explicit.items()
@@ -104,14 +103,12 @@ class Call:
 def call_of(options: tuple[Any, ...], tensors: tuple[Any, ...]) -> Call:
     """The call that these make, checked: options in the order of `Options`, and tensors in that of the op's operator.
     Raises `ForetuneError` as `check_call` and `Call` do."""
-    # A config that was chosen before the ranks agree on one is chosen anew.
-    key = (epoch(), options, place_of(tensors[0]), *[facts(tensor) for tensor in tensors])
+    key = key_of(tensors, options)
     call = _calls.get(key)
     if call is None:
         shape = check_call(*tensors, *options[:3])
-        call = Call(shape, tensors[0].dtype, key[2], Options(*options))
+        call = _calls.add(key, Call(shape, tensors[0].dtype, key[0], Options(*options)))
         call.differentiable = any(tensor is not None and tensor.requires_grad for tensor in tensors)
-        _remember(key, call)
     return call
 
 
@@ -120,14 +117,7 @@ def call_of_backward(dy: torch.Tensor, shape: Shape, options: Options) -> Call:
     place = place_of(dy)
     key = (place, epoch(), options, shape, dy.dtype)
     call = _calls.get(key)
-    return _remember(key, Call(shape, dy.dtype, place, options)) if call is None else call
-
-
-def _remember(key: tuple[Any, ...], call: Call) -> Call:
-    if len(_calls) >= _MEMO_SIZE:
-        _calls.clear()
-    _calls[key] = call
-    return call
+    return _calls.add(key, Call(shape, dy.dtype, place, options)) if call is None else call
 
 
 def _layer(name: str | None, place: int, shape: Shape) -> ChoiceBySkew | None:
@@ -135,6 +125,5 @@ def _layer(name: str | None, place: int, shape: Shape) -> ChoiceBySkew | None:
     if name is None:
         return None
     key = check_word("layer", name), place, shape.groups, shape.rows.bit_length()
-    if key not in _layers and len(_layers) >= _MEMO_SIZE:
-        _layers.clear()
-    return _layers.setdefault(key, ChoiceBySkew("rows"))
+    layer = _layers.get(key)
+    return _layers.add(key, ChoiceBySkew("rows")) if layer is None else layer

@@ -79,9 +79,9 @@ def forward(
         tensors = (x, w, y, tile_map.entries, indices, weights, bias)
 
         def launch(config: KernelConfig) -> None:
-            prepared = call.prepared.get(config)
-            if prepared is None:
-                prepared = call.prepared[config] = prepare_gemm(
+            prepared = call.prepared  # another thread may set it to that of another config
+            if prepared is None or prepared[0] is not config:
+                launches = prepare_gemm(
                     rows,
                     groups,
                     n,
@@ -93,7 +93,8 @@ def forward(
                     divisor=options.topk,
                     scatters=options.permute_y,
                 )
-            prepared(tensors)
+                prepared = call.prepared = config, launches
+            prepared[1](tensors)
 
         launch(call.config("grouped_gemm_fwd", launch))
     return y
@@ -156,6 +157,8 @@ def compile_step(call: Call, needs: Needs, tensors: tuple[Any, ...]) -> None:
     """
     if call.mode is Mode.SHORTLIST or call.contents_checked or call.device.backend == "cpu":
         return  # what needs the tensors' contents; and in the interpreter there are no binaries
+    if TileMap.has_binary() and not any(needs):
+        return  # the GEMM's alone may be missing: there is nothing to compile it beside
     empty: list[Any] = [tensor if tensor is None else torch.empty_like(tensor, device="meta") for tensor in tensors]
     with suppress(Exception), only_compiling():  # the launches themselves say what is wrong
         y = forward(call, *empty)

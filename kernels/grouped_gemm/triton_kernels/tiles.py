@@ -251,6 +251,11 @@ class TileMap(NamedTuple):
         launch((group_sizes, entries))
         return cls(entries, rows, groups, chunk_rows)
 
+    @staticmethod
+    def has_binary() -> bool:
+        """Whether the kernel that makes maps has been compiled in this process."""
+        return _launch.is_known
+
     @property
     def most_chunks(self) -> int:
         """The most chunks that the map can hold."""

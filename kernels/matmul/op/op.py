@@ -9,7 +9,7 @@ import torch
 from torch.autograd.function import once_differentiable
 
 from ....datasets import KernelConfig
-from ...op_calls import encode, needs_operator
+from ...op_calls import encode, needs_gradient, needs_operator
 from . import library  # noqa: F401 - registers the operator
 from .passes import activated, gradient_of_bias, gradients, product
 
@@ -50,7 +50,7 @@ def matmul(
     ...     assert w.grad.shape == (64, 128)
     """
     tensors = (a, b, bias)
-    if torch.is_grad_enabled() and any(getattr(tensor, "requires_grad", False) for tensor in tensors):
+    if needs_gradient(tensors):
         # The gradient of an activation needs what went into it: it is not fused here.
         y: torch.Tensor
         if needs_operator(tensors):

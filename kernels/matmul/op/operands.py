@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import torch
 
 from ....datasets import ForetuneError, Problem, torch_dtype
+from ...op_calls import are_placed
 from ..layouts import A_KM, ACTIVATIONS, ALIGNMENT_BYTES, B_KN, BIAS, DTYPES
 
 _DTYPES = {torch_dtype(name): name for name in DTYPES}
@@ -20,14 +21,27 @@ class Operands(NamedTuple):
     out_shape: tuple[int, ...]  # of what the caller gets
     a_is_transposed: bool  # stored as (batch, K, M)
     b_is_transposed: bool  # stored as (batch, N, K)
-    copies_a: bool  # neither its rows nor its columns lie as the kernel takes them
-    copies_b: bool
 
     def stored(self, a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """a and b as the kernel takes them, three dimensions with contiguous rows; copied where they must be."""
+        """a and b as the kernel takes them, three dimensions with contiguous rows; views, where they are readable."""
+        batch = self.problem["batch"]
+        return _stored(a, batch, self.a_is_transposed), _stored(b, batch, self.b_is_transposed)
+
+    def copies(self, a: torch.Tensor, b: torch.Tensor, *, aligned: bool) -> bool:
+        """Whether one of the two has to be copied for the kernel to read it, wherever it begins. Rows are `aligned`
+        where they are whole numbers of 16 bytes."""
+        stored_a, stored_b = self.stored(a, b)
+        return not (_lies_well(a, stored_a, aligned) and _lies_well(b, stored_b, aligned))
+
+    def readable(self, a: torch.Tensor, b: torch.Tensor, *, aligned: bool) -> tuple[torch.Tensor, torch.Tensor]:
+        """a and b, or copies laid out alike where the kernel could not read them: aligned rows begin at multiples of
+        16 bytes."""
+        stored_a, stored_b = self.stored(a, b)
+        good_a = _lies_well(a, stored_a, aligned) and (not aligned or are_placed([a]))
+        good_b = _lies_well(b, stored_b, aligned) and (not aligned or are_placed([b]))
         return (
-            _stored(a, self.problem["batch"], self.a_is_transposed, self.copies_a),
-            _stored(b, self.problem["batch"], self.b_is_transposed, self.copies_b),
+            a if good_a else _copied(a, self.a_is_transposed),
+            b if good_b else _copied(b, self.b_is_transposed),
         )
 
 
@@ -44,14 +58,7 @@ def operands_of(a: Any, b: Any, bias: Any, activation: str | None) -> Operands:
     given = {A_KM: a_is_transposed, B_KN: not b_is_transposed, BIAS: bias is not None}
     flags = tuple(flag for flag, is_set in given.items() if is_set) + (() if activation is None else (activation,))
     problem = Problem.of("matmul", dtype=_DTYPES[a.dtype], flags=flags, batch=batch, m=m, n=n, k=k)
-    return Operands(
-        problem,
-        out_shape,
-        a_is_transposed,
-        b_is_transposed,
-        copies_a=not (a_is_transposed or _has_rows(a)),
-        copies_b=not (b_is_transposed or _has_rows(b)),
-    )
+    return Operands(problem, out_shape, a_is_transposed, b_is_transposed)
 
 
 def check_operands(a: Any, b: Any, bias: Any, activation: str | None) -> None:
@@ -74,11 +81,6 @@ def check_operands(a: Any, b: Any, bias: Any, activation: str | None) -> None:
     _check_bias(bias, n, a)
     if activation is not None and activation not in ACTIVATIONS:
         raise ForetuneError(f"activation must be one of {', '.join(ACTIVATIONS)} but is {activation!r}")
-
-
-def is_placed(tensor: torch.Tensor) -> bool:
-    """Whether a stored operand begins at a multiple of 16 bytes, and its rows do."""
-    return tensor.data_ptr() % ALIGNMENT_BYTES == 0 and tensor.stride(-2) * tensor.element_size() % ALIGNMENT_BYTES == 0
 
 
 def _check_bias(bias: Any, n: int, a: torch.Tensor) -> None:
@@ -104,11 +106,21 @@ def _has_rows(matrix: torch.Tensor) -> bool:
     return contiguous and (matrix.dim() == 2 or len(matrix) == 1 or matrix.stride(0) == rows * matrix.stride(-2))
 
 
-def _stored(matrix: torch.Tensor, batch: int, is_transposed: bool, copies: bool) -> torch.Tensor:
+def _stored(matrix: torch.Tensor, batch: int, is_transposed: bool) -> torch.Tensor:
     if matrix.dim() == 3 and batch == 1:
         matrix = matrix.reshape(-1, matrix.shape[-1])
     if is_transposed:
         matrix = matrix.mT
-    if copies:
-        matrix = matrix.contiguous()
     return matrix if matrix.dim() == 3 else matrix[None]
+
+
+def _lies_well(matrix: torch.Tensor, stored: torch.Tensor, aligned: bool) -> bool:
+    if stored.data_ptr() != matrix.data_ptr() or not _has_rows(stored):  # no view has one row after the other
+        return False
+    return not aligned or stored.stride(-2) * stored.element_size() % ALIGNMENT_BYTES == 0
+
+
+def _copied(matrix: torch.Tensor, is_transposed: bool) -> torch.Tensor:
+    if is_transposed:
+        return matrix.mT.clone(memory_format=torch.contiguous_format).mT
+    return matrix.clone(memory_format=torch.contiguous_format)

@@ -5,24 +5,23 @@ What depends on shapes and strides alone is found out once, then looked up.
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.nn import functional
 
 from ....datasets import ForetuneError, KernelConfig
-from ....runtime import Mode, resolve_mode
-from ....runtime.choice import Launch, choose, given
-from ....runtime.tuning.ranks.agreement import epoch
-from ... import find_measurable
-from ...op_calls import device_at, encode, facts, needs_operator, on_device_of, place_of
+from ...op_calls import ConfiguredLaunch, Memo, are_placed, device_at, encode, key_of, needs_operator
 from ..layouts import A_KM, ACTIVATIONS, B_KN, activation_of, is_aligned
-from ..triton_kernels.gemm import launch_matmul
-from .operands import is_placed, operands_of
+from ..triton_kernels.gemm import prepare_matmul
+from .operands import operands_of
 
-#: Calls that are remembered. When there are more, all are forgotten: to find one out again takes milliseconds at most.
-_MEMO_SIZE = 4096
-_calls: dict[tuple[Any, ...], Call] = {}
+if TYPE_CHECKING:
+    from ....datasets import DeviceSpec
+    from ...op_calls import Launch
+
+_calls: Memo[Call] = Memo()
 
 
 def product(
@@ -49,14 +48,16 @@ def run(
     mode: str | None,
 ) -> torch.Tensor:
     """`product` of tensors that have memory."""
-    key = (place_of(a, "a"), epoch(), facts(a), facts(b), facts(bias), activation, config, mode)
-    call = _calls.get(key)
-    if call is None:
-        if len(_calls) >= _MEMO_SIZE:
-            _calls.clear()
-        call = _calls[key] = Call(a, b, bias, activation, config, mode)
-    with on_device_of(a):
-        return call.run(a, b, bias)
+    key = key_of((a, b, bias), (activation, config, mode), "a")
+    call = _calls.get(key) or _calls.add(key, Call(key[0], a, b, bias, activation, config, mode))
+    if call.copies or (call.is_aligned and not are_placed((a, b))):
+        a, b = call.operands.readable(a, b, aligned=call.is_aligned)
+        return run(a, b, bias, activation, config, mode)  # a call like any other
+    y = a.new_empty(*call.out_shape, dtype=call.out_dtype)
+    if call.launch is None:
+        return _sums_of_nothing(y, bias, activation)
+    call.launch((a, b, y, bias))
+    return y
 
 
 def gradients(
@@ -83,11 +84,19 @@ def activated(y: torch.Tensor, activation: str) -> torch.Tensor:
     return y
 
 
+def _sums_of_nothing(y: torch.Tensor, bias: torch.Tensor | None, activation: str | None) -> torch.Tensor:
+    y.zero_()
+    if bias is not None:
+        y += bias
+    return y if activation is None else activated(y, activation)
+
+
 class Call:
     """All calls with tensors of these shapes and strides on one device. FORETUNE_MODE is read when it is made."""
 
     def __init__(
         self,
+        place: int,
         a: torch.Tensor,
         b: torch.Tensor,
         bias: torch.Tensor | None,
@@ -96,60 +105,29 @@ class Call:
         mode: str | None,
     ) -> None:
         self.operands = operands_of(a, b, bias, activation)
-        self.problem = self.operands.problem
-        self.family, self.device = find_measurable("matmul"), device_at(place_of(a, "a"), "a")
-        self.mode = resolve_mode(mode, default=Mode.PREDICT)
-        self.is_empty = 0 in (self.problem[dim] for dim in ("batch", "m", "n", "k"))
-        self.is_aligned = is_aligned(self.problem)
-        self._config: KernelConfig | None = None
-        if not self.is_empty:
-            default = self.family.default(self.problem, self.device)
-            if reason := self.family.supports(default, self.problem, self.device):
-                raise ForetuneError(f"matmul cannot run {self.problem}: {reason}")
-            if config is not None:
-                self._config = given(config, self.family, self.problem, self.device)
+        problem = self.operands.problem
+        self.out_shape = self.operands.out_shape
+        self.out_dtype = torch.int32 if a.dtype == torch.int8 else a.dtype
+        #: Then a config may use TMA, and the kernel loads 16 bytes at a time.
+        self.is_aligned = is_aligned(problem)
+        self.copies = False  # whether the kernel cannot read an operand as it lies
+        self.launch: ConfiguredLaunch | None = None  # nothing is launched where there is nothing to add up
+        device_at(place, "a")
+        if 0 in (problem[dim] for dim in ("batch", "m", "n", "k")):
+            return
+        self.copies = self.operands.copies(a, b, aligned=self.is_aligned)
+        if not self.copies:
+            self.launch = ConfiguredLaunch(problem, place, config, mode, self._prepared, "a")
 
-    def run(self, a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-        problem = self.problem
-        y = torch.empty(
-            (problem["batch"], problem["m"], problem["n"]),
-            dtype=torch.int32 if a.dtype == torch.int8 else a.dtype,
-            device=a.device,
+    def _prepared(self, config: KernelConfig, device: DeviceSpec, tensors: Sequence[Any]) -> Launch:
+        a, b, y, _ = tensors
+        problem = self.operands.problem
+        return prepare_matmul(
+            *self.operands.stored(a, b),
+            y.view(problem["batch"], problem["m"], problem["n"]),
+            config,
+            device.sm_count,
+            a_km=A_KM in problem.flags,
+            b_kn=B_KN in problem.flags,
+            activation=activation_of(problem),
         )
-        if self.is_empty:
-            return self._empty(y, bias)
-        a, b = self.operands.stored(a, b)
-        if self.is_aligned:  # then a config may use TMA, and the kernel loads 16 bytes at a time
-            a, b = (x if is_placed(x) else x.clone(memory_format=torch.contiguous_format) for x in (a, b))
-        flags, activation = problem.flags, activation_of(problem)
-
-        def launch(config: KernelConfig) -> None:
-            launch_matmul(
-                a,
-                b,
-                y,
-                config,
-                self.device.sm_count,
-                a_km=A_KM in flags,
-                b_kn=B_KN in flags,
-                bias=bias,
-                activation=activation,
-            )
-
-        launch(self._chosen(launch))
-        return y.view(self.operands.out_shape)
-
-    def _chosen(self, launch: Launch) -> KernelConfig:
-        if self._config is None:
-            self._config = choose(self.family, self.problem, self.device, self.mode, launch)
-        return self._config
-
-    def _empty(self, y: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-        """Sums of nothing."""
-        y.zero_()
-        if bias is not None:
-            y += bias
-        activation = activation_of(self.problem)
-        if activation != "none":
-            y = activated(y, activation)
-        return y.view(self.operands.out_shape)

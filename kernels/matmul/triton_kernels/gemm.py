@@ -19,6 +19,8 @@ from .split_k import add_partials, compile_add_partials
 from .tile_order import split_range, tile_at
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
     import torch
 
     from ....datasets import KernelConfig
@@ -223,24 +225,30 @@ def launch_matmul(
     (N,). The last dimension of each is contiguous, and one matrix follows the other: only rows may be further apart
     than they are long. y is int32 for int8 operands, which take neither bias nor activation.
     """
-    import torch
+    prepare_matmul(a, b, y, config, sm_count, a_km=a_km, b_kn=b_kn, activation=activation)((a, b, y, bias))
 
+
+def prepare_matmul(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    y: torch.Tensor,
+    config: KernelConfig,
+    sm_count: int,
+    *,
+    a_km: bool = False,
+    b_kn: bool = False,
+    activation: str = "none",
+) -> Callable[[Sequence[torch.Tensor | None]], None]:
+    """What launches the kernel on any (a, b, y, bias) that are stored as these are, again and again. All as in
+    `launch_matmul`, but for the dimensions, of which later tensors may have others."""
     if y.numel() == 0:
-        return
-    batch, m, n = y.shape
-    k = a.shape[1] if a_km else a.shape[2]
-    splits = config["SPLIT_K"]
-    out = y
-    if splits > 1:
-        wide = torch.int32 if a.dtype == torch.int8 else torch.float32
-        out = torch.empty((splits, batch, m, n), dtype=wide, device=y.device)
-    if config["TMA"]:
-        ensure_allocator()
-    whole, aligned = splits == 1, are_aligned(a, b, y)
-    _launch(
+        return _launch_nothing
+    (batch, m, n), k = y.shape, a.shape[1] if a_km else a.shape[2]
+    splits, aligned = config["SPLIT_K"], are_aligned(a, b, y)
+    whole = splits == 1
+    prepared = _launch.prepare(
         (grid_of(batch, m, n, config, sm_count), 1, 1),
-        (a, b, out, bias if whole else None),
-        (batch, m, n, k, a.stride(-2), b.stride(-2), out.stride(-2)),
+        (batch, m, n, k, a.stride(-2), b.stride(-2), y.stride(-2) if whole else n),
         config,
         A_KM=a_km,
         B_KN=b_kn,
@@ -249,8 +257,29 @@ def launch_matmul(
         SPLIT=not whole,
         PERSISTENT=config["PROGRAMS_PER_SM"] > 0,
     )
-    if not whole:
-        add_partials(out, y, bias, activation, aligned)
+    uses_tma = config["TMA"] > 0
+    if whole and not uses_tma:
+        return prepared
+
+    def launch(tensors: Sequence[Any]) -> None:
+        if uses_tma:
+            ensure_allocator()
+        if whole:
+            prepared(tensors)
+            return
+        import torch
+
+        a, b, y, bias = tensors
+        wide = torch.int32 if a.dtype == torch.int8 else torch.float32
+        partial = torch.empty((splits, batch, m, n), dtype=wide, device=y.device)
+        prepared((a, b, partial, None))
+        add_partials(partial, y, bias, activation, aligned)
+
+    return launch
+
+
+def _launch_nothing(tensors: Sequence[torch.Tensor | None]) -> None:
+    """Where y has no elements."""
 
 
 def are_aligned(a: torch.Tensor, b: torch.Tensor, y: torch.Tensor) -> bool:

@@ -11,7 +11,7 @@ import torch
 
 from ...op_calls import decode, register_fake
 from .checks import check_call
-from .passes import Options, Tables, backward, forward
+from .passes import Options, backward, forward
 
 _TENSORS = "Tensor q, Tensor k, Tensor cos, Tensor sin, Tensor? q_weight, Tensor? k_weight"
 _OPTIONS = "float eps, float weight_offset, bool interleaved, str? config, str? config_backward, str? mode"
@@ -29,9 +29,7 @@ def _options(values: Any) -> Options:
 
 
 def _forward(*arguments: Any) -> tuple[torch.Tensor, torch.Tensor]:
-    check_call(*arguments[:9])
-    q, k = arguments[:2]
-    return forward(q, k, Tables(*arguments[2:6]), _options(arguments[6:]))
+    return forward(arguments[:6], _options(arguments[6:]))
 
 
 def _forward_fake(*arguments: Any) -> tuple[torch.Tensor, torch.Tensor]:
@@ -57,8 +55,8 @@ def _needed(ctx: Any) -> tuple[bool, ...]:
 
 
 def _backward(*arguments: Any) -> tuple[torch.Tensor, ...]:
-    dq, dk, q, k = arguments[:4]
-    return backward(dq, dk, q, k, Tables(*arguments[4:8]), _options(arguments[8:]))
+    dq, dk = arguments[:2]
+    return backward(dq, dk, arguments[2:8], _options(arguments[8:]))
 
 
 def _backward_fake(*arguments: Any) -> tuple[torch.Tensor, ...]:

@@ -8,14 +8,9 @@ import torch
 from torch.autograd.function import once_differentiable
 
 from ....datasets import KernelConfig
-from ...op_calls import encode, facts, needs_operator
+from ...op_calls import encode, needs_gradient, needs_operator
 from . import library  # noqa: F401 - registers the operators
-from .checks import check_call
-from .passes import Options, Tables, backward, forward
-
-#: Calls that were in order, by all that this depends on. When there are more, all are forgotten.
-_MEMO_SIZE = 4096
-_checked: set[tuple[Any, ...]] = set()
+from .passes import Options, backward, forward
 
 
 def rms_norm_rope(
@@ -82,16 +77,10 @@ def rms_norm_rope(
         )
         return made
     options = Options(eps, weight_offset, interleaved, config, config_backward, mode)
-    key = (*map(facts, tensors), options)
-    if key not in _checked:
-        check_call(*tensors, eps, weight_offset, interleaved)
-        if len(_checked) >= _MEMO_SIZE:
-            _checked.clear()
-        _checked.add(key)
-    if torch.is_grad_enabled() and any(tensor is not None and tensor.requires_grad for tensor in tensors):
+    if needs_gradient(tensors):
         made = _RmsNormRope.apply(*tensors, options)  # type: ignore[no-untyped-call]
         return made
-    return forward(q, k, Tables(*tensors[2:]), options)
+    return forward(tensors, options)
 
 
 class _RmsNormRope(torch.autograd.Function):
@@ -99,16 +88,14 @@ class _RmsNormRope(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, *arguments: Any) -> tuple[torch.Tensor, torch.Tensor]:
-        tensors, options = arguments[:6], arguments[6]
-        ctx.options = options
+        *tensors, ctx.options = arguments
+        made = forward(tensors, ctx.options)
         ctx.save_for_backward(*tensors)
-        q, k, *tables = tensors
-        return forward(q, k, Tables(*tables), options)
+        return made
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, dq: torch.Tensor, dk: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        q, k, *tables = ctx.saved_tensors
-        q_grad, k_grad, *weight_grads = backward(dq, dk, q, k, Tables(*tables), ctx.options)
-        of_weights = [None, None] if tables[2] is None else weight_grads
+        q_grad, k_grad, *weight_grads = backward(dq, dk, ctx.saved_tensors, ctx.options)
+        of_weights = [None, None] if ctx.saved_tensors[-1] is None else weight_grads
         return q_grad, k_grad, None, None, *of_weights, None

@@ -9,33 +9,31 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
-from ....datasets import ForetuneError, KernelConfig
+from ....datasets import ForetuneError, KernelConfig, Problem
 from ...grouped_gemm.family import MOST_ROWS
 from ...grouped_gemm.op.checks import check_aligned
 from ...grouped_gemm.triton_kernels.tiles import TileMap
 from ...op_calls import (
     ConfiguredLaunch,
+    Memo,
     decode,
     device_at,
     encode,
-    facts,
+    key_of,
     needs_operator,
     on_device_of,
-    place_of,
     register_fake,
 )
-from ..family import STEP, ScaledGemmDense, ScaledGemmGrouped
-from ..kernel import launch_scaled_gemm
+from ..family import DTYPE, STEP, ScaledGemmDense, ScaledGemmGrouped
+from ..kernel import prepare_scaled_gemm
 from ..kinds import BLOCKWISE, ROWWISE, flags_of, scale_shapes
 from ..quantize import FP8, check_kind
 
 if TYPE_CHECKING:
     from ....datasets import DeviceSpec
+    from ...op_calls import Launch
 
-#: Products that were in order, by all that this depends on. When there are more, all are forgotten.
-_MEMO_SIZE = 4096
-_checked: dict[tuple[Any, ...], Shape] = {}
-_launch_dense, _launch_grouped = ConfiguredLaunch(ScaledGemmDense.name), ConfiguredLaunch(ScaledGemmGrouped.name)
+_calls: Memo[Call] = Memo()
 
 
 class Shape(NamedTuple):
@@ -80,44 +78,51 @@ def _run(
     mode: str | None,
 ) -> torch.Tensor:
     tensors = (x, w, x_scale, w_scale, group_sizes)
-    place = place_of(x)
-    key = (place, kind, *map(facts, tensors))
-    shape = _checked.get(key)
-    if shape is None:
-        shape = check_product(*tensors, kind)
-        device_at(place)  # which refuses the CPU
-        if len(_checked) >= _MEMO_SIZE:
-            _checked.clear()
-        _checked[key] = shape
+    key = key_of(tensors, (kind, config, mode))
+    call = _calls.get(key) or _calls.add(key, Call(key[0], tensors, kind, config, mode))
     check_aligned(x, w)
-    rows, n, k, groups = shape
-    y = torch.empty((rows, n), dtype=torch.bfloat16, device=x.device)
-    if rows == 0 or groups == 0:
+    rows, n, _, _ = call.shape
+    y = x.new_empty(rows, n, dtype=torch.bfloat16)
+    if call.launch is None:
         return y
-    with on_device_of(x):
-        tile_map = None if group_sizes is None else TileMap.build(group_sizes, rows)
+    entries = None
+    if group_sizes is not None:
+        with on_device_of(x):
+            entries = TileMap.build(group_sizes, rows).entries
     if kind == BLOCKWISE:
         x_scale = x_scale.t().contiguous()  # as they are stored anyway
-
-    def launch(config: KernelConfig, device: DeviceSpec) -> None:
-        launch_scaled_gemm(
-            x,
-            w,
-            x_scale,
-            w_scale,
-            y,
-            config,
-            device.sm_count,
-            tile_map=tile_map,
-            rowwise=kind == ROWWISE,
-            blockwise=kind == BLOCKWISE,
-        )
-
-    if groups is None:
-        _launch_dense(x, (rows, n, k), flags_of(kind), config, mode, launch)
-    else:
-        _launch_grouped(x, (groups, rows, n, k), flags_of(kind), config, mode, launch)
+    call.launch((x, w, x_scale, w_scale, y, entries))
     return y
+
+
+class Call:
+    """All products of tensors that are alike. FORETUNE_MODE is read when it is made."""
+
+    def __init__(
+        self,
+        place: int,
+        tensors: tuple[Any, Any, Any, Any, Any],
+        kind: str,
+        config: KernelConfig | None,
+        mode: str | None,
+    ) -> None:
+        shape = self.shape = check_product(*tensors, kind)
+        device_at(place)  # which refuses the CPU
+        self.launch: ConfiguredLaunch | None = None  # nothing is launched where there are no rows
+        if shape.rows == 0 or shape.groups == 0:
+            return
+
+        def prepare(config: KernelConfig, device: DeviceSpec, _: Any) -> Launch:
+            are = {"rowwise": kind == ROWWISE, "blockwise": kind == BLOCKWISE}
+            return prepare_scaled_gemm(*shape, config, device.sm_count, **are)
+
+        rows, n, k, groups = shape
+        if groups is None:
+            problem = Problem.of(ScaledGemmDense.name, dtype=DTYPE, flags=flags_of(kind), m=rows, n=n, k=k)
+        else:
+            name, flags = ScaledGemmGrouped.name, flags_of(kind)
+            problem = Problem.of(name, dtype=DTYPE, flags=flags, groups=groups, rows=rows, n=n, k=k)
+        self.launch = ConfiguredLaunch(problem, place, config, mode, prepare)
 
 
 def check_product(

@@ -20,7 +20,7 @@ from torch.autograd.function import once_differentiable
 
 from ....datasets import ForetuneError, KernelConfig
 from ...grouped_gemm.op import library as _  # noqa: F401 - torch.ops.foretune.grouped_gemm_backward
-from ...op_calls import encode
+from ...op_calls import encode, needs_gradient
 from ..kinds import BLOCKWISE
 from ..quantize import FP8, check_kind, quantize_w, quantize_x, transposed
 from .fp8_product import product
@@ -62,8 +62,7 @@ def scaled_gemm(
     ...     x, w = (torch.randn(64, 256, device="cuda", dtype=torch.bfloat16) for _ in range(2))
     ...     assert scaled_gemm(x, w).shape == (64, 64)
     """
-    y: torch.Tensor = _ScaledGemm.apply(x, w, None, x_scale, w_scale, check_kind(scales), config, config_dx, None, mode)  # type: ignore[no-untyped-call]
-    return y
+    return _run(x, w, None, x_scale, w_scale, check_kind(scales), config, config_dx, None, mode)
 
 
 def scaled_grouped_gemm(
@@ -107,10 +106,28 @@ def scaled_grouped_gemm(
     """
     if group_sizes is None:
         raise ForetuneError("group_sizes must be a tensor but is None: foretune.scaled_gemm is the dense product")
-    y: torch.Tensor = _ScaledGemm.apply(  # type: ignore[no-untyped-call]
-        x, w, group_sizes, x_scale, w_scale, check_kind(scales), config, config_dx, config_dw, mode
-    )
-    return y
+    return _run(x, w, group_sizes, x_scale, w_scale, check_kind(scales), config, config_dx, config_dw, mode)
+
+
+def _run(
+    x: torch.Tensor,
+    w: torch.Tensor,
+    group_sizes: torch.Tensor | None,
+    x_scale: torch.Tensor | None,
+    w_scale: torch.Tensor | None,
+    kind: str,
+    config: KernelConfig | None,
+    config_dx: KernelConfig | None,
+    config_dw: KernelConfig | None,
+    mode: str | None,
+) -> torch.Tensor:
+    y: torch.Tensor
+    if needs_gradient((x, w)):
+        y = _ScaledGemm.apply(x, w, group_sizes, x_scale, w_scale, kind, config, config_dx, config_dw, mode)  # type: ignore[no-untyped-call]
+        return y
+    x8, x_scale = _quantized("x", x, x_scale, kind)
+    w8, w_scale = _quantized("w", w, w_scale, kind)
+    return product(x8, w8, x_scale, w_scale, group_sizes, kind, config, mode)
 
 
 class _ScaledGemm(torch.autograd.Function):

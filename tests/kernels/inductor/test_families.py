@@ -92,10 +92,11 @@ def test_a_tile_larger_than_the_problem_is_refused_by_its_knob():
         (product(64, 64, 64, batch=2), "in a batch"),
         (product(64, 60, 64), "no multiples of 16 bytes"),
         (product(64, 64, 60, flags=("b_transposed",)), "no multiples of 16 bytes"),
+        (product(1, 64, 64), "with m=1: Inductor's template computes wrong results"),
     ],
 )
-def test_tma_is_refused_where_inductor_does_not_use_it(problem, why):
-    knobs = {"BLOCK_M": 64, "BLOCK_N": 64, "BLOCK_K": 32, "GROUP_M": 8, "num_warps": 4, "num_stages": 3}
+def test_tma_is_refused_where_inductor_does_not_use_it_or_gets_it_wrong(problem, why):
+    knobs = {"BLOCK_M": 16, "BLOCK_N": 64, "BLOCK_K": 32, "GROUP_M": 8, "num_warps": 4, "num_stages": 3}
     assert why in MM.supports(KernelConfig.of(**knobs, PERSISTENT_TMA=1), problem, H200)
     assert MM.supports(KernelConfig.of(**knobs, PERSISTENT_TMA=0), problem, H200) is None
 

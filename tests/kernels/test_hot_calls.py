@@ -1,0 +1,129 @@
+"""What is found out once for calls that are alike, and that copies are made for those that need them and no others: of
+every op, compiled for a GPU that need not be here."""
+
+from __future__ import annotations
+
+import foretune
+import pytest
+import torch
+from foretune import KernelConfig
+from foretune.datasets import DeviceSpec
+from foretune.kernels import op_calls
+from foretune.kernels.gated_mlp.op import passes as gated_mlp
+from foretune.kernels.matmul.op import passes as matmul
+from foretune.kernels.rms_norm_rope.op import passes as rms_norm_rope
+from foretune.kernels.scaled_gemm.op import fp8_product
+from foretune.runtime import use_stub_driver
+from foretune.runtime.launching.launcher import Launcher
+
+pytestmark = [pytest.mark.compile, pytest.mark.usefixtures("own_cache")]
+
+BF16 = torch.bfloat16
+TILE = KernelConfig.of(BLOCK_M=16, BLOCK_N=32, BLOCK_K=64, num_stages=2)
+SPLIT = KernelConfig.of(**TILE.to_json(), SPLIT_K=2)
+FP8 = KernelConfig.of(**TILE.to_json(), SWAP_AB=0)
+HEADS = KernelConfig.of(HEADS=2, num_warps=1)
+MEMOS = {
+    "matmul": matmul,
+    "gated_mlp": gated_mlp,
+    "rms_norm_rope": rms_norm_rope,
+    "scaled_gemm": fp8_product,
+}
+
+
+def zeros(*shape, dtype=BF16, offset=0):
+    count = torch.Size(shape).numel()
+    return torch.zeros(count + offset, dtype=dtype)[offset:].view(shape)
+
+
+def of_heads(offset=0):
+    angles, weight = zeros(8, 8), zeros(16)
+    return zeros(8, 4, 16, offset=offset), zeros(8, 1, 16), angles, angles, weight, weight
+
+
+def in_fp8():
+    scales = {"x_scale": torch.ones(16, 1), "w_scale": torch.ones(32, 1)}
+    return zeros(16, 64, dtype=torch.float8_e4m3fn), zeros(32, 64, dtype=torch.float8_e4m3fn), scales
+
+
+#: Of each op a call of tensors, the first of which begins `offset` elements after a multiple of 16 bytes, and the
+#: kernels that it launches.
+CALLS = {
+    "matmul": (
+        lambda offset=0: foretune.matmul(zeros(16, 64, offset=offset), zeros(32, 64).T, config=SPLIT),
+        ["matmul_kernel", "add_partials_kernel"],
+    ),
+    "gated_mlp": (
+        lambda offset=0: foretune.gated_mlp(zeros(16, 64, offset=offset), zeros(64, 64), config=TILE),
+        ["gated_mlp_kernel"],
+    ),
+    "rms_norm_rope": (
+        lambda offset=0: foretune.rms_norm_rope(*of_heads(offset), config=HEADS),
+        ["rms_norm_rope_kernel"],
+    ),
+    "scaled_gemm": (
+        lambda: foretune.scaled_gemm(*in_fp8()[:2], **in_fp8()[2], scales="rowwise", config=FP8),
+        ["scaled_gemm_kernel"],
+    ),
+}
+
+
+@pytest.fixture
+def stub(monkeypatch):
+    for passes in MEMOS.values():
+        monkeypatch.setattr(passes, "_calls", op_calls.Memo())
+    with use_stub_driver(DeviceSpec.named("h200")) as driver:
+        yield driver
+
+
+@pytest.mark.parametrize("op", CALLS)
+def test_a_hot_call_launches_and_finds_out_nothing(op, stub, monkeypatch):
+    call, kernels = CALLS[op]
+    call()
+
+    def refuse(*_, **__):
+        pytest.fail("a hot call finds out what the first one did")
+
+    monkeypatch.setattr(MEMOS[op].Call, "__init__", refuse)
+    monkeypatch.setattr(op_calls.ConfiguredLaunch, "__init__", refuse)
+    monkeypatch.setattr(op_calls.ConfiguredLaunch, "_chosen", refuse)
+    # What adds up parts of sums depends on nothing that is chosen, and is looked up by its launcher.
+    prepared, prepare = [], Launcher.prepare
+    monkeypatch.setattr(Launcher, "prepare", lambda self, *a, **k: prepared.append(self) or prepare(self, *a, **k))
+    for _ in range(3):
+        call()
+    assert [launch.kernel for launch in stub.launches] == kernels * 4
+    assert len(prepared) == 3 * (len(kernels) - 1)
+
+
+@pytest.mark.parametrize("op", [op for op in CALLS if op != "scaled_gemm"])
+@pytest.mark.parametrize("first", [0, 1])
+def test_what_begins_at_an_odd_address_is_copied_and_what_is_else_alike_is_not(op, first, stub, monkeypatch):
+    call, kernels = CALLS[op]
+    copied, clone = [], torch.Tensor.clone
+    monkeypatch.setattr(
+        torch.Tensor, "clone", lambda x, **options: copied.append(x.data_ptr() % 16) or clone(x, **options)
+    )
+    for offset in (first, 1 - first, first, 1 - first):
+        call(offset)
+    assert copied == [2, 2]
+    assert [launch.kernel for launch in stub.launches] == kernels * 4
+    calls = MEMOS[op]._calls
+    assert len(calls) == 1  # a copy is laid out alike
+
+
+@pytest.mark.parametrize("op", CALLS)
+def test_a_full_memo_is_emptied(op, stub, monkeypatch):
+    monkeypatch.setattr(op_calls.Memo, "most", 1)
+    memo = MEMOS[op]._calls
+    memo.add(("another",), None)
+    CALLS[op][0]()
+    assert len(memo) == 1
+
+
+def test_calls_are_made_anew_when_the_ranks_are_to_agree(stub):
+    call, _ = CALLS["gated_mlp"]
+    call()
+    with foretune.agree():
+        call()
+    assert len(gated_mlp._calls) == 2
