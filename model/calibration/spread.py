@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 _LIKENESS = 0.08
 #: So many are chosen so, among the first of the ranking; the others follow as they are predicted, because to have the
 #: very best on a long list takes near-equals too.
-_CHOSEN, AMONG = 16, 65
+_CHOSEN, AMONG = 16, 32
 
 
 @remembered(maxsize=64)
