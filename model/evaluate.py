@@ -14,6 +14,7 @@ from ..datasets.errors import warn
 from ..datasets.progress import advance, share_of, side_by_side
 from .baselines.registry import Baseline, RankerFactory, Rivals, choose_rivals
 from .calibration.held_out import HeldOut, coverage_of_bundle
+from .calibration.spread import spread_places
 from .evaluation import Evaluation, in_percent
 from .gbdt import LightGBMRanker
 from .metrics import top_k_regret
@@ -215,6 +216,7 @@ class _Split:
         """The ranker's regrets from its scores with sizes known and unknown, and its rivals', whose scores are this
         share of the current task."""
         full = np.where(self.candidates, 0.0, np.nan)
+        places = np.stack([spread_places(view, self.grid.configs) for view in scores])  # as a shortlist has them
         found, left_out = {}, dict(rivals.left_out)
         for name, baseline in rivals.baselines.items():
             if self.groups.max() == 0 and baseline.rankers[0]().learns:
@@ -229,8 +231,8 @@ class _Split:
             groups=self.groups[self.judged],
             tried=self._tried(),
             full_search=self._regret(full, len(self.grid.configs)),
-            regret={k: self._regret(scores[0], k) for k in self.ks},
-            regret_sizes_unknown={k: self._regret(scores[1], k) for k in self.ks},
+            regret={k: self._regret(places[0], k) for k in self.ks},
+            regret_sizes_unknown={k: self._regret(places[1], k) for k in self.ks},
             baselines={name: known for name, (known, _) in found.items()},
             baselines_sizes_unknown={name: unknown for name, (_, unknown) in found.items()},
             left_out=left_out,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -11,6 +12,7 @@ import numpy as np
 from ..datasets import Case, DeviceSpec
 from ..datasets.console.tables import percent, table
 from ..datasets.grid import Grid
+from .calibration.spread import spread_places
 from .metrics import geomean, summarise
 from .splits import RANDOM
 
@@ -44,6 +46,11 @@ class Evaluation:
     #: Whether shortlists of k="auto" hold a good config, by where the problems are from; empty where nothing is
     #: calibrated.
     coverage: Mapping[str, Coverage] = field(default_factory=dict)
+
+    @cached_property
+    def places(self) -> NDArray[np.float64]:
+        """Where each config stands on a shortlist, first 0, shaped as `predicted`."""
+        return np.stack([spread_places(view, self.grid.configs) for view in self.predicted])
 
     def to_json(self) -> dict[str, Any]:
         """One family's entry of `foretune evaluate --json`; 1.0 = the best config."""

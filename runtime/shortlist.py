@@ -46,7 +46,8 @@ _MOST_CHOOSERS = 256
 
 @dataclass(frozen=True)
 class Shortlist:
-    """Configs in the order in which to try them; never empty.
+    """Configs in the order in which to try them; never empty. The first is the one that is predicted fastest; the
+    others need not be in the order of their slowdowns, see `make_shortlist`.
 
     Where nothing was predicted, `predicted` is False, `reason` says why, the configs are all that are supported,
     in the order given, and each slowdown is 1.0: none is known to be slower than another. Where it was, `reason` names
@@ -102,8 +103,9 @@ def make_shortlist(
     bundle: Bundle | Path | str | None = None,
     skew: Skew | None = None,
 ) -> Shortlist:
-    """The `k` configs with the lowest predicted times, of those that the family supports, and that computed a right
-    result with the problem's dtype and flags when the bundle's data were measured.
+    """The `k` configs to try, of those that the family supports, and that computed a right result with the problem's
+    dtype and flags when the bundle's data were measured: first the one with the lowest predicted time, then others with
+    low ones; of a k that is a number, such as are not all alike, since like configs are misjudged alike.
 
     With k="auto" there are as many as hold one within 1 % of the best in 95 % of cases, by the bundle's calibration:
     few where the ranker is sure, more outside of what it learned, at most 64 within that, and 8 where the bundle has
@@ -200,6 +202,10 @@ class Chooser:
 
     def _ranked(self, problem: Problem, k: HowMany, skew: Skew | None) -> Shortlist:
         """Whether a config is supported is asked of the problem itself, and only until enough of them are."""
+        import numpy as np  # as below
+
+        from ..model.calibration.spread import AMONG, knob_table, spread_order
+
         bundle, name = bundle_in_force(self.bundle), self.family.name
         calibration, distance = bundle.calibration(name), bundle.distance(name, problem, self.device)
         learned_on = bundle.trained_on(name)
@@ -207,13 +213,17 @@ class Chooser:
         if self.device.arch not in archs:
             k = k.times(_GROWTH, _LEAST_UNMEASURED, calibration)
         longest = min(k.longest(calibration, distance), len(self.configs))
-        order, slowdowns = self._first_able(problem, skew, longest, k.enough(calibration, distance))
-        positions, chosen = order.tolist(), slowdowns / slowdowns[0]
+        enough = k.enough(calibration, distance)
+        # A list of k="auto" has all up to a level. For any other some more are looked at, and not all alike taken.
+        is_spread = enough is None and longest > 1
+        among = min(max(longest, AMONG), len(self.configs)) if is_spread else longest
+        positions, slowdowns = self._first_able(problem, skew, among, enough)
+        chosen = slowdowns / slowdowns[0]
+        logs = np.log(chosen)
         call_us = k.estimate_us(self.family, problem, self.device, self.configs[positions[0]])
-        length, length_why = k.length(
-            [math.log(slowdown) for slowdown in chosen.tolist()], calibration, distance, call_us
-        )
-        positions, chosen = positions[:length], chosen[:length]
+        length, length_why = k.length(logs[:longest].tolist(), calibration, distance, call_us)
+        tried = spread_order(logs, knob_table(self.configs)[positions]) if is_spread else np.arange(len(positions))
+        positions, chosen = positions[tried[:length]], chosen[tried[:length]]
         why = f"predicted by bundle {bundle.digest[:12]}"
         if self.device.arch not in archs:
             why = (
@@ -226,9 +236,9 @@ class Chooser:
             cards = sorted({spec.card for spec in learned_on})
             why += f", which learned on {', '.join(cards)} only"
         return Shortlist(
-            configs=tuple(self.configs[position] for position in positions),
+            configs=tuple(self.configs[position] for position in positions.tolist()),
             predicted_slowdown=tuple(chosen.tolist()),
-            positions=tuple(positions),
+            positions=tuple(positions.tolist()),
             reason="; ".join(part for part in (why, distance.reason, length_why) if part),
             device=self.device.name,
         )

@@ -53,8 +53,8 @@ class Findings:
 
     @cached_property
     def places(self) -> NDArray[np.intp]:
-        """The configs in their predicted order, with sizes known, (n_problems, n_configs); no candidates come last."""
-        order: NDArray[np.intp] = np.argsort(self.evaluation.predicted[0], axis=1, kind="stable")
+        """The configs as a shortlist has them, with sizes known, (n_problems, n_configs); no candidates come last."""
+        order: NDArray[np.intp] = np.argsort(self.evaluation.places[0], axis=1, kind="stable")
         return order
 
     @cached_property
@@ -68,7 +68,7 @@ class Findings:
         from 1 to `LONGEST`, or to the number of configs."""
         predicted = self.evaluation.predicted[0 if sizes_known else 1]
         slowdowns = np.where(np.isnan(predicted), np.inf, _slowdowns(self.evaluation.grid, predicted))
-        order = np.argsort(predicted, axis=1, kind="stable")[:, :LONGEST]
+        order = np.argsort(self.evaluation.places[0 if sizes_known else 1], axis=1, kind="stable")[:, :LONGEST]
         good = np.take_along_axis(slowdowns, order, axis=1) <= WITHIN
         shares: NDArray[np.float64] = np.logical_or.accumulate(good, axis=1).mean(axis=0)
         return shares

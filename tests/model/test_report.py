@@ -98,11 +98,11 @@ def test_the_worst_problems_are_the_slowest_first_choices(report):
 
 def test_a_shortlist_serves_where_a_good_config_is_on_it(report):
     found = report.families["fake"]
-    grid, predicted = found.evaluation.grid, found.evaluation.predicted[0]
+    grid, places = found.evaluation.grid, found.evaluation.places[0]
     for k in (1, 3, 8):
         served = []
         for row in range(len(grid)):
-            order = sorted(np.flatnonzero(~np.isnan(predicted[row])), key=lambda at, row=row: predicted[row, at])
+            order = sorted(np.flatnonzero(~np.isnan(places[row])), key=lambda at, row=row: places[row, at])
             times = np.nan_to_num(grid.times_us[row], nan=np.inf)
             served.append(min(times[order[:k]]) <= 1.01 * min(times[order]))
         assert found.served()[k - 1] == pytest.approx(np.mean(served))
