@@ -27,8 +27,10 @@ if TYPE_CHECKING:
 Others: TypeAlias = Callable[[int], Mapping[str, Pair]]
 CompileAhead: TypeAlias = Callable[[Measurable, Sequence[tuple[KernelConfig, Problem]], DeviceSpec], None]
 #: A row that gains less than this over what runs anyway is pinned to that: the noise of what was measured; what the
-#: first choice of a learned ranker may be off; what the analytic estimate, which nothing has confirmed, may.
-_NOISE, _LEARNED, _ESTIMATED = 1.01, 1.03, 1.15
+#: first choice of a learned ranker may be off; what one may that nothing has confirmed, which is the analytic estimate's,
+#: or is so many octaves from the data (another engine's kernel, and another card, count as one).
+_NOISE, _LEARNED, _UNCONFIRMED = 1.01, 1.03, 1.15
+_FAR_OCTAVES = 1.0
 #: So many configs of each product are timed for a row.
 CANDIDATES = 8
 _ROUNDS, _SAMPLES = 4, 5
@@ -41,7 +43,7 @@ class _Predicted:
     configs: tuple[KernelConfig, ...]
     times_us: np.ndarray[Any, np.dtype[np.float64]]
     reason: str
-    learned: bool
+    confirmed: bool  # whether anything like it was measured
 
     @property
     def by_config(self) -> dict[KernelConfig, float]:
@@ -71,7 +73,7 @@ def predicted(
 ) -> _Predicted:
     """Times of configs: slowdowns of the bundle's ranker times the analytic estimate of the fastest; the estimate alone
     where the bundle has nothing on the family, which the reason says."""
-    from ...runtime import make_shortlist
+    from ...runtime.shortlist import bundle_in_force, make_shortlist
 
     estimate = family.estimate_us(problem, device, configs)
     with warnings.catch_warnings():  # that nothing is learned is in the reason
@@ -84,7 +86,8 @@ def predicted(
     times = np.full(len(configs), np.inf)
     scale = float(estimate[chosen.positions[0]])
     times[list(chosen.positions)] = scale * np.asarray(chosen.predicted_slowdown)
-    return _Predicted(configs, times, chosen.reason, True)
+    distance = bundle_in_force(bundle).distance(family.name, problem, device)
+    return _Predicted(configs, times, chosen.reason, distance.octaves < _FAR_OCTAVES)
 
 
 def tune_layer(
@@ -142,8 +145,8 @@ def tune_layer(
             for place, product in enumerate(products):
                 calls = [(config, product.problem(tokens)) for tokens in batches for config in runs[tokens][place]]
                 compile_ahead(product.family, calls, device)
-    learned = all(one.learned for both in guesses.values() for one in both)
-    least = _NOISE if measure else _LEARNED if learned else _ESTIMATED
+    confirmed = all(one.confirmed for both in guesses.values() for one in both)
+    least = _NOISE if measure else _LEARNED if confirmed else _UNCONFIRMED
     rows = []
     for tokens in batches:
         if measure:

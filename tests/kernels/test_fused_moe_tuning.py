@@ -13,6 +13,7 @@ from foretune.kernels.fused_moe import FusedMoeDown, FusedMoeUp, Layer, asked, t
 from foretune.kernels.fused_moe.engines import ENGINES, SGLANG, VLLM
 from foretune.kernels.fused_moe.shipped import default_pair
 from foretune.kernels.fused_moe.tuned_files import DEFAULT, OURS
+from foretune.model import Bundle, load_bundle
 from foretune.runtime.timing import timer as timer_module
 
 H200 = DeviceSpec.named("h200")
@@ -26,10 +27,17 @@ def none_installed(monkeypatch):
     monkeypatch.setattr(tuning, "shipped_pairs", lambda *of: {})
 
 
+@pytest.fixture
+def nothing_learned():
+    """A bundle that knows other families alone."""
+    shipped = load_bundle()
+    return Bundle({"matmul": shipped.trained["matmul"]}, shipped.lightgbm_version)
+
+
 @pytest.mark.parametrize("engine", ENGINES)
-def test_without_measurements_the_estimate_says_what_and_says_so(engine, none_installed):
+def test_without_measurements_the_estimate_says_what_and_says_so(engine, none_installed, nothing_learned):
     seen = []
-    files = tuning.tune_layer(engine, LAYER, H200, batches=[4096, 1], on_row=seen.append)
+    files = tuning.tune_layer(engine, LAYER, H200, bundle=nothing_learned, batches=[4096, 1], on_row=seen.append)
     assert [row.tokens for row in files.rows] == [1, 4096] == [row.tokens for row in seen]
     assert not files.measured
     assert "by the analytic estimate alone" in files.reason
@@ -44,6 +52,17 @@ def test_without_measurements_the_estimate_says_what_and_says_so(engine, none_in
         else:
             assert row.gain >= files.least
         assert engine == SGLANG or row.pair.is_alike
+
+
+def test_what_was_measured_of_one_engine_confirms_nothing_of_another_or_of_another_card(none_installed):
+    least = {}
+    for engine, device in ((SGLANG, H200), (VLLM, H200), (SGLANG, DeviceSpec.named("h100"))):
+        files = tuning.tune_layer(engine, LAYER, device, batches=[64])
+        assert "predicted by bundle" in files.reason
+        least[engine, device.name] = files.least
+    sglang, *others = least.values()
+    assert others == [max(others)] * 2
+    assert 1 < sglang < max(others)
 
 
 class _EstimatingTimer:
