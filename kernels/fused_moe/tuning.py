@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 Others: TypeAlias = Callable[[int], Mapping[str, Pair]]
 CompileAhead: TypeAlias = Callable[[Measurable, Sequence[tuple[KernelConfig, Problem]], DeviceSpec], None]
 #: A row that gains less than this over what runs anyway is pinned to that: the noise of what was measured; what the
-#: first choice of a learned ranker may be off; what one may that nothing has confirmed, which is the analytic estimate's,
-#: or is so many octaves from the data (another engine's kernel, and another card, count as one).
+#: first choice of a learned ranker may be off; what one may that nothing has confirmed. Such are those of the analytic
+#: estimate, and of what is so many octaves from the data (another engine's kernel, and another card, count as one).
 _NOISE, _LEARNED, _UNCONFIRMED = 1.01, 1.03, 1.15
 _FAR_OCTAVES = 1.0
 #: So many configs of each product are timed for a row.
