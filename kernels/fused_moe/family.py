@@ -6,8 +6,9 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from ...datasets import BinaryFacts, DeviceSpec, Family, ForetuneError, KernelConfig, Problem, dtype_of_tensor
+from ...datasets.feature_groups import FeatureGroup, stacked
 from .engines import SGLANG, VLLM, Layer
-from .features import FEATURE_NAMES, estimates, feature_table
+from .features import FEATURE_NAMES, estimates, feature_groups, feature_table
 from .launching import Product
 from .space import KNOBS, TMA, full_space, wrong_for, wrong_knob
 
@@ -80,6 +81,15 @@ class FusedMoeFamily(Family):
         binaries: Mapping[KernelConfig, BinaryFacts] | None = None,
     ) -> NDArray[np.float32]:
         return feature_table(Product(problem, self.down), device, configs)
+
+    def feature_groups(
+        self,
+        problems: Sequence[Problem],
+        device: DeviceSpec,
+        configs: Sequence[KernelConfig],
+        binaries: Mapping[KernelConfig, BinaryFacts] | None = None,
+    ) -> tuple[FeatureGroup, ...]:
+        return stacked([feature_groups(Product(problem, self.down), device, configs) for problem in problems])
 
     def estimate_us(self, problem: Problem, device: DeviceSpec, configs: Sequence[KernelConfig]) -> NDArray[np.float64]:
         return estimates(Product(problem, self.down), device, configs)

@@ -9,8 +9,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...datasets import DeviceSpec, KernelConfig
+from ...datasets.feature_groups import FeatureGroup, joined
 from ...model.configs_memo import remembered
-from ..config_table import L2_OVER_DRAM
+from ..config_table import L2_OVER_DRAM, ConfigTable
 from ..grouped_gemm.group_sizes import typical_sizes
 from .engines import VLLM
 from .launching import Product
@@ -58,6 +59,17 @@ CONFIG_FEATURES = (
     "asynchronous",
     "in_flight_bytes_per_sm",
 )
+#: What of a config the work and its time depend on.
+_DECIDING = (
+    "block_m",
+    "block_n",
+    "block_k",
+    "num_stages",
+    "residents",
+    "accumulators",
+    "asynchronous",
+    "in_flight_bytes_per_sm",
+)
 _MIXED_FEATURES = (
     "log_tiles",
     "log_rounds",
@@ -78,31 +90,28 @@ _MIXED_FEATURES = (
 FEATURE_NAMES = _PROBLEM_FEATURES + CONFIG_FEATURES + _MIXED_FEATURES
 
 
-class _Space:
-    """What depends only on the configs, the dtype and the device: the columns of CONFIG_FEATURES, (n_configs, 13)."""
-
-    def __init__(self, configs: tuple[KernelConfig, ...], dtype: str, device: DeviceSpec) -> None:
-        rows = []
-        for config in configs:
-            m, n, k = (config[f"BLOCK_SIZE_{axis}"] for axis in "MNK")
-            held = residents(config, dtype, device)
-            in_flight = held * max(config.num_stages - 1, 1) * (m + n) * k * (1 if dtype == "fp8e4m3" else 2)
-            rows.append(
-                (
-                    *(m, n, k, config["GROUP_SIZE_M"], config.num_warps, config.num_stages, uses_tma(config), m * n),
-                    *(smem_bytes(config, dtype, device), held, accumulators(config, device)),
-                    *(is_asynchronous(config, dtype, device), in_flight),
-                )
+@remembered(maxsize=64)
+def _space(configs: tuple[KernelConfig, ...], dtype: str, device: DeviceSpec) -> ConfigTable:
+    """What depends only on the configs, the dtype and the device: the columns of CONFIG_FEATURES."""
+    rows = []
+    for config in configs:
+        m, n, k = (config[f"BLOCK_SIZE_{axis}"] for axis in "MNK")
+        held = residents(config, dtype, device)
+        in_flight = held * max(config.num_stages - 1, 1) * (m + n) * k * (1 if dtype == "fp8e4m3" else 2)
+        rows.append(
+            (
+                *(m, n, k, config["GROUP_SIZE_M"], config.num_warps, config.num_stages, uses_tma(config), m * n),
+                *(smem_bytes(config, dtype, device), held, accumulators(config, device)),
+                *(is_asynchronous(config, dtype, device), in_flight),
             )
-        self.columns = np.array(rows, np.float64).reshape(len(configs), len(CONFIG_FEATURES))
-
-
-_space = remembered(maxsize=64)(_Space)
+        )
+    columns = list(np.array(rows, np.float64).T)
+    return ConfigTable(len(_PROBLEM_FEATURES), columns, [columns[CONFIG_FEATURES.index(name)] for name in _DECIDING])
 
 
 @dataclass(frozen=True)
 class _Work:
-    """One product's work for each config; all are (n_configs,)."""
+    """One product's work for each kind of config; all are (n_kinds,)."""
 
     tiles: NDArray[np.float64]
     n_tiles: NDArray[np.float64]
@@ -122,24 +131,16 @@ def _weights(product: Product) -> tuple[NDArray[np.int64], int]:
     return sizes, max(int((sizes > 0).sum()), 1)
 
 
-def _work(product: Product, device: DeviceSpec, configs: Sequence[KernelConfig]) -> _Work:
+def _work(product: Product, device: DeviceSpec, space: ConfigTable) -> _Work:
     """The tiles that have rows, and the time by what holds it up: the busiest SM's products, weights from memory, tiles
     from the L2. Memory is as fast as what is in flight allows (Little's law)."""
-    columns = _space(tuple(configs), product.problem.dtype_name, device).columns
-    block_m, block_n, block_k = columns[:, :3].T
-    held, asynchronous, in_flight = (
-        columns[:, CONFIG_FEATURES.index(name)] for name in ("residents", "asynchronous", "in_flight_bytes_per_sm")
-    )
-    held_back = columns[:, CONFIG_FEATURES.index("accumulators")] > _SPILLING
+    block_m, block_n, block_k, stages, held, accumulated, asynchronous, in_flight = space.kinds
     itemsize, n, k = product.problem.itemsize, product.n, product.k
     sizes, active = _weights(product)
-    m_blocks = np.empty(len(columns))
-    launched_m = np.empty(len(columns))
-    for block in np.unique(block_m):
-        where = block_m == block
-        m_blocks[where] = product.rows if product.is_unsorted else np.ceil(sizes / block).sum()
-        one = configs[int(np.flatnonzero(where)[0])]
-        launched_m[where] = -(-product.padded_rows(one) // int(block))
+    blocks = [int(block) for block in space.ms]
+    in_use = [product.rows if product.is_unsorted else np.ceil(sizes / block).sum() for block in blocks]
+    m_blocks = np.array(in_use, np.float64)[space.m]
+    launched_m = np.array([-(-product.padded_rows(block) // block) for block in blocks], np.float64)[space.m]
     n_tiles, steps = np.ceil(n / block_n), np.ceil(k / block_k)
     tiles = np.maximum(m_blocks * n_tiles, 1.0)
     empty = np.maximum(launched_m - m_blocks, 0.0) * n_tiles
@@ -147,7 +148,11 @@ def _work(product: Product, device: DeviceSpec, configs: Sequence[KernelConfig])
     rounds = np.ceil(tiles / slots)
     busiest = np.minimum(rounds * held, np.ceil(tiles / device.sm_count))
     rate = device.matrix_tflops_of("fp8e4m3" if product.is_scaled else "bf16") * 1e6
-    rate = rate * np.where(asynchronous > 0, 1.0, _SYNCHRONOUS_RATE) * np.where(held_back, _SPILLED_RATE, 1.0)
+    rate = (
+        rate
+        * np.where(asynchronous > 0, 1.0, _SYNCHRONOUS_RATE)
+        * np.where(accumulated > _SPILLING, _SPILLED_RATE, 1.0)
+    )
     compute_us = busiest * steps * 2.0 * block_m * block_n * block_k * device.sm_count / rate
     touched = active * float(n) * k * itemsize + product.input_rows * float(k) * itemsize + product.rows * 2.0 * n
     bandwidth = device.copy_bandwidth_gbs * 1e3  # bytes a us
@@ -155,7 +160,6 @@ def _work(product: Product, device: DeviceSpec, configs: Sequence[KernelConfig])
     dram_us = touched / np.minimum(bandwidth, busy * in_flight / _LATENCY_US)
     l2_us = tiles * steps * (block_m + block_n) * block_k * itemsize / (bandwidth * L2_OVER_DRAM)
     # Each round begins by waiting for its first loads, and no step is quicker than its share of those in flight.
-    stages = columns[:, CONFIG_FEATURES.index("num_stages")]
     waiting_us = rounds * steps * _STEP_LATENCY_US / np.maximum(stages - 1, 1)
     estimate_us = np.maximum(np.maximum(compute_us, waiting_us), np.maximum(l2_us, dram_us)) + _LATENCY_US * rounds
     estimate_us = estimate_us + empty / slots * _EMPTY_PROGRAM_US + _LAUNCH_US
@@ -166,23 +170,29 @@ def _work(product: Product, device: DeviceSpec, configs: Sequence[KernelConfig])
 def estimates(product: Product, device: DeviceSpec, configs: Sequence[KernelConfig]) -> NDArray[np.float64]:
     """The analytic estimate in microseconds, (n_configs,): it tells a good tile from a bad one, and nothing of the
     order in which tiles share the L2 (GROUP_SIZE_M) or of how well the compiler does."""
-    return _work(product, device, configs).estimate_us if len(configs) else np.empty(0)
+    if not len(configs):
+        return np.empty(0)
+    space = _space(tuple(configs), product.problem.dtype_name, device)
+    return _work(product, device, space).estimate_us[space.kind]
 
 
 def feature_table(product: Product, device: DeviceSpec, configs: Sequence[KernelConfig]) -> NDArray[np.float32]:
     """(n_configs, n_features), columns named by FEATURE_NAMES; finite."""
-    problem, n, k = product.problem, product.n, product.k
-    table = np.empty((len(configs), len(FEATURE_NAMES)), np.float32)
     if not len(configs):
-        return table
-    columns = _space(tuple(configs), problem.dtype_name, device).columns
-    block_n, block_k, stages = columns[:, 1], columns[:, 2], columns[:, CONFIG_FEATURES.index("num_stages")]
-    slots = device.sm_count * columns[:, CONFIG_FEATURES.index("residents")]
-    work = _work(product, device, configs)
+        return np.empty((0, len(FEATURE_NAMES)), np.float32)
+    return joined(feature_groups(product, device, configs))
+
+
+def feature_groups(product: Product, device: DeviceSpec, configs: Sequence[KernelConfig]) -> tuple[FeatureGroup, ...]:
+    """The columns of `feature_table`: those of the call, of the config, and of what of both decides on the work."""
+    problem, n, k = product.problem, product.n, product.k
+    space = _space(tuple(configs), problem.dtype_name, device)
+    work = _work(product, device, space)
+    _, block_n, block_k, stages, held, *_ = space.kinds
     _, active = _weights(product)
     flops = 2.0 * product.rows * n * k
     touched = active * float(n) * k * problem.itemsize
-    table[:, : len(_PROBLEM_FEATURES)] = (
+    of_call = [
         *(np.log2(problem[dim]) for dim in ("tokens", "experts", "topk")),
         *(np.log2(size) for size in (n, k, product.rows, product.rows / problem["experts"], active, flops)),
         np.log2(flops / touched),
@@ -191,27 +201,22 @@ def feature_table(product: Product, device: DeviceSpec, configs: Sequence[Kernel
         product.is_unsorted,
         device.sm_count,
         device.matrix_tflops * 1e3 / device.copy_bandwidth_gbs,
-    )
-    first = len(_PROBLEM_FEATURES)
-    table[:, first : first + len(CONFIG_FEATURES)] = columns
-    table[:, first + len(CONFIG_FEATURES) :] = np.stack(
-        [
-            np.log2(work.tiles),
-            np.log2(work.rounds),
-            work.tiles / (work.rounds * slots),
-            np.log2(work.empty + 1.0),
-            work.padding_m,
-            work.n_tiles * block_n / n,
-            work.steps * block_k / k,
-            work.steps,
-            stages / work.steps,
-            work.tiles / work.n_tiles / active,
-            work.n_tiles,
-            np.log2(work.compute_us),
-            np.log2(work.dram_us),
-            np.log2(work.l2_us),
-            np.log2(work.estimate_us),
-        ],
-        axis=1,
-    )
-    return table
+    ]
+    of_kinds = [
+        np.log2(work.tiles),
+        np.log2(work.rounds),
+        work.tiles / (work.rounds * device.sm_count * held),
+        np.log2(work.empty + 1.0),
+        work.padding_m,
+        work.n_tiles * block_n / n,
+        work.steps * block_k / k,
+        work.steps,
+        stages / work.steps,
+        work.tiles / work.n_tiles / active,
+        work.n_tiles,
+        np.log2(work.compute_us),
+        np.log2(work.dram_us),
+        np.log2(work.l2_us),
+        np.log2(work.estimate_us),
+    ]
+    return space.groups([of_call], of_kinds)

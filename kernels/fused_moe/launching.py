@@ -71,9 +71,9 @@ class Product:
         most = rows * block_m if rows < experts + 1 else rows + (experts + 1) * (block_m - 1)
         return -(-most // 4) * 4
 
-    def padded_rows(self, config: KernelConfig) -> int:
-        """The kernel's EM: rows that the grid covers, most of which may find nothing to do."""
-        block_m: int = config["BLOCK_SIZE_M"]
+    def padded_rows(self, block_m: int) -> int:
+        """The kernel's EM with blocks of so many rows: rows that the grid covers, most of which may find nothing to
+        do."""
         if self.is_unsorted:
             return self.rows * block_m
         length = self.sorted_length(block_m)
@@ -84,7 +84,7 @@ class Product:
     def programs(self, config: KernelConfig) -> int:
         """The size of the grid."""
         block_m, block_n = int(config["BLOCK_SIZE_M"]), int(config["BLOCK_SIZE_N"])
-        return -(-self.padded_rows(config) // block_m) * -(-self.n // block_n)
+        return -(-self.padded_rows(block_m) // block_m) * -(-self.n // block_n)
 
     def numbers(self, config: KernelConfig) -> dict[str, int]:
         """The kernel's integers, which Triton specialises on whether they are 1 or multiples of 16. All tensors are
@@ -94,7 +94,7 @@ class Product:
         return {
             "N": n,
             "K": k,
-            "EM": self.padded_rows(config),
+            "EM": self.padded_rows(config["BLOCK_SIZE_M"]),
             "num_valid_tokens": self.rows,
             "stride_am": k,
             "stride_ak": 1,
