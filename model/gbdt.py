@@ -40,6 +40,10 @@ _RANKS_PER_LOG = 20.0
 
 # So few configs are predicted in full, which takes no longer.
 _FEW = 128
+# How far behind in log slowdown a config may be and go on to the next stage of `fastest`: by what the network says of
+# one likely problem, and from then on, where somewhat less will do for the best alone. Read off the shipped
+# measurements: `python tests/model/two_stages.py` says what is missed.
+_BEHIND_ON_ONE, _BEHIND, _NEARER_BY_NETWORK, _NEARER_BY_SAMPLE = 0.11, 0.08, 0.02, 0.04
 
 # Upper edges of slowdown for the grades that lambdarank sorts by: the best (within the noise) have grade 9.
 _GRADE_EDGES = np.log([1.01, 1.02, 1.04, 1.07, 1.12, 1.2, 1.35, 1.7, 3.0])
@@ -201,10 +205,10 @@ class LightGBMRanker(Ranker):
         units, most = network.units(groups), count + int(120 + 65 * math.log(count))
         logs, rows = network.logs(narrowed(units, slice(1))), None
         if len(shares) > 1:
-            rows = _least(logs[0], count, 0.11, most)
+            rows = _least(logs[0], count, _BEHIND_ON_ONE, most)
             others = network.logs(narrowed(units, slice(1, None)), rows)
             logs = np.concatenate([logs.take(rows, axis=1), others])
-        near = _least(_mean(shares, logs), count, 0.08 - 0.02 / count, most)
+        near = _least(_mean(shares, logs), count, _BEHIND - _NEARER_BY_NETWORK / count, most)
         rows = near if rows is None else rows[near]
         groups = narrowed(groups, configs=rows)
         coded = trees.coded(groups)
@@ -214,7 +218,7 @@ class LightGBMRanker(Ranker):
         if enough is not None:
             first = np.sort(mean)[:count]
             count = min(count, enough(first - first[0]))
-        near = _least(mean, count, 0.08 - 0.04 / count)
+        near = _least(mean, count, _BEHIND - _NEARER_BY_SAMPLE / count)
         logs = sampled.take(near, axis=1) + trees.others(narrowed(coded, configs=near))
         logs += self.network_.predict_groups(groups, near)
         mean = _mean(shares, logs)

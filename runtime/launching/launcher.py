@@ -8,6 +8,7 @@ absent, and that all of them start at a multiple of 16 bytes.
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from triton import knobs
@@ -166,12 +167,13 @@ class PreparedLaunch:
 def begin_compiling() -> None:
     """Waits for Triton's hash, and does meanwhile what else the first compile in a process begins with: Triton imports
     Gluon when it looks at its first argument, 50 ms, and asks the assembler for its version, 10 ms."""
-    from triton.backends.compiler import BaseBackend
-    from triton.compiler.compiler import make_backend
-    from triton.runtime.jit import native_specialize_impl
+    with suppress(Exception):  # not public: where it moved, or fails, that is left to the compile
+        from triton.backends.compiler import BaseBackend
+        from triton.compiler.compiler import make_backend
+        from triton.runtime.jit import native_specialize_impl
 
-    native_specialize_impl(BaseBackend, 0, False, True, True)
-    make_backend(driver.active.get_current_target()).hash()
+        native_specialize_impl(BaseBackend, 0, False, True, True)
+        make_backend(driver.active.get_current_target()).hash()
     wait_for_the_hash()
 
 
