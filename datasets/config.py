@@ -41,9 +41,8 @@ class KernelConfig:
     num_ctas: int = 1
     maxnreg: int | None = None
     ir_override: str | None = None
-    _knobs: dict[str, Knob] = field(
-        init=False, repr=False, compare=False
-    )  # all that are set, looked up at every launch
+    # All that are set, looked up at every launch.
+    _knobs: dict[str, Knob] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "meta", _sorted_meta(self.meta))

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ...runtime.launching.launcher import Launcher
-from ...runtime.launching.scratch import ensure_allocator
+from ...runtime.launching.launcher import Launcher, launch_nothing
+from ...runtime.launching.scratch import with_scratch
 from .space import programs_of
 from .triton_kernels import gated_backward_kernel, gated_mlp_kernel
 
@@ -40,21 +40,10 @@ def prepare_gated(
 ) -> Callable[[Sequence[torch.Tensor | None]], None]:
     """What launches the kernel on (x, w, h, saved) of these sizes, again and again. All as in `launch_gated`."""
     if m == 0:
-        return _launch_nothing
+        return launch_nothing
     grid = (programs_of(m, n, config, sm_count), 1, 1)
     prepared = _launch.prepare(grid, (m, n // 8, k // 8), config, ACTIVATION=activation)
-    if not config["TMA"]:
-        return prepared
-
-    def launch(tensors: Sequence[torch.Tensor | None]) -> None:
-        ensure_allocator()
-        prepared(tensors)
-
-    return launch
-
-
-def _launch_nothing(tensors: Sequence[torch.Tensor | None]) -> None:
-    """Where there are no rows."""
+    return with_scratch(prepared) if config["TMA"] else prepared
 
 
 def launch_backward(dh: torch.Tensor, saved: torch.Tensor, grad: torch.Tensor, activation: str) -> None:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
-from ...runtime.launching.launcher import Launcher
+from ...runtime.launching.launcher import Launcher, launch_nothing
 from .space import block_constants, chunks_of, forward_grid, head_blocks
 from .triton_kernels import rms_norm_rope_backward_kernel, rms_norm_rope_kernel, weight_sums_kernel
 
@@ -57,7 +57,7 @@ def prepare_forward(
     tokens, q_heads, head_dim = q.shape
     grid = forward_grid(tokens, q_heads, k.shape[1], config)
     if not grid:
-        return _launch_nothing
+        return launch_nothing
     flags = {"INTERLEAVED": rotation.interleaved, "INVERSE": inverse}
     return _launch.prepare((grid, 1, 1), _numbers((q, k), rotation), config, **block_constants(head_dim), **flags)
 
@@ -85,7 +85,7 @@ def prepare_backward(
     chunks = chunks_of(tokens, config)
     programs = chunks * (q_blocks + k_blocks)
     if programs == 0:
-        return _launch_nothing
+        return launch_nothing
     constants = block_constants(head_dim) | {"INTERLEAVED": rotation.interleaved}
     numbers = _numbers((dq, dk, q, k), rotation)
     gradients = _launch_backward.prepare((programs, 1, 1), numbers, config, **constants)
@@ -99,10 +99,6 @@ def prepare_backward(
         add((partials, *tensors[6:8]))
 
     return launch
-
-
-def _launch_nothing(tensors: Sequence[torch.Tensor | None]) -> None:
-    """Where no program is."""
 
 
 def _numbers(heads: Sequence[torch.Tensor], rotation: Rotation) -> tuple[Any, ...]:

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 import triton
 import triton.language as tl
 
-from ...runtime.launching.launcher import Launcher
-from ...runtime.launching.scratch import ensure_allocator
+from ...runtime.launching.launcher import Launcher, launch_nothing
+from ...runtime.launching.scratch import with_scratch
 from ..grouped_gemm.triton_kernels.gemm import grid_of
 from ..grouped_gemm.triton_kernels.ragged import ragged_descriptor, store_ragged
 from ..grouped_gemm.triton_kernels.tiles import load_tile, load_tile_count, tile_position
@@ -192,21 +192,10 @@ def prepare_scaled_gemm(
     without groups there is no map. All as in `launch_scaled_gemm`."""
     grid = grid_of(-(-rows // config["BLOCK_M"]) + (groups or 0), n, config, sm_count)
     if rows == 0 or grid == 0:
-        return _launch_nothing
+        return launch_nothing
     sizes = _sizes(rows, groups, n, k)
     prepared = _launch.prepare((grid, 1, 1), sizes, config, ROWWISE=rowwise, BLOCKWISE=blockwise)
-    if not (config["TMA_LOAD"] or config["TMA_STORE"]):
-        return prepared
-
-    def launch(tensors: Sequence[torch.Tensor | None]) -> None:
-        ensure_allocator()
-        prepared(tensors)
-
-    return launch
-
-
-def _launch_nothing(tensors: Sequence[torch.Tensor | None]) -> None:
-    """Where no tile is."""
+    return with_scratch(prepared) if config["TMA_LOAD"] or config["TMA_STORE"] else prepared
 
 
 def arguments(

@@ -164,6 +164,10 @@ class PreparedLaunch:
         return self._constants if self._config is None else self._constants | self._config.to_json()
 
 
+def launch_nothing(tensors: Sequence[torch.Tensor | None]) -> None:
+    """What stands for a `PreparedLaunch` where there is nothing to do: a grid must not be empty."""
+
+
 def begin_compiling() -> None:
     """Waits for Triton's hash, and does meanwhile what else the first compile in a process begins with: Triton imports
     Gluon when it looks at its first argument, 50 ms, and asks the assembler for its version, 10 ms."""

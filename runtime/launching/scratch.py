@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 import triton
@@ -22,3 +23,15 @@ def ensure_allocator() -> None:
     """Gives Triton an allocator in this context (it keeps one a thread) unless the caller has set one."""
     if isinstance(_allocation._allocator.get(), _allocation.NullAllocator):
         triton.set_allocator(_scratch)
+
+
+def with_scratch(
+    prepared: Callable[[Sequence[torch.Tensor | None]], None],
+) -> Callable[[Sequence[torch.Tensor | None]], None]:
+    """The same launches, with an allocator in the context that each of them finds."""
+
+    def launch(tensors: Sequence[torch.Tensor | None]) -> None:
+        ensure_allocator()
+        prepared(tensors)
+
+    return launch

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 import triton
 import triton.language as tl
 
-from ....runtime.launching.launcher import Launcher
-from ....runtime.launching.scratch import ensure_allocator
+from ....runtime.launching.launcher import Launcher, launch_nothing
+from ....runtime.launching.scratch import with_scratch
 from .ragged import ragged_descriptor, store_ragged
 from .tiles import load_tile, load_tile_count, tile_position
 
@@ -214,21 +214,10 @@ def prepare_gemm(
     again. All as in `launch_gemm`."""
     grid = grid_of(-(-rows // config["BLOCK_M"]) + groups, n, config, sm_count)
     if rows == 0 or grid == 0:
-        return _launch_nothing
+        return launch_nothing
     sizes = (x_rows, rows, groups, n // 8, k // 8, divisor)
     prepared = _launch.prepare((grid, 1, 1), sizes, config, TRANSPOSED=transposed, GATHER=gathers, SCATTER=scatters)
-    if not (config["TMA_X"] or config["TMA_W"] or config["TMA_Y"]):
-        return prepared
-
-    def launch(tensors: Sequence[torch.Tensor | None]) -> None:
-        ensure_allocator()
-        prepared(tensors)
-
-    return launch
-
-
-def _launch_nothing(tensors: Sequence[torch.Tensor | None]) -> None:
-    """Where no tile is."""
+    return with_scratch(prepared) if config["TMA_X"] or config["TMA_W"] or config["TMA_Y"] else prepared
 
 
 def grid_of(m_tiles: int, n: int, config: KernelConfig, sm_count: int) -> int:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import triton
 import triton.language as tl
 
-from ....runtime.launching.launcher import Launcher
+from ....runtime.launching.launcher import Launcher, launch_nothing
 from ....runtime.launching.scratch import ensure_allocator
 from .epilogue import activated
 from .split_k import add_partials, compile_add_partials
@@ -242,7 +242,7 @@ def prepare_matmul(
     """What launches the kernel on any (a, b, y, bias) that are stored as these are, again and again. All as in
     `launch_matmul`, but for the dimensions, of which later tensors may have others."""
     if y.numel() == 0:
-        return _launch_nothing
+        return launch_nothing
     (batch, m, n), k = y.shape, a.shape[1] if a_km else a.shape[2]
     splits, aligned = config["SPLIT_K"], are_aligned(a, b, y)
     whole = splits == 1
@@ -276,10 +276,6 @@ def prepare_matmul(
         add_partials(partial, y, bias, activation, aligned)
 
     return launch
-
-
-def _launch_nothing(tensors: Sequence[torch.Tensor | None]) -> None:
-    """Where y has no elements."""
 
 
 def are_aligned(a: torch.Tensor, b: torch.Tensor, y: torch.Tensor) -> bool:
