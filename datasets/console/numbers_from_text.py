@@ -9,7 +9,7 @@ from typing import NoReturn
 from ..errors import MOST, ForetuneError, abridged
 
 MOST_HOURS = 10_000
-_SECONDS = {"s": 1, "m": 60, "h": 3600}
+_UNITS_S = 3600, 60, 1  # of hours, minutes and seconds
 
 
 def whole_number(text: str, low: int = 0, high: int = MOST) -> int:
@@ -74,16 +74,19 @@ def number(text: str, low: float, high: float) -> float:
 
 
 def duration_s(text: str) -> float:
-    """Seconds from a duration such as 90s, 20m or 1.5h. Raises `ForetuneError` for others, none, and years of it.
+    """Seconds from a duration such as 90s, 20m, 1.5h or 1h30m. Raises `ForetuneError` for others, none, and years of it.
 
-    >>> duration_s("1.5h")
-    5400.0
+    >>> duration_s("1.5h"), duration_s("8m40s")
+    (5400.0, 520.0)
     """
-    match = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)([smh])", text)
-    seconds = float(match[1]) * _SECONDS[match[2]] if match else 0.0
+    parts = re.fullmatch(r"(?:([0-9.]+)h)?(?:([0-9.]+)m)?(?:([0-9.]+)s)?", text)
+    try:
+        seconds = sum(float(part) * unit for part, unit in zip(parts.groups("0"), _UNITS_S, strict=True)) if parts else 0
+    except ValueError:  # several points
+        seconds = 0
     if 0 < seconds <= MOST_HOURS * 3600:
         return seconds
-    _refuse(text, f"a duration such as 90s, 20m or 1h, of at most {MOST_HOURS}h,")
+    _refuse(text, f"a duration such as 90s, 20m or 1h30m, of at most {MOST_HOURS}h,")
 
 
 def _refuse(text: str, right: str) -> NoReturn:

@@ -55,6 +55,11 @@ class InductorTemplate(Family):
     def smem_bytes(self, config: KernelConfig, problem: Problem) -> int:
         """Shared memory that one program needs: what is in flight."""
 
+    def kin(self, problem: Problem, configs: Sequence[KernelConfig]) -> tuple[Problem, list[KernelConfig]] | None:
+        """The same work as a family of ours has it, and each config by that one's knobs, where there is such a family:
+        what a bundle learned of its kernel says more than an estimate."""
+        return None
+
     def is_listed(self, config: KernelConfig) -> bool:
         """Whether Inductor lists the config, where knobs exclude each other."""
         return True

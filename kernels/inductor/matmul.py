@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from ...datasets import DeviceSpec, KernelConfig, Problem
@@ -22,6 +22,12 @@ _TMA_BYTES = 16
 _WARP_GROUP_ROWS = 64
 #: Beside the operands, where they are loaded by TMA: barriers of each stage, and float8's exchange of layouts.
 _BARRIER_BYTES, _FP8_BYTES = 16, 4096
+#: Our own GEMMs take no other N and K.
+_KIN_STEP = 8
+_WARP = 32
+#: Of a step's float32 operands so many elements a thread are loaded as they are used, and with TMA hardly any: the
+#: others are held, and spilled, to 70 times the time (three problems on an H200, torch 2.11).
+_STREAMED, _STREAMED_TMA = 600, 40
 #: Elements of 8 bits are multiplied 32 deep at least.
 _LEAST_DEPTH_FP8 = 32
 
@@ -98,6 +104,33 @@ class InductorMMFamily(InductorTemplate):
                 return f"PERSISTENT_TMA must be 0: rows of {rows[0]} and {rows[1]} are no multiples of 16 bytes"
         return None
 
+    def kin(self, problem: Problem, configs: Sequence[KernelConfig]) -> tuple[Problem, list[KernelConfig]] | None:
+        n, k = problem["n"], problem["k"]
+        if n % _KIN_STEP or k % _KIN_STEP:
+            return None
+        sizes = {"m": problem["m"], "n": n, "k": k}
+        if problem.dtype == "fp8e4m3":
+            same = Problem.of("scaled_gemm", dtype="fp8e4m3", flags=("rowwise",), **sizes)
+            more, tma = {"SWAP_AB": 0}, ("TMA_LOAD", "TMA_STORE")
+        elif problem.dtype in ("bf16", "fp16"):  # its fp32 are TF32, and Inductor's are not
+            turned = {"a_km": "a_transposed" in problem.flags, "b_kn": "b_transposed" not in problem.flags}
+            flags = [flag for flag, is_set in {**turned, "bias": "bias" in problem.flags}.items() if is_set]
+            same = Problem.of("matmul", dtype=problem.dtype, flags=tuple(flags), batch=problem["batch"], **sizes)
+            more, tma = {"SPLIT_K": 1}, ("TMA",)
+        else:
+            return None
+        kept = ("BLOCK_M", "BLOCK_N", "BLOCK_K", "GROUP_M")
+        return same, [
+            KernelConfig.of(
+                **{knob: config[knob] for knob in kept},
+                **more,
+                **dict.fromkeys((*tma, "PROGRAMS_PER_SM"), config["PERSISTENT_TMA"]),
+                num_warps=config.num_warps,
+                num_stages=config.num_stages,
+            )
+            for config in configs
+        ]
+
     def smem_bytes(self, config: KernelConfig, problem: Problem) -> int:
         return int(_smem_bytes(problem, config.to_json()))
 
@@ -115,7 +148,7 @@ class InductorMMFamily(InductorTemplate):
             step_flops=2 * block_m * block_n * block_k,
             step_bytes=(block_m + block_n) * block_k * problem.itemsize,
             tile_bytes=block_m * block_n * max(problem.itemsize, 2),
-            accumulators=block_m * block_n,
+            accumulators=block_m * block_n + (_held(knobs) if problem.dtype == "fp32" else 0),
             smem_bytes=_smem_bytes(problem, knobs),
             warps=knobs["num_warps"],
             stages=knobs["num_stages"],
@@ -129,6 +162,17 @@ class InductorMMFamily(InductorTemplate):
         m, n, k = problem["m"], problem["n"], problem["k"]
         elements = problem.itemsize * (m + n) * k + max(problem.itemsize, 2) * m * n
         return float(problem["batch"] * elements)
+
+
+def _held(knobs: Mapping[str, Column]) -> Column:
+    """Elements of the operands that a program holds in registers, where they are multiplied by no matrix unit: exact
+    float32 products, of which each thread computes a square."""
+    import numpy as np
+
+    threads = _WARP * knobs["num_warps"]
+    operands = 2 * np.sqrt(knobs["BLOCK_M"] * knobs["BLOCK_N"] / threads) * knobs["BLOCK_K"]
+    streamed = np.where(knobs["PERSISTENT_TMA"] > 0, _STREAMED_TMA, _STREAMED)
+    return np.asarray(np.maximum(operands - streamed, 0.0) * threads, dtype=np.float64)
 
 
 def _smem_bytes(problem: Problem, knobs: Mapping[str, Any]) -> Any:

@@ -33,6 +33,8 @@ STEPS = {1: 0.1, 8: 0.2, 64: 0.35, 256: 0.35}
 BATCHED, MOST_MATRICES = 0.15, 128
 #: Limits of one problem: a few milliseconds on an H200, and operands that fit beside everything else.
 MOST_TFLOP, MOST_BYTES = 2.0, 4e9
+#: float32 that is not rounded to TF32 takes about so many times as long (H100 whitepaper: 990 and 67 TFLOP/s).
+_FP32_SLOWER = 16
 #: So many draws over the limits in a row: there is hardly one within.
 _MOST_DRAWS = 10_000
 
@@ -47,7 +49,8 @@ def draw(
     seed: int = 0,
 ) -> tuple[Case, ...]:
     """`per_layer` problems of each linear layer of each model, and `random` random ones, shuffled, none of more than
-    `most_tflop` times 1e12 floating-point operations. The same arguments give the same cases.
+    `most_tflop` times 1e12 floating-point operations (a sixteenth in fp32, which is so much slower). The same arguments
+    give the same cases.
 
     Raises `ForetuneError` for counts that are negative, token counts that no call has, and where nothing is within the
     limit.
@@ -77,7 +80,8 @@ def _add(sources: dict[Problem, list[str]], source: str, limit: float, drawn: Ca
     for _ in range(_MOST_DRAWS if source == RANDOM else 50):
         problem = drawn()
         batch, m, n, k = (problem[dim] for dim in ("batch", "m", "n", "k"))
-        fits = 2 * batch * m * n * k <= limit and 4 * batch * (m * k + k * n + m * n) <= MOST_BYTES
+        slower = _FP32_SLOWER if problem.dtype == "fp32" else 1
+        fits = 2 * batch * m * n * k * slower <= limit and 4 * batch * (m * k + k * n + m * n) <= MOST_BYTES
         if fits and problem not in sources:
             sources[problem] = [source]
             return True

@@ -60,11 +60,10 @@ class Limits:
     @cached_property
     def uuid(self) -> str:
         """What decides on the choices, for the keys of Inductor's caches."""
-        from ..inductor import attention, family, grouped_and_conv, matmul, pipeline
+        from ..inductor import attention, family, grouped_and_conv, matmul, pipeline, ranking
 
-        sources = (
-            inspect.getsource(module) for module in (attention, family, grouped_and_conv, matmul, pipeline)
-        )  # where nothing is learned
+        deciding = attention, family, grouped_and_conv, matmul, pipeline, ranking  # where nothing is learned
+        sources = (inspect.getsource(module) for module in deciding)
         try:
             digest = bundle_in_force(self.bundle).digest
         except ForetuneError:

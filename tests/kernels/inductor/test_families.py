@@ -123,8 +123,44 @@ def test_a_stage_less_takes_longer_where_loads_are_waited_for():
     assert list(us) == sorted(us, reverse=True)
 
 
+def test_a_product_is_that_of_our_own_gemm_and_its_configs_are_by_that_ones_knobs():
+    knobs = {"BLOCK_M": 64, "BLOCK_N": 128, "BLOCK_K": 64, "GROUP_M": 8, "num_warps": 4, "num_stages": 3}
+    pair = [KernelConfig.of(**knobs, PERSISTENT_TMA=tma) for tma in (0, 1)]
+    linear, ours = MM.kin(product(64, 256, 512, batch=2, flags=("b_transposed", "bias")), pair)
+    assert linear == Problem.of("matmul", flags=("bias",), batch=2, m=64, n=256, k=512)
+    turned, _ = MM.kin(product(64, 256, 512, dtype="fp16", flags=("a_transposed",)), pair)
+    assert turned == Problem.of("matmul", dtype="fp16", flags=("a_km", "b_kn"), batch=1, m=64, n=256, k=512)
+    fp8, ours_fp8 = MM.kin(product(64, 256, 512, dtype="fp8e4m3", flags=("b_transposed",)), pair)
+    assert fp8 == Problem.of("scaled_gemm", dtype="fp8e4m3", flags=("rowwise",), m=64, n=256, k=512)
+    for same, configs in ((linear, ours), (turned, ours), (fp8, ours_fp8)):
+        family = find_family(same.family)
+        assert [family.supports(config, same, H200) for config in configs] == [None, None]
+        assert [config["PROGRAMS_PER_SM"] for config in configs] == [0, 1]
+
+
+@pytest.mark.parametrize("odd", [product(4096, 4096, 4095), product(64, 4100, 512), product(64, 64, 64, dtype="fp32")])
+def test_what_our_own_gemm_does_not_compute_has_no_kin(odd):
+    assert MM.kin(odd, MM.space(H200)[:1]) is None
+
+
+def test_on_an_arch_that_nothing_was_learned_on_the_estimate_ranks():
+    b200 = DeviceSpec(**{**H200.to_json(), "name": "B", "arch": "sm_100"})
+    chosen = best_first(product(4096, 4096, 4096), MM.space(H200), b200, 3)
+    us = MM.estimate_us(product(4096, 4096, 4096), b200, [MM.space(H200)[place] for place in chosen])
+    assert len(chosen) == 3 * GROWTH
+    assert list(us) == sorted(us)
+
+
+def test_exact_float32_products_want_operands_that_registers_hold():
+    knobs = {"BLOCK_M": 64, "BLOCK_N": 256, "BLOCK_K": 32, "GROUP_M": 8, "num_warps": 4, "num_stages": 4}
+    small, large = KernelConfig.of(**knobs, PERSISTENT_TMA=0), KernelConfig.of(**knobs, PERSISTENT_TMA=1)
+    for dtype in ("fp32", "bf16"):
+        us = MM.estimate_us(product(16384, 8192, 2560, dtype=dtype, flags=("b_transposed",)), H200, [small, large])
+        assert bool(us[1] > 3 * us[0]) is (dtype == "fp32")
+
+
 def test_twice_k_go_through_while_nothing_is_learned_and_twins_count():
-    problem, configs = product(4096, 4096, 4096), list(MM.space(H200))
+    problem, configs = product(4096, 4096, 4095), list(MM.space(H200))
     chosen = best_first(problem, configs, H200, 3)
     assert len(set(chosen)) == 3 * GROWTH
     us = MM.estimate_us(problem, H200, [configs[place] for place in chosen])
