@@ -27,7 +27,7 @@ def gated_mlp(
     SwiGLU with "silu", GeGLU with "gelu" or "gelu_tanh" (Shazeer, 2020). The down projection is a plain product.
 
     Args:
-        x: (..., K), bfloat16, float16 or, for reference work, float32.
+        x: (..., K), bfloat16, float16 or, for reference work, float32, whose config is always the family's default.
         w_gate_up: (2 N, K) of the same dtype, gate's rows first, as serving engines and many checkpoints store it.
             N and K are any multiples of 8.
         activation: "silu", "gelu" (by the error function) or "gelu_tanh" (its approximation, as Gemma has it).
