@@ -145,6 +145,10 @@ def test_a_layer_that_cannot_be_is_refused(given, why):
         asked.layer_asked_for(**given)
 
 
+def test_a_model_of_two_names_is_known_by_its_first():
+    assert asked.layer_asked_for("DeepSeek-V3", tp=8) == asked.layer_asked_for("DeepSeek-V3/R1", tp=8)
+
+
 def test_the_command_writes_the_files_with_their_verdict(tmp_path, none_installed, monkeypatch):
     monkeypatch.setattr(__main__, "live_gpu", lambda: None)  # which would import torch
     monkeypatch.setattr(tuning, "tune_layer", partial(tuning.tune_layer, batches=[1, 64]))

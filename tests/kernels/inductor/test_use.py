@@ -21,6 +21,13 @@ OPS = {
     "mm": (torch.mm, A, B),
     "addmm": (torch.addmm, tensor(1024), A, B),
     "bmm": (torch.bmm, tensor(4, 256, 512), tensor(4, 512, 1024)),
+    "scaled_mm": (
+        lambda a, b, a_scale, b_scale: torch._scaled_mm(a, b, a_scale, b_scale, out_dtype=torch.bfloat16),
+        tensor(256, 512, dtype=torch.float8_e4m3fn),
+        tensor(1024, 512, dtype=torch.float8_e4m3fn).t(),
+        tensor(256, 1, dtype=torch.float32),
+        tensor(1, 1024, dtype=torch.float32),
+    ),
     "convolution": (torch.nn.functional.conv2d, tensor(8, 64, 32, 32), tensor(128, 64, 3, 3)),
 }
 
