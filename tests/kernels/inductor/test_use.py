@@ -216,6 +216,16 @@ def test_an_inductor_without_the_seams_chooses_as_ever_with_a_warning(monkeypatc
     use.undo()
 
 
+def test_an_inductor_that_calls_the_seam_otherwise_chooses_as_ever_with_a_warning(monkeypatch):
+    def with_fewer(handler, template_choices, kernel_inputs):
+        return template_choices
+
+    monkeypatch.setattr(InductorChoices, "_finalize_template_configs", with_fewer)
+    with foretune.use("inductor", k=1), pytest.warns(foretune.ForetuneWarning, match="no prediction .TypeError"):
+        assert InductorChoices()._finalize_template_configs([1, 2], None) == [1, 2]
+    assert InductorChoices._finalize_template_configs is with_fewer
+
+
 def test_trouble_of_ours_lets_all_choices_through_with_a_warning(monkeypatch):
     monkeypatch.setattr(inductor, "device_here", lambda: (_ for _ in ()).throw(ForetuneError("no such device")))
     with foretune.use("inductor", k=1), pytest.warns(foretune.ForetuneWarning, match="Inductor tries all its choices"):
