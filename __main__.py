@@ -359,7 +359,14 @@ def export(
     from .kernels.fused_moe import asked, engines, installed, tuning
     from .model import load_bundle
 
-    if data not in engines.ENGINES:
+    of_dataset = {"--format": format, "--family": family, "--problem": problem}
+    of_engine = {"--model": model, "--experts": experts, "--topk": topk, "--hidden": hidden, "--inter": inter}
+    is_engine = data in engines.ENGINES
+    for option, value in (of_dataset if is_engine else of_engine | {"--device": device, "--measure": measure}).items():
+        if value is not None:
+            what = "an engine" if is_engine else f"no engine, which are {' and '.join(engines.ENGINES)}"
+            raise typer.BadParameter(f"not taken: {abridged(data, 60)} is {what}", param_hint=option)
+    if not is_engine:
         from .datasets import load
         from .datasets.export import export_dataset
 

@@ -46,8 +46,10 @@ _OURS = {
     "scaled_gemm": ".scaled_gemm:ScaledGemm",
     "scaled_grouped_gemm_fwd": ".scaled_gemm:ScaledGroupedGemmForward",
 }
-#: What Inductor calls its products, which are one family: `foretune collect inductor:mm`.
-_OTHER_NAMES = dict.fromkeys(("inductor:mm", "inductor:addmm", "inductor:bmm", "inductor:scaled_mm"), "inductor_mm")
+#: What Inductor calls its ops, of which the products are one family: `foretune collect inductor:mm`.
+_OTHER_NAMES = {name.replace("_", ":", 1): name for name in _OURS if name.startswith("inductor_")} | dict.fromkeys(
+    ("inductor:addmm", "inductor:baddbmm", "inductor:bmm", "inductor:scaled_mm"), "inductor_mm"
+)
 _registered: dict[str, Family] = {}
 
 

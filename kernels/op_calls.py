@@ -16,6 +16,7 @@ import torch
 from triton import knobs
 
 from ..datasets import ForetuneError, KernelConfig, Problem, torch_dtype
+from ..datasets.errors import shown
 from ..runtime import Mode, resolve_mode, stubbed
 from ..runtime.choice import choose, given, interpreter, live
 from ..runtime.launching.collector import collecting_later
@@ -56,8 +57,14 @@ def key_of(tensors: Sequence[Any], options: Hashable, name: str = "x") -> tuple[
     and the config depend on. Its first entry is the place of the first tensor, which is called `name` in what is
     raised.
 
-    A config that was chosen before the ranks agree on one is chosen anew, so their epoch is part of it.
+    A config that was chosen before the ranks agree on one is chosen anew, so their epoch is part of it. Raises
+    `ForetuneError` for an option that is a list or a dictionary, as a config is not.
     """
+    try:
+        hash(options)
+    except TypeError:
+        wrong = shown(_unhashable(options))
+        raise ForetuneError(f"each option must be a word, a number or a KernelConfig but one is {wrong}") from None
     return (place_of(tensors[0], name), epoch(), options, *[_facts(tensor) for tensor in tensors])
 
 
@@ -145,6 +152,16 @@ def device_at(place: int, name: str = "x") -> DeviceSpec:
     return interpreter()
 
 
+def _unhashable(options: Any) -> Any:
+    """The one among these, which may be grouped, that has no hash."""
+    for one in options:
+        try:
+            hash(one)
+        except TypeError:  # noqa: PERF203 - a handful of options
+            return _unhashable(one) if isinstance(one, tuple) else one
+    return options
+
+
 def _facts(tensor: Any) -> Any:
     if tensor is None:
         return None
@@ -203,6 +220,8 @@ def encode(config: KernelConfig | None) -> str | None:
     >>> encode(KernelConfig.of(BLOCK_M=64))
     'BLOCK_M=64;num_warps=4;num_stages=3;num_ctas=1'
     """
+    if config is not None and not isinstance(config, KernelConfig):
+        raise ForetuneError(f"config must be a KernelConfig but is a {type(config).__name__}")
     return None if config is None else ";".join([f"{name}={value}" for name, value in config.to_json().items()])
 
 

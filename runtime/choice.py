@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ..datasets import DeviceSpec, ForetuneError, KernelConfig, Measurable, Problem
+from ..datasets.errors import shown
 from .how_many import HowMany
 from .launching.collector import collecting_later
 from .mode import Mode
@@ -69,8 +70,10 @@ def choose(
 def given(config: KernelConfig, family: Measurable, problem: Problem, device: DeviceSpec) -> KernelConfig:
     """The config that the caller gives, with the family's default for knobs that it does not name.
 
-    Raises `ForetuneError`, with the reason, for a config that the family does not support there.
+    Raises `ForetuneError`, with the reason, for a config that the family does not support there, or what is none.
     """
+    if not isinstance(config, KernelConfig):
+        raise ForetuneError(f"config must be a KernelConfig but is {shown(config)}")
     config = KernelConfig.from_json(family.default(problem, device).to_json() | config.to_json())
     reason = family.supports(config, problem, device)
     if reason is not None:

@@ -96,7 +96,9 @@ def predict(
             bundle=load_bundle(bundle),
         )
     if not chosen.predicted:  # then it holds every config, in no order that means anything
-        raise ForetuneError(f"{chosen.reason}; a launch there has {len(chosen.configs)} configs go through")
+        can_run = any(kernel.supports(config, problem, spec) is None for config in chosen.configs)
+        instead = f"; a launch there has {len(chosen.configs)} configs go through" if can_run else ""
+        raise ForetuneError(chosen.reason + instead)
     emit(chosen, as_json)
 
 
@@ -152,6 +154,8 @@ def cover(
         raise typer.BadParameter(
             f"{abridged(dynamic, 60)!r} is not one of {', '.join(kernel.dims)}", param_hint="--dynamic"
         )
+    if any(argument.partition("=")[0] == f"--{dynamic}" for argument in context.args):
+        raise typer.BadParameter("it is dynamic, so --range says its sizes", param_hint=f"--{dynamic}")
     problem = problem_of([*context.args, f"--{dynamic}", str(sizes[0])], kernel, dtype)
     spec = device if device is not None else this_gpu()
     with showing(f"covering {dynamic} from {sizes[0]} to {sizes[1]}"):

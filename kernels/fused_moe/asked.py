@@ -33,9 +33,10 @@ def layer_asked_for(
         if both := [name for name, value in given.items() if value is not None]:
             raise ForetuneError(f"{model} has its own {both[0]}: give a model, or dimensions without one")
         known = {one.model: one for one in load_models()}
-        if model not in known:
+        called = {name.partition("/")[0]: one for name, one in known.items()} | known  # "DeepSeek-V3/R1" by its first
+        if model not in called:
             raise ForetuneError(f"unknown model {shown(model)}; known: {', '.join(known)}; others by their dimensions")
-        one = known[model]
+        one = called[model]
         given = dict(zip(given, (one.num_experts, one.top_k, one.hidden_size, one.moe_intermediate_size), strict=True))
     if missing := [name for name, value in given.items() if value is None]:
         raise ForetuneError(

@@ -66,8 +66,10 @@ class GatedMlp(GatedMlpFamily, Measurable):
         return workload.draw(drawn, tokens=tokens, per_layer=per_layer, random=random, most_tflop=most_tflop, seed=seed)
 
     def default(self, problem: Problem, device: DeviceSpec) -> KernelConfig:
-        many, roomy = problem["m"] > 64, device.smem_per_block_bytes >= 160 * 1024
+        many, smem = problem["m"] > 64, device.smem_per_block_bytes
         block_m, block_n, block_k = (128 if many else 16 if problem["m"] <= 16 else 64), 64, 64
+        if smem < 96 * 1024:  # 64 KiB on CDNA
+            block_m, block_n = min(block_m, 64), 32
         if problem.dtype == "fp32":
             block_m, block_n, block_k = 32, 32, 32
         return KernelConfig.of(
@@ -79,7 +81,7 @@ class GatedMlp(GatedMlpFamily, Measurable):
             TMA=int(device.arch in TMA_ARCHS),
             num_warps=4,
             # 2-byte operands, 4 stages of (128 + 2 x 64) x 64 and a tile: 144 KiB; less where there is less.
-            num_stages=4 if roomy else 2,
+            num_stages=4 if smem >= 160 * 1024 else 2,
         )
 
     def inputs(self, problem: Problem, device: DeviceSpec, *, seed: int = 0) -> Inputs:

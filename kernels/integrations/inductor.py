@@ -155,24 +155,25 @@ class _Seams:
         """Inductor's own `_finalize_template_configs`, limited."""
 
         @wraps(self.finalize)
-        def finalize(
-            handler: Any,
-            template_choices: Any,
-            kernel_inputs: Any,
-            templates: Any,
-            op_name: str,
-            *more: Any,
-            **named: Any,
-        ) -> list[Any]:
-            listed = self.finalize(handler, template_choices, kernel_inputs, templates, op_name, *more, **named)
-            if not (self.is_on and isinstance(kernel_inputs, self.mm_inputs)):
-                return listed
-            return _or_all(listed, lambda: self.limits.of_templates(listed, kernel_inputs, op_name))
+        def finalize(*given: Any, **named: Any) -> list[Any]:
+            listed = self.finalize(*given, **named)
+            return _or_all(listed, lambda: self._limited(listed, *_told(*given, **named))) if self.is_on else listed
 
         return finalize
 
+    def _limited(self, listed: list[Any], kernel_inputs: Any, op_name: str) -> list[Any]:
+        is_product = isinstance(kernel_inputs, self.mm_inputs)
+        return self.limits.of_templates(listed, kernel_inputs, op_name) if is_product else listed
+
     def limited_callers(self, choices: list[Any]) -> list[Any]:
         return _or_all(choices, lambda: self.limits.of_callers(choices)) if self.is_on else choices
+
+
+def _told(
+    handler: Any, template_choices: Any, kernel_inputs: Any, templates: Any, op_name: str, *more: Any, **named: Any
+) -> tuple[Any, str]:
+    """What is wanted of a call of `_finalize_template_configs`. One that has moved on is a TypeError here."""
+    return kernel_inputs, op_name
 
 
 def _or_all(choices: list[Any], limited: Callable[[], list[Any]]) -> list[Any]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 
 from ...datasets import DeviceSpec, ForetuneError, KernelConfig
 from ...datasets.errors import check_integer, shown
@@ -27,30 +28,32 @@ _LEAST_PACKED_K = 32
 
 
 def fit_configs(
-    configs: Iterable[KernelConfig], shape: Sequence[int], device: DeviceSpec, dtype: str = "bf16"
+    configs: Iterable[KernelConfig], shape: Sequence[int], device: DeviceSpec | Path | str, dtype: str = "bf16"
 ) -> Filtered:
     """Configs of a product (m, n, k) of `dtype` operands: no block larger than its dimension (rounded up to a power of
     two), no warp without a matrix instruction of its own, no GROUP_M past the rows of tiles; then without what
     `gemm_limit` refuses, and each once, though several may have been scaled down to one.
 
-    Raises `ForetuneError` for a shape that is none, and where the device can run none of them.
+    Raises `ForetuneError` for a shape or a device that is none, for what is no config with blocks, and where the
+    device can run none of them.
 
     >>> from foretune.kernels.spaces.matmul_lists import matmul_configs
     >>> h200 = DeviceSpec.named("h200")
     >>> whole = matmul_configs(h200, "exhaustive")
     >>> len(whole), len(fit_configs(whole, (8192, 8192, 8192), h200).configs)
     (1875, 1239)
-    >>> len(fit_configs(whole, (1, 4096, 4096), h200).configs)
+    >>> len(fit_configs(whole, (1, 4096, 4096), "h200").configs)
     235
     """
     if not isinstance(shape, Sequence) or isinstance(shape, str) or len(shape) != 3:
         raise ForetuneError(f"shape must be (m, n, k) but is {shown(shape)}")
     m, n, k = (check_integer(name, size, 1, MOST_SIZE) for name, size in zip("mnk", shape, strict=True))
-    scaled = [_scaled(config, m, n, k, dtype) for config in configs]
-    left = Filtered.by(scaled, lambda config: gemm_limit(config, device, dtype))
+    spec = DeviceSpec.find(device)
+    scaled = [_scaled(_with_blocks(config), m, n, k, dtype) for config in configs]
+    left = Filtered.by(scaled, lambda config: gemm_limit(config, spec, dtype))
     if not left.configs:
         why = left.dropped[0][1] if left.dropped else "there are none"
-        raise ForetuneError(f"no config of a product {m} x {n} x {k} in {dtype} is left on {device.name}: {why}")
+        raise ForetuneError(f"no config of a product {m} x {n} x {k} in {dtype} is left on {spec.name}: {why}")
     return left
 
 
@@ -117,6 +120,14 @@ def _scaled(config: KernelConfig, m: int, n: int, k: int, dtype: str) -> KernelC
     product = int(knobs["BLOCK_M"]) * int(knobs["BLOCK_N"])
     knobs["num_warps"] = max(min(config.num_warps, product // _LEAST_PRODUCT), 1)
     return KernelConfig.from_json(knobs)
+
+
+def _with_blocks(config: object) -> KernelConfig:
+    if not isinstance(config, KernelConfig):
+        raise ForetuneError(f"each of configs must be a KernelConfig but one is {shown(config)}")
+    if missing := [knob for knob in ("BLOCK_M", "BLOCK_N", "BLOCK_K") if knob not in config.to_json()]:
+        raise ForetuneError(f"each of configs must have {', '.join(missing)} but one is {config}")
+    return config
 
 
 def _power_of_two(size: int) -> int:

@@ -95,7 +95,7 @@ def matmul_configs(
     With `shape`, (m, n, k), the list is scaled down to it, pruned by shared memory and registers, and has each config
     once (`fit_configs`). `dtype` is that of the operands that are loaded: bf16, or int8 and fp8e4m3 for their lists; a
     list's steps are as long in bytes for all of them. `further` knobs, of a family's own kernel, are combined with
-    each config.
+    each config; the values of one that the list has already take the place of its own.
 
     Raises `ForetuneError` for what is no list, device, shape or dtype.
 
@@ -110,13 +110,12 @@ def matmul_configs(
     dtype = {"int8": "int8", "scaled": "fp8e4m3"}.get(which, "bf16") if dtype is None else dtype
     _backend(spec), itemsize_of(dtype)
     configs = _configs_of(spec, which, dtype)
-    if shape is not None:
-        configs = fit_configs(configs, shape, spec, dtype).configs
-    if not further:
-        return configs
-    knobs = {knob: checked_values(knob, values) for knob, values in further.items()}
-    more = [dict(zip(knobs, values, strict=True)) for values in itertools.product(*knobs.values())]
-    return tuple(KernelConfig.from_json(config.to_json() | one) for config in configs for one in more)
+    if further:
+        knobs = {knob: checked_values(knob, values) for knob, values in further.items()}
+        more = [dict(zip(knobs, values, strict=True)) for values in itertools.product(*knobs.values())]
+        combined = (KernelConfig.from_json(config.to_json() | one) for config in configs for one in more)
+        configs = tuple(dict.fromkeys(combined))
+    return configs if shape is None else fit_configs(configs, shape, spec, dtype).configs
 
 
 @lru_cache(maxsize=64)

@@ -70,4 +70,8 @@ def default_config(problem: Problem, device: DeviceSpec | Path | str) -> KernelC
         raise ForetuneError(f"problem must be a Problem but is {shown(problem)}")
     family = find_measurable(problem.family)
     check_problem_of(family, problem)
-    return family.default(problem, DeviceSpec.find(device))
+    spec = DeviceSpec.find(device)
+    config = family.default(problem, spec)
+    if reason := family.supports(config, problem, spec):
+        raise ForetuneError(f"{family.name} has no default config for {problem} on {spec.name}: {reason}")
+    return config

@@ -78,7 +78,10 @@ def test_an_error_is_one_line_whatever_it_names() -> None:
         (f"predict {FAMILY} --device h200 --groups 64 --rows 8192", "--n --k missing; grouped_gemm_fwd takes --groups"),
         (f"predict {FAMILY} --device h200 --groups 64 --n 8 --k 8 --rows", "--rows: must be a whole number"),
         (f"{COVER} --dynamic m", "--dynamic: 'm' is not one of groups, rows, n, k"),
-        (f"{COVER} --rows 8", "'--rows' is unknown or given twice"),
+        (f"{COVER} --rows 8", "--rows: it is dynamic, so --range says its sizes"),
+        (f"{COVER} --rows=8", "--rows: it is dynamic, so --range says its sizes"),
+        ("export sglang --model Grok-1 --out o --format csv", "--format: not taken: sglang is an engine"),
+        ("export h200 --format csv --out o --tp 2 --topk 2", "--topk: not taken: h200 is no engine, which are sglang"),
         (f"{COVER} --hints 64", "--hints: what a hint loses is measured: give --data"),
     ],
 )
@@ -222,6 +225,13 @@ def test_bad_input_exits_with_1_and_is_named(
     assert plain.stderr.count("\n") == 1
     assert plain.stdout == ""
     assert named in json.loads(as_json.stdout)["error"]
+
+
+def test_a_problem_that_no_config_of_the_space_runs_is_not_said_to_have_configs() -> None:
+    result = call("predict gated_mlp --device h200 --m 8 --n 32 --k 64 --dtype fp32")
+    assert result.exit_code == 1
+    assert "none of the configs can run this problem" in words(result.stderr)
+    assert "go through" not in result.stderr
 
 
 @pytest.mark.parametrize("line", ["device", f"predict {FAMILY} {LAYER}", "bench kernels", "bench runtime"])

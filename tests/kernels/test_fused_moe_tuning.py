@@ -5,15 +5,17 @@ from __future__ import annotations
 import json
 from functools import partial
 
+import numpy as np
 import pytest
 from commands import call
 from foretune import __main__
-from foretune.datasets import DeviceSpec, ForetuneError, KernelConfig
+from foretune.datasets import DeviceSpec, ForetuneError, KernelConfig, load
+from foretune.kernels import find_family
 from foretune.kernels.fused_moe import FusedMoeDown, FusedMoeUp, Layer, asked, tuning
 from foretune.kernels.fused_moe.engines import ENGINES, SGLANG, VLLM
 from foretune.kernels.fused_moe.shipped import default_pair
 from foretune.kernels.fused_moe.tuned_files import DEFAULT, OURS
-from foretune.model import Bundle, load_bundle
+from foretune.model import Bundle, LightGBMRanker, load_bundle, measured_grid, split_folds, split_groups
 from foretune.runtime.timing import timer as timer_module
 
 H200 = DeviceSpec.named("h200")
@@ -32,6 +34,33 @@ def nothing_learned():
     """A bundle that knows other families alone."""
     shipped = load_bundle()
     return Bundle({"matmul": shipped.trained["matmul"]}, shipped.lightgbm_version)
+
+
+def test_next_to_a_tuned_file_a_prediction_must_promise_more(none_installed, monkeypatch):
+    """It promises some of it next to the fastest config of all, too."""
+    shipped = {64: default_pair(SGLANG, LAYER, 64)}
+    alone = tuning.tune_layer(SGLANG, LAYER, H200, batches=[64])
+    monkeypatch.setattr(tuning, "shipped_pairs", lambda *of: shipped)
+    beside = tuning.tune_layer(SGLANG, LAYER, H200, batches=[64])
+    assert alone.least < beside.least == tuning.OVER_TUNED
+
+
+@pytest.mark.slow
+def test_what_is_promised_over_the_fastest_of_all_is_less_than_a_tuned_row_must_lose_by():
+    """Of models that it did not learn from: a ranker's first choice, as it predicts it, over the fastest measured."""
+    promised = []
+    for name in ("fused_moe", "fused_moe_down"):
+        family = find_family(name)
+        grid = measured_grid(load("h200_fused_moe"), family)
+        folds = split_folds(split_groups(grid.cases), 5)
+        for fold in range(5):
+            ranker = LightGBMRanker().fit(grid.select(np.flatnonzero(folds != fold)), family)
+            for row in np.flatnonzero(folds == fold):
+                ran = np.flatnonzero(np.isfinite(grid.times_us[row]))
+                configs = tuple(grid.configs[column] for column in ran)
+                slowdowns = ranker.predict(family, grid.cases[row].problem, grid.devices[row], configs)
+                promised.append(slowdowns[grid.times_us[row, ran].argmin()] / slowdowns.min())
+    assert 1.05 < np.percentile(promised, 90) <= tuning.OVER_TUNED, np.percentile(promised, [50, 90, 100])
 
 
 @pytest.mark.parametrize("engine", ENGINES)
@@ -143,6 +172,10 @@ def test_the_best_pair_shares_its_sorting():
 def test_a_layer_that_cannot_be_is_refused(given, why):
     with pytest.raises(ForetuneError, match=why):
         asked.layer_asked_for(**given)
+
+
+def test_a_model_of_two_names_is_known_by_its_first():
+    assert asked.layer_asked_for("DeepSeek-V3", tp=8) == asked.layer_asked_for("DeepSeek-V3/R1", tp=8)
 
 
 def test_the_command_writes_the_files_with_their_verdict(tmp_path, none_installed, monkeypatch):

@@ -84,6 +84,9 @@ def test_the_default_config_is_the_family_s():
         default_config("matmul", "h200")
     with pytest.raises(ForetuneError, match="must be a KernelConfig but one is 3"):
         filter_valid([3], GROUPED, "h200")
+    fp8 = Problem.of("scaled_gemm", m=64, n=256, k=256, dtype="fp8e4m3")
+    with pytest.raises(ForetuneError, match=r"scaled_gemm has no default config for .* on A100: sm_80 has no products"):
+        default_config(fp8, A100)
 
 
 #: How many configs each list has, and of the exhaustive one what is left for three products.
@@ -166,6 +169,29 @@ def test_a_family_s_further_knobs_are_combined_with_each_config():
     configs = matmul_configs("h200", TMA=[0, 1], SPLIT_K=[1])
     assert len(configs) == 40
     assert {(one["TMA"], one["SPLIT_K"]) for one in configs} == {(0, 1), (1, 1)}
+
+
+def test_values_of_a_knob_that_the_list_has_take_the_place_of_its_own_and_are_fitted():
+    fours = matmul_configs("h200", num_stages=[4, 4])
+    assert {one.num_stages for one in fours} == {4}
+    assert len(set(fours)) == len(fours) <= 20
+    fitted = matmul_configs("h200", shape=(8192, 8192, 8192), num_stages=[8])
+    assert [gemm_limit(one, H200) for one in fitted] == [None] * len(fitted)
+    assert {one.num_stages for one in fitted} == {8}
+
+
+@pytest.mark.parametrize(
+    ("configs", "device", "said"),
+    [
+        (["x"], "h200", "each of configs must be a KernelConfig but one is 'x'"),
+        ([KernelConfig.of(BLOCK_M=64)], "h200", "each of configs must have BLOCK_N, BLOCK_K but one is BLOCK_M=64"),
+        (matmul_configs("h200"), "h300", "unknown device 'h300'"),
+        ((), "h200", "there are none"),
+    ],
+)
+def test_what_cannot_be_fitted_is_said(configs, device, said):
+    with pytest.raises(ForetuneError, match=said):
+        fit_configs(configs, LARGE, device)
 
 
 @pytest.mark.parametrize(

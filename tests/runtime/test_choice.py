@@ -201,6 +201,14 @@ def test_a_given_config_has_the_defaults_for_what_it_does_not_name():
     assert config == KernelConfig.of(BLOCK_M=64, TMA_X=1, num_stages=4)
 
 
+def test_a_given_config_always_has_launch_options():
+    class Deep(Family):
+        def default(self, problem, device):
+            return KernelConfig.of(BLOCK_M=64, TMA_X=1, num_warps=8, num_stages=5)
+
+    assert given(KernelConfig.of(TMA_X=0), Deep(), problem(), H200) == KernelConfig.of(BLOCK_M=64, TMA_X=0)
+
+
 @pytest.mark.parametrize(
     ("config", "why"),
     [

@@ -27,14 +27,14 @@ def gated_mlp(
     SwiGLU with "silu", GeGLU with "gelu" or "gelu_tanh" (Shazeer, 2020). The down projection is a plain product.
 
     Args:
-        x: (..., K), bfloat16, float16 or, for reference work, float32.
+        x: (..., K), bfloat16, float16 or, for reference work, float32, whose config is always the family's default.
         w_gate_up: (2 N, K) of the same dtype, gate's rows first, as serving engines and many checkpoints store it.
             N and K are any multiples of 8.
         activation: "silu", "gelu" (by the error function) or "gelu_tanh" (its approximation, as Gemma has it).
         recompute: keeps only x and the weight for the backward pass, which then multiplies again; else gate and up,
             (rows, 2 N), are kept.
-        config: the kernel's config. It may name some knobs only: the family's default has the others. Chosen as `mode`
-            says where left out. The products of the backward pass are `foretune.matmul`'s (float32's, which that
+        config: the kernel's config. It may name some knobs only, as those of `foretune.grouped_gemm` may. Chosen as
+            `mode` says where left out. The products of the backward pass are `foretune.matmul`'s (float32's, which that
             multiplies as tf32, PyTorch's), their configs chosen as `mode` says.
         mode: "predict" (the default, or the environment variable FORETUNE_MODE) runs the config that is predicted to be
             the fastest; "shortlist" times the 8 best on the first call of about that many rows, and "off" runs the

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 
 from ....datasets import KernelConfig, Problem
+from ....runtime import Mode, resolve_mode
 from ...matmul.op.op import matmul
 from ...op_calls import DTYPES, ConfiguredLaunch, Memo, are_placed, key_of, on_device_of
 from ..family import flags_of
@@ -62,7 +63,10 @@ class Call:
 
         flags = flags_of(options.activation, saves)
         problem = Problem.of("gated_mlp", dtype=DTYPES[x.dtype], flags=flags, m=m, n=n, k=k)
-        self.launch = ConfiguredLaunch(problem, place, options.config, options.mode, prepare)
+        mode = resolve_mode(options.mode, default=Mode.PREDICT)
+        if x.dtype == torch.float32:  # which runs without tensor cores: the space has no config for it
+            mode = Mode.OFF
+        self.launch = ConfiguredLaunch(problem, place, options.config, mode, prepare)
 
 
 def backward(

@@ -56,7 +56,8 @@ def grouped_gemm(
             `gather_indices` and else in that of the rows. They get a gradient as well.
         bias: (groups, N), a floating dtype.
         config, config_dx, config_dw: the kernel's config forward and for the gradients of x and w. It may name some
-            knobs only: the family's default has the others. Chosen as `mode` says where left out.
+            knobs only: the family's default has the others. (num_warps and num_stages it always has: 4 and 3 where
+            it names none, as a `triton.Config`.) Chosen as `mode` says where left out.
         mode: "predict" (the default, or the environment variable FORETUNE_MODE) runs the config that is predicted to
             be the fastest; "shortlist" times the 8 best on the first call of about that many rows, and "off" runs the
             family's default.

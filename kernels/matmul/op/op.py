@@ -32,8 +32,8 @@ def matmul(
             at no multiple of 16 bytes though its rows are long enough for it.
         bias: (N,), of the same dtype. Neither it nor an activation goes with int8.
         activation: "relu", "gelu" (the exact one) or "silu".
-        config: the kernel's config, for y and not for gradients. It may name some knobs only: the family's default has
-            the others. Chosen as `mode` says where left out.
+        config: the kernel's config, for y and not for gradients. It may name some knobs only, as those of
+            `foretune.grouped_gemm` may. Chosen as `mode` says where left out.
         mode: "predict" (the default, or the environment variable FORETUNE_MODE) runs the config that is predicted to
             be the fastest; "shortlist" times the 8 best on the first call of about that many rows, and "off" runs the
             family's default.

@@ -67,7 +67,7 @@ def gradients(
     da = None if b is None else product(dy, b.mT, mode=mode)
     if a is None:
         return da, None
-    rows = (a, dy) if b_is_batch else (a.reshape(-1, a.shape[-1]), dy.reshape(-1, dy.shape[-1]))
+    rows = (a, dy) if b_is_batch else (a.flatten(0, -2), dy.flatten(0, -2))
     return da, product(rows[0].mT, rows[1], mode=mode)
 
 

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from ....datasets import ForetuneError
+from ....datasets.errors import check_flag
 from ...op_calls import DTYPES
 from ..family import MOST_HEADS, MOST_TOKENS, wrong_heads
 
@@ -53,6 +54,7 @@ def check_call(
                 f"{name} must be ({head_dim},), one for each element of a head, but is {given}. (A norm over all heads "
                 "together, as OLMo-2 has it, is another one)",
             )
+    check_flag("interleaved", interleaved)
     for name, number in (("eps", eps), ("weight_offset", weight_offset)):
         is_number = isinstance(number, (int, float)) and not isinstance(number, bool)
         _require(is_number and 0 <= number < 1e30, f"{name} must be a number from 0 but is {number!r}")

@@ -46,8 +46,9 @@ def rms_norm_rope(
         interleaved: pairs are the elements 2 i and 2 i + 1 (GPT-J's layout), and not i and i + head_dim / 2 (NeoX's,
             which Llama, Qwen and Gemma have in transformers).
         weight_offset: what is added to the weights; Gemma's are stored less 1.
-        config, config_backward: the kernel's config, forward and backward; it may name some knobs only. Chosen as
-            `mode` says where left out. (The gradient of a rotation alone is one, and runs `config`.)
+        config, config_backward: the kernel's config, forward and backward; it may name some knobs only, as those
+            of `foretune.grouped_gemm` may. Chosen as `mode` says where left out. (The gradient of a rotation alone is
+            one, and runs `config`.)
         mode: "predict" (the default, or the environment variable FORETUNE_MODE) runs the config that is predicted to be
             the fastest; "shortlist" times the 8 best on the first call of about that many tokens, and "off" runs the
             family's default.

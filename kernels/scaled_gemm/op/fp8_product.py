@@ -141,7 +141,7 @@ def check_product(
         if not isinstance(operand, torch.Tensor):
             raise ForetuneError(f"{name} must be a tensor but is a {type(operand).__name__}")
         _require(operand.dtype == FP8, f"{name} must be {FP8} but is {operand.dtype}")
-        _require(operand.dim() == count, f"{name} must have {count} dimensions but is {tuple(operand.shape)}")
+        check_dims(name, operand, count)
         _require(operand.device == x.device, f"{name} is on {operand.device} but x is on {x.device}")
         _require(
             operand.is_contiguous(),
@@ -156,6 +156,8 @@ def check_product(
     groups = None
     if group_sizes is not None:
         groups = w.shape[0]
+        if not isinstance(group_sizes, torch.Tensor):
+            raise ForetuneError(f"group_sizes must be a tensor but is a {type(group_sizes).__name__}")
         _require(group_sizes.dim() == 1, f"group_sizes must have 1 dimension but is {tuple(group_sizes.shape)}")
         _require(len(group_sizes) == groups, f"there are {len(group_sizes)} group_sizes but w has {groups} groups")
         known = (torch.int32, torch.int64)
@@ -172,6 +174,12 @@ def check_product(
         in_order = scale.is_contiguous() or (name == "x_scale" and kind == BLOCKWISE)
         _require(in_order, f"{name} must be contiguous: call {name}.contiguous() first")
     return Shape(rows, n, k, groups)
+
+
+def check_dims(name: str, operand: torch.Tensor, count: int) -> None:
+    """Raises `ForetuneError` for an operand with another number of dimensions, or nothing to add up."""
+    _require(operand.dim() == count, f"{name} must have {count} dimensions but is {tuple(operand.shape)}")
+    _require(operand.shape[-1] > 0, f"{name} must have at least {STEP} columns but is {tuple(operand.shape)}")
 
 
 def _require(is_so: bool, otherwise: str) -> None:

@@ -23,7 +23,8 @@ from ...grouped_gemm.op import library as _  # noqa: F401 - torch.ops.foretune.g
 from ...op_calls import encode, needs_gradient
 from ..kinds import BLOCKWISE
 from ..quantize import FP8, check_kind, quantize_w, quantize_x, transposed
-from .fp8_product import product
+from ..reference import dequantized_x
+from .fp8_product import check_dims, product
 
 
 def scaled_gemm(
@@ -45,7 +46,8 @@ def scaled_gemm(
     Args:
         x: (rows, K), bfloat16, which is quantised here, or fp8 (torch.float8_e4m3fn) with `x_scale`.
         w: (N, K), likewise with `w_scale`. N and K are multiples of 16.
-        x_scale, w_scale: float32, what the fp8 numbers are multiplied by; given for what is fp8 already.
+        x_scale, w_scale: float32, what the fp8 numbers are multiplied by; given for what is fp8 already. They get no
+            gradient.
         scales: which ones: "blockwise" (x (rows, blocks of K), one for each 1x128, best stored block by block; w
             (blocks of N, blocks of K), one for each 128x128), "rowwise" (x (rows, 1), w (N, 1)) or "tensorwise" ((1,)).
         config, config_dx: the kernel's config forward and for the gradient of x; see `foretune.grouped_gemm`.
@@ -122,11 +124,15 @@ def _run(
     mode: str | None,
 ) -> torch.Tensor:
     y: torch.Tensor
+    if needs_gradient((x_scale, w_scale)):
+        for name, operand, scale in (("x_scale", x, x_scale), ("w_scale", w, w_scale)):
+            if needs_gradient((scale,)) and not needs_gradient((operand,)):  # of which something else is said
+                raise ForetuneError(f"{name} requires a gradient, which it has none of here: call {name}.detach()")
     if needs_gradient((x, w)):
         y = _ScaledGemm.apply(x, w, group_sizes, x_scale, w_scale, kind, config, config_dx, config_dw, mode)  # type: ignore[no-untyped-call]
         return y
-    x8, x_scale = _quantized("x", x, x_scale, kind)
-    w8, w_scale = _quantized("w", w, w_scale, kind)
+    x8, x_scale = _quantized("x", x, x_scale, kind, 2)
+    w8, w_scale = _quantized("w", w, w_scale, kind, 2 if group_sizes is None else 3)
     return product(x8, w8, x_scale, w_scale, group_sizes, kind, config, mode)
 
 
@@ -136,19 +142,20 @@ class _ScaledGemm(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, *arguments: Any) -> torch.Tensor:
         x, w, group_sizes, x_scale, w_scale, kind, config, config_dx, config_dw, mode = arguments
-        x8, x_scale = _quantized("x", x, x_scale, kind)
-        w8, w_scale = _quantized("w", w, w_scale, kind)
-        y = product(x8, w8, x_scale, w_scale, group_sizes, kind, config, mode)
+        x8, own_scale = _quantized("x", x, x_scale, kind, 2)
+        w8, w_scale = _quantized("w", w, w_scale, kind, 2 if group_sizes is None else 3)
+        y = product(x8, w8, own_scale, w_scale, group_sizes, kind, config, mode)
         needs_x, needs_w = ctx.needs_input_grad[:2]
-        saved = (x if needs_w else None, w8 if needs_x else None, w_scale if needs_x else None, group_sizes)
-        ctx.save_for_backward(*saved)
+        of_x = (x, x_scale) if needs_w else (None, None)
+        of_w = (w8, w_scale) if needs_x else (None, None)
+        ctx.save_for_backward(*of_x, *of_w, group_sizes)
         ctx.options = kind, config_dx, config_dw, mode
         return y
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, dy: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        x, w8, w_scale, group_sizes = ctx.saved_tensors
+        x, x_scale, w8, w_scale, group_sizes = ctx.saved_tensors
         kind, config_dx, config_dw, mode = ctx.options
         dy = dy.contiguous()
         dx = dw = None
@@ -157,6 +164,8 @@ class _ScaledGemm(torch.autograd.Function):
             wt8, wt_scale = transposed(w8, w_scale, kind)
             dx = product(dy8, wt8, dy_scale, wt_scale, group_sizes, kind, config_dx, mode)
         if x is not None:
+            if x_scale is not None:  # x was given in fp8
+                x = dequantized_x(x, x_scale, kind).to(torch.bfloat16)
             dw = _dw(dy, x, group_sizes, config_dw, mode)
         return dx, dw, *[None] * 8
 
@@ -179,7 +188,7 @@ def _dw(
 
 
 def _quantized(
-    name: str, operand: torch.Tensor, scale: torch.Tensor | None, kind: str
+    name: str, operand: torch.Tensor, scale: torch.Tensor | None, kind: str, dims: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The operand in fp8 with its scales, quantised here if it is bf16."""
     if not isinstance(operand, torch.Tensor):
@@ -194,4 +203,5 @@ def _quantized(
         raise ForetuneError(f"{name}_scale is given, so {name} must be {FP8} but is {operand.dtype}")
     if operand.dtype != torch.bfloat16:
         raise ForetuneError(f"{name} must be torch.bfloat16 or {FP8} but is {operand.dtype}")
+    check_dims(name, operand, dims)
     return (quantize_x if name == "x" else quantize_w)(operand, kind)

@@ -9,6 +9,7 @@ from foretune.datasets import DeviceSpec, ForetuneError, KernelConfig, Problem
 from foretune.kernels.gated_mlp import GatedMlp
 from foretune.kernels.gated_mlp.family import activation_of
 from foretune.kernels.testing import FamilyContract
+from grouped import A10, A100, B200, MI300X
 
 CPU = replace(DeviceSpec.named("h200"), backend="cpu", sm_count=2)
 
@@ -42,6 +43,14 @@ def test_the_workload_has_models_on_every_rank_and_random_shapes_from_decode_to_
     assert gemmas
     assert all("gelu_tanh" in flags for flags in gemmas)
     assert {case.problem["m"] for case in FAMILY.cases(tokens=[5], random=0)} == {5}
+
+
+@pytest.mark.parametrize("device", [A10, A100, B200, MI300X], ids=lambda one: one.arch)
+@pytest.mark.parametrize("dtype", FAMILY.dtypes)
+def test_the_default_runs_on_other_devices_too(dtype, device):
+    for rows in (1, 64, 4096):
+        problem = Problem.of("gated_mlp", dtype=dtype, m=rows, n=4096, k=4096)
+        assert FAMILY.supports(FAMILY.default(problem, device), problem, device) is None
 
 
 @pytest.mark.parametrize(("told", "named"), [({"seed": -1}, "seed must be >= 0"), ({"tokens": [0]}, "token counts")])

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from foretune import ForetuneError, KernelConfig, gated_mlp
+from foretune import ForetuneError, ForetuneWarning, KernelConfig, gated_mlp
 from torch.nn.functional import gelu, silu
 
 pytestmark = pytest.mark.interpret
@@ -61,6 +61,12 @@ def test_float32_is_exact_and_a_gradient_may_be_of_one_operand_alone():
         given = [tensor if tensor is leaf else tensor.detach() for tensor in (x, w)]
         gated_mlp(*given, config=config).sum().backward()
         assert leaf.grad is not None
+
+
+def test_float32_runs_the_default_config_and_warns_of_nothing(recwarn):
+    x, w = tensors(torch.float32)
+    assert_close([gated_mlp(x, w, mode="predict")], [plain(x, w, "silu")], 1e-6)
+    assert [str(one.message) for one in recwarn if one.category is ForetuneWarning] == []
 
 
 def test_odd_views_and_no_rows():

@@ -76,6 +76,7 @@ class TestFlexDecoding(PredictOnly):
 
 def test_a_package_of_ours_is_enough_to_name_a_family():
     assert find_family("inductor:mm") is find_family("inductor_mm") is find_family(InductorMM)
+    assert find_family("inductor:flex_attention") is find_family("inductor_flex_attention")
     with pytest.raises(ForetuneError, match="no kernel family at 'inductor:conv'"):
         find_family("inductor:conv")
 

@@ -23,6 +23,13 @@ OPS = {
     "mm": (torch.mm, A, B),
     "addmm": (torch.addmm, tensor(1024), A, B),
     "bmm": (torch.bmm, tensor(4, 256, 512), tensor(4, 512, 1024)),
+    "scaled_mm": (
+        lambda a, b, a_scale, b_scale: torch._scaled_mm(a, b, a_scale, b_scale, out_dtype=torch.bfloat16),
+        tensor(256, 512, dtype=torch.float8_e4m3fn),
+        tensor(1024, 512, dtype=torch.float8_e4m3fn).t(),
+        tensor(256, 1, dtype=torch.float32),
+        tensor(1, 1024, dtype=torch.float32),
+    ),
     "convolution": (torch.nn.functional.conv2d, tensor(8, 64, 32, 32), tensor(128, 64, 3, 3)),
 }
 
@@ -217,6 +224,16 @@ def test_an_inductor_without_the_seams_chooses_as_ever_with_a_warning(monkeypatc
         use = foretune.use("inductor")
     assert config.inductor_choices_class is None
     use.undo()
+
+
+def test_an_inductor_that_calls_the_seam_otherwise_chooses_as_ever_with_a_warning(monkeypatch):
+    def with_fewer(handler, template_choices, kernel_inputs):
+        return template_choices
+
+    monkeypatch.setattr(InductorChoices, "_finalize_template_configs", with_fewer)
+    with foretune.use("inductor", k=1), pytest.warns(foretune.ForetuneWarning, match="no prediction .TypeError"):
+        assert InductorChoices()._finalize_template_configs([1, 2], None) == [1, 2]
+    assert InductorChoices._finalize_template_configs is with_fewer
 
 
 def test_trouble_of_ours_lets_all_choices_through_with_a_warning(monkeypatch):

@@ -119,7 +119,15 @@ def test_the_op_takes_whatever_is_a_matrix():
         assert_close(matmul(a, b, bias, "silu", config=config()), expected, 1e-3, kind)
 
 
-@pytest.mark.parametrize("shapes", [((20, 32), (32, 24)), ((2, 10, 32), (32, 24)), ((2, 10, 32), (2, 32, 24))])
+@pytest.mark.parametrize(
+    "shapes",
+    [
+        ((20, 32), (32, 24)),
+        ((2, 10, 32), (32, 24)),
+        ((2, 10, 32), (2, 32, 24)),
+        ((20, 0), (0, 24)),
+    ],
+)
 def test_the_gradients_are_those_of_torch(shapes):
     import torch
     from foretune.kernels.matmul import matmul

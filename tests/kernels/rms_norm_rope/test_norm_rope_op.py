@@ -145,6 +145,7 @@ def test_pytorchs_own_checks_of_the_operator():
         ({"q_weight": torch.zeros(64)}, r"q_weight must be \(16,\).*OLMo-2"),
         ({"eps": -1.0}, "eps must be a number from 0 but is -1.0"),
         ({"config": KernelConfig.of(ROWS=3)}, "ROWS cannot be 3: 1, 2, 4, 8, 16"),
+        ({"interleaved": "yes"}, "interleaved must be true or false but is 'yes'"),
         ({"mode": "fast"}, "fast"),
     ],
 )

@@ -75,6 +75,15 @@ def test_what_is_quantised_already_gives_the_same(layer):
     assert off(x.grad[:9], dy[:9].double() @ w[0].double()) < FP8_ERROR
 
 
+@every_kind
+def test_a_weight_learns_from_an_x_that_is_fp8_already(kind, layer):
+    x, w, dy = layer
+    x8, x_scale = quantize_x(x, kind)
+    leaf = w[0].clone().requires_grad_()
+    foretune.scaled_gemm(x8, leaf, x_scale=x_scale, scales=kind, mode="off").backward(dy)
+    assert off(leaf.grad, dy.double().T @ dequantized_x(x8, x_scale, kind, torch.float64)) < ROUNDED
+
+
 @pytest.mark.slow
 def test_a_compiled_layer_gives_the_same(layer):
     x, w, dy = layer

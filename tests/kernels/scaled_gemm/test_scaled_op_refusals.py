@@ -30,7 +30,11 @@ WRONG = {
     r"x has 32 columns but w \(2, 48, 16\) has K = 16": ((X8, W8[:, :, :16].contiguous(), SIZES), TOLD),
     "N and K of w must be multiples of 16 but are 40 and 32": ((X, W[:, :40].contiguous(), SIZES), {}),
     "N and K of w must be at least 16 but are 0 and 32": ((X8, W8[:, :0].contiguous(), SIZES), TOLD),
+    r"x must have 2 dimensions but is \(1, 8, 32\)": ((X[None], W, SIZES), {}),
+    r"w must have 3 dimensions but is \(32,\)": ((X, W[0, 0], SIZES), {"scales": "tensorwise"}),
+    r"x must have at least 16 columns but is \(8, 0\)": ((X[:, :0], W[..., :0], SIZES), {"scales": "rowwise"}),
     "group_sizes must be a tensor but is None: foretune.scaled_gemm": ((X, W, None), {}),
+    "group_sizes must be a tensor but is a list": ((X, W, [4, 4]), {}),
     "there are 3 group_sizes but w has 2 groups": ((X, W, torch.tensor([4, 4, 0])), {}),
     "group_sizes must be int32 or int64 but is torch.float32": ((X, W, SIZES.float()), {}),
     r"x_scale must be \(8, 1\) for blockwise scales but is \(8, 2\)": (
@@ -67,6 +71,16 @@ def test_fp8_has_no_gradient():
     x = X8.clone().requires_grad_()
     with use_stub_driver(H200), pytest.raises(ForetuneError, match="which has no gradient: give the bfloat16"):
         foretune.scaled_gemm(x, W[0], x_scale=X_SCALE)
+
+
+def test_scales_have_no_gradient():
+    scale = W_SCALE.clone().requires_grad_()
+    with use_stub_driver(H200):
+        with pytest.raises(ForetuneError, match=r"w_scale requires a gradient, .*: call w_scale.detach\(\)"):
+            foretune.scaled_grouped_gemm(X8, W8, SIZES, x_scale=X_SCALE, w_scale=scale)
+        made_of_x = X_SCALE.clone().requires_grad_()  # as quantising a tensor that has one makes them
+        with pytest.raises(ForetuneError, match=r"x is torch.float8_e4m3fn, which has no gradient"):
+            foretune.scaled_gemm(X8.clone().requires_grad_(), W[0], x_scale=made_of_x)
 
 
 def test_what_pytorch_traces_has_the_right_shape_and_is_checked():
