@@ -207,7 +207,10 @@ class Attachment:
         if os.environ.get("FORETUNE_LOG") and self._pruner is None and self._is_real():
             from .cache.flywheel import log_row
 
-            log_row(self.family, tuning.problem, value, time_us, tuning.known.device, timed="autotuner")
+            source = self._kernel.source_hash()
+            log_row(
+                self.family, tuning.problem, value, time_us, tuning.known.device, timed="autotuner", source_hash=source
+            )
 
     def _finish(self, tuning: _Tuning, before: Any) -> None:
         """After a launch for which a config was chosen. Timings that came from Triton's own cache are learned now."""
