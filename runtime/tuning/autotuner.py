@@ -66,10 +66,12 @@ class PredictedAutotuner(Autotuner):  # type: ignore[misc] # Triton has no types
         prune_configs_by: Mapping[str, Any] | None,
         **options: Any,
     ) -> None:
-        super().__init__(fn, fn.arg_names, list(configs or ()), list(key), prune_configs_by=prune_configs_by, **options)
+        kernel, configs = Kernel(fn), list(configs or ())  # of none, Triton makes one
+        if (odd := next((config for config in configs if not isinstance(config, triton.Config)), None)) is not None:
+            raise ForetuneError(f"configs must be triton.Configs but one is {shown(odd)}")
+        super().__init__(fn, fn.arg_names, configs, list(key), prune_configs_by=prune_configs_by, **options)
         if unknown := [name for name in self.keys if name not in self.arg_names]:  # Triton 3.9 says so itself
             raise ForetuneError(f"key names {unknown[0]}, but the kernel's arguments are {', '.join(self.arg_names)}")
-        kernel = Kernel(fn)
         self.name = f"{self.base_fn.__module__}.{self.base_fn.__qualname__}"
         self._isolate, self._budget_s, self._workers = isolate, budget_s, workers
         self._is_interpreted = kernel.is_interpreted

@@ -12,7 +12,7 @@ from ....datasets import DeviceSpec, Family, ForetuneError, Status
 from ....datasets.errors import MOST, check_flag, check_integer
 from ...launching.source_hash import digest_of
 from ...warn import warn_once
-from .call_timer import CallTimer, timer_for
+from .call_timer import CallTimer, check_timer, timer_for
 from .calls import Call, CallReader
 from .config_cache import ConfigCache
 from .config_space import Candidate
@@ -70,7 +70,7 @@ class TunedFunction(WrappedFunction):
         self.n_warmup = check_integer("n_warmup", n_warmup, 1, MOST)  # the first call compiles
         self.n_repeat = check_integer("n_repeat", n_repeat, 1, MOST)
         self._search, self._effects = Search(search, budget_s, max_trials), SideEffects(reset, restore)
-        self._timer, self._clock = timer, clock
+        self._timer, self._clock = check_timer(timer), clock
         self.cache = ConfigCache.for_function(self.name, cache)
         self._digest = source_digest(function)
         self._chosen: dict[tuple[str, str, int], Candidate] = {}

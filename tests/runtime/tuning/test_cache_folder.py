@@ -190,6 +190,7 @@ def test_functions_are_shown_beside_kernels(tuned: TunedFunction) -> None:
     (listed,) = (one["by_key"] for one in of_one["functions"])
     assert [(one["key"][-3:], one["times"], one["failed"]) for one in listed] == [(": 1", 2, 1), (": 2", 2, 1)]
     assert all(one["chosen"] in call(f"cache show {FUNCTION}").stdout for one in listed)
+    assert all(one["best_us"] == float(f"{one['best_us']:.6g}") > 0 for one in listed)  # as of a kernel
     with pytest.raises(ForetuneError, match=r"nothing is remembered of 'no\.such'.*choices of .*scale"):
         cache_contents("no.such")
 
