@@ -190,16 +190,15 @@ def _from_csv(path: Path | str | None, launches: Sequence[Launch]) -> list[Wante
         )
 
     def launch_of(row: Sequence[str]) -> Wanted:
-        sizes = {name: int(value) for name, value in zip(header, row, strict=True)}
-        # Checked as a problem's before anything is computed from them.
-        dims = Problem.of("launch", **sizes)
+        sizes = Problem("launch", tuple((name, int(text)) for name, text in zip(header, row, strict=True))).dims
 
         def distance(one: Wanted) -> float:
-            return sum(abs(math.log2((size + 1) / (max(one[1][name], 0) + 1))) for name, size in dims.dims)
+            return sum(abs(math.log2((size + 1) / (max(one[1][name], 0) + 1))) for name, size in sizes)
 
         problem, given = min(reversed(like), key=distance)  # of those as near, the newest
-        resized = tuple((dim, sizes.get(dim, size)) for dim, size in problem.dims)
-        return replace(problem, dims=resized), {**given, **sizes}
+        wanted = dict(sizes)
+        resized = tuple((dim, wanted.get(dim, size)) for dim, size in problem.dims)
+        return replace(problem, dims=resized), {**given, **wanted}
 
     return _each(path, rows, launch_of)
 
@@ -207,7 +206,7 @@ def _from_csv(path: Path | str | None, launches: Sequence[Launch]) -> list[Wante
 def _from_log(problems: Sequence[Problem], launches: Sequence[Launch], unlike: dict[str, None]) -> list[Wanted]:
     """Logged problems as launches, each like the newest of its dtypes and flags; `unlike` gets those of which there is
     none."""
-    found = []
+    found: list[Wanted] = []
     for problem in problems:
         kind = (problem.dtype, problem.flags)
         like = next((given for one, _, given in reversed(launches) if (one.dtype, one.flags) == kind), None)

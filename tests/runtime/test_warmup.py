@@ -164,10 +164,10 @@ options = {"configs": CONFIGS, "key": ["n"], "do_bench": lambda run, quantiles: 
 attached, ours = triton.autotune(**options)(kernel), foretune.autotune(**options)(kernel)
 
 
-@triton.autotune([triton.Config({"BLOCK": 16})], key=["n"])
+@triton.autotune([triton.Config({"BLOCK": block}) for block in (16, 32)], key=["family"], do_bench=options["do_bench"])
 @triton.jit
-def another(x_ptr, n, BLOCK: tl.constexpr):
-    tl.store(x_ptr + n, BLOCK)
+def another(x_ptr, family, dtype, BLOCK: tl.constexpr):
+    tl.store(x_ptr + family, BLOCK + dtype)
 """
 
 
@@ -264,6 +264,22 @@ def test_of_a_kernel_whose_timings_predict_the_best_configs_alone_are_compiled(t
         assert warm_up_seen("tuned_package.fill", toy.H200, shapes=near).binaries == 2
         assert warm_up_seen("tuned_package.fill", toy.H200, shapes=near, k=2).binaries == 2  # advised is one
         assert warm_up_seen("tuned_package.fill", toy.H200, shapes=far).binaries == 2  # all, far from what is known
+
+
+def test_a_row_is_otherwise_like_the_nearest_launch_whatever_its_arguments_are_called(
+    tuned, toy, tmp_path, monkeypatch
+):
+    from foretune.runtime.tuning import warmup
+
+    kernel, x, compiled = tuned().another, torch.zeros(8), set()
+    monkeypatch.setattr(warmup, "_compile_seen", lambda kernel, given, config: compiled.add(tuple(given.items())[1:]))
+    with use_stub_driver(toy.H200), foretune.attached([kernel]):
+        for family, dtype in ((32, 1), (4096, 32), (2048, 7)):
+            kernel[(1,)](x, family, dtype)
+    warm_up_seen("tuned_package.another", toy.H200, shapes=_shapes(tmp_path, "family\n48\n16\n4080\n"))
+    assert compiled == {(("family", n), ("dtype", dtype)) for n, dtype in ((48, 1), (16, 1), (4080, 32))}
+    with pytest.raises(ForetuneError, match=r"line 2: .*-1"):
+        warm_up_seen("tuned_package.another", toy.H200, shapes=_shapes(tmp_path, "family,dtype\n-1,2\n"))
 
 
 def test_a_logged_launch_of_another_kind_is_named(tuned, toy):
