@@ -21,6 +21,7 @@ from ..launching.stub_driver import stubbed
 from ..mode import Mode, resolve_mode
 from ..prune import Pruner
 from ..warn import warn_once
+from .advice import tell
 from .compiling import compile_ahead
 from .launch_arguments import kept_arguments
 from .launches import LaunchFamily
@@ -177,6 +178,7 @@ class Attachment:
         advice = self._here().own.advise(problem, values, 1 if wanted is Mode.PREDICT else self._k)
         if wanted is Mode.PREDICT and not advice.sure:
             warn_once(f"{self.name}: no prediction ({advice.reason})", f": all {len(configs)} configs go through")
+        tell(problem, advice, len(values))
         return advice.positions
 
     def _expect(self, problem: Problem, configs: Sequence[triton.Config], arguments: Mapping[str, Any]) -> None:

@@ -86,12 +86,17 @@ class OwnTimings:
             return Advice(every, False, f"{count} of the first {LEARNED_FIRST} problems are known")
         if (why := unlike(problem, table.problems)) is not None:
             return Advice(every, False, why)
-        length = int(k) if k != "auto" else _length(table.left_out().tolist())
+        lost = table.left_out().tolist()
+        length = int(k) if k != "auto" else _length(lost)
         if length is None:
             return Advice(every, False, "half of the configs would not have solved the problems that are known")
         chosen = table.ranking()[:length]
         chosen += [at for at in table.untimed if at not in chosen]
-        return Advice(tuple(chosen), True, f"learned from {len(table.problems)} problems")
+        sure_to = 100 * lost[min(len(chosen), len(lost)) - 1]
+        reason = (
+            f"learned from {len(table.problems)} problems; lists this long lose {sure_to:.2g} % on them, each left out"
+        )
+        return Advice(tuple(chosen), True, reason)
 
     def _check(self, problem: Problem) -> None:
         if not isinstance(problem, Problem) or problem.family != self._name:
