@@ -15,6 +15,7 @@ from ...datasets import Family, ForetuneError, KernelConfig, Problem
 from ...datasets.errors import reason_of
 from ..arguments import family_of
 from ..current_device import device_here
+from ..forking import renew_in_children
 from ..how_many import Length
 from ..launching.kernel import Kernel
 from ..launching.stub_driver import stubbed
@@ -56,12 +57,16 @@ class Attachment:
         self.name, self.tuner, self.family = own.name, tuner, own if family is None else family_of(family)
         self._pruner = None if family is None else Pruner(self.family, k)
         self._bench, self._run = tuner._bench, tuner.run
-        self._k, self._lock = k, threading.RLock()
-        self._kernel = Kernel(tuner)
+        self._k, self._kernel = k, Kernel(tuner)
         self._known: dict[tuple[DeviceSpec, int], _Known] = {}  # by device, and whom it was learned with
-        self._tuning: _Tuning | None = None
         self._epoch = epoch()
         self._chosen_together: dict[int, dict[Any, triton.Config]] = {}  # Triton's `cache`, by whom it was chosen with
+        renew_in_children(self)
+
+    def renew(self) -> None:
+        """See `renew_in_children`."""
+        self._lock = threading.RLock()
+        self._tuning: _Tuning | None = None
         self._is_running = False
 
     @staticmethod

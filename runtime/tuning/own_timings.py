@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from ...datasets import Family, ForetuneError, KernelConfig, Problem
 from ...datasets.errors import shown
+from ..forking import renew_in_children
 from ..how_many import Length, check_length
 
 #: So many problems are tuned as ever before anything is left out. (After four of them one choice in a hundred was 23 %
@@ -56,6 +57,10 @@ class OwnTimings:
     def __init__(self, family: Family) -> None:
         self._name = family.name
         self._times: dict[Problem, dict[KernelConfig, float | None]] = {}
+        renew_in_children(self)
+
+    def renew(self) -> None:
+        """See `renew_in_children`."""
         self._lock = threading.Lock()
 
     def learn(self, problem: Problem, times: Mapping[KernelConfig, float | None]) -> None:

@@ -141,6 +141,15 @@ def _source_of(family: Family | str) -> str | None:
     return None
 
 
+def _renew_guard() -> None:
+    """In a forked child, where the thread that held it may not have come along."""
+    global _guard
+    _guard = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_renew_guard)
+
+
 # What Triton's own autotuners measure.
 
 

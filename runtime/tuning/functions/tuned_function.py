@@ -10,6 +10,7 @@ from typing import Any
 
 from ....datasets import DeviceSpec, Family, ForetuneError, Status
 from ....datasets.errors import MOST, check_flag, check_integer
+from ...forking import renew_in_children
 from ...launching.source_hash import digest_of
 from ...warn import warn_once
 from .call_timer import CallTimer, check_timer, timer_for
@@ -76,6 +77,10 @@ class TunedFunction(WrappedFunction):
         self._chosen: dict[tuple[str, str, int], Candidate] = {}
         self._tuned_here: set[str] = set()
         self._generation = self.cache.generation
+        renew_in_children(self)
+
+    def renew(self) -> None:
+        """See `renew_in_children`."""
         self._guard = threading.Lock()
         self._locks: dict[str, threading.Lock] = {}
 
