@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Collection
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -74,6 +75,21 @@ class Dataset:
         wanted = np.array([case.problem.family == family for case in self.cases])
         rows: pd.DataFrame = self.measurements.loc[wanted[self.measurements["problem"].to_numpy()]]
         return rows
+
+    def without_runs(self, run_ids: Collection[str]) -> Dataset:
+        """This dataset without what these runs measured, and without the problems of which then nothing is left."""
+        rows = self.measurements[~self.measurements["run_id"].isin(list(run_ids))]
+        left = np.union1d(rows["problem"], self.drift["problem"]).astype(np.int32)
+        place = np.zeros(len(self.cases), np.int32)
+        place[left] = np.arange(len(left), dtype=np.int32)
+        runs = {run: facts for run, facts in self.provenance.get("runs", {}).items() if run not in run_ids}
+        return replace(
+            self,
+            provenance=self.provenance | {"runs": runs},
+            cases=tuple(self.cases[problem] for problem in left),
+            measurements=rows.assign(problem=place[rows["problem"]]).reset_index(drop=True),
+            drift=self.drift.assign(problem=place[self.drift["problem"]]),
+        )
 
     def grid(self, family: str) -> Grid:
         """One family as dense arrays. Problems on which nothing ran are left out.

@@ -23,6 +23,8 @@ from .problem import Problem
 
 #: What its name ends with.
 LOG_SUFFIX = ".jsonl"
+#: The plan of such a run: tuning went before, and decided which configs were timed.
+LOGGED = "production"
 #: How a time was taken. "cold": as `Measurement.time_us` says. "autotuner": by `triton.autotune`, whose benchmark
 #: clears the L2 as well, but counts the gaps between launches. "warm": with the L2 as the launch before left it.
 TIMED_HOW = ("cold", "autotuner", "warm")

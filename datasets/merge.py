@@ -13,7 +13,8 @@ import pandas as pd
 from .case import Case
 from .dataset import Dataset
 from .device import DeviceSpec
-from .errors import DatasetError
+from .errors import DatasetError, warn
+from .log_part import LOGGED
 from .manifest import SCHEMA_VERSION
 from .problem import Problem
 
@@ -25,9 +26,11 @@ def merge_datasets(datasets: Sequence[Dataset], *, name: str, allow_other_source
     itself, a dataset is itself. Of a cell that was measured differently all rows stay, in the order of their runs' ids,
     which begin with the date: `Dataset.grid` takes the last, so the latest run wins whatever the order of the datasets.
 
-    Raises `DatasetError` for two specs of one device name, a run id that stands for two runs, and, unless
-    `allow_other_sources`, datasets of which a family was measured with different sources of its kernel: what is fast
-    may differ.
+    Of a family that was collected, what a log of production (FORETUNE_LOG) has of other sources of its kernel, as
+    somebody's own kernel with the family's knobs, is left out with a `ForetuneWarning`: what is fast may differ.
+
+    Raises `DatasetError` for two specs of one device name, a run id that stands for two runs, and for datasets of which
+    a family was collected with different sources of its kernel. With `allow_other_sources` both are merged.
 
     >>> from foretune.datasets import load
     >>> merge_datasets([load("h200"), load("my-h100")], name="both").name  # doctest: +SKIP
@@ -35,10 +38,11 @@ def merge_datasets(datasets: Sequence[Dataset], *, name: str, allow_other_source
     """
     if not datasets:
         raise DatasetError(f"{name}: there must be at least one dataset to merge but there is none")
+    if not allow_other_sources:
+        datasets = _without_other_logs(datasets)
+        _check_sources(datasets)
     devices = _devices(datasets)
     runs = _runs(datasets)
-    if not allow_other_sources:
-        _check_sources(datasets)
     cases, configs = _cases(datasets), tuple(dict.fromkeys(config for one in datasets for config in one.configs))
     case_at = {case.problem: place for place, case in enumerate(cases)}
     config_at = {config: place for place, config in enumerate(configs)}
@@ -105,6 +109,31 @@ def _runs(datasets: Sequence[Dataset]) -> dict[str, Any]:
             if known != facts:
                 raise DatasetError(f"run {run} of {one.name} is another than that of {where}: rename one of them")
     return {run: facts for run, (facts, _) in found.items()}
+
+
+def _without_other_logs(datasets: Sequence[Dataset]) -> list[Dataset]:
+    """The datasets without what was logged of other sources of a kernel than those that its family was collected
+    with."""
+    collected: dict[str, set[str]] = {}
+    for facts in (facts for one in datasets for facts in one.provenance.get("runs", {}).values()):
+        if facts.get("plan") != LOGGED and "kernel_source" in facts:
+            collected.setdefault(facts.get("family", ""), set()).add(facts["kernel_source"])
+    kept = []
+    for one in datasets:
+        others = {
+            run: f"{facts['family']} ({facts['kernel_source']})"
+            for run, facts in one.provenance.get("runs", {}).items()
+            if facts.get("plan") == LOGGED and facts.get("family") in collected and "kernel_source" in facts
+            if facts["kernel_source"] not in collected[facts["family"]]
+        }
+        kept.append(one.without_runs(others) if others else one)
+        if others:
+            warn(
+                f"{one.name}: {len(one.measurements) - len(kept[-1].measurements)} logged times are left out, of other "
+                f"kernels than were collected: {', '.join(sorted(set(others.values())))}. The log alone can be learned "
+                "from"
+            )
+    return kept
 
 
 def _check_sources(datasets: Sequence[Dataset]) -> None:

@@ -12,9 +12,10 @@ from typer.core import TyperCommand
 from ...datasets import DeviceSpec, Family, ForetuneError, Problem
 from ...datasets.console.numbers_from_text import whole_number
 from ...datasets.console.progress_bar import showing
-from ...datasets.errors import abridged
+from ...datasets.errors import abridged, warn
+from ...datasets.log_part import LOGGED
 from ...datasets.progress import share_of
-from .. import find_family
+from .. import families, find_family
 from .groups import GIVEN
 from .options import SHIPPED, given_as
 from .results import ByFamily
@@ -92,8 +93,30 @@ def load_all(data: Sequence[str] | None) -> Dataset:
 
 
 def families_of(dataset: Dataset, only: Iterable[str] | None = None) -> dict[str, Family]:
-    found = [find_family(name) for name in (only or dataset.families)]
+    """The families in a dataset, or those that are named. Somebody's kernels that were logged while they were tuned,
+    and that no family declares, are left out with a warning where there are others."""
+    names = list(only or dataset.families)
+    undeclared = [] if only else [name for name in names if _is_undeclared(dataset, name)]
+    if undeclared and len(undeclared) == len(names):
+        raise ForetuneError(
+            f"{dataset.name} has logged times of {_few(undeclared)}, of which no family is registered: name one as "
+            "--family package.module:attribute. What an attached kernel without a family learned is in the choice cache"
+        )
+    if undeclared:
+        warn(
+            f"{dataset.name}: the logged times of {_few(undeclared)} are left out, for no family is registered for them"
+        )
+    found = [find_family(name) for name in names if name not in undeclared]
     return {family.name: family for family in found}
+
+
+def _is_undeclared(dataset: Dataset, name: str) -> bool:
+    return name not in families() and dataset.plans(name) == {LOGGED}
+
+
+def _few(names: Sequence[str]) -> str:
+    more = f" and {len(names) - 4} more" if len(names) > 4 else ""
+    return ", ".join(names[:4]) + more
 
 
 def judged_families(dataset: Dataset, only: Iterable[str] | None, bundle: Bundle | None) -> dict[str, Family]:

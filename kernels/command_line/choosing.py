@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from contextlib import nullcontext
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -178,12 +179,17 @@ def warmup(
         str,
         typer.Argument(
             metavar="FAMILY",
-            help="A kernel family's name, its package.module:attribute, or a package whose kernels were tuned.",
+            help="A kernel family's name, its package.module:attribute; or a package, or one package.module.kernel, "
+            "of which kernels were tuned.",
             autocompletion=family_names,
         ),
     ],
     shapes: Annotated[
-        Path | None, typer.Option(help="CSV file of problems: a column for each dimension; dtype and flags if need be.")
+        Path | None,
+        typer.Option(
+            help="CSV file of problems: a column for each dimension, dtype and flags if need be; of a "
+            "package.module.kernel, for each argument that changes."
+        ),
     ] = None,
     data: Annotated[
         list[str] | None,
@@ -196,27 +202,34 @@ def warmup(
     """Compile what a run will ask for, into Triton's cache (TRITON_CACHE_DIR), before it does. Launches nothing: with
     --device it needs no GPU.
 
-    Of a family, the predicted configs of these problems. Of a package or package.module.kernel, without problems, what
-    `attach` and `foretune.autotune` have tuned there: see `cache show`.
+    Of a family, the predicted configs of these problems. Of a package or package.module.kernel, what `attach` and
+    `foretune.autotune` have tuned there (see `cache show`): the launches that were seen, or with --shapes or --data
+    launches like them, with the configs that the kernel's own timings predict.
     """
     from ...runtime import use_stub_driver
     from ...runtime.tuning.warmup import problems_from_csv, warm_up, warm_up_seen
 
-    has_problems = shapes is not None or bool(data)
-    if has_problems or family in families() or ":" in family:
+    logged = [case.problem for case in load_all(data).cases] if data else []
+    if family in families() or ":" in family or not ("." in family or _is_module(family)):
         kernel = find_measurable(family)
-        if not has_problems:
+        if shapes is None and not data:
             raise typer.BadParameter("say which problems, with --shapes or --data", param_hint="--shapes")
         problems = [] if shapes is None else problems_from_csv(shapes, kernel)
-        if data:
-            measured = (case.problem for case in load_all(data).cases)
-            problems += [one for one in measured if one.family == kernel.name and one not in problems]
+        problems += [one for one in logged if one.family == kernel.name and one not in problems]
         what, compiled = f"for {len(problems)} problems", partial(warm_up, kernel, problems, k=top)
     else:
-        what, compiled = f"what was tuned of {abridged(family, 60)}", partial(warm_up_seen, family)
+        what = f"what was tuned of {abridged(family, 60)}"
+        compiled = partial(warm_up_seen, family, shapes=shapes, logged=logged, k=top)
     spec = DeviceSpec.find(device) if device is not None else this_gpu()
     with showing(f"compiling {what}"), use_stub_driver(spec) if device else nullcontext():
         warmed = compiled(device=spec)
     emit(warmed, as_json)
     if warmed.failed and not warmed.binaries:
         raise ForetuneError(f"nothing could be compiled: {warmed.failed[0]}")
+
+
+def _is_module(name: str) -> bool:
+    try:
+        return find_spec(name) is not None
+    except ValueError:  # no name at all
+        return False

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -16,6 +17,15 @@ if TYPE_CHECKING:
     import triton
 
     from ..how_many import Length
+    from .own_timings import Advice
+
+#: For who wants to know why a launch was tuned over so many configs; warnings are for what is wrong.
+_log = logging.getLogger("foretune")
+
+
+def tell(problem: Problem, advice: Advice, n_configs: int) -> None:
+    """Says at level INFO what a kernel's own timings advise, and how sure they are."""
+    _log.info("%s: %d of %d configs: %s", problem, len(advice.positions), n_configs, advice.reason)
 
 
 class Advisor(Protocol):
@@ -97,6 +107,7 @@ class OwnAdvisor:
         advice = self._own.advise(self.stand_in(problem), values, 1 if wanted is Mode.PREDICT else self._k)
         if wanted is Mode.PREDICT and not advice.sure:
             warn_once(f"{problem.family}: no prediction ({advice.reason})", ": the first of its likely configs runs")
+        tell(problem, advice, len(values))
         return tuple(advice.positions[:1] if wanted is Mode.PREDICT else advice.positions)
 
     def supports(self, config: triton.Config, problem: Problem) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -20,6 +21,15 @@ if TYPE_CHECKING:
     import triton
 
 _changing = threading.Lock()
+
+
+def _renew() -> None:
+    """In a forked child, where the thread that held it may not have come along."""
+    global _changing
+    _changing = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_renew)
 
 
 def attach_to(kernel: Any, family: Family | None = None, k: Length = "auto") -> Any:

@@ -15,12 +15,14 @@ from ...datasets import Family, ForetuneError, KernelConfig, Problem
 from ...datasets.errors import reason_of
 from ..arguments import family_of
 from ..current_device import device_here
+from ..forking import renew_in_children
 from ..how_many import Length
 from ..launching.kernel import Kernel
 from ..launching.stub_driver import stubbed
 from ..mode import Mode, resolve_mode
 from ..prune import Pruner
 from ..warn import warn_once
+from .advice import tell
 from .compiling import compile_ahead
 from .launch_arguments import kept_arguments
 from .launches import LaunchFamily
@@ -55,12 +57,16 @@ class Attachment:
         self.name, self.tuner, self.family = own.name, tuner, own if family is None else family_of(family)
         self._pruner = None if family is None else Pruner(self.family, k)
         self._bench, self._run = tuner._bench, tuner.run
-        self._k, self._lock = k, threading.RLock()
-        self._kernel = Kernel(tuner)
+        self._k, self._kernel = k, Kernel(tuner)
         self._known: dict[tuple[DeviceSpec, int], _Known] = {}  # by device, and whom it was learned with
-        self._tuning: _Tuning | None = None
         self._epoch = epoch()
         self._chosen_together: dict[int, dict[Any, triton.Config]] = {}  # Triton's `cache`, by whom it was chosen with
+        renew_in_children(self)
+
+    def renew(self) -> None:
+        """See `renew_in_children`."""
+        self._lock = threading.RLock()
+        self._tuning: _Tuning | None = None
         self._is_running = False
 
     @staticmethod
@@ -177,6 +183,7 @@ class Attachment:
         advice = self._here().own.advise(problem, values, 1 if wanted is Mode.PREDICT else self._k)
         if wanted is Mode.PREDICT and not advice.sure:
             warn_once(f"{self.name}: no prediction ({advice.reason})", f": all {len(configs)} configs go through")
+        tell(problem, advice, len(values))
         return advice.positions
 
     def _expect(self, problem: Problem, configs: Sequence[triton.Config], arguments: Mapping[str, Any]) -> None:
@@ -207,7 +214,10 @@ class Attachment:
         if os.environ.get("FORETUNE_LOG") and self._pruner is None and self._is_real():
             from .cache.flywheel import log_row
 
-            log_row(self.family, tuning.problem, value, time_us, tuning.known.device, timed="autotuner")
+            source = self._kernel.source_hash()
+            log_row(
+                self.family, tuning.problem, value, time_us, tuning.known.device, timed="autotuner", source_hash=source
+            )
 
     def _finish(self, tuning: _Tuning, before: Any) -> None:
         """After a launch for which a config was chosen. Timings that came from Triton's own cache are learned now."""

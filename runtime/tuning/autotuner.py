@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import math
-import os
 import threading
 import time
-import weakref
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 import triton
 from triton.runtime import Autotuner, driver
@@ -19,6 +17,7 @@ from triton.runtime.errors import AutotunerError
 
 from ...datasets import DeviceSpec, Family, ForetuneError, Problem
 from ...datasets.errors import check_between, check_flag, check_integer, check_words, reason_of, shown
+from ..forking import renew_in_children
 from ..how_many import Length, check_length
 from ..launching.kernel import Kernel
 from ..mode import Mode, resolve_mode
@@ -49,9 +48,6 @@ class PredictedAutotuner(Autotuner):  # type: ignore[misc] # Triton has no types
     milliseconds of the last tuning (a list of one, inf for what failed), which took `bench_time` seconds.
     """
 
-    #: Every one there is, so that a forked process gets locks that nobody holds.
-    _all: ClassVar[weakref.WeakSet[PredictedAutotuner]] = weakref.WeakSet()
-
     def __init__(
         self,
         fn: Any,
@@ -66,10 +62,12 @@ class PredictedAutotuner(Autotuner):  # type: ignore[misc] # Triton has no types
         prune_configs_by: Mapping[str, Any] | None,
         **options: Any,
     ) -> None:
-        super().__init__(fn, fn.arg_names, list(configs or ()), list(key), prune_configs_by=prune_configs_by, **options)
+        kernel, configs = Kernel(fn), list(configs or ())  # of none, Triton makes one
+        if (odd := next((config for config in configs if not isinstance(config, triton.Config)), None)) is not None:
+            raise ForetuneError(f"configs must be triton.Configs but one is {shown(odd)}")
+        super().__init__(fn, fn.arg_names, configs, list(key), prune_configs_by=prune_configs_by, **options)
         if unknown := [name for name in self.keys if name not in self.arg_names]:  # Triton 3.9 says so itself
             raise ForetuneError(f"key names {unknown[0]}, but the kernel's arguments are {', '.join(self.arg_names)}")
-        kernel = Kernel(fn)
         self.name = f"{self.base_fn.__module__}.{self.base_fn.__qualname__}"
         self._isolate, self._budget_s, self._workers = isolate, budget_s, workers
         self._is_interpreted = kernel.is_interpreted
@@ -84,10 +82,10 @@ class PredictedAutotuner(Autotuner):  # type: ignore[misc] # Triton has no types
         )
         self._tuned: dict[tuple[Problem, int], triton.Config] = {}  # by stand-in, and whom it was agreed on with
         self._epoch = epoch()
-        self._renew_lock()
-        self._all.add(self)
+        renew_in_children(self)
 
-    def _renew_lock(self) -> None:
+    def renew(self) -> None:
+        """See `renew_in_children`."""
         self._lock = threading.RLock()
 
     def run(self, *args: Any, **kwargs: Any) -> Any:
@@ -339,11 +337,3 @@ def autotune(
         )
 
     return declare
-
-
-def _renew_locks() -> None:
-    for tuner in PredictedAutotuner._all:
-        tuner._renew_lock()
-
-
-os.register_at_fork(after_in_child=_renew_locks)

@@ -73,12 +73,13 @@ class KnownTimes:
                 self._on_disk.record(stand_in, value, time_us)
             self._advisor.learn(stand_in, {value: time_us})
         if self._device is not None:
-            from .cache.flywheel import is_logging, log_row
+            from .cache.flywheel import is_logging, log_row, source_that_ran
 
             if not is_logging():
                 return
             with self._quietly():
-                family, words, source = self._advisor.family, self._advisor.value(config), hash_of_kernel(self._jit)
+                family, words = self._advisor.family, self._advisor.value(config)
+                source = source_that_ran(family, self._jit)
                 log_row(family, stand_in, words, time_us, self._device, timed=self._timed, source_hash=source)
 
     def choose(

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from ...datasets import Family, ForetuneError, KernelConfig, Problem
 from ...datasets.errors import shown
+from ..forking import renew_in_children
 from ..how_many import Length, check_length
 
 #: So many problems are tuned as ever before anything is left out. (After four of them one choice in a hundred was 23 %
@@ -56,6 +57,10 @@ class OwnTimings:
     def __init__(self, family: Family) -> None:
         self._name = family.name
         self._times: dict[Problem, dict[KernelConfig, float | None]] = {}
+        renew_in_children(self)
+
+    def renew(self) -> None:
+        """See `renew_in_children`."""
         self._lock = threading.Lock()
 
     def learn(self, problem: Problem, times: Mapping[KernelConfig, float | None]) -> None:
@@ -86,12 +91,17 @@ class OwnTimings:
             return Advice(every, False, f"{count} of the first {LEARNED_FIRST} problems are known")
         if (why := unlike(problem, table.problems)) is not None:
             return Advice(every, False, why)
-        length = int(k) if k != "auto" else _length(table.left_out().tolist())
+        lost = table.left_out().tolist()
+        length = int(k) if k != "auto" else _length(lost)
         if length is None:
             return Advice(every, False, "half of the configs would not have solved the problems that are known")
         chosen = table.ranking()[:length]
         chosen += [at for at in table.untimed if at not in chosen]
-        return Advice(tuple(chosen), True, f"learned from {len(table.problems)} problems")
+        sure_to = 100 * lost[min(len(chosen), len(lost)) - 1]
+        reason = (
+            f"learned from {len(table.problems)} problems; lists this long lose {sure_to:.2g} % on them, each left out"
+        )
+        return Advice(tuple(chosen), True, reason)
 
     def _check(self, problem: Problem) -> None:
         if not isinstance(problem, Problem) or problem.family != self._name:

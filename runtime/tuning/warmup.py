@@ -9,24 +9,30 @@ from __future__ import annotations
 import csv
 import importlib
 import itertools
-from collections.abc import Hashable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+import math
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias, TypeVar
 
 from ...datasets import DeviceSpec, Family, ForetuneError, KernelConfig, Measurable, Problem, check_problem_of
 from ...datasets.console.tables import table
 from ...datasets.errors import abridged, check_integer, check_path, reason_of, shown
 from ..launching.kernel import Kernel
 from ..shortlist import make_shortlist
-from .cache.cache_folder import known_kernels
+from .cache.cache_folder import KnownProblem, known_kernels
 from .compiling import compile_ahead
 from .launch_arguments import stand_ins
-from .launches import LaunchFamily
+from .launches import ELEMENTS, LaunchFamily
+from .own_timings import OwnTimings
 from .packages import autotuners_in
 
+T = TypeVar("T")
 _OTHER_COLUMNS = ("dtype", "flags")
+#: A problem, a config, and a launch's arguments as `kept_arguments` has them; what is wanted has no config yet.
+Launch: TypeAlias = "tuple[Problem, KernelConfig, Mapping[str, Any]]"
+Wanted: TypeAlias = "tuple[Problem, Mapping[str, Any]]"
 
 
 @dataclass(frozen=True)
@@ -89,44 +95,139 @@ def _compiled(
     return WarmedUp(name, device.name, n_problems, len(jobs) - len(failed), tuple(failed))
 
 
-def warm_up_seen(name: str, device: DeviceSpec, *, workers: int | None = None) -> WarmedUp:
-    """Compiles the binaries that autotuned kernels chose in earlier runs on this device (attached ones, and those of
-    `foretune.autotune`): of the kernel "package.module.kernel", or of all that a package's modules have a name for.
+def warm_up_seen(
+    name: str,
+    device: DeviceSpec,
+    *,
+    shapes: Path | str | None = None,
+    logged: Sequence[Problem] = (),
+    k: int = 1,
+    workers: int | None = None,
+) -> WarmedUp:
+    """Compiles the binaries of autotuned kernels that were tuned in earlier runs on this device (attached ones, and
+    those of `foretune.autotune`): of the kernel "package.module.kernel", or of all that a package's modules have a name
+    for.
 
     What was seen is what the choice cache keeps: of each key that was tuned, the arguments that a binary depends on and
-    the config. The binaries are those of that torch and Triton for the kernel's source as it is now; what was tuned
-    with another source is left out.
+    the config. Left alone, those launches are compiled as they were. `shapes`, a CSV file with a column for each
+    argument that changes, is of launches of one kernel that are otherwise like the nearest that was seen; `logged` are
+    problems that a FORETUNE_LOG has of these kernels. For either the `k` configs that the kernel's own timings predict
+    are compiled, or all where they are not sure. The binaries are those of that torch and Triton for the kernel's
+    source as it is now; what was tuned with another source is left out.
 
-    Raises `ForetuneError` where there is no such module or kernel, and where nothing that is known of it can be
-    compiled: it was not tuned on this device, its source has changed, or its arguments were more than values.
+    Raises `ForetuneError` where there is no such module or kernel, for a file that is none of that, and where nothing
+    that is known can be compiled: it was not tuned on this device, its source has changed, or its arguments were more
+    than values.
     """
+    check_integer("the shortlist's length k", k, 1)
     jobs: dict[Hashable, tuple[str, Any]] = {}
     problems: set[tuple[str, Problem]] = set()
-    for tuner in _autotuners_named(name):
-        kernel, function = Kernel(tuner), LaunchFamily(tuner).name
-        for problem, config, arguments in _launches_seen(function, kernel.source_hash(), device):
-            problems.add((function, problem))
+    unlike: dict[str, None] = {}
+    tuners = _autotuners_named(name)
+    functions = {LaunchFamily(tuner).name for tuner in tuners}  # one may be under several autotuners
+    if not tuners:
+        raise ForetuneError(f"there is no autotuned kernel in {shown(name)}, or of that name")
+    if shapes is not None and len(functions) != 1:
+        raise ForetuneError(
+            f"{shown(str(shapes))} has the shapes of one kernel, but {shown(name)} is {len(functions)} of them: "
+            "name one as package.module.kernel"
+        )
+    for tuner in tuners:
+        kernel, family = Kernel(tuner), LaunchFamily(tuner)
+        seen = _problems_seen(family.name, kernel.source_hash(), device)
+        launches: Iterable[Launch] = _launches_of(seen)
+        if shapes is not None or logged:
+            like = [one for one in logged if one.family == family.name]
+            wanted = [*_from_csv(shapes, list(launches)), *_from_log(like, list(_launches_of(seen)), unlike)]
+            launches = _predicted(family, seen, wanted, k)
+        for problem, config, arguments in launches:
+            problems.add((family.name, problem))
             job = partial(_compile_seen, kernel, arguments, config)
-            jobs.setdefault((function, config, str(arguments)), (f"{config} of {problem}", job))
+            jobs.setdefault((family.name, config, str(arguments)), (f"{config} of {problem}", job))
     if not jobs:
         raise ForetuneError(
             f"nothing can be compiled for {shown(name)} on {device.name}: no launch is known that was tuned with its "
             "source as it is now (see foretune cache show)"
         )
-    return _compiled(name, device, len(problems), jobs, workers)
+    warmed = _compiled(name, device, len(problems) + len(unlike), jobs, workers)
+    return replace(warmed, failed=(*warmed.failed, *unlike))
 
 
-def _launches_seen(
-    function: str, source: str, device: DeviceSpec
-) -> Iterator[tuple[Problem, KernelConfig, Mapping[str, Any]]]:
-    """The launches that are known of a kernel, each with the configs that were the fastest or chosen."""
-    for known in known_kernels(None):
-        if known.kernel == function and _identity(known.device) == _identity(device):
-            for one in known.latest().problems:
-                configs = dict.fromkeys([*([one.best] if one.best else []), *one.chosen.values()])
-                for config, launch in itertools.product(configs, one.launches):
-                    if one.source == source and "arguments" in launch:
-                        yield one.problem, config, launch["arguments"]
+def _problems_seen(function: str, source: str, device: DeviceSpec) -> list[KnownProblem]:
+    """What is known of a kernel on a device, the newest last."""
+    return [
+        one
+        for known in known_kernels(None)
+        if known.kernel == function and _identity(known.device) == _identity(device)
+        for one in known.latest().problems
+        if one.source == source
+    ]
+
+
+def _launches_of(problems: Sequence[KnownProblem]) -> Iterator[Launch]:
+    """Each launch that is known, with the configs that were the fastest or chosen."""
+    for one in problems:
+        configs = dict.fromkeys([*([one.best] if one.best else []), *one.chosen.values()])
+        for config, launch in itertools.product(configs, one.launches):
+            if "arguments" in launch:
+                yield one.problem, config, launch["arguments"]
+
+
+def _from_csv(path: Path | str | None, launches: Sequence[Launch]) -> list[Wanted]:
+    """The launches that the rows of a file stand for: each as the nearest with all these arguments, but for them. (What
+    heuristics above an autotuner compute is an argument as well, and often the same for sizes that are near.)"""
+    if path is None or not launches:
+        return []
+    path, header, rows = _read_csv(path)
+    if not rows:
+        raise ForetuneError(f"{shown(str(path))} must have a line for each launch but has none")
+    like = [(problem, given) for problem, _, given in launches if all(type(given.get(name)) is int for name in header)]
+    if not like or len(set(header)) < len(header):
+        numbers = sorted(name for name, value in launches[-1][2].items() if type(value) is int)
+        raise ForetuneError(
+            f"{shown(str(path))} must have a column for each argument that changes, each once, among "
+            f"{', '.join(numbers)}, but has {shown(', '.join(header))}"
+        )
+
+    def launch_of(row: Sequence[str]) -> Wanted:
+        sizes = Problem("launch", tuple((name, int(text)) for name, text in zip(header, row, strict=True))).dims
+
+        def distance(one: Wanted) -> float:
+            return sum(abs(math.log2((size + 1) / (max(one[1][name], 0) + 1))) for name, size in sizes)
+
+        problem, given = min(reversed(like), key=distance)  # of those as near, the newest
+        wanted = dict(sizes)
+        resized = tuple((dim, wanted.get(dim, size)) for dim, size in problem.dims)
+        return replace(problem, dims=resized), {**given, **wanted}
+
+    return _each(path, rows, launch_of)
+
+
+def _from_log(problems: Sequence[Problem], launches: Sequence[Launch], unlike: dict[str, None]) -> list[Wanted]:
+    """Logged problems as launches, each like the newest of its dtypes and flags; `unlike` gets those of which there is
+    none."""
+    found: list[Wanted] = []
+    for problem in problems:
+        kind = (problem.dtype, problem.flags)
+        like = next((given for one, _, given in reversed(launches) if (one.dtype, one.flags) == kind), None)
+        if like is None:
+            unlike[f"{problem}: no launch of its dtypes and flags is known"] = None
+        else:
+            sizes = {name: size for name, size in problem.dims if name != ELEMENTS}
+            found.append((problem, {**like, **sizes}))
+    return found
+
+
+def _predicted(
+    family: LaunchFamily, seen: Sequence[KnownProblem], wanted: Sequence[Wanted], k: int
+) -> Iterator[Launch]:
+    own, configs = OwnTimings(family), tuple(dict.fromkeys(config for one in seen for config in one.times_us))
+    for one in seen:
+        own.learn(one.problem, one.times_us)
+    for problem, arguments in wanted if configs else ():
+        advice = own.advise(problem, configs)
+        for position in advice.positions[:k] if advice.sure else advice.positions:
+            yield problem, configs[position], arguments
 
 
 def _identity(device: DeviceSpec) -> tuple[str, str, int]:
@@ -161,13 +262,7 @@ def problems_from_csv(path: Path | str, family: Family) -> list[Problem]:
 
     Raises `ForetuneError` naming the file, the line and what is wrong there.
     """
-    path = check_path("the shapes' file", path)
-    try:
-        with path.open(newline="", encoding="utf-8") as file:
-            rows = list(csv.reader(file))
-    except (OSError, ValueError, csv.Error) as error:
-        raise ForetuneError(f"{shown(str(path))} cannot be read: {error}") from None
-    header = [name.strip() for name in rows[0]] if rows else []
+    path, header, rows = _read_csv(path)
     unknown = [name for name in header if name not in (*family.dims, *_OTHER_COLUMNS)]
     missing = [dim for dim in family.dims if dim not in header and dim not in family.default_dims]
     if unknown or missing or len(set(header)) < len(header):
@@ -176,15 +271,31 @@ def problems_from_csv(path: Path | str, family: Family) -> list[Problem]:
             f"{shown(str(path))} must have the columns {', '.join(family.dims)}, and may have dtype and flags, "
             f"but {wrong}"
         )
-    found: dict[Problem, None] = {}
-    for line, row in enumerate(rows[1:], 2):
-        if not any(row):
-            continue
+    return list(dict.fromkeys(_each(path, rows, lambda row: _problem(family, dict(zip(header, row, strict=True))))))
+
+
+def _each(path: Path, rows: Iterable[tuple[int, list[str]]], read: Callable[[list[str]], T]) -> list[T]:
+    """What each row says. Raises `ForetuneError` naming the line of one that is wrong."""
+    found = []
+    for line, row in rows:
         try:
-            found[_problem(family, dict(zip(header, row, strict=True)))] = None
+            one = read(row)
         except ValueError as error:
             raise ForetuneError(f"{shown(str(path))}, line {line}: {error}") from None
-    return list(found)
+        found.append(one)
+    return found
+
+
+def _read_csv(path: Path | str) -> tuple[Path, list[str], list[tuple[int, list[str]]]]:
+    """The header, and each row with something in it, by its line. Raises `ForetuneError` for what cannot be read."""
+    path = check_path("the shapes' file", path)
+    try:
+        with path.open(newline="", encoding="utf-8") as file:
+            lines = list(csv.reader(file))
+    except (OSError, ValueError, csv.Error) as error:
+        raise ForetuneError(f"{shown(str(path))} cannot be read: {error}") from None
+    rows = [(number, row) for number, row in enumerate(lines[1:], 2) if any(row)]
+    return path, [name.strip() for name in lines[0]] if lines else [], rows
 
 
 def _problem(family: Family, row: dict[str, str]) -> Problem:

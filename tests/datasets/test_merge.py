@@ -13,9 +13,19 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
-from foretune.datasets import Case, DatasetError, DeviceSpec, KernelConfig, Measurement, Problem, Status
+from foretune.datasets import (
+    Case,
+    DatasetError,
+    DeviceSpec,
+    ForetuneWarning,
+    KernelConfig,
+    Measurement,
+    Problem,
+    Status,
+)
 from foretune.datasets.dataset import Dataset
 from foretune.datasets.drift import Reading
+from foretune.datasets.log_part import LOGGED
 from foretune.datasets.merge import merge_datasets
 from foretune.datasets.store import Writer, read, seal_dataset
 
@@ -182,6 +192,28 @@ def test_another_kernel_is_refused_unless_told(a: Dataset, tmp_path: Path) -> No
     both = merge_datasets([a, other], name="both", allow_other_sources=True)
     assert both.kernel_sources("toy") == {"k1", "k2"}
     assert merge_datasets([both, both], name="both").kernel_sources("toy") == {"k1", "k2"}
+
+
+def test_what_was_logged_of_another_kernel_is_left_out_unless_told(a: Dataset, tmp_path: Path) -> None:
+    """As by somebody's own kernel with the family's knobs, beside what was logged of the kernel that was collected."""
+    folder = tmp_path / "log"
+    write(folder, "20261105-x", {case(LARGE): (5.0,)}, kernel="k1", plan=LOGGED)
+    log = write(folder, "20261105-y", {case(LARGE): (9.0,), case(HUGE): (9.0, 7.0)}, kernel="k2", plan=LOGGED)
+    rows = {run: len(log.measurements[log.measurements["run_id"] == run]) for run in ("20261105-x", "20261105-y")}
+    for pair in ((a, log), (log, a)):
+        with pytest.warns(ForetuneWarning, match=rf"log: {rows['20261105-y']} logged times are left out.*toy \(k2\)"):
+            both = merge_datasets(pair, name="both")
+        assert both.kernel_sources("toy") == {"k1"}
+        assert set(both.measurements["run_id"]) == {*a.measurements["run_id"], "20261105-x"}
+        there = [both.cases[number].problem for number in both.measurements["problem"]]
+        before = [one.cases[number].problem for one in (a, log) for number in one.measurements["problem"]]
+        assert [there.count(one) for one in (SMALL, LARGE)] == [
+            before.count(SMALL),
+            before.count(LARGE) - 3,  # a scan and two confirming passes of one config
+        ]
+    told = merge_datasets([a, log], name="both", allow_other_sources=True)
+    assert told.kernel_sources("toy") == {"k1", "k2"}
+    assert merge_datasets([log], name="log").kernel_sources("toy") == {"k1", "k2"}  # nothing was collected
 
 
 def test_where_no_sources_were_recorded_or_families_differ_there_is_nothing_to_refuse(

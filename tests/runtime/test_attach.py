@@ -68,6 +68,17 @@ def test_eight_keys_are_tuned_as_ever_and_a_ninth_with_a_shortlist(elsewhere, ke
     assert kernel.best_config.kwargs["BLOCK"] == 128
 
 
+def test_the_log_says_how_many_are_timed_and_why(elsewhere, learned, caplog):
+    with caplog.at_level("INFO", logger="foretune"):
+        _launch_all(elsewhere, learned, NEXT, NEXT, 40 * NEXT)
+    near, far = (record.getMessage() for record in caplog.records)
+    assert f" n={NEXT} " in near
+    assert "2 of 8 configs: learned from 8 problems; lists this long lose " in near
+    assert f" n={40 * NEXT} " in far
+    assert "8 of 8 configs: " in far
+    assert " is far from all that is known" in far
+
+
 def test_a_length_that_is_asked_for_is_the_length(elsewhere, kernel, bench):
     foretune.attach(kernel, k=3)
     _launch_all(elsewhere, kernel, *FIRST, NEXT)

@@ -453,6 +453,13 @@ def test_what_is_declared_wrongly_is_refused_there(filler, tuned, wrong, said):
         tuned(**wrong)
 
 
+def test_what_is_no_kernel_and_what_are_no_configs_are_named(filler, tuned):
+    with pytest.raises(ForetuneError, match=r"must be a function under triton.jit but is <function fill_kernel"):
+        foretune.autotune(filler.configs(), ["M", "N"])(filler.fill_kernel)
+    with pytest.raises(ForetuneError, match=r"configs must be triton.Configs but one is \{'BLOCK': 32\}"):
+        tuned(configs=[{"BLOCK": 32}], family=False)
+
+
 def test_a_key_that_is_no_argument_is_refused(filler):
     with pytest.raises(ValueError, match="K"):
         foretune.autotune(filler.configs(), ["K"], filler.Filler())(triton.jit(filler.fill_kernel))

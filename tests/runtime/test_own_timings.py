@@ -38,6 +38,20 @@ def test_the_best_of_what_is_near_comes_first():
         assert 2 <= len(advice.positions) <= 4
 
 
+def test_it_says_how_sure_it_is():
+    """What the known problems, each left out in turn, would have lost by lists of that length."""
+    same = learned(cost=lambda config, rows: float(config["BLOCK"]))
+    said = "learned from 8 problems; lists this long lose 0 % on them, each left out"
+    assert same.advise(problem(400), CONFIGS, k=2).reason == said
+
+    def odd(config, rows):
+        return 1.0 if config == CONFIGS[ROWS.index(rows)] else 1.5
+
+    other = learned(cost=odd).advise(problem(400), CONFIGS, k=1)
+    assert other.sure
+    assert other.reason == said.replace("0 %", "50 %")
+
+
 @pytest.mark.parametrize("n", [0, 1, 7])
 def test_before_the_eighth_it_is_unsure(n):
     advice = learned(ROWS[:n]).advise(problem(400), CONFIGS)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+from dataclasses import replace
 
 import foretune
 import pytest
@@ -139,6 +140,13 @@ def test_the_command_wants_to_know_which_problems():
     assert "say which problems" in result.output
 
 
+@pytest.mark.parametrize("name", ["grouped_gem", "no/such"])
+def test_what_is_no_family_and_no_module_is_named_with_the_families(name, tmp_path):
+    result = call(f"warmup {name} --device h200 --shapes", _shapes(tmp_path, "n\n8\n"))
+    assert result.exit_code == 1
+    assert "known: fused_moe" in result.stderr
+
+
 TUNED = """
 import foretune, triton
 import triton.language as tl
@@ -154,6 +162,12 @@ CONFIGS = [triton.Config({"BLOCK": block}, num_warps=1) for block in (16, 32)]
 kernel = triton.heuristics({"EVEN": lambda call: call["n"] % call["BLOCK"] == 0})(fill)
 options = {"configs": CONFIGS, "key": ["n"], "do_bench": lambda run, quantiles: [1.0] * 3}
 attached, ours = triton.autotune(**options)(kernel), foretune.autotune(**options)(kernel)
+
+
+@triton.autotune([triton.Config({"BLOCK": block}) for block in (16, 32)], key=["family"], do_bench=options["do_bench"])
+@triton.jit
+def another(x_ptr, family, dtype, BLOCK: tl.constexpr):
+    tl.store(x_ptr + family, BLOCK + dtype)
 """
 
 
@@ -209,6 +223,98 @@ def test_what_was_tuned_is_compiled_ahead_in_another_process(tuned, toy, tmp_pat
     monkeypatch.setattr(triton.knobs.compilation, "listener", lambda **seen: hits.append(seen["cache_hit"]))
     run()
     assert hits == [True] * 3
+
+
+def _tune(tuned, toy, *sizes):
+    """Attached; what compiles is in `TRITON_CACHE_DIR`."""
+    x, kernel = torch.zeros(8192, dtype=torch.bfloat16), tuned().attached
+    with use_stub_driver(toy.H200), foretune.attached([kernel]):
+        for n in sizes:
+            _launch(kernel, n, x)
+
+
+@pytest.mark.parametrize("whence", ["a file", "a log"])
+def test_launches_like_those_that_were_tuned_are_compiled_ahead(tuned, toy, tmp_path, monkeypatch, whence):
+    """Of 128 and 129, others than were tuned, with the configs that their run will time: all, so soon."""
+    hits = []
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "first"))
+    if whence == "a log":
+        monkeypatch.setenv("FORETUNE_LOG", str(tmp_path / "log"))
+        _tune(tuned, toy, 128, 129)
+        monkeypatch.delenv("FORETUNE_LOG")
+        call("cache clear")
+    _tune(tuned, toy, 64, 65)
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "second"))
+    tuned()
+    told = ["--shapes", _shapes(tmp_path, "n\n128\n129\n")] if whence == "a file" else ["--data", tmp_path / "log"]
+    result = call("warmup tuned_package.fill --device h200 --json", *told)
+    assert result.exit_code == 0, result.output
+    said = json.loads(result.stdout)
+    assert (said["problems"], said["binaries"], said["failed"]) == (2, 4, [])
+    monkeypatch.setattr(triton.knobs.compilation, "listener", lambda **seen: hits.append(seen["cache_hit"]))
+    _tune(tuned, toy, 128, 129)
+    assert len(hits) >= 4
+    assert all(hits)
+
+
+def test_of_a_kernel_whose_timings_predict_the_best_configs_alone_are_compiled(tuned, toy, tmp_path):
+    _tune(tuned, toy, *range(64, 192, 16))
+    near, far = (_shapes(tmp_path, f"n\n{text}\n").rename(tmp_path / text[:3]) for text in ("100\n101", "5000"))
+    with use_stub_driver(toy.H200):
+        assert warm_up_seen("tuned_package.fill", toy.H200, shapes=near).binaries == 2
+        assert warm_up_seen("tuned_package.fill", toy.H200, shapes=near, k=2).binaries == 2  # advised is one
+        assert warm_up_seen("tuned_package.fill", toy.H200, shapes=far).binaries == 2  # all, far from what is known
+
+
+def test_a_row_is_otherwise_like_the_nearest_launch_whatever_its_arguments_are_called(
+    tuned, toy, tmp_path, monkeypatch
+):
+    from foretune.runtime.tuning import warmup
+
+    kernel, x, compiled = tuned().another, torch.zeros(8), set()
+    monkeypatch.setattr(warmup, "_compile_seen", lambda kernel, given, config: compiled.add(tuple(given.items())[1:]))
+    with use_stub_driver(toy.H200), foretune.attached([kernel]):
+        for family, dtype in ((32, 1), (4096, 32), (2048, 7)):
+            kernel[(1,)](x, family, dtype)
+    warm_up_seen("tuned_package.another", toy.H200, shapes=_shapes(tmp_path, "family\n48\n16\n4080\n"))
+    assert compiled == {(("family", n), ("dtype", dtype)) for n, dtype in ((48, 1), (16, 1), (4080, 32))}
+    with pytest.raises(ForetuneError, match=r"line 2: .*-1"):
+        warm_up_seen("tuned_package.another", toy.H200, shapes=_shapes(tmp_path, "family,dtype\n-1,2\n"))
+
+
+def test_a_logged_launch_of_another_kind_is_named(tuned, toy):
+    _tune(tuned, toy, 64)
+    (known,) = known_kernels("tuned_package.fill")
+    (seen,) = known.problems
+    like, other = (replace(seen.problem, flags=(*seen.problem.flags, *more)) for more in ((), ("bias",)))
+    with use_stub_driver(toy.H200):
+        warmed = warm_up_seen("tuned_package", toy.H200, logged=[like, other, Problem.of("another", n=8)])
+    assert (warmed.problems, warmed.binaries) == (2, 2)
+    assert warmed.failed == (f"{other}: no launch of its dtypes and flags is known",)
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "said"),
+    [
+        (
+            "tuned_package.fill",
+            "m\n8\n",
+            "a column for each argument that changes, each once, among n, rows, but has 'm'",
+        ),
+        ("tuned_package.fill", "n,n\n8,8\n", "each once, among n, rows, but has 'n, n'"),
+        ("tuned_package.fill", "n\n", "must have a line for each launch but has none"),
+        ("tuned_package.fill", "", "must have a line for each launch but has none"),
+        ("tuned_package.fill", "n\n8\nx\n", "line 3: invalid literal"),
+        ("tuned_package.fill", "n\n-8\n", "line 2: .*-8"),
+        ("tuned_package.fill", "n\n8,8\n", "line 2: "),
+        ("tuned_package", "n\n8\n", "the shapes of one kernel, but 'tuned_package' is 2 of them"),
+        ("json", "n\n8\n", "there is no autotuned kernel in 'json', or of that name"),
+    ],
+)
+def test_shapes_that_are_none_of_a_kernels_are_refused(tuned, toy, tmp_path, name, text, said):
+    _tune(tuned, toy, 64)
+    with pytest.raises(ForetuneError, match=said):
+        warm_up_seen(name, toy.H200, shapes=_shapes(tmp_path, text))
 
 
 def test_what_cannot_be_compiled_ahead_of_a_package_is_named(tuned, toy, tmp_path):

@@ -297,6 +297,10 @@ def _files(kernel: str | None) -> list[tuple[Path, KnownKernel]]:
         return found
     names = {known.kernel for _, known in found}
     if kernel not in names:
+        if kernel in (one.name for one in known_functions()):
+            raise ForetuneError(
+                f"{abridged(kernel, 100)} is a tuned function: only a kernel's choices can be written so"
+            )
         raise _nothing_of(kernel, names)
     return [(path, known) for path, known in found if known.kernel == kernel]
 

@@ -23,9 +23,11 @@ from typing import TYPE_CHECKING, Any
 
 from ....datasets import DeviceSpec, Family, ForetuneError, KernelConfig, Problem
 from ....datasets.errors import check_path, shown
-from ....datasets.log_part import LOG_SUFFIX, TIMED_HOW, row_line, run_line
+from ....datasets.log_part import LOG_SUFFIX, LOGGED, TIMED_HOW, row_line, run_line
 from ....datasets.manifest import MANIFEST, write_manifest
 from ....datasets.measurement import LONGEST_US, SHORTEST_US
+from ...launching.kernel import Kernel
+from ...launching.source_hash import hash_of_kernel
 from ...warn import warn_once
 from .choice_cache import Software
 
@@ -33,8 +35,8 @@ if TYPE_CHECKING:
     import triton
 
 VARIABLE = "FORETUNE_LOG"
-#: How far up a pruner looks for the autotuner that calls it.
-_MOST_FRAMES = 8
+#: How far up a pruner looks for the autotuner that runs it.
+_MOST_FRAMES = 16
 
 
 def is_logging() -> bool:
@@ -55,8 +57,8 @@ def log_row(
     """Logs the time of a config, or that it failed (None); nothing without FORETUNE_LOG. Never raises.
 
     `timed` says how: "cold" as our `Timer` does, "autotuner" as `triton.autotune` does, "warm" with a warm L2. When a
-    ranker learns, those that are not cold count for half (see `Dataset.grid`). `source_hash` is that of the kernel,
-    where the family does not know it.
+    ranker learns, those that are not cold count for half (see `Dataset.grid`). `source_hash` is that of the kernel that
+    was timed (`source_that_ran`); left out, the family's own.
     """
     if not is_logging():
         return
@@ -115,7 +117,7 @@ def _log(folder: str, family: str, device: DeviceSpec, timed: str, source: str |
         facts = {
             "family": family,
             "device": device.name,
-            "plan": "production",
+            "plan": LOGGED,
             "timed": timed,
             **asdict(Software.here()),
         }
@@ -124,10 +126,28 @@ def _log(folder: str, family: str, device: DeviceSpec, timed: str, source: str |
     return log
 
 
+def source_that_ran(family: Family | str, kernel: Any) -> str:
+    """The source hash of what is logged for a family when this `triton.jit` function ran: often somebody's own kernel
+    with the family's knobs, whose times are not those of the family's. The family's hash where it is one of the
+    kernels in the package that declares the family, which are hashed together."""
+    package = type(family).__module__.rpartition(".")[0]
+    own = _source_of(family) if package and f"{kernel.fn.__module__}.".startswith(f"{package}.") else None
+    return own or hash_of_kernel(kernel)
+
+
 def _source_of(family: Family | str) -> str | None:
     with suppress(Exception):  # a family that only predicts, or Triton that is not here
         return str(family.source_hash())  # type: ignore[union-attr]
     return None
+
+
+def _renew_guard() -> None:
+    """In a forked child, where the thread that held it may not have come along."""
+    global _guard
+    _guard = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_renew_guard)
 
 
 # What Triton's own autotuners measure.
@@ -173,26 +193,24 @@ def expect(
     device: DeviceSpec,
     configs: Sequence[triton.Config],
     values: Sequence[KernelConfig],
-    *,
-    autotuner: Any = None,
-    source_hash: str | None = None,
 ) -> None:
     """Says what the autotuner that prunes now, in this thread, will benchmark: these configs, which have these values.
     Nothing without FORETUNE_LOG; never raises.
 
     From Triton 3.8 on its listener says when that is done. Before, the timings of a key are read when the next one is
-    pruned, or the process ends, from `autotuner` (left out, the one that calls a pruner that calls this).
+    pruned, or the process ends, from the autotuner itself.
     """
     if not is_logging():
         return
     try:
         by_id = {id(config): value for config, value in zip(configs, values, strict=True)}
-        due = _Expected(family, problem, device, by_id, tuple(configs), source_hash)
+        found = _launching_autotuner()
+        source = None if found is None else source_that_ran(family, Kernel(found).jit)
+        due = _Expected(family, problem, device, by_id, tuple(configs), source)
         if _listens():
             _thread.due = due if len(configs) > 1 else None  # of one alone, nothing is benchmarked or told
             return
         _read_pending()
-        found = autotuner if autotuner is not None else _calling_autotuner()
         if found is not None:
             _pending.append((weakref.ref(found), getattr(found, "configs_timings", None), due))
     except Exception as error:  # noqa: BLE001 - as above
@@ -239,14 +257,15 @@ def _read_pending() -> None:
 atexit.register(_read_pending)
 
 
-def _calling_autotuner() -> Any:
+def _launching_autotuner() -> Any:
+    """The one whose `run` leads here. (An attached one's list is pruned by a copy of it, which keeps no timings.)"""
     from triton.runtime.autotuner import Autotuner
 
     frame: Any = sys._getframe(1)
     for _ in range(_MOST_FRAMES):
         if frame is None:
             return None
-        if isinstance(caller := frame.f_locals.get("self"), Autotuner):
+        if frame.f_code.co_name == "run" and isinstance(caller := frame.f_locals.get("self"), Autotuner):
             return caller
         frame = frame.f_back
     return None

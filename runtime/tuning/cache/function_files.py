@@ -49,7 +49,7 @@ class KnownFunction:
                 "times": sum(one.time_us is not None for one in record.outcomes.values()),
                 "failed": sum(one.time_us is None for one in record.outcomes.values()),
                 "chosen": record.chosen or "",
-                "best_us": "" if record.chosen not in record.outcomes else record.outcomes[record.chosen].time_us,
+                "best_us": _best_us(record),
                 "software": " ".join(f"{name}={version}" for name, version in record.software.items()),
             }
             for key, entry in self.entries.items()
@@ -95,6 +95,12 @@ def _known(path: Path) -> KnownFunction | None:
     except (OSError, ValueError, AttributeError, RecursionError) as error:
         warn(f"{path} is left out: {abridged(str(error))}")
         return None
+
+
+def _best_us(record: KeyRecord) -> float | str:
+    """What was chosen takes, to the six digits that a kernel's times are kept with; nothing where it was not timed."""
+    time_us = record.outcomes[record.chosen].time_us if record.chosen in record.outcomes else None
+    return "" if time_us is None else float(f"{time_us:.6g}")
 
 
 def _records(entry: Mapping[str, Any]) -> Iterator[tuple[str, KeyRecord]]:

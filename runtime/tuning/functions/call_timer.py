@@ -8,6 +8,7 @@ from functools import lru_cache
 from typing import Any, Protocol
 
 from ....datasets import ForetuneError
+from ....datasets.errors import shown
 from ...timing.device_queue import CudaQueue, DeviceQueue
 from ...timing.timer import Timer
 
@@ -83,6 +84,13 @@ class KernelTimer:
                 self._queues = True
                 return times
         return self._events.sample(call, samples, undo)
+
+
+def check_timer(timer: Any) -> Any:
+    """Returns it, None included. Raises `ForetuneError` for what is no `CallTimer`: each config would fail of it."""
+    if timer is not None and not callable(getattr(timer, "sample", None)):
+        raise ForetuneError(f"timer must have sample(call, samples, undo) but is {shown(timer)}")
+    return timer
 
 
 def timer_for(on_gpu: bool, in_step: bool) -> CallTimer:

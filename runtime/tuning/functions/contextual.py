@@ -12,9 +12,10 @@ from typing import Any
 
 from ....datasets import ForetuneError
 from ....datasets.errors import MOST, check_flag, check_integer, check_path
+from ...forking import renew_in_children
 from ...warn import warn_once
 from .call_problem import problem_of_key
-from .call_timer import CallTimer, timer_for
+from .call_timer import CallTimer, check_timer, timer_for
 from .config_cache import ConfigCache
 from .forced_autotuners import forced
 from .in_step import Ranks
@@ -67,10 +68,14 @@ class ContextualFunction(WrappedFunction):
         self._effects = SideEffects(reset, restore)
         self._logs = None if logs is None else check_path("logs", logs)
         self.cache = ConfigCache.for_function(self.name, cache)
-        self._digest, self._timer, self._clock = source_digest(function), timer, clock
-        self._lock = threading.Lock()
+        self._digest, self._timer, self._clock = source_digest(function), check_timer(timer), clock
         self._settled: set[tuple[str, int]] = set()
         self._generation = self.cache.generation
+        renew_in_children(self)
+
+    def renew(self) -> None:
+        """See `renew_in_children`."""
+        self._lock = threading.Lock()
 
     def __call__(
         self, *args: Any, autotune: bool = True, autotune_verbose: bool = False, autotune_pg: Any = None, **kwargs: Any

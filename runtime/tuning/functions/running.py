@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -23,6 +24,16 @@ class Context(Protocol):
 #: The one that is being tuned now, and by which thread.
 _context: tuple[int, Context] | None = None
 _taken = threading.Lock()
+
+
+def _renew() -> None:
+    """In a forked child, where the thread whose turn it was is only if it is the one that forked."""
+    global _context, _taken
+    if _context is None or _context[0] != threading.get_ident():
+        _context, _taken = None, threading.Lock()
+
+
+os.register_at_fork(after_in_child=_renew)
 
 
 @contextmanager

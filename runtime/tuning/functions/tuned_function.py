@@ -10,9 +10,10 @@ from typing import Any
 
 from ....datasets import DeviceSpec, Family, ForetuneError, Status
 from ....datasets.errors import MOST, check_flag, check_integer
+from ...forking import renew_in_children
 from ...launching.source_hash import digest_of
 from ...warn import warn_once
-from .call_timer import CallTimer, timer_for
+from .call_timer import CallTimer, check_timer, timer_for
 from .calls import Call, CallReader
 from .config_cache import ConfigCache
 from .config_space import Candidate
@@ -70,12 +71,16 @@ class TunedFunction(WrappedFunction):
         self.n_warmup = check_integer("n_warmup", n_warmup, 1, MOST)  # the first call compiles
         self.n_repeat = check_integer("n_repeat", n_repeat, 1, MOST)
         self._search, self._effects = Search(search, budget_s, max_trials), SideEffects(reset, restore)
-        self._timer, self._clock = timer, clock
+        self._timer, self._clock = check_timer(timer), clock
         self.cache = ConfigCache.for_function(self.name, cache)
         self._digest = source_digest(function)
         self._chosen: dict[tuple[str, str, int], Candidate] = {}
         self._tuned_here: set[str] = set()
         self._generation = self.cache.generation
+        renew_in_children(self)
+
+    def renew(self) -> None:
+        """See `renew_in_children`."""
         self._guard = threading.Lock()
         self._locks: dict[str, threading.Lock] = {}
 

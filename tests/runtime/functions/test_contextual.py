@@ -233,7 +233,17 @@ def test_threads_tune_a_function_once(part, watch):
 
 
 @pytest.mark.parametrize(
-    "options", [{"key": 3}, {"n_warmup": 0}, {"n_repeat": 0}, {"reset": 3}, {"restore": 3}, {"logs": 3}, {"cache": 3}]
+    "options",
+    [
+        {"key": 3},
+        {"n_warmup": 0},
+        {"n_repeat": 0},
+        {"reset": 3},
+        {"restore": 3},
+        {"logs": 3},
+        {"cache": 3},
+        {"timer": 3},
+    ],
 )
 def test_an_option_that_is_none_is_refused_where_it_is_declared(options):
     with pytest.raises(ForetuneError):

@@ -142,6 +142,7 @@ def test_what_cannot_be_timed_by_calling_it_is_refused(function, said):
         ({"work": 3}, "work must be a function but is 3"),
         ({"family": 3}, "must be a Family"),
         ({"n_warmup": 0}, "n_warmup must be an integer"),
+        ({"timer": 3}, r"timer must have sample\(call, samples, undo\) but is 3"),
         ({"n_repeat": 0}, "n_repeat must be an integer"),
         ({"search": "anneal"}, "search must be exhaustive, guided"),
         ({"budget_s": -1}, "budget_s must be between"),

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from commands import call
+from commands import call, words
 from foretune.datasets import ForetuneError, ForetuneWarning
 from foretune.runtime.tuning.cache import choice_cache
 from foretune.runtime.tuning.cache.cache_folder import (
@@ -190,8 +190,18 @@ def test_functions_are_shown_beside_kernels(tuned: TunedFunction) -> None:
     (listed,) = (one["by_key"] for one in of_one["functions"])
     assert [(one["key"][-3:], one["times"], one["failed"]) for one in listed] == [(": 1", 2, 1), (": 2", 2, 1)]
     assert all(one["chosen"] in call(f"cache show {FUNCTION}").stdout for one in listed)
+    assert all(one["best_us"] == float(f"{one['best_us']:.6g}") > 0 for one in listed)  # as of a kernel
     with pytest.raises(ForetuneError, match=r"nothing is remembered of 'no\.such'.*choices of .*scale"):
         cache_contents("no.such")
+
+
+@pytest.mark.parametrize("command", ["freeze", "export --format fla", "export --format megatron"])
+def test_a_function_is_neither_frozen_nor_written_for_other_projects(
+    command: str, tuned: TunedFunction, tmp_path: Path
+) -> None:
+    result = call(f"cache {command} {FUNCTION} --out", tmp_path / "out")
+    assert result.exit_code == 1
+    assert "is a tuned function: only a kernel's choices can be written so" in words(result.stderr)
 
 
 def test_a_function_is_forgotten_by_its_name_and_with_all(tuned: TunedFunction, folder: Path) -> None:

@@ -11,15 +11,21 @@ import subprocess
 import sys
 import threading
 import warnings
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+import foretune
 import pytest
+import triton
 from fakes import FakeFamily, fake_cases
 from foretune.datasets import ForetuneWarning, KernelConfig, load
 from foretune.datasets.log_part import read_log_part
+from foretune.datasets.merge import merge_datasets
 from foretune.datasets.store import seal_dataset
+from foretune.kernels import find_family
 from foretune.runtime import Pruner, use_stub_driver
+from foretune.runtime.launching.source_hash import hash_of_kernel
 from foretune.runtime.tuning.cache import flywheel
 from foretune.runtime.tuning.cache.flywheel import log_row
 from remembered import CONFIGS, H100, H200, KERNEL, problem
@@ -283,7 +289,6 @@ def test_a_clock_that_jumps_back_loses_nothing(log: Path, monkeypatch: pytest.Mo
 def test_a_ranker_learns_from_production_beside_what_was_collected(log: Path) -> None:
     """`foretune train --data h200 --data DIR`: the merged dataset has both, each for what it is."""
     from fakes import fake_dataset
-    from foretune.datasets.merge import merge_datasets
     from foretune.model import LightGBMRanker
     from foretune.model.train import train_bundle
 
@@ -345,8 +350,41 @@ def test_what_an_autotuner_with_our_pruner_measures_is_logged(
     found = {(rows, config, time_us) for rows, config, _, _, time_us in rows_of(log)}
     first, second = (KernelConfig.from_triton(kernel.configs[at]) for at in (5, 4))
     assert found == {(64, first, 500.0), (64, second, 250.0), (32, first, 125.0), (32, second, 62.5)}
-    assert {run["timed"] for run in load(log).provenance["runs"].values()} == {"autotuner"}
+    runs = load(log).provenance["runs"].values()
+    assert {(run["timed"], run["kernel_source"]) for run in runs} == {("autotuner", hash_of_kernel(kernel.fn))}
     assert len(heard) == 2 * listens  # whoever listened before still does
+
+
+@pytest.mark.compile
+@pytest.mark.usefixtures("own_cache")
+@pytest.mark.parametrize("listens", [True, False])
+@pytest.mark.parametrize("has_family", [True, False])
+def test_what_an_attached_autotuner_measures_is_logged_with_its_source(
+    has_family: bool, listens: bool, toy: Any, log: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from triton import knobs
+
+    if not listens:
+        monkeypatch.setattr(flywheel, "_listens", lambda: False)
+    elif hasattr(knobs.autotuning, "listener"):
+        monkeypatch.setattr(knobs.autotuning, "listener", None)
+    kernel = toy.tuned(None, configs=toy.triton_configs()[:2], do_bench=lambda call, quantiles: [0.5] * 3)
+    with use_stub_driver(toy.H200), warnings.catch_warnings():
+        warnings.simplefilter("ignore", ForetuneWarning)  # no bundle has a ranker of this family
+        foretune.attach(kernel, toy.ToyFamily() if has_family else None)
+        kernel[toy.grid](*toy.operands(), 64, 64, 64)
+    flywheel._read_pending()
+    dataset = load(log)
+    assert dataset.families == (toy.ToyFamily.name if has_family else f"{toy.matmul_kernel.__module__}.matmul_kernel",)
+    assert (len(dataset.measurements), dataset.kernel_sources(dataset.families[0])) == (2, {hash_of_kernel(kernel.fn)})
+
+
+def test_what_ran_is_the_familys_where_its_package_has_the_kernel(toy: Any) -> None:
+    family = find_family("matmul")
+    theirs = vars(import_module("foretune.kernels.matmul.triton_kernels.gemm"))
+    own = next(value for value in theirs.values() if isinstance(value, triton.JITFunction))
+    assert flywheel.source_that_ran(family, own) == family.source_hash() != hash_of_kernel(own)
+    assert flywheel.source_that_ran(family, other := triton.jit(toy.matmul_kernel)) == hash_of_kernel(other)
 
 
 @pytest.mark.compile

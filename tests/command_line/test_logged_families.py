@@ -1,0 +1,40 @@
+"""A log of production has kernels that nobody declared a family for: they stop nobody from learning of the others."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from commands import FAMILY, LAYER, call, words
+from foretune import ForetuneError, ForetuneWarning, KernelConfig, Problem
+from foretune.datasets import load
+from foretune.kernels.command_line.asked_for import families_of
+from foretune.runtime.tuning.cache.flywheel import VARIABLE, log_row
+from remembered import CONFIGS, H200, KERNEL, problem
+
+SIZES = {name.removeprefix("--"): int(size) for name, size in zip(*[iter(LAYER.split())] * 2, strict=True)}
+
+
+@pytest.fixture
+def log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv(VARIABLE, str(tmp_path / "log"))
+    for config in CONFIGS:
+        log_row(KERNEL, problem(64), config, 3.5, H200, timed="autotuner")
+    return tmp_path / "log"
+
+
+def test_they_are_left_out_with_a_warning_where_there_are_others(log: Path) -> None:
+    log_row(FAMILY, Problem.of(FAMILY, **SIZES), KernelConfig.of(BLOCK_M=64), 3.5, H200, timed="autotuner")
+    dataset = load(log)
+    assert dataset.families == (FAMILY, KERNEL)
+    with pytest.warns(ForetuneWarning, match=f"log: the logged times of {KERNEL} are left out"):
+        assert list(families_of(dataset)) == [FAMILY]
+    with pytest.raises(ForetuneError, match=f"unknown kernel family '{KERNEL}'"):
+        families_of(dataset, [FAMILY, KERNEL])  # it was asked for
+
+
+def test_where_there_are_no_others_it_is_said_what_to_do(log: Path, tmp_path: Path) -> None:
+    result = call(f"train --data {log} --out {tmp_path / 'bundle'}")
+    assert result.exit_code == 1
+    assert f"logged times of {KERNEL}, of which no family is registered" in words(result.stderr)
+    assert "--family package.module:attribute" in words(result.stderr)
