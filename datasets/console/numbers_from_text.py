@@ -74,16 +74,17 @@ def number(text: str, low: float, high: float) -> float:
 
 
 def duration_s(text: str) -> float:
-    """Seconds from a duration such as 90s, 20m, 1.5h or 1h30m. Raises `ForetuneError` for others, none, and years of it.
+    """Seconds from a duration such as 90s, 20m, 1.5h or 1h30m. Raises `ForetuneError` for others, none, and years.
 
     >>> duration_s("1.5h"), duration_s("8m40s")
     (5400.0, 520.0)
     """
-    parts = re.fullmatch(r"(?:([0-9.]+)h)?(?:([0-9.]+)m)?(?:([0-9.]+)s)?", text)
+    match = re.fullmatch(r"(?:([0-9.]+)h)?(?:([0-9.]+)m)?(?:([0-9.]+)s)?", text)
+    parts = match.groups("0") if match else ("0",)
     try:
-        seconds = sum(float(part) * unit for part, unit in zip(parts.groups("0"), _UNITS_S, strict=True)) if parts else 0
+        seconds = sum(float(part) * unit for part, unit in zip(parts, _UNITS_S, strict=False))
     except ValueError:  # several points
-        seconds = 0
+        seconds = 0.0
     if 0 < seconds <= MOST_HOURS * 3600:
         return seconds
     _refuse(text, f"a duration such as 90s, 20m or 1h30m, of at most {MOST_HOURS}h,")

@@ -34,8 +34,8 @@ CompileAhead: TypeAlias = Callable[[Measurable, Sequence[tuple[KernelConfig, Pro
 #: third in h200_fused_moe.
 _NOISE, _LEARNED, OVER_TUNED, _UNCONFIRMED = 1.01, 1.03, 1.1, 1.15
 _FAR_OCTAVES = 1.0
-#: So many configs of each product are timed for a row.
-CANDIDATES = 8
+#: So many configs of each product are timed for a row (`tests/kernels/searched_replay.py` says what more would find).
+CANDIDATES = 16
 _ROUNDS, _SAMPLES = 4, 5
 
 
@@ -108,10 +108,10 @@ def tune_layer(
 ) -> TunedFiles:
     """The rows of an engine's files for a layer on one rank.
 
-    With `measure` the `candidates` predicted fastest of each product are timed on the current device, and ours is
-    timed once more, in turn with the engine's default, its own file (where it is installed) and `others`; this takes
-    the engine's kernel. Without, all of that is predicted. A row that gains nothing is pinned to what the engine runs
-    anyway.
+    With `measure` the `candidates` predicted fastest of each product are timed on the current device, with what the
+    engine runs by default or by its own file (where it is installed). Ours, the best of these, is timed once more, in
+    turn with both of them and `others`, which have no part in the choice; this takes the engine's kernel. Without, all
+    of that is predicted. A row that gains nothing is pinned to what the engine runs anyway.
 
     Raises `ForetuneError` for an engine, a layer or batches that cannot be, and for `measure` without the engine.
 
@@ -131,7 +131,7 @@ def tune_layer(
     products = [_Product(family, engine, layer, device) for family in (FusedMoeUp(), FusedMoeDown())]
     triton = _triton_version()
     shipped = shipped_pairs(engine, layer, device, triton)
-    contenders = {tokens: _contenders(engine, layer, tokens, shipped, products, others) for tokens in batches}
+    contenders = {tokens: _contenders(engine, layer, tokens, shipped, products) for tokens in batches}
     pairs = [pair for named in contenders.values() for pair in named.values()]
     firsts = products[0].configs((pair.up for pair in pairs), batches[0])
     seconds = products[1].configs((pair.down for pair in pairs), batches[0])
@@ -144,9 +144,20 @@ def tune_layer(
     }
     if measure:
         runs = {tokens: _to_time(engine, *guesses[tokens], contenders[tokens], candidates) for tokens in batches}
+        if others is not None:
+            contenders = {
+                tokens: of_engine | _able(others(tokens), products, tokens) for tokens, of_engine in contenders.items()
+            }
         if compile_ahead is not None:
             for place, product in enumerate(products):
-                calls = [(config, product.problem(tokens)) for tokens in batches for config in runs[tokens][place]]
+                raced = {
+                    tokens: [(pair.up, pair.down)[place] for pair in contenders[tokens].values()] for tokens in batches
+                }
+                calls = [
+                    (config, product.problem(tokens))
+                    for tokens in batches
+                    for config in dict.fromkeys((*runs[tokens][place], *raced[tokens]))
+                ]
                 compile_ahead(product.family, calls, device)
     confirmed = all(one.confirmed for both in guesses.values() for one in both)
     least = _NOISE if measure else _UNCONFIRMED if not confirmed else OVER_TUNED if shipped else _LEARNED
@@ -193,26 +204,24 @@ def best_pairs(
 
 
 def _contenders(
-    engine: str,
-    layer: Layer,
-    tokens: int,
-    shipped: Mapping[int, Pair],
-    products: Sequence[_Product],
-    others: Others | None,
+    engine: str, layer: Layer, tokens: int, shipped: Mapping[int, Pair], products: Sequence[_Product]
 ) -> dict[str, Pair]:
-    """What else could run so many tokens, by name."""
+    """What the engine could run so many tokens with, by name."""
     pairs = {DEFAULT: default_pair(engine, layer, tokens)}
     if shipped:
         pairs[SHIPPED] = row_for(shipped, tokens)
-    pairs |= others(tokens) if others else {}
-    able = {
+    able = _able(pairs, products, tokens)
+    if DEFAULT not in able:
+        raise ForetuneError(f"{engine}'s default config cannot run {tokens} tokens of {layer} here")
+    return able
+
+
+def _able(pairs: Mapping[str, Pair], products: Sequence[_Product], tokens: int) -> dict[str, Pair]:
+    return {
         name: pair
         for name, pair in pairs.items()
         if products[0].supports(pair.up, tokens) and products[1].supports(pair.down, tokens)
     }
-    if DEFAULT not in able:
-        raise ForetuneError(f"{engine}'s default config cannot run {tokens} tokens of {layer} here")
-    return able
 
 
 def _predicted_row(
@@ -235,7 +244,7 @@ def _row(tokens: int, best: Pair, contenders: Mapping[str, Pair], times: Mapping
 def _to_time(
     engine: str, up: _Predicted, down: _Predicted, contenders: Mapping[str, Pair], candidates: int
 ) -> tuple[list[KernelConfig], list[KernelConfig]]:
-    """The configs of each product to time: of the pairs predicted fastest, and of what they are compared with."""
+    """The configs of each product to choose from: of the pairs predicted fastest, and of what the engine has."""
     firsts: dict[KernelConfig, None] = {}
     seconds: dict[KernelConfig, None] = {}
     ranked = best_pairs(engine, up.by_config, down.by_config)
@@ -281,7 +290,12 @@ def _measured_row(
         )
     )
     raced = {OURS: best} | {
-        name: pair for name, pair in contenders.items() if pair.up in passes[0] and pair.down in passes[1]
+        name: pair
+        for name, pair in contenders.items()
+        if all(
+            _runs(product.family, given, config)
+            for product, given, config in zip(products, inputs, (pair.up, pair.down), strict=True)
+        )
     }
     times = dict.fromkeys(raced, 0.0)
     for place, (product, given) in enumerate(zip(products, inputs, strict=True)):
@@ -304,6 +318,15 @@ def _pass(timer: Timer, family: Measurable, inputs: Any, configs: Sequence[Kerne
     if not times:
         raise ForetuneError(f"no config of {family.name} ran: {reason}")
     return times
+
+
+def _runs(family: Measurable, inputs: Any, config: KernelConfig) -> bool:
+    """Whether a config compiles and launches, which `supports` cannot know."""
+    try:
+        family.launch(inputs, config)
+    except Exception:  # noqa: BLE001 - whatever it is, nobody can run it
+        return False
+    return True
 
 
 def _is_right(product: _Product, tokens: int, config: KernelConfig, device: DeviceSpec) -> bool:

@@ -3,10 +3,11 @@
     python serving_on_gpu.py collect OUT --budget 420       # measures both products; OUT/measured
     python serving_on_gpu.py verdict OUT --data OUT/measured --deadline 460
 
-`collect` draws no layer of the model families of the five models below. `verdict` trains a bundle on that, measures the
-engine tuner's whole space for the five (`--batches` of them), and then times, side by side, what is predicted and
-measured in a few seconds (ours), the engine's default, its own file, and the best of the whole space; last, as far as
-the deadline lets it, it writes the files for the shapes that engines have one of for an H100 and none for an H200.
+`collect` draws no layer of the model families of the five models below. `verdict` trains a bundle on that (and on
+nothing of the five), measures the engine tuner's whole space for the five (`--batches` of them), and then times, side
+by side, what is predicted and measured in a few seconds (ours), the engine's default, its own file, and the best of the
+whole space; last, as far as the deadline lets it, it writes the files for the shapes that engines have one of for an
+H100 and none for an H200.
 
 Needs the engine's Python files on the path (`--engine sglang`): pip install --no-deps sglang==0.5.23. Of the wheel
 (39 MB; vLLM's has 327 MB) these are enough:
@@ -75,8 +76,12 @@ def collect(arguments: argparse.Namespace) -> None:
 def searched(engine: str, layers: dict[str, Layer], batches: list[int], out: Path, budget_s: float) -> dict:
     """The best pair of the whole space, by layer and batch, as far as the budget went."""
     families = [find_measurable(name) for name in FAMILIES]
-    asked = [(layer, batch) for batch in batches for layer in layers.values()]
-    cases = [Case(layer.problem(f.name, engine, batch), ("random",)) for layer, batch in asked for f in families]
+    named = [(name, layer, batch) for batch in batches for name, layer in layers.items()]
+    cases = [
+        Case(layer.problem(family.name, engine, batch), (name.replace(" ", "/"),))
+        for name, layer, batch in named
+        for family in families
+    ]
     print(json.dumps(collect_on_gpus(families, cases, out, plan="exhaustive", budget_s=budget_s).to_json()), flush=True)
     times: dict = defaultdict(dict)
     dataset = load(out)
@@ -86,7 +91,7 @@ def searched(engine: str, layers: dict[str, Layer], batches: list[int], out: Pat
             for case, row in zip(grid.cases, grid.times_us, strict=True):
                 times[case.problem] = {c: float(us) for c, us in zip(grid.configs, row, strict=True) if us > 0}
     found: dict = {}
-    for layer, batch in asked:
+    for _, layer, batch in named:
         up, down = (times.get(layer.problem(family.name, engine, batch)) for family in families)
         if up and down:
             found.setdefault(layer, {})[batch] = best_pairs(engine, up, down)[0][1]

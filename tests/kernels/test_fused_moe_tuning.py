@@ -139,7 +139,27 @@ def test_what_is_measured_decides(engine, default_wins, none_installed, monkeypa
     assert row.pinned == (DEFAULT if default_wins else "")
     assert len({config for config, _ in compiled}) <= 2 * (tuning.CANDIDATES + 1)
     assert {config for config, _ in compiled} >= set(ran)
-    assert "the 8 best of each product were timed" in files.reason
+    assert f"the {tuning.CANDIDATES} best of each product were timed" in files.reason
+
+
+def test_what_others_found_is_raced_and_has_no_part_in_the_choice(none_installed, monkeypatch):
+    alike = [dict.fromkeys(family().space(H200), 1.0) for family in (FusedMoeUp, FusedMoeDown)]
+    found = tuning.best_pairs(SGLANG, *alike)
+    best = found[-1][1]  # the last of all: nothing predicts it to be fast
+
+    def launch(self, inputs, config):
+        return 1.0 if config in (best.up, best.down) else 100 + float(self.estimate_us(inputs, H200, [config])[0])
+
+    monkeypatch.setattr(tuning, "installed", lambda: ENGINES)
+    monkeypatch.setattr(timer_module, "Timer", _EstimatingTimer)
+    monkeypatch.setattr(tuning, "_is_right", lambda *of: True)
+    for family in (FusedMoeUp, FusedMoeDown):
+        monkeypatch.setattr(family, "launch", launch)
+        monkeypatch.setattr(family, "inputs", lambda self, problem, device, seed=0: problem)
+    files = tuning.tune_layer(SGLANG, LAYER, H200, measure=True, batches=[512], others=lambda tokens: {"search": best})
+    (row,) = files.rows
+    assert row.times_us["search"] == 2.0
+    assert row.times_us[OURS] > 200
 
 
 def test_measuring_takes_the_engine(none_installed):
