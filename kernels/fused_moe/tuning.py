@@ -35,7 +35,7 @@ CompileAhead: TypeAlias = Callable[[Measurable, Sequence[tuple[KernelConfig, Pro
 _NOISE, _LEARNED, OVER_TUNED, _UNCONFIRMED = 1.01, 1.03, 1.1, 1.15
 _FAR_OCTAVES = 1.0
 #: So many configs of each product are timed for a row (`tests/kernels/searched_replay.py` says what more would find).
-CANDIDATES = 16
+CANDIDATES = 8
 _ROUNDS, _SAMPLES = 4, 5
 
 
