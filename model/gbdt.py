@@ -41,8 +41,8 @@ _RANKS_PER_LOG = 20.0
 # So few configs are predicted in full, which takes no longer.
 _FEW = 128
 # How far behind in log slowdown a config may be and go on to the next stage of `fastest`: by what the network says of
-# one likely problem; then, as (a, b), a - b / count: by what it says of the only one or of several, and with some of the
-# trees. Read off the shipped measurements: `python tests/model/two_stages.py` says what is missed.
+# one likely problem; then, as (a, b), a - b / count: by what it says of the only one or of several, and with some of
+# the trees. Read off the shipped measurements: `python tests/model/two_stages.py` says what is missed.
 _ON_ONE_OF_THEM, _ON_ONE, _ON_SEVERAL, _BY_SAMPLE = 0.11, (0.08, 0.02), (0.08, 0.04), (0.07, 0.04)
 # What the sample's trees say is multiplied by: a little more tells configs apart better.
 _SAMPLE_COUNTS = 1.25
