@@ -134,9 +134,10 @@ def feature_groups(
 ) -> tuple[FeatureGroup, ...]:
     """The columns of `feature_table` for several problems of one dtype: those of the call, of the config, of its tile,
     and the last one, of its tile's depth and its stages."""
-    space = _space(tuple(configs), variant, problems[0].itemsize, device)
+    itemsize = problems[0].itemsize
+    space = _space(tuple(configs), variant, itemsize, device)
     all_sizes = [group_sizes_of(problem) for problem in problems]
-    calls = np.array([_call(variant, problem) for problem in problems])
+    calls = np.array([_call(variant, problem, itemsize) for problem in problems])
     logs = np.log2(calls[:, :8])
     limit = device.matrix_tflops * 1e3 / device.copy_bandwidth_gbs
     per_call = np.array(
@@ -340,15 +341,15 @@ def _work_of_dw(
     )
 
 
-def _call(variant: Variant, problem: Problem) -> tuple[float, ...]:
+def _call(variant: Variant, problem: Problem, itemsize: int) -> tuple[float, ...]:
     """What features of the call are made of: eight whose logarithms these are, its skew, and the bytes it moves."""
     rows, n, k, groups = [float(max(problem[dim], 1)) for dim in ("rows", "n", "k", "groups")]
     spread = problem.ragged or Ragged("rows", tuple(group_sizes_of(problem).tolist()))
     active = float(max(spread.active, 1))
     flops = 2.0 * rows * n * k
     # dW writes all of its groups, the others read those that have rows.
-    weight_bytes = (groups if variant is DW else active) * n * k * problem.itemsize
-    moved_bytes = weight_bytes + rows * (n + k) * problem.itemsize
+    weight_bytes = (groups if variant is DW else active) * n * k * itemsize
+    moved_bytes = weight_bytes + rows * (n + k) * itemsize
     skew = spread.max * groups / rows
     return rows, n, k, groups, active, rows / active, flops, flops / moved_bytes, skew, moved_bytes
 
