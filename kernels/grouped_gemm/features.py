@@ -320,8 +320,9 @@ def _work_of_dw(
     rows, n, k = dims
     chunks, longest = np.empty((2, len(all_sizes), 1))
     steps = np.empty((len(all_sizes), len(space.ks)))
-    for place, (known, *asked) in enumerate(zip(all_sizes, *(dim[:, 0].tolist() for dim in dims), strict=True)):
-        counts = np.maximum(np.ceil(known / chunk_rows(*map(int, asked), device.sm_count)), 1)
+    asked = np.hstack(dims).astype(np.int64).tolist()
+    for place, (known, (its_rows, its_n, its_k)) in enumerate(zip(all_sizes, asked, strict=True)):
+        counts = np.maximum(np.ceil(known / chunk_rows(its_rows, its_n, its_k, device.sm_count)), 1)
         lengths = known / counts
         chunks[place], longest[place] = counts.sum(), lengths.max(initial=0)
         steps[place] = np.maximum(np.ceil(lengths / space.ks[:, None]), 1) @ counts
