@@ -6,7 +6,7 @@ import json
 import re
 from collections.abc import Mapping
 from dataclasses import MISSING, asdict, dataclass, fields, replace
-from functools import cache
+from functools import cache, cached_property
 from numbers import Integral, Real
 from pathlib import Path
 from typing import Any
@@ -80,7 +80,7 @@ class DeviceSpec:
             object.__setattr__(self, field.name, _checked(field.name, str(field.type), getattr(self, field.name)))
         _check_rates(self.matrix_tflops_by_dtype)
 
-    @property
+    @cached_property
     def card(self) -> str:
         """The name of the card that it is, or is a part of.
 

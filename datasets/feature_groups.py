@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
 
-@dataclass(frozen=True, eq=False)
-class FeatureGroup:
+class FeatureGroup(NamedTuple):
     """Some columns of the features of several problems on the same configs: configs of one kind have the same values in
     all of them. What is the same for all configs is a group of one kind.
 
@@ -79,14 +77,15 @@ def narrowed(
     ([3.0], [0, 0])
     """
     result = []
-    for group in groups:
-        values, kind = group.values if group.lasting else group.values[problems], group.kind
+    for columns, values, kind, lasting in groups:
+        if not lasting:
+            values = values[problems]
         if configs is not None:
             kind = kind.take(configs)
-            if not group.lasting and values.shape[1] > 1:
+            if not lasting and values.shape[1] > 1:
                 seen, kind = renumbered(kind, values.shape[1])
                 values = values.take(seen, axis=1)
-        result.append(FeatureGroup(group.columns, values, kind, group.lasting))
+        result.append(FeatureGroup(columns, values, kind, lasting))
     return result
 
 
@@ -99,7 +98,7 @@ def renumbered(codes: NDArray[np.intp], bound: int) -> tuple[NDArray[np.intp], N
     seen = taken.nonzero()[0]
     place = np.empty(bound, np.intp)
     place[seen] = np.arange(len(seen))
-    return seen, place[codes]
+    return seen, place.take(codes)
 
 
 def problems_in(groups: Sequence[FeatureGroup]) -> int:

@@ -5,14 +5,16 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Collection, Mapping, Sequence, Set
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from .errors import MOST_NAMES, ForetuneError, check_integer, check_word, check_words, shown
 
 if TYPE_CHECKING:
+    import numpy as np
     import torch
+    from numpy.typing import NDArray
 
 #: What operands may consist of: name -> (bits of one element, what torch calls it, None where torch has no such type).
 _DTYPES: dict[str, tuple[int, str | None]] = {
@@ -133,13 +135,13 @@ class Ragged:
             what = f"each of the sizes along {self.dim}"
             sizes = [check_integer(what, size, 0, MOST_SIZE) for size in sizes]
         object.__setattr__(self, "sizes", tuple(sizes))
-        check_integer(f"the sum of the sizes along {self.dim}", sum(self.sizes), 0, MOST_SIZE)
+        check_integer(f"the sum of the sizes along {self.dim}", self.total, 0, MOST_SIZE)
 
     @cached_property
     def total(self) -> int:
         return sum(self.sizes)
 
-    @property
+    @cached_property
     def active(self) -> int:
         """How many segments are not empty."""
         return sum(size > 0 for size in self.sizes)
@@ -148,9 +150,18 @@ class Ragged:
     def mean(self) -> float:
         return self.total / max(len(self.sizes), 1)
 
-    @property
+    @cached_property
     def max(self) -> int:
         return max(self.sizes, default=0)
+
+    @cached_property
+    def array(self) -> NDArray[np.int64]:
+        """The sizes, (n_segments,), which nobody may change."""
+        import numpy as np
+
+        array = np.array(self.sizes, np.int64)
+        array.flags.writeable = False
+        return array
 
     @property
     def skew(self) -> float:
@@ -280,7 +291,7 @@ class Problem:
 
     def without_sizes(self) -> Problem:
         """The same call as the host sees it at call time: the sizes of ragged work unknown."""
-        return self if self.ragged is None else replace(self, ragged=None)
+        return self if self.ragged is None else self._with(ragged=None)
 
     def with_sizes(self, ragged: Ragged) -> Problem:
         """The same call with known sizes of ragged work. Raises `ForetuneError` for sizes that do not sum up.
@@ -288,10 +299,7 @@ class Problem:
         >>> Problem.of("segment_sum", rows=64, columns=128).with_sizes(Ragged("rows", (0, 32, 32))).ragged.skew
         1.5
         """
-        result = object.__new__(type(self))
-        vars(result).update(vars(self), ragged=ragged)  # all else has been checked
-        result._check_ragged()
-        return result
+        return self._with(ragged=ragged)
 
     def rounded(self, *dims: str) -> Problem:
         """The problem that stands for all near it: these dimensions, where it has them, on the grid of
@@ -303,8 +311,15 @@ class Problem:
         """
         if not dims:
             return self
-        sizes = tuple((name, _on_grid(size) if name in dims else size) for name, size in self.dims)
-        return replace(self, dims=sizes)
+        sizes = {name: _on_grid(size) if name in dims else size for name, size in self.dims}
+        return self._with(dims=tuple(sizes.items()), _dims=sizes)
+
+    def _with(self, **changed: Any) -> Problem:
+        """The same call but for what is right by itself: all else has been checked."""
+        result = object.__new__(type(self))
+        vars(result).update(vars(self), **changed)
+        result._check_ragged()
+        return result
 
     def to_json(self) -> dict[str, Any]:
         return {

@@ -41,9 +41,11 @@ _RANKS_PER_LOG = 20.0
 # So few configs are predicted in full, which takes no longer.
 _FEW = 128
 # How far behind in log slowdown a config may be and go on to the next stage of `fastest`: by what the network says of
-# one likely problem, and from then on, where somewhat less will do for the best alone. Read off the shipped
-# measurements: `python tests/model/two_stages.py` says what is missed.
-_BEHIND_ON_ONE, _BEHIND, _NEARER_BY_NETWORK, _NEARER_BY_SAMPLE = 0.11, 0.08, 0.02, 0.04
+# one likely problem; then, as (a, b), a - b / count: by what it says of the only one or of several, and with some of
+# the trees. Read off the shipped measurements: `python tests/model/two_stages.py` says what is missed.
+_ON_ONE_OF_THEM, _ON_ONE, _ON_SEVERAL, _BY_SAMPLE = 0.11, (0.08, 0.02), (0.08, 0.04), (0.07, 0.04)
+# What the sample's trees say is multiplied by: a little more tells configs apart better.
+_SAMPLE_COUNTS = 1.25
 
 # Upper edges of slowdown for the grades that lambdarank sorts by: the best (within the noise) have grade 9.
 _GRADE_EDGES = np.log([1.01, 1.02, 1.04, 1.07, 1.12, 1.2, 1.35, 1.7, 3.0])
@@ -205,20 +207,21 @@ class LightGBMRanker(Ranker):
         units, most = network.units(groups), count + int(120 + 65 * math.log(count))
         logs, rows = network.logs(narrowed(units, slice(1))), None
         if len(shares) > 1:
-            rows = _least(logs[0], count, _BEHIND_ON_ONE, most)
+            rows = _least(logs[0], count, _ON_ONE_OF_THEM, most)
             others = network.logs(narrowed(units, slice(1, None)), rows)
             logs = np.concatenate([logs.take(rows, axis=1), others])
-        near = _least(_mean(shares, logs), count, _BEHIND - _NEARER_BY_NETWORK / count, most)
+        behind, nearer = _ON_ONE if rows is None else _ON_SEVERAL
+        near = _least(_mean(shares, logs), count, behind - nearer / count, most)
         rows = near if rows is None else rows[near]
         groups = narrowed(groups, configs=rows)
         coded = trees.coded(groups)
         sampled = trees.sampled(coded)
-        # Counted twice they order configs better than once or three times, though they are a third of the trees.
-        mean = _mean(shares, logs.take(near, axis=1) + 2.0 * sampled)
+        mean = _mean(shares, logs.take(near, axis=1) + _SAMPLE_COUNTS * sampled)
         if enough is not None:
             first = np.sort(mean)[:count]
             count = min(count, enough(first - first[0]))
-        near = _least(mean, count, _BEHIND - _NEARER_BY_SAMPLE / count)
+        behind, nearer = _BY_SAMPLE
+        near = _least(mean, count, behind - nearer / count)
         logs = sampled.take(near, axis=1) + trees.others(narrowed(coded, configs=near))
         logs += self.network_.predict_groups(groups, near)
         mean = _mean(shares, logs)
@@ -264,7 +267,8 @@ class LightGBMRanker(Ranker):
         known = -_RANKS_PER_LOG * _in_blocks(self._logs, rows.features)
         new, slope, offset = self._ranked(rows, target, trees, 0.8, known)
         result = LightGBMRanker(**self.get_params())
-        result.forest_ = self.forest_.affine(-_RANKS_PER_LOG * slope) + new.affine(slope, offset)
+        # (What orders the new card's configs comes first: a sample of trees is of those.)
+        result.forest_ = new.affine(slope, offset) + self.forest_.affine(-_RANKS_PER_LOG * slope)
         result.network_ = self.network_ and self.network_.affine(-_RANKS_PER_LOG * slope)
         result.feature_names_ = self.feature_names_
         result.binaries_ = dict(self.binaries_)
@@ -370,10 +374,8 @@ class AdaptedRanker(Ranker):
 
 def _mean(shares: Sequence[float], logs: NDArray[np.floating[Any]]) -> NDArray[np.float64]:
     """The mean over the problems, (n_rows,), of (n_problems, n_rows)."""
-    total: NDArray[np.float64] = shares[0] * logs[0].astype(np.float64, copy=False)
-    for share, of_one in zip(shares[1:], logs[1:], strict=True):
-        total += share * of_one
-    return total
+    mean: NDArray[np.float64] = np.add.reduce(np.array(shares)[:, None] * logs, axis=0)
+    return mean
 
 
 def _least(values: NDArray[np.floating[Any]], count: int, margin: float, most: int | None = None) -> NDArray[np.intp]:

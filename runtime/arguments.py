@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..datasets import Family, ForetuneError
+from ..datasets import DeviceSpec, Family, ForetuneError, KernelConfig, wrong_knobs
 from ..datasets.errors import check_path, shown
 
 if TYPE_CHECKING:
@@ -34,3 +35,20 @@ def bundle_of(bundle: Bundle | Path | str | None) -> Bundle | None:
     if not isinstance(bundle, Bundle):
         raise ForetuneError(f"bundle must be a Bundle, or the path of one's folder, but is {shown(bundle)}")
     return bundle
+
+
+def configs_of(family: Family, device: DeviceSpec, configs: Any) -> tuple[KernelConfig, ...]:
+    """The configs to choose from: the given ones, or the family's space on the device, or where that can run none of
+    them, its whole space. Raises `ForetuneError` for what is no list of the family's configs, or none."""
+    if configs is None:
+        return tuple(family.space(device)) or tuple(family.space())
+    if not isinstance(configs, Collection) or isinstance(configs, (str, bytes)):
+        raise ForetuneError(f"configs must be a list of KernelConfigs but is {shown(configs)}")
+    for config in configs:
+        if not isinstance(config, KernelConfig):
+            raise ForetuneError(f"each of configs must be a KernelConfig but one is {shown(config)}")
+        if (wrong := wrong_knobs(family, config)) is not None:
+            raise ForetuneError(wrong)
+    if not len(configs):
+        raise ForetuneError(f"{family.name}: there must be at least one config but none was given")
+    return tuple(configs)

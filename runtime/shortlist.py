@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from ..datasets import DeviceSpec, Family, ForetuneError, KernelConfig, Problem, check_problem_of, wrong_knobs
+from ..datasets import DeviceSpec, Family, ForetuneError, KernelConfig, Problem, check_problem_of
 from ..datasets.console.tables import table
-from ..datasets.errors import reason_of, shown
-from .arguments import bundle_of, family_of
+from ..datasets.errors import reason_of
+from .arguments import bundle_of, configs_of, family_of
 from .how_many import TRIAL_S, HowMany, Length
 from .warn import warn_once
 
@@ -165,7 +165,7 @@ class Chooser:
     ) -> None:
         self.family, self.device, self.bundle = family_of(family), device, bundle
         self.given = configs  # kept alive, because the memo knows it by its id
-        self.configs = tuple(family.space(device)) if configs is None else checked_configs(family, configs)
+        self.configs = configs_of(family, device, configs)
         self._answers: dict[tuple[Problem, HowMany, Skew | None], Shortlist] = {}
         self._rankings: dict[Problem, Ranking] = {}
         #: How many of a ranking to ask for, where some of them cannot run problems of a kind.
@@ -198,7 +198,15 @@ class Chooser:
         try:
             return self._ranked(problem, k, skew)
         except Exception as error:  # noqa: BLE001 - no trouble of ours stops a launch
-            return self._unranked(problem, f"{self.family.name}: no prediction ({reason_of(error)})")
+            return self._unranked(problem, f"{self.family.name}: no prediction ({self._cause(problem, error)})")
+
+    def _cause(self, problem: Problem, error: Exception) -> str:
+        """Why nothing was predicted: what went wrong, or that no config can run the problem."""
+        with suppress(Exception):  # the judgement is then the error's
+            reasons = [self.family.supports(config, problem, self.device) for config in self.configs]
+            if None not in reasons:
+                return f"none of the configs can run this problem: {reasons[0]}"
+        return reason_of(error)
 
     def _ranked(self, problem: Problem, k: HowMany, skew: Skew | None) -> Shortlist:
         """Whether a config is supported is asked of the problem itself, and only until enough of them are."""
@@ -258,8 +266,7 @@ class Chooser:
             if enough is None and (len(order) < asked or asked >= len(self.configs)):
                 if places:
                     return able
-                why = self.family.supports(self.configs[int(order[0])], problem, self.device) or "its result was wrong"
-                raise ForetuneError(f"none of the configs can run this problem: {why}")
+                raise ForetuneError("of the configs that can run this problem none computed a right result")
             enough = None
             if len(places) < len(order):
                 # By the share of them that can run it so many would do; and a few more.
@@ -350,20 +357,6 @@ def supported(family: Family, problem: Problem, device: DeviceSpec, configs: Seq
         return tuple(i for i in everything if family.supports(configs[i], problem, device) is None) or everything
     except Exception:  # noqa: BLE001 - the judgement is then left to the launch
         return everything
-
-
-def checked_configs(family: Family, configs: Any) -> tuple[KernelConfig, ...]:
-    """The configs to choose from. Raises `ForetuneError` for what is no list of the family's configs, or none."""
-    if not isinstance(configs, Collection) or isinstance(configs, (str, bytes)):
-        raise ForetuneError(f"configs must be a list of KernelConfigs but is {shown(configs)}")
-    for config in configs:
-        if not isinstance(config, KernelConfig):
-            raise ForetuneError(f"each of configs must be a KernelConfig but one is {shown(config)}")
-        if (wrong := wrong_knobs(family, config)) is not None:
-            raise ForetuneError(wrong)
-    if not len(configs):
-        raise ForetuneError(f"{family.name}: there must be at least one config but none was given")
-    return tuple(configs)
 
 
 def _remember(memo: dict, key: object, value: object, most: int) -> None:  # type: ignore[type-arg]

@@ -6,6 +6,7 @@ What all three variants share is here once; what tells them apart is in `Variant
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from ...datasets import BinaryFacts, DeviceSpec, Family, ForetuneError, KernelConfig, Problem, dtype_of_tensor
@@ -68,7 +69,7 @@ class GroupedGemmFamily(Family):
         space = full_space(self.variant, Ranges.of(self.variant, **ranges))
         if device is None:
             return space
-        return tuple(c for c in space if self._device_limit(c, 2, device) is None)
+        return tuple(c for c in space if _device_limit(self.variant, c, 2, device) is None)
 
     def supports(self, config: KernelConfig, problem: Problem, device: DeviceSpec) -> str | None:
         if (wrong := values_of(self.variant).wrong(config.to_json())) is not None:
@@ -87,16 +88,7 @@ class GroupedGemmFamily(Family):
         for flag, knob in self.variant.permuted_by:
             if flag in problem.flags and config[knob]:
                 return f"{knob}=1 with {flag}: TMA moves boxes of neighbouring rows, and these are permuted"
-        if (wrong := wrong_tile(config, problem.dtype_name)) is not None:
-            return wrong
-        return self._device_limit(config, problem.itemsize, device)
-
-    def _device_limit(self, config: KernelConfig, itemsize: int, device: DeviceSpec) -> str | None:
-        """The reason why the device cannot run the config for any problem, or None."""
-        has_tma = device.arch in TMA_ARCHS or device.backend == "cpu"  # the interpreter has
-        if not has_tma and (through_tma := [knob for knob in self.variant.tma if config[knob]]):
-            return f"{through_tma[0]} cannot be 1: {device.arch} has no TMA"
-        return too_much_smem(smem_bytes(self.variant, config, itemsize, device), device)
+        return _wrong_size(self.variant, config, problem.dtype_name, problem.itemsize, device)
 
     def features(
         self,
@@ -147,3 +139,18 @@ class GroupedGemmFamily(Family):
             n=sizes["n"],
             k=sizes["k"],
         )
+
+
+# Each choice asks whether its first configs can run, and the same ones come first again and again.
+@lru_cache(maxsize=8192)
+def _wrong_size(variant: Variant, config: KernelConfig, dtype: str, itemsize: int, device: DeviceSpec) -> str | None:
+    """The reason why no problem of a dtype can run with a config, whose values are right, on the device, or None."""
+    return wrong_tile(config, dtype) or _device_limit(variant, config, itemsize, device)
+
+
+def _device_limit(variant: Variant, config: KernelConfig, itemsize: int, device: DeviceSpec) -> str | None:
+    """The reason why the device cannot run the config for any problem, or None."""
+    has_tma = device.arch in TMA_ARCHS or device.backend == "cpu"  # the interpreter has
+    if not has_tma and (through_tma := [knob for knob in variant.tma if config[knob]]):
+        return f"{through_tma[0]} cannot be 1: {device.arch} has no TMA"
+    return too_much_smem(smem_bytes(variant, config, itemsize, device), device)

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from ...datasets import DeviceSpec, KernelConfig, Problem
 from ...datasets.feature_groups import FeatureGroup, joined
+from ...datasets.problem import Ragged
 from ...model.configs_memo import remembered
 from ..config_table import L2_OVER_DRAM, ConfigTable, Floats, alignment, distinct
 from ..sm_limits import accumulator_registers
@@ -118,9 +119,7 @@ _LOGS, _PLAIN = (
 
 def group_sizes_of(problem: Problem) -> Sizes:
     """The sizes if they are known, else typical ones, (groups,)."""
-    if problem.ragged is not None:
-        return np.asarray(problem.ragged.sizes, dtype=np.int64)
-    return typical_sizes(problem["rows"], max(problem["groups"], 1))
+    return typical_sizes(problem["rows"], max(problem["groups"], 1)) if problem.ragged is None else problem.ragged.array
 
 
 def feature_table(
@@ -135,42 +134,38 @@ def feature_groups(
 ) -> tuple[FeatureGroup, ...]:
     """The columns of `feature_table` for several problems of one dtype: those of the call, of the config, of its tile,
     and the last one, of its tile's depth and its stages."""
-    space = _space(tuple(configs), variant, problems[0].itemsize, device)
-    # Below, what a problem has is (n_problems, 1), and what it has on each kind of tile (n_problems, n_kinds).
-    rows, n, k, groups = dims = of_each(problems, "rows", "n", "k", "groups")
+    itemsize = problems[0].itemsize
+    space = _space(tuple(configs), variant, itemsize, device)
     all_sizes = [group_sizes_of(problem) for problem in problems]
-    sizes = padded(all_sizes)
-    active = np.maximum((sizes > 0).sum(axis=1, keepdims=True), 1.0)
-    flops = 2.0 * rows * n * k
-    # dW writes all of its groups, the others read those that have rows.
-    weight_bytes = (groups if variant is DW else active) * n * k * problems[0].itemsize
-    row_bytes = rows * (n + k) * problems[0].itemsize
+    calls = np.array([_call(variant, problem, itemsize) for problem in problems])
+    logs = np.log2(calls[:, :8])
     limit = device.matrix_tflops * 1e3 / device.copy_bandwidth_gbs
-    logs = np.log2(np.hstack([*dims, active, rows / active, flops, flops / (weight_bytes + row_bytes)]))
-    skew = sizes.max(axis=1, initial=0, keepdims=True) * groups / rows
     per_call = np.array(
         [
             (
                 *log[:6],
-                of_it,
+                skew,
                 problem.ragged is not None,
                 *log[6:],
                 problem.dtype == "fp16",
                 problem.dtype == "fp32",
-                *(flag in problem.flags for flag in PERMUTATIONS),
+                *[flag in problem.flags for flag in PERMUTATIONS],
                 device.sm_count,
                 limit,
                 alignment(max(problem["n"], 1)),
                 alignment(max(problem["k"], 1)),
             )
-            for problem, log, (of_it,) in zip(problems, logs.tolist(), skew.tolist(), strict=True)
+            for problem, log, skew in zip(problems, logs.tolist(), calls[:, 8].tolist(), strict=True)
         ],
         np.float32,
     )
+    # Below, what a problem has is (n_problems, 1), and what it has on each kind of tile (n_problems, n_kinds).
+    rows, n, k, groups, active, *_, moved_bytes = calls.T[:, :, None]
 
     # For each kind of tile, of which there are a tenth as many as configs.
     block_m, block_n, block_k, group_m, programs = space.kinds
-    work = (_work_of_dw if variant is DW else _work_of_rows)(variant, dims, device, all_sizes, sizes, active, space)
+    work_of = _work_of_dw if variant is DW else _work_of_rows
+    work = work_of(variant, (rows, n, k), device, all_sizes, active, space)
     slots = device.sm_count * programs
     rounds = np.ceil(work.tiles / slots)
     share = work.steps / device.sm_count  # of one SM, in steps
@@ -178,46 +173,38 @@ def feature_groups(
 
     # The SMs' time at the measured matrix rate: the busiest one does `rounds` tiles for each resident program.
     busiest = np.minimum(rounds * programs, np.ceil(tiles_per_sm))
-    step_flops = 2.0 * block_m * block_n * block_k
     busiest_steps = np.maximum(busiest * work.steps / work.tiles, work.longest)
-    compute_us = busiest_steps * step_flops * device.sm_count / (device.matrix_tflops * 1e6)
-    dram_us = (weight_bytes + row_bytes) / (device.copy_bandwidth_gbs * 1e3)
-    loaded_bytes = work.steps * (block_m + block_n) * block_k * problems[0].itemsize
-    l2_us = loaded_bytes / (device.copy_bandwidth_gbs * 1e3 * L2_OVER_DRAM)
+    compute_us = busiest_steps * space.step_flops * device.sm_count / (device.matrix_tflops * 1e6)
+    dram_us = moved_bytes / (device.copy_bandwidth_gbs * 1e3)
+    l2_us = work.steps * space.step_bytes / (device.copy_bandwidth_gbs * 1e3 * L2_OVER_DRAM)
     # How many concurrent programs share the columns' operand (M tiles side by side in a band) or the rows' one.
     sharing = np.minimum(group_m, work.m_tiles)
     reuse = sharing * block_m + np.minimum(work.n_tiles, slots / np.maximum(sharing, 1)) * block_n
-    mixed = np.empty((len(_LOGS) + len(_PLAIN), len(problems), len(block_m)), np.float32)
-    to_log = np.empty((len(_LOGS), *mixed.shape[1:]))
-    logged = (
-        work.tiles,
-        rounds,
-        rounds * work.steps / work.tiles,
-        compute_us,
-        dram_us,
-        l2_us,
-        reuse,
-        tiles_per_sm,
-        rows / groups / block_m,
+    mixed = np.array(
+        [
+            work.tiles,
+            rounds,
+            rounds * work.steps / work.tiles,
+            compute_us,
+            np.broadcast_to(dram_us, work.tiles.shape),
+            l2_us,
+            reuse,
+            tiles_per_sm,
+            rows / groups / block_m,
+            work.tiles / (rounds * slots),
+            work.padding_m,
+            work.padding_n,
+            work.padding_k,
+            work.steps / work.tiles,
+            work.m_tiles,
+            work.n_tiles,
+            work.depth_per_group / block_k,
+            work.longest / share,
+            np.maximum(np.maximum(compute_us, l2_us), dram_us),
+        ]
     )
-    for column, figure in zip(to_log, logged, strict=True):
-        column[:] = figure
-    np.log2(to_log, out=mixed[: len(_LOGS)], casting="same_kind")
-    plain = (
-        work.tiles / (rounds * slots),
-        work.padding_m,
-        work.padding_n,
-        work.padding_k,
-        work.steps / work.tiles,
-        work.m_tiles,
-        work.n_tiles,
-        work.depth_per_group / block_k,
-        work.longest / share,
-        np.maximum(np.maximum(compute_us, l2_us), dram_us),
-    )
-    for column, figure in zip(mixed[len(_LOGS) :], plain, strict=True):
-        column[:] = figure
-    per_tile = np.ascontiguousarray(mixed.transpose(1, 2, 0))
+    np.log2(mixed[: len(_LOGS)], out=mixed[: len(_LOGS)])
+    per_tile = mixed.transpose(1, 2, 0).astype(np.float32, order="C")
     of_depth = work.tiles_per_step.astype(np.float32).take(space.depth, axis=1) * space.stages
     return (
         FeatureGroup(_OF_CALL, per_call[:, None], space.one_kind),
@@ -230,6 +217,8 @@ def feature_groups(
 class _Space(ConfigTable):
     """What depends only on the configs, the dtype and the device. What most other features look at is (block_m,
     block_n, block_k, group_m, programs).
+
+    `step_flops` and `step_bytes` are what one step of each kind of tile computes and loads, (n_kinds,).
 
     `ks` are the distinct values of BLOCK_K, and `k` those of each kind, (n_kinds,), as `ms` and `m` are of BLOCK_M. The
     last feature looks at num_stages and BLOCK_K: `stages` and `depth`, a place in `ks`, are those of its kinds,
@@ -263,7 +252,9 @@ class _Space(ConfigTable):
             in_flight,
         ]
         super().__init__(len(_PROBLEM_FEATURES), columns, [block_m, block_n, block_k, group_m, programs])
-        self.ks, self.k = np.unique(self.kinds[2], return_inverse=True)
+        m, n, k = self.kinds[:3]
+        self.step_flops, self.step_bytes = 2.0 * m * n * k, (m + n) * k * itemsize
+        self.ks, self.k = np.unique(k, return_inverse=True)
         (depth, of_depth), self.depth_kind = distinct(block_k, stages)
         self.depth, self.stages = self.ks.searchsorted(depth), of_depth.astype(np.float32)
 
@@ -289,18 +280,17 @@ class Work(NamedTuple):
 
 def _work_of_rows(
     variant: Variant,
-    dims: Floats,
+    dims: Sequence[Floats],
     device: DeviceSpec,
     all_sizes: Sequence[Sizes],
-    sizes: Floats,
     active: Floats,
     space: _Space,
 ) -> Work:
     """Forward and dX: M tiles are ragged, and all tiles have equally many steps."""
     block_m, block_n, block_k = space.kinds[:3]
-    rows, n, k, _ = dims
+    rows, n, k = dims
     columns, depth = (n, k) if variant.columns == "n" else (k, n)
-    m_tiles = np.maximum(tiles_of(sizes, space.ms), 1.0).take(space.m, axis=1)
+    m_tiles = np.maximum(tiles_of(padded(all_sizes), space.ms), 1.0).take(space.m, axis=1)
     n_tiles, k_steps = np.ceil(columns / block_n), np.ceil(depth / space.ks)
     tiles, tile_steps = m_tiles * n_tiles, k_steps.take(space.k, axis=1)
     return Work(
@@ -319,19 +309,18 @@ def _work_of_rows(
 
 def _work_of_dw(
     variant: Variant,
-    dims: Floats,
+    dims: Sequence[Floats],
     device: DeviceSpec,
     all_sizes: Sequence[Sizes],
-    sizes: Floats,
     active: Floats,
     space: _Space,
 ) -> Work:
     """dW: tiles are N x K, the same for every chunk of rows, and a tile has as many steps as its chunk is long."""
     block_m, block_n, block_k = space.kinds[:3]
-    rows, n, k, _ = dims
+    rows, n, k = dims
     chunks, longest = np.empty((2, len(all_sizes), 1))
     steps = np.empty((len(all_sizes), len(space.ks)))
-    asked = dims[:3, :, 0].T.astype(np.int64).tolist()
+    asked = np.hstack(dims).astype(np.int64).tolist()
     for place, (known, (its_rows, its_n, its_k)) in enumerate(zip(all_sizes, asked, strict=True)):
         counts = np.maximum(np.ceil(known / chunk_rows(its_rows, its_n, its_k, device.sm_count)), 1)
         lengths = known / counts
@@ -351,6 +340,19 @@ def _work_of_dw(
         depth_per_group=rows / active,
         tiles_per_step=chunks / steps,
     )
+
+
+def _call(variant: Variant, problem: Problem, itemsize: int) -> tuple[float, ...]:
+    """What features of the call are made of: eight whose logarithms these are, its skew, and the bytes it moves."""
+    rows, n, k, groups = [float(max(problem[dim], 1)) for dim in ("rows", "n", "k", "groups")]
+    spread = problem.ragged or Ragged("rows", tuple(group_sizes_of(problem).tolist()))
+    active = float(max(spread.active, 1))
+    flops = 2.0 * rows * n * k
+    # dW writes all of its groups, the others read those that have rows.
+    weight_bytes = (groups if variant is DW else active) * n * k * itemsize
+    moved_bytes = weight_bytes + rows * (n + k) * itemsize
+    skew = spread.max * groups / rows
+    return rows, n, k, groups, active, rows / active, flops, flops / moved_bytes, skew, moved_bytes
 
 
 def of_each(problems: Sequence[Problem], *dims: str) -> Floats:

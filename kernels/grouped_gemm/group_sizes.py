@@ -72,14 +72,20 @@ def likely_problems(problem: Problem, shares: Mapping[str, float]) -> tuple[tupl
     >>> [(share, one.ragged.sizes) for share, one in likely_problems(problem, {"uniform": 0.5, "zipf": 0.5})]
     [(1.0, (7, 4, 3, 2))]
     """
-    rows, groups = problem["rows"], problem["groups"]
-    if problem.ragged is not None or groups < 1:
+    if problem.ragged is not None or problem["groups"] < 1:
         return ((1.0, problem),)
+    routings = _likely_routings(problem["rows"], problem["groups"], tuple(shares.items()))
+    return tuple((share, problem.with_sizes(ragged)) for share, ragged in routings)
+
+
+# A model's layers have the same groups, and rows are rounded at call time: the same few are asked for again and again.
+@lru_cache(maxsize=64)
+def _likely_routings(rows: int, groups: int, shares: tuple[tuple[str, float], ...]) -> tuple[tuple[float, Ragged], ...]:
     found: dict[tuple[int, ...], float] = {}  # a few rows may fall alike
-    for routing, share in shares.items():
+    for routing, share in shares:
         sizes = tuple(likely_sizes(rows, groups, routing).tolist())
         found[sizes] = found.get(sizes, 0.0) + share
-    return tuple((share, problem.with_sizes(Ragged("rows", sizes))) for sizes, share in found.items())
+    return tuple((share, Ragged("rows", sizes)) for sizes, share in found.items())
 
 
 @lru_cache(maxsize=256)

@@ -6,6 +6,7 @@ import itertools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property, lru_cache
 from typing import Any, TypeAlias
 
 from ...datasets import BundleError, DeviceSpec, Problem
@@ -82,13 +83,18 @@ class Extent:
         there = [name for name in self.sizes if name in sizes]  # all, but in a bundle of the family as it once was
         for name in there:
             found += _beyond(name, sizes[name], self.sizes[name])
-        for one, other in itertools.combinations(there, 2):
-            name = f"{one}/{other}"
-            found += _beyond(name, sizes[one] / sizes[other], self.ratios[name])
+        for name, (one, other) in self._ratio_dims.items():
+            if one in sizes and other in sizes:
+                found += _beyond(name, sizes[one] / sizes[other], self.ratios[name])
         if (problem.dtype, problem.flags) not in self.kinds:
             kind = " ".join((problem.dtype_name, *problem.flags))
             found.append((_NEW, f"{kind} is not in the data"))
         return found
+
+    @cached_property
+    def _ratio_dims(self) -> dict[str, tuple[str, str]]:
+        """The two dimensions of each ratio."""
+        return {f"{one}/{other}": (one, other) for one, other in itertools.combinations(self.sizes, 2)}
 
     def __or__(self, other: Extent) -> Extent:
         """That of the problems of both, which are of one family.
@@ -128,7 +134,7 @@ def distance_of(problem: Problem, device: DeviceSpec, extent: Extent, learned_on
     >>> distance_of(problem, h200, Extent.of([problem]), [h200]).octaves
     0.0
     """
-    outside = extent.outside(problem) + _device_outside(device, learned_on)
+    outside = [*extent.outside(problem), *_device_outside(device, tuple(learned_on))]
     # The farthest first; equals as they come, so that a size is named before the ratios that it is in.
     ranked = sorted(outside, key=lambda found: -round(found[0], 6))
     if not ranked:
@@ -137,20 +143,21 @@ def distance_of(problem: Problem, device: DeviceSpec, extent: Extent, learned_on
     return Distance(ranked[0][0], ", ".join(words for _, words in ranked[:2]) + more)
 
 
-def _device_outside(device: DeviceSpec, learned_on: Sequence[DeviceSpec]) -> list[tuple[float, str]]:
+@lru_cache(maxsize=64)
+def _device_outside(device: DeviceSpec, learned_on: tuple[DeviceSpec, ...]) -> Sequence[tuple[float, str]]:
     """Nothing for a device that was learned on. Of the others the one that differs least counts, by its most different
     figure."""
     if device in learned_on:
-        return []
+        return ()
     near = min(learned_on, key=lambda spec: (spec.arch != device.arch, _difference(device, spec)[0]))
     octaves, name = _difference(device, near)
     apart = f"{2**octaves:.2g}x apart in {name}"
     if device.card == near.card:
         far = octaves > math.log2(_WITHIN)
-        return [(octaves, f"{device.name} is not in the data ({apart} from {near.name})")] if far else []
+        return ((octaves, f"{device.name} is not in the data ({apart} from {near.name})"),) if far else ()
     arch = "" if device.arch == near.arch else f", {device.arch} instead of {near.arch}"
     words = f"{device.card} is not in the data{arch} ({apart} from {near.name})"
-    return [(_NEW * (2 if arch else 1) + octaves, words)]
+    return ((_NEW * (2 if arch else 1) + octaves, words),)
 
 
 def _difference(one: DeviceSpec, other: DeviceSpec) -> tuple[float, str]:

@@ -95,13 +95,11 @@ class NetworkScorer:
     def inputs(self, columns: tuple[int, ...], table: NDArray[np.float32]) -> Floats:
         """What the first layer gets, (n, n_columns + n_values), of a table of these columns, (n, n_columns)."""
         share = self._share_of(columns)
-        inputs = np.empty((len(table), len(share.weight)), self._dtype)
-        standard = inputs[:, : len(columns)]
-        np.subtract(table, share.mean, out=standard)
-        standard /= share.scale
-        np.minimum(np.maximum(standard, -LIMIT, out=standard), LIMIT, out=standard)
+        inputs: Floats = table - share.mean
+        inputs /= share.scale
+        np.minimum(np.maximum(inputs, -LIMIT, out=inputs), LIMIT, out=inputs)
         if len(share.which):
-            inputs[:, len(columns) :] = table[:, share.which] == share.value
+            inputs = np.hstack([inputs, table[:, share.which] == share.value]).astype(self._dtype, copy=False)
         return inputs
 
     def _units_of(self, group: FeatureGroup) -> Floats:
@@ -142,10 +140,14 @@ class _Share:
 
 
 def _product(rows: Floats, weight: Floats) -> Floats:
-    """rows @ weight, on one thread."""
-    result = np.empty((len(rows), *weight.shape[1:]), rows.dtype)
+    """rows @ weight, on one thread: of many rows so many at a time, as a stack of matrices, and then the others."""
     size = max(1, (_ALONE[weight.ndim] - 1) // max(weight.size, 1))
-    for start in range(0, len(rows), size):
-        block = slice(start, start + size)
-        np.matmul(rows[block], weight, out=result[block])
+    if len(rows) <= size:
+        product: Floats = rows @ weight
+        return product
+    whole = len(rows) // size * size
+    stack = rows[:whole].reshape(-1, size, rows.shape[1])
+    result = np.empty((len(rows), *weight.shape[1:]), rows.dtype)
+    np.matmul(stack, weight, out=result[:whole].reshape(*stack.shape[:2], *weight.shape[1:]))
+    np.matmul(rows[whole:], weight, out=result[whole:])
     return result

@@ -16,8 +16,7 @@ from ...datasets import DeviceSpec, Family, ForetuneError, KernelConfig, Problem
 from ...datasets.console.tables import table
 from ...datasets.errors import check_integer, shown
 from ...datasets.problem import MOST_SIZE, POINTS_PER_OCTAVE
-from ..arguments import bundle_of, family_of
-from ..shortlist import checked_configs
+from ..arguments import bundle_of, configs_of, family_of
 from .dispatch import best_dispatch
 from .size_losses import SizeLosses, at_size, measured_losses, predicted_losses
 
@@ -150,7 +149,7 @@ def make_cover(
     family, spec = family_of(family), DeviceSpec.find(device)
     low, high = _checked(family, problem, dynamic, span, n, ranges)
     counts = Counter(_sizes(low, high) if sizes is None else _given_sizes(sizes, low, high))
-    space = tuple(family.space(spec)) if configs is None else checked_configs(family, configs)
+    space = configs_of(family, spec, configs)
     losses = predicted_losses(family, problem, dynamic, sorted(counts), spec, space, bundle_of(bundle))
     return _dispatched(family, problem, dynamic, (low, high), losses, counts, n, ranges, spec)
 

@@ -105,7 +105,7 @@ def test_what_computed_a_wrong_result_is_never_on_it(toy):
 
 def test_where_all_results_were_wrong_nothing_is_predicted_and_that_is_said(toy):
     bundle = toy.ToyBundle(wrong=frozenset(toy.CONFIGS))
-    with pytest.warns(ForetuneWarning, match="its result was wrong"):
+    with pytest.warns(ForetuneWarning, match="none computed a right result"):
         answer = make_shortlist(toy.ToyFamily(), PROBLEM, toy.H200, bundle=bundle)
     assert (answer.positions, answer.predicted) == (tuple(range(6)), False)
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from foretune.datasets import Problem, load
 from foretune.kernels import find_family
-from foretune.model import EstimateRanker, LightGBMRanker, UnseenCardRanker, geomean, top_k_regret
+from foretune.model import EstimateRanker, LightGBMRanker, UnseenCardRanker, geomean, load_bundle, top_k_regret
 from foretune.runtime import ForetuneWarning, make_shortlist
 from grouped import A10, A100, B200, FAMILIES, FORWARD, H200, MI300X, named, problem
 
@@ -67,6 +67,40 @@ def test_trouble_with_the_estimate_lets_everything_through(toy):
                 estimated(toy, estimate), PROBLEM, replace(toy.H200, name="A100", arch="sm_80"), bundle=toy.ToyBundle()
             )
         assert (answer.positions, answer.predicted) == (tuple(range(6)), False)
+
+
+@pytest.mark.parametrize("device", [A100, B200, MI300X], ids=named)
+@pytest.mark.parametrize("name", load_bundle().families)
+def test_every_family_has_a_list_for_every_arch(name, device):
+    family = find_family(name)
+    sizes = load_bundle().trained[name].extent.sizes
+    call = Problem(name, tuple((dim, int(low)) for dim, (low, _) in sizes.items()), family.dtypes[0])
+    able = [config for config in family.space(device) if family.supports(config, call, device) is None]
+    for k in (1, "auto"):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", ForetuneWarning)
+            answer = make_shortlist(family, call, device, k=k)
+        if able:
+            assert answer.predicted
+            assert answer.reason.startswith(f"no measurement of {device.arch}: ")
+            assert set(answer.configs) <= set(able)
+            assert len(answer.configs) > 1
+        else:
+            assert answer.configs == (family.space(device) or family.space())
+            assert not answer.predicted
+            assert "none of the configs can run this problem: " in answer.reason
+
+
+@pytest.mark.parametrize("name", ["scaled_gemm", "fused_moe", "rms_norm_rope_bwd"])
+def test_what_no_config_can_run_is_said_and_every_config_goes_through(name):
+    family = find_family(name)
+    sizes = {dim: int(low) for dim, (low, _) in load_bundle().trained[name].extent.sizes.items()}
+    call = Problem(name, tuple(sorted((sizes | {family.dims[-1]: 0}).items())), family.dtypes[0])
+    reason = family.supports(family.space(H200)[0], call, H200)
+    with pytest.warns(ForetuneWarning, match="none of the configs can run this problem: "):
+        answer = make_shortlist(family, call, H200)
+    assert answer.configs == family.space(H200)
+    assert answer.reason.endswith(f"none of the configs can run this problem: {reason})")
 
 
 @pytest.mark.slow
