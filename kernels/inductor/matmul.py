@@ -108,15 +108,16 @@ class InductorMMFamily(InductorTemplate):
         n, k = problem["n"], problem["k"]
         if n % _KIN_STEP or k % _KIN_STEP:
             return None
-        sizes = {"m": problem["m"], "n": n, "k": k}
+        m = problem["m"]
+        more: dict[str, int]
         if problem.dtype == "fp8e4m3":
-            same = Problem.of("scaled_gemm", dtype="fp8e4m3", flags=("rowwise",), **sizes)
-            more, tma = {"SWAP_AB": 0}, ("TMA_LOAD", "TMA_STORE")
+            same = Problem.of("scaled_gemm", dtype="fp8e4m3", flags=("rowwise",), m=m, n=n, k=k)
+            more, tma = {"SWAP_AB": 0}, ["TMA_LOAD", "TMA_STORE"]
         elif problem.dtype in ("bf16", "fp16"):  # its fp32 are TF32, and Inductor's are not
             turned = {"a_km": "a_transposed" in problem.flags, "b_kn": "b_transposed" not in problem.flags}
-            flags = [flag for flag, is_set in {**turned, "bias": "bias" in problem.flags}.items() if is_set]
-            same = Problem.of("matmul", dtype=problem.dtype, flags=tuple(flags), batch=problem["batch"], **sizes)
-            more, tma = {"SPLIT_K": 1}, ("TMA",)
+            flags = tuple(flag for flag, is_set in {**turned, "bias": "bias" in problem.flags}.items() if is_set)
+            same = Problem.of("matmul", dtype=problem.dtype, flags=flags, batch=problem["batch"], m=m, n=n, k=k)
+            more, tma = {"SPLIT_K": 1}, ["TMA"]
         else:
             return None
         kept = ("BLOCK_M", "BLOCK_N", "BLOCK_K", "GROUP_M")

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING
 from ...datasets import DeviceSpec, KernelConfig, Problem
 from ...runtime.shortlist import bundle_in_force, make_shortlist, predicted_slowdowns, supported
 from .. import find_family
+from .family import InductorTemplate
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
     from ...model import Bundle
-    from .family import InductorTemplate
 
 #: So many times as many choices go through while nothing is learned of an op. (Inductor's default lists have about 20,
 #: so trying them still takes less than that.)
@@ -45,7 +45,7 @@ def best_first(
         chosen = make_shortlist(family, problem, device, k=k, configs=list(distinct), bundle=bundle).configs
     else:
         able = [distinct[position] for position in supported(family, problem, device, distinct)]
-        slowness = _of_kin(family, problem, able, device, bundle)
+        slowness = _of_kin(problem, able, device, bundle)
         if slowness is None:
             k, slowness = GROWTH * k, family.estimate_us(problem, device, able)
         order = np.argsort(slowness, kind="stable")
@@ -56,15 +56,12 @@ def best_first(
 
 
 def _of_kin(
-    family: InductorTemplate,
-    problem: Problem,
-    configs: Sequence[KernelConfig],
-    device: DeviceSpec,
-    bundle: Bundle | None,
+    problem: Problem, configs: Sequence[KernelConfig], device: DeviceSpec, bundle: Bundle | None
 ) -> NDArray[np.float64] | None:
     """What the bundle predicts for the kernel of ours that does the same, (n_configs,); None where there is none, and
     on an arch that it knows nothing of."""
-    kin = family.kin(problem, configs)
+    family = find_family(problem.family)
+    kin = family.kin(problem, configs) if isinstance(family, InductorTemplate) else None
     if kin is None:
         return None
     same, as_ours = kin

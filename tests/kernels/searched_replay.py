@@ -8,7 +8,6 @@ engine. Two minutes, most of them training."""
 from __future__ import annotations
 
 import argparse
-from dataclasses import replace
 from operator import itemgetter
 
 import numpy as np
@@ -45,10 +44,8 @@ def main() -> None:
     parser.add_argument("--data", default="h200_fused_moe")
     measured = load(parser.parse_args().data)
     searches = [name for name, run in measured.provenance["runs"].items() if run["plan"] == "exhaustive"]
-    rows = measured.measurements
-    learned = replace(measured, measurements=rows[~rows["run_id"].isin(searches)].reset_index(drop=True))
     families = [find_family(name) for name in ("fused_moe", "fused_moe_down")]
-    bundle = train_bundle(learned, {family.name: family for family in families})
+    bundle = train_bundle(measured.without_runs(searches), {family.name: family for family in families})
     searched = [times_by_config(measured, family) for family in families]
     lost = []
     print(f"{'':20} {'tokens':>6} {'best us':>9}" + "".join(f"{f'of {count}':>8}" for count in CANDIDATES))
