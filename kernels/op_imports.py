@@ -8,9 +8,6 @@ from __future__ import annotations
 from importlib import import_module
 from typing import Any
 
-from ..runtime.launching.collector import collecting_later
-from ..runtime.launching.triton_hash import hash_triton_ahead
-
 
 def imported_op(module: str, package: str, name: str) -> Any:
     """The attribute of that name, of a module named relatively to a package. Needs torch and triton.
@@ -19,6 +16,10 @@ def imported_op(module: str, package: str, name: str) -> Any:
     'grouped_gemm'
     """
     from triton import knobs
+
+    # Here, because every family's module imports this one, and who only predicts has no use for threads.
+    from ..runtime.launching.collector import collecting_later
+    from ..runtime.launching.triton_hash import hash_triton_ahead
 
     if not knobs.runtime.interpret:  # which compiles nothing
         hash_triton_ahead()

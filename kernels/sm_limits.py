@@ -39,6 +39,28 @@ def programs_that_fit(
     return max(1, min(by_smem, MOST_THREADS // threads, int(sm_registers / (registers * threads))))
 
 
+def exchange_bytes(block_m: int, block_n: int, num_warps: int, arch: str) -> int:
+    """Where a 16-bit output changes from the product's layout to the store's: so many rows of it at a time as hold, for
+    both layouts, all that one instruction of each warp holds."""
+    if arch.startswith("gfx"):
+        return 0  # stored as the product lays it out
+    if arch not in ("sm_90", "sm_100", "sm_103"):
+        # All of it, but for these (sm_80; it varies with the shape, and is less for dW).
+        return 16 * 1024 if block_n == 256 or (num_warps <= 4 and block_n < 256) else block_m * block_n * 2
+    stored = 32 * num_warps * 8 // block_n  # rows that one 16-byte store of each thread covers
+    if block_m < 64:
+        rows = max(8, stored)  # mma.sync, whose warps are side by side
+    elif arch == "sm_90":
+        rows = 8 * min(num_warps, block_m // 16) * (2 if stored >= 16 else 1)  # wgmma, whose warps hold 16 rows each
+    elif (block_m, block_n) == (64, 32):
+        rows = 64
+    elif block_n < 32 or num_warps not in (4, 8) or (num_warps == 8 and block_m * block_n < 128 * 128):
+        rows = block_m  # all of it: a bound, for no config of the space
+    else:
+        rows = min(block_m // 4, 8 * num_warps)
+    return rows * block_n * 2
+
+
 def too_much_smem(needed: int, device: DeviceSpec, blocks: str = "BLOCK_M, BLOCK_N, BLOCK_K") -> str | None:
     """The reason why a device cannot run a tile that needs so many bytes of shared memory, or None. It names what
     could be smaller.

@@ -88,6 +88,16 @@ def test_nothing_is_collected_while_an_op_is_imported(tmp_path: Path) -> None:
     assert run(textwrap.dedent(code), tmp_path).split() == [".".join(parts[:end]) for end in (2, 3, 4)]
 
 
+def test_predicting_imports_no_other_family_and_nothing_that_compiles(tmp_path: Path) -> None:
+    code = """
+        import foretune, sys
+        foretune.shortlist("matmul", foretune.Problem.of("matmul", batch=1, m=64, n=512, k=512), "h200", k=1)
+        print(*sys.modules)
+    """
+    loaded = run(textwrap.dedent(code), tmp_path).split()
+    assert not {"concurrent.futures", "foretune.runtime.launching.ahead", "foretune.kernels.grouped_gemm"} & {*loaded}
+
+
 def test_predicting_needs_neither_triton_nor_torch_nor_lightgbm(tmp_path: Path) -> None:
     """A laptop may have none of them: Triton is for Linux alone."""
     code = """

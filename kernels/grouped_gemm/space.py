@@ -10,7 +10,7 @@ from typing import Any
 
 from ...datasets import DeviceSpec, ForetuneError, KernelConfig, Problem
 from ..knob_values import KnobValues
-from ..sm_limits import ASYNC_PRODUCT_ARCHS, accumulator_registers, programs_that_fit
+from ..sm_limits import ASYNC_PRODUCT_ARCHS, accumulator_registers, exchange_bytes, programs_that_fit
 from .variants import DW, VARIANTS, Variant
 
 #: What the tile map has room for; the kernels take no other BLOCK_M over rows.
@@ -216,28 +216,6 @@ def tile_smem_bytes(
     elif not tma[2]:
         output = min(output, exchange_bytes(block_m, block_n, num_warps, arch))
     return buffers * (block_m + block_n) * block_k * itemsize + output + barriers
-
-
-def exchange_bytes(block_m: int, block_n: int, num_warps: int, arch: str) -> int:
-    """Where a 16-bit output changes from the product's layout to the store's: so many rows of it at a time as hold, for
-    both layouts, all that one instruction of each warp holds."""
-    if arch.startswith("gfx"):
-        return 0  # stored as the product lays it out
-    if arch not in ("sm_90", "sm_100", "sm_103"):
-        # All of it, but for these (sm_80; it varies with the shape, and is less for dW).
-        return 16 * 1024 if block_n == 256 or (num_warps <= 4 and block_n < 256) else block_m * block_n * 2
-    stored = 32 * num_warps * 8 // block_n  # rows that one 16-byte store of each thread covers
-    if block_m < 64:
-        rows = max(8, stored)  # mma.sync, whose warps are side by side
-    elif arch == "sm_90":
-        rows = 8 * min(num_warps, block_m // 16) * (2 if stored >= 16 else 1)  # wgmma, whose warps hold 16 rows each
-    elif (block_m, block_n) == (64, 32):
-        rows = 64
-    elif block_n < 32 or num_warps not in (4, 8) or (num_warps == 8 and block_m * block_n < 128 * 128):
-        rows = block_m  # all of it: a bound, for no config of the space
-    else:
-        rows = min(block_m // 4, 8 * num_warps)
-    return rows * block_n * 2
 
 
 def smem_bytes(variant: Variant, config: KernelConfig, itemsize: int, device: DeviceSpec) -> int:

@@ -6,8 +6,7 @@ from collections.abc import Mapping
 from typing import Any, TypeAlias
 
 from ...datasets import DeviceSpec, KernelConfig
-from ..grouped_gemm.space import exchange_bytes
-from ..sm_limits import ASYNC_PRODUCT_ARCHS, accumulator_registers, programs_that_fit
+from ..sm_limits import ASYNC_PRODUCT_ARCHS, accumulator_registers, exchange_bytes, programs_that_fit
 
 #: A config, or its knobs by name, which are quicker to look up.
 Knobs: TypeAlias = KernelConfig | Mapping[str, Any]
