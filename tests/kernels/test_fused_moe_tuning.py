@@ -104,6 +104,16 @@ class _EstimatingTimer:
         return timer_module.Timing.of([launch()])
 
 
+def launch_as(launch, monkeypatch):
+    """An engine is here, and each launch takes what this says."""
+    monkeypatch.setattr(tuning, "installed", lambda: ENGINES)
+    monkeypatch.setattr(timer_module, "Timer", _EstimatingTimer)
+    monkeypatch.setattr(tuning, "_is_right", lambda *of: True)
+    for family in (FusedMoeUp, FusedMoeDown):
+        monkeypatch.setattr(family, "launch", launch)
+        monkeypatch.setattr(family, "inputs", lambda self, problem, device, seed=0: problem)
+
+
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("default_wins", [False, True])
 def test_what_is_measured_decides(engine, default_wins, none_installed, monkeypatch):
@@ -117,12 +127,7 @@ def test_what_is_measured_decides(engine, default_wins, none_installed, monkeypa
         us = float(self.estimate_us(inputs, H200, [config])[0])
         return us / 100 if default_wins and config in (default.up, default.down) else us
 
-    monkeypatch.setattr(tuning, "installed", lambda: ENGINES)
-    monkeypatch.setattr(timer_module, "Timer", _EstimatingTimer)
-    monkeypatch.setattr(tuning, "_is_right", lambda *of: True)
-    for family in (FusedMoeUp, FusedMoeDown):
-        monkeypatch.setattr(family, "launch", launch)
-        monkeypatch.setattr(family, "inputs", lambda self, problem, device, seed=0: problem)
+    launch_as(launch, monkeypatch)
     files = tuning.tune_layer(
         engine,
         LAYER,
@@ -150,12 +155,7 @@ def test_what_others_found_is_raced_and_has_no_part_in_the_choice(none_installed
     def launch(self, inputs, config):
         return 1.0 if config in (best.up, best.down) else 100 + float(self.estimate_us(inputs, H200, [config])[0])
 
-    monkeypatch.setattr(tuning, "installed", lambda: ENGINES)
-    monkeypatch.setattr(timer_module, "Timer", _EstimatingTimer)
-    monkeypatch.setattr(tuning, "_is_right", lambda *of: True)
-    for family in (FusedMoeUp, FusedMoeDown):
-        monkeypatch.setattr(family, "launch", launch)
-        monkeypatch.setattr(family, "inputs", lambda self, problem, device, seed=0: problem)
+    launch_as(launch, monkeypatch)
     files = tuning.tune_layer(SGLANG, LAYER, H200, measure=True, batches=[512], others=lambda tokens: {"search": best})
     (row,) = files.rows
     assert row.times_us["search"] == 2.0
