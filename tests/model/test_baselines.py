@@ -10,6 +10,7 @@ from fakes import FakeFamily, fake_dataset
 from foretune.datasets import DeviceSpec, ForetuneError
 from foretune.model.baselines import CKTileRanker, FlagTuneRanker, RegimeRanker, StaticRanker
 from foretune.model.baselines import by_regime as regimes
+from foretune.model.baselines.peer_table import all_rows, views
 from foretune.model.testing import RankerContract, ToyFamily, toy_grid
 
 FAMILY, GRID = FakeFamily(), fake_dataset().grid("fake")
@@ -60,6 +61,21 @@ class TestCKTile(RankerContract):
         logs = -np.log([self.scores(fitted, case=case) for case in grid.cases])
         ran = np.isfinite(grid.times_us)
         assert np.corrcoef(logs[ran], np.log1p(1e6 / grid.times_us[ran]))[0, 1] > 0.9
+
+
+class Likely(FakeFamily):
+    """Says what a call of unknown sizes is likely to be, as grouped GEMMs do, so that our own ranker learns from known
+    ones alone."""
+
+    def likely(self, problem):
+        return ((1.0, GRID.cases[0].problem),)
+
+
+def test_recipes_that_rank_a_call_as_it_is_learn_it_both_ways():
+    ragged = sum(case.problem.ragged is not None for case in GRID.cases)
+    assert len(all_rows(GRID, Likely()).query_sizes) == len(views(GRID)) == len(GRID.cases) + ragged > len(GRID.cases)
+    ranker = CKTileRanker(trees=2, leaves=4).fit(GRID, Likely())
+    assert ranker.booster_.num_trees() == 2
 
 
 class TestFlagTune(RankerContract):

@@ -250,7 +250,7 @@ def test_launches_like_those_that_were_tuned_are_compiled_ahead(tuned, toy, tmp_
     result = call("warmup tuned_package.fill --device h200 --json", *told)
     assert result.exit_code == 0, result.output
     said = json.loads(result.stdout)
-    assert (said["problems"], said["binaries"], said["failed"]) == (2, 4, [])
+    assert (said["problems"], said["binaries"], said["failed"]) == (2, 4, []), said["failed"]
     monkeypatch.setattr(triton.knobs.compilation, "listener", lambda **seen: hits.append(seen["cache_hit"]))
     _tune(tuned, toy, 128, 129)
     assert len(hits) >= 4
