@@ -51,9 +51,15 @@ def compile_ahead(jobs: Sequence[Callable[[], object]], workers: int | None = No
         except BaseException:
             pool.shutdown(wait=False, cancel_futures=True)
             raise
-    return [
+    outcomes = [
         error or next(filter(None, (future.exception() for future in found)), None)
         for error, found in zip(errors, compiles, strict=True)
+    ]
+    # Threads that parse at one time can end Python 3.11's parser with a SystemError ("AST constructor recursion depth
+    # mismatch"): that says nothing of the job, which is run again alone.
+    return [
+        _error_of(job) if isinstance(outcome, SystemError) else outcome
+        for job, outcome in zip(jobs, outcomes, strict=True)
     ]
 
 

@@ -63,6 +63,26 @@ def test_each_job_has_its_own_error(toy):
     assert "no_such" in str(unknown)
 
 
+def test_what_ends_python_s_parser_in_a_thread_is_compiled_again_alone(toy, compiled, monkeypatch):
+    """As threads that parse at one time may, on Python 3.11."""
+    from triton.runtime.jit import JITFunction
+
+    kernel, parse, ended = _kernel(toy), JITFunction.parse, []
+
+    def parsed(self):
+        if threading.current_thread() is not threading.main_thread() and not ended:
+            ended.append(self)
+            raise SystemError("AST constructor recursion depth mismatch (before=28, after=27)")
+        return parse(self)
+
+    monkeypatch.setattr(JITFunction, "parse", parsed)
+    with use_stub_driver(toy.H200):
+        jobs = [_job(toy, kernel, BLOCK_M=m, num_warps=2) for m in (16, 32)]  # which no other test compiles
+        assert compile_ahead(jobs, workers=2) == [None, None]
+    assert len(ended) == 1
+    assert threading.main_thread().name in compiled
+
+
 @pytest.mark.parametrize("why", ["no such mode", "one worker", "a mode of the caller's"])
 def test_is_serial_where_it_must(toy, compiled, monkeypatch, why):
     kernel, workers = _kernel(toy), 1 if why == "one worker" else 2
