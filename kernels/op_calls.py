@@ -39,11 +39,20 @@ class Memo(dict[tuple[Any, ...], Made]):
     again takes milliseconds at most.
 
     >>> memo = Memo()
-    >>> memo.add(("alike",), "found out"), memo.get(("alike",))
-    ('found out', 'found out')
+    >>> memo.add(("alike",), "found out"), memo.found(("alike",)), memo.found(("unlike",))
+    ('found out', 'found out', None)
     """
 
     most = 4096
+
+    def found(self, key: tuple[Any, ...]) -> Made | None:
+        """What is known for this key, or None. Raises `ForetuneError` where an option in it is a list or a dictionary,
+        as a config is not."""
+        try:
+            return self.get(key)
+        except TypeError:
+            wrong = shown(_unhashable(key))
+            raise ForetuneError(f"each option must be a word, a number or a KernelConfig but one is {wrong}") from None
 
     def add(self, key: tuple[Any, ...], made: Made) -> Made:
         if len(self) >= self.most:
@@ -57,14 +66,8 @@ def key_of(tensors: Sequence[Any], options: Hashable, name: str = "x") -> tuple[
     and the config depend on. Its first entry is the place of the first tensor, which is called `name` in what is
     raised.
 
-    A config that was chosen before the ranks agree on one is chosen anew, so their epoch is part of it. Raises
-    `ForetuneError` for an option that is a list or a dictionary, as a config is not.
+    A config that was chosen before the ranks agree on one is chosen anew, so their epoch is part of it.
     """
-    try:
-        hash(options)
-    except TypeError:
-        wrong = shown(_unhashable(options))
-        raise ForetuneError(f"each option must be a word, a number or a KernelConfig but one is {wrong}") from None
     return (place_of(tensors[0], name), epoch(), options, *[_facts(tensor) for tensor in tensors])
 
 
@@ -152,14 +155,14 @@ def device_at(place: int, name: str = "x") -> DeviceSpec:
     return interpreter()
 
 
-def _unhashable(options: Any) -> Any:
-    """The one among these, which may be grouped, that has no hash."""
-    for one in options:
+def _unhashable(key: Any) -> Any:
+    """What in a key, in which options are grouped, has no hash."""
+    for one in key:
         try:
             hash(one)
         except TypeError:  # noqa: PERF203 - a handful of options
             return _unhashable(one) if isinstance(one, tuple) else one
-    return options
+    return key
 
 
 def _facts(tensor: Any) -> Any:

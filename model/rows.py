@@ -68,6 +68,7 @@ class TrainingRows:
     features: NDArray[np.float32]  # (n_rows, n_features)
     log_slowdown: NDArray[np.float64]  # (n_rows,) natural log of time over the problem's best
     query_sizes: NDArray[np.int64]  # (n_queries,)
+    query_rows: NDArray[np.int64]  # (n_queries,) which problem of the grid each is of
     weights: NDArray[np.float64] | None = None  # (n_rows,) what each counts for; None = all alike
 
 
@@ -89,8 +90,9 @@ def training_rows(
     share = keep_slow * (could.sum(axis=1) / np.maximum(ran.sum(axis=1), 1))[:, None]
     keep = ran & ((slowdowns <= slow) | (random.random(slowdowns.shape) < share))
     weights = np.ones(slowdowns.shape) if grid.weights is None else grid.weights
-    features, targets, sizes, counted = [], [], [], []
-    for kept, slowdown, weight, case, device in zip(keep, slowdowns, weights, grid.cases, grid.devices, strict=True):
+    features, targets, sizes, rows, counted = [], [], [], [], []
+    measured = zip(keep, slowdowns, weights, grid.cases, grid.devices, strict=True)
+    for row, (kept, slowdown, weight, case, device) in enumerate(measured):
         advance(1 / len(grid))
         hidden = case.problem.without_sizes()
         is_asked = both_ways or any(likely == hidden for _, likely in family.likely(hidden))
@@ -101,6 +103,7 @@ def training_rows(
             features.append(features_of(family, problem, device, grid.configs, binaries)[kept])
             targets.append(np.log(slowdown[kept]))
             sizes.append(int(kept.sum()))
+            rows.append(row)
             counted.append(weight[kept])
     if not features:
         raise ForetuneError(f"no measurements of {family.name} to learn from")
@@ -108,5 +111,6 @@ def training_rows(
         np.concatenate(features),
         np.concatenate(targets),
         np.array(sizes),
+        np.array(rows),
         None if grid.weights is None else np.concatenate(counted),
     )

@@ -13,7 +13,7 @@ from ...datasets.grid import Grid
 from ...datasets.progress import advance, share_of
 from ..ranker import Ranker
 from ..rows import features_of
-from .peer_table import all_rows, views
+from .peer_table import all_rows
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -66,8 +66,7 @@ class CKTileRanker(Ranker):
             rows = all_rows(grid, family)
         best_us = np.nanmin(grid.times_us, axis=1)
         tflop = np.array([_tflop(family, case.problem) for case in grid.cases])
-        of_query = np.array(views(grid))
-        best = np.repeat(tflop[of_query] / (best_us[of_query] * 1e-6), rows.query_sizes)
+        best = np.repeat((tflop / (best_us * 1e-6))[rows.query_rows], rows.query_sizes)
         data = lightgbm.Dataset(rows.features, label=np.log1p(best * np.exp(-rows.log_slowdown)))
         told = [lambda _: advance(0.9 / self.trees)]
         options = {**_OPTIONS, "num_leaves": self.leaves, "seed": self.seed}

@@ -11,10 +11,3 @@ def all_rows(grid: Grid, family: Family) -> TrainingRows:
     """`training_rows` without leaving any out: each problem twice where its ragged sizes are known, since these
     recipes rank a call as it is, and not by what it is likely to be."""
     return training_rows(grid, family, slow=float("inf"), keep_slow=1.0, seed=0, both_ways=True)
-
-
-def views(grid: Grid) -> list[int]:
-    """The problem of each query of `all_rows(grid, family)`, in order, as its row in the grid."""
-    return [
-        row for row, case in enumerate(grid.cases) for _ in dict.fromkeys((case.problem, case.problem.without_sizes()))
-    ]

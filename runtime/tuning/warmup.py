@@ -135,11 +135,11 @@ def warm_up_seen(
     for tuner in tuners:
         kernel, family = Kernel(tuner), LaunchFamily(tuner)
         seen = _problems_seen(family.name, kernel.source_hash(), device)
-        launches: Iterable[Launch] = _launches_of(seen)
+        launches = list(_launches_of(seen))
         if shapes is not None or logged:
             like = [one for one in logged if one.family == family.name]
-            wanted = [*_from_csv(shapes, list(launches)), *_from_log(like, list(_launches_of(seen)), unlike)]
-            launches = _predicted(family, seen, wanted, k)
+            wanted = [*_from_csv(shapes, launches), *_from_log(like, launches, unlike)]
+            launches = list(_predicted(family, seen, wanted, k))
         for problem, config, arguments in launches:
             problems.add((family.name, problem))
             job = partial(_compile_seen, kernel, arguments, config)

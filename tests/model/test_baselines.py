@@ -10,7 +10,7 @@ from fakes import FakeFamily, fake_dataset
 from foretune.datasets import DeviceSpec, ForetuneError
 from foretune.model.baselines import CKTileRanker, FlagTuneRanker, RegimeRanker, StaticRanker
 from foretune.model.baselines import by_regime as regimes
-from foretune.model.baselines.peer_table import all_rows, views
+from foretune.model.baselines.peer_table import all_rows
 from foretune.model.testing import RankerContract, ToyFamily, toy_grid
 
 FAMILY, GRID = FakeFamily(), fake_dataset().grid("fake")
@@ -72,8 +72,10 @@ class Likely(FakeFamily):
 
 
 def test_recipes_that_rank_a_call_as_it_is_learn_it_both_ways():
-    ragged = sum(case.problem.ragged is not None for case in GRID.cases)
-    assert len(all_rows(GRID, Likely()).query_sizes) == len(views(GRID)) == len(GRID.cases) + ragged > len(GRID.cases)
+    ragged = [case.problem.ragged is not None for case in GRID.cases]
+    rows = all_rows(GRID, Likely())
+    assert rows.query_rows.tolist() == np.repeat(np.arange(len(ragged)), 1 + np.array(ragged)).tolist()
+    assert len(rows.query_sizes) == len(GRID.cases) + sum(ragged) > len(GRID.cases)
     ranker = CKTileRanker(trees=2, leaves=4).fit(GRID, Likely())
     assert ranker.booster_.num_trees() == 2
 

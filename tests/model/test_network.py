@@ -114,7 +114,7 @@ def rows(queries=60, configs=40, seed=0):
     config = np.tile(np.arange(configs) % 4, queries)
     log = 0.3 * np.abs(config - problem) + 0.01 * random.random(queries * configs)
     features = np.stack([problem, config, random.random(len(log))], 1).astype(np.float32)
-    return TrainingRows(features, log - log.min(), np.full(queries, configs))
+    return TrainingRows(features, log - log.min(), np.full(queries, configs), np.arange(queries))
 
 
 def test_it_learns_an_order():

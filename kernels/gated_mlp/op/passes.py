@@ -36,7 +36,7 @@ def forward(
     """h (..., N), and gate and up (M, 2 N) if they are saved. x (..., K), w (2 N, K). Raises `ForetuneError` as
     `check_call` does."""
     key = key_of((x, w), (options, saves))
-    call = _calls.get(key) or _calls.add(key, Call(key[0], x, w, options, saves=saves))
+    call = _calls.found(key) or _calls.add(key, Call(key[0], x, w, options, saves=saves))
     if call.copies or not are_placed((x, w)):
         return forward(_ready(x), _ready(w), options, saves=saves)  # a call like any other
     h = x.new_empty(*call.out_shape)

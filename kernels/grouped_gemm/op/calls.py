@@ -104,7 +104,7 @@ def call_of(options: tuple[Any, ...], tensors: tuple[Any, ...]) -> Call:
     """The call that these make, checked: options in the order of `Options`, and tensors in that of the op's operator.
     Raises `ForetuneError` as `check_call` and `Call` do."""
     key = key_of(tensors, options)
-    call = _calls.get(key)
+    call = _calls.found(key)
     if call is None:
         shape = check_call(*tensors, *options[:3])
         call = _calls.add(key, Call(shape, tensors[0].dtype, key[0], Options(*options)))
@@ -116,7 +116,7 @@ def call_of_backward(dy: torch.Tensor, shape: Shape, options: Options) -> Call:
     """The call whose backward pass this is. Nothing is checked: the forward pass was."""
     place = place_of(dy)
     key = (place, epoch(), options, shape, dy.dtype)
-    call = _calls.get(key)
+    call = _calls.found(key)
     return _calls.add(key, Call(shape, dy.dtype, place, options)) if call is None else call
 
 
@@ -125,5 +125,5 @@ def _layer(name: str | None, place: int, shape: Shape) -> ChoiceBySkew | None:
     if name is None:
         return None
     key = check_word("layer", name), place, shape.groups, shape.rows.bit_length()
-    layer = _layers.get(key)
+    layer = _layers.found(key)
     return _layers.add(key, ChoiceBySkew("rows")) if layer is None else layer

@@ -49,7 +49,7 @@ def run(
 ) -> torch.Tensor:
     """`product` of tensors that have memory."""
     key = key_of((a, b, bias), (activation, config, mode), "a")
-    call = _calls.get(key) or _calls.add(key, Call(key[0], a, b, bias, activation, config, mode))
+    call = _calls.found(key) or _calls.add(key, Call(key[0], a, b, bias, activation, config, mode))
     if call.copies or (call.is_aligned and not are_placed((a, b))):
         a, b = call.operands.readable(a, b, aligned=call.is_aligned)
         return run(a, b, bias, activation, config, mode)  # a call like any other

@@ -37,7 +37,7 @@ def forward(tensors: Sequence[Any], options: Options, *, inverse: bool = False) 
     """q and k normed and rotated, contiguous in their shapes; rotated back if `inverse`, without a norm. Of the tensors
     (q, k, cos, sin, q_weight, k_weight) the weights may be None. Raises `ForetuneError` as `check_call` does."""
     key = key_of(tensors, (options, inverse), "q")
-    call = _calls.get(key)
+    call = _calls.found(key)
     if call is None:
         if not inverse:
             q, k, cos, sin, q_weight, k_weight = tensors
@@ -62,7 +62,7 @@ def backward(
         return *forward((dq, dk, cos, sin, None, None), options, inverse=True), dq.new_empty(0), dq.new_empty(0)
     given = (dq, dk, *tensors)
     key = key_of(given, options, "dq")
-    call = _calls.get(key) or _calls.add(key, Call(key[0], given, options))
+    call = _calls.found(key) or _calls.add(key, Call(key[0], given, options))
     if call.copies or not are_placed(given):
         dq, dk, *tensors = readable(given)
         return backward(dq, dk, tensors, options)
