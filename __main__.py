@@ -133,6 +133,10 @@ def collect(
             "eighth, which a bundle chooses."
         ),
     ] = "exhaustive",
+    dtype: Annotated[
+        list[str] | None,
+        typer.Option(help="Only problems of this element type; may be repeated.", show_default="all"),
+    ] = None,
     max_tflop: Annotated[
         float | None,
         typer.Option(
@@ -190,7 +194,7 @@ def collect(
         )
         compared = comparison_of(kernel).suite(kernel).values() if suite else ()
         shared = cases_like(known, kernel.name, seed=seed) if known else ()
-        cases += first_cases(kernel, (*compared, *shared, *drawn), limit, max_tflop=max_tflop)
+        cases += first_cases(kernel, (*compared, *shared, *drawn), limit, max_tflop=max_tflop, dtypes=dtype or ())
     collected = (
         partial(campaign.collect_on_gpus, gpus=gpu_count, sms=tuple(dict.fromkeys(parts)))
         if scheduler is None

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..datasets import Case, ForetuneError, Measurable, check_problem_of
-from ..datasets.errors import check_between, check_path, shown
+from ..datasets.errors import abridged, check_between, check_path, shown
 from .plan import named
 
 if TYPE_CHECKING:
@@ -53,11 +53,21 @@ def draw_cases(family: Measurable, **options: Any) -> tuple[Case, ...]:
 
 
 def first_cases(
-    family: Measurable, cases: Iterable[Case], limit: int | None = None, *, max_tflop: float | None = None
+    family: Measurable,
+    cases: Iterable[Case],
+    limit: int | None = None,
+    *,
+    max_tflop: float | None = None,
+    dtypes: Collection[str] = (),
 ) -> tuple[Case, ...]:
-    """The first `limit` of these cases, all if None: each problem once, and none of more than `max_tflop` x 1e12
-    floating-point operations. Raises `ForetuneError` where the family says no such number."""
-    once = {case.problem: case for case in cases}
+    """The first `limit` of these cases, all if None: each problem once, of one of `dtypes` if there are any, and none
+    of more than `max_tflop` x 1e12 floating-point operations. Raises `ForetuneError` where the family says no such
+    number, and where it has none of the dtypes."""
+    if dtypes and not set(dtypes) & set(family.dtypes):
+        raise ForetuneError(
+            f"{family.name} has no dtype {abridged(', '.join(dtypes), 60)}: one of {', '.join(family.dtypes)}"
+        )
+    once = {case.problem: case for case in cases if not dtypes or case.problem.dtype in dtypes}
 
     def small() -> Iterator[Case]:
         for case in once.values():

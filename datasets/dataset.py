@@ -47,6 +47,11 @@ class Dataset:
     drift: pd.DataFrame = field(default_factory=lambda: DRIFT.empty_table().to_pandas())
     ignored: tuple[str, ...] = ()
 
+    def __repr__(self) -> str:
+        """A line: of a million measurements nobody wants to see each."""
+        on = ", ".join(device.name for device in self.devices)
+        return f"<Dataset {self.name}: {len(self.measurements):,} measurements of {', '.join(self.families)} on {on}>"
+
     @property
     def families(self) -> tuple[str, ...]:
         return tuple(sorted({case.problem.family for case in self.cases}))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import SimpleNamespace as Toy
 
 import pytest
@@ -35,6 +36,18 @@ def test_the_first_are_each_of_their_own_and_not_too_large():
     assert first_cases(FAMILY, CASES, max_tflop=most) == small
     assert first_cases(FAMILY, (*small[:3], *CASES), 5, max_tflop=most) == small[:5]
     assert first_cases(FAMILY, CASES, max_tflop=0.0) == ()
+
+
+def test_those_of_some_dtypes_alone_are_taken():
+    two = FakeFamily()
+    two.dtypes = ("bf16", "fp32")
+    exact = tuple(Case(replace(case.problem, dtype="fp32"), case.sources) for case in CASES[:3])
+    mixed = (*CASES, *exact)
+    assert first_cases(two, mixed, dtypes=("fp32",)) == exact
+    assert first_cases(two, mixed, 2, dtypes=["fp32", "fp16"]) == exact[:2]
+    assert first_cases(two, mixed, dtypes=("bf16", "fp32")) == mixed
+    with pytest.raises(ForetuneError, match="fake has no dtype fp64, int8: one of bf16, fp32"):
+        first_cases(two, mixed, dtypes=("fp64", "int8"))
 
 
 def test_a_family_that_counts_no_operations_is_limited_by_none():

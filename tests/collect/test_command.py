@@ -82,6 +82,15 @@ def test_the_problems_of_a_dataset_come_first_and_a_limit_counts_them(collect):
     assert [case.problem.family for case in collect.cases[5:]] == ["grouped_gemm_dx"] * 5
 
 
+def test_only_problems_of_the_named_dtypes_are_measured(collect):
+    drawn = find_family("matmul").cases(random=30)
+    assert call("matmul --out measured --random 30 --dtype fp32 --dtype int8").exit_code == 0
+    assert collect.cases == [case for case in drawn if case.problem.dtype in ("fp32", "int8")]
+    result = call("matmul --out measured --dtype fp8")
+    assert result.exit_code == 1
+    assert "matmul has no dtype fp8: one of bf16, fp16, fp32, int8" in result.stderr
+
+
 def test_several_families_may_be_named(collect):
     names = [FAMILY, "grouped_gemm_dx"]
     assert call(f"{' '.join(names)} {FAMILY} --out measured --random 5").exit_code == 0

@@ -171,6 +171,14 @@ def test_a_run_taken_up_again_under_its_id_keeps_what_it_had(tmp_path: Path) -> 
     assert len(read(write(tmp_path, problems=PROBLEMS[2:])).cases) == 3
 
 
+def test_a_dataset_is_shown_as_a_line(parts: Path) -> None:
+    dataset = read(parts)
+    assert repr(dataset) == (
+        f"<Dataset {dataset.name}: {len(dataset.measurements):,} measurements of {', '.join(dataset.families)} on "
+        "NVIDIA H200>"
+    )
+
+
 def test_an_empty_dataset_is_read_and_has_no_family(tmp_path: Path) -> None:
     dataset = read(write(tmp_path, problems=[]))
     assert dataset.families == ()
