@@ -129,19 +129,21 @@ def cover(
     problem: Problem,
     dynamic: str,
     range: tuple[int, int],
-    n: int = 3,
+    n: int | None = None,
     *,
+    within: float | None = None,
     device: DeviceSpec | Path | str | None = None,
-    ranges: int = 8,
+    ranges: int | None = None,
     sizes: Iterable[int] | None = None,
     configs: Sequence[KernelConfig] | None = None,
     data: Dataset | Path | str | None = None,
     bundle: Bundle | Path | str | None = None,
 ) -> Cover:
-    """The `n` configs that together lose least over a `range` of sizes of a dimension that is only known at run time,
-    and the dispatch table between them: `config_for(size)` is a few comparisons of Python integers. Nobody waits for
-    the device; a function under `torch.compile` stays dynamic, and is compiled once for each of at most `ranges` ranges
-    that it meets (see `foretune.runtime.covering.Cover`).
+    """The `n` configs (left out: 3) that together lose least over a `range` of sizes of a dimension that is only known
+    at run time, or with `within` as few as lose no more than that at any size (0.02 for 2 %); and the dispatch table
+    between them: `config_for(size)` is a few comparisons of Python integers. Nobody waits for the device; a function
+    under `torch.compile` stays dynamic, and is compiled once for each of at most `ranges` ranges that it meets (left
+    out: 8, which is Dynamo's limit; with `within` as many as it takes; see `foretune.runtime.covering.Cover`).
 
     Chosen by predicted times, at `sizes` (left out: 8 an octave and 64 evenly spaced; how often a size is in there is
     its weight), or by the measured times in `data`: a dataset, its folder, or the name of a shipped one, with the
@@ -165,11 +167,21 @@ def cover(
     spec = DeviceSpec.live() if device is None else DeviceSpec.find(device)
     if data is None:
         return make_cover(
-            found, problem, dynamic, range, n, spec, ranges=ranges, sizes=sizes, configs=configs, bundle=bundle
+            found,
+            problem,
+            dynamic,
+            range,
+            n,
+            spec,
+            within=within,
+            ranges=ranges,
+            sizes=sizes,
+            configs=configs,
+            bundle=bundle,
         )
     if given := [name for name, one in (("sizes", sizes), ("configs", configs), ("bundle", bundle)) if one is not None]:
         raise ForetuneError(f"{given[0]} is for predictions, but with data nothing is predicted")
-    return measured_cover(found, problem, dynamic, range, n, spec, _dataset(data), ranges=ranges)
+    return measured_cover(found, problem, dynamic, range, n, spec, _dataset(data), within=within, ranges=ranges)
 
 
 def adapt(

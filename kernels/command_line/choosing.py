@@ -117,8 +117,25 @@ def cover(
         Any,
         typer.Option("--range", help="Its smallest and largest size.", parser=read_by(span), metavar="LOW:HIGH"),
     ],
-    configs: Annotated[int, count("How many configs.", 1, 16)] = 3,
-    ranges: Annotated[int, count("Ranges of sizes at most: so often is a dynamic graph compiled.", 1, 256)] = 8,
+    configs: Annotated[int | None, count("How many configs.", 1, 16, show_default="3")] = None,
+    within: Annotated[
+        float | None,
+        typer.Option(
+            help="Instead, as few as lose no more than this at any size, as 0.02 for 2 %.",
+            parser=read_by(number, 0.0, 100.0),
+            metavar="0..100",
+            show_default="none",
+        ),
+    ] = None,
+    ranges: Annotated[
+        int | None,
+        count(
+            "Ranges of sizes at most: so often is a dynamic graph compiled.",
+            1,
+            256,
+            show_default="8; with --within as many as it takes",
+        ),
+    ] = None,
     device: Device = None,
     data: Annotated[
         str | None,
@@ -148,6 +165,8 @@ def cover(
     from ...runtime.covering import make_hint_matrix
     from ..by_name import cover as covered
 
+    if configs is not None and within is not None:
+        raise typer.BadParameter("say how many configs, or how much they may lose", param_hint="--within")
     if hints is not None and data is None:
         raise typer.BadParameter("what a hint loses is measured: give --data", param_hint="--hints")
     kernel = find_family(family)
@@ -164,11 +183,30 @@ def cover(
         if hints is not None and data is not None:
             at = given_as("--hints", whole_numbers, hints)
             found = make_hint_matrix(
-                kernel, problem, dynamic, sizes, configs, spec, load(data), hints=at, ranges=ranges, bundle=bundle
+                kernel,
+                problem,
+                dynamic,
+                sizes,
+                configs,
+                spec,
+                load(data),
+                hints=at,
+                within=within,
+                ranges=ranges,
+                bundle=bundle,
             )
         else:
             found = covered(
-                kernel, problem, dynamic, sizes, configs, device=spec, ranges=ranges, data=data, bundle=bundle
+                kernel,
+                problem,
+                dynamic,
+                sizes,
+                configs,
+                within=within,
+                device=spec,
+                ranges=ranges,
+                data=data,
+                bundle=bundle,
             )
     emit(found, as_json)
 

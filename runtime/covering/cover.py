@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 import statistics
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,10 +15,10 @@ import numpy as np
 
 from ...datasets import DeviceSpec, Family, ForetuneError, KernelConfig, Problem, check_problem_of
 from ...datasets.console.tables import table
-from ...datasets.errors import check_integer, shown
+from ...datasets.errors import check_between, check_integer, shown
 from ...datasets.problem import MOST_SIZE, POINTS_PER_OCTAVE
 from ..arguments import bundle_of, configs_of, family_of
-from .dispatch import best_dispatch
+from .dispatch import Dispatch, best_dispatch, fewest_dispatch
 from .size_losses import SizeLosses, at_size, measured_losses, predicted_losses
 
 if TYPE_CHECKING:
@@ -26,12 +27,20 @@ if TYPE_CHECKING:
 
 #: More kernels than anybody ships for one call, and more ranges than anybody reads.
 MOST_CONFIGS, MOST_RANGES = 16, 256
+#: How many configs, unless it is said how much they may lose.
+CONFIGS = 3
 #: Dynamo compiles a function 8 times at most (`torch._dynamo.config.recompile_limit`), once for each range of a size.
 RANGES = 8
+#: Whoever may lose more wants one config.
+_MOST_LOSS = 100.0
 #: Evenly spaced sizes of a range, beside those that are evenly spaced in their logarithm.
 _EVEN = 64
 #: Each size of a range is asked of `Family.supports`, if there are no more.
 _MOST_CHECKED = 8192
+
+
+#: (losses, weights) -> the dispatch, as in dispatch.py.
+Choose = Callable[[np.ndarray, np.ndarray], Dispatch]
 
 
 @dataclass(frozen=True)
@@ -125,21 +134,24 @@ def make_cover(
     problem: Problem,
     dynamic: str,
     span: Sequence[int],
-    n: int,
+    n: int | None,
     device: DeviceSpec | Path | str,
     *,
-    ranges: int = RANGES,
+    within: float | None = None,
+    ranges: int | None = None,
     sizes: Iterable[int] | None = None,
     configs: Sequence[KernelConfig] | None = None,
     bundle: Bundle | Path | str | None = None,
 ) -> Cover:
-    """The `n` configs that together lose least, as predicted, while the dimension `dynamic` of the problem is anything
-    from `span[0]` to `span[1]`; what it is in `problem` does not matter.
+    """The `n` configs (3 if None) that together lose least, as predicted, while the dimension `dynamic` of the problem
+    is anything from `span[0]` to `span[1]`; what it is in `problem` does not matter. Instead of `n`, `within`: as few
+    configs as lose no more than that at any size, 0.02 for 2 %, at most 16.
 
     The loss is that against the best config of each size, in the mean of its logarithm over `sizes`: how often one is
-    in there is its weight (left out: 8 an octave, and 64 evenly spaced). There are at most `ranges` ranges of sizes,
-    more than `n` where a config is best in several, and each must save 0.01 of log time in all. A size between two of
-    `sizes` runs the config of the larger one, because tiles are rounded up.
+    in there is its weight (left out: 8 an octave, and 64 evenly spaced). There are at most `ranges` ranges of sizes (8
+    if None; with `within` as many as it takes), more than `n` where a config is best in several, and each must save
+    0.01 of log time in all. A size between two of `sizes` runs the config of the larger one, because tiles are rounded
+    up.
 
     Whatever runs at a size, the family supports there (in ranges of more than 8,192 sizes: at those of `sizes`).
 
@@ -147,11 +159,12 @@ def make_cover(
     sizes. `foretune.cover` has an example.
     """
     family, spec = family_of(family), DeviceSpec.find(device)
-    low, high = _checked(family, problem, dynamic, span, n, ranges)
+    low, high = _checked(family, problem, dynamic, span)
+    choose = _chooser(n, within, ranges)
     counts = Counter(_sizes(low, high) if sizes is None else _given_sizes(sizes, low, high))
     space = configs_of(family, spec, configs)
     losses = predicted_losses(family, problem, dynamic, sorted(counts), spec, space, bundle_of(bundle))
-    return _dispatched(family, problem, dynamic, (low, high), losses, counts, n, ranges, spec)
+    return _dispatched(family, problem, dynamic, (low, high), losses, counts, choose, spec)
 
 
 def measured_cover(
@@ -159,19 +172,21 @@ def measured_cover(
     problem: Problem,
     dynamic: str,
     span: Sequence[int],
-    n: int,
+    n: int | None,
     device: DeviceSpec | Path | str,
     data: Dataset,
     *,
-    ranges: int = RANGES,
+    within: float | None = None,
+    ranges: int | None = None,
 ) -> Cover:
     """As `make_cover`, from the times that a dataset has of the problem at sizes within `span`, on that device: chosen
     on the first pass, and the losses are those of the second. Raises `ForetuneError` as it does, and where fewer than
     two sizes were measured."""
     family, spec = family_of(family), DeviceSpec.find(device)
-    low, high = _checked(family, problem, dynamic, span, n, ranges)
+    low, high = _checked(family, problem, dynamic, span)
+    choose = _chooser(n, within, ranges)
     losses = measured_losses(family, problem, dynamic, low, high, spec, data)
-    return _dispatched(family, problem, dynamic, (low, high), losses, Counter(losses.sizes), n, ranges, spec)
+    return _dispatched(family, problem, dynamic, (low, high), losses, Counter(losses.sizes), choose, spec)
 
 
 def _dispatched(
@@ -181,8 +196,7 @@ def _dispatched(
     span: tuple[int, int],
     losses: SizeLosses,
     counts: Counter[int],
-    n: int,
-    ranges: int,
+    choose: Choose,
     device: DeviceSpec,
 ) -> Cover:
     """The dispatch, tried again without what the family refuses between the sizes that were looked at."""
@@ -190,11 +204,12 @@ def _dispatched(
     weights = np.array([counts[size] for size in losses.sizes], dtype=np.float64)
     rows = np.arange(len(losses.sizes))
     while True:
-        found = best_dispatch(first, weights, n, ranges)
-        ends = (*(start for start in found.starts[1:]), len(rows))
-        path = np.repeat(found.columns, np.diff((*found.starts, ends[-1])))
+        found = choose(first, weights)
+        ends = (*found.starts[1:], len(rows))
+        path = found.path(len(rows))
         if not np.isfinite(first[rows, path]).all():
-            raise ForetuneError(f"no {n} configs of {family.name} can run all sizes of {dynamic} from {span[0]}")
+            few = len(set(found.columns))
+            raise ForetuneError(f"no {few} configs of {family.name} can run all sizes of {dynamic} from {span[0]}")
         starts = [span[0], *(losses.sizes[start - 1] + 1 for start in found.starts[1:])]
         lasts = [*(start - 1 for start in starts[1:]), span[1]]
         refused = False
@@ -221,7 +236,21 @@ def _dispatched(
     )
 
 
-def _checked(family: Family, problem: Problem, dynamic: str, span: Any, n: Any, ranges: Any) -> tuple[int, int]:
+def _chooser(n: Any, within: Any, ranges: Any) -> Choose:
+    """Which dispatch is asked for."""
+    if n is not None and within is not None:
+        raise ForetuneError(f"say how many configs, or how much they may lose, but not both: n={n}, within={within}")
+    if ranges is None:
+        ranges = RANGES if within is None else MOST_RANGES
+    ranges = check_integer("ranges", ranges, 1, MOST_RANGES)
+    if within is not None:
+        check_between("within", within, 0.0, _MOST_LOSS)
+        return partial(fewest_dispatch, most=math.log1p(within), n=MOST_CONFIGS, ranges=ranges)
+    n = check_integer("how many configs", CONFIGS if n is None else n, 1, MOST_CONFIGS)
+    return partial(best_dispatch, n=n, ranges=ranges)
+
+
+def _checked(family: Family, problem: Problem, dynamic: str, span: Any) -> tuple[int, int]:
     check_problem_of(family, problem)
     if not isinstance(dynamic, str) or dynamic not in family.dims:
         raise ForetuneError(
@@ -231,10 +260,7 @@ def _checked(family: Family, problem: Problem, dynamic: str, span: Any, n: Any, 
         raise ForetuneError(f"range must be (smallest, largest) size but is {shown(span)}")
     most = family.largest.get(dynamic, MOST_SIZE)
     low = check_integer("the smallest size", span[0], 1, most)
-    high = check_integer("the largest size", span[1], low, most)
-    check_integer("how many configs", n, 1, MOST_CONFIGS)
-    check_integer("ranges", ranges, 1, MOST_RANGES)
-    return low, high
+    return low, check_integer("the largest size", span[1], low, most)
 
 
 def _sizes(low: int, high: int) -> set[int]:

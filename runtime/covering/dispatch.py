@@ -1,4 +1,5 @@
-"""`best_dispatch`: the few configs that lose least over many sizes, and which of them runs at which size."""
+"""`best_dispatch`: the few configs that lose least over many sizes, and which of them runs at which size;
+`fewest_dispatch`: as few as lose no more than so much at any size."""
 
 from __future__ import annotations
 
@@ -18,6 +19,8 @@ LEAST_GAIN = 0.01
 MOST_SETS = 50_000
 #: In place of an infinite loss: more than all finite ones together, and finite so that sums of several compare.
 _HOPELESS = 1e6
+#: What losing more than is allowed at one size costs: more than all that is allowed at all of them.
+_TOO_MUCH = 1e3
 
 
 @dataclass(frozen=True)
@@ -26,6 +29,10 @@ class Dispatch:
 
     starts: tuple[int, ...]  # (n_ranges,) the row of each range's first size
     columns: tuple[int, ...]  # (n_ranges,)
+
+    def path(self, sizes: int) -> NDArray[np.intp]:
+        """The column at each of so many sizes."""
+        return np.repeat(np.array(self.columns, dtype=np.intp), np.diff((*self.starts, sizes)))
 
 
 def best_dispatch(losses: NDArray[np.float64], weights: NDArray[np.float64], n: int, ranges: int) -> Dispatch:
@@ -51,6 +58,27 @@ def best_dispatch(losses: NDArray[np.float64], weights: NDArray[np.float64], n: 
     path = able[list(chosen)][_walk(costs[:, chosen], ranges)[1]]
     starts = [0, *(np.flatnonzero(np.diff(path)) + 1).tolist()]
     return Dispatch(tuple(starts), tuple(int(path[start]) for start in starts))
+
+
+def fewest_dispatch(
+    losses: NDArray[np.float64], weights: NDArray[np.float64], most: float, n: int, ranges: int
+) -> Dispatch:
+    """The dispatch over as few configs as lose no more than `most` at any size, and then least in all; where no `n`
+    configs do, as `best_dispatch` has it. Arguments are as there.
+
+    >>> losses = np.array([[0.0, 0.5, 0.1], [0.0, 0.5, 0.1], [0.5, 0.0, 0.1], [0.5, 0.0, 0.1]])
+    >>> fewest_dispatch(losses, np.ones(4), most=0.2, n=3, ranges=4)
+    Dispatch(starts=(0,), columns=(2,))
+    >>> fewest_dispatch(losses, np.ones(4), most=0.05, n=3, ranges=4)
+    Dispatch(starts=(0, 2), columns=(0, 1))
+    """
+    rows = np.arange(len(losses))
+    judged = np.where(losses > most, losses + _TOO_MUCH, losses)
+    for few in range(1, n + 1):
+        found = best_dispatch(judged, weights, few, ranges)
+        if (losses[rows, found.path(len(rows))] <= most).all():
+            return found
+    return best_dispatch(losses, weights, n, ranges)
 
 
 def _not_dominated(costs: NDArray[np.float64]) -> NDArray[np.intp]:

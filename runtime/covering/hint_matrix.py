@@ -18,7 +18,7 @@ import numpy as np
 from ...datasets import DeviceSpec, Family, ForetuneError, Problem
 from ...datasets.console.tables import table
 from ...datasets.errors import abridged
-from .cover import RANGES, Cover, make_cover, measured_cover
+from .cover import Cover, make_cover, measured_cover
 from .size_losses import SizeLosses, at_size, measured_losses
 
 if TYPE_CHECKING:
@@ -90,27 +90,38 @@ def make_hint_matrix(
     problem: Problem,
     dynamic: str,
     span: Sequence[int],
-    n: int,
+    n: int | None,
     device: DeviceSpec | Path | str,
     data: Dataset,
     *,
     hints: Iterable[int],
-    ranges: int = RANGES,
+    within: float | None = None,
+    ranges: int | None = None,
     bundle: Bundle | Path | str | None = None,
 ) -> HintMatrix:
     """The matrix of a problem's measurements at sizes within `span`: for each hint, which must have been measured, the
-    config that is fastest there; of all hints together the nearest one's; and the covers of `n` configs, predicted
-    without these data (no column where the bundle cannot; `reason` says why) and chosen from them.
+    config that is fastest there; of all hints together the nearest one's; and the covers (as `make_cover` takes `n`,
+    `within` and `ranges`), predicted without these data (no column where the bundle cannot; `reason` says why) and
+    chosen from them.
 
     Raises `ForetuneError` as `measured_cover` does, and for a hint that was not measured.
     """
     spec = DeviceSpec.find(device)
-    of_data = measured_cover(family, problem, dynamic, span, n, spec, data, ranges=ranges)
+    of_data = measured_cover(family, problem, dynamic, span, n, spec, data, within=within, ranges=ranges)
     losses = measured_losses(family, problem, dynamic, int(span[0]), int(span[1]), spec, data)
     predicted: Cover | None = None
     try:
         predicted = make_cover(
-            family, problem, dynamic, span, n, spec, ranges=ranges, configs=losses.configs, bundle=bundle
+            family,
+            problem,
+            dynamic,
+            span,
+            n,
+            spec,
+            within=within,
+            ranges=ranges,
+            configs=losses.configs,
+            bundle=bundle,
         )
     except ForetuneError as error:  # what was measured is worth showing all the same
         reason = f"not predicted ({error})"

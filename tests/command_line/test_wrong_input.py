@@ -83,6 +83,7 @@ def test_an_error_is_one_line_whatever_it_names() -> None:
         ("export sglang --model Grok-1 --out o --format csv", "--format: not taken: sglang is an engine"),
         ("export h200 --format csv --out o --tp 2 --topk 2", "--topk: not taken: h200 is no engine, which are sglang"),
         (f"{COVER} --hints 64", "--hints: what a hint loses is measured: give --data"),
+        (f"{COVER} --configs 3 --within 0.1", "--within: say how many configs, or how much they may lose"),
     ],
 )
 def test_a_dimension_or_dtype_that_a_family_lacks_exits_with_2_and_lists_them(line: str, named: str) -> None:

@@ -75,6 +75,34 @@ def test_fewer_configs_lose_more_and_say_what():
         assert (found.sizes[0], found.sizes[-1]) == (8, 512)
 
 
+def test_as_few_as_lose_no_more_than_is_said():
+    for within in (0.0, 0.05, 0.3, 10.0):
+        found = cover(n=None, within=within)
+        assert found.worst_loss <= within + 1e-9
+        if len(found.configs) > 1:  # one less does not do, wherever it is changed over
+            assert cover(n=len(found.configs) - 1, ranges=256).worst_loss > within
+    assert len(cover(n=None, within=10.0).configs) == 1
+    assert len(cover(n=None, within=0.3).configs) < len(cover(n=None, within=0.0).configs)
+    assert len(cover(n=None).configs) == 3
+
+
+def test_what_cannot_be_held_loses_as_little_as_it_can():
+    found = cover(n=None, within=0.0, ranges=2)
+    assert len(found.choices) == 2
+    assert found.worst_loss > 0
+    assert found.mean_loss == cover(n=16, ranges=2).mean_loss
+
+
+def test_measured_times_are_covered_within_so_much_too(data):
+    found = measured_cover(FakeFamily(), PROBLEM, "rows", (64, 2048), None, DEVICE, data, within=0.02)
+    three = measured_cover(FakeFamily(), PROBLEM, "rows", (64, 2048), None, DEVICE, data)
+    assert found.worst_loss <= 0.03  # chosen on the first pass, and judged on the second
+    assert len(found.configs) >= 1
+    assert len(three.configs) <= 3
+    matrix = make_hint_matrix(FakeFamily(), PROBLEM, "rows", (64, 2048), None, DEVICE, data, hints=[64], within=0.02)
+    assert matrix.measured == found
+
+
 def test_ranges_and_weights_are_heeded():
     assert len(cover(n=3, ranges=2).choices) == 2
     assert cover(n=1, sizes=[16, 16, 16, 16, 128]).configs[0]["BLOCK_M"] == 16
@@ -183,6 +211,9 @@ def test_a_size_that_was_hardly_begun_is_left_out(data):
         ({"n": 0}, "how many configs must be"),
         ({"n": 17}, "how many configs must be"),
         ({"ranges": 0}, "ranges must be"),
+        ({"within": -0.1}, "within must be"),
+        ({"within": "2 %"}, "within must be"),
+        ({"n": 3, "within": 0.02}, "how many configs, or how much they may lose, but not both: n=3, within=0.02"),
         ({"sizes": []}, "sizes must be a list of sizes"),
         ({"sizes": [32]}, "each of sizes must be"),
         ({"configs": []}, "at least one config"),
