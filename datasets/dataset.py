@@ -119,7 +119,7 @@ class Dataset:
         if otherwise.any():
             scan, weights = _filled(scan, _cells(timed[otherwise]))
         first, second = (times.reindex(index=scan.index, columns=scan.columns) for times in confirmed)
-        drift = (((first + second) / 2) / scan).median(axis=1).fillna(1.0)
+        drift = _usual((first + second) / 2 / scan)
         rest = scan.mul(drift, axis=0)
         first, second = first.fillna(rest), second.fillna(rest)
         return Grid(
@@ -226,6 +226,11 @@ def _filled(scan: pd.DataFrame, others: pd.DataFrame) -> tuple[pd.DataFrame, NDA
     for."""
     index, columns = scan.index.union(others.index), scan.columns.union(others.columns)
     scan, others = (cells.reindex(index=index, columns=columns) for cells in (scan, others))
-    scale = (scan / others).median(axis=1).fillna(1.0)
+    scale = _usual(scan / others)
     weights = np.where(scan.isna() & others.notna(), OTHERWISE_TIMED, 1.0)
     return scan.fillna(others.mul(scale, axis=0)), weights
+
+
+def _usual(ratios: pd.DataFrame) -> pd.Series[float]:
+    """The median ratio of each problem; 1 where it has none, as where a run ended before anything was confirmed."""
+    return ratios.dropna(how="all").median(axis=1).reindex(ratios.index).fillna(1.0)

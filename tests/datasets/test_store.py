@@ -56,6 +56,28 @@ def test_the_grid_takes_confirmed_times_and_rescales_the_scan_elsewhere(parts: P
     assert first == second == pytest.approx(expected)
 
 
+def test_a_problem_of_which_nothing_was_confirmed_keeps_its_scan(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And no median is taken of nothing: numpy warns of that, which pandas silences, but not where threads do, too."""
+    asked, median = [], np.nanmedian
+
+    def counted(values, axis=None, **options):
+        asked.append(np.isnan(values).all(axis=axis).any())
+        return median(values, axis=axis, **options)
+
+    monkeypatch.setattr(np, "nanmedian", counted)
+    confirmed, cut = PROBLEMS[:2]
+    writer = Writer(tmp_path, "mine", [H200], {"torch": "2.13.0"}, run_id="r1")
+    writer.append(Case(confirmed, ("Mixtral-8x7B/w2",)), outcomes(confirmed))
+    writer.append(Case(cut, ("Mixtral-8x7B/w2",)), [one for one in outcomes(cut) if one.timing_pass == 1])
+    grid = read(tmp_path).grid("toy")
+    assert grid.first_us[1].tolist() == grid.second_us[1].tolist() == [10.0, 11.0, 12.0, 13.0, 900.0]
+    assert 10.5 in grid.first_us[0]
+    assert asked
+    assert not any(asked)
+
+
 def test_noise_is_what_the_best_of_one_pass_loses_in_the_other(parts: Path) -> None:
     grid = replace(
         read(parts).grid("toy").select([0, 1]),
