@@ -16,7 +16,7 @@ from ...datasets.feature_groups import FeatureGroup, joined
 from ...model.configs_memo import remembered
 from ..config_table import L2_OVER_DRAM, ConfigTable, Floats, alignment
 from ..sm_limits import accumulator_registers
-from .layouts import FLAGS, output_dtype, row_lengths
+from .layouts import FLAGS, LAYOUTS, output_dtype, row_lengths
 from .smem import resident_programs, smem_bytes
 
 # float32 is multiplied as tf32, which every tensor core since Ampere does at half the rate of 16 bits.
@@ -38,6 +38,7 @@ _PROBLEM_FEATURES = (
     "fp32",
     "int8",
     *FLAGS,
+    "tf32_across",
     "sm_count",
     "flops_per_byte_limit",
     "a_alignment",
@@ -113,6 +114,9 @@ def feature_groups(problem: Problem, device: DeviceSpec, configs: Sequence[Kerne
         problem.dtype == "fp32",
         problem.dtype == "int8",
         *(flag in problem.flags for flag in FLAGS),
+        # Operands that the tensor cores' asynchronous products cannot read as they lie: those take 16 bits transposed,
+        # and no more (PTX ISA, wgmma: imm-trans-a and imm-trans-b). Without it trees must find three flags together.
+        sum(flag in problem.flags for flag in LAYOUTS) * (problem.dtype == "fp32"),
         device.sm_count,
         matrix_tflops * 1e3 / device.copy_bandwidth_gbs,
         *(alignment(problem[dim]) for dim in row_lengths(problem)),

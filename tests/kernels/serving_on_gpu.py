@@ -84,6 +84,8 @@ def searched(engine: str, layers: dict[str, Layer], batches: list[int], out: Pat
     ]
     print(json.dumps(collect_on_gpus(families, cases, out, plan="exhaustive", budget_s=budget_s).to_json()), flush=True)
     times: dict = defaultdict(dict)
+    if not (out / "dataset.json").exists():  # there was no time for a single case
+        return {}
     dataset = load(out)
     for family in families:
         if family.name in dataset.families:
@@ -170,7 +172,7 @@ def main() -> None:
     parser.add_argument("--engine", choices=ENGINES, default="sglang")
     parser.add_argument("--budget", type=float, default=420.0, help="seconds to collect for")
     parser.add_argument("--data", type=Path, help="what `collect` measured")
-    parser.add_argument("--search", type=float, default=240.0, help="seconds for the whole space")
+    parser.add_argument("--search", type=float, default=240.0, help="seconds for the whole space; 0: not searched")
     parser.add_argument("--batches", type=int, nargs="+", default=[64, 2048])
     parser.add_argument("--deadline", type=float, default=440.0, help="no layer is begun after so many seconds")
     arguments = parser.parse_args()
