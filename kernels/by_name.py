@@ -138,6 +138,7 @@ def cover(
     configs: Sequence[KernelConfig] | None = None,
     data: Dataset | Path | str | None = None,
     bundle: Bundle | Path | str | None = None,
+    measure: bool = False,
 ) -> Cover:
     """The `n` configs (left out: 3) that together lose least over a `range` of sizes of a dimension that is only known
     at run time, or with `within` as few as lose no more than that at any size (0.02 for 2 %); and the dispatch table
@@ -149,10 +150,11 @@ def cover(
     its weight), or by the measured times in `data`: a dataset, its folder, or the name of a shipped one, with the
     problem at several sizes. What `dynamic` is in the problem does not matter. `device` is a spec, the name of a
     shipped one, or a spec's file (left out: this GPU); `configs` narrows the choice to these, `bundle` replaces the
-    shipped one.
+    shipped one. With `measure` the two that are predicted to be best at each size are timed at all of them, on this
+    GPU, and the choice is among them by these times.
 
     Raises `ForetuneError` for what is none of that, where nothing is predicted, where `data` has fewer than two sizes,
-    and where no `n` configs can run all of them.
+    where no `n` configs can run all of them, and where none that was timed ran.
 
     >>> from foretune import Problem
     >>> layer = Problem.of("grouped_gemm_fwd", groups=64, rows=1, n=2048, k=1024)
@@ -178,8 +180,10 @@ def cover(
             sizes=sizes,
             configs=configs,
             bundle=bundle,
+            measure=measure,
         )
-    if given := [name for name, one in (("sizes", sizes), ("configs", configs), ("bundle", bundle)) if one is not None]:
+    predicting = {"sizes": sizes, "configs": configs, "bundle": bundle, "measure": measure or None}
+    if given := [name for name, one in predicting.items() if one is not None]:
         raise ForetuneError(f"{given[0]} is for predictions, but with data nothing is predicted")
     return measured_cover(found, problem, dynamic, range, n, spec, _dataset(data), within=within, ranges=ranges)
 

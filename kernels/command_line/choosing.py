@@ -145,6 +145,12 @@ def cover(
             autocompletion=dataset_names,
         ),
     ] = None,
+    measure: Annotated[
+        bool,
+        typer.Option(
+            "--measure", help="Time those predicted to be best at each size on this machine's GPU, and choose by that."
+        ),
+    ] = False,
     hints: Annotated[
         str | None,
         typer.Option(
@@ -159,7 +165,8 @@ def cover(
 ) -> None:
     """Print the few configs that together lose least over a range of a dynamic dimension, and which runs when.
 
-    The family's other dimensions and its flags are options of their own, as for predict. Needs no GPU.
+    The family's other dimensions and its flags are options of their own, as for predict. Needs no GPU but with
+    --measure.
     """
     from ...datasets import load
     from ...runtime.covering import make_hint_matrix
@@ -167,6 +174,8 @@ def cover(
 
     if configs is not None and within is not None:
         raise typer.BadParameter("say how many configs, or how much they may lose", param_hint="--within")
+    if measure and data is not None:
+        raise typer.BadParameter("the times are those of --data", param_hint="--measure")
     if hints is not None and data is None:
         raise typer.BadParameter("what a hint loses is measured: give --data", param_hint="--hints")
     kernel = find_family(family)
@@ -207,6 +216,7 @@ def cover(
                 ranges=ranges,
                 data=data,
                 bundle=bundle,
+                measure=measure,
             )
     emit(found, as_json)
 

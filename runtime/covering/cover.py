@@ -13,13 +13,15 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ...datasets import DeviceSpec, Family, ForetuneError, KernelConfig, Problem, check_problem_of
+from ...datasets import DeviceSpec, Family, ForetuneError, KernelConfig, Measurable, Problem, check_problem_of
 from ...datasets.console.tables import table
 from ...datasets.errors import check_between, check_integer, shown
 from ...datasets.problem import MOST_SIZE, POINTS_PER_OCTAVE
 from ..arguments import bundle_of, configs_of, family_of
+from ..current_device import device_here
 from .dispatch import Dispatch, best_dispatch, fewest_dispatch
 from .size_losses import SizeLosses, at_size, measured_losses, predicted_losses
+from .timed_losses import timed_losses
 
 if TYPE_CHECKING:
     from ...datasets.dataset import Dataset
@@ -142,6 +144,7 @@ def make_cover(
     sizes: Iterable[int] | None = None,
     configs: Sequence[KernelConfig] | None = None,
     bundle: Bundle | Path | str | None = None,
+    measure: bool = False,
 ) -> Cover:
     """The `n` configs (3 if None) that together lose least, as predicted, while the dimension `dynamic` of the problem
     is anything from `span[0]` to `span[1]`; what it is in `problem` does not matter. Instead of `n`, `within`: as few
@@ -155,15 +158,22 @@ def make_cover(
 
     Whatever runs at a size, the family supports there (in ranges of more than 8,192 sizes: at those of `sizes`).
 
-    Raises `ForetuneError` for what is none of that, where nothing is predicted, and where no `n` configs can run all
-    sizes. `foretune.cover` has an example.
+    With `measure`, the two configs that are predicted to be best at each size are timed at all of them, on the current
+    device, which must be `device`; they are chosen from by one pass over them, and the losses are those of another,
+    against the best of them.
+
+    Raises `ForetuneError` for what is none of that, where nothing is predicted, where no `n` configs can run all sizes,
+    and where none ran at one. `foretune.cover` has an example.
     """
     family, spec = family_of(family), DeviceSpec.find(device)
     low, high = _checked(family, problem, dynamic, span)
     choose = _chooser(n, within, ranges)
     counts = Counter(_sizes(low, high) if sizes is None else _given_sizes(sizes, low, high))
     space = configs_of(family, spec, configs)
+    kernel = _measurable_here(family, spec) if measure else None
     losses = predicted_losses(family, problem, dynamic, sorted(counts), spec, space, bundle_of(bundle))
+    if kernel is not None:
+        losses = timed_losses(kernel, problem, dynamic, losses, spec)
     return _dispatched(family, problem, dynamic, (low, high), losses, counts, choose, spec)
 
 
@@ -234,6 +244,15 @@ def _dispatched(
         device=device.name,
         reason=losses.reason,
     )
+
+
+def _measurable_here(family: Family, device: DeviceSpec) -> Measurable:
+    """The family, where it can be timed on that device."""
+    if not isinstance(family, Measurable):
+        raise ForetuneError(f"{family.name} only predicts: what is timed must be a Measurable family")
+    if device.name != (here := device_here().name):
+        raise ForetuneError(f"what is timed runs on the current device, {here}, and not on {device.name}")
+    return family
 
 
 def _chooser(n: Any, within: Any, ranges: Any) -> Choose:

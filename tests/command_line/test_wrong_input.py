@@ -84,6 +84,7 @@ def test_an_error_is_one_line_whatever_it_names() -> None:
         ("export h200 --format csv --out o --tp 2 --topk 2", "--topk: not taken: h200 is no engine, which are sglang"),
         (f"{COVER} --hints 64", "--hints: what a hint loses is measured: give --data"),
         (f"{COVER} --configs 3 --within 0.1", "--within: say how many configs, or how much they may lose"),
+        (f"{COVER} --data h200 --measure", "--measure: the times are those of --data"),
     ],
 )
 def test_a_dimension_or_dtype_that_a_family_lacks_exits_with_2_and_lists_them(line: str, named: str) -> None:

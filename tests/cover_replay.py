@@ -1,0 +1,96 @@
+"""`python tests/cover_replay.py`: what `foretune.cover(..., measure=True)` would choose, where what it times is looked
+up in h200_cover: of two layers all configs, in two passes, at every 64 sizes. A row for each number of candidates;
+losses are against the best of all configs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from types import SimpleNamespace
+from unittest.mock import patch
+
+import numpy as np
+from foretune.datasets import DeviceSpec, Problem, load
+from foretune.kernels import find_measurable
+from foretune.runtime.covering import Cover, cover, make_cover, timed_losses
+from foretune.runtime.covering.size_losses import SizeLosses, measured_losses
+
+#: Family -> (its dynamic dimension, the others).
+LAYERS = {
+    "matmul": ("m", {"batch": 1, "n": 4096, "k": 4096}),
+    "grouped_gemm_fwd": ("rows", {"groups": 8, "n": 4096, "k": 4096}),
+}
+H200 = DeviceSpec.named("h200")
+
+
+@dataclass
+class Replay:
+    """A measured layer, and how often what was looked up."""
+
+    name: str
+
+    def __post_init__(self):
+        self.dynamic, others = LAYERS[self.name]
+        self.family, self.data = find_measurable(self.name), load("h200_cover")
+        self.problem = Problem.of(self.name, dtype="bf16", **others, **{self.dynamic: 64})
+        self.known: SizeLosses = measured_losses(self.family, self.problem, self.dynamic, 64, 4096, H200, self.data)
+        self.broken: set[object] = set()  # configs that cannot be launched
+        self.compiled: list[object] = []
+        self.timed: list[tuple[int, object]] = []
+        grid = self.data.grid(self.name)
+        rows = {case.problem[self.dynamic]: row for row, case in enumerate(grid.cases)}
+        self._times = {
+            (size, config): (grid.first_us[row, column], grid.second_us[row, column])
+            for size, row in rows.items()
+            for column, config in enumerate(grid.configs)
+        }
+
+    def cover(self, **options) -> Cover:
+        """By `make_cover` with `measure`."""
+
+        def launch(inputs, config):
+            if config in self.broken or not np.isfinite(self._times[inputs[self.dynamic], config][0]):
+                raise RuntimeError("out of resource: shared memory")
+            return inputs[self.dynamic], config
+
+        def time(launched):
+            size, config = launched()
+            self.timed.append((size, config))
+            return SimpleNamespace(time_us=self._times[size, config][self.timed.count((size, config)) - 1])
+
+        with (
+            patch.object(type(self.family), "inputs", lambda family, problem, device: problem),
+            patch.object(type(self.family), "launch", lambda family, inputs, config: launch(inputs, config)),
+            patch.object(type(self.family), "compile", lambda family, config, problem: self.compiled.append(config)),
+            patch.object(timed_losses, "Timer", lambda: SimpleNamespace(time=time)),
+            patch.object(cover, "device_here", lambda: H200),
+        ):
+            span = (64, 4096)
+            sizes = self.known.sizes
+            return make_cover(
+                self.family, self.problem, self.dynamic, span, None, H200, sizes=sizes, measure=True, **options
+            )
+
+    def losses(self, found: Cover) -> np.ndarray:
+        """What the cover loses at each size against the best of all configs, in the second pass."""
+        columns = [self.known.configs.index(found.config_for(size)) for size in self.known.sizes]
+        return np.expm1(self.known.second[np.arange(len(columns)), columns])
+
+
+def main() -> None:
+    print(f"{'':18} of each size: configs timed   chosen  ranges    mean   worst  sizes within 2 %")
+    for name in LAYERS:
+        for candidates in (1, 2, 4, 8):
+            for options in ({}, {"within": 0.02}):
+                replay = Replay(name)
+                with patch.object(timed_losses, "CANDIDATES", candidates):
+                    found = replay.cover(**options)
+                lost = replay.losses(found)
+                timed = len({config for _, config in replay.timed})
+                print(
+                    f"{name:18} {candidates:12} {timed:14} {len(found.configs):8} {len(found.choices):7} "
+                    f"{100 * lost.mean():7.2f} {100 * lost.max():7.1f} {(lost <= 0.02).sum():8}"
+                )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,71 @@
+"""Covers that time what is predicted: what is timed is looked up in h200_cover (see cover_replay.py)."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+import torch
+from cover_replay import Replay
+from fakes import DEVICE, FakeFamily
+from foretune.datasets import DeviceSpec, ForetuneError, Problem
+from foretune.kernels import by_name, find_measurable
+from foretune.runtime.covering import cover, make_cover
+
+
+def test_fifteen_configs_are_timed_and_those_chosen_lose_two_per_cent_nowhere():
+    replay = Replay("matmul")
+    found = replay.cover(within=0.02)
+    assert (replay.losses(found) <= 0.02).all()
+    assert 1 < len(found.configs) <= 8
+    timed = {config for _, config in replay.timed}
+    assert len(timed) <= 2 * len(found.sizes) / 4  # neighbours share their best ones
+    assert set(found.configs) <= timed
+    assert set(Counter(replay.timed).values()) == {2}  # once in each pass
+    half = len(replay.timed) // 2
+    assert replay.timed[:half] == replay.timed[half:]  # the second begins when the first is through
+    assert Counter(replay.compiled).most_common(1)[0][1] == 1  # each binary, which serves every size
+    assert f"timed here, the {len(timed)} configs" in found.reason
+
+
+def test_what_cannot_be_launched_is_not_chosen():
+    whole = Replay("matmul")
+    chosen = whole.cover(within=0.02).configs
+    replay = Replay("matmul")
+    replay.broken = set(chosen[:2])
+    found = replay.cover(within=0.02)
+    assert not replay.broken & set(found.configs)
+    assert not replay.broken & {config for _, config in replay.timed}
+
+
+def test_where_nothing_runs_its_reason_is_said():
+    replay = Replay("matmul")
+    replay.broken = set(replay.known.configs)
+    with pytest.raises(ForetuneError, match=r"none of \d+ configs of matmul ran .*m=64.*: .*out of resource"):
+        replay.cover()
+
+
+def test_only_what_can_run_here_is_timed(monkeypatch):
+    class Predicts(FakeFamily):
+        pass
+
+    problem = Problem.of("matmul", batch=1, m=1, n=64, k=64)
+    monkeypatch.setattr(cover, "device_here", lambda: DeviceSpec.named("h100"))
+    with pytest.raises(ForetuneError, match=r"on the current device, NVIDIA H100 80GB HBM3, and not on NVIDIA H200"):
+        make_cover(find_measurable("matmul"), problem, "m", (1, 64), None, "h200", measure=True)
+    monkeypatch.setattr(cover, "Measurable", str)
+    with pytest.raises(ForetuneError, match="fake only predicts: what is timed must be a Measurable family"):
+        make_cover(
+            Predicts(), Problem.of("fake", groups=1, n=8, k=8, rows=8), "rows", (1, 8), None, DEVICE, measure=True
+        )
+    with pytest.raises(ForetuneError, match="measure is for predictions"):
+        by_name.cover("matmul", problem, "m", (64, 4096), device="h200", data="h200_cover", measure=True)
+
+
+@pytest.mark.gpu
+def test_on_a_gpu_a_cover_loses_little_of_what_it_timed():
+    problem = Problem.of("matmul", batch=1, m=1, n=4096, k=4096)
+    found = by_name.cover("matmul", problem, "m", (64, 1024), within=0.05, sizes=range(64, 1025, 64), measure=True)
+    assert found.device == torch.cuda.get_device_name() or found.device in torch.cuda.get_device_name()
+    assert found.worst_loss <= 0.1  # chosen on one pass, and judged on another
+    assert "timed here" in found.reason
