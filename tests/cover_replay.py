@@ -11,7 +11,7 @@ from unittest.mock import patch
 import numpy as np
 from foretune.datasets import DeviceSpec, Problem, load
 from foretune.kernels import find_measurable
-from foretune.runtime.covering import Cover, cover, make_cover, timed_losses
+from foretune.runtime.covering import Cover, candidates, cover, make_cover
 from foretune.runtime.covering.size_losses import SizeLosses, measured_losses
 
 #: Family -> (its dynamic dimension, the others).
@@ -61,7 +61,7 @@ class Replay:
             patch.object(type(self.family), "inputs", lambda family, problem, device: problem),
             patch.object(type(self.family), "launch", lambda family, inputs, config: launch(inputs, config)),
             patch.object(type(self.family), "compile", lambda family, config, problem: self.compiled.append(config)),
-            patch.object(timed_losses, "Timer", lambda: SimpleNamespace(time=time)),
+            patch.object(candidates, "Timer", lambda: SimpleNamespace(time=time)),
             patch.object(cover, "device_here", lambda: H200),
         ):
             span = (64, 4096)
@@ -79,15 +79,15 @@ class Replay:
 def main() -> None:
     print(f"{'':18} of each size: configs timed   chosen  ranges    mean   worst  sizes within 2 %")
     for name in LAYERS:
-        for candidates in (1, 2, 4, 8):
+        for each in (1, 2, 4, 8):
             for options in ({}, {"within": 0.02}):
                 replay = Replay(name)
-                with patch.object(timed_losses, "CANDIDATES", candidates):
+                with patch.object(candidates, "CANDIDATES", each):
                     found = replay.cover(**options)
                 lost = replay.losses(found)
                 timed = len({config for _, config in replay.timed})
                 print(
-                    f"{name:18} {candidates:12} {timed:14} {len(found.configs):8} {len(found.choices):7} "
+                    f"{name:18} {each:12} {timed:14} {len(found.configs):8} {len(found.choices):7} "
                     f"{100 * lost.mean():7.2f} {100 * lost.max():7.1f} {(lost <= 0.02).sum():8}"
                 )
 

@@ -19,9 +19,9 @@ from ...datasets.errors import check_between, check_integer, shown
 from ...datasets.problem import MOST_SIZE, POINTS_PER_OCTAVE
 from ..arguments import bundle_of, configs_of, family_of
 from ..current_device import device_here
+from .candidates import timed_losses
 from .dispatch import Dispatch, best_dispatch, fewest_dispatch
 from .size_losses import SizeLosses, at_size, measured_losses, predicted_losses
-from .timed_losses import timed_losses
 
 if TYPE_CHECKING:
     from ...datasets.dataset import Dataset
@@ -218,8 +218,10 @@ def _dispatched(
         ends = (*found.starts[1:], len(rows))
         path = found.path(len(rows))
         if not np.isfinite(first[rows, path]).all():
-            few = len(set(found.columns))
-            raise ForetuneError(f"no {few} configs of {family.name} can run all sizes of {dynamic} from {span[0]}")
+            raise ForetuneError(
+                f"no so few configs of {family.name}, in so few ranges, can run all sizes of {dynamic} from {span[0]}: "
+                "allow more"
+            )
         starts = [span[0], *(losses.sizes[start - 1] + 1 for start in found.starts[1:])]
         lasts = [*(start - 1 for start in starts[1:]), span[1]]
         refused = False
