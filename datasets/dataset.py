@@ -233,4 +233,5 @@ def _filled(scan: pd.DataFrame, others: pd.DataFrame) -> tuple[pd.DataFrame, NDA
 
 def _usual(ratios: pd.DataFrame) -> pd.Series[float]:
     """The median ratio of each problem; 1 where it has none, as where a run ended before anything was confirmed."""
-    return ratios.dropna(how="all").median(axis=1).reindex(ratios.index).fillna(1.0)
+    known: pd.Series[float] = ratios.dropna(how="all").median(axis=1)
+    return known.reindex(ratios.index).fillna(1.0)
