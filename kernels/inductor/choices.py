@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from ...datasets import KernelConfig, Problem, torch_dtype
 from .. import find_family
+from .matmul import TF32
 
 if TYPE_CHECKING:
     from torch._inductor.kernel_inputs import MMKernelInputs
@@ -31,14 +32,16 @@ MM_TEMPLATES = {
     "triton::scaled_mm_device_tma_main_loop_scaling": 1,
     "triton::blackwell_ws_persistent_device_tma": 1,
 }
+#: What tells a template to round float32 operands.
+ALLOW_TF32 = "ALLOW_TF32"
 #: What the ops of these templates are called that have an operand to be added.
 _WITH_BIAS = ("addmm", "baddbmm")
 _PAIR = re.compile(r"(\w+)=([^,]+)")
 
 
-def mm_problem(inputs: MMKernelInputs, op: str, hint: int | None = None) -> Problem | None:
-    """The problem of one lowering of mm or its kin; `hint` is what unknown sizes count as where Inductor lists choices
-    for several."""
+def mm_problem(inputs: MMKernelInputs, op: str, tf32: bool, hint: int | None = None) -> Problem | None:
+    """The problem of one lowering of mm or its kin, of which `tf32` says how float32 is multiplied; `hint` is what
+    unknown sizes count as where Inductor lists choices for several."""
     a, b = inputs.mat1mat2()
     if (dtype := _dtype_name(a.get_dtype(), "inductor_mm")) is None:
         return None
@@ -46,7 +49,14 @@ def mm_problem(inputs: MMKernelInputs, op: str, hint: int | None = None) -> Prob
     flags = [flag for flag, node in (("a_transposed", a), ("b_transposed", b)) if _is_transposed(node)]
     if any(op.startswith(name) for name in _WITH_BIAS):
         flags.append("bias")
+    if tf32 and dtype == "fp32":
+        flags.append(TF32)
     return Problem.of("inductor_mm", dtype=dtype, flags=tuple(flags), batch=math.prod(batch), m=m, n=n, k=k)
+
+
+def multiplies_as_tf32(choice: KernelTemplateChoice) -> bool:
+    """Whether the template of a choice of mm and its kin is told to round float32."""
+    return bool((choice.params.to_kwargs() | choice.extra_kwargs).get(ALLOW_TF32, False))
 
 
 def mm_config(choice: KernelTemplateChoice) -> KernelConfig | None:

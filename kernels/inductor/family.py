@@ -55,6 +55,10 @@ class InductorTemplate(Family):
     def smem_bytes(self, config: KernelConfig, problem: Problem) -> int:
         """Shared memory that one program needs: what is in flight."""
 
+    def multiplied_as(self, problem: Problem) -> str:
+        """The dtype that decides how fast products are: that of the operands, or "tf32"."""
+        return problem.dtype_name
+
     def kin(self, problem: Problem, configs: Sequence[KernelConfig]) -> tuple[Problem, list[KernelConfig]] | None:
         """The same work as a family of ours has it, and each config by that one's knobs, where there is such a family:
         what a bundle learned of its kernel says more than an estimate."""
@@ -93,7 +97,7 @@ class InductorTemplate(Family):
         from .pipeline import predict
 
         loop = self.loop(problem, columns_of(self.knobs, configs))
-        return predict(loop, device, dtype=problem.dtype_name, least_bytes=self.bytes(problem))
+        return predict(loop, device, dtype=self.multiplied_as(problem), least_bytes=self.bytes(problem))
 
     def estimate_us(self, problem: Problem, device: DeviceSpec, configs: Sequence[KernelConfig]) -> NDArray[np.float64]:
         return self.predict(problem, device, configs).time_us

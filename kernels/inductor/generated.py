@@ -21,6 +21,8 @@ from unittest.mock import patch
 from ...datasets import DeviceSpec, ForetuneError, KernelConfig, Problem, torch_dtype
 from ...runtime.launching.kernel import Kernel
 from ...runtime.launching.stub_driver import stubbed
+from .choices import ALLOW_TF32
+from .matmul import TF32
 
 if TYPE_CHECKING:
     import torch
@@ -147,7 +149,11 @@ def _generate(problem: Problem, config: KernelConfig, graph: Any, inputs: Any) -
             listed = next((choice for choices in template_choices.values() for choice in choices), None)
             if listed is None:
                 return []
-            listed.params = type(listed.params)(listed.params.to_kwargs() | _filled(problem, config))
+            filled, more = listed.params.to_kwargs() | _filled(problem, config), dict(listed.extra_kwargs)
+            for given in (filled, more):  # where it stands depends on the version
+                if ALLOW_TF32 in given:
+                    given[ALLOW_TF32] = TF32 in problem.flags
+            listed.params, listed.extra_kwargs = type(listed.params)(filled), more
             return [listed]
 
     template, op, overrides = _template(problem, config)

@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 
 #: Accumulators and a few more is what a thread has registers for; Inductor leaves out what is sure to spill.
 _MOST_ACCUMULATORS = 255
+#: The flag of float32 products that are multiplied as TF32.
+TF32 = "tf32"
 #: A warp computes 16 x 16 accumulators at least.
 _LEAST_TILE = 256
 #: TMA moves rows of multiples of 16 bytes.
@@ -36,13 +38,14 @@ class InductorMMFamily(InductorTemplate):
     """y = a @ b, with a (batch, m, k) and b (batch, k, n); float8 operands have a scale a row and a column.
 
     Flags: "bias" (addmm and baddbmm: a row of y is added), "a_transposed" and "b_transposed" (the operand's rows are
-    apart by 1, its columns by its length). PERSISTENT_TMA=1 is the template whose programs stay, and load through TMA,
-    0 the one with a program a tile.
+    apart by 1, its columns by its length), "tf32" (float32 is rounded to TF32 and multiplied by matrix units, as torch
+    does after `torch.set_float32_matmul_precision("high")`; without it products are exact). PERSISTENT_TMA=1 is the
+    template whose programs stay, and load through TMA, 0 the one with a program a tile.
     """
 
     name = "inductor_mm"
     dims = ("batch", "m", "n", "k")
-    flags = ("a_transposed", "b_transposed", "bias")
+    flags = ("a_transposed", "b_transposed", "bias", TF32)
     tiles: ClassVar[Mapping[str, str]] = {"BLOCK_M": "m", "BLOCK_N": "n", "BLOCK_K": "k"}
     values: ClassVar[Mapping[str, tuple[int, ...]]] = {
         "BLOCK_M": (16, 32, 64, 128, 256),
@@ -83,6 +86,8 @@ class InductorMMFamily(InductorTemplate):
             return reason
         if unknown := [flag for flag in problem.flags if flag not in self.flags]:
             return f"flag {unknown[0]} is not one of {', '.join(self.flags)}"
+        if TF32 in problem.flags and problem.dtype != "fp32":
+            return f"flag {TF32} is of fp32, not of {problem.dtype_name}"
         if min(size for _, size in problem.dims) < 1:
             return f"all dimensions must be >= 1 but are {problem}"
         for knob, dim in self.tiles.items():
@@ -113,7 +118,7 @@ class InductorMMFamily(InductorTemplate):
         if problem.dtype == "fp8e4m3":
             same = Problem.of("scaled_gemm", dtype="fp8e4m3", flags=("rowwise",), m=m, n=n, k=k)
             more, tma = {"SWAP_AB": 0}, ["TMA_LOAD", "TMA_STORE"]
-        elif problem.dtype in ("bf16", "fp16"):  # its fp32 are TF32, and Inductor's are not
+        elif not _is_exact(problem):
             turned = {"a_km": "a_transposed" in problem.flags, "b_kn": "b_transposed" not in problem.flags}
             flags = tuple(flag for flag, is_set in {**turned, "bias": "bias" in problem.flags}.items() if is_set)
             same = Problem.of("matmul", dtype=problem.dtype, flags=flags, batch=problem["batch"], m=m, n=n, k=k)
@@ -149,12 +154,15 @@ class InductorMMFamily(InductorTemplate):
             step_flops=2 * block_m * block_n * block_k,
             step_bytes=(block_m + block_n) * block_k * problem.itemsize,
             tile_bytes=block_m * block_n * max(problem.itemsize, 2),
-            accumulators=block_m * block_n + (_held(knobs) if problem.dtype == "fp32" else 0),
+            accumulators=block_m * block_n + (_held(knobs) if _is_exact(problem) else 0),
             smem_bytes=_smem_bytes(problem, knobs),
             warps=knobs["num_warps"],
             stages=knobs["num_stages"],
             is_persistent=knobs["PERSISTENT_TMA"],
         )
+
+    def multiplied_as(self, problem: Problem) -> str:
+        return TF32 if TF32 in problem.flags else problem.dtype_name
 
     def flops(self, problem: Problem) -> float:
         return 2.0 * problem["batch"] * problem["m"] * problem["n"] * problem["k"]
@@ -163,6 +171,11 @@ class InductorMMFamily(InductorTemplate):
         m, n, k = problem["m"], problem["n"], problem["k"]
         elements = problem.itemsize * (m + n) * k + max(problem.itemsize, 2) * m * n
         return float(problem["batch"] * elements)
+
+
+def _is_exact(problem: Problem) -> bool:
+    """Whether no matrix unit multiplies it."""
+    return problem.dtype == "fp32" and TF32 not in problem.flags
 
 
 def _held(knobs: Mapping[str, Column]) -> Column:

@@ -107,8 +107,8 @@ def predict(loop: TiledLoop, device: DeviceSpec, *, dtype: str, least_bytes: flo
 
 
 def matrix_flops_per_us(device: DeviceSpec, dtype: str) -> float:
-    """The rate of the matrix units: measured where the spec has it, else 8-bit types twice as fast as bf16 and float32,
-    which is not rounded to TF32 unless somebody asks, a sixteenth of it (H100 whitepaper: 1979, 990 and 67 TFLOP/s)."""
+    """The rate of the matrix units: measured where the spec has it, else 8-bit types twice as fast as bf16, TF32 half
+    as fast, and float32 that is not rounded to it a sixteenth (H100 whitepaper: 1979, 990, 495 and 67 TFLOP/s)."""
     known = dict(device.matrix_tflops_by_dtype).get(dtype)
-    share = 1 / 16 if dtype == "fp32" else 1.0
+    share = {"tf32": 1 / 2, "fp32": 1 / 16}.get(dtype, 1.0)
     return 1e6 * (device.matrix_tflops_of(dtype) * share if known is None else known)

@@ -73,10 +73,13 @@ class Limits:
     def of_templates(self, choices: Sequence[Any], inputs: Any, op: str) -> list[Any]:
         """Of the `KernelTemplateChoice`s of one lowering those that go through: what has no tile (ATen, decompose-k)
         as it is, then the fastest. Where Inductor lists choices for several hints of a size, so many of each."""
-        from ..inductor.choices import mm_config, mm_problem
+        from ..inductor.choices import mm_config, mm_problem, multiplies_as_tf32
 
         hints = [choice.params.to_kwargs().get("hint_override") for choice in choices]
-        return self._limited(choices, [mm_config(choice) for choice in choices], hints, partial(mm_problem, inputs, op))
+        configs = [mm_config(choice) for choice in choices]
+        with_tile = [choice for choice, config in zip(choices, configs, strict=True) if config is not None]
+        tf32 = any(map(multiplies_as_tf32, with_tile))
+        return self._limited(choices, configs, hints, partial(mm_problem, inputs, op, tf32))
 
     def of_callers(self, choices: Sequence[Any]) -> list[Any]:
         """The same of choices whose code is generated already."""

@@ -27,6 +27,7 @@ class TestMM(FamilyContract):
             product(40, 96, 64, dtype="fp16", flags=("b_transposed", "bias")),
             product(17, 33, 70, batch=3),
             product(64, 64, 96, dtype="fp8e4m3", flags=("b_transposed",)),
+            product(64, 512, 512, dtype="fp32", flags=("tf32",)),
         ]
 
     def test_cases_follow_their_seed_and_their_limits(self, monkeypatch):
@@ -131,9 +132,11 @@ def test_a_product_is_that_of_our_own_gemm_and_its_configs_are_by_that_ones_knob
     assert linear == Problem.of("matmul", flags=("bias",), batch=2, m=64, n=256, k=512)
     turned, _ = MM.kin(product(64, 256, 512, dtype="fp16", flags=("a_transposed",)), pair)
     assert turned == Problem.of("matmul", dtype="fp16", flags=("a_km", "b_kn"), batch=1, m=64, n=256, k=512)
+    tf32, ours_tf32 = MM.kin(product(64, 256, 512, dtype="fp32", flags=("b_transposed", "tf32")), pair)
+    assert tf32 == Problem.of("matmul", dtype="fp32", batch=1, m=64, n=256, k=512)
     fp8, ours_fp8 = MM.kin(product(64, 256, 512, dtype="fp8e4m3", flags=("b_transposed",)), pair)
     assert fp8 == Problem.of("scaled_gemm", dtype="fp8e4m3", flags=("rowwise",), m=64, n=256, k=512)
-    for same, configs in ((linear, ours), (turned, ours), (fp8, ours_fp8)):
+    for same, configs in ((linear, ours), (turned, ours), (tf32, ours_tf32), (fp8, ours_fp8)):
         family = find_family(same.family)
         assert [family.supports(config, same, H200) for config in configs] == [None, None]
         assert [config["PROGRAMS_PER_SM"] for config in configs] == [0, 1]
@@ -155,9 +158,20 @@ def test_on_an_arch_that_nothing_was_learned_on_the_estimate_ranks():
 def test_exact_float32_products_want_operands_that_registers_hold():
     knobs = {"BLOCK_M": 64, "BLOCK_N": 256, "BLOCK_K": 32, "GROUP_M": 8, "num_warps": 4, "num_stages": 4}
     small, large = KernelConfig.of(**knobs, PERSISTENT_TMA=0), KernelConfig.of(**knobs, PERSISTENT_TMA=1)
-    for dtype in ("fp32", "bf16"):
-        us = MM.estimate_us(product(16384, 8192, 2560, dtype=dtype, flags=("b_transposed",)), H200, [small, large])
-        assert bool(us[1] > 3 * us[0]) is (dtype == "fp32")
+    times = {}
+    for dtype, flags in (("fp32", ()), ("fp32", ("tf32",)), ("bf16", ())):
+        problem = product(16384, 8192, 2560, dtype=dtype, flags=("b_transposed", *flags))
+        times[dtype, flags] = us = MM.estimate_us(problem, H200, [small, large])
+        assert bool(us[1] > 3 * us[0]) is (dtype == "fp32" and not flags)
+    assert (times["fp32", ("tf32",)] > times["bf16", ()]).all()
+    assert (times["fp32", ("tf32",)] < times["fp32", ()] / 4).all()
+
+
+def test_only_float32_is_rounded_to_tf32():
+    knobs = {"BLOCK_M": 64, "BLOCK_N": 64, "BLOCK_K": 32, "GROUP_M": 8, "num_warps": 4, "num_stages": 3}
+    config = KernelConfig.of(**knobs, PERSISTENT_TMA=0)
+    assert MM.supports(config, product(64, 64, 64, dtype="fp32", flags=("tf32",)), H200) is None
+    assert MM.supports(config, product(64, 64, 64, flags=("tf32",)), H200) == "flag tf32 is of fp32, not of bf16"
 
 
 def test_twice_k_go_through_while_nothing_is_learned_and_twins_count():

@@ -10,10 +10,13 @@ import pytest
 import torch
 from foretune import DeviceSpec, ForetuneError, KernelConfig, Problem
 from foretune.kernels import find_family
-from foretune.kernels.inductor.choices import caller_config, caller_problem, mm_config
+from foretune.kernels.inductor import ranking
+from foretune.kernels.inductor.choices import caller_config, caller_problem, mm_config, multiplies_as_tf32
+from foretune.kernels.inductor.generated import generate
 from foretune.kernels.inductor.ranking import GROWTH
 from foretune.kernels.integrations import inductor
 from foretune.model import load_bundle
+from foretune.runtime import use_stub_driver
 from lowered import lowered, tensor
 
 pytestmark = pytest.mark.compile
@@ -79,6 +82,36 @@ def test_what_is_left_of_all_that_inductor_lists_is_what_is_ranked_first(k, kin)
         slowness = family.estimate_us(problem, H200, able)
     expected = [able[place] for place in np.argsort(slowness, kind="stable")[: 2 if kin else 2 * GROWTH]]
     assert chosen == expected
+
+
+@pytest.mark.parametrize("precision", ["high", "highest"])
+def test_float32_is_ranked_as_it_is_multiplied(precision, monkeypatch):
+    asked = []
+    ranked = ranking.best_first
+    monkeypatch.setattr(ranking, "best_first", lambda problem, *given: asked.append(problem) or ranked(problem, *given))
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision(precision)
+    try:
+        with foretune.use("inductor", k=2):
+            (choices,), _ = lowered(
+                torch.mm, tensor(256, 512, dtype=torch.float32), tensor(512, 1024, dtype=torch.float32)
+            )
+    finally:
+        torch.set_float32_matmul_precision(before)
+    rounded = precision == "high"
+    assert asked == [
+        Problem.of("inductor_mm", dtype="fp32", flags=("tf32",) if rounded else (), batch=1, m=256, n=1024, k=512)
+    ]
+    assert len(with_tile(choices)) == (2 if rounded else 2 * GROWTH)  # our own GEMM multiplies TF32
+    assert {multiplies_as_tf32(choice.annotations["ktc"]) for choice in with_tile(choices)} == {rounded}
+
+
+def test_what_is_collected_multiplies_float32_as_the_problem_says():
+    config = KernelConfig.of(BLOCK_M=64, BLOCK_N=64, BLOCK_K=32, GROUP_M=8, PERSISTENT_TMA=0, num_warps=4, num_stages=3)
+    with use_stub_driver(H200):
+        for flags, said in ((("tf32",), "True"), ((), "False")):
+            problem = Problem.of("inductor_mm", dtype="fp32", flags=flags, batch=1, m=64, n=512, k=512)
+            assert f"ALLOW_TF32 : tl.constexpr = {said}" in generate(problem, config).kernel.jit.src
 
 
 def test_the_family_lists_what_inductor_lists():
