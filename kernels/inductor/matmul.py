@@ -118,10 +118,10 @@ class InductorMMFamily(InductorTemplate):
         if problem.dtype == "fp8e4m3":
             same = Problem.of("scaled_gemm", dtype="fp8e4m3", flags=("rowwise",), m=m, n=n, k=k)
             more, tma = {"SWAP_AB": 0}, ["TMA_LOAD", "TMA_STORE"]
-        elif not _is_exact(problem):
+        elif problem.dtype in ("bf16", "fp16") or TF32 in problem.flags:  # exact float32 our own GEMM has none of
             turned = {"a_km": "a_transposed" in problem.flags, "b_kn": "b_transposed" not in problem.flags}
             flags = tuple(flag for flag, is_set in {**turned, "bias": "bias" in problem.flags}.items() if is_set)
-            same = Problem.of("matmul", dtype=problem.dtype, flags=flags, batch=problem["batch"], m=m, n=n, k=k)
+            same = Problem.of("matmul", dtype=problem.dtype_name, flags=flags, batch=problem["batch"], m=m, n=n, k=k)
             more, tma = {"SPLIT_K": 1}, ["TMA"]
         else:
             return None
