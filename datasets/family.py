@@ -198,9 +198,10 @@ def check_problem_of(family: Family, problem: Problem) -> None:
         raise ForetuneError(f"a problem of {family.name} was due but this one is of {problem.family}: {problem}")
     dims = dict(problem.dims)
     if dims.keys() != set(family.dims):
+        usual = ", ".join(f"{dim}={size}" for dim, size in family.default_dims.items() if dim not in dims)
         raise ForetuneError(
             f"a problem of {family.name} has the dimensions {', '.join(family.dims)} but this one has "
-            f"{', '.join(dims) or 'none'}"
+            f"{', '.join(dims) or 'none'}" + (f" ({usual} is usual)" if usual else "")
         )
     for dim, most in family.largest.items():
         if dims[dim] > most:

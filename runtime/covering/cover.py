@@ -120,7 +120,7 @@ class Cover:
             rows.append([f"{start}-{end}", f"{100 * max(lost):.1f} %", *(listed[choice].get(k, "") for k in knobs)])
         worst = self.sizes[self.losses.index(self.worst_loss)]
         return table(
-            f"{len(self.configs)} configs for {self.dynamic} on {self.device}",
+            f"{len(self.configs)} config{'s' if len(self.configs) > 1 else ''} for {self.dynamic} on {self.device}",
             (self.dynamic, "loses at most", *knobs),
             rows,
             below=[
@@ -252,8 +252,12 @@ def _measurable_here(family: Family, device: DeviceSpec) -> Measurable:
     """The family, where it can be timed on that device."""
     if not isinstance(family, Measurable):
         raise ForetuneError(f"{family.name} only predicts: what is timed must be a Measurable family")
-    if device.name != (here := device_here().name):
-        raise ForetuneError(f"what is timed runs on the current device, {here}, and not on {device.name}")
+    try:
+        here = device_here()
+    except ForetuneError as error:
+        raise ForetuneError(f"what is timed runs on a GPU of this machine: {error}") from None
+    if device.name != here.name:
+        raise ForetuneError(f"what is timed runs on the current device, {here.name}, and not on {device.name}")
     return family
 
 

@@ -50,6 +50,13 @@ def test_only_what_can_run_here_is_timed(monkeypatch):
         pass
 
     problem = Problem.of("matmul", batch=1, m=1, n=64, k=64)
+
+    def none():
+        raise ForetuneError("no GPU is visible here")
+
+    monkeypatch.setattr(cover, "device_here", none)
+    with pytest.raises(ForetuneError, match="what is timed runs on a GPU of this machine: no GPU is visible here"):
+        make_cover(find_measurable("matmul"), problem, "m", (1, 64), None, "h200", measure=True)
     monkeypatch.setattr(cover, "device_here", lambda: DeviceSpec.named("h100"))
     with pytest.raises(ForetuneError, match=r"on the current device, NVIDIA H100 80GB HBM3, and not on NVIDIA H200"):
         make_cover(find_measurable("matmul"), problem, "m", (1, 64), None, "h200", measure=True)
