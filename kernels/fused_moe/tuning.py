@@ -273,12 +273,13 @@ def _measured_row(
     least: float,
 ) -> Row:
     """Chosen in one pass over the candidates, and timed in another one, in turn with the contenders."""
+    from ...runtime.timing.one_pass import time_configs
     from ...runtime.timing.timer import Timer
 
     timer = Timer()
     inputs = [product.family.inputs(product.problem(tokens), device) for product in products]
     passes = [
-        _pass(timer, product.family, given, some)
+        time_configs(timer, product.family, product.problem(tokens), given, some)
         for product, given, some in zip(products, inputs, configs, strict=True)
     ]
     best = next(
@@ -303,21 +304,6 @@ def _measured_row(
         for name, us in _in_turn(timer, product.family, given, runs).items():
             times[name] += us
     return _row(tokens, best, contenders, times, least)
-
-
-def _pass(timer: Timer, family: Measurable, inputs: Any, configs: Sequence[KernelConfig]) -> dict[KernelConfig, float]:
-    """The time of each config that runs. Raises `ForetuneError` where none does."""
-    times: dict[KernelConfig, float] = {}
-    reason = "there are none"
-    for config in configs:
-        try:
-            family.launch(inputs, config)  # compiled, and loaded
-            times[config] = timer.time(lambda config=config: family.launch(inputs, config)).time_us  # type: ignore[misc]
-        except Exception as error:  # noqa: BLE001, PERF203 - one that does not compile or launch is none
-            reason = f"{type(error).__name__}: {error}"
-    if not times:
-        raise ForetuneError(f"no config of {family.name} ran: {reason}")
-    return times
 
 
 def _runs(family: Measurable, inputs: Any, config: KernelConfig) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Hashable
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -9,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ...datasets import DeviceSpec, ForetuneError, KernelConfig, Measurable, Problem
-from ...datasets.errors import reason_of
+from ..timing.one_pass import time_configs
 from ..timing.timer import Timer
 from ..tuning.compiling import compile_ahead
 from .size_losses import SizeLosses, at_size
@@ -67,17 +68,9 @@ def _times_us(
     able: NDArray[np.bool_],
 ) -> list[float]:
     """(n_configs,) microseconds; inf for what cannot run. Raises `ForetuneError` where nothing did."""
-    inputs, times, reason = family.inputs(problem, device), [np.inf] * len(configs), "no config supports it"
-    for column in np.flatnonzero(able).tolist():
-        launch = partial(family.launch, inputs, configs[column])
-        try:
-            launch()  # its binary is loaded
-            times[column] = timer.time(launch).time_us
-        except Exception as error:  # noqa: BLE001 - one that does not compile or launch is one less
-            reason = reason_of(error)
-    if not np.isfinite(times).any():
-        raise ForetuneError(f"none of {len(configs)} configs of {family.name} ran {problem}: {reason}")
-    return times
+    some = [config for config, can in zip(configs, able, strict=True) if can]
+    times = time_configs(timer, family, problem, family.inputs(problem, device), some)
+    return [times.get(config, math.inf) for config in configs]
 
 
 def _logs(times_us: NDArray[np.float64], family: Measurable, problems: list[Problem]) -> NDArray[np.float64]:

@@ -19,7 +19,6 @@ from ...datasets.errors import check_between, check_integer, shown
 from ...datasets.problem import MOST_SIZE, POINTS_PER_OCTAVE
 from ..arguments import bundle_of, configs_of, family_of
 from ..current_device import device_here
-from .candidates import timed_losses
 from .dispatch import Dispatch, best_dispatch, fewest_dispatch
 from .size_losses import SizeLosses, at_size, measured_losses, predicted_losses
 
@@ -173,6 +172,8 @@ def make_cover(
     kernel = _measurable_here(family, spec) if measure else None
     losses = predicted_losses(family, problem, dynamic, sorted(counts), spec, space, bundle_of(bundle))
     if kernel is not None:
+        from .candidates import timed_losses  # what times and compiles
+
         losses = timed_losses(kernel, problem, dynamic, losses, spec)
     return _dispatched(family, problem, dynamic, (low, high), losses, counts, choose, spec)
 
