@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ...datasets import Problem
+from ...datasets import DeviceSpec, Problem
 
 #: How operands are stored where it is not as a linear layer has them (a (M, K), b (N, K), so that y = a @ b.T): a as
 #: (K, M), b as (K, N). The gradient of a layer's input has B_KN, that of its weight both.
@@ -15,6 +15,10 @@ FLAGS = (*LAYOUTS, BIAS, *ACTIVATIONS)
 DTYPES = ("bf16", "fp16", "fp32", "int8")
 #: What TMA, and one load of a thread, want rows to begin at multiples of.
 ALIGNMENT_BYTES = 16
+#: From how many products on each of its elements, and in all, a float32 operand that lies across K is copied before:
+#: on an H200 a copy takes as long as a thousand products on each element save, and from twice as many it is a gain
+#: (tests/kernels/matmul/turning_on_gpu.py prints both).
+_REUSED_FROM, _PRODUCTS_FROM, _DEPTH_FROM = 2048, 2**31, 64
 
 
 def output_dtype(problem: Problem) -> str:
@@ -57,3 +61,21 @@ def call_dims(problem: Problem) -> tuple[str, ...]:
     if A_KM not in problem.flags:
         return ("m",)
     return ("k",) if B_KN in problem.flags else ()
+
+
+def worth_turning(problem: Problem, device: DeviceSpec) -> tuple[bool, bool]:
+    """Whether a, and b, had better be copied with rows along K before the product: float32 where it lies across it, and
+    is worth two launches. sm_90's asynchronous products take 16 bits transposed and no more (PTX ISA, wgmma), so that
+    the kernel takes such operands apart itself, and is a fraction as fast.
+
+    >>> gradient = Problem.of("matmul", batch=1, m=4096, n=4096, k=4096, dtype="fp32", flags=LAYOUTS)
+    >>> worth_turning(gradient, DeviceSpec.named("h200"))
+    (True, True)
+    """
+    batch, m, n, k = (problem[dim] for dim in ("batch", "m", "n", "k"))
+    if device.arch != "sm_90" or problem.dtype != "fp32" or k < _DEPTH_FROM or batch * m * n * k < _PRODUCTS_FROM:
+        return False, False
+    turn_a = A_KM in problem.flags and n >= _REUSED_FROM
+    # Of two, b alone is not worth it: a is what the kernel takes apart the slowest.
+    turn_b = B_KN in problem.flags and m >= _REUSED_FROM and (turn_a or A_KM not in problem.flags)
+    return turn_a, turn_b

@@ -29,7 +29,8 @@ def matmul(
         a: (M, K), or a batch of them (B, M, K); bfloat16, float16, float32 (multiplied as tf32) or int8.
         b: (K, N), or (B, K, N), of the same dtype. How either is stored follows from its strides, so that `x @ w.T`,
             `dy @ w` and `dy.T @ x` copy nothing; what has contiguous rows neither way is copied, and so is what begins
-            at no multiple of 16 bytes though its rows are long enough for it.
+            at no multiple of 16 bytes though its rows are long enough for it. In a large product of float32, what lies
+            across K is copied too, where that is faster (sm_90).
         bias: (N,), of the same dtype. Neither it nor an activation goes with int8.
         activation: "relu", "gelu" (the exact one) or "silu".
         config: the kernel's config, for y and not for gradients. It may name some knobs only, as those of

@@ -33,15 +33,17 @@ class Operands(NamedTuple):
         stored_a, stored_b = self.stored(a, b)
         return not (_lies_well(a, stored_a, aligned) and _lies_well(b, stored_b, aligned))
 
-    def readable(self, a: torch.Tensor, b: torch.Tensor, *, aligned: bool) -> tuple[torch.Tensor, torch.Tensor]:
+    def readable(
+        self, a: torch.Tensor, b: torch.Tensor, *, aligned: bool, turned: tuple[bool, bool]
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         """a and b, or copies laid out alike where the kernel could not read them: aligned rows begin at multiples of
-        16 bytes."""
+        16 bytes. What is to be `turned` is copied with rows along K."""
         stored_a, stored_b = self.stored(a, b)
-        good_a = _lies_well(a, stored_a, aligned) and (not aligned or are_placed([a]))
-        good_b = _lies_well(b, stored_b, aligned) and (not aligned or are_placed([b]))
+        good_a = _lies_well(a, stored_a, aligned) and (not aligned or are_placed([a])) and not turned[0]
+        good_b = _lies_well(b, stored_b, aligned) and (not aligned or are_placed([b])) and not turned[1]
         return (
-            a if good_a else _copied(a, self.a_is_transposed),
-            b if good_b else _copied(b, self.b_is_transposed),
+            a if good_a else _copied(a, self.a_is_transposed and not turned[0]),
+            b if good_b else _copied(b, self.b_is_transposed or turned[1]),
         )
 
 

@@ -13,7 +13,7 @@ from torch.nn import functional
 
 from ....datasets import ForetuneError, KernelConfig
 from ...op_calls import ConfiguredLaunch, Memo, are_placed, device_at, encode, key_of, needs_operator
-from ..layouts import A_KM, ACTIVATIONS, B_KN, activation_of, is_aligned
+from ..layouts import A_KM, ACTIVATIONS, B_KN, activation_of, is_aligned, worth_turning
 from ..triton_kernels.gemm import prepare_matmul
 from .operands import operands_of
 
@@ -51,7 +51,7 @@ def run(
     key = key_of((a, b, bias), (activation, config, mode), "a")
     call = _calls.found(key) or _calls.add(key, Call(key[0], a, b, bias, activation, config, mode))
     if call.copies or (call.is_aligned and not are_placed((a, b))):
-        a, b = call.operands.readable(a, b, aligned=call.is_aligned)
+        a, b = call.operands.readable(a, b, aligned=call.is_aligned, turned=call.turned)
         return run(a, b, bias, activation, config, mode)  # a call like any other
     y = a.new_empty(*call.out_shape, dtype=call.out_dtype)
     if call.launch is None:
@@ -110,12 +110,14 @@ class Call:
         self.out_dtype = torch.int32 if a.dtype == torch.int8 else a.dtype
         #: Then a config may use TMA, and the kernel loads 16 bytes at a time.
         self.is_aligned = is_aligned(problem)
-        self.copies = False  # whether the kernel cannot read an operand as it lies
+        self.copies = False  # whether the kernel cannot read an operand as it lies, or had better not
         self.launch: ConfiguredLaunch | None = None  # nothing is launched where there is nothing to add up
-        device_at(place, "a")
+        device = device_at(place, "a")
+        #: A config that somebody asks for is for the operands as they lie.
+        self.turned = worth_turning(problem, device) if config is None else (False, False)
         if 0 in (problem[dim] for dim in ("batch", "m", "n", "k")):
             return
-        self.copies = self.operands.copies(a, b, aligned=self.is_aligned)
+        self.copies = any(self.turned) or self.operands.copies(a, b, aligned=self.is_aligned)
         if not self.copies:
             self.launch = ConfiguredLaunch(problem, place, config, mode, self._prepared, "a")
 
