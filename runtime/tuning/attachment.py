@@ -26,6 +26,7 @@ from .advice import tell
 from .compiling import compile_ahead
 from .launch_arguments import kept_arguments
 from .launches import LaunchFamily
+from .one_launch import OneLaunch
 from .own_timings import OwnTimings
 from .ranks.agreement import agreed, choose_together, epoch, may_tune, scope
 
@@ -43,8 +44,9 @@ class Attachment:
       what that leaves, and `perf_model` comes last. (`early_config_prune` itself stays as it is, because others ask it:
       FLA, whether a config from a file is allowed; and Dynamo, which then makes an autotuner anew of what is left, but
       without `reset_to_zero` and `restore_value`, so that compiled code would compute something else; torch 2.13.)
-    - `_bench`, which times one config. Here each time is learned and kept as it comes, so that none is lost when the
-      process is killed; what is known from before is not timed again; and the shortlist is compiled in parallel.
+    - `_bench`, which times one config. Here our timer does, unless the kernel has a `do_bench` of its own; each time is
+      learned and kept as it comes, so that none is lost when the process is killed; what is known from before is not
+      timed again; and what is to be timed is compiled in parallel.
     - `run`, which launches. Here it is one thread at a time, because Triton keeps a launch's arguments on the
       autotuner, where two threads mix them up.
 
@@ -118,9 +120,21 @@ class Attachment:
             return known
         if tuning.uncompiled:
             self._tried(self._compile, tuning, args, meta)
-        timing = self._bench(*args, config=config, **meta)
+        timing = self._timed(args, config, meta)
         self._tried(self._record, tuning, config, timing)
         return timing
+
+    def _timed(self, args: tuple[Any, ...], config: triton.Config, meta: Mapping[str, Any]) -> Any:
+        if self._how_timed == "cold" and self._is_real():
+            try:
+                return [OneLaunch(self.tuner, args, meta).time_us(config) / 1e3] * 3
+            except Exception:  # noqa: BLE001 - Triton knows which failures of a config are none of the launch
+                pass
+        return self._bench(*args, config=config, **meta)
+
+    @property
+    def _how_timed(self) -> str:
+        return "cold" if self.tuner._do_bench is None else "autotuner"
 
     def prune_configs(self, kwargs: dict[str, Any]) -> list[triton.Config]:
         view = copy(self.tuner)  # the class's own way, with another early_config_prune: nobody else sees it
@@ -214,10 +228,8 @@ class Attachment:
         if os.environ.get("FORETUNE_LOG") and self._pruner is None and self._is_real():
             from .cache.flywheel import log_row
 
-            source = self._kernel.source_hash()
-            log_row(
-                self.family, tuning.problem, value, time_us, tuning.known.device, timed="autotuner", source_hash=source
-            )
+            source, timed = self._kernel.source_hash(), self._how_timed
+            log_row(self.family, tuning.problem, value, time_us, tuning.known.device, timed=timed, source_hash=source)
 
     def _finish(self, tuning: _Tuning, before: Any) -> None:
         """After a launch for which a config was chosen. Timings that came from Triton's own cache are learned now."""

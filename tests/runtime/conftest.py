@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import sys
 from pathlib import Path
@@ -38,6 +39,16 @@ def stamping():
 @pytest.fixture(scope="session")
 def elsewhere():
     return _module("tuned_elsewhere")
+
+
+@pytest.fixture
+def gpu_kernels(monkeypatch, tmp_path):
+    """The module of that name, which processes of its kernels import, too; on an empty choice cache."""
+    monkeypatch.setenv("FORETUNE_CACHE_DIR", str(tmp_path))
+    monkeypatch.syspath_prepend(_HERE)
+    yield importlib.import_module("gpu_kernels")
+    sys.modules.pop("gpu_kernels")
+    sys.modules["torch"]._dynamo.reset()
 
 
 @pytest.fixture

@@ -367,3 +367,23 @@ def test_no_warning_where_nothing_is_wrong(elsewhere, kernel):
         warnings.simplefilter("error", ForetuneWarning)
         foretune.attach(kernel)
         _launch_all(elsewhere, kernel, *FIRST, NEXT)
+
+
+def test_our_timer_times_what_has_no_do_bench_of_its_own(elsewhere, kernel, bench, monkeypatch, disk):
+    """What our timer cannot take, Triton's benchmarker does: it says what is wrong with a config."""
+
+    def time_us(launch, config):
+        if config.kwargs["BLOCK"] == 64:
+            raise RuntimeError("out of resources, say")
+        return 1e3 * elsewhere.usual_cost(config, launch.named["n"])
+
+    kernel.__dict__.update(_do_bench=None, do_bench=bench)  # the latter as if it were the driver's
+    monkeypatch.setattr(attachment, "stubbed", lambda: None)
+    monkeypatch.setattr(attachment.OneLaunch, "time_us", time_us)
+    foretune.attach(kernel)
+    elsewhere.launch(kernel, 1024)
+    assert _blocks(bench) == [64]
+    assert kernel.best_config.kwargs["BLOCK"] == 64
+    (times,) = next(iter(disk.values()))["times"].values()
+    assert len(times) == len(kernel.configs)
+    assert min(times.values()) == 1e3

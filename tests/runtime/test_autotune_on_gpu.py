@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
-
 import pytest
 from foretune.runtime.traced import CAN_ASK_SINCE, torch_release
 
@@ -12,48 +9,37 @@ pytestmark = [pytest.mark.gpu]
 torch = pytest.importorskip("torch")
 
 
-@pytest.fixture
-def kernels(monkeypatch, tmp_path):
-    monkeypatch.setenv("FORETUNE_CACHE_DIR", str(tmp_path))
-    monkeypatch.syspath_prepend(Path(__file__).parent)
-    import gpu_kernels
-
-    yield gpu_kernels
-    sys.modules.pop("gpu_kernels")
-    torch._dynamo.reset()
-
-
-def test_an_illegal_access_ends_another_process(kernels):
+def test_an_illegal_access_ends_another_process(gpu_kernels):
     x = torch.rand(1 << 20, device="cuda")
-    y = kernels.launch(kernels.scale_kernel, x, torch.zeros_like(x))
+    y = gpu_kernels.launch(gpu_kernels.scale_kernel, x, torch.zeros_like(x))
     torch.cuda.synchronize()
     assert torch.equal(y, 2 * x)
-    timings = {str(config): time_ms for config, (time_ms,) in kernels.scale_kernel.configs_timings.items()}
-    print(f"\ntuned in {kernels.scale_kernel.bench_time:.1f} s", *timings.items(), sep="\n")
-    assert timings[str(kernels.FAULTY)] == float("inf")
-    assert sum(time_ms < float("inf") for time_ms in timings.values()) == len(kernels.CONFIGS)
+    timings = {str(config): time_ms for config, (time_ms,) in gpu_kernels.scale_kernel.configs_timings.items()}
+    print(f"\ntuned in {gpu_kernels.scale_kernel.bench_time:.1f} s", *timings.items(), sep="\n")
+    assert timings[str(gpu_kernels.FAULTY)] == float("inf")
+    assert sum(time_ms < float("inf") for time_ms in timings.values()) == len(gpu_kernels.CONFIGS)
 
 
-def test_what_adds_adds_once_eager_and_compiled(kernels):
+def test_what_adds_adds_once_eager_and_compiled(gpu_kernels):
     def add(x, y):
-        return kernels.launch(kernels.add_kernel, x, y)
+        return gpu_kernels.launch(gpu_kernels.add_kernel, x, y)
 
     compiled = torch.compile(add)
     for n in (1 << 16, 1 << 17, 100_000):  # the second and third have dynamic shapes
         x, y = torch.ones(n, device="cuda"), torch.ones(n, device="cuda")
         assert (compiled(x, y) == 2).all()
-        assert (kernels.launch(kernels.add_kernel, x, y) == 3).all()
+        assert (gpu_kernels.launch(gpu_kernels.add_kernel, x, y) == 3).all()
     if torch_release() >= CAN_ASK_SINCE:  # before, the graph breaks there, and runs right as above
         assert (torch.compile(add, fullgraph=True, dynamic=False)(x, y) == 4).all()  # known by now
 
 
-def test_nothing_is_timed_while_a_graph_is_captured(kernels):
+def test_nothing_is_timed_while_a_graph_is_captured(gpu_kernels):
     x, y = torch.ones(8192, device="cuda"), torch.zeros(8192, device="cuda")
-    kernels.launch(kernels.add_kernel, x[:4096], y[:4096])  # loads all binaries
+    gpu_kernels.launch(gpu_kernels.add_kernel, x[:4096], y[:4096])  # loads all binaries
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        kernels.launch(kernels.add_kernel, x, y)
+        gpu_kernels.launch(gpu_kernels.add_kernel, x, y)
     before = y.clone()
     graph.replay()
     assert torch.equal(y, before + 1)
-    assert len(kernels.add_kernel.cache) == 1
+    assert len(gpu_kernels.add_kernel.cache) == 1

@@ -47,18 +47,22 @@ def knobs_of(config) -> dict:
 
 def watch(out: Path, gpu: str, workload: str, known: dict) -> None:
     """Has each new key of every autotuner written to `out`."""
+    from foretune.runtime.tuning.one_launch import OneLaunch
     from triton.runtime.autotuner import Autotuner
 
     bench, run = Autotuner._bench, Autotuner.run
     state = {"waited": 0.0, "timed": 0}
     seen: dict[str, int] = defaultdict(int)
 
-    def watched_bench(self, *args, config, **meta):
-        began = time.perf_counter()
-        with turn(gpu):
-            state["waited"] += time.perf_counter() - began
-            state["timed"] += 1
-            return bench(self, *args, config=config, **meta)
+    def in_turn(time_one):
+        def timed(self, *args, **kwargs):
+            began = time.perf_counter()
+            with turn(gpu):
+                state["waited"] += time.perf_counter() - began
+                state["timed"] += 1
+                return time_one(self, *args, **kwargs)
+
+        return timed
 
     def watched_run(self, *args, **kwargs):
         before, started = set(self.cache), time.perf_counter()
@@ -86,7 +90,8 @@ def watch(out: Path, gpu: str, workload: str, known: dict) -> None:
         tuner.nargs = None
         return [min(one) for one in zip(*times, strict=True)]
 
-    Autotuner._bench, Autotuner.run = watched_bench, watched_run
+    Autotuner._bench, Autotuner.run = in_turn(bench), watched_run
+    OneLaunch.time_us = in_turn(OneLaunch.time_us)  # which times the attached ones
 
 
 def best_of(full: dict) -> dict:
@@ -165,6 +170,7 @@ def main() -> None:
     parser.add_argument("tunings", type=Path)
     parser.add_argument("out", type=Path)
     parser.add_argument("--deadline", type=float, default=480.0, help="seconds after which no shape is begun")
+    parser.add_argument("--workloads", nargs="+", default=PACKAGES, choices=PACKAGES, help="which of them")
     parser.add_argument("--work", nargs=2, help="(internal) workload, gpu")
     parser.add_argument("--until", type=float, default=0.0, help="(internal)")
     options = parser.parse_args()
@@ -173,10 +179,11 @@ def main() -> None:
         return
     import torch
 
-    gpus, until, parts = torch.cuda.device_count(), time.time() + options.deadline, Path(mkdtemp())
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES") or ",".join(map(str, range(torch.cuda.device_count())))
+    gpus, until, parts = visible.split(","), time.time() + options.deadline, Path(mkdtemp())
     running = []
-    for at, workload in enumerate(("chunk_gla", "fused_moe", "matmul", "layer_norm")):
-        gpu = str(at % gpus)
+    for at, workload in enumerate(options.workloads):
+        gpu = gpus[at % len(gpus)]
         environment = os.environ | {"CUDA_VISIBLE_DEVICES": gpu, "TRITON_CACHE_DIR": mkdtemp()}
         environment |= {"FORETUNE_CACHE_DIR": mkdtemp(), "FLA_CACHE_RESULTS": "0"}
         command = [sys.executable, __file__, options.tunings, parts / f"{workload}.jsonl", "--until", until]
