@@ -6,7 +6,8 @@ interleaved, cold L2, filled queue, medians. Five of the products are compiled w
 times 235 to 1,239 configs there: one to five minutes on 16 cores. (The models, which take longer than ten, come last,
 and only in a run with that much time left.) All GPUs work side by side and share the cores; each result is printed when
 it is there, and tables of all at the end. A run that is cut off, or out of time, goes on in the same folder. `--tiny`
-tries the machinery where there is no GPU.
+tries the machinery where there is no GPU. `--float32` compiles the products in float32, multiplied as TF32
+(`torch.set_float32_matmul_precision("high")`), and none with the whole of EXHAUSTIVE.
 """
 
 from __future__ import annotations
@@ -53,17 +54,20 @@ WHOLE = ((8, 4096, 4096), (8, 28672, 4096), (64, 6144, 4096), (64, 3072, 768), (
 BATCH_JOBS, MODEL_S = 8, 180.0
 
 
-def jobs(tiny: bool) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+def jobs(tiny: bool, float32: bool) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """Models and products; these in an order that is fair to be cut."""
+    product = {"what": "product", "float32": float32}
     if tiny:
-        return [{"what": "dynamic"}], [{"what": "product", "m": m, "n": 48, "k": 16} for m in (32, 16)]
-    products = [{"what": "product", "m": m, "n": n, "k": k} for n, k in LAYERS for m in TOKENS]
+        return [{"what": "dynamic"}], [{**product, "m": m, "n": 48, "k": 16} for m in (32, 16)]
+    products = [{**product, "m": m, "n": n, "k": k} for n, k in LAYERS for m in TOKENS]
     random.Random(0).shuffle(products)
     return [{"what": "static"}, {"what": "dynamic"}], products
 
 
 def name_of(job: dict[str, Any]) -> str:
-    return "{m}x{n}x{k}".format(**job) if job["what"] == "product" else f"2 layers, {job['what']} length"
+    if job["what"] != "product":
+        return f"2 layers, {job['what']} length"
+    return "{m}x{n}x{k}".format(**job) + (" tf32" if job["float32"] else "")
 
 
 # The jobs of one task, in their process.
@@ -79,6 +83,7 @@ def measure(job: dict[str, Any], modes: list[str], k: int, tiny: bool) -> dict[s
     where = "cuda" if torch.cuda.is_available() else "cpu"
     torch.manual_seed(0)
     torch.compiler.reset()
+    torch.set_float32_matmul_precision("high" if job.get("float32") else "highest")
     torch.compile(lambda x: x + 1)(torch.ones(8, device=where))  # what starts once a process
     calls, compile_s = {}, {}
     for mode in modes:
@@ -117,7 +122,7 @@ def prepared(job: dict[str, Any], layers: ModuleType, where: str, tiny: bool) ->
     """The function, and the arguments of each call."""
     import torch
 
-    dtype = torch.bfloat16 if where == "cuda" else torch.float32
+    dtype = torch.bfloat16 if where == "cuda" and not job.get("float32") else torch.float32
     torch.manual_seed(1)
     if job["what"] == "product":
         x, w = (torch.randn(rows, job["k"], device=where, dtype=dtype) for rows in (job["m"], job["n"]))
@@ -175,8 +180,9 @@ def tasks(options: argparse.Namespace) -> list[Task]:
     def left(given: list[dict[str, Any]], *, whole: bool) -> list[dict[str, Any]]:
         return [job for job in given if (name_of(job), whole) not in done]
 
-    models, products = jobs(options.tiny)
-    searched = [job for job in products if options.tiny or (job["m"], job["n"], job["k"]) in WHOLE]
+    models, products = jobs(options.tiny, options.float32)
+    whole = () if options.float32 else WHOLE
+    searched = [job for job in products if options.tiny or (job["m"], job["n"], job["k"]) in whole]
     searched.sort(key=lambda job: job["m"])
     quick = left(products, whole=False)
     of_products = [
@@ -297,6 +303,7 @@ def main() -> None:
     parser.add_argument("--k", type=int, default=8)
     parser.add_argument("--only", choices=("all", "models", "products"), default="all")
     parser.add_argument("--tiny", action="store_true")
+    parser.add_argument("--float32", action="store_true", help="products of float32, as TF32")
     parser.add_argument("--jobs", type=json.loads, help=argparse.SUPPRESS)
     parser.add_argument("--modes", nargs="+", help=argparse.SUPPRESS)
     options = parser.parse_args()
