@@ -97,6 +97,8 @@ class Pruner:
                 f"but is {shown(earlier)}"
             )
         self.earlier = earlier
+        #: How what it leaves is timed, in the words of logs: by Triton, unless who made it knows better.
+        self.timed = "autotuner"
         self.own_knobs = OwnKnobs(family, knobs, fixed)
         if configs is not None:
             self.own_knobs.check(configs)
@@ -144,7 +146,8 @@ class Pruner:
             problem = Problem(family, dims, dtype, flags)
             kept = self.positions(problem, configs, one_alone)
             values, device = dict(zip(*self._usable(configs), strict=True)), self.device or device_here()
-            expect(self.family, problem, device, [configs[at] for at in kept], [values[at] for at in kept])
+            left = [configs[at] for at in kept]
+            expect(self.family, problem, device, left, [values[at] for at in kept], timed=self.timed)
         except Exception as error:  # noqa: BLE001 - no trouble of ours stops a launch
             self._say_no_prediction(error, len(configs))
             kept = tuple(range(len(configs)))

@@ -58,6 +58,9 @@ class Attachment:
         own = LaunchFamily(tuner)
         self.name, self.tuner, self.family = own.name, tuner, own if family is None else family_of(family)
         self._pruner = None if family is None else Pruner(self.family, k)
+        self._how_timed = "cold" if tuner._do_bench is None else "autotuner"
+        if self._pruner is not None:
+            self._pruner.timed = self._how_timed
         self._bench, self._run = tuner._bench, tuner.run
         self._k, self._kernel = k, Kernel(tuner)
         self._known: dict[tuple[DeviceSpec, int], _Known] = {}  # by device, and whom it was learned with
@@ -131,10 +134,6 @@ class Attachment:
             except Exception:  # noqa: BLE001 - Triton knows which failures of a config are none of the launch
                 pass
         return self._bench(*args, config=config, **meta)
-
-    @property
-    def _how_timed(self) -> str:
-        return "cold" if self.tuner._do_bench is None else "autotuner"
 
     def prune_configs(self, kwargs: dict[str, Any]) -> list[triton.Config]:
         view = copy(self.tuner)  # the class's own way, with another early_config_prune: nobody else sees it

@@ -180,20 +180,21 @@ def main() -> None:
     import torch
 
     visible = os.environ.get("CUDA_VISIBLE_DEVICES") or ",".join(map(str, range(torch.cuda.device_count())))
-    gpus, until, parts = visible.split(","), time.time() + options.deadline, Path(mkdtemp())
-    running = []
-    for at, workload in enumerate(options.workloads):
+    gpus, until, running = visible.split(","), time.time() + options.deadline, []
+    options.out.mkdir(parents=True, exist_ok=True)
+    parts = [options.out / f"{workload}.jsonl" for workload in options.workloads]
+    for part in parts:
+        part.unlink(missing_ok=True)
+    for at, (workload, part) in enumerate(zip(options.workloads, parts, strict=True)):
         gpu = gpus[at % len(gpus)]
         environment = os.environ | {"CUDA_VISIBLE_DEVICES": gpu, "TRITON_CACHE_DIR": mkdtemp()}
         environment |= {"FORETUNE_CACHE_DIR": mkdtemp(), "FLA_CACHE_RESULTS": "0"}
-        command = [sys.executable, __file__, options.tunings, parts / f"{workload}.jsonl", "--until", until]
+        command = [sys.executable, __file__, options.tunings, part, "--until", until]
         command += ["--work", workload, gpu]
-        running.append(subprocess.Popen([str(part) for part in command], env=environment))
+        running.append(subprocess.Popen([str(word) for word in command], env=environment))
     for process in running:
         process.wait()
-    lines = [line for path in sorted(parts.iterdir()) for line in path.read_text().splitlines()]
-    options.out.mkdir(parents=True, exist_ok=True)
-    (options.out / "attached.jsonl").write_text("".join(f"{line}\n" for line in lines))
+    lines = [line for part in parts if part.exists() for line in part.read_text().splitlines()]
     print(report(known_tunings(options.tunings), [json.loads(line) for line in lines]))
 
 

@@ -163,6 +163,7 @@ class _Expected:
     values: Mapping[int, KernelConfig]  # by the id of the triton.Config, which the list keeps alive
     kept: tuple[Any, ...]
     source_hash: str | None
+    timed: str  # see `log_row`
 
     def log(self, timings: Mapping[triton.Config, Any]) -> bool:
         """Logs them if they are the ones: of these very configs."""
@@ -176,7 +177,7 @@ class _Expected:
                 self.values[id(config)],
                 time_ms * 1e3 if math.isfinite(time_ms) else None,
                 self.device,
-                timed="autotuner",
+                timed=self.timed,
                 source_hash=self.source_hash,
             )
         return True
@@ -193,9 +194,11 @@ def expect(
     device: DeviceSpec,
     configs: Sequence[triton.Config],
     values: Sequence[KernelConfig],
+    *,
+    timed: str,
 ) -> None:
-    """Says what the autotuner that prunes now, in this thread, will benchmark: these configs, which have these values.
-    Nothing without FORETUNE_LOG; never raises.
+    """Says what the autotuner that prunes now, in this thread, will benchmark: these configs, which have these values,
+    `timed` as `log_row` has it. Nothing without FORETUNE_LOG; never raises.
 
     From Triton 3.8 on its listener says when that is done. Before, the timings of a key are read when the next one is
     pruned, or the process ends, from the autotuner itself.
@@ -206,7 +209,7 @@ def expect(
         by_id = {id(config): value for config, value in zip(configs, values, strict=True)}
         found = _launching_autotuner()
         source = None if found is None else source_that_ran(family, Kernel(found).jit)
-        due = _Expected(family, problem, device, by_id, tuple(configs), source)
+        due = _Expected(family, problem, device, by_id, tuple(configs), source, timed)
         if _listens():
             _thread.due = due if len(configs) > 1 else None  # of one alone, nothing is benchmarked or told
             return

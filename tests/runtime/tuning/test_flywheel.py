@@ -26,6 +26,7 @@ from foretune.datasets.store import seal_dataset
 from foretune.kernels import find_family
 from foretune.runtime import Pruner, use_stub_driver
 from foretune.runtime.launching.source_hash import hash_of_kernel
+from foretune.runtime.tuning import attachment
 from foretune.runtime.tuning.cache import flywheel
 from foretune.runtime.tuning.cache.flywheel import log_row
 from remembered import CONFIGS, H100, H200, KERNEL, problem
@@ -357,10 +358,11 @@ def test_what_an_autotuner_with_our_pruner_measures_is_logged(
 
 @pytest.mark.compile
 @pytest.mark.usefixtures("own_cache")
+@pytest.mark.parametrize("timed", ["cold", "autotuner"])
 @pytest.mark.parametrize("listens", [True, False])
 @pytest.mark.parametrize("has_family", [True, False])
 def test_what_an_attached_autotuner_measures_is_logged_with_its_source(
-    has_family: bool, listens: bool, toy: Any, log: Path, monkeypatch: pytest.MonkeyPatch
+    has_family: bool, listens: bool, timed: str, toy: Any, log: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from triton import knobs
 
@@ -369,6 +371,10 @@ def test_what_an_attached_autotuner_measures_is_logged_with_its_source(
     elif hasattr(knobs.autotuning, "listener"):
         monkeypatch.setattr(knobs.autotuning, "listener", None)
     kernel = toy.tuned(None, configs=toy.triton_configs()[:2], do_bench=lambda call, quantiles: [0.5] * 3)
+    if timed == "cold":  # by our timer, as where the kernel has no do_bench of its own
+        kernel._do_bench = None
+        monkeypatch.setattr(attachment, "stubbed", lambda: None)
+        monkeypatch.setattr(attachment.OneLaunch, "time_us", lambda launch, config: 500.0)
     with use_stub_driver(toy.H200), warnings.catch_warnings():
         warnings.simplefilter("ignore", ForetuneWarning)  # no bundle has a ranker of this family
         foretune.attach(kernel, toy.ToyFamily() if has_family else None)
@@ -377,6 +383,7 @@ def test_what_an_attached_autotuner_measures_is_logged_with_its_source(
     dataset = load(log)
     assert dataset.families == (toy.ToyFamily.name if has_family else f"{toy.matmul_kernel.__module__}.matmul_kernel",)
     assert (len(dataset.measurements), dataset.kernel_sources(dataset.families[0])) == (2, {hash_of_kernel(kernel.fn)})
+    assert {run["timed"] for run in dataset.provenance["runs"].values()} == {timed}
 
 
 def test_what_ran_is_the_familys_where_its_package_has_the_kernel(toy: Any) -> None:
