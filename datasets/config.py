@@ -45,17 +45,14 @@ class KernelConfig:
     _knobs: dict[str, Knob] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "meta", _sorted_meta(self.meta))
-        asked = tuple(getattr(self, name) for name in OPTIONS)
+        meta, knobs = _checked_meta(self.meta)
+        asked = (self.num_warps, self.num_stages, self.num_ctas, self.maxnreg, self.ir_override)
         try:
-            checked = _options(*asked)
+            options, given = _options(*asked)
         except TypeError:  # a list, say
             raise ForetuneError(f"config knobs {', '.join(OPTIONS)} must be numbers but are {shown(asked)}") from None
-        options = dict(zip(OPTIONS, checked, strict=True))
-        for name, value in options.items():
-            object.__setattr__(self, name, value)
-        given = {name: value for name, value in options.items() if value is not None}
-        object.__setattr__(self, "_knobs", dict(self.meta) | given)
+        # As `object.__setattr__` would, in a third of the time: spaces have thousands of configs.
+        self.__dict__.update(options, meta=meta, _knobs=knobs | given)
 
     @classmethod
     def of(cls, /, **knobs: Any) -> KernelConfig:
@@ -101,7 +98,8 @@ class KernelConfig:
         return " ".join(f"{name}={value}" for name, value in self.to_json().items() if name != "num_ctas")
 
 
-def _sorted_meta(meta: Any) -> tuple[tuple[str, Knob], ...]:
+def _checked_meta(meta: Any) -> tuple[tuple[tuple[str, Knob], ...], dict[str, Knob]]:
+    """The pairs, sorted by name; and as a dict."""
     if not isinstance(meta, (tuple, list)) or len(meta) > MOST_NAMES:
         raise ForetuneError(
             f"a config must have at most {MOST_NAMES} pairs of a knob and a value but has {shown(meta)}"
@@ -112,9 +110,10 @@ def _sorted_meta(meta: Any) -> tuple[tuple[str, Knob], ...]:
         raise
     except (TypeError, ValueError):  # no pairs, or a list as a value
         raise ForetuneError(f"each knob of a config must be a number or a string but there are {shown(meta)}") from None
-    if len({name for name, _ in checked}) < len(checked):
+    knobs = dict(checked)
+    if len(knobs) < len(checked):
         raise ForetuneError(f"a config must have each knob once but has {shown(meta)}")
-    return tuple(checked)
+    return tuple(checked), knobs
 
 
 # Spaces and datasets have thousands of configs of the same few values. (Typed: True equals 1, and is another value.)
@@ -135,8 +134,10 @@ def _knob(name: Any, value: Any) -> tuple[str, Knob]:
 
 
 @lru_cache(maxsize=1024, typed=True)
-def _options(num_warps: Any, num_stages: Any, num_ctas: Any, maxnreg: Any, ir_override: Any) -> tuple[Any, ...]:
-    """The values of `OPTIONS`, checked."""
+def _options(
+    num_warps: Any, num_stages: Any, num_ctas: Any, maxnreg: Any, ir_override: Any
+) -> tuple[dict[str, Any], dict[str, Knob]]:
+    """The values of `OPTIONS`, checked: all of them, and those that are set."""
     warps = check_integer("config knob num_warps", num_warps, 1, 32)  # a block has at most 1024 threads
     if warps & (warps - 1):
         raise ForetuneError(f"config knob num_warps must be a power of two but got {warps}")
@@ -144,4 +145,5 @@ def _options(num_warps: Any, num_stages: Any, num_ctas: Any, maxnreg: Any, ir_ov
     ctas = check_integer("config knob num_ctas", num_ctas, 1, 16)  # in a cluster
     registers = None if maxnreg is None else check_integer("config knob maxnreg", maxnreg, 1, MOST)
     text = None if ir_override is None else check_word("config knob ir_override", ir_override, _LONGEST_TEXT)
-    return warps, stages, ctas, registers, text
+    options = dict(zip(OPTIONS, (warps, stages, ctas, registers, text), strict=True))
+    return options, {name: value for name, value in options.items() if value is not None}

@@ -231,8 +231,9 @@ class _Space(ConfigTable):
 
         block_m, block_n, block_k = (knob(f"BLOCK_{axis}") for axis in "MNK")
         group_m, warps, stages = knob("GROUP_M"), knob("num_warps"), knob("num_stages")
-        programs = np.array([resident_programs(variant, c, itemsize, device) for c in configs], dtype=np.float64)
-        smem = np.array([smem_bytes(variant, c, itemsize, device) for c in configs], dtype=np.float64)
+        needed = [smem_bytes(variant, config, itemsize, device) for config in configs]
+        resident = [resident_programs(config, smem, device) for config, smem in zip(configs, needed, strict=True)]
+        smem, programs = (np.array(numbers, dtype=np.float64) for numbers in (needed, resident))
         accumulators = accumulator_registers(block_m, block_n, warps)
         in_flight = programs * (stages - 1) * (block_m + block_n) * block_k * itemsize
         columns = [

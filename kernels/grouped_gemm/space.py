@@ -183,6 +183,8 @@ def _tma_ways(variant: Variant, m: int, n: int, k: int, tma: tuple[int, ...]) ->
         yield 0, 1, 0
 
 
+# A space has two or three configs of each such tile, and each is asked about a few times.
+@lru_cache(maxsize=8192)
 def tile_smem_bytes(
     block_m: int,
     block_n: int,
@@ -248,10 +250,10 @@ def estimate_smem_bytes(config: KernelConfig, problem: Problem, device: DeviceSp
     return smem_bytes(VARIANTS[problem.family], config, problem.itemsize, device)
 
 
-def resident_programs(variant: Variant, config: KernelConfig, itemsize: int, device: DeviceSpec) -> int:
-    """How many of the config's PROGRAMS_PER_SM run on one SM of the device at a time."""
+def resident_programs(config: KernelConfig, smem_bytes: int, device: DeviceSpec) -> int:
+    """How many of the config's PROGRAMS_PER_SM, which need so much shared memory each, run on an SM at a time."""
     fits = programs_that_fit(
-        smem_bytes(variant, config, itemsize, device),
+        smem_bytes,
         accumulator_registers(config["BLOCK_M"], config["BLOCK_N"], config.num_warps),
         config.num_warps,
         device.smem_per_sm_bytes,

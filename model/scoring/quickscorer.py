@@ -73,23 +73,26 @@ class QuickScorer:
         feature = np.empty(len(self._keys), np.int64)
         feature[place] = forest.split_feature
         #: By feature, how many others have rows in the tables before it: each has one more than thresholds.
-        self._before = {number: before for before, number in enumerate(np.unique(feature).tolist())}
-        table = np.full((max(len(self._keys) + len(self._before), 1), trees), _ALL)
+        self._before = {number: before for before, number in enumerate(np.flatnonzero(np.bincount(feature)).tolist())}
         rows = place + np.array([self._before[number] for number in feature.tolist()], np.intp)[place] + 1
-        # The sample's trees come first, then the others.
-        sample = np.arange(0, (trees + 1) // 2, _SAMPLED)
-        order = np.concatenate([sample, np.setdiff1d(np.arange(trees), sample)])
-        np.bitwise_and.at(table, (rows, np.argsort(order)[forest.split_tree]), masks)
-        for number, before in self._before.items():
-            first, last = np.searchsorted(feature, [number, number + 1]).tolist()
-            of_it = table[first + before : last + before + 1]
-            np.bitwise_and.accumulate(of_it, axis=0, out=of_it)
-        # The leaf of bit b of tree t at t * 32 + b; the padding is never reached.
+        ends = np.searchsorted(feature, [*self._before], side="right") + np.arange(1, len(self._before) + 1)
+        # The leaf of bit b of tree t at t, b; the padding is never reached.
         values = np.zeros((trees, 1 << _LEAF_BITS))
         used = np.arange(1 << _LEAF_BITS) < forest.tree_leaves[:, None]
         values[used] = forest.leaf_value
-        parts = slice(len(sample)), slice(len(sample), None)
-        self._sample, self._others = (_Trees(table[:, these], values[order[these], ::-1]) for these in parts)
+        is_sampled = np.zeros(trees, np.bool_)
+        is_sampled[: (trees + 1) // 2 : _SAMPLED] = True
+
+        def of(these: NDArray[np.bool_]) -> _Trees:
+            table = np.full((max(len(self._keys) + len(self._before), 1), np.count_nonzero(these)), _ALL)
+            own = these[forest.split_tree]
+            column = (np.cumsum(these) - 1)[forest.split_tree[own]]
+            np.bitwise_and.at(table, (rows[own], column), masks[own])
+            for first, last in zip([0, *ends[:-1].tolist()], ends.tolist(), strict=False):
+                np.bitwise_and.accumulate(table[first:last], axis=0, out=table[first:last])
+            return _Trees(table, values[these, ::-1])
+
+        self._sample, self._others = of(is_sampled), of(~is_sampled)
         self._columns: dict[tuple[int, ...], _Columns] = {}
 
     def coded(self, groups: Sequence[FeatureGroup]) -> list[FeatureGroup]:
@@ -138,7 +141,7 @@ class _Trees:
     """Some trees of a forest: what the intervals leave over of their leaves, and what their leaves say."""
 
     def __init__(self, table: Masks, values: NDArray[np.float64]) -> None:
-        self._table = np.ascontiguousarray(table)
+        self._table = table
         self._values = np.ascontiguousarray(values).ravel()
         # The highest bit of a number is its exponent as a float64, which has that + 1023 in the upper bits.
         self._base = (np.arange(len(values), dtype=np.int64) << _LEAF_BITS) - 1023

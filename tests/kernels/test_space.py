@@ -256,7 +256,7 @@ def test_every_config_survives_json_triton_and_pickle(family):
 @every_device
 def test_the_programs_of_one_sm_fit(family, device):
     for config in family.space(device):
-        programs = resident_programs(family.variant, config, 2, device)
-        assert 1 <= programs <= config["PROGRAMS_PER_SM"]
         smem = smem_bytes(family.variant, config, 2, device)
+        programs = resident_programs(config, smem, device)
+        assert 1 <= programs <= config["PROGRAMS_PER_SM"]
         assert programs == 1 or programs * smem <= device.smem_per_sm_bytes
