@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import product
-from typing import Any
+from typing import Any, TypeAlias
 
 from ..datasets import KernelConfig
+
+#: A config, or knobs by name, which are quicker to make and to look up; of several configs, arrays of integers, where
+#: what follows from them may be arrays as well.
+Knobs: TypeAlias = KernelConfig | Mapping[str, Any]
 
 
 class KnobValues:
@@ -38,10 +42,12 @@ class KnobValues:
         words = {knob: said for knob, (said, _) in valid.items()}
         return cls(family, {knob: values for knob, (_, values) in valid.items()}, words)
 
-    def grid(self) -> Iterator[KernelConfig]:
-        """Every combination."""
+    def grid(self, is_of_use: Callable[[Mapping[str, int]], bool] = lambda knobs: True) -> Iterator[KernelConfig]:
+        """Every combination that is of use."""
         for values in product(*self._values.values()):
-            yield KernelConfig.of(**dict(zip(self._values, values, strict=True)))
+            knobs = dict(zip(self._values, values, strict=True))
+            if is_of_use(knobs):
+                yield KernelConfig.of(**knobs)
 
     def wrong(self, knobs: Mapping[str, Any]) -> str | None:
         """The reason why knobs, as `KernelConfig.to_json` has them, are none of these, or None; it names the knob and

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from functools import lru_cache
 
 from ...datasets import DeviceSpec, KernelConfig
-from ..knob_values import KnobValues
+from ..knob_values import Knobs, KnobValues
 from ..sm_limits import programs_that_fit
 
 #: Knobs and their values. A tile is BLOCK_M x BLOCK_N of the output, so twice as many columns of the weights.
@@ -35,29 +35,29 @@ _SM_SMEM_BYTES, _SM_REGISTERS = 228 * 1024, 65536
 def full_space() -> tuple[KernelConfig, ...]:
     """The whole grid less what can't be fast: spilling accumulators, idle warps, too little in flight, more programs
     than any SM holds, bands of small tiles."""
-    return tuple(config for config in VALUES.grid() if _is_of_use(config))
+    return tuple(VALUES.grid(_is_of_use))
 
 
-def _is_of_use(config: KernelConfig) -> bool:
-    m, n, k, warps = config["BLOCK_M"], config["BLOCK_N"], config["BLOCK_K"], config.num_warps
-    in_flight = (config.num_stages - 1) * (m + 2 * n) * k * 2
-    return bool(
-        accumulators_per_thread(config) <= _MOST_ACCUMULATORS
+def _is_of_use(knobs: Mapping[str, int]) -> bool:
+    m, n, k, warps = knobs["BLOCK_M"], knobs["BLOCK_N"], knobs["BLOCK_K"], knobs["num_warps"]
+    in_flight = (knobs["num_stages"] - 1) * (m + 2 * n) * k * 2
+    return (
+        accumulators_per_thread(knobs) <= _MOST_ACCUMULATORS
         and (warps == 4 or m >= 128)  # of fewer rows warps would share one
         and (k == 64 or (k == 32) == (m * n >= 128 * 64))  # short steps for the largest tiles, long ones for others
         and in_flight >= _LEAST_BYTES_IN_FLIGHT
-        and smem_bytes(config, 2) <= _SM_SMEM_BYTES
-        and config["PROGRAMS_PER_SM"] <= _resident(config, 2, _SM_SMEM_BYTES, _SM_REGISTERS)
-        and (config["GROUP_M"] == 1 or m >= 64)
+        and smem_bytes(knobs, 2) <= _SM_SMEM_BYTES
+        and knobs["PROGRAMS_PER_SM"] <= _resident(knobs, 2, _SM_SMEM_BYTES, _SM_REGISTERS)
+        and (knobs["GROUP_M"] == 1 or m >= 64)
     )
 
 
-def accumulators_per_thread(config: KernelConfig) -> float:
+def accumulators_per_thread(config: Knobs) -> float:
     """float32 accumulators of a thread, gate's and up's."""
-    return float(2 * config["BLOCK_M"] * config["BLOCK_N"] / (32 * config.num_warps))
+    return float(2 * config["BLOCK_M"] * config["BLOCK_N"] / (32 * config["num_warps"]))
 
 
-def smem_bytes(config: KernelConfig, itemsize: int, arch: str = "sm_90") -> int:
+def smem_bytes(config: Knobs, itemsize: int, arch: str = "sm_90") -> int:
     """A bound of one program's shared memory: every stage's operands, where the output changes its layout, and
     barriers. (Tests compare it with binaries.)
 
@@ -65,23 +65,23 @@ def smem_bytes(config: KernelConfig, itemsize: int, arch: str = "sm_90") -> int:
     bits. That is so of sm_90's wgmma, whose warps hold 16 rows each. Else up goes to gate's thread first, in float32.
     """
     m, n, k = config["BLOCK_M"], config["BLOCK_N"], config["BLOCK_K"]
-    loaded = int((m + 2 * n) * k * itemsize)
-    operands = loaded * max(config.num_stages, 1)
+    loaded = (m + 2 * n) * k * itemsize
+    operands = loaded * max(config["num_stages"], 1)
     if itemsize == 4:
         operands += loaded  # laid out anew for the product without tensor cores
-    rows_whole = arch == "sm_90" and itemsize == 2 and m >= max(16 * config.num_warps, 64)
-    return operands + int(m * n) * (2 if rows_whole else 4) + 16 * config.num_stages + 64
+    rows_whole = arch == "sm_90" and itemsize == 2 and m >= max(16 * config["num_warps"], 64)
+    return int(operands + m * n * (2 if rows_whole else 4) + 16 * config["num_stages"] + 64)
 
 
-def resident_programs(config: KernelConfig, itemsize: int, device: DeviceSpec) -> int:
+def resident_programs(config: Knobs, itemsize: int, device: DeviceSpec) -> int:
     """How many programs of a config run on one SM of the device at a time."""
     fits = _resident(config, itemsize, device.smem_per_sm_bytes, device.registers_per_sm, device.arch)
     return min(int(config["PROGRAMS_PER_SM"]) or fits, fits)
 
 
-def _resident(config: KernelConfig, itemsize: int, sm_smem_bytes: int, sm_registers: int, arch: str = "sm_90") -> int:
+def _resident(config: Knobs, itemsize: int, sm_smem_bytes: int, sm_registers: int, arch: str = "sm_90") -> int:
     smem, accumulators = smem_bytes(config, itemsize, arch), accumulators_per_thread(config)
-    return programs_that_fit(smem, accumulators, config.num_warps, sm_smem_bytes, sm_registers)
+    return programs_that_fit(smem, accumulators, config["num_warps"], sm_smem_bytes, sm_registers)
 
 
 def programs_of(m: int, n: int, config: KernelConfig, sm_count: int) -> int:

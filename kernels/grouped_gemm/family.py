@@ -66,7 +66,7 @@ class GroupedGemmFamily(Family):
         >>> len(find_family("grouped_gemm_fwd").space(DeviceSpec.named("h200"), block_m=[64], tma=[1])) > 10
         True
         """
-        space = full_space(self.variant, Ranges.of(self.variant, **ranges))
+        space = full_space(self.variant.first_of_kernel, Ranges.of(self.variant, **ranges))
         if device is None:
             return space
         return tuple(c for c in space if _device_limit(self.variant, c, 2, device) is None)

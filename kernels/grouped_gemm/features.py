@@ -135,7 +135,7 @@ def feature_groups(
     """The columns of `feature_table` for several problems of one dtype: those of the call, of the config, of its tile,
     and the last one, of its tile's depth and its stages."""
     itemsize = problems[0].itemsize
-    space = _space(tuple(configs), variant, itemsize, device)
+    space = _space(tuple(configs), variant.first_of_kernel, itemsize, device)
     all_sizes = [group_sizes_of(problem) for problem in problems]
     calls = np.array([_call(variant, problem, itemsize) for problem in problems])
     logs = np.log2(calls[:, :8])

@@ -32,6 +32,11 @@ class Variant:
         """The TMA knobs: left, right, out."""
         return self.tma_left, self.tma_right, self.tma_out
 
+    @property
+    def first_of_kernel(self) -> Variant:
+        """The first variant that runs the same kernel: what depends on that alone is then found out once for both."""
+        return next(variant for variant in VARIANTS.values() if variant.tma == self.tma)
+
 
 # y = x @ w.T: x is gathered, or y scattered.
 FORWARD = Variant(

@@ -2,14 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, TypeAlias
-
-from ...datasets import DeviceSpec, KernelConfig
+from ...datasets import DeviceSpec
+from ..knob_values import Knobs
 from ..sm_limits import ASYNC_PRODUCT_ARCHS, accumulator_registers, exchange_bytes, programs_that_fit
-
-#: A config, or its knobs by name, which are quicker to look up.
-Knobs: TypeAlias = KernelConfig | Mapping[str, Any]
 
 
 def smem_bytes(knobs: Knobs, itemsize: int, device: DeviceSpec) -> int:

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from functools import lru_cache
-from typing import Any, TypeAlias
+from functools import lru_cache, partial
+from typing import Any
 
 from ...datasets import KernelConfig, Problem
-from ..knob_values import KnobValues
-
-#: A config, or knobs by name: of several configs, arrays of integers. What follows from these is then an array, too.
-Knobs: TypeAlias = KernelConfig | Mapping[str, Any]
+from ..knob_values import Knobs, KnobValues
 
 #: Knobs and their values. A tile is ROWS tokens x HEADS heads; num_stages says nothing to a kernel without a loop,
 #: so it is Triton's default.
@@ -42,22 +39,22 @@ MOST_HEAD_DIM = 512
 @lru_cache
 def full_space(family: str) -> tuple[KernelConfig, ...]:
     """Every config of a family that is of use for heads of 128 elements."""
-    return tuple(config for config in VALUES[family].grid() if _is_of_use(family, config))
+    return tuple(VALUES[family].grid(partial(_is_of_use, family)))
 
 
-def _is_of_use(family: str, config: KernelConfig) -> bool:
-    held = elements_per_thread(config, _USUAL_HEAD)
-    takes_one_step = dict(config.meta).get("STEPS") == 1  # where stages are all alike
-    return _LEAST_ELEMENTS <= held <= MOST_ELEMENTS[family] and not (takes_one_step and config.num_stages > 1)
+def _is_of_use(family: str, knobs: Mapping[str, int]) -> bool:
+    held = elements_per_thread(knobs, _USUAL_HEAD)
+    takes_one_step = knobs.get("STEPS") == 1  # where stages are all alike
+    return _LEAST_ELEMENTS <= held <= MOST_ELEMENTS[family] and not (takes_one_step and knobs["num_stages"] > 1)
 
 
-def elements_per_thread(config: KernelConfig, head_dim: int) -> float:
+def elements_per_thread(config: Knobs, head_dim: int) -> float:
     """Elements of a tile, padding included, that one thread holds.
 
     >>> elements_per_thread(KernelConfig.of(ROWS=2, HEADS=4, num_warps=4), head_dim=96)
     8.0
     """
-    return float(config["ROWS"] * config["HEADS"] * 2 * block_of(head_dim) / (32 * config.num_warps))
+    return float(config["ROWS"] * config["HEADS"] * 2 * block_of(head_dim) / (32 * config["num_warps"]))
 
 
 def block_of(head_dim: int) -> int:
