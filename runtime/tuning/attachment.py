@@ -44,9 +44,9 @@ class Attachment:
       what that leaves, and `perf_model` comes last. (`early_config_prune` itself stays as it is, because others ask it:
       FLA, whether a config from a file is allowed; and Dynamo, which then makes an autotuner anew of what is left, but
       without `reset_to_zero` and `restore_value`, so that compiled code would compute something else; torch 2.13.)
-    - `_bench`, which times one config. Here our timer does, unless the kernel has a `do_bench` of its own; each time is
-      learned and kept as it comes, so that none is lost when the process is killed; what is known from before is not
-      timed again; and what is to be timed is compiled in parallel.
+    - `_bench`, which times one config. Here our timer does, unless the kernel has a `do_bench` of its own, or its class
+      a `_bench`; each time is learned and kept as it comes, so that none is lost when the process is killed; what is
+      known from before is not timed again; and what is to be timed is compiled in parallel.
     - `run`, which launches. Here it is one thread at a time, because Triton keeps a launch's arguments on the
       autotuner, where two threads mix them up.
 
@@ -55,13 +55,16 @@ class Attachment:
     """
 
     def __init__(self, tuner: triton.runtime.Autotuner, family: Family | None, k: Length) -> None:
+        from triton.runtime import Autotuner
+
         own = LaunchFamily(tuner)
         self.name, self.tuner, self.family = own.name, tuner, own if family is None else family_of(family)
+        self._bench, self._run = tuner._bench, tuner.run
+        as_triton_does = tuner._do_bench is None and getattr(self._bench, "__func__", None) is Autotuner._bench
+        self._how_timed = "cold" if as_triton_does else "autotuner"
         self._pruner = None if family is None else Pruner(self.family, k)
-        self._how_timed = "cold" if tuner._do_bench is None else "autotuner"
         if self._pruner is not None:
             self._pruner.timed = self._how_timed
-        self._bench, self._run = tuner._bench, tuner.run
         self._k, self._kernel = k, Kernel(tuner)
         self._known: dict[tuple[DeviceSpec, int], _Known] = {}  # by device, and whom it was learned with
         self._epoch = epoch()
