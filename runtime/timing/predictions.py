@@ -42,11 +42,13 @@ print((time.process_time() - start) * 1e3)
 
 @dataclass(frozen=True)
 class PredictionTimes:
-    """CPU times of one family's predictions over its whole space: the least and the median of many, in milliseconds,
-    the best config alone and k="auto" for new problems, and microseconds for one that was asked about before."""
+    """CPU times of one family's predictions over its whole space: in milliseconds, the process's first one, which lays
+    out the space and makes the tables; the least and the median of many, the best config alone and k="auto" for new
+    problems; and in microseconds for one that was asked about before."""
 
     family: str
     configs: int
+    first_ms: float
     best_ms: tuple[float, float]
     auto_ms: tuple[float, float]
     repeat_us: tuple[float, float]
@@ -73,6 +75,7 @@ class Predictions:
             "families": {
                 one.family: {
                     "configs": one.configs,
+                    "first_ms": round(one.first_ms, 1),
                     **{
                         name: {"least": round(least, 3), "median": round(median, 3)}
                         for name, (least, median) in zip(("best_ms", "auto_ms", "repeat_us"), one.times, strict=True)
@@ -84,12 +87,12 @@ class Predictions:
 
     def __rich__(self) -> Any:
         rows = [
-            (one.family, one.configs, *("{:.2f} - {:.2f}".format(*times) for times in one.times))
+            (one.family, one.configs, f"{one.first_ms:.0f}", *("{:.2f} - {:.2f}".format(*times) for times in one.times))
             for one in self.families
         ]
         return table(
             f"Predictions for {self.device}, in CPU time: least - median",
-            ("family", "configs", "best config, ms", 'k="auto", ms', "known problem, us"),
+            ("family", "configs", "first, ms", "best config, ms", 'k="auto", ms', "known problem, us"),
             rows,
             below=[f"What predicting imports takes {self.import_ms:.0f} ms, NumPy with its {self.numpy_ms:.0f}."],
         )
@@ -98,19 +101,25 @@ class Predictions:
 def time_predictions(
     families: Sequence[Family], device: DeviceSpec, bundle: Bundle | None = None, *, repeats: int = 200
 ) -> Predictions:
-    """The times of predictions by a bundle (the shipped one if left out).
+    """The times of predictions by a bundle (the shipped one if left out), which is open by then. The first one is that
+    only of a family that nothing was asked about in this process.
 
     >>> time_predictions([family], DeviceSpec.named("h200"))  # doctest: +SKIP
     """
     modules = _printed(_PREDICTS).split()
     imports, of_numpy = (min(float(_printed(_IMPORTS, *names)) for _ in range(5)) for names in (modules, ["numpy"]))
+    bundle_in_force(bundle)
     times = []
     for family in families:
+        start = time.thread_time()
         choose = partial(chooser_of(family, device, None, bundle).choose, _problem(family, bundle, 0), HowMany(1))
+        choose()
+        first_ms = (time.thread_time() - start) * 1e3
         times.append(
             PredictionTimes(
                 family=family.name,
                 configs=len(family.space(device)),
+                first_ms=first_ms,
                 best_ms=prediction_ms(family, device, bundle, repeats=repeats),
                 auto_ms=prediction_ms(family, device, bundle, k="auto", repeats=repeats),
                 repeat_us=_least_and_median([_spent_ms(choose, times=_ASKED) * 1e3 for _ in range(repeats // 10)]),

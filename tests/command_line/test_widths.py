@@ -52,7 +52,7 @@ def result(request: pytest.FixtureRequest, evaluation: Evaluation) -> Any:
             DEVICE.name,
             99.9,
             55.5,
-            (PredictionTimes("a_family_of_a_longer_name", 1000, (1.0, 12.34), (1.0, 2.0), (0.5, 0.6)),),
+            (PredictionTimes("a_family_of_a_longer_name", 1000, 34.5, (1.0, 12.34), (1.0, 2.0), (0.5, 0.6)),),
         ),
         "evaluate": judged,
         "replay": Replay(everything=judged, planned=judged, configs=0.1, measurements=0.2),
