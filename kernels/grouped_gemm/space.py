@@ -250,10 +250,10 @@ def estimate_smem_bytes(config: KernelConfig, problem: Problem, device: DeviceSp
     return smem_bytes(VARIANTS[problem.family], config, problem.itemsize, device)
 
 
-def resident_programs(config: KernelConfig, smem_bytes: int, device: DeviceSpec) -> int:
-    """How many of the config's PROGRAMS_PER_SM, which need so much shared memory each, run on an SM at a time."""
+def resident_programs(config: KernelConfig, smem: int, device: DeviceSpec) -> int:
+    """How many of the config's PROGRAMS_PER_SM, which need `smem` bytes of shared memory each, fit an SM at a time."""
     fits = programs_that_fit(
-        smem_bytes,
+        smem,
         accumulator_registers(config["BLOCK_M"], config["BLOCK_N"], config.num_warps),
         config.num_warps,
         device.smem_per_sm_bytes,

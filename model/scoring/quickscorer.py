@@ -14,6 +14,7 @@ jointly, so their AND is computed for each of those and shared.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
@@ -88,7 +89,7 @@ class QuickScorer:
             own = these[forest.split_tree]
             column = (np.cumsum(these) - 1)[forest.split_tree[own]]
             np.bitwise_and.at(table, (rows[own], column), masks[own])
-            for first, last in zip([0, *ends[:-1].tolist()], ends.tolist(), strict=False):
+            for first, last in pairwise([0, *ends.tolist()]):
                 np.bitwise_and.accumulate(table[first:last], axis=0, out=table[first:last])
             return _Trees(table, values[these, ::-1])
 

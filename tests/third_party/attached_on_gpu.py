@@ -4,7 +4,8 @@ TUNINGS.jsonl is what `autotuners_on_gpu.py` wrote on such a card: the same shap
 each workload tunes them with `foretune.attached` in force from its start, on an empty choice cache and an empty Triton
 cache. Printed for the keys after a kernel's eighth: the seconds that a new key took, there and here (waiting for the
 other processes of a GPU is in none); the regret of the choice by the times that the full search measured, and measured
-again side by side with the full search's best config; and the launches that failed. Needs the same packages.
+again side by side with the full search's best config; and the launches that failed. OUT has a file a workload, of what
+is done so far. Needs the same packages.
 """
 
 from __future__ import annotations

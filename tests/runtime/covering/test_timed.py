@@ -80,5 +80,5 @@ def test_on_a_gpu_a_cover_loses_little_of_what_it_timed():
     problem = Problem.of("matmul", batch=1, m=1, n=4096, k=4096)
     found = by_name.cover("matmul", problem, "m", (64, 1024), within=0.05, sizes=range(64, 1025, 64), measure=True)
     assert found.device in torch.cuda.get_device_name()
-    assert found.worst_loss <= 0.1  # chosen on one pass, and judged on another
+    assert found.worst_loss <= 0.1  # chosen by some passes, and judged by others
     assert "timed here" in found.reason
