@@ -16,6 +16,7 @@ from triton.runtime import JITFunction, driver
 
 from ...datasets import ForetuneError
 from .ahead import compile_ahead_of, is_only_compiling, wait_for
+from .launch_function import make_launch_function_ahead
 from .triton_hash import wait_for_the_hash
 
 if TYPE_CHECKING:
@@ -131,6 +132,7 @@ class PreparedLaunch:
             return
         if known is None:
             begin_compiling()
+            make_launch_function_ahead(self._launcher.kernel, (*tensors, *self._integers), self._values())
             wait_for(self._job(key))
         binary = self._through_jit(tensors)
         # (AMD's binaries depend on more: on which tensors have less than 2 GiB.)
@@ -149,9 +151,9 @@ class PreparedLaunch:
         def compile_there() -> None:
             driver.active.set_current_device(device)
             begin_compiling()
+            make_launch_function_ahead(kernel, given, self._values())
             binary = kernel.warmup(*given, grid=self._grid, **self._values())
-            # Triton 3.6 has a C compiler make the function that launches it, 0.2 s: here, and so before it is needed.
-            # Nothing is loaded into the GPU yet, which may just capture a graph.
+            # Nothing is loaded into the GPU yet, which may just capture a graph: only what launches it, into Triton.
             driver.active.launcher_cls(binary.src, binary.metadata)
 
         compile_ahead_of(self._job(key), compile_there)

@@ -120,10 +120,11 @@ class PredictedAutotuner(Autotuner):  # type: ignore[misc] # Triton has no types
 
     def _first_run(self, key: tuple[Any, ...], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Finds a config and launches it. One that cannot be launched is a config less, and the next best is taken."""
+        call, failed = OneLaunch(self, args, kwargs), Failed()
         if not self._is_interpreted:
             driver.active.get_current_device()  # where there is no GPU, Triton says so: it is no config's failure
+            call.prepare()
         deadline = math.inf if self._budget_s is None else time.monotonic() + self._budget_s
-        call, failed = OneLaunch(self, args, kwargs), Failed()
         with self._lock:
             while key not in self.cache:  # else another thread was first
                 config, was_launched = self._choose(key, call, failed, deadline)

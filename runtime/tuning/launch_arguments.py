@@ -11,7 +11,7 @@ from ...datasets import ForetuneError
 from ...datasets.errors import LONGEST_WORD, MOST_NAMES, shown
 
 #: What a binary does not depend on, though a launch is given it.
-_OF_THE_LAUNCH = frozenset({"grid", "warmup"})
+OF_THE_LAUNCH = frozenset({"grid", "warmup"})
 
 
 def kept_arguments(arguments: Mapping[str, Any]) -> dict[str, Any] | None:
@@ -22,7 +22,7 @@ def kept_arguments(arguments: Mapping[str, Any]) -> dict[str, Any] | None:
     {'n': 64, 'SCALE': 0.5, 'bias': None}
     >>> kept_arguments({"shape": (1, 2)})
     """
-    kept = {name: _kept(value) for name, value in arguments.items() if name not in _OF_THE_LAUNCH}
+    kept = {name: _kept(value) for name, value in arguments.items() if name not in OF_THE_LAUNCH}
     return kept if are_kept_arguments(kept) else None
 
 

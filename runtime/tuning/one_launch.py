@@ -7,8 +7,10 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from ...datasets import ForetuneError
+from ..launching.launch_function import make_launch_function_ahead
 from ..launching.stub_driver import stubbed
 from ..timing.timer import timer_of
+from .launch_arguments import OF_THE_LAUNCH
 
 if TYPE_CHECKING:
     import triton
@@ -32,6 +34,12 @@ class OneLaunch:
         if config.pre_hook is not None:
             config.pre_hook(self.everything(config))
         return self._tuner.fn.run(*self.args, **self.kwargs, **config.all_kwargs())
+
+    def prepare(self) -> None:
+        """Has what launches any of the kernel's binaries made, before it is known which it will be."""
+        given = {**self.kwargs, **self._tuner.configs[0].all_kwargs()}
+        options = {name: value for name, value in given.items() if name not in OF_THE_LAUNCH}
+        make_launch_function_ahead(self._tuner.fn, self.args, options)
 
     def compile(self, config: triton.Config) -> Any:
         """Compiles without a launch. The config's hook comes first: it may make the descriptors that decide on the
