@@ -16,9 +16,8 @@ DTYPES = ("bf16", "fp16", "fp32", "int8")
 #: What TMA, and one load of a thread, want rows to begin at multiples of.
 ALIGNMENT_BYTES = 16
 #: From how many products on each of its elements, and in all, a float32 operand that lies across K is copied before:
-#: on an H200 a copy takes as long as a thousand products on each element save, and from twice as many it is a gain
-#: (tests/kernels/matmul/turning_on_gpu.py prints both).
-_REUSED_FROM, _PRODUCTS_FROM, _DEPTH_FROM = 2048, 2**31, 64
+#: on an H200 a gain at each size from there on (tests/kernels/matmul/turning_on_gpu.py).
+_REUSED_FROM, _PRODUCTS_FROM, _DEPTH_FROM = 512, 2**31, 64
 
 
 def output_dtype(problem: Problem) -> str:

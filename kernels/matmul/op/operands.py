@@ -9,6 +9,7 @@ import torch
 from ....datasets import ForetuneError, Problem, torch_dtype
 from ...op_calls import are_placed
 from ..layouts import A_KM, ACTIVATIONS, ALIGNMENT_BYTES, B_KN, BIAS, DTYPES
+from ..triton_kernels.turning import turned_copy
 
 _DTYPES = {torch_dtype(name): name for name in DTYPES}
 
@@ -39,12 +40,13 @@ class Operands(NamedTuple):
         """a and b, or copies laid out alike where the kernel could not read them: aligned rows begin at multiples of
         16 bytes. What is to be `turned` is copied with rows along K."""
         stored_a, stored_b = self.stored(a, b)
-        good_a = _lies_well(a, stored_a, aligned) and (not aligned or are_placed([a])) and not turned[0]
-        good_b = _lies_well(b, stored_b, aligned) and (not aligned or are_placed([b])) and not turned[1]
-        return (
-            a if good_a else _copied(a, self.a_is_transposed and not turned[0]),
-            b if good_b else _copied(b, self.b_is_transposed or turned[1]),
-        )
+        good_a = _lies_well(a, stored_a, aligned) and (not aligned or are_placed([a]))
+        good_b = _lies_well(b, stored_b, aligned) and (not aligned or are_placed([b]))
+        if not good_a or turned[0]:
+            a = turned_copy(stored_a).view(a.shape) if good_a else _copied(a, self.a_is_transposed and not turned[0])
+        if not good_b or turned[1]:
+            b = turned_copy(stored_b).view(b.mT.shape).mT if good_b else _copied(b, self.b_is_transposed or turned[1])
+        return a, b
 
 
 def operands_of(a: Any, b: Any, bias: Any, activation: str | None) -> Operands:

@@ -142,6 +142,17 @@ def test_what_lies_across_k_is_copied_where_that_is_worth_it(monkeypatch):
     assert launched == [(True, True)]  # a config that somebody asks for is for the operands as they lie
 
 
+@pytest.mark.parametrize(("batch", "rows", "columns", "apart"), [(1, 64, 128, 128), (2, 7, 130, 131), (3, 68, 4, 12)])
+def test_a_turned_copy_is_the_same_matrix(batch, rows, columns, apart):
+    import torch
+    from foretune.kernels.matmul.triton_kernels.turning import turned_copy
+
+    x = torch.randn(batch, rows, apart)[:, :, :columns]
+    copy = turned_copy(x)
+    assert copy.is_contiguous()
+    assert torch.equal(copy.mT, x)
+
+
 @pytest.mark.parametrize(
     "shapes",
     [

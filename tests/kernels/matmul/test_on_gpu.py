@@ -7,6 +7,7 @@ import pytest
 import torch
 from foretune.datasets import DeviceSpec
 from foretune.kernels.matmul import matmul
+from foretune.kernels.matmul.layouts import worth_turning
 from products import LAYOUTS, MATMUL, config, problem
 
 pytestmark = [
@@ -89,6 +90,16 @@ def test_the_op_and_its_gradients_are_those_of_torch(device):
     y.backward(dy)
     for mine, other in [(y, expected), *((a.grad, b.grad) for a, b in zip(ours, theirs, strict=True))]:
         assert float((mine.double() - other).norm() / other.norm()) <= 1e-2
+
+
+@pytest.mark.parametrize("sizes", [(2048, 2304, 2100), (4099, 2051, 640)])
+def test_float32_that_lies_across_k_is_copied_and_multiplied(sizes, device):
+    m, n, k = sizes
+    call = problem("fp32", ("a_km", "b_kn"), 1, m, n, k)
+    assert worth_turning(call, device) == (True, True)
+    a, b = torch.randn(k, m, device="cuda").mT, torch.randn(k, n, device="cuda")
+    expected = a.double() @ b.double()
+    assert float((matmul(a, b) - expected).norm() / expected.norm()) <= MATMUL.tolerance(call)
 
 
 def test_a_layer_that_inductor_compiles_gets_the_same():
