@@ -17,7 +17,7 @@ from ..datasets.errors import check_between, check_integer, warn
 from ..datasets.feature_groups import FeatureGroup, narrowed
 from ..datasets.grid import BinaryKind, Grid
 from ..datasets.progress import advance, share_of, side_by_side
-from .ranker import Ranker
+from .ranker import Ranker, trust_in_estimate
 from .rows import TrainingRows, training_rows
 from .scoring.network import Network
 from .scoring.network_training import train_network
@@ -174,6 +174,7 @@ class LightGBMRanker(Ranker):
             )
         self.feature_names_ = family.feature_names
         self.binaries_ = dict(grid.binaries) if family.reads_binaries else {}
+        self.trust_ = trust_in_estimate(grid, family)
         return self
 
     def predict(
@@ -270,7 +271,7 @@ class LightGBMRanker(Ranker):
         # (What orders the new card's configs comes first: a sample of trees is of those.)
         result.forest_ = new.affine(slope, offset) + self.forest_.affine(-_RANKS_PER_LOG * slope)
         result.network_ = self.network_ and self.network_.affine(-_RANKS_PER_LOG * slope)
-        result.feature_names_ = self.feature_names_
+        result.feature_names_, result.trust_ = self.feature_names_, self.trust_
         result.binaries_ = dict(self.binaries_)
         for kind, facts in (grid.binaries if family.reads_binaries else {}).items():
             result.binaries_[kind] = {**self.binaries_.get(kind, {}), **facts}

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 import numpy as np
 
 from ..datasets import DeviceSpec, Family, ForetuneError, KernelConfig, Problem
-from ..datasets.errors import check_between
 from ..datasets.grid import Grid
 
 if TYPE_CHECKING:
@@ -18,6 +17,9 @@ if TYPE_CHECKING:
 
     #: How many of the first configs are enough, from their logs of slowdowns over the first, ascending.
     Enough: TypeAlias = Callable[[NDArray[np.float64]], int]
+
+# What the estimate is held against: configs up to so much slower than the best, of so many problems at most.
+_NEAR, _ASKED = 1.5, 64
 
 
 class Ranker(ABC):
@@ -31,6 +33,8 @@ class Ranker(ABC):
 
     #: Whether `fit` looks at the measurements at all.
     learns: ClassVar[bool] = True
+    #: How far the family's estimate counts on a card without a measurement, see `UnseenCardRanker`.
+    trust_: float = 0.0
 
     @abstractmethod
     def fit(self, grid: Grid, family: Family) -> Self:
@@ -98,21 +102,20 @@ def checked_slowdowns(predicted: ArrayLike, count: int) -> NDArray[np.float64]:
 
 class UnseenCardRanker(Ranker):
     """A fitted ranker on a card that it has no measurement of: its slowdowns, times the family's analytic estimate to
-    the power of `trust`.
+    the power of its `trust_`.
 
     What was learned elsewhere now and then ranks a config first that is hopeless on this card, and the estimate knows
     better (model/README.md). Where a family has no estimate nothing changes.
 
     >>> from foretune.model import RandomRanker
-    >>> UnseenCardRanker(RandomRanker()).trust
-    0.3
+    >>> UnseenCardRanker(RandomRanker()).ranker.trust_
+    0.0
     """
 
     learns = False
 
-    def __init__(self, ranker: Ranker, trust: float = 0.3) -> None:
-        check_between("trust", trust, 0.0, 10.0)
-        self.ranker, self.trust = ranker, trust
+    def __init__(self, ranker: Ranker) -> None:
+        self.ranker = ranker
 
     def fit(self, grid: Grid, family: Family) -> Self:
         """Nothing to learn: the ranker has."""
@@ -124,8 +127,26 @@ class UnseenCardRanker(Ranker):
         """Slowdowns that compare within a problem only; see `Ranker.predict`."""
         learned = self.ranker.predict(family, problem, device, configs)
         estimate_us = np.asarray(family.estimate_us(problem, device, configs), np.float64)
-        result: NDArray[np.float64] = learned * estimate_us**self.trust
+        result: NDArray[np.float64] = learned * estimate_us**self.ranker.trust_
         return result
+
+
+def trust_in_estimate(grid: Grid, family: Family) -> float:
+    """How much of the difference between two configs' estimates there is between their times, from 0 to 1: the slope of
+    log time over log estimate, by least squares within problems, each counting alike, over the configs that take up to
+    1.5 times as long as the best. 0 where a family has no estimate."""
+    products = squares = 0.0
+    times = grid.times_us
+    known = np.flatnonzero(np.isfinite(times).any(axis=1))
+    for row in known[np.linspace(0, len(known) - 1, min(len(known), _ASKED)).astype(np.intp)]:
+        slowdowns = times[row] / np.nanmin(times[row])
+        near = np.flatnonzero(slowdowns <= _NEAR)
+        configs = [grid.configs[column] for column in near]
+        estimates = np.log(family.estimate_us(grid.cases[row].problem, grid.devices[row], configs))
+        estimates = estimates - estimates.mean()
+        products += float(estimates @ np.log(slowdowns[near])) / len(near)
+        squares += float(estimates @ estimates) / len(near)
+    return min(max(products / squares, 0.0), 1.0) if squares > 0 else 0.0
 
 
 def ranker_on(device: DeviceSpec, ranker: Ranker, learned_on: Iterable[DeviceSpec]) -> Ranker:

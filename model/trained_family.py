@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..datasets import BinaryFacts, BundleError, DeviceSpec, KernelConfig
+from ..datasets.errors import check_between
 from ..datasets.grid import BinaryKind
 from ..datasets.problem import dtype_from_json, dtype_to_json
 from .calibration.conformal import Calibration
@@ -75,6 +76,7 @@ class TrainedFamily:
             "params": self.ranker.get_params(),
             "trees": len(self.ranker.forest_),
             "network": self.ranker.network_ is not None,
+            "trust": self.ranker.trust_,
             "devices": [device.to_json() for device in self.devices],
             "origin": dict(self.origin),
             "wrong_results": [
@@ -110,6 +112,8 @@ class TrainedFamily:
                 raise BundleError(f"{len(names)} feature names for {part.n_features} features")
         ranker.feature_names_ = tuple(map(str, names))
         ranker.binaries_ = _binaries(value["binaries"], arrays.get(_BINARIES))
+        check_between("trust", value["trust"], 0.0, 1.0)
+        ranker.trust_ = float(value["trust"])
         devices = tuple(map(DeviceSpec.from_json, value["devices"]))
         if not devices:
             raise BundleError("devices must name at least one that its measurements were taken on")

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from ...datasets import BinaryFacts, DeviceSpec, Family, ForetuneError, KernelConfig, Problem, dtype_of_tensor
 from ...datasets.feature_groups import FeatureGroup
 from ..sm_limits import TMA_ARCHS, too_much_smem
-from .features import FEATURE_NAMES, feature_groups, feature_table
+from .features import FEATURE_NAMES, feature_groups, feature_names, feature_table
 from .group_sizes import likely_problems
 from .space import Ranges, full_space, knobs_of, smem_bytes, values_of, wrong_tile
 from .variants import DW, PERMUTATIONS, Variant
@@ -51,11 +51,11 @@ class GroupedGemmFamily(Family):
         "k": MOST_COLUMNS,
     }
     bucketed = ("rows",)
-    feature_names = FEATURE_NAMES
 
     def __init__(self) -> None:
         self.name = self.variant.name  # type: ignore[misc]
         self.knobs = knobs_of(self.variant)  # type: ignore[misc]
+        self.feature_names = feature_names(self.variant)  # type: ignore[misc]
 
     def space(self, device: DeviceSpec | None = None, **ranges: Sequence[int]) -> tuple[KernelConfig, ...]:
         """Every config worth declaring; with a device, those that some problem on it supports.

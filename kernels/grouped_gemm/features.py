@@ -85,6 +85,11 @@ _MIXED_FEATURES = (
     "stages_over_steps",
 )
 FEATURE_NAMES = _PROBLEM_FEATURES + CONFIG_FEATURES + _MIXED_FEATURES
+#: Of dW besides: how many bands of M tiles, and how many groups, the programs cover that run at once, what of the last
+#: one is left over, and how many columns they write side by side. Where dW waits for its writes, this tells apart tiles
+#: that are equally large; forward and dX gain nothing by it (model/README.md).
+_WRITE_FEATURES = ("log_bands_at_once", "log_groups_at_once", "band_left", "group_left", "columns_at_once")
+_OF_WRITES = tuple(range(len(FEATURE_NAMES), len(FEATURE_NAMES) + len(_WRITE_FEATURES)))
 _OF_CALL, _OF_DEPTH = tuple(range(len(_PROBLEM_FEATURES))), (len(FEATURE_NAMES) - 1,)
 #: The places of those that each kind of tile has: logarithms, which are taken of all at once, and others.
 _LOGS, _PLAIN = (
@@ -122,10 +127,15 @@ def group_sizes_of(problem: Problem) -> Sizes:
     return typical_sizes(problem["rows"], max(problem["groups"], 1)) if problem.ragged is None else problem.ragged.array
 
 
+def feature_names(variant: Variant) -> tuple[str, ...]:
+    """What `feature_table` has of a variant, in order."""
+    return FEATURE_NAMES + _WRITE_FEATURES if variant is DW else FEATURE_NAMES
+
+
 def feature_table(
     variant: Variant, problem: Problem, device: DeviceSpec, configs: Sequence[KernelConfig]
 ) -> NDArray[np.float32]:
-    """(n_configs, n_features), columns named by FEATURE_NAMES; finite for any problem, also one without rows."""
+    """(n_configs, n_features), columns named by `feature_names`; finite for any problem, also one without rows."""
     return joined(feature_groups(variant, (problem,), device, configs))
 
 
@@ -133,7 +143,7 @@ def feature_groups(
     variant: Variant, problems: Sequence[Problem], device: DeviceSpec, configs: Sequence[KernelConfig]
 ) -> tuple[FeatureGroup, ...]:
     """The columns of `feature_table` for several problems of one dtype: those of the call, of the config, of its tile,
-    and the last one, of its tile's depth and its stages."""
+    of its tile's depth and its stages, and of what dW writes."""
     itemsize = problems[0].itemsize
     space = _space(tuple(configs), variant.first_of_kernel, itemsize, device)
     all_sizes = [group_sizes_of(problem) for problem in problems]
@@ -206,12 +216,19 @@ def feature_groups(
     np.log2(mixed[: len(_LOGS)], out=mixed[: len(_LOGS)])
     per_tile = mixed.transpose(1, 2, 0).astype(np.float32, order="C")
     of_depth = work.tiles_per_step.astype(np.float32).take(space.depth, axis=1) * space.stages
-    return (
+    found = (
         FeatureGroup(_OF_CALL, per_call[:, None], space.one_kind),
         space.own,
         FeatureGroup(_LOGS + _PLAIN, per_tile, space.kind),
         FeatureGroup(_OF_DEPTH, of_depth[:, :, None], space.depth_kind),
     )
+    if variant is not DW:
+        return found
+    bands = slots / (sharing * work.n_tiles)
+    groups_at_once = slots / (work.m_tiles * work.n_tiles)
+    side_by_side = np.minimum(bands, 1) * work.n_tiles * block_n
+    writes = [np.log2(bands), np.log2(groups_at_once), bands % 1, groups_at_once % 1, side_by_side]
+    return *found, FeatureGroup(_OF_WRITES, np.stack(writes, axis=2).astype(np.float32), space.kind)
 
 
 class _Space(ConfigTable):

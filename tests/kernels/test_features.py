@@ -109,6 +109,23 @@ def test_features_say_what_a_call_of_dw_is():
     assert {name: column(name, call, config, DW) for name in expected} == pytest.approx(expected)
 
 
+def test_features_of_dw_say_what_is_written_at_once():
+    """Of 10 x 3 tiles in bands of two, 132 times the resident programs run at once."""
+    config = chosen(DW, BLOCK_M=64, BLOCK_N=128, BLOCK_K=32, GROUP_M=2)
+    call = problem(DW, n=640, k=384)
+    slots = 132 * column("programs_per_sm", call, config, DW)
+    expected = {
+        "log_bands_at_once": np.log2(slots / 6),
+        "log_groups_at_once": np.log2(slots / 30),
+        "band_left": slots / 6 % 1,
+        "group_left": slots / 30 % 1,
+        "columns_at_once": 3 * 128,
+    }
+    assert {name: column(name, call, config, DW) for name in expected} == pytest.approx(expected, rel=1e-5)
+    wide = problem(DW, n=64, k=128 * 8 * int(slots))
+    assert column("columns_at_once", wide, config, DW) == 128 * slots  # an eighth of a row
+
+
 def test_features_know_that_dw_splits_a_long_group():
     config = chosen(DW, BLOCK_M=128, BLOCK_N=128, BLOCK_K=64)
     split, whole = problem(DW, (8192, 0, 0, 0), n=512, k=512), problem(DW, (2048,) * 4, n=512, k=512)

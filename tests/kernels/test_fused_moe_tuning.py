@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -85,7 +86,7 @@ def test_without_measurements_the_estimate_says_what_and_says_so(engine, none_in
 
 def test_what_was_measured_of_one_engine_confirms_nothing_of_another_or_of_another_card(none_installed):
     least = {}
-    for engine, device in ((SGLANG, H200), (VLLM, H200), (SGLANG, DeviceSpec.named("h100"))):
+    for engine, device in ((SGLANG, H200), (VLLM, H200), (SGLANG, replace(H200, name="NVIDIA GH200"))):
         files = tuning.tune_layer(engine, LAYER, device, batches=[64])
         assert "predicted by bundle" in files.reason
         least[engine, device.name] = files.least

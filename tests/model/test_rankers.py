@@ -11,8 +11,9 @@ from fakes import DEVICE, FakeFamily, fake_dataset
 from foretune.collect.plan import Adaptive, Exhaustive
 from foretune.collect.prior import Prior
 from foretune.collect.replay import PlannedRanker
-from foretune.datasets import BundleError, ForetuneError, KernelConfig, Problem
+from foretune.datasets import BundleError, Family, ForetuneError, KernelConfig, Problem
 from foretune.model import EstimateRanker, LightGBMRanker, NearestRanker, RandomRanker, StaticRanker, top_k_regret
+from foretune.model.ranker import trust_in_estimate
 from foretune.model.rows import training_rows
 from foretune.model.testing import RankerContract, ToyFamily, toy_grid
 
@@ -129,6 +130,26 @@ class TestLambdarank(LightGBMContract):
 
 class TestBlend(LightGBMContract):
     objective = "blend"
+
+
+@pytest.mark.parametrize("share", [0.0, 0.2, 1.0])
+def test_an_estimate_is_trusted_as_far_as_times_follow_it(share):
+    """Where other things decide as well, which the estimate does not know, and less so far from the best."""
+    random = np.random.default_rng(0)
+    estimates = np.stack([FAMILY.estimate_us(case.problem, DEVICE, GRID.configs) for case in GRID.cases])
+    times = estimates**share * random.uniform(1, 1.01, estimates.shape)
+    times[3] = np.nan  # a problem on which nothing ran
+    trust = trust_in_estimate(replace(GRID, first_us=times, second_us=times), FAMILY)
+    assert trust == pytest.approx(share, abs=0.02)
+    against = replace(GRID, first_us=1 / times, second_us=1 / times)
+    assert trust_in_estimate(against, FAMILY) == pytest.approx(0, abs=0.02)
+
+
+def test_a_family_without_an_estimate_has_none_to_trust():
+    class Without(FakeFamily):
+        estimate_us = Family.estimate_us
+
+    assert trust_in_estimate(GRID, Without()) == 0.0
 
 
 class TestPrior(RankerContract):

@@ -55,7 +55,7 @@ class Predicting(ToyFamily):
     dims, knobs = FakeFamily.dims, FakeFamily.knobs
     feature_names = FakeFamily.feature_names
     space, features = FakeFamily.space, FakeFamily.features
-    supports = FakeFamily.supports
+    supports, estimate_us = FakeFamily.supports, FakeFamily.estimate_us
 
 
 def test_a_family_that_only_predicts_is_trained_and_says_nothing_of_a_kernel(tmp_path):
