@@ -87,7 +87,7 @@ _MIXED_FEATURES = (
 FEATURE_NAMES = _PROBLEM_FEATURES + CONFIG_FEATURES + _MIXED_FEATURES
 #: Of dW besides: how many bands of M tiles, and how many groups, the programs cover that run at once, what of the last
 #: one is left over, and how many columns they write side by side. Where dW waits for its writes, this tells apart tiles
-#: that are equally large; forward and dX gain nothing by it (model/README.md).
+#: that are equally large. dX gains nothing by it; forward was not asked (model/README.md).
 _WRITE_FEATURES = ("log_bands_at_once", "log_groups_at_once", "band_left", "group_left", "columns_at_once")
 _OF_WRITES = tuple(range(len(FEATURE_NAMES), len(FEATURE_NAMES) + len(_WRITE_FEATURES)))
 _OF_CALL, _OF_DEPTH = tuple(range(len(_PROBLEM_FEATURES))), (len(FEATURE_NAMES) - 1,)
