@@ -52,7 +52,7 @@ def names() -> list[str]:
     """Names of the datasets that are shipped with the package.
 
     >>> names()[:2]
-    ['h100', 'h200']
+    ['h100', 'h100_kernels']
     """
     root = Path(__file__).parent
     return sorted(manifest.parent.name for manifest in root.glob("[!.]*/dataset.json"))
