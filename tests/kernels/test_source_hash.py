@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import os
 import re
 import subprocess
@@ -11,6 +12,7 @@ import pytest
 import triton
 from foretune.kernels import find_family
 from foretune.kernels.grouped_gemm.triton_kernels import dw, gemm, ragged, sorting, tiles
+from foretune.runtime.launching.source_hash import structure
 from grouped import DW, DX, FAMILIES, FORWARD
 from triton.runtime.jit import JITFunction
 
@@ -78,3 +80,18 @@ def test_the_kernels_of_one_family_do_not_change_the_hash_of_another(monkeypatch
     changed._unsafe_update_src(changed.src + "\n    pass\n")
     monkeypatch.setattr(dw, "grouped_gemm_dw_kernel", changed)
     assert [family.source_hash() == hashes[family] for family in FAMILIES] == [True, True, False]
+
+
+def test_a_thread_that_parses_at_the_same_time_changes_nothing(monkeypatch):
+    """Python 3.11's parser counts the depth of both in one place: "AST constructor recursion depth mismatch"."""
+    source, parse, failures = "def f(x):\n    return x + 1", ast.parse, [SystemError("depth mismatch")]
+
+    def disturbed(text):
+        if failures:
+            raise failures.pop()
+        return parse(text)
+
+    expected = structure(source)
+    monkeypatch.setattr(ast, "parse", disturbed)
+    assert structure(source) == expected
+    assert not failures
