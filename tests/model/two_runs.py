@@ -46,9 +46,9 @@ def main() -> None:
         both = times_of_both(new, old)
         for one, other, way in ((0, 1, "best of the other, here"), (1, 0, "best here, on the other")):
             off = [times[one][times[other].argmin()] / times[one].min() for times in both]
-            figures = [f"{100 * (figure - 1):.2f}" for figure in (geomean(off), max(off), geomean(new.noise))]
+            figures = [f"{100 * (figure - 1):.2f}" for figure in (geomean(off), max(off))]
             shown.append([name, len(both), way, *figures, f"{np.mean(np.array(off) < 1.01):.0%}"])
-    columns = ("family", "problems", "what is chosen", "% slower", "worst", "noise", "within 1 %")
+    columns = ("family", "problems", "what is chosen", "% slower", "worst", "within 1 %")
     Console(width=120).print(table(f"{options.again} next to {options.known}", columns, shown))
 
 
