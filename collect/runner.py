@@ -25,6 +25,8 @@ ALSO_RAN_SAMPLES = 3
 SCAN_BUDGET_US, SCAN_SAMPLES = 3_000.0, 7
 #: The same for one round of a confirming pass, of which there are several.
 CONFIRM_BUDGET_US, CONFIRM_SAMPLES, LEAST_CONFIRM_SAMPLES = 2_000.0, 10, 2
+#: Below 6 us, where a sample's error counts for more, as many as take so long, and at most these.
+SHORT_US, MOST_CONFIRM_SAMPLES = 60.0, 25
 PROBE_SAMPLES = 10
 #: Of so many check problems the inputs and the reference are kept, those used last: a family has one for each dtype and
 #: flags, say, and each size of a block.
@@ -140,9 +142,8 @@ class GpuRunner:
         return replace(binary, status=status, **vars(timing))
 
     def confirm(self, config: KernelConfig, best_us: float) -> list[float]:
-        samples = max(LEAST_CONFIRM_SAMPLES, min(CONFIRM_SAMPLES, int(CONFIRM_BUDGET_US / best_us)))
         try:
-            return self._timer.sample(lambda: self._family.launch(self._inputs, config), samples)
+            return self._timer.sample(lambda: self._family.launch(self._inputs, config), samples_a_round(best_us))
         except Exception as error:
             raise LaunchFailedError(_failure(error).error) from error
 
@@ -211,6 +212,16 @@ class GpuRunner:
             pair = (inputs, self._family.reference(inputs))
         self._check_inputs[problem] = pair
         return pair
+
+
+def samples_a_round(best_us: float) -> int:
+    """Samples of each config in one round of a confirming pass of a case whose best config takes so long.
+
+    >>> [samples_a_round(us) for us in (2.0, 5.0, 10.0, 500.0, 5000.0)]
+    [25, 12, 10, 4, 2]
+    """
+    affordable = max(LEAST_CONFIRM_SAMPLES, min(CONFIRM_SAMPLES, int(CONFIRM_BUDGET_US / best_us)))
+    return max(affordable, min(MOST_CONFIRM_SAMPLES, int(SHORT_US / best_us)))
 
 
 def _failure(error: Exception) -> Outcome:

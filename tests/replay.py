@@ -20,6 +20,7 @@ from threading import Thread
 
 from fakes import DEVICE, FakeFamily, fake_cases
 from foretune.collect import campaign, worker
+from foretune.collect.case_tasks import rounds_of
 from foretune.collect.compiling import Compiled
 from foretune.collect.outcomes import LEADING_LEAST, LEADING_MOST, LEADING_SLOWDOWN
 from foretune.collect.processes import Watch
@@ -170,6 +171,12 @@ def check_complete(out, cases=CASES):
 
 def best_of(case):
     return min(VALID, key=lambda config: FAMILY.time_us(case.problem, config, timing_pass=1) or 1e9)
+
+
+def confirming_rounds(problem):
+    """Of each of the two passes."""
+    times = (FAMILY.time_us(problem, config, timing_pass=1) for config in VALID)
+    return rounds_of(min(us for us in times if us))
 
 
 def interrupting(configs):

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from fakes import DEVICE
 from foretune.collect import campaign
-from foretune.collect.case_tasks import ROUNDS
+from foretune.collect.case_tasks import MOST_ROUNDS, ROUNDS
 from foretune.collect.outcomes import LEADING_LEAST
 from foretune.collect.runner import LaunchFailedError, Outcome
 from foretune.datasets import Status, load
@@ -19,6 +19,7 @@ from replay import (
     ReplayPool,
     best_of,
     check_complete,
+    confirming_rounds,
     interrupting,
     rows_of,
     run,
@@ -34,8 +35,8 @@ def test_every_config_of_every_case_is_scanned_and_the_leading_ones_confirmed(ou
     assert (summary.cases, summary.complete, summary.skipped) == (4, True, ())
     assert summary.measurements == sum(map(len, found.values())) == sum(summary.statuses.values())
     assert summary.statuses == load(out).describe()["families"]["fake"]["statuses"]
-    confirming = next(passes for passes in found.values() if 3 in passes)
-    assert (confirming[2].samples, confirming[2].status) == (2 * ROUNDS, "ok")
+    problem, confirming = next((problem, passes) for (problem, _), passes in found.items() if 3 in passes)
+    assert (confirming[2].samples, confirming[2].status) == (2 * confirming_rounds(problem), "ok")
     assert confirming[2].time_us != confirming[3].time_us
     assert load(out).provenance["runs"][confirming[1].run_id] == {
         "family": "fake",
@@ -143,12 +144,19 @@ def test_confirming_passes_alternate_and_each_round_is_shuffled(out):
     leading = set(asked)
     assert runner.calls[-len(asked) :] == [("confirm", config) for config in asked]  # after the scan
     rounds = [asked[i : i + len(leading)] for i in range(0, len(asked), len(leading))]
-    assert len(rounds) == 2 * ROUNDS
+    assert len(rounds) == 2 * confirming_rounds(CASE.problem)
     assert all(set(one) == leading for one in rounds)
     assert len(set(map(tuple, rounds))) == len(rounds)
     # Samples count up: those of pass 2 lie between those of pass 3.
     position = {config: [i for i, one in enumerate(asked) if one == config] for config in leading}
     assert all(min(p[1::2]) < max(p[::2]) for p in position.values())
+
+
+def test_short_kernels_are_confirmed_in_more_rounds(out):
+    short = VALID[0]
+    runner = ReplayRunner(outcomes={short: Outcome(Status.OK, 2.5, 0.0, 7)})
+    run([CASE], out, runner)
+    assert runner.asked("confirm").count(short) == 2 * MOST_ROUNDS > 2 * ROUNDS
 
 
 def test_a_config_that_fails_while_confirming_gets_two_failed_rows_and_is_not_run_again(out):

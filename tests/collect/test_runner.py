@@ -149,7 +149,7 @@ def test_slow_configs_get_few_samples(runner, us, best_us, samples, status):
     assert (outcome.registers, outcome.spills, outcome.smem_bytes) == (128, 0, 1024)
 
 
-@pytest.mark.parametrize(("best_us", "samples"), [(100.0, 10), (500.0, 4), (5000.0, 2)])
+@pytest.mark.parametrize(("best_us", "samples"), [(1.0, 25), (4.0, 15), (100.0, 10), (500.0, 4), (5000.0, 2)])
 def test_a_round_takes_as_many_samples_as_the_best_config_can_afford(runner, best_us, samples):
     assert runner.confirm(CONFIG, best_us) == [100.0] * samples
 

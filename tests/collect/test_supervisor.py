@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 from fakes import DEVICE, FakeFamily, fake_cases
 from foretune.collect import supervisor
-from foretune.collect.case_tasks import DEATHS, FATAL_CASES, ROUNDS, TRIES, CaseTasks
+from foretune.collect.case_tasks import DEATHS, FATAL_CASES, TRIES, CaseTasks
 from foretune.collect.outcomes import Outcomes
 from foretune.collect.runner import DeviceLostError
 from foretune.collect.supervisor import LOSSES, WINDOW, Limits, Supervisor
@@ -27,6 +27,7 @@ from replay import (
     ReplayPool,
     best_of,
     check_complete,
+    confirming_rounds,
     outcomes_of,
     rows_of,
     run,
@@ -114,7 +115,7 @@ def test_a_config_that_ends_its_process_while_confirming_is_not_met_again(out, e
     assert passes[3].error == told(end)
     asked = runner.asked("confirm")
     again = asked[asked.index(best) + 1 :]  # all rounds of the others, once more
-    assert len(again) == 2 * ROUNDS * len(set(again))
+    assert len(again) == 2 * confirming_rounds(CASE.problem) * len(set(again))
     assert best not in again
     check_complete(out, [CASE])
     assert run([CASE], out, second := ReplayRunner()).complete
