@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from ...datasets import ForetuneError
+from ...runtime.launching.source_hash import parsed
 from .engines import ENGINES, SGLANG, VLLM
 
 #: Where the kernel is, and since when, below the package's folder: the newest place first.
@@ -80,7 +81,7 @@ def functions_of(file: Path, names: Iterable[str], given: Mapping[str, Any]) -> 
 
     Raises `EngineMissingError` for a name that the file does not define.
     """
-    tree = ast.parse(file.read_text(encoding="utf-8"))
+    tree = parsed(file.read_text(encoding="utf-8"))
     defined: dict[str, ast.stmt] = {}
     for node in tree.body:
         if isinstance(node, ast.FunctionDef):
@@ -99,7 +100,7 @@ def functions_of(file: Path, names: Iterable[str], given: Mapping[str, Any]) -> 
         used = {node.id for node in ast.walk(defined[name]) if isinstance(node, ast.Name)}
         pending += [other for other in used if other in defined and other not in given]
     nodes = {id(defined[name]): defined[name] for name in needed}
-    future = ast.parse("from __future__ import annotations").body  # annotations of what is not given stay text
+    future = parsed("from __future__ import annotations").body  # annotations of what is not given stay text
     body = future + [node for node in tree.body if id(node) in nodes]
     namespace = dict(given) | {"__name__": f"foretune.engine.{file.stem}", "__file__": str(file)}
     # Compiled under the file's own name and lines, where Triton looks for the source.

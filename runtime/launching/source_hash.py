@@ -21,14 +21,19 @@ def structure(source: str) -> str:
     >>> structure("def f(x):\\n    return x + 1") == structure("def f(x):  # adds\\n    return (x +\\n            1)")
     True
     """
-    try:
-        tree = ast.parse(source)
-    except SystemError:  # Python 3.11, where another thread parses at the same time
-        tree = ast.parse(source)
+    tree = parsed(source)
     for node in ast.walk(tree):
         if isinstance(node, ast.FunctionDef) and ast.get_docstring(node) is not None:
             del node.body[0]
     return _text(tree)
+
+
+def parsed(source: str) -> ast.Module:
+    """`ast.parse`, which Python 3.11 may end with a SystemError while another thread parses: then once more."""
+    try:
+        return ast.parse(source)
+    except SystemError:
+        return ast.parse(source)
 
 
 def _text(node: Any) -> str:
