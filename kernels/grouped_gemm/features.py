@@ -85,10 +85,10 @@ _MIXED_FEATURES = (
     "stages_over_steps",
 )
 FEATURE_NAMES = _PROBLEM_FEATURES + CONFIG_FEATURES + _MIXED_FEATURES
-#: Of dW besides: how many bands of M tiles, and how many groups, the programs cover that run at once, what of the last
-#: one is left over, and how many columns they write side by side. Where dW waits for its writes, this tells apart tiles
-#: that are equally large. dX gains nothing by it; forward was not asked (model/README.md).
-_WRITE_FEATURES = ("log_bands_at_once", "log_groups_at_once", "band_left", "group_left", "columns_at_once")
+#: Of dW besides: how many bands of M tiles, and how many groups, the programs cover that run at once, and what of the
+#: last one is left over. Where dW waits for its writes, this tells apart tiles that are equally large. Forward and dX
+#: gain nothing by it (model/README.md).
+_WRITE_FEATURES = ("log_bands_at_once", "log_groups_at_once", "band_left", "group_left")
 _OF_WRITES = tuple(range(len(FEATURE_NAMES), len(FEATURE_NAMES) + len(_WRITE_FEATURES)))
 _OF_CALL, _OF_DEPTH = tuple(range(len(_PROBLEM_FEATURES))), (len(FEATURE_NAMES) - 1,)
 #: The places of those that each kind of tile has: logarithms, which are taken of all at once, and others.
@@ -226,8 +226,7 @@ def feature_groups(
         return found
     bands = slots / (sharing * work.n_tiles)
     groups_at_once = slots / (work.m_tiles * work.n_tiles)
-    side_by_side = np.minimum(bands, 1) * work.n_tiles * block_n
-    writes = [np.log2(bands), np.log2(groups_at_once), bands % 1, groups_at_once % 1, side_by_side]
+    writes = [np.log2(bands), np.log2(groups_at_once), bands % 1, groups_at_once % 1]
     return *found, FeatureGroup(_OF_WRITES, np.stack(writes, axis=2).astype(np.float32), space.kind)
 
 

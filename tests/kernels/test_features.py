@@ -119,11 +119,8 @@ def test_features_of_dw_say_what_is_written_at_once():
         "log_groups_at_once": np.log2(slots / 30),
         "band_left": slots / 6 % 1,
         "group_left": slots / 30 % 1,
-        "columns_at_once": 3 * 128,
     }
     assert {name: column(name, call, config, DW) for name in expected} == pytest.approx(expected, rel=1e-5)
-    wide = problem(DW, n=64, k=128 * 8 * int(slots))
-    assert column("columns_at_once", wide, config, DW) == 128 * slots  # an eighth of a row
 
 
 def test_features_know_that_dw_splits_a_long_group():
