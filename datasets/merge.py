@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import combinations
@@ -73,7 +74,9 @@ def _together(frames: Sequence[pd.DataFrame]) -> pd.DataFrame:
         texts = sorted({text for frame in frames for text in frame[name].astype("category").cat.categories})
         frames = [frame.assign(**{name: frame[name].astype(pd.CategoricalDtype(texts))}) for frame in frames]
     joined: pd.DataFrame = pd.concat(list(frames), ignore_index=True)
-    return joined if len(frames) == 1 else joined.drop_duplicates(ignore_index=True)
+    # To look for repeats takes longer than all else, and only what several have of one run can be one.
+    runs = Counter(run for frame in frames for run in frame["run_id"].unique())
+    return joined.drop_duplicates(ignore_index=True) if max(runs.values(), default=0) > 1 else joined
 
 
 def _cases(datasets: Sequence[Dataset]) -> tuple[Case, ...]:
