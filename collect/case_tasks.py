@@ -294,9 +294,9 @@ class CaseTasks:
 def rounds_of(best_us: float) -> int:
     """Rounds of each confirming pass of a case whose best config takes so long.
 
-    Whatever the kernel takes, a sample is some 0.25 us off, and all those of one round some 0.07 us together (H200,
-    2026-11). With four rounds the best of norms that take 2 to 3 us was chosen to within 3 % only, and 100 samples a
-    round hardly helped. So below 10 us there are more rounds.
+    A sample is a few tenths of a microsecond off, whatever the kernel takes, and those of one round share a part of it.
+    So below 10 us there are more rounds: more samples in each of four did far less (H200, 2026-11; what that was worth
+    is in datasets/h200_rms_norm_rope/CARD.md).
 
     >>> [rounds_of(us) for us in (2.0, 5.0, 10.0, 1000.0)]
     [16, 8, 4, 4]

@@ -25,7 +25,7 @@ ALSO_RAN_SAMPLES = 3
 SCAN_BUDGET_US, SCAN_SAMPLES = 3_000.0, 7
 #: The same for one round of a confirming pass, of which there are several.
 CONFIRM_BUDGET_US, CONFIRM_SAMPLES, LEAST_CONFIRM_SAMPLES = 2_000.0, 10, 2
-#: Below 6 us, where a sample's error counts for more, as many as take so long, and at most these.
+#: Below 6 us, where a sample's error counts for more, as many as take so long together, and at most these.
 SHORT_US, MOST_CONFIRM_SAMPLES = 60.0, 25
 PROBE_SAMPLES = 10
 #: Of so many check problems the inputs and the reference are kept, those used last: a family has one for each dtype and
