@@ -25,7 +25,7 @@ from .outcomes import CONFIRMING, SCAN, Outcomes
 from .runner import Outcome
 from .worker import Answer, Confirm, Prepare, Probe, Scan, Task
 
-#: Rounds of each confirming pass, see `rounds_of`.
+#: Rounds of each confirming pass, at least and at most, and what they are the quotient of: see `rounds_of`.
 ROUNDS, MOST_ROUNDS, _SURE_US = 4, 16, 40.0
 #: A process that was killed may have been the system's victim: its task is tried so often in all.
 TRIES = 3

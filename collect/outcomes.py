@@ -13,13 +13,12 @@ import numpy as np
 from ..datasets import ForetuneError, KernelConfig, Measurable, Problem, Status
 from ..datasets.store import MANIFEST, read
 from .provenance import triton_version
-from .runner import HOPELESS_SLOWDOWN
 
 if TYPE_CHECKING:
     from ..datasets.dataset import Dataset
 
 SCAN, CONFIRMING = 1, (2, 3)
-#: Configs within this of the scan's best are confirmed, at least and at most so many, and none that is hopeless.
+#: Configs within this of the scan's best are confirmed, at least and at most so many.
 LEADING_SLOWDOWN = 1.15
 LEADING_LEAST, LEADING_MOST = 20, 64
 
@@ -45,8 +44,7 @@ class Outcomes:
 
     def leading(self) -> list[KernelConfig]:
         """The configs to confirm, fastest first. Depends on the times alone, not on the order they came in."""
-        limit = HOPELESS_SLOWDOWN * self.best_us
-        times = {config: us for config, us in self.scanned_us.items() if us is not None and us <= limit}
+        times = {config: time_us for config, time_us in self.scanned_us.items() if time_us is not None}
         near = sum(time_us <= LEADING_SLOWDOWN * self.best_us for time_us in times.values())
         ranked = sorted(times, key=lambda config: (times[config], str(config)))
         return ranked[: min(max(near, LEADING_LEAST), LEADING_MOST)]

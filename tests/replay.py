@@ -18,7 +18,6 @@ from multiprocessing import Pipe
 from pathlib import Path
 from threading import Thread
 
-import numpy as np
 from fakes import DEVICE, FakeFamily, fake_cases
 from foretune.collect import campaign, worker
 from foretune.collect.case_tasks import rounds_of
@@ -26,7 +25,6 @@ from foretune.collect.compiling import Compiled
 from foretune.collect.outcomes import LEADING_LEAST, LEADING_MOST, LEADING_SLOWDOWN
 from foretune.collect.processes import Watch
 from foretune.collect.run_state import RunState
-from foretune.collect.runner import HOPELESS_SLOWDOWN
 from foretune.datasets import KernelConfig, load
 from replay_runner import ReplayRunner
 
@@ -156,13 +154,6 @@ def outcomes_of(out):
     }
 
 
-def confirmed_of(times):
-    """How many configs are confirmed of those that take these times in the scan, NaN where one failed."""
-    times = np.array(times)
-    near, hopeful = (np.sum(times <= limit * np.nanmin(times)) for limit in (LEADING_SLOWDOWN, HOPELESS_SLOWDOWN))
-    return min(max(near, LEADING_LEAST), LEADING_MOST, hopeful)
-
-
 def check_complete(out, cases=CASES):
     """All rows are there, once each, and the leading configs have their three passes."""
     found = rows_of(out)
@@ -170,8 +161,9 @@ def check_complete(out, cases=CASES):
     for case in cases:
         passes = {config: found[case.problem, config] for config in SPACE}
         times = sorted(row[1].time_us for row in passes.values() if row[1].time_us == row[1].time_us)
+        near = sum(time_us <= LEADING_SLOWDOWN * times[0] for time_us in times)
         confirmed = [config for config in SPACE if len(passes[config]) == 3]
-        assert len(confirmed) == confirmed_of(times)
+        assert len(confirmed) == min(max(near, LEADING_LEAST), LEADING_MOST)
         assert all(set(passes[config]) in ({1}, {1, 2, 3}) for config in SPACE)
         assert {passes[config][1].time_us for config in confirmed} <= set(times[: len(confirmed)])
     return found

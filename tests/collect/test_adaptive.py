@@ -15,7 +15,7 @@ from foretune.collect.case_queue import CaseQueue
 from foretune.collect.plan import Adaptive, Step
 from foretune.datasets import Case, Problem, load
 from foretune.model import LightGBMRanker
-from replay import ReplayPool, confirmed_of, meeting, outcomes_of, rows_of, run
+from replay import ReplayPool, meeting, outcomes_of, rows_of, run
 from replay_runner import ReplayRunner
 
 FAMILY = FakeFamily()
@@ -71,7 +71,7 @@ def test_what_was_tried_is_a_share_and_the_leading_ones_are_confirmed(undisturbe
     for case in CASES:
         passes = [rows for (problem, _), rows in found.items() if problem == case.problem]
         assert len(passes) == round(0.15 * valid)
-        assert sum(set(rows) == {1, 2, 3} for rows in passes) >= confirmed_of([rows[1].time_us for rows in passes])
+        assert sum(set(rows) == {1, 2, 3} for rows in passes) >= 20
 
 
 def test_the_plan_is_noted(undisturbed, out):

@@ -30,7 +30,7 @@ from foretune.collect.run_state import RunState
 from foretune.collect.supervisor import Limits
 from foretune.datasets import ForetuneError, Measurement, Status, load
 from foretune.model import LightGBMRanker
-from replay import confirmed_of, rows_of
+from replay import rows_of
 from waiting import until
 
 distributed = pytest.importorskip("distributed")
@@ -154,8 +154,7 @@ def check_measured(out, cases, family):
         if passes[1].status in ("ok", "hopeless"):
             assert passes[1].time_us == pytest.approx(family.time_us(problem, config, timing_pass=1), rel=1e-6)
     for case in cases:
-        of_case = [found[case.problem, config] for config in family.space()]
-        assert sum(3 in passes for passes in of_case) >= confirmed_of([passes[1].time_us for passes in of_case])
+        assert sum(3 in found[case.problem, config] for config in family.space()) >= 20
     return found
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from foretune.collect.outcomes import LEADING_LEAST, LEADING_SLOWDOWN, Outcomes
-from foretune.collect.runner import HOPELESS_SLOWDOWN
 from foretune.datasets import KernelConfig
 
 pytestmark = pytest.mark.usefixtures("triton")
@@ -31,10 +30,3 @@ def test_a_time_that_only_rounding_makes_near_leads_now_as_it_does_later():
         known.add(KernelConfig.of(BLOCK_M=i), 1, best)
     known.add(KernelConfig.of(BLOCK_N=0), 1, over)
     assert len(known.leading()) == LEADING_LEAST + 1
-
-
-def test_what_is_hopeless_is_not_confirmed_however_few_are_left():
-    known = Outcomes()
-    for place, time_us in enumerate((3.0, 1e6, 3.0 * HOPELESS_SLOWDOWN, 3.1 * HOPELESS_SLOWDOWN)):
-        known.add(KernelConfig.of(BLOCK_M=place), 1, time_us)
-    assert [config["BLOCK_M"] for config in known.leading()] == [0, 2]
