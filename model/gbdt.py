@@ -16,11 +16,12 @@ from ..datasets import BinaryFacts, BundleError, DeviceSpec, Family, ForetuneErr
 from ..datasets.errors import check_between, check_integer, warn
 from ..datasets.feature_groups import FeatureGroup, narrowed
 from ..datasets.grid import BinaryKind, Grid
-from ..datasets.progress import advance, share_of, side_by_side
+from ..datasets.progress import share_of, side_by_side
 from .ranker import Ranker, trust_in_estimate
 from .rows import TrainingRows, training_rows
 from .scoring.network import Network
 from .scoring.network_training import train_network
+from .scoring.tree_training import TreeTraining
 from .scoring.trees import MAX_LEAVES, MAX_TREES, Forest, check_finite
 
 if TYPE_CHECKING:
@@ -46,9 +47,6 @@ _FEW = 128
 _ON_ONE_OF_THEM, _ON_ONE, _ON_SEVERAL, _BY_SAMPLE = 0.11, (0.08, 0.02), (0.08, 0.04), (0.07, 0.04)
 # What the sample's trees say is multiplied by: a little more tells configs apart better.
 _SAMPLE_COUNTS = 1.25
-
-# Upper edges of slowdown for the grades that lambdarank sorts by: the best (within the noise) have grade 9.
-_GRADE_EDGES = np.log([1.01, 1.02, 1.04, 1.07, 1.12, 1.2, 1.35, 1.7, 3.0])
 
 
 class LightGBMRanker(Ranker):
@@ -145,21 +143,27 @@ class LightGBMRanker(Ranker):
     def fit(self, grid: Grid, family: Family) -> Self:
         with share_of(0.2):
             rows = training_rows(grid, family, slow=self.slow, keep_slow=self.keep_slow, seed=self.seed)
-        target = np.minimum(rows.log_slowdown, np.log(self.clip))
-        # Side by side, but each on one thread: OpenMP's threads spin while they wait for each other, and two of them on
-        # two busy cores made a fit of 11 s last 190 s (2026-11).
-        objectives = {"regression": (self._regression,), "lambdarank": (self._lambdarank,)}
-        kinds = objectives.get(self.objective, (self._lambdarank, self._regression))
         epochs = self.epochs
         if epochs and not find_spec("torch"):
             warn("there is no torch to train the network with: trees alone, which rank a little worse")
             epochs = 0
-        share = 0.8 / (len(kinds) + bool(epochs))
-        trainings: list[Callable[[], Forest | Network]] = [
-            partial(train, rows, target, max(self.trees // len(kinds), 1), share) for train in kinds
-        ]
+        training = self._training(rows)
+        kinds = ("lambdarank", "regression") if self.objective == "blend" else (self.objective,)
+        trees, share = max(self.trees // len(kinds), 1), 0.8 / (len(kinds) + bool(epochs))
+
+        def ranked() -> Forest:
+            forest, slope, offset = training.lambdarank(trees, share=share)
+            return forest.affine(slope, offset)
+
+        def regressed() -> Forest:
+            return training.regression(trees, emphasis=self.emphasis, share=share)
+
+        ways = {"lambdarank": ranked, "regression": regressed}
+        trainings: list[Callable[[], Forest | Network]] = [ways[kind] for kind in kinds]
         if epochs:
             trainings.append(partial(train_network, rows, seed=self.seed, epochs=epochs, share=share))
+        # Side by side, but each on one thread: OpenMP's threads spin while they wait for each other, and two of them on
+        # two busy cores made a fit of 11 s last 190 s (2026-11).
         parts = side_by_side(trainings, jobs=2)
         forests = [part for part in parts if isinstance(part, Forest)]
         networks = [part for part in parts if isinstance(part, Network)]
@@ -242,10 +246,12 @@ class LightGBMRanker(Ranker):
         logs = self.forest_.predict_groups(groups)
         return logs if self.network_ is None else logs + self.network_.predict_groups(groups)
 
-    def _logs(self, table: NDArray[np.float32]) -> NDArray[np.float64]:
-        """Log slowdowns, (n_rows,), of features, (n_rows, n_features)."""
-        logs = self.forest_.predict(table)
-        return logs if self.network_ is None else logs + self.network_.predict(table)
+    def _logs(self, table: NDArray[np.float32], size: int = 4096) -> NDArray[np.float64]:
+        """Log slowdowns, (n_rows,), of features, (n_rows, n_features), in blocks: the scorer's working set grows with
+        the rows it is given."""
+        blocks = [table[start : start + size] for start in range(0, len(table), size)]
+        logs = np.concatenate([self.forest_.predict(block) for block in blocks])
+        return logs if self.network_ is None else logs + np.concatenate(list(map(self.network_.predict, blocks)))
 
     @property
     def reach(self) -> float:
@@ -264,9 +270,8 @@ class LightGBMRanker(Ranker):
         check_integer("trees", trees, 1, MAX_TREES - len(self.forest_))
         with share_of(0.2):
             rows = training_rows(grid, family, slow=self.slow, keep_slow=self.keep_slow, seed=self.seed)
-        target = np.minimum(rows.log_slowdown, np.log(self.clip))
-        known = -_RANKS_PER_LOG * _in_blocks(self._logs, rows.features)
-        new, slope, offset = self._ranked(rows, target, trees, 0.8, known)
+        known = -_RANKS_PER_LOG * self._logs(rows.features)
+        new, slope, offset = self._training(rows).lambdarank(trees, share=0.8, known=known)
         result = LightGBMRanker(**self.get_params())
         # (What orders the new card's configs comes first: a sample of trees is of those.)
         result.forest_ = new.affine(slope, offset) + self.forest_.affine(-_RANKS_PER_LOG * slope)
@@ -288,66 +293,18 @@ class LightGBMRanker(Ranker):
                 f"(differing: {', '.join(changed)}): retrain it"
             )
 
-    def _regression(self, rows: TrainingRows, target: NDArray[np.float64], trees: int, share: float) -> Forest:
-        weight = np.exp(-self.emphasis * target) if self.emphasis else None
-        if rows.weights is not None:
-            weight = rows.weights if weight is None else weight * rows.weights
-        return self._train({"objective": "regression"}, trees, share, rows.features, label=target, weight=weight)
-
-    def _lambdarank(self, rows: TrainingRows, target: NDArray[np.float64], trees: int, share: float) -> Forest:
-        forest, slope, offset = self._ranked(rows, target, trees, share)
-        return forest.affine(slope, offset)
-
-    def _ranked(
-        self,
-        rows: TrainingRows,
-        target: NDArray[np.float64],
-        trees: int,
-        share: float,
-        known: NDArray[np.float64] | None = None,
-    ) -> tuple[Forest, float, float]:
-        """So many trees that order configs, beginning with scores that are `known`, (n_rows,); and the slope and the
-        offset that make log slowdowns of what they and the known ones add up to."""
-        grade = len(_GRADE_EDGES) - np.searchsorted(_GRADE_EDGES, target)
-        options = {
-            "objective": "lambdarank",
-            "label_gain": [float(2**g - 1) for g in range(len(_GRADE_EDGES) + 1)],
-            "lambdarank_truncation_level": 20,
-        }
-        columns = {"group": rows.query_sizes, "weight": rows.weights, "init_score": known}
-        forest = self._train(options, trees, share, rows.features, label=grade, **columns)
-        # Ranking leaves scale and zero open: the line through log slowdowns, fitted within each problem, fixes both.
-        score = _in_blocks(forest.predict, rows.features) + (0.0 if known is None else known)
-        query = np.repeat(np.arange(len(rows.query_sizes)), rows.query_sizes)
-        centred = score - (np.bincount(query, score) / rows.query_sizes)[query]
-        slope = float(centred @ target) / max(float(centred @ centred), 1e-12)
-        return forest, slope, float(target.mean() - slope * score.mean())
-
-    def _train(
-        self, options: dict[str, Any], trees: int, share: float, features: NDArray[np.float32], **columns: Any
-    ) -> Forest:
-        """So many trees, which are this share of the current task."""
-        import lightgbm
-
-        parameters = options | {
+    def _training(self, rows: TrainingRows) -> TreeTraining:
+        target = np.minimum(rows.log_slowdown, np.log(self.clip))
+        parameters = {
             "num_leaves": self.leaves,
             "learning_rate": self.learning_rate,
             "min_data_in_leaf": self.min_rows,
             "feature_fraction": self.feature_fraction,
             "bagging_fraction": self.row_fraction,
-            "bagging_freq": 1,
             "lambda_l2": self.l2,
-            "use_missing": False,  # features are finite; every split is then a plain x <= threshold
-            "deterministic": True,
-            "force_row_wise": True,
             "seed": self.seed,
-            "num_threads": 1,  # see fit
-            "verbosity": -1,
         }
-        data = lightgbm.Dataset(features, **columns)
-        told = [lambda _: advance(share / trees)]
-        booster = lightgbm.train(parameters, data, num_boost_round=trees, callbacks=told)
-        return Forest.from_lightgbm(booster.dump_model())
+        return TreeTraining(rows, target, parameters)
 
 
 class AdaptedRanker(Ranker):
@@ -389,11 +346,3 @@ def _least(values: NDArray[np.floating[Any]], count: int, margin: float, most: i
     if most is not None and most < len(values):
         limit = min(limit, float(ascending[most - 1]))
     return (values <= limit).nonzero()[0]
-
-
-def _in_blocks(
-    predict: Callable[[NDArray[np.float32]], NDArray[np.float64]], features: NDArray[np.float32], size: int = 4096
-) -> NDArray[np.float64]:
-    """`predict` for a long table: the scorer's working set grows with the rows it is given."""
-    blocks = [predict(features[start : start + size]) for start in range(0, len(features), size)]
-    return np.concatenate(blocks)

@@ -141,8 +141,8 @@ def trust_in_estimate(grid: Grid, family: Family) -> float:
     for row in known[np.linspace(0, len(known) - 1, min(len(known), _ASKED)).astype(np.intp)]:
         slowdowns = times[row] / np.nanmin(times[row])
         near = np.flatnonzero(slowdowns <= _NEAR)
-        configs = [grid.configs[column] for column in near]
-        estimates = np.log(family.estimate_us(grid.cases[row].problem, grid.devices[row], configs))
+        # Of all configs, always the same tuple: families remember what depends on the list alone.
+        estimates = np.log(family.estimate_us(grid.cases[row].problem, grid.devices[row], grid.configs)[near])
         estimates = estimates - estimates.mean()
         products += float(estimates @ np.log(slowdowns[near])) / len(near)
         squares += float(estimates @ estimates) / len(near)
