@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ..datasets import DeviceSpec
 from ..datasets.feature_groups import FeatureGroup
+from .knob_values import Knobs
+from .sm_limits import programs_that_fit
 
 Floats: TypeAlias = NDArray[np.float64]
 
@@ -65,6 +68,25 @@ def distinct(*columns: Floats) -> tuple[Floats, NDArray[np.intp]]:
     """The distinct combinations, (n_columns, n_kinds), and which of them each entry has."""
     kinds, kind = np.unique(np.stack(columns), axis=1, return_inverse=True)
     return kinds, kind.ravel()  # NumPy 2.0 gives it two axes
+
+
+def resident_programs(
+    configs: Sequence[Knobs], smem_bytes: Iterable[float], accumulators: Iterable[float], device: DeviceSpec
+) -> Floats:
+    """How many programs of each config run on one SM of the device at a time, (n_configs,): as many as fit, each with
+    so much shared memory and so many accumulators a thread, and no more than PROGRAMS_PER_SM, unless that is 0, a
+    program a tile.
+
+    >>> configs = [{"num_warps": 4, "PROGRAMS_PER_SM": programs} for programs in (0, 1)]
+    >>> resident_programs(configs, [100 * 1024] * 2, [64.0] * 2, DeviceSpec.named("h200")).tolist()
+    [2.0, 1.0]
+    """
+    an_sm = device.smem_per_sm_bytes, device.registers_per_sm
+    resident = []
+    for config, smem, held in zip(configs, smem_bytes, accumulators, strict=True):
+        fits = programs_that_fit(int(smem), float(held), config["num_warps"], *an_sm)
+        resident.append(min(config["PROGRAMS_PER_SM"] or fits, fits))
+    return np.array(resident, dtype=np.float64)
 
 
 def alignment(size: int) -> int:

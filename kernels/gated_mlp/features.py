@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 from ...datasets import DeviceSpec, KernelConfig, Problem
 from ...datasets.feature_groups import FeatureGroup, joined
 from ...model.configs_memo import remembered
-from ..config_table import L2_OVER_DRAM, ConfigTable, Floats, alignment
-from .space import accumulators_per_thread, resident_programs, smem_bytes
+from ..config_table import L2_OVER_DRAM, ConfigTable, Floats, alignment, resident_programs
+from .space import accumulators_per_thread, smem_bytes
 
 #: Flags of a problem; without one of the first two the activation is silu.
 FLAGS = ("gelu", "gelu_tanh", "saves")
@@ -147,7 +147,9 @@ def _space(configs: tuple[KernelConfig, ...], itemsize: int, device: DeviceSpec)
 
     block_m, block_n, block_k = (knob(f"BLOCK_{axis}") for axis in "MNK")
     group_m, warps, stages = knob("GROUP_M"), knob("num_warps"), knob("num_stages")
-    programs = np.array([resident_programs(config, itemsize, device) for config in configs], dtype=np.float64)
+    smem = [smem_bytes(config, itemsize, device.arch) for config in configs]
+    accumulators = [accumulators_per_thread(config) for config in configs]
+    programs = resident_programs(configs, smem, accumulators, device)
     columns = [
         block_m,
         block_n,
@@ -159,9 +161,9 @@ def _space(configs: tuple[KernelConfig, ...], itemsize: int, device: DeviceSpec)
         stages,
         block_m * block_n,
         block_m / block_n,
-        np.array([smem_bytes(config, itemsize, device.arch) for config in configs], dtype=np.float64),
+        np.array(smem, dtype=np.float64),
         programs,
-        np.array([accumulators_per_thread(config) for config in configs], dtype=np.float64),
+        np.array(accumulators, dtype=np.float64),
         programs * (stages - 1) * (block_m + 2 * block_n) * block_k * itemsize,
     ]
     return ConfigTable(len(_PROBLEM_FEATURES), columns, [block_m, block_n, block_k, group_m, programs, stages])

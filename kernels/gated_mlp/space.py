@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 
-from ...datasets import DeviceSpec, KernelConfig
+from ...datasets import KernelConfig
 from ..knob_values import Knobs, KnobValues
 from ..sm_limits import programs_that_fit
 
@@ -47,9 +47,14 @@ def _is_of_use(knobs: Mapping[str, int]) -> bool:
         and (k == 64 or (k == 32) == (m * n >= 128 * 64))  # short steps for the largest tiles, long ones for others
         and in_flight >= _LEAST_BYTES_IN_FLIGHT
         and smem_bytes(knobs, 2) <= _SM_SMEM_BYTES
-        and knobs["PROGRAMS_PER_SM"] <= _resident(knobs, 2, _SM_SMEM_BYTES, _SM_REGISTERS)
+        and knobs["PROGRAMS_PER_SM"] <= _resident(knobs)
         and (knobs["GROUP_M"] == 1 or m >= 64)
     )
+
+
+def _resident(knobs: Mapping[str, int]) -> int:
+    taken = smem_bytes(knobs, 2), accumulators_per_thread(knobs), knobs["num_warps"]
+    return programs_that_fit(*taken, _SM_SMEM_BYTES, _SM_REGISTERS)
 
 
 def accumulators_per_thread(config: Knobs) -> float:
@@ -71,17 +76,6 @@ def smem_bytes(config: Knobs, itemsize: int, arch: str = "sm_90") -> int:
         operands += loaded  # laid out anew for the product without tensor cores
     rows_whole = arch == "sm_90" and itemsize == 2 and m >= max(16 * config["num_warps"], 64)
     return int(operands + m * n * (2 if rows_whole else 4) + 16 * config["num_stages"] + 64)
-
-
-def resident_programs(config: Knobs, itemsize: int, device: DeviceSpec) -> int:
-    """How many programs of a config run on one SM of the device at a time."""
-    fits = _resident(config, itemsize, device.smem_per_sm_bytes, device.registers_per_sm, device.arch)
-    return min(int(config["PROGRAMS_PER_SM"]) or fits, fits)
-
-
-def _resident(config: Knobs, itemsize: int, sm_smem_bytes: int, sm_registers: int, arch: str = "sm_90") -> int:
-    smem, accumulators = smem_bytes(config, itemsize, arch), accumulators_per_thread(config)
-    return programs_that_fit(smem, accumulators, config["num_warps"], sm_smem_bytes, sm_registers)
 
 
 def programs_of(m: int, n: int, config: KernelConfig, sm_count: int) -> int:

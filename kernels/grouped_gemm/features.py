@@ -16,11 +16,11 @@ from ...datasets import DeviceSpec, KernelConfig, Problem
 from ...datasets.feature_groups import FeatureGroup, joined
 from ...datasets.problem import Ragged
 from ...model.configs_memo import remembered
-from ..config_table import L2_OVER_DRAM, ConfigTable, Floats, alignment, distinct
+from ..config_table import L2_OVER_DRAM, ConfigTable, Floats, alignment, distinct, resident_programs
 from ..sm_limits import accumulator_registers
 from .chunks import chunk_rows
 from .group_sizes import typical_sizes
-from .space import resident_programs, smem_bytes
+from .space import smem_bytes
 from .variants import DW, PERMUTATIONS, Variant
 
 Sizes: TypeAlias = NDArray[np.int64]
@@ -247,10 +247,9 @@ class _Space(ConfigTable):
 
         block_m, block_n, block_k = (knob(f"BLOCK_{axis}") for axis in "MNK")
         group_m, warps, stages = knob("GROUP_M"), knob("num_warps"), knob("num_stages")
-        needed = [smem_bytes(variant, config, itemsize, device) for config in configs]
-        resident = [resident_programs(config, smem, device) for config, smem in zip(configs, needed, strict=True)]
-        smem, programs = (np.array(numbers, dtype=np.float64) for numbers in (needed, resident))
+        smem = np.array([smem_bytes(variant, config, itemsize, device) for config in configs], dtype=np.float64)
         accumulators = accumulator_registers(block_m, block_n, warps)
+        programs = resident_programs(configs, smem, accumulators, device)
         in_flight = programs * (stages - 1) * (block_m + block_n) * block_k * itemsize
         columns = [
             block_m,

@@ -248,15 +248,3 @@ def estimate_smem_bytes(config: KernelConfig, problem: Problem, device: DeviceSp
         raise ForetuneError(f"the problem's family must be one of {', '.join(VARIANTS)} but is {problem.family}")
     device = device or DeviceSpec.named("h200")
     return smem_bytes(VARIANTS[problem.family], config, problem.itemsize, device)
-
-
-def resident_programs(config: KernelConfig, smem: int, device: DeviceSpec) -> int:
-    """How many of the config's PROGRAMS_PER_SM, which need `smem` bytes of shared memory each, fit an SM at a time."""
-    fits = programs_that_fit(
-        smem,
-        accumulator_registers(config["BLOCK_M"], config["BLOCK_N"], config.num_warps),
-        config.num_warps,
-        device.smem_per_sm_bytes,
-        device.registers_per_sm,
-    )
-    return min(int(config["PROGRAMS_PER_SM"]) or fits, fits)  # 0: a program a tile, as many as fit at a time

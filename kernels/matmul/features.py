@@ -14,10 +14,10 @@ from numpy.typing import NDArray
 from ...datasets import DeviceSpec, KernelConfig, Problem
 from ...datasets.feature_groups import FeatureGroup, joined
 from ...model.configs_memo import remembered
-from ..config_table import L2_OVER_DRAM, ConfigTable, Floats, alignment
+from ..config_table import L2_OVER_DRAM, ConfigTable, Floats, alignment, resident_programs
 from ..sm_limits import accumulator_registers
 from .layouts import FLAGS, LAYOUTS, output_dtype, row_lengths
-from .smem import resident_programs, smem_bytes
+from .smem import smem_bytes
 
 # float32 is multiplied as tf32, which every tensor core since Ampere does at half the rate of 16 bits.
 _TF32_RATE = 0.5
@@ -192,7 +192,9 @@ def _space(configs: tuple[KernelConfig, ...], itemsize: int, device: DeviceSpec)
 
     block_m, block_n, block_k = (knob(f"BLOCK_{axis}") for axis in "MNK")
     group_m, splits, warps, stages = (knob(name) for name in ("GROUP_M", "SPLIT_K", "num_warps", "num_stages"))
-    programs = np.array([resident_programs(knobs, itemsize, device) for knobs in said], dtype=np.float64)
+    smem = np.array([smem_bytes(knobs, itemsize, device) for knobs in said], dtype=np.float64)
+    accumulators = accumulator_registers(block_m, block_n, warps)
+    programs = resident_programs(said, smem, accumulators, device)
     columns = [
         block_m,
         block_n,
@@ -205,9 +207,9 @@ def _space(configs: tuple[KernelConfig, ...], itemsize: int, device: DeviceSpec)
         stages,
         block_m * block_n,
         block_m / block_n,
-        np.array([smem_bytes(knobs, itemsize, device) for knobs in said], dtype=np.float64),
+        smem,
         programs,
-        accumulator_registers(block_m, block_n, warps),
+        accumulators,
         programs * (stages - 1) * (block_m + block_n) * block_k * itemsize,
     ]
     return ConfigTable(len(_PROBLEM_FEATURES), columns, [block_m, block_n, block_k, group_m, splits, programs, stages])

@@ -1,10 +1,10 @@
-"""What one program of the dense GEMM takes of an SM: shared memory, registers, and how many fit beside each other."""
+"""The shared memory that one program of the dense GEMM takes of an SM."""
 
 from __future__ import annotations
 
 from ...datasets import DeviceSpec
 from ..knob_values import Knobs
-from ..sm_limits import ASYNC_PRODUCT_ARCHS, accumulator_registers, exchange_bytes, programs_that_fit
+from ..sm_limits import ASYNC_PRODUCT_ARCHS, exchange_bytes
 
 
 def smem_bytes(knobs: Knobs, itemsize: int, device: DeviceSpec) -> int:
@@ -55,17 +55,3 @@ def tile_smem_bytes(
     elif tma == 1 and itemsize == 2 and not split:  # rows that are not aligned are exchanged whole
         output = min(output, exchange_bytes(m, n, warps, arch))
     return staged + output + barriers if persistent else max(staged, output) + barriers
-
-
-def resident_programs(knobs: Knobs, itemsize: int, device: DeviceSpec) -> int:
-    """How many programs of a config run on one SM of the device at a time: as many as fit, and no more than
-    PROGRAMS_PER_SM asks for."""
-    warps = knobs["num_warps"]
-    fits = programs_that_fit(
-        smem_bytes(knobs, itemsize, device),
-        accumulator_registers(knobs["BLOCK_M"], knobs["BLOCK_N"], warps),
-        warps,
-        device.smem_per_sm_bytes,
-        device.registers_per_sm,
-    )
-    return min(int(knobs["PROGRAMS_PER_SM"]) or fits, fits)

@@ -14,11 +14,11 @@ from numpy.typing import NDArray
 from ...datasets import DeviceSpec, KernelConfig, Problem
 from ...datasets.feature_groups import FeatureGroup, joined
 from ...model.configs_memo import remembered
-from ..config_table import L2_OVER_DRAM, ConfigTable, Floats, alignment
+from ..config_table import L2_OVER_DRAM, ConfigTable, Floats, alignment, resident_programs
 from ..grouped_gemm.features import group_sizes_of, of_each, padded, tiles_of
 from ..sm_limits import accumulator_registers
 from .kinds import BLOCKWISE, FLAGS, kind_of, scale_bytes
-from .space import resident_programs, smem_bytes
+from .space import smem_bytes
 
 # From asking for a step's operands to having them, under load: DRAM's latency on Hopper is 0.6 to 0.8 us without any.
 _LATENCY_US = 1.0
@@ -182,7 +182,9 @@ def _space(configs: tuple[KernelConfig, ...], blockwise: bool, device: DeviceSpe
 
     block_m, block_n, block_k = (knob(f"BLOCK_{axis}") for axis in "MNK")
     group_m, warps, stages = knob("GROUP_M"), knob("num_warps"), knob("num_stages")
-    programs = np.array([resident_programs(c, device, blockwise=blockwise) for c in configs], dtype=np.float64)
+    smem = np.array([smem_bytes(c, device, blockwise=blockwise) for c in configs], dtype=np.float64)
+    accumulators = accumulator_registers(block_m, block_n, warps)
+    programs = resident_programs(configs, smem, 2 * accumulators, device)
     columns = [
         block_m,
         block_n,
@@ -193,10 +195,10 @@ def _space(configs: tuple[KernelConfig, ...], blockwise: bool, device: DeviceSpe
         stages,
         block_m * block_n,
         block_m / block_n,
-        np.array([smem_bytes(c, device, blockwise=blockwise) for c in configs], dtype=np.float64),
+        smem,
         programs,
         knob("PROGRAMS_PER_SM"),
-        accumulator_registers(block_m, block_n, warps),
+        accumulators,
         programs * (stages - 1) * (block_m + block_n) * block_k,
     ]
     return ConfigTable(len(_PROBLEM_FEATURES), columns, [block_m, block_n, block_k, group_m, programs, stages])

@@ -195,15 +195,3 @@ def smem_bytes(config: KernelConfig, device: DeviceSpec, *, blockwise: bool) -> 
     blocks = (config["BLOCK_M"], config["BLOCK_N"], config["BLOCK_K"])
     ways = (config["SWAP_AB"], config["TMA_LOAD"], config["TMA_STORE"])
     return tile_smem_bytes(*blocks, config.num_stages, config.num_warps, *ways, blockwise=blockwise, arch=device.arch)
-
-
-def resident_programs(config: KernelConfig, device: DeviceSpec, *, blockwise: bool) -> int:
-    """How many of the config's programs run on one SM of the device at a time."""
-    fits = programs_that_fit(
-        smem_bytes(config, device, blockwise=blockwise),
-        2 * accumulator_registers(config["BLOCK_M"], config["BLOCK_N"], config.num_warps),
-        config.num_warps,
-        device.smem_per_sm_bytes,
-        device.registers_per_sm,
-    )
-    return min(int(config["PROGRAMS_PER_SM"]) or fits, fits)

@@ -9,7 +9,9 @@ import re
 
 import pytest
 from foretune.datasets import ForetuneError, KernelConfig
-from foretune.kernels.grouped_gemm.space import resident_programs, smem_bytes
+from foretune.kernels.config_table import resident_programs
+from foretune.kernels.grouped_gemm.space import smem_bytes
+from foretune.kernels.sm_limits import accumulator_registers
 from grouped import A10, A100, B200, DTYPES, DW, DX, FAMILIES, FLAGS, FORWARD, H200, MI300X, problem
 from grouped import config as config_of
 
@@ -255,8 +257,10 @@ def test_every_config_survives_json_triton_and_pickle(family):
 @every_family
 @every_device
 def test_the_programs_of_one_sm_fit(family, device):
-    for config in family.space(device):
-        smem = smem_bytes(family.variant, config, 2, device)
-        programs = resident_programs(config, smem, device)
+    space = family.space(device)
+    smem_of = [smem_bytes(family.variant, config, 2, device) for config in space]
+    held = [accumulator_registers(config["BLOCK_M"], config["BLOCK_N"], config.num_warps) for config in space]
+    resident = resident_programs(space, smem_of, held, device)
+    for config, smem, programs in zip(space, smem_of, resident, strict=True):
         assert 1 <= programs <= config["PROGRAMS_PER_SM"]
         assert programs == 1 or programs * smem <= device.smem_per_sm_bytes
