@@ -27,8 +27,9 @@ if TYPE_CHECKING:
 #: Folds, and trees of each fold's ranker: less than the shipped one has, so that training on everything takes three
 #: minutes. model/README.md says what that does to the lengths.
 FOLDS, TREES = 3, 200
-#: So many problems that were measured whole are enough.
-_ENOUGH = 100
+#: So many problems that were measured whole are enough for the others not to calibrate; and of so many, the standard
+#: error of what they say of one in twenty is 1.3 points, so that further folds are not worth their training.
+_ENOUGH, _PLENTY = 100, 300
 #: Fewer problems than this say nothing about one in twenty, and more make training longer and little else better.
 LEAST, MOST = round(1 / (1 - COVERAGE)), 1000
 
@@ -55,7 +56,8 @@ def cross_fitted(
     """The calibration of such a ranker trained on this grid, where `candidates`, (n_problems, n_configs), may be on a
     shortlist and are these `shares`, (n_problems,), of what could run. Where enough problems were measured whole, or
     half, the others do not calibrate: how far down a good config is, they tell roughly. None where there are too few
-    problems, or all are of one model: then nothing can be said.
+    problems, or all are of one model: then nothing can be said. Folds past the first `_PLENTY` problems that
+    calibrate are left out.
 
     `ranker` makes the unfitted ranker; of a `LightGBMRanker` those of the folds have at most `TREES` trees. The same
     grid and parameters give the same calibration.
@@ -73,7 +75,8 @@ def cross_fitted(
     if len(grid) < LEAST or len(np.unique(groups)) < 2:
         return None
     fold, subsets = split_folds(groups, FOLDS), Subsets(grid.configs)
-    numbers = np.unique(fold).tolist()
+    calibrating = np.bincount(fold[judged]).cumsum()
+    numbers = np.arange(1 + np.searchsorted(calibrating, min(_PLENTY, calibrating[-1]))).tolist()
 
     def predicted(number: int) -> dict[int, NDArray[np.float64]]:
         with share_of(0.9 / len(numbers)):

@@ -10,9 +10,10 @@ import pytest
 from fakes import DEVICE, FakeFamily, fake_cases, fake_dataset
 from foretune.datasets import DeviceSpec, ForetuneError, Problem
 from foretune.model import LightGBMRanker, cross_validate, measured_grid, top_k_regret
+from foretune.model.calibration import cross_fit
 from foretune.model.calibration.conformal import COVERAGE, MOST_TRIED, Calibration, calibrate, levels_of, needed_length
 from foretune.model.calibration.coverage import Coverage, within_distribution
-from foretune.model.calibration.cross_fit import cross_fitted
+from foretune.model.calibration.cross_fit import FOLDS, cross_fitted
 from foretune.model.calibration.extent import Distance, Extent, distance_of
 from foretune.model.metrics import growing_regret
 from foretune.model.sources import candidates_of, shares_of
@@ -156,6 +157,20 @@ def test_the_same_training_is_calibrated_alike_whatever_runs_side_by_side(parts)
     one, two = (cross_fitted(*parts, FAMILY, QUICK, jobs=jobs) for jobs in (1, 2))
     assert one == two
     assert Calibration.from_json(one.to_json()) == one
+
+
+def test_folds_past_what_is_plenty_are_not_trained(parts, monkeypatch):
+    def trainings():
+        made = []
+        assert cross_fitted(*parts, FAMILY, lambda: made.append(1) or QUICK(), jobs=1) is not None
+        return len(made)
+
+    assert trainings() == FOLDS
+    third = len(parts[0]) // FOLDS
+    monkeypatch.setattr(cross_fit, "_PLENTY", third + 3)
+    assert trainings() == 2
+    monkeypatch.setattr(cross_fit, "_PLENTY", third - 3)
+    assert trainings() == 1
 
 
 def test_too_few_problems_or_one_model_are_not_calibrated(parts):
