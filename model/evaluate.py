@@ -21,7 +21,7 @@ from .metrics import top_k_regret
 from .origin import seen_in_training
 from .ranker import Ranker, ranker_on
 from .rows import Subsets, supported
-from .sources import WHOLE, candidates_of, measured_grid, shares_of
+from .sources import candidates_of, eligible_of, measured_grid, measured_whole
 from .splits import split_devices, split_folds, split_groups, split_sizes
 
 if TYPE_CHECKING:
@@ -117,8 +117,7 @@ def evaluate_bundle(
     ours = _JUDGING_COST / (_JUDGING_COST + rivals.cost)
     with share_of(ours):
         scores = split_data.as_it_is(ranker)
-    known = split_data.grid, split_data.candidates, split_data.shares
-    coverage = coverage_of_bundle(*known, scores[1], split_data.judged, bundle)
+    coverage = coverage_of_bundle(split_data.grid, split_data.eligible, scores[1], split_data.judged, bundle)
     return replace(split_data.evaluation(scores, rivals, 1 - ours), seen_in_training=seen, coverage=coverage)
 
 
@@ -144,13 +143,13 @@ class _Split:
         self.family = family
         self.ks, self._folds, self.jobs, self._split = tuple(ks), folds, jobs, split
         self.groups = split_groups(self.grid.cases)
-        self.candidates = candidates_of(dataset, self.grid, family)
-        self.shares = shares_of(self.candidates, self._possible)
+        self.eligible = eligible_of(dataset, self.grid, family)
+        self.candidates = candidates_of(dataset, self.grid, self.eligible)
+        self.whole = measured_whole(self.candidates, self._possible)
         self._subsets = Subsets(self.grid.configs)
         # What was measured thinly is learned from: how good a choice among few configs is says little.
-        whole = self.shares >= WHOLE
-        self.thin = int((~whole).sum()) if whole.any() else 0
-        judged = whole if self.thin else np.ones(len(self.grid), bool)
+        self.thin = int((~self.whole).sum()) if self.whole.any() else 0
+        judged = self.whole if self.thin else np.ones(len(self.grid), bool)
         self.judged = np.flatnonzero(judged if split != "size" else judged & (self.fold >= 0))
         if tested is not None:
             self.judged = np.flatnonzero(judged & (self.fold > self.fold.max() - tested))
@@ -201,10 +200,10 @@ class _Split:
         return scores
 
     def scores(self, ranker: Ranker, rows: NDArray[np.intp], views: Sequence[_View] = _BOTH) -> NDArray[np.float64]:
-        """Predictions for these problems, (n_views, n_rows, n_configs); NaN where a config is no candidate."""
+        """Predictions for these problems, (n_views, n_rows, n_configs); NaN where a config is not eligible."""
         scores = np.full((len(views), len(rows), len(self.grid.configs)), np.nan)
         for place, row in enumerate(rows):
-            mask = self.candidates[row]
+            mask = self.eligible[row]
             for number, view in enumerate(views):
                 advance(1 / (len(rows) * len(views)))
                 problem = view(self.grid.cases[row].problem)
@@ -215,7 +214,7 @@ class _Split:
     def evaluation(self, scores: NDArray[np.float64], rivals: Rivals, share: float) -> Evaluation:
         """The ranker's regrets from its scores with sizes known and unknown, and its rivals', whose scores are this
         share of the current task."""
-        full = np.where(self.candidates, 0.0, np.nan)
+        full, scores = np.where(self.candidates, 0.0, np.nan), np.where(self.candidates, scores, np.nan)
         places = np.stack([spread_places(view, self.grid.configs) for view in scores])  # as a shortlist has them
         found, left_out = {}, dict(rivals.left_out)
         for name, baseline in rivals.baselines.items():
@@ -245,7 +244,7 @@ class _Split:
         """See `Evaluation.coverage`; `scores` are those at call time, (n_problems, n_configs)."""
         rows, numbers = self.judged, np.unique(self.fold[self.judged]).tolist()
         learned = {number: self.learned_from(number) for number in numbers}
-        held_out = HeldOut(self.grid, self.candidates, self.shares, scores, rows, self.fold, learned)
+        held_out = HeldOut(self.grid, self.eligible, self.whole, scores, rows, self.fold, learned)
         if self._split == "model":
             return held_out.models()
         found = held_out.calibrated_apart(self.family, factory, self.jobs)
@@ -281,4 +280,5 @@ class _Split:
 
     def _regret(self, scores: NDArray[np.float64], k: int) -> NDArray[np.float64]:
         rows = self.judged
-        return top_k_regret(scores[rows], self.grid.first_us[rows], self.grid.second_us[rows], k)
+        scores = np.where(self.candidates[rows], scores[rows], np.nan)
+        return top_k_regret(scores, self.grid.first_us[rows], self.grid.second_us[rows], k)

@@ -67,21 +67,26 @@ def measured_grid(dataset: Dataset, family: Family) -> Grid:
     return grid.select_configs(np.flatnonzero(supported(grid, family).any(axis=0)))
 
 
-def candidates_of(dataset: Dataset, grid: Grid, family: Family) -> NDArray[np.bool_]:
-    """What may be on a shortlist of each problem of `measured_grid`, (n_problems, n_configs): it was tried, the family
-    lets it through, and it computed no wrong result with the problem's dtype and flags."""
+def eligible_of(dataset: Dataset, grid: Grid, family: Family) -> NDArray[np.bool_]:
+    """What may be on a shortlist of each problem of `measured_grid`, (n_problems, n_configs): the family lets it
+    through, and it computed no wrong result with the problem's dtype and flags."""
     wrong = dataset.wrong_results(grid.family)
-    # A run cut short by its budget, or guided by a plan, says nothing about what it did not try.
-    candidates = (dataset.counts(grid) > 0) & supported(grid, family)
-    for row, case in zip(candidates, grid.cases, strict=True):
+    eligible: NDArray[np.bool_] = supported(grid, family).copy()
+    for row, case in zip(eligible, grid.cases, strict=True):
         if configs := wrong.get((case.problem.dtype, case.problem.flags)):
             row &= np.array([config not in configs for config in grid.configs])
-    return candidates
+    return eligible
 
 
-def shares_of(candidates: NDArray[np.bool_], possible: NDArray[np.bool_]) -> NDArray[np.float64]:
-    """What share the candidates of each problem are of what the family lets through, (n_problems,)."""
-    result: NDArray[np.float64] = candidates.sum(axis=1) / np.maximum(possible.sum(axis=1), 1)
+def candidates_of(dataset: Dataset, grid: Grid, eligible: NDArray[np.bool_]) -> NDArray[np.bool_]:
+    """What a ranker may be judged by: what is eligible and was tried. A run cut short by its budget, or guided by a
+    plan, says nothing about what it did not try."""
+    return eligible & (dataset.counts(grid) > 0)
+
+
+def measured_whole(candidates: NDArray[np.bool_], possible: NDArray[np.bool_]) -> NDArray[np.bool_]:
+    """Whether the candidates of each problem are at least `WHOLE` of what the family lets through, (n_problems,)."""
+    result: NDArray[np.bool_] = candidates.sum(axis=1) >= WHOLE * np.maximum(possible.sum(axis=1), 1)
     return result
 
 

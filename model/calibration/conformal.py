@@ -26,6 +26,9 @@ if TYPE_CHECKING:
 
 #: How often a shortlist is to hold a good config, and what is good: that much slower than a search of everything finds.
 COVERAGE, GOOD = 0.95, 1.01
+#: What is good of a problem of which less than such a share of the configs ran: the best of them may not be the best of
+#: all. model/README.md has what that does to the coverage.
+_FEW, _GOOD_OF_FEW = 0.5, 1.005
 #: No shortlist of a problem within the data is longer; outside, it grows as the level does. Where it binds, the reason
 #: says so.
 MOST_TRIED = 64
@@ -39,9 +42,9 @@ _LEVELS = (0.0, 0.5, 1.0, 1.5, 2.0, 2.5, 3.0, 3.5, 4.0, 4.5, 5.0, 6.0, 8.0)
 #: More problems than any data will have, and more than any level or regret is.
 _MOST_PROBLEMS, _MOST_LEVEL, _MOST_REGRET = 1 << 20, 1e4, 1e6
 
-#: One problem to calibrate on: predicted logs of slowdowns, the times of both passes, (n_configs,) each, NaN where a
-#: config did not run, and the share of the configs that could run that these are.
-Judged: TypeAlias = tuple["ArrayLike", "ArrayLike", "ArrayLike", float]
+#: One problem to calibrate on: predicted logs of slowdowns of all configs that may be on its shortlist, and their times
+#: in both passes, (n_configs,) each, NaN where a config did not run, or was not tried.
+Judged: TypeAlias = tuple["ArrayLike", "ArrayLike", "ArrayLike"]
 
 
 @dataclass(frozen=True)
@@ -95,15 +98,14 @@ class Calibration:
         return cls(problems, levels, regret)
 
 
-def levels_of(logs: ArrayLike, share: float = 1.0) -> NDArray[np.float64]:
+def levels_of(logs: ArrayLike) -> NDArray[np.float64]:
     """The level of each config, (n_configs,), from the logs of their predicted slowdowns against the first, ascending.
-    Where they are a `share` of the configs that could run, each stands for several.
 
-    >>> levels_of([0.0, 0.1]).round(2).tolist(), levels_of([0.0, 0.1], share=0.25).round(2).tolist()
-    ([0.0, 1.69], [0.0, 2.61])
+    >>> levels_of([0.0, 0.1]).round(2).tolist()
+    [0.0, 1.69]
     """
     logs = np.asarray(logs, np.float64)
-    result: NDArray[np.float64] = np.log(1 + np.arange(len(logs)) / share) + STEEPNESS * logs
+    result: NDArray[np.float64] = np.log(1 + np.arange(len(logs))) + STEEPNESS * logs
     return result
 
 
@@ -117,32 +119,34 @@ def most_tried(growth: float = 1.0) -> int:
 
 
 def calibrate(problems: Sequence[Judged]) -> Calibration:
-    """The calibration from problems that a ranker predicted without having seen their model.
+    """The calibration from problems that a ranker predicted without having seen their model. Where few configs of one
+    were tried, good is what is close to the best of these, and its place is that among all configs.
 
-    >>> round(calibrate([([0.0, 0.1, 0.2], [5.0, 4.0, 4.1], [5.1, 4.0, 4.1], 1.0)] * 30).level(), 2)
+    >>> round(calibrate([([0.0, 0.1, 0.2], [5.0, 4.0, 4.1], [5.1, 4.0, 4.1])] * 30).level(), 2)
     1.69
     """
     if not problems:
         raise ForetuneError("a calibration needs problems but there are none")
     solved, losses = [], []
     for problem in problems:
-        levels, loss = ranked(problem)
-        place = needed_length(loss) - 1
-        if place / problem[-1] < MOST_TRIED:
+        levels, loss, ran = ranked(problem)
+        first = int(np.argmax(ran))  # before it there is nothing to lose or to gain
+        place = needed_length(loss, GOOD if ran.mean() >= _FEW else _GOOD_OF_FEW) - 1
+        if place < MOST_TRIED:
             solved.append(float(levels[place]))
         lengths = np.minimum(np.searchsorted(levels, _LEVELS, side="right"), MOST_TRIED)
-        losses.append(loss[lengths - 1])
+        losses.append(loss[np.maximum(lengths - 1, first)])
     regret = np.maximum(np.minimum.accumulate(np.mean(losses, axis=0)), 0.0)
     return Calibration(len(problems), tuple(sorted(_rounded(solved))), tuple(_rounded(regret.tolist())))
 
 
-def ranked(problem: Judged) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Level and `excess` of each config, best prediction first, (n_configs,) each."""
-    logs, choose_us, report_us, share = problem
-    order = np.argsort(np.asarray(logs, np.float64), kind="stable")
-    ascending = np.asarray(logs, np.float64)[order]
-    levels = levels_of(ascending - ascending[0], share)
-    return levels, excess(np.asarray(choose_us, np.float64)[order], np.asarray(report_us, np.float64)[order])
+def ranked(problem: Judged) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.bool_]]:
+    """Level and `excess` of each config, and whether it ran, best prediction first, (n_configs,) each."""
+    logs, choose_us, report_us = (np.asarray(part, np.float64) for part in problem)
+    order = np.argsort(logs, kind="stable")
+    ascending, choose_us, report_us = logs[order], choose_us[order], report_us[order]
+    ran: NDArray[np.bool_] = np.isfinite(choose_us) & np.isfinite(report_us)
+    return levels_of(ascending - ascending[0]), excess(choose_us, report_us), ran
 
 
 def excess(choose_us: ArrayLike, report_us: ArrayLike) -> NDArray[np.float64]:
@@ -153,13 +157,13 @@ def excess(choose_us: ArrayLike, report_us: ArrayLike) -> NDArray[np.float64]:
     return result
 
 
-def needed_length(loss: NDArray[np.float64]) -> int:
+def needed_length(loss: NDArray[np.float64], good: float = GOOD) -> int:
     """From which length on all shortlists hold a good config; `loss` is that of `excess`.
 
     >>> needed_length(np.array([0.3, 0.004, 0.02, 0.003, 0.0]))
     4
     """
-    bad = np.flatnonzero(loss > GOOD - 1)
+    bad = np.flatnonzero(loss > good - 1)
     return int(bad[-1]) + 2 if len(bad) else 1
 
 

@@ -20,7 +20,7 @@ class Coverage:
     """Lengths of shortlists of k="auto", and whether they held a good config, (n_problems,) each."""
 
     covered: NDArray[np.bool_]
-    length: NDArray[np.float64]
+    length: NDArray[np.intp]
     capped: NDArray[np.bool_]  # the cap made it shorter than the calibration wants
 
     @classmethod
@@ -28,10 +28,10 @@ class Coverage:
         """That of each problem by a calibration and a growth of its own."""
         found = []
         for problem, calibration, growth in zip(problems, calibrations, growths, strict=True):
-            (levels, loss), share, most = ranked(problem), problem[-1], most_tried(growth)
+            levels, loss, _ = ranked(problem)
             wanted = int(np.searchsorted(levels, calibration.level() + math.log(growth), side="right"))
-            length = max(1, min(wanted, int((most - 1) * share) + 1))
-            found.append((needed_length(loss) <= length, 1 + (length - 1) / share, length < wanted))
+            length = max(1, min(wanted, most_tried(growth)))
+            found.append((needed_length(loss) <= length, length, length < wanted))
         covered, lengths, capped = zip(*found, strict=True)
         return cls(np.array(covered), np.array(lengths), np.array(capped))
 

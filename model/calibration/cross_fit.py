@@ -15,7 +15,7 @@ from ...datasets.progress import advance, share_of, side_by_side
 from ..gbdt import LightGBMRanker
 from ..ranker import Ranker
 from ..rows import Subsets, supported
-from ..sources import WHOLE, candidates_of, shares_of
+from ..sources import candidates_of, eligible_of, measured_whole
 from ..splits import split_folds, split_groups
 from .conformal import COVERAGE, Calibration, calibrate
 
@@ -40,36 +40,36 @@ def calibrated_on(dataset: Dataset, grid: Grid, family: Family, ranker: Callable
     >>> calibrated_on(dataset, grid, family, LightGBMRanker).level()  # doctest: +SKIP
     0.21
     """
-    candidates = candidates_of(dataset, grid, family)
-    return cross_fitted(grid, candidates, shares_of(candidates, supported(grid, family)), family, ranker)
+    eligible = eligible_of(dataset, grid, family)
+    whole = measured_whole(candidates_of(dataset, grid, eligible), supported(grid, family))
+    return cross_fitted(grid, eligible, whole, family, ranker)
 
 
 def cross_fitted(
     grid: Grid,
-    candidates: NDArray[np.bool_],
-    shares: NDArray[np.float64],
+    eligible: NDArray[np.bool_],
+    whole: NDArray[np.bool_],
     family: Family,
     ranker: Callable[[], Ranker],
     *,
     jobs: int = 2,
 ) -> Calibration | None:
-    """The calibration of such a ranker trained on this grid, where `candidates`, (n_problems, n_configs), may be on a
-    shortlist and are these `shares`, (n_problems,), of what could run. Where enough problems were measured whole, or
-    half, the others do not calibrate: how far down a good config is, they tell roughly. None where there are too few
-    problems, or all are of one model: then nothing can be said. Folds past the first `_PLENTY` problems that
-    calibrate are left out.
+    """The calibration of such a ranker trained on this grid, where those that are `eligible`, (n_problems, n_configs),
+    may be on a shortlist. Where enough problems were measured `whole`, (n_problems,), the others do not calibrate: the
+    best config of one may be none of those that were tried. None where there are too few problems, or all are of one
+    model: then nothing can be said. Folds past the first `_PLENTY` problems that calibrate are left out.
 
     `ranker` makes the unfitted ranker; of a `LightGBMRanker` those of the folds have at most `TREES` trees. The same
     grid and parameters give the same calibration.
 
-    >>> cross_fitted(grid, candidates, shares, family, LightGBMRanker).level()  # doctest: +SKIP
+    >>> cross_fitted(grid, eligible, whole, family, LightGBMRanker).level()  # doctest: +SKIP
     0.21
     """
-    rows = np.flatnonzero((candidates & np.isfinite(grid.times_us)).any(axis=1))
+    rows = np.flatnonzero((eligible & np.isfinite(grid.times_us)).any(axis=1))
     if len(rows) > MOST:
         rows = np.sort(np.random.default_rng(0).choice(rows, MOST, replace=False))
-    grid, candidates, shares = grid.select(rows), candidates[rows], shares[rows]
-    groups, judged = split_groups(grid.cases), shares >= WHOLE
+    grid, eligible, judged = grid.select(rows), eligible[rows], whole[rows]
+    groups = split_groups(grid.cases)
     if judged.sum() < _ENOUGH:
         judged[:] = True
     if len(grid) < LEAST or len(np.unique(groups)) < 2:
@@ -85,15 +85,15 @@ def cross_fitted(
         for row in tested.tolist():
             advance(0.1 / len(numbers) / len(tested))
             problem = family.at_call_time(grid.cases[row].problem)
-            logs[row] = np.log(fitted.predict(family, problem, grid.devices[row], subsets[candidates[row]]))
+            logs[row] = np.log(fitted.predict(family, problem, grid.devices[row], subsets[eligible[row]]))
         return logs
 
     logs = {row: of_it for part in side_by_side([partial(predicted, number) for number in numbers], jobs)
             for row, of_it in part.items()}  # fmt: skip
     return calibrate(
         [
-            (logs[row], grid.first_us[row, mask], grid.second_us[row, mask], float(shares[row]))
-            for row, mask in ((row, candidates[row]) for row in sorted(logs))
+            (logs[row], grid.first_us[row, mask], grid.second_us[row, mask])
+            for row, mask in ((row, eligible[row]) for row in sorted(logs))
         ]
     )
 

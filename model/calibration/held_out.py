@@ -28,8 +28,8 @@ class HeldOut:
     """Scores of problems by rankers that were fitted without their fold."""
 
     grid: Grid
-    candidates: NDArray[np.bool_]  # (n_problems, n_configs)
-    shares: NDArray[np.float64]  # (n_problems,) of what could run
+    eligible: NDArray[np.bool_]  # (n_problems, n_configs)
+    whole: NDArray[np.bool_]  # (n_problems,)
     scores: NDArray[np.float64]  # (n_problems, n_configs) predicted slowdowns at call time
     rows: NDArray[np.intp]  # (n_judged,) the problems that are judged
     fold: NDArray[np.intp]  # (n_problems,)
@@ -38,7 +38,7 @@ class HeldOut:
     def models(self) -> dict[str, Coverage]:
         """That of models that were held out, calibrated on the other folds' scores; and that of problems like those
         that calibrate. Nothing where there are too few."""
-        problems, fold = _judged(self.grid, self.candidates, self.shares, self.scores, self.rows), self.fold[self.rows]
+        problems, fold = _judged(self.grid, self.eligible, self.scores, self.rows), self.fold[self.rows]
         if len(problems) < 2 * LEAST or len(self.learned) < 2:
             return {}
         return {
@@ -53,11 +53,11 @@ class HeldOut:
         for number, learned in self.learned.items():
             with share_of(1 / len(self.learned)):
                 known = self.grid.select(learned)
-                found = cross_fitted(known, self.candidates[learned], self.shares[learned], family, ranker, jobs=jobs)
+                found = cross_fitted(known, self.eligible[learned], self.whole[learned], family, ranker, jobs=jobs)
             if found is None:
                 return None
             calibrations[number] = found
-        problems = _judged(self.grid, self.candidates, self.shares, self.scores, self.rows)
+        problems = _judged(self.grid, self.eligible, self.scores, self.rows)
         return Coverage.of(problems, [calibrations[n] for n in self.fold[self.rows].tolist()], self._growths())
 
     def _growths(self) -> list[float]:
@@ -74,8 +74,7 @@ class HeldOut:
 
 def coverage_of_bundle(
     grid: Grid,
-    candidates: NDArray[np.bool_],
-    shares: NDArray[np.float64],
+    eligible: NDArray[np.bool_],
     scores: NDArray[np.float64],
     rows: NDArray[np.intp],
     bundle: Bundle,
@@ -86,19 +85,15 @@ def coverage_of_bundle(
     if calibration is None:
         return {}
     growths = [bundle.distance(grid.family, grid.cases[row].problem, grid.devices[row]).growth for row in rows.tolist()]
-    problems = _judged(grid, candidates, shares, scores, rows)
+    problems = _judged(grid, eligible, scores, rows)
     return {"this bundle": Coverage.of(problems, [calibration] * len(problems), growths)}
 
 
 def _judged(
-    grid: Grid,
-    candidates: NDArray[np.bool_],
-    shares: NDArray[np.float64],
-    scores: NDArray[np.float64],
-    rows: NDArray[np.intp],
+    grid: Grid, eligible: NDArray[np.bool_], scores: NDArray[np.float64], rows: NDArray[np.intp]
 ) -> list[Judged]:
     """These problems as a calibration takes them."""
     return [
-        (np.log(scores[row, mask]), grid.first_us[row, mask], grid.second_us[row, mask], float(shares[row]))
-        for row, mask in ((row, candidates[row]) for row in rows.tolist())
+        (np.log(scores[row, mask]), grid.first_us[row, mask], grid.second_us[row, mask])
+        for row, mask in ((row, eligible[row]) for row in rows.tolist())
     ]

@@ -83,7 +83,7 @@ class TreeTraining:
         import lightgbm
 
         # A copy, whose labels are its own: another objective may be trained at the same time.
-        data = self._binned.subset(np.arange(len(label))).construct()
+        data = self._binned.subset(list(range(len(label)))).construct()
         data.set_label(label).set_weight(weight).set_group(group).set_init_score(init_score)
         told = [lambda _: advance(share / trees)]
         parameters = {**objective, **self._parameters}
@@ -93,7 +93,7 @@ class TreeTraining:
 def _scores(booster: lightgbm.Booster) -> NDArray[np.float64]:
     """What it predicts for each row that it was trained on, (n_rows,), on top of the known scores: it has that at hand,
     but hands it to a metric alone."""
-    found = []
+    found: list[NDArray[np.float64]] = []
 
     def metric(scores: NDArray[np.float64], _: lightgbm.Dataset) -> tuple[str, float, bool]:
         found.append(scores.copy())

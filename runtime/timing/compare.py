@@ -21,7 +21,7 @@ from ...datasets.console.tables import table
 from ...datasets.errors import reason_of, shown, warn
 from ...datasets.family import compute_us
 from ...model.rows import supported
-from ...model.sources import WHOLE, shares_of
+from ...model.sources import measured_whole
 from ..shortlist import make_shortlist
 from .timer import Timer
 
@@ -287,9 +287,9 @@ def _best_configs(
     if dataset is None or family.name not in dataset.families:
         return
     grid = dataset.grid(family.name)
-    shares = shares_of(dataset.counts(grid) > 0, supported(grid, family))
-    for case, measured_on, times, share in zip(grid.cases, grid.devices, grid.times_us, shares, strict=True):
-        if measured_on.name == device.name and share >= WHOLE:
+    whole = measured_whole(dataset.counts(grid) > 0, supported(grid, family))
+    for case, measured_on, times, is_whole in zip(grid.cases, grid.devices, grid.times_us, whole, strict=True):
+        if measured_on.name == device.name and is_whole:
             order = np.argsort(times)[:FINALISTS]
             yield case.problem, [grid.configs[i] for i in order if math.isfinite(times[i])]
 

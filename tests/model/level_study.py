@@ -11,7 +11,7 @@ from foretune.datasets import load
 from foretune.kernels import find_family
 from foretune.model import LightGBMRanker, measured_grid, split_folds, split_groups
 from foretune.model.calibration.conformal import COVERAGE, MOST_TRIED, excess, needed_length
-from foretune.model.sources import candidates_of
+from foretune.model.sources import candidates_of, eligible_of
 
 #: (places from 1, log slowdowns, disagreement of the halves), each by place -> the score of each config, ascending.
 SCORES: dict[str, Callable[..., np.ndarray]] = {
@@ -30,7 +30,7 @@ def predicted(data: str, name: str, trees: int, epochs: int) -> list[tuple]:
     """Of each problem its group, log slowdowns and disagreement by place, and the length that it needs."""
     dataset, family = load(data), find_family(name)
     grid = measured_grid(dataset, family)
-    candidates, groups = candidates_of(dataset, grid, family), split_groups(grid.cases)
+    candidates, groups = candidates_of(dataset, grid, eligible_of(dataset, grid, family)), split_groups(grid.cases)
     fold, found = split_folds(groups, 5), []
     for number in np.unique(fold).tolist():
         known = grid.select(np.flatnonzero(fold != number))

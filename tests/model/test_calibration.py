@@ -11,12 +11,12 @@ from fakes import DEVICE, FakeFamily, fake_cases, fake_dataset
 from foretune.datasets import DeviceSpec, ForetuneError, Problem
 from foretune.model import LightGBMRanker, cross_validate, measured_grid, top_k_regret
 from foretune.model.calibration import cross_fit
-from foretune.model.calibration.conformal import COVERAGE, MOST_TRIED, Calibration, calibrate, levels_of, needed_length
+from foretune.model.calibration.conformal import COVERAGE, MOST_TRIED, Calibration, calibrate, needed_length
 from foretune.model.calibration.coverage import Coverage, within_distribution
 from foretune.model.calibration.cross_fit import FOLDS, cross_fitted
 from foretune.model.calibration.extent import Distance, Extent, distance_of
 from foretune.model.metrics import growing_regret
-from foretune.model.sources import candidates_of, shares_of
+from foretune.model.sources import candidates_of, eligible_of, measured_whole
 from foretune.model.splits import split_sizes
 
 FAMILY, DATASET = FakeFamily(), fake_dataset()
@@ -30,7 +30,7 @@ def drawn(count, seed=0, configs=120, error=0.1):
     for _ in range(count):
         times = np.exp(random.gamma(2, 0.15, configs))
         logs = np.log(times) + random.normal(0, error * random.random(), configs)
-        problems.append((logs, times, times * random.normal(1, 0.001, configs), 1.0))
+        problems.append((logs, times, times * random.normal(1, 0.001, configs)))
     return problems
 
 
@@ -76,24 +76,39 @@ def test_where_too_few_problems_say_something_the_list_is_as_long_as_any():
 
 
 def test_problems_that_no_short_list_solves_count_against_the_cap():
-    hopeless = (np.arange(200.0), np.linspace(2, 1, 200), np.linspace(2, 1, 200), 1.0)
-    easy = (np.arange(200.0), np.linspace(1, 2, 200), np.linspace(1, 2, 200), 1.0)
+    hopeless = (np.arange(200.0), np.linspace(2, 1, 200), np.linspace(2, 1, 200))
+    easy = (np.arange(200.0), np.linspace(1, 2, 200), np.linspace(1, 2, 200))
     assert calibrate([easy] * 99 + [hopeless]).level() == 0.0
     assert calibrate([easy] * 80 + [hopeless] * 20).level() == np.inf
 
 
-def test_a_share_of_the_configs_tells_of_longer_lists():
-    """A seventh of the configs: what was fourth among them is about 22nd among all."""
-    assert levels_of(np.zeros(4), share=1 / 7)[3] == pytest.approx(np.log(22))
-    whole, random = drawn(300, seed=3), np.random.default_rng(0)
+def tried_only(problem, tried):
+    """The problem if only these of its configs had been tried."""
+    logs, *passes = problem
+    return logs, *(np.where(np.isin(np.arange(len(logs)), tried), times, np.nan) for times in passes)
+
+
+@pytest.mark.parametrize(("configs", "share"), [(120, 0.5), (1200, 0.1)])
+def test_where_few_configs_were_tried_lists_are_as_long_as_where_all_were(configs, share):
+    """As a plan tries them: what is predicted to be fastest, by another ranker of the kind, and some others."""
+    whole, random = drawn(300, seed=3, configs=configs), np.random.default_rng(0)
     thin = []
-    for logs, choose, report, _ in whole:
-        some = random.permutation(len(logs))[:60]
-        thin.append((logs[some], choose[some], report[some], 0.5))
+    for problem in whole:
+        logs = problem[0]
+        order = np.argsort(logs + random.normal(0, 0.03, len(logs)))
+        half = round(share * len(logs) / 2)
+        thin.append(tried_only(problem, np.append(order[:half], random.permutation(order[half:])[:half])))
     by_whole, by_thin = (calibrate(problems) for problems in (whole, thin))
-    covered = Coverage.of(whole, [by_thin] * 300, [1.0] * 300)
+    covered, by_all = (Coverage.of(whole, [one] * 300, [1.0] * 300) for one in (by_thin, by_whole))
     assert covered.covered.mean() >= COVERAGE - 0.02
-    assert covered.length.mean() < 3 * Coverage.of(whole, [by_whole] * 300, [1.0] * 300).length.mean()
+    assert 0.8 < covered.length.mean() / by_all.length.mean() < 1.2
+
+
+def test_a_config_that_was_not_tried_takes_a_place_and_loses_nothing():
+    problem = ([0.0, 0.01, 0.02, 0.9], [np.nan, 5.0, 4.0, 8.0], [np.nan, 5.0, 4.0, 8.0])
+    calibration = calibrate([problem] * 30)
+    assert calibration.level() == pytest.approx(np.log(3) + 0.2, abs=1e-4)  # the third is good
+    assert calibration.regret[0] == pytest.approx(0.25)  # and the first that was tried is 25 % slower
 
 
 def test_expected_regret_falls_and_is_less_behind_a_clear_winner():
@@ -149,8 +164,8 @@ def test_an_extent_of_other_dimensions_says_what_it_can():
 def parts():
     grid = measured_grid(DATASET, FAMILY)
     possible = grid.possible
-    candidates = candidates_of(DATASET, grid, FAMILY)
-    return grid, candidates, shares_of(candidates, possible)
+    eligible = eligible_of(DATASET, grid, FAMILY)
+    return grid, eligible, measured_whole(candidates_of(DATASET, grid, eligible), possible)
 
 
 def test_the_same_training_is_calibrated_alike_whatever_runs_side_by_side(parts):
@@ -174,14 +189,14 @@ def test_folds_past_what_is_plenty_are_not_trained(parts, monkeypatch):
 
 
 def test_too_few_problems_or_one_model_are_not_calibrated(parts):
-    grid, candidates, shares = parts
+    grid, eligible, whole = parts
     few = np.arange(12)
-    assert cross_fitted(grid.select(few), candidates[few], shares[few], FAMILY, QUICK) is None
+    assert cross_fitted(grid.select(few), eligible[few], whole[few], FAMILY, QUICK) is None
     one = fake_dataset(fake_cases(models=1, tokens=tuple(range(16, 32)), randoms=0))
     alone = measured_grid(one, FAMILY)
     possible = alone.possible
     assert len(alone) > 20
-    assert cross_fitted(alone, possible, np.ones(len(alone)), FAMILY, QUICK) is None
+    assert cross_fitted(alone, possible, np.ones(len(alone), bool), FAMILY, QUICK) is None
 
 
 def test_evaluation_reports_coverage_and_length():

@@ -13,6 +13,7 @@ import sys
 import zlib
 from collections import defaultdict
 from functools import partial
+from itertools import permutations
 
 import numpy as np
 from foretune.datasets import Problem, load
@@ -31,23 +32,28 @@ KEPT = f"of {COPIES} other calls"
 GAINS = (0.01, 0.02, 0.03, 0.05, 0.08)
 
 
-def one_config_for_all_routings(name: str, data: str) -> str:
-    """What the best single config loses to the best of each routing. (Chosen on these very times, of two or three
-    routings a layer: over all that may come it loses more.)"""
+def configs_across_routings(name: str, data: str) -> str:
+    """What the best single config loses to the best of each routing (chosen on these very times, of two or three
+    routings a layer: over all that may come it loses more), and what the best of one loses on another."""
     grid = load(data).grid(name)
     layers: dict[object, list[int]] = defaultdict(list)
     for place, (case, device) in enumerate(zip(grid.cases, grid.devices, strict=True)):
         layers[case.problem.without_sizes(), device.name].append(place)
-    losses: list[float] = []
+    losses, elsewhere = list[float](), list[float]()
     several = [places for places in layers.values() if len(places) > 1]
     for places in several:
         times = grid.times_us[places]
         times = times[:, np.isfinite(times).all(axis=0)]
         slowdowns = times / np.nanmin(grid.times_us[places], axis=1, keepdims=True)
         losses += slowdowns[:, np.log(slowdowns).mean(axis=0).argmin()].tolist()
+        best = slowdowns.argmin(axis=1)
+        elsewhere += [slowdowns[other, best[one]] for one, other in permutations(range(len(places)), 2)]
+    one_for_all, of_another = (
+        f"{100 * (geomean(lost) - 1):.2f} % (worst {100 * (max(lost) - 1):.0f} %)" for lost in (losses, elsewhere)
+    )
     return (
-        f"{name}: the best one config for all routings of a layer is {100 * (geomean(losses) - 1):.2f} % slower than "
-        f"the best of each, {100 * (max(losses) - 1):.1f} % at worst ({len(several)} layers, {len(losses)} problems)"
+        f"{name}, {len(losses)} problems of {len(several)} layers: the best one config for all routings of a layer is "
+        f"{one_for_all} slower than the best of each, and the best of one routing {of_another} on another"
     )
 
 
@@ -99,7 +105,7 @@ def main() -> None:
     parser.add_argument("--only", nargs="*", default=["grouped_gemm_fwd", "grouped_gemm_dx", "grouped_gemm_dw"])
     given = parser.parse_args()
     for name in given.only:
-        Console(file=sys.stdout, width=140).print(one_config_for_all_routings(name, given.data))
+        Console(file=sys.stdout, width=140).print(configs_across_routings(name, given.data))
         if given.trees:
             study(name, given.trees, given.data)
 

@@ -1,0 +1,61 @@
+"""`python thin_lists.py FAMILY [--data h200] [--share 0.09]`: how long k="auto" is, and how often it holds a good
+config, calibrated on problems measured whole, and on the same ones as if a plan had tried a share of their configs: the
+table in model/README.md. Not a test: it trains six rankers."""
+
+from __future__ import annotations
+
+import argparse
+
+import numpy as np
+from foretune.collect.plan import Thin
+from foretune.datasets import load
+from foretune.kernels import find_family
+from foretune.model import LightGBMRanker, measured_grid, split_folds, split_groups
+from foretune.model.calibration.conformal import Judged, calibrate
+from foretune.model.calibration.coverage import Coverage
+from foretune.model.calibration.cross_fit import FOLDS, TREES
+from foretune.model.rows import supported
+from foretune.model.sources import candidates_of, eligible_of, measured_whole
+
+
+def problems_of(name: str, data: str, share: float) -> tuple[list[Judged], list[Judged]]:
+    """Each problem predicted by a ranker that never saw its model, whole and thin; what is tried of the thin one was
+    chosen by another ranker that never did, of trees alone, as collecting adaptively has it."""
+    dataset, family = load(data), find_family(name)
+    grid = measured_grid(dataset, family)
+    eligible, fold = eligible_of(dataset, grid, family), split_folds(split_groups(grid.cases), FOLDS)
+    judged = measured_whole(candidates_of(dataset, grid, eligible), supported(grid, family))
+    whole: list[Judged] = []
+    thin: list[Judged] = []
+    for number in range(FOLDS):
+        known = grid.select(np.flatnonzero(fold != number))
+        ranker = LightGBMRanker(trees=TREES).fit(known, family)
+        prior = LightGBMRanker(trees=TREES, epochs=0, seed=1).fit(known, family)
+        for row in np.flatnonzero((fold == number) & judged).tolist():
+            case, device, mask = grid.cases[row], grid.devices[row], eligible[row]
+            configs = [config for config, it_is in zip(grid.configs, mask, strict=True) if it_is]
+            logs = np.log(ranker.predict(family, family.at_call_time(case.problem), device, configs))
+            (step,) = Thin(family, device, share=share, prior=prior).next([case], None)
+            tried = np.isin(np.arange(len(configs)), [configs.index(one) for one in step.configs if one in configs])
+            passes = grid.first_us[row, mask], grid.second_us[row, mask]
+            few = [np.where(tried, times, np.nan) for times in passes]
+            if np.isfinite(few).all(axis=0).any():
+                whole.append((logs, *passes))
+                thin.append((logs, *few))
+    return whole, thin
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("family")
+    parser.add_argument("--data", default="h200")
+    parser.add_argument("--share", type=float, default=0.09)
+    given = parser.parse_args()
+    whole, thin = problems_of(given.family, given.data, given.share)
+    for name, calibrating in (("measured whole", whole), (f"{given.share:.0%} of the configs", thin)):
+        found = Coverage.of(whole, [calibrate(calibrating)] * len(whole), [1.0] * len(whole))
+        print(f"{given.family}, {len(whole)} problems, {name}: {found}")
+
+
+if __name__ == "__main__":
+    main()
