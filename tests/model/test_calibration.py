@@ -104,6 +104,16 @@ def test_where_few_configs_were_tried_lists_are_as_long_as_where_all_were(config
     assert 0.8 < covered.length.mean() / by_all.length.mean() < 1.2
 
 
+def test_a_share_of_the_configs_tells_of_all_lists():
+    """Even one that nobody planned."""
+    whole, random = drawn(300, seed=3), np.random.default_rng(0)
+    thin = [tried_only(problem, random.permutation(len(problem[0]))[:60]) for problem in whole]
+    by_whole, by_thin = (calibrate(problems) for problems in (whole, thin))
+    covered = Coverage.of(whole, [by_thin] * 300, [1.0] * 300)
+    assert covered.covered.mean() >= COVERAGE - 0.02
+    assert covered.length.mean() < 3 * Coverage.of(whole, [by_whole] * 300, [1.0] * 300).length.mean()
+
+
 def test_a_config_that_was_not_tried_takes_a_place_and_loses_nothing():
     problem = ([0.0, 0.01, 0.02, 0.9], [np.nan, 5.0, 4.0, 8.0], [np.nan, 5.0, 4.0, 8.0])
     calibration = calibrate([problem] * 30)
