@@ -214,7 +214,7 @@ class _Split:
     def evaluation(self, scores: NDArray[np.float64], rivals: Rivals, share: float) -> Evaluation:
         """The ranker's regrets from its scores with sizes known and unknown, and its rivals', whose scores are this
         share of the current task."""
-        full, scores = np.where(self.candidates, 0.0, np.nan), np.where(self.candidates, scores, np.nan)
+        scores = np.where(self.candidates, scores, np.nan)
         places = np.stack([spread_places(view, self.grid.configs) for view in scores])  # as a shortlist has them
         found, left_out = {}, dict(rivals.left_out)
         for name, baseline in rivals.baselines.items():
@@ -229,7 +229,7 @@ class _Split:
             devices=tuple(self.grid.devices[row] for row in self.judged),
             groups=self.groups[self.judged],
             tried=self._tried(),
-            full_search=self._regret(full, len(self.grid.configs)),
+            full_search=self._regret(np.zeros(self.candidates.shape), len(self.grid.configs)),
             regret={k: self._regret(places[0], k) for k in self.ks},
             regret_sizes_unknown={k: self._regret(places[1], k) for k in self.ks},
             baselines={name: known for name, (known, _) in found.items()},

@@ -155,10 +155,8 @@ class LightGBMRanker(Ranker):
             forest, slope, offset = training.lambdarank(trees, share=share)
             return forest.affine(slope, offset)
 
-        def regressed() -> Forest:
-            return training.regression(trees, emphasis=self.emphasis, share=share)
-
-        ways = {"lambdarank": ranked, "regression": regressed}
+        regressed = partial(training.regression, trees, emphasis=self.emphasis, share=share)
+        ways: dict[str, Callable[[], Forest]] = {"lambdarank": ranked, "regression": regressed}
         trainings: list[Callable[[], Forest | Network]] = [ways[kind] for kind in kinds]
         if epochs:
             trainings.append(partial(train_network, rows, seed=self.seed, epochs=epochs, share=share))

@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 
 #: How often a shortlist is to hold a good config, and what is good: that much slower than a search of everything finds.
 COVERAGE, GOOD = 0.95, 1.01
-#: What is good of a problem of which less than such a share of the configs ran: the best of them may not be the best of
-#: all. model/README.md has what that does to the coverage.
+#: What is good of a problem of which less than such a share of the configs ran (`sources.WHOLE`, which predicting does
+#: not import): the best of them may not be the best of all. model/README.md has what that does to the coverage.
 _FEW, _GOOD_OF_FEW = 0.5, 1.005
 #: No shortlist of a problem within the data is longer; outside, it grows as the level does. Where it binds, the reason
 #: says so.

@@ -11,6 +11,7 @@ from foretune.datasets import load
 from foretune.kernels import find_family
 from foretune.model import LightGBMRanker, measured_grid, split_folds, split_groups
 from foretune.model.calibration.conformal import COVERAGE, MOST_TRIED, excess, needed_length
+from foretune.model.rows import Subsets
 from foretune.model.sources import candidates_of, eligible_of
 
 #: (places from 1, log slowdowns, disagreement of the halves), each by place -> the score of each config, ascending.
@@ -31,7 +32,7 @@ def predicted(data: str, name: str, trees: int, epochs: int) -> list[tuple]:
     dataset, family = load(data), find_family(name)
     grid = measured_grid(dataset, family)
     candidates, groups = candidates_of(dataset, grid, eligible_of(dataset, grid, family)), split_groups(grid.cases)
-    fold, found = split_folds(groups, 5), []
+    fold, subsets, found = split_folds(groups, 5), Subsets(grid.configs), []
     for number in np.unique(fold).tolist():
         known = grid.select(np.flatnonzero(fold != number))
         # Each with the same network, so that their mean is what ships.
@@ -39,7 +40,7 @@ def predicted(data: str, name: str, trees: int, epochs: int) -> list[tuple]:
         halves = [half.fit(known, family) for half in kinds]
         for row in np.flatnonzero(fold == number).tolist():
             mask, problem = candidates[row], family.at_call_time(grid.cases[row].problem)
-            configs = [config for config, it_is in zip(grid.configs, mask, strict=True) if it_is]
+            configs = subsets[mask]
             logs = [np.log(half.predict(family, problem, grid.devices[row], configs)) for half in halves]
             both, apart = (logs[0] + logs[1]) / 2, np.abs(logs[0] - logs[1])
             order = np.argsort(both, kind="stable")

@@ -14,7 +14,7 @@ from foretune.model import LightGBMRanker, measured_grid, split_folds, split_gro
 from foretune.model.calibration.conformal import Judged, calibrate
 from foretune.model.calibration.coverage import Coverage
 from foretune.model.calibration.cross_fit import FOLDS, TREES
-from foretune.model.rows import supported
+from foretune.model.rows import Subsets, supported
 from foretune.model.sources import candidates_of, eligible_of, measured_whole
 
 
@@ -24,6 +24,7 @@ def problems_of(name: str, data: str, share: float) -> tuple[list[Judged], list[
     dataset, family = load(data), find_family(name)
     grid = measured_grid(dataset, family)
     eligible, fold = eligible_of(dataset, grid, family), split_folds(split_groups(grid.cases), FOLDS)
+    subsets = Subsets(grid.configs)
     judged = measured_whole(candidates_of(dataset, grid, eligible), supported(grid, family))
     whole: list[Judged] = []
     thin: list[Judged] = []
@@ -33,10 +34,10 @@ def problems_of(name: str, data: str, share: float) -> tuple[list[Judged], list[
         prior = LightGBMRanker(trees=TREES, epochs=0, seed=1).fit(known, family)
         for row in np.flatnonzero((fold == number) & judged).tolist():
             case, device, mask = grid.cases[row], grid.devices[row], eligible[row]
-            configs = [config for config, it_is in zip(grid.configs, mask, strict=True) if it_is]
+            configs = subsets[mask]
             logs = np.log(ranker.predict(family, family.at_call_time(case.problem), device, configs))
             (step,) = Thin(family, device, share=share, prior=prior).next([case], None)
-            tried = np.isin(np.arange(len(configs)), [configs.index(one) for one in step.configs if one in configs])
+            tried = [config in step.configs for config in configs]
             passes = grid.first_us[row, mask], grid.second_us[row, mask]
             few = [np.where(tried, times, np.nan) for times in passes]
             if np.isfinite(few).all(axis=0).any():
