@@ -59,6 +59,11 @@ class Family(ABC):
         refuses for a knob's value it refuses with the knob's name and the values that would do.
         """
 
+    def supports_by(self, problem: Problem) -> Hashable:
+        """What `supports` makes its answers depend on: of problems that have the same here, one is asked about. The
+        problem itself, unless a family knows that less decides."""
+        return problem
+
     @abstractmethod
     def features(
         self,

@@ -192,6 +192,14 @@ class FamilyContract:
                         f"the values of a lasting group must be one object for all problems: {problem}"
                     )
 
+    def test_supports_depends_on_nothing_but_what_it_is_said_to(self) -> None:
+        family, known = self.family, dict[Any, list[bool]]()
+        drawn = family.cases(random=6, max_tflop=1e-3) if isinstance(family, Measurable) else ()
+        for problem in (*self.problems(), *(case.problem for case in drawn[:64])):
+            able = [family.supports(config, problem, self.device) is None for config in family.space()]
+            first = known.setdefault(family.supports_by(problem), able)
+            assert able == first, f"supports_by must tell {problem} from another that other configs run"
+
     def test_features_do_with_what_is_known_of_binaries(self) -> None:
         if not self.family.reads_binaries:
             pytest.skip("it does not look at binaries")

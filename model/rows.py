@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -40,12 +40,14 @@ def supported(grid: Grid, family: Family) -> NDArray[np.bool_]:
     """Where the family lets a config through, (n_problems, n_configs): the others reach no shortlist."""
     if grid.possible is not None:
         return grid.possible
-    return np.array(
-        [
-            [family.supports(config, case.problem, device) is None for config in grid.configs]
-            for case, device in zip(grid.cases, grid.devices, strict=True)
-        ]
-    )
+    known: dict[Hashable, list[bool]] = {}
+    rows = []
+    for case, device in zip(grid.cases, grid.devices, strict=True):
+        by = family.supports_by(case.problem), device
+        if by not in known:
+            known[by] = [family.supports(config, case.problem, device) is None for config in grid.configs]
+        rows.append(known[by])
+    return np.array(rows)
 
 
 def features_of(

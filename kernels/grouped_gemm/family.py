@@ -5,7 +5,7 @@ What all three variants share is here once; what tells them apart is in `Variant
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -89,6 +89,10 @@ class GroupedGemmFamily(Family):
             if flag in problem.flags and config[knob]:
                 return f"{knob}=1 with {flag}: TMA moves boxes of neighbouring rows, and these are permuted"
         return _wrong_size(self.variant, config, problem.dtype_name, problem.itemsize, device)
+
+    def supports_by(self, problem: Problem) -> Hashable:
+        sizes = problem["groups"], problem["n"], problem["k"]
+        return problem.dtype, problem.flags, min(sizes) < 1, problem["n"] % 8, problem["k"] % 8
 
     def features(
         self,

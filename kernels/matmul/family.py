@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -66,6 +66,13 @@ class MatmulFamily(Family):
         if knobs["SPLIT_K"] > 1 and partials > MOST_PARTIALS:
             return f"SPLIT_K = {knobs['SPLIT_K']} of this problem would keep {partials} partial sums in memory: 1"
         return device_limit(knobs, problem.itemsize, device)
+
+    def supports_by(self, problem: Problem) -> Hashable:
+        batch, m, n = problem["batch"], problem["m"], problem["n"]
+        # However small the tiles: 16 x 16, in 64 parts.
+        if _wrong_problem(problem) or batch * (m // 16 + 1) * (n // 16 + 1) > MOST_TILES // 64:
+            return problem
+        return problem.dtype, problem.flags, is_aligned(problem), min(MOST_PARTIALS // (batch * m * n), 64)
 
     def at_call_time(self, problem: Problem) -> Problem:
         return problem.without_sizes().rounded(*call_dims(problem))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from ...datasets import BinaryFacts, DeviceSpec, Family, ForetuneError, KernelConfig, Problem, dtype_of_tensor
@@ -70,6 +70,10 @@ class ScaledGemmFamily(Family):
         if (wrong := wrong_tile(config)) is not None:
             return wrong
         return _device_limit(config, device, BLOCKWISE in problem.flags)
+
+    def supports_by(self, problem: Problem) -> Hashable:
+        n, k = problem["n"], problem["k"]
+        return problem.dtype, problem.flags, min(n, k, _groups(problem)) < 1, n % STEP, k % STEP
 
     def features(
         self,
