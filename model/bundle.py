@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 #: Raised by one whenever a manifest key or an array changes meaning, type or name.
-SCHEMA_VERSION = 7
+SCHEMA_VERSION = 8
 FILE = "bundle.npz"
 MANIFEST = "manifest.json"
 #: No bundle has more; the shipped one has 2.8 MB, of which the manifest takes a twentieth.

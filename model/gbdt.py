@@ -167,7 +167,7 @@ class LightGBMRanker(Ranker):
         networks = [part for part in parts if isinstance(part, Network)]
         # The trees' mean, and of that and the network's figures the mean again.
         weight = 1 / (1 + len(networks))
-        self.forest_ = reduce(operator.add, [forest.affine(weight / len(forests)) for forest in forests])
+        self.forest_ = reduce(operator.add, [forest.affine(weight / len(forests)) for forest in forests]).compact()
         self.network_ = networks[0].affine(weight) if networks else None
         if self.reach > MAX_LOG_SLOWDOWN:
             raise ForetuneError(
@@ -272,7 +272,7 @@ class LightGBMRanker(Ranker):
         new, slope, offset = self._training(rows).lambdarank(trees, share=0.8, known=known)
         result = LightGBMRanker(**self.get_params())
         # (What orders the new card's configs comes first: a sample of trees is of those.)
-        result.forest_ = new.affine(slope, offset) + self.forest_.affine(-_RANKS_PER_LOG * slope)
+        result.forest_ = (new.affine(slope, offset) + self.forest_.affine(-_RANKS_PER_LOG * slope)).compact()
         result.network_ = self.network_ and self.network_.affine(-_RANKS_PER_LOG * slope)
         result.feature_names_, result.trust_ = self.feature_names_, self.trust_
         result.binaries_ = dict(self.binaries_)

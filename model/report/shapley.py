@@ -6,7 +6,7 @@ From the flat arrays alone, so that a bundle's own trees can be explained, witho
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -84,7 +84,7 @@ def _paths(forest: Forest, start: int, leaves: int, background: NDArray[np.float
 def _add_values(
     values: NDArray[np.float64],  # (n_features, n_rows), to which one tree's are added
     rows: NDArray[np.float32],
-    leaf_value: NDArray[np.float64],
+    leaf_value: NDArray[np.floating[Any]],
     paths: _Paths,
     feature: NDArray[np.uint16],
     threshold: NDArray[np.float32],

@@ -48,7 +48,7 @@ class Splits(Protocol):
     @property
     def tree_leaves(self) -> NDArray[np.uint8]: ...  # (n_trees,)
     @property
-    def leaf_value(self) -> NDArray[np.float64]: ...  # (n_leaves,)
+    def leaf_value(self) -> NDArray[np.floating[Any]]: ...  # (n_leaves,)
     @property
     def split_feature(self) -> NDArray[np.uint16]: ...  # (n_splits,), as the others
     @property

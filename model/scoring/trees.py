@@ -52,7 +52,7 @@ class Forest:
     split_feature: NDArray[np.uint16]  # (n_splits,) column compared
     split_threshold: NDArray[np.float32]  # (n_splits,) goes left where x <= threshold
     split_left: NDArray[np.uint8]  # (n_splits,) leaves in the left subtree
-    leaf_value: NDArray[np.float64]  # (n_leaves,) of all trees, each left to right
+    leaf_value: NDArray[np.floating[Any]]  # (n_leaves,) of all trees, each left to right; float64, or `compact`
 
     def __post_init__(self) -> None:
         self._check_shapes()
@@ -60,10 +60,11 @@ class Forest:
         _ = self.split_first
 
     def _check_shapes(self) -> None:
-        for name, (dtype, rank) in _LAYOUT.items():
+        for name, (dtypes, rank) in _LAYOUT.items():
             array = getattr(self, name)
-            if not isinstance(array, np.ndarray) or array.dtype != dtype or array.ndim != rank:
-                raise BundleError(f"forest array {name} must be {dtype.name} with {rank} axes but is {_kind(array)}")
+            if not isinstance(array, np.ndarray) or array.dtype.name not in dtypes or array.ndim != rank:
+                wanted = " or ".join(dtypes)
+                raise BundleError(f"forest array {name} must be {wanted} with {rank} axes but is {_kind(array)}")
         if not 1 <= self.n_features <= MAX_FEATURES:
             raise BundleError(f"forest array n_features must be between 1 and {MAX_FEATURES} but is {self.n_features}")
         if len(self.tree_leaves) > MAX_TREES:
@@ -102,7 +103,7 @@ class Forest:
     def reach(self) -> float:
         """What no prediction is larger than, nor its negative: the largest leaves of all trees together."""
         first = np.cumsum(self.tree_leaves, dtype=np.int64) - self.tree_leaves
-        return float(np.maximum.reduceat(np.abs(self.leaf_value), first).sum())
+        return float(np.maximum.reduceat(np.abs(self.leaf_value), first).sum(dtype=np.float64))
 
     @cached_property
     def split_tree(self) -> NDArray[np.int64]:
@@ -174,6 +175,11 @@ class Forest:
             arrays["leaf_value"] = np.append(arrays["leaf_value"], offset)
         return Forest(**arrays)
 
+    def compact(self) -> Forest:
+        """The forest with leaves of half as many bytes, rounded to the nearest float32: what it predicts moves by a
+        millionth, which tells no configs apart."""
+        return Forest(**self.arrays() | {"leaf_value": self.leaf_value.astype(np.float32)})
+
     def __add__(self, other: Forest) -> Forest:
         """The forest that predicts the sum of both."""
         if other.n_features != self.n_features:
@@ -207,14 +213,14 @@ class Forest:
         )
 
 
-#: dtype and number of axes of each array.
-_LAYOUT: dict[str, tuple[np.dtype[Any], int]] = {
-    "n_features": (np.dtype(np.int64), 0),
-    "tree_leaves": (np.dtype(np.uint8), 1),
-    "split_feature": (np.dtype(np.uint16), 1),
-    "split_threshold": (np.dtype(np.float32), 1),
-    "split_left": (np.dtype(np.uint8), 1),
-    "leaf_value": (np.dtype(np.float64), 1),
+#: The dtypes that each array may have, and its axes.
+_LAYOUT: dict[str, tuple[tuple[str, ...], int]] = {
+    "n_features": (("int64",), 0),
+    "tree_leaves": (("uint8",), 1),
+    "split_feature": (("uint16",), 1),
+    "split_threshold": (("float32",), 1),
+    "split_left": (("uint8",), 1),
+    "leaf_value": (("float64", "float32"), 1),
 }
 assert tuple(_LAYOUT) == tuple(field.name for field in fields(Forest))
 

@@ -220,7 +220,7 @@ def test_hostile_archives(saved, content):
         lambda m: m.update(families={str(number): {} for number in range(65)}),
         *(lambda m, odd=odd: m.update(lightgbm_version=odd) for odd in (7, None, "", "4.7\n", "\x1b[31m", "4" * 201)),
         *(lambda m, odd=odd: m["families"].update({odd: m["families"].pop("fake")}) for odd in ("", "fake\n", "other")),
-        *(lambda m, odd=odd: m.update(schema_version=odd) for odd in (6, 8, 7.0, True, "7", None, [], -1, 10**400)),
+        *(lambda m, odd=odd: m.update(schema_version=odd) for odd in (7, 9, 8.0, True, "8", None, [], -1, 10**400)),
         lambda m: m["families"]["fake"]["params"].pop("trees"),
         *(
             lambda m, odd=odd: m["families"]["fake"]["params"].update(trees=odd)
