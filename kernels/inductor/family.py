@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from .pipeline import Column, Prediction, TiledLoop
 
 #: What the analytic model adds to the features that any kernel has.
-_OF_MODEL = ("log_estimate_us", "resident", "log_rounds", "fill", "planned_registers", "planned_smem")
+OF_MODEL = ("model_log_us", "model_resident", "model_log_rounds", "model_fill", "model_registers", "model_smem")
 _NO_CALL = "the kernels that Inductor generates have their sizes in their source, and no call says them"
 
 
@@ -58,11 +58,6 @@ class InductorTemplate(Family):
     def multiplied_as(self, problem: Problem) -> str:
         """The dtype that decides how fast products are: that of the operands, or "tf32"."""
         return problem.dtype_name
-
-    def kin(self, problem: Problem, configs: Sequence[KernelConfig]) -> tuple[Problem, list[KernelConfig]] | None:
-        """The same work as a family of ours has it, and each config by that one's knobs, where there is such a family:
-        what a bundle learned of its kernel says more than an estimate."""
-        return None
 
     def is_listed(self, config: KernelConfig) -> bool:
         """Whether Inductor lists the config, where knobs exclude each other."""
@@ -110,7 +105,7 @@ class InductorTemplate(Family):
 
     @property
     def feature_names(self) -> tuple[str, ...]:  # type: ignore[override]
-        return (*self._generic.names, *_OF_MODEL)
+        return (*self._generic.names, *OF_MODEL)
 
     def features(
         self,
@@ -124,8 +119,15 @@ class InductorTemplate(Family):
         loop = self.loop(problem, columns_of(self.knobs, configs))
         flops, touched = self.flops(problem), self.bytes(problem)
         generic = self._generic.table(problem, device, configs, loop.tiles, {}, flops=flops, touched_bytes=touched)
+        return np.concatenate([generic, self.of_model(problem, device, configs)], axis=1)
+
+    def of_model(self, problem: Problem, device: DeviceSpec, configs: Sequence[KernelConfig]) -> NDArray[np.float32]:
+        """What the analytic model adds to the features, (n_configs, len(OF_MODEL))."""
+        import numpy as np
+
+        loop = self.loop(problem, columns_of(self.knobs, configs))
         found = self.predict(problem, device, configs)
-        added = (
+        columns = (
             np.log2(found.time_us),
             found.resident,
             np.log2(found.rounds),
@@ -133,7 +135,7 @@ class InductorTemplate(Family):
             found.registers,
             loop.smem_bytes,
         )
-        return np.concatenate([generic, np.stack(added, axis=1).astype(np.float32)], axis=1)
+        return np.stack(columns, axis=1).astype(np.float32)
 
     def problem_from_call(self, arguments: Mapping[str, Any]) -> Problem:
         raise ForetuneError(f"{self.name}: {_NO_CALL}; foretune.use('inductor') knows the problem of each choice")

@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from ...datasets import DeviceSpec, KernelConfig, Problem
+from ...datasets import BinaryFacts, DeviceSpec, KernelConfig, Problem
+from ...model.configs_memo import remembered
+from ..matmul.features import FEATURE_NAMES, feature_table
+from ..matmul.layouts import A_KM, B_KN, BIAS
 from ..sm_limits import TMA_ARCHS
-from .family import InductorTemplate
+from .family import OF_MODEL, InductorTemplate
 
 if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
     from .pipeline import Column, TiledLoop
 
 #: Accumulators and a few more is what a thread has registers for; Inductor leaves out what is sure to spill.
@@ -24,8 +31,6 @@ _TMA_BYTES = 16
 _WARP_GROUP_ROWS = 64
 #: Beside the operands, where they are loaded by TMA: barriers of each stage, and float8's exchange of layouts.
 _BARRIER_BYTES, _FP8_BYTES = 16, 4096
-#: Our own GEMMs take no other N and K.
-_KIN_STEP = 8
 _WARP = 32
 #: Of a step's float32 operands so many elements a thread are loaded as they are used, and with TMA hardly any: the
 #: others are held, and spilled, to 70 times the time (three problems on an H200, torch 2.11).
@@ -109,33 +114,24 @@ class InductorMMFamily(InductorTemplate):
                 return f"PERSISTENT_TMA must be 0: rows of {rows[0]} and {rows[1]} are no multiples of 16 bytes"
         return None
 
-    def kin(self, problem: Problem, configs: Sequence[KernelConfig]) -> tuple[Problem, list[KernelConfig]] | None:
-        n, k = problem["n"], problem["k"]
-        if n % _KIN_STEP or k % _KIN_STEP:
-            return None
-        m = problem["m"]
-        more: dict[str, int]
-        if problem.dtype == "fp8e4m3":
-            same = Problem.of("scaled_gemm", dtype="fp8e4m3", flags=("rowwise",), m=m, n=n, k=k)
-            more, tma = {"SWAP_AB": 0}, ["TMA_LOAD", "TMA_STORE"]
-        elif problem.dtype in ("bf16", "fp16") or TF32 in problem.flags:  # exact float32 our own GEMM has none of
-            turned = {"a_km": "a_transposed" in problem.flags, "b_kn": "b_transposed" not in problem.flags}
-            flags = tuple(flag for flag, is_set in {**turned, "bias": "bias" in problem.flags}.items() if is_set)
-            same = Problem.of("matmul", dtype=problem.dtype_name, flags=flags, batch=problem["batch"], m=m, n=n, k=k)
-            more, tma = {"SPLIT_K": 1}, ["TMA"]
-        else:
-            return None
-        kept = ("BLOCK_M", "BLOCK_N", "BLOCK_K", "GROUP_M")
-        return same, [
-            KernelConfig.of(
-                **{knob: config[knob] for knob in kept},
-                **more,
-                **dict.fromkeys((*tma, "PROGRAMS_PER_SM"), config["PERSISTENT_TMA"]),
-                num_warps=config.num_warps,
-                num_stages=config.num_stages,
-            )
-            for config in configs
-        ]
+    @property
+    def feature_names(self) -> tuple[str, ...]:  # type: ignore[override]
+        return (*FEATURE_NAMES, *OF_MODEL)
+
+    def features(
+        self,
+        problem: Problem,
+        device: DeviceSpec,
+        configs: Sequence[KernelConfig],
+        binaries: Mapping[KernelConfig, BinaryFacts] | None = None,
+    ) -> NDArray[np.float32]:
+        """Those of our own GEMM for the same work, and what the analytic model adds."""
+        import numpy as np
+
+        ours = feature_table(_as_ours(problem), device, _by_our_knobs(tuple(configs)))
+        if _is_exact(problem):  # which our own GEMM never is
+            ours[:, FEATURE_NAMES.index("fp32")] = 2
+        return np.concatenate([ours, self.of_model(problem, device, configs)], axis=1)
 
     def smem_bytes(self, config: KernelConfig, problem: Problem) -> int:
         return int(_smem_bytes(problem, config.to_json()))
@@ -173,6 +169,30 @@ class InductorMMFamily(InductorTemplate):
         return float(problem["batch"] * elements)
 
 
+def _as_ours(problem: Problem) -> Problem:
+    """The same work as a problem of our own GEMM, which has elements of 8 bits as integers alone."""
+    turned = {A_KM: "a_transposed" in problem.flags, B_KN: "b_transposed" not in problem.flags}
+    flags = tuple(flag for flag, is_set in {**turned, BIAS: BIAS in problem.flags}.items() if is_set)
+    dtype = "int8" if problem.dtype == "fp8e4m3" else problem.dtype
+    return replace(problem, family="matmul", dtype=dtype, flags=flags)
+
+
+@remembered(maxsize=64)
+def _by_our_knobs(configs: tuple[KernelConfig, ...]) -> tuple[KernelConfig, ...]:
+    """The same tiles by the knobs of our own GEMM."""
+    kept = ("BLOCK_M", "BLOCK_N", "BLOCK_K", "GROUP_M")
+    return tuple(
+        KernelConfig.of(
+            **{knob: config[knob] for knob in kept},
+            SPLIT_K=1,
+            **dict.fromkeys(("TMA", "PROGRAMS_PER_SM"), config["PERSISTENT_TMA"]),
+            num_warps=config.num_warps,
+            num_stages=config.num_stages,
+        )
+        for config in configs
+    )
+
+
 def _is_exact(problem: Problem) -> bool:
     """Whether no matrix unit multiplies it."""
     return problem.dtype == "fp32" and TF32 not in problem.flags
@@ -197,7 +217,7 @@ def _smem_bytes(problem: Problem, knobs: Mapping[str, Any]) -> Any:
     all stages are; others are read into registers, which saves one.
     """
     block_m, block_n, stages = knobs["BLOCK_M"], knobs["BLOCK_N"], knobs["num_stages"]
-    by_warp_groups = (block_m >= _WARP_GROUP_ROWS) * (knobs["num_warps"] >= 4) * (problem.dtype != "fp32")
+    by_warp_groups = (block_m >= _WARP_GROUP_ROWS) * (knobs["num_warps"] >= 4) * (not _is_exact(problem))
     in_flight = stages - (1 - by_warp_groups) * (stages > 1)
     operands = in_flight * (block_m + block_n) * knobs["BLOCK_K"] * problem.itemsize
     is_wide = problem.dtype in ("fp32", "fp8e4m3") or "bias" in problem.flags  # y meets others as it was accumulated

@@ -11,6 +11,7 @@ from ...datasets import Case, ForetuneError, Problem
 from ...model.splits import RANDOM
 from ..dense_llms import DenseModel
 from ..drawing import check_drawn, chosen, shuffled
+from .matmul import TF32
 
 #: Tokens of one call, from decode to training.
 TOKENS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
@@ -26,7 +27,8 @@ PASSES = {
 SHARES = {"forward": 0.5, "bias": 0.1, "fp8": 0.1, "dx": 0.15, "dw": 0.15}
 #: With fewer tokens nothing is trained.
 LEAST_TRAINED = 128
-DTYPES = {"bf16": 0.85, "fp16": 0.1, "fp32": 0.05}
+#: TF32 is float32 with a flag. Without it products are exact, and their configs that spill take seconds.
+DTYPES = {"bf16": 0.8, "fp16": 0.1, TF32: 0.07, "fp32": 0.03}
 #: Random shapes: ranges of m, n and k, and what n and k are multiples of, with shares.
 RANDOM_SIZES = ((1, 16384), (16, 16384), (16, 16384))
 STEPS = {1: 0.1, 8: 0.2, 64: 0.35, 256: 0.35}
@@ -80,7 +82,7 @@ def _add(sources: dict[Problem, list[str]], source: str, limit: float, drawn: Ca
     for _ in range(_MOST_DRAWS if source == RANDOM else 50):
         problem = drawn()
         batch, m, n, k = (problem[dim] for dim in ("batch", "m", "n", "k"))
-        slower = _FP32_SLOWER if problem.dtype == "fp32" else 1
+        slower = _FP32_SLOWER if problem.dtype == "fp32" and TF32 not in problem.flags else 1
         fits = 2 * batch * m * n * k * slower <= limit and 4 * batch * (m * k + k * n + m * n) <= MOST_BYTES
         if fits and problem not in sources:
             sources[problem] = [source]
@@ -94,8 +96,9 @@ def _of_layer(n: int, k: int, tokens: Sequence[int], rng: np.random.Generator) -
     passing = chosen(shares, rng)
     flags, places = PASSES[passing]
     m, n, k = ((count, n, k)[place] for place in places)
-    dtype = "fp8e4m3" if passing == "fp8" else chosen(DTYPES, rng)
-    return Problem.of("inductor_mm", dtype=dtype, flags=flags, batch=1, m=m, n=n, k=k)
+    if passing == "fp8":
+        return Problem.of("inductor_mm", dtype="fp8e4m3", flags=flags, batch=1, m=m, n=n, k=k)
+    return _product(flags, rng, 1, m, n, k)
 
 
 def _of_chance(tokens: Sequence[int] | None, rng: np.random.Generator) -> Problem:
@@ -105,4 +108,11 @@ def _of_chance(tokens: Sequence[int] | None, rng: np.random.Generator) -> Proble
     n, k = (max(step, size // step * step) for size in (n, k))
     batch = int(np.exp(rng.uniform(0, np.log(MOST_MATRICES)))) if rng.uniform() < BATCHED else 1
     flags, _ = PASSES[chosen({name: share for name, share in SHARES.items() if name != "fp8"}, rng)]
-    return Problem.of("inductor_mm", dtype=chosen(DTYPES, rng), flags=flags, batch=batch, m=m, n=n, k=k)
+    return _product(flags, rng, batch, m, n, k)
+
+
+def _product(flags: tuple[str, ...], rng: np.random.Generator, batch: int, m: int, n: int, k: int) -> Problem:
+    dtype = chosen(DTYPES, rng)
+    if dtype == TF32:
+        dtype, flags = "fp32", (*flags, TF32)
+    return Problem.of("inductor_mm", dtype=dtype, flags=flags, batch=batch, m=m, n=n, k=k)

@@ -125,34 +125,31 @@ def test_a_stage_less_takes_longer_where_loads_are_waited_for():
     assert list(us) == sorted(us, reverse=True)
 
 
-def test_a_product_is_that_of_our_own_gemm_and_its_configs_are_by_that_ones_knobs():
+@pytest.mark.parametrize(
+    ("given", "ours", "is_exact"),
+    [
+        ({"batch": 2, "flags": ("b_transposed", "bias")}, {"batch": 2, "flags": ("bias",)}, False),
+        ({"dtype": "fp16", "flags": ("a_transposed",)}, {"dtype": "fp16", "flags": ("a_km", "b_kn")}, False),
+        ({"dtype": "fp32", "flags": ("b_transposed", "tf32")}, {"dtype": "fp32"}, False),
+        ({"dtype": "fp32", "flags": ("b_transposed",)}, {"dtype": "fp32"}, True),
+        ({"dtype": "fp8e4m3", "flags": ("b_transposed",)}, {"dtype": "int8"}, False),
+    ],
+)
+def test_a_ranker_sees_what_it_sees_of_our_own_gemm(given, ours, is_exact):
     knobs = {"BLOCK_M": 64, "BLOCK_N": 128, "BLOCK_K": 64, "GROUP_M": 8, "num_warps": 4, "num_stages": 3}
     pair = [KernelConfig.of(**knobs, PERSISTENT_TMA=tma) for tma in (0, 1)]
-    linear, ours = MM.kin(product(64, 256, 512, batch=2, flags=("b_transposed", "bias")), pair)
-    assert linear == Problem.of("matmul", flags=("bias",), batch=2, m=64, n=256, k=512)
-    turned, _ = MM.kin(product(64, 256, 512, dtype="fp16", flags=("a_transposed",)), pair)
-    assert turned == Problem.of("matmul", dtype="fp16", flags=("a_km", "b_kn"), batch=1, m=64, n=256, k=512)
-    tf32, ours_tf32 = MM.kin(product(64, 256, 512, dtype="fp32", flags=("b_transposed", "tf32")), pair)
-    assert tf32 == Problem.of("matmul", dtype="fp32", batch=1, m=64, n=256, k=512)
-    fp8, ours_fp8 = MM.kin(product(64, 256, 512, dtype="fp8e4m3", flags=("b_transposed",)), pair)
-    assert fp8 == Problem.of("scaled_gemm", dtype="fp8e4m3", flags=("rowwise",), m=64, n=256, k=512)
-    for same, configs in ((linear, ours), (turned, ours), (tf32, ours_tf32), (fp8, ours_fp8)):
-        family = find_family(same.family)
-        assert [family.supports(config, same, H200) for config in configs] == [None, None]
-        assert [config["PROGRAMS_PER_SM"] for config in configs] == [0, 1]
+    same = [KernelConfig.of(**knobs, SPLIT_K=1, TMA=tma, PROGRAMS_PER_SM=tma) for tma in (0, 1)]
+    matmul = find_family("matmul")
+    expected = matmul.features(Problem.of("matmul", **{"batch": 1, "m": 64, "n": 256, "k": 512} | ours), H200, same)
+    expected[:, matmul.feature_names.index("fp32")] += is_exact
+    found = MM.features(product(64, 256, 512, **given), H200, pair)
+    assert np.array_equal(found[:, : len(matmul.feature_names)], expected)
 
 
-@pytest.mark.parametrize("odd", [product(4096, 4096, 4095), product(64, 4100, 512), product(64, 64, 64, dtype="fp32")])
-def test_what_our_own_gemm_does_not_compute_has_no_kin(odd):
-    assert MM.kin(odd, MM.space(H200)[:1]) is None
-
-
-def test_on_an_arch_that_nothing_was_learned_on_the_estimate_ranks():
+def test_on_an_arch_that_nothing_was_learned_on_more_go_through():
+    problem, configs = product(4096, 4096, 4096), MM.space(H200)
     b200 = DeviceSpec(**{**H200.to_json(), "name": "B", "arch": "sm_100"})
-    chosen = best_first(product(4096, 4096, 4096), MM.space(H200), b200, 3)
-    us = MM.estimate_us(product(4096, 4096, 4096), b200, [MM.space(H200)[place] for place in chosen])
-    assert len(chosen) == 3 * GROWTH
-    assert list(us) == sorted(us)
+    assert len(best_first(problem, configs, b200, 3)) > len(best_first(problem, configs, H200, 3)) == 3
 
 
 def test_exact_float32_products_want_operands_that_registers_hold():
@@ -175,10 +172,11 @@ def test_only_float32_is_rounded_to_tf32():
 
 
 def test_twice_k_go_through_while_nothing_is_learned_and_twins_count():
-    problem, configs = product(4096, 4096, 4095), list(MM.space(H200))
+    family = find_family("inductor:convolution")
+    problem, configs = Problem.of(family.name, groups=1, m=7200, n=128, k=64, window=9), list(family.space(H200))
     chosen = best_first(problem, configs, H200, 3)
     assert len(set(chosen)) == 3 * GROWTH
-    us = MM.estimate_us(problem, H200, [configs[place] for place in chosen])
+    us = family.estimate_us(problem, H200, [configs[place] for place in chosen])
     assert list(us) == sorted(us)
     twins = best_first(problem, [config for config in configs for _ in range(2)], H200, 3)
     assert twins[:2] == (2 * chosen[0], 2 * chosen[0] + 1)
