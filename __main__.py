@@ -17,7 +17,7 @@ import typer
 
 from . import __version__
 from .datasets import DeviceSpec, Family, ForetuneError
-from .datasets.console.numbers_from_text import duration_s, number, whole_number, whole_numbers
+from .datasets.console.numbers_from_text import number, whole_number, whole_numbers
 from .datasets.console.progress_bar import showing
 from .datasets.errors import MOST, abridged
 from .kernels import find_measurable
@@ -27,6 +27,7 @@ from .kernels.command_line.options import (
     FAMILY,
     MOST_SMS,
     AsJson,
+    Budget,
     Data,
     OnlyFamilies,
     Predictor,
@@ -108,15 +109,7 @@ def collect(
             show_default="the family's own",
         ),
     ] = None,
-    budget: Annotated[
-        float | None,
-        typer.Option(
-            help="Stop in time, for example 90s, 20m or 1h.",
-            parser=read_by(duration_s),
-            metavar="DURATION",
-            show_default="none",
-        ),
-    ] = None,
+    budget: Budget = None,
     tokens: Annotated[
         str | None, typer.Option(help="Token counts, as in 16,256,4096.", show_default="16 ... 65536")
     ] = None,
@@ -252,6 +245,7 @@ def bench_kernels(
             help="Only next to this contender, as in 'cublas'; may be repeated.", show_default="all: some compile long"
         ),
     ] = None,
+    budget: Budget = None,
     data: Annotated[
         list[str] | None,
         typer.Option(
@@ -298,6 +292,7 @@ def bench_kernels(
             None if bundle is None else load_bundle(bundle),
             only=only,
             against=against or (),
+            budget_s=budget,
             compile_ahead=compile_ahead,
             on_row=told,
         )

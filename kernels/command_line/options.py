@@ -9,7 +9,7 @@ from typing import Annotated, Any, TypeVar
 import typer
 
 from ...datasets import DeviceSpec, ForetuneError, Problem
-from ...datasets.console.numbers_from_text import whole_number
+from ...datasets.console.numbers_from_text import duration_s, whole_number
 from ...datasets.errors import MOST
 from .. import families
 
@@ -103,6 +103,15 @@ Dtype = Annotated[
     str | None, typer.Option(help="Element type, one of the family's.", show_default="the family's first")
 ]
 #: The bundle that predicts; `ToJudge` is one that is judged.
+Budget = Annotated[
+    float | None,
+    typer.Option(
+        help="Stop in time, for example 90s, 20m or 1h.",
+        parser=read_by(duration_s),
+        metavar="DURATION",
+        show_default="none",
+    ),
+]
 Predictor = Annotated[
     Path | None,
     typer.Option("--bundle", help="Who predicts: a bundle of `foretune train`.", show_default="the shipped bundle"),

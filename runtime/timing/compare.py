@@ -150,6 +150,7 @@ class Compared:
     rows: tuple[Row, ...]
     goals: tuple[Goal, ...]
     launch_paths: tuple[LaunchPath, ...]
+    left_out: int = 0  # problems that there was no time for
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -157,6 +158,7 @@ class Compared:
             "rows": [row.to_json() for row in self.rows],
             "launch_paths": [asdict(path) | {"ratio": path.ratio} for path in self.launch_paths],
             "goals": [asdict(goal) for goal in self.goals],
+            "left_out": self.left_out,
         }
 
     def __rich__(self) -> Any:
@@ -181,6 +183,7 @@ class Compared:
                 f"{path.bare_us:.1f} us: {path.ratio:.2f}x"
                 for path in self.launch_paths
             ),
+            *([f"Problems that there was no time for: {self.left_out}"] if self.left_out else []),
         )
 
 
@@ -192,16 +195,19 @@ def compare_kernels(
     *,
     only: str = "",
     against: Sequence[str] = (),
+    budget_s: float | None = None,
     compile_ahead: Callable[[Measurable, Sequence[tuple[KernelConfig, Problem]], DeviceSpec], None] | None = None,
     on_row: Callable[[Row], None] = lambda row: None,
 ) -> Compared:
     """Measures the problems whose name contains `only` of each family's suite on the current device, which should have
     measured rates; next to the contenders of these names, or to all. `compile_ahead` compiles what will be launched, on
-    all cores. Raises `ForetuneError` for a contender that no family has."""
+    all cores. No problem is begun after `budget_s` seconds. Raises `ForetuneError` for a contender that no family
+    has."""
     known = dict.fromkeys(name for comparison in comparisons.values() for name in comparison.others)
     if unknown := [name for name in against if name not in known]:
         raise ForetuneError(f"against must be one of {', '.join(known)} but is {shown(unknown[0])}")
-    timer = Timer(clean=True)
+    timer, left_out = Timer(clean=True), 0
+    end = math.inf if budget_s is None else time.monotonic() + budget_s
     goals: list[Goal] = []
     paths: list[LaunchPath] = []
     judged: dict[Comparison, list[Row]] = {}  # families may share a comparison
@@ -214,6 +220,9 @@ def compare_kernels(
             pairs = [(config, problem) for name, problem in cases.items() for config in chosen[name]]
             compile_ahead(family, list(dict.fromkeys(pairs)), device)
         for name, problem in cases.items():
+            if time.monotonic() > end:
+                left_out += 1
+                continue
             rows.append(_row(name, comparison, family, problem, chosen[name], best, device, timer, against))
             on_row(rows[-1])
     for comparison, rows in judged.items():
@@ -221,7 +230,7 @@ def compare_kernels(
         if (path := comparison.launch_path(device)) is not None:
             paths.append(path)
     everything = tuple(row for rows in judged.values() for row in rows)
-    return Compared(device, everything, tuple(goals), tuple(paths))
+    return Compared(device, everything, tuple(goals), tuple(paths), left_out)
 
 
 def time_side_by_side(

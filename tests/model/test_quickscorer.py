@@ -28,7 +28,7 @@ def walked(forest, table):
         node[inner] += np.where(goes_left, 1, left)
         leaf[inner] += np.where(goes_left, 0, left)
         size[inner] = np.where(goes_left, left, size[inner] - left)
-    values = forest.leaf_value[leaf].reshape(shape)
+    values = forest.leaf_value[leaf].reshape(shape).astype(np.float64)  # which the leaves are added up in
     place = np.arange(len(leaves))
     sampled = (place % 2 == 0) & (place < len(leaves) / 2)  # which are added up first
     return np.ascontiguousarray(values[:, sampled]).sum(axis=1) + np.ascontiguousarray(values[:, ~sampled]).sum(axis=1)

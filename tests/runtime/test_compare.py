@@ -6,6 +6,7 @@ import io
 import json
 import warnings
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 from fakes import DEVICE, FakeFamily, fake_cases, fake_dataset
@@ -166,6 +167,18 @@ def test_without_a_dataset_there_is_the_prediction_alone_and_a_name_chooses_prob
     told = json.loads(json.dumps(compared.to_json()))
     assert told["launch_paths"] == [{"op": "foretune.product", "op_us": 6.0, "bare_us": 4.0, "ratio": 1.5}]
     assert told["rows"][0]["torch_us"] == 5.0
+
+
+def test_no_problem_is_begun_when_the_time_is_up(timers, monkeypatch):
+    now = [0.0]
+    monkeypatch.setattr(compare, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    compared = compare_kernels(
+        {TimedFamily(): Contenders()}, DEVICE, None, None, budget_s=60.0, on_row=lambda row: now.append(now.pop() + 61)
+    )
+    assert ([row.name for row in compared.rows], compared.left_out) == (["first layer"], 1)
+    console = Console(file=io.StringIO(), width=200)
+    console.print(compared)
+    assert "Problems that there was no time for: 1" in console.file.getvalue()
 
 
 def test_contenders_are_chosen_by_name_and_one_that_fails_is_one_less(timers):
