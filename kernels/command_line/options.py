@@ -102,7 +102,6 @@ Device = Annotated[
 Dtype = Annotated[
     str | None, typer.Option(help="Element type, one of the family's.", show_default="the family's first")
 ]
-#: The bundle that predicts; `ToJudge` is one that is judged.
 Budget = Annotated[
     float | None,
     typer.Option(
@@ -112,6 +111,7 @@ Budget = Annotated[
         show_default="none",
     ),
 ]
+#: The bundle that predicts; `ToJudge` is one that is judged.
 Predictor = Annotated[
     Path | None,
     typer.Option("--bundle", help="Who predicts: a bundle of `foretune train`.", show_default="the shipped bundle"),

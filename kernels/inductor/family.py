@@ -13,6 +13,7 @@ from itertools import product
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from ...datasets import BinaryFacts, DeviceSpec, Family, ForetuneError, KernelConfig, Problem, wrong_knobs
+from ...model.configs_memo import remembered
 from ..sm_limits import too_much_smem
 
 if TYPE_CHECKING:
@@ -33,11 +34,13 @@ class InductorTemplate(Family):
     values: ClassVar[Mapping[str, tuple[int, ...]]]  # of each knob
     tiles: ClassVar[Mapping[str, str]]  # which knob divides which dimension
     dtypes: ClassVar[tuple[str, ...]] = ("bf16", "fp16", "fp32", "fp8e4m3")
+    _blocks: ClassVar[str]  # the knobs that shared memory grows with
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
         if "values" in vars(cls):
             cls.knobs = tuple(cls.values)
+            cls._blocks = ", ".join(knob for knob in cls.knobs if knob.startswith("BLOCK"))
 
     @abstractmethod
     def loop(self, problem: Problem, knobs: Mapping[str, Column]) -> TiledLoop:
@@ -84,14 +87,13 @@ class InductorTemplate(Family):
             return f"dtype {problem.dtype_name} is not one of {', '.join(self.dtypes)}"
         if (reason := self.device_limit(config, device)) is not None:
             return reason
-        blocks = ", ".join(knob for knob in self.knobs if knob.startswith("BLOCK"))
-        return too_much_smem(self.smem_bytes(config, problem), device, blocks)
+        return too_much_smem(self.smem_bytes(config, problem), device, self._blocks)
 
     def predict(self, problem: Problem, device: DeviceSpec, configs: Sequence[KernelConfig]) -> Prediction:
         """What the analytic model makes of each config."""
         from .pipeline import predict
 
-        loop = self.loop(problem, columns_of(self.knobs, configs))
+        loop = self.loop(problem, columns_of(tuple(configs), self.knobs))
         return predict(loop, device, dtype=self.multiplied_as(problem), least_bytes=self.bytes(problem))
 
     def estimate_us(self, problem: Problem, device: DeviceSpec, configs: Sequence[KernelConfig]) -> NDArray[np.float64]:
@@ -116,7 +118,7 @@ class InductorTemplate(Family):
     ) -> NDArray[np.float32]:
         import numpy as np
 
-        loop = self.loop(problem, columns_of(self.knobs, configs))
+        loop = self.loop(problem, columns_of(tuple(configs), self.knobs))
         flops, touched = self.flops(problem), self.bytes(problem)
         generic = self._generic.table(problem, device, configs, loop.tiles, {}, flops=flops, touched_bytes=touched)
         return np.concatenate([generic, self.of_model(problem, device, configs)], axis=1)
@@ -125,7 +127,7 @@ class InductorTemplate(Family):
         """What the analytic model adds to the features, (n_configs, len(OF_MODEL))."""
         import numpy as np
 
-        loop = self.loop(problem, columns_of(self.knobs, configs))
+        loop = self.loop(problem, columns_of(tuple(configs), self.knobs))
         found = self.predict(problem, device, configs)
         columns = (
             np.log2(found.time_us),
@@ -141,7 +143,8 @@ class InductorTemplate(Family):
         raise ForetuneError(f"{self.name}: {_NO_CALL}; foretune.use('inductor') knows the problem of each choice")
 
 
-def columns_of(knobs: Sequence[str], configs: Sequence[KernelConfig]) -> dict[str, Column]:
+@remembered(maxsize=64)
+def columns_of(configs: tuple[KernelConfig, ...], knobs: tuple[str, ...]) -> dict[str, Column]:
     """Each knob's values, (n_configs,)."""
     import numpy as np
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -96,7 +96,7 @@ class InductorMMFamily(InductorTemplate):
         if min(size for _, size in problem.dims) < 1:
             return f"all dimensions must be >= 1 but are {problem}"
         for knob, dim in self.tiles.items():
-            most = max(16, 1 << (problem[dim] - 1).bit_length())
+            most = _largest_block(problem[dim])
             if config[knob] > most:
                 return f"{knob} must be at most {most} for {dim}={problem[dim]} but is {config[knob]}"
         if problem.dtype == "fp8e4m3":
@@ -113,6 +113,12 @@ class InductorMMFamily(InductorTemplate):
             if any(problem[dim] * problem.itemsize % _TMA_BYTES for dim in rows):
                 return f"PERSISTENT_TMA must be 0: rows of {rows[0]} and {rows[1]} are no multiples of 16 bytes"
         return None
+
+    def supports_by(self, problem: Problem) -> Hashable:
+        # Of each size the blocks that it takes, how rows of it are aligned, and whether it is below a limit.
+        sizes = [problem[dim] for dim in self.dims]
+        of_sizes = [(min(_largest_block(size), 256), size % _TMA_BYTES, min(size, 32)) for size in sizes]
+        return problem.dtype, problem.flags, *of_sizes
 
     @property
     def feature_names(self) -> tuple[str, ...]:  # type: ignore[override]
@@ -167,6 +173,11 @@ class InductorMMFamily(InductorTemplate):
         m, n, k = problem["m"], problem["n"], problem["k"]
         elements = problem.itemsize * (m + n) * k + max(problem.itemsize, 2) * m * n
         return float(problem["batch"] * elements)
+
+
+def _largest_block(size: int) -> int:
+    """That Inductor cuts a dimension of this size into."""
+    return max(16, 1 << (size - 1).bit_length())
 
 
 def _as_ours(problem: Problem) -> Problem:
