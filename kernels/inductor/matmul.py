@@ -135,7 +135,7 @@ class InductorMMFamily(InductorTemplate):
         import numpy as np
 
         ours = feature_table(_as_ours(problem), device, _by_our_knobs(tuple(configs)))
-        if _is_exact(problem):  # which our own GEMM never is
+        if is_exact(problem):  # which our own GEMM never is
             ours[:, FEATURE_NAMES.index("fp32")] = 2
         return np.concatenate([ours, self.of_model(problem, device, configs)], axis=1)
 
@@ -156,7 +156,7 @@ class InductorMMFamily(InductorTemplate):
             step_flops=2 * block_m * block_n * block_k,
             step_bytes=(block_m + block_n) * block_k * problem.itemsize,
             tile_bytes=block_m * block_n * max(problem.itemsize, 2),
-            accumulators=block_m * block_n + (_held(knobs) if _is_exact(problem) else 0),
+            accumulators=block_m * block_n + (_held(knobs) if is_exact(problem) else 0),
             smem_bytes=_smem_bytes(problem, knobs),
             warps=knobs["num_warps"],
             stages=knobs["num_stages"],
@@ -204,7 +204,7 @@ def _by_our_knobs(configs: tuple[KernelConfig, ...]) -> tuple[KernelConfig, ...]
     )
 
 
-def _is_exact(problem: Problem) -> bool:
+def is_exact(problem: Problem) -> bool:
     """Whether no matrix unit multiplies it."""
     return problem.dtype == "fp32" and TF32 not in problem.flags
 
@@ -228,7 +228,7 @@ def _smem_bytes(problem: Problem, knobs: Mapping[str, Any]) -> Any:
     all stages are; others are read into registers, which saves one.
     """
     block_m, block_n, stages = knobs["BLOCK_M"], knobs["BLOCK_N"], knobs["num_stages"]
-    by_warp_groups = (block_m >= _WARP_GROUP_ROWS) * (knobs["num_warps"] >= 4) * (not _is_exact(problem))
+    by_warp_groups = (block_m >= _WARP_GROUP_ROWS) * (knobs["num_warps"] >= 4) * (not is_exact(problem))
     in_flight = stages - (1 - by_warp_groups) * (stages > 1)
     operands = in_flight * (block_m + block_n) * knobs["BLOCK_K"] * problem.itemsize
     is_wide = problem.dtype in ("fp32", "fp8e4m3") or "bias" in problem.flags  # y meets others as it was accumulated

@@ -11,7 +11,7 @@ from ...datasets import Case, ForetuneError, Problem
 from ...model.splits import RANDOM
 from ..dense_llms import DenseModel
 from ..drawing import check_drawn, chosen, shuffled
-from .matmul import TF32
+from .matmul import TF32, is_exact
 
 #: Tokens of one call, from decode to training.
 TOKENS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
@@ -82,7 +82,7 @@ def _add(sources: dict[Problem, list[str]], source: str, limit: float, drawn: Ca
     for _ in range(_MOST_DRAWS if source == RANDOM else 50):
         problem = drawn()
         batch, m, n, k = (problem[dim] for dim in ("batch", "m", "n", "k"))
-        slower = _FP32_SLOWER if problem.dtype == "fp32" and TF32 not in problem.flags else 1
+        slower = _FP32_SLOWER if is_exact(problem) else 1
         fits = 2 * batch * m * n * k * slower <= limit and 4 * batch * (m * k + k * n + m * n) <= MOST_BYTES
         if fits and problem not in sources:
             sources[problem] = [source]

@@ -164,6 +164,16 @@ def test_exact_float32_products_want_operands_that_registers_hold():
     assert (times["fp32", ("tf32",)] < times["fp32", ()] / 4).all()
 
 
+def test_tf32_keeps_all_stages_in_shared_memory_as_16_bits_do():
+    """An H200 refused this one: "shared memory, Required: 245760" (torch 2.11)."""
+    knobs = {"BLOCK_M": 128, "BLOCK_N": 256, "BLOCK_K": 32, "GROUP_M": 8, "num_warps": 8, "num_stages": 5}
+    config = KernelConfig.of(**knobs, PERSISTENT_TMA=0)
+    sizes = {"m": 4096, "n": 9216, "k": 7168}
+    assert MM.supports(config, product(**sizes, dtype="fp32", flags=("b_transposed",)), H200) is None
+    refused = MM.supports(config, product(**sizes, dtype="fp32", flags=("b_transposed", "tf32")), H200)
+    assert refused.startswith("needs 245760 bytes")
+
+
 def test_only_float32_is_rounded_to_tf32():
     knobs = {"BLOCK_M": 64, "BLOCK_N": 64, "BLOCK_K": 32, "GROUP_M": 8, "num_warps": 4, "num_stages": 3}
     config = KernelConfig.of(**knobs, PERSISTENT_TMA=0)
