@@ -89,15 +89,14 @@ class InductorTemplate(Family):
             return reason
         return too_much_smem(self.smem_bytes(config, problem), device, self._blocks)
 
-    def predict(self, problem: Problem, device: DeviceSpec, configs: Sequence[KernelConfig]) -> Prediction:
+    def _predicted(self, problem: Problem, device: DeviceSpec, loop: TiledLoop) -> Prediction:
         """What the analytic model makes of each config."""
         from .pipeline import predict
 
-        loop = self.loop(problem, columns_of(tuple(configs), self.knobs))
         return predict(loop, device, dtype=self.multiplied_as(problem), least_bytes=self.bytes(problem))
 
     def estimate_us(self, problem: Problem, device: DeviceSpec, configs: Sequence[KernelConfig]) -> NDArray[np.float64]:
-        return self.predict(problem, device, configs).time_us
+        return self._predicted(problem, device, self.loop(problem, columns_of(tuple(configs), self.knobs))).time_us
 
     @cached_property
     def _generic(self) -> GenericFeatures:
@@ -128,7 +127,7 @@ class InductorTemplate(Family):
         import numpy as np
 
         loop = self.loop(problem, columns_of(tuple(configs), self.knobs))
-        found = self.predict(problem, device, configs)
+        found = self._predicted(problem, device, loop)
         columns = (
             np.log2(found.time_us),
             found.resident,

@@ -7,8 +7,9 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from ...datasets import BinaryFacts, DeviceSpec, KernelConfig, Problem
+from ...datasets.feature_groups import FeatureGroup, joined, stacked
 from ...model.configs_memo import remembered
-from ..matmul.features import FEATURE_NAMES, feature_table
+from ..matmul.features import FEATURE_NAMES, feature_groups
 from ..matmul.layouts import A_KM, B_KN, BIAS
 from ..sm_limits import TMA_ARCHS
 from .family import OF_MODEL, InductorTemplate
@@ -131,13 +132,29 @@ class InductorMMFamily(InductorTemplate):
         configs: Sequence[KernelConfig],
         binaries: Mapping[KernelConfig, BinaryFacts] | None = None,
     ) -> NDArray[np.float32]:
+        return joined(self._groups(problem, device, tuple(configs)))
+
+    def feature_groups(
+        self,
+        problems: Sequence[Problem],
+        device: DeviceSpec,
+        configs: Sequence[KernelConfig],
+        binaries: Mapping[KernelConfig, BinaryFacts] | None = None,
+    ) -> Sequence[FeatureGroup]:
+        return stacked([self._groups(problem, device, tuple(configs)) for problem in problems])
+
+    def _groups(
+        self, problem: Problem, device: DeviceSpec, configs: tuple[KernelConfig, ...]
+    ) -> tuple[FeatureGroup, ...]:
         """Those of our own GEMM for the same work, and what the analytic model adds."""
         import numpy as np
 
-        ours = feature_table(_as_ours(problem), device, _by_our_knobs(tuple(configs)))
+        of_call, *others = feature_groups(_as_ours(problem), device, _by_our_knobs(configs))
         if is_exact(problem):  # which our own GEMM never is
-            ours[:, FEATURE_NAMES.index("fp32")] = 2
-        return np.concatenate([ours, self.of_model(problem, device, configs)], axis=1)
+            of_call.values[..., FEATURE_NAMES.index("fp32")] = 2
+        columns = tuple(range(len(FEATURE_NAMES), len(self.feature_names)))
+        added = FeatureGroup(columns, self.of_model(problem, device, configs)[None], np.arange(len(configs)))
+        return of_call, *others, added
 
     def smem_bytes(self, config: KernelConfig, problem: Problem) -> int:
         return int(_smem_bytes(problem, config.to_json()))
