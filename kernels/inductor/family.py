@@ -89,6 +89,10 @@ class InductorTemplate(Family):
             return reason
         return too_much_smem(self.smem_bytes(config, problem), device, self._blocks)
 
+    def loop_of(self, problem: Problem, configs: Sequence[KernelConfig]) -> TiledLoop:
+        """`loop` of configs."""
+        return self.loop(problem, columns_of(tuple(configs), self.knobs))
+
     def _predicted(self, problem: Problem, device: DeviceSpec, loop: TiledLoop) -> Prediction:
         """What the analytic model makes of each config."""
         from .pipeline import predict
@@ -96,7 +100,7 @@ class InductorTemplate(Family):
         return predict(loop, device, dtype=self.multiplied_as(problem), least_bytes=self.bytes(problem))
 
     def estimate_us(self, problem: Problem, device: DeviceSpec, configs: Sequence[KernelConfig]) -> NDArray[np.float64]:
-        return self._predicted(problem, device, self.loop(problem, columns_of(tuple(configs), self.knobs))).time_us
+        return self._predicted(problem, device, self.loop_of(problem, configs)).time_us
 
     @cached_property
     def _generic(self) -> GenericFeatures:
@@ -117,16 +121,15 @@ class InductorTemplate(Family):
     ) -> NDArray[np.float32]:
         import numpy as np
 
-        loop = self.loop(problem, columns_of(tuple(configs), self.knobs))
+        loop = self.loop_of(problem, configs)
         flops, touched = self.flops(problem), self.bytes(problem)
         generic = self._generic.table(problem, device, configs, loop.tiles, {}, flops=flops, touched_bytes=touched)
-        return np.concatenate([generic, self.of_model(problem, device, configs)], axis=1)
+        return np.concatenate([generic, self.of_model(problem, device, loop)], axis=1)
 
-    def of_model(self, problem: Problem, device: DeviceSpec, configs: Sequence[KernelConfig]) -> NDArray[np.float32]:
+    def of_model(self, problem: Problem, device: DeviceSpec, loop: TiledLoop) -> NDArray[np.float32]:
         """What the analytic model adds to the features, (n_configs, len(OF_MODEL))."""
         import numpy as np
 
-        loop = self.loop(problem, columns_of(tuple(configs), self.knobs))
         found = self._predicted(problem, device, loop)
         columns = (
             np.log2(found.time_us),

@@ -153,8 +153,8 @@ class InductorMMFamily(InductorTemplate):
         if is_exact(problem):  # which our own GEMM never is
             of_call.values[..., FEATURE_NAMES.index("fp32")] = 2
         columns = tuple(range(len(FEATURE_NAMES), len(self.feature_names)))
-        added = FeatureGroup(columns, self.of_model(problem, device, configs)[None], np.arange(len(configs)))
-        return of_call, *others, added
+        added = self.of_model(problem, device, self.loop_of(problem, configs))
+        return of_call, *others, FeatureGroup(columns, added[None], np.arange(len(configs)))
 
     def smem_bytes(self, config: KernelConfig, problem: Problem) -> int:
         return int(_smem_bytes(problem, config.to_json()))
