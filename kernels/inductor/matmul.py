@@ -28,6 +28,8 @@ TF32 = "tf32"
 _LEAST_TILE = 256
 #: TMA moves rows of multiples of 16 bytes.
 _TMA_BYTES = 16
+#: What is copied to shared memory without a detour through registers: so many bytes at least.
+_LEAST_COPY_BYTES = 4
 #: Rows of a product of a warp group.
 _WARP_GROUP_ROWS = 64
 #: Beside the operands, where they are loaded by TMA: barriers of each stage, and float8's exchange of layouts.
@@ -105,21 +107,24 @@ class InductorMMFamily(InductorTemplate):
                 return f"BLOCK_K and k must be at least {_LEAST_DEPTH_FP8} for fp8e4m3"
             if problem["batch"] > 1 or problem.flags != ("b_transposed",):
                 return "scaled_mm takes a row-major a, a b_transposed one, no batch and, in its templates, no bias"
-        if config["PERSISTENT_TMA"]:
-            if problem["batch"] > 1:
-                return "PERSISTENT_TMA must be 0 in a batch: Inductor has no such template"
-            if problem["m"] == 1:  # it takes one row for a column, silently (measured on an H200, torch 2.11)
-                return "PERSISTENT_TMA must be 0 with m=1: Inductor's template computes wrong results"
-            rows = ("m" if "a_transposed" in problem.flags else "k", "k" if "b_transposed" in problem.flags else "n")
-            if any(problem[dim] * problem.itemsize % _TMA_BYTES for dim in rows):
-                return f"PERSISTENT_TMA must be 0: rows of {rows[0]} and {rows[1]} are no multiples of 16 bytes"
+        return self._no_tma(problem) if config["PERSISTENT_TMA"] else None
+
+    def _no_tma(self, problem: Problem) -> str | None:
+        """The reason why the template that loads through TMA cannot run the problem, or None."""
+        if problem["batch"] > 1:
+            return "PERSISTENT_TMA must be 0 in a batch: Inductor has no such template"
+        if problem["m"] == 1:  # it takes one row for a column, silently (measured on an H200, torch 2.11)
+            return "PERSISTENT_TMA must be 0 with m=1: Inductor's template computes wrong results"
+        rows = _row_lengths(problem)
+        if any(problem[dim] * problem.itemsize % _TMA_BYTES for dim in rows):
+            return f"PERSISTENT_TMA must be 0: rows of {rows[0]} and {rows[1]} are no multiples of 16 bytes"
         return None
 
     def supports_by(self, problem: Problem) -> Hashable:
-        # Of each size the blocks that it takes, how rows of it are aligned, and whether it is below a limit.
         sizes = [problem[dim] for dim in self.dims]
-        of_sizes = [(min(_largest_block(size), 256), size % _TMA_BYTES, min(size, 32)) for size in sizes]
-        return problem.dtype, problem.flags, *of_sizes
+        blocks = [min(_largest_block(problem[dim]), 256) for dim in self.tiles.values()]
+        below = min(sizes) < 1, problem["k"] < _LEAST_DEPTH_FP8
+        return problem.dtype, problem.flags, *blocks, *below, problem["batch"] > 1, self._no_tma(problem)
 
     @property
     def feature_names(self) -> tuple[str, ...]:  # type: ignore[override]
@@ -173,7 +178,7 @@ class InductorMMFamily(InductorTemplate):
             step_flops=2 * block_m * block_n * block_k,
             step_bytes=(block_m + block_n) * block_k * problem.itemsize,
             tile_bytes=block_m * block_n * max(problem.itemsize, 2),
-            accumulators=block_m * block_n + (_held(knobs) if is_exact(problem) else 0),
+            accumulators=block_m * block_n + (_held_square(knobs) if is_exact(problem) else _held_rows(problem, knobs)),
             smem_bytes=_smem_bytes(problem, knobs),
             warps=knobs["num_warps"],
             stages=knobs["num_stages"],
@@ -195,6 +200,11 @@ class InductorMMFamily(InductorTemplate):
 def _largest_block(size: int) -> int:
     """That Inductor cuts a dimension of this size into."""
     return max(16, 1 << (size - 1).bit_length())
+
+
+def _row_lengths(problem: Problem) -> tuple[str, str]:
+    """The dimensions that rows of a and b run along."""
+    return ("m" if "a_transposed" in problem.flags else "k"), ("k" if "b_transposed" in problem.flags else "n")
 
 
 def _as_ours(problem: Problem) -> Problem:
@@ -226,7 +236,19 @@ def is_exact(problem: Problem) -> bool:
     return problem.dtype == "fp32" and TF32 not in problem.flags
 
 
-def _held(knobs: Mapping[str, Column]) -> Column:
+def _held_rows(problem: Problem, knobs: Mapping[str, Column]) -> Column:
+    """Elements of the operands that a program holds in registers on their way to shared memory, a register each: those
+    of rows that begin at no multiple of 4 bytes, the least that is copied there directly (PTX ISA, cp.async)."""
+    import numpy as np
+
+    held = np.zeros_like(knobs["BLOCK_K"])
+    for block, dim in zip(("BLOCK_M", "BLOCK_N"), _row_lengths(problem), strict=True):
+        if problem[dim] * problem.itemsize % _LEAST_COPY_BYTES:
+            held += knobs[block] * knobs["BLOCK_K"]
+    return held
+
+
+def _held_square(knobs: Mapping[str, Column]) -> Column:
     """Elements of the operands that a program holds in registers, where they are multiplied by no matrix unit: exact
     float32 products, of which each thread computes a square."""
     import numpy as np
