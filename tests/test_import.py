@@ -26,6 +26,11 @@ def test_the_face_imports_nothing_heavy(statement: str, tmp_path: Path) -> None:
     assert not {module.split(".")[0] for module in loaded} & set(HEAVY)
 
 
+def test_the_face_imports_no_other_module_of_ours(tmp_path: Path) -> None:
+    loaded = run("import foretune, sys; print(*sys.modules)", tmp_path).split()
+    assert [module for module in loaded if module.startswith("foretune")] == ["foretune"]
+
+
 @pytest.mark.parametrize("floor", ["datasets", "runtime"])
 def test_these_floors_import_neither_torch_nor_lightgbm(floor: str, tmp_path: Path) -> None:
     loaded = run(f"import foretune.{floor}, sys; print(*sorted(sys.modules))", tmp_path).split()
@@ -108,12 +113,6 @@ def test_predicting_needs_neither_triton_nor_torch_nor_lightgbm(tmp_path: Path) 
         print(foretune.shortlist("grouped_gemm_fwd", problem, "h200", k=3).predicted)
     """
     assert run(textwrap.dedent(code), tmp_path) == "True\n"
-
-
-def test_the_import_takes_less_than_100_ms(tmp_path: Path) -> None:
-    code = "import time; start = time.perf_counter(); import foretune; print(time.perf_counter() - start)"
-    seconds = min(float(run(code, tmp_path)) for _ in range(5))  # the least disturbed of five
-    assert seconds < 0.1
 
 
 def test_every_public_name_is_there() -> None:
