@@ -1,6 +1,7 @@
-"""`python tests/model/two_stages.py [FAMILY...] [--every 1]`: whether the quick ranking (`LightGBMRanker.fastest`) puts
-the same configs first as the predictions of the whole space do, on every problem of the shipped measurements as it is
-at call time, and what differs in regret where it does not. About a CPU minute a family."""
+"""`python tests/model/two_stages.py [FAMILY...] [--every 1] [--able]`: whether the quick ranking
+(`LightGBMRanker.fastest`) puts the same configs first as the predictions of the whole space do, or with `--able` of the
+configs that can run the problem, on every problem of the shipped measurements as it is at call time, and what differs
+in regret where it does not. About a CPU minute a family."""
 
 from __future__ import annotations
 
@@ -12,6 +13,7 @@ from foretune.kernels import find_family
 from foretune.model import load_bundle
 from foretune.model.calibration.conformal import most_tried
 from foretune.runtime.how_many import AUTO
+from foretune.runtime.shortlist import supported
 
 KS = (1, 4, 8, 16, 65)
 
@@ -26,6 +28,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("families", nargs="*", help="those of the shipped bundle if left out")
     parser.add_argument("--every", type=int, default=1)
+    parser.add_argument("--able", action="store_true")
     given = parser.parse_args()
     bundle = load_bundle()
     for name in given.families or bundle.families:
@@ -39,6 +42,8 @@ def main():
         same, change, auto = {k: [] for k in KS}, {k: [] for k in KS}, []
         for problem, device in list(asked)[:: given.every]:
             space = spaces.setdefault(device, family.space(device))
+            if given.able:
+                space = tuple(space[place] for place in supported(family, problem, device, space))
             slowdowns = ranker.predict(family, problem, device, space)
             order = np.argsort(slowdowns, kind="stable").tolist()
             for k in KS:
