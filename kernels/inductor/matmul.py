@@ -107,24 +107,13 @@ class InductorMMFamily(InductorTemplate):
                 return f"BLOCK_K and k must be at least {_LEAST_DEPTH_FP8} for fp8e4m3"
             if problem["batch"] > 1 or problem.flags != ("b_transposed",):
                 return "scaled_mm takes a row-major a, a b_transposed one, no batch and, in its templates, no bias"
-        return self._no_tma(problem) if config["PERSISTENT_TMA"] else None
-
-    def _no_tma(self, problem: Problem) -> str | None:
-        """The reason why the template that loads through TMA cannot run the problem, or None."""
-        if problem["batch"] > 1:
-            return "PERSISTENT_TMA must be 0 in a batch: Inductor has no such template"
-        if problem["m"] == 1:  # it takes one row for a column, silently (measured on an H200, torch 2.11)
-            return "PERSISTENT_TMA must be 0 with m=1: Inductor's template computes wrong results"
-        rows = _row_lengths(problem)
-        if any(problem[dim] * problem.itemsize % _TMA_BYTES for dim in rows):
-            return f"PERSISTENT_TMA must be 0: rows of {rows[0]} and {rows[1]} are no multiples of 16 bytes"
-        return None
+        return _no_tma(problem) if config["PERSISTENT_TMA"] else None
 
     def supports_by(self, problem: Problem) -> Hashable:
         sizes = [problem[dim] for dim in self.dims]
         blocks = [min(_largest_block(problem[dim]), 256) for dim in self.tiles.values()]
         below = min(sizes) < 1, problem["k"] < _LEAST_DEPTH_FP8
-        return problem.dtype, problem.flags, *blocks, *below, problem["batch"] > 1, self._no_tma(problem)
+        return problem.dtype, problem.flags, *blocks, *below, problem["batch"] > 1, _no_tma(problem)
 
     @property
     def feature_names(self) -> tuple[str, ...]:  # type: ignore[override]
@@ -195,6 +184,18 @@ class InductorMMFamily(InductorTemplate):
         m, n, k = problem["m"], problem["n"], problem["k"]
         elements = problem.itemsize * (m + n) * k + max(problem.itemsize, 2) * m * n
         return float(problem["batch"] * elements)
+
+
+def _no_tma(problem: Problem) -> str | None:
+    """The reason why the template that loads through TMA cannot run the problem, or None."""
+    if problem["batch"] > 1:
+        return "PERSISTENT_TMA must be 0 in a batch: Inductor has no such template"
+    if problem["m"] == 1:  # it takes one row for a column, silently (measured on an H200, torch 2.11)
+        return "PERSISTENT_TMA must be 0 with m=1: Inductor's template computes wrong results"
+    rows = _row_lengths(problem)
+    if any(problem[dim] * problem.itemsize % _TMA_BYTES for dim in rows):
+        return f"PERSISTENT_TMA must be 0: rows of {rows[0]} and {rows[1]} are no multiples of 16 bytes"
+    return None
 
 
 def _largest_block(size: int) -> int:
