@@ -127,8 +127,8 @@ class InductorMM(InductorMMFamily, Measurable):
     def tolerance(self, problem: Problem) -> float:
         # Rounding the float32 sum once: a relative error of about 2^-9 (bf16) or 2^-12 (fp16) at most, less on average.
         # float32 differs by the order of the sum; operands in TF32 are rounded to 2^-11 each, or cut off, which is
-        # twice as far: 7.7e-4 on an H200. There the tensor cores also cut their sum off, by half a bit of 24 a step on
-        # average, which is 3.5e-4 of it after 151,936 (torch 2.11). Of float8 they keep about 14 bits of partial sums.
+        # twice as far. The tensor cores also cut their sum off, by half a bit of 24 a step on average: after 151,936
+        # products an H200 was off by 1.1e-3 (torch 2.11). Of float8 they keep about 14 bits of partial sums.
         cut_off = problem["k"] / _TF32_STEP * 2.0**-25
         known = {"bf16": 4e-3, "fp16": 5e-4, "fp32": 1e-5, TF32: 1e-3 + cut_off, "fp8e4m3": 8e-3}
         return known[self.multiplied_as(problem)]
