@@ -31,8 +31,9 @@ def use(project: str, **options: Any) -> Use:
     "inductor" (torch 2.11 to 2.13): `torch.compile` under max_autotune generates, compiles and times the `k` (8 if left
     out) choices of mm, addmm, bmm, scaled_mm, grouped_mm, convolution and flex attention that are predicted to be
     fastest, of whatever search space it is told, and ATen's as ever; 2k while nothing is learned of an op. `bundle` is
-    what predicts, or its folder (the shipped one if left out). Graphs that Inductor has in its caches count as others.
-    Where this torch has no such seams, or there is no prediction, Inductor chooses as ever, with one warning.
+    what predicts, or its folder (the shipped one if left out). What Inductor times on a GPU meanwhile is timed by
+    `foretune.runtime.Timer`. Graphs that Inductor has in its caches count as others. Where this torch has no such
+    seams, or there is no prediction, Inductor chooses as ever, with one warning.
 
     "transformers" (5.7 or later): an experts implementation of the name "foretune", for
     `model.set_experts_implementation("foretune")` and `from_pretrained(..., experts_implementation="foretune")`.

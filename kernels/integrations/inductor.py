@@ -3,7 +3,8 @@ no others.
 
 Choices of mm, addmm, bmm, baddbmm and scaled_mm are limited before code is generated
 (`InductorChoices._finalize_template_configs`), those of grouped_mm, convolution and flex attention before it is
-compiled (`select_algorithm.add_preprocessing_fn`). Both are private; torch 2.11 and 2.13 have them.
+compiled (`select_algorithm.add_preprocessing_fn`). All are timed by our `Timer` (`inductor_timing`). The seams are
+private; torch 2.11 and 2.13 have them.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from ...runtime.current_device import device_here
 from ...runtime.launching.source_hash import digest_of
 from ...runtime.shortlist import bundle_in_force
 from ...runtime.warn import warn_once
+from . import inductor_timing
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -62,7 +64,8 @@ class Limits:
         """What decides on the choices, for the keys of Inductor's caches."""
         from ..inductor import attention, family, grouped_and_conv, matmul, pipeline, ranking
 
-        deciding = attention, family, grouped_and_conv, matmul, pipeline, ranking  # where nothing is learned
+        # Where nothing is learned, and how times are taken.
+        deciding = attention, family, grouped_and_conv, matmul, pipeline, ranking, inductor_timing
         sources = (inspect.getsource(module) for module in deciding)
         try:
             digest = bundle_in_force(self.bundle).digest
@@ -121,6 +124,7 @@ class _Seams:
         from torch._inductor import config, select_algorithm
         from torch._inductor.choices import InductorChoices
         from torch._inductor.kernel_inputs import MMKernelInputs
+        from torch._inductor.runtime.benchmarking import benchmarker
 
         self.limits, self.mm_inputs = limits, MMKernelInputs
         self.config: Any = config
@@ -131,12 +135,16 @@ class _Seams:
         self.finalized = self._limited_templates()
         self.handler = config.inductor_choices_class
         self.preprocessing: list[Any] = self.selector.preprocessing_fns
+        self.benchmarker: Any = benchmarker
+        self.benchmark = benchmarker.benchmark_gpu
+        self.timed = inductor_timing.timed_by_us(self.benchmark, lambda: self.is_on)
 
     def install(self) -> Callable[[], None]:
         self.choices._finalize_template_configs = self.finalized
         self.config.inductor_choices_class = partial(choices_with_uuid, self.limits.uuid, self.handler)
         # Lists of their own, because another thread may be going through the one that is there.
         self.selector.preprocessing_fns = [*self.preprocessing, self.preprocess]
+        self.benchmarker.benchmark_gpu = self.timed
         return self.restore
 
     def restore(self) -> None:
@@ -146,6 +154,8 @@ class _Seams:
         if self.is_on:
             self.config.inductor_choices_class = self.handler
         self.selector.preprocessing_fns = [fn for fn in self.selector.preprocessing_fns if fn is not self.preprocess]
+        if self.benchmarker.benchmark_gpu is self.timed:
+            self.benchmarker.benchmark_gpu = self.benchmark
 
     @property
     def is_on(self) -> bool:

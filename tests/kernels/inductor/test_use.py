@@ -38,14 +38,16 @@ OPS = {
 @pytest.fixture(scope="module", autouse=True)
 def imported():
     """Inductor, which takes seconds to import: where these tests run, and not wherever they are collected."""
-    global config, select_algorithm, InductorChoices
+    global benchmarker, config, select_algorithm, InductorChoices
     from torch._inductor import config, select_algorithm
     from torch._inductor.choices import InductorChoices
+    from torch._inductor.runtime.benchmarking import benchmarker
 
 
 def seams():
     cache = select_algorithm.get_algorithm_selector_cache()
-    return InductorChoices._finalize_template_configs, config.inductor_choices_class, cache.preprocessing_fns[:]
+    limits = InductorChoices._finalize_template_configs, config.inductor_choices_class, cache.preprocessing_fns[:]
+    return *limits, benchmarker.benchmark_gpu
 
 
 def with_tile(choices):

@@ -1,0 +1,73 @@
+"""What Inductor's choices are timed by: as its benchmarker is asked on a CPU, and in a real compile on a GPU."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import foretune
+import pytest
+import torch
+from foretune import ForetuneError
+from foretune.kernels.integrations import inductor_timing
+from foretune.runtime.timing.timer import Timing
+
+
+def theirs(launch, *more, **how):
+    return "theirs", launch(), more, how
+
+
+@pytest.fixture
+def ours(monkeypatch):
+    """A benchmarker with our timer, which says that every launch takes 12 us."""
+    timer = SimpleNamespace(time=lambda launch: launch() and Timing.of([12.0]))
+    monkeypatch.setattr(inductor_timing, "timer_of", lambda index: timer)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    return inductor_timing.timed_by_us(theirs, lambda: True)
+
+
+@pytest.mark.parametrize(
+    "how", [{}, {"warmup": 25, "rep": 100}, {"device_type": "cuda", "is_vetted_benchmarking": True}]
+)
+def test_a_time_is_our_timers_in_milliseconds(ours, how):
+    assert ours(lambda: True, **how) == 0.012
+
+
+@pytest.mark.parametrize("how", [{"return_mode": "all"}, {"quantiles": [0.5]}, {"device_type": "xpu"}])
+def test_what_is_asked_for_in_other_ways_is_theirs(ours, how):
+    assert ours(lambda: True, **how) == ("theirs", True, (), how)
+
+
+def test_in_inductors_deterministic_mode_or_without_foretune_it_is_theirs(ours):
+    from torch._inductor import config
+
+    with config.patch(deterministic=True):
+        assert ours(lambda: True)[0] == "theirs"
+    assert inductor_timing.timed_by_us(theirs, lambda: False)(lambda: True)[0] == "theirs"
+
+
+def test_a_launch_that_waits_for_the_device_is_timed_by_theirs_and_what_a_launch_raises_is_raised(ours, monkeypatch):
+    def waits(launch):
+        raise ForetuneError("does the launch wait for it?")
+
+    def refused():
+        raise RuntimeError("out of resource: shared memory")
+
+    with pytest.raises(RuntimeError, match="out of resource"):
+        ours(refused)
+    monkeypatch.setattr(inductor_timing, "timer_of", lambda index: SimpleNamespace(time=waits))
+    assert ours(lambda: True) == ("theirs", True, (), {})
+
+
+@pytest.mark.gpu
+def test_all_choices_of_a_real_product_are_timed_by_ours(monkeypatch):
+    from torch._inductor import config
+    from torch._inductor.utils import fresh_cache
+
+    taken, time_us = [], inductor_timing._time_us
+    monkeypatch.setattr(inductor_timing, "_time_us", lambda launch: taken.append(time_us(launch)) or taken[-1])
+    x, w = (torch.randn(256, 512, device="cuda", dtype=torch.bfloat16) for _ in range(2))
+    with foretune.use("inductor", k=2), fresh_cache(), config.patch(max_autotune=True):
+        y = torch.compile(lambda x, w: x @ w.T)(x, w)
+    torch.testing.assert_close(y, x @ w.T)
+    assert len(taken) >= 3  # cuBLAS's and two of Triton's
+    assert max(taken) < 1000
