@@ -13,7 +13,9 @@ from functools import wraps
 from typing import Any
 
 from ...datasets import ForetuneError
-from ...runtime.timing.timer import timer_of
+from ...datasets.errors import reason_of
+from ...runtime.timing.timer import Timer, timer_of
+from ...runtime.warn import warn_once
 
 #: What callers say that does not ask for more than one time: how long to try, and that a time may decide at all.
 _KNOWN = {"warmup", "rep", "is_vetted_benchmarking", "device_type"}
@@ -28,17 +30,24 @@ def timed_by_us(theirs: Callable[..., Any], is_on: Callable[[], bool]) -> Callab
         from torch._inductor import config
 
         on_cuda = str(how.get("device_type") or "cuda").startswith("cuda")
-        if more or not _KNOWN.issuperset(how) or not on_cuda or config.deterministic or not is_on():
-            return theirs(launch, *more, **how)
-        try:
-            return _time_us(launch) / 1000
-        except ForetuneError:
-            return theirs(launch, **how)
+        is_known = not more and _KNOWN.issuperset(how) and on_cuda and not config.deterministic
+        timer = _timer() if is_known and is_on() else None
+        if timer is not None:
+            try:
+                return timer.time(launch).time_us / 1000
+            except ForetuneError:
+                pass
+        return theirs(launch, *more, **how)
 
     return benchmark_gpu
 
 
-def _time_us(launch: Callable[[], Any]) -> float:
+def _timer() -> Timer | None:
+    """That of the current device, if there is one: no trouble of ours fails a compile."""
     import torch
 
-    return timer_of(torch.cuda.current_device()).time(launch).time_us
+    try:
+        return timer_of(torch.cuda.current_device()) if torch.cuda.is_available() else None
+    except Exception as error:  # noqa: BLE001
+        warn_once(f"foretune.use('inductor'): no timer ({reason_of(error)})", ": Inductor's own times decide")
+        return None

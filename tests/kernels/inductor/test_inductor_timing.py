@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from types import SimpleNamespace
 
 import foretune
@@ -9,7 +10,7 @@ import pytest
 import torch
 from foretune import ForetuneError
 from foretune.kernels.integrations import inductor_timing
-from foretune.runtime.timing.timer import Timing
+from foretune.runtime.timing.timer import Timer, Timing, timer_of
 
 
 def theirs(launch, *more, **how):
@@ -21,6 +22,7 @@ def ours(monkeypatch):
     """A benchmarker with our timer, which says that every launch takes 12 us."""
     timer = SimpleNamespace(time=lambda launch: launch() and Timing.of([12.0]))
     monkeypatch.setattr(inductor_timing, "timer_of", lambda index: timer)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
     return inductor_timing.timed_by_us(theirs, lambda: True)
 
@@ -58,16 +60,32 @@ def test_a_launch_that_waits_for_the_device_is_timed_by_theirs_and_what_a_launch
     assert ours(lambda: True) == ("theirs", True, (), {})
 
 
+def test_without_a_timer_it_is_theirs_and_a_warning_says_why(ours, monkeypatch):
+    def broken(index):
+        raise RuntimeError("no such device")
+
+    monkeypatch.setattr(inductor_timing, "timer_of", broken)
+    with pytest.warns(foretune.ForetuneWarning, match="no timer .RuntimeError: no such device"):
+        assert ours(lambda: True)[0] == "theirs"
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert ours(lambda: True)[0] == "theirs"
+
+
 @pytest.mark.gpu
 def test_all_choices_of_a_real_product_are_timed_by_ours(monkeypatch):
     from torch._inductor import config
     from torch._inductor.utils import fresh_cache
 
-    taken, time_us = [], inductor_timing._time_us
-    monkeypatch.setattr(inductor_timing, "_time_us", lambda launch: taken.append(time_us(launch)) or taken[-1])
+    taken = []
+
+    def kept(timer, launch):
+        taken.append(Timer.time(timer, launch))
+        return taken[-1]
+
+    monkeypatch.setattr(inductor_timing, "timer_of", lambda index: SimpleNamespace(time=partial(kept, timer_of(index))))
     x, w = (torch.randn(256, 512, device="cuda", dtype=torch.bfloat16) for _ in range(2))
     with foretune.use("inductor", k=2), fresh_cache(), config.patch(max_autotune=True):
         y = torch.compile(lambda x, w: x @ w.T)(x, w)
     torch.testing.assert_close(y, x @ w.T)
     assert len(taken) >= 3  # cuBLAS's and two of Triton's
-    assert max(taken) < 1000
+    assert max(one.time_us for one in taken) < 1000
