@@ -8,7 +8,7 @@ cores; with `--exhaustive` all of them are. (The models, which take longer, come
 time left.) All GPUs work side by side and share the cores; each result is printed when it is there, and tables of all
 at the end. A run that is cut off, or out of time, goes on in the same folder. `--tiny` tries the machinery where there
 is no GPU. `--float32` compiles the products in float32, multiplied as TF32
-(`torch.set_float32_matmul_precision("high")`), and none with the whole of EXHAUSTIVE.
+(`torch.set_float32_matmul_precision("high")`), and none with the whole of EXHAUSTIVE unless it is asked for.
 """
 
 from __future__ import annotations
@@ -188,7 +188,7 @@ def tasks(options: argparse.Namespace) -> list[Task]:
     every = options.tiny or options.exhaustive
     searched = [job for job in products if every or (job["m"], job["n"], job["k"]) in whole]
     searched.sort(key=lambda job: job["m"])
-    quick = left(products, whole=False)
+    quick = [] if options.exhaustive else left(products, whole=False)  # which the whole of EXHAUSTIVE comes beside
     of_products = [
         *(Task([job], MODES, 90, 300) for job in left(searched[:2], whole=True)),
         *(Task(quick[at : at + BATCH_JOBS], QUICK, 45, 300) for at in range(0, len(quick), BATCH_JOBS)),
@@ -241,12 +241,12 @@ def start(task: Task, gpu: int, options: argparse.Namespace, caches: str) -> sub
     out = Path(options.out)
     threads = max((os.cpu_count() or 1) // options.gpus, 1)
     environment = {
+        **torchs_ptxas(),
         **os.environ,
         "CUDA_VISIBLE_DEVICES": str(gpu),
         "TORCHINDUCTOR_COMPILE_THREADS": str(threads),
         "PYTHONPATH": os.pathsep.join([str(ROOT.parent), os.environ.get("PYTHONPATH", "")]),
         "TMPDIR": tempfile.mkdtemp(dir=caches),
-        **torchs_ptxas(),
     }
     command = [sys.executable, __file__, "--out", str(out), "--jobs", json.dumps(task.jobs), "--modes", *task.modes]
     command += ["--k", str(options.k), *(["--tiny"] if options.tiny else [])]
@@ -257,9 +257,11 @@ def start(task: Task, gpu: int, options: argparse.Namespace, caches: str) -> sub
 def torchs_ptxas() -> dict[str, str]:
     """What makes a process look for binaries under the keys that Inductor's compile workers store them by: these take
     torch's ptxas, and it does so only sometimes (torch 2.11). Else every choice is compiled again when it is timed."""
-    found = importlib.util.find_spec("torch")
-    ptxas = Path(found.origin).parent / "bin" / "ptxas" if found is not None and found.origin else None
-    return {"TRITON_PTXAS_PATH": str(ptxas)} if ptxas is not None and ptxas.exists() else {}
+    spec = importlib.util.find_spec("torch")
+    assert spec is not None
+    assert spec.origin is not None
+    ptxas = Path(spec.origin).parent / "bin" / "ptxas"
+    return {"TRITON_PTXAS_PATH": str(ptxas)} if ptxas.exists() else {}
 
 
 def results(out: Path) -> list[dict[str, Any]]:

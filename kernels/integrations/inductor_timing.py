@@ -22,11 +22,11 @@ _KNOWN = {"warmup", "rep", "is_vetted_benchmarking", "device_type"}
 
 
 def timed_by_us(theirs: Callable[..., Any], is_on: Callable[[], bool]) -> Callable[..., Any]:
-    """`Benchmarker.benchmark_gpu` as Inductor calls it, which gives milliseconds. What is asked for in other ways, on
-    other devices or in Inductor's deterministic mode, and a launch that waits for the device, are `theirs`."""
+    """A `benchmark_gpu` for Inductor's class of benchmarkers: milliseconds. What is asked for in other ways, on other
+    devices or in Inductor's deterministic mode, and a launch that waits for the device, are `theirs`."""
 
     @wraps(theirs)
-    def benchmark_gpu(launch: Callable[[], Any], *more: Any, **how: Any) -> Any:
+    def benchmark_gpu(benchmarker: Any, launch: Callable[[], Any], *more: Any, **how: Any) -> Any:
         from torch._inductor import config
 
         on_cuda = str(how.get("device_type") or "cuda").startswith("cuda")
@@ -37,7 +37,7 @@ def timed_by_us(theirs: Callable[..., Any], is_on: Callable[[], bool]) -> Callab
                 return timer.time(launch).time_us / 1000
             except ForetuneError:
                 pass
-        return theirs(launch, *more, **how)
+        return theirs(benchmarker, launch, *more, **how)
 
     return benchmark_gpu
 

@@ -10,10 +10,10 @@ import pytest
 import torch
 from foretune import ForetuneError
 from foretune.kernels.integrations import inductor_timing
-from foretune.runtime.timing.timer import Timer, Timing, timer_of
+from foretune.runtime.timing.timer import Timing, timer_of
 
 
-def theirs(launch, *more, **how):
+def theirs(benchmarker, launch, *more, **how):
     return "theirs", launch(), more, how
 
 
@@ -24,7 +24,7 @@ def ours(monkeypatch):
     monkeypatch.setattr(inductor_timing, "timer_of", lambda index: timer)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
-    return inductor_timing.timed_by_us(theirs, lambda: True)
+    return partial(inductor_timing.timed_by_us(theirs, lambda: True), object())
 
 
 @pytest.mark.parametrize(
@@ -32,6 +32,15 @@ def ours(monkeypatch):
 )
 def test_a_time_is_our_timers_in_milliseconds(ours, how):
     assert ours(lambda: True, **how) == 0.012
+
+
+@pytest.mark.usefixtures("ours")
+def test_inductors_own_benchmarker_asks_ours_while_it_is_used():
+    from torch._inductor.runtime.benchmarking import benchmarker
+
+    with foretune.use("inductor"):
+        assert benchmarker.benchmark(lambda: True, device="cuda") == 0.012
+    assert "benchmark_gpu" not in vars(benchmarker)
 
 
 @pytest.mark.parametrize("how", [{"return_mode": "all"}, {"quantiles": [0.5]}, {"device_type": "xpu"}])
@@ -44,7 +53,7 @@ def test_in_inductors_deterministic_mode_or_without_foretune_it_is_theirs(ours):
 
     with config.patch(deterministic=True):
         assert ours(lambda: True)[0] == "theirs"
-    assert inductor_timing.timed_by_us(theirs, lambda: False)(lambda: True)[0] == "theirs"
+    assert inductor_timing.timed_by_us(theirs, lambda: False)(object(), lambda: True)[0] == "theirs"
 
 
 def test_a_launch_that_waits_for_the_device_is_timed_by_theirs_and_what_a_launch_raises_is_raised(ours, monkeypatch):
@@ -79,7 +88,7 @@ def test_all_choices_of_a_real_product_are_timed_by_ours(monkeypatch):
     taken = []
 
     def kept(timer, launch):
-        taken.append(Timer.time(timer, launch))
+        taken.append(timer.time(launch))
         return taken[-1]
 
     monkeypatch.setattr(inductor_timing, "timer_of", lambda index: SimpleNamespace(time=partial(kept, timer_of(index))))

@@ -47,7 +47,7 @@ def imported():
 def seams():
     cache = select_algorithm.get_algorithm_selector_cache()
     limits = InductorChoices._finalize_template_configs, config.inductor_choices_class, cache.preprocessing_fns[:]
-    return *limits, benchmarker.benchmark_gpu
+    return *limits, benchmarker.benchmark_gpu, dict(vars(benchmarker))
 
 
 def with_tile(choices):
