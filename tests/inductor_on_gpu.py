@@ -3,11 +3,11 @@
 A transformer of two layers (static and dynamic length) and 40 products are compiled under max_autotune with Inductor's
 DEFAULT search space and with its EXHAUSTIVE one limited by Foretune, caches empty before each; then they run
 interleaved, cold L2, filled queue, medians. All compile with torch's ptxas, as Inductor's workers do. Five of the
-products are compiled with the whole of EXHAUSTIVE too, which times 235 to 1,400 configs there: 15 to 90 seconds on 16
-cores; with `--exhaustive` all of them are. (The models, which take longer, come last, and only in a run with that much
-time left.) All GPUs work side by side and share the cores; each result is printed when it is there, and tables of all
-at the end. A run that is cut off, or out of time, goes on in the same folder. `--tiny` tries the machinery where there
-is no GPU. `--float32` compiles the products in float32, multiplied as TF32
+products are compiled with the whole of EXHAUSTIVE too, which times 235 to 1,400 configs there: 15 to 120 seconds on 16
+cores; with `--exhaustive` all of them are, one after the other. (The models, which take longer, come last, and only in
+a run with that much time left.) All GPUs work side by side and share the cores; each result is printed when it is
+there, and tables of all at the end. A run that is cut off, or out of time, goes on in the same folder. `--tiny` tries
+the machinery where there is no GPU. `--float32` compiles the products in float32, multiplied as TF32
 (`torch.set_float32_matmul_precision("high")`), and none with the whole of EXHAUSTIVE unless it is asked for.
 """
 
@@ -185,15 +185,16 @@ def tasks(options: argparse.Namespace) -> list[Task]:
 
     models, products = jobs(options.tiny, options.float32)
     whole = () if options.float32 else WHOLE
-    every = options.tiny or options.exhaustive
-    searched = [job for job in products if every or (job["m"], job["n"], job["k"]) in whole]
+    searched = [job for job in products if options.tiny or (job["m"], job["n"], job["k"]) in whole]
     searched.sort(key=lambda job: job["m"])
-    quick = [] if options.exhaustive else left(products, whole=False)  # which the whole of EXHAUSTIVE comes beside
+    quick = left(products, whole=False)
     of_products = [
         *(Task([job], MODES, 90, 300) for job in left(searched[:2], whole=True)),
         *(Task(quick[at : at + BATCH_JOBS], QUICK, 45, 300) for at in range(0, len(quick), BATCH_JOBS)),
         *(Task([job], MODES, 90, 600) for job in reversed(left(searched[2:], whole=True))),
     ]
+    if options.exhaustive:  # beside which come the other modes
+        of_products = [Task([job], MODES, 75, 600) for job in left(products, whole=True)]
     first = [Task([job], QUICK, 60, MODEL_S) for job in left(models, whole=False)]
     last = [] if options.tiny else [Task([job], MODES, 1200, 7200) for job in left(models, whole=True)]
     return {"all": first + of_products + last, "models": first + last, "products": of_products}[options.only]
