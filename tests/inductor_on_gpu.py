@@ -4,10 +4,10 @@ A transformer of two layers (static and dynamic length) and 40 products are comp
 DEFAULT search space and with its EXHAUSTIVE one limited by Foretune, caches empty before each; then they run
 interleaved, cold L2, filled queue, medians. All compile with torch's ptxas, as Inductor's workers do. Five of the
 products are compiled with the whole of EXHAUSTIVE too, which times 235 to 1,400 configs there: 15 to 120 seconds on 16
-cores; with `--exhaustive` all of them are, one after the other. (The models, which take longer, come last, and only in
-a run with that much time left.) All GPUs work side by side and share the cores; each result is printed when it is
-there, and tables of all at the end. A run that is cut off, or out of time, goes on in the same folder. `--tiny` tries
-the machinery where there is no GPU. `--float32` compiles the products in float32, multiplied as TF32
+cores; with `--exhaustive` all of them are. (The models, which take longer, come last, and only in a run with that much
+time left.) All GPUs work side by side and share the cores; each result is printed when it is there, and tables of all
+at the end. A run that is cut off, or out of time, goes on in the same folder. `--tiny` tries the machinery where there
+is no GPU. `--float32` compiles the products in float32, multiplied as TF32
 (`torch.set_float32_matmul_precision("high")`), and none with the whole of EXHAUSTIVE unless it is asked for.
 """
 
@@ -176,25 +176,27 @@ class Task(NamedTuple):
 
 
 def tasks(options: argparse.Namespace) -> list[Task]:
-    """All that is left to do in this folder, what must be there first: the models; EXHAUSTIVE where it has few configs;
-    most of the products; EXHAUSTIVE of the others, the longest first, and of the models."""
+    """All that is left to do in this folder, what must be there first: the models; the products; EXHAUSTIVE of the
+    models. Without `--exhaustive`, of the products: EXHAUSTIVE where it has few configs; most of them; EXHAUSTIVE of
+    the others, the longest first."""
     done = {(line["name"], "exhaustive" in line["compile_s"]) for line in results(Path(options.out)) if "us" in line}
 
     def left(given: list[dict[str, Any]], *, whole: bool) -> list[dict[str, Any]]:
         return [job for job in given if (name_of(job), whole) not in done]
 
     models, products = jobs(options.tiny, options.float32)
-    whole = () if options.float32 else WHOLE
-    searched = [job for job in products if options.tiny or (job["m"], job["n"], job["k"]) in whole]
-    searched.sort(key=lambda job: job["m"])
-    quick = left(products, whole=False)
-    of_products = [
-        *(Task([job], MODES, 90, 300) for job in left(searched[:2], whole=True)),
-        *(Task(quick[at : at + BATCH_JOBS], QUICK, 45, 300) for at in range(0, len(quick), BATCH_JOBS)),
-        *(Task([job], MODES, 90, 600) for job in reversed(left(searched[2:], whole=True))),
-    ]
-    if options.exhaustive:  # beside which come the other modes
+    if options.exhaustive:
         of_products = [Task([job], MODES, 75, 600) for job in left(products, whole=True)]
+    else:
+        whole = () if options.float32 else WHOLE
+        searched = [job for job in products if options.tiny or (job["m"], job["n"], job["k"]) in whole]
+        searched.sort(key=lambda job: job["m"])
+        quick = left(products, whole=False)
+        of_products = [
+            *(Task([job], MODES, 90, 300) for job in left(searched[:2], whole=True)),
+            *(Task(quick[at : at + BATCH_JOBS], QUICK, 45, 300) for at in range(0, len(quick), BATCH_JOBS)),
+            *(Task([job], MODES, 90, 600) for job in reversed(left(searched[2:], whole=True))),
+        ]
     first = [Task([job], QUICK, 60, MODEL_S) for job in left(models, whole=False)]
     last = [] if options.tiny else [Task([job], MODES, 1200, 7200) for job in left(models, whole=True)]
     return {"all": first + of_products + last, "models": first + last, "products": of_products}[options.only]
