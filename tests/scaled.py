@@ -24,13 +24,27 @@ WAYS = (
     (16, 64, 0, 1, 0, 4, 4),
     (32, 128, 0, 0, 0, 4, 3),
 )
+#: CONSUMERS, BLOCK_N and stages, of which each means another loop.
+SPECIALIZED = ((2, 64, 8), (2, 128, 4), (2, 256, 3), (3, 64, 5), (3, 128, 4))
+#: Of split contractions: (BLOCK_M, BLOCK_N, SWAP_AB, TMA_LOAD), and into how many parts.
+SPLIT = (((16, 64, 1, 0), 4), ((64, 128, 0, 1), 2), ((64, 32, 0, 0), 8))
 
 
-def config(m, n, swap=0, load=0, store=0, warps=4, stages=3, *, k=128, band=8, programs=1):
+def config(m, n, swap=0, load=0, store=0, warps=4, stages=3, *, k=128, band=8, programs=1, splits=1, consumers=0):
     """A config of either family."""
-    knobs = {"BLOCK_M": m, "BLOCK_N": n, "BLOCK_K": k, "GROUP_M": band, "PROGRAMS_PER_SM": programs}
-    ways = {"SWAP_AB": swap, "TMA_LOAD": load, "TMA_STORE": store}
+    knobs = {"BLOCK_M": m, "BLOCK_N": n, "BLOCK_K": k, "GROUP_M": band, "SPLIT_K": splits, "PROGRAMS_PER_SM": programs}
+    ways = {"SWAP_AB": swap, "TMA_LOAD": load, "TMA_STORE": store, "CONSUMERS": consumers}
     return KernelConfig.of(**knobs, **ways, num_warps=warps, num_stages=stages)
+
+
+def specialized(consumers, n, stages, **knobs):
+    """A config whose warps have jobs."""
+    return config(64 * consumers, n, 0, 1, 1, 4, stages, consumers=consumers, **knobs)
+
+
+def split(way, splits, **knobs):
+    """A config that cuts the contraction."""
+    return config(*way, stages=4, splits=splits, programs=0, **knobs)
 
 
 def problem(family, kind="blockwise", sizes=None, **dims):

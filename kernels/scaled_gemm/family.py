@@ -11,7 +11,7 @@ from ..grouped_gemm.family import MOST_COLUMNS, MOST_GROUPS, MOST_ROWS
 from ..grouped_gemm.group_sizes import likely_problems
 from ..sm_limits import TMA_ARCHS, too_much_smem
 from .features import FEATURE_NAMES, estimated_us, feature_groups, feature_table
-from .kinds import BLOCKWISE, FLAGS, ROWWISE
+from .kinds import BLOCKWISE, FLAGS, ROWWISE, SCALED, TENSORWISE, kind_of
 from .space import KNOBS, Ranges, full_space, smem_bytes, values_of, wrong_tile
 
 if TYPE_CHECKING:
@@ -44,14 +44,15 @@ class ScaledGemmFamily(Family):
     def space(self, device: DeviceSpec | None = None, **ranges: Sequence[int]) -> tuple[KernelConfig, ...]:
         """Every config worth declaring; with a device, those that some problem on it supports.
 
-        `ranges` replace the values of a knob: block_m, block_n, block_k, num_warps, num_stages, programs_per_sm.
+        `ranges` replace the values of a knob: block_m, block_n, block_k, num_warps, num_stages, programs_per_sm,
+        split_k, consumers.
 
         >>> from foretune.kernels import find_family
         >>> len(find_family("scaled_gemm").space(DeviceSpec.named("h200"), block_m=[64])) > 10
         True
         """
-        space = full_space(Ranges.of(**ranges))
-        return space if device is None else tuple(c for c in space if _device_limit(c, device, False) is None)
+        space = full_space(Ranges.of(**ranges), "groups" in self.dims)
+        return space if device is None else tuple(c for c in space if _device_limit(c, device, TENSORWISE) is None)
 
     def supports(self, config: KernelConfig, problem: Problem, device: DeviceSpec) -> str | None:
         if (wrong := values_of(self.name).wrong(config.to_json())) is not None:
@@ -69,7 +70,14 @@ class ScaledGemmFamily(Family):
             return f"N and K must be multiples of {STEP} but are {n} and {k}"
         if (wrong := wrong_tile(config)) is not None:
             return wrong
-        return _device_limit(config, device, BLOCKWISE in problem.flags)
+        if "groups" in self.dims:
+            if config["SPLIT_K"] > 1:
+                return f"SPLIT_K cannot be {config['SPLIT_K']} with groups: 1"
+            if config["CONSUMERS"] == 3:
+                return "CONSUMERS cannot be 3 with groups, whose tiles have a power of two of rows: 0 or 2"
+        if config["CONSUMERS"] and config["BLOCK_N"] > SCALED and BLOCKWISE in problem.flags:
+            return f"BLOCK_N cannot be {config['BLOCK_N']} with CONSUMERS and {BLOCKWISE} scales: at most {SCALED}"
+        return _device_limit(config, device, kind_of(problem))
 
     def supports_by(self, problem: Problem) -> Hashable:
         n, k = problem["n"], problem["k"]
@@ -151,11 +159,14 @@ def _groups(problem: Problem) -> int:
     return dict(problem.dims).get("groups", 1)
 
 
-def _device_limit(config: KernelConfig, device: DeviceSpec, blockwise: bool) -> str | None:
+def _device_limit(config: KernelConfig, device: DeviceSpec, kind: str) -> str | None:
     """The reason why the device cannot run the config for any problem of that kind, or None."""
     interpreted = device.backend == "cpu"
     if device.arch not in FP8_ARCHS and not interpreted:
         return f"{device.arch} has no products of {DTYPE}; {', '.join(FP8_ARCHS)} have"
     if device.arch not in TMA_ARCHS and not interpreted and (config["TMA_LOAD"] or config["TMA_STORE"]):
         return f"{'TMA_LOAD' if config['TMA_LOAD'] else 'TMA_STORE'} cannot be 1: {device.arch} has no TMA"
-    return too_much_smem(smem_bytes(config, device, blockwise=blockwise), device)
+    if config["CONSUMERS"] and (device.arch != "sm_90" or interpreted):
+        where = "the interpreter" if interpreted else device.arch
+        return f"CONSUMERS cannot be {config['CONSUMERS']}: {where} has no products of Hopper's; 0"
+    return too_much_smem(smem_bytes(config, device, kind), device)

@@ -14,14 +14,16 @@ from numpy.typing import NDArray
 from ...datasets import DeviceSpec, KernelConfig, Problem
 from ...datasets.feature_groups import FeatureGroup, joined
 from ...model.configs_memo import remembered
-from ..config_table import L2_OVER_DRAM, ConfigTable, Floats, alignment, resident_programs
+from ..config_table import ConfigTable, Floats, alignment, resident_programs
 from ..grouped_gemm.features import group_sizes_of, of_each, padded, tiles_of
 from ..sm_limits import accumulator_registers
-from .kinds import BLOCKWISE, FLAGS, kind_of, scale_bytes
+from .kinds import FLAGS, kind_of, scale_bytes
 from .space import smem_bytes
 
 # From asking for a step's operands to having them, under load: DRAM's latency on Hopper is 0.6 to 0.8 us without any.
 _LATENCY_US = 1.0
+# What L2 delivers over the copy bandwidth, at least: tiles of 64 x 128 at 1000 TFLOP/s read 11.7 TB/s (H200, 2026-11).
+_L2_OVER_DRAM = 2.7
 # float32 operations on 128 lanes an SM, twice a clock: what adding up the steps' products has (CUDA programming guide).
 _LANES_PER_SM, _GHZ = 128, 1.8
 
@@ -47,9 +49,11 @@ CONFIG_FEATURES = (
     "block_n",
     "block_k",
     "group_m",
+    "split_k",
     "swap_ab",
     "tma_load",
     "tma_store",
+    "consumers",
     "num_warps",
     "num_stages",
     "tile_area",
@@ -97,7 +101,7 @@ def feature_groups(
 ) -> tuple[FeatureGroup, ...]:
     """The columns of `feature_table` for several problems of the same flags: those of the call, of the config, and of
     its tile and stages."""
-    space = _space(tuple(configs), BLOCKWISE in problems[0].flags, device)
+    space = _space(tuple(configs), kind_of(problems[0]), device)
     grouped = "groups" in dict(problems[0].dims)
     # Below, what a problem has is (n_problems, 1), and what it has on each kind of tile (n_problems, n_kinds).
     rows, n, k = of_each(problems, rows_dim, "n", "k")
@@ -124,19 +128,20 @@ def feature_groups(
     ]
 
     # For each kind of tile, of which there are a fifth as many as configs.
-    block_m, block_n, block_k, group_m, programs, stages = space.kinds
+    block_m, block_n, block_k, group_m, splits, programs, consumers, stages = space.kinds
     m_tiles = np.maximum(tiles_of(sizes, space.ms), 1.0).take(space.m, axis=1)
-    n_tiles, tile_steps = np.ceil(n / block_n), np.ceil(k / block_k)
-    tiles = m_tiles * n_tiles
+    n_tiles, tile_steps = np.ceil(n / block_n), np.ceil(np.ceil(k / block_k) / splits)
+    tiles = m_tiles * n_tiles * splits
     slots = device.sm_count * programs
     rounds = np.ceil(tiles / slots)
     busiest_steps = np.minimum(rounds * programs, np.ceil(tiles / device.sm_count)) * tile_steps
     step_flops = 2.0 * block_m * block_n * block_k
     compute_us = busiest_steps * step_flops * device.sm_count / (device.matrix_tflops_of("fp8e4m3") * 1e6)
     promotion_us = busiest_steps * block_m * block_n / (_LANES_PER_SM * _GHZ * 1e3)
-    dram_us = moved_bytes / (device.copy_bandwidth_gbs * 1e3)
+    # Parts of a split contraction are float32, written and read once.
+    dram_us = (moved_bytes + 8 * rows * n * np.where(splits > 1, splits, 0)) / (device.copy_bandwidth_gbs * 1e3)
     loaded_bytes = tiles * tile_steps * (block_m + block_n) * block_k
-    l2_us = loaded_bytes / (device.copy_bandwidth_gbs * 1e3 * L2_OVER_DRAM)
+    l2_us = loaded_bytes / (device.copy_bandwidth_gbs * 1e3 * _L2_OVER_DRAM)
     m_tiles_per_group = m_tiles / active
     # How many concurrent programs share w's tile (M tiles side by side in a band) or x's.
     sharing = np.minimum(group_m, m_tiles_per_group)
@@ -157,7 +162,11 @@ def feature_groups(
         np.log2(dram_us),
         np.log2(l2_us),
         np.log2(sharing * block_m + np.minimum(n_tiles, slots / np.maximum(sharing, 1)) * block_n),
-        np.maximum(np.maximum(compute_us + promotion_us, l2_us), dram_us),
+        # CONSUMERS add while others of them multiply; where all warps do the same, one comes after the other.
+        np.maximum(
+            np.maximum(np.where(consumers > 0, np.maximum(compute_us, promotion_us), compute_us + promotion_us), l2_us),
+            dram_us,
+        ),
         np.log2(tiles / device.sm_count),
         np.log2(rows / groups / block_m),
         # Both are quotients of rounded figures, as rankers learned them.
@@ -174,15 +183,16 @@ def estimated_us(table: NDArray[np.float32]) -> NDArray[np.float64]:
 
 
 @remembered(maxsize=64)
-def _space(configs: tuple[KernelConfig, ...], blockwise: bool, device: DeviceSpec) -> ConfigTable:
+def _space(configs: tuple[KernelConfig, ...], kind: str, device: DeviceSpec) -> ConfigTable:
     """What depends only on the configs, the kind of scales and the device."""
 
     def knob(name: str) -> Floats:
         return np.array([config[name] for config in configs], dtype=np.float64)
 
     block_m, block_n, block_k = (knob(f"BLOCK_{axis}") for axis in "MNK")
-    group_m, warps, stages = knob("GROUP_M"), knob("num_warps"), knob("num_stages")
-    smem = np.array([smem_bytes(c, device, blockwise=blockwise) for c in configs], dtype=np.float64)
+    group_m, splits, consumers, stages = (knob(name) for name in ("GROUP_M", "SPLIT_K", "CONSUMERS", "num_stages"))
+    warps = np.where(consumers > 0, 4 * consumers, knob("num_warps"))  # those that multiply
+    smem = np.array([smem_bytes(c, device, kind) for c in configs], dtype=np.float64)
     accumulators = accumulator_registers(block_m, block_n, warps)
     programs = resident_programs(configs, smem, 2 * accumulators, device)
     columns = [
@@ -190,7 +200,9 @@ def _space(configs: tuple[KernelConfig, ...], blockwise: bool, device: DeviceSpe
         block_n,
         block_k,
         group_m,
+        splits,
         *(knob(name) for name in ("SWAP_AB", "TMA_LOAD", "TMA_STORE")),
+        consumers,
         warps,
         stages,
         block_m * block_n,
@@ -201,4 +213,5 @@ def _space(configs: tuple[KernelConfig, ...], blockwise: bool, device: DeviceSpe
         accumulators,
         programs * (stages - 1) * (block_m + block_n) * block_k,
     ]
-    return ConfigTable(len(_PROBLEM_FEATURES), columns, [block_m, block_n, block_k, group_m, programs, stages])
+    deciding = [block_m, block_n, block_k, group_m, splits, programs, consumers, stages]
+    return ConfigTable(len(_PROBLEM_FEATURES), columns, deciding)

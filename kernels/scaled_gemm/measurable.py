@@ -64,10 +64,12 @@ class MeasurableScaledGemm(ScaledGemmFamily, Measurable):
             BLOCK_N=128 if roomy or not large else 64,
             BLOCK_K=128,
             GROUP_M=8 if large else 1,
+            SPLIT_K=1,
             PROGRAMS_PER_SM=1 if large else 2,
             SWAP_AB=int(not large),
             TMA_LOAD=tma,
             TMA_STORE=tma if large else 0,
+            CONSUMERS=0,
             num_warps=8 if block_m == 128 else 4,
             num_stages=4 if roomy else 2,
         )
@@ -109,7 +111,7 @@ class MeasurableScaledGemm(ScaledGemmFamily, Measurable):
         )
 
     def launch(self, inputs: Inputs, config: KernelConfig) -> torch.Tensor:
-        from .kernel import launch_scaled_gemm
+        from .triton_kernels.launches import launch_scaled_gemm
 
         i = inputs
         launch_scaled_gemm(
@@ -148,24 +150,23 @@ class MeasurableScaledGemm(ScaledGemmFamily, Measurable):
         return 4e-3
 
     def compile(self, config: KernelConfig, problem: Problem) -> Any:
-        import torch
+        from .triton_kernels.launches import compile_scaled_gemm
 
-        from .kernel import scaled_gemm_kernel
-
-        fp8, entries = torch.float8_e4m3fn, torch.int32 if "groups" in self.dims else None
-        types = (fp8, fp8, torch.float32, torch.float32, torch.bfloat16, entries)
-        flags = {flag.upper(): flag in problem.flags for flag in FLAGS}
-        return scaled_gemm_kernel.warmup(*types, 1024, 8, 128, 128, grid=(1,), **flags, **config.to_json())
+        flags = {flag: flag in problem.flags for flag in FLAGS}
+        return compile_scaled_gemm(config, grouped="groups" in self.dims, **flags)
 
     def binary_key(self, config: KernelConfig, problem: Problem) -> Hashable:
-        # No runtime integer is specialised, so one binary serves every shape, band and number of programs.
-        return KernelConfig.from_json(config.to_json() | {"GROUP_M": 1, "PROGRAMS_PER_SM": 1}), problem.kind
+        # No runtime integer is specialised, so one binary serves every shape, band, and number of programs and parts.
+        splits = min(config["SPLIT_K"], 2)
+        same = {"GROUP_M": 1, "PROGRAMS_PER_SM": 1, "SPLIT_K": splits}
+        return KernelConfig.from_json(config.to_json() | same), problem.kind
 
     def source_hash(self) -> str:
         from ..grouped_gemm.triton_kernels import ragged, tiles
-        from . import kernel
+        from ..matmul.triton_kernels import split_k, tile_order
+        from .triton_kernels import product, specialized
 
-        return hash_of_modules(tiles, ragged, kernel)
+        return hash_of_modules(tiles, ragged, product, specialized, split_k, tile_order)
 
 
 class ScaledGemm(ScaledGemmDense, MeasurableScaledGemm):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cache, lru_cache
 from itertools import product
@@ -11,7 +11,7 @@ from ...datasets import DeviceSpec, ForetuneError, KernelConfig
 from ..grouped_gemm.space import BLOCKS_M
 from ..knob_values import KnobValues
 from ..sm_limits import ASYNC_PRODUCT_ARCHS, accumulator_registers, programs_that_fit
-from .kinds import SCALED
+from .kinds import BLOCKWISE, ROWWISE, SCALED, TENSORWISE
 
 #: BLOCK_M x BLOCK_N is the output tile and BLOCK_K the contraction's step, which lies inside one block of the scales.
 KNOBS = (
@@ -19,10 +19,12 @@ KNOBS = (
     "BLOCK_N",
     "BLOCK_K",
     "GROUP_M",  # M tiles side by side in the L2 order; a runtime argument
+    "SPLIT_K",  # parts that the contraction is cut into, 1 for none; a runtime argument beyond that
     "PROGRAMS_PER_SM",  # the persistent grid over the number of SMs, 0 for a program a tile; a runtime argument
     "SWAP_AB",  # computes the transposed tile
     "TMA_LOAD",  # both operands
     "TMA_STORE",
+    "CONSUMERS",  # groups of four warps that multiply while one more warp loads; 0: all warps do both
     "num_warps",
     "num_stages",
 )
@@ -31,20 +33,26 @@ _LEAST_BYTES_IN_FLIGHT = 24 * 1024
 # float32 accumulators per thread. There are two of each, because every step's product is a sum of its own: at 64 none
 # spills, at 128 some do a little (42 of 255 registers), and past that a compile takes minutes.
 _MOST_ACCUMULATORS, _FREE_ACCUMULATORS = 128, 64
-# Rows of an instruction of Hopper's and Blackwell's tensor cores.
+# Rows of an instruction of Hopper's and Blackwell's tensor cores, and of a tile that each of CONSUMERS has.
 _INSTRUCTION_ROWS = 64
+# Tiles of CONSUMERS, (CONSUMERS, BLOCK_N), and their stages: fewer hide no latency, more do not fit.
+_SPECIALIZED = {(2, 64): (6, 8), (2, 128): (4, 5, 6), (2, 256): (3, 4), (3, 64): (5, 6), (3, 128): (3, 4)}
+# Tiles of split contractions, which are for products of few tiles.
+_SPLIT_TILES = ((16, 64), (16, 128), (32, 64), (64, 32), (64, 64), (64, 128), (128, 64))
 
 
 @dataclass(frozen=True)
 class Ranges:
     """The values that a space is made of."""
 
-    block_m: tuple[int, ...] = BLOCKS_M
+    block_m: tuple[int, ...] = (*BLOCKS_M, 192)
     block_n: tuple[int, ...] = (32, 64, 128, 256)
     block_k: tuple[int, ...] = (128,)
     num_warps: tuple[int, ...] = (4, 8)
-    num_stages: tuple[int, ...] = (3, 4, 6)
+    num_stages: tuple[int, ...] = (3, 4, 6)  # without CONSUMERS, which have their own
     programs_per_sm: tuple[int, ...] = (0, 1, 2)
+    split_k: tuple[int, ...] = (1, 2, 4, 8)
+    consumers: tuple[int, ...] = (0, 2, 3)
 
     @classmethod
     def of(cls, **ranges: Sequence[int]) -> Ranges:
@@ -69,14 +77,16 @@ class Ranges:
 
 _SWITCH = ("0 or 1", (0, 1))
 _VALID: dict[str, tuple[str, Sequence[int]]] = {
-    "BLOCK_M": ("a power of two between 16 and 256", BLOCKS_M),
+    "BLOCK_M": ("a power of two between 16 and 256, or 192", (*BLOCKS_M, 192)),
     "BLOCK_N": ("a power of two between 16 and 256", (16, 32, 64, 128, 256)),
     "BLOCK_K": ("32, 64 or 128", (32, 64, 128)),
     "GROUP_M": ("between 1 and 1024", range(1, 1025)),
+    "SPLIT_K": ("between 1 and 64", range(1, 65)),
     "PROGRAMS_PER_SM": ("between 0 and 64, 0 for a program a tile", range(65)),
     "SWAP_AB": _SWITCH,
     "TMA_LOAD": _SWITCH,
     "TMA_STORE": _SWITCH,
+    "CONSUMERS": ("0, 2 or 3", (0, 2, 3)),
     "num_warps": ("4 or 8", (4, 8)),
     "num_stages": ("between 1 and 8", range(1, 9)),
 }
@@ -87,7 +97,7 @@ def values_of(family: str) -> KnobValues:
     """The values of the knobs of a family of this folder.
 
     >>> values_of("scaled_gemm").wrong(KernelConfig.of(**dict.fromkeys(KNOBS, 1) | {"BLOCK_M": 24}).to_json())
-    'BLOCK_M cannot be 24: a power of two between 16 and 256'
+    'BLOCK_M cannot be 24: a power of two between 16 and 256, or 192'
     """
     return KnobValues.in_words(family, _VALID)
 
@@ -95,11 +105,19 @@ def values_of(family: str) -> KnobValues:
 def wrong_tile(config: KernelConfig) -> str | None:
     """The reason why the knobs of a config, which are all right one by one, do not go together, or None.
 
-    >>> knobs = {"BLOCK_M": 128, "BLOCK_N": 64, "SWAP_AB": 1, "TMA_STORE": 0, "num_warps": 4}
-    >>> wrong_tile(KernelConfig.of(**knobs))
+    >>> tile = {"BLOCK_M": 128, "BLOCK_N": 64, "SWAP_AB": 1, "TMA_STORE": 0, "CONSUMERS": 0, "SPLIT_K": 1}
+    >>> wrong_tile(KernelConfig.of(**tile, num_warps=4))
     'SWAP_AB cannot be 1 with BLOCK_M = 128: such rows fill an instruction as they are; 0'
     """
     m, n, warps = config["BLOCK_M"], config["BLOCK_N"], config.num_warps
+    if config["CONSUMERS"]:
+        return _wrong_consumers(config)
+    if m == 192:
+        return "BLOCK_M cannot be 192 with CONSUMERS = 0: a power of two"
+    if config["SPLIT_K"] > 1 and config["PROGRAMS_PER_SM"]:
+        return f"PROGRAMS_PER_SM cannot be {config['PROGRAMS_PER_SM']} with SPLIT_K = {config['SPLIT_K']}: 0"
+    if config["SPLIT_K"] > 1 and config["TMA_STORE"]:
+        return f"TMA_STORE cannot be 1 with SPLIT_K = {config['SPLIT_K']}, whose parts are stored in float32: 0"
     if config["SWAP_AB"]:
         if m >= _INSTRUCTION_ROWS:
             return f"SWAP_AB cannot be 1 with BLOCK_M = {m}: such rows fill an instruction as they are; 0"
@@ -115,16 +133,40 @@ def wrong_tile(config: KernelConfig) -> str | None:
     return None
 
 
+def _wrong_consumers(config: KernelConfig) -> str | None:
+    """The reason why CONSUMERS do not go with the other knobs, or None."""
+    consumers, n = config["CONSUMERS"], config["BLOCK_N"]
+    decided = {"BLOCK_M": _INSTRUCTION_ROWS * consumers, "BLOCK_K": SCALED, "SPLIT_K": 1, "PROGRAMS_PER_SM": 1}
+    decided |= {"SWAP_AB": 0, "TMA_LOAD": 1, "TMA_STORE": 1, "num_warps": 4}
+    knobs = config.to_json()
+    for knob, value in decided.items():
+        if knobs[knob] != value:
+            return f"{knob} cannot be {knobs[knob]} with CONSUMERS = {consumers}: {value}"
+    if (consumers, n) not in _SPECIALIZED:
+        able = ", ".join(str(columns) for count, columns in _SPECIALIZED if count == consumers)
+        return f"BLOCK_N cannot be {n} with CONSUMERS = {consumers}: {able}"
+    if config.num_stages < 2:
+        return f"num_stages cannot be {config.num_stages} with CONSUMERS = {consumers}: at least 2"
+    return None
+
+
 @lru_cache(maxsize=16)
-def full_space(r: Ranges) -> tuple[KernelConfig, ...]:
+def full_space(r: Ranges, grouped: bool) -> tuple[KernelConfig, ...]:
     """The whole grid less what can't be fast: spilling accumulators, idle warps, too little in flight, more than any SM
-    of sm_90 or sm_100 holds."""
-    space = []
+    of sm_90 or sm_100 holds. Only products without groups are split, or take BLOCK_M = 192."""
+    space = [*_plain(r), *_split(r), *_specialized(r)]
+    return tuple(c for c in space if not grouped or (c["SPLIT_K"] == 1 and c["CONSUMERS"] != 3))
+
+
+def _plain(r: Ranges) -> Iterator[KernelConfig]:
+    if 0 not in r.consumers or 1 not in r.split_k:
+        return
     for m, n, k, warps, stages, programs in product(
         r.block_m, r.block_n, r.block_k, r.num_warps, r.num_stages, r.programs_per_sm
     ):
         if (
-            accumulator_registers(m, n, warps) > (_FREE_ACCUMULATORS if warps < 8 else _MOST_ACCUMULATORS)
+            m not in BLOCKS_M
+            or accumulator_registers(m, n, warps) > (_FREE_ACCUMULATORS if warps < 8 else _MOST_ACCUMULATORS)
             or (warps == 8 and m * n < 64 * 128)
             or (warps == 8 and m < _INSTRUCTION_ROWS and n < 256)
             or (stages - 1) * (m + n) * k < _LEAST_BYTES_IN_FLIGHT
@@ -134,14 +176,35 @@ def full_space(r: Ranges) -> tuple[KernelConfig, ...]:
             # A tile that spills is worth a try where all else is at its best.
             if accumulator_registers(m, n, warps) > _FREE_ACCUMULATORS and not (load and programs == 1):
                 continue
-            smem = tile_smem_bytes(m, n, k, stages, warps, swap, load, store, blockwise=True, arch="sm_90")
+            smem = tile_smem_bytes(m, n, k, stages, warps, swap, load, store, kind=TENSORWISE, arch="sm_90")
             fits = programs_that_fit(smem, 2 * accumulator_registers(m, n, warps), warps, 228 * 1024, 65536)
             if programs > fits or smem > 227 * 1024:
                 continue
             for band in (1, 8) if m >= _INSTRUCTION_ROWS else (1,):
-                knobs = (m, n, k, band, programs, swap, load, store, warps, stages)
-                space.append(KernelConfig.of(**dict(zip(KNOBS, knobs, strict=True))))
-    return tuple(space)
+                yield _config(m, n, k, band, 1, programs, swap, load, store, 0, warps, stages)
+
+
+def _split(r: Ranges) -> Iterator[KernelConfig]:
+    if 0 not in r.consumers or 0 not in r.programs_per_sm or 4 not in r.num_warps:
+        return
+    for (m, n), k, stages, splits, load in product(_SPLIT_TILES, r.block_k, (4, 6), r.split_k, (0, 1)):
+        allowed = m in r.block_m and n in r.block_n and stages in r.num_stages and splits > 1
+        if allowed and (stages - 1) * (m + n) * k >= _LEAST_BYTES_IN_FLIGHT:
+            large = m >= _INSTRUCTION_ROWS
+            yield _config(m, n, k, 8 if large else 1, splits, 0, int(not large), load, 0, 0, 4, stages)
+
+
+def _specialized(r: Ranges) -> Iterator[KernelConfig]:
+    for (consumers, n), stages in _SPECIALIZED.items():
+        m = _INSTRUCTION_ROWS * consumers
+        allowed = consumers in r.consumers and m in r.block_m and n in r.block_n and SCALED in r.block_k
+        if allowed and 4 in r.num_warps and 1 in r.programs_per_sm and 1 in r.split_k:
+            for held, band in product(stages, (1, 8)):
+                yield _config(m, n, SCALED, band, 1, 1, 0, 1, 1, consumers, 4, held)
+
+
+def _config(*knobs: int) -> KernelConfig:
+    return KernelConfig.of(**dict(zip(KNOBS, knobs, strict=True)))
 
 
 def _ways(m: int, n: int) -> tuple[tuple[int, int, int], ...]:
@@ -153,15 +216,28 @@ def _ways(m: int, n: int) -> tuple[tuple[int, int, int], ...]:
 
 
 def tile_smem_bytes(
-    m: int, n: int, k: int, stages: int, warps: int, swap: int, load: int, store: int, *, blockwise: bool, arch: str
+    m: int,
+    n: int,
+    k: int,
+    stages: int,
+    warps: int,
+    swap: int,
+    load: int,
+    store: int,
+    *,
+    kind: str,
+    arch: str,
+    split: bool = False,
 ) -> int:
-    """Shared memory of one program: exactly what Triton 3.6 to 3.9 allot on sm_90, a bound on other archs.
+    """Shared memory of one program without CONSUMERS: exactly what Triton 3.6 to 3.9 allot on sm_90, a bound on other
+    archs.
 
     Hopper's product (wgmma, from 64 rows of either operand on) reads its operands from shared memory while the next
-    stage loads, so it needs every stage; others copy them to registers first and need one less. With TMA each stage has
-    a barrier, and each operand has barriers of its own where the product is not asynchronous. The output has room of
-    its own beside the stages, because the next tile's loads are in flight when it is stored. Scales of a block that are
-    as many as the threads are laid out anew for the product, beside an output that goes by TMA.
+    stage loads, so it needs every stage; others copy them to registers first and need one less, as scales of a block
+    do. With TMA each stage has a barrier, and each operand has barriers of its own where the product is not
+    asynchronous. The output has room of its own beside the stages, because the next tile's loads are in flight when it
+    is stored; parts of a split contraction, in float32, are stored as they lie. Scales of rows that are as many as the
+    threads are laid out anew beside an output that goes by TMA.
     """
     large = m >= _INSTRUCTION_ROWS or bool(swap)
     product_is_async = large and arch in ASYNC_PRODUCT_ARCHS
@@ -179,19 +255,38 @@ def tile_smem_bytes(
             rows = min(max(8, stored), m)
         else:
             rows = min(8 * min(warps, m // 16) * (2 if stored >= 16 else 1), m)  # warps hold 16 rows each
-        output = 2 * rows * n
-    relaid = [4 * size for size in (m, n if n > SCALED else 0) if size >= 32 * warps] if blockwise else []
-    output = output + sum(relaid) if store else max([output, *relaid])
-    return buffers * (m + n) * k + output + barriers
+        output = 0 if split else 2 * rows * n
+    scales = 0
+    if kind == BLOCKWISE:
+        scales = 4 * max(stages - 1, 1) * (m + (n if n > SCALED else m))
+    elif kind == ROWWISE and store:
+        scales = sum(4 * size for size in (m, n) if size >= 32 * warps)
+    return buffers * (m + n) * k + output + barriers + scales
 
 
-def smem_bytes(config: KernelConfig, device: DeviceSpec, *, blockwise: bool) -> int:
+def _specialized_smem_bytes(consumers: int, n: int, stages: int, kind: str) -> int:
+    """Shared memory of a program with CONSUMERS: that of the stages, an output of each, two barriers a stage, and what
+    Triton keeps for the warps to find (up to 32 bytes less than is said here)."""
+    outputs = 2 * _INSTRUCTION_ROWS * consumers * min(n, SCALED)
+    scales = 4 * _INSTRUCTION_ROWS * (consumers + 1) if kind == BLOCKWISE else 0
+    kept = 8 * (stages % 2) + (200 if consumers == 2 else 204)
+    return stages * ((_INSTRUCTION_ROWS * consumers + n) * SCALED + scales + 16) + outputs + kept
+
+
+def smem_bytes(config: KernelConfig, device: DeviceSpec, kind: str) -> int:
     """Shared memory of one program on a device: what `supports` compares with the device's limit.
 
-    >>> knobs = dict(zip(KNOBS, (128, 128, 128, 8, 1, 0, 1, 1, 8, 4)))
-    >>> smem_bytes(KernelConfig.of(**knobs), DeviceSpec.named("h200"), blockwise=True)
-    163872
+    `kind` is one of `KINDS`.
+
+    >>> knobs = dict(zip(KNOBS, (128, 128, 128, 8, 1, 1, 0, 1, 1, 0, 8, 4)))
+    >>> smem_bytes(KernelConfig.of(**knobs), DeviceSpec.named("h200"), "blockwise")
+    166944
     """
-    blocks = (config["BLOCK_M"], config["BLOCK_N"], config["BLOCK_K"])
+    m, n, k = config["BLOCK_M"], config["BLOCK_N"], config["BLOCK_K"]
+    if config["CONSUMERS"]:
+        return _specialized_smem_bytes(config["CONSUMERS"], n, config.num_stages, kind)
     ways = (config["SWAP_AB"], config["TMA_LOAD"], config["TMA_STORE"])
-    return tile_smem_bytes(*blocks, config.num_stages, config.num_warps, *ways, blockwise=blockwise, arch=device.arch)
+    split = config["SPLIT_K"] > 1
+    return tile_smem_bytes(
+        m, n, k, config.num_stages, config.num_warps, *ways, split=split, kind=kind, arch=device.arch
+    )

@@ -22,12 +22,18 @@ BF16 = torch.bfloat16
 TILE = KernelConfig.of(BLOCK_M=16, BLOCK_N=32, BLOCK_K=64, num_stages=2)
 SPLIT = KernelConfig.of(**TILE.to_json(), SPLIT_K=2)
 FP8 = KernelConfig.of(**TILE.to_json(), SWAP_AB=0)
+FP8_SPLIT = KernelConfig.of(**FP8.to_json(), SPLIT_K=2, PROGRAMS_PER_SM=0, TMA_STORE=0)
+JOBS = KernelConfig.of(
+    BLOCK_M=128, BLOCK_N=64, PROGRAMS_PER_SM=1, SWAP_AB=0, TMA_LOAD=1, TMA_STORE=1, CONSUMERS=2, num_stages=2
+)
 HEADS = KernelConfig.of(HEADS=2, num_warps=1)
 MEMOS = {
     "matmul": matmul,
     "gated_mlp": gated_mlp,
     "rms_norm_rope": rms_norm_rope,
     "scaled_gemm": fp8_product,
+    "scaled_gemm, split": fp8_product,
+    "scaled_gemm, specialized": fp8_product,
 }
 
 
@@ -65,6 +71,14 @@ CALLS = {
         lambda: foretune.scaled_gemm(*in_fp8()[:2], **in_fp8()[2], scales="rowwise", config=FP8),
         ["scaled_gemm_kernel"],
     ),
+    "scaled_gemm, split": (
+        lambda: foretune.scaled_gemm(*in_fp8()[:2], **in_fp8()[2], scales="rowwise", config=FP8_SPLIT),
+        ["scaled_gemm_kernel", "add_partials_kernel"],
+    ),
+    "scaled_gemm, specialized": (
+        lambda: foretune.scaled_gemm(*in_fp8()[:2], **in_fp8()[2], scales="rowwise", config=JOBS),
+        ["specialized_scaled_gemm_kernel"],
+    ),
 }
 
 
@@ -96,7 +110,7 @@ def test_a_hot_call_launches_and_finds_out_nothing(op, stub, monkeypatch):
     assert len(prepared) == 3 * (len(kernels) - 1)
 
 
-@pytest.mark.parametrize("op", [op for op in CALLS if op != "scaled_gemm"])
+@pytest.mark.parametrize("op", [op for op in CALLS if MEMOS[op] is not fp8_product])
 @pytest.mark.parametrize("first", [0, 1])
 def test_what_begins_at_an_odd_address_is_copied_and_what_is_else_alike_is_not(op, first, stub, monkeypatch):
     call, kernels = CALLS[op]

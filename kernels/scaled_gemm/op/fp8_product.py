@@ -25,9 +25,9 @@ from ...op_calls import (
     register_fake,
 )
 from ..family import DTYPE, STEP, ScaledGemmDense, ScaledGemmGrouped
-from ..kernel import prepare_scaled_gemm
 from ..kinds import BLOCKWISE, ROWWISE, flags_of, scale_shapes
 from ..quantize import FP8, check_kind
+from ..triton_kernels.launches import prepare_scaled_gemm
 
 if TYPE_CHECKING:
     from ....datasets import DeviceSpec

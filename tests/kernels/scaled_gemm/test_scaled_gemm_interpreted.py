@@ -37,6 +37,15 @@ def test_a_step_may_be_a_part_of_a_block_of_scales():
     assert trouble(DENSE, inputs, config(16, 32, k=64)) is None
 
 
+@pytest.mark.parametrize("kind", ["tensorwise", "rowwise", "blockwise"])
+@pytest.mark.parametrize(("swap", "load"), [(0, 0), (1, 1)])
+def test_parts_of_a_contraction_add_up_to_it(kind, swap, load):
+    # Three steps in two parts, and in four, of which the last has none.
+    inputs = DENSE.inputs(problem(DENSE, kind, m=21, n=80, k=272), CPU)
+    for splits in (2, 4):
+        assert trouble(DENSE, inputs, config(16, 64, swap, load, splits=splits, programs=0)) is None
+
+
 def test_a_program_a_tile_gives_the_same():
     inputs = DENSE.inputs(problem(DENSE, "rowwise", m=40, n=48, k=48), CPU)
     assert trouble(DENSE, inputs, config(16, 16, programs=0, k=32)) is None

@@ -15,11 +15,31 @@ from foretune.datasets import DeviceSpec
 from foretune.kernels.comparisons import comparison_of
 from foretune.kernels.scaled_gemm.kinds import KINDS
 from foretune.runtime.timing.compare import time_side_by_side
-from scaled import DENSE, FAMILIES, GROUPED, WAYS, checked, config, exact, named, problem, trouble
+from scaled import (
+    DENSE,
+    FAMILIES,
+    GROUPED,
+    SPECIALIZED,
+    SPLIT,
+    WAYS,
+    checked,
+    config,
+    exact,
+    named,
+    problem,
+    specialized,
+    split,
+    trouble,
+)
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("own_cache")]
 
-CONFIGS = [config(*way) for way in WAYS]
+CONFIGS = [
+    *(config(*way) for way in WAYS),
+    *(specialized(*way) for way in SPECIALIZED),
+    *(split(*way) for way in SPLIT),
+]
+LONG = [config(*WAYS[0]), config(*WAYS[4]), config(*WAYS[6]), specialized(*SPECIALIZED[1]), split(*SPLIT[1])]
 THEIRS = ("torch", "fast", "bf16")
 every_family = pytest.mark.parametrize("family", FAMILIES, ids=named)
 every_kind = pytest.mark.parametrize("kind", KINDS)
@@ -50,21 +70,21 @@ def test_every_way_is_right(family, kind, device):
 
 
 @every_kind
-@pytest.mark.parametrize("way", [WAYS[0], WAYS[4], WAYS[6]], ids=named)
-def test_long_sums_keep_their_digits(kind, way, device):
+@pytest.mark.parametrize("each", LONG, ids=str)
+def test_long_sums_keep_their_digits(kind, each, device):
     """All products are positive, so what tensor cores drop adds up: without sums in float32, 2 % at K = 4096."""
     import torch
 
     inputs = DENSE.inputs(problem(DENSE, kind, m=128, n=256, k=16384), device)
     for operand in (inputs.x, inputs.w):
         operand.copy_(operand.float().abs().to(operand.dtype))
-    out = DENSE.launch(inputs, config(*way)).double()
+    out = DENSE.launch(inputs, each).double()
     y, _ = exact(inputs)
     off = float(((out - y) / y).abs().max())
     ways = comparison_of(DENSE).contenders(DENSE, inputs.problem, inputs, device, {})
     others = {name: float(((run().double() - y) / y).abs().max()) for name, run in ways.items() if name != "bf16"}
     torch.cuda.synchronize()
-    print(f"{kind} {way}: largest relative error {off:.2e}; " + ", ".join(f"{k} {v:.2e}" for k, v in others.items()))
+    print(f"{kind} {each}: largest relative error {off:.2e}; " + ", ".join(f"{k} {v:.2e}" for k, v in others.items()))
     assert off < 5e-3  # of which bf16 has 2e-3
 
 
@@ -73,7 +93,9 @@ def test_the_same_bits_every_time(family, device):
     import torch
 
     inputs = family.inputs(checked(family, "blockwise"), device)
-    for each in (CONFIGS[0], CONFIGS[4]):
+    for each in CONFIGS:
+        if family.supports(each, inputs.problem, device) is not None:
+            continue
         first = family.launch(inputs, each).clone()
         for _ in range(20):
             inputs.out.fill_(float("nan"))
@@ -92,9 +114,12 @@ def test_one_binary_serves_every_shape(device):
             for programs, band in ((1, 8), (0, 1), (2, 3)):
                 each = config(64, 64, 0, 1, 1, k=64, programs=programs, band=band)
                 assert trouble(DENSE, inputs, each) is None
+            for band in (1, 3):
+                assert trouble(DENSE, inputs, specialized(2, 64, 8, band=band)) is None
     finally:
         triton.knobs.compilation.listener = before
     assert seen.count("scaled_gemm_kernel") <= 1
+    assert seen.count("specialized_scaled_gemm_kernel") <= 1
 
 
 def test_garbage_sizes_write_nothing_out_of_bounds(device):
@@ -106,7 +131,7 @@ def test_garbage_sizes_write_nothing_out_of_bounds(device):
         told = torch.tensor(sizes, dtype=torch.int32, device="cuda")
         whole = torch.full((120 + 600, 144), float("nan"), dtype=torch.bfloat16, device="cuda")
         routed = replace(inputs, group_sizes=told, tile_map=TileMap.build(told, 120), out=whole[300:420])
-        for each in (CONFIGS[0], CONFIGS[4]):
+        for each in (CONFIGS[0], CONFIGS[4], specialized(2, 128, 4)):
             GROUPED.launch(routed, each)
             assert torch.isnan(whole[:300]).all()
             assert torch.isnan(whole[420:]).all()

@@ -13,7 +13,7 @@ from foretune.kernels.scaled_gemm.kinds import KINDS, kind_of
 from foretune.kernels.scaled_gemm.space import smem_bytes
 from foretune.kernels.scaled_gemm.workload import KIND_SHARES, TOKENS, dense_layers
 from foretune.runtime import use_stub_driver
-from scaled import DENSE, FAMILIES, GROUPED, H200, config, problem
+from scaled import DENSE, FAMILIES, GROUPED, H200, SPECIALIZED, config, problem, specialized, split
 
 LAYER = problem(DENSE, m=4096, n=4096, k=7168)
 
@@ -22,8 +22,10 @@ LAYER = problem(DENSE, m=4096, n=4096, k=7168)
 @pytest.mark.parametrize(
     ("family", "kind", "each", "instruction"),
     [
-        (DENSE, "blockwise", config(128, 32, 0, 1, 1, 4, 3, k=32), "wgmma"),  # whose scales are laid out anew
+        (DENSE, "blockwise", config(128, 32, 0, 1, 1, 4, 3, k=32), "wgmma"),
+        (DENSE, "rowwise", config(128, 32, 0, 1, 1, 4, 3, k=32), "wgmma"),  # whose scales are laid out anew
         (DENSE, "rowwise", config(64, 32, 0, 0, 0, 4, 2, k=32), "wgmma"),
+        (DENSE, "blockwise", split((16, 64, 1, 0), 2, k=32), "wgmma"),
         (GROUPED, "blockwise", config(16, 64, 1, 1, 0, 4, 3, k=32), "wgmma"),
         (GROUPED, "tensorwise", config(16, 32, 0, 1, 0, 4, 4, k=32), "mma.sync"),
     ],
@@ -33,8 +35,23 @@ def test_a_binary_needs_as_much_shared_memory_as_is_said(own_cache, family, kind
     assert family.supports(each, call, H200) is None
     with use_stub_driver(H200):
         binary = family.compile(each, call)
-    assert binary.metadata.shared == smem_bytes(each, H200, blockwise=kind == "blockwise")
+    assert binary.metadata.shared == smem_bytes(each, H200, kind)
     assert instruction in binary.asm["ptx"]
+
+
+@pytest.mark.compile
+@pytest.mark.parametrize(
+    ("family", "kind", "way"),
+    [(GROUPED, "tensorwise", (2, 256, 3)), (DENSE, "blockwise", (2, 64, 5)), (DENSE, "rowwise", (3, 64, 4))],
+)
+def test_warps_with_jobs_need_no_more_shared_memory_than_is_said(own_cache, family, kind, way):
+    call, each = problem(family, kind, **dict.fromkeys(family.dims, 256)), specialized(*way)
+    assert family.supports(each, call, H200) is None
+    with use_stub_driver(H200):
+        binary = family.compile(each, call)
+    assert 0 <= smem_bytes(each, H200, kind) - binary.metadata.shared <= 32
+    assert "wgmma.mma_async" in binary.asm["ptx"]
+    assert "setmaxnreg" in binary.asm["ptx"]
 
 
 def test_its_roofline_is_that_of_8_bits():
@@ -47,8 +64,16 @@ def test_the_space_has_every_way_and_its_ranges_narrow_it():
     assert {config["SWAP_AB"] for config in space if config["BLOCK_M"] < 64} == {0, 1}
     assert {config["PROGRAMS_PER_SM"] for config in space} == {0, 1, 2}
     assert {config["BLOCK_M"] for config in DENSE.space(block_m=[64])} == {64}
+    assert {config["SPLIT_K"] for config in space} == {1, 2, 4, 8}
+    assert {config["SPLIT_K"] for config in DENSE.space(split_k=[1])} == {1}
+    specialized = {(config["CONSUMERS"], config["BLOCK_N"]) for config in space if config["CONSUMERS"]}
+    assert specialized == {(consumers, n) for consumers, n, _ in SPECIALIZED}
+    assert {config["CONSUMERS"] for config in DENSE.space(consumers=[0])} == {0}
+    assert {config["CONSUMERS"] for config in GROUPED.space(H200)} == {0, 2}
+    assert {config["SPLIT_K"] for config in GROUPED.space(H200)} == {1}
     for wrong, why in (
-        ({"block_m": [24]}, "block_m must be a power of two between 16 and 256 but is 24"),
+        ({"block_m": [24]}, "block_m must be a power of two between 16 and 256, or 192 but is 24"),
+        ({"consumers": [1]}, "consumers must be 0, 2 or 3 but is 1"),
         ({"block_k": [256]}, "block_k must be 32, 64 or 128 but is 256"),
         ({"num_warps": 4}, "num_warps must be a list of values but is 4"),
         ({"blocks": [1]}, "blocks is not a range of the space; there are block_k"),
@@ -64,9 +89,17 @@ def test_the_space_has_every_way_and_its_ranges_narrow_it():
         ({"BLOCK_M": 16, "BLOCK_N": 32, "SWAP_AB": 1}, "SWAP_AB cannot be 1 with BLOCK_N = 32"),
         ({"BLOCK_M": 16, "SWAP_AB": 1, "TMA_STORE": 1}, "TMA_STORE cannot be 1 with SWAP_AB = 1"),
         ({"BLOCK_M": 256, "num_warps": 4}, "BLOCK_M x BLOCK_N cannot be 256 x 128 with num_warps = 4: at most 16384"),
-        ({"num_stages": 8}, "needs 294976 bytes of shared memory"),
+        ({"num_stages": 8}, "needs 302144 bytes of shared memory"),
         ({"BLOCK_K": 256}, "BLOCK_K cannot be 256: 32, 64 or 128"),
         ({"TMA_LOAD": True}, "TMA_LOAD cannot be True: 0 or 1"),
+        ({"BLOCK_M": 192}, "BLOCK_M cannot be 192 with CONSUMERS = 0: a power of two"),
+        ({"SPLIT_K": 2}, "PROGRAMS_PER_SM cannot be 1 with SPLIT_K = 2: 0"),
+        ({"SPLIT_K": 2, "PROGRAMS_PER_SM": 0}, "TMA_STORE cannot be 1 with SPLIT_K = 2, whose parts are stored"),
+        ({"CONSUMERS": 3}, "BLOCK_M cannot be 128 with CONSUMERS = 3: 192"),
+        ({"CONSUMERS": 2}, "num_warps cannot be 8 with CONSUMERS = 2: 4"),
+        ({"CONSUMERS": 2, "num_warps": 4, "BLOCK_N": 32}, "BLOCK_N cannot be 32 with CONSUMERS = 2: 64, 128, 256"),
+        ({"CONSUMERS": 2, "num_warps": 4, "BLOCK_N": 256}, "BLOCK_N cannot be 256 with CONSUMERS and blockwise scales"),
+        ({"CONSUMERS": 2, "num_warps": 4, "num_stages": 1}, "num_stages cannot be 1 with CONSUMERS = 2: at least 2"),
     ],
 )
 def test_what_cannot_run_is_refused_with_the_reason(changed, why):
@@ -88,6 +121,14 @@ def test_problems_and_devices_that_cannot_be_are_refused():
     ada = replace(H200, name="L40S", arch="sm_89", smem_per_block_bytes=101376)
     assert DENSE.supports(each, LAYER, ada) == "TMA_LOAD cannot be 1: sm_89 has no TMA"
     assert DENSE.supports(DENSE.default(LAYER, ada), LAYER, ada) is None
+    jobs = specialized(2, 128, 4)
+    assert DENSE.supports(jobs, LAYER, H200) is None
+    for other, name in ((replace(H200, arch="sm_100"), "sm_100"), (replace(H200, backend="cpu"), "the interpreter")):
+        assert DENSE.supports(jobs, LAYER, other).startswith(f"CONSUMERS cannot be 2: {name} has no products of Hopper")
+    routed = problem(GROUPED, sizes=(64, 64), n=4096, k=7168)
+    assert GROUPED.supports(jobs, routed, H200) is None
+    assert GROUPED.supports(specialized(3, 128, 4), routed, H200).startswith("CONSUMERS cannot be 3 with groups")
+    assert GROUPED.supports(split((64, 64, 0, 1), 2), routed, H200) == "SPLIT_K cannot be 2 with groups: 1"
     assert DENSE.supports(each, LAYER, replace(H200, arch="gfx942")).startswith("gfx942 has no products of fp8e4m3")
 
 
@@ -122,10 +163,12 @@ def test_features_say_what_they_are_named(family):
         rows = {"m": 4096} if family is DENSE else {"rows": 4096, "groups": 1}
         return family.features(problem(family, **rows | {"n": 4096, "k": 7168} | dims), H200, configs)
 
-    configs = [config(128, 128, 0, 1, 1, 8, 4), config(128, 64, 0, 1, 1, 4, 4)]
+    configs = [config(128, 128, 0, 1, 1, 8, 4), config(128, 64, 0, 1, 1, 4, 4), specialized(2, 128, 4)]
     columns = dict(zip(FEATURE_NAMES, table().T, strict=True))
-    assert columns["log_tiles"].tolist() == [10, 11]
-    assert columns["steps_per_tile"].tolist() == [56, 56]
-    assert columns["accumulators"].tolist() == [64, 64]
-    assert columns["blockwise"].tolist() == [1, 1]
+    assert columns["log_tiles"].tolist() == [10, 11, 10]
+    assert columns["steps_per_tile"].tolist() == [56, 56, 56]
+    assert columns["accumulators"].tolist() == [64, 64, 64]
+    assert columns["blockwise"].tolist() == [1, 1, 1]
+    assert columns["consumers"].tolist() == [0, 0, 2]
+    assert columns["roofline_us"][2] < columns["roofline_us"][0]  # nothing waits for what is added up
     assert np.allclose(table(k=14336)[:, FEATURE_NAMES.index("log_compute_us")] - columns["log_compute_us"], 1)

@@ -1,32 +1,18 @@
-"""The kernel of both scaled GEMMs: y[rows of e] = (x[rows of e] @ w[e].T) in fp8, times their scales, in bf16.
+"""The plain kernel of both scaled GEMMs: y[rows of e] = (x[rows of e] @ w[e].T) in fp8, times their scales, in bf16.
 
-The dense one is the grouped one with one group and no tile map.
+The dense one is the grouped one with one group and no tile map. `specialized.py` has the one whose warps have jobs.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
-
 import triton
 import triton.language as tl
 
-from ...runtime.launching.launcher import Launcher, launch_nothing
-from ...runtime.launching.scratch import with_scratch
-from ..grouped_gemm.triton_kernels.gemm import grid_of
-from ..grouped_gemm.triton_kernels.ragged import ragged_descriptor, store_ragged
-from ..grouped_gemm.triton_kernels.tiles import load_tile, load_tile_count, tile_position
+from ...grouped_gemm.triton_kernels.ragged import ragged_descriptor, store_ragged
+from ...grouped_gemm.triton_kernels.tiles import load_tile, load_tile_count, tile_position
+from ...matmul.triton_kernels.tile_order import split_range
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    import torch
-
-    from ...datasets import KernelConfig
-    from ..grouped_gemm.triton_kernels.tiles import TileMap
-
-UNSPECIALIZED = ["rows", "groups", "N16", "K16", "GROUP_M", "PROGRAMS_PER_SM"]
-#: What an autotuner of the kernel tunes anew for.
-KEY = ["rows", "groups", "N16", "K16", "ROWWISE", "BLOCKWISE"]
+UNSPECIALIZED = ["rows", "groups", "N16", "K16", "GROUP_M", "PROGRAMS_PER_SM", "SPLIT_K"]
 _SCALED = tl.constexpr(128)  # elements of K that one scale of a block is for; columns of w as well
 
 
@@ -38,7 +24,7 @@ def scaled_gemm_kernel(
     w_ptr,  # (groups, N, K) fp8
     x_scale_ptr,  # (1,); ROWWISE: (rows,); BLOCKWISE: (cdiv(K, 128), rows)
     w_scale_ptr,  # (groups,); ROWWISE: (groups, N); BLOCKWISE: (groups, cdiv(N, 128), cdiv(K, 128))
-    y_ptr,  # (rows, N) bf16
+    y_ptr,  # (rows, N) bf16; (SPLIT_K, rows, N) float32 if SPLIT
     map_ptr,  # a TileMap's entries; None where there is one group
     rows,
     groups,
@@ -46,6 +32,7 @@ def scaled_gemm_kernel(
     K16,  # K // 16
     GROUP_M,
     PROGRAMS_PER_SM,  # for the grid only
+    SPLIT_K,  # parts of K, 1 unless SPLIT
     ROWWISE: tl.constexpr,
     BLOCKWISE: tl.constexpr,
     BLOCK_M: tl.constexpr,
@@ -54,6 +41,9 @@ def scaled_gemm_kernel(
     SWAP_AB: tl.constexpr,
     TMA_LOAD: tl.constexpr,
     TMA_STORE: tl.constexpr,
+    CONSUMERS: tl.constexpr,  # 0
+    SPLIT: tl.constexpr,
+    STAGES: tl.constexpr,  # num_stages
 ):
     """Persistent: program p takes tiles p, p + programs, ... Each step's product is added in float32: Hopper's tensor
     cores keep some 14 bits of a sum of fp8 products, so no more than BLOCK_K <= 128 of them are summed there.
@@ -78,8 +68,13 @@ def scaled_gemm_kernel(
 
     # Flattened: the next tile's loads are in flight while this one is stored. Nothing may be carried from tile to tile:
     # Triton 3.6 flattens that wrongly.
-    for tile in tl.range(tl.program_id(0), m_tiles * n_tiles, tl.num_programs(0), flatten=True):
-        m_tile, n_tile = tile_position(tile, m_tiles, n_tiles, GROUP_M)
+    tiles = m_tiles * n_tiles
+    for tile in tl.range(tl.program_id(0), tiles * SPLIT_K if SPLIT else tiles, tl.num_programs(0), flatten=True):
+        first_k = 0
+        end_k = K
+        if SPLIT:
+            first_k, end_k = split_range(tile // tiles, SPLIT_K, K, BLOCK_K)
+        m_tile, n_tile = tile_position(tile % tiles if SPLIT else tile, m_tiles, n_tiles, GROUP_M)
         if map_ptr is None:
             group, row, row_end = m_tile * 0, m_tile * BLOCK_M, rows
         else:
@@ -89,18 +84,20 @@ def scaled_gemm_kernel(
         safe_m = tl.maximum(tl.minimum(row + offs_m, row_end - 1), 0)
         safe_n = tl.minimum(col + offs_n, N - 1)
         if not TMA_LOAD:
-            x_ptrs = x_ptr + safe_m.to(tl.int64)[:, None] * K + offs_k[None, :]
-            w_ptrs = w_ptr + (group.to(tl.int64) * N + safe_n)[:, None] * K + offs_k[None, :]
+            x_ptrs = x_ptr + safe_m.to(tl.int64)[:, None] * K + (first_k + offs_k)[None, :]
+            w_ptrs = w_ptr + (group.to(tl.int64) * N + safe_n)[:, None] * K + (first_k + offs_k)[None, :]
         if BLOCKWISE:
             x_scale_ptrs = x_scale_ptr + safe_m
             first = w_scale_ptr + group.to(tl.int64) * tl.cdiv(N, _SCALED) * k_blocks
             if BLOCK_N > _SCALED:
                 w_scale_ptrs = first + (safe_n // _SCALED) * k_blocks
             else:
-                w_scale_ptrs = first + (col // _SCALED) * k_blocks
+                w_scale_ptrs = first + (col // _SCALED) * k_blocks + offs_m * 0
 
         acc = tl.zeros((BLOCK_N, BLOCK_M) if SWAP_AB else (BLOCK_M, BLOCK_N), tl.float32)
-        for k in tl.range(0, K, BLOCK_K):
+        # With its stages named, a loop copies scales to shared memory ahead of time, as it does operands. Left to
+        # itself it waits for them in every step, twice as long as for all else (H200, 2026-11).
+        for k in tl.range(first_k, end_k, BLOCK_K, num_stages=STAGES if BLOCKWISE else None):
             if BLOCKWISE:
                 block = k // _SCALED
                 x_scale = tl.load(x_scale_ptrs + block.to(tl.int64) * rows)
@@ -145,72 +142,8 @@ def scaled_gemm_kernel(
         if TMA_STORE:
             store_ragged(y_desc, row, row_end, col, y, BLOCK_M, BLOCK_N)
         else:
-            y_ptrs = y_ptr + (row + offs_m).to(tl.int64)[:, None] * N + y_cols[None, :]
+            y_rows = (row + offs_m).to(tl.int64)
+            if SPLIT:
+                y_rows += (tile // tiles).to(tl.int64) * rows
+            y_ptrs = y_ptr + y_rows[:, None] * N + y_cols[None, :]
             tl.store(y_ptrs, y, (row + offs_m < row_end)[:, None] & (y_cols < N)[None, :])
-
-
-_launch = Launcher(scaled_gemm_kernel)
-
-
-def launch_scaled_gemm(
-    x: torch.Tensor,
-    w: torch.Tensor,
-    x_scale: torch.Tensor,
-    w_scale: torch.Tensor,
-    y: torch.Tensor,
-    config: KernelConfig,
-    sm_count: int,
-    *,
-    tile_map: TileMap | None = None,
-    rowwise: bool = False,
-    blockwise: bool = False,
-) -> None:
-    """Launches the kernel and does not wait for it.
-
-    x (rows, K), w (N, K), or with a tile map (groups, N, K), y (rows, N). The scales are as `kinds.py` says, contiguous
-    but for those of x in blocks, (rows, blocks of K), which are stored by blocks first.
-    """
-    groups = None if tile_map is None else tile_map.groups
-    prepared = prepare_scaled_gemm(
-        len(x), y.shape[1], x.shape[1], groups, config, sm_count, rowwise=rowwise, blockwise=blockwise
-    )
-    prepared((x, w, x_scale, w_scale, y, None if tile_map is None else tile_map.entries))
-
-
-def prepare_scaled_gemm(
-    rows: int,
-    n: int,
-    k: int,
-    groups: int | None,
-    config: KernelConfig,
-    sm_count: int,
-    *,
-    rowwise: bool = False,
-    blockwise: bool = False,
-) -> Callable[[Sequence[torch.Tensor | None]], None]:
-    """What launches the kernel on (x, w, x_scale, w_scale, y, a tile map's entries) of these sizes, again and again;
-    without groups there is no map. All as in `launch_scaled_gemm`."""
-    grid = grid_of(-(-rows // config["BLOCK_M"]) + (groups or 0), n, config, sm_count)
-    if rows == 0 or grid == 0:
-        return launch_nothing
-    sizes = _sizes(rows, groups, n, k)
-    prepared = _launch.prepare((grid, 1, 1), sizes, config, ROWWISE=rowwise, BLOCKWISE=blockwise)
-    return with_scratch(prepared) if config["TMA_LOAD"] or config["TMA_STORE"] else prepared
-
-
-def arguments(
-    x: torch.Tensor,
-    w: torch.Tensor,
-    x_scale: torch.Tensor,
-    w_scale: torch.Tensor,
-    y: torch.Tensor,
-    tile_map: TileMap | None = None,
-) -> tuple[Any, ...]:
-    """The kernel's positional arguments, less the flags and the knobs."""
-    entries, groups = (None, None) if tile_map is None else (tile_map.entries, tile_map.groups)
-    return x, w, x_scale, w_scale, y, entries, *_sizes(len(x), groups, y.shape[1], x.shape[1])
-
-
-def _sizes(rows: int, groups: int | None, n: int, k: int) -> tuple[int, int, int, int]:
-    """The kernel's integers."""
-    return rows, 1 if groups is None else groups, n // 16, k // 16

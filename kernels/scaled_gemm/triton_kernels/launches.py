@@ -1,0 +1,117 @@
+"""What launches the scaled GEMMs: which of the two kernels a config means, and the sum of what SPLIT_K cut apart."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+from ....runtime.launching.launcher import Launcher, launch_nothing
+from ....runtime.launching.scratch import ensure_allocator
+from ...grouped_gemm.triton_kernels.gemm import grid_of
+from ...matmul.triton_kernels.split_k import add_partials, compile_add_partials
+from .product import scaled_gemm_kernel
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    import torch
+
+    from ....datasets import KernelConfig
+    from ...grouped_gemm.triton_kernels.tiles import TileMap
+
+
+def launch_scaled_gemm(
+    x: torch.Tensor,
+    w: torch.Tensor,
+    x_scale: torch.Tensor,
+    w_scale: torch.Tensor,
+    y: torch.Tensor,
+    config: KernelConfig,
+    sm_count: int,
+    *,
+    tile_map: TileMap | None = None,
+    rowwise: bool = False,
+    blockwise: bool = False,
+) -> None:
+    """Launches the product and does not wait for it.
+
+    x (rows, K), w (N, K), or with a tile map (groups, N, K), y (rows, N). The scales are as `kinds.py` says, contiguous
+    but for those of x in blocks, (rows, blocks of K), which are stored by blocks first.
+    """
+    groups = None if tile_map is None else tile_map.groups
+    prepared = prepare_scaled_gemm(
+        len(x), y.shape[1], x.shape[1], groups, config, sm_count, rowwise=rowwise, blockwise=blockwise
+    )
+    prepared((x, w, x_scale, w_scale, y, None if tile_map is None else tile_map.entries))
+
+
+def prepare_scaled_gemm(
+    rows: int,
+    n: int,
+    k: int,
+    groups: int | None,
+    config: KernelConfig,
+    sm_count: int,
+    *,
+    rowwise: bool = False,
+    blockwise: bool = False,
+) -> Callable[[Sequence[torch.Tensor | None]], None]:
+    """What launches the product of (x, w, x_scale, w_scale, y, a tile map's entries) of these sizes, again and again;
+    without groups there is no map. All as in `launch_scaled_gemm`."""
+    splits = config["SPLIT_K"]
+    grid = grid_of(splits * (-(-rows // config["BLOCK_M"]) + (groups or 0)), n, config, sm_count)
+    if rows == 0 or grid == 0:
+        return launch_nothing
+    prepared = _launcher(config["CONSUMERS"] > 0).prepare(
+        (grid, 1, 1), (rows, groups or 1, n // 16, k // 16), config, **_constants(config, rowwise, blockwise)
+    )
+    if splits == 1 and not config["TMA_LOAD"]:
+        return prepared
+
+    def launch(tensors: Sequence[Any]) -> None:
+        ensure_allocator()
+        if splits == 1:
+            prepared(tensors)
+            return
+        import torch
+
+        *operands, y, entries = tensors
+        partial = torch.empty((splits, 1, rows, n), dtype=torch.float32, device=y.device)
+        prepared((*operands, partial, entries))
+        add_partials(partial, y[None], None, "none", True)
+
+    return launch
+
+
+def compile_scaled_gemm(config: KernelConfig, *, grouped: bool, rowwise: bool, blockwise: bool) -> Any:
+    """Compiles what `launch_scaled_gemm` launches for the active driver's target, into Triton's cache; returns the
+    binary of the product."""
+    import torch
+
+    out = torch.bfloat16
+    if config["SPLIT_K"] > 1:
+        compile_add_partials(torch.float32, out, False, "none", True)
+        out = torch.float32
+    types = (torch.float8_e4m3fn,) * 2 + (torch.float32,) * 2 + (out, torch.int32 if grouped else None)
+    constants = _constants(config, rowwise, blockwise)
+    kernel = _launcher(config["CONSUMERS"] > 0).kernel
+    return kernel.warmup(*types, 1024, 8, 128, 128, grid=(1,), **constants, **config.to_json())
+
+
+def _constants(config: KernelConfig, rowwise: bool, blockwise: bool) -> dict[str, Any]:
+    """What the kernels need besides the knobs."""
+    return {
+        "ROWWISE": rowwise,
+        "BLOCKWISE": blockwise,
+        "SPLIT": config["SPLIT_K"] > 1,
+        "STAGES": config.num_stages,
+    }
+
+
+@cache
+def _launcher(specialized: bool) -> Launcher:
+    if not specialized:
+        return Launcher(scaled_gemm_kernel)
+    from .specialized import specialized_scaled_gemm_kernel  # imports Gluon: for who needs it
+
+    return Launcher(specialized_scaled_gemm_kernel)

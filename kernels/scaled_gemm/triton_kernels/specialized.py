@@ -1,0 +1,257 @@
+"""The same product by warps that have one job each, in Gluon: one warp loads, and CONSUMERS groups of four multiply.
+
+Hopper's tensor cores may sum no more than 128 products of fp8, so that an addition in float32 ends every step. Where
+all warps do the same, nothing is multiplied meanwhile; here one group adds while the others multiply. (With one scale a
+tensor and 4096 rows the plain kernel had 0.70 of cuBLAS's speed on an H200, and this one has 0.97; 2026-11.)
+
+Each group has 64 rows of the tile, as many as an instruction. Gluon is part of Triton 3.6 and later.
+"""
+
+from __future__ import annotations
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.ampere import async_copy
+from triton.experimental.gluon.language.nvidia.hopper import (
+    fence_async_shared,
+    mbarrier,
+    tma,
+    warpgroup_mma,
+    warpgroup_mma_wait,
+)
+
+from ...grouped_gemm.triton_kernels.tiles import load_tile, load_tile_count, tile_position
+
+# What copies are called from Triton 3.8 or 3.9 on, and before.
+_load_tile = getattr(tma, "async_load", None) or tma.async_copy_global_to_shared
+_store_tile = getattr(tma, "async_store", None) or tma.async_copy_shared_to_global
+_load_scales = getattr(async_copy, "async_load", None) or async_copy.async_copy_global_to_shared
+
+UNSPECIALIZED = ["rows", "groups", "N16", "K16", "GROUP_M", "PROGRAMS_PER_SM", "SPLIT_K"]
+_ROWS = gl.constexpr(64)  # of a tile that one group of warps has
+_SCALED = gl.constexpr(128)  # elements of K that one scale of a block is for; columns of w as well
+_WIDEST = gl.constexpr(128)  # columns of a product, which is in registers beside all that it is added to
+# What a descriptor of rows that end at a group's end is made of: see grouped_gemm's ragged.py.
+_FAR = gl.constexpr(2**30)
+_MOST = gl.constexpr(2**31 - 1)
+
+
+# The parameters are those of the plain kernel, of which CONSUMERS says three of the knobs.
+@gluon.jit(do_not_specialize=UNSPECIALIZED)
+def specialized_scaled_gemm_kernel(
+    x_ptr,
+    w_ptr,
+    x_scale_ptr,
+    w_scale_ptr,
+    y_ptr,
+    map_ptr,
+    rows,
+    groups,
+    N16,
+    K16,
+    GROUP_M,
+    PROGRAMS_PER_SM,
+    SPLIT_K,
+    ROWWISE: gl.constexpr,
+    BLOCKWISE: gl.constexpr,
+    BLOCK_M: gl.constexpr,
+    BLOCK_N: gl.constexpr,
+    BLOCK_K: gl.constexpr,
+    SWAP_AB: gl.constexpr,  # 0
+    TMA_LOAD: gl.constexpr,  # 1
+    TMA_STORE: gl.constexpr,  # 1
+    CONSUMERS: gl.constexpr,
+    SPLIT: gl.constexpr,  # False
+    STAGES: gl.constexpr,
+):
+    """Persistent: program p takes tiles p, p + programs, ... A stage is full once its operands and scales are there,
+    and empty again when every group has multiplied it."""
+    gl.static_assert(BLOCK_M == _ROWS * CONSUMERS, "each group of warps has 64 rows")
+    WIDTH: gl.constexpr = min(BLOCK_N, _WIDEST)
+    N = N16 * 16
+    K = K16 * 16
+    n_tiles = gl.cdiv(N, BLOCK_N)
+    m_tiles = gl.cdiv(rows, BLOCK_M) if map_ptr is None else load_tile_count(map_ptr, BLOCK_M)
+    fp8: gl.constexpr = x_ptr.dtype.element_ty
+    bf16: gl.constexpr = y_ptr.dtype.element_ty
+    of_x: gl.constexpr = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=8, rank=2)
+    of_w: gl.constexpr = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=8, rank=3)
+    of_y: gl.constexpr = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=4)
+    held_y: gl.constexpr = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2)
+    x_desc = tma.make_tensor_descriptor(x_ptr, [rows, K], [K.to(gl.int64), 1], [_ROWS, BLOCK_K], of_x)
+    # Three dimensions for w, so that a box past one group's N or K reads zeros and not the next group.
+    w_desc = tma.make_tensor_descriptor(
+        w_ptr, [groups, N, K], [N.to(gl.int64) * K, K.to(gl.int64), 1], [1, BLOCK_N, BLOCK_K], of_w
+    )
+    stride = N.to(gl.int64)
+    y_desc = tma.make_tensor_descriptor(
+        y_ptr, [_MOST, _MOST, _FAR, N], [2**34 - stride, stride, stride, 1], [1, 1, _ROWS, WIDTH], of_y
+    )
+
+    xs = gl.allocate_shared_memory(fp8, [STAGES * CONSUMERS, _ROWS, BLOCK_K], of_x)
+    ws = gl.allocate_shared_memory(fp8, [STAGES, BLOCK_N, BLOCK_K], of_x)
+    ys = gl.allocate_shared_memory(bf16, [CONSUMERS, _ROWS, WIDTH], held_y)
+    # For every stage the scales of each group's rows, and w's once for each of 64 rows.
+    in_order: gl.constexpr = gl.SwizzledSharedLayout(vec=1, per_phase=1, max_phase=1, order=[0])
+    scales = gl.allocate_shared_memory(gl.float32, [STAGES * (CONSUMERS + 1) if BLOCKWISE else 1, _ROWS], in_order)
+    full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    for stage in gl.static_range(STAGES):
+        mbarrier.init(full.index(stage), count=1)
+        mbarrier.init(empty.index(stage), count=CONSUMERS)
+
+    shared = xs, ws, ys, scales, full, empty
+    sizes = rows, groups, N, K, m_tiles, n_tiles, GROUP_M
+    of_all = (x_desc, w_desc, y_desc, x_scale_ptr, w_scale_ptr), shared, sizes
+    # Constants have to be named for each: Triton 3.6 makes tensors of those in a tuple that has a name. Registers are
+    # of a thread, and all that there are: 65536 for three or four times 128 threads.
+    if CONSUMERS == 2:
+        gl.warp_specialize(
+            [
+                (_multiply, (of_all, map_ptr, ROWWISE, BLOCKWISE, BLOCK_N, BLOCK_K, CONSUMERS, STAGES, 0)),
+                (_multiply, (of_all, map_ptr, ROWWISE, BLOCKWISE, BLOCK_N, BLOCK_K, CONSUMERS, STAGES, 1)),
+                (_load, (of_all, map_ptr, ROWWISE, BLOCKWISE, BLOCK_N, BLOCK_K, CONSUMERS, STAGES)),
+            ],
+            [4, 1],
+            [240, 24],
+        )
+    else:
+        gl.static_assert(CONSUMERS == 3)
+        gl.warp_specialize(
+            [
+                (_multiply, (of_all, map_ptr, ROWWISE, BLOCKWISE, BLOCK_N, BLOCK_K, CONSUMERS, STAGES, 0)),
+                (_multiply, (of_all, map_ptr, ROWWISE, BLOCKWISE, BLOCK_N, BLOCK_K, CONSUMERS, STAGES, 1)),
+                (_multiply, (of_all, map_ptr, ROWWISE, BLOCKWISE, BLOCK_N, BLOCK_K, CONSUMERS, STAGES, 2)),
+                (_load, (of_all, map_ptr, ROWWISE, BLOCKWISE, BLOCK_N, BLOCK_K, CONSUMERS, STAGES)),
+            ],
+            [4, 4, 1],
+            [160, 160, 24],
+        )
+
+
+@gluon.jit
+def _load(
+    of_all,
+    map_ptr,
+    ROWWISE: gl.constexpr,
+    BLOCKWISE: gl.constexpr,
+    BLOCK_N: gl.constexpr,
+    BLOCK_K: gl.constexpr,
+    CONSUMERS: gl.constexpr,
+    STAGES: gl.constexpr,
+):
+    """What the warp that loads does: all steps of all tiles of the program, each into the next stage that is empty."""
+    tensors, shared, sizes = of_all
+    x_desc, w_desc, _, x_scale_ptr, w_scale_ptr = tensors
+    xs, ws, _, scales, full, empty = shared
+    rows, _, N, K, m_tiles, n_tiles, _ = sizes
+    lanes: gl.constexpr = gl.BlockedLayout([1], [32], [1], [0])
+    offs_m = gl.arange(0, _ROWS, layout=lanes)
+    k_blocks = gl.cdiv(K, _SCALED)
+    step = 0
+    for tile in range(gl.program_id(0), m_tiles * n_tiles, gl.num_programs(0)):
+        group, row, row_end, col = _place(tile, map_ptr, sizes, BLOCK_N, CONSUMERS)
+        for k in range(0, K, BLOCK_K):
+            stage = step % STAGES
+            mbarrier.wait(empty.index(stage), (step // STAGES + 1) & 1)
+            if BLOCKWISE:
+                block = k // _SCALED
+                x_scale_ptrs = x_scale_ptr + block.to(gl.int64) * rows
+                for consumer in gl.static_range(CONSUMERS):
+                    safe_m = gl.maximum(gl.minimum(row + consumer * _ROWS + offs_m, row_end - 1), 0)
+                    _load_scales(scales.index(stage * (CONSUMERS + 1) + consumer), x_scale_ptrs + safe_m)
+                w_blocks = group.to(gl.int64) * gl.cdiv(N, _SCALED) + col // _SCALED
+                w_scale_ptrs = w_scale_ptr + w_blocks * k_blocks + block + offs_m * 0
+                _load_scales(scales.index(stage * (CONSUMERS + 1) + CONSUMERS), w_scale_ptrs)
+                async_copy.mbarrier_arrive(full.index(stage), increment_count=True)
+            mbarrier.expect(full.index(stage), (CONSUMERS * _ROWS + BLOCK_N) * BLOCK_K)
+            # Rows past the group's end are a neighbour's; the store drops them.
+            for consumer in gl.static_range(CONSUMERS):
+                of_consumer = xs.index(stage * CONSUMERS + consumer)
+                _load_tile(x_desc, [row + consumer * _ROWS, k], full.index(stage), of_consumer)
+            _load_tile(w_desc, [group, col, k], full.index(stage), ws.index(stage).reshape([1, BLOCK_N, BLOCK_K]))
+            step += 1
+
+
+@gluon.jit
+def _multiply(
+    of_all,
+    map_ptr,
+    ROWWISE: gl.constexpr,
+    BLOCKWISE: gl.constexpr,
+    BLOCK_N: gl.constexpr,
+    BLOCK_K: gl.constexpr,
+    CONSUMERS: gl.constexpr,
+    STAGES: gl.constexpr,
+    CONSUMER: gl.constexpr,
+):
+    """What a group of warps that multiply does: its rows of all tiles of the program."""
+    WIDTH: gl.constexpr = min(BLOCK_N, _WIDEST)
+    WIDE: gl.constexpr = BLOCK_N > _WIDEST
+    gl.static_assert(not (WIDE and BLOCKWISE), "registers do not hold it")
+    tensors, shared, sizes = of_all
+    _, _, y_desc, x_scale_ptr, w_scale_ptr = tensors
+    xs, ws, ys, scales, full, empty = shared
+    _, _, N, K, m_tiles, n_tiles, _ = sizes
+    mma: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, WIDTH, 32])
+    of_rows: gl.constexpr = gl.SliceLayout(1, mma)
+    offs_m = gl.arange(0, _ROWS, layout=of_rows)
+    offs_n = gl.arange(0, WIDTH, layout=gl.SliceLayout(0, mma))
+    zeros = gl.zeros((_ROWS, WIDTH), gl.float32, mma)
+    step = 0
+    for tile in range(gl.program_id(0), m_tiles * n_tiles, gl.num_programs(0)):
+        group, row, row_end, col = _place(tile, map_ptr, sizes, BLOCK_N, CONSUMERS)
+        row += CONSUMER * _ROWS
+        left = zeros
+        right = zeros
+        for _k in range(0, K, BLOCK_K):
+            stage = step % STAGES
+            mbarrier.wait(full.index(stage), (step // STAGES) & 1)
+            x = xs.index(stage * CONSUMERS + CONSUMER)
+            w = ws.index(stage)
+            # Sums of their own, as in the plain kernel.
+            part = warpgroup_mma(x, w.slice(0, WIDTH).permute((1, 0)), zeros, use_acc=False, is_async=True)
+            if BLOCKWISE:
+                scale = scales.index(stage * (CONSUMERS + 1) + CONSUMER).load(of_rows)
+                scale *= scales.index(stage * (CONSUMERS + 1) + CONSUMERS).load(of_rows)
+            part = warpgroup_mma_wait(0, [part])
+            if not WIDE:
+                mbarrier.arrive(empty.index(stage), count=1)
+            if BLOCKWISE:
+                part *= scale[:, None]
+            left += part
+            if WIDE:
+                part = warpgroup_mma(x, w.slice(WIDTH, WIDTH).permute((1, 0)), zeros, use_acc=False, is_async=True)
+                part = warpgroup_mma_wait(0, [part])
+                mbarrier.arrive(empty.index(stage), count=1)
+                right += part
+            step += 1
+
+        for half in gl.static_range(2 if WIDE else 1):
+            y = right if half == 1 else left
+            first = col + half * WIDTH
+            if ROWWISE:
+                of_x = gl.load(x_scale_ptr + gl.maximum(gl.minimum(row + offs_m, row_end - 1), 0))
+                of_w = gl.load(w_scale_ptr + group.to(gl.int64) * N + gl.minimum(first + offs_n, N - 1))
+                y *= of_x[:, None] * of_w[None, :]
+            elif not BLOCKWISE:
+                y *= gl.load(x_scale_ptr) * gl.load(w_scale_ptr + group)
+            held = ys.index(CONSUMER)
+            tma.store_wait(0)  # of the tile before
+            held.store(y.to(held.dtype))
+            fence_async_shared()
+            _store_tile(y_desc, [_FAR, row_end, row - row_end + _FAR, first], held.reshape([1, 1, _ROWS, WIDTH]))
+    tma.store_wait(0)
+
+
+@gluon.jit
+def _place(tile, map_ptr, sizes, BLOCK_N: gl.constexpr, CONSUMERS: gl.constexpr):
+    """(group, first row, end row, first column) of a tile."""
+    BLOCK_M: gl.constexpr = _ROWS * CONSUMERS
+    rows, groups, _, _, m_tiles, n_tiles, GROUP_M = sizes
+    m_tile, n_tile = tile_position(tile, m_tiles, n_tiles, GROUP_M)
+    if map_ptr is None:
+        group, row, row_end = m_tile * 0, m_tile * BLOCK_M, rows
+    else:
+        group, row, row_end = load_tile(map_ptr, m_tile, rows, groups, BLOCK_M)
+    return group, row, row_end, n_tile * BLOCK_N
