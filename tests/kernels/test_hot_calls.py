@@ -3,6 +3,8 @@ every op, compiled for a GPU that need not be here."""
 
 from __future__ import annotations
 
+from contextvars import Context
+
 import foretune
 import pytest
 import torch
@@ -15,6 +17,7 @@ from foretune.kernels.rms_norm_rope.op import passes as rms_norm_rope
 from foretune.kernels.scaled_gemm.op import fp8_product
 from foretune.runtime import use_stub_driver
 from foretune.runtime.launching.launcher import Launcher
+from triton.runtime import _allocation
 
 pytestmark = [pytest.mark.compile, pytest.mark.usefixtures("own_cache")]
 
@@ -141,3 +144,13 @@ def test_calls_are_made_anew_when_the_ranks_are_to_agree(stub):
     with foretune.agree():
         call()
     assert len(gated_mlp._calls) == 2
+
+
+@pytest.mark.parametrize(("load", "store"), [(0, 0), (0, 1), (1, 0)])
+def test_who_makes_descriptors_has_memory_for_them(load, store, stub):
+    def launched():
+        foretune.scaled_gemm(*in_fp8()[:2], **in_fp8()[2], scales="rowwise", config=tile)
+        return not isinstance(_allocation._allocator.get(), _allocation.NullAllocator)
+
+    tile = KernelConfig.of(**FP8.to_json(), TMA_LOAD=load, TMA_STORE=store)
+    assert Context().run(launched) == bool(load or store)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from ....datasets.errors import reason_of
 from ....runtime.launching.launcher import Launcher, launch_nothing
-from ....runtime.launching.scratch import ensure_allocator
+from ....runtime.launching.scratch import with_scratch
 from ...grouped_gemm.triton_kernels.gemm import grid_of
 from ...matmul.triton_kernels.split_k import add_partials, compile_add_partials
 from .product import scaled_gemm_kernel
@@ -63,25 +63,23 @@ def prepare_scaled_gemm(
     grid = grid_of(splits * (-(-rows // config["BLOCK_M"]) + (groups or 0)), n, config, sm_count)
     if rows == 0 or grid == 0:
         return launch_nothing
-    prepared = _launcher(config["CONSUMERS"] > 0).prepare(
+    launch: Callable[[Sequence[torch.Tensor | None]], None] = _launcher(config["CONSUMERS"] > 0).prepare(
         (grid, 1, 1), (rows, groups or 1, n // 16, k // 16), config, **_constants(config, rowwise, blockwise)
     )
-    if splits == 1 and not config["TMA_LOAD"]:
-        return prepared
+    if config["TMA_LOAD"] or config["TMA_STORE"]:
+        launch = with_scratch(launch)
+    if splits == 1:
+        return launch
 
-    def launch(tensors: Sequence[Any]) -> None:
-        ensure_allocator()
-        if splits == 1:
-            prepared(tensors)
-            return
+    def launch_parts(tensors: Sequence[Any]) -> None:
         import torch
 
         *operands, y, entries = tensors
         partial = torch.empty((splits, 1, rows, n), dtype=torch.float32, device=y.device)
-        prepared((*operands, partial, entries))
+        launch((*operands, partial, entries))
         add_partials(partial, y[None], None, "none", True)
 
-    return launch
+    return launch_parts
 
 
 def compile_scaled_gemm(config: KernelConfig, *, grouped: bool, rowwise: bool, blockwise: bool) -> Any:

@@ -21,13 +21,13 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 
 from ...grouped_gemm.triton_kernels.tiles import load_tile, load_tile_count, tile_position
+from .product import UNSPECIALIZED
 
 # What copies are called from Triton 3.8 or 3.9 on, and before.
 _load_tile = getattr(tma, "async_load", None) or tma.async_copy_global_to_shared
 _store_tile = getattr(tma, "async_store", None) or tma.async_copy_shared_to_global
 _load_scales = getattr(async_copy, "async_load", None) or async_copy.async_copy_global_to_shared
 
-UNSPECIALIZED = ["rows", "groups", "N16", "K16", "GROUP_M", "PROGRAMS_PER_SM", "SPLIT_K"]
 _ROWS = gl.constexpr(64)  # of a tile that one group of warps has
 _SCALED = gl.constexpr(128)  # elements of K that one scale of a block is for; columns of w as well
 _WIDEST = gl.constexpr(128)  # columns of a product, which is in registers beside all that it is added to

@@ -66,8 +66,8 @@ def test_the_space_has_every_way_and_its_ranges_narrow_it():
     assert {config["BLOCK_M"] for config in DENSE.space(block_m=[64])} == {64}
     assert {config["SPLIT_K"] for config in space} == {1, 2, 4, 8}
     assert {config["SPLIT_K"] for config in DENSE.space(split_k=[1])} == {1}
-    specialized = {(config["CONSUMERS"], config["BLOCK_N"]) for config in space if config["CONSUMERS"]}
-    assert specialized == {(consumers, n) for consumers, n, _ in SPECIALIZED}
+    with_jobs = {(config["CONSUMERS"], config["BLOCK_N"]) for config in space if config["CONSUMERS"]}
+    assert with_jobs == {(consumers, n) for consumers, n, _ in SPECIALIZED}
     assert {config["CONSUMERS"] for config in DENSE.space(consumers=[0])} == {0}
     assert {config["CONSUMERS"] for config in GROUPED.space(H200)} == {0, 2}
     assert {config["SPLIT_K"] for config in GROUPED.space(H200)} == {1}
