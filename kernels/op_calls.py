@@ -22,6 +22,7 @@ from ..runtime.choice import choose, given, interpreter, live
 from ..runtime.launching.collector import collecting_later
 from ..runtime.tuning.ranks.agreement import epoch
 from . import find_measurable
+from .consumers import default_without_gluon
 
 if TYPE_CHECKING:
     from ..datasets import DeviceSpec
@@ -109,13 +110,17 @@ class ConfiguredLaunch:
                 self._launch(tensors)
 
     def _chosen(self, tensors: Sequence[torch.Tensor | None]) -> Launch:
-        def launch(config: KernelConfig) -> None:
-            self._prepare(config, self._device, tensors)(tensors)
+        if self._given is not None:
+            return self._prepare(self._given, self._device, tensors)
 
-        config = self._given
-        if config is None:
-            config = choose(self._family, self._problem, self._device, self._mode, launch)
-        return self._prepare(config, self._device, tensors)
+        def prepared(config: KernelConfig) -> Launch:
+            runs = default_without_gluon(config, self._family, self._problem, self._device)
+            return self._prepare(runs, self._device, tensors)
+
+        def launch(config: KernelConfig) -> None:
+            prepared(config)(tensors)
+
+        return prepared(choose(self._family, self._problem, self._device, self._mode, launch))
 
 
 def on_device_of(x: torch.Tensor | None) -> AbstractContextManager[Any]:

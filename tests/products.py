@@ -26,6 +26,27 @@ def problem(dtype="fp16", flags=(), batch=2, m=20, n=40, k=72):
 def config(m=16, n=32, k=32, **knobs):
     return KernelConfig.of(
         **{"BLOCK_M": m, "BLOCK_N": n, "BLOCK_K": k, "GROUP_M": 2, "SPLIT_K": 1, "PROGRAMS_PER_SM": 0, "TMA": 0}
-        | {"num_warps": 4, "num_stages": 2}
+        | {"CONSUMERS": 0, "PINGPONG": 0, "num_warps": 4, "num_stages": 2}
         | knobs
     )
+
+
+#: CONSUMERS, PINGPONG, BLOCK_M, BLOCK_N and stages, of which each means other loops.
+SPECIALIZED = (
+    (2, 1, 64, 256, 5),
+    (2, 1, 128, 128, 6),
+    (2, 1, 128, 160, 5),
+    (2, 1, 128, 192, 4),
+    (2, 0, 128, 128, 6),
+    (2, 0, 128, 160, 6),
+    (2, 0, 128, 192, 5),
+    (2, 0, 128, 256, 4),
+    (3, 0, 192, 128, 5),
+    (3, 0, 192, 192, 4),
+)
+
+
+def specialized(consumers, pingpong, m, n, stages, **knobs):
+    """A config whose warps have one job each."""
+    ways = {"PROGRAMS_PER_SM": 1, "TMA": 2, "CONSUMERS": consumers, "PINGPONG": pingpong, "num_stages": stages}
+    return config(m, n, 64, **ways | knobs)

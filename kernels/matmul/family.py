@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from ...datasets import BinaryFacts, DeviceSpec, Family, ForetuneError, KernelConfig, Problem, dtype_of_tensor
 from ...datasets.feature_groups import FeatureGroup, stacked
+from ..consumers import no_consumers
 from ..knob_values import Knobs
 from ..sm_limits import TMA_ARCHS, too_much_smem
 from .features import FEATURE_NAMES, feature_groups, feature_table
@@ -56,6 +57,12 @@ class MatmulFamily(Family):
             return wrong
         if knobs["TMA"] and not is_aligned(problem):
             return f"TMA cannot be {knobs['TMA']}: rows of this problem do not begin at multiples of 16 bytes: 0"
+        if knobs["CONSUMERS"] and problem.itemsize != 2:
+            return f"CONSUMERS cannot be {knobs['CONSUMERS']} in {problem.dtype_name}: its kernel is of 16 bits; 0"
+        if knobs["CONSUMERS"] and "gelu" in problem.flags:
+            # The exact one's code is long, and each group runs its own: 5 to 10 % slower than other configs on large
+            # problems that were measured (H200, 2026-11), which are too few to learn it from.
+            return f"CONSUMERS cannot be {knobs['CONSUMERS']} with gelu, with which it was slower wherever measured: 0"
         if problem.dtype == "int8" and knobs["BLOCK_K"] < 32:
             return f"BLOCK_K cannot be {knobs['BLOCK_K']} in int8: at least 32"
         tiles = problem["batch"] * knobs["SPLIT_K"]
@@ -145,4 +152,6 @@ def device_limit(knobs: Knobs, itemsize: int, device: DeviceSpec) -> str | None:
     """The reason why the device cannot run the config with elements of so many bytes, or None."""
     if knobs["TMA"] and device.arch not in TMA_ARCHS and device.backend != "cpu":  # the interpreter has it
         return f"TMA cannot be {knobs['TMA']}: {device.arch} has none: 0"
+    if (reason := no_consumers(knobs, device)) is not None:
+        return reason
     return too_much_smem(smem_bytes(knobs, itemsize, device), device)

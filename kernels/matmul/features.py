@@ -53,6 +53,8 @@ CONFIG_FEATURES = (
     "split_k",
     "programs_asked",
     "tma",
+    "consumers",
+    "pingpong",
     "num_warps",
     "num_stages",
     "tile_area",
@@ -191,7 +193,10 @@ def _space(configs: tuple[KernelConfig, ...], itemsize: int, device: DeviceSpec)
         return np.array([knobs[name] for knobs in said], dtype=np.float64)
 
     block_m, block_n, block_k = (knob(f"BLOCK_{axis}") for axis in "MNK")
-    group_m, splits, warps, stages = (knob(name) for name in ("GROUP_M", "SPLIT_K", "num_warps", "num_stages"))
+    group_m, splits, stages = (knob(name) for name in ("GROUP_M", "SPLIT_K", "num_stages"))
+    consumers, pingpong = knob("CONSUMERS"), knob("PINGPONG")
+    # Those that multiply a tile.
+    warps = np.where(consumers > 0, 4 * np.where(pingpong > 0, 1, consumers), knob("num_warps"))
     smem = np.array([smem_bytes(knobs, itemsize, device) for knobs in said], dtype=np.float64)
     accumulators = accumulator_registers(block_m, block_n, warps)
     programs = resident_programs(said, smem, accumulators, device)
@@ -203,6 +208,8 @@ def _space(configs: tuple[KernelConfig, ...], itemsize: int, device: DeviceSpec)
         splits,
         knob("PROGRAMS_PER_SM"),
         knob("TMA"),
+        consumers,
+        pingpong,
         warps,
         stages,
         block_m * block_n,

@@ -77,6 +77,8 @@ class Matmul(MatmulFamily, Measurable):
                 SPLIT_K=1,
                 PROGRAMS_PER_SM=0,
                 TMA=tma,
+                CONSUMERS=0,
+                PINGPONG=0,
                 num_warps=4,
                 num_stages=stages,
             )
@@ -107,7 +109,7 @@ class Matmul(MatmulFamily, Measurable):
         )
 
     def launch(self, inputs: Inputs, config: KernelConfig) -> torch.Tensor:
-        from .triton_kernels.gemm import launch_matmul
+        from .triton_kernels.launches import launch_matmul
 
         flags = inputs.problem.flags
         launch_matmul(
@@ -153,7 +155,7 @@ class Matmul(MatmulFamily, Measurable):
         return Problem.of(self.name, dtype=problem.dtype_name, flags=problem.flags, batch=2, m=m, n=n, k=k)
 
     def compile(self, config: KernelConfig, problem: Problem) -> Any:
-        from .triton_kernels.gemm import compile_matmul
+        from .triton_kernels.launches import compile_matmul
 
         return compile_matmul(
             torch_dtype(problem.dtype_name),
@@ -177,6 +179,6 @@ class Matmul(MatmulFamily, Measurable):
         return KernelConfig.from_json(config.to_json() | free), problem.kind, is_aligned(problem)
 
     def source_hash(self) -> str:
-        from .triton_kernels import epilogue, gemm, split_k, tile_order
+        from .triton_kernels import epilogue, gemm, specialized, split_k, tile_order
 
-        return hash_of_modules(gemm, split_k, tile_order, epilogue)
+        return hash_of_modules(gemm, specialized, split_k, tile_order, epilogue)

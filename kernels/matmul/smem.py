@@ -15,6 +15,8 @@ def smem_bytes(knobs: Knobs, itemsize: int, device: DeviceSpec) -> int:
     others copy them to registers first and need one less. A persistent program has room for the output beside the
     stages, because the next tile's loads are in flight when it is stored; others store it where the stages were.
     """
+    if knobs["CONSUMERS"]:
+        return _specialized_smem_bytes(knobs)
     return tile_smem_bytes(
         knobs["BLOCK_M"],
         knobs["BLOCK_N"],
@@ -55,3 +57,13 @@ def tile_smem_bytes(
     elif tma == 1 and itemsize == 2 and not split:  # rows that are not aligned are exchanged whole
         output = min(output, exchange_bytes(m, n, warps, arch))
     return staged + output + barriers if persistent else max(staged, output) + barriers
+
+
+def _specialized_smem_bytes(knobs: Knobs) -> int:
+    """Shared memory of a program with CONSUMERS, of 16-bit elements: that of the stages, of the columns that each group
+    stores at a time, two barriers a stage, and what Triton keeps for the warps to find (up to 88 bytes less than is
+    said here)."""
+    m, n = knobs["BLOCK_M"], knobs["BLOCK_N"]
+    rows = m * knobs["CONSUMERS"] if knobs["PINGPONG"] else m  # of all groups
+    columns = n % 64 or 64
+    return knobs["num_stages"] * (2 * (m + n) * knobs["BLOCK_K"] + 16) + 2 * rows * columns + 240

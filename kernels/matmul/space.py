@@ -21,20 +21,25 @@ KNOBS = (
     "SPLIT_K",  # parts that the contraction is cut into, 1 for none; a runtime argument beyond that
     "PROGRAMS_PER_SM",  # the persistent grid over the number of SMs, 0 for a program a tile; likewise
     "TMA",  # 0: all through pointers; 1: loads through TMA; 2: loads and stores
+    "CONSUMERS",  # groups of four warps that multiply while one more warp loads; 0: all warps do both
+    "PINGPONG",  # 0: these share a tile; 1: each has tiles of its own, and multiplies while the other stores
     "num_warps",
     "num_stages",
 )
-_BLOCK = ("a power of two between 16 and 256", (16, 32, 64, 128, 256))
+_BLOCKS = (16, 32, 64, 128, 256)
+_POWER = "a power of two between 16 and 256"
 VALUES = KnobValues.in_words(
     "matmul",
     {
-        "BLOCK_M": _BLOCK,
-        "BLOCK_N": _BLOCK,
-        "BLOCK_K": _BLOCK,
+        "BLOCK_M": (f"{_POWER}, or 192", (*_BLOCKS, 192)),
+        "BLOCK_N": (f"{_POWER}, or 160 or 192", (*_BLOCKS, 160, 192)),
+        "BLOCK_K": (_POWER, _BLOCKS),
         "GROUP_M": ("between 1 and 1024", range(1, 1025)),
         "SPLIT_K": ("between 1 and 64", range(1, 65)),
         "PROGRAMS_PER_SM": ("between 0 and 64, 0 for a program a tile", range(65)),
         "TMA": ("0, 1 for loads, or 2 for loads and stores", (0, 1, 2)),
+        "CONSUMERS": ("0, 2 or 3", (0, 2, 3)),
+        "PINGPONG": ("0 or 1", (0, 1)),
         "num_warps": ("2, 4 or 8", (2, 4, 8)),
         "num_stages": ("between 1 and 8", range(1, 9)),
     },
@@ -47,16 +52,36 @@ _MOST_LOADED_ELEMENTS = 512
 _BYTES_IN_FLIGHT = (40 * 1024, 192 * 1024)
 # A block of sm_90 and sm_100, for which the space is laid out.
 _SMEM_BYTES = 227 * 1024
+# Tiles of CONSUMERS, (CONSUMERS, PINGPONG, BLOCK_M, BLOCK_N), and as many stages as fit.
+_SPECIALIZED = {
+    (2, 1, 64, 256): 5,
+    (2, 1, 128, 128): 6,
+    (2, 1, 128, 160): 5,
+    (2, 1, 128, 192): 4,
+    (2, 0, 128, 128): 6,
+    (2, 0, 128, 160): 6,
+    (2, 0, 128, 192): 5,
+    (2, 0, 128, 256): 4,
+    (3, 0, 192, 128): 5,
+    (3, 0, 192, 192): 4,
+}
 
 
 def wrong_knob(knobs: Mapping[str, Any]) -> str | None:
     """The reason why knobs are none of a config that the kernel takes, whatever the problem, or None.
 
     >>> wrong_knob(KernelConfig.of(**dict.fromkeys(KNOBS, 1) | {"BLOCK_M": 24}).to_json())
-    'BLOCK_M cannot be 24: a power of two between 16 and 256'
+    'BLOCK_M cannot be 24: a power of two between 16 and 256, or 192'
     """
     if (wrong := VALUES.wrong(knobs)) is not None:
         return wrong
+    if knobs["CONSUMERS"]:
+        return _wrong_consumers(knobs)
+    if knobs["PINGPONG"]:
+        return "PINGPONG cannot be 1 with CONSUMERS = 0: 0"
+    for block in ("BLOCK_M", "BLOCK_N"):
+        if knobs[block] not in _BLOCKS:
+            return f"{block} cannot be {knobs[block]} with CONSUMERS = 0: {_POWER}"
     if knobs["SPLIT_K"] > 1 and knobs["PROGRAMS_PER_SM"]:
         return f"PROGRAMS_PER_SM cannot be {knobs['PROGRAMS_PER_SM']} with SPLIT_K = {knobs['SPLIT_K']}: 0"
     if knobs["SPLIT_K"] > 1 and knobs["TMA"] == 2:
@@ -79,6 +104,25 @@ def _wrong_tile(m: int, n: int, k: int, warps: int) -> str | None:
     return None
 
 
+def _wrong_consumers(knobs: Mapping[str, Any]) -> str | None:
+    """The reason why CONSUMERS do not go with the other knobs, or None."""
+    consumers, pingpong = knobs["CONSUMERS"], knobs["PINGPONG"]
+    decided = {"BLOCK_K": 64, "SPLIT_K": 1, "PROGRAMS_PER_SM": 1, "TMA": 2, "num_warps": 4}
+    for knob, value in decided.items():
+        if knobs[knob] != value:
+            return f"{knob} cannot be {knobs[knob]} with CONSUMERS = {consumers}: {value}"
+    tiles = [(m, n) for *groups, m, n in _SPECIALIZED if groups == [consumers, pingpong]]
+    if not tiles:
+        return f"PINGPONG cannot be {pingpong} with CONSUMERS = {consumers}: 0"
+    if (tile := (knobs["BLOCK_M"], knobs["BLOCK_N"])) not in tiles:
+        able = ", ".join(f"{m} x {n}" for m, n in tiles)
+        given = f"CONSUMERS = {consumers} and PINGPONG = {pingpong}"
+        return f"BLOCK_M x BLOCK_N cannot be {tile[0]} x {tile[1]} with {given}: {able}"
+    if knobs["num_stages"] < 2:
+        return f"num_stages cannot be {knobs['num_stages']} with CONSUMERS = {consumers}: at least 2"
+    return None
+
+
 @lru_cache(maxsize=1)
 def full_space() -> tuple[KernelConfig, ...]:
     """Every config worth declaring, of any dtype: the grid of blocks less what cannot be fast."""
@@ -93,7 +137,10 @@ def _grid() -> Iterator[tuple[int, ...]]:
         if not least <= (stages - 1) * (m + n) * k * 2 <= most or (m <= 32 and stages % 2 == 0):
             continue
         for tma, programs, band, splits in _ways(m, n, k, warps, stages):
-            yield m, n, k, band, splits, programs, tma, warps, stages
+            yield m, n, k, band, splits, programs, tma, 0, 0, warps, stages
+    for (consumers, pingpong, m, n), stages in _SPECIALIZED.items():
+        for band in (1, 8, 16):
+            yield m, n, 64, band, 1, 1, 2, consumers, pingpong, 4, stages
 
 
 def _blocks() -> Iterator[tuple[int, int, int]]:

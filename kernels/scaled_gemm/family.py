@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from ...datasets import BinaryFacts, DeviceSpec, Family, ForetuneError, KernelConfig, Problem, dtype_of_tensor
 from ...datasets.feature_groups import FeatureGroup
+from ..consumers import no_consumers
 from ..grouped_gemm.family import MOST_COLUMNS, MOST_GROUPS, MOST_ROWS
 from ..grouped_gemm.group_sizes import likely_problems
 from ..sm_limits import TMA_ARCHS, too_much_smem
@@ -166,7 +167,6 @@ def _device_limit(config: KernelConfig, device: DeviceSpec, kind: str) -> str | 
         return f"{device.arch} has no products of {DTYPE}; {', '.join(FP8_ARCHS)} have"
     if device.arch not in TMA_ARCHS and not interpreted and (config["TMA_LOAD"] or config["TMA_STORE"]):
         return f"{'TMA_LOAD' if config['TMA_LOAD'] else 'TMA_STORE'} cannot be 1: {device.arch} has no TMA"
-    if config["CONSUMERS"] and (device.arch != "sm_90" or interpreted):
-        where = "the interpreter" if interpreted else device.arch
-        return f"CONSUMERS cannot be {config['CONSUMERS']}: {where} has no products of Hopper's; 0"
+    if (reason := no_consumers(config, device)) is not None:
+        return reason
     return too_much_smem(smem_bytes(config, device, kind), device)

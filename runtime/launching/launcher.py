@@ -192,6 +192,6 @@ def settle(kernel: JITFunction[Any]) -> None:
     """
     for name in kernel.fn.__code__.co_names:
         called = kernel.fn.__globals__.get(name)
-        if isinstance(called, JITFunction):
+        if isinstance(called, JITFunction) and called is not kernel:  # which may call itself, with other constants
             settle(called)
     kernel.cache_key  # noqa: B018 - a property that computes it

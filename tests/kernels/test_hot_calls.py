@@ -29,9 +29,13 @@ FP8_SPLIT = KernelConfig.of(**FP8.to_json(), SPLIT_K=2, PROGRAMS_PER_SM=0, TMA_S
 JOBS = KernelConfig.of(
     BLOCK_M=128, BLOCK_N=64, PROGRAMS_PER_SM=1, SWAP_AB=0, TMA_LOAD=1, TMA_STORE=1, CONSUMERS=2, num_stages=2
 )
+BF16_JOBS = KernelConfig.of(
+    BLOCK_M=128, BLOCK_N=160, BLOCK_K=64, PROGRAMS_PER_SM=1, SPLIT_K=1, TMA=2, CONSUMERS=2, num_warps=4, num_stages=2
+)
 HEADS = KernelConfig.of(HEADS=2, num_warps=1)
 MEMOS = {
     "matmul": matmul,
+    "matmul, specialized": matmul,
     "gated_mlp": gated_mlp,
     "rms_norm_rope": rms_norm_rope,
     "scaled_gemm": fp8_product,
@@ -61,6 +65,10 @@ CALLS = {
     "matmul": (
         lambda offset=0: foretune.matmul(zeros(16, 64, offset=offset), zeros(32, 64).T, config=SPLIT),
         ["matmul_kernel", "add_partials_kernel"],
+    ),
+    "matmul, specialized": (
+        lambda offset=0: foretune.matmul(zeros(16, 64, offset=offset), zeros(32, 64).T, config=BF16_JOBS),
+        ["specialized_matmul_kernel"],
     ),
     "gated_mlp": (
         lambda offset=0: foretune.gated_mlp(zeros(16, 64, offset=offset), zeros(64, 64), config=TILE),

@@ -14,7 +14,7 @@ from torch.nn import functional
 from ....datasets import ForetuneError, KernelConfig
 from ...op_calls import ConfiguredLaunch, Memo, are_placed, device_at, encode, key_of, needs_operator
 from ..layouts import A_KM, ACTIVATIONS, B_KN, activation_of, is_aligned, worth_turning
-from ..triton_kernels.gemm import prepare_matmul
+from ..triton_kernels.launches import prepare_matmul
 from .operands import operands_of
 
 if TYPE_CHECKING:

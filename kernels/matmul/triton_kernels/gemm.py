@@ -1,33 +1,19 @@
-"""The kernel of the dense GEMM, y = a @ b of a batch of matrices, and what launches it.
+"""The kernel of the dense GEMM, y = a @ b of a batch of matrices, in plain Triton.
 
 One kernel for every way to run it: a program a tile or persistent, loads and stores through pointers or TMA, and the
 contraction whole or in SPLIT_K parts, whose sums `split_k.py` adds up. Accumulates in float32 (int32 for int8), and
-multiplies float32 as tf32.
+multiplies float32 as tf32. `specialized.py` has the one whose warps have one job each.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
-
 import triton
 import triton.language as tl
 
-from ....runtime.launching.launcher import Launcher, launch_nothing
-from ....runtime.launching.scratch import ensure_allocator
 from .epilogue import activated
-from .split_k import add_partials, compile_add_partials
 from .tile_order import split_range, tile_at
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    import torch
-
-    from ....datasets import KernelConfig
-
 UNSPECIALIZED = ["batch", "M", "N", "K", "lda", "ldb", "ldy", "GROUP_M", "SPLIT_K", "PROGRAMS_PER_SM"]
-#: Bytes that TMA wants rows to begin at multiples of, and that one load of a thread has.
-ALIGNMENT = 16
 
 
 # One binary per config serves every aligned shape, and one every other: no runtime integer is specialised, and where
@@ -59,6 +45,8 @@ def matmul_kernel(
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
     TMA: tl.constexpr,  # 0: through pointers; 1: loads through TMA; 2: loads and stores
+    CONSUMERS: tl.constexpr,  # 0
+    PINGPONG: tl.constexpr,  # 0
 ):
     tl.static_assert(ALIGNED or TMA == 0, "TMA wants rows that begin at multiples of 16 bytes")
     if ALIGNED:
@@ -202,128 +190,3 @@ def one_tile(
     else:
         y_at = y_ptr + (matrix.to(tl.int64) * M + offs_m)[:, None] * ldy + offs_n[None, :]
         tl.store(y_at, y, (offs_m < M)[:, None] & (offs_n < N)[None, :])
-
-
-_launch = Launcher(matmul_kernel)
-
-
-def launch_matmul(
-    a: torch.Tensor,
-    b: torch.Tensor,
-    y: torch.Tensor,
-    config: KernelConfig,
-    sm_count: int,
-    *,
-    a_km: bool = False,
-    b_kn: bool = False,
-    bias: torch.Tensor | None = None,
-    activation: str = "none",
-) -> None:
-    """Launches y = activation(a @ b + bias) with explicit arguments and does not wait for it.
-
-    a (batch, M, K), or (batch, K, M) with `a_km`; b (batch, N, K), or (batch, K, N) with `b_kn`; y (batch, M, N); bias
-    (N,). The last dimension of each is contiguous, and one matrix follows the other: only rows may be further apart
-    than they are long. y is int32 for int8 operands, which take neither bias nor activation.
-    """
-    prepare_matmul(a, b, y, config, sm_count, a_km=a_km, b_kn=b_kn, activation=activation)((a, b, y, bias))
-
-
-def prepare_matmul(
-    a: torch.Tensor,
-    b: torch.Tensor,
-    y: torch.Tensor,
-    config: KernelConfig,
-    sm_count: int,
-    *,
-    a_km: bool = False,
-    b_kn: bool = False,
-    activation: str = "none",
-) -> Callable[[Sequence[torch.Tensor | None]], None]:
-    """What launches the kernel on any (a, b, y, bias) that are stored as these are, again and again. All as in
-    `launch_matmul`, but for the dimensions, of which later tensors may have others."""
-    if y.numel() == 0:
-        return launch_nothing
-    (batch, m, n), k = y.shape, a.shape[1] if a_km else a.shape[2]
-    splits, aligned = config["SPLIT_K"], are_aligned(a, b, y)
-    whole = splits == 1
-    prepared = _launch.prepare(
-        (grid_of(batch, m, n, config, sm_count), 1, 1),
-        (batch, m, n, k, a.stride(-2), b.stride(-2), y.stride(-2) if whole else n),
-        config,
-        A_KM=a_km,
-        B_KN=b_kn,
-        ACTIVATION=activation if whole else "none",
-        ALIGNED=aligned,
-        SPLIT=not whole,
-        PERSISTENT=config["PROGRAMS_PER_SM"] > 0,
-    )
-    uses_tma = config["TMA"] > 0
-    if whole and not uses_tma:
-        return prepared
-
-    def launch(tensors: Sequence[Any]) -> None:
-        if uses_tma:
-            ensure_allocator()
-        if whole:
-            prepared(tensors)
-            return
-        import torch
-
-        a, b, y, bias = tensors
-        wide = torch.int32 if a.dtype == torch.int8 else torch.float32
-        partial = torch.empty((splits, batch, m, n), dtype=wide, device=y.device)
-        prepared((a, b, partial, None))
-        add_partials(partial, y, bias, activation, aligned)
-
-    return launch
-
-
-def are_aligned(a: torch.Tensor, b: torch.Tensor, y: torch.Tensor) -> bool:
-    """Whether rows of all three begin at multiples of 16 bytes and are whole numbers of 16 bytes of a's elements."""
-    unit = ALIGNMENT // a.element_size()
-    sizes = [size for tensor in (a, b, y) for size in (tensor.shape[-1], tensor.stride(-2))]
-    return not any(size % unit for size in sizes)
-
-
-def grid_of(batch: int, m: int, n: int, config: KernelConfig, sm_count: int) -> int:
-    """Programs to launch: PROGRAMS_PER_SM on each SM, or one a tile where that is 0."""
-    tiles: int = batch * config["SPLIT_K"] * -(-m // config["BLOCK_M"]) * -(-n // config["BLOCK_N"])
-    programs: int = sm_count * config["PROGRAMS_PER_SM"]
-    return min(programs or tiles, tiles)
-
-
-def compile_matmul(
-    element: torch.dtype,
-    out: torch.dtype,
-    config: KernelConfig,
-    *,
-    a_km: bool,
-    b_kn: bool,
-    bias: bool,
-    activation: str,
-    aligned: bool,
-) -> Any:
-    """Compiles what `launch_matmul` launches for the active driver's target, into Triton's cache; returns the binary of
-    the product."""
-    import torch
-
-    whole = config["SPLIT_K"] == 1
-    if not whole:
-        wide = torch.int32 if element == torch.int8 else torch.float32
-        compile_add_partials(wide, out, bias, activation, aligned)
-        out = wide
-    return matmul_kernel.warmup(
-        element,
-        element,
-        out,
-        out if bias and whole else None,
-        *(64,) * 7,
-        A_KM=a_km,
-        B_KN=b_kn,
-        ACTIVATION=activation if whole else "none",
-        ALIGNED=aligned,
-        SPLIT=not whole,
-        PERSISTENT=config["PROGRAMS_PER_SM"] > 0,
-        grid=(1,),
-        **config.to_json(),
-    )

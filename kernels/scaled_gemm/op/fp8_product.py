@@ -10,8 +10,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 
 from ....datasets import ForetuneError, KernelConfig, Problem
-from ....runtime.warn import warn_once
-from ... import find_measurable
 from ...grouped_gemm.family import MOST_ROWS
 from ...grouped_gemm.op.checks import check_aligned
 from ...grouped_gemm.triton_kernels.tiles import TileMap
@@ -29,7 +27,7 @@ from ...op_calls import (
 from ..family import DTYPE, STEP, ScaledGemmDense, ScaledGemmGrouped
 from ..kinds import BLOCKWISE, ROWWISE, flags_of, scale_shapes
 from ..quantize import FP8, check_kind
-from ..triton_kernels.launches import prepare_scaled_gemm, why_not_specialized
+from ..triton_kernels.launches import prepare_scaled_gemm
 
 if TYPE_CHECKING:
     from ....datasets import DeviceSpec
@@ -116,9 +114,6 @@ class Call:
 
         def prepare(chosen: KernelConfig, device: DeviceSpec, _: Any) -> Launch:
             are = {"rowwise": kind == ROWWISE, "blockwise": kind == BLOCKWISE}
-            if config is None and chosen["CONSUMERS"] and (reason := why_not_specialized()) is not None:
-                warn_once(f"CONSUMERS cannot run with this Triton ({reason})", "; the family's default config is taken")
-                chosen = find_measurable(problem.family).default(problem, device)
             return prepare_scaled_gemm(*shape, chosen, device.sm_count, **are)
 
         rows, n, k, groups = shape

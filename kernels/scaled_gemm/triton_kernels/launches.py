@@ -5,7 +5,6 @@ from __future__ import annotations
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
-from ....datasets.errors import reason_of
 from ....runtime.launching.launcher import Launcher, launch_nothing
 from ....runtime.launching.scratch import with_scratch
 from ...grouped_gemm.triton_kernels.gemm import grid_of
@@ -95,17 +94,6 @@ def compile_scaled_gemm(config: KernelConfig, *, grouped: bool, rowwise: bool, b
     constants = _constants(config, rowwise, blockwise)
     kernel = _launcher(config["CONSUMERS"] > 0).kernel
     return kernel.warmup(*types, 1024, 8, 128, 128, grid=(1,), **constants, **config.to_json())
-
-
-@cache
-def why_not_specialized() -> str | None:
-    """The reason why there is no kernel for CONSUMERS here, or None: Gluon is experimental, and a later Triton may have
-    moved it."""
-    try:
-        _launcher(True)
-    except Exception as error:  # noqa: BLE001 - whatever an import raises
-        return reason_of(error)
-    return None
 
 
 def _constants(config: KernelConfig, rowwise: bool, blockwise: bool) -> dict[str, Any]:

@@ -11,22 +11,20 @@ from __future__ import annotations
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.ampere import async_copy
-from triton.experimental.gluon.language.nvidia.hopper import (
+
+from ...grouped_gemm.triton_kernels.tiles import load_tile, load_tile_count, tile_position
+from ...hopper import (
+    async_copy,
     fence_async_shared,
+    load_scales,
     mbarrier,
+    store_tile,
     tma,
     warpgroup_mma,
     warpgroup_mma_wait,
 )
-
-from ...grouped_gemm.triton_kernels.tiles import load_tile, load_tile_count, tile_position
+from ...hopper import load_tile as load_box
 from .product import UNSPECIALIZED
-
-# What copies are called from Triton 3.8 or 3.9 on, and before.
-_load_tile = getattr(tma, "async_load", None) or tma.async_copy_global_to_shared
-_store_tile = getattr(tma, "async_store", None) or tma.async_copy_shared_to_global
-_load_scales = getattr(async_copy, "async_load", None) or async_copy.async_copy_global_to_shared
 
 _ROWS = gl.constexpr(64)  # of a tile that one group of warps has
 _SCALED = gl.constexpr(128)  # elements of K that one scale of a block is for; columns of w as well
@@ -159,17 +157,17 @@ def _load(
                 x_scale_ptrs = x_scale_ptr + block.to(gl.int64) * rows
                 for consumer in gl.static_range(CONSUMERS):
                     safe_m = gl.maximum(gl.minimum(row + consumer * _ROWS + offs_m, row_end - 1), 0)
-                    _load_scales(scales.index(stage * (CONSUMERS + 1) + consumer), x_scale_ptrs + safe_m)
+                    load_scales(scales.index(stage * (CONSUMERS + 1) + consumer), x_scale_ptrs + safe_m)
                 w_blocks = group.to(gl.int64) * gl.cdiv(N, _SCALED) + col // _SCALED
                 w_scale_ptrs = w_scale_ptr + w_blocks * k_blocks + block + offs_m * 0
-                _load_scales(scales.index(stage * (CONSUMERS + 1) + CONSUMERS), w_scale_ptrs)
+                load_scales(scales.index(stage * (CONSUMERS + 1) + CONSUMERS), w_scale_ptrs)
                 async_copy.mbarrier_arrive(full.index(stage), increment_count=True)
             mbarrier.expect(full.index(stage), (CONSUMERS * _ROWS + BLOCK_N) * BLOCK_K)
             # Rows past the group's end are a neighbour's; the store drops them.
             for consumer in gl.static_range(CONSUMERS):
                 of_consumer = xs.index(stage * CONSUMERS + consumer)
-                _load_tile(x_desc, [row + consumer * _ROWS, k], full.index(stage), of_consumer)
-            _load_tile(w_desc, [group, col, k], full.index(stage), ws.index(stage).reshape([1, BLOCK_N, BLOCK_K]))
+                load_box(x_desc, [row + consumer * _ROWS, k], full.index(stage), of_consumer)
+            load_box(w_desc, [group, col, k], full.index(stage), ws.index(stage).reshape([1, BLOCK_N, BLOCK_K]))
             step += 1
 
 
@@ -240,7 +238,7 @@ def _multiply(
             tma.store_wait(0)  # of the tile before
             held.store(y.to(held.dtype))
             fence_async_shared()
-            _store_tile(y_desc, [_FAR, row_end, row - row_end + _FAR, first], held.reshape([1, 1, _ROWS, WIDTH]))
+            store_tile(y_desc, [_FAR, row_end, row - row_end + _FAR, first], held.reshape([1, 1, _ROWS, WIDTH]))
     tma.store_wait(0)
 
 

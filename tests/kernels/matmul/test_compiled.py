@@ -8,7 +8,7 @@ import re
 import pytest
 from foretune.kernels.matmul.smem import smem_bytes
 from foretune.runtime import use_stub_driver
-from products import A100, B200, H200, LAYOUTS, MATMUL, MI300X, config, problem
+from products import A100, B200, H200, LAYOUTS, MATMUL, MI300X, SPECIALIZED, config, problem, specialized
 
 pytestmark = [pytest.mark.compile, pytest.mark.usefixtures("own_cache")]
 
@@ -55,10 +55,23 @@ def test_a_binary_is_as_expected(device, call, one):
     assert loads >= 2 * (stages - 1)
 
 
+@pytest.mark.parametrize(("way", "flags"), [(1, ()), (5, ("a_km", "b_kn", "bias")), (9, ("a_km", "relu"))], ids=str)
+def test_warps_have_one_job_each(way, flags):
+    """One loads through TMA, and none waits for a product that was not issued after the one that it waits for."""
+    one, call = specialized(*SPECIALIZED[way]), problem("bf16", flags, **ALIGNED)
+    with use_stub_driver(H200):
+        binary = MATMUL.compile(one, call)
+    assert smem_bytes(one, 2, H200) - 88 <= binary.metadata.shared <= smem_bytes(one, 2, H200)
+    groups = [1] if one["BLOCK_N"] in (128, 256) else [2]  # products of a step, which are under way when it ends
+    waits = set(map(int, re.findall(r"wgmma.wait_group.sync.aligned (\d+);", binary.asm["ptx"])))
+    assert waits == {0, *groups}
+    assert "cp.async.bulk.tensor" in binary.asm["ptx"]
+
+
 def test_what_is_compiled_ahead_is_what_is_launched_in_every_shape(compiles):
     """Of one kind and config two binaries, of aligned rows and of others, and as many of split-K, and of its sums."""
     import torch
-    from foretune.kernels.matmul.triton_kernels.gemm import launch_matmul
+    from foretune.kernels.matmul.triton_kernels.launches import launch_matmul
 
     with use_stub_driver(H200):
         for splits in (1, 4):
@@ -81,7 +94,8 @@ def test_what_is_compiled_ahead_is_what_is_launched_in_every_shape(compiles):
 @pytest.mark.parametrize("flags", LAYOUTS, ids="-".join)
 def test_much_of_the_space_compiles_and_fits(flags, dtype):
     call = problem(dtype, flags, **ALIGNED)
-    for one in MATMUL.space(H200)[::31]:
+    jobs = [specialized(*way) for way in SPECIALIZED]
+    for one in (*MATMUL.space(H200)[::31], *jobs):
         if MATMUL.supports(one, call, H200) is None:
             with use_stub_driver(H200):
                 shared = MATMUL.compile(one, call).metadata.shared

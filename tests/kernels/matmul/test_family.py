@@ -17,7 +17,7 @@ from foretune.kernels.matmul.suite import suite_cases
 from foretune.kernels.matmul.workload import MOST_TFLOP, TOKENS, draw
 from foretune.model.splits import split_groups
 from foretune.runtime.timing.compare import Row
-from products import A100, B200, H200, LAYOUTS, MATMUL, MI300X, config, problem
+from products import A100, B200, CPU, H200, LAYOUTS, MATMUL, MI300X, SPECIALIZED, config, problem, specialized
 
 MODELS = load_dense_models()
 BF16 = problem("bf16", batch=1, m=4096, n=4096, k=4096)
@@ -45,6 +45,14 @@ def test_the_space_has_the_configs_that_are_known_to_be_fast():
     assert {1, 2, 4, 8} == knobs["SPLIT_K"]
 
 
+def test_of_warps_that_have_one_job_each_it_has_every_tile():
+    knobs = ("CONSUMERS", "PINGPONG", "BLOCK_M", "BLOCK_N")
+    jobs = [one for one in supported(BF16) if one["CONSUMERS"]]
+    assert {(*(one[knob] for knob in knobs), one.num_stages) for one in jobs} == set(SPECIALIZED)
+    for call in (problem("fp32"), problem("int8"), problem("bf16", k=100), problem("bf16", ("gelu",))):
+        assert not any(one["CONSUMERS"] for one in supported(call))
+
+
 @pytest.mark.parametrize("device", [A100, B200, MI300X], ids=lambda device: device.arch)
 def test_other_devices_have_a_part_of_it(device):
     assert 30 <= len(supported(BF16, device)) <= len(supported(BF16))
@@ -60,7 +68,10 @@ def test_other_devices_have_a_part_of_it(device):
         ({"SPLIT_K": 2, "TMA": 2}, {}, "TMA cannot be 2 with SPLIT_K = 2"),
         ({"BLOCK_M": 256, "BLOCK_N": 128}, {}, "cannot be 256 x 128 with num_warps = 4: at most 16384 elements"),
         ({"BLOCK_M": 128, "BLOCK_N": 128, "BLOCK_K": 128, "num_stages": 6}, {}, "needs .* bytes of shared memory"),
-        ({"BLOCK_N": 48}, {}, "BLOCK_N cannot be 48: a power of two"),
+        ({"BLOCK_N": 48}, {}, "BLOCK_N cannot be 48: a power of two between 16 and 256, or 160 or 192"),
+        ({"BLOCK_N": 160}, {}, "BLOCK_N cannot be 160 with CONSUMERS = 0: a power of two"),
+        ({"BLOCK_M": 192}, {}, "BLOCK_M cannot be 192 with CONSUMERS = 0: a power of two"),
+        ({"PINGPONG": 1}, {}, "PINGPONG cannot be 1 with CONSUMERS = 0: 0"),
         ({}, {"flags": ("relu", "silu")}, "one activation can follow, not relu and silu"),
         ({}, {"dtype": "int8", "flags": ("bias",)}, "int8 is summed in int32, which takes no bias"),
         ({}, {"m": 0}, "m must be between 1 and"),
@@ -72,6 +83,50 @@ def test_other_devices_have_a_part_of_it(device):
 def test_what_is_refused_and_why(knobs, told, why):
     call = problem(**{"dtype": "bf16", "batch": 1, "m": 64, "n": 64, "k": 64} | told)
     assert re.search(why, MATMUL.supports(config(**knobs), call, H200))
+
+
+@pytest.mark.parametrize(
+    ("knobs", "told", "why"),
+    [
+        ({"BLOCK_K": 128}, {}, "BLOCK_K cannot be 128 with CONSUMERS = 2: 64"),
+        ({"TMA": 1}, {}, "TMA cannot be 1 with CONSUMERS = 2: 2"),
+        ({"num_warps": 8}, {}, "num_warps cannot be 8 with CONSUMERS = 2: 4"),
+        ({"num_stages": 1}, {}, "num_stages cannot be 1 with CONSUMERS = 2: at least 2"),
+        ({"num_stages": 8}, {}, "needs .* bytes of shared memory"),
+        ({"CONSUMERS": 3}, {}, "PINGPONG cannot be 1 with CONSUMERS = 3: 0"),
+        (
+            {"BLOCK_N": 256},
+            {},
+            "BLOCK_M x BLOCK_N cannot be 128 x 256 with CONSUMERS = 2 and PINGPONG = 1: 64 x 256, 128 x 128, "
+            "128 x 160, 128 x 192$",
+        ),
+        ({}, {"dtype": "fp32"}, "CONSUMERS cannot be 2 in fp32: its kernel is of 16 bits; 0"),
+        ({}, {"flags": ("bias", "gelu")}, "CONSUMERS cannot be 2 with gelu, with which it was slower"),
+        ({}, {"k": 100}, "TMA cannot be 2: rows of this problem"),
+    ],
+)
+def test_what_of_warps_that_have_one_job_each_is_refused_and_why(knobs, told, why):
+    call = problem(**{"dtype": "bf16", "batch": 1, "m": 64, "n": 64, "k": 64} | told)
+    one = specialized(2, 1, 128, 128, 6)
+    assert MATMUL.supports(one, replace(call, dtype="bf16", flags=(), dims=BF16.dims), H200) is None
+    assert re.search(why, MATMUL.supports(specialized(2, 1, 128, 128, 6, **knobs), call, H200))
+
+
+def test_they_are_hoppers():
+    for device, where in ((A100, "TMA cannot be 2: sm_80 has none"), (B200, "sm_100"), (CPU, "the interpreter")):
+        reason = MATMUL.supports(specialized(2, 0, 128, 256, 4), BF16, device)
+        assert where in reason
+        assert device is A100 or reason.startswith("CONSUMERS cannot be 2: ")
+
+
+def test_features_say_how_many_warps_multiply_a_tile():
+    names = MATMUL.feature_names
+    jobs = [specialized(2, 1, 128, 128, 6), specialized(2, 0, 128, 256, 4), specialized(3, 0, 192, 192, 4)]
+    columns = dict(zip(names, MATMUL.features(BF16, H200, [config(128, 128, 64, num_warps=8), *jobs]).T, strict=True))
+    assert columns["consumers"].tolist() == [0, 2, 2, 3]
+    assert columns["pingpong"].tolist() == [0, 1, 0, 0]
+    assert columns["num_warps"].tolist() == [8, 4, 8, 12]
+    assert columns["accumulator_registers"].tolist() == [64, 128, 128, 96]
 
 
 @pytest.mark.parametrize("flags", LAYOUTS, ids="-".join)

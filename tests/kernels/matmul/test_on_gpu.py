@@ -8,7 +8,7 @@ import torch
 from foretune.datasets import DeviceSpec
 from foretune.kernels.matmul import matmul
 from foretune.kernels.matmul.layouts import worth_turning
-from products import LAYOUTS, MATMUL, config, problem
+from products import LAYOUTS, MATMUL, SPECIALIZED, config, problem, specialized
 
 pytestmark = [
     pytest.mark.gpu,
@@ -51,6 +51,22 @@ def check(call, one, device):
 def test_every_layout_dtype_and_way(dtype, flags, way, device):
     """More tiles than programs in all, so that flattened loops go from tile to tile."""
     check(problem(dtype, flags, 2, 1360, 1200, 720), config(**WAYS[way]), device)
+
+
+@pytest.mark.parametrize("way", SPECIALIZED, ids=str)
+@pytest.mark.parametrize("flags", LAYOUTS, ids="-".join)
+def test_every_layout_by_warps_that_have_one_job_each(flags, way, device):
+    """More tiles than programs, fewer, and one: of groups that take turns, one has then nothing to do. More steps than
+    stages, and fewer; ends of all three sizes inside a tile."""
+    for batch, m, n, k in ((2, 2320, 2200, 520), (1, 704, 1000, 72), (1, 8, 8, 8), (3, 200, 168, 2056)):
+        for band in (1, 16):
+            check(problem("bf16", flags, batch, m, n, k), specialized(*way, GROUP_M=band), device)
+
+
+@pytest.mark.parametrize("after", [("bias",), ("relu",), ("bias", "silu")], ids="-".join)
+@pytest.mark.parametrize("way", [SPECIALIZED[0], SPECIALIZED[3], SPECIALIZED[9]], ids=str)
+def test_what_follows_the_product_of_such_warps(after, way, device):
+    check(problem("fp16", after, 1, 2000, 1000, 520), specialized(*way), device)
 
 
 @pytest.mark.parametrize("way", ["pointers", "split"])
@@ -123,8 +139,7 @@ def test_a_layer_that_inductor_compiles_gets_the_same():
 def test_more_than_32_bits_of_elements(device):
     call = problem("bf16", (), 1, 70000, 33000, 72)
     inputs = MATMUL.inputs(call, device)
-    for way in ("pointers", "stores"):
-        one = config(**WAYS[way])
+    for one in (config(**WAYS["pointers"]), config(**WAYS["stores"]), specialized(*SPECIALIZED[1])):
         if MATMUL.supports(one, call, device) is None:
             y = MATMUL.launch(inputs, one)
             last = inputs.a[0, -100:].float() @ inputs.b[0].float().T

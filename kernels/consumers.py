@@ -1,0 +1,46 @@
+"""CONSUMERS, a knob of several families: so many groups of four warps multiply while one more warp loads. It asks for
+Hopper and for Gluon, and this says where they are not."""
+
+from __future__ import annotations
+
+from functools import cache
+from importlib import import_module
+
+from ..datasets import DeviceSpec, KernelConfig, Measurable, Problem
+from ..datasets.errors import reason_of
+from ..runtime.warn import warn_once
+from .knob_values import Knobs
+
+
+def no_consumers(knobs: Knobs, device: DeviceSpec) -> str | None:
+    """The reason why a device cannot run a config for its CONSUMERS, or None.
+
+    >>> no_consumers({"CONSUMERS": 2}, DeviceSpec.named("h200")) is None
+    True
+    """
+    interpreted = device.backend == "cpu"
+    if not knobs["CONSUMERS"] or (device.arch == "sm_90" and not interpreted):
+        return None
+    where = "the interpreter" if interpreted else device.arch
+    return f"CONSUMERS cannot be {knobs['CONSUMERS']}: {where} has no products of Hopper's; 0"
+
+
+def default_without_gluon(
+    config: KernelConfig, family: Measurable, problem: Problem, device: DeviceSpec
+) -> KernelConfig:
+    """A config that was chosen, or the family's default with one warning where it has CONSUMERS and this Triton no
+    Gluon: a prediction makes no kernel fail."""
+    if not config.to_json().get("CONSUMERS") or (reason := why_no_gluon()) is None:
+        return config
+    warn_once(f"CONSUMERS cannot run with this Triton ({reason})", "; the family's default config is taken")
+    return family.default(problem, device)
+
+
+@cache
+def why_no_gluon() -> str | None:
+    """The reason why Gluon, which is experimental, is not where Triton 3.6 to 3.9 have it, or None."""
+    try:
+        import_module(f"{__package__}.hopper")
+    except Exception as error:  # noqa: BLE001 - whatever an import raises
+        return reason_of(error)
+    return None

@@ -1,0 +1,334 @@
+"""The same product in 16 bits by warps that have one job each, in Gluon: one warp loads, and CONSUMERS groups of four
+multiply.
+
+Each group has its rows of one tile, or with PINGPONG whole tiles in turns: then one stores while the other multiplies.
+Where tiles of a power of two fill the last round of SMs badly, those of 160 or 192 columns and of 192 rows may not. (A
+tensor's columns are a power of two, so such a tile has two products a step.)
+
+Gluon is part of Triton 3.6 and later.
+"""
+
+from __future__ import annotations
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+
+from ...hopper import (
+    fence_async_shared,
+    load_tile,
+    mbarrier,
+    store_tile,
+    tma,
+    warpgroup_mma,
+    warpgroup_mma_wait,
+)
+from .epilogue import activated
+from .gemm import UNSPECIALIZED
+from .tile_order import tile_at
+
+_SWIZZLED = gl.constexpr(64)  # elements of 16 bits in the 128 bytes that shared memory is swizzled by
+_UNIT = gl.constexpr(8)  # elements of 16 bits in 16 bytes
+
+
+# The parameters are those of the plain kernel, of which CONSUMERS says some.
+@gluon.jit(do_not_specialize=UNSPECIALIZED)
+def specialized_matmul_kernel(
+    a_ptr,
+    b_ptr,
+    y_ptr,
+    bias_ptr,
+    batch,
+    M,
+    N,
+    K,
+    lda,
+    ldb,
+    ldy,
+    GROUP_M,
+    SPLIT_K,  # 1
+    PROGRAMS_PER_SM,  # 1
+    A_KM: gl.constexpr,
+    B_KN: gl.constexpr,
+    ACTIVATION: gl.constexpr,
+    ALIGNED: gl.constexpr,  # True
+    SPLIT: gl.constexpr,  # False
+    PERSISTENT: gl.constexpr,  # True
+    BLOCK_M: gl.constexpr,
+    BLOCK_N: gl.constexpr,
+    BLOCK_K: gl.constexpr,
+    TMA: gl.constexpr,  # 2
+    CONSUMERS: gl.constexpr,
+    PINGPONG: gl.constexpr,
+    STAGES: gl.constexpr,
+):
+    """Persistent: program p takes tiles p, p + programs, ... A stage is full once its operands are there, and empty
+    again when all who multiply it have."""
+    gl.static_assert(ALIGNED and TMA == 2, "TMA wants rows that begin at multiples of 16 bytes")
+    N = N // _UNIT * _UNIT
+    lda = lda // _UNIT * _UNIT
+    ldb = ldb // _UNIT * _UNIT
+    ldy = ldy // _UNIT * _UNIT
+    if A_KM:
+        M = M // _UNIT * _UNIT
+    if not (A_KM and B_KN):
+        K = K // _UNIT * _UNIT
+    # How many groups share a tile, the rows that each has, and the columns of a step's two products.
+    SHARE: gl.constexpr = 1 if PINGPONG else CONSUMERS
+    ROWS: gl.constexpr = BLOCK_M // SHARE
+    WIDE: gl.constexpr = 256 if BLOCK_N == 256 else 128
+    REST: gl.constexpr = BLOCK_N - WIDE
+    HELD: gl.constexpr = _SWIZZLED if REST == 0 else min(REST, _SWIZZLED)  # columns that are stored at a time
+    dtype: gl.constexpr = a_ptr.dtype.element_ty
+    of_tile: gl.constexpr = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2)
+    of_rest: gl.constexpr = gl.NVMMASharedLayout(
+        swizzle_byte_width=2 * min(REST if B_KN and REST > 0 else _SWIZZLED, _SWIZZLED), element_bitwidth=16, rank=2
+    )
+    of_held: gl.constexpr = gl.NVMMASharedLayout(swizzle_byte_width=2 * HELD, element_bitwidth=16, rank=2)
+
+    a_desc = _descriptor(a_ptr, batch, K if A_KM else M, M if A_KM else K, lda, A_KM, ROWS, BLOCK_K, 128)
+    b_desc = _descriptor(b_ptr, batch, K if B_KN else N, N if B_KN else K, ldb, B_KN, WIDE, BLOCK_K, 128)
+    rest_desc = b_desc
+    if REST > 0:
+        rest_desc = _descriptor(
+            b_ptr, batch, K if B_KN else N, N if B_KN else K, ldb, B_KN, REST, BLOCK_K, of_rest.swizzle_byte_width
+        )
+    y_desc = _descriptor(y_ptr, batch, M, N, ldy, False, ROWS, HELD, 2 * HELD)
+
+    a_tiles = _stages(dtype, STAGES * SHARE, A_KM, ROWS, BLOCK_K, of_tile)
+    b_tiles = _stages(dtype, STAGES, B_KN, WIDE, BLOCK_K, of_tile)
+    rest_tiles = b_tiles
+    if REST > 0:
+        rest_tiles = _stages(dtype, STAGES, B_KN, REST, BLOCK_K, of_rest)
+    y_tiles = gl.allocate_shared_memory(dtype, [CONSUMERS, ROWS, HELD], of_held)
+    full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    turns = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())  # of groups, with PINGPONG
+    for stage in gl.static_range(STAGES):
+        mbarrier.init(full.index(stage), count=1)
+        mbarrier.init(empty.index(stage), count=SHARE)
+    for turn in gl.static_range(2):
+        mbarrier.init(turns.index(turn), count=1)
+
+    descs = a_desc, b_desc, rest_desc, y_desc
+    shared = a_tiles, b_tiles, rest_tiles, y_tiles, full, empty, turns
+    sizes = batch, N, K, gl.cdiv(M, BLOCK_M), gl.cdiv(N, BLOCK_N), GROUP_M
+    of_all = descs, shared, sizes
+    # Constants have to be named for each: Triton 3.6 makes tensors of those in a tuple that has a name. Registers are
+    # of a thread, and all that there are: 65536 for three or four times 128 threads.
+    if CONSUMERS == 2:
+        gl.warp_specialize(
+            [
+                (_multiply, (of_all, bias_ptr, A_KM, B_KN, ACTIVATION, SHARE, ROWS, WIDE, REST, BLOCK_K, STAGES, 0)),
+                (_multiply, (of_all, bias_ptr, A_KM, B_KN, ACTIVATION, SHARE, ROWS, WIDE, REST, BLOCK_K, STAGES, 1)),
+                (_load, (of_all, A_KM, B_KN, SHARE, ROWS, WIDE, REST, BLOCK_K, STAGES)),
+            ],
+            [4, 1],
+            [240, 24],
+        )
+    else:
+        gl.static_assert(CONSUMERS == 3 and not PINGPONG)
+        gl.warp_specialize(
+            [
+                (_multiply, (of_all, bias_ptr, A_KM, B_KN, ACTIVATION, SHARE, ROWS, WIDE, REST, BLOCK_K, STAGES, 0)),
+                (_multiply, (of_all, bias_ptr, A_KM, B_KN, ACTIVATION, SHARE, ROWS, WIDE, REST, BLOCK_K, STAGES, 1)),
+                (_multiply, (of_all, bias_ptr, A_KM, B_KN, ACTIVATION, SHARE, ROWS, WIDE, REST, BLOCK_K, STAGES, 2)),
+                (_load, (of_all, A_KM, B_KN, SHARE, ROWS, WIDE, REST, BLOCK_K, STAGES)),
+            ],
+            [4, 4, 1],
+            [160, 160, 24],
+        )
+
+
+@gluon.jit
+def _load(
+    of_all,
+    A_KM: gl.constexpr,
+    B_KN: gl.constexpr,
+    SHARE: gl.constexpr,
+    ROWS: gl.constexpr,
+    WIDE: gl.constexpr,
+    REST: gl.constexpr,
+    BLOCK_K: gl.constexpr,
+    STAGES: gl.constexpr,
+):
+    """What the warp that loads does: all steps of all tiles of the program, each into the next stage that is empty."""
+    descs, shared, sizes = of_all
+    a_desc, b_desc, rest_desc, _ = descs
+    a_tiles, b_tiles, rest_tiles, _, full, empty, _ = shared
+    batch, _, K, m_tiles, n_tiles, GROUP_M = sizes
+    step = 0
+    for tile in range(gl.program_id(0), batch * m_tiles * n_tiles, gl.num_programs(0)):
+        matrix, m_tile, n_tile = tile_at(tile, m_tiles, n_tiles, GROUP_M)
+        row = m_tile * (ROWS * SHARE)
+        col = n_tile * (WIDE + REST)
+        for k in range(0, K, BLOCK_K):
+            stage = step % STAGES
+            is_full = full.index(stage)
+            mbarrier.wait(empty.index(stage), (step // STAGES + 1) & 1)
+            mbarrier.expect(is_full, (SHARE * ROWS + WIDE + REST) * BLOCK_K * 2)
+            for part in gl.static_range(SHARE):
+                _load_box(a_desc, matrix, k, row + part * ROWS, is_full, a_tiles.index(stage * SHARE + part), A_KM)
+            _load_box(b_desc, matrix, k, col, is_full, b_tiles.index(stage), B_KN)
+            if REST > 0:
+                _load_box(rest_desc, matrix, k, col + WIDE, is_full, rest_tiles.index(stage), B_KN)
+            step += 1
+
+
+@gluon.jit
+def _multiply(
+    of_all,
+    bias_ptr,
+    A_KM: gl.constexpr,
+    B_KN: gl.constexpr,
+    ACTIVATION: gl.constexpr,
+    SHARE: gl.constexpr,
+    ROWS: gl.constexpr,
+    WIDE: gl.constexpr,
+    REST: gl.constexpr,
+    BLOCK_K: gl.constexpr,
+    STAGES: gl.constexpr,
+    CONSUMER: gl.constexpr,
+):
+    """What a group of warps that multiply does: its rows of all tiles of the program, or of two groups that take turns
+    every second tile."""
+    TURNS: gl.constexpr = SHARE == 1
+    PART: gl.constexpr = 0 if TURNS else CONSUMER
+    SECOND: gl.constexpr = REST if REST > 0 else _SWIZZLED
+    descs, shared, sizes = of_all
+    _, _, _, y_desc = descs
+    a_tiles, b_tiles, rest_tiles, y_tiles, full, empty, turns = shared
+    batch, N, K, m_tiles, n_tiles, GROUP_M = sizes
+    of_wide: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, WIDE, 16])
+    of_rest: gl.constexpr = gl.NVMMADistributedLayout(
+        version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, SECOND, 16]
+    )
+    steps = gl.cdiv(K, BLOCK_K)
+    first = gl.program_id(0)
+    programs = gl.num_programs(0)
+    step = 0
+    turn = 0
+    if TURNS:
+        first += CONSUMER * programs
+        programs *= 2
+        step += CONSUMER * steps
+    for tile in range(first, batch * m_tiles * n_tiles, programs):
+        matrix, m_tile, n_tile = tile_at(tile, m_tiles, n_tiles, GROUP_M)
+        acc = gl.zeros((ROWS, WIDE), gl.float32, of_wide)
+        rest = gl.zeros((ROWS, SECOND), gl.float32, of_rest)
+        if TURNS:
+            # Not before the other group is through with the tile before, or a stage would look full that is the last
+            # round's. (The first turn of the first group waits for the phase before the first, which is over.)
+            mbarrier.wait(turns.index(CONSUMER), (turn + 1 - CONSUMER) & 1)
+            turn += 1
+        for k in range(steps):
+            stage = step % STAGES
+            mbarrier.wait(full.index(stage), (step // STAGES) & 1)
+            a = a_tiles.index(stage * SHARE + PART)
+            b = b_tiles.index(stage)
+            b_rest = rest_tiles.index(stage)
+            if A_KM:
+                a = a.permute((1, 0))
+            if not B_KN:
+                b = b.permute((1, 0))
+                b_rest = b_rest.permute((1, 0))
+            # The step before is done once no more than this one's products are under way.
+            acc = warpgroup_mma(a, b, acc, use_acc=k > 0, is_async=True)
+            if REST > 0:
+                rest = warpgroup_mma(a, b_rest, rest, use_acc=k > 0, is_async=True)
+                acc, rest = warpgroup_mma_wait(2, [acc, rest])
+            else:
+                acc = warpgroup_mma_wait(1, [acc])
+            mbarrier.arrive(empty.index((step + STAGES - 1) % STAGES), count=1, pred=k > 0)
+            step += 1
+        if TURNS:
+            mbarrier.arrive(turns.index(1 - CONSUMER), count=1)
+        if REST > 0:
+            acc, rest = warpgroup_mma_wait(0, [acc, rest])
+        else:
+            acc = warpgroup_mma_wait(0, [acc])
+        mbarrier.arrive(empty.index((step + STAGES - 1) % STAGES), count=1)
+        if TURNS:
+            step += steps  # the other group's
+
+        row = m_tile * (ROWS * SHARE) + PART * ROWS
+        col = n_tile * (WIDE + REST)
+        held = y_tiles.index(CONSUMER)
+        _store(acc, bias_ptr, y_desc, held, matrix, row, col, N, ACTIVATION)
+        if REST > 0:
+            _store(rest, bias_ptr, y_desc, held, matrix, row, col + WIDE, N, ACTIVATION)
+    tma.store_wait(0)
+
+
+@gluon.jit
+def _store(acc, bias_ptr, y_desc, held, matrix, row, col, N, ACTIVATION: gl.constexpr):
+    """What a group has of some columns, by as many of them at a time as `held` has."""
+    ROWS: gl.constexpr = acc.shape[0]
+    COLUMNS: gl.constexpr = acc.shape[1]
+    if held.shape[1] < COLUMNS:
+        HALF: gl.constexpr = COLUMNS // 2
+        of_half: gl.constexpr = gl.NVMMADistributedLayout(
+            version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, HALF, 16]
+        )
+        left, right = acc.reshape((ROWS, 2, HALF)).permute((0, 2, 1)).split()
+        left = gl.convert_layout(left, of_half, assert_trivial=True)
+        right = gl.convert_layout(right, of_half, assert_trivial=True)
+        _store(left, bias_ptr, y_desc, held, matrix, row, col, N, ACTIVATION)
+        _store(right, bias_ptr, y_desc, held, matrix, row, col + HALF, N, ACTIVATION)
+    else:
+        if bias_ptr is not None:
+            offs_n = col + gl.arange(0, COLUMNS, layout=gl.SliceLayout(0, acc.type.layout))
+            acc += gl.load(bias_ptr + offs_n, offs_n < N, other=0.0)[None, :].to(gl.float32)
+        y = activated(acc, ACTIVATION).to(held.dtype)
+        tma.store_wait(0)  # of the columns before
+        held.store(y)
+        fence_async_shared()
+        store_tile(y_desc, [matrix, row, col], held.reshape([1, ROWS, COLUMNS]))
+
+
+@gluon.jit
+def _descriptor(
+    ptr,
+    batch,
+    rows,
+    columns,
+    ld,
+    ALONG_K: gl.constexpr,
+    SIZE: gl.constexpr,
+    LENGTH: gl.constexpr,
+    SWIZZLE: gl.constexpr,
+):
+    """A TMA descriptor of (batch, rows, columns), rows `ld` apart, in boxes of SIZE x LENGTH, or LENGTH x SIZE of what
+    is stored along K; three dimensions, so that a box past one matrix reads zeros, and writes nothing there."""
+    layout: gl.constexpr = gl.NVMMASharedLayout(swizzle_byte_width=SWIZZLE, element_bitwidth=16, rank=3)
+    ld = ld.to(gl.int64)
+    if ALONG_K:
+        box: gl.constexpr = [1, LENGTH, SIZE]
+    else:
+        box: gl.constexpr = [1, SIZE, LENGTH]
+    return tma.make_tensor_descriptor(ptr, [batch, rows, columns], [rows * ld, ld, 1], box, layout)
+
+
+@gluon.jit
+def _stages(
+    dtype: gl.constexpr,
+    COUNT: gl.constexpr,
+    ALONG_K: gl.constexpr,
+    SIZE: gl.constexpr,
+    LENGTH: gl.constexpr,
+    layout: gl.constexpr,
+):
+    """Room for so many tiles of an operand."""
+    if ALONG_K:
+        return gl.allocate_shared_memory(dtype, [COUNT, LENGTH, SIZE], layout)
+    else:
+        return gl.allocate_shared_memory(dtype, [COUNT, SIZE, LENGTH], layout)
+
+
+@gluon.jit
+def _load_box(desc, matrix, k, first, is_full, held, ALONG_K: gl.constexpr):
+    """Loads the tile of an operand that begins there, of rows or columns of the product and of K."""
+    box = held.reshape([1, held.shape[0], held.shape[1]])
+    if ALONG_K:
+        load_tile(desc, [matrix, k, first], is_full, box)
+    else:
+        load_tile(desc, [matrix, first, k], is_full, box)

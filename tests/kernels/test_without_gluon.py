@@ -1,0 +1,81 @@
+"""Gluon is experimental: where a later Triton has moved it, ops run their plain kernels, and say so once."""
+
+from __future__ import annotations
+
+import sys
+from importlib import import_module
+
+import foretune
+import pytest
+import torch
+from foretune import ForetuneWarning
+from foretune.kernels import consumers, find_measurable, hopper, op_calls
+from foretune.kernels.matmul.op import passes
+from foretune.kernels.matmul.triton_kernels import launches as matmul_launches
+from foretune.kernels.scaled_gemm.op import fp8_product
+from foretune.kernels.scaled_gemm.triton_kernels import launches as scaled_launches
+from foretune.runtime import make_shortlist, use_stub_driver
+from products import H200, SPECIALIZED, problem
+from products import specialized as dense_jobs
+from scaled import problem as scaled_problem
+from scaled import specialized as scaled_jobs
+
+pytestmark = [pytest.mark.compile, pytest.mark.usefixtures("own_cache")]
+
+M, N, K = 4096, 2048, 512
+X, W = (torch.zeros(rows, K, dtype=torch.float8_e4m3fn) for rows in (M, N))
+SCALES = {"scales": "rowwise", "x_scale": torch.ones(M, 1), "w_scale": torch.ones(N, 1)}
+A, B = torch.zeros(2048, 8192, dtype=torch.bfloat16), torch.zeros(1280, 8192, dtype=torch.bfloat16)
+
+#: Of each op its problem, for which CONSUMERS are predicted, a call, the kernel that then runs, and a config of theirs.
+OPS = {
+    "scaled_gemm": (
+        scaled_problem(find_measurable("scaled_gemm"), "rowwise", m=M, n=N, k=K),
+        lambda **options: foretune.scaled_gemm(X, W, **SCALES, **options),
+        "scaled_gemm_kernel",
+        scaled_jobs(2, 128, 4),
+    ),
+    "matmul": (
+        problem("bf16", (), 1, *A.shape[:1], *B.shape),
+        lambda **options: foretune.matmul(A, B.T, **options),
+        "matmul_kernel",
+        dense_jobs(*SPECIALIZED[5]),
+    ),
+}
+
+
+def forget():
+    for cached in (matmul_launches._launcher, scaled_launches._launcher, consumers.why_no_gluon):
+        cached.cache_clear()
+
+
+@pytest.fixture
+def no_gluon(monkeypatch):
+    forget()
+    monkeypatch.setattr("foretune.runtime.warn._said", set())
+    monkeypatch.setattr(fp8_product, "_calls", op_calls.Memo())
+    monkeypatch.setattr(passes, "_calls", op_calls.Memo())
+    for launches in (matmul_launches, scaled_launches):
+        monkeypatch.delitem(sys.modules, f"{launches.__package__}.specialized", raising=False)
+    monkeypatch.delitem(sys.modules, hopper.__name__)
+    import_module("triton.experimental.gluon.language")  # which Triton itself does: only what is Hopper's is missing
+    monkeypatch.setitem(sys.modules, "triton.experimental.gluon.language.nvidia.hopper", None)
+    yield
+    forget()
+
+
+@pytest.mark.parametrize("op", OPS)
+def test_what_is_predicted_runs_all_the_same(op, no_gluon):
+    asked, call, kernel, _ = OPS[op]
+    assert make_shortlist(find_measurable(op), asked, H200, k=1).configs[0]["CONSUMERS"]  # or it would show nothing
+    with use_stub_driver(H200) as driver:
+        with pytest.warns(ForetuneWarning, match="CONSUMERS cannot run with this Triton .*default config is taken"):
+            call()
+        assert [launch.kernel for launch in driver.launches] == [kernel]
+
+
+@pytest.mark.parametrize("op", OPS)
+def test_a_config_that_is_given_is_not_replaced(op, no_gluon):
+    _, call, _, one = OPS[op]
+    with use_stub_driver(H200), pytest.raises(ImportError):
+        call(config=one)
