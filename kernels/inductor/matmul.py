@@ -225,6 +225,7 @@ def _by_our_knobs(configs: tuple[KernelConfig, ...]) -> tuple[KernelConfig, ...]
             **{knob: config[knob] for knob in kept},
             SPLIT_K=1,
             **dict.fromkeys(("TMA", "PROGRAMS_PER_SM"), config["PERSISTENT_TMA"]),
+            **dict.fromkeys(("CONSUMERS", "PINGPONG"), 0),
             num_warps=config.num_warps,
             num_stages=config.num_stages,
         )

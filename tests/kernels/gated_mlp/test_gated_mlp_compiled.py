@@ -11,7 +11,7 @@ from foretune import DeviceSpec, KernelConfig, Problem, gated_mlp
 from foretune.kernels import find_family
 from foretune.kernels.gated_mlp import launches
 from foretune.kernels.gated_mlp.space import smem_bytes
-from foretune.kernels.matmul.triton_kernels import gemm
+from foretune.kernels.matmul.triton_kernels import launches as matmul_launches
 from foretune.runtime import use_stub_driver
 
 pytestmark = [pytest.mark.compile, pytest.mark.usefixtures("own_cache")]
@@ -28,7 +28,7 @@ def test_one_binary_of_each_kernel_serves_steps_of_any_shape(monkeypatch):
     monkeypatch.setattr(triton.knobs.compilation, "listener", lambda src, **_: names.append(src.name))
     launches._launch.forget()
     launches._launch_backward.forget()
-    gemm._launch.forget()
+    matmul_launches._launcher(False).forget()
     with use_stub_driver(H200):
         for m, n, k in ((1, 8, 8), (16, 8, 40), (300, 2048, 1024)):
             x, w = (torch.zeros(shape, dtype=torch.bfloat16, requires_grad=True) for shape in ((m, k), (2 * n, k)))

@@ -138,7 +138,8 @@ def test_a_stage_less_takes_longer_where_loads_are_waited_for():
 def test_a_ranker_sees_what_it_sees_of_our_own_gemm(given, ours, is_exact):
     knobs = {"BLOCK_M": 64, "BLOCK_N": 128, "BLOCK_K": 64, "GROUP_M": 8, "num_warps": 4, "num_stages": 3}
     pair = [KernelConfig.of(**knobs, PERSISTENT_TMA=tma) for tma in (0, 1)]
-    same = [KernelConfig.of(**knobs, SPLIT_K=1, TMA=tma, PROGRAMS_PER_SM=tma) for tma in (0, 1)]
+    plain = {"SPLIT_K": 1, "CONSUMERS": 0, "PINGPONG": 0}
+    same = [KernelConfig.of(**knobs, **plain, TMA=tma, PROGRAMS_PER_SM=tma) for tma in (0, 1)]
     matmul = find_family("matmul")
     expected = matmul.features(Problem.of("matmul", **{"batch": 1, "m": 64, "n": 256, "k": 512} | ours), H200, same)
     expected[:, matmul.feature_names.index("fp32")] += is_exact

@@ -1,0 +1,53 @@
+"""`python tests/kernels/consumers_study.py FAMILY --data NAME`: of the problems on which configs with CONSUMERS were
+measured, on how many one of them is the fastest, and how much longer the fastest of the others takes, by size."""
+
+from __future__ import annotations
+
+import argparse
+
+import numpy as np
+import rich
+from foretune.datasets import load
+from foretune.datasets.console.tables import table
+from foretune.kernels import find_measurable
+
+#: Upper ends of the rows, in GFLOP.
+ENDS = (1, 10, 50, 200, 1000, np.inf)
+
+
+def gains(name: str, data: str) -> tuple[np.ndarray, np.ndarray]:
+    """GFLOP and how many times as long the others take, (n_problems,) each."""
+    family = find_measurable(name)
+    grid = load(data).grid(name)
+    supported = np.array(
+        [[not family.supports(config, case.problem, grid.devices[0]) for config in grid.configs] for case in grid.cases]
+    )
+    times = np.where(supported & np.isfinite(grid.times_us), grid.times_us, np.inf)
+    jobs = np.array([config["CONSUMERS"] > 0 for config in grid.configs])
+    theirs, others = times[:, jobs].min(axis=1), times[:, ~jobs].min(axis=1)
+    there = np.isfinite(theirs)
+    gflop = np.array([family.flops(case.problem) / 1e9 for case in grid.cases])
+    return gflop[there], others[there] / theirs[there]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("family", help="one whose space has CONSUMERS")
+    parser.add_argument("--data", required=True, help="a dataset's folder or shipped name")
+    options = parser.parse_args()
+    gflop, ratio = gains(options.family, options.data)
+    rows, first = [], 0.0
+    for end in (*ENDS, None):
+        inside = np.ones(len(gflop), bool) if end is None else (first <= gflop) & (gflop < end)
+        label = "all" if end is None else f"{first:.0f} to {end:.0f}"
+        if inside.any():
+            won = ratio[inside]
+            gained = np.exp(np.log(np.maximum(won, 1)).mean())
+            rows.append([label, inside.sum(), (won > 1).sum(), f"{gained:.3f}", f"{won.max():.2f}"])
+        first = end or 0.0
+    columns = ("GFLOP", "problems", "fastest so", "time without, mean", "most")
+    rich.print(table(f"{options.family}: CONSUMERS in {options.data}", columns, rows))
+
+
+if __name__ == "__main__":
+    main()
