@@ -63,7 +63,8 @@ def _specialized_smem_bytes(knobs: Knobs) -> int:
     """Shared memory of a program with CONSUMERS, of 16-bit elements: that of the stages, of the columns that each group
     stores at a time, two barriers a stage, and what Triton keeps for the warps to find (up to 88 bytes less than is
     said here)."""
-    m, n = knobs["BLOCK_M"], knobs["BLOCK_N"]
-    rows = m * knobs["CONSUMERS"] if knobs["PINGPONG"] else m  # of all groups
+    m, n, k = (int(knobs[f"BLOCK_{axis}"]) for axis in "MNK")
+    stages, groups = int(knobs["num_stages"]), int(knobs["CONSUMERS"])
+    rows = m * groups if knobs["PINGPONG"] else m  # of all groups
     columns = n % 64 or 64
-    return knobs["num_stages"] * (2 * (m + n) * knobs["BLOCK_K"] + 16) + 2 * rows * columns + 240
+    return stages * (2 * (m + n) * k + 16) + 2 * rows * columns + 240

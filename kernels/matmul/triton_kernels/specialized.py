@@ -304,7 +304,7 @@ def _descriptor(
     if ALONG_K:
         box: gl.constexpr = [1, LENGTH, SIZE]
     else:
-        box: gl.constexpr = [1, SIZE, LENGTH]
+        box: gl.constexpr = [1, SIZE, LENGTH]  # type: ignore[no-redef]
     return tma.make_tensor_descriptor(ptr, [batch, rows, columns], [rows * ld, ld, 1], box, layout)
 
 
