@@ -3,6 +3,7 @@ Hopper and for Gluon, and this says where they are not."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import cache
 from importlib import import_module
 
@@ -23,6 +24,18 @@ def no_consumers(knobs: Knobs, device: DeviceSpec) -> str | None:
         return None
     where = "the interpreter" if interpreted else device.arch
     return f"CONSUMERS cannot be {knobs['CONSUMERS']}: {where} has no products of Hopper's; 0"
+
+
+def undecided(knobs: Knobs, decided: Mapping[str, int]) -> str | None:
+    """The reason why a knob is not what CONSUMERS decide, or None.
+
+    >>> undecided({"CONSUMERS": 2, "SPLIT_K": 4}, {"SPLIT_K": 1})
+    'SPLIT_K cannot be 4 with CONSUMERS = 2: 1'
+    """
+    for knob, value in decided.items():
+        if knobs[knob] != value:
+            return f"{knob} cannot be {knobs[knob]} with CONSUMERS = {knobs['CONSUMERS']}: {value}"
+    return None
 
 
 def default_without_gluon(

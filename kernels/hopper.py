@@ -1,6 +1,7 @@
 """What kernels in Gluon use of Hopper: copies of tiles that barriers count, and products that run beside them.
 
-Gluon is experimental: this is where it may have moved (`consumers.py` asks), and what its names are now."""
+Gluon is experimental: this is where it may have moved (`consumers.py` asks), and what its names are now.
+"""
 
 from __future__ import annotations
 

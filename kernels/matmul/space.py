@@ -8,6 +8,7 @@ from itertools import product
 from typing import Any
 
 from ...datasets import KernelConfig
+from ..consumers import undecided
 from ..knob_values import KnobValues
 from ..sm_limits import accumulator_registers
 from .smem import tile_smem_bytes
@@ -108,9 +109,8 @@ def _wrong_consumers(knobs: Mapping[str, Any]) -> str | None:
     """The reason why CONSUMERS do not go with the other knobs, or None."""
     consumers, pingpong = knobs["CONSUMERS"], knobs["PINGPONG"]
     decided = {"BLOCK_K": 64, "SPLIT_K": 1, "PROGRAMS_PER_SM": 1, "TMA": 2, "num_warps": 4}
-    for knob, value in decided.items():
-        if knobs[knob] != value:
-            return f"{knob} cannot be {knobs[knob]} with CONSUMERS = {consumers}: {value}"
+    if (wrong := undecided(knobs, decided)) is not None:
+        return wrong
     tiles = [(m, n) for *groups, m, n in _SPECIALIZED if groups == [consumers, pingpong]]
     if not tiles:
         return f"PINGPONG cannot be {pingpong} with CONSUMERS = {consumers}: 0"

@@ -8,6 +8,7 @@ from functools import cache, lru_cache
 from itertools import product
 
 from ...datasets import DeviceSpec, ForetuneError, KernelConfig
+from ..consumers import undecided
 from ..grouped_gemm.space import BLOCKS_M
 from ..knob_values import KnobValues
 from ..sm_limits import ASYNC_PRODUCT_ARCHS, accumulator_registers, programs_that_fit
@@ -138,10 +139,8 @@ def _wrong_consumers(config: KernelConfig) -> str | None:
     consumers, n = config["CONSUMERS"], config["BLOCK_N"]
     decided = {"BLOCK_M": _INSTRUCTION_ROWS * consumers, "BLOCK_K": SCALED, "SPLIT_K": 1, "PROGRAMS_PER_SM": 1}
     decided |= {"SWAP_AB": 0, "TMA_LOAD": 1, "TMA_STORE": 1, "num_warps": 4}
-    knobs = config.to_json()
-    for knob, value in decided.items():
-        if knobs[knob] != value:
-            return f"{knob} cannot be {knobs[knob]} with CONSUMERS = {consumers}: {value}"
+    if (wrong := undecided(config.to_json(), decided)) is not None:
+        return wrong
     if (consumers, n) not in _SPECIALIZED:
         able = ", ".join(str(columns) for count, columns in _SPECIALIZED if count == consumers)
         return f"BLOCK_N cannot be {n} with CONSUMERS = {consumers}: {able}"

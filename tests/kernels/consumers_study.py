@@ -10,6 +10,7 @@ import rich
 from foretune.datasets import load
 from foretune.datasets.console.tables import table
 from foretune.kernels import find_measurable
+from foretune.model.rows import supported
 
 #: Upper ends of the rows, in GFLOP.
 ENDS = (1, 10, 50, 200, 1000, np.inf)
@@ -19,10 +20,7 @@ def gains(name: str, data: str) -> tuple[np.ndarray, np.ndarray]:
     """GFLOP and how many times as long the others take, (n_problems,) each."""
     family = find_measurable(name)
     grid = load(data).grid(name)
-    supported = np.array(
-        [[not family.supports(config, case.problem, grid.devices[0]) for config in grid.configs] for case in grid.cases]
-    )
-    times = np.where(supported & np.isfinite(grid.times_us), grid.times_us, np.inf)
+    times = np.where(supported(grid, family) & np.isfinite(grid.times_us), grid.times_us, np.inf)
     jobs = np.array([config["CONSUMERS"] > 0 for config in grid.configs])
     theirs, others = times[:, jobs].min(axis=1), times[:, ~jobs].min(axis=1)
     there = np.isfinite(theirs)

@@ -6,7 +6,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from ....runtime.launching.launcher import Launcher, launch_nothing
-from ....runtime.launching.scratch import ensure_allocator
+from ....runtime.launching.scratch import with_scratch
 from .gemm import matmul_kernel
 from .split_k import add_partials, compile_add_partials
 
@@ -60,31 +60,27 @@ def prepare_matmul(
     (batch, m, n), k = y.shape, a.shape[1] if a_km else a.shape[2]
     splits, aligned = config["SPLIT_K"], are_aligned(a, b, y)
     whole = splits == 1
-    prepared = _launcher(config["CONSUMERS"] > 0).prepare(
+    launch: Callable[[Sequence[torch.Tensor | None]], None] = _launcher(config["CONSUMERS"] > 0).prepare(
         (grid_of(batch, m, n, config, sm_count), 1, 1),
         (batch, m, n, k, a.stride(-2), b.stride(-2), y.stride(-2) if whole else n),
         config,
         **_constants(config, a_km, b_kn, activation, aligned),
     )
-    uses_tma = config["TMA"] > 0
-    if whole and not uses_tma:
-        return prepared
+    if config["TMA"]:
+        launch = with_scratch(launch)
+    if whole:
+        return launch
 
-    def launch(tensors: Sequence[Any]) -> None:
-        if uses_tma:
-            ensure_allocator()
-        if whole:
-            prepared(tensors)
-            return
+    def launch_parts(tensors: Sequence[Any]) -> None:
         import torch
 
         a, b, y, bias = tensors
         wide = torch.int32 if a.dtype == torch.int8 else torch.float32
         partial = torch.empty((splits, batch, m, n), dtype=wide, device=y.device)
-        prepared((a, b, partial, None))
+        launch((a, b, partial, None))
         add_partials(partial, y, bias, activation, aligned)
 
-    return launch
+    return launch_parts
 
 
 def are_aligned(a: torch.Tensor, b: torch.Tensor, y: torch.Tensor) -> bool:

@@ -112,9 +112,9 @@ class Call:
         if shape.rows == 0 or shape.groups == 0:
             return
 
-        def prepare(chosen: KernelConfig, device: DeviceSpec, _: Any) -> Launch:
+        def prepare(config: KernelConfig, device: DeviceSpec, _: Any) -> Launch:
             are = {"rowwise": kind == ROWWISE, "blockwise": kind == BLOCKWISE}
-            return prepare_scaled_gemm(*shape, chosen, device.sm_count, **are)
+            return prepare_scaled_gemm(*shape, config, device.sm_count, **are)
 
         rows, n, k, groups = shape
         if groups is None:

@@ -62,9 +62,9 @@ def test_warps_have_one_job_each(way, flags):
     with use_stub_driver(H200):
         binary = MATMUL.compile(one, call)
     assert smem_bytes(one, 2, H200) - 88 <= binary.metadata.shared <= smem_bytes(one, 2, H200)
-    groups = [1] if one["BLOCK_N"] in (128, 256) else [2]  # products of a step, which are under way when it ends
+    products = 1 if one["BLOCK_N"] in (128, 256) else 2  # of a step, which are under way when it ends
     waits = set(map(int, re.findall(r"wgmma.wait_group.sync.aligned (\d+);", binary.asm["ptx"])))
-    assert waits == {0, *groups}
+    assert waits == {0, products}
     assert "cp.async.bulk.tensor" in binary.asm["ptx"]
 
 

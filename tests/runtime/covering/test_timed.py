@@ -10,7 +10,7 @@ from cover_replay import Replay
 from fakes import DEVICE, FakeFamily
 from foretune.datasets import DeviceSpec, ForetuneError, Problem
 from foretune.kernels import by_name, find_measurable
-from foretune.runtime.covering import cover, make_cover
+from foretune.runtime.covering import candidates, cover, make_cover
 
 
 def test_25_configs_are_timed_and_those_chosen_lose_two_per_cent_hardly_anywhere():
@@ -29,6 +29,12 @@ def test_25_configs_are_timed_and_those_chosen_lose_two_per_cent_hardly_anywhere
     assert replay.timed[:half] == replay.timed[half:]  # the third begins when the second is through
     assert Counter(replay.compiled).most_common(1)[0][1] == 1  # each binary, which serves every size
     assert f"timed here, the {len(timed)} configs" in found.reason
+
+
+def test_three_of_each_size_and_room_for_noise_lose_two_per_cent_nowhere(monkeypatch):
+    monkeypatch.setattr(candidates, "CANDIDATES", 3)
+    replay = Replay("matmul")
+    assert (replay.losses(replay.cover(within=0.015)) <= 0.02).all()
 
 
 def test_what_cannot_be_launched_is_not_chosen():
