@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from ...datasets import BinaryFacts, DeviceSpec, Family, ForetuneError, KernelConfig, Problem, dtype_of_tensor
 from ...datasets.feature_groups import FeatureGroup
+from ..consumers import no_consumers
 from ..sm_limits import TMA_ARCHS, too_much_smem
 from .features import FEATURE_NAMES, feature_groups, feature_names, feature_table
 from .group_sizes import likely_problems
@@ -60,7 +61,8 @@ class GroupedGemmFamily(Family):
     def space(self, device: DeviceSpec | None = None, **ranges: Sequence[int]) -> tuple[KernelConfig, ...]:
         """Every config worth declaring; with a device, those that some problem on it supports.
 
-        `ranges` replace the values of a knob: block_m, block_n, block_k, num_warps, num_stages, tma (0 and 1).
+        `ranges` replace the values of a knob: block_m, block_n, block_k, num_warps, num_stages, tma (0 and 1); of dW
+        consumers (0 and 2), too.
 
         >>> from foretune.kernels import find_family
         >>> len(find_family("grouped_gemm_fwd").space(DeviceSpec.named("h200"), block_m=[64], tma=[1])) > 10
@@ -157,4 +159,6 @@ def _device_limit(variant: Variant, config: KernelConfig, itemsize: int, device:
     has_tma = device.arch in TMA_ARCHS or device.backend == "cpu"  # the interpreter has
     if not has_tma and (through_tma := [knob for knob in variant.tma if config[knob]]):
         return f"{through_tma[0]} cannot be 1: {device.arch} has no TMA"
+    if variant.specialized and (reason := no_consumers(config.to_json(), device)) is not None:
+        return reason
     return too_much_smem(smem_bytes(variant, config, itemsize, device), device)

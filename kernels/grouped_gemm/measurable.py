@@ -93,8 +93,10 @@ class GroupedGemm(GroupedGemmFamily, Measurable):
             "num_warps": 4,
             # 2-byte operands, 3 stages of (128 + 128) x 64 and an output tile: 128 KiB; less where there is less.
             "num_stages": 3 if device.smem_per_block_bytes >= 160 * 1024 else 2,
+            "CONSUMERS": 0,
+            "PINGPONG": 0,
         }
-        return KernelConfig.of(**{knob: knobs.get(knob, 1) for knob in self.knobs})
+        return KernelConfig.of(**{knob: knobs[knob] for knob in self.knobs})
 
     @abstractmethod
     def _default_block_m(self, problem: Problem) -> int: ...
@@ -194,12 +196,15 @@ class GroupedGemm(GroupedGemmFamily, Measurable):
     def compile(self, config: KernelConfig, problem: Problem) -> Any:
         import torch
 
-        kernel, _, _ = self.kernel()
+        kernel, constants = self._compiled(config, problem)
         element = torch_dtype(problem.dtype_name)
         indices = torch.int32 if problem.flags else None
-        return kernel.warmup(
-            *self._warmup_arguments(element, indices), grid=(1,), **self.constants(problem), **config.to_json()
-        )
+        return kernel.warmup(*self._warmup_arguments(element, indices), grid=(1,), **constants, **config.to_json())
+
+    def _compiled(self, config: KernelConfig, problem: Problem) -> tuple[Any, dict[str, Any]]:
+        """The kernel that a config means, and its constants."""
+        kernel, _, _ = self.kernel()
+        return kernel, self.constants(problem)
 
     @abstractmethod
     def _warmup_arguments(self, element: Any, indices: Any) -> tuple[Any, ...]:
@@ -210,9 +215,9 @@ class GroupedGemm(GroupedGemmFamily, Measurable):
         return KernelConfig.from_json(config.to_json() | {"GROUP_M": 1, "PROGRAMS_PER_SM": 1}), problem.kind
 
     def source_hash(self) -> str:
-        from .triton_kernels import dw, gemm, ragged, sorting, tiles
+        from .triton_kernels import gemm, ragged, tiles
 
-        return hash_of_modules(tiles, ragged, *((dw, sorting) if self.variant is DW else (gemm,)))
+        return hash_of_modules(tiles, ragged, gemm)
 
 
 class _OverRows(GroupedGemm):
@@ -318,7 +323,7 @@ class GroupedGemmDW(GroupedGemm):
         return chunk_rows(problem["rows"], problem["n"], problem["k"], device.sm_count)
 
     def launch(self, inputs: Inputs, config: KernelConfig) -> torch.Tensor:
-        from .triton_kernels.dw import launch_dw
+        from .triton_kernels.dw_launches import launch_dw
 
         launch_dw(*self._sorted(inputs), inputs.out, inputs.tile_map, config, inputs.device.sm_count)
         return inputs.out
@@ -340,18 +345,29 @@ class GroupedGemmDW(GroupedGemm):
         return grouped_gemm_dw_kernel, UNSPECIALIZED, KEY
 
     def arguments(self, inputs: Inputs) -> tuple[Any, ...]:
-        from .triton_kernels.dw import arguments, partial_sums
+        from .triton_kernels.dw_launches import arguments, partial_sums
 
         i = inputs
         return arguments(*self._sorted(i), i.out, partial_sums(i.out, i.tile_map), i.tile_map)
 
     def finish(self, inputs: Inputs, arguments: tuple[Any, ...]) -> None:
-        from .triton_kernels.dw import add_partials
+        from .triton_kernels.dw_launches import add_partials
 
         add_partials(arguments[3], inputs.out, inputs.tile_map)
 
     def constants(self, problem: Problem) -> dict[str, bool]:
         return {}
+
+    def source_hash(self) -> str:
+        from .. import warp_jobs
+        from .triton_kernels import dw, ragged, sorting, specialized_dw, tiles
+
+        return hash_of_modules(tiles, ragged, dw, specialized_dw, warp_jobs, sorting)
+
+    def _compiled(self, config: KernelConfig, problem: Problem) -> tuple[Any, dict[str, Any]]:
+        from .triton_kernels.dw_launches import constants, launcher_of
+
+        return launcher_of(config).kernel, constants(config)
 
     def _warmup_arguments(self, element: Any, indices: Any) -> tuple[Any, ...]:
         import torch

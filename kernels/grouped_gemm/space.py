@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cache, lru_cache
 from itertools import product
 from typing import Any
 
 from ...datasets import DeviceSpec, ForetuneError, KernelConfig, Problem
+from ..consumers import undecided
 from ..knob_values import KnobValues
 from ..sm_limits import ASYNC_PRODUCT_ARCHS, accumulator_registers, exchange_bytes, programs_that_fit
 from .variants import DW, VARIANTS, Variant
@@ -25,6 +26,10 @@ _MOST_LOADED_ELEMENTS = 512
 # float32 products run without tensor cores, and each step of them is unrolled: a larger tile takes the compiler minutes
 # or spills, and so do more products of one thread.
 _MOST_FP32_TILE, _MOST_FP32_PRODUCTS = 64 * 64, 4096
+# Tiles of dW's CONSUMERS, (PINGPONG, BLOCK_M, BLOCK_N), and their stages.
+_SPECIALIZED = {(1, 128, 128): (4, 5), (0, 128, 256): (4,), (0, 256, 128): (4,)}
+# What CONSUMERS decide.
+_DECIDED = {"BLOCK_K": 64, "PROGRAMS_PER_SM": 1, **dict.fromkeys(DW.tma, 1), "num_warps": 4}
 # One SM of the largest kind (sm_90, sm_100), for which the space is laid out.
 _SM_SMEM_BYTES, _SM_REGISTERS = 228 * 1024, 65536
 
@@ -38,6 +43,9 @@ def knobs_of(variant: Variant) -> tuple[str, ...]:
         "GROUP_M",  # M tiles side by side in the L2 order; a runtime argument
         "PROGRAMS_PER_SM",  # the persistent grid over the number of SMs; a runtime argument
         *variant.tma,
+        # Groups of four warps that multiply while one more warp loads, 0: all warps do both; and whether these share a
+        # tile, 0, or each has tiles of its own and multiplies while the other stores, 1.
+        *(("CONSUMERS", "PINGPONG") if variant.specialized else ()),
         "num_warps",
         "num_stages",
     )
@@ -57,6 +65,7 @@ class Ranges:
     num_warps: tuple[int, ...] = (4, 8)
     num_stages: tuple[int, ...] = (2, 3, 4, 5, 6)
     tma: tuple[int, ...] = (0, 1)
+    consumers: tuple[int, ...] = (0,)
 
     @classmethod
     def of(cls, variant: Variant, **ranges: Sequence[int]) -> Ranges:
@@ -69,7 +78,8 @@ class Ranges:
         ((64,), (32, 64))
         """
         for name, values in ranges.items():
-            if name not in (known := sorted(field.name for field in fields(cls))):
+            known = sorted(field.name for field in fields(cls) if variant.specialized or field.name != "consumers")
+            if name not in known:
                 raise ForetuneError(f"{name} is not a range of the space; there are {', '.join(known)}")
             if not isinstance(values, Sequence) or isinstance(values, str) or not values:
                 raise ForetuneError(f"{name} must be a list of values but is {values!r}")
@@ -81,7 +91,7 @@ class Ranges:
 
 
 #: A tile of dW is a piece of N x K, which is never small, and its contraction is a group's rows, which often are few.
-_DW_RANGES = Ranges(block_m=(64, 128, 256), block_n=(64, 128, 256), block_k=(32, 64))
+_DW_RANGES = Ranges(block_m=(64, 128, 256), block_n=(64, 128, 256), block_k=(32, 64), consumers=(0, 2))
 
 _UP_TO_512 = ("a power of two between 16 and 512", (16, 32, 64, 128, 256, 512))
 _VALID: dict[str, tuple[str, Sequence[int]]] = {
@@ -91,6 +101,8 @@ _VALID: dict[str, tuple[str, Sequence[int]]] = {
     "num_warps": ("1, 2, 4, 8 or 16", (1, 2, 4, 8, 16)),
     "num_stages": ("between 1 and 8", range(1, 9)),
     "tma": ("0 or 1", (0, 1)),
+    "consumers": ("0 or 2", (0, 2)),
+    "pingpong": ("0 or 1", (0, 1)),
     "group_m": ("between 1 and 1024", range(1, 1025)),
     "programs_per_sm": ("between 0 and 64, 0 for a program a tile", range(65)),
 }
@@ -122,6 +134,11 @@ def wrong_tile(config: KernelConfig, dtype: str) -> str | None:
     >>> wrong_tile(KernelConfig.of(**knobs), "bf16")
     'BLOCK_M x BLOCK_N cannot be 256 x 128 with num_warps = 4: at most 16384 elements, which registers hold'
     """
+    knobs = config.to_json()
+    if knobs.get("CONSUMERS"):
+        return _wrong_consumers(knobs, dtype)
+    if knobs.get("PINGPONG"):
+        return "PINGPONG cannot be 1 with CONSUMERS = 0: 0"
     m, n, k, threads = config["BLOCK_M"], config["BLOCK_N"], config["BLOCK_K"], 32 * config.num_warps
     if dtype == "fp32" and m * n > _MOST_FP32_TILE:
         return f"BLOCK_M x BLOCK_N cannot be {m} x {n} in fp32: at most {_MOST_FP32_TILE} elements"
@@ -141,12 +158,34 @@ def wrong_tile(config: KernelConfig, dtype: str) -> str | None:
     return None
 
 
+def _wrong_consumers(knobs: Mapping[str, Any], dtype: str) -> str | None:
+    """The reason why CONSUMERS do not go with the other knobs or a dtype, or None."""
+    if dtype == "fp32":
+        return f"CONSUMERS cannot be {knobs['CONSUMERS']} in {dtype}: its kernel is of 16 bits; 0"
+    if (wrong := undecided(knobs, _DECIDED)) is not None:
+        return wrong
+    tiles = [(m, n) for pingpong, m, n in _SPECIALIZED if pingpong == knobs["PINGPONG"]]
+    if (tile := (knobs["BLOCK_M"], knobs["BLOCK_N"])) not in tiles:
+        able = ", ".join(f"{m} x {n}" for m, n in tiles)
+        given = f"CONSUMERS = {knobs['CONSUMERS']} and PINGPONG = {knobs['PINGPONG']}"
+        return f"BLOCK_M x BLOCK_N cannot be {tile[0]} x {tile[1]} with {given}: {able}"
+    if knobs["num_stages"] < 2:
+        return f"num_stages cannot be {knobs['num_stages']} with CONSUMERS = {knobs['CONSUMERS']}: at least 2"
+    return None
+
+
 @lru_cache(maxsize=16)
 def full_space(variant: Variant, r: Ranges) -> tuple[KernelConfig, ...]:
     """The whole grid less what can't be fast: spilling accumulators, idle warps, too little in flight, more than any SM
-    holds."""
+    holds; and the tiles of CONSUMERS."""
     names = knobs_of(variant)
-    space = []
+    knobs = [*(_plain(variant, r) if 0 in r.consumers else ()), *(_specialized(r) if 2 in r.consumers else ())]
+    return tuple(KernelConfig.of(**dict(zip(names, values, strict=True))) for values in knobs)
+
+
+def _plain(variant: Variant, r: Ranges) -> Iterator[tuple[int, ...]]:
+    """The knobs' values of the configs whose warps all do the same."""
+    without = (0, 0) if variant.specialized else ()
     for m, n, k, warps, stages in product(r.block_m, r.block_n, r.block_k, r.num_warps, r.num_stages):
         if (
             accumulator_registers(m, n, warps) > _MOST_ACCUMULATOR_REGISTERS
@@ -159,9 +198,17 @@ def full_space(variant: Variant, r: Ranges) -> tuple[KernelConfig, ...]:
             fits = programs_that_fit(smem, accumulator_registers(m, n, warps), warps, _SM_SMEM_BYTES, _SM_REGISTERS)
             # More than two never won by more than the noise. A band matters where a group has several M tiles.
             for programs, band in product(range(1, min(fits, 2) + 1), (1, 8) if m >= 64 else (1,)):
-                knobs = (m, n, k, band, programs, *tma, warps, stages)
-                space.append(KernelConfig.of(**dict(zip(names, knobs, strict=True))))
-    return tuple(space)
+                yield m, n, k, band, programs, *tma, *without, warps, stages
+
+
+def _specialized(r: Ranges) -> Iterator[tuple[int, ...]]:
+    """The same of those with CONSUMERS."""
+    k, warps = _DECIDED["BLOCK_K"], _DECIDED["num_warps"]
+    for (pingpong, m, n), stages_of_tile in _SPECIALIZED.items():
+        if m in r.block_m and n in r.block_n and k in r.block_k and 1 in r.tma and warps in r.num_warps:
+            for stages, band in product(stages_of_tile, (1, 8)):
+                if stages in r.num_stages:
+                    yield m, n, k, band, 1, 1, 1, 1, 2, pingpong, warps, stages
 
 
 def _tma_ways(variant: Variant, m: int, n: int, k: int, tma: tuple[int, ...]) -> Iterator[tuple[int, int, int]]:
@@ -223,6 +270,8 @@ def tile_smem_bytes(
 def smem_bytes(variant: Variant, config: KernelConfig, itemsize: int, device: DeviceSpec) -> int:
     """Shared memory of one program on a device."""
     blocks = (config["BLOCK_M"], config["BLOCK_N"], config["BLOCK_K"])
+    if config.to_json().get("CONSUMERS"):
+        return _specialized_smem_bytes(config)
     tma = (config[variant.tma_left], config[variant.tma_right], config[variant.tma_out])
     needed = tile_smem_bytes(*blocks, config.num_stages, config.num_warps, tma, itemsize, arch=device.arch)
     # Ways of no config of the space: a bound.
@@ -231,6 +280,13 @@ def smem_bytes(variant: Variant, config: KernelConfig, itemsize: int, device: De
     elif variant is not DW and tma[2] and tma[:2] != (1, 1):
         needed += 2048  # what TMA stores from is aligned, and may have an exchange beside it
     return needed
+
+
+def _specialized_smem_bytes(config: KernelConfig) -> int:
+    """Shared memory of a program with CONSUMERS, of 16-bit elements: that of the stages, of the 16 KiB that each group
+    stores at a time, and of barriers and what Triton keeps for the warps to find (up to 88 bytes less)."""
+    m, n, k, groups = (int(config[knob]) for knob in ("BLOCK_M", "BLOCK_N", "BLOCK_K", "CONSUMERS"))
+    return config.num_stages * (2 * (m + n) * k + 16) + groups * 16 * 1024 + 240
 
 
 def estimate_smem_bytes(config: KernelConfig, problem: Problem, device: DeviceSpec | None = None) -> int:

@@ -23,14 +23,15 @@ from foretune.datasets.store import Writer, read, seal_dataset, upgrade_dataset
 VERSION1 = Path(__file__).parent / "version1"
 H200 = DeviceSpec.named("h200")
 SHIPPED = Path(foretune.datasets.__file__).parent / "h200"
-#: Of the tables of the shipped h200, as its manifest of version 1 had them.
+#: Of tables of the shipped h200, as its manifest of version 1 had them.
 KEPT = {
     "measurements.parquet": "5d6ca43caf55978ba7f0e15153886127dde3a72ff2c280486fc1f2def2746fcd",
-    "configs.parquet": "9552de2641e4edf9068d7924a4c3a7ce0a7ba183c6b015ce7cc8334afe40f7dd",
     "drift.parquet": "6c2c2df369053e22c87d2bd0ed7da66006b1c3cfc7331ce70f8aee5fd2d4fc41",
 }
 #: SHA-256 of the shipped problems in the words of version 1, one a line: see `in_old_words`.
 OLD_PROBLEMS = "5f1b4f21915eaffd8e7efbe52d067a5fd601ee38453c261073709effbb78069f"
+#: And of its configs, as they were before dW's had CONSUMERS and PINGPONG, which are 0 in all of them.
+OLD_CONFIGS = "9bf2c44cacd857554dab6939a92a9cdef852a0a94c670a891ebcb5f246d8f3d2"
 
 
 @pytest.fixture
@@ -223,3 +224,12 @@ def test_the_shipped_problems_are_the_same_position_by_position() -> None:
     lines = "\n".join(in_old_words(SHIPPED / "problems.parquet"))
     assert sha256(lines.encode()).hexdigest() == OLD_PROBLEMS
     assert load("h200").schema_version == SCHEMA_VERSION
+
+
+def test_the_shipped_configs_are_the_same_but_for_knobs_that_came_later() -> None:
+    lines = []
+    for row in pq.read_table(SHIPPED / "configs.parquet").to_pylist():
+        knobs = json.loads(row["config"])
+        assert {knobs.pop("CONSUMERS"), knobs.pop("PINGPONG")} == {0} if "TMA_DY" in knobs else "CONSUMERS" not in knobs
+        lines.append(json.dumps(knobs, sort_keys=True))
+    assert sha256("\n".join(lines).encode()).hexdigest() == OLD_CONFIGS

@@ -12,10 +12,11 @@ import pytest
 def compiles(own_cache):
     """(kernel, found on disk) of every binary that Triton makes or loads from here on, none being in memory."""
     import triton
-    from foretune.kernels.grouped_gemm.triton_kernels import dw, gemm, rowwise, sorting, tiles
+    from foretune.kernels.grouped_gemm.triton_kernels import dw, dw_launches, gemm, rowwise, sorting, tiles
     from foretune.runtime.launching.launcher import Launcher
 
-    for module in (dw, gemm, rowwise, sorting, tiles):
+    dw_launches.launcher_of_jobs.cache_clear()
+    for module in (dw, dw_launches, gemm, rowwise, sorting, tiles):
         for value in vars(module).values():
             if isinstance(value, Launcher):
                 value.forget()

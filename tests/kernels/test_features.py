@@ -12,7 +12,7 @@ from foretune.kernels.grouped_gemm.chunks import chunk_rows
 from foretune.kernels.grouped_gemm.features import feature_table
 from foretune.kernels.grouped_gemm.group_sizes import typical_sizes
 from foretune.kernels.grouped_gemm.space import smem_bytes
-from grouped import A10, A100, B200, DW, DX, FAMILIES, FORWARD, H200, MI300X, problem
+from grouped import A10, A100, B200, DW, DX, FAMILIES, FORWARD, H200, MI300X, problem, specialized
 
 every_device = pytest.mark.parametrize("device", [H200, A100, A10, B200, MI300X], ids=lambda device: device.arch)
 every_family = pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
@@ -121,6 +121,17 @@ def test_features_of_dw_say_what_is_written_at_once():
         "group_left": slots / 30 % 1,
     }
     assert {name: column(name, call, config, DW) for name in expected} == pytest.approx(expected, rel=1e-5)
+
+
+def test_features_of_dw_say_how_many_warps_multiply_a_tile():
+    configs = [chosen(DW, num_warps=8), specialized(1, 128, 128, 5), specialized(0, 128, 256, 4)]
+    table = DW.features(problem(DW), H200, configs)
+    columns = dict(zip(DW.feature_names, table.T, strict=True))
+    assert columns["consumers"].tolist() == [0, 2, 2]
+    assert columns["pingpong"].tolist() == [0, 1, 0]
+    assert columns["num_warps"].tolist() == [8, 4, 8]
+    assert columns["accumulator_registers"].tolist() == [64, 128, 128]
+    assert {"consumers", "pingpong"}.isdisjoint(FORWARD.feature_names)
 
 
 def test_features_know_that_dw_splits_a_long_group():

@@ -28,13 +28,14 @@ from grouped import (
     named,
     problem,
     routed,
+    specialized,
     tma_ways,
     trouble,
 )
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("own_cache")]
 
-GROUPED = ("grouped_gemm_kernel", "grouped_gemm_dw_kernel")
+GROUPED = ("grouped_gemm_kernel", "grouped_gemm_dw_kernel", "specialized_dw_kernel")
 every_family = pytest.mark.parametrize("family", FAMILIES, ids=named)
 
 
@@ -47,11 +48,16 @@ def small(family, m=64, *, tma=(0, 0, 0), band=8):
     return config(family, m, 128, 64, tma=tma, band=band, programs=2)
 
 
-@pytest.fixture(params=[False, True], ids=["pointers", "TMA"])
+@pytest.fixture(params=[0, 1, 2], ids=["pointers", "TMA", "CONSUMERS"])
 def path(request, device):
-    """Picks the config of a family that loads and stores by pointer, or by TMA as far as the flags allow."""
+    """Picks the config of a family that loads and stores by pointer, by TMA as far as the flags allow, or by warps that
+    have one job each."""
 
     def chosen(family, flags=()):
+        if request.param == 2:
+            if family is not DW or device.arch != "sm_90":
+                pytest.skip(f"{family.name} on {device.arch} has no CONSUMERS")
+            return specialized(1, 128, 128, 4)
         ways = tma_ways(family, flags, device)
         if request.param and len(ways) == 1:
             pytest.skip(f"{device.arch} has no TMA")

@@ -12,7 +12,23 @@ from foretune.datasets import ForetuneError, KernelConfig
 from foretune.kernels.config_table import resident_programs
 from foretune.kernels.grouped_gemm.space import smem_bytes
 from foretune.kernels.sm_limits import accumulator_registers
-from grouped import A10, A100, B200, DTYPES, DW, DX, FAMILIES, FLAGS, FORWARD, H200, MI300X, problem
+from grouped import (
+    A10,
+    A100,
+    B200,
+    CPU,
+    DTYPES,
+    DW,
+    DX,
+    FAMILIES,
+    FLAGS,
+    FORWARD,
+    H200,
+    MI300X,
+    SPECIALIZED,
+    problem,
+    specialized,
+)
 from grouped import config as config_of
 
 every_device = pytest.mark.parametrize("device", [H200, A100, A10, B200, MI300X], ids=lambda device: device.arch)
@@ -24,6 +40,8 @@ def named(value):
 
 
 every_family = pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
+#: The range that leaves out configs whose warps have one job each, where a family has such.
+WITHOUT = {FORWARD: {}, DX: {}, DW: {"consumers": [0]}}
 
 
 @every_family
@@ -50,8 +68,68 @@ def test_the_space_covers_the_knobs(family):
 @every_family
 def test_accumulators_that_registers_cannot_hold_are_refused_before_any_compiling(family):
     """A thread has 255 registers: 256 x 256 at 8 warps, or 256 x 128 at 4, would need 256 for the sums alone."""
-    large = family.space(block_m=[256], block_n=[128, 256], num_warps=[4, 8])
+    large = family.space(block_m=[256], block_n=[128, 256], num_warps=[4, 8], **WITHOUT[family])
     assert {(config["BLOCK_N"], config["num_warps"]) for config in large} == {(128, 8)}
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_dw_may_have_warps_that_have_one_job_each(dtype):
+    call = problem(DW, dtype=dtype)
+    jobs = [one for one in DW.space(H200) if one["CONSUMERS"] and DW.supports(one, call, H200) is None]
+    knobs = ("PINGPONG", "BLOCK_M", "BLOCK_N")
+    expected = set() if dtype == "fp32" else set(SPECIALIZED)
+    assert {(*(one[knob] for knob in knobs), one.num_stages) for one in jobs} == expected
+
+
+def test_they_are_a_range_of_dw_alone():
+    with_them, without = DW.space(consumers=[2]), DW.space(consumers=[0])
+    assert {one["CONSUMERS"] for one in with_them} == {2}
+    assert sorted(map(str, (*without, *with_them))) == sorted(map(str, DW.space()))
+    assert {one.num_stages for one in DW.space(consumers=[2], num_stages=[5])} == {5}
+    assert DW.space(consumers=[2], tma=[0]) == DW.space(consumers=[2], block_k=[32]) == ()
+    with pytest.raises(ForetuneError, match="consumers must be 0 or 2 but is 3"):
+        DW.space(consumers=[3])
+    with pytest.raises(ForetuneError, match="consumers is not a range of the space"):
+        FORWARD.space(consumers=[2])
+
+
+@pytest.mark.parametrize(
+    ("knobs", "told", "why"),
+    [
+        ({"BLOCK_K": 32}, {}, "BLOCK_K cannot be 32 with CONSUMERS = 2: 64"),
+        ({"TMA_DY": 0}, {}, "TMA_DY cannot be 0 with CONSUMERS = 2: 1"),
+        ({"PROGRAMS_PER_SM": 2}, {}, "PROGRAMS_PER_SM cannot be 2 with CONSUMERS = 2: 1"),
+        ({"num_warps": 8}, {}, "num_warps cannot be 8 with CONSUMERS = 2: 4"),
+        ({"num_stages": 1}, {}, "num_stages cannot be 1 with CONSUMERS = 2: at least 2"),
+        ({"num_stages": 8}, {}, "needs .* bytes of shared memory"),
+        ({"CONSUMERS": 0}, {}, "PINGPONG cannot be 1 with CONSUMERS = 0: 0"),
+        (
+            {"PINGPONG": 0},
+            {},
+            "BLOCK_M x BLOCK_N cannot be 128 x 128 with CONSUMERS = 2 and PINGPONG = 0: 128 x 256, 256 x 128$",
+        ),
+        ({}, {"dtype": "fp32"}, "CONSUMERS cannot be 2 in fp32: its kernel is of 16 bits; 0"),
+    ],
+    ids=str,
+)
+def test_what_of_them_is_refused_and_why(knobs, told, why):
+    one = specialized(1, 128, 128, 5)
+    assert DW.supports(one, problem(DW), H200) is None
+    changed = KernelConfig.from_json(one.to_json() | knobs)
+    assert re.match(why, DW.supports(changed, problem(DW, **told), H200))
+
+
+@pytest.mark.parametrize(
+    ("device", "why"),
+    [
+        (A100, "TMA_DY cannot be 1: sm_80 has no TMA"),
+        (B200, "CONSUMERS cannot be 2: sm_100 has no products of Hopper's"),
+        (CPU, "CONSUMERS cannot be 2: the interpreter has no products of Hopper's"),
+    ],
+    ids=("sm_80", "sm_100", "interpreter"),
+)
+def test_they_are_hoppers(device, why):
+    assert DW.supports(specialized(0, 128, 256, 4), problem(DW), device).startswith(why)
 
 
 @every_family
@@ -90,7 +168,7 @@ def test_ranges_replace_the_values_of_a_knob(family):
     [
         (
             {"block_x": [1]},
-            "block_x is not a range of the space; there are block_k, block_m, block_n, num_stages, num_w",
+            "block_x is not a range of the space; there are block_k, block_m, block_n, .*num_stages, num_w",
         ),
         ({"group_m": [8]}, "group_m is not a range"),
         ({"block_m": [64, 512]}, "block_m must be a power of two between 16 and 256 but is 512"),

@@ -14,6 +14,7 @@ from ....runtime.choice import Launch, choose, given
 from ....runtime.tuning.ranks.agreement import epoch
 from ....runtime.tuning.skew.choice_by_skew import Choice, ChoiceBySkew
 from ... import find_measurable, op_calls
+from ...consumers import default_without_gluon
 from ...op_calls import Memo, device_at, key_of, place_of
 from ..chunks import chunk_rows
 from .checks import DTYPES, Shape, check_call
@@ -91,13 +92,24 @@ class Call:
             choice = self._by_skew.get(family)
             if choice is None or choice.skew is not self.layer.earlier.skew:
                 choice = self.layer.choice(find_measurable(family), self.problem(family), self.device)
+                choice = choice._replace(config=self._runnable(family, choice.config))
                 self._by_skew[family] = choice
             return choice.config
         config = self._chosen.get(family)
         if config is None:
-            config = choose(find_measurable(family), self.problem(family), self.device, self.mode, launch)
-            self._chosen[family] = config
+            config = choose(
+                find_measurable(family),
+                self.problem(family),
+                self.device,
+                self.mode,
+                lambda config: launch(self._runnable(family, config)),
+            )
+            config = self._chosen[family] = self._runnable(family, config)
         return config
+
+    def _runnable(self, family: str, config: KernelConfig) -> KernelConfig:
+        """What runs here where a config was chosen; see `default_without_gluon`."""
+        return default_without_gluon(config, find_measurable(family), self.problem(family), self.device)
 
 
 def call_of(options: tuple[Any, ...], tensors: tuple[Any, ...]) -> Call:

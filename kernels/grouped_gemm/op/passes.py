@@ -198,7 +198,7 @@ def _dw(
     weights: torch.Tensor | None,
 ) -> torch.Tensor:
     """dy.T @ x of each group, (groups, N, K)."""
-    from ..triton_kernels.dw import launch_dw
+    from ..triton_kernels.dw_launches import launch_dw
 
     _, groups, n, k = call.shape
     permute_x, permute_y = call.options.permute_x, call.options.permute_y

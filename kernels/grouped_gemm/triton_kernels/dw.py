@@ -1,4 +1,4 @@
-"""The kernels of dW: dw[e] = dy[rows of e].T @ x[rows of e].
+"""The kernels of dW, but for the one of CONSUMERS (specialized_dw.py): dw[e] = dy[rows of e].T @ x[rows of e].
 
 The contraction runs over ragged rows, so the work of a group is as long as the group. Tiles of the longest groups come
 first, and a group longer than `chunk_rows` (see tiles.py) is summed in chunks: partial sums in float32, which a second
@@ -11,28 +11,15 @@ contracts over other rows, whose addresses all threads must work out and whose b
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
-
 import triton
 import triton.language as tl
 
-from ....runtime.launching.launcher import Launcher
-from ....runtime.launching.scratch import ensure_allocator
-from .gemm import grid_of
 from .ragged import load_ragged, ragged_descriptor
 from .tiles import load_chunk, load_chunk_count, load_chunk_steps, load_split, tile_position
-
-if TYPE_CHECKING:
-    import torch
-
-    from ....datasets import KernelConfig
-    from .tiles import TileMap
 
 UNSPECIALIZED = ["rows", "groups", "slots", "N8", "K8", "GROUP_M", "PROGRAMS_PER_SM"]
 KEY = ["rows", "groups", "N8", "K8"]
 _LANES = tl.constexpr(256)
-_TENSORS = 5  # of the arguments, come first
-_SUM_BLOCK = 4096
 
 
 @triton.jit(do_not_specialize=UNSPECIALIZED)
@@ -55,6 +42,8 @@ def grouped_gemm_dw_kernel(
     TMA_DY: tl.constexpr,
     TMA_X: tl.constexpr,
     TMA_DW: tl.constexpr,
+    CONSUMERS: tl.constexpr,  # 0
+    PINGPONG: tl.constexpr,  # 0
 ):
     """Program p takes tiles p, p + programs, ... of all chunks. Accumulates in float32.
 
@@ -63,6 +52,7 @@ def grouped_gemm_dw_kernel(
     flattening needs inner loops of one length.) The compiler pipelines it only if whether a tile begins follows
     from counters that the loop carries.
     """
+    tl.static_assert(CONSUMERS == 0, "CONSUMERS are another kernel's")
     N = N8 * 8
     K = K8 * 8
     WORDS: tl.constexpr = 4 // (dw_ptr.dtype.element_ty.primitive_bitwidth // 8)
@@ -184,64 +174,3 @@ def sum_partials_kernel(partial_ptr, dw_ptr, map_ptr, rows, groups, chunk_rows, 
                 acc += ((upper << 16) | lower).to(tl.float32, bitcast=True)
             ptrs += WORDS * size
         tl.store(dw_ptr + group.to(tl.int64) * size + offs, acc.to(dw_ptr.dtype.element_ty), inside)
-
-
-_launch, _launch_sum = Launcher(grouped_gemm_dw_kernel), Launcher(sum_partials_kernel)
-
-
-def launch_dw(
-    dy: torch.Tensor,
-    x: torch.Tensor,
-    dw: torch.Tensor,
-    tile_map: TileMap,
-    config: KernelConfig,
-    sm_count: int,
-) -> None:
-    """Launches the kernels with explicit arguments and does not wait for them.
-
-    dy (rows, N) and x (rows, K), sorted by group; dw (groups, N, K), all of it written, with zeros where no rows are.
-    """
-    if tile_map.rows == 0:  # nothing that a descriptor could point to
-        dw.zero_()
-        return
-    _, n, k = dw.shape
-    grid = grid_of(tile_map.most_chunks * -(-n // config["BLOCK_M"]), k, config, sm_count)
-    if grid == 0:
-        return
-    if config["TMA_DY"] or config["TMA_X"] or config["TMA_DW"]:
-        ensure_allocator()
-    partial = partial_sums(dw, tile_map)
-    given = arguments(dy, x, dw, partial, tile_map)
-    _launch((grid, 1, 1), given[:_TENSORS], given[_TENSORS:], config)
-    add_partials(partial, dw, tile_map)
-
-
-def partial_sums(dw: torch.Tensor, tile_map: TileMap) -> torch.Tensor:
-    """Room for the partial sums, (slots, words, N, K), float32 as words of dw's dtype; dw itself where there are none,
-    because a descriptor needs an address."""
-    import torch
-
-    if not tile_map.slots:
-        return dw
-    return torch.empty((tile_map.slots, 4 // dw.itemsize, *dw.shape[1:]), dtype=dw.dtype, device=dw.device)
-
-
-def add_partials(partial: torch.Tensor, dw: torch.Tensor, tile_map: TileMap) -> None:
-    """Adds up the partial sums of split groups, if there can be any."""
-    _, n, k = dw.shape
-    if tile_map.most_splits:
-        _launch_sum(
-            (-(-n * k // _SUM_BLOCK), tile_map.most_splits, 1),
-            (partial, dw, tile_map.entries),
-            (tile_map.rows, tile_map.groups, tile_map.chunk_rows, n * k // 8),
-            BLOCK=_SUM_BLOCK,
-            num_warps=8,
-        )
-
-
-def arguments(
-    dy: torch.Tensor, x: torch.Tensor, dw: torch.Tensor, partial: torch.Tensor, tile_map: TileMap
-) -> tuple[Any, ...]:
-    """The kernel's positional arguments, less the flags and the knobs."""
-    _, n, k = dw.shape
-    return dy, x, dw, partial, tile_map.entries, tile_map.rows, tile_map.groups, max(tile_map.slots, 1), n // 8, k // 8

@@ -13,15 +13,8 @@ from __future__ import annotations
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
-from ...hopper import (
-    fence_async_shared,
-    load_tile,
-    mbarrier,
-    store_tile,
-    tma,
-    warpgroup_mma,
-    warpgroup_mma_wait,
-)
+from ...hopper import load_tile, mbarrier, tma, warpgroup_mma, warpgroup_mma_wait
+from ...warp_jobs import halves, stage_barriers, store_box, turn_barriers
 from .epilogue import activated
 from .gemm import UNSPECIALIZED
 from .tile_order import tile_at
@@ -100,14 +93,8 @@ def specialized_matmul_kernel(
     if REST > 0:
         rest_tiles = _stages(dtype, STAGES, B_KN, REST, BLOCK_K, of_rest)
     y_tiles = gl.allocate_shared_memory(dtype, [CONSUMERS, ROWS, HELD], of_held)
-    full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
-    empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
-    turns = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())  # of groups, with PINGPONG
-    for stage in gl.static_range(STAGES):
-        mbarrier.init(full.index(stage), count=1)
-        mbarrier.init(empty.index(stage), count=SHARE)
-    for turn in gl.static_range(2):
-        mbarrier.init(turns.index(turn), count=1)
+    full, empty = stage_barriers(STAGES, SHARE)
+    turns = turn_barriers()
 
     descs = a_desc, b_desc, rest_desc, y_desc
     shared = a_tiles, b_tiles, rest_tiles, y_tiles, full, empty, turns
@@ -262,27 +249,16 @@ def _multiply(
 @gluon.jit
 def _store(acc, bias_ptr, y_desc, held, matrix, row, col, N, ACTIVATION: gl.constexpr):
     """What a group has of some columns, by as many of them at a time as `held` has."""
-    ROWS: gl.constexpr = acc.shape[0]
     COLUMNS: gl.constexpr = acc.shape[1]
     if held.shape[1] < COLUMNS:
-        HALF: gl.constexpr = COLUMNS // 2
-        of_half: gl.constexpr = gl.NVMMADistributedLayout(
-            version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, HALF, 16]
-        )
-        left, right = acc.reshape((ROWS, 2, HALF)).permute((0, 2, 1)).split()
-        left = gl.convert_layout(left, of_half, assert_trivial=True)
-        right = gl.convert_layout(right, of_half, assert_trivial=True)
+        left, right = halves(acc)
         _store(left, bias_ptr, y_desc, held, matrix, row, col, N, ACTIVATION)
-        _store(right, bias_ptr, y_desc, held, matrix, row, col + HALF, N, ACTIVATION)
+        _store(right, bias_ptr, y_desc, held, matrix, row, col + COLUMNS // 2, N, ACTIVATION)
     else:
         if bias_ptr is not None:
             offs_n = col + gl.arange(0, COLUMNS, layout=gl.SliceLayout(0, acc.type.layout))
             acc += gl.load(bias_ptr + offs_n, offs_n < N, other=0.0)[None, :].to(gl.float32)
-        y = activated(acc, ACTIVATION).to(held.dtype)
-        tma.store_wait(0)  # of the columns before
-        held.store(y)
-        fence_async_shared()
-        store_tile(y_desc, [matrix, row, col], held.reshape([1, ROWS, COLUMNS]))
+        store_box(activated(acc, ACTIVATION).to(held.dtype), y_desc, held, matrix, row, col)
 
 
 @gluon.jit

@@ -24,6 +24,7 @@ from ...hopper import (
     warpgroup_mma_wait,
 )
 from ...hopper import load_tile as load_box
+from ...warp_jobs import stage_barriers
 from .product import UNSPECIALIZED
 
 _ROWS = gl.constexpr(64)  # of a tile that one group of warps has
@@ -92,11 +93,7 @@ def specialized_scaled_gemm_kernel(
     # For every stage the scales of each group's rows, and w's once for each of 64 rows.
     in_order: gl.constexpr = gl.SwizzledSharedLayout(vec=1, per_phase=1, max_phase=1, order=[0])
     scales = gl.allocate_shared_memory(gl.float32, [STAGES * (CONSUMERS + 1) if BLOCKWISE else 1, _ROWS], in_order)
-    full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
-    empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
-    for stage in gl.static_range(STAGES):
-        mbarrier.init(full.index(stage), count=1)
-        mbarrier.init(empty.index(stage), count=CONSUMERS)
+    full, empty = stage_barriers(STAGES, CONSUMERS)
 
     shared = xs, ws, ys, scales, full, empty
     sizes = rows, groups, N, K, m_tiles, n_tiles, GROUP_M

@@ -1,0 +1,248 @@
+"""dW in 16 bits by warps that have one job each, in Gluon: one warp loads, and CONSUMERS groups of four multiply.
+
+Each group has its rows of one tile, or with PINGPONG whole tiles in turns: then one stores while the other multiplies.
+
+Gluon is part of Triton 3.6 and later.
+"""
+
+from __future__ import annotations
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+
+from ...hopper import load_tile, mbarrier, tma, warpgroup_mma, warpgroup_mma_wait
+from ...warp_jobs import halves, stage_barriers, store_box, turn_barriers
+from .dw import UNSPECIALIZED
+from .tiles import load_chunk, load_chunk_count, tile_position
+
+_HELD = gl.constexpr(64 * 128)  # elements of its tile that a group stores at a time
+_FAR = gl.constexpr(2**30)  # as in ragged.py, whose descriptors these are
+_MOST = gl.constexpr(2**31 - 1)
+
+
+# The parameters are those of the plain kernel, of which CONSUMERS says some.
+@gluon.jit(do_not_specialize=UNSPECIALIZED)
+def specialized_dw_kernel(
+    dy_ptr,
+    x_ptr,
+    dw_ptr,
+    partial_ptr,
+    map_ptr,
+    rows,
+    groups,
+    slots,
+    N8,
+    K8,
+    GROUP_M,
+    PROGRAMS_PER_SM,  # 1
+    BLOCK_M: gl.constexpr,
+    BLOCK_N: gl.constexpr,
+    BLOCK_K: gl.constexpr,
+    TMA_DY: gl.constexpr,  # True, as those below
+    TMA_X: gl.constexpr,
+    TMA_DW: gl.constexpr,
+    CONSUMERS: gl.constexpr,
+    PINGPONG: gl.constexpr,
+    STAGES: gl.constexpr,
+):
+    """Program p takes tiles p, p + programs, ... of all chunks. A stage is full once its operands are there, and empty
+    again when all who multiply it have."""
+    gl.static_assert(TMA_DY == 1 and TMA_X == 1 and TMA_DW == 1)
+    N = N8 * 8
+    K = K8 * 8
+    SHARE: gl.constexpr = 1 if PINGPONG else CONSUMERS  # groups that share a tile
+    ROWS: gl.constexpr = BLOCK_M // SHARE
+    HELD: gl.constexpr = _HELD // ROWS  # columns
+    dtype: gl.constexpr = dw_ptr.dtype.element_ty
+    of_tile: gl.constexpr = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2)
+    dy_desc = _ragged_descriptor(dy_ptr, N, BLOCK_K, ROWS)
+    x_desc = _ragged_descriptor(x_ptr, K, BLOCK_K, BLOCK_N)
+    dw_desc = _matrix_descriptor(dw_ptr, groups, N, K, ROWS, HELD)
+    partial_desc = _matrix_descriptor(partial_ptr, slots * 2, N, K, ROWS, HELD)
+
+    dy_tiles = gl.allocate_shared_memory(dtype, [STAGES * SHARE, BLOCK_K, ROWS], of_tile)
+    x_tiles = gl.allocate_shared_memory(dtype, [STAGES, BLOCK_K, BLOCK_N], of_tile)
+    dw_tiles = gl.allocate_shared_memory(dtype, [CONSUMERS, ROWS, HELD], of_tile)
+    full, empty = stage_barriers(STAGES, SHARE)
+    turns = turn_barriers()
+
+    descs = dy_desc, x_desc, dw_desc, partial_desc
+    shared = dy_tiles, x_tiles, dw_tiles, full, empty, turns
+    sizes = rows, groups, gl.cdiv(N, BLOCK_M), gl.cdiv(K, BLOCK_N), GROUP_M
+    of_all = descs, shared, map_ptr, sizes
+    # Constants have to be named for each: Triton 3.6 makes tensors of those in a tuple that has a name. Registers are
+    # of a thread, and all that there are: 65536 for three times 128 threads.
+    gl.static_assert(CONSUMERS == 2)
+    gl.warp_specialize(
+        [
+            (_multiply, (of_all, SHARE, ROWS, BLOCK_N, BLOCK_K, STAGES, 0)),
+            (_multiply, (of_all, SHARE, ROWS, BLOCK_N, BLOCK_K, STAGES, 1)),
+            (_load, (of_all, SHARE, ROWS, BLOCK_N, BLOCK_K, STAGES)),
+        ],
+        [4, 1],
+        [240, 24],
+    )
+
+
+@gluon.jit
+def _load(
+    of_all,
+    SHARE: gl.constexpr,
+    ROWS: gl.constexpr,
+    BLOCK_N: gl.constexpr,
+    BLOCK_K: gl.constexpr,
+    STAGES: gl.constexpr,
+):
+    """What the warp that loads does: all steps of all tiles of the program, each into the next stage that is empty."""
+    descs, shared, map_ptr, sizes = of_all
+    dy_desc, x_desc, _dw_desc, _partial_desc = descs
+    dy_tiles, x_tiles, _dw_tiles, full, empty, _turns = shared
+    rows, groups, m_tiles, n_tiles, GROUP_M = sizes
+    chunk_tiles = m_tiles * n_tiles
+    step = 0
+    for tile in range(gl.program_id(0), load_chunk_count(map_ptr) * chunk_tiles, gl.num_programs(0)):
+        _group, row, row_end, _slot = load_chunk(map_ptr, tile // chunk_tiles, rows, groups)
+        m_tile, n_tile = tile_position(tile % chunk_tiles, m_tiles, n_tiles, GROUP_M)
+        m = m_tile * (ROWS * SHARE)
+        n = n_tile * BLOCK_N
+        for r in range(row, gl.maximum(row_end, row + 1), BLOCK_K):
+            stage = step % STAGES
+            is_full = full.index(stage)
+            mbarrier.wait(empty.index(stage), (step // STAGES + 1) & 1)
+            mbarrier.expect(is_full, (SHARE * ROWS + BLOCK_N) * BLOCK_K * 2)
+            for part in gl.static_range(SHARE):
+                _load_ragged(dy_desc, r, row_end, m + part * ROWS, is_full, dy_tiles.index(stage * SHARE + part))
+            _load_ragged(x_desc, r, row_end, n, is_full, x_tiles.index(stage))
+            step += 1
+
+
+@gluon.jit
+def _multiply(
+    of_all,
+    SHARE: gl.constexpr,
+    ROWS: gl.constexpr,
+    BLOCK_N: gl.constexpr,
+    BLOCK_K: gl.constexpr,
+    STAGES: gl.constexpr,
+    CONSUMER: gl.constexpr,
+):
+    """What a group of warps that multiply does: its rows of all tiles of the program, or of two groups that take turns
+    every second tile."""
+    TURNS: gl.constexpr = SHARE == 1
+    PART: gl.constexpr = 0 if TURNS else CONSUMER
+    descs, shared, map_ptr, sizes = of_all
+    _dy_desc, _x_desc, dw_desc, partial_desc = descs
+    dy_tiles, x_tiles, dw_tiles, full, empty, turns = shared
+    rows, groups, m_tiles, n_tiles, GROUP_M = sizes
+    of_sum: gl.constexpr = gl.NVMMADistributedLayout(
+        version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, BLOCK_N, 16]
+    )
+    held = dw_tiles.index(CONSUMER)
+    chunk_tiles = m_tiles * n_tiles
+    tiles = load_chunk_count(map_ptr) * chunk_tiles
+    programs = gl.num_programs(0)
+    first = gl.program_id(0)
+    step = 0
+    turn = 0
+    if TURNS:
+        if CONSUMER == 1:
+            step += _steps_of_tile(map_ptr, first, tiles, chunk_tiles, rows, groups, BLOCK_K)
+            first += programs
+        programs *= 2
+    # (Where a tile begins and ends is not asked for a tile ahead, which would hide the wait for it: Triton 3.6 takes
+    # what such a loop carries for the first tile's.)
+    for tile in range(first, tiles, programs):
+        group, row, row_end, slot = load_chunk(map_ptr, tile // chunk_tiles, rows, groups)
+        m_tile, n_tile = tile_position(tile % chunk_tiles, m_tiles, n_tiles, GROUP_M)
+        m = m_tile * (ROWS * SHARE) + PART * ROWS
+        n = n_tile * BLOCK_N
+        steps = _steps_of(row, row_end, BLOCK_K)
+        acc = gl.zeros((ROWS, BLOCK_N), gl.float32, of_sum)
+        if TURNS:
+            # Not before the other group is through with the tile before, or a stage would look full that is the last
+            # round's. (The first turn of the first group waits for the phase before the first, which is over.)
+            mbarrier.wait(turns.index(CONSUMER), (turn + 1 - CONSUMER) & 1)
+            turn += 1
+        for k in range(steps):
+            stage = step % STAGES
+            mbarrier.wait(full.index(stage), (step // STAGES) & 1)
+            dy = dy_tiles.index(stage * SHARE + PART).permute((1, 0))
+            # The step before is done once no more than this one's product is under way.
+            acc = warpgroup_mma(dy, x_tiles.index(stage), acc, use_acc=k > 0, is_async=True)
+            acc = warpgroup_mma_wait(1, [acc])
+            mbarrier.arrive(empty.index((step + STAGES - 1) % STAGES), count=1, pred=k > 0)
+            step += 1
+        if TURNS:
+            mbarrier.arrive(turns.index(1 - CONSUMER), count=1)
+        acc = warpgroup_mma_wait(0, [acc])
+        mbarrier.arrive(empty.index((step + STAGES - 1) % STAGES), count=1)
+        if TURNS:
+            # The other group's.
+            step += _steps_of_tile(map_ptr, tile + programs // 2, tiles, chunk_tiles, rows, groups, BLOCK_K)
+        if slot >= 0:
+            _store_words(acc, partial_desc, held, slot * 2, m, n)
+        else:
+            _store(acc.to(held.dtype), dw_desc, held, group, m, n)
+    tma.store_wait(0)
+
+
+@gluon.jit
+def _steps_of(row, row_end, BLOCK_K: gl.constexpr):
+    """In how many steps the rows of a chunk are summed: an empty one still has its zeros to write."""
+    return gl.maximum(gl.cdiv(row_end - row, BLOCK_K), 1)
+
+
+@gluon.jit
+def _steps_of_tile(map_ptr, tile, tiles, chunk_tiles, rows, groups, BLOCK_K: gl.constexpr):
+    """The same of a tile's chunk; of a tile after the last what the last has."""
+    _group, row, row_end, _slot = load_chunk(map_ptr, gl.minimum(tile, tiles - 1) // chunk_tiles, rows, groups)
+    return _steps_of(row, row_end, BLOCK_K)
+
+
+@gluon.jit
+def _store_words(acc, desc, held, matrix, m, n):
+    """Stores float32 sums as two matrices of 16-bit words, upper and lower halves, which is how they are added up."""
+    bits = acc.to(gl.uint32, bitcast=True)
+    _store((bits >> 16).to(gl.uint16).to(held.dtype, bitcast=True), desc, held, matrix, m, n)
+    _store((bits & 0xFFFF).to(gl.uint16).to(held.dtype, bitcast=True), desc, held, matrix + 1, m, n)
+
+
+@gluon.jit
+def _store(tile, desc, held, matrix, m, n):
+    """Stores what a group has of a tile, by as many columns at a time as `held` has."""
+    if held.shape[1] < tile.shape[1]:
+        left, right = halves(tile)
+        _store(left, desc, held, matrix, m, n)
+        _store(right, desc, held, matrix, m, n + tile.shape[1] // 2)
+    else:
+        store_box(tile, desc, held, matrix, m, n)
+
+
+@gluon.jit
+def _ragged_descriptor(ptr, columns, BLOCK_ROWS: gl.constexpr, BLOCK_COLUMNS: gl.constexpr):
+    """See ragged.py."""
+    layout: gl.constexpr = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=4)
+    stride = columns.to(gl.int64)
+    return tma.make_tensor_descriptor(
+        ptr,
+        [_MOST, _MOST, _FAR, columns],
+        [2**34 - stride, stride, stride, 1],
+        [1, 1, BLOCK_ROWS, BLOCK_COLUMNS],
+        layout,
+    )
+
+
+@gluon.jit
+def _load_ragged(desc, row, row_end, column, is_full, held):
+    """Loads the box at (row, column) into `held`, with zeros from `row_end` on and past the last column."""
+    box = held.reshape([1, 1, held.shape[0], held.shape[1]])
+    load_tile(desc, [_FAR, row_end, row - row_end + _FAR, column], is_full, box)
+
+
+@gluon.jit
+def _matrix_descriptor(ptr, matrices, N, K, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr):
+    """A descriptor of (matrices, N, K) whose boxes end where a matrix ends."""
+    layout: gl.constexpr = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=3)
+    return tma.make_tensor_descriptor(
+        ptr, [matrices, N, K], [N.to(gl.int64) * K, K.to(gl.int64), 1], [1, BLOCK_M, BLOCK_N], layout
+    )

@@ -1,0 +1,50 @@
+"""What the kernels of CONSUMERS share, in Gluon: the barriers between who loads and who multiplies, and how a group of
+warps stores what it summed."""
+
+from __future__ import annotations
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+
+from .hopper import fence_async_shared, mbarrier, store_tile, tma
+
+
+@gluon.jit
+def stage_barriers(STAGES: gl.constexpr, READERS: gl.constexpr):
+    """(full, empty): a stage is full once its operands are there, and empty again when all who read it have."""
+    full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    for stage in gl.static_range(STAGES):
+        mbarrier.init(full.index(stage), count=1)
+        mbarrier.init(empty.index(stage), count=READERS)
+    return full, empty
+
+
+@gluon.jit
+def turn_barriers():
+    """A barrier for each of two groups of warps that take turns: the other one arrives at it."""
+    turns = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
+    for turn in gl.static_range(2):
+        mbarrier.init(turns.index(turn), count=1)
+    return turns
+
+
+@gluon.jit
+def halves(tile):
+    """The left and the right columns of a group's tile; no value changes its thread."""
+    ROWS: gl.constexpr = tile.shape[0]
+    HALF: gl.constexpr = tile.shape[1] // 2
+    layout: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, HALF, 16])
+    left, right = tile.reshape((ROWS, 2, HALF)).permute((0, 2, 1)).split()
+    left = gl.convert_layout(left, layout, assert_trivial=True)
+    right = gl.convert_layout(right, layout, assert_trivial=True)
+    return left, right
+
+
+@gluon.jit
+def store_box(tile, desc, held, matrix, row, col):
+    """Stores a group's tile by way of `held`, shared memory of its size, to (matrix, row, col) of a descriptor."""
+    tma.store_wait(0)  # of what `held` had before
+    held.store(tile)
+    fence_async_shared()
+    store_tile(desc, [matrix, row, col], held.reshape([1, tile.shape[0], tile.shape[1]]))
