@@ -40,6 +40,8 @@ class Family(ABC):
     flags: ClassVar[tuple[str, ...]] = ()  # the layout flags a Problem of it may have
     #: What a dimension is where a person leaves it out.
     default_dims: ClassVar[Mapping[str, int]] = {}
+    #: What a knob is of a kernel whose configs do not name it: one that came later, or that most kernels lack.
+    default_knobs: ClassVar[Mapping[str, Any]] = {}
     #: The largest size of a dimension, where that is less than `Problem` has room for.
     largest: ClassVar[Mapping[str, int]] = {}
     #: Dimensions that are rounded at call time, because every call has another size: see `Problem.rounded`.

@@ -12,6 +12,9 @@ from ..datasets.errors import reason_of
 from ..runtime.warn import warn_once
 from .knob_values import Knobs
 
+#: What these knobs are of a kernel that has none of this: `Family.default_knobs`.
+WITHOUT_CONSUMERS = {"CONSUMERS": 0, "PINGPONG": 0}
+
 
 def no_consumers(knobs: Knobs, device: DeviceSpec) -> str | None:
     """The reason why a device cannot run a config for its CONSUMERS, or None.

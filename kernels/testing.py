@@ -85,6 +85,8 @@ class FamilyContract:
         assert set(family.dtypes) <= set(DTYPES), f"dtypes must be of {', '.join(DTYPES)} but are {family.dtypes}"
         defaults = {dim: size for dim, size in family.default_dims.items() if dim not in family.dims or size < 1}
         assert not defaults, f"default_dims must be sizes from 1 of {family.dims} but has {defaults}"
+        unknown = sorted(set(family.default_knobs) - set(family.knobs))
+        assert not unknown, f"default_knobs must be of {family.knobs} but has {unknown}"
         assert set(family.bucketed) <= set(family.dims), f"bucketed must be of {family.dims} but is {family.bucketed}"
 
     def test_other_processes_get_it(self) -> None:

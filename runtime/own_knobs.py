@@ -19,7 +19,7 @@ _REMEDY = (
 
 class OwnKnobs:
     """Turns a kernel's configs into its family's: `names` says what the family calls the kernel's knobs, and `fixed`
-    which value stands for a knob that the kernel lacks.
+    which value stands for a knob that the kernel lacks. (For those in `Family.default_knobs` the family knows.)
 
     Raises `ForetuneError` for a knob that the family has not, and for one that is said twice.
     """
@@ -45,6 +45,8 @@ class OwnKnobs:
             if twice := [knob for knob in taken if taken.count(knob) > 1]:
                 raise ForetuneError(f"{twice[0]} is said more than once by the config {found}, knobs and fixed")
             found = KernelConfig.of(**dict(zip(taken, [*own.values(), *self._fixed.values()], strict=True)))
+        if self._family.default_knobs:
+            found = KernelConfig.of(**{**self._family.default_knobs, **found.to_json()})
         if (wrong := wrong_knobs(self._family, found)) is not None:
             raise ForetuneError(f"{wrong}; {_REMEDY}")
         return found

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from ...datasets import BinaryFacts, DeviceSpec, Family, ForetuneError, KernelConfig, Problem, dtype_of_tensor
 from ...datasets.feature_groups import FeatureGroup
-from ..consumers import no_consumers
+from ..consumers import WITHOUT_CONSUMERS, no_consumers
 from ..sm_limits import TMA_ARCHS, too_much_smem
 from .features import FEATURE_NAMES, feature_groups, feature_names, feature_table
 from .group_sizes import likely_problems
@@ -56,6 +56,7 @@ class GroupedGemmFamily(Family):
     def __init__(self) -> None:
         self.name = self.variant.name  # type: ignore[misc]
         self.knobs = knobs_of(self.variant)  # type: ignore[misc]
+        self.default_knobs = WITHOUT_CONSUMERS if self.variant.specialized else {}  # type: ignore[misc]
         self.feature_names = feature_names(self.variant)  # type: ignore[misc]
 
     def space(self, device: DeviceSpec | None = None, **ranges: Sequence[int]) -> tuple[KernelConfig, ...]:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from ...datasets import BinaryFacts, DeviceSpec, Family, ForetuneError, KernelConfig, Problem, dtype_of_tensor
 from ...datasets.feature_groups import FeatureGroup, stacked
-from ..consumers import no_consumers
+from ..consumers import WITHOUT_CONSUMERS, no_consumers
 from ..knob_values import Knobs
 from ..sm_limits import TMA_ARCHS, too_much_smem
 from .features import FEATURE_NAMES, feature_groups, feature_table
@@ -42,6 +42,7 @@ class MatmulFamily(Family):
     dims = ("batch", "m", "n", "k")
     dtypes = DTYPES
     knobs = KNOBS
+    default_knobs: ClassVar[Mapping[str, Any]] = WITHOUT_CONSUMERS
     flags = FLAGS
     default_dims: ClassVar[Mapping[str, int]] = {"batch": 1}
     largest: ClassVar[Mapping[str, int]] = dict.fromkeys(dims, MOST_SIZE)

@@ -39,6 +39,7 @@ class ScaledGemmFamily(Family):
     dtypes = (DTYPE,)
     flags = FLAGS
     knobs = KNOBS
+    default_knobs: ClassVar[Mapping[str, Any]] = {"CONSUMERS": 0}
     feature_names = FEATURE_NAMES
     rows: ClassVar[str]  # the dimension that is x's rows
 

@@ -149,6 +149,32 @@ def test_a_kernels_own_knobs_are_mapped_to_the_familys(toy):
 
 
 @pytest.mark.parametrize(
+    ("fixed", "named", "counts"), [(None, {}, 32), ({"BLOCK_K": 16}, {}, 16), (None, {"BLOCK_K": 16}, 16)], ids=str
+)
+def test_a_knob_that_configs_do_not_name_is_what_the_family_says(toy, fixed, named, counts):
+    class Grown(toy.ToyFamily):
+        default_knobs = {"BLOCK_K": 32}
+
+    asked = []
+    family, configs = Grown(lambda config, problem: asked.append(config["BLOCK_K"])), own_configs(toy, **named)
+    pruner = Pruner(family, 2, knobs=OWN, fixed=fixed, configs=configs, device=toy.H200, bundle=toy.ToyBundle())
+    assert pruner(configs, CALL) == [configs[5], configs[4]]
+    assert set(asked) == {counts}
+
+
+@pytest.mark.parametrize("family", ["matmul", "grouped_gemm_dw", "scaled_gemm"])
+def test_kernels_without_warps_of_one_job_each_are_pruned_as_they_are(family):
+    from foretune.kernels import find_family
+
+    family, jobs = find_family(family), ("CONSUMERS", "PINGPONG")
+    space = [config for config in family.space(DeviceSpec.named("h200")) if not config["CONSUMERS"]][::200]
+    plain = [{knob: config[knob] for knob in config.to_json() if knob not in jobs} for config in space]
+    configs = [KernelConfig.from_json(knobs).to_triton() for knobs in plain]
+    pruner = Pruner(family, 1, configs=configs, device="h200")
+    assert pruner.own_knobs.usable(configs) == (tuple(range(len(space))), tuple(space))
+
+
+@pytest.mark.parametrize(
     ("declared", "said"),
     [
         ({"knobs": {"BM": "BLOCK_X"}}, "'BLOCK_X' is no knob of toy; it has BLOCK_M, BLOCK_N"),
