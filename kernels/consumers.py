@@ -3,7 +3,7 @@ Hopper and for Gluon, and this says where they are not."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from functools import cache
 from importlib import import_module
 
@@ -38,6 +38,24 @@ def undecided(knobs: Knobs, decided: Mapping[str, int]) -> str | None:
     for knob, value in decided.items():
         if knobs[knob] != value:
             return f"{knob} cannot be {knobs[knob]} with CONSUMERS = {knobs['CONSUMERS']}: {value}"
+    return None
+
+
+def wrong_tile_of_consumers(knobs: Knobs, tiles: Collection[tuple[int, int]]) -> str | None:
+    """The reason why a tile is none of those (BLOCK_M, BLOCK_N) that CONSUMERS and PINGPONG have, or has no stages to
+    load ahead, or None.
+
+    >>> knobs = {"CONSUMERS": 2, "PINGPONG": 1, "BLOCK_M": 64, "BLOCK_N": 64, "num_stages": 4}
+    >>> wrong_tile_of_consumers(knobs, [(128, 128), (64, 256)])
+    'BLOCK_M x BLOCK_N cannot be 64 x 64 with CONSUMERS = 2 and PINGPONG = 1: 128 x 128, 64 x 256'
+    """
+    consumers, m, n = knobs["CONSUMERS"], knobs["BLOCK_M"], knobs["BLOCK_N"]
+    if (m, n) not in tiles:
+        able = ", ".join(f"{m} x {n}" for m, n in tiles)
+        given = f"CONSUMERS = {consumers} and PINGPONG = {knobs['PINGPONG']}"
+        return f"BLOCK_M x BLOCK_N cannot be {m} x {n} with {given}: {able}"
+    if knobs["num_stages"] < 2:
+        return f"num_stages cannot be {knobs['num_stages']} with CONSUMERS = {consumers}: at least 2"
     return None
 
 

@@ -9,7 +9,7 @@ from itertools import product
 from typing import Any
 
 from ...datasets import DeviceSpec, ForetuneError, KernelConfig, Problem
-from ..consumers import undecided
+from ..consumers import undecided, wrong_tile_of_consumers
 from ..knob_values import KnobValues
 from ..sm_limits import ASYNC_PRODUCT_ARCHS, accumulator_registers, exchange_bytes, programs_that_fit
 from .variants import DW, VARIANTS, Variant
@@ -165,13 +165,7 @@ def _wrong_consumers(knobs: Mapping[str, Any], dtype: str) -> str | None:
     if (wrong := undecided(knobs, _DECIDED)) is not None:
         return wrong
     tiles = [(m, n) for pingpong, m, n in _SPECIALIZED if pingpong == knobs["PINGPONG"]]
-    if (tile := (knobs["BLOCK_M"], knobs["BLOCK_N"])) not in tiles:
-        able = ", ".join(f"{m} x {n}" for m, n in tiles)
-        given = f"CONSUMERS = {knobs['CONSUMERS']} and PINGPONG = {knobs['PINGPONG']}"
-        return f"BLOCK_M x BLOCK_N cannot be {tile[0]} x {tile[1]} with {given}: {able}"
-    if knobs["num_stages"] < 2:
-        return f"num_stages cannot be {knobs['num_stages']} with CONSUMERS = {knobs['CONSUMERS']}: at least 2"
-    return None
+    return wrong_tile_of_consumers(knobs, tiles)
 
 
 @lru_cache(maxsize=16)
@@ -270,7 +264,7 @@ def tile_smem_bytes(
 def smem_bytes(variant: Variant, config: KernelConfig, itemsize: int, device: DeviceSpec) -> int:
     """Shared memory of one program on a device."""
     blocks = (config["BLOCK_M"], config["BLOCK_N"], config["BLOCK_K"])
-    if config.to_json().get("CONSUMERS"):
+    if variant.specialized and config["CONSUMERS"]:
         return _specialized_smem_bytes(config)
     tma = (config[variant.tma_left], config[variant.tma_right], config[variant.tma_out])
     needed = tile_smem_bytes(*blocks, config.num_stages, config.num_warps, tma, itemsize, arch=device.arch)

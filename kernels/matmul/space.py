@@ -8,7 +8,7 @@ from itertools import product
 from typing import Any
 
 from ...datasets import KernelConfig
-from ..consumers import undecided
+from ..consumers import undecided, wrong_tile_of_consumers
 from ..knob_values import KnobValues
 from ..sm_limits import accumulator_registers
 from .smem import tile_smem_bytes
@@ -114,13 +114,7 @@ def _wrong_consumers(knobs: Mapping[str, Any]) -> str | None:
     tiles = [(m, n) for *groups, m, n in _SPECIALIZED if groups == [consumers, pingpong]]
     if not tiles:
         return f"PINGPONG cannot be {pingpong} with CONSUMERS = {consumers}: 0"
-    if (tile := (knobs["BLOCK_M"], knobs["BLOCK_N"])) not in tiles:
-        able = ", ".join(f"{m} x {n}" for m, n in tiles)
-        given = f"CONSUMERS = {consumers} and PINGPONG = {pingpong}"
-        return f"BLOCK_M x BLOCK_N cannot be {tile[0]} x {tile[1]} with {given}: {able}"
-    if knobs["num_stages"] < 2:
-        return f"num_stages cannot be {knobs['num_stages']} with CONSUMERS = {consumers}: at least 2"
-    return None
+    return wrong_tile_of_consumers(knobs, tiles)
 
 
 @lru_cache(maxsize=1)
