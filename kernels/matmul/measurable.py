@@ -179,7 +179,7 @@ class Matmul(MatmulFamily, Measurable):
         return KernelConfig.from_json(config.to_json() | free), problem.kind, is_aligned(problem)
 
     def source_hash(self) -> str:
-        from .. import warp_jobs
+        from .. import dependent_launch, warp_jobs
         from .triton_kernels import epilogue, gemm, specialized, split_k, tile_order
 
-        return hash_of_modules(gemm, specialized, warp_jobs, split_k, tile_order, epilogue)
+        return hash_of_modules(gemm, specialized, warp_jobs, split_k, dependent_launch, tile_order, epilogue)

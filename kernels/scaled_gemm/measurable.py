@@ -162,12 +162,12 @@ class MeasurableScaledGemm(ScaledGemmFamily, Measurable):
         return KernelConfig.from_json(config.to_json() | same), problem.kind
 
     def source_hash(self) -> str:
-        from .. import warp_jobs
+        from .. import dependent_launch, warp_jobs
         from ..grouped_gemm.triton_kernels import ragged, tiles
         from ..matmul.triton_kernels import split_k, tile_order
         from .triton_kernels import product, specialized
 
-        return hash_of_modules(tiles, ragged, product, specialized, warp_jobs, split_k, tile_order)
+        return hash_of_modules(tiles, ragged, product, specialized, warp_jobs, split_k, dependent_launch, tile_order)
 
 
 class ScaledGemm(ScaledGemmDense, MeasurableScaledGemm):

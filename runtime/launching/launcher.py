@@ -71,6 +71,14 @@ class Launcher:
         """Whether a binary of the kernel is at hand, of some config."""
         return any(list(self._known.values()))  # a list, since other threads may add to it
 
+    @property
+    def has_dependent_launch(self) -> bool:
+        """Whether a launch on the current device can begin while the one before it ends, with `launch_pdl`."""
+        if not self.is_compiled:
+            return False
+        target = driver.active.get_current_target()
+        return target.backend == "cuda" and int(target.arch) >= 90
+
     def forget(self) -> None:
         """Goes through Triton's JIT again, as when nothing was launched yet."""
         for known in self._known.values():

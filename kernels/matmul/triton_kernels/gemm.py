@@ -10,6 +10,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from ...dependent_launch import let_next_begin
 from .epilogue import activated
 from .tile_order import split_range, tile_at
 
@@ -41,6 +42,7 @@ def matmul_kernel(
     ALIGNED: tl.constexpr,  # N, lda, ldb, ldy, and M or K where rows have that length, are multiples of 16 bytes
     SPLIT: tl.constexpr,
     PERSISTENT: tl.constexpr,
+    PDL: tl.constexpr,  # what adds up the parts waits for this kernel
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
@@ -49,6 +51,8 @@ def matmul_kernel(
     PINGPONG: tl.constexpr,  # 0
 ):
     tl.static_assert(ALIGNED or TMA == 0, "TMA wants rows that begin at multiples of 16 bytes")
+    if PDL:
+        let_next_begin()
     if ALIGNED:
         UNIT: tl.constexpr = 128 // a_ptr.dtype.element_ty.primitive_bitwidth
         N = N // UNIT * UNIT

@@ -59,12 +59,13 @@ def prepare_matmul(
         return launch_nothing
     (batch, m, n), k = y.shape, a.shape[1] if a_km else a.shape[2]
     splits, aligned = config["SPLIT_K"], are_aligned(a, b, y)
-    whole = splits == 1
-    launch: Callable[[Sequence[torch.Tensor | None]], None] = _launcher(config["CONSUMERS"] > 0).prepare(
+    whole, launcher = splits == 1, _launcher(config["CONSUMERS"] > 0)
+    pdl = not whole and launcher.has_dependent_launch
+    launch: Callable[[Sequence[torch.Tensor | None]], None] = launcher.prepare(
         (grid_of(batch, m, n, config, sm_count), 1, 1),
         (batch, m, n, k, a.stride(-2), b.stride(-2), y.stride(-2) if whole else n),
         config,
-        **_constants(config, a_km, b_kn, activation, aligned),
+        **_constants(config, a_km, b_kn, activation, aligned, pdl),
     )
     if config["TMA"]:
         launch = with_scratch(launch)
@@ -78,7 +79,7 @@ def prepare_matmul(
         wide = torch.int32 if a.dtype == torch.int8 else torch.float32
         partial = torch.empty((splits, batch, m, n), dtype=wide, device=y.device)
         launch((a, b, partial, None))
-        add_partials(partial, y, bias, activation, aligned)
+        add_partials(partial, y, bias, activation, aligned, pdl)
 
     return launch_parts
 
@@ -112,27 +113,30 @@ def compile_matmul(
     the product."""
     import torch
 
-    whole = config["SPLIT_K"] == 1
+    whole, launcher = config["SPLIT_K"] == 1, _launcher(config["CONSUMERS"] > 0)
+    pdl = not whole and launcher.has_dependent_launch
     if not whole:
         wide = torch.int32 if element == torch.int8 else torch.float32
-        compile_add_partials(wide, out, bias, activation, aligned)
+        compile_add_partials(wide, out, bias, activation, aligned, pdl)
         out = wide
-    return _launcher(config["CONSUMERS"] > 0).kernel.warmup(
+    return launcher.kernel.warmup(
         element,
         element,
         out,
         out if bias and whole else None,
         *(64,) * 7,
         grid=(1,),
-        **_constants(config, a_km, b_kn, activation, aligned),
+        **_constants(config, a_km, b_kn, activation, aligned, pdl),
         **config.to_json(),
     )
 
 
-def _constants(config: KernelConfig, a_km: bool, b_kn: bool, activation: str, aligned: bool) -> dict[str, Any]:
+def _constants(
+    config: KernelConfig, a_km: bool, b_kn: bool, activation: str, aligned: bool, pdl: bool
+) -> dict[str, Any]:
     """What the kernels need besides the knobs."""
     whole = config["SPLIT_K"] == 1
-    stages = {"STAGES": config.num_stages} if config["CONSUMERS"] else {}
+    own = {"STAGES": config.num_stages} if config["CONSUMERS"] else {"PDL": pdl}
     return {
         "A_KM": a_km,
         "B_KN": b_kn,
@@ -140,7 +144,7 @@ def _constants(config: KernelConfig, a_km: bool, b_kn: bool, activation: str, al
         "ALIGNED": aligned,
         "SPLIT": not whole,
         "PERSISTENT": config["PROGRAMS_PER_SM"] > 0,
-        **stages,
+        **own,
     }
 
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import triton
 import triton.language as tl
 
 from ....runtime.launching.launcher import Launcher
+from ...dependent_launch import wait_for_earlier
 from .epilogue import activated
 
 if TYPE_CHECKING:
@@ -15,6 +16,8 @@ if TYPE_CHECKING:
 
 #: Of the block that a program adds up; fewer columns for a narrow output would leave lanes idle, rows make up for it.
 _ROWS, _COLUMNS = 4, 256
+#: Parts beside the first that are loaded together: those of two and of four are loaded at once.
+_AT_ONCE = 3
 _UNSPECIALIZED = ["rows", "N", "ldy", "splits"]
 
 
@@ -29,8 +32,10 @@ def add_partials_kernel(
     splits,
     ACTIVATION: tl.constexpr,
     ALIGNED: tl.constexpr,  # N and ldy are multiples of 4: a thread loads 16 bytes
+    PDL: tl.constexpr,  # launched to begin while the product ends
     BLOCK_ROWS: tl.constexpr,
     BLOCK_COLUMNS: tl.constexpr,
+    AT_ONCE: tl.constexpr,
 ):
     if ALIGNED:
         N = N // 4 * 4
@@ -40,10 +45,16 @@ def add_partials_kernel(
     column = tl.program_id(0) % column_blocks * BLOCK_COLUMNS + tl.arange(0, BLOCK_COLUMNS)
     within = (row < rows)[:, None] & (column < N)[None, :]
     at = partial_ptr + row.to(tl.int64)[:, None] * N + column[None, :]
+    if PDL:
+        wait_for_earlier()
     acc = tl.load(at, within, other=0)
-    for _ in range(1, splits):
-        at += rows.to(tl.int64) * N
-        acc += tl.load(at, within, other=0)
+    for first in range(1, splits, AT_ONCE):
+        for part in tl.static_range(AT_ONCE):
+            at += rows.to(tl.int64) * N
+            there = (
+                tl.full((BLOCK_ROWS, 1), first + part, tl.int32) < splits
+            )  # (one number is no mask when interpreted)
+            acc += tl.load(at, within & there, other=0)
     if bias_ptr is not None:
         acc += tl.load(bias_ptr + column, column < N, other=0.0)[None, :].to(tl.float32)
     acc = activated(acc, ACTIVATION)
@@ -54,10 +65,11 @@ _launch = Launcher(add_partials_kernel)
 
 
 def add_partials(
-    partial: torch.Tensor, y: torch.Tensor, bias: torch.Tensor | None, activation: str, aligned: bool
+    partial: torch.Tensor, y: torch.Tensor, bias: torch.Tensor | None, activation: str, aligned: bool, pdl: bool
 ) -> None:
     """y = activation(sum of partial over its first dimension + bias). partial (splits, batch, M, N), y (batch, M, N)
-    whose rows may be further apart than N; bias (N,). `aligned`: all rows are multiples of 4 elements."""
+    whose rows may be further apart than N; bias (N,). `aligned`: all rows are multiples of 4 elements.
+    `pdl`: the launch before this one is the product's, which was told so."""
     splits, batch, m, n = partial.shape
     rows, ldy = batch * m, y.stride(-2)
     _launch(
@@ -66,12 +78,13 @@ def add_partials(
         (rows, n, ldy, splits),
         ACTIVATION=activation,
         ALIGNED=aligned,
-        BLOCK_ROWS=_ROWS,
-        BLOCK_COLUMNS=_COLUMNS,
+        **_options(pdl),
     )
 
 
-def compile_add_partials(wide: torch.dtype, out: torch.dtype, bias: bool, activation: str, aligned: bool) -> None:
+def compile_add_partials(
+    wide: torch.dtype, out: torch.dtype, bias: bool, activation: str, aligned: bool, pdl: bool
+) -> None:
     """Compiles what `add_partials` launches, into Triton's cache."""
     add_partials_kernel.warmup(
         wide,
@@ -83,7 +96,12 @@ def compile_add_partials(wide: torch.dtype, out: torch.dtype, bias: bool, activa
         2,
         ACTIVATION=activation,
         ALIGNED=aligned,
-        BLOCK_ROWS=_ROWS,
-        BLOCK_COLUMNS=_COLUMNS,
+        **_options(pdl),
         grid=(1,),
     )
+
+
+def _options(pdl: bool) -> dict[str, Any]:
+    """With Triton's own option for `pdl` only where there is one."""
+    blocks = {"BLOCK_ROWS": _ROWS, "BLOCK_COLUMNS": _COLUMNS, "AT_ONCE": _AT_ONCE}
+    return blocks | {"PDL": pdl} | ({"launch_pdl": True} if pdl else {})

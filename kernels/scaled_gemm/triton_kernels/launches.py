@@ -62,8 +62,10 @@ def prepare_scaled_gemm(
     grid = grid_of(splits * (-(-rows // config["BLOCK_M"]) + (groups or 0)), n, config, sm_count)
     if rows == 0 or grid == 0:
         return launch_nothing
-    launch: Callable[[Sequence[torch.Tensor | None]], None] = _launcher(config["CONSUMERS"] > 0).prepare(
-        (grid, 1, 1), (rows, groups or 1, n // 16, k // 16), config, **_constants(config, rowwise, blockwise)
+    launcher = _launcher(config["CONSUMERS"] > 0)
+    pdl = splits > 1 and launcher.has_dependent_launch
+    launch: Callable[[Sequence[torch.Tensor | None]], None] = launcher.prepare(
+        (grid, 1, 1), (rows, groups or 1, n // 16, k // 16), config, **_constants(config, rowwise, blockwise, pdl)
     )
     if config["TMA_LOAD"] or config["TMA_STORE"]:
         launch = with_scratch(launch)
@@ -76,7 +78,7 @@ def prepare_scaled_gemm(
         *operands, y, entries = tensors
         partial = torch.empty((splits, 1, rows, n), dtype=torch.float32, device=y.device)
         launch((*operands, partial, entries))
-        add_partials(partial, y[None], None, "none", True)
+        add_partials(partial, y[None], None, "none", True, pdl)
 
     return launch_parts
 
@@ -86,23 +88,24 @@ def compile_scaled_gemm(config: KernelConfig, *, grouped: bool, rowwise: bool, b
     binary of the product."""
     import torch
 
-    out = torch.bfloat16
+    out, launcher = torch.bfloat16, _launcher(config["CONSUMERS"] > 0)
+    pdl = config["SPLIT_K"] > 1 and launcher.has_dependent_launch
     if config["SPLIT_K"] > 1:
-        compile_add_partials(torch.float32, out, False, "none", True)
+        compile_add_partials(torch.float32, out, False, "none", True, pdl)
         out = torch.float32
     types = (torch.float8_e4m3fn,) * 2 + (torch.float32,) * 2 + (out, torch.int32 if grouped else None)
-    constants = _constants(config, rowwise, blockwise)
-    kernel = _launcher(config["CONSUMERS"] > 0).kernel
-    return kernel.warmup(*types, 1024, 8, 128, 128, grid=(1,), **constants, **config.to_json())
+    constants = _constants(config, rowwise, blockwise, pdl)
+    return launcher.kernel.warmup(*types, 1024, 8, 128, 128, grid=(1,), **constants, **config.to_json())
 
 
-def _constants(config: KernelConfig, rowwise: bool, blockwise: bool) -> dict[str, Any]:
+def _constants(config: KernelConfig, rowwise: bool, blockwise: bool, pdl: bool) -> dict[str, Any]:
     """What the kernels need besides the knobs."""
     return {
         "ROWWISE": rowwise,
         "BLOCKWISE": blockwise,
         "SPLIT": config["SPLIT_K"] > 1,
         "STAGES": config.num_stages,
+        **({} if config["CONSUMERS"] else {"PDL": pdl}),
     }
 
 

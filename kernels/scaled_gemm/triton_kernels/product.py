@@ -8,6 +8,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from ...dependent_launch import let_next_begin
 from ...grouped_gemm.triton_kernels.ragged import ragged_descriptor, store_ragged
 from ...grouped_gemm.triton_kernels.tiles import load_tile, load_tile_count, tile_position
 from ...matmul.triton_kernels.tile_order import split_range
@@ -43,12 +44,15 @@ def scaled_gemm_kernel(
     TMA_STORE: tl.constexpr,
     CONSUMERS: tl.constexpr,  # 0
     SPLIT: tl.constexpr,
+    PDL: tl.constexpr,  # what adds up the parts waits for this kernel
     STAGES: tl.constexpr,  # num_stages
 ):
     """Persistent: program p takes tiles p, p + programs, ... Each step's product is added in float32: Hopper's tensor
     cores keep some 14 bits of a sum of fp8 products, so no more than BLOCK_K <= 128 of them are summed there.
     SWAP_AB computes the transposed tile, whose 64 rows at least of w fill an instruction that few rows of x do not."""
     tl.static_assert(_SCALED % BLOCK_K == 0, "a step must lie inside one block of the scales")
+    if PDL:
+        let_next_begin()
     N = N16 * 16
     K = K16 * 16
     n_tiles = tl.cdiv(N, BLOCK_N)

@@ -80,6 +80,11 @@ def test_rows_that_are_further_apart_than_long(width, knobs):
     assert bool(wide[:, :, 24:].isnan().all())
 
 
+@pytest.mark.parametrize("splits", [2, 4, 5, 8])
+def test_any_number_of_parts_is_added_up(splits):
+    assert_right(problem(batch=2, m=16, k=264), SPLIT_K=splits)
+
+
 def test_the_bits_of_split_k_are_the_same_in_every_run():
     call = problem(batch=1, m=16, k=200)
     first, second = (MATMUL.launch(MATMUL.inputs(call, CPU), config(SPLIT_K=4)) for _ in range(2))
