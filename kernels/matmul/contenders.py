@@ -138,7 +138,7 @@ def time_launch_path(device: DeviceSpec) -> LaunchPath:
         raise ForetuneError(f"the launch path cannot be timed on {device.name}: {reason}")
     a, b = torch_operands(inputs)
     constants = {"A_KM": False, "B_KN": False, "ACTIVATION": "none", "ALIGNED": True}
-    constants |= {"SPLIT": False, "PERSISTENT": False}
+    constants |= {"SPLIT": False, "PERSISTENT": False, "PDL": False}
     grid = (-(-64 // config["BLOCK_M"]) * -(-256 // config["BLOCK_N"]),)
 
     def bare() -> None:

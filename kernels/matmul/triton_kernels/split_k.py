@@ -51,9 +51,8 @@ def add_partials_kernel(
     for first in range(1, splits, AT_ONCE):
         for part in tl.static_range(AT_ONCE):
             at += rows.to(tl.int64) * N
-            there = (
-                tl.full((BLOCK_ROWS, 1), first + part, tl.int32) < splits
-            )  # (one number is no mask when interpreted)
+            # (A comparison of two numbers is no mask in the interpreter.)
+            there = tl.full((BLOCK_ROWS, 1), first + part, tl.int32) < splits
             acc += tl.load(at, within & there, other=0)
     if bias_ptr is not None:
         acc += tl.load(bias_ptr + column, column < N, other=0.0)[None, :].to(tl.float32)
