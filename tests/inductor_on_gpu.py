@@ -4,7 +4,7 @@ A transformer of two layers (static and dynamic length) and 40 products are comp
 DEFAULT search space and with its EXHAUSTIVE one limited by Foretune, caches empty before each; then they run
 interleaved, cold L2, filled queue, medians. All compile with torch's ptxas, as Inductor's workers do. Five of the
 products are compiled with the whole of EXHAUSTIVE too, which times 235 to 1,400 configs there: 15 to 120 seconds on 16
-cores; with `--exhaustive` all of them are, and `--skip 5` leaves out the first five. (The models, which take longer,
+cores; with `--exhaustive` all of them are, or those of `--products 8x4096x4096 ...`. (The models, which take longer,
 come last, and only in a run with that much time left.) All GPUs work side by side and share the cores; each result is
 printed when it is there, and tables of all at the end. A run that is cut off, or out of time, goes on in the same
 folder. `--tiny` tries the machinery where there is no GPU. `--float32` compiles the products in float32, multiplied as
@@ -185,7 +185,7 @@ def tasks(options: argparse.Namespace) -> list[Task]:
         return [job for job in given if (name_of(job), whole) not in done]
 
     models, products = jobs(options.tiny, options.float32)
-    products = products[options.skip :]
+    products = [job for job in products if not options.products or name_of(job) in options.products]
     if options.exhaustive:
         of_products = [Task([job], MODES, 75, 600) for job in left(products, whole=True)]
     else:
@@ -323,12 +323,15 @@ def main() -> None:
     parser.add_argument("--only", choices=("all", "models", "products"), default="all")
     parser.add_argument("--tiny", action="store_true")
     parser.add_argument("--exhaustive", action="store_true", help="the whole of EXHAUSTIVE for every product")
-    parser.add_argument("--skip", type=int, default=0, help="leave out so many products, the first ones")
+    parser.add_argument("--products", nargs="+", metavar="MxNxK", help="only these of the products")
     parser.add_argument("--float32", action="store_true", help="products of float32, as TF32")
     parser.add_argument("--jobs", type=json.loads, help=argparse.SUPPRESS)
     parser.add_argument("--modes", nargs="+", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.jobs is None:
+        known = [name_of(job) for job in jobs(options.tiny, options.float32)[1]]
+        if unknown := [name for name in options.products or () if name not in known]:
+            parser.error(f"there is no product {unknown[0]}; there are {', '.join(known)}")
         run(options)
         return
     for job in options.jobs:
