@@ -7,6 +7,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ..datasets import BundleError, Family, KernelConfig
+from ..datasets.default_knobs import with_default_knobs
 from ..datasets.errors import warn
 from ..datasets.grid import BinaryKind, Grid
 from ..datasets.progress import share_of
@@ -47,13 +48,14 @@ def adapt_bundle(bundle: Bundle, dataset: Dataset, families: Mapping[str, Family
     trained = dict(bundle.trained)
     for name in both:
         family, old = families[name], bundle.trained[name]
-        grid = measured_grid(dataset, family)
+        measured = with_default_knobs(dataset, family)
+        grid = measured_grid(measured, family)
         # Tidy: what comes of a collection depends on what was measured, and not on what came first.
         tidy = grid.tidy()
         with share_of(0.4 / len(both)):
             ranker = old.ranker.adapted(tidy, family, trees=trees)
         with share_of(0.6 / len(both)):
-            calibration = calibrated_on(dataset, tidy, family, partial(AdaptedRanker, old.ranker, trees))
+            calibration = calibrated_on(measured, tidy, family, partial(AdaptedRanker, old.ranker, trees))
         if calibration is None:
             warn(
                 f"{dataset.name}: {len(tidy)} problems of {name} are too few, or too much alike, to calibrate it: "
@@ -63,8 +65,8 @@ def adapt_bundle(bundle: Bundle, dataset: Dataset, families: Mapping[str, Family
         trained[name] = TrainedFamily(
             ranker=ranker,
             devices=tuple(dict.fromkeys((*bundle.trained_on(name), *grid.devices))),
-            origin=_origin(bundle, dataset, grid, family),
-            wrong_results=_together(old.wrong_results, dataset.wrong_results(name)),
+            origin=_origin(bundle, measured, grid, family),
+            wrong_results=_together(old.wrong_results, measured.wrong_results(name)),
             calibration=calibration,
             extent=old.extent | seen,
         )

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, TypeAlias
 import numpy as np
 
 from ..datasets import Family, ForetuneError, Problem
+from ..datasets.default_knobs import with_default_knobs
 from ..datasets.errors import warn
 from ..datasets.progress import advance, share_of, side_by_side
 from .baselines.registry import Baseline, RankerFactory, Rivals, choose_rivals
@@ -138,6 +139,7 @@ class _Split:
             raise ForetuneError(f"tested must be >= 1 fold but got {tested}")
         if split not in SPLITS:
             raise ForetuneError(f"split must be one of {', '.join(SPLITS)} but is {split!r}")
+        dataset = with_default_knobs(dataset, family)
         self.grid = measured_grid(dataset, family)
         self._possible = supported(self.grid, family)
         self.family = family

@@ -7,6 +7,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from ..datasets import Family, ForetuneError
+from ..datasets.default_knobs import with_default_knobs
 from ..datasets.progress import share_of, side_by_side
 from .bundle import Bundle
 from .calibration.cross_fit import calibrated_on
@@ -42,16 +43,18 @@ def train_bundle(
 
     def train(name: str) -> TrainedFamily:
         with share_of(rows[name] / sum(rows.values())):
-            grid = measured_grid(dataset, families[name])
+            family = families[name]
+            measured = with_default_knobs(dataset, family)
+            grid = measured_grid(measured, family)
             with share_of(0.4):
-                fitted = ranker().fit(grid, families[name])
+                fitted = ranker().fit(grid, family)
             with share_of(0.6):
-                calibration = calibrated_on(dataset, grid, families[name], ranker)
+                calibration = calibrated_on(measured, grid, family, ranker)
         return TrainedFamily(
             ranker=fitted,
             devices=tuple(dict.fromkeys(grid.devices)),
-            origin=origin_of(dataset, grid, families[name]),
-            wrong_results=dataset.wrong_results(name),
+            origin=origin_of(measured, grid, family),
+            wrong_results=measured.wrong_results(name),
             calibration=calibration,
             extent=Extent.of([case.problem for case in grid.cases]),
         )

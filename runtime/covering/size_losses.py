@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ...datasets import DeviceSpec, Family, ForetuneError, KernelConfig, Problem
+from ...datasets.default_knobs import with_default_knobs
 from ...datasets.errors import abridged
 from ...model.sources import WHOLE
 from ..shortlist import bundle_in_force, predicted_slowdowns
@@ -93,6 +94,7 @@ def measured_losses(
     Sizes that were hardly begun are left out, which the reason says. Raises `ForetuneError` where fewer than two were
     measured.
     """
+    data = with_default_knobs(data, family)
     grid = data.grid(family.name)
     rows: dict[int, list[int]] = {}
     for row, (case, spec) in enumerate(zip(grid.cases, grid.devices, strict=True)):

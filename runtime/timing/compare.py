@@ -18,6 +18,7 @@ import numpy as np
 
 from ...datasets import Case, DeviceSpec, ForetuneError, KernelConfig, Measurable, Problem
 from ...datasets.console.tables import table
+from ...datasets.default_knobs import with_default_knobs
 from ...datasets.errors import reason_of, shown, warn
 from ...datasets.family import compute_us
 from ...model.rows import supported
@@ -295,6 +296,7 @@ def _best_configs(
     little."""
     if dataset is None or family.name not in dataset.families:
         return
+    dataset = with_default_knobs(dataset, family)
     grid = dataset.grid(family.name)
     whole = measured_whole(dataset.counts(grid) > 0, supported(grid, family))
     for case, measured_on, times, is_whole in zip(grid.cases, grid.devices, grid.times_us, whole, strict=True):
