@@ -33,6 +33,7 @@ if TYPE_CHECKING:
         Measurement,
         Problem,
     )
+    from .datasets.dataset import Dataset
     from .kernels import families, register, spaces
     from .kernels.by_name import FamilyLike, adapt, attach, autotune, configs, cover, prune, shortlist, tune
     from .kernels.gated_mlp import gated_mlp
@@ -148,6 +149,7 @@ def collect_dataset(
     out: Path | str,
     cases: Sequence[Case] | None = None,
     plan: str = "exhaustive",
+    known: Dataset | None = None,
     budget_s: float | None = None,
     gpus: int | None = None,
     resume: bool = True,
@@ -156,7 +158,8 @@ def collect_dataset(
     """Measures the config spaces of one family or several on this machine's GPUs, into the dataset in `out`: what
     `foretune collect` does, for notebooks and scripts, with the same progress on stderr.
 
-    `cases` are the problems to measure (left out, those that each family draws). Killed or interrupted, it goes on
+    `cases` are the problems to measure (left out, those that each family draws); `known` is the dataset that
+    `plan="missing"` adds to. Killed or interrupted, it goes on
     when called again. Raises `ForetuneError` for a family that only predicts, and as `foretune collect` does.
 
     >>> collect_dataset("grouped_gemm_fwd", out="measured", budget_s=1200)  # doctest: +SKIP
@@ -175,7 +178,15 @@ def collect_dataset(
     drawn = [case for one in measurable for case in draw_cases(one)] if cases is None else cases
     with showing_progress(progress) as on_progress:
         return collect_on_gpus(
-            measurable, drawn, out, gpus=gpus, plan=plan, budget_s=budget_s, resume=resume, on_progress=on_progress
+            measurable,
+            drawn,
+            out,
+            gpus=gpus,
+            plan=plan,
+            known=known,
+            budget_s=budget_s,
+            resume=resume,
+            on_progress=on_progress,
         )
 
 

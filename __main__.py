@@ -123,7 +123,8 @@ def collect(
         str,
         typer.Option(
             help="exhaustive: all configs of each problem; adaptive: a tenth, which a model learns to choose; thin: an "
-            "eighth, which a bundle chooses."
+            "eighth, which a bundle chooses; missing: of the problems of --like "
+            "those that it has no row of, beside its fastest."
         ),
     ] = "exhaustive",
     dtype: Annotated[
@@ -174,6 +175,7 @@ def collect(
     kernels = [find_measurable(name) for name in dict.fromkeys(family)]
     known = load(like) if like else None
     cases: list[Any] = []
+    adds = plan == "missing"  # to what `known` has, and so to its problems alone
     for kernel in kernels:
         drawn = draw_cases(
             kernel,
@@ -187,14 +189,25 @@ def collect(
         )
         compared = comparison_of(kernel).suite(kernel).values() if suite else ()
         shared = cases_like(known, kernel.name, seed=seed) if known else ()
-        cases += first_cases(kernel, (*compared, *shared, *drawn), limit, max_tflop=max_tflop, dtypes=dtype or ())
+        cases += first_cases(
+            kernel, (*compared, *shared, *(() if adds else drawn)), limit, max_tflop=max_tflop, dtypes=dtype or ()
+        )
     collected = (
         partial(campaign.collect_on_gpus, gpus=gpu_count, sms=tuple(dict.fromkeys(parts)))
         if scheduler is None
         else partial(dask_campaign.collect_on_cluster, scheduler=scheduler)
     )
     with showing_progress() as on_progress:
-        summary = collected(kernels, cases, out, plan=plan, budget_s=budget, resume=resume, on_progress=on_progress)
+        summary = collected(
+            kernels,
+            cases,
+            out,
+            plan=plan,
+            known=known if adds else None,
+            budget_s=budget,
+            resume=resume,
+            on_progress=on_progress,
+        )
     emit(summary, as_json, out=out)
     if summary.interrupted:
         raise typer.Exit(INTERRUPTED)

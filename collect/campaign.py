@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ..datasets import Case, DeviceSpec, ForetuneError, Measurable
 from ..datasets.errors import check_integer
@@ -26,6 +27,9 @@ from .summary import Effort, Summary
 from .supervisor import Limits, Supervisor
 from .worker import CudaGpu, Probe, serve
 
+if TYPE_CHECKING:
+    from ..datasets.dataset import Dataset
+
 #: Ranks behind those of any config that a GPU waits for.
 AHEAD = 1e6
 #: How often the parent looks after processes that say nothing.
@@ -40,29 +44,31 @@ def collect_on_gpus(
     gpus: int | None = None,
     sms: Sequence[int] = (),
     plan: str = "exhaustive",
+    known: Dataset | None = None,
     budget_s: float | None = None,
     resume: bool = True,
     compilers: int | None = None,
     on_progress: Callable[[Progress], None] = lambda progress: None,
 ) -> Summary:
     """Measures `cases` on `gpus` of this machine's GPUs (all that are visible if left out), appending to the dataset in
-    `out`: the whole valid spaces of their families, or what another plan chooses of them (see `plan.PLANS`). With
-    `sms`, on so many of each card's SMs (see `runtime.partition`), which are devices of their own: one number after the
-    other, because what runs beside it on the same card would share its bandwidth and L2.
+    `out`: the whole valid spaces of their families, or what another plan chooses of them (see `plan.PLANS`; `known` is
+    the dataset that the missing plan adds to). With `sms`, on so many of each card's SMs (see `runtime.partition`),
+    which are devices of their own: one number after the other, because what runs beside it on the same card would share
+    its bandwidth and L2.
 
     What is already in `out` is not measured again. Stops cleanly when `budget_s` seconds are over and at Ctrl-C.
     Raises `ForetuneError` as `folder_of_run` does, where there are not so many GPUs or SMs, and where all GPUs are lost
     (what was measured is kept: run again to go on).
     """
     by_name = {family.name: family for family in families}
-    check_request(by_name, cases, out, plan, budget_s)
+    check_request(by_name, cases, out, plan, known, budget_s)
     if gpus is not None:
         check_integer("gpus", gpus, 1)
     with folder_of_run(out, resume=resume), Watch() as watch:
         indices = range(visible_gpus(gpus))
         for index in indices if sms else ():
             check_sms(sms, DeviceSpec.live(index))
-        state = RunState(by_name, cases, out, plan=plan, budget_s=budget_s, on_progress=on_progress)
+        state = RunState(by_name, cases, out, plan=plan, known=known, budget_s=budget_s, on_progress=on_progress)
         pool = CompilePool(by_name, watch, compilers or max(1, cores() - len(indices)))
         phases = [
             [partial(Child, serve, CudaGpu(index, part), by_name) for index in indices] for part in sms or (None,)

@@ -93,13 +93,18 @@ def check_cases(families: Mapping[str, Measurable], cases: Collection[Case]) -> 
 
 
 def check_request(
-    families: Mapping[str, Measurable], cases: Collection[Case], out: Path | str, plan: str, budget_s: float | None
+    families: Mapping[str, Measurable],
+    cases: Collection[Case],
+    out: Path | str,
+    plan: str,
+    known: Dataset | None,
+    budget_s: float | None,
 ) -> None:
     """Raises `ForetuneError` naming what is no case of the families, no folder, no plan or no budget."""
     if not families:
         raise ForetuneError("there must be a kernel family to collect but there is none")
     check_cases(families, cases)
     check_path("out", out)
-    named(plan)
+    named(plan, known)
     if budget_s is not None:
         check_between("budget_s", budget_s, 0, _LONGEST_BUDGET)

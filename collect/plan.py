@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, ClassVar, Protocol
 import numpy as np
 
 from ..datasets import Case, DeviceSpec, Family, ForetuneError, KernelConfig, Problem
+from ..datasets.default_knobs import with_default_knobs
 from ..datasets.errors import check_between, check_integer, shown
 from ..datasets.grid import Grid
 from ..model import LightGBMRanker, Ranker
@@ -19,6 +20,7 @@ from .prior import Prior
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    from ..datasets.dataset import Dataset
 
 #: How much less often what is predicted to be slower is drawn: by this power of the slowdown.
 _CAUTION = 4.0
@@ -177,14 +179,77 @@ class Adaptive(Thin):
         return [Step(case, partial(self._chosen, case.problem, ranker)) for case in batch]
 
 
-PLANS: dict[str, MakePlan] = {"exhaustive": Exhaustive, "adaptive": Adaptive, "thin": Thin}
+class Missing:
+    """What a dataset, `known`, lacks: of each of its problems the supported configs that it has no row of, as where a
+    kernel got a knob since then, and so that the two can be compared, the `beside` fastest that it has. All configs of
+    a problem that it has not, and none of one of which it lacks none.
+
+    Raises `ForetuneError` where it has nothing of the family on the device.
+
+    >>> [len(step.configs) for step in Missing(load("mine"), family, device).next(cases, None)]  # doctest: +SKIP
+    [12, 12, 0, ...]
+    """
+
+    learns: ClassVar[bool] = False
+
+    def __init__(
+        self, known: Dataset, family: Family, device: DeviceSpec, *, beside: int = 4, prior: Ranker | None = None
+    ) -> None:
+        check_integer("beside", beside, 0, 1000)
+        self._family, self._device, self._beside, self._prior = family, device, beside, prior or Prior()
+        known = with_default_knobs(known, family)
+        grid = known.grid(family.name)
+        if device.name not in (there := sorted({spec.name for spec in grid.devices})):
+            raise ForetuneError(
+                f"the missing plan adds to what was measured on {device.name}, but {known.name} has {family.name} on "
+                f"{', '.join(there)}"
+            )
+        tried = known.counts(grid) > 0
+        self._row = {case.problem: row for row, case in enumerate(grid.cases) if grid.devices[row].name == device.name}
+        self._configs, self._times_us, self._tried = grid.configs, grid.times_us, tried
+
+    def next(self, todo: Sequence[Case], measured: Grid | None) -> list[Step]:
+        """Every case, at once; see `Plan.next`."""
+        return [Step(case, partial(self._chosen, case.problem)) for case in todo]
+
+    def _chosen(self, problem: Problem) -> tuple[KernelConfig, ...]:
+        """The fastest of old, and the others as the prior ranks them."""
+        family, device, row = self._family, self._device, self._row.get(problem)
+        tried: set[KernelConfig] = set()
+        fastest: list[KernelConfig] = []
+        if row is not None:
+            tried = {config for config, was in zip(self._configs, self._tried[row], strict=True) if was}
+            times = self._times_us[row]
+            known = [self._configs[place] for place in np.argsort(times) if np.isfinite(times[place])]
+            fastest = [config for config in known if family.supports(config, problem, device) is None][: self._beside]
+        space = [config for config in family.space(device) if config not in tried]
+        lacking = [config for config in space if family.supports(config, problem, device) is None]
+        if not lacking:
+            return ()
+        return *fastest, *_by_score(lacking, self._prior.predict(family, problem, device, lacking))
 
 
-def named(name: str) -> MakePlan:
-    """A plan by its name. Raises `ForetuneError` listing the names that exist, and where a plan that trains has nothing
-    to train with: whoever predicts or measures everything can do without."""
+PLANS: dict[str, Callable[..., Plan]] = {
+    "exhaustive": Exhaustive,
+    "adaptive": Adaptive,
+    "thin": Thin,
+    "missing": Missing,
+}
+
+
+def named(name: str, known: Dataset | None = None) -> MakePlan:
+    """A plan by its name; `known` is the dataset that the missing plan adds to.
+
+    Raises `ForetuneError` listing the names that exist, where that plan has no dataset or another one has, and where a
+    plan that trains has nothing to train with: whoever predicts or measures everything can do without."""
     if not isinstance(name, str) or name not in PLANS:
         raise ForetuneError(f"plan must be one of {', '.join(PLANS)} but is {shown(name)}")
+    if name == "missing":
+        if known is None:
+            raise ForetuneError("the missing plan needs the dataset that it adds to: --like DATA, or known=load(DATA)")
+        return partial(Missing, known)
+    if known is not None:
+        raise ForetuneError(f"known is for the missing plan, but plan is {name}")
     if name == "adaptive":
         try:
             import lightgbm  # noqa: F401

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ..datasets import Case, DatasetError, DeviceSpec, ForetuneError, Measurable, Measurement, Problem, roofline_us
 from ..datasets.grid import Grid
@@ -20,6 +21,9 @@ from .compiling import Binary, kind_of
 from .outcomes import Outcomes, earlier
 from .plan import Step, named
 from .row_writer import Origin, RowWriter
+
+if TYPE_CHECKING:
+    from ..datasets.dataset import Dataset
 
 
 @dataclass(frozen=True)
@@ -64,6 +68,7 @@ class RunState:
         out: Path | str,
         *,
         plan: str = "exhaustive",
+        known: Dataset | None = None,
         budget_s: float | None = None,
         on_progress: Callable[[Progress], None] = lambda progress: None,
         clock: Callable[[], float] = time.monotonic,
@@ -71,7 +76,7 @@ class RunState:
     ) -> None:
         check_cases(families, cases)
         self.families, self.out, self.plan = families, Path(out), plan
-        self._make_plan = named(plan)
+        self._make_plan = named(plan, known)
         self.cases = list({case.problem: case for case in cases}.values())
         self.to_come = 0  # devices that are measured after those that took cases so far
         self.finished = 0  # cases of which all is known

@@ -14,7 +14,7 @@ from collections import defaultdict, deque
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ...datasets import Case, DeviceSpec, ForetuneError, KernelConfig, Measurable, Measurement, Status
 from ...datasets.errors import abridged
@@ -31,6 +31,9 @@ from ..summary import Effort, Summary
 from ..worker import CudaGpu, Probe
 from .dask_workers import LOOK_SECONDS, DaskWorkers
 from .remote_gpu import Order, Report, RunSettings, close, measure, stop
+
+if TYPE_CHECKING:
+    from ...datasets.dataset import Dataset
 
 #: Orders for each GPU: one to measure, and one so that it need not wait for the next.
 ORDERS_PER_GPU = 2
@@ -49,6 +52,7 @@ def collect_on_cluster(
     scheduler: str,
     *,
     plan: str = "exhaustive",
+    known: Dataset | None = None,
     budget_s: float | None = None,
     resume: bool = True,
     on_progress: Callable[[Progress], None] = lambda progress: None,
@@ -59,10 +63,19 @@ def collect_on_cluster(
     Raises `ForetuneError` also where no scheduler answers, and where there is no worker with a GPU for a minute.
     """
     by_name = {family.name: family for family in families}
-    check_request(by_name, cases, out, plan, budget_s)
+    check_request(by_name, cases, out, plan, known, budget_s)
     with folder_of_run(out, resume=resume), connected(scheduler) as client:
         run = ClusterCampaign(client, RunSettings(uuid.uuid4().hex, CudaGpu(0), by_name))
-        state = RunState(by_name, cases, out, plan=plan, budget_s=budget_s, on_progress=on_progress, origin=run.origin)
+        state = RunState(
+            by_name,
+            cases,
+            out,
+            plan=plan,
+            known=known,
+            budget_s=budget_s,
+            on_progress=on_progress,
+            origin=run.origin,
+        )
         return run.measure(state)
 
 

@@ -55,7 +55,8 @@ def test_measures_the_layers_of_the_shipped_models_unless_told_otherwise(collect
     assert result.exit_code == 0, result.stderr
     assert ([family.name for family in collect.families], collect.out) == ([FAMILY], Path("measured"))
     assert collect.cases == list(find_family(FAMILY).cases())
-    assert collect.options == {"gpus": None, "sms": (), "plan": "exhaustive", "budget_s": None, "resume": True}
+    expected = {"gpus": None, "sms": (), "plan": "exhaustive", "known": None, "budget_s": None, "resume": True}
+    assert collect.options == expected
 
 
 def test_options_reach_the_shapes_and_the_campaign(collect, tmp_path):
@@ -66,7 +67,8 @@ def test_options_reach_the_shapes_and_the_campaign(collect, tmp_path):
     drawn = find_family(FAMILY).cases(models=table, tokens=(16, 4096), per_layer=3, random=5, seed=7)
     assert collect.cases == list(drawn)
     assert len(drawn) == 2 * 3 + 5
-    assert collect.options == {"gpus": 2, "sms": (), "plan": "adaptive", "budget_s": 5400.0, "resume": False}
+    expected = {"gpus": 2, "sms": (), "plan": "adaptive", "known": None, "budget_s": 5400.0, "resume": False}
+    assert collect.options == expected
 
 
 def test_the_problems_of_a_dataset_come_first_and_a_limit_counts_them(collect):
@@ -106,6 +108,7 @@ def test_a_scheduler_has_a_clusters_gpus_measure(collect, monkeypatch):
     assert collect.options == {
         "scheduler": "tcp://host:8786",
         "plan": "exhaustive",
+        "known": None,
         "budget_s": 90.0,
         "resume": True,
     }
@@ -159,7 +162,21 @@ def test_a_plan_that_there_is_not_is_refused_before_anything_is_measured(monkeyp
     monkeypatch.setattr(campaign, "visible_gpus", lambda wanted: 1)
     result = call(f"{FAMILY} --out {tmp_path / 'measured'} --plan greedy")
     assert (result.exit_code, result.stdout) == (1, "")
-    assert "Error: plan must be one of exhaustive, adaptive, thin but is 'greedy'" in result.stderr
+    assert "Error: plan must be one of exhaustive, adaptive, thin, missing but is 'greedy'" in result.stderr
+    assert not (tmp_path / "measured").exists()
+
+
+def test_the_missing_plan_adds_to_the_problems_of_a_dataset_and_draws_no_others(collect):
+    assert call(f"{FAMILY} --like h200 --plan missing --out measured").exit_code == 0
+    assert collect.cases == list(first_cases(find_family(FAMILY), cases_like(load("h200"), FAMILY)))
+    assert collect.options["known"].name == "h200"
+
+
+def test_the_missing_plan_without_a_dataset_is_refused_before_anything_is_measured(monkeypatch, tmp_path):
+    monkeypatch.setattr(campaign, "visible_gpus", lambda wanted: 1)
+    result = call(f"{FAMILY} --out {tmp_path / 'measured'} --plan missing")
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert "Error: the missing plan needs the dataset that it adds to: --like DATA" in result.stderr
     assert not (tmp_path / "measured").exists()
 
 

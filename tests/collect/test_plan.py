@@ -27,7 +27,9 @@ def supported(case):
 
 @pytest.mark.parametrize("name", PLANS)
 def test_a_plan_asks_for_every_case_once_and_for_configs_of_the_space_alone(name):
-    made, todo, asked = named(name)(FAMILY, DEVICE), list(GRID.cases), []
+    rows = DATASET.measurements
+    known = replace(DATASET, measurements=rows[rows["config"] % 2 == 0]) if name == "missing" else None
+    made, todo, asked = named(name, known)(FAMILY, DEVICE), list(GRID.cases), []
     measured = None
     while steps := made.next(todo, measured):
         for step in steps:
@@ -179,7 +181,7 @@ def test_what_makes_no_sense_is_refused_by_value(options, named):
 
 
 def test_an_unknown_plan_is_refused_with_the_known_ones():
-    with pytest.raises(ForetuneError, match="plan must be one of exhaustive, adaptive, thin but is 'greedy'"):
+    with pytest.raises(ForetuneError, match="plan must be one of exhaustive, adaptive, thin, missing but is 'greedy'"):
         named("greedy")
 
 

@@ -1,0 +1,116 @@
+"""The missing plan: what a dataset lacks, beside what was fastest, and nothing else."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+
+import numpy as np
+import pytest
+from fakes import DEVICE, FakeFamily, fake_cases, fake_dataset
+from foretune.collect.plan import Missing, named
+from foretune.datasets import DatasetError, DeviceSpec, ForetuneError, KernelConfig, load
+from foretune.datasets.merge import merge_datasets
+from foretune.kernels import find_family
+from replay import run
+
+FAMILY = FakeFamily()
+WHOLE = fake_dataset()
+#: The configs that came later.
+LATER = {config for config in FAMILY.space() if config.num_stages == 3}
+
+
+def before(dataset=WHOLE):
+    """The dataset as it was when the space had none of them."""
+    later = [number for number, config in enumerate(dataset.configs) if config in LATER]
+    rows = dataset.measurements
+    return replace(dataset, measurements=rows[~rows["config"].isin(later)].reset_index(drop=True))
+
+
+def asked(known, cases=WHOLE.cases, family=FAMILY, **options):
+    steps = Missing(known, family, DEVICE, **options).next(cases, None)
+    assert [step.case for step in steps] == list(cases)
+    return {step.case.problem: step.configs for step in steps}
+
+
+def supported(problem, configs):
+    return {config for config in configs if FAMILY.supports(config, problem, DEVICE) is None}
+
+
+@pytest.mark.parametrize("beside", [0, 1, 4])
+def test_it_asks_for_what_a_dataset_lacks_and_for_the_fastest_that_it_has(beside):
+    known = before()
+    grid = known.grid("fake")
+    found = asked(known, beside=beside)
+    for case, times in zip(grid.cases, grid.times_us, strict=True):
+        fastest = [grid.configs[place] for place in np.argsort(times)[:beside]]
+        configs = found[case.problem]
+        assert list(configs[:beside]) == fastest
+        assert set(configs[beside:]) == supported(case.problem, LATER)
+        assert len(set(configs)) == len(configs)
+
+
+def test_of_a_problem_of_which_it_lacks_nothing_it_asks_for_nothing():
+    assert set(asked(WHOLE).values()) == {()}
+
+
+def test_of_a_problem_that_it_has_not_it_asks_for_all():
+    cases = fake_cases(models=1, tokens=(96,), randoms=0)
+    assert {set(configs) == supported(problem, FAMILY.space()) for problem, configs in asked(WHOLE, cases).items()} == {
+        True
+    }
+
+
+def test_what_failed_is_not_asked_for_again():
+    rows = WHOLE.measurements
+    failed = rows["status"] == "launch_failed"
+    assert failed.any()
+    assert set(asked(replace(WHOLE, measurements=rows[failed | (rows["status"] == "ok")])).values()) == {()}
+
+
+def test_configs_of_before_a_knob_came_are_known_by_its_default():
+    """The knob's other values are what is missing."""
+
+    class Grown(FakeFamily):
+        knobs = (*FakeFamily.knobs, "NEW")
+        default_knobs = {"NEW": 1}
+
+        def space(self, device=None):
+            return tuple(
+                KernelConfig.of(**config.to_json(), NEW=new) for new in (1, 2) for config in FakeFamily().space(device)
+            )
+
+    for configs in asked(WHOLE, family=Grown()).values():
+        assert [config["NEW"] for config in configs[:4]] == [1] * 4
+        assert {config["NEW"] for config in configs[4:]} == {2}
+
+
+def test_a_run_by_it_completes_the_dataset(out, triton):
+    """What was measured then and now is, merged, what would have been measured at once."""
+    cases = WHOLE.cases[:3]
+    known = replace(before(fake_dataset(cases)), name="before")
+    run(cases, out, plan="missing", known=known)
+    added = load(out)
+    assert added.plans("fake") == {"missing"}
+    merged = merge_datasets([known, added], name="both", allow_other_sources=True)
+    tried = merged.counts(grid := merged.grid("fake")) > 0
+    for case, row in zip(grid.cases, tried, strict=True):
+        was = {config for config, is_there in zip(grid.configs, row, strict=True) if is_there}
+        assert supported(case.problem, FAMILY.space()) <= was
+
+
+def test_what_cannot_be_added_to_is_refused_and_said():
+    other = replace(DEVICE, name="Other GPU")
+    with pytest.raises(ForetuneError, match=f"what was measured on Other GPU, but fake has fake on {DEVICE.name}$"):
+        Missing(WHOLE, FAMILY, other)
+    with pytest.raises(DatasetError, match="no measurements of 'matmul'"):
+        Missing(WHOLE, find_family("matmul"), DeviceSpec.named("h200"))
+    with pytest.raises(ForetuneError, match="beside must be an integer between 0 and 1000 but got -1"):
+        Missing(WHOLE, FAMILY, DEVICE, beside=-1)
+    with pytest.raises(
+        ForetuneError, match="the missing plan needs the dataset that it adds to: --like DATA, or known"
+    ):
+        named("missing")
+    with pytest.raises(ForetuneError, match="known is for the missing plan, but plan is thin"):
+        named("thin", WHOLE)
+    assert isinstance(named("missing", WHOLE), partial)
