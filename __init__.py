@@ -159,14 +159,15 @@ def collect_dataset(
     `foretune collect` does, for notebooks and scripts, with the same progress on stderr.
 
     `cases` are the problems to measure (left out, those that each family draws); `known` is the dataset that
-    `plan="missing"` adds to. Killed or interrupted, it goes on
+    `plan="missing"` adds to, and whose problems it measures if `cases` are left out. Killed or interrupted, it goes on
     when called again. Raises `ForetuneError` for a family that only predicts, and as `foretune collect` does.
 
     >>> collect_dataset("grouped_gemm_fwd", out="measured", budget_s=1200)  # doctest: +SKIP
     Summary(plan='exhaustive', cases=74, ...)
     """
     from .collect.campaign import collect_on_gpus
-    from .collect.cases import draw_cases
+    from .collect.cases import cases_like, draw_cases
+    from .collect.plan import checked_dataset
     from .collect.progress import showing_progress
     from .datasets.errors import check_flag
     from .kernels import find_measurable
@@ -175,6 +176,8 @@ def collect_dataset(
         check_flag(name, value)
     several = [family] if isinstance(family, (str, type)) or not isinstance(family, Sequence) else family
     measurable = [find_measurable(one) for one in several]
+    if cases is None and known is not None:
+        cases = [case for one in measurable for case in cases_like(checked_dataset(known), one.name)]
     drawn = [case for one in measurable for case in draw_cases(one)] if cases is None else cases
     with showing_progress(progress) as on_progress:
         return collect_on_gpus(

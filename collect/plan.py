@@ -247,7 +247,7 @@ def named(name: str, known: Dataset | None = None) -> MakePlan:
     if name == "missing":
         if known is None:
             raise ForetuneError("the missing plan needs the dataset that it adds to: --like DATA, or known=load(DATA)")
-        return partial(Missing, known)
+        return partial(Missing, checked_dataset(known))
     if known is not None:
         raise ForetuneError(f"known is for the missing plan, but plan is {name}")
     if name == "adaptive":
@@ -256,6 +256,15 @@ def named(name: str, known: Dataset | None = None) -> MakePlan:
         except (ImportError, OSError) as error:  # OSError: without its own shared libraries
             raise ForetuneError(f"the adaptive plan trains as it measures, and needs lightgbm: {error}") from None
     return PLANS[name]
+
+
+def checked_dataset(known: Dataset) -> Dataset:
+    """A dataset. Raises `ForetuneError` for what is none, as its name."""
+    from ..datasets.dataset import Dataset
+
+    if not isinstance(known, Dataset):
+        raise ForetuneError(f"known must be a dataset, as foretune.datasets.load gives it, but is {shown(known)}")
+    return known
 
 
 def _by_score(configs: Sequence[KernelConfig], scores: NDArray[np.float64]) -> tuple[KernelConfig, ...]:

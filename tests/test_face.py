@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import foretune
 import pytest
-from fakes import FakeFamily, fake_cases
+from fakes import FakeFamily, fake_cases, fake_dataset
 from foretune import kernels
 from foretune.collect import campaign
 from foretune.kernels import find_family
@@ -54,6 +54,22 @@ def test_collecting_takes_families_of_any_kind_and_their_own_cases(monkeypatch, 
     assert (options["budget_s"], options["plan"], options["resume"]) == (5.0, "exhaustive", True)
     assert [family.name for family in second] == ["fake", NAME]
     assert {case.problem.family for case in drawn} == {"fake", NAME}
+
+
+def test_what_a_dataset_lacks_is_collected_on_its_own_problems(monkeypatch, tmp_path):
+    asked = []
+    monkeypatch.setattr(
+        campaign, "collect_on_gpus", lambda families, cases, out, **options: asked.append((cases, options))
+    )
+    known = fake_dataset(fake_cases()[:5])
+    foretune.collect_dataset(FakeFamily(), out=tmp_path, plan="missing", known=known)
+    (cases, options) = asked[0]
+    assert set(cases) == set(known.cases)
+    assert (options["plan"], options["known"]) == ("missing", known)
+    with pytest.raises(
+        foretune.ForetuneError, match=r"known must be a dataset, as foretune\.datasets\.load gives it, but is"
+    ):
+        foretune.collect_dataset(FakeFamily(), out=tmp_path, plan="missing", known="h200")
 
 
 def test_a_family_that_only_predicts_is_not_collected(tmp_path):
