@@ -123,8 +123,8 @@ def collect(
         str,
         typer.Option(
             help="exhaustive: all configs of each problem; adaptive: a tenth, which a model learns to choose; thin: an "
-            "eighth, which a bundle chooses; missing: of the problems of --like "
-            "those that it has no row of, beside its fastest."
+            "eighth, which a bundle chooses; missing: what --like has no row of, "
+            "beside its fastest."
         ),
     ] = "exhaustive",
     dtype: Annotated[
@@ -177,21 +177,21 @@ def collect(
     cases: list[Any] = []
     adds = plan == "missing"  # to what `known` has, and so to its problems alone
     for kernel in kernels:
-        drawn = draw_cases(
-            kernel,
-            models=models,
-            tokens=token_counts,
-            per_layer=per_layer,
-            random=random,
-            invented=invented,
-            max_tflop=max_tflop,
-            seed=seed,
-        )
+        drawn: tuple[Any, ...] = ()
+        if not adds:
+            drawn = draw_cases(
+                kernel,
+                models=models,
+                tokens=token_counts,
+                per_layer=per_layer,
+                random=random,
+                invented=invented,
+                max_tflop=max_tflop,
+                seed=seed,
+            )
         compared = comparison_of(kernel).suite(kernel).values() if suite else ()
         shared = cases_like(known, kernel.name, seed=seed) if known else ()
-        cases += first_cases(
-            kernel, (*compared, *shared, *(() if adds else drawn)), limit, max_tflop=max_tflop, dtypes=dtype or ()
-        )
+        cases += first_cases(kernel, (*compared, *shared, *drawn), limit, max_tflop=max_tflop, dtypes=dtype or ())
     collected = (
         partial(campaign.collect_on_gpus, gpus=gpu_count, sms=tuple(dict.fromkeys(parts)))
         if scheduler is None

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from .config import KernelConfig
+from .family import with_defaults
 
 if TYPE_CHECKING:
     from .dataset import Dataset
@@ -28,15 +28,18 @@ def with_default_knobs(dataset: Dataset, family: Family) -> Dataset:
     if not family.default_knobs or family.name not in dataset.families:
         return dataset
     rows = dataset.rows(family.name)
-    numbers = {config: number for number, config in enumerate(dataset.configs)}
-    place = np.arange(len(dataset.configs), dtype=np.int32)
-    for number in rows["config"].unique():
-        knobs = dataset.configs[number].to_json()
-        if missing := {knob: value for knob, value in family.default_knobs.items() if knob not in knobs}:
-            place[number] = numbers.setdefault(KernelConfig.of(**knobs, **missing), len(numbers))
-    if len(numbers) == len(dataset.configs) and (place == np.arange(len(place))).all():
+    configs = list(dataset.configs)
+    number_of = {config: number for number, config in enumerate(configs)}
+    place = np.arange(len(configs), dtype=np.int32)  # of each config, the number of what it is today
+    older = {n: whole for n in rows["config"].unique() if (whole := with_defaults(family, configs[n])) != configs[n]}
+    for number, whole in older.items():
+        if whole not in number_of:
+            number_of[whole] = len(configs)
+            configs.append(whole)
+        place[number] = number_of[whole]
+    if not older:
         return dataset
-    config = dataset.measurements["config"].to_numpy().copy()
+    numbers = dataset.measurements["config"].to_numpy().copy()
     of_family = dataset.measurements.index.isin(rows.index)
-    config[of_family] = place[config[of_family]]
-    return replace(dataset, configs=tuple(numbers), measurements=dataset.measurements.assign(config=config))
+    numbers[of_family] = place[numbers[of_family]]
+    return replace(dataset, configs=tuple(configs), measurements=dataset.measurements.assign(config=numbers))

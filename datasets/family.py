@@ -219,6 +219,14 @@ def check_problem_of(family: Family, problem: Problem) -> None:
         raise ForetuneError(f"{unknown[0]} is no flag of {family.name}; it has {', '.join(family.flags) or 'none'}")
 
 
+def with_defaults(family: Family, config: KernelConfig) -> KernelConfig:
+    """The config with the family's `default_knobs` for those of them that it does not name; itself where it names
+    all."""
+    named = config.to_json()
+    missing = {knob: value for knob, value in family.default_knobs.items() if knob not in named}
+    return KernelConfig.of(**named, **missing) if missing else config
+
+
 def wrong_knobs(family: Family, config: KernelConfig) -> str | None:
     """The reason why a config is none of the family's, whatever its values: it has a knob that the family lacks, or
     lacks one that all configs of the family's space have; else None."""

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..datasets import Family, ForetuneError, KernelConfig, wrong_knobs
 from ..datasets.errors import check_word, shown
+from ..datasets.family import with_defaults
 
 if TYPE_CHECKING:
     import triton
@@ -45,8 +46,7 @@ class OwnKnobs:
             if twice := [knob for knob in taken if taken.count(knob) > 1]:
                 raise ForetuneError(f"{twice[0]} is said more than once by the config {found}, knobs and fixed")
             found = KernelConfig.of(**dict(zip(taken, [*own.values(), *self._fixed.values()], strict=True)))
-        if self._family.default_knobs:
-            found = KernelConfig.of(**{**self._family.default_knobs, **found.to_json()})
+        found = with_defaults(self._family, found)
         if (wrong := wrong_knobs(self._family, found)) is not None:
             raise ForetuneError(f"{wrong}; {_REMEDY}")
         return found

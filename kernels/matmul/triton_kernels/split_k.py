@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import triton
@@ -100,6 +101,7 @@ def compile_add_partials(
     )
 
 
+@cache
 def _options(pdl: bool) -> dict[str, Any]:
     """With Triton's own option for `pdl` only where there is one."""
     blocks = {"BLOCK_ROWS": _ROWS, "BLOCK_COLUMNS": _COLUMNS, "AT_ONCE": _AT_ONCE}
