@@ -17,6 +17,7 @@ from .drift import flagged, flagged_names
 from .errors import DatasetError
 from .grid import BinaryKind, Grid
 from .measurement import TIMED, BinaryFacts, Status
+from .one_clock import on_one_clock
 from .schema import DRIFT
 
 if TYPE_CHECKING:
@@ -97,7 +98,8 @@ class Dataset:
         )
 
     def grid(self, family: str) -> Grid:
-        """One family as dense arrays. Problems on which nothing ran are left out.
+        """One family as dense arrays. Problems on which nothing ran are left out, and what several runs timed of one
+        problem is brought to one clock (see `one_clock`).
 
         Times that were taken otherwise than `Measurement.time_us` says (a run's "timed" in the provenance: those that
         production logged) fill only the cells that have no other. They are scaled by the median ratio of a problem's
@@ -111,10 +113,9 @@ class Dataset:
         specs = {spec.name: spec for spec in self.devices}
         runs = self.provenance.get("runs", {})
         otherwise = timed["run_id"].isin([run for run, facts in runs.items() if facts.get("timed", "cold") != "cold"])
+        alike = on_one_clock(timed[~otherwise])
         # One row a (problem, device), one column a config; a re-measured cell keeps its last value.
-        scan, *confirmed = (
-            _cells(timed[~otherwise & (timed["timing_pass"] == timing_pass)]) for timing_pass in (1, 2, 3)
-        )
+        scan, *confirmed = (_cells(alike[alike["timing_pass"] == timing_pass]) for timing_pass in (1, 2, 3))
         weights = None
         if otherwise.any():
             scan, weights = _filled(scan, _cells(timed[otherwise]))

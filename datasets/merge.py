@@ -25,7 +25,8 @@ def merge_datasets(datasets: Sequence[Dataset], *, name: str, allow_other_source
 
     A problem that several have is one case, of all their sources, and exact repeats of a row are dropped: merged with
     itself, a dataset is itself. Of a cell that was measured differently all rows stay, in the order of their runs' ids,
-    which begin with the date: `Dataset.grid` takes the last, so the latest run wins whatever the order of the datasets.
+    which begin with the date: `Dataset.grid` takes the last, so the latest run wins whatever the order of the datasets,
+    and brings a problem's runs to one clock.
 
     Of a family that was collected, what a log of production (FORETUNE_LOG) has of other sources of its kernel, as
     somebody's own kernel with the family's knobs, is left out with a `ForetuneWarning`: what is fast may differ.
