@@ -96,7 +96,7 @@ def later():
     import foretune
     from foretune.datasets import DeviceSpec
     from foretune.kernels import find_family
-    from foretune.kernels.grouped_gemm.triton_kernels.gemm import launch_gemm
+    from foretune.kernels.grouped_gemm.triton_kernels.gemm_launches import launch_gemm
     from foretune.kernels.grouped_gemm.triton_kernels.tiles import TileMap
     from foretune.model import load_bundle
     from foretune.runtime.shortlist import Chooser

@@ -29,18 +29,18 @@ HOST = replace(H200, name="host", backend="cpu", arch="x86_64", warp_size=1)
 CPU = replace(H200, backend="cpu", sm_count=3)
 
 
-#: PINGPONG, BLOCK_M, BLOCK_N and stages of dW's CONSUMERS, of which each means other loops.
-SPECIALIZED = ((1, 128, 128, 4), (1, 128, 128, 5), (0, 128, 256, 4), (0, 256, 128, 4))
+#: PINGPONG, BLOCK_M, BLOCK_N and stages of CONSUMERS, of which each means other loops.
+OVER_ROWS = ((1, 128, 128, 5), (0, 128, 256, 4))
+SPECIALIZED = {FORWARD: OVER_ROWS, DX: OVER_ROWS, DW: (*OVER_ROWS, (1, 128, 128, 4), (0, 256, 128, 4))}
 
 
-def specialized(pingpong, m, n, stages, band=8):
-    """A config of dW with CONSUMERS."""
-    return config(DW, m, n, 64, tma=(1, 1, 1), stages=stages, band=band, jobs=(2, pingpong))
+def specialized(family, pingpong, m, n, stages, band=8):
+    """A config with CONSUMERS."""
+    return config(family, m, n, 64, tma=(1, 1, 1), stages=stages, band=band, jobs=(2, pingpong))
 
 
 def config(family, m, n, k, *, tma=(0, 0, 0), warps=4, stages=2, band=1, programs=1, jobs=(0, 0)):
-    """A config of a family; `tma` is (left, right, out), and `jobs` dW's (CONSUMERS, PINGPONG)."""
-    knobs = ("CONSUMERS", "PINGPONG") if family is DW else ()
+    """A config of a family; `tma` is (left, right, out), and `jobs` (CONSUMERS, PINGPONG)."""
     return KernelConfig.of(
         BLOCK_M=m,
         BLOCK_N=n,
@@ -50,7 +50,7 @@ def config(family, m, n, k, *, tma=(0, 0, 0), warps=4, stages=2, band=1, program
         num_warps=warps,
         num_stages=stages,
         **dict(zip(family.variant.tma, tma, strict=True)),
-        **dict(zip(knobs, jobs, strict=False)),
+        **dict(zip(("CONSUMERS", "PINGPONG"), jobs, strict=True)),
     )
 
 

@@ -145,7 +145,8 @@ def _permutation(family: str, inputs: Any) -> Callable[[], Any]:
 def time_launch_path(family: Measurable, device: DeviceSpec) -> LaunchPath:
     """Times the op against a bare launch of its main kernel."""
     from .op.op import grouped_gemm
-    from .triton_kernels.gemm import arguments, grouped_gemm_kernel
+    from .triton_kernels.gemm import grouped_gemm_kernel
+    from .triton_kernels.gemm_launches import arguments
 
     problem = Problem.of(family.name, groups=8, rows=64, n=256, k=256)
     inputs = family.inputs(problem, device)

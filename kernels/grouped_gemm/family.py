@@ -52,18 +52,18 @@ class GroupedGemmFamily(Family):
         "k": MOST_COLUMNS,
     }
     bucketed = ("rows",)
+    default_knobs: ClassVar[Mapping[str, Any]] = WITHOUT_CONSUMERS
 
     def __init__(self) -> None:
         self.name = self.variant.name  # type: ignore[misc]
         self.knobs = knobs_of(self.variant)  # type: ignore[misc]
-        self.default_knobs = WITHOUT_CONSUMERS if self.variant.specialized else {}  # type: ignore[misc]
         self.feature_names = feature_names(self.variant)  # type: ignore[misc]
 
     def space(self, device: DeviceSpec | None = None, **ranges: Sequence[int]) -> tuple[KernelConfig, ...]:
         """Every config worth declaring; with a device, those that some problem on it supports.
 
-        `ranges` replace the values of a knob: block_m, block_n, block_k, num_warps, num_stages, tma (0 and 1); of dW
-        consumers (0 and 2), too.
+        `ranges` replace the values of a knob: block_m, block_n, block_k, num_warps, num_stages, tma (0 and 1),
+        consumers (0 and 2).
 
         >>> from foretune.kernels import find_family
         >>> len(find_family("grouped_gemm_fwd").space(DeviceSpec.named("h200"), block_m=[64], tma=[1])) > 10
@@ -152,7 +152,7 @@ class GroupedGemmFamily(Family):
 @lru_cache(maxsize=8192)
 def _wrong_size(variant: Variant, config: KernelConfig, dtype: str, itemsize: int, device: DeviceSpec) -> str | None:
     """The reason why no problem of a dtype can run with a config, whose values are right, on the device, or None."""
-    return wrong_tile(config, dtype) or _device_limit(variant, config, itemsize, device)
+    return wrong_tile(variant, config, dtype) or _device_limit(variant, config, itemsize, device)
 
 
 def _device_limit(variant: Variant, config: KernelConfig, itemsize: int, device: DeviceSpec) -> str | None:
@@ -160,6 +160,6 @@ def _device_limit(variant: Variant, config: KernelConfig, itemsize: int, device:
     has_tma = device.arch in TMA_ARCHS or device.backend == "cpu"  # the interpreter has
     if not has_tma and (through_tma := [knob for knob in variant.tma if config[knob]]):
         return f"{through_tma[0]} cannot be 1: {device.arch} has no TMA"
-    if variant.specialized and (reason := no_consumers(config.to_json(), device)) is not None:
+    if (reason := no_consumers(config.to_json(), device)) is not None:
         return reason
     return too_much_smem(smem_bytes(variant, config, itemsize, device), device)

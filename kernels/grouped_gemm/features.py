@@ -52,6 +52,8 @@ CONFIG_FEATURES = (
     "tma_left",
     "tma_right",
     "tma_out",
+    "consumers",
+    "pingpong",
     "num_warps",
     "num_stages",
     "tile_area",
@@ -90,9 +92,6 @@ FEATURE_NAMES = _PROBLEM_FEATURES + CONFIG_FEATURES + _MIXED_FEATURES
 #: gain nothing by it (model/README.md).
 _WRITE_FEATURES = ("log_bands_at_once", "log_groups_at_once", "band_left", "group_left")
 _OF_WRITES = tuple(range(len(FEATURE_NAMES), len(FEATURE_NAMES) + len(_WRITE_FEATURES)))
-#: Of a config besides, where the variant has a kernel whose warps have one job each.
-_JOB_FEATURES = ("consumers", "pingpong")
-_OF_JOBS = tuple(range(_OF_WRITES[-1] + 1, _OF_WRITES[-1] + 1 + len(_JOB_FEATURES)))
 _OF_CALL, _OF_DEPTH = tuple(range(len(_PROBLEM_FEATURES))), (len(FEATURE_NAMES) - 1,)
 #: The places of those that each kind of tile has: logarithms, which are taken of all at once, and others.
 _LOGS, _PLAIN = (
@@ -132,7 +131,7 @@ def group_sizes_of(problem: Problem) -> Sizes:
 
 def feature_names(variant: Variant) -> tuple[str, ...]:
     """What `feature_table` has of a variant, in order."""
-    return FEATURE_NAMES + _WRITE_FEATURES + _JOB_FEATURES if variant is DW else FEATURE_NAMES
+    return FEATURE_NAMES + _WRITE_FEATURES if variant is DW else FEATURE_NAMES
 
 
 def feature_table(
@@ -231,7 +230,7 @@ def feature_groups(
     groups_at_once = slots / (work.m_tiles * work.n_tiles)
     writes = [np.log2(bands), np.log2(groups_at_once), bands % 1, groups_at_once % 1]
     of_writes = FeatureGroup(_OF_WRITES, np.stack(writes, axis=2).astype(np.float32), space.kind)
-    return *found, of_writes, FeatureGroup(_OF_JOBS, space.jobs, space.own.kind, lasting=True)
+    return *found, of_writes
 
 
 class _Space(ConfigTable):
@@ -243,8 +242,6 @@ class _Space(ConfigTable):
     `ks` are the distinct values of BLOCK_K, and `k` those of each kind, (n_kinds,), as `ms` and `m` are of BLOCK_M. The
     last feature looks at num_stages and BLOCK_K: `stages` and `depth`, a place in `ks`, are those of its kinds,
     (n_depth_kinds,), and `depth_kind` is the one of each config.
-
-    `jobs` are CONSUMERS and PINGPONG, (1, n_configs, 2).
     """
 
     def __init__(self, configs: tuple[KernelConfig, ...], variant: Variant, itemsize: int, device: DeviceSpec) -> None:
@@ -253,9 +250,7 @@ class _Space(ConfigTable):
 
         block_m, block_n, block_k = (knob(f"BLOCK_{axis}") for axis in "MNK")
         group_m, warps, stages = knob("GROUP_M"), knob("num_warps"), knob("num_stages")
-        jobs = [knob(name) if variant.specialized else np.zeros(len(configs)) for name in ("CONSUMERS", "PINGPONG")]
-        self.jobs = np.stack(jobs, axis=1).astype(np.float32)[None]
-        consumers, pingpong = jobs
+        consumers, pingpong = knob("CONSUMERS"), knob("PINGPONG")
         # Those that multiply a tile.
         warps = np.where(consumers > 0, 4 * np.where(pingpong > 0, 1, consumers), warps)
         smem = np.array([smem_bytes(variant, config, itemsize, device) for config in configs], dtype=np.float64)
@@ -268,6 +263,8 @@ class _Space(ConfigTable):
             block_k,
             group_m,
             *(knob(name) for name in variant.tma),
+            consumers,
+            pingpong,
             warps,
             stages,
             block_m * block_n,

@@ -96,7 +96,7 @@ class GroupedGemm(GroupedGemmFamily, Measurable):
             "CONSUMERS": 0,
             "PINGPONG": 0,
         }
-        return KernelConfig.of(**{knob: knobs[knob] for knob in self.knobs})
+        return KernelConfig.of(**knobs)
 
     @abstractmethod
     def _default_block_m(self, problem: Problem) -> int: ...
@@ -201,10 +201,9 @@ class GroupedGemm(GroupedGemmFamily, Measurable):
         indices = torch.int32 if problem.flags else None
         return kernel.warmup(*self._warmup_arguments(element, indices), grid=(1,), **constants, **config.to_json())
 
+    @abstractmethod
     def _compiled(self, config: KernelConfig, problem: Problem) -> tuple[Any, dict[str, Any]]:
         """The kernel that a config means, and its constants."""
-        kernel, _, _ = self.kernel()
-        return kernel, self.constants(problem)
 
     @abstractmethod
     def _warmup_arguments(self, element: Any, indices: Any) -> tuple[Any, ...]:
@@ -214,21 +213,16 @@ class GroupedGemm(GroupedGemmFamily, Measurable):
         # No runtime integer is specialised, so one binary serves every shape, band and number of programs.
         return KernelConfig.from_json(config.to_json() | {"GROUP_M": 1, "PROGRAMS_PER_SM": 1}), problem.kind
 
-    def source_hash(self) -> str:
-        from .triton_kernels import gemm, ragged, tiles
-
-        return hash_of_modules(tiles, ragged, gemm)
-
 
 class _OverRows(GroupedGemm):
-    """Forward and dX: one kernel, whose output has a row for each row."""
+    """Forward and dX: the same kernels, whose output has a row for each row."""
 
     def _default_block_m(self, problem: Problem) -> int:
         rows_per_group = problem["rows"] / max(problem["groups"], 1)
         return 16 if rows_per_group <= 16 else 64 if rows_per_group <= 64 else 128
 
     def launch(self, inputs: Inputs, config: KernelConfig) -> torch.Tensor:
-        from .triton_kernels.gemm import launch_gemm
+        from .triton_kernels.gemm_launches import launch_gemm
 
         flags = self.constants(inputs.problem)
         launch_gemm(
@@ -251,7 +245,7 @@ class _OverRows(GroupedGemm):
         return grouped_gemm_kernel, UNSPECIALIZED, KEY
 
     def arguments(self, inputs: Inputs) -> tuple[Any, ...]:
-        from .triton_kernels.gemm import arguments
+        from .triton_kernels.gemm_launches import arguments
 
         i = inputs
         return arguments(i.left, i.right, i.out, i.tile_map, i.indices, divisor=i.topk)
@@ -259,6 +253,17 @@ class _OverRows(GroupedGemm):
     def constants(self, problem: Problem) -> dict[str, bool]:
         flags = {name: flag in problem.flags for flag, name in self.variant.permuting}
         return {"TRANSPOSED": self.variant is DX} | flags
+
+    def source_hash(self) -> str:
+        from .. import warp_jobs
+        from .triton_kernels import gemm, ragged, ragged_boxes, specialized_gemm, tiles
+
+        return hash_of_modules(tiles, ragged, ragged_boxes, gemm, specialized_gemm, warp_jobs)
+
+    def _compiled(self, config: KernelConfig, problem: Problem) -> tuple[Any, dict[str, Any]]:
+        from .triton_kernels.gemm_launches import constants, launcher_of
+
+        return launcher_of(config).kernel, self.constants(problem) | constants(config)
 
     def _warmup_arguments(self, element: Any, indices: Any) -> tuple[Any, ...]:
         import torch
@@ -360,12 +365,13 @@ class GroupedGemmDW(GroupedGemm):
 
     def source_hash(self) -> str:
         from .. import warp_jobs
-        from .triton_kernels import dw, ragged, sorting, specialized_dw, tiles
+        from .triton_kernels import dw, ragged, ragged_boxes, sorting, specialized_dw, tiles
 
-        return hash_of_modules(tiles, ragged, dw, specialized_dw, warp_jobs, sorting)
+        return hash_of_modules(tiles, ragged, ragged_boxes, dw, specialized_dw, warp_jobs, sorting)
 
     def _compiled(self, config: KernelConfig, problem: Problem) -> tuple[Any, dict[str, Any]]:
-        from .triton_kernels.dw_launches import constants, launcher_of
+        from .triton_kernels.dw_launches import launcher_of
+        from .triton_kernels.gemm_launches import constants
 
         return launcher_of(config).kernel, constants(config)
 

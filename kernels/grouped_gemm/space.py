@@ -26,10 +26,11 @@ _MOST_LOADED_ELEMENTS = 512
 # float32 products run without tensor cores, and each step of them is unrolled: a larger tile takes the compiler minutes
 # or spills, and so do more products of one thread.
 _MOST_FP32_TILE, _MOST_FP32_PRODUCTS = 64 * 64, 4096
-# Tiles of dW's CONSUMERS, (PINGPONG, BLOCK_M, BLOCK_N), and their stages.
-_SPECIALIZED = {(1, 128, 128): (4, 5), (0, 128, 256): (4,), (0, 256, 128): (4,)}
-# What CONSUMERS decide.
-_DECIDED = {"BLOCK_K": 64, "PROGRAMS_PER_SM": 1, **dict.fromkeys(DW.tma, 1), "num_warps": 4}
+# Tiles of CONSUMERS, (PINGPONG, BLOCK_M, BLOCK_N), and their stages: those of forward and dX, and those of dW.
+_OVER_ROWS = {(1, 128, 128): (5,), (0, 128, 256): (4,)}
+_OF_DW = {(1, 128, 128): (4, 5), (0, 128, 256): (4,), (0, 256, 128): (4,)}
+# What CONSUMERS decide, beside that all goes through TMA.
+_DECIDED = {"BLOCK_K": 64, "PROGRAMS_PER_SM": 1, "num_warps": 4}
 # One SM of the largest kind (sm_90, sm_100), for which the space is laid out.
 _SM_SMEM_BYTES, _SM_REGISTERS = 228 * 1024, 65536
 
@@ -45,7 +46,8 @@ def knobs_of(variant: Variant) -> tuple[str, ...]:
         *variant.tma,
         # Groups of four warps that multiply while one more warp loads, 0: all warps do both; and whether these share a
         # tile, 0, or each has tiles of its own and multiplies while the other stores, 1.
-        *(("CONSUMERS", "PINGPONG") if variant.specialized else ()),
+        "CONSUMERS",
+        "PINGPONG",
         "num_warps",
         "num_stages",
     )
@@ -65,7 +67,7 @@ class Ranges:
     num_warps: tuple[int, ...] = (4, 8)
     num_stages: tuple[int, ...] = (2, 3, 4, 5, 6)
     tma: tuple[int, ...] = (0, 1)
-    consumers: tuple[int, ...] = (0,)
+    consumers: tuple[int, ...] = (0, 2)
 
     @classmethod
     def of(cls, variant: Variant, **ranges: Sequence[int]) -> Ranges:
@@ -78,8 +80,7 @@ class Ranges:
         ((64,), (32, 64))
         """
         for name, values in ranges.items():
-            known = sorted(field.name for field in fields(cls) if variant.specialized or field.name != "consumers")
-            if name not in known:
+            if name not in (known := sorted(field.name for field in fields(cls))):
                 raise ForetuneError(f"{name} is not a range of the space; there are {', '.join(known)}")
             if not isinstance(values, Sequence) or isinstance(values, str) or not values:
                 raise ForetuneError(f"{name} must be a list of values but is {values!r}")
@@ -91,7 +92,7 @@ class Ranges:
 
 
 #: A tile of dW is a piece of N x K, which is never small, and its contraction is a group's rows, which often are few.
-_DW_RANGES = Ranges(block_m=(64, 128, 256), block_n=(64, 128, 256), block_k=(32, 64), consumers=(0, 2))
+_DW_RANGES = Ranges(block_m=(64, 128, 256), block_n=(64, 128, 256), block_k=(32, 64))
 
 _UP_TO_512 = ("a power of two between 16 and 512", (16, 32, 64, 128, 256, 512))
 _VALID: dict[str, tuple[str, Sequence[int]]] = {
@@ -126,18 +127,19 @@ def values_of(variant: Variant) -> KnobValues:
     return KnobValues.in_words(variant.name, {knob: _VALID[name] for knob, name in names.items()})
 
 
-def wrong_tile(config: KernelConfig, dtype: str) -> str | None:
+def wrong_tile(variant: Variant, config: KernelConfig, dtype: str) -> str | None:
     """The reason why the blocks of a config, whose knobs are all right one by one, do not go together, or None: what
     registers cannot hold, or a compiler takes minutes over.
 
-    >>> knobs = {"BLOCK_M": 256, "BLOCK_N": 128, "BLOCK_K": 64, "num_warps": 4}
-    >>> wrong_tile(KernelConfig.of(**knobs), "bf16")
+    >>> from foretune.kernels.grouped_gemm.variants import DW
+    >>> knobs = {"BLOCK_M": 256, "BLOCK_N": 128, "BLOCK_K": 64, "CONSUMERS": 0, "PINGPONG": 0, "num_warps": 4}
+    >>> wrong_tile(DW, KernelConfig.of(**knobs), "bf16")
     'BLOCK_M x BLOCK_N cannot be 256 x 128 with num_warps = 4: at most 16384 elements, which registers hold'
     """
     knobs = config.to_json()
-    if knobs.get("CONSUMERS"):
-        return _wrong_consumers(knobs, dtype)
-    if knobs.get("PINGPONG"):
+    if knobs["CONSUMERS"]:
+        return _wrong_consumers(variant, knobs, dtype)
+    if knobs["PINGPONG"]:
         return "PINGPONG cannot be 1 with CONSUMERS = 0: 0"
     m, n, k, threads = config["BLOCK_M"], config["BLOCK_N"], config["BLOCK_K"], 32 * config.num_warps
     if dtype == "fp32" and m * n > _MOST_FP32_TILE:
@@ -158,14 +160,18 @@ def wrong_tile(config: KernelConfig, dtype: str) -> str | None:
     return None
 
 
-def _wrong_consumers(knobs: Mapping[str, Any], dtype: str) -> str | None:
+def _wrong_consumers(variant: Variant, knobs: Mapping[str, Any], dtype: str) -> str | None:
     """The reason why CONSUMERS do not go with the other knobs or a dtype, or None."""
     if dtype == "fp32":
         return f"CONSUMERS cannot be {knobs['CONSUMERS']} in {dtype}: its kernel is of 16 bits; 0"
-    if (wrong := undecided(knobs, _DECIDED)) is not None:
+    if (wrong := undecided(knobs, _DECIDED | dict.fromkeys(variant.tma, 1))) is not None:
         return wrong
-    tiles = [(m, n) for pingpong, m, n in _SPECIALIZED if pingpong == knobs["PINGPONG"]]
+    tiles = [(m, n) for pingpong, m, n in _tiles_of(variant) if pingpong == knobs["PINGPONG"]]
     return wrong_tile_of_consumers(knobs, tiles)
+
+
+def _tiles_of(variant: Variant) -> Mapping[tuple[int, int, int], tuple[int, ...]]:
+    return _OF_DW if variant is DW else _OVER_ROWS
 
 
 @lru_cache(maxsize=16)
@@ -173,13 +179,12 @@ def full_space(variant: Variant, r: Ranges) -> tuple[KernelConfig, ...]:
     """The whole grid less what can't be fast: spilling accumulators, idle warps, too little in flight, more than any SM
     holds; and the tiles of CONSUMERS."""
     names = knobs_of(variant)
-    knobs = [*(_plain(variant, r) if 0 in r.consumers else ()), *(_specialized(r) if 2 in r.consumers else ())]
+    knobs = [*(_plain(variant, r) if 0 in r.consumers else ()), *(_specialized(variant, r) if 2 in r.consumers else ())]
     return tuple(KernelConfig.of(**dict(zip(names, values, strict=True))) for values in knobs)
 
 
 def _plain(variant: Variant, r: Ranges) -> Iterator[tuple[int, ...]]:
     """The knobs' values of the configs whose warps all do the same."""
-    without = (0, 0) if variant.specialized else ()
     for m, n, k, warps, stages in product(r.block_m, r.block_n, r.block_k, r.num_warps, r.num_stages):
         if (
             accumulator_registers(m, n, warps) > _MOST_ACCUMULATOR_REGISTERS
@@ -192,13 +197,13 @@ def _plain(variant: Variant, r: Ranges) -> Iterator[tuple[int, ...]]:
             fits = programs_that_fit(smem, accumulator_registers(m, n, warps), warps, _SM_SMEM_BYTES, _SM_REGISTERS)
             # More than two never won by more than the noise. A band matters where a group has several M tiles.
             for programs, band in product(range(1, min(fits, 2) + 1), (1, 8) if m >= 64 else (1,)):
-                yield m, n, k, band, programs, *tma, *without, warps, stages
+                yield m, n, k, band, programs, *tma, 0, 0, warps, stages
 
 
-def _specialized(r: Ranges) -> Iterator[tuple[int, ...]]:
+def _specialized(variant: Variant, r: Ranges) -> Iterator[tuple[int, ...]]:
     """The same of those with CONSUMERS."""
     k, warps = _DECIDED["BLOCK_K"], _DECIDED["num_warps"]
-    for (pingpong, m, n), stages_of_tile in _SPECIALIZED.items():
+    for (pingpong, m, n), stages_of_tile in _tiles_of(variant).items():
         if m in r.block_m and n in r.block_n and k in r.block_k and 1 in r.tma and warps in r.num_warps:
             for stages, band in product(stages_of_tile, (1, 8)):
                 if stages in r.num_stages:
@@ -264,7 +269,7 @@ def tile_smem_bytes(
 def smem_bytes(variant: Variant, config: KernelConfig, itemsize: int, device: DeviceSpec) -> int:
     """Shared memory of one program on a device."""
     blocks = (config["BLOCK_M"], config["BLOCK_N"], config["BLOCK_K"])
-    if variant.specialized and config["CONSUMERS"]:
+    if config["CONSUMERS"]:
         return _specialized_smem_bytes(config)
     tma = (config[variant.tma_left], config[variant.tma_right], config[variant.tma_out])
     needed = tile_smem_bytes(*blocks, config.num_stages, config.num_warps, tma, itemsize, arch=device.arch)

@@ -26,7 +26,6 @@ class Variant:
     dtype_argument: str  # the kernel's parameter that says the dtype
     permuting: tuple[tuple[str, str], ...]  # (permutation, the kernel's parameter that says so)
     kernel_n_k: tuple[str, str] = ("n", "k")  # the layer's dimensions that the kernel calls N and K
-    specialized: bool = False  # whether there is a kernel whose warps have one job each
 
     @property
     def tma(self) -> tuple[str, str, str]:
@@ -75,7 +74,6 @@ DW = Variant(
     permuted_by=(),
     dtype_argument="dy_ptr",
     permuting=(),
-    specialized=True,
 )
 
 VARIANTS = {variant.name: variant for variant in (FORWARD, DX, DW)}

@@ -163,11 +163,13 @@ class MeasurableScaledGemm(ScaledGemmFamily, Measurable):
 
     def source_hash(self) -> str:
         from .. import dependent_launch, warp_jobs
-        from ..grouped_gemm.triton_kernels import ragged, tiles
+        from ..grouped_gemm.triton_kernels import ragged, ragged_boxes, tiles
         from ..matmul.triton_kernels import split_k, tile_order
         from .triton_kernels import product, specialized
 
-        return hash_of_modules(tiles, ragged, product, specialized, warp_jobs, split_k, dependent_launch, tile_order)
+        return hash_of_modules(
+            tiles, ragged, ragged_boxes, product, specialized, warp_jobs, split_k, dependent_launch, tile_order
+        )
 
 
 class ScaledGemm(ScaledGemmDense, MeasurableScaledGemm):

@@ -13,13 +13,23 @@ import pytest
 def compiles(own_cache):
     """(kernel, found on disk) of every binary that Triton makes or loads from here on, none being in memory."""
     import triton
-    from foretune.kernels.grouped_gemm.triton_kernels import dw, dw_launches, gemm, rowwise, sorting, tiles
+    from foretune.kernels.grouped_gemm.triton_kernels import (
+        dw,
+        dw_launches,
+        gemm,
+        gemm_launches,
+        rowwise,
+        sorting,
+        tiles,
+    )
     from foretune.runtime.launching.launcher import Launcher
 
     dw_launches.launcher_of_jobs.cache_clear()
+    gemm_launches.launcher_of_jobs.cache_clear()
     # (Gluon's is there only once something has launched it.)
-    jobs = [sys.modules[name] for name in (f"{dw.__package__}.specialized_dw",) if name in sys.modules]
-    for module in (dw, dw_launches, gemm, rowwise, sorting, tiles, *jobs):
+    names = (f"{dw.__package__}.specialized_{kind}" for kind in ("gemm", "dw"))
+    jobs = [sys.modules[name] for name in names if name in sys.modules]
+    for module in (dw, dw_launches, gemm, gemm_launches, rowwise, sorting, tiles, *jobs):
         for value in vars(module).values():
             if isinstance(value, Launcher):
                 value.forget()

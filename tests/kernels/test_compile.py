@@ -132,13 +132,15 @@ def check_cuda(binary, device, family, config):
         assert loads["pointers"] >= config.num_stages
 
 
-@pytest.mark.parametrize("one", SPECIALIZED, ids=str)
-def test_warps_have_one_job_each(one):
+@pytest.mark.parametrize(
+    ("family", "one"), [(family, one) for family, tiles in SPECIALIZED.items() for one in tiles], ids=named
+)
+def test_warps_have_one_job_each(one, family):
     """One loads through TMA, and none waits for a product that was not issued after the one that it waits for."""
-    chosen = specialized(*one)
+    chosen = specialized(family, *one)
     with use_stub_driver(H200):
-        binary = DW.compile(chosen, problem(DW))
-    said = smem_bytes(DW.variant, chosen, 2, H200)
+        binary = family.compile(chosen, problem(family))
+    said = smem_bytes(family.variant, chosen, 2, H200)
     assert said - 88 <= binary.metadata.shared <= said
     ptx = binary.asm["ptx"]
     assert set(re.findall(r"wgmma.wait_group.sync.aligned (\d+);", ptx)) == {"0", "1"}
@@ -322,7 +324,7 @@ def test_the_whole_space_compiles_and_needs_no_more_shared_memory_than_it_says(d
             shared = family.compile(config, problem(family)).metadata.shared
             said = smem_bytes(family.variant, config, 2, device)
             least = said if device.arch in EXACT else 0
-            if "CONSUMERS" in family.knobs and config["CONSUMERS"]:
+            if config["CONSUMERS"]:
                 least = said - 88
             if not least <= shared <= said:
                 wrong[str(config)] = (shared, said)

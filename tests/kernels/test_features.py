@@ -123,15 +123,15 @@ def test_features_of_dw_say_what_is_written_at_once():
     assert {name: column(name, call, config, DW) for name in expected} == pytest.approx(expected, rel=1e-5)
 
 
-def test_features_of_dw_say_how_many_warps_multiply_a_tile():
-    configs = [chosen(DW, num_warps=8), specialized(1, 128, 128, 5), specialized(0, 128, 256, 4)]
-    table = DW.features(problem(DW), H200, configs)
-    columns = dict(zip(DW.feature_names, table.T, strict=True))
+@every_family
+def test_features_say_how_many_warps_multiply_a_tile(family):
+    jobs = [specialized(family, 1, 128, 128, 5), specialized(family, 0, 128, 256, 4)]
+    table = family.features(problem(family), H200, [chosen(family, num_warps=8), *jobs])
+    columns = dict(zip(family.feature_names, table.T, strict=True))
     assert columns["consumers"].tolist() == [0, 2, 2]
     assert columns["pingpong"].tolist() == [0, 1, 0]
     assert columns["num_warps"].tolist() == [8, 4, 8]
     assert columns["accumulator_registers"].tolist() == [64, 128, 128]
-    assert {"consumers", "pingpong"}.isdisjoint(FORWARD.feature_names)
 
 
 def test_features_know_that_dw_splits_a_long_group():

@@ -35,7 +35,7 @@ from grouped import (
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("own_cache")]
 
-GROUPED = ("grouped_gemm_kernel", "grouped_gemm_dw_kernel", "specialized_dw_kernel")
+GROUPED = ("grouped_gemm_kernel", "grouped_gemm_dw_kernel", "specialized_gemm_kernel", "specialized_dw_kernel")
 every_family = pytest.mark.parametrize("family", FAMILIES, ids=named)
 
 
@@ -55,9 +55,10 @@ def path(request, device):
 
     def chosen(family, flags=()):
         if request.param == 2:
-            if family is not DW or device.arch != "sm_90":
-                pytest.skip(f"{family.name} on {device.arch} has no CONSUMERS")
-            return specialized(1, 128, 128, 4)
+            one = specialized(family, 1, 128, 128, 5)
+            if reason := family.supports(one, problem(family, flags=flags), device):
+                pytest.skip(reason)
+            return one
         ways = tma_ways(family, flags, device)
         if request.param and len(ways) == 1:
             pytest.skip(f"{device.arch} has no TMA")

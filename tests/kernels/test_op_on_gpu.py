@@ -16,7 +16,7 @@ from foretune.kernels import find_family
 from foretune.kernels.grouped_gemm import unsloth_grouped_gemm
 from foretune.kernels.grouped_gemm.chunks import chunk_rows
 from foretune.kernels.grouped_gemm.op import calls
-from foretune.kernels.grouped_gemm.triton_kernels import gemm, tiles
+from foretune.kernels.grouped_gemm.triton_kernels import gemm, gemm_launches, tiles
 from foretune.kernels.grouped_gemm.triton_kernels.rowwise import sum_rows
 from foretune.runtime import ForetuneWarning, choice
 from loops import error, grouped_loop, moe_fused, moe_loop
@@ -303,14 +303,14 @@ def test_a_hot_call_takes_no_more_than_two_bare_launches(capsys):
         )
         if forward.supports(config, problem, choice.live(x.get_device())):
             continue
-        arguments = gemm.arguments(x, w, y, tile_map)
+        arguments = gemm_launches.arguments(x, w, y, tile_map)
         constants = {"TRANSPOSED": False, "GATHER": False, "SCATTER": False, **config.to_json()}
-        gemm.launch_gemm(x, w, y, tile_map, config, 1)  # sets Triton's allocator
+        gemm_launches.launch_gemm(x, w, y, tile_map, config, 1)  # sets Triton's allocator
         bare = microseconds(lambda a=arguments, c=constants: gemm.grouped_gemm_kernel[(8,)](*a, **c))
         hot = microseconds(lambda config=config: grouped_gemm(x, w, sizes, config=config))
         times |= {f"{name}: kernel[grid](...)": bare, f"{name}: the op": hot}
         ratios[name] = hot / bare
-    times["launch_gemm"] = microseconds(lambda: gemm.launch_gemm(x, w, y, tile_map, config, 132))
+    times["launch_gemm"] = microseconds(lambda: gemm_launches.launch_gemm(x, w, y, tile_map, config, 132))
     times["TileMap.build"] = microseconds(lambda: tiles.TileMap.build(sizes, rows))
     times["the op, config chosen"] = microseconds(lambda: grouped_gemm(x, w, sizes))
     times["the op, permute_x, weights, bias"] = microseconds(

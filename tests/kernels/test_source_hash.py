@@ -11,7 +11,16 @@ import sys
 import pytest
 import triton
 from foretune.kernels import find_family, warp_jobs
-from foretune.kernels.grouped_gemm.triton_kernels import dw, gemm, ragged, sorting, specialized_dw, tiles
+from foretune.kernels.grouped_gemm.triton_kernels import (
+    dw,
+    gemm,
+    ragged,
+    ragged_boxes,
+    sorting,
+    specialized_dw,
+    specialized_gemm,
+    tiles,
+)
 from foretune.runtime.launching.source_hash import structure
 from grouped import DW, DX, FAMILIES, FORWARD
 from triton.runtime.jit import JITFunction
@@ -34,12 +43,12 @@ def kernels_of(family):
     """(module, name) of every kernel that a launch runs or calls, found by the names in their sources."""
     homes = {
         kernel: (module, name)
-        for module in (dw, gemm, ragged, sorting, specialized_dw, tiles, warp_jobs)
+        for module in (dw, gemm, ragged, ragged_boxes, sorting, specialized_dw, specialized_gemm, tiles, warp_jobs)
         for name, kernel in vars(module).items()
         if isinstance(kernel, JITFunction) and kernel.fn.__module__ == module.__name__
     }
     besides = [dw.sum_partials_kernel, sorting.sorted_rows_kernel, specialized_dw.specialized_dw_kernel]
-    besides = besides if family is DW else []
+    besides = besides if family is DW else [specialized_gemm.specialized_gemm_kernel]
     found, left = set(), [family.kernel()[0], tiles.tile_map_kernel, *besides]
     while left:
         kernel = left.pop()

@@ -81,7 +81,7 @@ def is_sound(value, words):
 
 @every_family
 def test_a_refusal_names_a_knob_and_what_it_may_be(family):
-    jobs = {"CONSUMERS": "0 or 2", "PINGPONG": "0 or 1"} if family is DW else {}
+    jobs = {"CONSUMERS": "0 or 2", "PINGPONG": "0 or 1"}
     refused, passed, words = 0, 0, WORDS | dict.fromkeys(family.variant.tma, "0 or 1") | jobs
     for config, changes, call, device in draws(family, 4000):
         reason = family.supports(config, call, device)

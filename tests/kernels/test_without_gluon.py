@@ -11,7 +11,7 @@ import torch
 from foretune import ForetuneWarning
 from foretune.kernels import consumers, find_measurable, hopper, op_calls
 from foretune.kernels.grouped_gemm.op import calls as grouped_calls
-from foretune.kernels.grouped_gemm.triton_kernels import dw_launches
+from foretune.kernels.grouped_gemm.triton_kernels import dw_launches, gemm_launches
 from foretune.kernels.matmul.op import passes
 from foretune.kernels.matmul.triton_kernels import launches as matmul_launches
 from foretune.kernels.scaled_gemm.op import fp8_product
@@ -19,7 +19,7 @@ from foretune.kernels.scaled_gemm.triton_kernels import launches as scaled_launc
 from foretune.runtime import make_shortlist, use_stub_driver
 from grouped import DW
 from grouped import problem as grouped_problem
-from grouped import specialized as dw_jobs
+from grouped import specialized as grouped_jobs
 from products import H200, SPECIALIZED, problem
 from products import specialized as dense_jobs
 from scaled import problem as scaled_problem
@@ -59,7 +59,7 @@ OPS = {
         grouped_problem(DW, groups=8, rows=16384, n=2816, k=2048),
         lambda config=None: dw_of_a_layer(config_dw=config),
         ["tile_map_kernel", "grouped_gemm_kernel", "tile_map_kernel", "grouped_gemm_dw_kernel", "sum_partials_kernel"],
-        dw_jobs(1, 128, 128, 5),
+        grouped_jobs(DW, 1, 128, 128, 5),
     ),
 }
 
@@ -69,6 +69,7 @@ def forget():
         matmul_launches._launcher,
         scaled_launches._launcher,
         dw_launches.launcher_of_jobs,
+        gemm_launches.launcher_of_jobs,
         consumers.why_no_gluon,
     ):
         cached.cache_clear()
@@ -85,6 +86,7 @@ def no_gluon(monkeypatch):
         (matmul_launches, "specialized"),
         (scaled_launches, "specialized"),
         (dw_launches, "specialized_dw"),
+        (gemm_launches, "specialized_gemm"),
     ):
         monkeypatch.delitem(sys.modules, f"{launches.__package__}.{name}", raising=False)
     monkeypatch.delitem(sys.modules, hopper.__name__)

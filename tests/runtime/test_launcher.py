@@ -10,7 +10,7 @@ import pytest
 import torch
 from foretune import KernelConfig
 from foretune.datasets import DeviceSpec, ForetuneError
-from foretune.kernels.grouped_gemm.triton_kernels import gemm, rowwise, tiles
+from foretune.kernels.grouped_gemm.triton_kernels import gemm, gemm_launches, rowwise, tiles
 from foretune.runtime import use_stub_driver
 from foretune.runtime.launching.launcher import Launcher
 
@@ -18,8 +18,8 @@ pytestmark = [pytest.mark.compile, pytest.mark.usefixtures("own_cache")]
 
 H200 = DeviceSpec.named("h200")
 MI300X = replace(H200, backend="hip", arch="gfx942", warp_size=64, sm_count=304, smem_per_block_bytes=65536)
-WITHOUT_TMA = {"TMA_X": 0, "TMA_W": 0, "TMA_Y": 0}
-CONFIG = KernelConfig.of(BLOCK_M=16, BLOCK_N=32, BLOCK_K=32, GROUP_M=1, PROGRAMS_PER_SM=1, **WITHOUT_TMA)
+PLAIN = {"TMA_X": 0, "TMA_W": 0, "TMA_Y": 0, "CONSUMERS": 0, "PINGPONG": 0}
+CONFIG = KernelConfig.of(BLOCK_M=16, BLOCK_N=32, BLOCK_K=32, GROUP_M=1, PROGRAMS_PER_SM=1, **PLAIN)
 
 
 class Calls:
@@ -28,7 +28,7 @@ class Calls:
     def __init__(self, monkeypatch):
         self.through_jit = 0
         self.launcher = Launcher(gemm.grouped_gemm_kernel)
-        monkeypatch.setattr(gemm, "_launch", self.launcher)
+        monkeypatch.setattr(gemm_launches, "_launch", self.launcher)
         monkeypatch.setattr(gemm.grouped_gemm_kernel, "pre_run_hooks", [self._count])
 
     def _count(self, *arguments, **options):
@@ -38,7 +38,7 @@ class Calls:
         memory = torch.zeros(offset + rows * 16, dtype=dtype)
         x, w = memory[offset:].view(rows, 16), torch.zeros(groups, 8, 16, dtype=dtype)
         tile_map = tiles.TileMap.build(torch.zeros(groups, dtype=torch.int32), rows)
-        gemm.launch_gemm(x, w, torch.zeros(rows, 8, dtype=dtype), tile_map, config, 132, **options)
+        gemm_launches.launch_gemm(x, w, torch.zeros(rows, 8, dtype=dtype), tile_map, config, 132, **options)
         return self.through_jit
 
 
@@ -105,7 +105,7 @@ def test_forgetting_goes_through_it_again(call):
 
 def test_a_prepared_launch_goes_through_it_once_whatever_tensors_it_is_given(call):
     with use_stub_driver(H200) as driver:
-        launch = gemm.prepare_gemm(32, 2, 8, 16, CONFIG, 132, x_rows=32)
+        launch = gemm_launches.prepare_gemm(32, 2, 8, 16, CONFIG, 132, x_rows=32)
         for dtype, offset, through_jit in (
             (torch.bfloat16, 0, 1),
             (torch.bfloat16, 16, 1),
@@ -154,12 +154,12 @@ def test_both_ways_pass_the_same_arguments(monkeypatch, recorded):
     """Also knobs that are runtime arguments, which come after the integers."""
     with use_stub_driver(H200) as driver:
         launches = recorded(driver)
-        monkeypatch.setattr(gemm, "_launch", Launcher(gemm.grouped_gemm_kernel))
+        monkeypatch.setattr(gemm_launches, "_launch", Launcher(gemm.grouped_gemm_kernel))
         x, w, y = torch.zeros(32, 16), torch.zeros(2, 8, 16), torch.zeros(32, 8)
         tile_map = tiles.TileMap.build(torch.zeros(2, dtype=torch.int32), 32)
         scale, odd = torch.ones(32), KernelConfig.from_json(CONFIG.to_json() | {"GROUP_M": 7, "PROGRAMS_PER_SM": 5})
         for config in (CONFIG, odd, CONFIG, odd):
-            gemm.launch_gemm(x, w, y, tile_map, config, 132, scale=scale)
+            gemm_launches.launch_gemm(x, w, y, tile_map, config, 132, scale=scale)
     passed = [arguments for arguments, _ in launches]
     assert passed[:2] == passed[2:]
     assert passed[0] != passed[1]

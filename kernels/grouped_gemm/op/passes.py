@@ -12,7 +12,7 @@ import torch
 
 from ....runtime import Mode
 from ....runtime.launching.ahead import only_compiling
-from ..triton_kernels.gemm import launch_gemm, prepare_gemm
+from ..triton_kernels.gemm_launches import launch_gemm, prepare_gemm
 from ..triton_kernels.tiles import TileMap
 from .checks import check_aligned, check_contents
 

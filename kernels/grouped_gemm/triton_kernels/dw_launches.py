@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from ....runtime.launching.launcher import Launcher
 from ....runtime.launching.scratch import ensure_allocator
 from .dw import grouped_gemm_dw_kernel, sum_partials_kernel
-from .gemm import grid_of
+from .gemm_launches import constants, grid_of
 
 if TYPE_CHECKING:
     import torch
@@ -91,8 +91,3 @@ def launcher_of_jobs() -> Launcher:
     from .specialized_dw import specialized_dw_kernel
 
     return Launcher(specialized_dw_kernel)
-
-
-def constants(config: KernelConfig) -> dict[str, int]:
-    """What that kernel needs besides the knobs."""
-    return {"STAGES": config.num_stages} if config["CONSUMERS"] else {}

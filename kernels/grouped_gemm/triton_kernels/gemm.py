@@ -6,24 +6,11 @@ b[e] = w[e] with w (groups, K, N), where this kernel's N is the layer's K.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
-
 import triton
 import triton.language as tl
 
-from ....runtime.launching.launcher import Launcher, launch_nothing
-from ....runtime.launching.scratch import with_scratch
 from .ragged import ragged_descriptor, store_ragged
 from .tiles import load_tile, load_tile_count, tile_position
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    import torch
-
-    from ....datasets import KernelConfig
-    from .tiles import TileMap
-
 
 UNSPECIALIZED = ["x_rows", "rows", "groups", "N8", "K8", "divisor", "GROUP_M", "PROGRAMS_PER_SM"]
 #: What an autotuner of the kernel tunes anew for. The group sizes are tensor contents, which no key can see.
@@ -59,6 +46,8 @@ def grouped_gemm_kernel(
     TMA_X: tl.constexpr,
     TMA_W: tl.constexpr,
     TMA_Y: tl.constexpr,
+    CONSUMERS: tl.constexpr,  # 0
+    PINGPONG: tl.constexpr,  # 0
 ):
     """Persistent: program p takes tiles p, p + programs, ... of the map. Accumulates in float32."""
     tl.static_assert(not (TMA_X and GATHER), "TMA cannot gather rows")
@@ -155,88 +144,3 @@ def grouped_gemm_kernel(
         else:
             y_ptrs = y_ptr + target.to(tl.int64)[:, None] * N + y_cols[None, :]
             tl.store(y_ptrs, y, inside[:, None] & (y_cols < N)[None, :])
-
-
-_launch = Launcher(grouped_gemm_kernel)
-
-
-def launch_gemm(
-    x: torch.Tensor,
-    w: torch.Tensor,
-    y: torch.Tensor,
-    tile_map: TileMap,
-    config: KernelConfig,
-    sm_count: int,
-    *,
-    transposed: bool = False,
-    gather: torch.Tensor | None = None,
-    divisor: int = 1,
-    scatter: torch.Tensor | None = None,
-    scale: torch.Tensor | None = None,
-    bias: torch.Tensor | None = None,
-) -> None:
-    """Launches the kernel with explicit arguments and does not wait for it.
-
-    x (x_rows, K), w (groups, N, K) or, `transposed`, (groups, K, N); y (rows, N). `gather`: the sorted row i is row
-    gather[i] // divisor of x. `scatter`: it is stored as row scatter[i] of y. One of the two at most. `scale` (rows,)
-    is indexed by them where they are given. `bias` (groups, N).
-    """
-    prepare_gemm(
-        tile_map.rows,
-        tile_map.groups,
-        y.shape[1],
-        x.shape[1],
-        config,
-        sm_count,
-        x_rows=len(x),
-        transposed=transposed,
-        gathers=gather is not None,
-        divisor=divisor,
-        scatters=scatter is not None,
-    )((x, w, y, tile_map.entries, gather if gather is not None else scatter, scale, bias))
-
-
-def prepare_gemm(
-    rows: int,
-    groups: int,
-    n: int,
-    k: int,
-    config: KernelConfig,
-    sm_count: int,
-    *,
-    x_rows: int,
-    transposed: bool = False,
-    gathers: bool = False,
-    divisor: int = 1,
-    scatters: bool = False,
-) -> Callable[[Sequence[torch.Tensor | None]], None]:
-    """What launches the kernel on (x, w, y, a tile map's entries, indices, scale, bias) of these sizes, again and
-    again. All as in `launch_gemm`."""
-    grid = grid_of(-(-rows // config["BLOCK_M"]) + groups, n, config, sm_count)
-    if rows == 0 or grid == 0:
-        return launch_nothing
-    sizes = (x_rows, rows, groups, n // 8, k // 8, divisor)
-    prepared = _launch.prepare((grid, 1, 1), sizes, config, TRANSPOSED=transposed, GATHER=gathers, SCATTER=scatters)
-    return with_scratch(prepared) if config["TMA_X"] or config["TMA_W"] or config["TMA_Y"] else prepared
-
-
-def grid_of(m_tiles: int, n: int, config: KernelConfig, sm_count: int) -> int:
-    """Programs to launch: PROGRAMS_PER_SM on each SM, or one a tile where that is 0."""
-    tiles: int = m_tiles * -(-n // config["BLOCK_N"])  # triton.cdiv takes 1.5 us
-    programs: int = sm_count * config["PROGRAMS_PER_SM"]
-    return min(programs or tiles, tiles)
-
-
-def arguments(
-    x: torch.Tensor,
-    w: torch.Tensor,
-    y: torch.Tensor,
-    tile_map: TileMap,
-    indices: torch.Tensor | None = None,
-    scale: torch.Tensor | None = None,
-    bias: torch.Tensor | None = None,
-    divisor: int = 1,
-) -> tuple[Any, ...]:
-    """The kernel's positional arguments, less the flags and the knobs."""
-    shape = (len(x), tile_map.rows, tile_map.groups, y.shape[1] // 8, x.shape[1] // 8, divisor)
-    return x, w, y, tile_map.entries, indices, scale, bias, *shape

@@ -15,8 +15,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-_ROWS = tl.constexpr(2**30)
-_MOST = tl.constexpr(2**31 - 1)
+FAR = tl.constexpr(2**30)
+MOST = tl.constexpr(2**31 - 1)
 
 
 @triton.jit
@@ -25,7 +25,7 @@ def ragged_descriptor(ptr, columns, BLOCK_ROWS: tl.constexpr, BLOCK_COLUMNS: tl.
     stride = columns.to(tl.int64)
     return tl.make_tensor_descriptor(
         ptr,
-        [_MOST, _MOST, _ROWS, columns],
+        [MOST, MOST, FAR, columns],
         [2**34 - stride, stride, stride, 1],
         [1, 1, BLOCK_ROWS, BLOCK_COLUMNS],
     )
@@ -34,11 +34,11 @@ def ragged_descriptor(ptr, columns, BLOCK_ROWS: tl.constexpr, BLOCK_COLUMNS: tl.
 @triton.jit
 def load_ragged(descriptor, row, row_end, column, BLOCK_ROWS: tl.constexpr, BLOCK_COLUMNS: tl.constexpr):
     """The box at (row, column), with zeros from `row_end` on and past the last column."""
-    box = descriptor.load([_ROWS, row_end, row - row_end + _ROWS, column])
+    box = descriptor.load([FAR, row_end, row - row_end + FAR, column])
     return box.reshape(BLOCK_ROWS, BLOCK_COLUMNS)
 
 
 @triton.jit
 def store_ragged(descriptor, row, row_end, column, tile, BLOCK_ROWS: tl.constexpr, BLOCK_COLUMNS: tl.constexpr):
     """Stores the rows of the tile before `row_end` and its columns before the last."""
-    descriptor.store([_ROWS, row_end, row - row_end + _ROWS, column], tile.reshape(1, 1, BLOCK_ROWS, BLOCK_COLUMNS))
+    descriptor.store([FAR, row_end, row - row_end + FAR, column], tile.reshape(1, 1, BLOCK_ROWS, BLOCK_COLUMNS))

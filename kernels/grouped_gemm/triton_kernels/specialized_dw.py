@@ -10,14 +10,13 @@ from __future__ import annotations
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
-from ...hopper import load_tile, mbarrier, tma, warpgroup_mma, warpgroup_mma_wait
+from ...hopper import mbarrier, tma, warpgroup_mma, warpgroup_mma_wait
 from ...warp_jobs import halves, stage_barriers, store_box, turn_barriers
 from .dw import UNSPECIALIZED
+from .ragged_boxes import load_ragged, ragged_descriptor
 from .tiles import load_chunk, load_chunk_count, tile_position
 
 _HELD = gl.constexpr(64 * 128)  # elements of its tile that a group stores at a time
-_FAR = gl.constexpr(2**30)  # as in ragged.py, whose descriptors these are
-_MOST = gl.constexpr(2**31 - 1)
 
 
 # The parameters are those of the plain kernel, of which CONSUMERS says some.
@@ -55,8 +54,8 @@ def specialized_dw_kernel(
     HELD: gl.constexpr = _HELD // ROWS  # columns
     dtype: gl.constexpr = dw_ptr.dtype.element_ty
     of_tile: gl.constexpr = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2)
-    dy_desc = _ragged_descriptor(dy_ptr, N, BLOCK_K, ROWS)
-    x_desc = _ragged_descriptor(x_ptr, K, BLOCK_K, BLOCK_N)
+    dy_desc = ragged_descriptor(dy_ptr, N, BLOCK_K, ROWS)
+    x_desc = ragged_descriptor(x_ptr, K, BLOCK_K, BLOCK_N)
     dw_desc = _matrix_descriptor(dw_ptr, groups, N, K, ROWS, HELD)
     partial_desc = _matrix_descriptor(partial_ptr, slots * 2, N, K, ROWS, HELD)
 
@@ -111,8 +110,8 @@ def _load(
             mbarrier.wait(empty.index(stage), (step // STAGES + 1) & 1)
             mbarrier.expect(is_full, (SHARE * ROWS + BLOCK_N) * BLOCK_K * 2)
             for part in gl.static_range(SHARE):
-                _load_ragged(dy_desc, r, row_end, m + part * ROWS, is_full, dy_tiles.index(stage * SHARE + part))
-            _load_ragged(x_desc, r, row_end, n, is_full, x_tiles.index(stage))
+                load_ragged(dy_desc, r, row_end, m + part * ROWS, is_full, dy_tiles.index(stage * SHARE + part))
+            load_ragged(x_desc, r, row_end, n, is_full, x_tiles.index(stage))
             step += 1
 
 
@@ -216,27 +215,6 @@ def _store(tile, desc, held, matrix, m, n):
         _store(right, desc, held, matrix, m, n + tile.shape[1] // 2)
     else:
         store_box(tile, desc, held, matrix, m, n)
-
-
-@gluon.jit
-def _ragged_descriptor(ptr, columns, BLOCK_ROWS: gl.constexpr, BLOCK_COLUMNS: gl.constexpr):
-    """See ragged.py."""
-    layout: gl.constexpr = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=4)
-    stride = columns.to(gl.int64)
-    return tma.make_tensor_descriptor(
-        ptr,
-        [_MOST, _MOST, _FAR, columns],
-        [2**34 - stride, stride, stride, 1],
-        [1, 1, BLOCK_ROWS, BLOCK_COLUMNS],
-        layout,
-    )
-
-
-@gluon.jit
-def _load_ragged(desc, row, row_end, column, is_full, held):
-    """Loads the box at (row, column) into `held`, with zeros from `row_end` on and past the last column."""
-    box = held.reshape([1, 1, held.shape[0], held.shape[1]])
-    load_tile(desc, [_FAR, row_end, row - row_end + _FAR, column], is_full, box)
 
 
 @gluon.jit

@@ -12,13 +12,12 @@ from __future__ import annotations
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
+from ...grouped_gemm.triton_kernels.ragged_boxes import ragged_descriptor, store_ragged
 from ...grouped_gemm.triton_kernels.tiles import load_tile, load_tile_count, tile_position
 from ...hopper import (
     async_copy,
-    fence_async_shared,
     load_scales,
     mbarrier,
-    store_tile,
     tma,
     warpgroup_mma,
     warpgroup_mma_wait,
@@ -30,9 +29,6 @@ from .product import UNSPECIALIZED
 _ROWS = gl.constexpr(64)  # of a tile that one group of warps has
 _SCALED = gl.constexpr(128)  # elements of K that one scale of a block is for; columns of w as well
 _WIDEST = gl.constexpr(128)  # columns of a product, which is in registers beside all that it is added to
-# What a descriptor of rows that end at a group's end is made of: see grouped_gemm's ragged.py.
-_FAR = gl.constexpr(2**30)
-_MOST = gl.constexpr(2**31 - 1)
 
 
 # The parameters are those of the plain kernel, of which CONSUMERS says three of the knobs.
@@ -75,17 +71,13 @@ def specialized_scaled_gemm_kernel(
     bf16: gl.constexpr = y_ptr.dtype.element_ty
     of_x: gl.constexpr = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=8, rank=2)
     of_w: gl.constexpr = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=8, rank=3)
-    of_y: gl.constexpr = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=4)
     held_y: gl.constexpr = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2)
     x_desc = tma.make_tensor_descriptor(x_ptr, [rows, K], [K.to(gl.int64), 1], [_ROWS, BLOCK_K], of_x)
     # Three dimensions for w, so that a box past one group's N or K reads zeros and not the next group.
     w_desc = tma.make_tensor_descriptor(
         w_ptr, [groups, N, K], [N.to(gl.int64) * K, K.to(gl.int64), 1], [1, BLOCK_N, BLOCK_K], of_w
     )
-    stride = N.to(gl.int64)
-    y_desc = tma.make_tensor_descriptor(
-        y_ptr, [_MOST, _MOST, _FAR, N], [2**34 - stride, stride, stride, 1], [1, 1, _ROWS, WIDTH], of_y
-    )
+    y_desc = ragged_descriptor(y_ptr, N, _ROWS, WIDTH)
 
     xs = gl.allocate_shared_memory(fp8, [STAGES * CONSUMERS, _ROWS, BLOCK_K], of_x)
     ws = gl.allocate_shared_memory(fp8, [STAGES, BLOCK_N, BLOCK_K], of_x)
@@ -232,10 +224,7 @@ def _multiply(
             elif not BLOCKWISE:
                 y *= gl.load(x_scale_ptr) * gl.load(w_scale_ptr + group)
             held = ys.index(CONSUMER)
-            tma.store_wait(0)  # of the tile before
-            held.store(y.to(held.dtype))
-            fence_async_shared()
-            store_tile(y_desc, [_FAR, row_end, row - row_end + _FAR, first], held.reshape([1, 1, _ROWS, WIDTH]))
+            store_ragged(y.to(held.dtype), y_desc, held, row, row_end, first)
     tma.store_wait(0)
 
 

@@ -1,0 +1,216 @@
+"""Forward and dX in 16 bits by warps that have one job each, in Gluon: one warp loads, and CONSUMERS groups of four
+multiply.
+
+Each group has its rows of one tile, or with PINGPONG whole tiles in turns: then one stores while the other multiplies.
+
+Gluon is part of Triton 3.6 and later.
+"""
+
+from __future__ import annotations
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+
+from ...hopper import load_tile as load_box
+from ...hopper import mbarrier, tma, warpgroup_mma, warpgroup_mma_wait
+from ...warp_jobs import stage_barriers, turn_barriers
+from .gemm import UNSPECIALIZED
+from .ragged_boxes import ragged_descriptor, store_ragged
+from .tiles import load_tile, load_tile_count, tile_position
+
+_HELD = gl.constexpr(64 * 128)  # elements of its tile that a group stores at a time
+
+
+# The parameters are those of the plain kernel, of which CONSUMERS says some.
+@gluon.jit(do_not_specialize=UNSPECIALIZED)
+def specialized_gemm_kernel(
+    x_ptr,
+    w_ptr,
+    y_ptr,
+    map_ptr,
+    indices_ptr,  # None
+    scale_ptr,
+    bias_ptr,
+    x_rows,
+    rows,
+    groups,
+    N8,
+    K8,
+    divisor,
+    GROUP_M,
+    PROGRAMS_PER_SM,  # 1
+    TRANSPOSED: gl.constexpr,
+    GATHER: gl.constexpr,  # False
+    SCATTER: gl.constexpr,  # False
+    BLOCK_M: gl.constexpr,
+    BLOCK_N: gl.constexpr,
+    BLOCK_K: gl.constexpr,
+    TMA_X: gl.constexpr,  # True, as those below
+    TMA_W: gl.constexpr,
+    TMA_Y: gl.constexpr,
+    CONSUMERS: gl.constexpr,
+    PINGPONG: gl.constexpr,
+    STAGES: gl.constexpr,
+):
+    """Program p takes tiles p, p + programs, ... of the map. A stage is full once its operands are there, and empty
+    again when all who multiply it have."""
+    gl.static_assert(TMA_X == 1 and TMA_W == 1 and TMA_Y == 1 and not GATHER and not SCATTER)
+    N = N8 * 8
+    K = K8 * 8
+    SHARE: gl.constexpr = 1 if PINGPONG else CONSUMERS  # groups that share a tile
+    ROWS: gl.constexpr = BLOCK_M // SHARE
+    HELD: gl.constexpr = _HELD // ROWS  # columns
+    dtype: gl.constexpr = y_ptr.dtype.element_ty
+    of_tile: gl.constexpr = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2)
+    of_w: gl.constexpr = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=3)
+    x_desc = tma.make_tensor_descriptor(x_ptr, [x_rows, K], [K.to(gl.int64), 1], [ROWS, BLOCK_K], of_tile)
+    # Three dimensions for w, so that a box past one group's N or K reads zeros and not the next group.
+    if TRANSPOSED:
+        w_desc = tma.make_tensor_descriptor(
+            w_ptr, [groups, K, N], [K.to(gl.int64) * N, N.to(gl.int64), 1], [1, BLOCK_K, BLOCK_N], of_w
+        )
+        w_tiles = gl.allocate_shared_memory(dtype, [STAGES, BLOCK_K, BLOCK_N], of_tile)
+    else:
+        w_desc = tma.make_tensor_descriptor(
+            w_ptr, [groups, N, K], [N.to(gl.int64) * K, K.to(gl.int64), 1], [1, BLOCK_N, BLOCK_K], of_w
+        )
+        w_tiles = gl.allocate_shared_memory(dtype, [STAGES, BLOCK_N, BLOCK_K], of_tile)
+    y_desc = ragged_descriptor(y_ptr, N, ROWS, HELD)
+    x_tiles = gl.allocate_shared_memory(dtype, [STAGES * SHARE, ROWS, BLOCK_K], of_tile)
+    y_tiles = gl.allocate_shared_memory(dtype, [CONSUMERS, ROWS, HELD], of_tile)
+    full, empty = stage_barriers(STAGES, SHARE)
+    turns = turn_barriers()
+
+    descs = x_desc, w_desc, y_desc
+    shared = x_tiles, w_tiles, y_tiles, full, empty, turns
+    sizes = rows, groups, N, K, GROUP_M
+    of_all = descs, shared, map_ptr, sizes
+    # Constants have to be named for each: Triton 3.6 makes tensors of those in a tuple that has a name. Registers are
+    # of a thread, and all that there are: 65536 for three times 128 threads.
+    gl.static_assert(CONSUMERS == 2)
+    gl.warp_specialize(
+        [
+            (_multiply, (of_all, scale_ptr, bias_ptr, TRANSPOSED, SHARE, ROWS, BLOCK_N, BLOCK_K, STAGES, 0)),
+            (_multiply, (of_all, scale_ptr, bias_ptr, TRANSPOSED, SHARE, ROWS, BLOCK_N, BLOCK_K, STAGES, 1)),
+            (_load, (of_all, TRANSPOSED, SHARE, ROWS, BLOCK_N, BLOCK_K, STAGES)),
+        ],
+        [4, 1],
+        [240, 24],
+    )
+
+
+@gluon.jit
+def _load(
+    of_all,
+    TRANSPOSED: gl.constexpr,
+    SHARE: gl.constexpr,
+    ROWS: gl.constexpr,
+    BLOCK_N: gl.constexpr,
+    BLOCK_K: gl.constexpr,
+    STAGES: gl.constexpr,
+):
+    """What the warp that loads does: all steps of all tiles of the program, each into the next stage that is empty."""
+    BLOCK_M: gl.constexpr = ROWS * SHARE
+    descs, shared, map_ptr, sizes = of_all
+    x_desc, w_desc, _y_desc = descs
+    x_tiles, w_tiles, _y_tiles, full, empty, _turns = shared
+    rows, groups, N, K, GROUP_M = sizes
+    m_tiles = load_tile_count(map_ptr, BLOCK_M)
+    n_tiles = gl.cdiv(N, BLOCK_N)
+    step = 0
+    for tile in range(gl.program_id(0), m_tiles * n_tiles, gl.num_programs(0)):
+        m_tile, n_tile = tile_position(tile, m_tiles, n_tiles, GROUP_M)
+        group, row, _row_end = load_tile(map_ptr, m_tile, rows, groups, BLOCK_M)
+        col = n_tile * BLOCK_N
+        for k in range(0, K, BLOCK_K):
+            stage = step % STAGES
+            is_full = full.index(stage)
+            mbarrier.wait(empty.index(stage), (step // STAGES + 1) & 1)
+            mbarrier.expect(is_full, (BLOCK_M + BLOCK_N) * BLOCK_K * 2)
+            # Rows past the group's end are a neighbour's; the store drops them.
+            for part in gl.static_range(SHARE):
+                load_box(x_desc, [row + part * ROWS, k], is_full, x_tiles.index(stage * SHARE + part))
+            held = w_tiles.index(stage)
+            box = held.reshape([1, held.shape[0], held.shape[1]])
+            if TRANSPOSED:
+                load_box(w_desc, [group, k, col], is_full, box)
+            else:
+                load_box(w_desc, [group, col, k], is_full, box)
+            step += 1
+
+
+@gluon.jit
+def _multiply(
+    of_all,
+    scale_ptr,
+    bias_ptr,
+    TRANSPOSED: gl.constexpr,
+    SHARE: gl.constexpr,
+    ROWS: gl.constexpr,
+    BLOCK_N: gl.constexpr,
+    BLOCK_K: gl.constexpr,
+    STAGES: gl.constexpr,
+    CONSUMER: gl.constexpr,
+):
+    """What a group of warps that multiply does: its rows of all tiles of the program, or of two groups that take turns
+    every second tile."""
+    BLOCK_M: gl.constexpr = ROWS * SHARE
+    TURNS: gl.constexpr = SHARE == 1
+    PART: gl.constexpr = 0 if TURNS else CONSUMER
+    descs, shared, map_ptr, sizes = of_all
+    _x_desc, _w_desc, y_desc = descs
+    x_tiles, w_tiles, y_tiles, full, empty, turns = shared
+    rows, groups, N, K, GROUP_M = sizes
+    of_sum: gl.constexpr = gl.NVMMADistributedLayout(
+        version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, BLOCK_N, 16]
+    )
+    held = y_tiles.index(CONSUMER)
+    m_tiles = load_tile_count(map_ptr, BLOCK_M)
+    n_tiles = gl.cdiv(N, BLOCK_N)
+    steps = gl.cdiv(K, BLOCK_K)
+    first = gl.program_id(0)
+    programs = gl.num_programs(0)
+    step = 0
+    turn = 0
+    if TURNS:
+        first += CONSUMER * programs
+        programs *= 2
+        step += CONSUMER * steps
+    for tile in range(first, m_tiles * n_tiles, programs):
+        m_tile, n_tile = tile_position(tile, m_tiles, n_tiles, GROUP_M)
+        group, row, row_end = load_tile(map_ptr, m_tile, rows, groups, BLOCK_M)
+        row += PART * ROWS
+        col = n_tile * BLOCK_N
+        acc = gl.zeros((ROWS, BLOCK_N), gl.float32, of_sum)
+        if TURNS:
+            # Not before the other group is through with the tile before, or a stage would look full that is the last
+            # round's. (The first turn of the first group waits for the phase before the first, which is over.)
+            mbarrier.wait(turns.index(CONSUMER), (turn + 1 - CONSUMER) & 1)
+            turn += 1
+        for k in range(steps):
+            stage = step % STAGES
+            mbarrier.wait(full.index(stage), (step // STAGES) & 1)
+            w = w_tiles.index(stage)
+            if not TRANSPOSED:
+                w = w.permute((1, 0))
+            # The step before is done once no more than this one's product is under way.
+            acc = warpgroup_mma(x_tiles.index(stage * SHARE + PART), w, acc, use_acc=k > 0, is_async=True)
+            acc = warpgroup_mma_wait(1, [acc])
+            mbarrier.arrive(empty.index((step + STAGES - 1) % STAGES), count=1, pred=k > 0)
+            step += 1
+        if TURNS:
+            mbarrier.arrive(turns.index(1 - CONSUMER), count=1)
+        acc = warpgroup_mma_wait(0, [acc])
+        mbarrier.arrive(empty.index((step + STAGES - 1) % STAGES), count=1)
+        if TURNS:
+            step += steps  # the other group's
+        if bias_ptr is not None:
+            offs_n = col + gl.arange(0, BLOCK_N, layout=gl.SliceLayout(0, of_sum))
+            bias = gl.load(bias_ptr + group.to(gl.int64) * N + offs_n, offs_n < N, other=0.0)
+            acc += bias[None, :].to(gl.float32)
+        if scale_ptr is not None:
+            offs_m = row + gl.arange(0, ROWS, layout=gl.SliceLayout(1, of_sum))
+            scale = gl.load(scale_ptr + offs_m, offs_m < row_end, other=0.0)
+            acc *= scale[:, None].to(gl.float32)
+        store_ragged(acc.to(held.dtype), y_desc, held, row, row_end, col)
+    tma.store_wait(0)
