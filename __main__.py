@@ -380,7 +380,7 @@ def export(
             raise typer.BadParameter(f"not taken: {abridged(data, 60)} is {what}", param_hint=option)
     if not is_engine:
         from .datasets import load
-        from .datasets.export import export_dataset
+        from .datasets.store.export import export_dataset
 
         if format is None:
             raise typer.BadParameter("of a dataset it must be given: t4 or csv", param_hint="--format")

@@ -9,7 +9,7 @@ from itertools import product
 from typing import Any
 
 from ...datasets import DeviceSpec, ForetuneError, KernelConfig, Problem
-from ..consumers import undecided, wrong_tile_of_consumers
+from ..consumers import WITHOUT_CONSUMERS, undecided, wrong_tile_of_consumers
 from ..knob_values import KnobValues
 from ..sm_limits import ASYNC_PRODUCT_ARCHS, accumulator_registers, exchange_bytes, programs_that_fit
 from .variants import DW, VARIANTS, Variant
@@ -302,4 +302,5 @@ def estimate_smem_bytes(config: KernelConfig, problem: Problem, device: DeviceSp
     if problem.family not in VARIANTS:
         raise ForetuneError(f"the problem's family must be one of {', '.join(VARIANTS)} but is {problem.family}")
     device = device or DeviceSpec.named("h200")
+    config = KernelConfig.of(**WITHOUT_CONSUMERS | config.to_json())
     return smem_bytes(VARIANTS[problem.family], config, problem.itemsize, device)

@@ -43,7 +43,7 @@ def filter_valid(configs: Iterable[KernelConfig], problem: Problem, device: Devi
     >>> space = ready_space("grouped_gemm_fwd") | {"BLOCK_K": [128], "GROUP_M": [1], "PROGRAMS_PER_SM": [1]}
     >>> left = filter_valid(generate(space), problem, "h200")
     >>> len(left.configs) > 100, sorted({reason.split()[0] for _, reason in left.dropped})
-    (True, ['BLOCK_M', 'needs'])
+    (True, ['BLOCK_K', 'BLOCK_M', 'PINGPONG', 'needs'])
     """
     if not isinstance(problem, Problem):
         raise ForetuneError(f"problem must be a Problem but is {shown(problem)}")

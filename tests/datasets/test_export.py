@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from foretune.datasets import Case, DeviceSpec, ForetuneError, KernelConfig, Measurement, Problem, Status
 from foretune.datasets.dataset import Dataset
-from foretune.datasets.export import FORMATS, export_dataset
 from foretune.datasets.store import Writer, read
+from foretune.datasets.store.export import FORMATS, export_dataset
 
 H200 = DeviceSpec.named("h200")
 #: A config for each way in which a measurement ends.

@@ -18,10 +18,10 @@ import pyarrow.parquet as pq
 from fakes import DEVICE, FakeFamily, fake_cases
 from foretune.datasets import DeviceSpec, Measurement, Status, load
 from foretune.datasets.drift import Reading
-from foretune.datasets.export import export_dataset
 from foretune.datasets.merge import merge_datasets
 from foretune.datasets.schema import CONFIGS, DRIFT, DRIFT_PART, MEASUREMENTS, PART, PROBLEMS
 from foretune.datasets.store import Writer, seal_dataset
+from foretune.datasets.store.export import export_dataset
 from foretune.model import LightGBMRanker, cross_validate, train_bundle
 from fuzz.judging import REFUSED, same, within
 from fuzz.oddities import Change, changed, changes, text_of, values

@@ -15,12 +15,12 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from .case import Case
-from .dataset import Dataset
-from .disk.atomic import replacing
-from .errors import ForetuneError
-from .measurement import Status
-from .progress import advance
+from ..case import Case
+from ..dataset import Dataset
+from ..disk.atomic import replacing
+from ..errors import ForetuneError
+from ..measurement import Status
+from ..progress import advance
 
 #: Of the results schema and the metadata schema that a T4 file keeps to, both at once
 #: (https://github.com/odgaard/TuningSchema, branch T4; Kernel Tuner ships them as kernel_tuner/schema/T4/1.0.0).
