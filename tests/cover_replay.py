@@ -82,7 +82,7 @@ class Replay:
 def main() -> None:
     print(f"{'':18} within of each size: configs timed   chosen  ranges    mean   worst  sizes within 2 %")
     for name in LAYERS:
-        for each in (1, 2, 4, 8):
+        for each in (1, 2, 3, 4, 8):
             for options in ({}, {"within": 0.02}, {"within": 0.015}):
                 replay = Replay(name)
                 with patch.object(candidates, "CANDIDATES", each):
