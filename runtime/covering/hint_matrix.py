@@ -75,8 +75,9 @@ class HintMatrix:
         ]
         below = ["; ".join(held), f"cover: {self.reason}"]
         if self.partial:
-            sizes = abridged(", ".join(map(str, self.partial)))
-            below.append(f"Not all configs were measured at {self.dynamic} {sizes}, so the best may be faster there")
+            every = len(self.partial) == len(self.sizes)
+            sizes = "any size" if every else f"{self.dynamic} {abridged(', '.join(map(str, self.partial)))}"
+            below.append(f"Not all configs were measured at {sizes}, so the best may be faster there")
         return table(
             f"Percent lost by {self.dynamic} on {self.device}",
             (self.dynamic, *(way for way, _ in ways)),

@@ -188,6 +188,7 @@ def test_what_a_cut_collection_has_not_measured_is_not_said_to_fail(data):
     assert shown.rows[-1][1] == f"{100 * max(after):.1f}"
     assert f"hint 64: {sum(loss <= 0.02 for loss in after)} of 5 sizes within 2 %" in shown.below
     assert "rows 1024, so the best may be faster there" in shown.below
+    assert "measured at any size, so" in replace(made, partial=made.sizes).__rich__().below
 
 
 def test_a_size_that_was_hardly_begun_is_left_out(data):
