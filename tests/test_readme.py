@@ -12,7 +12,8 @@ import pytest
 from foretune.datasets import DeviceSpec
 
 ROOT = Path(__file__).parents[1]
-READMES = [ROOT / "README.md", *sorted(ROOT.glob("*/README.md")), ROOT / "runtime" / "tuning" / "README.md"]
+FLOORS = ("collect", "datasets", "kernels", "model", "runtime", "tests")
+READMES = [ROOT / "README.md", *sorted(page for floor in FLOORS for page in (ROOT / floor).rglob("README.md"))]
 #: What the example takes for granted: somebody's kernel, in words of its own.
 KERNEL = """
 import triton
@@ -42,6 +43,26 @@ def test_what_is_named_is_there(readme):
                 break  # a file, or the group of entry points
             found = getattr(found, part) if hasattr(found, part) else importlib.import_module(place)
         assert found is not None, place
+
+
+def prose(readme: Path) -> str:
+    return re.sub(r"```.*?```|`[^`]*`", "", readme.read_text(), flags=re.DOTALL)
+
+
+def anchors(readme: Path) -> set[str]:
+    """What a link can name of a page: its headings, as GitHub writes them."""
+    headings = re.findall(r"^#+ (.*)$", readme.read_text(), re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("readme", READMES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_links_lead_somewhere(readme):
+    for target in re.findall(r"\]\(([^)\s]+)\)", prose(readme)):
+        path, _, anchor = target.partition("#")
+        if "://" not in path:
+            there = readme.parent / path if path else readme
+            assert there.exists(), target
+            assert not anchor or anchor in anchors(there), target
 
 
 @pytest.mark.compile

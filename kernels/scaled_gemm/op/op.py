@@ -40,8 +40,8 @@ def scaled_gemm(
 ) -> torch.Tensor:
     """y = x @ w.T in fp8 (e4m3), added up in float32, in bf16. Differentiable in what is bf16.
 
-    It always runs Foretune's kernel. Where torch has such scales, `torch._scaled_mm`, which has no gradient, is faster
-    in most shapes (kernels/README.md has the figures).
+    It always runs Foretune's kernel. `torch._scaled_mm`, which has no gradient, is slower in most shapes with scales of
+    rows or blocks, and faster in most with one a tensor (kernels/README.md has the figures).
 
     Args:
         x: (rows, K), bfloat16, which is quantised here, or fp8 (torch.float8_e4m3fn) with `x_scale`.
