@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 #: How often a shortlist is to hold a good config, and what is good: that much slower than a search of everything finds.
 COVERAGE, GOOD = 0.95, 1.01
 #: What is good of a problem of which less than such a share of the configs ran (`sources.WHOLE`, which predicting does
-#: not import): the best of them may not be the best of all. model/README.md has what that does to the coverage.
+#: not import): the best of them may not be the best of all. README.md has what that does to the coverage.
 _FEW, _GOOD_OF_FEW = 0.5, 1.005
 #: No shortlist of a problem within the data is longer; outside, it grows as the level does. Where it binds, the reason
 #: says so.
@@ -35,7 +35,7 @@ MOST_TRIED = 64
 #: What is tried of a ranker that is not calibrated.
 UNCALIBRATED = 8
 #: How much a predicted slowdown counts beside the place: at 10, what is 7 % slower counts as twice as far down.
-#: model/README.md names what compares it with others.
+#: README.md names what compares it with others.
 STEEPNESS = 10.0
 #: At which levels the expected regret is kept; straight lines between.
 _LEVELS = (0.0, 0.5, 1.0, 1.5, 2.0, 2.5, 3.0, 3.5, 4.0, 4.5, 5.0, 6.0, 8.0)

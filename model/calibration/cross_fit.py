@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from ...datasets.dataset import Dataset
 
 #: Folds, and trees of each fold's ranker: less than the shipped one has, so that training on everything takes three
-#: minutes. model/README.md says what that does to the lengths.
+#: minutes. README.md says what that does to the lengths.
 FOLDS, TREES = 3, 200
 #: So many problems that were measured whole are enough for the others not to calibrate; and of so many, the standard
 #: error of what they say of one in twenty is 1.3 points, so that further folds are not worth their training.

@@ -19,7 +19,7 @@ Range: TypeAlias = tuple[float, float]
 
 #: What is this little outside counts as within: call-time rounding moves a size by 4.5 %.
 _WITHIN = 1.1
-#: How many times as long a shortlist is for each octave, and at most: model/README.md has the figures that decided.
+#: How many times as long a shortlist is for each octave, and at most: README.md has the figures that decided.
 _GROWTH_AN_OCTAVE, _MOST_GROWTH = 2**0.5, 4.0
 #: What counts as one octave at least: a dtype or flags, or a card, that nothing was learned on.
 _NEW = 1.0

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from numpy.typing import ArrayLike, NDArray
 
 #: In log slowdown: what a config counts as slower for an equal one before it, and half of that for each knob in which
-#: they differ. model/README.md has the figures that decided.
+#: they differ. README.md has the figures that decided.
 _LIKENESS = 0.08
 #: So many are chosen so, among the first of the ranking; the others follow as they are predicted, because to have the
 #: very best on a long list takes near-equals too.

@@ -1,5 +1,5 @@
 """`python level_study.py FAMILY [--trees 450] [--epochs 24] [--data h200]`: which score makes the shortest shortlists
-at 95 % coverage, the table in model/README.md. Not a test: it trains ten rankers."""
+at 95 % coverage, the table in model/calibration/README.md. Not a test: it trains ten rankers."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """`python thin_lists.py FAMILY [--data h200] [--share 0.09]`: how long k="auto" is, and how often it holds a good
 config, calibrated on problems measured whole, and on the same ones as if a plan had tried a share of their configs: the
-table in model/README.md. Not a test: it trains six rankers."""
+table in model/calibration/README.md. Not a test: it trains six rankers."""
 
 from __future__ import annotations
 
