@@ -12,8 +12,7 @@ import pytest
 from foretune.datasets import DeviceSpec
 
 ROOT = Path(__file__).parents[1]
-FLOORS = ("collect", "datasets", "kernels", "model", "runtime", "tests")
-READMES = [ROOT / "README.md", *sorted(page for floor in FLOORS for page in (ROOT / floor).rglob("README.md"))]
+READMES = [ROOT / "README.md", *sorted(ROOT.glob("[!.]*/**/README.md"))]
 #: What the example takes for granted: somebody's kernel, in words of its own.
 KERNEL = """
 import triton

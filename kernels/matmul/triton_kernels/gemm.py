@@ -91,8 +91,8 @@ def matmul_kernel(
                 batch, M, N, K, lda, ldb, ldy, SPLIT_K, A_KM, B_KN, ACTIVATION, SPLIT, BLOCK_M, BLOCK_N, BLOCK_K, TMA,
             )  # fmt: skip
     else:
-        # With operands in rows along K, Triton 3.6 has the products of a wide tile serialized (ptxas, C7515: up to 1.5
-        # times as long) unless it is known that there is one. Other tiles are slower if told (2 % on an H200).
+        # With operands in rows along K, Triton 3.6 has the products of a wide tile serialized (ptxas, C7515) unless it
+        # is known that there is one. Most other tiles are slower if told (H200, 2026-11).
         if BLOCK_N == 256 and not B_KN and not SPLIT and a_ptr.dtype.element_ty.primitive_bitwidth == 16:
             tl.assume(K > 0)
         matrix, m_tile, n_tile = tile_at(tl.program_id(0), m_tiles, n_tiles, GROUP_M)

@@ -58,7 +58,7 @@ def test_a_binary_is_as_expected(device, call, one):
 @pytest.mark.parametrize("tma", [0, 1])
 @pytest.mark.parametrize("m", [64, 128])
 def test_products_of_a_wide_tile_are_not_serialized(m, tma, monkeypatch, capfd):
-    """ptxas says when it makes each wait for the one before: then they take up to 1.5 times as long."""
+    """ptxas says when it makes each wait for the one before."""
     monkeypatch.setenv("TRITON_DUMP_PTXAS_LOG", "1")
     with use_stub_driver(H200):
         MATMUL.compile(config(m, 256, 64, TMA=tma, num_warps=8, num_stages=4), problem("bf16", **ALIGNED))
