@@ -7,6 +7,7 @@ import functools
 import inspect
 import textwrap
 from collections.abc import Callable, Mapping
+from tokenize import TokenError
 from typing import Any, cast
 
 from ....datasets import ForetuneError
@@ -127,7 +128,7 @@ def source_digest(function: Callable[..., Any]) -> str:
         function = function.func
     try:
         text = textwrap.dedent(inspect.getsource(function))
-    except (OSError, TypeError):  # made in a shell, or in C
+    except (OSError, TypeError, SyntaxError, TokenError):  # made in a shell, or in C; or its file is another by now
         code = getattr(function, "__code__", None)
         text = "" if code is None else f"{code.co_code.hex()} {text_of(plain(code.co_consts, type_name))}"
     with contextlib.suppress(SyntaxError):  # a lambda in the middle of something

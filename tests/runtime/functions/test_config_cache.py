@@ -71,6 +71,20 @@ def test_comments_are_no_change_and_code_is():
     )
 
 
+def test_a_function_whose_file_is_another_by_now_is_told_by_its_code(tmp_path):
+    from foretune.runtime.tuning.functions.wrapped import source_digest
+
+    (tmp_path / "kernels.py").write_text("# what was open( is not\ncall(x  # closed)\n")
+
+    def digest(text):
+        space = {}
+        exec(compile(text, str(tmp_path / "kernels.py"), "exec"), space)
+        return source_digest(space["f"])
+
+    one, same, other = (digest(f"def f(x):\n return x + {number}") for number in (1, 1, 2))
+    assert one == same != other
+
+
 @pytest.mark.parametrize(("said", "measures"), [("known", False), ("strict", True), ("always", True)])
 def test_what_other_versions_measured_is_used_with_a_warning_or_not_at_all(make, monkeypatch, said, measures):
     make()[0](1)
