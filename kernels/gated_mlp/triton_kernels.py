@@ -8,6 +8,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from ..normal_cdf import normal_cdf
+
 #: One binary of a config serves every shape: no runtime integer is specialised, and N and K come divided by 8, so that
 #: the compiler still knows that rows begin at multiples of 16 bytes.
 UNSPECIALIZED = ["M", "N8", "K8", "GROUP_M", "PROGRAMS_PER_SM"]
@@ -25,7 +27,7 @@ def activated(x, ACTIVATION: tl.constexpr):
     if ACTIVATION == "silu":
         y = x * tl.sigmoid(x)
     elif ACTIVATION == "gelu":
-        y = 0.5 * x * (1.0 + tl.erf(x * 0.7071067811865476))
+        y = x * normal_cdf(x)
     else:
         tl.static_assert(ACTIVATION == "gelu_tanh", "unknown activation")
         y = 0.5 * x * (1.0 + tanh(0.7978845608028654 * (x + 0.044715 * x * x * x)))
@@ -40,7 +42,7 @@ def activation_slope(x, ACTIVATION: tl.constexpr):
         y = sigmoid * (1.0 + x * (1.0 - sigmoid))
     elif ACTIVATION == "gelu":
         density = 0.3989422804014327 * tl.exp(-0.5 * x * x)
-        y = 0.5 * (1.0 + tl.erf(x * 0.7071067811865476)) + x * density
+        y = normal_cdf(x) + x * density
     else:
         tl.static_assert(ACTIVATION == "gelu_tanh", "unknown activation")
         t = tanh(0.7978845608028654 * (x + 0.044715 * x * x * x))

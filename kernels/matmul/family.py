@@ -60,9 +60,6 @@ class MatmulFamily(Family):
             return f"TMA cannot be {knobs['TMA']}: rows of this problem do not begin at multiples of 16 bytes: 0"
         if knobs["CONSUMERS"] and problem.itemsize != 2:
             return f"CONSUMERS cannot be {knobs['CONSUMERS']} in {problem.dtype_name}: its kernel is of 16 bits; 0"
-        if knobs["CONSUMERS"] and "gelu" in problem.flags:
-            # So were all large problems that were measured (H200, 2026-11), which are too few to learn it from.
-            return f"CONSUMERS cannot be {knobs['CONSUMERS']} with gelu, with which it was slower wherever measured: 0"
         if problem.dtype == "int8" and knobs["BLOCK_K"] < 32:
             return f"BLOCK_K cannot be {knobs['BLOCK_K']} in int8: at least 32"
         tiles = problem["batch"] * knobs["SPLIT_K"]

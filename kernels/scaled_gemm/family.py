@@ -77,8 +77,8 @@ class ScaledGemmFamily(Family):
                 return f"SPLIT_K cannot be {config['SPLIT_K']} with groups: 1"
             if config["CONSUMERS"] == 3:
                 return "CONSUMERS cannot be 3 with groups, whose tiles have a power of two of rows: 0 or 2"
-        if config["CONSUMERS"] and config["BLOCK_N"] > SCALED and BLOCKWISE in problem.flags:
-            return f"BLOCK_N cannot be {config['BLOCK_N']} with CONSUMERS and {BLOCKWISE} scales: at most {SCALED}"
+        if config["CONSUMERS"] and SCALED % config["BLOCK_N"] and BLOCKWISE in problem.flags:
+            return f"BLOCK_N cannot be {config['BLOCK_N']} with CONSUMERS and {BLOCKWISE} scales: a divisor of {SCALED}"
         return _device_limit(config, device, kind_of(problem))
 
     def supports_by(self, problem: Problem) -> Hashable:

@@ -37,7 +37,7 @@ _MOST_ACCUMULATORS, _FREE_ACCUMULATORS = 128, 64
 # Rows of an instruction of Hopper's and Blackwell's tensor cores, and of a tile that each of CONSUMERS has.
 _INSTRUCTION_ROWS = 64
 # Tiles of CONSUMERS, (CONSUMERS, BLOCK_N), and their stages: fewer hide no latency, more do not fit.
-_SPECIALIZED = {(2, 64): (6, 8), (2, 128): (4, 5, 6), (2, 256): (3, 4), (3, 64): (5, 6), (3, 128): (3, 4)}
+_SPECIALIZED = {(2, 64): (6, 8), (2, 128): (4, 5, 6), (2, 160): (5, 6), (2, 192): (4, 5), (3, 128): (3, 4)}
 # Tiles of split contractions, which are for products of few tiles.
 _SPLIT_TILES = ((16, 64), (16, 128), (32, 64), (64, 32), (64, 64), (64, 128), (128, 64))
 
@@ -47,7 +47,7 @@ class Ranges:
     """The values that a space is made of."""
 
     block_m: tuple[int, ...] = (*BLOCKS_M, 192)
-    block_n: tuple[int, ...] = (32, 64, 128, 256)
+    block_n: tuple[int, ...] = (32, 64, 128, 160, 192, 256)
     block_k: tuple[int, ...] = (128,)
     num_warps: tuple[int, ...] = (4, 8)
     num_stages: tuple[int, ...] = (3, 4, 6)  # without CONSUMERS, which have their own
@@ -79,7 +79,7 @@ class Ranges:
 _SWITCH = ("0 or 1", (0, 1))
 _VALID: dict[str, tuple[str, Sequence[int]]] = {
     "BLOCK_M": ("a power of two between 16 and 256, or 192", (*BLOCKS_M, 192)),
-    "BLOCK_N": ("a power of two between 16 and 256", (16, 32, 64, 128, 256)),
+    "BLOCK_N": ("a power of two between 16 and 256, or 160 or 192", (16, 32, 64, 128, 160, 192, 256)),
     "BLOCK_K": ("32, 64 or 128", (32, 64, 128)),
     "GROUP_M": ("between 1 and 1024", range(1, 1025)),
     "SPLIT_K": ("between 1 and 64", range(1, 65)),
@@ -113,8 +113,9 @@ def wrong_tile(config: KernelConfig) -> str | None:
     m, n, warps = config["BLOCK_M"], config["BLOCK_N"], config.num_warps
     if config["CONSUMERS"]:
         return _wrong_consumers(config)
-    if m == 192:
-        return "BLOCK_M cannot be 192 with CONSUMERS = 0: a power of two"
+    for block in ("BLOCK_M", "BLOCK_N"):
+        if config[block].bit_count() > 1:
+            return f"{block} cannot be {config[block]} with CONSUMERS = 0: a power of two"
     if config["SPLIT_K"] > 1 and config["PROGRAMS_PER_SM"]:
         return f"PROGRAMS_PER_SM cannot be {config['PROGRAMS_PER_SM']} with SPLIT_K = {config['SPLIT_K']}: 0"
     if config["SPLIT_K"] > 1 and config["TMA_STORE"]:
@@ -164,7 +165,8 @@ def _plain(r: Ranges) -> Iterator[KernelConfig]:
         r.block_m, r.block_n, r.block_k, r.num_warps, r.num_stages, r.programs_per_sm
     ):
         if (
-            m not in BLOCKS_M
+            m.bit_count() > 1
+            or n.bit_count() > 1
             or accumulator_registers(m, n, warps) > (_FREE_ACCUMULATORS if warps < 8 else _MOST_ACCUMULATORS)
             or (warps == 8 and m * n < 64 * 128)
             or (warps == 8 and m < _INSTRUCTION_ROWS and n < 256)
@@ -266,9 +268,10 @@ def tile_smem_bytes(
 def _specialized_smem_bytes(consumers: int, n: int, stages: int, kind: str) -> int:
     """Shared memory of a program with CONSUMERS: that of the stages, an output of each, two barriers a stage, and what
     Triton keeps for the warps to find (up to 32 bytes less than is said here)."""
-    outputs = 2 * _INSTRUCTION_ROWS * consumers * min(n, SCALED)
+    rest = n - min(n, SCALED)
+    outputs = 2 * _INSTRUCTION_ROWS * consumers * (rest or n)  # columns that are stored at a time
     scales = 4 * _INSTRUCTION_ROWS * (consumers + 1) if kind == BLOCKWISE else 0
-    kept = 8 * (stages % 2) + (200 if consumers == 2 else 204)
+    kept = 8 * (stages % 2) + (200 if consumers == 2 else 204) + (32 if rest else 0)
     return stages * ((_INSTRUCTION_ROWS * consumers + n) * SCALED + scales + 16) + outputs + kept
 
 

@@ -13,7 +13,9 @@ from .ragged import FAR, MOST
 @gluon.jit
 def ragged_descriptor(ptr, columns, BLOCK_ROWS: gl.constexpr, BLOCK_COLUMNS: gl.constexpr):
     """A descriptor of (rows, columns) of 16 bits, for `load_ragged` and `store_ragged`."""
-    layout: gl.constexpr = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=4)
+    layout: gl.constexpr = gl.NVMMASharedLayout(
+        swizzle_byte_width=min(2 * BLOCK_COLUMNS, 128), element_bitwidth=16, rank=4
+    )
     stride = columns.to(gl.int64)
     return tma.make_tensor_descriptor(
         ptr,

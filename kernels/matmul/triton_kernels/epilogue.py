@@ -5,6 +5,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from ...normal_cdf import normal_cdf
+
 
 @triton.jit
 def activated(x, ACTIVATION: tl.constexpr):
@@ -12,7 +14,7 @@ def activated(x, ACTIVATION: tl.constexpr):
     if ACTIVATION == "relu":
         x = tl.maximum(x, 0.0)
     elif ACTIVATION == "gelu":
-        x = 0.5 * x * (1.0 + tl.erf(x * 0.7071067811865476))
+        x = x * normal_cdf(x)
     elif ACTIVATION == "silu":
         x = x * tl.sigmoid(x)
     else:

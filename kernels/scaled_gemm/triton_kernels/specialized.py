@@ -1,8 +1,10 @@
 """The same product by warps that have one job each, in Gluon: one warp loads, and CONSUMERS groups of four multiply.
 
 Hopper's tensor cores may sum no more than 128 products of fp8, so that an addition in float32 ends every step. Where
-all warps do the same, nothing is multiplied meanwhile; here one group adds while the others multiply. (With one scale a
-tensor and 4096 rows the plain kernel had 0.70 of cuBLAS's speed on an H200, and this one has 0.97; 2026-11.)
+all warps do the same, nothing is multiplied meanwhile; here one group adds while the others multiply. Two groups also
+have two products each under way, and add the first while the second is computed: those of two steps, or of the two
+parts of a tile of 160 or 192 columns. (A tensor's columns are a power of two. Such tiles are for where others fill the
+last round of SMs badly.)
 
 Each group has 64 rows of the tile, as many as an instruction. Gluon is part of Triton 3.6 and later.
 """
@@ -28,7 +30,7 @@ from .product import UNSPECIALIZED
 
 _ROWS = gl.constexpr(64)  # of a tile that one group of warps has
 _SCALED = gl.constexpr(128)  # elements of K that one scale of a block is for; columns of w as well
-_WIDEST = gl.constexpr(128)  # columns of a product, which is in registers beside all that it is added to
+_WIDEST = gl.constexpr(128)  # columns of a product: two are in registers beside all that they are added to
 
 
 # The parameters are those of the plain kernel, of which CONSUMERS says three of the knobs.
@@ -62,7 +64,10 @@ def specialized_scaled_gemm_kernel(
     """Persistent: program p takes tiles p, p + programs, ... A stage is full once its operands and scales are there,
     and empty again when every group has multiplied it."""
     gl.static_assert(BLOCK_M == _ROWS * CONSUMERS, "each group of warps has 64 rows")
-    WIDTH: gl.constexpr = min(BLOCK_N, _WIDEST)
+    # The columns of a tile's two parts, and those that are stored at a time.
+    WIDE: gl.constexpr = min(BLOCK_N, _WIDEST)
+    REST: gl.constexpr = BLOCK_N - WIDE
+    HELD: gl.constexpr = WIDE if REST == 0 else REST
     N = N16 * 16
     K = K16 * 16
     n_tiles = gl.cdiv(N, BLOCK_N)
@@ -71,33 +76,41 @@ def specialized_scaled_gemm_kernel(
     bf16: gl.constexpr = y_ptr.dtype.element_ty
     of_x: gl.constexpr = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=8, rank=2)
     of_w: gl.constexpr = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=8, rank=3)
-    held_y: gl.constexpr = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2)
+    of_y: gl.constexpr = gl.NVMMASharedLayout(swizzle_byte_width=min(2 * HELD, 128), element_bitwidth=16, rank=2)
     x_desc = tma.make_tensor_descriptor(x_ptr, [rows, K], [K.to(gl.int64), 1], [_ROWS, BLOCK_K], of_x)
     # Three dimensions for w, so that a box past one group's N or K reads zeros and not the next group.
     w_desc = tma.make_tensor_descriptor(
-        w_ptr, [groups, N, K], [N.to(gl.int64) * K, K.to(gl.int64), 1], [1, BLOCK_N, BLOCK_K], of_w
+        w_ptr, [groups, N, K], [N.to(gl.int64) * K, K.to(gl.int64), 1], [1, WIDE, BLOCK_K], of_w
     )
-    y_desc = ragged_descriptor(y_ptr, N, _ROWS, WIDTH)
+    rest_desc = w_desc
+    if REST > 0:
+        rest_desc = tma.make_tensor_descriptor(
+            w_ptr, [groups, N, K], [N.to(gl.int64) * K, K.to(gl.int64), 1], [1, REST, BLOCK_K], of_w
+        )
+    y_desc = ragged_descriptor(y_ptr, N, _ROWS, HELD)
 
     xs = gl.allocate_shared_memory(fp8, [STAGES * CONSUMERS, _ROWS, BLOCK_K], of_x)
-    ws = gl.allocate_shared_memory(fp8, [STAGES, BLOCK_N, BLOCK_K], of_x)
-    ys = gl.allocate_shared_memory(bf16, [CONSUMERS, _ROWS, WIDTH], held_y)
+    ws = gl.allocate_shared_memory(fp8, [STAGES, WIDE, BLOCK_K], of_x)
+    rests = ws
+    if REST > 0:
+        rests = gl.allocate_shared_memory(fp8, [STAGES, REST, BLOCK_K], of_x)
+    ys = gl.allocate_shared_memory(bf16, [CONSUMERS, _ROWS, HELD], of_y)
     # For every stage the scales of each group's rows, and w's once for each of 64 rows.
     in_order: gl.constexpr = gl.SwizzledSharedLayout(vec=1, per_phase=1, max_phase=1, order=[0])
     scales = gl.allocate_shared_memory(gl.float32, [STAGES * (CONSUMERS + 1) if BLOCKWISE else 1, _ROWS], in_order)
     full, empty = stage_barriers(STAGES, CONSUMERS)
 
-    shared = xs, ws, ys, scales, full, empty
+    shared = xs, ws, rests, ys, scales, full, empty
     sizes = rows, groups, N, K, m_tiles, n_tiles, GROUP_M
-    of_all = (x_desc, w_desc, y_desc, x_scale_ptr, w_scale_ptr), shared, sizes
+    of_all = (x_desc, w_desc, rest_desc, y_desc, x_scale_ptr, w_scale_ptr), shared, sizes
     # Constants have to be named for each: Triton 3.6 makes tensors of those in a tuple that has a name. Registers are
     # of a thread, and all that there are: 65536 for three or four times 128 threads.
     if CONSUMERS == 2:
         gl.warp_specialize(
             [
-                (_multiply, (of_all, map_ptr, ROWWISE, BLOCKWISE, BLOCK_N, BLOCK_K, CONSUMERS, STAGES, 0)),
-                (_multiply, (of_all, map_ptr, ROWWISE, BLOCKWISE, BLOCK_N, BLOCK_K, CONSUMERS, STAGES, 1)),
-                (_load, (of_all, map_ptr, ROWWISE, BLOCKWISE, BLOCK_N, BLOCK_K, CONSUMERS, STAGES)),
+                (_multiply, (of_all, map_ptr, ROWWISE, BLOCKWISE, WIDE, REST, BLOCK_K, CONSUMERS, STAGES, 0)),
+                (_multiply, (of_all, map_ptr, ROWWISE, BLOCKWISE, WIDE, REST, BLOCK_K, CONSUMERS, STAGES, 1)),
+                (_load, (of_all, map_ptr, ROWWISE, BLOCKWISE, WIDE, REST, BLOCK_K, CONSUMERS, STAGES)),
             ],
             [4, 1],
             [240, 24],
@@ -106,10 +119,10 @@ def specialized_scaled_gemm_kernel(
         gl.static_assert(CONSUMERS == 3)
         gl.warp_specialize(
             [
-                (_multiply, (of_all, map_ptr, ROWWISE, BLOCKWISE, BLOCK_N, BLOCK_K, CONSUMERS, STAGES, 0)),
-                (_multiply, (of_all, map_ptr, ROWWISE, BLOCKWISE, BLOCK_N, BLOCK_K, CONSUMERS, STAGES, 1)),
-                (_multiply, (of_all, map_ptr, ROWWISE, BLOCKWISE, BLOCK_N, BLOCK_K, CONSUMERS, STAGES, 2)),
-                (_load, (of_all, map_ptr, ROWWISE, BLOCKWISE, BLOCK_N, BLOCK_K, CONSUMERS, STAGES)),
+                (_multiply, (of_all, map_ptr, ROWWISE, BLOCKWISE, WIDE, REST, BLOCK_K, CONSUMERS, STAGES, 0)),
+                (_multiply, (of_all, map_ptr, ROWWISE, BLOCKWISE, WIDE, REST, BLOCK_K, CONSUMERS, STAGES, 1)),
+                (_multiply, (of_all, map_ptr, ROWWISE, BLOCKWISE, WIDE, REST, BLOCK_K, CONSUMERS, STAGES, 2)),
+                (_load, (of_all, map_ptr, ROWWISE, BLOCKWISE, WIDE, REST, BLOCK_K, CONSUMERS, STAGES)),
             ],
             [4, 4, 1],
             [160, 160, 24],
@@ -122,22 +135,23 @@ def _load(
     map_ptr,
     ROWWISE: gl.constexpr,
     BLOCKWISE: gl.constexpr,
-    BLOCK_N: gl.constexpr,
+    WIDE: gl.constexpr,
+    REST: gl.constexpr,
     BLOCK_K: gl.constexpr,
     CONSUMERS: gl.constexpr,
     STAGES: gl.constexpr,
 ):
     """What the warp that loads does: all steps of all tiles of the program, each into the next stage that is empty."""
     tensors, shared, sizes = of_all
-    x_desc, w_desc, _, x_scale_ptr, w_scale_ptr = tensors
-    xs, ws, _, scales, full, empty = shared
+    x_desc, w_desc, rest_desc, _, x_scale_ptr, w_scale_ptr = tensors
+    xs, ws, rests, _, scales, full, empty = shared
     rows, _, N, K, m_tiles, n_tiles, _ = sizes
     lanes: gl.constexpr = gl.BlockedLayout([1], [32], [1], [0])
     offs_m = gl.arange(0, _ROWS, layout=lanes)
     k_blocks = gl.cdiv(K, _SCALED)
     step = 0
     for tile in range(gl.program_id(0), m_tiles * n_tiles, gl.num_programs(0)):
-        group, row, row_end, col = _place(tile, map_ptr, sizes, BLOCK_N, CONSUMERS)
+        group, row, row_end, col = _place(tile, map_ptr, sizes, WIDE + REST, CONSUMERS)
         for k in range(0, K, BLOCK_K):
             stage = step % STAGES
             mbarrier.wait(empty.index(stage), (step // STAGES + 1) & 1)
@@ -151,12 +165,15 @@ def _load(
                 w_scale_ptrs = w_scale_ptr + w_blocks * k_blocks + block + offs_m * 0
                 load_scales(scales.index(stage * (CONSUMERS + 1) + CONSUMERS), w_scale_ptrs)
                 async_copy.mbarrier_arrive(full.index(stage), increment_count=True)
-            mbarrier.expect(full.index(stage), (CONSUMERS * _ROWS + BLOCK_N) * BLOCK_K)
+            mbarrier.expect(full.index(stage), (CONSUMERS * _ROWS + WIDE + REST) * BLOCK_K)
             # Rows past the group's end are a neighbour's; the store drops them.
             for consumer in gl.static_range(CONSUMERS):
                 of_consumer = xs.index(stage * CONSUMERS + consumer)
                 load_box(x_desc, [row + consumer * _ROWS, k], full.index(stage), of_consumer)
-            load_box(w_desc, [group, col, k], full.index(stage), ws.index(stage).reshape([1, BLOCK_N, BLOCK_K]))
+            load_box(w_desc, [group, col, k], full.index(stage), ws.index(stage).reshape([1, WIDE, BLOCK_K]))
+            if REST > 0:
+                of_rest = rests.index(stage).reshape([1, REST, BLOCK_K])
+                load_box(rest_desc, [group, col + WIDE, k], full.index(stage), of_rest)
             step += 1
 
 
@@ -166,66 +183,116 @@ def _multiply(
     map_ptr,
     ROWWISE: gl.constexpr,
     BLOCKWISE: gl.constexpr,
-    BLOCK_N: gl.constexpr,
+    WIDE: gl.constexpr,
+    REST: gl.constexpr,
     BLOCK_K: gl.constexpr,
     CONSUMERS: gl.constexpr,
     STAGES: gl.constexpr,
     CONSUMER: gl.constexpr,
 ):
     """What a group of warps that multiply does: its rows of all tiles of the program."""
-    WIDTH: gl.constexpr = min(BLOCK_N, _WIDEST)
-    WIDE: gl.constexpr = BLOCK_N > _WIDEST
-    gl.static_assert(not (WIDE and BLOCKWISE), "registers do not hold it")
+    gl.static_assert(not (REST > 0 and BLOCKWISE), "a tile has one scale of w a step")
+    SECOND: gl.constexpr = REST if REST > 0 else WIDE
+    PAIRS: gl.constexpr = REST == 0 and CONSUMERS == 2  # three groups have no registers for two products
     tensors, shared, sizes = of_all
-    _, _, y_desc, x_scale_ptr, w_scale_ptr = tensors
-    xs, ws, ys, scales, full, empty = shared
-    _, _, N, K, m_tiles, n_tiles, _ = sizes
-    mma: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, WIDTH, 32])
-    of_rows: gl.constexpr = gl.SliceLayout(1, mma)
-    offs_m = gl.arange(0, _ROWS, layout=of_rows)
-    offs_n = gl.arange(0, WIDTH, layout=gl.SliceLayout(0, mma))
-    zeros = gl.zeros((_ROWS, WIDTH), gl.float32, mma)
+    xs, _, rests, ys, scales, _, empty = shared
+    _, _, _, K, m_tiles, n_tiles, _ = sizes
+    of_wide: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, WIDE, 32])
+    of_rest: gl.constexpr = gl.NVMMADistributedLayout(
+        version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, SECOND, 32]
+    )
+    of_rows: gl.constexpr = gl.SliceLayout(1, of_wide)
+    zeros = gl.zeros((_ROWS, WIDE), gl.float32, of_wide)
+    rest_zeros = gl.zeros((_ROWS, SECOND), gl.float32, of_rest)
+    steps = gl.cdiv(K, BLOCK_K)
     step = 0
     for tile in range(gl.program_id(0), m_tiles * n_tiles, gl.num_programs(0)):
-        group, row, row_end, col = _place(tile, map_ptr, sizes, BLOCK_N, CONSUMERS)
+        group, row, row_end, col = _place(tile, map_ptr, sizes, WIDE + REST, CONSUMERS)
         row += CONSUMER * _ROWS
-        left = zeros
-        right = zeros
-        for _k in range(0, K, BLOCK_K):
+        acc = zeros
+        rest = rest_zeros
+        single = steps
+        if PAIRS:
+            single = steps % 2
+            for _pair in range(steps // 2):
+                part = _begun(shared, zeros, step, CONSUMERS, STAGES, CONSUMER)
+                if BLOCKWISE:
+                    scale = _scale(scales, step, of_rows, CONSUMERS, STAGES, CONSUMER)
+                more = _begun(shared, zeros, step + 1, CONSUMERS, STAGES, CONSUMER)
+                if BLOCKWISE:
+                    more_scale = _scale(scales, step + 1, of_rows, CONSUMERS, STAGES, CONSUMER)
+                part, more = warpgroup_mma_wait(1, [part, more])
+                mbarrier.arrive(empty.index(step % STAGES), count=1)
+                if BLOCKWISE:
+                    part *= scale[:, None]
+                acc += part
+                more = warpgroup_mma_wait(0, [more])
+                mbarrier.arrive(empty.index((step + 1) % STAGES), count=1)
+                if BLOCKWISE:
+                    more *= more_scale[:, None]
+                acc += more
+                step += 2
+        for _step in range(single):
             stage = step % STAGES
-            mbarrier.wait(full.index(stage), (step // STAGES) & 1)
-            x = xs.index(stage * CONSUMERS + CONSUMER)
-            w = ws.index(stage)
-            # Sums of their own, as in the plain kernel.
-            part = warpgroup_mma(x, w.slice(0, WIDTH).permute((1, 0)), zeros, use_acc=False, is_async=True)
+            part = _begun(shared, zeros, step, CONSUMERS, STAGES, CONSUMER)
             if BLOCKWISE:
-                scale = scales.index(stage * (CONSUMERS + 1) + CONSUMER).load(of_rows)
-                scale *= scales.index(stage * (CONSUMERS + 1) + CONSUMERS).load(of_rows)
-            part = warpgroup_mma_wait(0, [part])
-            if not WIDE:
+                scale = _scale(scales, step, of_rows, CONSUMERS, STAGES, CONSUMER)
+            if REST > 0:
+                x = xs.index(stage * CONSUMERS + CONSUMER)
+                more = warpgroup_mma(x, rests.index(stage).permute((1, 0)), rest_zeros, use_acc=False, is_async=True)
+                part, more = warpgroup_mma_wait(1, [part, more])
+                acc += part
+                more = warpgroup_mma_wait(0, [more])
                 mbarrier.arrive(empty.index(stage), count=1)
-            if BLOCKWISE:
-                part *= scale[:, None]
-            left += part
-            if WIDE:
-                part = warpgroup_mma(x, w.slice(WIDTH, WIDTH).permute((1, 0)), zeros, use_acc=False, is_async=True)
+                rest += more
+            else:
                 part = warpgroup_mma_wait(0, [part])
                 mbarrier.arrive(empty.index(stage), count=1)
-                right += part
+                if BLOCKWISE:
+                    part *= scale[:, None]
+                acc += part
             step += 1
 
-        for half in gl.static_range(2 if WIDE else 1):
-            y = right if half == 1 else left
-            first = col + half * WIDTH
-            if ROWWISE:
-                of_x = gl.load(x_scale_ptr + gl.maximum(gl.minimum(row + offs_m, row_end - 1), 0))
-                of_w = gl.load(w_scale_ptr + group.to(gl.int64) * N + gl.minimum(first + offs_n, N - 1))
-                y *= of_x[:, None] * of_w[None, :]
-            elif not BLOCKWISE:
-                y *= gl.load(x_scale_ptr) * gl.load(w_scale_ptr + group)
-            held = ys.index(CONSUMER)
-            store_ragged(y.to(held.dtype), y_desc, held, row, row_end, first)
+        held = ys.index(CONSUMER)
+        place = group, row, row_end
+        _store(acc, tensors, held, place, col, sizes, ROWWISE, BLOCKWISE)
+        if REST > 0:
+            _store(rest, tensors, held, place, col + WIDE, sizes, ROWWISE, BLOCKWISE)
     tma.store_wait(0)
+
+
+@gluon.jit
+def _begun(shared, zeros, step, CONSUMERS: gl.constexpr, STAGES: gl.constexpr, CONSUMER: gl.constexpr):
+    """The product of a step, which is under way then: a sum of its own, as in the plain kernel."""
+    xs, ws, _, _, _, full, _ = shared
+    stage = step % STAGES
+    mbarrier.wait(full.index(stage), (step // STAGES) & 1)
+    x = xs.index(stage * CONSUMERS + CONSUMER)
+    return warpgroup_mma(x, ws.index(stage).permute((1, 0)), zeros, use_acc=False, is_async=True)
+
+
+@gluon.jit
+def _scale(scales, step, layout: gl.constexpr, CONSUMERS: gl.constexpr, STAGES: gl.constexpr, CONSUMER: gl.constexpr):
+    """Of a step that is there, x's scales of a group's rows times that of w."""
+    first = step % STAGES * (CONSUMERS + 1)
+    return scales.index(first + CONSUMER).load(layout) * scales.index(first + CONSUMERS).load(layout)
+
+
+@gluon.jit
+def _store(y, tensors, held, place, col, sizes, ROWWISE: gl.constexpr, BLOCKWISE: gl.constexpr):
+    """What a group has of some columns, times what was not yet multiplied in of the scales."""
+    _, _, _, y_desc, x_scale_ptr, w_scale_ptr = tensors
+    _, _, N, _, _, _, _ = sizes
+    group, row, row_end = place
+    if ROWWISE:
+        offs_m = row + gl.arange(0, y.shape[0], layout=gl.SliceLayout(1, y.type.layout))
+        offs_n = col + gl.arange(0, y.shape[1], layout=gl.SliceLayout(0, y.type.layout))
+        of_x = gl.load(x_scale_ptr + gl.maximum(gl.minimum(offs_m, row_end - 1), 0))
+        of_w = gl.load(w_scale_ptr + group.to(gl.int64) * N + gl.minimum(offs_n, N - 1))
+        y *= of_x[:, None] * of_w[None, :]
+    elif not BLOCKWISE:
+        y *= gl.load(x_scale_ptr) * gl.load(w_scale_ptr + group)
+    store_ragged(y.to(held.dtype), y_desc, held, row, row_end, col)
 
 
 @gluon.jit

@@ -63,7 +63,7 @@ def test_every_layout_by_warps_that_have_one_job_each(flags, way, device):
             check(problem("bf16", flags, batch, m, n, k), specialized(*way, GROUP_M=band), device)
 
 
-@pytest.mark.parametrize("after", [("bias",), ("relu",), ("bias", "silu")], ids="-".join)
+@pytest.mark.parametrize("after", [("bias",), ("relu",), ("bias", "gelu"), ("bias", "silu")], ids="-".join)
 @pytest.mark.parametrize("way", [SPECIALIZED[0], SPECIALIZED[3], SPECIALIZED[9]], ids=str)
 def test_what_follows_the_product_of_such_warps(after, way, device):
     check(problem("fp16", after, 1, 2000, 1000, 520), specialized(*way), device)

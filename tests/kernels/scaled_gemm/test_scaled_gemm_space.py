@@ -42,7 +42,12 @@ def test_a_binary_needs_as_much_shared_memory_as_is_said(own_cache, family, kind
 @pytest.mark.compile
 @pytest.mark.parametrize(
     ("family", "kind", "way"),
-    [(GROUPED, "tensorwise", (2, 256, 3)), (DENSE, "blockwise", (2, 64, 5)), (DENSE, "rowwise", (3, 64, 4))],
+    [
+        (GROUPED, "tensorwise", (2, 160, 6)),
+        (DENSE, "rowwise", (2, 192, 5)),
+        (DENSE, "blockwise", (2, 64, 5)),
+        (DENSE, "rowwise", (3, 128, 4)),
+    ],
 )
 def test_warps_with_jobs_need_no_more_shared_memory_than_is_said(own_cache, family, kind, way):
     call, each = problem(family, kind, **dict.fromkeys(family.dims, 256)), specialized(*way)
@@ -93,12 +98,13 @@ def test_the_space_has_every_way_and_its_ranges_narrow_it():
         ({"BLOCK_K": 256}, "BLOCK_K cannot be 256: 32, 64 or 128"),
         ({"TMA_LOAD": True}, "TMA_LOAD cannot be True: 0 or 1"),
         ({"BLOCK_M": 192}, "BLOCK_M cannot be 192 with CONSUMERS = 0: a power of two"),
+        ({"BLOCK_N": 160}, "BLOCK_N cannot be 160 with CONSUMERS = 0: a power of two"),
         ({"SPLIT_K": 2}, "PROGRAMS_PER_SM cannot be 1 with SPLIT_K = 2: 0"),
         ({"SPLIT_K": 2, "PROGRAMS_PER_SM": 0}, "TMA_STORE cannot be 1 with SPLIT_K = 2, whose parts are stored"),
         ({"CONSUMERS": 3}, "BLOCK_M cannot be 128 with CONSUMERS = 3: 192"),
         ({"CONSUMERS": 2}, "num_warps cannot be 8 with CONSUMERS = 2: 4"),
-        ({"CONSUMERS": 2, "num_warps": 4, "BLOCK_N": 32}, "BLOCK_N cannot be 32 with CONSUMERS = 2: 64, 128, 256"),
-        ({"CONSUMERS": 2, "num_warps": 4, "BLOCK_N": 256}, "BLOCK_N cannot be 256 with CONSUMERS and blockwise scales"),
+        ({"CONSUMERS": 2, "num_warps": 4, "BLOCK_N": 32}, "BLOCK_N cannot be 32 with CONSUMERS = 2: 64, 128, 160, 192"),
+        ({"CONSUMERS": 2, "num_warps": 4, "BLOCK_N": 192}, "BLOCK_N cannot be 192 with CONSUMERS and blockwise scales"),
         ({"CONSUMERS": 2, "num_warps": 4, "num_stages": 1}, "num_stages cannot be 1 with CONSUMERS = 2: at least 2"),
     ],
 )
