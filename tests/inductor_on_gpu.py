@@ -4,11 +4,12 @@ A transformer of two layers (static and dynamic length) and 40 products are comp
 DEFAULT search space and with its EXHAUSTIVE one limited by Foretune, caches empty before each; then they run
 interleaved, cold L2, filled queue, medians. All compile with torch's ptxas, as Inductor's workers do. Five of the
 products are compiled with the whole of EXHAUSTIVE too, which times 235 to 1,400 configs there: 15 to 120 seconds on 16
-cores; with `--exhaustive` all of them are, or those of `--products 8x4096x4096 ...`. (The models, which take longer,
-come last, and only in a run with that much time left.) All GPUs work side by side and share the cores; each result is
-printed when it is there, and tables of all at the end. A run that is cut off, or out of time, goes on in the same
-folder. `--tiny` tries the machinery where there is no GPU. `--float32` compiles the products in float32, multiplied as
-TF32 (`torch.set_float32_matmul_precision("high")`), and none with the whole of EXHAUSTIVE unless it is asked for.
+cores; with `--exhaustive` the models and all products are, or of these those of `--products 8x4096x4096 ...`. A model
+has four such searches, so a run with less time for it goes on after the last that was over, in the same folder. All
+GPUs work side by side and share the cores; each result is printed when it is there, and tables of all at the end. A run
+that is cut off, or out of time, goes on in the same folder. `--tiny` tries the machinery where there is no GPU.
+`--float32` compiles the products in float32, multiplied as TF32 (`torch.set_float32_matmul_precision("high")`), and
+none with the whole of EXHAUSTIVE unless it is asked for.
 """
 
 from __future__ import annotations
@@ -24,9 +25,11 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 import traceback
-from contextlib import nullcontext
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple
@@ -51,8 +54,8 @@ LENGTHS = (LENGTH, 384, 1536)  # of the dynamic one
 ROUNDS, SAMPLES = 7, 3
 #: Products (m, n, k) that the whole of EXHAUSTIVE is tried on.
 WHOLE = ((8, 4096, 4096), (8, 28672, 4096), (64, 6144, 4096), (64, 3072, 768), (512, 2048, 2048))
-#: Products of one process, and seconds after which a model is given up.
-BATCH_JOBS, MODEL_S = 8, 180.0
+#: Products of one process, seconds after which a model is given up, and with which a search is begun.
+BATCH_JOBS, MODEL_S, SEARCH_S = 8, 180.0, 75.0
 
 
 def jobs(tiny: bool, float32: bool) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
@@ -74,8 +77,8 @@ def name_of(job: dict[str, Any]) -> str:
 # The jobs of one task, in their process.
 
 
-def measure(job: dict[str, Any], modes: list[str], k: int, tiny: bool) -> dict[str, Any]:
-    """Compile seconds and run microseconds by mode."""
+def measure(job: dict[str, Any], modes: list[str], k: int, tiny: bool, searches: Path) -> dict[str, Any]:
+    """Compile seconds and run microseconds by mode. Searches of EXHAUSTIVE that are over are kept in a folder."""
     import foretune
     import torch
     from torch._inductor import config
@@ -95,12 +98,13 @@ def measure(job: dict[str, Any], modes: list[str], k: int, tiny: bool) -> dict[s
         used = foretune.use("inductor", k=k) if mode == "foretune" else nullcontext()
         function, arguments = prepared(job, layers_of(mode), where, tiny)
         compiled = torch.compile(function, dynamic=job["what"] == "dynamic")
-        with torch.no_grad(), used, fresh_cache(delete=False), config.patch(options):
+        kept = kept_searches(searches / name_of(job)) if mode == "exhaustive" else nullcontext(0.0)
+        with torch.no_grad(), used, fresh_cache(delete=False), config.patch(options), kept as before_s:
             began = time.perf_counter()
             results = [compiled(*given) for given in arguments[:1]]
             if where == "cuda":
                 torch.cuda.synchronize()
-            compile_s[mode] = time.perf_counter() - began
+            compile_s[mode] = before_s + time.perf_counter() - began
             for given in arguments[1:]:
                 compiled(*given)
         with torch.no_grad():
@@ -109,6 +113,34 @@ def measure(job: dict[str, Any], modes: list[str], k: int, tiny: bool) -> dict[s
         assert off < 2e-2, f"{mode} is off by {off}"
         calls[mode] = [lambda compiled=compiled, given=given: compiled(*given) for given in arguments]
     return {"compile_s": compile_s, "us": interleaved(calls, where)}
+
+
+@contextmanager
+def kept_searches(folder: Path) -> Iterator[float]:
+    """Inside `fresh_cache`, has Inductor keep in a folder what it timed of each product, as it does when a search is
+    over, and tells how many seconds earlier runs took until their last one was."""
+    from torch._inductor.runtime.cache_dir_utils import cache_dir
+
+    times, seconds = folder / "times", folder / "seconds"
+    times.mkdir(parents=True, exist_ok=True)
+    (Path(cache_dir()) / "cache").symlink_to(times, target_is_directory=True)
+    before_s = float(seconds.read_text()) if seconds.exists() else 0.0
+    began, over = time.perf_counter(), threading.Event()
+
+    def note() -> None:
+        last = times.stat().st_mtime_ns  # another one where Inductor has written the file there anew
+        while not over.wait(0.5):
+            if (now := times.stat().st_mtime_ns) != last:
+                last = now
+                seconds.write_text(str(before_s + time.perf_counter() - began))
+
+    noting = threading.Thread(target=note, daemon=True)
+    noting.start()
+    try:
+        yield before_s
+    finally:
+        over.set()
+        noting.join()
 
 
 def layers_of(mode: str) -> ModuleType:
@@ -176,9 +208,9 @@ class Task(NamedTuple):
 
 
 def tasks(options: argparse.Namespace) -> list[Task]:
-    """All that is left to do in this folder, what must be there first: the models; the products; EXHAUSTIVE of the
-    models. Without `--exhaustive`, of the products: EXHAUSTIVE where it has few configs; most of them; EXHAUSTIVE of
-    the others, the longest first."""
+    """All that is left to do in this folder, what must be there first: the models, then the products. Of these,
+    without `--exhaustive`: EXHAUSTIVE where it has few configs; most of them; EXHAUSTIVE of the others, the longest
+    first."""
     done = {(line["name"], "exhaustive" in line["compile_s"]) for line in results(Path(options.out)) if "us" in line}
 
     def left(given: list[dict[str, Any]], *, whole: bool) -> list[dict[str, Any]]:
@@ -187,20 +219,20 @@ def tasks(options: argparse.Namespace) -> list[Task]:
     models, products = jobs(options.tiny, options.float32)
     products = [job for job in products if not options.products or name_of(job) in options.products]
     if options.exhaustive:
-        of_products = [Task([job], MODES, 75, 600) for job in left(products, whole=True)]
+        of_models = [Task([job], MODES, SEARCH_S, 7200) for job in left(models, whole=True)]
+        of_products = [Task([job], MODES, SEARCH_S, 600) for job in left(products, whole=True)]
     else:
         whole = () if options.float32 else WHOLE
         searched = [job for job in products if options.tiny or (job["m"], job["n"], job["k"]) in whole]
         searched.sort(key=lambda job: job["m"])
         quick = left(products, whole=False)
+        of_models = [Task([job], QUICK, 60, MODEL_S) for job in left(models, whole=False)]
         of_products = [
             *(Task([job], MODES, 90, 300) for job in left(searched[:2], whole=True)),
             *(Task(quick[at : at + BATCH_JOBS], QUICK, 45, 300) for at in range(0, len(quick), BATCH_JOBS)),
             *(Task([job], MODES, 90, 600) for job in reversed(left(searched[2:], whole=True))),
         ]
-    first = [Task([job], QUICK, 60, MODEL_S) for job in left(models, whole=False)]
-    last = [] if options.tiny else [Task([job], MODES, 1200, 7200) for job in left(models, whole=True)]
-    return {"all": first + of_products + last, "models": first + last, "products": of_products}[options.only]
+    return {"all": of_models + of_products, "models": of_models, "products": of_products}[options.only]
 
 
 def run(options: argparse.Namespace) -> None:
@@ -322,7 +354,7 @@ def main() -> None:
     parser.add_argument("--k", type=int, default=8)
     parser.add_argument("--only", choices=("all", "models", "products"), default="all")
     parser.add_argument("--tiny", action="store_true")
-    parser.add_argument("--exhaustive", action="store_true", help="the whole of EXHAUSTIVE for every product")
+    parser.add_argument("--exhaustive", action="store_true", help="the whole of EXHAUSTIVE for all that is compiled")
     parser.add_argument("--products", nargs="+", metavar="MxNxK", help="only these of the products")
     parser.add_argument("--float32", action="store_true", help="products of float32, as TF32")
     parser.add_argument("--jobs", type=json.loads, help=argparse.SUPPRESS)
@@ -337,7 +369,7 @@ def main() -> None:
     for job in options.jobs:
         line: dict[str, Any] = {"name": name_of(job), "k": options.k}
         try:
-            line |= measure(job, options.modes, options.k, options.tiny)
+            line |= measure(job, options.modes, options.k, options.tiny, Path(options.out) / "searches")
         except Exception as error:  # noqa: BLE001 - the next one may do
             traceback.print_exc()
             line["error"] = f"{type(error).__name__}: {error}"[:300]
