@@ -8,7 +8,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from ..normal_cdf import normal_cdf
+from ..gelu import normal_cdf
 
 #: One binary of a config serves every shape: no runtime integer is specialised, and N and K come divided by 8, so that
 #: the compiler still knows that rows begin at multiples of 16 bytes.

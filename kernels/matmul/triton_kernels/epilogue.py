@@ -5,7 +5,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from ...normal_cdf import normal_cdf
+from ...gelu import normal_cdf
 
 
 @triton.jit

@@ -8,7 +8,7 @@ import pytest
 import torch
 import triton
 import triton.language as tl
-from foretune.kernels.normal_cdf import normal_cdf
+from foretune.kernels.gelu import normal_cdf
 
 pytestmark = pytest.mark.interpret
 
