@@ -41,6 +41,18 @@ def undecided(knobs: Knobs, decided: Mapping[str, int]) -> str | None:
     return None
 
 
+def wrong_tile_of_all_warps(knobs: Knobs) -> str | None:
+    """The reason why a tile is none that kernels without CONSUMERS have, or None.
+
+    >>> wrong_tile_of_all_warps({"BLOCK_M": 128, "BLOCK_N": 160})
+    'BLOCK_N cannot be 160 with CONSUMERS = 0: a power of two between 16 and 256'
+    """
+    for block in ("BLOCK_M", "BLOCK_N"):
+        if knobs[block].bit_count() > 1:
+            return f"{block} cannot be {knobs[block]} with CONSUMERS = 0: a power of two between 16 and 256"
+    return None
+
+
 def wrong_tile_of_consumers(knobs: Knobs, tiles: Collection[tuple[int, int]]) -> str | None:
     """The reason why a tile is none of those (BLOCK_M, BLOCK_N) that CONSUMERS and PINGPONG have, or has no stages to
     load ahead, or None.

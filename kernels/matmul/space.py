@@ -8,7 +8,7 @@ from itertools import product
 from typing import Any
 
 from ...datasets import KernelConfig
-from ..consumers import undecided, wrong_tile_of_consumers
+from ..consumers import undecided, wrong_tile_of_all_warps, wrong_tile_of_consumers
 from ..knob_values import KnobValues
 from ..sm_limits import accumulator_registers
 from .smem import tile_smem_bytes
@@ -80,9 +80,8 @@ def wrong_knob(knobs: Mapping[str, Any]) -> str | None:
         return _wrong_consumers(knobs)
     if knobs["PINGPONG"]:
         return "PINGPONG cannot be 1 with CONSUMERS = 0: 0"
-    for block in ("BLOCK_M", "BLOCK_N"):
-        if knobs[block] not in _BLOCKS:
-            return f"{block} cannot be {knobs[block]} with CONSUMERS = 0: {_POWER}"
+    if (wrong := wrong_tile_of_all_warps(knobs)) is not None:
+        return wrong
     if knobs["SPLIT_K"] > 1 and knobs["PROGRAMS_PER_SM"]:
         return f"PROGRAMS_PER_SM cannot be {knobs['PROGRAMS_PER_SM']} with SPLIT_K = {knobs['SPLIT_K']}: 0"
     if knobs["SPLIT_K"] > 1 and knobs["TMA"] == 2:

@@ -8,7 +8,7 @@ from functools import cache, lru_cache
 from itertools import product
 
 from ...datasets import DeviceSpec, ForetuneError, KernelConfig
-from ..consumers import undecided
+from ..consumers import undecided, wrong_tile_of_all_warps
 from ..grouped_gemm.space import BLOCKS_M
 from ..knob_values import KnobValues
 from ..sm_limits import ASYNC_PRODUCT_ARCHS, accumulator_registers, programs_that_fit
@@ -113,9 +113,8 @@ def wrong_tile(config: KernelConfig) -> str | None:
     m, n, warps = config["BLOCK_M"], config["BLOCK_N"], config.num_warps
     if config["CONSUMERS"]:
         return _wrong_consumers(config)
-    for block in ("BLOCK_M", "BLOCK_N"):
-        if config[block].bit_count() > 1:
-            return f"{block} cannot be {config[block]} with CONSUMERS = 0: a power of two"
+    if (wrong := wrong_tile_of_all_warps(config)) is not None:
+        return wrong
     if config["SPLIT_K"] > 1 and config["PROGRAMS_PER_SM"]:
         return f"PROGRAMS_PER_SM cannot be {config['PROGRAMS_PER_SM']} with SPLIT_K = {config['SPLIT_K']}: 0"
     if config["SPLIT_K"] > 1 and config["TMA_STORE"]:
