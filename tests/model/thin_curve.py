@@ -1,17 +1,19 @@
-"""`python thin_curve.py FAMILY... [--share 0]... [--seed 0]...`: what more problems are worth of which few configs were
-measured: regret on models that were held out where a share of those of `h200_wide` was learned from, drawn anew with
-each seed: a table in model/README.md. Not a test: each share and seed trains five rankers, two minutes a family."""
+"""`python thin_curve.py FAMILY... [--data NAME]... [--share 0]... [--seed 0]...`: what problems are worth of which few
+configs were measured. Regret on the same problems, held out in the same folds, where a share of the thin ones is
+learned from; a seed draws them, and trains. Figures in model/README.md. Not a test: each share and seed trains five
+rankers, in half a minute to two minutes a family."""
 
 from __future__ import annotations
 
 import argparse
+from functools import partial
 from unittest.mock import patch
 
 import numpy as np
 from foretune.datasets import load
 from foretune.datasets.merge import merge_datasets
 from foretune.kernels import find_family
-from foretune.model import cross_validate, evaluate, geomean, measured_grid, top_k_regret
+from foretune.model import LightGBMRanker, cross_validate, evaluate, geomean, top_k_regret
 from foretune.model.baselines import Rivals
 from foretune.model.splits import RANDOM
 
@@ -21,29 +23,50 @@ KS = (1, 4, 8)
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("families", nargs="+")
-    parser.add_argument("--share", type=float, action="append")
-    parser.add_argument("--seed", type=int, action="append")
+    parser.add_argument("--data", action="append", help="datasets; h200, h200_wide and h100 if left out")
+    parser.add_argument("--share", type=float, action="append", help="0, 0.5 and 1 if left out")
+    parser.add_argument("--seed", type=int, action="append", help="0 if left out")
     given = parser.parse_args()
-    whole, wide, other = (load(name) for name in ("h200", "h200_wide", "h100"))
-    dataset = merge_datasets([whole, wide, other], name="h200+h200_wide+h100")
-    thin = {case.problem for case in wide.cases} - {case.problem for case in whole.cases}
+    names = given.data or ["h200", "h200_wide", "h100"]
+    dataset = merge_datasets([load(name) for name in names], name="+".join(names))
+    learned_from = evaluate._Split.learned_from
+    seeds = given.seed or [0]
+    print(f"{'best of the first':44}" + "".join(f"{k:7}" for k in KS))
     for name in given.families:
         for share in given.share or (0.0, 0.5, 1.0):
-            for seed in given.seed or (0,):
-                drawn = np.random.default_rng(seed)
+            lost = []
+            for seed in seeds:
 
-                def some(dataset, family, drawn=drawn, share=share):
-                    grid = measured_grid(dataset, family)
-                    kept = [case.problem not in thin or drawn.random() < share for case in grid.cases]
-                    return grid.select(np.flatnonzero(kept))
+                def some(split, number, share=share, seed=seed):
+                    rows = learned_from(split, number)
+                    drawn = np.random.default_rng(seed).random(len(split.grid)) < share
+                    return rows[split.whole[rows] | drawn[rows]]
 
-                with patch.object(evaluate, "measured_grid", some):
-                    found = cross_validate(dataset, find_family(name), ks=KS, rivals=Rivals({}, {}))
-                models = np.array([RANDOM not in case.model_families for case in found.cases])
-                for view, known in enumerate(("sizes known", "sizes unknown")):
-                    times = found.grid.first_us[models], found.grid.second_us[models]
-                    lost = [100 * (geomean(top_k_regret(found.places[view][models], *times, k)) - 1) for k in KS]
-                    print(f"{name:18} share {share:4} seed {seed} {known:14}" + "".join(f"{one:7.2f}" for one in lost))
+                with patch.object(evaluate._Split, "learned_from", some):
+                    ranker = partial(LightGBMRanker, seed=seed)
+                    found = cross_validate(dataset, find_family(name), ranker, ks=KS, rivals=Rivals({}, {}))
+                lost.append(regrets(found))
+                show(f"{name} share {share} seed {seed}", lost[-1])
+            if len(seeds) > 1:
+                show(f"{name} share {share} mean", {what: np.mean([one[what] for one in lost], 0) for what in lost[0]})
+
+
+def regrets(found):
+    """In percent by k, of models and of random shapes, with sizes known and, where a family has such, unknown."""
+    random = np.array([RANDOM in case.model_families for case in found.cases])
+    ragged = any(case.problem.ragged is not None for case in found.cases)
+    lost = {}
+    for view, known in enumerate(("", " sizes unknown") if ragged else ("",)):
+        for kind, rows in (("models", ~random), ("random", random)):
+            times = found.grid.first_us[rows], found.grid.second_us[rows]
+            each = (top_k_regret(found.places[view][rows], *times, k) for k in KS)
+            lost[kind + known] = [100 * (geomean(regret) - 1) for regret in each]
+    return lost
+
+
+def show(title, lost):
+    for what, by_k in lost.items():
+        print(f"{title} {what:22}" + "".join(f"{one:7.2f}" for one in by_k), flush=True)
 
 
 if __name__ == "__main__":
