@@ -150,6 +150,7 @@ def collect_dataset(
     cases: Sequence[Case] | None = None,
     plan: str = "exhaustive",
     known: Dataset | None = None,
+    share: float | None = None,
     budget_s: float | None = None,
     gpus: int | None = None,
     resume: bool = True,
@@ -159,8 +160,9 @@ def collect_dataset(
     `foretune collect` does, for notebooks and scripts, with the same progress on stderr.
 
     `cases` are the problems to measure (left out, those that each family draws); `known` is the dataset that
-    `plan="missing"` adds to, and whose problems it measures if `cases` are left out. Killed or interrupted, it goes on
-    when called again. Raises `ForetuneError` for a family that only predicts, and as `foretune collect` does.
+    `plan="missing"` adds to, and whose problems it measures if `cases` are left out; `share` the part of each problem's
+    configs that "adaptive" or "thin" tries, as 0.03. Killed or interrupted, it goes on when called again. Raises
+    `ForetuneError` for a family that only predicts, and as `foretune collect` does.
 
     >>> collect_dataset("grouped_gemm_fwd", out="measured", budget_s=1200)  # doctest: +SKIP
     Summary(plan='exhaustive', cases=74, ...)
@@ -187,6 +189,7 @@ def collect_dataset(
             gpus=gpus,
             plan=plan,
             known=known,
+            share=share,
             budget_s=budget_s,
             resume=resume,
             on_progress=on_progress,

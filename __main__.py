@@ -127,6 +127,15 @@ def collect(
             "beside its fastest."
         ),
     ] = "exhaustive",
+    share: Annotated[
+        float | None,
+        typer.Option(
+            help="Share of each problem's configs that the adaptive or the thin plan tries.",
+            parser=read_by(number, 0.001, 1.0),
+            metavar="0.001..1",
+            show_default="the plan's own",
+        ),
+    ] = None,
     dtype: Annotated[
         list[str] | None,
         typer.Option(help="Only problems of this element type; may be repeated.", show_default="all"),
@@ -204,6 +213,7 @@ def collect(
             out,
             plan=plan,
             known=known if adds else None,
+            share=share,
             budget_s=budget,
             resume=resume,
             on_progress=on_progress,

@@ -45,14 +45,15 @@ def collect_on_gpus(
     sms: Sequence[int] = (),
     plan: str = "exhaustive",
     known: Dataset | None = None,
+    share: float | None = None,
     budget_s: float | None = None,
     resume: bool = True,
     compilers: int | None = None,
     on_progress: Callable[[Progress], None] = lambda progress: None,
 ) -> Summary:
     """Measures `cases` on `gpus` of this machine's GPUs (all that are visible if left out), appending to the dataset in
-    `out`: the whole valid spaces of their families, or what another plan chooses of them (see `plan.PLANS`; `known` is
-    the dataset that the missing plan adds to). With `sms`, on so many of each card's SMs (see `runtime.partition`),
+    `out`: the whole valid spaces of their families, or what another plan chooses of them (see `plan.named`, also for
+    `known` and `share`). With `sms`, on so many of each card's SMs (see `runtime.partition`),
     which are devices of their own: one number after the other, because what runs beside it on the same card would share
     its bandwidth and L2.
 
@@ -61,14 +62,16 @@ def collect_on_gpus(
     (what was measured is kept: run again to go on).
     """
     by_name = {family.name: family for family in families}
-    check_request(by_name, cases, out, plan, known, budget_s)
+    check_request(by_name, cases, out, plan, known, share, budget_s)
     if gpus is not None:
         check_integer("gpus", gpus, 1)
     with folder_of_run(out, resume=resume), Watch() as watch:
         indices = range(visible_gpus(gpus))
         for index in indices if sms else ():
             check_sms(sms, DeviceSpec.live(index))
-        state = RunState(by_name, cases, out, plan=plan, known=known, budget_s=budget_s, on_progress=on_progress)
+        state = RunState(
+            by_name, cases, out, plan=plan, known=known, share=share, budget_s=budget_s, on_progress=on_progress
+        )
         pool = CompilePool(by_name, watch, compilers or max(1, cores() - len(indices)))
         phases = [
             [partial(Child, serve, CudaGpu(index, part), by_name) for index in indices] for part in sms or (None,)

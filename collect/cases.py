@@ -98,6 +98,7 @@ def check_request(
     out: Path | str,
     plan: str,
     known: Dataset | None,
+    share: float | None,
     budget_s: float | None,
 ) -> None:
     """Raises `ForetuneError` naming what is no case of the families, no folder, no plan or no budget."""
@@ -105,6 +106,6 @@ def check_request(
         raise ForetuneError("there must be a kernel family to collect but there is none")
     check_cases(families, cases)
     check_path("out", out)
-    named(plan, known)
+    named(plan, known, share)
     if budget_s is not None:
         check_between("budget_s", budget_s, 0, _LONGEST_BUDGET)

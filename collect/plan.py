@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
     from ..datasets.dataset import Dataset
 
+#: The least and the most of a space that a plan may try.
+SHARES = (0.001, 1.0)
 #: How much less often what is predicted to be slower is drawn: by this power of the slowdown.
 _CAUTION = 4.0
 
@@ -107,7 +109,7 @@ class Thin:
         prior: Ranker | None = None,
         seed: int = 0,
     ) -> None:
-        check_between("share", share, 0.001, 1.0)
+        check_between("share", share, *SHARES)
         check_between("explored", explored, 0.0, 1.0)
         check_integer("seed", seed, 0, 2**31 - 1)
         self._family, self._device, self._prior = family, device, prior or Prior()
@@ -237,13 +239,19 @@ PLANS: dict[str, Callable[..., Plan]] = {
 }
 
 
-def named(name: str, known: Dataset | None = None) -> MakePlan:
-    """A plan by its name; `known` is the dataset that the missing plan adds to.
+def named(name: str, known: Dataset | None = None, share: float | None = None) -> MakePlan:
+    """A plan by its name; `known` is the dataset that the missing plan adds to, and `share` the part of a problem's
+    configs that the adaptive or the thin plan tries, if not as many as by itself.
 
-    Raises `ForetuneError` listing the names that exist, where that plan has no dataset or another one has, and where a
-    plan that trains has nothing to train with: whoever predicts or measures everything can do without."""
+    Raises `ForetuneError` listing the names that exist, for what another plan takes, where the missing plan has no
+    dataset, and where a plan that trains has nothing to train with: whoever predicts or measures everything can do
+    without."""
     if not isinstance(name, str) or name not in PLANS:
         raise ForetuneError(f"plan must be one of {', '.join(PLANS)} but is {shown(name)}")
+    if share is not None:
+        if name not in ("adaptive", "thin"):
+            raise ForetuneError(f"share is for the adaptive and the thin plan, but plan is {name}")
+        check_between("share", share, *SHARES)
     if name == "missing":
         if known is None:
             raise ForetuneError("the missing plan needs the dataset that it adds to: --like DATA, or known=load(DATA)")
@@ -255,7 +263,7 @@ def named(name: str, known: Dataset | None = None) -> MakePlan:
             import lightgbm  # noqa: F401
         except (ImportError, OSError) as error:  # OSError: without its own shared libraries
             raise ForetuneError(f"the adaptive plan trains as it measures, and needs lightgbm: {error}") from None
-    return PLANS[name]
+    return PLANS[name] if share is None else partial(PLANS[name], share=share)
 
 
 def checked_dataset(known: Dataset) -> Dataset:

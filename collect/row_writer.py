@@ -6,7 +6,7 @@ import datetime
 import errno
 import uuid
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -28,13 +28,19 @@ Origin: TypeAlias = Callable[[Measurable, DeviceSpec], dict[str, Any]]
 class RowWriter:
     """Appends to the dataset in `out`, under a run id of its own for each family and device.
 
-    `clock` gives seconds; `plan` is what says which configs to try, and is noted; `origin` says where a family's
-    measurements on a device come from (from here, if left out).
+    `clock` gives seconds; `noted` is what says which configs to try, `origin` where a family's measurements on a device
+    come from (from here, if left out): the dataset's provenance has both.
     Whatever writes raises `ForetuneError` where the disk takes no more; what it took is kept.
     """
 
-    def __init__(self, out: Path | str, clock: Callable[[], float], plan: str, origin: Origin | None = None) -> None:
-        self._out, self._clock, self._start, self._plan = Path(out), clock, clock(), plan
+    def __init__(
+        self,
+        out: Path | str,
+        clock: Callable[[], float],
+        noted: Mapping[str, Any],
+        origin: Origin | None = None,
+    ) -> None:
+        self._out, self._clock, self._start, self._noted = Path(out), clock, clock(), noted
         self._writers: dict[tuple[str, str], Writer] = {}  # by family and device name
         self._pending: dict[tuple[Case, str], list[Measurement]] = {}  # by case and device name
         self._due: dict[tuple[Case, str], float] = {}  # when to write them
@@ -103,7 +109,7 @@ class RowWriter:
         key = (family.name, device.name)
         if key not in self._writers:
             run_id = f"{datetime.datetime.now(datetime.timezone.utc):%Y%m%d-%H%M%S}-{uuid.uuid4().hex[:4]}"
-            facts = self._origin(family, device) | {"plan": self._plan}
+            facts = {**self._origin(family, device), **self._noted}
             with self._writing():
                 self._writers[key] = Writer(self._out, self._out.name, [device], facts, run_id=run_id)
         return self._writers[key]

@@ -69,6 +69,7 @@ class RunState:
         *,
         plan: str = "exhaustive",
         known: Dataset | None = None,
+        share: float | None = None,
         budget_s: float | None = None,
         on_progress: Callable[[Progress], None] = lambda progress: None,
         clock: Callable[[], float] = time.monotonic,
@@ -76,7 +77,7 @@ class RunState:
     ) -> None:
         check_cases(families, cases)
         self.families, self.out, self.plan = families, Path(out), plan
-        self._make_plan = named(plan, known)
+        self._make_plan = named(plan, known, share)
         self.cases = list({case.problem: case for case in cases}.values())
         self.to_come = 0  # devices that are measured after those that took cases so far
         self.finished = 0  # cases of which all is known
@@ -85,7 +86,7 @@ class RunState:
         self._start = clock()
         self._deadline = float("inf") if budget_s is None else self._start + budget_s
         self._earlier = earlier(out, families)
-        self.row_writer = RowWriter(out, clock, plan, origin)
+        self.row_writer = RowWriter(out, clock, {"plan": plan} | ({} if share is None else {"share": share}), origin)
         self._queues: dict[str, CaseQueue] = {}  # by device name
         self._retried: set[tuple[str, Problem]] = set()
         self._idle = 0  # cases where nothing was left to do

@@ -53,6 +53,7 @@ def collect_on_cluster(
     *,
     plan: str = "exhaustive",
     known: Dataset | None = None,
+    share: float | None = None,
     budget_s: float | None = None,
     resume: bool = True,
     on_progress: Callable[[Progress], None] = lambda progress: None,
@@ -63,7 +64,7 @@ def collect_on_cluster(
     Raises `ForetuneError` also where no scheduler answers, and where there is no worker with a GPU for a minute.
     """
     by_name = {family.name: family for family in families}
-    check_request(by_name, cases, out, plan, known, budget_s)
+    check_request(by_name, cases, out, plan, known, share, budget_s)
     with folder_of_run(out, resume=resume), connected(scheduler) as client:
         run = ClusterCampaign(client, RunSettings(uuid.uuid4().hex, CudaGpu(0), by_name))
         state = RunState(
@@ -72,6 +73,7 @@ def collect_on_cluster(
             out,
             plan=plan,
             known=known,
+            share=share,
             budget_s=budget_s,
             on_progress=on_progress,
             origin=run.origin,

@@ -82,6 +82,15 @@ def test_the_plan_is_noted(undisturbed, out):
     assert (summary.plan, summary.measurements) == ("adaptive", 0)
 
 
+def test_another_share_is_tried_and_noted(out):
+    assert run(CASES[:2], out, plan="thin", share=0.3).complete
+    (facts,) = load(out).provenance["runs"].values()
+    assert (facts["plan"], facts["share"]) == ("thin", 0.3)
+    for case in CASES[:2]:
+        valid = sum(FAMILY.supports(config, case.problem, DEVICE) is None for config in SPACE)
+        assert sum(problem == case.problem for problem, _ in rows_of(out)) == round(0.3 * valid)
+
+
 def test_the_same_is_tried_whatever_the_number_of_gpus(undisturbed, out):
     at_work = []
     barrier = threading.Barrier(3)

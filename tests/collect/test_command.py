@@ -55,20 +55,21 @@ def test_measures_the_layers_of_the_shipped_models_unless_told_otherwise(collect
     assert result.exit_code == 0, result.stderr
     assert ([family.name for family in collect.families], collect.out) == ([FAMILY], Path("measured"))
     assert collect.cases == list(find_family(FAMILY).cases())
-    expected = {"gpus": None, "sms": (), "plan": "exhaustive", "known": None, "budget_s": None, "resume": True}
-    assert collect.options == expected
+    asked = {"gpus": None, "sms": (), "plan": "exhaustive", "known": None, "share": None}
+    assert collect.options == asked | {"budget_s": None, "resume": True}
 
 
 def test_options_reach_the_shapes_and_the_campaign(collect, tmp_path):
     table = tmp_path / "models.csv"
     table.write_text(MODELS)
-    options = "--tokens 16,4096 --per-layer 3 --random 5 --seed 7 --budget 1.5h --no-resume --gpus 2 --plan adaptive"
-    assert call(f"{FAMILY} --models {table} --out measured {options}").exit_code == 0
+    shapes = "--tokens 16,4096 --per-layer 3 --random 5 --seed 7"
+    options = "--budget 1.5h --no-resume --gpus 2 --plan adaptive --share 0.05"
+    assert call(f"{FAMILY} --models {table} --out measured {shapes} {options}").exit_code == 0
     drawn = find_family(FAMILY).cases(models=table, tokens=(16, 4096), per_layer=3, random=5, seed=7)
     assert collect.cases == list(drawn)
     assert len(drawn) == 2 * 3 + 5
-    expected = {"gpus": 2, "sms": (), "plan": "adaptive", "known": None, "budget_s": 5400.0, "resume": False}
-    assert collect.options == expected
+    asked = {"gpus": 2, "sms": (), "plan": "adaptive", "known": None, "share": 0.05}
+    assert collect.options == asked | {"budget_s": 5400.0, "resume": False}
 
 
 def test_the_problems_of_a_dataset_come_first_and_a_limit_counts_them(collect):
@@ -109,6 +110,7 @@ def test_a_scheduler_has_a_clusters_gpus_measure(collect, monkeypatch):
         "scheduler": "tcp://host:8786",
         "plan": "exhaustive",
         "known": None,
+        "share": None,
         "budget_s": 90.0,
         "resume": True,
     }

@@ -185,6 +185,17 @@ def test_an_unknown_plan_is_refused_with_the_known_ones():
         named("greedy")
 
 
+def test_a_share_is_of_a_plan_that_tries_one():
+    for name in ("adaptive", "thin"):
+        (step,) = named(name, share=0.4)(FAMILY, DEVICE).next(GRID.cases[:1], None)
+        assert len(step.configs) == round(0.4 * len(supported(step.case)))
+        with pytest.raises(ForetuneError, match=r"share must be between 0\.001 and 1\.0 but got 1\.5"):
+            named(name, share=1.5)
+    for name in ("exhaustive", "missing"):
+        with pytest.raises(ForetuneError, match=f"share is for the adaptive and the thin plan, but plan is {name}$"):
+            named(name, share=0.4)
+
+
 def test_only_a_plan_that_trains_needs_lightgbm(monkeypatch):
     monkeypatch.setitem(sys.modules, "lightgbm", None)  # as where it is not installed
     assert named("exhaustive") is Exhaustive
