@@ -31,6 +31,7 @@ from .kernels.command_line.options import (
     Data,
     OnlyFamilies,
     Predictor,
+    amount,
     count,
     dataset_names,
     device_names,
@@ -129,10 +130,10 @@ def collect(
     ] = "exhaustive",
     share: Annotated[
         float | None,
-        typer.Option(
-            help="Share of each problem's configs that the adaptive or the thin plan tries.",
-            parser=read_by(number, 0.001, 1.0),
-            metavar="0.001..1",
+        amount(
+            "Share of each problem's configs that the adaptive or the thin plan tries.",
+            0.001,
+            1.0,
             show_default="the plan's own",
         ),
     ] = None,
@@ -226,14 +227,7 @@ def collect(
 @command("replay", "foretune replay --data h200 --share 0.1")
 def replay(
     data: Data = None,
-    share: Annotated[
-        float,
-        typer.Option(
-            help="Share of the configs that the plan tries on each problem.",
-            parser=read_by(number, 0.001, 1.0),
-            metavar="0.001..1",
-        ),
-    ] = 0.09,
+    share: Annotated[float, amount("Share of the configs that the plan tries on each problem.", 0.001, 1.0)] = 0.09,
     family: OnlyFamilies = None,
     as_json: AsJson = False,
 ) -> None:

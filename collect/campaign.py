@@ -53,9 +53,9 @@ def collect_on_gpus(
 ) -> Summary:
     """Measures `cases` on `gpus` of this machine's GPUs (all that are visible if left out), appending to the dataset in
     `out`: the whole valid spaces of their families, or what another plan chooses of them (see `plan.named`, also for
-    `known` and `share`). With `sms`, on so many of each card's SMs (see `runtime.partition`),
-    which are devices of their own: one number after the other, because what runs beside it on the same card would share
-    its bandwidth and L2.
+    `known` and `share`). With `sms`, on so many of each card's SMs (see `runtime.partition`), which are devices of
+    their own: one number after the other, because what runs beside it on the same card would share its bandwidth and
+    L2.
 
     What is already in `out` is not measured again. Stops cleanly when `budget_s` seconds are over and at Ctrl-C.
     Raises `ForetuneError` as `folder_of_run` does, where there are not so many GPUs or SMs, and where all GPUs are lost

@@ -25,6 +25,7 @@ from .options import (
     Dtype,
     FamilyName,
     Predictor,
+    amount,
     count,
     dataset_names,
     family_names,
@@ -120,11 +121,8 @@ def cover(
     configs: Annotated[int | None, count("How many configs.", 1, 16, show_default="3")] = None,
     within: Annotated[
         float | None,
-        typer.Option(
-            help="Instead, as few as lose no more than this at any size, as 0.02 for 2 %.",
-            parser=read_by(number, 0.0, 100.0),
-            metavar="0..100",
-            show_default="none",
+        amount(
+            "Instead, as few as lose no more than this at any size, as 0.02 for 2 %.", 0.0, 100.0, show_default="none"
         ),
     ] = None,
     ranges: Annotated[

@@ -9,13 +9,12 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ...datasets import DeviceSpec, Family
-from ...datasets.console.numbers_from_text import number
 from ...datasets.console.progress_bar import showing
 from ...datasets.console.tables import printable
 from .. import find_measurable
 from .asked_for import families_of, for_each_family, judged_families, live_gpu, load_all, rows_of
 from .groups import command
-from .options import EXAMPLE, FAMILY, SHIPPED, AsJson, Data, OnlyFamilies, ToJudge, count, dataset_names, read_by
+from .options import EXAMPLE, FAMILY, SHIPPED, AsJson, Data, OnlyFamilies, ToJudge, amount, count, dataset_names
 from .results import Held, Said, emit
 
 if TYPE_CHECKING:
@@ -143,11 +142,11 @@ def evaluate(
     family: OnlyFamilies = None,
     max_regret1: Annotated[
         float | None,
-        typer.Option(
-            help="End with exit code 1 where a family's first choices are slower, as 0.02 for 2 %: geometric mean, "
+        amount(
+            "End with exit code 1 where a family's first choices are slower, as 0.02 for 2 %: geometric mean, "
             "ragged sizes known.",
-            parser=read_by(number, 0.0, 1000.0),
-            metavar="0..1000",
+            0.0,
+            1000.0,
             show_default="none",
         ),
     ] = None,

@@ -9,7 +9,7 @@ from typing import Annotated, Any, TypeVar
 import typer
 
 from ...datasets import DeviceSpec, ForetuneError, Problem
-from ...datasets.console.numbers_from_text import duration_s, whole_number
+from ...datasets.console.numbers_from_text import duration_s, number, whole_number
 from ...datasets.errors import MOST
 from .. import families
 
@@ -47,6 +47,11 @@ def given_as(option: str, read: Callable[..., T], text: str, *bounds: float) -> 
 def count(help: str, low: int, high: int, **settings: Any) -> Any:
     """An option that is a whole number."""
     return typer.Option(help=help, parser=read_by(whole_number, low, high), metavar=f"{low}..{high}", **settings)
+
+
+def amount(help: str, low: float, high: float, **settings: Any) -> Any:
+    """An option that is a number."""
+    return typer.Option(help=help, parser=read_by(number, low, high), metavar=f"{low:g}..{high:g}", **settings)
 
 
 def shortlist_length(text: Any) -> Any:

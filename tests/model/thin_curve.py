@@ -13,9 +13,8 @@ import numpy as np
 from foretune.datasets import load
 from foretune.datasets.merge import merge_datasets
 from foretune.kernels import find_family
-from foretune.model import LightGBMRanker, cross_validate, evaluate, geomean, top_k_regret
+from foretune.model import LightGBMRanker, cross_validate, evaluate
 from foretune.model.baselines import Rivals
-from foretune.model.splits import RANDOM
 
 KS = (1, 4, 8)
 
@@ -53,15 +52,15 @@ def main() -> None:
 
 def regrets(found):
     """In percent by k, of models and of random shapes, with sizes known and, where a family has such, unknown."""
-    random = np.array([RANDOM in case.model_families for case in found.cases])
-    ragged = any(case.problem.ragged is not None for case in found.cases)
-    lost = {}
-    for view, known in enumerate(("", " sizes unknown") if ragged else ("",)):
-        for kind, rows in (("models", ~random), ("random", random)):
-            times = found.grid.first_us[rows], found.grid.second_us[rows]
-            each = (top_k_regret(found.places[view][rows], *times, k) for k in KS)
-            lost[kind + known] = [100 * (geomean(regret) - 1) for regret in each]
-    return lost
+    views = {"": "regret"}
+    if any(case.problem.ragged for case in found.cases):
+        views[" sizes unknown"] = "regret_sizes_unknown"
+    apart = found.to_json()["regret_by_origin"]
+    return {
+        origin + known: [100 * (one["geomean"] - 1) for one in part[view].values()]
+        for known, view in views.items()
+        for origin, part in apart.items()
+    }
 
 
 def show(title, lost):
