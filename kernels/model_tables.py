@@ -17,20 +17,22 @@ MOST_WIDTH, MOST_NAME = 1 << 20, 200
 _MOST_BYTES = 256 << 10
 
 
-def table_rows(file: Path, columns: Sequence[str]) -> Iterator[tuple[str, dict[str, str]]]:
-    """(where it stands, fields by column) of each row of a CSV file with these columns, the first of which is the
-    model's name. Empty lines are passed over.
+def table_rows(
+    file: Path, columns: Sequence[str], optional: Sequence[str] = ()
+) -> Iterator[tuple[str, dict[str, str]]]:
+    """Yield (where it stands, fields by column) of each row of a CSV file with these columns, the first of which is the
+    model's name. `optional` columns that the file does not have are empty. Empty lines are passed over.
 
     Raises `DatasetError` naming the file, line, column and value that is wrong, and what would be right; also for a
     model with two rows, and for a table without any.
     """
     lines: dict[str, int] = {}
-    for line, fields in _rows(file, columns):
+    for line, fields in _rows(file, columns, optional):
         where = f"{file}, line {line}"
         name = _name(fields[columns[0]], f"{where}, {columns[0]}")
         if (earlier := lines.setdefault(name, line)) != line:
             raise DatasetError(f"{where}, {columns[0]}: {name!r} stands in line {earlier} already: give each one row")
-        yield where, {**fields, columns[0]: name}
+        yield where, {**dict.fromkeys(optional, ""), **fields, columns[0]: name}
     if not lines:
         raise DatasetError(f"{file}: no models in it: a row for each is due below the columns' names")
 
@@ -57,7 +59,7 @@ def _name(name: str, where: str) -> str:
     return name
 
 
-def _rows(file: Path, columns: Sequence[str]) -> Iterator[tuple[int, dict[str, str]]]:
+def _rows(file: Path, columns: Sequence[str], optional: Sequence[str]) -> Iterator[tuple[int, dict[str, str]]]:
     """(line, fields by column) of each row."""
     reader = csv.reader(io.StringIO(_text(file), newline=""), strict=True)
     names: list[str] | None = None
@@ -67,7 +69,7 @@ def _rows(file: Path, columns: Sequence[str]) -> Iterator[tuple[int, dict[str, s
             if not fields:
                 continue
             if names is None:
-                names = _columns([name.strip() for name in fields], columns, where)
+                names = _columns([name.strip() for name in fields], columns, optional, where)
             elif len(fields) != len(names):
                 raise DatasetError(f"{where}: must have {len(names)} fields as the first line has, but {len(fields)}")
             else:
@@ -75,7 +77,7 @@ def _rows(file: Path, columns: Sequence[str]) -> Iterator[tuple[int, dict[str, s
     except csv.Error as error:  # a field of over 131,072 characters, or a quote that nothing ends
         raise DatasetError(f"{file}, line {reader.line_num}: not CSV: {error}") from None
     if names is None:
-        _columns([], columns, str(file))
+        _columns([], columns, optional, str(file))
 
 
 def _text(file: Path) -> str:
@@ -97,13 +99,12 @@ def _text(file: Path) -> str:
     return text
 
 
-def _columns(names: list[str], columns: Sequence[str], where: str) -> list[str]:
+def _columns(names: list[str], columns: Sequence[str], optional: Sequence[str], where: str) -> list[str]:
     missing = [column for column in columns if column not in names]
-    others = [name for name in names if name not in columns]
+    others = [name for name in names if name not in (*columns, *optional)]
     repeated = [name for name in dict.fromkeys(names) if names.count(name) > 1]
     for wrong, found in (("missing", missing), ("unknown", others), ("there twice", repeated)):
         if found:
-            raise DatasetError(
-                f"{where}: columns {wrong}: {abridged(', '.join(found))}; the first line must be {','.join(columns)}"
-            )
+            due = ",".join(columns) + (f", and may have {' and '.join(optional)}" if optional else "")
+            raise DatasetError(f"{where}: columns {wrong}: {abridged(', '.join(found))}; the first line must be {due}")
     return names

@@ -22,8 +22,8 @@ def layer_asked_for(
     """One of `tp` ranks' part of a model's MoE layer: of a model in the shipped table, by its name, or of the whole
     layer's dimensions, of which `inter` is the intermediate size of one expert, after the activation.
 
-    Raises `ForetuneError` for a model that is not in the table, dimensions that are missing or no whole numbers, and an
-    `inter` that `tp` ranks cannot share.
+    Raises `ForetuneError` for a model that is not in the table or whose experts have no gate, dimensions that are
+    missing or no whole numbers, and an `inter` that `tp` ranks cannot share.
 
     >>> layer_asked_for("Qwen3-30B-A3B", tp=2)
     Layer(experts=128, topk=8, hidden=2048, inter=384, dtype='bf16')
@@ -37,24 +37,27 @@ def layer_asked_for(
         if model not in called:
             raise ForetuneError(f"unknown model {shown(model)}; known: {', '.join(known)}; others by their dimensions")
         one = called[model]
-        given = dict(zip(given, (one.num_experts, one.top_k, one.hidden_size, one.moe_intermediate_size), strict=True))
+        if not one.is_gated:
+            raise ForetuneError(f"the experts of {model} have no gate, and the engines' tuned files are for gated ones")
+        sizes = (one.num_experts, one.top_k, one.expert_hidden_size, one.moe_intermediate_size)
+        given = dict(zip(given, sizes, strict=True))
     if missing := [name for name, value in given.items() if value is None]:
         raise ForetuneError(
             f"{' and '.join(missing)} missing: a layer is a model's, or has experts, topk, hidden and inter (topk and "
             "hidden are in no file's name, but decide the times)"
         )
-    sizes = {name: check_integer(name, value, 1, LARGEST[name]) for name, value in given.items()}
+    whole = {name: check_integer(name, value, 1, LARGEST[name]) for name, value in given.items()}
     check_integer("tp", tp, 1, 1024)
     if dtype not in DTYPES:
         raise ForetuneError(f"dtype must be one of {', '.join(DTYPES)} but is {shown(dtype)}")
-    if sizes["topk"] > sizes["experts"]:
-        raise ForetuneError(f"topk must be at most experts, {sizes['experts']}, but is {sizes['topk']}")
-    part, rest = divmod(sizes["inter"], tp)
+    if whole["topk"] > whole["experts"]:
+        raise ForetuneError(f"topk must be at most experts, {whole['experts']}, but is {whole['topk']}")
+    part, rest = divmod(whole["inter"], tp)
     if rest:
-        raise ForetuneError(f"tp must divide inter, {sizes['inter']}, but is {tp}")
+        raise ForetuneError(f"tp must divide inter, {whole['inter']}, but is {tp}")
     if dtype == "fp8e4m3" and part % SCALED_BLOCK:
         raise ForetuneError(
-            f"a rank must have whole blocks of {SCALED_BLOCK} in fp8e4m3, but {sizes['inter']} / {tp} is {part}: fewer "
+            f"a rank must have whole blocks of {SCALED_BLOCK} in fp8e4m3, but {whole['inter']} / {tp} is {part}: fewer "
             "ranks, or expert parallelism"
         )
-    return Layer(**sizes | {"inter": part}, dtype=dtype)
+    return Layer(**whole | {"inter": part}, dtype=dtype)

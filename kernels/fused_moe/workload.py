@@ -44,7 +44,7 @@ def draw(
     Raises `ForetuneError` for numbers that cannot be.
 
     >>> len(draw("fused_moe", False, ["sglang"], per_layer=1, random=3))
-    105
+    98
     """
     check_drawn(tokens, per_layer=per_layer, random=random, seed=seed)
     rng = np.random.default_rng(seed)
@@ -57,7 +57,8 @@ def draw(
             for _ in range(_TRIES):  # a draw over the limits, or a repeated one, is drawn again
                 model = found[int(rng.integers(len(found)))][0]
                 deck = deck or [int(count) for count in rng.permutation(batches)]
-                layer = Layer(experts, model.top_k, model.hidden_size, inter, _dtype(model.hidden_size, inter, rng))
+                hidden = model.expert_hidden_size
+                layer = Layer(experts, model.top_k, hidden, inter, _dtype(hidden, inter, rng))
                 problem = layer.problem(family, engines[len(drawn) % len(engines)], deck.pop())
                 if problem not in taken and _affordable(Product(problem, down), most_tflop):
                     taken.add(problem)
@@ -78,13 +79,14 @@ def draw(
 
 
 def layers_on_ranks(models: Sequence[Model]) -> dict[tuple[int, int], list[tuple[Model, int]]]:
-    """Who has a layer that the engines' file names call the same, (experts, inter): models and tensor-parallel degrees.
+    """Return who has a layer that the engines' file names call the same, (experts, inter): models and tensor-parallel
+    degrees. Models whose experts have no gate are left out: the families are of gated experts.
 
     >>> len(layers_on_ranks(load_models()))
-    103
+    95
     """
     found: dict[tuple[int, int], list[tuple[Model, int]]] = {}
-    for model in models:
+    for model in (model for model in models if model.is_gated):
         for degree in TENSOR_PARALLEL:
             inter, rest = divmod(model.moe_intermediate_size, degree)
             if not rest and inter >= LEAST_INTER:

@@ -69,7 +69,7 @@ def draw(
         for _ in range(per_layer):
             for _ in range(50):  # a draw over the limits, or a repeated one, is drawn again
                 groups = experts // int(rng.choice(degrees))
-                on_rank = _split(n, k, layer.sources[0], rng)
+                on_rank = _split(n, k, layer.sources[0], layer.inter, rng)
                 deck = deck or [int(count) for count in rng.permutation(tokens or ROWS)]
                 count = deck.pop() * (int(rng.choice(layer.top_ks)) if tokens else 1)
                 if (groups, count, *on_rank) not in taken and _affordable(groups, count, *on_rank, most_tflop):
@@ -93,8 +93,9 @@ def draw(
 
 @dataclass
 class _Layer:
-    """Who has a layer of one shape: "MODEL/PROJECTION" strings, and those models' top_k."""
+    """Who has a layer of one shape: "MODEL/PROJECTION" strings, those models' top_k, and the intermediate size."""
 
+    inter: int
     sources: tuple[str, ...] = ()
     top_ks: tuple[int, ...] = ()
 
@@ -104,16 +105,15 @@ def _layers(models: Sequence[Model]) -> dict[tuple[int, int, int], _Layer]:
     layers: dict[tuple[int, int, int], _Layer] = {}
     for model in models:
         for projection, (n, k) in model.projections().items():
-            layer = layers.setdefault((model.num_experts, n, k), _Layer())
+            layer = layers.setdefault((model.num_experts, n, k), _Layer(model.moe_intermediate_size))
             layer.sources += (f"{model.model}/{projection}",)
             layer.top_ks += (model.top_k,)
     return layers
 
 
-def _split(n: int, k: int, source: str, rng: np.random.Generator) -> tuple[int, int]:
-    """(N, K) of a layer on one rank: tensor parallelism splits the intermediate size. Unsplit as often as
+def _split(n: int, k: int, source: str, inter: int, rng: np.random.Generator) -> tuple[int, int]:
+    """Return (N, K) of a layer on one rank: tensor parallelism splits the intermediate size. Unsplit as often as
     split."""
-    inter = n // 2 if source.endswith("/w13") else k
     degrees = [degree for degree in TENSOR_PARALLEL[1:] if inter % (degree * SPLIT_STEP) == 0]
     degree = int(rng.choice(degrees)) if degrees and rng.uniform() < 0.5 else 1
     return (n // degree, k) if source.endswith("/w13") else (n, k // degree)
@@ -137,7 +137,7 @@ def _invented_shape(rng: np.random.Generator) -> tuple[int, int, int, str]:
     )
     projection = str(rng.choice(list(PERMUTATION)))
     n, k = (2 * inter, hidden) if projection == "w13" else (hidden, inter)
-    return max(groups, 2), *_split(n, k, f"{RANDOM}/{projection}", rng), f"{RANDOM}/{projection}"
+    return max(groups, 2), *_split(n, k, f"{RANDOM}/{projection}", inter, rng), f"{RANDOM}/{projection}"
 
 
 def _affordable(groups: int, rows: int, n: int, k: int, most_tflop: float) -> bool:

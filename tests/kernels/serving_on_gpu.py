@@ -57,8 +57,9 @@ def other_models(out: Path) -> Path:
     path = out / "models.csv"
     with path.open("w", newline="") as file:
         writer = csv.writer(file)
-        writer.writerow(COLUMNS)
-        writer.writerows([getattr(model, column) for column in COLUMNS] for model in left)
+        columns = (*COLUMNS, "expert_hidden_size")  # which all have a gate
+        writer.writerow(columns)
+        writer.writerows([getattr(model, column) for column in columns] for model in left if model.is_gated)
     return path
 
 
@@ -105,7 +106,7 @@ def without_file() -> dict[str, Layer]:
     found = {}
     for (experts, inter), users in layers_on_ranks(load_models()).items():
         model, degree = users[0]
-        layer = Layer(experts, model.top_k, model.hidden_size, inter)
+        layer = Layer(experts, model.top_k, model.expert_hidden_size, inter)
         h100, h200 = (
             any(shipped_pairs(engine, layer, DeviceSpec.named(name), TRITON) for engine in installed())
             for name in ("h100", "h200")

@@ -185,6 +185,7 @@ def test_the_best_pair_shares_its_sorting():
         ({"model": "Mixtral-8x7B", "experts": 8}, "Mixtral-8x7B has its own experts"),
         ({"experts": 8, "inter": 128}, "topk and hidden missing"),
         ({"experts": 8, "topk": 9, "hidden": 64, "inter": 64}, "topk must be at most experts, 8, but is 9"),
+        ({"model": "Nemotron-3-Nano-30B-A3B"}, "the experts of Nemotron-3-Nano-30B-A3B have no gate"),
         ({"model": "Mixtral-8x7B", "tp": 3}, "tp must divide inter, 14336, but is 3"),
         ({"model": "Qwen3-30B-A3B", "tp": 4, "dtype": "fp8e4m3"}, "768 / 4 is 192"),
         ({"model": "Mixtral-8x7B", "dtype": "int4"}, "dtype must be one of bf16, fp16, fp8e4m3"),

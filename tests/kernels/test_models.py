@@ -24,6 +24,38 @@ def test_every_shipped_model_belongs_to_a_model_family() -> None:
 
 
 @pytest.mark.parametrize(
+    ("model", "w13", "w2"),
+    [  # (N, K) by the published config.json
+        ("Nemotron-3-Nano-30B-A3B", (1856, 2688), (2688, 1856)),  # relu2 without a gate
+        ("Nemotron-3-Super-120B-A12B", (2688, 1024), (1024, 2688)),  # moe_latent_size 1024, without a gate
+        ("Kimi-K3", (6144, 3584), (3584, 3072)),  # routed_expert_hidden_size 3584
+        ("DeepSeek-V4-Pro", (6144, 7168), (7168, 3072)),
+        ("Step-3.7-Flash", (2560, 4096), (4096, 1280)),
+    ],
+)
+def test_projections_are_those_of_the_published_model(model, w13, w2) -> None:
+    (found,) = (one for one in load_models() if one.model == model)
+    assert found.projections() == {"w13": w13, "w2": w2}
+
+
+@pytest.mark.parametrize(
+    ("columns", "fields", "w13"),
+    [
+        ("", "", (256, 64)),
+        (",gated", ",no", (128, 64)),
+        (",gated", ", yes ", (256, 64)),
+        (",expert_hidden_size", ",32", (256, 32)),
+        (",gated,expert_hidden_size", ",,", (256, 64)),
+    ],
+)
+def test_columns_that_few_models_need_may_be_left_out_or_empty(tmp_path: Path, columns, fields, w13) -> None:
+    path = tmp_path / "mine.csv"
+    path.write_text(f"{HEADER}{columns}\n{GOOD}{fields}\n")
+    (model,) = load_models(path)
+    assert model.projections() == {"w13": w13, "w2": (w13[1], 128)}
+
+
+@pytest.mark.parametrize(
     "content",
     [
         table(GOOD).encode(),
@@ -53,6 +85,9 @@ def test_a_table_is_read_as_programs_write_it(tmp_path: Path, content: bytes) ->
         (HEADER + ",top_k\nA,8,2,64,64,2\n", "line 1: columns there twice: top_k"),
         (table(GOOD).replace(",", ";"), "line 1: columns missing: model, .*the first line must be model,num_experts"),
         (table("A,8,2,wide,64"), "line 2, hidden_size: must be a whole number from 8 to 1048576 but is 'wide'"),
+        (f"{HEADER},gated\n{GOOD},maybe\n", "line 2, gated: must be yes or no but is 'maybe'"),
+        (f"{HEADER},expert_hidden_size\n{GOOD},9\n", "line 2, expert_hidden_size: must be a multiple of 8 but is 9"),
+        (table("A,8,2,,64"), "line 2, hidden_size: must be a whole number"),
         (table("A,8,2"), "line 2: must have 5 fields as the first line has, but 3"),
         (table(GOOD, "B,8,2,64,128,9"), "line 3: must have 5 fields as the first line has, but 6"),
         (table(",,,,"), "line 2, model: must be a name"),

@@ -102,7 +102,7 @@ def test_layers_of_invented_models_are_like_those_of_models_and_belong_to_none()
 
 
 def test_models_of_one_shape_share_their_cases():
-    twins = [Model(name, 64, 8, 2048, 1024) for name in ("A-1B", "B-1B")]
+    twins = [Model(name, 64, 8, 2048, 1024, 2048) for name in ("A-1B", "B-1B")]
     drawn = draw(FAMILY, twins, random=0)
     assert len(drawn) == 4  # two layers, twice each
     assert {case.sources for case in drawn} == {("A-1B/w13", "B-1B/w13"), ("A-1B/w2", "B-1B/w2")}
