@@ -362,23 +362,29 @@ def export(
             show_default="where GPU and engine are here",
         ),
     ] = None,
+    force: Annotated[
+        bool | None,
+        typer.Option(help="Replace an engine's file that is in the folder already.", show_default=False),
+    ] = None,
     bundle: Predictor = None,
     as_json: AsJson = False,
 ) -> None:
     """Write measurements in a format that other tools read, or a serving engine's tuned files of a MoE layer.
 
-    An engine's files come with a verdict: what they are worth next to the engine's default and the file that it ships,
-    for each batch size. Rows that gain nothing say what the engine runs anyway.
+    An engine's files come with a verdict: what they are worth next to what the engine runs now, for each batch size:
+    the file for the layer in the folder, in the one that the engine's environment variable names, or in the engine
+    itself; else its default. Rows that gain nothing, or that cannot be compared, say what the engine runs anyway.
     """
     from .collect.compiling import compile_ahead
     from .datasets.disk.writable import check_file, check_folder
-    from .kernels.fused_moe import asked, engines, installed, tuning
+    from .kernels.fused_moe import asked, engines, installed, tuned_files, tuning
     from .model import load_bundle
 
     of_dataset = {"--format": format, "--family": family, "--problem": problem}
     of_engine = {"--model": model, "--experts": experts, "--topk": topk, "--hidden": hidden, "--inter": inter}
+    more = {"--device": device, "--measure": measure, "--force": force}
     is_engine = data in engines.ENGINES
-    for option, value in (of_dataset if is_engine else of_engine | {"--device": device, "--measure": measure}).items():
+    for option, value in (of_dataset if is_engine else of_engine | more).items():
         if value is not None:
             what = "an engine" if is_engine else f"no engine, which are {' and '.join(engines.ENGINES)}"
             raise typer.BadParameter(f"not taken: {abridged(data, 60)} is {what}", param_hint=option)
@@ -402,6 +408,8 @@ def export(
     if measure and not is_here:
         raise typer.BadParameter(f"{spec.name} is not here to be measured on", param_hint="--measure")
     check_folder(out)
+    if not force:
+        tuned_files.check_none_there(data, layer, spec, tuning.triton_version(), out)
     with showing(f"{data}: {len(engines.BATCH_SIZES)} batch sizes") as say:
         files = tuning.tune_layer(
             data,
@@ -410,9 +418,10 @@ def export(
             bundle=None if bundle is None else load_bundle(bundle),
             measure=is_here and data in installed() if measure is None else measure,
             compile_ahead=compile_ahead,
+            out=out,
             on_row=lambda row: say(f"{data}: {row.tokens} tokens"),
         )
-    files.save(out)
+    files.save(out, force=bool(force))
     emit(files, as_json, out=out)
 
 

@@ -12,7 +12,7 @@ from .asked import layer_asked_for
 from .engine_source import installed
 from .engines import SGLANG, Layer, engine_of
 from .measurable import Inputs
-from .shipped import row_for, shipped_pairs
+from .shipped import row_for, table_in_force
 
 #: Layers: model, and tensor-parallel degree. Both engines ship a file for the first and the third on an H200.
 LAYERS = (("Qwen3-30B-A3B", 1), ("OLMoE-1B-7B", 1), ("Mixtral-8x7B", 4), ("DeepSeek-V2", 4), ("GLM-5", 8))
@@ -66,14 +66,15 @@ COMPARISON = FusedMoeComparison()
 
 
 def shipped_config(family: Measurable, problem: Problem, device: DeviceSpec) -> KernelConfig | None:
-    """What the installed engine's own file has this product run; None where it ships none for the layer."""
+    """Return the config of this product by the file that the engine reads now; None where it reads none for the layer,
+    or launches what no config says."""
     import triton
 
     sizes = {dim: problem[dim] for dim in ("experts", "topk", "hidden", "inter")}
     layer = Layer(**sizes, dtype=problem.dtype_name)
-    pairs = shipped_pairs(engine_of(problem), layer, device, triton.__version__)
-    if not pairs:
+    rows = table_in_force(engine_of(problem), layer, device, triton.__version__).rows
+    pair = row_for(rows, problem["tokens"]).pair if rows else None
+    if pair is None:
         return None
-    pair = row_for(pairs, problem["tokens"])
     config: KernelConfig = pair.down if "USE_TMA" in family.knobs else pair.up
     return config if family.supports(config, problem, device) is None else None

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from operator import itemgetter
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
@@ -16,7 +17,7 @@ from ...datasets.errors import check_integer
 from .engine_source import engine_version, installed
 from .engines import BATCH_SIZES, SGLANG, Layer, check_engine
 from .measurable import FusedMoeDown, FusedMoeUp
-from .shipped import Pair, default_pair, row_for, shipped_pairs
+from .shipped import Pair, TunedRow, default_pair, row_for, table_in_force
 from .tuned_files import DEFAULT, OURS, SHIPPED, Row, TunedFiles
 
 if TYPE_CHECKING:
@@ -104,14 +105,16 @@ def tune_layer(
     candidates: int = CANDIDATES,
     compile_ahead: CompileAhead | None = None,
     others: Others | None = None,
+    out: Path | str | None = None,
     on_row: Callable[[Row], None] = lambda row: None,
 ) -> TunedFiles:
     """The rows of an engine's files for a layer on one rank.
 
     With `measure` the `candidates` predicted fastest of each product are timed on the current device, with what the
-    engine runs by default or by its own file (where it is installed). Ours, the best of these, is timed once more, in
-    turn with both of them and `others`, which have no part in the choice; this takes the engine's kernel. Without, all
-    of that is predicted. A row that gains nothing is pinned to what the engine runs anyway.
+    engine runs by default or by the file that it reads now (see `table_in_force`, which looks into `out` first). Ours,
+    the best of these, is timed once more, in turn with both of them and `others`, which have no part in the choice;
+    this takes the engine's kernel. Without, all of that is predicted. A row that gains nothing is pinned to what the
+    engine runs anyway. So is one for which the engine reads a row now that cannot be ranked: it is copied as it stands.
 
     Raises `ForetuneError` for an engine, a layer or batches that cannot be, and for `measure` without the engine.
 
@@ -129,9 +132,12 @@ def tune_layer(
             f"measuring takes {engine}'s kernel: pip install {engine}, or --no-deps {engine} for its Python files alone"
         )
     products = [_Product(family, engine, layer, device) for family in (FusedMoeUp(), FusedMoeDown())]
-    triton = _triton_version()
-    shipped = shipped_pairs(engine, layer, device, triton)
-    contenders = {tokens: _contenders(engine, layer, tokens, shipped, products) for tokens in batches}
+    triton = triton_version()
+    now = table_in_force(engine, layer, device, triton, out)
+    in_force: dict[int, TunedRow | None] = {
+        tokens: row_for(now.rows, tokens) if now.rows else None for tokens in batches
+    }
+    contenders = {tokens: _contenders(engine, layer, tokens, in_force[tokens], products) for tokens in batches}
     pairs = [pair for named in contenders.values() for pair in named.values()]
     firsts = products[0].configs((pair.up for pair in pairs), batches[0])
     seconds = products[1].configs((pair.down for pair in pairs), batches[0])
@@ -160,21 +166,22 @@ def tune_layer(
                 ]
                 compile_ahead(product.family, calls, device)
     confirmed = all(one.confirmed for both in guesses.values() for one in both)
-    least = _NOISE if measure else _UNCONFIRMED if not confirmed else OVER_TUNED if shipped else _LEARNED
+    least = _NOISE if measure else _UNCONFIRMED if not confirmed else OVER_TUNED if now.rows else _LEARNED
     rows = []
     for tokens in batches:
         if measure:
-            row = _measured_row(engine, tokens, runs[tokens], contenders[tokens], products, device, least)
+            best, times = _measured_times(engine, tokens, runs[tokens], contenders[tokens], products, device)
         else:
-            row = _predicted_row(engine, tokens, *guesses[tokens], contenders[tokens], least)
+            best, times = _predicted_times(engine, *guesses[tokens], contenders[tokens])
+        row = _row(tokens, best, contenders[tokens][DEFAULT], in_force[tokens], times, least)
         rows.append(row)
         on_row(row)
     what = guesses[batches[-1]][0].reason
     if measure:
         what = f"the {candidates} best of each product were timed, {what}; {engine} {engine_version(engine)}"
-    elif engine not in installed():
+    elif engine not in installed() and now.file is None:
         what += f"; {engine} is not installed here, so a file that it ships is not compared with"
-    return TunedFiles(engine, layer, device, triton, tuple(rows), measure, least, what)
+    return TunedFiles(engine, layer, device, triton, tuple(rows), measure, least, what, now)
 
 
 def best_pairs(
@@ -204,12 +211,12 @@ def best_pairs(
 
 
 def _contenders(
-    engine: str, layer: Layer, tokens: int, shipped: Mapping[int, Pair], products: Sequence[_Product]
+    engine: str, layer: Layer, tokens: int, in_force: TunedRow | None, products: Sequence[_Product]
 ) -> dict[str, Pair]:
     """What the engine could run so many tokens with, by name."""
     pairs = {DEFAULT: default_pair(engine, layer, tokens)}
-    if shipped:
-        pairs[SHIPPED] = row_for(shipped, tokens)
+    if in_force is not None and in_force.pair is not None:
+        pairs[SHIPPED] = in_force.pair
     able = _able(pairs, products, tokens)
     if DEFAULT not in able:
         raise ForetuneError(f"{engine}'s default config cannot run {tokens} tokens of {layer} here")
@@ -224,21 +231,26 @@ def _able(pairs: Mapping[str, Pair], products: Sequence[_Product], tokens: int) 
     }
 
 
-def _predicted_row(
-    engine: str, tokens: int, up: _Predicted, down: _Predicted, contenders: Mapping[str, Pair], least: float
-) -> Row:
+def _predicted_times(
+    engine: str, up: _Predicted, down: _Predicted, contenders: Mapping[str, Pair]
+) -> tuple[Pair, dict[str, float]]:
+    """Return our pair, and the times of it and of the contenders by name."""
     times_up, times_down = up.by_config, down.by_config
     best_us, best = best_pairs(engine, times_up, times_down)[0]
-    times = {OURS: best_us} | {name: times_up[pair.up] + times_down[pair.down] for name, pair in contenders.items()}
-    return _row(tokens, best, contenders, times, least)
+    return best, {OURS: best_us} | {name: times_up[p.up] + times_down[p.down] for name, p in contenders.items()}
 
 
-def _row(tokens: int, best: Pair, contenders: Mapping[str, Pair], times: Mapping[str, float], least: float) -> Row:
-    """Ours, or pinned to what the engine runs now where ours gains less than `least`."""
-    now = SHIPPED if SHIPPED in times else DEFAULT
-    if times[now] >= least * times[OURS]:
-        return Row(tokens, best, "", times)
-    return Row(tokens, contenders[now], now, times)
+def _row(
+    tokens: int, best: Pair, default: Pair, in_force: TunedRow | None, times: Mapping[str, float], least: float
+) -> Row:
+    """Return our row, or what the engine runs now where ours gains less than `least` or nothing tells what it gains."""
+    if in_force is None:
+        now, words = DEFAULT, default.words
+    else:
+        now, words = SHIPPED, in_force.words
+    if now in times and times[now] >= least * times[OURS]:
+        return Row(tokens, best.words, "", times)
+    return Row(tokens, words, now, times)
 
 
 def _to_time(
@@ -263,16 +275,16 @@ def _to_time(
     return list(firsts), list(seconds)
 
 
-def _measured_row(
+def _measured_times(
     engine: str,
     tokens: int,
     configs: tuple[list[KernelConfig], list[KernelConfig]],
     contenders: Mapping[str, Pair],
     products: Sequence[_Product],
     device: DeviceSpec,
-    least: float,
-) -> Row:
-    """Chosen in one pass over the candidates, and timed in another one, in turn with the contenders."""
+) -> tuple[Pair, dict[str, float]]:
+    """Return our pair, chosen in one pass over the candidates, and the times of it and of the contenders by name, from
+    another pass in which they take turns."""
     from ...runtime.timing.one_pass import time_configs
     from ...runtime.timing.timer import Timer
 
@@ -303,7 +315,7 @@ def _measured_row(
         runs = {name: (pair.up, pair.down)[place] for name, pair in raced.items()}
         for name, us in _in_turn(timer, product.family, given, runs).items():
             times[name] += us
-    return _row(tokens, best, contenders, times, least)
+    return best, times
 
 
 def _runs(family: Measurable, inputs: Any, config: KernelConfig) -> bool:
@@ -334,7 +346,8 @@ def _in_turn(timer: Timer, family: Measurable, inputs: Any, runs: Mapping[str, K
     return {name: us[str(config)] for name, config in runs.items()}
 
 
-def _triton_version() -> str:
+def triton_version() -> str:
+    """Return the version of the installed Triton, without importing it. Raises `ForetuneError` where there is none."""
     try:
         return version("triton")
     except PackageNotFoundError:

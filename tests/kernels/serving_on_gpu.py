@@ -40,7 +40,7 @@ from foretune.kernels.fused_moe import Layer, installed
 from foretune.kernels.fused_moe.asked import layer_asked_for
 from foretune.kernels.fused_moe.contenders import LAYERS
 from foretune.kernels.fused_moe.engines import BATCH_SIZES, ENGINES
-from foretune.kernels.fused_moe.shipped import shipped_pairs
+from foretune.kernels.fused_moe.shipped import table_in_force
 from foretune.kernels.fused_moe.tuning import best_pairs, tune_layer
 from foretune.kernels.fused_moe.workload import layers_on_ranks
 from foretune.kernels.grouped_gemm.models import COLUMNS, load_models
@@ -108,7 +108,7 @@ def without_file() -> dict[str, Layer]:
         model, degree = users[0]
         layer = Layer(experts, model.top_k, model.expert_hidden_size, inter)
         h100, h200 = (
-            any(shipped_pairs(engine, layer, DeviceSpec.named(name), TRITON) for engine in installed())
+            any(table_in_force(engine, layer, DeviceSpec.named(name), TRITON).rows for engine in installed())
             for name in ("h100", "h200")
         )
         if h100 and not h200:

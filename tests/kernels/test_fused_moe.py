@@ -12,7 +12,7 @@ from foretune.kernels.comparisons import comparison_of
 from foretune.kernels.fused_moe import EngineMissingError, Layer, contenders, installed, workload
 from foretune.kernels.fused_moe.engines import SGLANG, VLLM
 from foretune.kernels.fused_moe.launching import Product
-from foretune.kernels.fused_moe.shipped import Pair
+from foretune.kernels.fused_moe.shipped import Pair, TunedRow, TunedTable
 from foretune.kernels.fused_moe.space import with_tma
 from foretune.kernels.testing import FamilyContract
 
@@ -191,10 +191,12 @@ def test_it_is_compared_with_what_the_engine_runs(family, monkeypatch):
     knobs = {"BLOCK_SIZE_M": 32, "BLOCK_SIZE_N": 64, "BLOCK_SIZE_K": 64, "GROUP_SIZE_M": 1, "num_stages": 3}
     of_file = KernelConfig.of(**knobs)
     monkeypatch.setattr(type(kernel), "launch", lambda self, inputs, config: config)
-    monkeypatch.setattr(contenders, "shipped_pairs", lambda *_: {})
+    monkeypatch.setattr(contenders, "table_in_force", lambda *_: TunedTable())
     ways = comparison.contenders(kernel, problem, None, H200, {})
     assert {name: way() for name, way in ways.items()} == {"default": kernel.default(problem, H200)}
-    monkeypatch.setattr(contenders, "shipped_pairs", lambda *_: {64: Pair.alike(of_file), 4096: None})
+    pair = Pair.alike(of_file)
+    table = TunedTable({64: TunedRow(pair.words, pair), 4096: TunedRow(pair.words, None)})
+    monkeypatch.setattr(contenders, "table_in_force", lambda *_: table)
     ways = comparison.contenders(kernel, problem, None, H200, {})
     assert tuple(ways) == comparison.others
     assert ways["shipped"]() == (with_tma(of_file, 0) if down else of_file)

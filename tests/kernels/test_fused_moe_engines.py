@@ -6,6 +6,7 @@ from __future__ import annotations
 import functools
 import json
 import os
+import re
 import sys
 from types import SimpleNamespace
 
@@ -23,9 +24,10 @@ from foretune.kernels.fused_moe.engines import (
     file_name,
     tuner_space,
 )
-from foretune.kernels.fused_moe.shipped import Pair, default_pair, row_for, shipped_pairs
+from foretune.kernels.fused_moe.shipped import Pair, default_pair, row_for, table_in_force
 from foretune.kernels.fused_moe.space import in_engine_words, with_tma
 from foretune.kernels.fused_moe.tuned_files import DEFAULT, OURS, Row, TunedFiles
+from foretune.kernels.fused_moe.tuning import tune_layer
 
 H200, H100 = DeviceSpec.named("h200"), DeviceSpec.named("h100")
 LAYER = Layer(experts=128, topk=8, hidden=2048, inter=384)
@@ -41,7 +43,8 @@ def config(m=16, **changed):
 
 def made(engine, pairs, *, layer=LAYER, pinned=()):
     rows = [
-        Row(tokens, pair, DEFAULT * (tokens in pinned), {OURS: 1.0, DEFAULT: 2.0}) for tokens, pair in pairs.items()
+        Row(tokens, pair.words, DEFAULT * (tokens in pinned), {OURS: 1.0, DEFAULT: 2.0})
+        for tokens, pair in pairs.items()
     ]
     return TunedFiles(engine, layer, H200, TRITON, tuple(rows), measured=False, least=1.03, reason="")
 
@@ -137,15 +140,17 @@ def test_an_engines_own_file_is_read_as_the_engine_reads_it(tmp_path, monkeypatc
         (folder / f"{name}.json").write_text(json.dumps(table))
     (tmp_path / "configs/triton_3_2_0" / f"{name}_down.json").write_text(json.dumps(down))
     monkeypatch.setattr(shipped_module, "shipped_folder", lambda engine: tmp_path)
-    found = shipped_pairs(SGLANG, LAYER, H200, "3.6.0")  # neither is for it: the newest, 3.10
+    monkeypatch.delenv("SGLANG_MOE_CONFIG_DIR", raising=False)
+    found = table_in_force(SGLANG, LAYER, H200, "3.6.0").rows  # neither is for it: the newest, 3.10
     assert [*found] == [1, 8]
+    found = {tokens: row.pair for tokens, row in found.items()}
     assert found[1].up == config(16, BLOCK_SIZE_N=32, BLOCK_SIZE_K=64, num_stages=3)
     assert found[1].down == with_tma(config(16, num_stages=2), 1)  # the first one's BLOCK_SIZE_M
-    assert shipped_pairs(SGLANG, LAYER, H200, "3.2.0")[1].up == config(128)
-    assert shipped_pairs(SGLANG, FP8, H200, "3.6.0") == {}
+    assert table_in_force(SGLANG, LAYER, H200, "3.2.0").rows[1].pair.up == config(128)
+    assert table_in_force(SGLANG, FP8, H200, "3.6.0").rows == {}
     (tmp_path / "configs/triton_3_10_0" / f"{name}.json").write_text("[1]")
     with pytest.raises(ForetuneError, match="no tuned file of sglang"):
-        shipped_pairs(SGLANG, LAYER, H200, "3.6.0")
+        table_in_force(SGLANG, LAYER, H200, "3.6.0")
 
 
 def test_a_file_without_the_function_is_of_another_version(tmp_path):
@@ -240,6 +245,33 @@ def test_the_installed_engine_finds_what_is_written(engine, layer, tmp_path, mon
 def test_the_installed_engines_own_files_are_read(engine):
     if engine not in installed():
         pytest.skip(f"{engine} is not installed: pip install --no-deps {engine}")
-    found = shipped_pairs(engine, Layer(128, 8, 2048, 768), H200, TRITON)
+    found = table_in_force(engine, Layer(128, 8, 2048, 768), H200, TRITON).rows
     assert len(found) == 18
-    assert all(isinstance(pair, Pair) for pair in found.values())
+    assert all(isinstance(row.pair, Pair) for row in found.values())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("engine", ENGINES)
+def test_no_row_that_the_engine_ships_for_an_h200_is_lost(engine, monkeypatch):
+    """A row of ours takes the place of one that can be compared; all others say what the engine's own file says."""
+    if engine not in installed():
+        pytest.skip(f"{engine} is not installed: pip install --no-deps {engine}")
+    monkeypatch.delenv("SGLANG_MOE_CONFIG_DIR", raising=False)
+    monkeypatch.delenv("VLLM_TUNED_CONFIG_FOLDER", raising=False)
+    scaled = r"(,dtype=fp8_w8a8,block_shape=\[128, ?128\])?"
+    pattern = re.compile(rf"E=(\d+),N=(\d+),device_name=NVIDIA_H200{scaled}\.json")
+    names = {match for file in shipped_folder(engine).rglob("E=*.json") if (match := pattern.fullmatch(file.name))}
+    layers = {Layer(int(m[1]), 2, 4096, int(m[2]), "fp8e4m3" if m[3] else "bf16") for m in names}
+    assert len(layers) > 20
+    for layer in layers:
+        if layer.dtype == "fp8e4m3" and layer.inter % 128:
+            continue
+        files = tune_layer(engine, layer, H200)
+        now = files.now.rows
+        assert now
+        assert {row.pinned for row in files.rows} <= {"", "shipped"}
+        assert all("shipped" in row.times_us for row in files.rows if not row.pinned)
+        table = {int(tokens): row for tokens, row in next(iter(files.tables().values())).items() if tokens.isdigit()}
+        ours = {row.tokens for row in files.rows if not row.pinned}
+        for tokens in now.keys() - ours:
+            assert table[tokens] == now[tokens].words.up

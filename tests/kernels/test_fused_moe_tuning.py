@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -14,7 +15,7 @@ from foretune.datasets import DeviceSpec, ForetuneError, KernelConfig, load
 from foretune.kernels import find_family
 from foretune.kernels.fused_moe import FusedMoeDown, FusedMoeUp, Layer, asked, tuning
 from foretune.kernels.fused_moe.engines import ENGINES, SGLANG, VLLM
-from foretune.kernels.fused_moe.shipped import default_pair
+from foretune.kernels.fused_moe.shipped import TunedRow, TunedTable, default_pair, row_for
 from foretune.kernels.fused_moe.tuned_files import DEFAULT, OURS
 from foretune.model import Bundle, LightGBMRanker, load_bundle, measured_grid, split_folds, split_groups
 from foretune.runtime.timing import timer as timer_module
@@ -27,7 +28,7 @@ LAYER = Layer(experts=60, topk=4, hidden=2048, inter=704)
 def none_installed(monkeypatch):
     """Whatever is installed here, the answer is as without: no shipped file, no version."""
     monkeypatch.setattr(tuning, "installed", lambda: ())
-    monkeypatch.setattr(tuning, "shipped_pairs", lambda *of: {})
+    monkeypatch.setattr(tuning, "table_in_force", lambda *of: TunedTable())
 
 
 @pytest.fixture
@@ -39,9 +40,10 @@ def nothing_learned():
 
 def test_next_to_a_tuned_file_a_prediction_must_promise_more(none_installed, monkeypatch):
     """It promises some of it next to the fastest config of all, too."""
-    shipped = {64: default_pair(SGLANG, LAYER, 64)}
+    pair = default_pair(SGLANG, LAYER, 64)
+    table = TunedTable({64: TunedRow(pair.words, pair)}, Path("there"))
     alone = tuning.tune_layer(SGLANG, LAYER, H200, batches=[64])
-    monkeypatch.setattr(tuning, "shipped_pairs", lambda *of: shipped)
+    monkeypatch.setattr(tuning, "table_in_force", lambda *of: table)
     beside = tuning.tune_layer(SGLANG, LAYER, H200, batches=[64])
     assert alone.least < beside.least == tuning.OVER_TUNED
 
@@ -77,11 +79,11 @@ def test_without_measurements_the_estimate_says_what_and_says_so(engine, none_in
     for row in files.rows:
         assert row.times_us[OURS] <= row.times_us[DEFAULT]
         if row.pinned:
-            assert row.pair == default_pair(engine, LAYER, row.tokens)
+            assert row.words == default_pair(engine, LAYER, row.tokens).words
             assert row.gain == 1.0
         else:
             assert row.gain >= files.least
-        assert engine == SGLANG or row.pair.is_alike
+        assert engine == SGLANG or row.words.down == {"USE_TMA": False} | row.words.up
 
 
 def test_what_was_measured_of_one_engine_confirms_nothing_of_another_or_of_another_card(none_installed):
@@ -217,3 +219,71 @@ def test_the_command_needs_a_format_for_a_dataset_and_a_card_to_measure(tmp_path
     assert "must be given: t4 or csv" in call("export h200 --out", tmp_path / "x").output
     line = "export vllm --model Mixtral-8x7B --measure --device h100 --out"
     assert "is not here" in " ".join(call(line, tmp_path).output.replace("│", " ").split())
+
+
+def tuned_by_vllm(tmp_path, monkeypatch):
+    """A file of vLLM's for a block-scaled layer, with rows as it ships some; returns the layer and the file's rows."""
+    layer = Layer(256, 8, 7168, 512, "fp8e4m3")
+    row = {"BLOCK_SIZE_M": 16, "BLOCK_SIZE_N": 128, "BLOCK_SIZE_K": 128, "GROUP_SIZE_M": 1}
+    row |= {"num_warps": 4, "num_stages": 4}
+    rows = {
+        1: row | {"BLOCK_SIZE_M": 8},  # no block of our space
+        64: row | {"BLOCK_SIZE_K": 256},  # launched as 128
+        96: row | {"BLOCK_SIZE_N": 16},
+        100: row | {"num_warps": 8},
+        8192: row | {"waves_per_eu": 2, "BLOCK_SIZE_M": 64},
+    }
+    file = tmp_path / "E=256,N=512,device_name=NVIDIA_H200,dtype=fp8_w8a8,block_shape=[128,128].json"
+    file.write_text(json.dumps({"triton_version": "3.5.0"} | rows))
+    monkeypatch.setenv("VLLM_TUNED_CONFIG_FOLDER", str(tmp_path))
+    return layer, rows
+
+
+def test_rows_that_the_engine_tuned_are_read_as_it_launches_them_and_kept(tmp_path, monkeypatch):
+    layer, rows = tuned_by_vllm(tmp_path, monkeypatch)
+    monkeypatch.setattr(tuning, "_UNCONFIRMED", 1e9)  # nothing gains that much
+    files = tuning.tune_layer(VLLM, layer, H200)
+    by_tokens = {row.tokens: row for row in files.rows}
+    assert by_tokens[64].times_us.keys() == {OURS, DEFAULT, "shipped"}
+    assert by_tokens[1].times_us.keys() == by_tokens[96].times_us.keys() == {OURS, DEFAULT}
+    assert {row.pinned for row in files.rows} == {"shipped"}
+    assert {row.gain for row in files.rows} == {1.0}
+    (written,) = files.tables().values()
+    written = {int(tokens): row for tokens, row in written.items() if tokens != "triton_version"}
+    for tokens in range(1, 10_000):
+        assert row_for(written, tokens) == row_for(rows, tokens), tokens
+
+
+def test_a_row_that_gains_takes_the_place_of_one_that_can_be_ranked_alone(tmp_path, monkeypatch):
+    layer, rows = tuned_by_vllm(tmp_path, monkeypatch)
+    monkeypatch.setattr(tuning, "_UNCONFIRMED", 0.0)  # ours always wins
+    files = tuning.tune_layer(VLLM, layer, H200)
+    (written,) = files.tables().values()
+    for row in files.rows:
+        can_be_ranked = "shipped" in row.times_us
+        assert row.pinned == ("" if can_be_ranked else "shipped")
+        assert written[str(row.tokens)] == (row.words.up if can_be_ranked else row_for(rows, row.tokens))
+    assert written["100"] == rows[100]  # a batch that our files have no row for
+    assert written["8192"] == rows[8192]
+
+
+def test_the_file_in_the_folder_is_the_one_in_force_and_is_not_replaced_unasked(tmp_path, monkeypatch):
+    layer, rows = tuned_by_vllm(tmp_path, monkeypatch)
+    out = tmp_path / "out"
+    out.mkdir()
+    (there,) = tmp_path.glob("*.json")
+    mine = out / there.name
+    mine.write_text(json.dumps({"1": rows[1]}))
+    files = tuning.tune_layer(VLLM, layer, H200, batches=[1, 64], out=out)
+    assert files.now.file == mine
+    assert [*files.now.rows] == [1]
+    with pytest.raises(ForetuneError, match=r"NVIDIA_H200.*is there already: name another folder, or .*--force"):
+        files.save(out)
+    assert json.loads(mine.read_text()) == {"1": rows[1]}
+    files.save(out, force=True)
+    files.save(out)  # the same contents
+    assert json.loads(mine.read_text())["1"] == rows[1]
+    line = f"export vllm --experts 256 --topk 8 --hidden 7168 --inter 512 --dtype fp8e4m3 --device h200 --out {out}"
+    refused = call(line)
+    assert refused.exit_code == 1
+    assert "is there already" in " ".join(refused.output.replace("│", " ").split())
