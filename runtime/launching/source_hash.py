@@ -101,7 +101,7 @@ def _gather(kernel: Any, found: dict[str, tuple[Any, str]]) -> None:
     found[key] = kernel, structure(_source_of(kernel))
     for name in function.__code__.co_names:
         called = function.__globals__.get(name)
-        if _is_kernel(called):
+        if is_kernel(called):
             _gather(called, found)
 
 
@@ -116,7 +116,7 @@ def _with_dependencies(base: str, kernels: Iterable[Any], covered: Iterable[Any]
 class _Dependencies:
     """The functions that kernels call, directly or not, as texts that refer to each other by number.
 
-    `has_more` says whether they depend on anything beside the sources of the `covered` functions, each under its name.
+    `has_more` says whether they depend on anything except the sources of the `covered` functions, each under its name.
     """
 
     def __init__(self, covered: Iterable[Any]) -> None:
@@ -147,7 +147,7 @@ class _Dependencies:
             described = self._described(path, value)
             if described is not None:
                 lines.append(f"{path} = {described}")
-                self.has_more |= not (is_global and _is_kernel(value) and value.fn.__name__ == path)
+                self.has_more |= not (is_global and is_kernel(value) and value.fn.__name__ == path)
         self.has_more |= "noinline" in lines
         return "\n".join(lines)
 
@@ -158,13 +158,13 @@ class _Dependencies:
         def deeper(one: Any) -> str:
             return str(self._described(path, one, depth + 1))
 
-        if isinstance(value, ModuleType) or _is_fixed(value.fn if _is_kernel(value) else value):
+        if isinstance(value, ModuleType) or _is_fixed(value.fn if is_kernel(value) else value):
             return None
         if depth > _DEEPEST:
             return "..."
         if isinstance(value, constexpr):
             return f"constexpr {deeper(value.value)}"
-        if _is_kernel(value):
+        if is_kernel(value):
             return f"function {self.add(value)}"
         if isinstance(value, Enum):
             return f"{type(value).__qualname__}.{value.name} {deeper(value.value)}"
@@ -184,7 +184,7 @@ class _Dependencies:
             return f"dtype {value}"
         if isinstance(value, type) and getattr(value, "__triton_aggregate__", False):
             fields = {name: getattr(one, "__name__", str(one)) for name, one in value.__annotations__.items()}
-            parts = (fields, getattr(value, "__aggregate_defaults__", {}), value.hash_attrs)
+            parts = (fields, *(getattr(value, name, ()) for name in ("__aggregate_defaults__", "hash_attrs")))
             return f"aggregate {deeper(parts)}"
         if inspect.isfunction(value):
             return _python_function(value)
@@ -196,7 +196,7 @@ def _references(function: Any, source: str) -> Iterator[tuple[str, Any, bool]]:
     """What a function names that is not its own: (path, value, whether it is a global), each path once."""
     (tree,) = parsed(source).body
     assert isinstance(tree, ast.FunctionDef)
-    captured = _captured(function)
+    captured = captured_by(function)
     local = _local_names(tree)
     annotations = [one.annotation for one in ast.walk(tree.args) if isinstance(one, ast.arg) and one.annotation]
     nodes = [node for part in (*annotations, *tree.body) for node in ast.walk(part)]
@@ -225,7 +225,7 @@ def _attribute(value: Any, name: str) -> Any:
         return _MISSING
 
 
-def _captured(function: Any) -> dict[str, Any]:
+def captured_by(function: Any) -> dict[str, Any]:
     """The variables that a function captured from the functions around it, as far as they have values."""
     cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=False)
     captured = {name: _attribute(cell, "cell_contents") for name, cell in cells}  # one may not be assigned yet
@@ -250,7 +250,7 @@ def _local_names(tree: ast.FunctionDef) -> set[str]:
             if isinstance(node, ast.comprehension):
                 local |= {one.id for one in ast.walk(node.target) if isinstance(one, ast.Name)}
     names = [node for part in tree.body for node in ast.walk(part) if isinstance(node, ast.Name)]
-    first = {}
+    first: dict[str, bool] = {}
     for node in sorted(names, key=lambda one: (one.lineno, one.col_offset)):
         first.setdefault(node.id, isinstance(node.ctx, ast.Store))
     return local | {name for name, is_stored in first.items() if is_stored}
@@ -278,7 +278,7 @@ def _python_function(function: Any) -> str:
         return f"python {function.__module__}.{function.__qualname__}"
 
 
-def _is_kernel(value: Any) -> bool:
+def is_kernel(value: Any) -> bool:
     """Whether this is a function under `triton.jit`, compiled or interpreted."""
     return not isinstance(value, ModuleType) and inspect.isfunction(_attribute(value, "fn"))
 
