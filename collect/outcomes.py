@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..datasets import ForetuneError, KernelConfig, Measurable, Problem, Status
+from ..datasets.contents import other_sources
 from ..datasets.store import MANIFEST, read
 from .provenance import triton_version
 
@@ -91,7 +92,7 @@ def earlier(out: Path | str, families: Mapping[str, Measurable]) -> Earlier:
 def _check_sources(dataset: Dataset, families: Mapping[str, Measurable]) -> None:
     for family in families.values():
         sources = dataset.kernel_sources(family.name)
-        if sources - {family.source_hash()}:
+        if other_sources(sources, family.source_hash()):
             raise ForetuneError(
                 f"{dataset.name} was measured with other sources of {family.name} ({', '.join(sorted(sources))}; they "
                 f"are {family.source_hash()} now): collect into another folder"

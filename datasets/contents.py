@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +51,34 @@ def kernel_sources(provenance: Mapping[str, Any], family: str) -> set[str]:
     """The hashes of the kernel's sources with which a family was measured, as far as its runs recorded them."""
     runs = provenance.get("runs", {}).values()
     return {str(run["kernel_source"]) for run in runs if run.get("family") == family and "kernel_source" in run}
+
+
+def same_source(one: str, other: str) -> bool:
+    """Return whether two recorded hashes can be of the same kernel.
+
+    The hash of a kernel that depends on more than functions that it calls by name has a second part, which was not
+    recorded at first: a hash without it is compared with the first part of the other.
+
+    >>> same_source("037307fb8c7f56d3", "037307fb8c7f56d3+4b1de3aa926b63df")
+    True
+    >>> same_source("037307fb8c7f56d3+2263e89fede9aba3", "037307fb8c7f56d3+4b1de3aa926b63df")
+    False
+    """
+    if one == other:
+        return True
+    (first, one_more), (second, other_more) = (_parts(text) for text in (one, other))
+    return first == second and not (one_more and other_more)
+
+
+def other_sources(recorded: Iterable[str], now: str) -> set[str]:
+    """Return those of some recorded hashes that cannot be of the kernel that has this hash now."""
+    return {source for source in recorded if not same_source(source, now)}
+
+
+def _parts(source: str) -> tuple[str, str]:
+    """The parts of a hash that `hash_of_kernel` makes; anything else is one part."""
+    found = re.fullmatch(r"([0-9a-f]{16})(?:\+([0-9a-f]{16}))?", source)
+    return (found[1], found[2] or "") if found else (source, "")
 
 
 def contents_table(datasets: Sequence[Mapping[str, Any]]) -> Any:

@@ -12,6 +12,7 @@ import numpy as np
 import pandas as pd
 
 from .case import Case
+from .contents import same_source
 from .dataset import Dataset
 from .device import DeviceSpec
 from .errors import DatasetError, warn
@@ -128,7 +129,7 @@ def _without_other_logs(datasets: Sequence[Dataset]) -> list[Dataset]:
             run: f"{facts['family']} ({facts['kernel_source']})"
             for run, facts in one.provenance.get("runs", {}).items()
             if facts.get("plan") == LOGGED and facts.get("family") in collected and "kernel_source" in facts
-            if facts["kernel_source"] not in collected[facts["family"]]
+            if not any(same_source(facts["kernel_source"], source) for source in collected[facts["family"]])
         }
         kept.append(one.without_runs(others) if others else one)
         if others:
@@ -140,11 +141,15 @@ def _without_other_logs(datasets: Sequence[Dataset]) -> list[Dataset]:
     return kept
 
 
+def _all_in(sources: set[str], others: set[str]) -> bool:
+    return all(any(same_source(one, other) for other in others) for one in sources)
+
+
 def _check_sources(datasets: Sequence[Dataset]) -> None:
     for one, other in combinations(datasets, 2):
         for family in sorted({*one.families} & {*other.families}):
             mine, theirs = one.kernel_sources(family), other.kernel_sources(family)
-            if mine and theirs and mine != theirs:
+            if mine and theirs and not (_all_in(mine, theirs) and _all_in(theirs, mine)):
                 raise DatasetError(
                     f"{family} was measured with other sources of its kernel in {one.name} ({', '.join(sorted(mine))}) "
                     f"than in {other.name} ({', '.join(sorted(theirs))}): their times do not compare. Merge them only "

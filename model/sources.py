@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..datasets import DatasetError, Family, ForetuneError, Measurable, check_problem_of, wrong_knobs
-from ..datasets.contents import kernel_sources
+from ..datasets.contents import kernel_sources, other_sources
 from ..datasets.errors import warn
 from .rows import supported
 
@@ -98,7 +98,7 @@ def check_sources(name: str, provenance: Mapping[str, Any], family: Family) -> N
     runs recorded no sources there is nothing to compare, nor where the family's are not known here.
     """
     now = source_of(family)
-    if now is not None and (others := kernel_sources(provenance, family.name) - {now}):
+    if now is not None and (others := other_sources(kernel_sources(provenance, family.name), now)):
         warn(
             f"{name} was measured with other sources of {family.name} ({', '.join(sorted(others))}) than there "
             f"are now ({now}): its times are another kernel's. Collect again where that matters"

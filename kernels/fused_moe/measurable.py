@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ...datasets import Case, DeviceSpec, KernelConfig, Measurable, Problem, torch_dtype
-from ...runtime.launching.source_hash import digest_of
+from ...runtime.launching.source_hash import combined_hash
 from . import workload
 from .engine_source import EngineMissingError, engine_kernel, engine_version, installed
 from .engines import ENGINES, SCALED_BLOCK, SGLANG, default_config, engine_of
@@ -186,7 +186,7 @@ class FusedMoe(FusedMoeFamily, Measurable):
         found = installed()
         if not found:
             raise EngineMissingError(f"none of the engines is installed: pip install {' or '.join(ENGINES)}")
-        return digest_of(_kernel_of(engine).source_hash() for engine in found)
+        return combined_hash(_kernel_of(engine).source_hash() for engine in found)
 
 
 class FusedMoeUp(FusedMoe):

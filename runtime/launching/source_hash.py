@@ -6,12 +6,20 @@ import ast
 import hashlib
 import inspect
 import textwrap
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
+from enum import Enum
+from numbers import Complex, Integral
 from types import ModuleType
 from typing import Any
 
 #: Fields of syntax nodes that differ between Python versions or say nothing of what is computed.
 _IDLE_FIELDS = ("ctx", "kind", "type_comment", "type_params", "decorator_list")
+#: Modules whose contents belong to the versions of Triton and Python, as in Triton's own cache keys.
+_FIXED_MODULES = ("triton", "math", "copy")
+#: Between the two parts of a hash, see `hash_of_kernel`.
+SEPARATOR = "+"
+#: Deeper than any constant nests; a list that contains itself does not end.
+_DEEPEST = 20
 
 
 def structure(source: str) -> str:
@@ -46,35 +54,247 @@ def _text(node: Any) -> str:
 
 
 def hash_of_modules(*modules: ModuleType) -> str:
-    """A hash of all kernels and device functions that these modules name."""
+    """Return a hash of all kernels and device functions that these modules name, in the form of `hash_of_kernel`."""
     from triton.runtime.jit import JITFunction
 
     found = {
-        (module.__name__, name): structure(value.src)
+        (module.__name__, name): value
         for module in modules
         for name, value in vars(module).items()
-        if isinstance(value, JITFunction)
+        if isinstance(value, JITFunction) or type(value).__name__ == "InterpretedFunction"
     }
-    return digest_of(found[key] for key in sorted(found))
+    kernels = [found[key] for key in sorted(found)]
+    return _with_dependencies(digest_of(structure(_source_of(one)) for one in kernels), kernels, kernels)
 
 
 def hash_of_kernel(kernel: Any) -> str:
-    """A hash of a `triton.jit` kernel and of all device functions that it calls, directly or not."""
-    found: dict[str, str] = {}
+    """Return a hash of a `triton.jit` kernel, compiled or interpreted, and of all that its binary depends on.
+
+    It covers what Triton's `JITFunction.cache_key` covers: device functions however they are named, captured variables
+    and constexpr globals; and constants that the kernel names through a module or as defaults of parameters. It is the
+    same in every process, on every Python, and in the interpreter.
+
+    Returns:
+        16 hexadecimal digits of the sources of the kernel and of the device functions that it calls by their names.
+        Where there is more, `SEPARATOR` and 16 digits of everything follow. The first part is what Foretune recorded
+        before it had the second: see `datasets.contents.same_source`.
+    """
+    found: dict[str, tuple[Any, str]] = {}
     _gather(kernel, found)
-    return digest_of(found[name] for name in sorted(found))
+    base = digest_of(found[name][1] for name in sorted(found))
+    return _with_dependencies(base, [kernel], [one for one, _ in found.values()])
 
 
-def _gather(kernel: Any, found: dict[str, str]) -> None:
+def combined_hash(hashes: Iterable[str]) -> str:
+    """Return the hash of several kernels that are measured together, from the hash of each."""
+    hashes = list(hashes)
+    base = digest_of(one.partition(SEPARATOR)[0] for one in hashes)
+    return f"{base}{SEPARATOR}{digest_of(hashes)}" if any(SEPARATOR in one for one in hashes) else base
+
+
+def _gather(kernel: Any, found: dict[str, tuple[Any, str]]) -> None:
+    """Find the kernel and what it calls by bare names: the first part of a hash, which must stay as it is."""
     function = kernel.fn
     key = f"{function.__module__}.{function.__qualname__}"
     if key in found:
         return
-    found[key] = structure(textwrap.dedent(inspect.getsource(function)))
+    found[key] = kernel, structure(_source_of(kernel))
     for name in function.__code__.co_names:
         called = function.__globals__.get(name)
-        if hasattr(called, "fn") and inspect.isfunction(called.fn):  # compiled or interpreted
+        if is_kernel(called):
             _gather(called, found)
+
+
+def _with_dependencies(base: str, kernels: Iterable[Any], covered: Iterable[Any]) -> str:
+    """Add the second part to a hash whose first part covers some kernels, unless that part says it all."""
+    found = _Dependencies(covered)
+    for kernel in kernels:
+        found.add(kernel)
+    return f"{base}{SEPARATOR}{digest_of(found.texts)}" if found.has_more else base
+
+
+class _Dependencies:
+    """The functions that kernels call, directly or not, as texts that refer to each other by number.
+
+    `has_more` says whether they depend on anything except the sources of the `covered` functions, each under its name.
+    """
+
+    def __init__(self, covered: Iterable[Any]) -> None:
+        self.texts: list[str] = []
+        self.has_more = False
+        self._covered = {id(one) for one in covered}
+        self._places: dict[int, int] = {}  # by the id of a function
+        self._names: set[str] = set()
+
+    def add(self, function: Any) -> int:
+        """Add a kernel or device function; return its number."""
+        place = self._places.setdefault(id(function), len(self.texts))
+        if place < len(self.texts):
+            return place
+        self.texts.append("")
+        name = function.fn.__name__
+        self.has_more |= id(function) not in self._covered or name in self._names
+        self._names.add(name)
+        self.texts[place] = self._text(function)
+        return place
+
+    def _text(self, function: Any) -> str:
+        source = _source_of(function)
+        lines = [structure(source)]
+        if getattr(function, "noinline", getattr(function, "kwargs", {}).get("noinline")):
+            lines.append("noinline")
+        for path, value, is_global in sorted(_references(function.fn, source), key=lambda one: one[0]):
+            described = self._described(path, value)
+            if described is not None:
+                lines.append(f"{path} = {described}")
+                self.has_more |= not (is_global and is_kernel(value) and value.fn.__name__ == path)
+        self.has_more |= "noinline" in lines
+        return "\n".join(lines)
+
+    def _described(self, path: str, value: Any, depth: int = 0) -> str | None:
+        """Describe a value, the same in every process; None for what belongs to Triton or is a module."""
+        from triton.language.core import constexpr
+
+        def deeper(one: Any) -> str:
+            return str(self._described(path, one, depth + 1))
+
+        if isinstance(value, ModuleType) or _is_fixed(value.fn if is_kernel(value) else value):
+            return None
+        if depth > _DEEPEST:
+            return "..."
+        if isinstance(value, constexpr):
+            return f"constexpr {deeper(value.value)}"
+        if is_kernel(value):
+            return f"function {self.add(value)}"
+        if isinstance(value, Enum):
+            return f"{type(value).__qualname__}.{value.name} {deeper(value.value)}"
+        if value is None or isinstance(value, (bool, str, bytes)):
+            return repr(value)
+        if isinstance(value, Integral):
+            return hex(int(value))  # of any length
+        if isinstance(value, Complex):
+            return repr(complex(value))
+        if isinstance(value, (tuple, list)):
+            return f"{type(value).__name__}({', '.join(map(deeper, value))})"
+        if isinstance(value, (set, frozenset)):
+            return f"set({', '.join(sorted(map(deeper, value)))})"
+        if isinstance(value, Mapping):
+            return f"mapping({', '.join(sorted(f'{deeper(key)}: {deeper(one)}' for key, one in value.items()))})"
+        if type(value).__name__ == "dtype":
+            return f"dtype {value}"
+        if isinstance(value, type) and getattr(value, "__triton_aggregate__", False):
+            fields = {name: getattr(one, "__name__", str(one)) for name, one in value.__annotations__.items()}
+            parts = (fields, *(getattr(value, name, ()) for name in ("__aggregate_defaults__", "hash_attrs")))
+            return f"aggregate {deeper(parts)}"
+        if inspect.isfunction(value):
+            return _python_function(value)
+        named = value if isinstance(value, type) or inspect.isroutine(value) else type(value)
+        return f"{named.__module__}.{named.__qualname__}"
+
+
+def _references(function: Any, source: str) -> Iterator[tuple[str, Any, bool]]:
+    """What a function names that is not its own: (path, value, whether it is a global), each path once."""
+    (tree,) = parsed(source).body
+    assert isinstance(tree, ast.FunctionDef)
+    captured = captured_by(function)
+    local = _local_names(tree)
+    annotations = [one.annotation for one in ast.walk(tree.args) if isinstance(one, ast.arg) and one.annotation]
+    nodes = [node for part in (*annotations, *tree.body) for node in ast.walk(part)]
+    for path in {path for node in nodes if (path := _path(node)) and path[0] not in local}:
+        name, *attributes = path
+        value = captured.get(name, function.__globals__.get(name, _MISSING))
+        for attribute in attributes:
+            if value is _MISSING or _is_fixed(value):
+                break
+            value = _attribute(value, attribute)
+        if value is not _MISSING and not (attributes and _is_fixed(value)):
+            yield ".".join(path), value, name not in captured and not attributes
+    for name, parameter in inspect.signature(function).parameters.items():
+        if parameter.default is not parameter.empty and name in _computed_defaults(tree.args):
+            yield f"default {name}", parameter.default, False
+
+
+#: What stands for a name or an attribute that does not exist.
+_MISSING = object()
+
+
+def _attribute(value: Any, name: str) -> Any:
+    try:
+        return getattr(value, name)
+    except Exception:  # noqa: BLE001 - an attribute of somebody's object may raise anything
+        return _MISSING
+
+
+def captured_by(function: Any) -> dict[str, Any]:
+    """The variables that a function captured from the functions around it, as far as they have values."""
+    cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=False)
+    captured = {name: _attribute(cell, "cell_contents") for name, cell in cells}  # one may not be assigned yet
+    return {name: value for name, value in captured.items() if value is not _MISSING}
+
+
+def _path(node: ast.AST) -> tuple[str, ...]:
+    """The names of `a.b.c` that is read; none of anything else."""
+    if isinstance(node, ast.Name):
+        return (node.id,)
+    if isinstance(node, ast.Attribute) and (path := _path(node.value)):
+        return (*path, node.attr)
+    return ()
+
+
+def _local_names(tree: ast.FunctionDef) -> set[str]:
+    """Parameters, and the names that a function assigns before it reads them. (Triton lets a function read a global
+    and give its name to a local variable afterwards.)"""
+    local = {one.arg for one in ast.walk(tree) if isinstance(one, ast.arg)}
+    for part in tree.body:
+        for node in ast.walk(part):
+            if isinstance(node, ast.comprehension):
+                local |= {one.id for one in ast.walk(node.target) if isinstance(one, ast.Name)}
+    names = [node for part in tree.body for node in ast.walk(part) if isinstance(node, ast.Name)]
+    first: dict[str, bool] = {}
+    for node in sorted(names, key=lambda one: (one.lineno, one.col_offset)):
+        first.setdefault(node.id, isinstance(node.ctx, ast.Store))
+    return local | {name for name, is_stored in first.items() if is_stored}
+
+
+def _computed_defaults(arguments: ast.arguments) -> set[str]:
+    """The parameters whose default values the source only names."""
+    positional = [*arguments.posonlyargs, *arguments.args]
+    pairs = [
+        *zip(reversed(positional), reversed(arguments.defaults), strict=False),
+        *zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True),
+    ]
+    return {
+        one.arg
+        for one, default in pairs
+        if default is not None and any(isinstance(node, ast.Name) for node in ast.walk(default))
+    }
+
+
+def _python_function(function: Any) -> str:
+    """What a Python function is that a kernel uses in the interpreter."""
+    try:
+        return f"python {structure(textwrap.dedent(inspect.getsource(function)))}"
+    except (OSError, TypeError, SyntaxError):
+        return f"python {function.__module__}.{function.__qualname__}"
+
+
+def is_kernel(value: Any) -> bool:
+    """Whether this is a function under `triton.jit`, compiled or interpreted."""
+    return not isinstance(value, ModuleType) and inspect.isfunction(_attribute(value, "fn"))
+
+
+def _is_fixed(value: Any) -> bool:
+    """Whether this is a module that belongs to the versions of Triton and Python, or a function or class of one."""
+    if isinstance(value, ModuleType):
+        module: Any = value.__name__
+    else:
+        module = value.__module__ if isinstance(value, type) or inspect.isroutine(value) else None
+    return isinstance(module, str) and module.partition(".")[0] in _FIXED_MODULES
+
+
+def _source_of(kernel: Any) -> str:
+    """The source that Triton compiles; in the interpreter, what is in the file."""
+    return str(kernel.src) if hasattr(kernel, "src") else textwrap.dedent(inspect.getsource(kernel.fn))
 
 
 def digest_of(texts: Iterable[str]) -> str:

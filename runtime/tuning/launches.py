@@ -10,6 +10,7 @@ from ...datasets import DeviceSpec, Family, ForetuneError, KernelConfig, Problem
 from ...datasets.errors import shown
 from ...datasets.problem import DTYPES, MOST_SIZE, dtype_of_tensor
 from ..launching.kernel import Kernel
+from .flag_text import flag_of
 
 if TYPE_CHECKING:
     import numpy as np
@@ -92,7 +93,7 @@ class LaunchFamily(Family):
             elif isinstance(value, int) and 0 <= value <= MOST_SIZE:
                 dims.append((name, int(value)))
             else:
-                flags.append(f"{name}={str(value)[:100]}")
+                flags.append(flag_of(name, value))
         dims.append((ELEMENTS, _power_of_two(elements)))
         return Problem(self.name, tuple(sorted(dims)), tuple(sorted(dtypes.items())) or "bf16", tuple(sorted(flags)))
 

@@ -18,6 +18,7 @@ from typing import Any, TypeAlias, TypeVar
 
 from ...datasets import DeviceSpec, Family, ForetuneError, KernelConfig, Measurable, Problem, check_problem_of
 from ...datasets.console.tables import table
+from ...datasets.contents import same_source
 from ...datasets.errors import abridged, check_integer, check_path, reason_of, shown
 from ..launching.kernel import Kernel
 from ..shortlist import make_shortlist
@@ -160,7 +161,7 @@ def _problems_seen(function: str, source: str, device: DeviceSpec) -> list[Known
         for known in known_kernels(None)
         if known.kernel == function and _identity(known.device) == _identity(device)
         for one in known.latest().problems
-        if one.source == source
+        if same_source(one.source, source)
     ]
 
 

@@ -139,6 +139,14 @@ def test_going_on_with_another_kernel_is_refused(out, monkeypatch):
         run([CASE], out)
 
 
+def test_a_folder_whose_hashes_had_one_part_is_gone_on_with(out, monkeypatch):
+    monkeypatch.setattr(type(FAMILY), "source_hash", lambda self: "037307fb8c7f56d3")
+    run([CASE], out)
+    monkeypatch.setattr(type(FAMILY), "source_hash", lambda self: "037307fb8c7f56d3+4b1de3aa926b63df")
+    assert set(earlier(out, FAMILIES).outcomes) == {(DEVICE.name, CASE.problem)}
+    assert run([CASE], out).complete
+
+
 def test_another_devices_measurements_are_not_taken_for_this_ones(out):
     run([CASE], out)
     assert set(earlier(out, FAMILIES).outcomes) == {(DEVICE.name, CASE.problem)}

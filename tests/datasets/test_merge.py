@@ -195,6 +195,21 @@ def test_another_kernel_is_refused_unless_told(a: Dataset, tmp_path: Path) -> No
     assert merge_datasets([both, both], name="both").kernel_sources("toy") == {"k1", "k2"}
 
 
+def test_hashes_of_one_kernel_from_before_and_after_they_had_a_second_part_merge(tmp_path: Path) -> None:
+    first, second, other = "037307fb8c7f56d3", "037307fb8c7f56d3+4b1de3aa926b63df", "037307fb8c7f56d3+2263e89fede9aba3"
+    sizes = {first: SMALL, second: LARGE, other: HUGE}
+    by_kernel = {
+        kernel: write(tmp_path / f"d{at}", f"2026110{at}-a", {case(sizes[kernel]): (10.0,)}, kernel=kernel)
+        for at, kernel in enumerate(sizes)
+    }
+    both = merge_datasets([by_kernel[first], by_kernel[second]], name="both")
+    assert both.kernel_sources("toy") == {first, second}
+    with pytest.raises(DatasetError, match="other sources of its kernel"):
+        merge_datasets([by_kernel[second], by_kernel[other]], name="both")
+    log = write(tmp_path / "log", "20261105-x", {case(SMALL): (5.0,)}, kernel=first, plan=LOGGED)
+    assert merge_datasets([by_kernel[second], log], name="both").kernel_sources("toy") == {first, second}
+
+
 def test_what_was_logged_of_another_kernel_is_left_out_unless_told(a: Dataset, tmp_path: Path) -> None:
     """As by somebody's own kernel with the family's knobs, beside what was logged of the kernel that was collected."""
     folder = tmp_path / "log"

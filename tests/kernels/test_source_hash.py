@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import ast
+import json
 import os
 import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import triton
+from foretune import datasets
+from foretune.datasets.contents import kernel_sources, other_sources
 from foretune.kernels import find_family, warp_jobs
 from foretune.kernels.grouped_gemm.triton_kernels import (
     dw,
@@ -37,6 +41,16 @@ def test_the_source_hash_is_the_same_in_every_process():
     environment = os.environ | {"PYTHONHASHSEED": "7"}
     run = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=True)
     assert run.stdout.strip() == str([find_family(name).source_hash() for name in OURS])
+
+
+@pytest.mark.parametrize("name", OURS)
+def test_shipped_data_are_of_todays_kernels(name):
+    """Whether their hashes were recorded before or after `hash_of_kernel` got its second part."""
+    family = find_family(name)
+    manifests = [json.loads(path.read_text()) for path in Path(datasets.__file__).parent.glob("*/dataset.json")]
+    recorded = {source for one in manifests for source in kernel_sources(one["provenance"], name)}
+    assert recorded
+    assert not other_sources(recorded, family.source_hash())
 
 
 def kernels_of(family):

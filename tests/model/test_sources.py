@@ -38,6 +38,25 @@ def test_whoever_learns_from_another_kernels_times_is_told(use):
         use(measured_with("old", FAMILY.source_hash(), "new"))
 
 
+@pytest.mark.parametrize(
+    ("recorded", "now", "told"),
+    [
+        ("", "+4b1de3aa926b63df", False),
+        ("+4b1de3aa926b63df", "", False),
+        ("+2263e89fede9aba3", "+4b1de3aa926b63df", True),
+    ],
+)
+def test_a_hash_is_compared_with_what_was_hashed_when_it_was_recorded(recorded, now, told):
+    class Now(FakeFamily):
+        def source_hash(self):
+            return f"037307fb8c7f56d3{now}"
+
+    with warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("always")
+        check_measured(measured_with(f"037307fb8c7f56d3{recorded}"), Now())
+    assert bool(warned) == told
+
+
 def test_without_triton_nothing_can_be_compared():
     class Elsewhere(FakeFamily):
         def source_hash(self):

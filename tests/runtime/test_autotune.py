@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import signal
+import sys
 import threading
 import time
 
@@ -74,6 +76,45 @@ def test_times_of_an_earlier_process_are_not_measured_again(filler, bench, tuned
     filler.launch(other)
     assert bench.timed == [8, 4, 1, 2]  # of another list, what is new
     assert warps(other) == 1
+
+
+HELPERS = """
+import triton
+import triton.language as tl
+C = tl.constexpr({constant})
+@triton.jit
+def act(x):
+    return x * {factor}
+"""
+USING = """
+import triton
+import triton.language as tl
+import helpers as U
+@triton.jit
+def kernel(out_ptr, M, N, BLOCK: tl.constexpr):
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(out_ptr + at, U.act(at) + U.C, mask=at < M * N)
+"""
+
+
+def test_times_of_what_an_edit_of_another_module_changed_are_measured_again(filler, bench, monkeypatch, tmp_path):
+    monkeypatch.setenv("FORETUNE_CACHE_DIR", str(tmp_path / "cache"))
+
+    def launch(**edit):
+        """How many configs are timed by a process that finds these helpers."""
+        for name, text in (("helpers", HELPERS.format(**edit)), ("using", USING)):
+            path = tmp_path / f"{'-'.join(map(str, edit.values()))}-{name}.py"
+            path.write_text(text)
+            spec = importlib.util.spec_from_file_location(name, path)
+            monkeypatch.setitem(sys.modules, name, importlib.util.module_from_spec(spec))
+            spec.loader.exec_module(sys.modules[name])
+        before = len(bench.timed)
+        declare = foretune.autotune(filler.configs((1, 2)), ["M", "N"], do_bench=bench, workers=1)
+        filler.launch(declare(sys.modules["using"].kernel))
+        return len(bench.timed) - before
+
+    first, function, constant = {"factor": 1, "constant": 1}, {"factor": 2, "constant": 1}, {"factor": 1, "constant": 2}
+    assert [launch(**edit) for edit in (first, function, constant, first)] == [2, 2, 2, 0]
 
 
 @pytest.mark.parametrize("phase", ["compile", "load", "run"])

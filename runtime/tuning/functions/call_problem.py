@@ -7,6 +7,7 @@ from typing import Any
 
 from ....datasets import DTYPES, ForetuneError, Problem
 from ....datasets.problem import MOST_SIZE, dtype_from_json, dtype_of_tensor
+from ..flag_text import flag_of
 
 #: What stands for the dtype of a function without tensors: that of Python's own floats.
 _PYTHON = "fp64"
@@ -34,7 +35,7 @@ def problem_of_key(function: str, key: Any) -> Problem | None:
         elif path.endswith(".dtype") and (known := _dtype(value)) is not None:
             dtypes[path.removesuffix(".dtype")] = known
         else:
-            flags.append(f"{name}={value}"[:200])
+            flags.append(flag_of(name, value))
     try:
         dtype = dtype_from_json(dtypes or _PYTHON)
         return Problem(function[-200:], tuple(dims.items()), dtype, tuple(flags)) if dims else None

@@ -11,10 +11,12 @@ from typing import Any
 from ....datasets import ForetuneError
 from ....datasets.config import OPTIONS
 from ....datasets.errors import check_word, shown
-from .plain_values import is_config, plain, refuse_config_value, text_of
+from .plain_values import Reader, is_config, refuse_config_value, text_of
 
 #: More than anybody waits for; a generator may have no end.
 MOST_CONFIGS = 100_000
+#: Python may refuse to write integers of more bits in decimal.
+_MOST_BITS = 2000
 #: What a launch option is in a `triton.Config` that does not name it, on any Triton.
 _UNSET = {"num_warps": 4, "num_stages": 3, "num_ctas": 1, "maxnreg": None, "ir_override": None}
 
@@ -25,15 +27,18 @@ class Candidate:
 
     knobs: Mapping[str, Any] = field(compare=False)
     text: str
+    is_vague: bool = field(default=False, compare=False)  # the text may be that of other values, too
 
     @classmethod
     def of(cls, knobs: Mapping[str, Any]) -> Candidate:
         """Raises `ForetuneError` for names that are none and for values that no text tells apart."""
         named = {check_word("a config's knob", name): value for name, value in knobs.items()}
-        return cls(named, text_of({name: plain(value, refuse_config_value) for name, value in named.items()}))
+        reader = Reader(refuse_config_value)
+        text = text_of({name: reader.read(value) for name, value in named.items()})
+        return cls(named, text, bool(reader.vague))
 
     def __str__(self) -> str:
-        return " ".join(f"{name}={value}" for name, value in self.knobs.items()) or "(no knobs)"
+        return " ".join(f"{name}={_shown(value)}" for name, value in self.knobs.items()) or "(no knobs)"
 
 
 class ConfigSpace:
@@ -94,7 +99,33 @@ def _read(space: Any, function: Callable[..., Any]) -> tuple[Candidate, ...]:
                 f"{_name(function)} has no keyword parameter {unknown[0]!r}, which a config sets; "
                 f"it has {', '.join(parameters) or 'none'}"
             )
-    return tuple({one.text: one for one in map(Candidate.of, configs)}.values())
+    found: dict[str, Candidate] = {}
+    for candidate in map(Candidate.of, configs):
+        _check_distinct(found.setdefault(candidate.text, candidate), candidate)
+    return tuple(found.values())
+
+
+def _check_distinct(known: Candidate, candidate: Candidate) -> None:
+    """Raises `ForetuneError` for values of which only one would be tried: their texts do not tell them apart."""
+    if not candidate.is_vague:
+        return
+    for knob, value in candidate.knobs.items():
+        if not _is_same(known.knobs[knob], value):
+            raise ForetuneError(
+                f"space has two values of {knob!r} that nothing tells apart in another process, "
+                f"{shown(known.knobs[knob])} and {shown(value)}: give them names, and have the function look them up"
+            )
+
+
+def _is_same(one: Any, other: Any) -> bool:
+    try:
+        return one is other or (type(one) is type(other) and bool(one == other))
+    except Exception:  # noqa: BLE001 - arrays have no one answer, and somebody's own comparison may raise anything
+        return False
+
+
+def _shown(value: Any) -> str:
+    return shown(value) if isinstance(value, int) and value.bit_length() > _MOST_BITS else str(value)
 
 
 def _combinations(space: Mapping[str, Any]) -> Iterable[dict[str, Any]]:

@@ -28,7 +28,7 @@ from .search import Search
 from .side_effects import SideEffects
 from .sites import Site, Sites
 from .verbose import teller
-from .wrapped import CallKey, WrappedFunction, source_digest
+from .wrapped import CallKey, WrappedFunction
 
 #: What a function runs may depend on the configs, but not without end: so often it is looked for what is new.
 _ROUNDS = 3
@@ -68,7 +68,7 @@ class ContextualFunction(WrappedFunction):
         self._effects = SideEffects(reset, restore)
         self._logs = None if logs is None else check_path("logs", logs)
         self.cache = ConfigCache.for_function(self.name, cache)
-        self._digest, self._timer, self._clock = source_digest(function), check_timer(timer), clock
+        self._timer, self._clock = check_timer(timer), clock
         self._settled: set[tuple[str, int]] = set()
         self._generation = self.cache.generation
         renew_in_children(self)
@@ -189,7 +189,7 @@ class ContextualFunction(WrappedFunction):
         best = record.fastest(site.candidates)
         if best is None:
             raise all_failed(site.name, _trials(site, record))
-        site.now, record.chosen, record.done = best, best.text, site.question
+        site.now, record.chosen, record.done = best, best.text, site.done
         site.is_tuned = True
         self._keep(call, records)
         return reason

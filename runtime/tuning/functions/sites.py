@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from ...launching.kernel import Kernel
 from ...launching.source_hash import digest_of
 from .calls import Call
 from .config_space import Candidate
@@ -23,6 +24,7 @@ class Site:
     candidates: tuple[Candidate, ...]
     settle: Callable[[Candidate], Any]
     now: Candidate
+    source: str = ""  # of a kernel: another source is another question, though ranks may have others
     broken: dict[str, Exception] = field(default_factory=dict)  # by a config's text: why it cannot run here
     proven: dict[str, Candidate] = field(default_factory=dict)
     is_tuned: bool = False
@@ -33,6 +35,11 @@ class Site:
         """What is asked here, as a digest: ranks must have it in common. Their keys may differ, as shards do."""
         texts = [self.name, *(one.text for one in self.candidates)]
         return digest_of(texts)
+
+    @property
+    def done(self) -> str:
+        """What a choice is kept for."""
+        return f"{self.question} {self.source}".rstrip()
 
     def check(self, candidate: Candidate) -> None:
         """Raises why a config could not run here, if so."""
@@ -114,19 +121,26 @@ class Sites:
                 text_of(plain(key, type_name)),
                 tuple(Candidate(config.all_kwargs(), text) for text, config in configs.items()),
                 lambda candidate: real.__setitem__(key, configs[candidate.text]),
+                Kernel(kernel).source_hash(),
             )
         configs = self._configs[place]
         return site.run(lambda candidate: launch(lambda _: configs[candidate.text]))
 
     def _add(
-        self, place: Any, name: str, key: str, candidates: tuple[Candidate, ...], settle: Callable[[Candidate], Any]
+        self,
+        place: Any,
+        name: str,
+        key: str,
+        candidates: tuple[Candidate, ...],
+        settle: Callable[[Candidate], Any],
+        source: str = "",
     ) -> Site:
         # Kernels that one function makes have one name: then it is the order of their first launches that counts.
         alike = sum((one.name, one.key) == (name, key) for one in self.found)
         label = f"{name} {key}" + (f" #{alike + 1}" if alike else "")
-        site = self._sites[place] = Site(name, key, label, candidates, settle, candidates[0])
-        chosen, question = self._known.get(site.label, (None, ""))
-        known = next((one for one in candidates if one.text == chosen and site.question == question), None)
+        site = self._sites[place] = Site(name, key, label, candidates, settle, candidates[0], source)
+        chosen, done = self._known.get(site.label, (None, ""))
+        known = next((one for one in candidates if one.text == chosen and site.done == done), None)
         site.now, site.is_tuned = known or site.now, known is not None or len(candidates) == 1
         return site
 

@@ -27,7 +27,7 @@ from .search import Search
 from .side_effects import SideEffects
 from .verbose import teller
 from .work import Work
-from .wrapped import WrappedFunction, source_digest
+from .wrapped import WrappedFunction
 
 
 class TunedFunction(WrappedFunction):
@@ -73,7 +73,6 @@ class TunedFunction(WrappedFunction):
         self._search, self._effects = Search(search, budget_s, max_trials), SideEffects(reset, restore)
         self._timer, self._clock = check_timer(timer), clock
         self.cache = ConfigCache.for_function(self.name, cache)
-        self._digest = source_digest(function)
         self._chosen: dict[tuple[str, str, int], Candidate] = {}
         self._tuned_here: set[str] = set()
         self._generation = self.cache.generation

@@ -2,21 +2,29 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import inspect
-import textwrap
-from collections.abc import Callable, Mapping
-from tokenize import TokenError
+import secrets
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from functools import cached_property
+from types import CodeType, ModuleType
 from typing import Any, cast
+from weakref import WeakKeyDictionary
 
 from ....datasets import ForetuneError
 from ....datasets.errors import check_words, shown
-from ...launching.source_hash import digest_of, structure
-from .plain_values import plain, text_of, type_name
+from ...launching.function_source import source_texts
+from ...launching.source_hash import captured_by, digest_of, hash_of_kernel, is_kernel
+from ...warn import warn_once
+from .config_cache import ConfigCache
+from .plain_values import Reader, is_tensor, plain, text_of, type_name
 
 #: What a call may say to the tuner, which the function itself never sees.
 CALL_OPTIONS = ("autotune", "autotune_verbose", "autotune_pg")
+#: So many functions are followed to what they call in turn; of others, their own source counts.
+_MOST_FUNCTIONS = 200
+_MOST_DECORATORS = 20
 
 
 class WrappedFunction:
@@ -26,11 +34,28 @@ class WrappedFunction:
     generators.
     """
 
+    cache: ConfigCache
+
     def __init__(self, function: Callable[..., Any]) -> None:
         _check_function(function)
         functools.update_wrapper(cast(Any, self), function)
-        self.function = function
+        self.function, self._token = function, secrets.token_hex(8)
         self.name = f"{getattr(function, '__module__', None) or type(function).__module__}.{_qualname(function)}"
+
+    @cached_property
+    def _digest(self) -> str:
+        """What tells this function from others of its name. It is made in the first call, when what the function calls
+        is there. Where it holds on to what cannot be told apart in another process, nothing is kept on the disk."""
+        digest, vague = identity_of(self.function)
+        if vague is None:
+            return digest
+        if self.cache.path is not None:
+            warn_once(
+                f"{self.name} holds {vague}, which nothing tells from others of its type in the next process",
+                ": what is found out about the function is remembered in this process alone",
+            )
+            self.cache = ConfigCache()
+        return f"{digest}-{self._token}"  # the cache may be one that somebody shares among functions
 
     def __get__(self, instance: Any, owner: Any = None) -> Any:
         return self if instance is None else BoundFunction(self, instance)
@@ -122,18 +147,155 @@ class CallKey:
         return plain({name: named[name] for name in self._names or named}, type_name)
 
 
-def source_digest(function: Callable[..., Any]) -> str:
-    """What a function does, as a short text: another source is another function. Comments do not count."""
-    while isinstance(function, functools.partial):
-        function = function.func
+def identity_of(function: Callable[..., Any]) -> tuple[str, str | None]:
+    """Return a digest of all that a function does, and what the digest does not cover.
+
+    The digest covers source or code (comments do not count), the values that the function captured, the arguments of a
+    `functools.partial`, the state of an object that is called, or whose method is, and the functions of the same
+    package and Triton kernels that are called by name, directly or not. Captured tensors count as in a key.
+
+    Returns:
+        The digest, the same in every process; and the type of a value that the function holds of which only the type
+        is known, such as a model. None where there is no such value.
+    """
+    identity = _Identity()
+    identity.add(function)
+    return digest_of(identity.texts), next(iter(identity.vague), None)
+
+
+class _Identity:
+    """Functions as texts that refer to each other by number."""
+
+    def __init__(self) -> None:
+        self.texts: list[str] = []
+        self.vague: list[str] = []  # types
+        self._places: dict[int, int] = {}  # by the id of a function
+
+    def add(self, function: Any) -> None:
+        """Add what is called, whatever it is."""
+        if isinstance(function, functools.partial):
+            self.add(function.func)
+            self._hold("arguments", [function.args, function.keywords])
+        elif inspect.ismethod(function):
+            self.add(function.__func__)
+            self._hold_state(function.__self__)
+        elif inspect.isfunction(function):
+            self._function(function)
+        elif hasattr(function, "__wrapped__"):
+            self.add(function.__wrapped__)
+        elif inspect.isroutine(function):
+            self.texts.append("")  # in C: its name is known
+        else:
+            self.add(type(function).__call__)
+            self._hold_state(function)
+
+    def _function(self, function: Any) -> int:
+        if (known := self._places.get(id(function))) is not None:
+            return known
+        place = self._places[id(function)] = len(self._places)
+        self.texts += source_texts(function)
+        if place > _MOST_FUNCTIONS:
+            return place
+        for name, value in sorted(captured_by(function).items()):
+            self._hold(name, value, function)
+        if "<locals>" in function.__qualname__ and (function.__defaults__ or function.__kwdefaults__):
+            self._hold("defaults", [function.__defaults__, function.__kwdefaults__])
+        for name, value in _called_by(function):
+            self._hold(name, value, function)
+        return place
+
+    def _hold(self, name: str, value: Any, holder: Any = None) -> None:
+        if (kernel := _kernel_in(value)) is not None:
+            described = f"kernel {hash_of_kernel(kernel)}"
+        elif holder is not None and (own := _own_function(value, holder)) is not None:
+            described = f"function {self._function(own)}"
+        else:
+            described, vague = _described(value) if holder is None else _first_described(holder, name, value)
+            if holder is None or not _is_named(holder):
+                self.vague += vague
+        self.texts.append(f"{name} = {described}")
+
+    def _hold_state(self, instance: Any) -> None:
+        is_object = hasattr(instance, "__dict__") and not isinstance(instance, (type, ModuleType))
+        self._hold(type_name(instance), vars(instance) if is_object else instance)
+
+
+def _is_named(function: Any) -> bool:
+    """Whether a function is what its module has under its name, perhaps below a decorator: then the name and the source
+    say which one it is, and what a decorator holds on to is the same in every process."""
+    found: Any = sys.modules.get(str(function.__module__))
+    for name in function.__qualname__.split("."):
+        found = getattr(found, name, None)
+    for _ in range(_MOST_DECORATORS):
+        if found is None or found is function:
+            break
+        found = getattr(found, "__wrapped__", None)
+    return found is function
+
+
+def _described(value: Any) -> tuple[str, list[str]]:
+    """What stands for a value, and the types of what may be another one all the same."""
+    reader = Reader(type_name)
+    text = text_of(reader.object(value, 0))
+    return text, [type_name(one) for one in reader.vague if not is_tensor(one)]
+
+
+def _first_described(holder: Any, name: str, value: Any) -> tuple[str, list[str]]:
+    """What stood for a value when it was first asked for: a list may be one that the function itself appends to."""
+    first = _held.setdefault(holder, {})
+    if name not in first:
+        first[name] = _described(value)
+    return first[name]
+
+
+#: By function and name.
+_held: WeakKeyDictionary[Any, dict[str, tuple[str, list[str]]]] = WeakKeyDictionary()
+
+
+def _called_by(function: Any) -> Iterator[tuple[str, Any]]:
+    """The functions of its package, and the kernels, that a function names."""
+    names = sorted(_names_in(function.__code__))
+    for name in names:
+        value = function.__globals__.get(name)
+        if isinstance(value, ModuleType):
+            if _package(value.__name__) == _package(function.__module__):
+                parts = ((f"{name}.{part}", vars(value).get(part)) for part in names)
+                yield from (one for one in parts if _is_followed(one[1], function))
+        elif _is_followed(value, function):
+            yield name, value
+
+
+def _is_followed(value: Any, holder: Any) -> bool:
+    return _own_function(value, holder) is not None or _kernel_in(value) is not None
+
+
+def _kernel_in(value: Any) -> Any:
+    """The Triton kernel that a value is, under whatever decorators."""
+    for _ in range(_MOST_DECORATORS):
+        if value is None or isinstance(value, (ModuleType, type)) or is_kernel(value):
+            break
+        value = getattr(value, "fn", None)
+    return value if is_kernel(value) else None
+
+
+def _own_function(value: Any, holder: Any) -> Any:
+    """The Python function that a value is, or stands for, if it is of the package of the function that holds it."""
+    if isinstance(value, (ModuleType, type)) or not callable(value):
+        return None
     try:
-        text = textwrap.dedent(inspect.getsource(function))
-    except (OSError, TypeError, SyntaxError, TokenError):  # made in a shell, or in C; or its file is another by now
-        code = getattr(function, "__code__", None)
-        text = "" if code is None else f"{code.co_code.hex()} {text_of(plain(code.co_consts, type_name))}"
-    with contextlib.suppress(SyntaxError):  # a lambda in the middle of something
-        text = structure(text)
-    return digest_of([text])
+        found = value if inspect.isfunction(value) else inspect.unwrap(value)
+    except ValueError:  # wrappers in a circle
+        return None
+    is_own = inspect.isfunction(found) and _package(found.__module__) == _package(holder.__module__)
+    return found if is_own else None
+
+
+def _package(module: str | None) -> str:
+    return str(module).partition(".")[0]
+
+
+def _names_in(code: CodeType) -> set[str]:
+    return {*code.co_names}.union(*(_names_in(one) for one in code.co_consts if isinstance(one, CodeType)))
 
 
 def _qualname(function: Any) -> str:

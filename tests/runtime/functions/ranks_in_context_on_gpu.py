@@ -59,6 +59,9 @@ class Stopwatch:
 
     us = 0.0
 
+    def __reduce__(self):
+        return "watch"  # a function that captures it may be known to other processes
+
     def spend(self, us):
         self.us += us
 

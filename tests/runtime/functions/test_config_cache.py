@@ -57,12 +57,12 @@ def test_another_source_or_device_is_another_function(make, watch, monkeypatch):
 
 
 def test_comments_are_no_change_and_code_is():
-    from foretune.runtime.tuning.functions.wrapped import source_digest
+    from foretune.runtime.tuning.functions.wrapped import identity_of
 
     def digest(text):
         space = {}
         exec(compile(text, "<shell>", "exec"), space)
-        return source_digest(space["f"])
+        return identity_of(space["f"])[0]
 
     assert (
         digest("def f(x):\n return x + 1")
@@ -72,14 +72,14 @@ def test_comments_are_no_change_and_code_is():
 
 
 def test_a_function_whose_file_is_another_by_now_is_told_by_its_code(tmp_path):
-    from foretune.runtime.tuning.functions.wrapped import source_digest
+    from foretune.runtime.tuning.functions.wrapped import identity_of
 
     (tmp_path / "kernels.py").write_text("# what was open( is not\ncall(x  # closed)\n")
 
     def digest(text):
         space = {}
         exec(compile(text, str(tmp_path / "kernels.py"), "exec"), space)
-        return source_digest(space["f"])
+        return identity_of(space["f"])[0]
 
     one, same, other = (digest(f"def f(x):\n return x + {number}") for number in (1, 1, 2))
     assert one == same != other

@@ -99,7 +99,7 @@ def test_where_no_config_of_a_part_works_in_the_whole_that_is_said(part, watch):
 
 
 def test_another_process_and_an_interrupted_one_go_on_from_what_is_known(part, watch):
-    log, stop = [], [3]
+    log, watch.stop = [], 3  # what the function captures is the same in both processes
 
     def make():
         config_cache._opened.cache_clear()
@@ -109,7 +109,7 @@ def test_another_process_and_an_interrupted_one_go_on_from_what_is_known(part, w
             first(x)
             last(x)
             log.append(1)
-            if len(log) == stop[0] + 3:  # the first part is done by then
+            if len(log) == watch.stop + 3:  # the first part is done by then
                 raise KeyboardInterrupt
 
         return whole(watch, function, cache=True)
@@ -117,7 +117,7 @@ def test_another_process_and_an_interrupted_one_go_on_from_what_is_known(part, w
     with pytest.raises(KeyboardInterrupt):
         make()(0)
     log.clear()
-    stop[0] = 1000
+    watch.stop = 1000
     make()(0)
     assert len(log) == 1 + 4 + 1 + 1  # only the last part was left
     log.clear()

@@ -48,17 +48,19 @@ def test_arguments_count_however_they_are_given_and_so_do_defaults(tuned):
 @pytest.mark.parametrize(
     ("value", "said"),
     [
-        ([1, {"a": {2, 1}}], '[1,{"a":[1,2]}]'),
-        (Color.RED, '"Color.RED"'),
-        (Shape(3, [1]), '{"Shape":{"rows":3,"tags":[1]}}'),
+        ([1, {"a": {2, 1}}], '[1,{"a":{"<set>":[1,2]}}]'),
+        (Color.RED, f'"<enum {__name__}.Color.RED>"'),
+        (Shape(3, [1]), f'{{"<dataclass {__name__}.Shape>":{{"rows":3,"tags":[1]}}}}'),
         (object(), '"builtins.object"'),
-        (len, '"builtins.len"'),
+        (len, '"<function builtins.len>"'),
         (np.zeros((2, 3), np.float32), '{"dtype":"float32","shape":[2,3]}'),
         (np.float32(0.5), "0.5"),
         (np.int64(7), "7"),
         (np.bool_(True), "true"),
         (float("nan"), '"float nan"'),
-        ({1: 2}, "[[1,2]]"),
+        ({1: 2}, '{"<mapping>":[[1,2]]}'),
+        ((1, [2.5, "fast"], None), '[1,[2.5,"fast"],null]'),
+        (np.zeros((3, 2), np.float32).T, '{"dtype":"float32","shape":[2,3],"strides":[4,8]}'),
     ],
 )
 def test_nothing_need_be_hashable(watch, value, said):

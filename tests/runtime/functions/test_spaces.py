@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import itertools
-from functools import partial
+from functools import lru_cache, partial
 
 import foretune
 import pytest
+import torch
 import triton
+import triton.language as tl
 from foretune import ForetuneError
 
 
@@ -95,6 +97,69 @@ def test_a_launch_option_that_the_function_would_never_see_is_refused():
 def test_what_is_no_space_is_refused_where_it_is_declared(space, said):
     with pytest.raises(ForetuneError, match=said):
         foretune.tune(space)(run)
+
+
+def factory(value):
+    def captured(x):
+        return x + value
+
+    return captured
+
+
+class Model:
+    def __init__(self, rows):
+        self.rows = rows
+
+    def forward(self, x):
+        return x
+
+
+def kernel_of(constant):
+    @triton.jit
+    def kernel(x_ptr):
+        tl.store(x_ptr, constant)
+
+    return kernel
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        [lambda x: x, lambda x: x + 1],
+        [factory(1), factory(2)],
+        [partial(run, 1), partial(run, 2)],
+        [Model, f"{__name__}.Model", run, f"{__name__}.run"],
+        [kernel_of(tl.constexpr(1)), kernel_of(tl.constexpr(2))],
+        [Model(1).forward, "forward", Model.forward],
+        [None, "None", float("inf"), "float inf"],
+    ],
+    ids=["lambdas", "closures", "partials", "a class and its name", "kernels of a factory", "a method", "texts"],
+)
+def test_each_value_of_a_knob_is_a_config(values):
+    assert [one["tile"] for one in configs_of({"tile": values})] == values
+
+
+def test_a_value_that_is_given_twice_is_one_config():
+    model, act = Model(1), factory(1)
+    same = {"tile": [model.forward, model.forward, act, act, factory(1), partial(act, 1), partial(act, 1)]}
+    assert len(configs_of(same)) == 3
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        ([Model(1).forward, Model(2).forward], r"<bound method Model.forward of .*> and <bound method"),
+        ([factory(Model(1)), factory(Model(2))], r"<function factory.<locals>.captured.*> and <function factory"),
+        ([torch.compile(run), torch.compile(run, dynamic=True)], r"<function run .*> and <function run"),
+        ([torch.zeros(2), torch.ones(2)], r"tensor\(\[0., 0.\]\) and tensor\(\[1., 1.\]\)"),
+        ([lru_cache(run), lru_cache(maxsize=1)(run)], r"and <functools._lru_cache_wrapper"),
+        ([[Model(1).forward], [Model(2).forward]], r"and \[<bound method"),
+    ],
+    ids=["methods", "closures", "torch.compile", "tensors", "caches", "lists"],
+)
+def test_values_that_nothing_tells_apart_are_refused_where_they_are_declared(values, said):
+    with pytest.raises(ForetuneError, match=f"space has two values of 'tile' that nothing tells apart.*{said}"):
+        foretune.tune({"tile": values}, cache=False)(run)
 
 
 class Callable:
