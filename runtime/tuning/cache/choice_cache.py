@@ -35,6 +35,8 @@ _ENTRY_KEYS = {"source", "software", "problem", "times", "chosen", "launches"}
 _MOST_LAUNCHES = 32
 #: The share of a full file's entries that goes at once, so that a full one is not made room in for every config.
 _FORGOTTEN = 0.25
+#: Of a full file, one problem's times are shortened first where they are more than this share, and more than this many.
+_LARGE_SHARE, _FEW = 0.25, 64
 
 
 class ChoiceCache:
@@ -313,11 +315,21 @@ def _hashable(config: Mapping[str, Any]) -> tuple[tuple[str, str, Any], ...]:
 
 
 def _forget_oldest(document: Document) -> bool:
-    """Drops the entries that were touched longest ago, and the configs that then nobody names."""
+    """Drop the slower half of the times of one problem with a large share of all times; else the entries that were
+    touched longest ago, but never the newest, which is being written. Configs that no entry names go, too."""
     entries = document.get("entries", [])
-    if not entries:
+    largest = max(entries, key=lambda entry: len(entry["times"]), default={"times": {}})
+    times, total = largest["times"], sum(len(entry["times"]) for entry in entries)
+    if len(times) > max(_FEW, _LARGE_SHARE * total):
+        chosen = {str(place) for place in largest["chosen"].values()}
+        fastest = sorted(times, key=lambda place: (place not in chosen, times[place] or math.inf))
+        largest["times"] = {place: times[place] for place in fastest[: len(fastest) // 2]}
+        kept = entries
+    elif len(entries) > 1:
+        kept = entries[math.ceil(len(entries) * _FORGOTTEN) :]
+    else:
         return False
-    document["entries"] = kept = entries[math.ceil(len(entries) * _FORGOTTEN) :]
+    document["entries"] = kept
     used = sorted({int(place) for one in kept for place in (*one["times"], *one["chosen"].values())})
     moved = {old: new for new, old in enumerate(used)}
     document["configs"] = [document["configs"][old] for old in used]

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -18,8 +19,11 @@ from .plain_values import text_of
 from .results import failure_of
 from .search import Search
 
-#: A process that is killed loses what it measured since it last wrote: at most so much, or one config.
-_WRITE_EVERY_S = 1.0
+#: A process that is killed loses what it measured since it last wrote: at most this much, this share of the time spent
+#: so far, or one config. The share keeps the bytes written proportional to the number of configs, up to a logarithm.
+_WRITE_EVERY_S, _WRITE_EVERY_SHARE = 1.0, 0.125
+#: A record in a full file is shortened where it has more than this share of all outcomes, and more than this many.
+_LARGE_SHARE, _FEW = 0.25, 32
 
 
 def record_key(function: str, digest: str, place: str, key: str) -> str:
@@ -92,6 +96,35 @@ class KeyRecord:
         timed = {one: time_us for one, time_us in self.times(candidates).items() if time_us is not None}
         return min(timed, key=timed.__getitem__, default=None)
 
+    def is_faster(self, candidate: Candidate, than: Candidate | None) -> bool:
+        """Whether a config that was tried works, and is faster than another one that works (None: there is none)."""
+        time_us = self.outcomes[candidate.text].time_us
+        if time_us is None or than is None:
+            return time_us is not None
+        known_us = self.outcomes[than.text].time_us
+        return known_us is None or time_us < known_us
+
+
+def records_of(entry: Mapping[str, Any]) -> Iterator[tuple[str, dict[str, Any], KeyRecord]]:
+    """The records of a cache's entry, each as it is written and as read: one of a function, under the label "", or one
+    for each kernel in a contextual function. What is no record is left out."""
+    sites = entry.get("sites", {"": entry})
+    for label, value in sites.items() if isinstance(sites, dict) else ():
+        if (record := KeyRecord.from_json(value)) is not None:
+            yield label, value, record
+
+
+def shorten_largest(records: Sequence[dict[str, Any]]) -> bool:
+    """Drop the slower half of the record with the most outcomes, where these are a large share of all; False if not."""
+    largest = max(records, key=lambda value: len(value["outcomes"]), default={"outcomes": {}})
+    outcomes, total = largest["outcomes"], sum(len(value["outcomes"]) for value in records)
+    if len(outcomes) <= max(_FEW, _LARGE_SHARE * total):
+        return False
+    by_time = sorted(outcomes, key=lambda text: (text != largest["chosen"], outcomes[text][1] or math.inf))
+    kept = set(by_time[: len(by_time) // 2])
+    largest["outcomes"] = {text: outcome for text, outcome in outcomes.items() if text in kept}
+    return True
+
 
 @dataclass
 class Tuning:
@@ -113,13 +146,14 @@ class Tuning:
         """Fills the record with what the search asks for; says in words what that was. What was measured is kept
         whatever ends it, Ctrl-C among others."""
         began = saved = self.clock()
+        best = record.fastest(candidates)
         plan = search.plan(record.problem, candidates)
         in_plan = set(plan.positions)
         positions = (*plan.positions, *(at for at in range(len(candidates)) if at not in in_plan))
         measured, reason = 0, plan.reason
         try:
             for turn, position in enumerate(positions):
-                works = record.fastest(candidates) is not None
+                works = best is not None
                 if works and turn >= len(plan.positions):
                     break
                 candidate = candidates[position]
@@ -128,10 +162,12 @@ class Tuning:
                 if works and (over := self._is_over(search, measured, self.clock() - began)):
                     reason = f"{plan.reason}, ended by {over}"
                     break
-                outcome = record.outcomes[candidate.text] = self._outcome(candidate)
+                record.outcomes[candidate.text] = self._outcome(candidate)
                 measured += 1
-                self._tell(record, candidates, candidate, outcome)
-                if self.clock() - saved >= _WRITE_EVERY_S:
+                if record.is_faster(candidate, best):
+                    best = candidate
+                self._tell(record, len(candidates), candidate, best)
+                if self.clock() - saved >= max(_WRITE_EVERY_S, _WRITE_EVERY_SHARE * (saved - began)):
                     self.save()
                     saved = self.clock()
         finally:
@@ -180,11 +216,11 @@ class Tuning:
             self.undo()
         call()
 
-    def _tell(self, record: KeyRecord, candidates: Sequence[Candidate], candidate: Candidate, outcome: Outcome) -> None:
-        best = record.fastest(candidates)
+    def _tell(self, record: KeyRecord, total: int, candidate: Candidate, best: Candidate | None) -> None:
+        outcome = record.outcomes[candidate.text]
         took = f"{outcome.status.value}: {outcome.error}" if outcome.time_us is None else f"{outcome.time_us:.1f} us"
         so_far = "" if best is None else f" (best {record.outcomes[best.text].time_us:.1f} us: {best})"
-        self.say(f"{len(record.outcomes)}/{len(candidates)} {candidate}: {took}{so_far}")
+        self.say(f"{len(record.outcomes)}/{total} {candidate}: {took}{so_far}")
 
 
 def _failed(error: Exception) -> tuple[Any, ...]:

@@ -167,7 +167,9 @@ class TunedFunction(WrappedFunction):
             )
         if not ranks.agree_on("" if record is None else record.gist):
             record = None  # what only some of them know is measured again, in step
-        is_known = record is not None and record.done == done and record.chosen in texts
+        is_known = (
+            record is not None and record.done == done and record.chosen in texts and record.chosen in record.outcomes
+        )
         record = record or KeyRecord(call.problem, software())
         reason = f"{len(left)} configs were known" if is_known else self._measure(call, record, left, verbose, ranks)
         outcomes = {one: Outcome(Status.INVALID, error=why) for one, why in refused.items()}

@@ -33,8 +33,8 @@ class EarlierSizes:
     `note` queues a copy of a call's sizes to the host behind the kernels that are queued, now and then, and looks
     whether the last one has arrived; it never waits, and does nothing while a CUDA graph is captured. `COPIES` of them,
     largest size to largest size, make the `skew`, which is None until then. Sizes that are on the CPU are taken at
-    once. Threads may share it. Copies and unpickled objects start with no known sizes, so a module that holds one can be
-    copied, pickled and moved to another process.
+    once. Threads may share it. Copies and unpickled objects start with no known sizes, so that a module that holds one
+    can be copied and pickled.
 
     `dim` is the dimension that the sizes split; `every` how many calls there are to a copy, once the skew is known.
 

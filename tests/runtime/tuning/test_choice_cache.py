@@ -285,3 +285,22 @@ def test_the_folder_is_where_the_environment_says_or_in_the_home(
 def test_software_is_what_is_installed() -> None:
     assert choice_cache._version_of("pytest") == pytest.__version__
     assert choice_cache._version_of("no such package") == ""
+
+
+def test_a_problem_with_thousands_of_configs_keeps_its_choice_and_the_other_problems(folder: Path) -> None:
+    cache = cache_of()
+    cache.file.most_bytes = 20_000
+    for rows in range(10):
+        cache.record_all(Problem.of("toy", rows=rows), dict.fromkeys(CONFIGS, 5.0))
+    large, configs = Problem.of("toy", rows=100), [KernelConfig.of(BLOCK=block) for block in range(1000)]
+    cache.record_all(large, {configs[-1]: 900.0})
+    cache.choose(large, "", configs[-1])
+    cache.record_all(large, {config: block + 1.0 for block, config in enumerate(configs[:-1])})
+    (path,) = folder.glob("*.json")
+    assert path.stat().st_size <= 20_000
+    later = cache_of()
+    assert [problem["rows"] for problem in later.problems()] == [*range(10), 100]
+    assert later.choice(large, "") == configs[-1]
+    kept = later.times(large)
+    assert set(kept) == {configs[-1], *configs[: len(kept) - 1]}
+    assert len(kept) > 64
