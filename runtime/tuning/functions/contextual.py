@@ -21,7 +21,7 @@ from .forced_autotuners import forced
 from .in_step import Ranks
 from .key_record import KeyRecord, Tuning, record_key
 from .plain_values import text_of
-from .results import Trial, TuneResult, all_failed
+from .results import Trial, TuneResult, all_failed, check_finished
 from .reuse import Place, Reuse, is_capturing, place_of, resolve_reuse, software
 from .running import Turn, context_now, in_context
 from .search import Search
@@ -124,7 +124,10 @@ class ContextualFunction(WrappedFunction):
         sites = Sites({label: (record.chosen, record.done) for label, record in records.items()})
         began = self._clock()
         with forced(), in_context(sites), _undone_after(undo):
-            self._once(call, undo)  # which meets the kernels
+            result = self._once(call, undo)  # which meets the kernels
+            if sites.found:
+                check_finished(self.name, result)
+            del result  # which may be large
             reasons = self._tune_sites(call, sites, records, undo, ranks, say)
         for site in sites.found:
             site.settle(site.now)
@@ -174,6 +177,7 @@ class ContextualFunction(WrappedFunction):
     ) -> str:
         record = records[site.label] = KeyRecord(problem_of_key(site.name, [site.key]), software())
         tuning = Tuning(
+            name=self.name,
             run=partial(self._run, call, site),
             timer=self._timer or timer_for(call.place.on_gpu, in_step=not ranks.alone),
             undo=undo,
@@ -188,7 +192,7 @@ class ContextualFunction(WrappedFunction):
         reason = tuning.measure(record, site.candidates, Search("exhaustive", None, None))
         best = record.fastest(site.candidates)
         if best is None:
-            raise all_failed(site.name, _trials(site, record))
+            raise tuning.failures.error(all_failed(site.name, _trials(site, record)))
         site.now, record.chosen, record.done = best, best.text, site.question
         site.is_tuned = True
         self._keep(call, records)
@@ -198,10 +202,10 @@ class ContextualFunction(WrappedFunction):
         site.now = candidate
         return self.function(*call.args, **call.kwargs)
 
-    def _once(self, call: _Call, undo: Callable[[], None] | None) -> None:
+    def _once(self, call: _Call, undo: Callable[[], None] | None) -> Any:
         if undo is not None:
             undo()
-        self.function(*call.args, **call.kwargs)
+        return self.function(*call.args, **call.kwargs)
 
     def _records(self, call: _Call) -> dict[str, KeyRecord]:
         """What is known of each site, by label, and may be used."""
