@@ -88,7 +88,7 @@ class ContextualFunction(WrappedFunction):
             tunes = False
         if tunes:
             call = _Call(self, args, kwargs, autotune_pg)
-            if not self._is_settled(call, autotune_pg):
+            if not self._is_settled(call, autotune_pg) and self._bears_trials(call):
                 with Turn(self._lock) as is_mine:  # another thread may settle it meanwhile
                     if is_mine and not self._is_settled(call, autotune_pg):
                         self._tune(call, False, autotune_verbose, autotune_pg)
@@ -101,12 +101,18 @@ class ContextualFunction(WrappedFunction):
         measured now; the latter also with `force`. Raises as calling does."""
         if context_now() is not None:
             raise ForetuneError(f"{self.name} is run by a function that is being tuned as a whole")
+        call = _Call(self, args, kwargs, autotune_pg)
+        if (reason := self._effects.used_up(call.named)) is not None:
+            raise ForetuneError(f"{self.name}: {reason}: pass a list, or what opens it")
         with Turn(self._lock) as is_mine:
             if not is_mine:
                 raise ForetuneError(f"{self.name} is being tuned by what calls it now")
-            return self._tune(
-                _Call(self, args, kwargs, autotune_pg), check_flag("force", force), autotune_verbose, autotune_pg
-            )
+            return self._tune(call, check_flag("force", force), autotune_verbose, autotune_pg)
+
+    def _bears_trials(self, call: _Call) -> bool:
+        if (reason := self._effects.used_up(call.named)) is not None:
+            warn_once(f"{self.name}: {reason}", ": it is not tuned as a whole")
+        return reason is None
 
     def _is_settled(self, call: _Call, group: Any) -> bool:
         if self._generation != self.cache.generation:

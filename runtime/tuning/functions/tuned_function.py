@@ -112,6 +112,8 @@ class TunedFunction(WrappedFunction):
         now; all of it with `force`. Raises as calling does."""
         group = autotune_pg
         call = self._calls.read(args, kwargs, Ranks(group).size)
+        if (reason := self._effects.used_up(call.named)) is not None:
+            raise ForetuneError(f"{self.name}: {reason}: pass a list, or what opens it")
         with self._lock(call) as is_mine:
             if not is_mine:
                 raise ForetuneError(f"{self.name} is being tuned for {call.key}, by what calls it now")
@@ -143,6 +145,9 @@ class TunedFunction(WrappedFunction):
             return self._untuned(call)
         if is_capturing():
             warn_once(f"{self.name}: a CUDA graph is being captured", ": the best known config runs, or the first")
+            return self._untuned(call)
+        if (reason := self._effects.used_up(call.named)) is not None:
+            warn_once(f"{self.name}: {reason}", ": the best known config runs, or the first")
             return self._untuned(call)
         with self._lock(call) as is_mine:
             if not is_mine:

@@ -588,7 +588,7 @@ def test_restore_takes_tensors_and_says_what_it_does_not_take(watch):
     x = torch.zeros(3, requires_grad=False)
     tuned(x)
     assert x.tolist() == [1.0, 1.0, 1.0]
-    with pytest.raises(ForetuneError, match="restore takes tensors, arrays and lists but x is 3: use reset"):
+    with pytest.raises(ForetuneError, match="restore cannot put back x, which is 3 of type int: use reset"):
         tuned(3)
     with pytest.raises(ForetuneError, match="restore names 'z', but the call's arguments are x, bias"):
         foretune.tune({"tile": [3, 2]}, restore=["z"], **options)(add)(x)
