@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -23,7 +22,7 @@ from .key_record import KeyRecord, Tuning, record_key
 from .plain_values import text_of
 from .results import Trial, TuneResult, all_failed, check_finished
 from .reuse import Place, Reuse, is_capturing, place_of, resolve_reuse, software
-from .running import Turn, context_now, in_context
+from .running import TuningLock, Turn, context_now, context_turn, in_context
 from .search import Search
 from .side_effects import SideEffects
 from .sites import Site, Sites
@@ -75,7 +74,7 @@ class ContextualFunction(WrappedFunction):
 
     def renew(self) -> None:
         """See `renew_in_children`."""
-        self._lock = threading.Lock()
+        self._lock = TuningLock()
 
     def __call__(
         self, *args: Any, autotune: bool = True, autotune_verbose: bool = False, autotune_pg: Any = None, **kwargs: Any
@@ -91,7 +90,9 @@ class ContextualFunction(WrappedFunction):
             if not self._is_settled(call, autotune_pg) and self._bears_trials(call):
                 with Turn(self._lock) as is_mine:  # another thread may settle it meanwhile
                     if is_mine and not self._is_settled(call, autotune_pg):
-                        self._tune(call, False, autotune_verbose, autotune_pg)
+                        with context_turn() as has_turn:
+                            if has_turn:  # else it runs as it is
+                                self._tune(call, False, autotune_verbose, autotune_pg)
         return self.function(*args, **kwargs)
 
     def tune(
@@ -107,7 +108,10 @@ class ContextualFunction(WrappedFunction):
         with Turn(self._lock) as is_mine:
             if not is_mine:
                 raise ForetuneError(f"{self.name} is being tuned by what calls it now")
-            return self._tune(call, check_flag("force", force), autotune_verbose, autotune_pg)
+            with context_turn() as has_turn:
+                if not has_turn:
+                    raise ForetuneError(f"{self.name} is run by a function that is being tuned as a whole")
+                return self._tune(call, check_flag("force", force), autotune_verbose, autotune_pg)
 
     def _bears_trials(self, call: _Call) -> bool:
         if (reason := self._effects.used_up(call.named)) is not None:
@@ -129,7 +133,7 @@ class ContextualFunction(WrappedFunction):
             records = {}  # what only some of them know is measured again, in step
         sites = Sites({label: (record.chosen, record.done) for label, record in records.items()})
         began = self._clock()
-        with forced(), in_context(sites), _undone_after(undo):
+        with in_context(sites), forced(), _undone_after(undo):
             result = self._once(call, undo)  # which meets the kernels
             if sites.found:
                 check_finished(self.name, result)

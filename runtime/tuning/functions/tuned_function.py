@@ -22,7 +22,7 @@ from .key_record import KeyRecord, Outcome, Tuning, record_key
 from .plain_values import plain, text_of
 from .results import Failures, Trial, TuneResult, all_failed
 from .reuse import Reuse, is_capturing, resolve_reuse, software
-from .running import Turn, config_on_trial, context_now, on_trial
+from .running import TuningLock, Turn, config_on_trial, context_now, on_trial
 from .search import Search
 from .side_effects import SideEffects
 from .verbose import teller
@@ -83,7 +83,7 @@ class TunedFunction(WrappedFunction):
     def renew(self) -> None:
         """See `renew_in_children`."""
         self._guard = threading.Lock()
-        self._locks: dict[str, threading.Lock] = {}
+        self._locks: dict[str, TuningLock] = {}
 
     @property
     def configs(self) -> list[dict[str, Any]]:
@@ -285,4 +285,4 @@ class TunedFunction(WrappedFunction):
 
     def _lock(self, call: Call) -> Turn:
         with self._guard:
-            return Turn(self._locks.setdefault(self._record_key(call), threading.Lock()))
+            return Turn(self._locks.setdefault(self._record_key(call), TuningLock()))
