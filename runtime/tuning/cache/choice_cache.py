@@ -318,7 +318,7 @@ def _forget_oldest(document: Document) -> bool:
     """Drop the slower half of the times of one problem with a large share of all times; else the entries that were
     touched longest ago, but never the newest, which is being written. Configs that no entry names go, too."""
     entries = document.get("entries", [])
-    largest = max(entries, key=lambda entry: len(entry["times"]), default={"times": {}})
+    largest: Document = max(entries, key=lambda entry: len(entry["times"]), default={"times": {}})
     times, total = largest["times"], sum(len(entry["times"]) for entry in entries)
     if len(times) > max(_FEW, _LARGE_SHARE * total):
         chosen = {str(place) for place in largest["chosen"].values()}

@@ -80,7 +80,7 @@ class ContextualFunction(WrappedFunction):
         self, *args: Any, autotune: bool = True, autotune_verbose: bool = False, autotune_pg: Any = None, **kwargs: Any
     ) -> Any:
         """The function's result. With a key that is new, all that is tuned in it is tuned first, unless `autotune` is
-        False, or something around it is being tuned. Raises what the function raises, and `TuningFailed`."""
+        False, or something around it is being tuned. Raises what the function raises, and as `TunedFunction` does."""
         tunes = check_flag("autotune", autotune) and context_now() is None
         if tunes and is_capturing():
             warn_once(f"{self.name}: a CUDA graph is being captured", ": nothing in it is tuned")
@@ -91,7 +91,7 @@ class ContextualFunction(WrappedFunction):
                 with Turn(self._lock) as is_mine:  # another thread may settle it meanwhile
                     if is_mine and not self._is_settled(call, autotune_pg):
                         with context_turn() as has_turn:
-                            if has_turn:  # else it runs as it is
+                            if has_turn:  # else the function runs untuned
                                 self._tune(call, False, autotune_verbose, autotune_pg)
         return self.function(*args, **kwargs)
 
@@ -314,7 +314,8 @@ def contextual_autotune(
     run the same configs in step, and choose what is fastest on the slowest of them. `logs` is a folder for what each
     rank measured, in rank-N.log.
 
-    Raises `ForetuneError` for what is none of that. Calls raise `TuningFailed` where no config of a kernel works.
+    Raises `ForetuneError` for options that are not valid. Where no config of a kernel works, calls raise as those of
+    `tune` do.
 
     >>> from foretune import tune
     >>> twice = tune({"tile": [1, 2]}, cache=False)(lambda values, tile: [2 * value for value in values])

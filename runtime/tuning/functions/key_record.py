@@ -139,8 +139,8 @@ class KeyRecord:
 
 
 def records_of(entry: Mapping[str, Any]) -> Iterator[tuple[str, dict[str, Any], KeyRecord]]:
-    """The records of a cache's entry, each as it is written and as read: one of a function, under the label "", or one
-    for each kernel in a contextual function. What is no record is left out."""
+    """Yield a cache entry's records by label, each as JSON and as read: one, with the label "", of a function; one for
+    each kernel of a contextual function. Anything else is left out."""
     sites = entry.get("sites", {"": entry})
     for label, value in sites.items() if isinstance(sites, dict) else ():
         if (record := KeyRecord.from_json(value)) is not None:
@@ -149,7 +149,7 @@ def records_of(entry: Mapping[str, Any]) -> Iterator[tuple[str, dict[str, Any], 
 
 def shorten_largest(records: Sequence[dict[str, Any]]) -> bool:
     """Drop the slower half of the record with the most outcomes, where these are a large share of all; False if not."""
-    largest = max(records, key=lambda value: len(value["outcomes"]), default={"outcomes": {}})
+    largest: dict[str, Any] = max(records, key=lambda value: len(value["outcomes"]), default={"outcomes": {}})
     outcomes, total = largest["outcomes"], sum(len(value["outcomes"]) for value in records)
     if len(outcomes) <= max(_FEW, _LARGE_SHARE * total):
         return False

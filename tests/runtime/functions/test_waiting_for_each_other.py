@@ -1,4 +1,4 @@
-"""Tunings that run code in other threads, which needs what is being tuned, come to an end."""
+"""Tunings end that run code in other threads which need the same tuning."""
 
 from __future__ import annotations
 
