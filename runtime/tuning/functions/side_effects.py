@@ -18,7 +18,7 @@ import types
 import uuid
 import weakref
 from collections import OrderedDict, deque
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import PurePath
 from typing import Any
@@ -26,6 +26,8 @@ from typing import Any
 from ....datasets import ForetuneError
 from ....datasets.errors import check_words, shown
 
+#: Containers that are looked into for what is used up.
+_CONTAINERS = (list, tuple, dict, set, frozenset, deque, types.MappingProxyType)
 #: Methods of types whose objects are used up by being read: files, sockets, pipes and queues.
 _USED_UP = (("read", "readline"), ("recv", "close"), ("get", "put", "empty"))
 #: Values that a function cannot change, or that are no data: these stay as they are.
@@ -84,18 +86,21 @@ class SideEffects:
         seen: set[int] = set()
         while left:
             name, value = left.pop()
-            if _is_used_up(value) and (self.reset is None or type(value).__module__ in ("builtins", "itertools")):
-                return f"argument {name} has a {type(value).__qualname__}, which the first run uses up"
-            if isinstance(value, (list, tuple, deque, Set, Mapping)) and id(value) not in seen:
+            kind = type(value)
+            if _is_used_up(kind) and (self.reset is None or kind.__module__ in ("builtins", "itertools")):
+                return f"argument {name} has a {kind.__qualname__}, which the first run uses up"
+            if isinstance(value, _CONTAINERS) and id(value) not in seen:
                 seen.add(id(value))
-                left += [(name, one) for one in (value.values() if isinstance(value, Mapping) else value)]
+                items = value.values() if isinstance(value, (dict, types.MappingProxyType)) else value
+                kinds = {one for one in set(map(type, items)) if issubclass(one, _CONTAINERS) or _is_used_up(one)}
+                left += [(name, one) for one in items if type(one) in kinds]
         return None
 
 
-def _is_used_up(value: Any) -> bool:
-    if isinstance(value, (Iterator, AsyncIterator, Coroutine, io.IOBase, tempfile._TemporaryFileWrapper)):
+def _is_used_up(kind: type[Any]) -> bool:
+    if issubclass(kind, (Iterator, AsyncIterator, Coroutine, io.IOBase, tempfile._TemporaryFileWrapper)):
         return True
-    return any(all(callable(getattr(type(value), name, None)) for name in names) for names in _USED_UP)
+    return any(all(callable(getattr(kind, name, None)) for name in names) for names in _USED_UP)
 
 
 class Snapshot:
@@ -323,7 +328,8 @@ def _nothing() -> None:
 
 
 def _items(path: str, values: Iterable[Any]) -> list[tuple[str, Any]]:
-    return [(f"{path}[{at}]", one) for at, one in enumerate(values)]
+    """Those that can change, by path: a list may have millions of numbers."""
+    return [(f"{path}[{at}]", one) for at, one in enumerate(values) if not _is_unchanging(one)]
 
 
 def _with_attributes(path: str, value: Any, put_back: Callable[[], object], parts: list[tuple[str, Any]]) -> _Kept:
