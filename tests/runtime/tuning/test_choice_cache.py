@@ -304,3 +304,38 @@ def test_a_problem_with_thousands_of_configs_keeps_its_choice_and_the_other_prob
     kept = later.times(large)
     assert set(kept) == {configs[-1], *configs[: len(kept) - 1]}
     assert len(kept) > 64
+
+
+def test_writing_times_one_by_one_is_linear_in_their_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    written: list[int] = []
+    update = SharedFile.update
+
+    def counted(file: SharedFile, change: Any) -> None:
+        update(file, change)
+        written.append(len(file._text))
+
+    monkeypatch.setattr(SharedFile, "update", counted)
+
+    def bytes_of(n_configs: int) -> int:
+        written.clear()
+        cache, problem = cache_of(), Problem.of("toy", rows=n_configs)
+        for block in range(n_configs):
+            cache.record(problem, KernelConfig.of(BLOCK=block), block + 1.0)
+        cache.choose(problem, "", KernelConfig.of(BLOCK=0))
+        assert len(cache_of().times(problem)) == n_configs
+        return sum(written)
+
+    assert bytes_of(800) < 8 * bytes_of(200)  # 16 times, if each time were written by itself
+
+
+def test_what_waits_to_be_written_is_seen_here_and_there_when_the_process_ends() -> None:
+    cache, configs = cache_of(), [KernelConfig.of(BLOCK=block) for block in range(choice_cache._AT_ONCE + 2)]
+    for config in configs:
+        cache.record(SMALL, config, 1.0)
+    assert len(cache_of().times(SMALL)) == choice_cache._AT_ONCE
+    assert len(cache.times(SMALL)) == len(cache_of().times(SMALL)) == len(configs)
+    cache.record(LARGE, configs[0], 1.0)
+    cache._recorded[LARGE] = 100
+    cache.record(LARGE, configs[1], 1.0)
+    choice_cache._flush_all()
+    assert len(cache_of().times(LARGE)) == 2
