@@ -331,18 +331,22 @@ def tune(
     reason; a `family` refuses what it does not support, and says what a call's problem is.
 
     Each config is called `n_warmup` times and then timed `n_repeat` times, so the function must bear to be called
-    often: `reset`, called with the call's arguments before every run, and `restore`, names of arguments whose contents
-    are put back before every run, are for what it changes. `search` is "exhaustive", or "guided": a model of the
-    timings of earlier keys says which configs are worth it. Tuning ends after `budget_s` seconds or `max_trials`
-    configs, with the best so far. `work` returns a call's `gemm_work`, `elementwise_work` or `Work`, for TFLOP/s, GB/s
-    and per cent of the roofline of the `device` (the live one if left out). `cache` False remembers in memory, a path
-    in that file; FORETUNE_TUNE=strict tunes again what other versions tuned, FORETUNE_TUNE=always everything.
+    often: `reset`, called with the call's arguments before every run, and `restore`, names of arguments whose contents,
+    however deep, are put back in place before every run, are for what it changes. A call with an argument that a run
+    uses up (an iterator, an open file) is not tuned: the best known config runs, or the first. `search` is
+    "exhaustive", or "guided": a model of the timings of earlier keys says which configs are worth it. Tuning ends
+    after `budget_s` seconds or `max_trials` configs, with the best so far. `work` returns a call's `gemm_work`,
+    `elementwise_work` or `Work`, for TFLOP/s, GB/s and per cent of the roofline of the `device` (the live one if left
+    out). `cache` False remembers in memory, a path in that file; FORETUNE_TUNE=strict tunes again what other versions
+    tuned, FORETUNE_TUNE=always everything.
 
     A call may say `autotune=False` (the best known config runs, or the first), `autotune_verbose=True`, and
     `autotune_pg=group` (all ranks of a torch process group tune together, and choose what is fastest on the slowest).
 
-    Raises `ForetuneError` for what is none of that, and for functions whose work is done later than they return. Calls
-    raise `TuningFailed`, with each config's reason, where none works.
+    Raises `ForetuneError` for options that are not valid, and for functions whose work is done later than they return:
+    also in a call, where the result is a future, a generator or the like. Where no config works, a call raises the
+    exception that all of them raised, if it is of one type, else `TuningFailed`, with each config's reason and the
+    first exception as its cause; the next call tries again.
 
     >>> @tune({"chunk": [16, 64, 256]}, key=["rows"], cache=False)
     ... def total(rows, chunk):

@@ -124,8 +124,8 @@ class PredictedAutotuner(Autotuner):  # type: ignore[misc] # Triton has no types
         if not self._is_interpreted:
             driver.active.get_current_device()  # where there is no GPU, Triton says so: it is no config's failure
             call.prepare()
-        deadline = math.inf if self._budget_s is None else time.monotonic() + self._budget_s
         with self._lock:
+            deadline = math.inf if self._budget_s is None else time.monotonic() + self._budget_s
             while key not in self.cache:  # else another thread was first
                 config, was_launched = self._choose(key, call, failed, deadline)
                 try:
@@ -136,7 +136,7 @@ class PredictedAutotuner(Autotuner):  # type: ignore[misc] # Triton has no types
                     failed[config] = error
                     continue
                 self.best_config = config
-                if was_launched or not is_capturing():
+                if was_launched or not (is_capturing() or call.ran_out):
                     self.cache[key] = config
                 return result
         return self.run(*args, **kwargs)
@@ -171,6 +171,7 @@ class PredictedAutotuner(Autotuner):  # type: ignore[misc] # Triton has no types
                     self._known.choose(stand_in, best, names, key, call.arguments)
                 return best, True
             if untried := [config for config in chosen if config not in failed]:  # the time is over
+                call.ran_out = bool(self._budget_s)  # of a budget of 0 there will never be more
                 return untried[0], False
         raise failure(self.name, failed)
 

@@ -24,6 +24,7 @@ class OneLaunch:
     def __init__(self, tuner: Autotuner, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         self._tuner, self.args, self.kwargs = tuner, args, kwargs
         self.named: dict[str, Any] = dict(zip(tuner.arg_names, args, strict=False))
+        self.ran_out = False  # whether the time was over before any config was timed
 
     @property
     def arguments(self) -> dict[str, Any]:

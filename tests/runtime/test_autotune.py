@@ -214,6 +214,41 @@ def test_a_budget_ends_with_the_best_so_far_whatever_the_wall_clock_does(filler,
     assert (warps(kernel), kernel.bench_time) == (4, 12.0)
 
 
+def test_a_budget_begins_when_no_other_thread_tunes(filler, bench, tuned, monkeypatch):
+    now = [100.0]
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+
+    class Busy:
+        """A lock that another thread lets go of after a minute."""
+
+        def __enter__(self):
+            now[0] += 60.0
+
+        def __exit__(self, *error):
+            pass
+
+    kernel = tuned(budget_s=10.0)
+    kernel._lock = Busy()
+    filler.launch(kernel)
+    assert bench.timed == [8, 4, 2]
+
+
+def test_a_choice_is_not_remembered_where_the_time_was_over_before_any_was_timed(filler, bench, tuned, monkeypatch):
+    now, passes = [100.0], [60.0]
+
+    def clock():
+        now[0] += passes[0]
+        return now[0]
+
+    monkeypatch.setattr(time, "monotonic", clock)
+    kernel = tuned(budget_s=10.0)
+    filler.launch(kernel)
+    assert (bench.timed, warps(kernel), kernel.cache) == ([], 8, {})
+    passes[0] = 0.0
+    filler.launch(kernel)
+    assert (bench.timed, len(kernel.cache)) == ([8, 4, 2], 1)
+
+
 def test_keyword_arguments_in_another_order_are_no_other_key(filler, bench, tuned):
     kernel, out = tuned(family=False), torch.zeros(8, 8)
     kernel[(2,)](out_ptr=out, M=8, N=8)

@@ -5,6 +5,8 @@ A tensor that says it is on a card, and copies that arrive when the test says so
 
 from __future__ import annotations
 
+import copy
+import pickle
 import threading
 from types import SimpleNamespace
 
@@ -347,3 +349,14 @@ def test_an_autotuner_prunes_anew_when_the_skew_is_another(toy):
 def test_a_pruner_refuses_what_knows_nothing_of_its_family(toy, earlier):
     with pytest.raises(ForetuneError, match="earlier must be an EarlierSizes of one of rows"):
         Pruner(toy.ToyFamily(), earlier=earlier)
+
+
+@pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy, lambda module: pickle.loads(pickle.dumps(module))])
+def test_a_module_that_holds_earlier_sizes_can_be_copied_and_pickled(copied):
+    module = torch.nn.Linear(1, 1)
+    module.earlier = told(EarlierSizes("rows", every=5), UNEVEN)
+    other = copied(module)
+    if other.earlier is not module.earlier:  # copy.copy shares attributes
+        assert (other.earlier.dim, other.earlier.every, other.earlier.skew) == ("rows", 5, None)
+        told(other.earlier, UNEVEN)
+    assert other.earlier.skew.sizes(500) == module.earlier.skew.sizes(500)

@@ -6,11 +6,14 @@ Each config's time is kept by itself, so that another list of configs, or anothe
 
 from __future__ import annotations
 
+import atexit
 import hashlib
 import math
 import os
 import re
 import sys
+import weakref
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import lru_cache
@@ -35,6 +38,17 @@ _ENTRY_KEYS = {"source", "software", "problem", "times", "chosen", "launches"}
 _MOST_LAUNCHES = 32
 #: The share of a full file's entries that goes at once, so that a full one is not made room in for every config.
 _FORGOTTEN = 0.25
+#: So many times of a problem are written one by one, and so large a share of all of them together after that.
+_AT_ONCE, _WAITING_SHARE = 64, 0.125
+#: Of a full file, one problem's times are shortened first where they are more than this share, and more than this many.
+_LARGE_SHARE, _FEW = 0.25, 64
+_caches: weakref.WeakSet[ChoiceCache] = weakref.WeakSet()
+
+
+@atexit.register
+def _flush_all() -> None:
+    for cache in list(_caches):
+        cache.flush()
 
 
 class ChoiceCache:
@@ -62,6 +76,9 @@ class ChoiceCache:
     def __init__(self, file: SharedFile, kernel: str, source_hash: str, device: DeviceSpec) -> None:
         self.file, self.kernel, self.source_hash, self.device = file, kernel, source_hash, device
         self._software = Software.here()
+        self._recorded: Counter[Problem] = Counter()
+        self._waiting: dict[Problem, dict[KernelConfig, float | None]] = {}  # recorded, but not written yet
+        _caches.add(self)
 
     @classmethod
     def of(cls, kernel: str, source_hash: str, device: DeviceSpec) -> ChoiceCache:
@@ -76,18 +93,31 @@ class ChoiceCache:
 
     def times(self, problem: Problem) -> Mapping[KernelConfig, float | None]:
         """What was measured of a problem, in microseconds by config; None for a config that failed there."""
+        self.flush()
         document = self.file.read()
         entry = self._entry(document, problem)
         return {} if entry is None else times_of(document, entry)
 
     def problems(self) -> Sequence[Problem]:
         """Those that have times, the one that was touched longest ago first."""
+        self.flush()
         return [Problem.from_json(entry["problem"]) for entry in self._entries(self.file.read()) if entry["times"]]
 
     def record(self, problem: Problem, config: KernelConfig, time_us: float | None) -> None:
-        """Keeps the time of a config, or that it failed: None, or what no clock gives (inf, as Triton has it). It is on
-        the disk when this returns."""
-        self.record_all(problem, {config: time_us})
+        """Keep the time of a config, or that it failed: None, or what no clock gives (inf, as Triton has it).
+
+        The first `_AT_ONCE` times of a problem are on the disk when this returns. The file is written as a whole, so
+        that of more of them an eighth is written at a time, the last ones with the choice or when the process ends."""
+        waiting = self._waiting.setdefault(problem, {})
+        waiting[config] = time_us
+        self._recorded[problem] += 1
+        if self._recorded[problem] <= _AT_ONCE or len(waiting) > _WAITING_SHARE * self._recorded[problem]:
+            self.flush()
+
+    def flush(self) -> None:
+        """Write the times that are not on the disk yet."""
+        while self._waiting:
+            self.record_all(*self._waiting.popitem())
 
     def record_all(self, problem: Problem, times: Mapping[KernelConfig, float | None]) -> None:
         """Several at once: the file is written once."""
@@ -109,6 +139,7 @@ class ChoiceCache:
 
     def choose(self, problem: Problem, bundle: str, config: KernelConfig) -> None:
         """Keeps a choice. On the disk when it returns."""
+        self.flush()
 
         def change(document: Document) -> None:
             entry = self._touched(document, problem)
@@ -313,11 +344,21 @@ def _hashable(config: Mapping[str, Any]) -> tuple[tuple[str, str, Any], ...]:
 
 
 def _forget_oldest(document: Document) -> bool:
-    """Drops the entries that were touched longest ago, and the configs that then nobody names."""
+    """Drop the slower half of the times of one problem with a large share of all times; else the entries that were
+    touched longest ago, but never the newest, which is being written. Configs that no entry names go, too."""
     entries = document.get("entries", [])
-    if not entries:
+    largest: Document = max(entries, key=lambda entry: len(entry["times"]), default={"times": {}})
+    times, total = largest["times"], sum(len(entry["times"]) for entry in entries)
+    if len(times) > max(_FEW, _LARGE_SHARE * total):
+        chosen = {str(place) for place in largest["chosen"].values()}
+        fastest = sorted(times, key=lambda place: (place not in chosen, times[place] or math.inf))
+        largest["times"] = {place: times[place] for place in fastest[: len(fastest) // 2]}
+        kept = entries
+    elif len(entries) > 1:
+        kept = entries[math.ceil(len(entries) * _FORGOTTEN) :]
+    else:
         return False
-    document["entries"] = kept = entries[math.ceil(len(entries) * _FORGOTTEN) :]
+    document["entries"] = kept
     used = sorted({int(place) for one in kept for place in (*one["times"], *one["chosen"].values())})
     moved = {old: new for new, old in enumerate(used)}
     document["configs"] = [document["configs"][old] for old in used]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,7 +11,7 @@ from typing import Any
 from ....datasets import ForetuneError
 from ....datasets.errors import LONGEST_WORD, abridged, check_word, shown, warn
 from ..functions.config_cache import FORMAT, ConfigCache, check_document, functions_folder
-from ..functions.key_record import KeyRecord, function_of
+from ..functions.key_record import KeyRecord, function_of, records_of
 from .shared_file import MOST_BYTES, content_of
 
 
@@ -53,7 +53,7 @@ class KnownFunction:
                 "software": " ".join(f"{name}={version}" for name, version in record.software.items()),
             }
             for key, entry in self.entries.items()
-            for kernel, record in _records(entry)
+            for kernel, _, record in records_of(entry)
         ]
 
     def to_json(self) -> dict[str, Any]:
@@ -101,10 +101,3 @@ def _best_us(record: KeyRecord) -> float | str:
     """What was chosen takes, to the six digits that a kernel's times are kept with; nothing where it was not timed."""
     time_us = record.outcomes[record.chosen].time_us if record.chosen in record.outcomes else None
     return "" if time_us is None else float(f"{time_us:.6g}")
-
-
-def _records(entry: Mapping[str, Any]) -> Iterator[tuple[str, KeyRecord]]:
-    sites = entry.get("sites", {"": entry})
-    for kernel, value in sites.items() if isinstance(sites, dict) else ():
-        if (record := KeyRecord.from_json(value)) is not None:  # else it is something that somebody else keeps
-            yield kernel, record

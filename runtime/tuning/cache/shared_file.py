@@ -37,7 +37,8 @@ class SharedFile:
 
     The file is its owner's alone (0600, in folders that are made as 0700), is replaced as a whole, and has at most
     `most_bytes`. `check` raises (anything) for an object that is no such document; `forget` drops what is oldest in
-    one, and says whether there was something to drop. No clock is asked: what was updated last is the newest.
+    one, and says whether there was something to drop; where there was not, the update is left out, with a warning. No
+    clock is asked: what was updated last is the newest.
 
     `path` None stands for a disk that is not there: no home, say.
 
@@ -106,7 +107,12 @@ class SharedFile:
         document: Document = json.loads(self._text)
         change(document)
         text = _as_json(document)
-        while len(text) > self.most_bytes and self._forget(document):
+        while len(text) > self.most_bytes:
+            if not self._forget(document):  # a file that is too large could not be read again
+                warn_once(
+                    f"{self.path or 'memory'}: {self.most_bytes} bytes do not hold a new value", ": it is not kept"
+                )
+                return
             text = _as_json(document)
         self._text, self._document = text, document
 

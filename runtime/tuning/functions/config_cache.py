@@ -14,6 +14,7 @@ from ....datasets import ForetuneError
 from ....datasets.errors import check_path, check_word, shown
 from ..cache.choice_cache import choices_folder
 from ..cache.shared_file import Document, SharedFile
+from .key_record import records_of, shorten_largest
 
 #: What a file says it is; a file that says otherwise is begun anew.
 FORMAT = "foretune functions 1"
@@ -23,7 +24,8 @@ _LONGEST_KEY = 4000
 
 class ConfigCache:
     """A mapping from keys (texts) to JSON objects, in a file that threads and processes share (see `SharedFile`: it
-    never raises for the disk, and forgets the oldest first), or in this process's memory where there is no path.
+    never raises for the disk, and forgets the oldest first), or in this process's memory where there is no path. Of a
+    key with thousands of configs a full file keeps the fastest, so that the other keys have room.
 
     >>> cache = ConfigCache()
     >>> cache.set("scale: 64", {"chosen": {"tile": 16}})
@@ -36,7 +38,7 @@ class ConfigCache:
 
     def __init__(self, path: Path | str | None = None) -> None:
         self.path = None if path is None else check_path("a cache's file", path).expanduser().absolute()
-        self._file = SharedFile(self.path, check=check_document, forget=_forget_oldest)
+        self._file = SharedFile(self.path, check=check_document, forget=_make_room)
         #: Changes when what was read before may no longer hold.
         self.generation = 0
 
@@ -145,8 +147,16 @@ def check_document(document: Document) -> None:
         raise ForetuneError(f"entries must be objects but are {shown(entries)}")
 
 
-def _forget_oldest(document: Document) -> bool:
+def _make_room(document: Document) -> bool:
+    """Shorten the largest record to its fastest configs where it takes much of the file; else forget the oldest keys.
+
+    The newest key, which is being written, stays; False where it alone has no room."""
     entries = document.get("entries", {})
+    records = [value for entry in entries.values() for _, value, _ in records_of(entry)]
+    if shorten_largest(records):
+        return True
+    if len(entries) < 2:
+        return False
     for key in list(entries)[: max(len(entries) // 4, 1)]:
         del entries[key]
-    return bool(entries)
+    return True

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -21,9 +20,9 @@ from .forced_autotuners import forced
 from .in_step import Ranks
 from .key_record import KeyRecord, Tuning, record_key
 from .plain_values import text_of
-from .results import Trial, TuneResult, all_failed
+from .results import Trial, TuneResult, all_failed, check_finished
 from .reuse import Place, Reuse, is_capturing, place_of, resolve_reuse, software
-from .running import Turn, context_now, in_context
+from .running import TuningLock, Turn, context_now, context_turn, in_context
 from .search import Search
 from .side_effects import SideEffects
 from .sites import Site, Sites
@@ -75,23 +74,25 @@ class ContextualFunction(WrappedFunction):
 
     def renew(self) -> None:
         """See `renew_in_children`."""
-        self._lock = threading.Lock()
+        self._lock = TuningLock()
 
     def __call__(
         self, *args: Any, autotune: bool = True, autotune_verbose: bool = False, autotune_pg: Any = None, **kwargs: Any
     ) -> Any:
         """The function's result. With a key that is new, all that is tuned in it is tuned first, unless `autotune` is
-        False, or something around it is being tuned. Raises what the function raises, and `TuningFailed`."""
+        False, or something around it is being tuned. Raises what the function raises, and as `TunedFunction` does."""
         tunes = check_flag("autotune", autotune) and context_now() is None
         if tunes and is_capturing():
             warn_once(f"{self.name}: a CUDA graph is being captured", ": nothing in it is tuned")
             tunes = False
         if tunes:
             call = _Call(self, args, kwargs, autotune_pg)
-            if not self._is_settled(call, autotune_pg):
+            if not self._is_settled(call, autotune_pg) and self._bears_trials(call):
                 with Turn(self._lock) as is_mine:  # another thread may settle it meanwhile
                     if is_mine and not self._is_settled(call, autotune_pg):
-                        self._tune(call, False, autotune_verbose, autotune_pg)
+                        with context_turn() as has_turn:
+                            if has_turn:  # else the function runs untuned
+                                self._tune(call, False, autotune_verbose, autotune_pg)
         return self.function(*args, **kwargs)
 
     def tune(
@@ -101,12 +102,21 @@ class ContextualFunction(WrappedFunction):
         measured now; the latter also with `force`. Raises as calling does."""
         if context_now() is not None:
             raise ForetuneError(f"{self.name} is run by a function that is being tuned as a whole")
+        call = _Call(self, args, kwargs, autotune_pg)
+        if (reason := self._effects.used_up(call.named)) is not None:
+            raise ForetuneError(f"{self.name}: {reason}: pass a list, or what opens it")
         with Turn(self._lock) as is_mine:
             if not is_mine:
                 raise ForetuneError(f"{self.name} is being tuned by what calls it now")
-            return self._tune(
-                _Call(self, args, kwargs, autotune_pg), check_flag("force", force), autotune_verbose, autotune_pg
-            )
+            with context_turn() as has_turn:
+                if not has_turn:
+                    raise ForetuneError(f"{self.name} is run by a function that is being tuned as a whole")
+                return self._tune(call, check_flag("force", force), autotune_verbose, autotune_pg)
+
+    def _bears_trials(self, call: _Call) -> bool:
+        if (reason := self._effects.used_up(call.named)) is not None:
+            warn_once(f"{self.name}: {reason}", ": it is not tuned as a whole")
+        return reason is None
 
     def _is_settled(self, call: _Call, group: Any) -> bool:
         if self._generation != self.cache.generation:
@@ -123,8 +133,11 @@ class ContextualFunction(WrappedFunction):
             records = {}  # what only some of them know is measured again, in step
         sites = Sites({label: (record.chosen, record.done) for label, record in records.items()})
         began = self._clock()
-        with forced(), in_context(sites), _undone_after(undo):
-            self._once(call, undo)  # which meets the kernels
+        with in_context(sites), forced(), _undone_after(undo):
+            result = self._once(call, undo)  # which meets the kernels
+            if sites.found:
+                check_finished(self.name, result)
+            del result  # which may be large
             reasons = self._tune_sites(call, sites, records, undo, ranks, say)
         for site in sites.found:
             site.settle(site.now)
@@ -174,6 +187,7 @@ class ContextualFunction(WrappedFunction):
     ) -> str:
         record = records[site.label] = KeyRecord(problem_of_key(site.name, [site.key]), software())
         tuning = Tuning(
+            name=self.name,
             run=partial(self._run, call, site),
             timer=self._timer or timer_for(call.place.on_gpu, in_step=not ranks.alone),
             undo=undo,
@@ -188,7 +202,7 @@ class ContextualFunction(WrappedFunction):
         reason = tuning.measure(record, site.candidates, Search("exhaustive", None, None))
         best = record.fastest(site.candidates)
         if best is None:
-            raise all_failed(site.name, _trials(site, record))
+            raise tuning.failures.error(all_failed(site.name, _trials(site, record)))
         site.now, record.chosen, record.done = best, best.text, site.done
         site.is_tuned = True
         self._keep(call, records)
@@ -198,10 +212,10 @@ class ContextualFunction(WrappedFunction):
         site.now = candidate
         return self.function(*call.args, **call.kwargs)
 
-    def _once(self, call: _Call, undo: Callable[[], None] | None) -> None:
+    def _once(self, call: _Call, undo: Callable[[], None] | None) -> Any:
         if undo is not None:
             undo()
-        self.function(*call.args, **call.kwargs)
+        return self.function(*call.args, **call.kwargs)
 
     def _records(self, call: _Call) -> dict[str, KeyRecord]:
         """What is known of each site, by label, and may be used."""
@@ -300,7 +314,8 @@ def contextual_autotune(
     run the same configs in step, and choose what is fastest on the slowest of them. `logs` is a folder for what each
     rank measured, in rank-N.log.
 
-    Raises `ForetuneError` for what is none of that. Calls raise `TuningFailed` where no config of a kernel works.
+    Raises `ForetuneError` for options that are not valid. Where no config of a kernel works, calls raise as those of
+    `tune` do.
 
     >>> from foretune import tune
     >>> twice = tune({"tile": [1, 2]}, cache=False)(lambda values, tile: [2 * value for value in values])

@@ -3,23 +3,33 @@
 from __future__ import annotations
 
 import hashlib
+import math
+import re
+import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from numbers import Real
 from typing import Any, NamedTuple
 
 from ....datasets import ForetuneError, Problem, Status
+from ....datasets.errors import shown
 from ....datasets.measurement import SHORTEST_US
 from ...timing.timer import Timing
 from .call_timer import CallTimer
 from .config_space import Candidate
 from .in_step import Ranks
 from .plain_values import text_of
-from .results import failure_of
+from .results import Failures, check_finished, failure_of
 from .search import Search
 
-#: A process that is killed loses what it measured since it last wrote: at most so much, or one config.
-_WRITE_EVERY_S = 1.0
+#: A process that is killed loses what it measured since it last wrote: at most this much, this share of the time spent
+#: so far, or one config. The share keeps the bytes written proportional to the number of configs, up to a logarithm.
+_WRITE_EVERY_S, _WRITE_EVERY_SHARE = 1.0, 0.125
+#: A config that failed in a way that may pass is tried again after a day.
+FAILURES_EXPIRE_S = 86_400.0
+#: A record in a full file is shortened where it has more than this share of all outcomes, and more than this many.
+_LARGE_SHARE, _FEW = 0.25, 32
 
 
 def record_key(function: str, digest: str, place: str, key: str) -> str:
@@ -45,17 +55,27 @@ class Outcome(NamedTuple):
     samples: int = 0
     error: str | None = None
 
+    @property
+    def may_pass(self) -> bool:
+        """Whether a config that failed so may work later. What the compiler or the device refused, they refuse again,
+        and some such errors end the process's use of the device."""
+        error = self.error or ""
+        if error.startswith(("OutOfMemoryError", "MemoryError")):
+            return True
+        return self.status is Status.LAUNCH_FAILED and not re.search("CUDA|HIP|cuda|hip", error)
+
 
 @dataclass
 class KeyRecord:
     """Outcomes by a config's text; the one that was `chosen`, and for which list of configs and which search that was
-    the end (`done`)."""
+    the end (`done`); and when the first of the kept failures was (`failed_at`, seconds since 1970)."""
 
     problem: Problem | None
     software: Mapping[str, str]
     outcomes: dict[str, Outcome] = field(default_factory=dict)
     chosen: str | None = None
     done: str = ""
+    failed_at: float | None = None
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -64,6 +84,7 @@ class KeyRecord:
             "outcomes": {text: [one.status.value, *one[1:]] for text, one in self.outcomes.items()},
             "chosen": self.chosen,
             "done": self.done,
+            "failed_at": self.failed_at,
         }
 
     @property
@@ -79,7 +100,9 @@ class KeyRecord:
             assert value is not None
             outcomes = {str(text): _outcome(*one) for text, one in value["outcomes"].items()}
             problem = None if value["problem"] is None else Problem.from_json(value["problem"])
-            return cls(problem, dict(value["software"]), outcomes, value["chosen"], str(value["done"]))
+            failed_at = value.get("failed_at")  # files of earlier versions do not have it
+            assert failed_at is None or type(failed_at) in (int, float)
+            return cls(problem, dict(value["software"]), outcomes, value["chosen"], str(value["done"]), failed_at)
         except (AssertionError, KeyError, TypeError, ValueError, AttributeError):
             return None
 
@@ -92,12 +115,56 @@ class KeyRecord:
         timed = {one: time_us for one, time_us in self.times(candidates).items() if time_us is not None}
         return min(timed, key=timed.__getitem__, default=None)
 
+    def retry_failures(self, candidates: Sequence[Candidate], now: float) -> None:
+        """Forget failures that are to be tried again: all of them where no candidate has a time, and after
+        `FAILURES_EXPIRE_S` those that may pass."""
+        failures = [text for text, one in self.outcomes.items() if one.time_us is None]
+        if self.fastest(candidates) is not None:
+            if self.failed_at is None or 0 <= now - self.failed_at < FAILURES_EXPIRE_S:
+                return
+            failures = [text for text in failures if self.outcomes[text].may_pass]
+        for text in failures:
+            del self.outcomes[text]
+        self.failed_at = None
+        if failures:
+            self.done = ""
+
+    def is_faster(self, candidate: Candidate, than: Candidate | None) -> bool:
+        """Whether a config that was tried works, and is faster than another one that works (None: there is none)."""
+        time_us = self.outcomes[candidate.text].time_us
+        if time_us is None or than is None:
+            return time_us is not None
+        known_us = self.outcomes[than.text].time_us
+        return known_us is None or time_us < known_us
+
+
+def records_of(entry: Mapping[str, Any]) -> Iterator[tuple[str, dict[str, Any], KeyRecord]]:
+    """Yield a cache entry's records by label, each as JSON and as read: one, with the label "", of a function; one for
+    each kernel of a contextual function. Anything else is left out."""
+    sites = entry.get("sites", {"": entry})
+    for label, value in sites.items() if isinstance(sites, dict) else ():
+        if (record := KeyRecord.from_json(value)) is not None:
+            yield label, value, record
+
+
+def shorten_largest(records: Sequence[dict[str, Any]]) -> bool:
+    """Drop the slower half of the record with the most outcomes, where these are a large share of all; False if not."""
+    largest: dict[str, Any] = max(records, key=lambda value: len(value["outcomes"]), default={"outcomes": {}})
+    outcomes, total = largest["outcomes"], sum(len(value["outcomes"]) for value in records)
+    if len(outcomes) <= max(_FEW, _LARGE_SHARE * total):
+        return False
+    by_time = sorted(outcomes, key=lambda text: (text != largest["chosen"], outcomes[text][1] or math.inf))
+    kept = set(by_time[: len(by_time) // 2])
+    largest["outcomes"] = {text: outcome for text, outcome in outcomes.items() if text in kept}
+    return True
+
 
 @dataclass
 class Tuning:
     """One tuning of one key: runs configs, ranks in step, until the search has enough. `check` raises for a config that
-    failed although the call ended well."""
+    failed although the call ended well. `now` is the time of day in seconds; `failures` has what was raised."""
 
+    name: str
     run: Callable[[Candidate], Any]
     timer: CallTimer
     undo: Callable[[], Any] | None
@@ -107,19 +174,22 @@ class Tuning:
     save: Callable[[], Any]
     say: Callable[[str], Any]
     clock: Callable[[], float] = time.monotonic
+    now: Callable[[], float] = time.time
     check: Callable[[Candidate], Any] = lambda candidate: None
+    failures: Failures = field(default_factory=Failures)
 
     def measure(self, record: KeyRecord, candidates: Sequence[Candidate], search: Search) -> str:
         """Fills the record with what the search asks for; says in words what that was. What was measured is kept
         whatever ends it, Ctrl-C among others."""
         began = saved = self.clock()
+        best = record.fastest(candidates)
         plan = search.plan(record.problem, candidates)
         in_plan = set(plan.positions)
         positions = (*plan.positions, *(at for at in range(len(candidates)) if at not in in_plan))
         measured, reason = 0, plan.reason
         try:
             for turn, position in enumerate(positions):
-                works = record.fastest(candidates) is not None
+                works = best is not None
                 if works and turn >= len(plan.positions):
                     break
                 candidate = candidates[position]
@@ -129,9 +199,13 @@ class Tuning:
                     reason = f"{plan.reason}, ended by {over}"
                     break
                 outcome = record.outcomes[candidate.text] = self._outcome(candidate)
+                if outcome.time_us is None and record.failed_at is None:
+                    record.failed_at = self.now()
                 measured += 1
-                self._tell(record, candidates, candidate, outcome)
-                if self.clock() - saved >= _WRITE_EVERY_S:
+                if record.is_faster(candidate, best):
+                    best = candidate
+                self._tell(record, len(candidates), candidate, best)
+                if self.clock() - saved >= max(_WRITE_EVERY_S, _WRITE_EVERY_SHARE * (saved - began)):
                     self.save()
                     saved = self.clock()
         finally:
@@ -152,48 +226,71 @@ class Tuning:
         def call() -> Any:
             return self.run(candidate)
 
+        result, outcome = None, Outcome(Status.OK)
         try:
-            self._undone(call)
+            result = self._undone(call)
             self.check(candidate)
-            outcome = Outcome(Status.OK)
         except Exception as error:  # noqa: BLE001 - a config that fails is one config less
-            outcome = Outcome(*_failed(error))
+            outcome = self._failed(error)
         works = outcome.status is Status.OK
-        if not self.ranks.all_say(works):
-            return outcome if not works else Outcome(Status.LAUNCH_FAILED, error="failed on another rank")
+        work_everywhere = self.ranks.all_say(works)
+        check_finished(self.name, result)
+        del result  # which may be large
+        if not work_everywhere:
+            return outcome if not works else self._failed_elsewhere()
         try:
             for _ in range(self.n_warmup - 1):
                 self._undone(call)
-            times = self.timer.sample(call, self.n_repeat, self.undo)
+            times = _checked(self.timer.sample(call, self.n_repeat, self.undo))
             timing = Timing.of([max(time_us, SHORTEST_US) for time_us in times])  # some clocks stand still
             self.check(candidate)
             outcome = Outcome(Status.OK, timing.time_us, timing.spread, timing.samples)
         except Exception as error:  # noqa: BLE001 - as above
-            outcome = Outcome(*_failed(error))
+            outcome = self._failed(error)
         time_us = self.ranks.slowest(outcome.time_us)
         if time_us is None and outcome.time_us is not None:
-            return Outcome(Status.LAUNCH_FAILED, error="failed on another rank")
+            return self._failed_elsewhere()
+        if time_us is not None:
+            self.failures.clear()
         return outcome._replace(time_us=time_us)
 
-    def _undone(self, call: Callable[[], Any]) -> None:
+    def _failed(self, error: Exception) -> Outcome:
+        self.failures.add(error)
+        status, text = failure_of(error)
+        if status is Status.OUT_OF_RESOURCES and type(error).__module__.startswith("torch"):
+            import torch
+
+            torch.cuda.empty_cache()  # so that it costs this config alone
+        return Outcome(status, error=text)
+
+    def _failed_elsewhere(self) -> Outcome:
+        self.failures.add(None)
+        return Outcome(Status.LAUNCH_FAILED, error="failed on another rank")
+
+    def _undone(self, call: Callable[[], Any]) -> Any:
         if self.undo is not None:
             self.undo()
-        call()
+        return call()
 
-    def _tell(self, record: KeyRecord, candidates: Sequence[Candidate], candidate: Candidate, outcome: Outcome) -> None:
-        best = record.fastest(candidates)
+    def _tell(self, record: KeyRecord, total: int, candidate: Candidate, best: Candidate | None) -> None:
+        outcome = record.outcomes[candidate.text]
         took = f"{outcome.status.value}: {outcome.error}" if outcome.time_us is None else f"{outcome.time_us:.1f} us"
         so_far = "" if best is None else f" (best {record.outcomes[best.text].time_us:.1f} us: {best})"
-        self.say(f"{len(record.outcomes)}/{len(candidates)} {candidate}: {took}{so_far}")
+        self.say(f"{len(record.outcomes)}/{total} {candidate}: {took}{so_far}")
 
 
-def _failed(error: Exception) -> tuple[Any, ...]:
-    status, text = failure_of(error)
-    if status is Status.OUT_OF_RESOURCES and type(error).__module__.startswith("torch"):
-        import torch
-
-        torch.cuda.empty_cache()  # so that it costs this config alone
-    return status, None, None, 0, text
+def _checked(times: Any) -> list[float]:
+    """What a timer returned, as numbers. Raises `ForetuneError` for what cannot be times."""
+    found = list(times) if isinstance(times, Iterable) else []
+    if not found:
+        raise ForetuneError(f"the timer must return a list of times but returned {shown(times)}")
+    for time_us in found:
+        is_number = isinstance(time_us, Real) and not isinstance(time_us, bool)
+        if not is_number or not 0 <= time_us <= sys.float_info.max:
+            raise ForetuneError(
+                f"the timer must return finite numbers of microseconds >= 0 but returned {shown(time_us)}"
+            )
+    return [float(time_us) for time_us in found]
 
 
 def _outcome(status: Any, time_us: Any, spread: Any, samples: Any, error: Any) -> Outcome:

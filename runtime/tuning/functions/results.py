@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import csv
+import inspect
 import io
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from traceback import clear_frames
 from typing import TYPE_CHECKING, Any
 
 from ....datasets import Problem, Status
@@ -22,6 +24,19 @@ if TYPE_CHECKING:
 
 #: So many of the failures are listed in an error, and so many rows shown of a table.
 _MOST_SAID, _MOST_SHOWN = 20, 30
+#: A result may be a tuple with a future in it; of a long list the items are not looked at.
+_MOST_RESULTS = 16
+#: Methods of types whose work goes on after the call: futures of `concurrent`, `asyncio`, dask and torch, results of
+#: thread pools, torch's asynchronous collectives, subprocesses, threads, and dask's lazy collections.
+_UNFINISHED = (
+    ("result", "done"),
+    ("wait", "done"),
+    ("wait", "ready"),
+    ("wait", "is_completed"),
+    ("wait", "poll"),
+    ("join", "is_alive"),
+    ("__dask_graph__",),
+)
 
 
 @dataclass(frozen=True)
@@ -139,6 +154,79 @@ def all_failed(function: str, trials: Sequence[Trial]) -> TuningFailed:
     )
     error.trials = tuple(trials)
     return error
+
+
+class Failures:
+    """The exceptions of one tuning's configs, the first of each type, as long as no config works.
+
+    >>> failures = Failures()
+    >>> failures.add(KeyError("x"))
+    >>> failures.error(TuningFailed("none of the 2 configs works"))
+    KeyError('x')
+    """
+
+    def __init__(self) -> None:
+        self._first: dict[type[Exception], Exception] = {}
+        self._are_all_ours = True
+
+    def add(self, error: Exception | None) -> None:
+        """Note what a config raised; None for one that failed on another rank."""
+        if error is None:
+            self._are_all_ours = False
+        elif type(error) not in self._first:
+            chain: dict[int, BaseException] = {}
+            left: list[BaseException | None] = [error]
+            while left:
+                if (one := left.pop()) is not None and id(one) not in chain:
+                    chain[id(one)] = one
+                    clear_frames(one.__traceback__)  # the frames' variables, tensors among them, would stay in memory
+                    left += [one.__cause__, one.__context__]
+            self._first[type(error)] = error
+
+    def clear(self) -> None:
+        """Forget them, because a config works."""
+        self._first.clear()
+
+    def error(self, failed: TuningFailed) -> Exception:
+        """Return what is raised where no config works: the first exception itself, with the list of all as a note,
+        where every config raised the same type; else `failed`, with the first exception as its cause."""
+        first = next(iter(self._first.values()), None)
+        if first is None or len(self._first) > 1 or not self._are_all_ours:
+            failed.__cause__ = first
+            return failed
+        if hasattr(first, "add_note"):  # from Python 3.11
+            first.add_note(str(failed))
+        return first
+
+
+def check_finished(function: str, result: Any) -> None:
+    """Raise `ForetuneError` for a result whose work is done after the call, which a timer of calls cannot see."""
+    several = result if isinstance(result, (tuple, list)) and len(result) <= _MOST_RESULTS else ()
+    for one in (result, *several):
+        if (what := _unfinished(one)) is not None:
+            if inspect.iscoroutine(one):
+                one.close()  # nobody will await it
+            raise ForetuneError(
+                f"{function} returned {what}, whose work is done after the call, so that its configs cannot be timed: "
+                "tune the function that does the work, or wait for the work before returning"
+            )
+
+
+def _unfinished(result: Any) -> str | None:
+    """What a result is, where its work is done after the call. Types count, since a mock has every attribute."""
+    for names in _UNFINISHED:
+        if all(callable(getattr(type(result), name, None)) for name in names):
+            return f"an object of type {type(result).__qualname__}"
+    for is_such, what in (
+        (inspect.iscoroutine, "a coroutine"),
+        (inspect.isasyncgen, "an asynchronous generator"),
+        (inspect.isgenerator, "a generator"),
+        (inspect.isawaitable, "an awaitable"),
+        (lambda one: isinstance(one, (map, filter)), "a lazy iterator"),
+    ):
+        if is_such(result):
+            return what
+    return None
 
 
 def failure_of(error: Exception) -> tuple[Status, str]:

@@ -1,20 +1,55 @@
-"""`SideEffects`: what is done about a function's traces while it is called again and again."""
+"""`SideEffects`: what is done about a function's traces while it is called again and again; and `Snapshot`: what is in
+arguments, however deep, kept so that it can be put back in place."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import array
+import datetime
+import decimal
+import enum
+import fractions
+import functools
+import io
+import random
+import re
+import sys
+import tempfile
+import types
+import uuid
+import weakref
+from collections import OrderedDict, deque
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import PurePath
 from typing import Any
 
 from ....datasets import ForetuneError
 from ....datasets.errors import check_words, shown
 
+#: Containers that are looked into for what is used up.
+_CONTAINERS = (list, tuple, dict, set, frozenset, deque, types.MappingProxyType)
+#: Methods of types whose objects are used up by being read: files, sockets, pipes and queues.
+_USED_UP = (("read", "readline"), ("recv", "close"), ("get", "put", "empty"))
+#: Values that a function cannot change, or that are no data: these stay as they are.
+_UNCHANGING = (
+    *(type(None), bool, int, float, complex, str, bytes, range, slice, type(...), type(NotImplemented), type),
+    *(types.FunctionType, types.BuiltinFunctionType, types.MethodType, types.ModuleType, types.CodeType),
+    *(datetime.date, datetime.time, datetime.timedelta, datetime.tzinfo, decimal.Decimal, fractions.Fraction),
+    *(enum.Enum, PurePath, uuid.UUID, re.Pattern, weakref.ref, functools.partial),
+)
+#: Packages and modules whose objects, other than containers and arrays, stay as they are: scalars, dtypes, devices,
+#: streams, process groups, kernels with their binaries, locks, loggers.
+_UNCHANGING_PACKAGES = ("_thread", "logging", "triton", __name__.partition(".")[0])
+_UNCHANGING_MODULES = ("numpy", "numpy.dtypes", "pandas", "torch", "torch._C", "torch.cuda.streams")
+#: What undoes the changes of one value, and its parts by path, which are looked into next.
+_Kept = tuple[Callable[[], object], Iterable[tuple[str, Any]]]
+
 
 @dataclass(frozen=True)
 class SideEffects:
-    """`reset` is called with the call's arguments before every run; `restore` names the arguments (tensors, arrays,
-    lists) whose contents are kept when tuning begins and put back before every run, also the last, whose result the
-    caller gets. Neither is timed."""
+    """`reset` is called with the call's arguments before every run; `restore` names the arguments whose contents are
+    kept when tuning begins and put back before every run (see `Snapshot`), also the last, whose result the caller gets.
+    Neither is timed."""
 
     reset: Callable[..., Any] | None = None
     restore: Sequence[str] = ()
@@ -32,27 +67,350 @@ class SideEffects:
         Raises `ForetuneError` for an argument that is not there, or cannot be put back."""
         if self.reset is None and not self.restore:
             return None
-        back = [_keep(name, named) for name in self.restore]
+        if missing := [name for name in self.restore if name not in named]:
+            known = ", ".join(named) or "none"
+            raise ForetuneError(f"restore names {shown(missing[0])}, but the call's arguments are {known}")
+        snapshot = Snapshot({name: named[name] for name in self.restore})
 
         def undo() -> None:
-            for put_back in back:
-                put_back()
+            snapshot.put_back()
             if self.reset is not None:
                 self.reset(*args, **kwargs)
 
         return undo
 
+    def used_up(self, named: Mapping[str, Any]) -> str | None:
+        """Name an argument that the first run would use up for all others, an iterator or an open file, alone or in a
+        container; None where there is none. What is no iterator of Python's own, `reset` may bring back."""
+        left: list[tuple[str, Any]] = list(named.items())
+        seen: set[int] = set()
+        while left:
+            name, value = left.pop()
+            kind = type(value)
+            if _is_used_up(kind) and (self.reset is None or kind.__module__ in ("builtins", "itertools")):
+                return f"argument {name} has a {kind.__qualname__}, which the first run uses up"
+            if isinstance(value, _CONTAINERS) and id(value) not in seen:
+                seen.add(id(value))
+                items = value.values() if isinstance(value, (dict, types.MappingProxyType)) else value
+                kinds = {one for one in set(map(type, items)) if issubclass(one, _CONTAINERS) or _is_used_up(one)}
+                left += [(name, one) for one in items if type(one) in kinds]
+        return None
 
-def _keep(name: str, named: Mapping[str, Any]) -> Callable[[], object]:
-    if name not in named:
-        raise ForetuneError(f"restore names {shown(name)}, but the call's arguments are {', '.join(named) or 'none'}")
-    value = named[name]
-    if hasattr(value, "copy_") and hasattr(value, "clone"):
-        kept = value.detach().clone()
-        return lambda: value.detach().copy_(kept)
-    if hasattr(value, "copy") and hasattr(value, "__setitem__") and not isinstance(value, Mapping):
-        kept, everything = value.copy(), ... if hasattr(value, "__array__") else slice(None)
-        return lambda: value.__setitem__(everything, kept)
-    if value is None:
-        return lambda: None
-    raise ForetuneError(f"restore takes tensors, arrays and lists but {name} is {shown(value)}: use reset")
+
+def _is_used_up(kind: type[Any]) -> bool:
+    if issubclass(kind, (Iterator, AsyncIterator, Coroutine, io.IOBase, tempfile._TemporaryFileWrapper)):
+        return True
+    return any(all(callable(getattr(kind, name, None)) for name in names) for names in _USED_UP)
+
+
+class Snapshot:
+    """The contents of arguments: tensors (with their gradients), arrays, data frames, containers, random generators,
+    objects with attributes, and what is in these. Everything is put back in place: the same tensors, containers and
+    objects have the same contents again, so that what refers to them, or is a view of them, sees that too.
+
+    Of a module: parameters, buffers, and attributes that are data; other objects in it, hooks say, stay as they are.
+
+    Raises `ForetuneError` for what cannot be put back, which names the part and its type.
+
+    >>> layers = [[1.0], {"weights": bytearray(b"ab")}]
+    >>> snapshot = Snapshot({"layers": layers})
+    >>> layers[0][0] = 2.0; layers[1]["weights"][:] = b""; layers.append(3)
+    >>> snapshot.put_back(); layers
+    [[1.0], {'weights': bytearray(b'ab')}]
+    """
+
+    def __init__(self, arguments: Mapping[str, Any]) -> None:
+        self._undone: list[Callable[[], object]] = []
+        self._seen: dict[int, Any] = {}  # the values themselves, so that no other value gets their identity
+        for name, value in arguments.items():
+            if value is not None and _is_unchanging(value):
+                raise _refusal(name, value)
+            self._keep_all(name, value)
+
+    def put_back(self) -> None:
+        """Undo all changes since this was made."""
+        for undo in self._undone:
+            undo()
+
+    def _keep_all(self, name: str, value: Any) -> None:
+        left = [(name, value, False)]
+        while left:
+            path, one, in_module = left.pop()
+            if id(one) in self._seen or _is_unchanging(one):
+                continue
+            self._seen[id(one)] = one
+            kept = self._kept(path, one, in_module)
+            if kept is not None:
+                self._undone.append(kept[0])
+                is_module = in_module or _is_module(one)
+                left += [(inner, part, is_module) for inner, part in kept[1]]
+
+    def _kept(self, path: str, value: Any, in_module: bool) -> _Kept | None:
+        try:
+            for is_such, keep in _KINDS:
+                if is_such(value):
+                    kept = keep(path, value)
+                    kept[0]()  # what cannot be written to is found now
+                    return kept
+            if in_module and not _is_module(value):
+                return None
+            if (attributes := _Attributes.of(value)) is not None:
+                return attributes.put_back, attributes.parts(path)
+        except Exception as error:
+            raise _refusal(path, value, f" ({type(error).__name__}: {error})") from error
+        raise _refusal(path, value)
+
+
+def _refusal(path: str, value: Any, why: str = "") -> ForetuneError:
+    text = " ".join(shown(value).split())  # on one line
+    return ForetuneError(
+        f"restore cannot put back {path}, which is {text} of type {type(value).__qualname__}{why}: use reset"
+    )
+
+
+def _is_unchanging(value: Any) -> bool:
+    kind = type(value)
+    if isinstance(value, _UNCHANGING) or kind is object:
+        return True
+    if kind.__module__.partition(".")[0] in _UNCHANGING_PACKAGES:
+        return True
+    if kind.__module__.startswith(_UNCHANGING_MODULES):
+        is_index = (pandas := sys.modules.get("pandas")) is not None and isinstance(value, pandas.Index)
+        is_own = kind.__module__ in _UNCHANGING_MODULES or kind.__module__.startswith(("torch._C.", "pandas._"))
+        return is_index or (is_own and not any(is_such(value) for is_such, _ in _KINDS))
+    return False
+
+
+def _is_module(value: Any) -> bool:
+    return (torch := sys.modules.get("torch")) is not None and isinstance(value, torch.nn.Module)
+
+
+def _is_tensor(value: Any) -> bool:
+    return all(hasattr(value, name) for name in ("copy_", "clone", "detach"))
+
+
+def _keep_tensor(path: str, value: Any) -> _Kept:
+    own, kept = value.detach(), value.detach().clone()  # `own` stays on the memory, whatever becomes of the tensor
+    has_grad = getattr(value, "is_leaf", False)
+    grad = value.grad if has_grad else None
+    memory = _memory_of(value)
+    writable = _once_each(own) if memory is not None else None
+
+    def put_back() -> None:
+        if has_grad and value.grad is not grad:
+            value.grad = grad
+        if writable is None:  # sparse: a detached one does not share what is replaced
+            with sys.modules["torch"].no_grad():
+                value.copy_(kept)
+            return
+        if _memory_of(value) != memory:
+            value.data = own
+        writable.copy_(_once_each(kept, own))
+
+    return put_back, [] if grad is None else [(f"{path}.grad", grad)]
+
+
+def _memory_of(tensor: Any) -> tuple[Any, ...] | None:
+    """Where a tensor's elements are, and how; None for sparse layouts and the like."""
+    if str(getattr(tensor, "layout", "torch.strided")) != "torch.strided" or not hasattr(tensor, "stride"):
+        return None
+    return tuple(tensor.shape), tuple(tensor.stride()), tensor.data_ptr()
+
+
+def _once_each(tensor: Any, like: Any = None) -> Any:
+    """A view with each element once, where a tensor was expanded: as `copy_` wants its target to be."""
+    for dim, (size, step) in enumerate(zip(tensor.shape, (tensor if like is None else like).stride(), strict=True)):
+        if step == 0 and size > 1:
+            tensor = tensor.narrow(dim, 0, 1)
+    return tensor
+
+
+def _is_frame(value: Any) -> bool:
+    return type(value).__module__.partition(".")[0] == "pandas" and hasattr(value, "_update_inplace")
+
+
+def _keep_frame(path: str, value: Any) -> _Kept:
+    kept, attrs = value.copy(), dict(value.attrs)
+
+    def put_back() -> None:
+        value._update_inplace(kept.copy())  # pandas has no public way to do so
+        value.attrs = dict(attrs)
+
+    columns = [value] if value.ndim == 1 else [value.iloc[:, at] for at in range(value.shape[1])]
+    return put_back, [(path, column.tolist()) for column in columns if column.dtype == object]
+
+
+def _is_array(value: Any) -> bool:
+    return all(hasattr(value, name) for name in ("__array__", "__setitem__", "copy")) and not isinstance(value, dict)
+
+
+def _keep_array(path: str, value: Any) -> _Kept:
+    kept = value.copy()
+    parts = [(path, value.tolist())] if getattr(value.dtype, "hasobject", False) else []
+    if not getattr(getattr(value, "flags", None), "writeable", True):
+        return _nothing, parts
+
+    def put_back() -> None:
+        if value.shape != kept.shape:
+            value.resize(kept.shape, refcheck=False)
+        value[...] = kept
+
+    return put_back, parts
+
+
+def _keep_list(path: str, value: list[Any]) -> _Kept:
+    kept = list(value)
+    return _with_attributes(path, value, lambda: list.__setitem__(value, slice(None), kept), _items(path, kept))
+
+
+def _keep_deque(path: str, value: deque[Any]) -> _Kept:
+    kept = list(value)
+
+    def put_back() -> None:
+        deque.clear(value)
+        deque.extend(value, kept)
+
+    return _with_attributes(path, value, put_back, _items(path, kept))
+
+
+def _keep_dict(path: str, value: dict[Any, Any]) -> _Kept:
+    kept = list(dict.items(value))
+    base: Any = OrderedDict if isinstance(value, OrderedDict) else dict  # subclasses may refuse to be written to
+
+    def put_back() -> None:
+        base.clear(value)
+        for name, one in kept:
+            base.__setitem__(value, name, one)
+
+    return _with_attributes(path, value, put_back, [(f"{path}[{shown(name)}]", one) for name, one in kept])
+
+
+def _keep_set(path: str, value: set[Any]) -> _Kept:
+    kept = list(value)
+
+    def put_back() -> None:
+        set.clear(value)
+        set.update(value, kept)
+
+    return _with_attributes(path, value, put_back, [(path, one) for one in kept])
+
+
+def _keep_buffer(path: str, value: Any) -> _Kept:
+    kept = value[:]
+    return lambda: value.__setitem__(slice(None), kept), ()
+
+
+def _keep_view(path: str, value: memoryview) -> _Kept:
+    if value.readonly:
+        return _nothing, ()
+    octets = value.cast("B")
+    kept = bytes(octets)
+    return lambda: octets.__setitem__(slice(None), kept), ()
+
+
+def _keep_random(path: str, value: Any) -> _Kept:
+    if hasattr(value, "bit_generator"):
+        state = value.bit_generator.state
+        return lambda: setattr(value.bit_generator, "state", state), ()
+    prefix = "get" if isinstance(value, random.Random) else "get_"
+    state = getattr(value, f"{prefix}state")()
+    return lambda: getattr(value, f"s{prefix[1:]}state")(state), ()
+
+
+def _is_random(value: Any) -> bool:
+    known = ("numpy.random", "torch"), ("Generator", "RandomState")
+    is_known = type(value).__module__.startswith(known[0]) and type(value).__name__ in known[1]
+    return isinstance(value, random.Random) or is_known
+
+
+def _nothing() -> None:
+    """Put back what cannot have been changed."""
+
+
+def _items(path: str, values: Iterable[Any]) -> list[tuple[str, Any]]:
+    """Those that can change, by path: a list may have millions of numbers."""
+    return [(f"{path}[{at}]", one) for at, one in enumerate(values) if not _is_unchanging(one)]
+
+
+def _with_attributes(path: str, value: Any, put_back: Callable[[], object], parts: list[tuple[str, Any]]) -> _Kept:
+    """Of a container's subclass, attributes too."""
+    attributes = _Attributes(value)
+
+    def put_all_back() -> None:
+        put_back()
+        attributes.put_back()
+
+    return put_all_back, [*parts, *attributes.parts(path)]
+
+
+class _Attributes:
+    """The attributes of an object, with or without slots. They are written past its class, which may be frozen."""
+
+    def __init__(self, value: Any) -> None:
+        self._value = value
+        self._slots = list(_slots_of(type(value)))
+        self._in_slots = {slot.__name__: slot.__get__(value) for slot in self._slots if _is_set(slot, value)}
+        self._dict: dict[str, Any] = getattr(value, "__dict__", {})
+        self._in_dict = dict(self._dict)
+
+    @classmethod
+    def of(cls, value: Any) -> _Attributes | None:
+        """None for an object without attributes, and where some of what it is made of is no attribute: written in C."""
+        kind, pointer = type(value), tuple.__itemsize__
+        parts = len(list(_slots_of(kind))) + (kind.__dictoffset__ > 0) + (kind.__weakrefoffset__ > 0)
+        is_visible = kind.__itemsize__ == 0 and kind.__basicsize__ <= object.__basicsize__ + pointer * parts
+        has_some = hasattr(value, "__dict__") or any(_slots_of(kind))
+        return cls(value) if is_visible and has_some else None
+
+    def parts(self, path: str) -> list[tuple[str, Any]]:
+        return [(f"{path}.{name}", one) for name, one in (self._in_dict | self._in_slots).items()]
+
+    def put_back(self) -> None:
+        for name in [name for name in self._dict if name not in self._in_dict]:
+            del self._dict[name]
+        self._dict.update(self._in_dict)
+        for slot in self._slots:
+            if slot.__name__ in self._in_slots:
+                slot.__set__(self._value, self._in_slots[slot.__name__])
+            elif _is_set(slot, self._value):
+                slot.__delete__(self._value)
+
+
+def _slots_of(kind: type[Any]) -> Iterator[Any]:
+    for one in kind.__mro__:
+        if "__slots__" in vars(one):
+            yield from (value for value in vars(one).values() if isinstance(value, types.MemberDescriptorType))
+
+
+def _is_set(slot: Any, value: Any) -> bool:
+    try:
+        slot.__get__(value)
+    except AttributeError:
+        return False
+    return True
+
+
+_KINDS: tuple[tuple[Callable[[Any], bool], Callable[[str, Any], _Kept]], ...] = (
+    (_is_tensor, _keep_tensor),
+    (_is_frame, _keep_frame),
+    (_is_array, _keep_array),
+    (lambda value: isinstance(value, list), _keep_list),
+    (lambda value: isinstance(value, dict), _keep_dict),
+    (lambda value: isinstance(value, deque), _keep_deque),
+    (lambda value: isinstance(value, set), _keep_set),
+    (lambda value: isinstance(value, (bytearray, array.array)), _keep_buffer),
+    (lambda value: isinstance(value, memoryview), _keep_view),
+    (
+        lambda value: isinstance(value, tuple),
+        lambda path, value: _with_attributes(path, value, _nothing, _items(path, value)),
+    ),
+    (
+        lambda value: isinstance(value, frozenset),
+        lambda path, value: _with_attributes(path, value, _nothing, [(path, one) for one in value]),
+    ),
+    (
+        lambda value: isinstance(value, types.MappingProxyType),
+        lambda path, value: (_nothing, [(f"{path}[{shown(name)}]", one) for name, one in value.items()]),
+    ),
+    (_is_random, _keep_random),
+)

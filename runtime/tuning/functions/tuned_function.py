@@ -20,9 +20,9 @@ from .config_space import Candidate
 from .in_step import Ranks
 from .key_record import KeyRecord, Outcome, Tuning, record_key
 from .plain_values import plain, text_of
-from .results import Trial, TuneResult, all_failed
+from .results import Failures, Trial, TuneResult, all_failed
 from .reuse import Reuse, is_capturing, resolve_reuse, software
-from .running import Turn, config_on_trial, context_now, on_trial
+from .running import TuningLock, Turn, config_on_trial, context_now, on_trial
 from .search import Search
 from .side_effects import SideEffects
 from .verbose import teller
@@ -64,6 +64,7 @@ class TunedFunction(WrappedFunction):
         cache: ConfigCache | Path | str | bool = True,
         timer: CallTimer | None = None,
         clock: Callable[[], float] = time.monotonic,
+        now: Callable[[], float] = time.time,
     ) -> None:
         super().__init__(function)
         resolve_reuse()  # a value that does not exist is refused here, not in a launch
@@ -71,7 +72,7 @@ class TunedFunction(WrappedFunction):
         self.n_warmup = check_integer("n_warmup", n_warmup, 1, MOST)  # the first call compiles
         self.n_repeat = check_integer("n_repeat", n_repeat, 1, MOST)
         self._search, self._effects = Search(search, budget_s, max_trials), SideEffects(reset, restore)
-        self._timer, self._clock = check_timer(timer), clock
+        self._timer, self._clock, self._now = check_timer(timer), clock, now
         self.cache = ConfigCache.for_function(self.name, cache)
         self._chosen: dict[tuple[str, str, int], Candidate] = {}
         self._tuned_here: set[str] = set()
@@ -81,7 +82,7 @@ class TunedFunction(WrappedFunction):
     def renew(self) -> None:
         """See `renew_in_children`."""
         self._guard = threading.Lock()
-        self._locks: dict[str, threading.Lock] = {}
+        self._locks: dict[str, TuningLock] = {}
 
     @property
     def configs(self) -> list[dict[str, Any]]:
@@ -92,7 +93,9 @@ class TunedFunction(WrappedFunction):
         self, *args: Any, autotune: bool = True, autotune_verbose: bool = False, autotune_pg: Any = None, **kwargs: Any
     ) -> Any:
         """The function's result. A key that is new is tuned first, unless `autotune` is False: then the best known
-        config runs, or the first. Raises `TuningFailed` where no config works, and what the function raises."""
+        config runs, or the first. Raises what the function raises; where no config works, the exception that all of
+        them raised if it is of one type, else `TuningFailed` with the first one as its cause. The next call tries
+        again."""
         call, tunes = self._calls.read(args, kwargs, Ranks(autotune_pg).size), check_flag("autotune", autotune)
         candidate = config_on_trial(self)  # as in recursion
         if candidate is None:
@@ -108,6 +111,8 @@ class TunedFunction(WrappedFunction):
         now; all of it with `force`. Raises as calling does."""
         group = autotune_pg
         call = self._calls.read(args, kwargs, Ranks(group).size)
+        if (reason := self._effects.used_up(call.named)) is not None:
+            raise ForetuneError(f"{self.name}: {reason}: pass a list, or what opens it")
         with self._lock(call) as is_mine:
             if not is_mine:
                 raise ForetuneError(f"{self.name} is being tuned for {call.key}, by what calls it now")
@@ -140,6 +145,9 @@ class TunedFunction(WrappedFunction):
         if is_capturing():
             warn_once(f"{self.name}: a CUDA graph is being captured", ": the best known config runs, or the first")
             return self._untuned(call)
+        if (reason := self._effects.used_up(call.named)) is not None:
+            warn_once(f"{self.name}: {reason}", ": the best known config runs, or the first")
+            return self._untuned(call)
         with self._lock(call) as is_mine:
             if not is_mine:
                 return self._untuned(call)
@@ -160,15 +168,23 @@ class TunedFunction(WrappedFunction):
         texts = [one.text for one in left]
         done = f"{self._search} {digest_of(texts)}"
         record = None if force else self._record(call)
+        if record is not None:
+            record.retry_failures(left, self._now())
         if not ranks.agree_on(done):
             raise ForetuneError(
                 f"{self.name}: the ranks of autotune_pg have other configs; on {ranks.rank}: {len(left)}"
             )
         if not ranks.agree_on("" if record is None else record.gist):
             record = None  # what only some of them know is measured again, in step
-        is_known = record is not None and record.done == done and record.chosen in texts
+        is_known = (
+            record is not None and record.done == done and record.chosen in texts and record.chosen in record.outcomes
+        )
         record = record or KeyRecord(call.problem, software())
-        reason = f"{len(left)} configs were known" if is_known else self._measure(call, record, left, verbose, ranks)
+        failures = Failures()
+        if is_known:
+            reason = f"{len(left)} configs were known"
+        else:
+            reason = self._measure(call, record, left, verbose, ranks, failures)
         outcomes = {one: Outcome(Status.INVALID, error=why) for one, why in refused.items()}
         outcomes |= {one: record.outcomes[one.text] for one in left if one.text in record.outcomes}
         metrics = self._calls.metrics(call)
@@ -179,7 +195,7 @@ class TunedFunction(WrappedFunction):
         )
         best = left[texts.index(str(record.chosen))] if is_known else record.fastest(left)
         if best is None:
-            raise all_failed(self.name, trials)
+            raise failures.error(all_failed(self.name, trials))
         if not is_known:
             record.chosen, record.done = best.text, done
             self.cache.set(self._record_key(call), record.to_json())
@@ -199,7 +215,15 @@ class TunedFunction(WrappedFunction):
             reason=reason,
         )
 
-    def _measure(self, call: Call, record: KeyRecord, left: Sequence[Candidate], verbose: bool, ranks: Ranks) -> str:
+    def _measure(
+        self,
+        call: Call,
+        record: KeyRecord,
+        left: Sequence[Candidate],
+        verbose: bool,
+        ranks: Ranks,
+        failures: Failures,
+    ) -> str:
         self._learn_earlier(call)
         undo = self._effects.undo(call.args, call.kwargs, call.named)
 
@@ -208,6 +232,7 @@ class TunedFunction(WrappedFunction):
                 return self.run(call, candidate)
 
         tuning = Tuning(
+            name=self.name,
             run=run,
             timer=self._timer or timer_for(call.place.on_gpu, in_step=not ranks.alone),
             undo=undo,
@@ -217,6 +242,8 @@ class TunedFunction(WrappedFunction):
             save=lambda: self.cache.set(self._record_key(call), record.to_json()),
             say=teller(verbose, self.name, call.key, ranks),
             clock=self._clock,
+            now=self._now,
+            failures=failures,
         )
         try:
             return tuning.measure(record, left, self._search)
@@ -257,4 +284,4 @@ class TunedFunction(WrappedFunction):
 
     def _lock(self, call: Call) -> Turn:
         with self._guard:
-            return Turn(self._locks.setdefault(self._record_key(call), threading.Lock()))
+            return Turn(self._locks.setdefault(self._record_key(call), TuningLock()))

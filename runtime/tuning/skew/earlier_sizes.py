@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -32,7 +33,8 @@ class EarlierSizes:
     `note` queues a copy of a call's sizes to the host behind the kernels that are queued, now and then, and looks
     whether the last one has arrived; it never waits, and does nothing while a CUDA graph is captured. `COPIES` of them,
     largest size to largest size, make the `skew`, which is None until then. Sizes that are on the CPU are taken at
-    once. Threads may share it.
+    once. Threads may share it. Copies and unpickled objects start with no known sizes, so that a module that holds one
+    can be copied and pickled.
 
     `dim` is the dimension that the sizes split; `every` how many calls there are to a copy, once the skew is known.
 
@@ -56,6 +58,9 @@ class EarlierSizes:
         self._sum: NDArray[np.int64] | None = None  # of the copies since the last skew, each sorted
         self._copies = 0
         self._busy = threading.Lock()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return partial(type(self), every=self.every), (self.dim,)
 
     def __repr__(self) -> str:
         return f"<EarlierSizes of {self.dim}: {'unknown' if self.skew is None else self.skew}>"

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import sys
 import threading
+import warnings
 
 import foretune
 import pytest
 from foretune import ConfigCache, ForetuneError, ForetuneWarning
-from foretune.runtime.tuning.functions import config_cache, tuned_function
+from foretune.runtime.tuning.functions import TunedFunction, config_cache, tuned_function
 
 
 @pytest.fixture
@@ -234,3 +236,100 @@ def test_a_full_file_forgets_the_oldest(tmp_path, monkeypatch):
     assert (tmp_path / "c.json").stat().st_size <= 3000
     assert "key 99" in cache
     assert "key 0" not in cache
+
+
+def entry_of(n_configs, chosen=0):
+    """A finished record of so many configs; config i takes i + 1 us."""
+    outcomes = {json.dumps({"tile": at, "text": "x" * 90}): ["ok", at + 1.0, 0.0, 10, None] for at in range(n_configs)}
+    return {"problem": None, "software": {}, "outcomes": outcomes, "chosen": list(outcomes)[chosen], "done": "all"}
+
+
+def test_a_key_with_thousands_of_configs_keeps_its_choice_and_the_other_keys(tmp_path):
+    cache = ConfigCache(tmp_path / "c.json")
+    for at in range(10):
+        cache.set(f"key {at}", entry_of(3))
+    large = entry_of(6000, chosen=4000)
+    cache.set("large", large)
+    assert (tmp_path / "c.json").stat().st_size <= cache._file.most_bytes
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # such as for a file that cannot be read
+        later = ConfigCache(tmp_path / "c.json")
+        kept = later.get("large")
+    assert later.keys() == [*(f"key {at}" for at in range(10)), "large"]
+    assert later.get("key 0") == entry_of(3)
+    assert kept["chosen"] == large["chosen"]
+    assert kept["outcomes"].items() <= large["outcomes"].items()
+    fastest = list(large["outcomes"])[: len(kept["outcomes"]) - 1]
+    assert list(kept["outcomes"]) == [*fastest, large["chosen"]]
+    assert len(fastest) > 500
+
+
+def test_the_kernels_of_a_contextual_function_are_shortened_too(tmp_path):
+    cache = ConfigCache(tmp_path / "c.json")
+    cache.set("small", {"sites": {"a": entry_of(3)}})
+    cache.set("large", {"sites": {"a": entry_of(3), "b": entry_of(6000)}})
+    assert cache.get("small") == {"sites": {"a": entry_of(3)}}
+    kept = cache.get("large")["sites"]
+    assert (kept["a"], kept["b"]["chosen"]) == (entry_of(3), entry_of(1)["chosen"])
+
+
+def test_a_value_that_has_no_room_at_all_is_not_kept_and_costs_no_other_key(tmp_path):
+    cache = ConfigCache(tmp_path / "c.json")
+    cache.set("key", {"x": 1})
+    with pytest.warns(ForetuneWarning, match="do not hold a new value: it is not kept"):
+        cache.set("large", {"text": "x" * 600_000})
+    assert cache.keys() == ConfigCache(tmp_path / "c.json").keys() == ["key"]
+
+
+def test_a_space_of_thousands_of_configs_is_measured_once(watch, tmp_path):
+    calls = []
+
+    def function(x, tile, text):
+        calls.append(tile)
+        watch.spend(10 + abs(tile - 2000) if x else 1)
+
+    space = [{"tile": tile, "text": "x" * 200} for tile in range(2400)]
+    options = {"cache": tmp_path / "c.json", "timer": watch, "n_warmup": 1, "n_repeat": 1}
+    first = foretune.tune(space, **options)(function)
+    first(0)
+    first(1)
+    calls.clear()
+    again = foretune.tune(space, **options)(function)
+    again(1)
+    again(0)
+    assert calls == [2000, 0]
+    result = again.tune(1)
+    assert (result.best_config["tile"], result.best_time_us, result.tuned_s) == (2000, 10.0, 0.0)
+    assert len(result.trials) + result.untried == 2400
+
+
+def test_bookkeeping_is_linear_in_the_number_of_configs(watch, tmp_path, monkeypatch):
+    now = [0.0]
+
+    def work_for(n_configs):
+        """Bytes handed to the cache, and calls made, where every config takes a second."""
+        tuned = TunedFunction(
+            lambda tile: now.__setitem__(0, now[0] + 1.0),
+            {"tile": range(n_configs)},
+            cache=False,
+            timer=watch,
+            n_warmup=1,
+            n_repeat=1,
+            clock=lambda: now[0],
+        )
+        written, calls = [], [0]
+        monkeypatch.setattr(tuned.cache, "set", lambda key, value: written.append(len(json.dumps(value))))
+
+        def count(frame, event, argument):
+            calls[0] += event in ("call", "c_call")
+
+        sys.setprofile(count)
+        try:
+            tuned()
+        finally:
+            sys.setprofile(None)
+        return sum(written), calls[0]
+
+    (few_bytes, few_calls), (many_bytes, many_calls) = work_for(150), work_for(600)
+    assert many_bytes < 6 * few_bytes  # 16 times, if it were written every second
+    assert many_calls < 6 * few_calls

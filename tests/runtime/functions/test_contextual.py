@@ -92,10 +92,16 @@ def test_where_no_config_of_a_part_works_in_the_whole_that_is_said(part, watch):
         inner(x)
         runs.append(1)
         if len(runs) > 1:
-            raise ValueError("after the first time")
+            raise errors[len(runs) % len(errors)]("after the first time")
 
-    with pytest.raises(TuningFailed, match="launch_failed: ValueError: after the first time"):
+    errors = [ValueError]
+    with pytest.raises(ValueError, match="after the first time"):
         whole(watch, function)(0)
+    runs.clear()
+    errors = [ValueError, KeyError]
+    with pytest.raises(TuningFailed, match="launch_failed: ValueError: after the first time") as failed:
+        whole(watch, function)(0)
+    assert type(failed.value.__cause__) in errors
 
 
 def test_another_process_and_an_interrupted_one_go_on_from_what_is_known(part, watch):

@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import threading
+import unittest.mock
+from concurrent.futures import Future
+from types import SimpleNamespace
 
 import foretune
 import pytest
 from foretune import ForetuneError, ForetuneWarning, KernelConfig, Problem, TuningFailed
 from foretune.datasets import Status
+from foretune.runtime.tuning.functions import TunedFunction, config_cache, key_record
+from foretune.runtime.tuning.functions.config_space import Candidate
+from foretune.runtime.tuning.functions.key_record import Outcome
 from foretune.runtime.tuning.functions.results import failure_of
 
 
@@ -69,17 +75,63 @@ def test_a_config_that_fails_is_one_config_less_and_is_told(watch):
 def test_where_all_fail_the_error_says_why_of_each(watch):
     import pickle
 
+    def function(x, tile):
+        raise (RuntimeError if tile == 1 else KeyError)(f"no {tile}")
+
     tuned = foretune.tune({"tile": [1, 2]}, prune=lambda config, x: x < 5 or "x is large", cache=False, timer=watch)(
-        slow_tiles(watch, fails=[1, 2])
+        function
     )
     with pytest.raises(TuningFailed) as failed:
         tuned(0)
     assert "none of the 2 configs of" in str(failed.value)
-    assert "tile=1: launch_failed: RuntimeError: no 1\n  tile=2: launch_failed: RuntimeError: no 2" in str(failed.value)
+    assert "tile=1: launch_failed: RuntimeError: no 1\n  tile=2: launch_failed: KeyError: 'no 2'" in str(failed.value)
+    assert repr(failed.value.__cause__) == "RuntimeError('no 1')"
     assert str(pickle.loads(pickle.dumps(failed.value))) == str(failed.value)
     assert [trial.config for trial in failed.value.trials] == [{"tile": 1}, {"tile": 2}]
     with pytest.raises(TuningFailed, match="tile=1: invalid: x is large"):
         tuned(7)
+
+
+def test_where_all_fail_of_one_type_that_is_raised_with_its_traceback(watch):
+    import sys
+    import traceback
+
+    tuned = foretune.tune({"tile": [1, 2]}, cache=False, timer=watch)(slow_tiles(watch, fails=[1, 2]))
+    with pytest.raises(RuntimeError, match="no 1") as failed:
+        tuned(0)
+    assert not isinstance(failed.value, TuningFailed)
+    assert traceback.extract_tb(failed.value.__traceback__)[-1].name == "function"
+    if sys.version_info >= (3, 11):
+        assert "tile=2: launch_failed: RuntimeError: no 2" in failed.value.__notes__[0]
+
+
+def test_exceptions_that_are_kept_keep_no_tensor_alive(watch):
+    import gc
+    import weakref
+
+    class Large:
+        pass
+
+    alive = []
+
+    def function(tile):
+        large = Large()
+        alive.append(weakref.ref(large))
+        try:
+            raise KeyError(tile)
+        except KeyError as error:
+            raise RuntimeError("no memory") from error
+
+    failures = foretune.runtime.tuning.functions.results.Failures()
+    for tile in range(2):
+        with pytest.raises(RuntimeError) as raised:
+            function(tile)
+        raised.value.__cause__.__cause__ = raised.value  # a cycle ends, too
+        failures.add(raised.value)
+        del raised
+    gc.collect()
+    assert [one() for one in alive] == [None, None]
+    assert str(failures.error(TuningFailed("none"))) == "no memory"
 
 
 def test_a_failure_has_its_status():
@@ -320,6 +372,187 @@ def test_functions_that_call_each_other_in_two_threads_end(watch):
     assert not any(thread.is_alive() for thread in threads)
 
 
+class Disk:
+    """A function that fails until its disk is mounted, a clock, and each process's tuned function."""
+
+    def __init__(self, watch, tiles=(5, 2), fails=(5, 2)):
+        self.watch, self.tiles, self.fails, self.now, self.calls = watch, list(tiles), set(fails), 1000.0, []
+
+    def __reduce__(self):
+        return "disk"  # the same in every process
+
+    def function(self, x, tile):
+        self.calls.append(tile)
+        if tile in self.fails:
+            raise OSError("disk not mounted yet")
+        self.watch.spend(tile)
+        return tile
+
+    def process(self):
+        config_cache._opened.cache_clear()
+        return TunedFunction(
+            lambda x, tile: self.function(x, tile), {"tile": self.tiles}, timer=self.watch, now=self.time
+        )
+
+    def time(self):
+        return self.now
+
+
+@pytest.mark.parametrize("is_another_process", [False, True])
+def test_where_all_failed_the_next_call_tries_again(watch, is_another_process):
+    disk = Disk(watch)
+    tuned = disk.process()
+    for _ in range(2):
+        with pytest.raises(OSError, match="disk not mounted yet"):
+            tuned(1)
+    assert disk.calls == [5, 2, 5, 2]
+    disk.fails.clear()
+    assert (disk.process() if is_another_process else tuned)(1) == 2
+
+
+def test_a_failure_that_may_pass_is_tried_again_after_a_day(watch):
+    disk = Disk(watch, tiles=[5, 4, 2], fails=[2, 4])
+    assert disk.process()(1) == 5
+    disk.fails.clear()
+    disk.calls.clear()
+    disk.now += key_record.FAILURES_EXPIRE_S - 1
+    assert (disk.process()(1), disk.calls) == (5, [5])
+    disk.now += 2
+    assert disk.process()(1) == 2
+    assert 5 not in disk.calls[1:]  # what has a time is not measured again
+    disk.calls.clear()
+    disk.now += 2 * key_record.FAILURES_EXPIRE_S
+    assert (disk.process()(1), disk.calls) == (2, [2])
+
+
+def test_what_the_compiler_or_the_device_refused_stays_refused():
+    outcomes = [
+        Outcome(Status.LAUNCH_FAILED, error="OSError: disk not mounted yet"),
+        Outcome(Status.OUT_OF_RESOURCES, error="OutOfMemoryError: CUDA out of memory."),
+        Outcome(Status.COMPILE_FAILED, error="CompilationError: at 3:4"),
+        Outcome(Status.OUT_OF_RESOURCES, error="OutOfResources: out of resource: shared memory"),
+        Outcome(Status.LAUNCH_FAILED, error="RuntimeError: Triton Error [CUDA]: an illegal memory access"),
+    ]
+    assert [one.may_pass for one in outcomes] == [True, True, False, False, False]
+    named = [Candidate({}, f"{at}") for at in range(len(outcomes) + 1)]
+    times = dict(zip("01234", outcomes, strict=True)) | {"5": Outcome(Status.OK, 1.0, 0.0, 1)}
+    record = key_record.KeyRecord(None, {}, dict(times), "5", "all", failed_at=0.0)
+    record.retry_failures(named, now=2 * key_record.FAILURES_EXPIRE_S)
+    assert (list(record.outcomes), record.done, record.failed_at) == (["2", "3", "4", "5"], "", None)
+    record.retry_failures(named[:-1], now=0.0)  # of these none has a time
+    assert list(record.outcomes) == ["5"]
+    earlier = key_record.KeyRecord(None, {}, dict(times), "5", "all").to_json()
+    del earlier["failed_at"]  # as earlier versions wrote it: what they finished stays
+    record = key_record.KeyRecord.from_json(earlier)
+    record.retry_failures(named, now=1e12)
+    assert (record.outcomes, record.done) == (times, "all")
+
+
+def coroutine():
+    async def later():
+        """Do the work."""
+
+    return later()
+
+
+def asynchronous():
+    async def generator():
+        yield 1
+
+    return generator()
+
+
+def thread():
+    return threading.Thread(target=print)
+
+
+class Task:
+    """As what `asyncio` has in place of a thread."""
+
+    def __await__(self):
+        return iter(())
+
+
+class Collective:
+    """As torch's `Work`."""
+
+    def wait(self):
+        """Wait for the ranks."""
+
+    def is_completed(self):
+        return False
+
+
+@pytest.mark.parametrize(
+    "returned",
+    [
+        coroutine,
+        asynchronous,
+        lambda: (one for one in [1]),
+        lambda: map(str, [1]),
+        Future,
+        Task,
+        thread,
+        lambda: (1.0, Collective()),
+    ],
+)
+@pytest.mark.parametrize("within", [False, True])
+def test_a_result_whose_work_is_done_later_is_refused_with_what_to_do(watch, returned, within):
+    part = foretune.tune({"tile": [5, 2]}, cache=False, timer=watch)
+
+    if within:
+        inner = part(lambda tile: tile)
+        tuned = foretune.contextual_autotune(cache=False, timer=watch)(lambda: (inner(), returned())[1])
+    else:
+        tuned = part(lambda tile: returned())
+    for call in (tuned, tuned.tune):
+        with pytest.raises(ForetuneError, match=r"returned .*, whose work is done after the call.*: tune the function"):
+            call()
+    assert watch.samples == 0
+
+
+def test_dask_collections_are_results_whose_work_is_done_later(watch):
+    delayed = pytest.importorskip("dask.delayed").delayed(sum)([1, 2])
+    tuned = foretune.tune({"tile": [5, 2]}, cache=False, timer=watch)(lambda tile: delayed)
+    with pytest.raises(ForetuneError, match="returned an object of type Delayed, whose work"):
+        tuned()
+
+
+@pytest.mark.parametrize("returned", [[1, 2], iter([1]), {"x": 1}, unittest.mock.MagicMock(), threading.Lock(), None])
+def test_other_results_are_no_trouble(watch, returned):
+    tuned = foretune.tune({"tile": [5, 2]}, cache=False, timer=watch)(lambda tile: returned)
+    assert tuned() is returned
+
+
+WRONG_TIMES = [-1.0, float("nan"), float("inf"), "5", None, True, 10**400, 1j]
+
+
+@pytest.mark.parametrize("wrong", WRONG_TIMES, ids=lambda value: repr(value)[:10])
+def test_a_time_that_no_clock_gives_is_a_failure_of_that_config(wrong):
+    class Timer:
+        def sample(self, call, samples, undo):
+            return [3.0, wrong if call() == 2 else 4.0]
+
+    tuned = foretune.tune({"tile": [5, 2]}, cache=False, timer=Timer())(lambda tile: tile)
+    assert tuned() == 5
+    failed = tuned.tune().trials[1]
+    assert (failed.status, failed.time_us) == (Status.LAUNCH_FAILED, None)
+    assert "the timer must return finite numbers of microseconds >= 0 but returned " in failed.error
+
+
+@pytest.mark.parametrize("wrong", [[], None, 5.0])
+def test_a_timer_that_returns_no_times_is_told_so(wrong):
+    timer = SimpleNamespace(sample=lambda call, samples, undo: wrong)
+    tuned = foretune.tune({"tile": [5, 2]}, cache=False, timer=timer)(lambda tile: tile)
+    with pytest.raises(ForetuneError, match="the timer must return a list of times but returned"):
+        tuned()
+
+
+def test_a_clock_that_stands_still_is_allowed():
+    timer = SimpleNamespace(sample=lambda call, samples, undo: [0.0])
+    assert foretune.tune({"tile": [5, 2]}, cache=False, timer=timer)(lambda tile: tile)() == 5
+
+
 def test_reset_and_restore_undo_every_run_and_are_not_timed(watch):
     import numpy as np
 
@@ -358,7 +591,7 @@ def test_restore_takes_tensors_and_says_what_it_does_not_take(watch):
     x = torch.zeros(3, requires_grad=False)
     tuned(x)
     assert x.tolist() == [1.0, 1.0, 1.0]
-    with pytest.raises(ForetuneError, match="restore takes tensors, arrays and lists but x is 3: use reset"):
+    with pytest.raises(ForetuneError, match="restore cannot put back x, which is 3 of type int: use reset"):
         tuned(3)
     with pytest.raises(ForetuneError, match="restore names 'z', but the call's arguments are x, bias"):
         foretune.tune({"tile": [3, 2]}, restore=["z"], **options)(add)(x)

@@ -285,3 +285,57 @@ def test_the_folder_is_where_the_environment_says_or_in_the_home(
 def test_software_is_what_is_installed() -> None:
     assert choice_cache._version_of("pytest") == pytest.__version__
     assert choice_cache._version_of("no such package") == ""
+
+
+def test_a_problem_with_thousands_of_configs_keeps_its_choice_and_the_other_problems(folder: Path) -> None:
+    cache = cache_of()
+    cache.file.most_bytes = 20_000
+    for rows in range(10):
+        cache.record_all(Problem.of("toy", rows=rows), dict.fromkeys(CONFIGS, 5.0))
+    large, configs = Problem.of("toy", rows=100), [KernelConfig.of(BLOCK=block) for block in range(1000)]
+    cache.record_all(large, {configs[-1]: 900.0})
+    cache.choose(large, "", configs[-1])
+    cache.record_all(large, {config: block + 1.0 for block, config in enumerate(configs[:-1])})
+    (path,) = folder.glob("*.json")
+    assert path.stat().st_size <= 20_000
+    later = cache_of()
+    assert [problem["rows"] for problem in later.problems()] == [*range(10), 100]
+    assert later.choice(large, "") == configs[-1]
+    kept = later.times(large)
+    assert set(kept) == {configs[-1], *configs[: len(kept) - 1]}
+    assert len(kept) > 64
+
+
+def test_writing_times_one_by_one_is_linear_in_their_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    written: list[int] = []
+    update = SharedFile.update
+
+    def counted(file: SharedFile, change: Any) -> None:
+        update(file, change)
+        written.append(len(file._text))
+
+    monkeypatch.setattr(SharedFile, "update", counted)
+
+    def bytes_of(n_configs: int) -> int:
+        written.clear()
+        cache, problem = cache_of(), Problem.of("toy", rows=n_configs)
+        for block in range(n_configs):
+            cache.record(problem, KernelConfig.of(BLOCK=block), block + 1.0)
+        cache.choose(problem, "", KernelConfig.of(BLOCK=0))
+        assert len(cache_of().times(problem)) == n_configs
+        return sum(written)
+
+    assert bytes_of(800) < 8 * bytes_of(200)  # 16 times, if each time were written by itself
+
+
+def test_what_waits_to_be_written_is_seen_here_and_there_when_the_process_ends() -> None:
+    cache, configs = cache_of(), [KernelConfig.of(BLOCK=block) for block in range(choice_cache._AT_ONCE + 2)]
+    for config in configs:
+        cache.record(SMALL, config, 1.0)
+    assert len(cache_of().times(SMALL)) == choice_cache._AT_ONCE
+    assert len(cache.times(SMALL)) == len(cache_of().times(SMALL)) == len(configs)
+    cache.record(LARGE, configs[0], 1.0)
+    cache._recorded[LARGE] = 100
+    cache.record(LARGE, configs[1], 1.0)
+    choice_cache._flush_all()
+    assert len(cache_of().times(LARGE)) == 2

@@ -334,3 +334,13 @@ def test_leftovers_of_other_files_stay(tmp_path: Path) -> None:
         (tmp_path / name).write_text("")
     atomic.remove_leftovers(tmp_path, of="a.json.")
     assert {path.name for path in tmp_path.iterdir()} == others
+
+
+def test_an_update_that_has_no_room_is_left_out_with_a_warning(tmp_path: Path) -> None:
+    file = SharedFile(tmp_path / "a.json", check=check_counts, forget=lambda counts: False, most_bytes=60)
+    add(file, "x")
+    with heard() as said:
+        add(file, "y" * 100)
+    assert len(said) == 1
+    assert "60 bytes do not hold a new value: it is not kept" in said[0]
+    assert file.read() == counts_in(tmp_path / "a.json").read() == {"x": 1}
