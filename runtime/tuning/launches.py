@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -10,6 +11,7 @@ from ...datasets import DeviceSpec, Family, ForetuneError, KernelConfig, Problem
 from ...datasets.errors import shown
 from ...datasets.problem import DTYPES, MOST_SIZE, dtype_of_tensor
 from ..launching.kernel import Kernel
+from ..launching.source_hash import digest_of
 
 if TYPE_CHECKING:
     import numpy as np
@@ -21,6 +23,12 @@ if TYPE_CHECKING:
 #: The dimension that no argument has: how much data the tensors of a launch have, to a power of two. A grid's size, and
 #: whether the data fit into the cache, hang on sizes that many kernels are never told.
 ELEMENTS = "elements"
+#: What it is called for a kernel that has an argument of that name: no argument can be called so.
+OTHER_ELEMENTS = "tensors.elements"
+
+_LONGEST_FLAG = 100
+#: What None, booleans, floats and Triton's types look like as texts.
+_LIKE_NO_TEXT = re.compile(r"None|True|False|nan|inf|void|(u?int|fp|bf)[0-9]\w*")
 
 
 def autotuner_of(kernel: Any) -> triton.runtime.Autotuner:
@@ -63,7 +71,8 @@ class LaunchFamily(Family):
         self._parameters = tuple(name for name in kernel.parameters if name not in tuned)
         self._defaults = {name: value for name, value in kernel.defaults.items() if name not in tuned}
         self._decisive = frozenset(self._parameters) & (frozenset(tuner.keys) | kernel.constants)
-        self.dims = (*sorted(self._decisive), ELEMENTS)  # type: ignore[misc]  # those that a problem may have
+        self._elements = OTHER_ELEMENTS if ELEMENTS in self._decisive else ELEMENTS
+        self.dims = (*sorted(self._decisive), self._elements)  # type: ignore[misc]  # those that a problem may have
         self._configs = tuple(tuner.configs)
 
     def problem_from_call(self, arguments: Mapping[str, Any]) -> Problem:
@@ -92,8 +101,8 @@ class LaunchFamily(Family):
             elif isinstance(value, int) and 0 <= value <= MOST_SIZE:
                 dims.append((name, int(value)))
             else:
-                flags.append(f"{name}={str(value)[:100]}")
-        dims.append((ELEMENTS, _power_of_two(elements)))
+                flags.append(f"{name}={_text_of(value)}")
+        dims.append((self._elements, _power_of_two(elements)))
         return Problem(self.name, tuple(sorted(dims)), tuple(sorted(dtypes.items())) or "bf16", tuple(sorted(flags)))
 
     def space(self, device: DeviceSpec | None = None) -> tuple[KernelConfig, ...]:
@@ -115,6 +124,14 @@ class LaunchFamily(Family):
         import numpy as np
 
         return np.zeros((len(configs), 0), np.float32)
+
+
+def _text_of(value: Any) -> str:
+    """A constant as a flag shows it, another text for each: a text that could be taken for something else is quoted."""
+    text = str(value)
+    if isinstance(value, str) and (not text.isidentifier() or _LIKE_NO_TEXT.fullmatch(text)):
+        text = repr(text)
+    return text if len(text) <= _LONGEST_FLAG else f"{text[:80]}... {digest_of([text])}"
 
 
 def _power_of_two(count: int) -> int:

@@ -183,7 +183,7 @@ def spoilt() -> dict[str, dict[str, Any]]:
         found[f"no {key}"] = {name: value for name, value in good().items() if name != key}
     for key in good()["entries"][0]:
         spoil_entry("null", **{key: None})
-        spoil_entry("a number as", **{key: 3})
+        spoil_entry("a number as", **{key: -3})
     spoil("a word too many", more=1)
     spoil("another", format="foretune choices 2")
     spoil("none of the", device={"name": "NVIDIA H200"})
