@@ -141,6 +141,11 @@ class Attachment:
                 return result
             except _CapturedError as captured:
                 return self._run_once(captured.config, args, kwargs)
+            except Exception:
+                if self._tuning is not None and not self._tuning.works:
+                    for key in self.tuner.cache.keys() - self._tuning.keys:  # of configs that all failed: try again
+                        del self.tuner.cache[key]
+                raise
             finally:
                 self._tuning, self._is_running = None, False
 
@@ -158,6 +163,7 @@ class Attachment:
         if tuning is None or config not in tuning.configs:
             timing = self._bench(*args, config=config, **meta)
         elif (known := tuning.recalled.get(config)) is not None:
+            tuning.works = True  # else there would be nothing that is recalled
             return known
         else:
             if tuning.uncompiled:
@@ -166,9 +172,12 @@ class Attachment:
         try:
             time_us = _microseconds(timing)
         except ForetuneError as error:
+            if tuning is not None:
+                tuning.timed.add(config)
             warn_once(f"{self.name}: {error}", ": that config counts as failed")
             return math.inf if isinstance(timing, (int, float)) else [math.inf] * 3
         if tuning is not None and config in tuning.configs:
+            tuning.works = tuning.works or time_us is not None
             self._tried(self._record, tuning, config, time_us)
         return timing
 
@@ -374,6 +383,7 @@ class _Tuning:
     recalled: dict[triton.Config, list[float]] = field(default_factory=dict)  # as Triton's benchmarker gives it, ms
     uncompiled: tuple[triton.Config, ...] = ()
     timed: set[triton.Config] = field(default_factory=set)
+    works: bool = False  # whether any config has a time
 
     def recall(self, tuner: triton.runtime.Autotuner) -> None:
         """Finds what needs no timing: it was timed before for this problem. Somebody's own `do_bench` may give another
