@@ -130,7 +130,7 @@ def hash_of_tuned(kernel: Any, configs: Sequence[triton.Config]) -> str:
 
 
 def _hook_text(hook: Any) -> str:
-    """What a hook does, as text: its code, and the plain values that it captured."""
+    """Return a hook's code, and the plain values that it captured, as text."""
     if hook is None:
         return ""
     if isinstance(hook, partial):
@@ -145,7 +145,7 @@ def _hook_text(hook: Any) -> str:
 
 
 def _plain_text(value: Any) -> str:
-    """The `repr` of plain values, and the type of all else, whose `repr` has an address."""
+    """Return the `repr` of plain values, and the type of all else, whose `repr` has an address."""
     if isinstance(value, CodeType):
         return f"{value.co_code.hex()} {value.co_names} {_plain_text(value.co_consts)}"
     if isinstance(value, (tuple, list)):

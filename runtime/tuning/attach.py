@@ -85,10 +85,10 @@ def detach(kernel: Any) -> None:
 def attached(kernels: ModuleType | Iterable[Any]) -> Iterator[list[triton.runtime.Autotuner]]:
     """Attaches all autotuners of a package (whose modules are imported for it; one warning names those that cannot be),
     or these kernels, until the end of the block: `with foretune.attached(fla): train()`. Those that are attached
-    already stay as they are. Blocks may overlap, also in several threads: a kernel is attached until the last one ends.
+    already are left alone. Blocks may overlap, also in several threads: a kernel is attached until the last one ends.
 
-    Raises `ForetuneError` for what is no module and no list of autotuned kernels, and at the end of the block where
-    somebody has replaced since what was attached; what the block raises goes first.
+    Raises `ForetuneError` for anything but a module or a list of autotuned kernels, and at the end of a block that has
+    raised nothing itself where a kernel cannot be detached (see `detach`); the others are detached then, too.
 
     >>> import json
     >>> with attached(json) as tuners:

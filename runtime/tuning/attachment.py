@@ -27,7 +27,7 @@ from .compiling import compile_ahead
 from .known_times import values_of
 from .launch_arguments import kept_arguments
 from .launches import LaunchFamily
-from .one_launch import OneLaunch, is_capturing, key_of_launch, milliseconds, times_one
+from .one_launch import OneConfigCache, OneLaunch, is_capturing, key_of_launch, milliseconds, times_one
 from .own_timings import OwnTimings
 from .ranks.agreement import agreed, choose_together, epoch, may_tune, scope
 
@@ -51,7 +51,7 @@ class Attachment:
     - `run`, which launches. Here it is one thread at a time, because Triton keeps a launch's arguments on the
       autotuner, where two threads mix them up. While a CUDA graph is captured nothing is timed: a new key runs the
       predicted config, else the first that is allowed, which is not remembered.
-    - `__getstate__`, which copies and pickles ask: they get the autotuner as it is without an attachment.
+    - `__getstate__`, which copies and pickles ask: they get the autotuner without the attachment.
 
     `holders` counts the `attached` blocks that it belongs to; 0 for `attach`.
 
@@ -112,7 +112,7 @@ class Attachment:
             self.is_on = False
 
     def state(self) -> Any:
-        """What a copy of the autotuner gets, or a pickle: its attributes without ours."""
+        """Return the state for a copy or a pickle of the autotuner: its attributes without ours."""
         get_state = getattr(type(self.tuner), "__getstate__", None)  # every class has one since Python 3.11
         state = self.tuner.__dict__ if get_state is None else get_state(self.tuner)
         return self._put_back(dict(state)) if isinstance(state, dict) else state
@@ -150,9 +150,9 @@ class Attachment:
                 self._tuning, self._is_running = None, False
 
     def _run_once(self, config: triton.Config, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Launches with a config that is not remembered."""
+        """Launch with a config, and do not remember it."""
         real = self.tuner.cache
-        self.tuner.cache = _Always(config)
+        self.tuner.cache = OneConfigCache(config)
         try:
             return self.own_run(*args, **kwargs)
         finally:
@@ -206,7 +206,7 @@ class Attachment:
         return pruned
 
     def _would_be_timed(self, kwargs: Mapping[str, Any]) -> bool:
-        """Whether Triton alone would time configs for this launch: it leaves several of them, and its key is new."""
+        """Return whether Triton alone would time configs for this launch: several are allowed, and the key is new."""
         tuner, left = self.tuner, self._n_allowed
         if tuner.perf_model is not None:
             top_k = tuner.configs_top_k
@@ -398,23 +398,6 @@ class _Tuning:
             self.recalled = {}
 
 
-class _Always(dict[Any, Any]):
-    """Stands for an autotuner's cache in one launch: every key has the same config, and nothing is kept."""
-
-    def __init__(self, config: triton.Config) -> None:
-        super().__init__()
-        self._config = config
-
-    def __contains__(self, key: object) -> bool:
-        return True
-
-    def __getitem__(self, key: Any) -> triton.Config:
-        return self._config
-
-    def get(self, key: Any, default: Any = None) -> triton.Config:
-        return self._config
-
-
 class _CapturedError(Exception):
     """Ends a launch with a new key while a CUDA graph is captured, before anything is timed."""
 
@@ -423,7 +406,10 @@ class _CapturedError(Exception):
 
 
 def _microseconds(timing: Any) -> float | None:
-    """What a benchmarker gave (its median, or all quantiles, in ms); None for a config that failed. Raises
-    `ForetuneError` for what is no time."""
+    """Return the time that a benchmarker gave (its median, or all quantiles, in ms); None for a config that failed.
+
+    Raises:
+        ForetuneError: It gave no time (see `milliseconds`).
+    """
     time_us = 1e3 * milliseconds(timing)
     return time_us if math.isfinite(time_us) else None

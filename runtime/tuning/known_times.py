@@ -40,7 +40,7 @@ class KnownTimes:
         timed: str,
     ) -> None:
         self._kernel, self._jit, self._advisor, self._device, self._timed = kernel, jit, advisor, device, timed
-        self._configs = configs
+        self._configs, self._values = configs, values_of(configs)
         self._here: dict[Hashable, dict[triton.Config, Outcome]] = {}
         self._on_disk: ChoiceCache | None = None
         self._is_open = False
@@ -116,7 +116,10 @@ class KnownTimes:
                 self._on_disk.saw_launch(stand_in, names, key, kept_arguments(arguments), own)
 
     def _values_of(self, configs: Sequence[triton.Config]) -> dict[triton.Config, KernelConfig]:
-        values = values_of([*configs, *self._configs])
+        if any(config not in self._values for config in configs):  # shared ones, or a prune callback's own making
+            values = values_of([*self._configs, *configs])
+        else:
+            values = self._values
         return {config: values[config] for config in configs if config in values}
 
     @contextmanager
@@ -129,8 +132,8 @@ class KnownTimes:
 
 
 def values_of(configs: Sequence[triton.Config]) -> dict[triton.Config, KernelConfig]:
-    """The value of each config that is known by it: not of one that has no value, nor of configs that differ in their
-    `pre_hook` alone."""
+    """Return the value of each config that can be told by it: not of one that has no value, nor of configs that differ
+    only in their `pre_hook`."""
     found: dict[triton.Config, KernelConfig] = {}
     for config in configs:
         with suppress(ForetuneError):

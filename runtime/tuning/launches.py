@@ -127,7 +127,7 @@ class LaunchFamily(Family):
 
 
 def _text_of(value: Any) -> str:
-    """A constant as a flag shows it, another text for each: a text that could be taken for something else is quoted."""
+    """Return a constant as a flag shows it, each value differently: a text that looks like another kind is quoted."""
     text = str(value)
     if isinstance(value, str) and (not text.isidentifier() or _LIKE_NO_TEXT.fullmatch(text)):
         text = repr(text)

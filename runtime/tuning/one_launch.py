@@ -20,14 +20,31 @@ if TYPE_CHECKING:
 
 
 def times_one() -> bool:
-    """Whether this Triton times a config that is the only one left, and resets the tensors after it (before 3.8)."""
+    """Return whether this Triton (before 3.8) times a config that is the only one left, and then resets the tensors."""
     import triton
 
     return tuple(map(int, triton.__version__.split(".")[:2])) < (3, 8)
 
 
+class OneConfigCache(dict[Any, Any]):
+    """Stands for an autotuner's cache in one launch: every key has the same config, and nothing is kept."""
+
+    def __init__(self, config: triton.Config) -> None:
+        super().__init__()
+        self._config = config
+
+    def __contains__(self, key: object) -> bool:
+        return True
+
+    def __getitem__(self, key: Any) -> triton.Config:
+        return self._config
+
+    def get(self, key: Any, default: Any = None) -> triton.Config:
+        return self._config
+
+
 def key_of_launch(tuner: Autotuner, arguments: Mapping[str, Any]) -> tuple[Any, ...]:
-    """Return the key that Triton makes of a launch's arguments, by name, in the order in which they were passed."""
+    """Return Triton's key of a launch with these arguments, which are given in the order of the call."""
     given = {name: value for name, value in arguments.items() if name in tuner.arg_names}
     key = [given[name] for name in tuner.keys if name in given]
     return (*key, *(str(value.dtype) for value in given.values() if hasattr(value, "dtype")))

@@ -588,7 +588,7 @@ def test_a_time_that_is_none_is_a_failure_of_that_config(elsewhere, wrong, as_li
         elsewhere.launch(kernel, 1024)
     assert kernel.best_config.kwargs["BLOCK"] == 64
     (times,) = next(iter(disk.values()))["times"].values()
-    assert 512 not in {config["BLOCK"] for config in times}  # what is no time is not kept as a failure, either
+    assert 512 not in {config["BLOCK"] for config in times}  # it is not kept as a failure, either
 
 
 def test_configs_that_differ_in_their_hook_alone_share_no_time(elsewhere, bench, disk):
@@ -611,7 +611,7 @@ def test_configs_that_differ_in_their_hook_alone_share_no_time(elsewhere, bench,
         assert (kernel.best_config, len(bench.timed)) == (kernel.configs[1], timed)
     (kept,) = disk.values()
     assert [{config["BLOCK"] for config in times} for times in kept["times"].values()] == [{128}]
-    # Another list, in which the values of both are one config's: what was known of the kernel is not of this one.
+    # In another list the same values are those of one config: nothing that is known of the first list counts.
     bench = elsewhere.Bench(cost)
     elsewhere.launch(foretune.attach(elsewhere.kernel(bench, configs()[1:])), 1024)
     assert len(bench.timed) == 2

@@ -81,8 +81,8 @@ class ChoiceCache:
         return cls(shared_file(folder, kernel, device), kernel, source_hash, device)
 
     def times(self, problem: Problem) -> Mapping[KernelConfig, float | None]:
-        """What was measured of a problem, in microseconds by config; None for a config that failed there, as long as
-        failures last."""
+        """Return the times that were measured of a problem, in microseconds by config; None for a config that failed
+        less than a day ago."""
         document = self.file.read()
         entry = self._entry(document, problem)
         if entry is None:
@@ -323,8 +323,9 @@ def _is_config(value: Any) -> bool:
 
 
 def _failures_last(entry: Document) -> bool:
-    """Whether the failures in an entry still count. (A clock may have been set back since.)"""
-    return 0 <= time.time() - entry.get(_FAILED_AT, -FAILURES_LAST_S) < FAILURES_LAST_S
+    """Return whether the failures in an entry still count. (A clock may have been set back since.)"""
+    age_s = time.time() - float(entry.get(_FAILED_AT, -FAILURES_LAST_S))
+    return 0 <= age_s < FAILURES_LAST_S
 
 
 class _Places:
