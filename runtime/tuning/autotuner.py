@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import threading
 import time
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
@@ -344,6 +344,8 @@ def autotune(
     key, bucket = check_words("key", key), check_words("bucket", bucket)
     if unknown := sorted(options.keys() - _OPTIONS):
         raise ForetuneError(f"there is no option {unknown[0]}; of Triton's there are {', '.join(sorted(_OPTIONS))}")
+    if not isinstance(configs, Iterable) and configs is not None:
+        raise ForetuneError(f"configs must be a list of triton.Configs but is {shown(configs)}")
     configs = tuple(configs or ())  # a generator may be used for several kernels
     options |= {name: check_words(name, options[name]) for name in _TENSORS if options.get(name) is not None}
     resolve_mode()  # a value that does not exist is refused where the kernel is declared, not in a launch

@@ -458,6 +458,8 @@ def test_what_is_no_kernel_and_what_are_no_configs_are_named(filler, tuned):
         foretune.autotune(filler.configs(), ["M", "N"])(filler.fill_kernel)
     with pytest.raises(ForetuneError, match=r"configs must be triton.Configs but one is \{'BLOCK': 32\}"):
         tuned(configs=[{"BLOCK": 32}], family=False)
+    with pytest.raises(ForetuneError, match=r"configs must be a list of triton\.Configs but is 3"):
+        tuned(configs=3)
 
 
 def test_a_key_that_is_no_argument_is_refused(filler):
