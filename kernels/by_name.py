@@ -271,7 +271,10 @@ def autotune(
 
     - A config that fails is that config's failure. Where all do, the launch raises `TuningFailed`, with each reason.
     - `bucket` names arguments of `key` (dimensions, where there is a family, whose own `bucketed` count anyway) whose
-      sizes are tuned in steps of 9 %. Within a step a new size is a look-up.
+      sizes are tuned in steps of 9 %. Within a step a new size is a look-up, among the configs that the kernel's own
+      `prune_configs_by` allows for it.
+    - The first launch of a key finds its tensors as after `triton.autotune`: reset and restored, also where times are
+      known already or nothing is measured.
     - `budget_s`: after so many seconds no more configs are measured: the best so far runs, or the best predicted.
     - `isolate`: configs are timed in a process of their own, which one with an illegal access ends instead of yours.
     - `workers`: the threads that compile (left out: as many as there are cores).

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Hashable, Mapping, Sequence
+from functools import partial
+from types import CodeType
 from typing import TYPE_CHECKING, Any
 
 from ...datasets import ForetuneError
 from ...datasets.errors import shown
-from .source_hash import hash_of_kernel
+from .source_hash import digest_of, hash_of_kernel
 
 if TYPE_CHECKING:
     import triton
@@ -88,6 +90,10 @@ class Kernel:
         """See `hash_of_kernel`."""
         return hash_of_kernel(self.jit)
 
+    def tuned_hash(self) -> str:
+        """See `hash_of_tuned`."""
+        return hash_of_tuned(self.jit, self.configs)
+
     def _given(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
         """The arguments with what heuristics add to them."""
         given = dict(arguments)
@@ -106,3 +112,43 @@ class Kernel:
 def _is_large(value: Any) -> bool:
     """Whether a tensor has 2 GiB or more, which AMD's binaries depend on."""
     return hasattr(value, "untyped_storage") and value.untyped_storage().nbytes() >= 2**31
+
+
+def hash_of_tuned(kernel: Any, configs: Sequence[triton.Config]) -> str:
+    """Return a hash of what an autotuner of a `triton.jit` kernel times: the kernel, and the `pre_hook` of each config.
+
+    It is `hash_of_kernel` where no config has a hook. Where all configs share one, the hash does not depend on how many
+    configs there are.
+    """
+    source = hash_of_kernel(kernel)
+    hooks = [_hook_text(getattr(config, "pre_hook", None)) for config in configs]
+    if not any(hooks):
+        return source
+    if len(set(hooks)) == 1:
+        return digest_of([source, hooks[0]])
+    return digest_of([source, *(f"{config} {hook}" for config, hook in zip(configs, hooks, strict=True))])
+
+
+def _hook_text(hook: Any) -> str:
+    """Return a hook's code, and the plain values that it captured, as text."""
+    if hook is None:
+        return ""
+    if isinstance(hook, partial):
+        return f"{_hook_text(hook.func)} {_plain_text(hook.args)} {_plain_text(sorted(hook.keywords.items()))}"
+    function = getattr(hook, "__func__", hook)
+    if not hasattr(function, "__code__"):  # an object that can be called
+        function = type(hook).__call__
+    code, cells = getattr(function, "__code__", None), getattr(function, "__closure__", None) or ()
+    captured = [cell.cell_contents for cell in cells] + [getattr(function, "__defaults__", None)]
+    name = getattr(hook, "__qualname__", type(hook).__qualname__)
+    return f"{getattr(hook, '__module__', '')}.{name} {_plain_text(code)} {_plain_text(captured)}"
+
+
+def _plain_text(value: Any) -> str:
+    """Return the `repr` of plain values, and the type of all else, whose `repr` has an address."""
+    if isinstance(value, CodeType):
+        return f"{value.co_code.hex()} {value.co_names} {_plain_text(value.co_consts)}"
+    if isinstance(value, (tuple, list)):
+        return f"({', '.join(map(_plain_text, value))})"
+    plain = value is None or isinstance(value, (bool, int, float, complex, str, bytes))
+    return repr(value) if plain else type(value).__qualname__

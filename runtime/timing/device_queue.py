@@ -34,15 +34,22 @@ class DeviceQueue(Protocol):
 class CudaQueue:
     """The current stream of one CUDA or HIP device (the current device if `index` is left out).
 
-    `flush_bytes` and `clean`: see `L2Flush`.
+    `flush_bytes`, `clean` and `may_shrink`: see `L2Flush`.
     """
 
-    def __init__(self, index: int | None = None, flush_bytes: int | None = None, *, clean: bool = False) -> None:
+    def __init__(
+        self,
+        index: int | None = None,
+        flush_bytes: int | None = None,
+        *,
+        clean: bool = False,
+        may_shrink: bool = False,
+    ) -> None:
         import torch
 
         self._cuda: Any = torch.cuda  # large parts of it are untyped
         self._device = torch.device("cuda", torch.cuda.current_device() if index is None else index)
-        self.flush = L2Flush(self._device, flush_bytes, clean=clean)
+        self.flush = L2Flush(self._device, flush_bytes, clean=clean, may_shrink=may_shrink)
         self._cycles_per_us = self._calibrate()
 
     def _calibrate(self) -> float:

@@ -21,7 +21,6 @@ import statistics
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Any
 
 from ...datasets import ForetuneError
@@ -149,7 +148,16 @@ def _samples(budget_us: float, each_us: float) -> int:
     return min(max(int(budget_us / max(each_us, 1.0)), MIN_SAMPLES), MAX_SAMPLES)
 
 
-@lru_cache
+_timers: dict[int, Timer] = {}
+
+
 def timer_of(device_index: int) -> Timer:
-    """The timer of a device, made once: making one takes measurements of its own."""
-    return Timer(device_index)
+    """The timer of a device, made once: making one takes measurements of its own. One that found too little memory
+    to clear the L2 is not kept: it would hold what little there is, and there may be more next time."""
+    if device_index in _timers:
+        return _timers[device_index]
+    queue = CudaQueue(device_index, may_shrink=True)  # it chooses configs: data are measured by timers that are whole
+    timer = Timer(queue=queue)
+    if queue.flush.is_whole:
+        _timers[device_index] = timer
+    return timer

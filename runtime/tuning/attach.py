@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
@@ -13,6 +13,7 @@ from ...datasets import Family, ForetuneError
 from ...datasets.errors import shown
 from ..how_many import Length, check_length
 from ..mode import resolve_mode
+from ..warn import warn_once
 from .attachment import Attachment
 from .launches import autotuner_of
 from .packages import autotuners_in
@@ -44,13 +45,39 @@ def attach_to(kernel: Any, family: Family | None = None, k: Length = "auto") -> 
     return kernel
 
 
+def _hold(tuner: triton.runtime.Autotuner) -> list[Attachment]:
+    """Attach a tuner for one `attached` block, or count the block where others hold it; nothing after an `attach`."""
+    with _changing:
+        there = Attachment.of(tuner)
+        if there is None:
+            there = Attachment(tuner, None, "auto")
+            there.begin()
+        elif there.holders == 0:
+            return []
+        there.holders += 1
+        return [there]
+
+
+def _let_go(there: Attachment) -> list[ForetuneError]:
+    """Detach at the end of the last block that holds it; the error where that cannot be."""
+    with there.lock, _changing:  # after the launch that is going on, which may attach something itself
+        there.holders -= 1
+        if there.holders == 0 and there.is_on:  # else somebody has detached it
+            try:
+                there.end()
+            except ForetuneError as error:
+                return [error]
+    return []
+
+
 def detach(kernel: Any) -> None:
     """Undoes `attach`: the autotuner is as it was before, but for the configs that it has found since.
 
     Raises `ForetuneError` for what is not attached, and where somebody has replaced since what was attached.
     """
     tuner = autotuner_of(kernel)
-    with _changing:
+    there = _there(tuner)
+    with there.lock, _changing:
         _there(tuner).end()
 
 
@@ -58,26 +85,32 @@ def detach(kernel: Any) -> None:
 def attached(kernels: ModuleType | Iterable[Any]) -> Iterator[list[triton.runtime.Autotuner]]:
     """Attaches all autotuners of a package (whose modules are imported for it; one warning names those that cannot be),
     or these kernels, until the end of the block: `with foretune.attached(fla): train()`. Those that are attached
-    already stay as they are.
+    already are left alone. Blocks may overlap, also in several threads: a kernel is attached until the last one ends.
 
-    Raises `ForetuneError` for what is no module and no list of autotuned kernels.
+    Raises `ForetuneError` for anything but a module or a list of autotuned kernels, and at the end of a block that has
+    raised nothing itself where a kernel cannot be detached (see `detach`); the others are detached then, too.
 
     >>> import json
     >>> with attached(json) as tuners:
     ...     tuners
     []
     """
-    begun: list[triton.runtime.Autotuner] = []
+    held: list[Attachment] = []
     try:
         for tuner in _autotuners(kernels):
-            if Attachment.of(tuner) is None:
-                attach_to(tuner)
-                begun.append(tuner)
-        yield begun
-    finally:
-        for tuner in reversed(begun):
-            if Attachment.of(tuner) is not None:  # else somebody has detached it
-                detach(tuner)
+            held += _hold(tuner)
+        yield [there.tuner for there in held]
+    except BaseException:  # which must be what the caller sees
+        for error in _let_go_of_all(held):
+            warn_once(str(error), ": it stays attached")
+        raise
+    if errors := _let_go_of_all(held):
+        raise errors[0]
+
+
+def _let_go_of_all(held: Sequence[Attachment]) -> list[ForetuneError]:
+    """Let go of each, whatever becomes of the others."""
+    return [error for there in reversed(held) for error in _let_go(there)]
 
 
 def _autotuners(kernels: Any) -> list[triton.runtime.Autotuner]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import threading
 import time
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
@@ -27,7 +27,7 @@ from .advice import Advisor, FamilyAdvisor, OwnAdvisor
 from .isolation import IsolatedTimer, NoIsolationError
 from .known_times import KnownTimes, Outcome
 from .measuring import failure, measure
-from .one_launch import OneLaunch, is_capturing
+from .one_launch import OneLaunch, is_capturing, times_one
 from .progress_line import ProgressLine
 from .ranks.agreement import agreed, epoch, may_tune, scope
 from .traced_prune import TracedPrune
@@ -39,6 +39,8 @@ Failed = dict[triton.Config, Exception]
 #: What `triton.autotune` takes besides (3.6 to 3.9).
 _OPTIONS = {"reset_to_zero", "restore_value", "pre_hook", "post_hook", "warmup", "rep"}
 _OPTIONS |= {"use_cuda_graph", "do_bench", "cache_results"}
+#: Those that name arguments.
+_TENSORS = ("reset_to_zero", "restore_value")
 
 
 class PredictedAutotuner(Autotuner):  # type: ignore[misc] # Triton has no types
@@ -65,23 +67,31 @@ class PredictedAutotuner(Autotuner):  # type: ignore[misc] # Triton has no types
         kernel, configs = Kernel(fn), list(configs or ())  # of none, Triton makes one
         if (odd := next((config for config in configs if not isinstance(config, triton.Config)), None)) is not None:
             raise ForetuneError(f"configs must be triton.Configs but one is {shown(odd)}")
+        for option, names in (("key", key), *((option, options.get(option)) for option in _TENSORS)):
+            if unknown := [name for name in names or () if name not in fn.arg_names]:  # before Triton 3.9 nobody looks
+                known = ", ".join(fn.arg_names)
+                raise ForetuneError(f"{option} names {unknown[0]}, but the kernel's arguments are {known}")
         super().__init__(fn, fn.arg_names, configs, list(key), prune_configs_by=prune_configs_by, **options)
-        if unknown := [name for name in self.keys if name not in self.arg_names]:  # Triton 3.9 says so itself
-            raise ForetuneError(f"key names {unknown[0]}, but the kernel's arguments are {', '.join(self.arg_names)}")
+        alters = bool(self.reset_to_zero or self.restore_value)
+        if alters and not self.user_defined_pre_hook:
+            self.pre_hook = self._save_tensors
+        if self.restore_value and not self.user_defined_post_hook:
+            self.post_hook = self._restore_tensors
         self.name = f"{self.base_fn.__module__}.{self.base_fn.__qualname__}"
         self._isolate, self._budget_s, self._workers = isolate, budget_s, workers
         self._is_interpreted = kernel.is_interpreted
         self._advisor = advisor(self)
         self._own_prune = (prune_configs_by or {}).get("early_config_prune")
         timed = "cold" if self._do_bench is None else "autotuner"
-        self._known = KnownTimes(self.name, kernel.jit, self._advisor, device, timed=timed)
+        self._known = KnownTimes(self.name, kernel.jit, configs, self._advisor, device, timed=timed)
         # Who asks for this is Dynamo, which traces it, and `Autotuner.warmup`.
-        alters = bool(self.reset_to_zero or self.restore_value)
         self.early_config_prune = TracedPrune(
             self.name, self._own_prune, self._advisor, self._best_known, alters=alters
         )
-        self._tuned: dict[tuple[Problem, int], triton.Config] = {}  # by stand-in, and whom it was agreed on with
+        # By stand-in, whom it was agreed on with, and what the kernel's own callbacks had allowed.
+        self._tuned: dict[tuple[Problem, int, frozenset[triton.Config]], triton.Config] = {}
         self._epoch = epoch()
+        self._met: set[tuple[Any, ...]] = set()  # keys that were launched in an earlier epoch
         renew_in_children(self)
 
     def renew(self) -> None:
@@ -96,6 +106,7 @@ class PredictedAutotuner(Autotuner):  # type: ignore[misc] # Triton has no types
         else:
             if self._epoch != epoch():
                 self._epoch = epoch()
+                self._met |= self.cache.keys()
                 self.cache.clear()
             key = self._key(args, kwargs)
             found = self.cache.get(key)
@@ -126,34 +137,44 @@ class PredictedAutotuner(Autotuner):  # type: ignore[misc] # Triton has no types
             call.prepare()
         with self._lock:
             deadline = math.inf if self._budget_s is None else time.monotonic() + self._budget_s
-            while key not in self.cache:  # else another thread was first
-                config, was_launched = self._choose(key, call, failed, deadline)
-                try:
-                    result = call.launch(config)
-                except Exception as error:
-                    if was_launched:
-                        raise  # it ran when it was timed, so this is not the config's doing
-                    failed[config] = error
-                    continue
-                self.best_config = config
-                if was_launched or not (is_capturing() or call.ran_out):
-                    self.cache[key] = config
-                return result
+            if key not in self.cache:  # else another thread was first
+                # For every new key: what was chosen for another launch of its bucket may not be allowed here.
+                allowed = self._allowed(call)
+                resets = key not in self._met and (len(allowed) > 1 or times_one()) and not is_capturing()
+                while True:
+                    config, was_launched = self._choose(key, call, allowed, failed, deadline)
+                    if resets or call.was_timed:  # as Triton does, which times every new key
+                        call.reset(config)
+                    try:
+                        result = call.launch(config)
+                    except Exception as error:
+                        if was_launched:
+                            raise  # it ran when it was timed, so this is not the config's doing
+                        failed[config] = error
+                        continue
+                    self.best_config = config
+                    if was_launched or not (is_capturing() or call.ran_out):
+                        self.cache[key] = config
+                    return result
         return self.run(*args, **kwargs)
 
     def _choose(
-        self, key: tuple[Any, ...], call: OneLaunch, failed: Failed, deadline: float
+        self,
+        key: tuple[Any, ...],
+        call: OneLaunch,
+        allowed: Sequence[triton.Config],
+        failed: Failed,
+        deadline: float,
     ) -> tuple[triton.Config, bool]:
         """The config to launch, and whether it has been launched before. Raises `TuningFailed` where none is left."""
         problem = self._asked(self._advisor.problem, call.arguments)
         stand_in = None if problem is None else self._asked(self._advisor.stand_in, problem)
         if stand_in is None:
             problem = None
-        tuned = None if stand_in is None else self._tuned.get((stand_in, scope()))
+        tuned = None if stand_in is None else self._tuned.get((stand_in, scope(), frozenset(allowed)))
         if tuned is not None and tuned not in failed and self._asked(self._advisor.supports, tuned, problem):
             return tuned, False
         self._known.open()
-        allowed = self._allowed(call)
         while left := [config for config in allowed if config not in failed]:
             positions = None if problem is None else self._asked(self._advisor.positions, problem, tuple(left))
             chosen = [left[position] for position in positions or range(len(left))]
@@ -166,9 +187,11 @@ class PredictedAutotuner(Autotuner):  # type: ignore[misc] # Triton has no types
                 if best is None:  # other ranks are elsewhere: they run the first too
                     return chosen[0], chosen[0] in times
                 if stand_in is not None:
-                    self._tuned[stand_in, scope()] = best
+                    self._tuned[stand_in, scope(), frozenset(allowed)] = best
                     names = [name for name in self.keys if name in call.arguments]
-                    self._known.choose(stand_in, best, names, key, call.arguments)
+                    self._known.choose(
+                        stand_in, best, names, key, call.arguments, is_pruned=bool(self._own_prune or self.perf_model)
+                    )
                 return best, True
             if untried := [config for config in chosen if config not in failed]:  # the time is over
                 call.ran_out = bool(self._budget_s)  # of a budget of 0 there will never be more
@@ -210,8 +233,6 @@ class PredictedAutotuner(Autotuner):  # type: ignore[misc] # Triton has no types
 
                 compile_one = None if self._is_interpreted else call.compile
                 measure(new, compile_one, time_one, told, deadline=deadline, workers=self._workers)
-            if any(config in outcomes for config in new):
-                call.reset(new[0])
         times = {config: outcome for config in configs if isinstance(outcome := outcomes.get(config), float)}
         failed.update((config, outcome) for config, outcome in outcomes.items() if isinstance(outcome, Exception))
         self.bench_time = time.monotonic() - began
@@ -232,6 +253,22 @@ class PredictedAutotuner(Autotuner):  # type: ignore[misc] # Triton has no types
                 return call.time_us(config)
 
         return time_us
+
+    def _save_tensors(self, arguments: Mapping[str, Any], reset_only: bool = False) -> None:
+        """The `pre_hook` of a kernel without one: as Triton's, but a tensor that is None or left out is passed over,
+        which before 3.9 was an error."""
+        for name in self.reset_to_zero:
+            if arguments.get(name) is not None:
+                arguments[name].zero_()
+        if not reset_only:
+            saved = [name for name in self.restore_value if arguments.get(name) is not None]
+            self.restore_copies = {name: arguments[name].clone() for name in saved}
+
+    def _restore_tensors(self, arguments: Mapping[str, Any], exception: BaseException | None) -> None:
+        """The `post_hook` that goes with `_save_tensors`."""
+        copies, self.restore_copies = self.restore_copies, {}
+        for name, value in copies.items():
+            arguments[name].copy_(value)
 
     def _allowed(self, call: OneLaunch) -> list[triton.Config]:
         """What the kernel's own callbacks leave of its configs. What they raise is theirs, as in Triton."""
@@ -255,8 +292,8 @@ class PredictedAutotuner(Autotuner):  # type: ignore[misc] # Triton has no types
         if resolve_mode() is not Mode.SHORTLIST:
             return None
         stand_in = self._advisor.stand_in(problem)
-        tuned = self._tuned.get((stand_in, scope()))
-        if tuned is not None and tuned in configs and self._advisor.supports(tuned, problem):
+        tuned = self._tuned.get((stand_in, scope(), frozenset(configs)))
+        if tuned is not None and self._advisor.supports(tuned, problem):
             return configs.index(tuned)
         if scope():  # what this rank measured alone, no other rank knows
             return None
@@ -308,6 +345,10 @@ def autotune(
     key, bucket = check_words("key", key), check_words("bucket", bucket)
     if unknown := sorted(options.keys() - _OPTIONS):
         raise ForetuneError(f"there is no option {unknown[0]}; of Triton's there are {', '.join(sorted(_OPTIONS))}")
+    if not isinstance(configs, Iterable) and configs is not None:
+        raise ForetuneError(f"configs must be a list of triton.Configs but is {shown(configs)}")
+    configs = tuple(configs or ())  # a generator may be used for several kernels
+    options |= {name: check_words(name, options[name]) for name in _TENSORS if options.get(name) is not None}
     resolve_mode()  # a value that does not exist is refused where the kernel is declared, not in a launch
     if family is None:
         given = {"problem": problem, "knobs": knobs, "fixed": fixed, "bundle": bundle}
@@ -335,7 +376,7 @@ def autotune(
             workers=workers,
             device=spec,
             prune_configs_by=prune_configs_by,
-            **dict.fromkeys(("reset_to_zero", "restore_value")) | options,
+            **dict.fromkeys(_TENSORS) | options,
         )
 
     return declare

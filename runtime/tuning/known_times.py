@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
@@ -9,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from ...datasets import DeviceSpec, ForetuneError, KernelConfig, Problem
 from ...datasets.errors import reason_of
 from ..current_device import device_here
-from ..launching.source_hash import hash_of_kernel
+from ..launching.kernel import hash_of_tuned
 from ..warn import warn_once
 from .launch_arguments import kept_arguments
 
@@ -28,8 +29,18 @@ class KnownTimes:
     disk (a launch that is no `Problem`, a config that is more than values) is kept in memory alone. `timed` says how
     times are taken, to whoever learns from the log. Never raises."""
 
-    def __init__(self, kernel: str, jit: Any, advisor: Advisor, device: DeviceSpec | None, *, timed: str) -> None:
+    def __init__(
+        self,
+        kernel: str,
+        jit: Any,
+        configs: Sequence[triton.Config],
+        advisor: Advisor,
+        device: DeviceSpec | None,
+        *,
+        timed: str,
+    ) -> None:
         self._kernel, self._jit, self._advisor, self._device, self._timed = kernel, jit, advisor, device, timed
+        self._configs, self._values = configs, values_of(configs)
         self._here: dict[Hashable, dict[triton.Config, Outcome]] = {}
         self._on_disk: ChoiceCache | None = None
         self._is_open = False
@@ -43,7 +54,7 @@ class KnownTimes:
             from .cache.choice_cache import ChoiceCache
 
             self._device = self._device or device_here()
-            self._on_disk = ChoiceCache.of(self._kernel, hash_of_kernel(self._jit), self._device)
+            self._on_disk = ChoiceCache.of(self._kernel, hash_of_tuned(self._jit, self._configs), self._device)
             for problem in self._on_disk.problems():
                 self._advisor.learn(problem, self._on_disk.times(problem))
 
@@ -54,7 +65,7 @@ class KnownTimes:
         found = self._here.setdefault(key if stand_in is None else stand_in, {})
         if self._on_disk is not None and stand_in is not None:
             with self._quietly():
-                kept, values = self._on_disk.times(stand_in), values_of(configs)
+                kept, values = self._on_disk.times(stand_in), self._values_of(configs)
                 for config, value in values.items():
                     if config not in found and value in kept:
                         time_us = kept[value]
@@ -64,7 +75,7 @@ class KnownTimes:
     def record(self, stand_in: Problem | None, key: Hashable, config: triton.Config, outcome: Outcome) -> None:
         """Keeps what came of a config; it is on the disk when this returns."""
         self._here.setdefault(key if stand_in is None else stand_in, {})[config] = outcome
-        value = values_of([config]).get(config)
+        value = self._values_of([config]).get(config)
         if stand_in is None or value is None:
             return
         time_us = outcome if isinstance(outcome, float) else None
@@ -89,13 +100,27 @@ class KnownTimes:
         names: Sequence[str],
         key: Sequence[Any],
         arguments: Mapping[str, Any],
+        *,
+        is_pruned: bool,
     ) -> None:
-        """Keeps what was chosen for a launch, for `foretune cache freeze`, a warm-up and whoever else reads it."""
-        value = values_of([config]).get(config)
+        """Keep what was chosen for a launch, for `foretune cache freeze`, a warm-up and whoever else reads it.
+
+        `is_pruned` says that the kernel prunes its configs itself: what another launch of this stand-in may run, this
+        one may not.
+        """
+        value = self._values_of([config]).get(config)
         if self._on_disk is not None and value is not None:
             with self._quietly():
                 self._on_disk.choose(stand_in, self._advisor.bundle, value)
-                self._on_disk.saw_launch(stand_in, names, key, kept_arguments(arguments))
+                own = value if is_pruned else None
+                self._on_disk.saw_launch(stand_in, names, key, kept_arguments(arguments), own)
+
+    def _values_of(self, configs: Sequence[triton.Config]) -> dict[triton.Config, KernelConfig]:
+        if any(config not in self._values for config in configs):  # shared ones, or a prune callback's own making
+            values = values_of([*self._configs, *configs])
+        else:
+            values = self._values
+        return {config: values[config] for config in configs if config in values}
 
     @contextmanager
     def _quietly(self) -> Iterator[None]:
@@ -106,13 +131,15 @@ class KnownTimes:
             warn_once(what, ": it is in memory alone")
 
 
-def values_of(configs: Sequence[triton.Config]) -> Mapping[triton.Config, KernelConfig]:
-    """Those of the configs that are nothing but values, and no other's."""
+def values_of(configs: Sequence[triton.Config]) -> dict[triton.Config, KernelConfig]:
+    """Return the value of each config that can be told by it: not of one that has no value, nor of configs that differ
+    only in their `pre_hook`."""
     found: dict[triton.Config, KernelConfig] = {}
     for config in configs:
         with suppress(ForetuneError):
             found[config] = KernelConfig.from_triton(config)
-    return found
+    shared = Counter(found.values())
+    return {config: value for config, value in found.items() if shared[value] == 1}
 
 
 def is_lasting(outcome: Outcome) -> bool:

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 #: The dimension that no argument has: how much data the tensors of a launch have, to a power of two. A grid's size, and
 #: whether the data fit into the cache, hang on sizes that many kernels are never told.
 ELEMENTS = "elements"
+#: What it is called for a kernel that has an argument of that name: no argument can be called so.
+OTHER_ELEMENTS = "tensors.elements"
 
 
 def autotuner_of(kernel: Any) -> triton.runtime.Autotuner:
@@ -64,7 +66,8 @@ class LaunchFamily(Family):
         self._parameters = tuple(name for name in kernel.parameters if name not in tuned)
         self._defaults = {name: value for name, value in kernel.defaults.items() if name not in tuned}
         self._decisive = frozenset(self._parameters) & (frozenset(tuner.keys) | kernel.constants)
-        self.dims = (*sorted(self._decisive), ELEMENTS)  # type: ignore[misc]  # those that a problem may have
+        self._elements = OTHER_ELEMENTS if ELEMENTS in self._decisive else ELEMENTS
+        self.dims = (*sorted(self._decisive), self._elements)  # type: ignore[misc]  # those that a problem may have
         self._configs = tuple(tuner.configs)
 
     def problem_from_call(self, arguments: Mapping[str, Any]) -> Problem:
@@ -94,7 +97,7 @@ class LaunchFamily(Family):
                 dims.append((name, int(value)))
             else:
                 flags.append(flag_of(name, value))
-        dims.append((ELEMENTS, _power_of_two(elements)))
+        dims.append((self._elements, _power_of_two(elements)))
         return Problem(self.name, tuple(sorted(dims)), tuple(sorted(dtypes.items())) or "bf16", tuple(sorted(flags)))
 
     def space(self, device: DeviceSpec | None = None) -> tuple[KernelConfig, ...]:

@@ -67,9 +67,12 @@ def _timed(time_one: Callable[[_Config], float], config: _Config) -> float | Exc
 
 
 def failure(kernel: str, failed: Mapping[_Config, Exception]) -> TuningFailed:
-    """The error of a kernel of which every config failed. What many of them failed of is said once."""
+    """The error of a kernel of which every config failed, caused by the first one's. What many of them failed of is
+    listed once."""
     reasons: dict[str, list[str]] = {}
     for config, error in failed.items():
         reasons.setdefault(abridged(f"{type(error).__name__}: {error}"), []).append(str(config))
     lines = [f"  {reason}\n    " + "\n    ".join(configs) for reason, configs in reasons.items()]
-    return TuningFailed(f"{kernel}: none of its {len(failed)} configs could be launched:\n" + "\n".join(lines))
+    error = TuningFailed(f"{kernel}: none of its {len(failed)} configs could be launched:\n" + "\n".join(lines))
+    error.__cause__ = next(iter(failed.values()), None)
+    return error

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from ...datasets import ForetuneError
+from ...datasets.errors import shown
 from ..launching.launch_function import make_launch_function_ahead
 from ..launching.stub_driver import stubbed
 from ..timing.timer import timer_of
@@ -17,12 +19,44 @@ if TYPE_CHECKING:
     from triton.runtime import Autotuner
 
 
+def times_one() -> bool:
+    """Return whether this Triton (before 3.8) times a config that is the only one left, and then resets the tensors."""
+    import triton
+
+    return tuple(map(int, triton.__version__.split(".")[:2])) < (3, 8)
+
+
+class OneConfigCache(dict[Any, Any]):
+    """Stands for an autotuner's cache in one launch: every key has the same config, and nothing is kept."""
+
+    def __init__(self, config: triton.Config) -> None:
+        super().__init__()
+        self._config = config
+
+    def __contains__(self, key: object) -> bool:
+        return True
+
+    def __getitem__(self, key: Any) -> triton.Config:
+        return self._config
+
+    def get(self, key: Any, default: Any = None) -> triton.Config:
+        return self._config
+
+
+def key_of_launch(tuner: Autotuner, arguments: Mapping[str, Any]) -> tuple[Any, ...]:
+    """Return Triton's key of a launch with these arguments, which are given in the order of the call."""
+    given = {name: value for name, value in arguments.items() if name in tuner.arg_names}
+    key = [given[name] for name in tuner.keys if name in given]
+    return (*key, *(str(value.dtype) for value in given.values() if hasattr(value, "dtype")))
+
+
 class OneLaunch:
     """The arguments of a launch: `args` and `kwargs` as they were passed, `named` the positional ones by name, and
-    `arguments` all of them."""
+    `arguments` all of them. `was_timed` says whether its tensors may have been altered by launches to time configs."""
 
     def __init__(self, tuner: Autotuner, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         self._tuner, self.args, self.kwargs = tuner, args, kwargs
+        self.was_timed = False
         self.named: dict[str, Any] = dict(zip(tuner.arg_names, args, strict=False))
         self.ran_out = False  # whether the time was over before any config was timed
 
@@ -56,7 +90,7 @@ class OneLaunch:
         tuner = self._tuner
         if twice := self.kwargs.keys() & config.kwargs.keys():
             raise ForetuneError(f"{', '.join(sorted(twice))}: given by the launch and by the autotuner")
-        everything = self.everything(config)
+        everything, self.was_timed = self.everything(config), True
 
         def run() -> None:
             if config.pre_hook is not None:
@@ -69,7 +103,7 @@ class OneLaunch:
                 raise
             tuner.post_hook(everything, exception=None)
 
-        return _milliseconds(tuner, run) * 1e3
+        return _timed_ms(tuner, run) * 1e3
 
     def can_be_timed(self) -> bool:
         """Whether there is a device that can be waited for, or something that times without one."""
@@ -87,7 +121,7 @@ class OneLaunch:
         return {**self.arguments, **config.all_kwargs()}
 
 
-def _milliseconds(tuner: Autotuner, run: Callable[[], None]) -> float:
+def _timed_ms(tuner: Autotuner, run: Callable[[], None]) -> float:
     """By the autotuner's own `do_bench` where it was given one, else by our timer, which takes 5 ms of device time and
     no launch gap (Triton's takes 125 ms a config), else by Triton's for this driver."""
     if tuner._do_bench is None and stubbed() is None:
@@ -98,8 +132,23 @@ def _milliseconds(tuner: Autotuner, run: Callable[[], None]) -> float:
             return timer_of(torch.cuda.current_device()).time(run).time_us / 1e3
         except ForetuneError:
             pass  # a hook waits for the device: that, our timer cannot take
-    found = tuner.do_bench(run, quantiles=(0.5, 0.2, 0.8))
-    return float(found[0] if isinstance(found, (list, tuple)) else found)
+    return milliseconds(tuner.do_bench(run, quantiles=(0.5, 0.2, 0.8)))
+
+
+def milliseconds(timing: Any) -> float:
+    """Return the time that a `do_bench` gave: its median, or the first of all quantiles; inf for a config that failed.
+
+    Raises:
+        ForetuneError: It is no time: negative or 0, NaN, or not a number.
+    """
+    first = timing[0] if isinstance(timing, (list, tuple)) and timing else timing
+    try:
+        time_ms = float(first)
+    except Exception:  # noqa: BLE001 - it may be anything
+        time_ms = math.nan
+    if not time_ms > 0 or isinstance(first, (str, bytes, bool)):
+        raise ForetuneError(f"do_bench must return milliseconds > 0 but returned {shown(timing)}")
+    return time_ms
 
 
 def is_capturing() -> bool:

@@ -25,7 +25,7 @@ from ..shortlist import make_shortlist
 from .cache.cache_folder import KnownProblem, known_kernels
 from .compiling import compile_ahead
 from .launch_arguments import stand_ins
-from .launches import ELEMENTS, LaunchFamily
+from .launches import ELEMENTS, OTHER_ELEMENTS, LaunchFamily
 from .own_timings import OwnTimings
 from .packages import autotuners_in
 
@@ -135,7 +135,7 @@ def warm_up_seen(
         )
     for tuner in tuners:
         kernel, family = Kernel(tuner), LaunchFamily(tuner)
-        seen = _problems_seen(family.name, kernel.source_hash(), device)
+        seen = _problems_seen(family.name, kernel.tuned_hash(), device)
         launches = list(_launches_of(seen))
         if shapes is not None or logged:
             like = [one for one in logged if one.family == family.name]
@@ -214,7 +214,8 @@ def _from_log(problems: Sequence[Problem], launches: Sequence[Launch], unlike: d
         if like is None:
             unlike[f"{problem}: no launch of its dtypes and flags is known"] = None
         else:
-            sizes = {name: size for name, size in problem.dims if name != ELEMENTS}
+            no_argument = {ELEMENTS, OTHER_ELEMENTS} - like.keys()
+            sizes = {name: size for name, size in problem.dims if name not in no_argument}
             found.append((problem, {**like, **sizes}))
     return found
 

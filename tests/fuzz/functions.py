@@ -1,4 +1,4 @@
-"""Functions that `foretune.tune` makes: odd arguments, spaces, times and failures, over several processes' worth of calls.
+"""Functions that `foretune.tune` makes: odd arguments, spaces, times and failures, over the calls of several processes.
 
 The function returns the same for every config, and which config is fastest depends on the argument. So a result that
 differs, or a config that another argument's tuning chose, is a silent change.
@@ -23,8 +23,8 @@ from unittest import mock
 
 import foretune
 import numpy as np
-from foretune.runtime.tuning.functions import TuningFailed, config_cache
 from foretune.runtime import warn
+from foretune.runtime.tuning.functions import TuningFailed, config_cache
 from fuzz.judging import REFUSED, TroubleError, same, within
 from fuzz.oddities import VALUES
 from hypothesis import strategies as st
@@ -61,9 +61,7 @@ class Tuned(NamedTuple):
 
 def _steps() -> st.SearchStrategy[tuple[Step, ...]]:
     values = st.integers(0, len(ALIKE) + len(VALUES) - 1) | st.sampled_from(STREAMS)
-    step = st.builds(
-        Step, st.sampled_from(["call", "call", "call", "tune", "process", "fail", "mend"]), values
-    )
+    step = st.builds(Step, st.sampled_from(["call", "call", "call", "tune", "process", "fail", "mend"]), values)
     return st.lists(step, min_size=1, max_size=8).map(tuple)
 
 
@@ -172,7 +170,9 @@ def _call(one: Tuned, tuned: Any, step: Step, state: Any, watch: _Watch) -> None
             result = tuned.tune(value)
             if one.how == "plain" and not isinstance(step.value, str):
                 best = result.best_config["tile"]
-                if _fastest(value) in [dict(trial.config)["tile"] for trial in result.trials] and best != _fastest(value):
+                if _fastest(value) in [dict(trial.config)["tile"] for trial in result.trials] and best != _fastest(
+                    value
+                ):
                     raise TroubleError("silent change", "another argument's choice", described(value))
             return
         found = tuned(value)

@@ -1,4 +1,4 @@
-"""Autotuned Triton kernels, ours and attached ones: launches under the stub driver, with odd options, times and failures.
+"""Autotuned Triton kernels, ours and attached ones: launches under the stub driver, odd options, times and failures.
 
 The kernel's own prune callback allows some configs for a size. What runs at last must be one that it allows, and of
 those that were timed the fastest.
@@ -185,7 +185,7 @@ def _declared(one: Launches, options: dict[str, Any], bench: _Bench) -> Any:
     own = {name: given[name] for name in ("reset_to_zero", "restore_value") if name in given}
     try:
         tuner = triton.autotune(configs, key, do_bench=bench, **callbacks, **own)(kernel)
-    except Exception:  # Triton refuses it
+    except Exception:  # noqa: BLE001 - Triton refuses it
         raise foretune.ForetuneError("Triton's own refusal") from None
     return foretune.attach(tuner, **({"k": given["k"]} if "k" in given else {}))
 
@@ -224,6 +224,6 @@ def _is_triton_own(error: Exception, one: Launches) -> bool:
         kernel = _declared(stock, options, bench)
         try:
             _filler().launch(kernel, SIZES[0], 16, torch.zeros(SIZES[0], 16))
-        except Exception as own:
+        except Exception as own:  # noqa: BLE001
             return type(own) is type(error)
     return False

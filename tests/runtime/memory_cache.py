@@ -30,7 +30,7 @@ class MemoryCache:
     def record(self, problem, config, time_us):
         self.disk["times"].setdefault(problem, {})[config] = time_us
 
-    def saw_launch(self, problem, names, key, arguments):
+    def saw_launch(self, problem, names, key, arguments, config=None):
         self.disk.setdefault("launches", {}).setdefault(problem, []).append((names, key, arguments))
 
     def choose(self, problem, bundle, config):

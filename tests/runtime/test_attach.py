@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 import sys
 import threading
@@ -399,3 +400,219 @@ def test_our_timer_times_what_triton_would_time_its_own_way(elsewhere, kernel, m
         assert {config["BLOCK"]: time for config, time in times.items() if time is None or time < 3e3} == {
             32: 2e3, 64: None, 128: 2e3
         }  # fmt: skip
+
+
+@pytest.fixture
+def other(elsewhere):
+    return elsewhere.kernel(elsewhere.Bench())
+
+
+def test_overlapping_blocks_in_two_threads_are_counted(elsewhere, kernel, bench):
+    """The second block is attached when the first one ends, and the kernel is as it was when the last one does."""
+    before = dict(kernel.__dict__)
+    is_open, may_end, found = threading.Event(), threading.Event(), []
+
+    def second():
+        with foretune.attached([kernel]) as tuners:
+            found.append(tuners)
+            is_open.set()
+            may_end.wait(30)
+            found.append(attachment.Attachment.of(kernel) is not None)
+
+    thread = threading.Thread(target=second)
+    with foretune.attached([kernel]):
+        thread.start()
+        assert is_open.wait(30)
+    elsewhere.launch(kernel, 1024)
+    assert len(bench.timed) == 8
+    may_end.set()
+    thread.join(30)
+    assert found == [[kernel], True]
+    for name in ("run", "prune_configs", "_bench", "__getstate__"):
+        assert (name in kernel.__dict__) == (name in before)
+
+
+def test_eight_threads_never_meet_an_attachment_that_is_in_their_way(kernel):
+    started, errors = threading.Barrier(8), []
+
+    def run():
+        started.wait(30)
+        try:
+            for _ in range(100):
+                with foretune.attached([kernel]):
+                    assert attachment.Attachment.of(kernel) is not None
+        except BaseException as error:  # noqa: BLE001 - the test fails for any
+            errors.append(error)
+
+    threads = [threading.Thread(target=run) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert errors == []
+    assert attachment.Attachment.of(kernel) is None
+
+
+def test_blocks_and_attach_leave_each_other_alone(kernel):
+    foretune.attach(kernel)
+    with foretune.attached([kernel]) as tuners:
+        assert tuners == []
+    assert attachment.Attachment.of(kernel) is not None
+    foretune.detach(kernel)
+    with foretune.attached([kernel]), foretune.attached([kernel]):
+        with pytest.raises(foretune.ForetuneError, match="is attached already"):
+            foretune.attach(kernel)
+        foretune.detach(kernel)  # whoever does so means it
+        assert attachment.Attachment.of(kernel) is None
+    foretune.attach(kernel)
+
+
+@pytest.mark.parametrize("name", ["run", "_bench", "prune_configs"])
+def test_what_a_block_raises_is_what_is_raised_and_the_others_are_detached(kernel, other, name):
+    def block(error=None):
+        with foretune.attached([other, kernel]):
+            setattr(kernel, name, print)
+            if error is not None:
+                raise error
+
+    warns = pytest.warns(ForetuneWarning, match=f"replaced its {name} since it was attached: it stays attached")
+    with warns, pytest.raises(ZeroDivisionError):
+        block(ZeroDivisionError())
+    assert "run" not in other.__dict__
+    for one in ("run", "_bench", "prune_configs", "__getstate__"):
+        kernel.__dict__.pop(one, None)
+    with pytest.raises(foretune.ForetuneError, match=f"replaced its {name}"):
+        block()
+    assert "run" not in other.__dict__
+
+
+def test_a_kernel_that_cannot_be_attached_leaves_no_other_attached(kernel, other, monkeypatch):
+    begin = attachment.Attachment.begin
+
+    def failing(self):
+        if self.tuner is other:
+            raise MemoryError
+        begin(self)
+
+    monkeypatch.setattr(attachment.Attachment, "begin", failing)
+    with pytest.raises(MemoryError), foretune.attached([kernel, other]):
+        pass
+    assert "run" not in kernel.__dict__
+
+
+@pytest.mark.parametrize("own", [False, True])
+def test_a_copy_is_not_attached_and_launches_itself(elsewhere, kernel, bench, own):
+    if own:
+        kernel.__dict__["run"] = theirs = partial(type(kernel).run, kernel)
+    foretune.attach(kernel)
+    elsewhere.launch(kernel, 1024)
+    bench.timed.clear()
+    twin = copy.copy(kernel)
+    assert twin.__dict__.keys().isdisjoint({"prune_configs", "_bench", "__getstate__"})
+    if own:
+        assert twin.__dict__["run"] is theirs
+        return
+    twin.configs, twin.cache = kernel.configs[5:], {}
+    bench.tuner = twin
+    elsewhere.launch(twin, 1024)
+    assert (_blocks(bench), twin.best_config) == ([512, 1024, 2048], kernel.configs[5])
+    assert kernel.best_config is kernel.configs[2]
+    foretune.attach(twin)
+    foretune.detach(kernel)
+
+
+def test_in_a_captured_graph_a_new_key_is_neither_timed_nor_kept(elsewhere, learned, bench, monkeypatch, disk):
+    """Benchmarks wait for the device, which ends the capture. The prediction runs, and without one the first config."""
+    resets = []
+    learned.pre_hook = lambda arguments, reset_only=False: resets.append(reset_only)
+    for n in FIRST:
+        elsewhere.launch(learned, n)
+    kept = repr(disk)
+    monkeypatch.setattr(attachment, "is_capturing", lambda: True)
+    elsewhere.launch(learned, NEXT)
+    assert learned.best_config.kwargs["BLOCK"] in (64, 128)  # the predicted ones
+    elsewhere.launch(learned, 40 * NEXT)
+    assert learned.best_config is learned.configs[0]  # nobody knows
+    elsewhere.launch(learned, 2048)
+    assert learned.best_config.kwargs["BLOCK"] == 128  # chosen before
+    assert (bench.timed, resets, len(learned.cache), repr(disk)) == ([], [], len(FIRST), kept)
+    monkeypatch.undo()
+    elsewhere.launch(learned, NEXT)
+    assert (len(bench.timed), type(learned.cache), len(learned.cache)) == (2, dict, len(FIRST) + 1)
+
+
+def test_in_a_captured_graph_the_kernel_s_own_pruning_holds(elsewhere, bench, monkeypatch):
+    prune = {"early_config_prune": lambda configs, named, **_: configs[3:]}
+    kernel = foretune.attach(elsewhere.kernel(bench, prune_configs_by=prune))
+    monkeypatch.setattr(attachment, "is_capturing", lambda: True)
+    elsewhere.launch(kernel, 1024)
+    assert (kernel.best_config, bench.timed) == (kernel.configs[3], [])
+
+
+def test_where_every_config_failed_a_later_launch_tries_again(elsewhere, monkeypatch):
+    """In Triton alone the first of them is what is launched from then on."""
+    is_full, refused = [True], triton.runtime.errors.OutOfResources(2, 1, "shared memory")
+    bench = elsewhere.Bench(lambda config, n: math.inf if is_full else elsewhere.usual_cost(config, n))
+    kernel = foretune.attach(elsewhere.kernel(bench))
+    run = kernel.fn.run
+
+    def launch(*args, **kwargs):
+        if is_full and not kwargs.get("warmup"):
+            raise refused
+        return run(*args, **kwargs)
+
+    monkeypatch.setattr(kernel.fn, "run", launch)
+    for _ in range(2):
+        with pytest.raises(triton.runtime.errors.OutOfResources):
+            elsewhere.launch(kernel, 1024)
+        assert kernel.cache == {}
+    is_full.clear()
+    elsewhere.launch(kernel, 1024)
+    assert kernel.best_config.kwargs["BLOCK"] == 64
+
+
+@pytest.mark.parametrize(
+    ("wrong", "as_list"),
+    [*((wrong, False) for wrong in (-1.0, 0.0, math.nan)), *((wrong, True) for wrong in (-1.0, math.nan, "1", None))],
+)
+def test_a_time_that_is_none_is_a_failure_of_that_config(elsewhere, wrong, as_list, disk):
+    class Odd(elsewhere.Bench):
+        def __call__(self, kernel_call, quantiles=None):
+            (found, *_), (config, _) = super().__call__(kernel_call), self.timed[-1]
+            found = wrong if config.kwargs["BLOCK"] == 512 else found
+            return [found] * 3 if as_list else found
+
+    kernel = elsewhere.kernel(Odd())
+    foretune.attach(kernel)
+    with pytest.warns(ForetuneWarning, match="do_bench must return milliseconds > 0 but returned"):
+        elsewhere.launch(kernel, 1024)
+    assert kernel.best_config.kwargs["BLOCK"] == 64
+    (times,) = next(iter(disk.values()))["times"].values()
+    assert 512 not in {config["BLOCK"] for config in times}  # it is not kept as a failure, either
+
+
+def test_configs_that_differ_in_their_hook_alone_share_no_time(elsewhere, bench, disk):
+    """One of two configs of the same values is slow, as its hook says."""
+
+    def configs():
+        return [
+            triton.Config({"BLOCK": 64}, num_warps=1, pre_hook=lambda arguments: None),
+            triton.Config({"BLOCK": 64}, num_warps=1),
+            triton.Config({"BLOCK": 128}, num_warps=1),
+        ]
+
+    def cost(config, n):
+        return {64: 1.0, 128: 2.0}[config.kwargs["BLOCK"]] + (9.0 if config.pre_hook else 0.0)
+
+    for timed in (3, 3):  # with a do_bench of their own it is all times or none
+        bench = elsewhere.Bench(cost)
+        kernel = foretune.attach(elsewhere.kernel(bench, configs()))
+        elsewhere.launch(kernel, 1024)
+        assert (kernel.best_config, len(bench.timed)) == (kernel.configs[1], timed)
+    (kept,) = disk.values()
+    assert [{config["BLOCK"] for config in times} for times in kept["times"].values()] == [{128}]
+    # In another list the same values are those of one config: nothing that is known of the first list counts.
+    bench = elsewhere.Bench(cost)
+    elsewhere.launch(foretune.attach(elsewhere.kernel(bench, configs()[1:])), 1024)
+    assert len(bench.timed) == 2
+    assert len(disk) == 2

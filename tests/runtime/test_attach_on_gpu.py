@@ -10,6 +10,24 @@ pytestmark = [pytest.mark.gpu]
 torch = pytest.importorskip("torch")
 
 
+def test_a_new_key_in_a_captured_graph_runs_without_being_timed(gpu_kernels):
+    kernel = triton.autotune(gpu_kernels.CONFIGS, ["n"], restore_value=["y_ptr"])(gpu_kernels.add_kernel.fn)
+    foretune.attach(kernel)
+    x, y = torch.ones(8192, device="cuda"), torch.zeros(8192, device="cuda")
+    gpu_kernels.launch(kernel, x[:4096], y[:4096])  # loads all binaries
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        gpu_kernels.launch(kernel, x, y)
+    assert len(kernel.cache) == 1
+    before = y.clone()
+    graph.replay()
+    graph.replay()
+    assert torch.equal(y, before + 2)
+    gpu_kernels.launch(kernel, x, y)
+    assert torch.equal(y, before + 3)
+    assert len(kernel.cache) == 2
+
+
 def test_times_are_those_of_triton_less_the_launch_gap(gpu_kernels):
     times = []
     for attached in (False, True):

@@ -534,6 +534,8 @@ def test_what_is_no_kernel_and_what_are_no_configs_are_named(filler, tuned):
         foretune.autotune(filler.configs(), ["M", "N"])(filler.fill_kernel)
     with pytest.raises(ForetuneError, match=r"configs must be triton.Configs but one is \{'BLOCK': 32\}"):
         tuned(configs=[{"BLOCK": 32}], family=False)
+    with pytest.raises(ForetuneError, match=r"configs must be a list of triton\.Configs but is 3"):
+        tuned(configs=3)
 
 
 def test_a_key_that_is_no_argument_is_refused(filler):
@@ -581,3 +583,127 @@ def test_what_is_kept_is_kept_by_config(filler, bench, tuned):
         KernelConfig.of(BLOCK=32, num_warps=count): count * 1e3 for count in (8, 4, 2)
     }
     assert cache.choice(problem, "filler-bundle") == KernelConfig.of(BLOCK=32, num_warps=2)
+
+
+@pytest.mark.parametrize("wrong", [-1.0, 0, float("nan"), "1.0", None, True, [], [-1.0, 1.0, 1.0], [None], 10**400, {}])
+def test_what_a_do_bench_returns_must_be_a_time(filler, bench, tuned, wrong):
+    def odd(run, quantiles):
+        found = bench(run, quantiles)
+        return wrong if bench.timed[-1] == 8 else found
+
+    kernel = tuned(do_bench=odd)
+    filler.launch(kernel)
+    assert (bench.timed, warps(kernel)) == ([8, 4, 2], 2)
+    assert kernel.configs_timings[kernel.configs[3]] == [float("inf")]
+    bench.timed.clear()
+    filler.launch(tuned())
+    assert bench.timed == [8]  # it is not remembered as a failure
+
+
+def test_where_all_fail_the_first_reason_is_the_cause(filler, bench, tuned):
+    first = RuntimeError("disk not mounted yet")
+    bench.ms |= {8: first, 4: ValueError("later"), 2: ValueError("later")}
+    kernel = tuned(filler.configs((2, 4, 8)))
+    with pytest.raises(TuningFailed) as raised:
+        filler.launch(kernel)
+    assert raised.value.__cause__ is first
+    bench.ms.clear()
+    filler.launch(kernel)
+    assert warps(kernel) == 2
+
+
+def test_kept_failures_expire(filler, bench, tuned, monkeypatch):
+    """What the compiler or the device refused is tried again a day later: it may have been the machine."""
+    from foretune.runtime.tuning.cache import choice_cache
+
+    now = [1e9]
+    monkeypatch.setattr(choice_cache.time, "time", lambda: now[0])
+    bench.ms[8] = triton.runtime.errors.OutOfResources(2, 1, "shared memory")
+    filler.launch(tuned())
+    bench.timed.clear()
+    del bench.ms[8]
+    for later, timed in [(86_399, []), (86_400, [8]), (-10, [])]:
+        now[0] = 1e9 + later
+        kernel = tuned()
+        filler.launch(kernel)
+        assert (bench.timed, warps(kernel)) == (timed, 2)
+        bench.timed.clear()
+
+
+@pytest.mark.parametrize("option", ["reset_to_zero", "restore_value", "key"])
+def test_a_name_that_is_no_argument_is_refused_where_it_is_declared(filler, option):
+    declare = foretune.autotune(filler.configs(), **{"key": [], option: ["out_ptr", "M_ptr"]})
+    with pytest.raises(ForetuneError, match=f"{option} names M_ptr, but the kernel's arguments are out_ptr, M, N"):
+        declare(triton.jit(filler.fill_kernel))
+    for wrong in ("out_ptr", [None], 3):
+        with pytest.raises(ForetuneError, match=f"{option} must be"):
+            foretune.autotune(filler.configs(), **{"key": [], option: wrong})
+
+
+@pytest.mark.parametrize("option", ["reset_to_zero", "restore_value"])
+def test_a_tensor_that_is_none_or_left_out_is_passed_over(filler, bench, option, monkeypatch, tmp_path):
+    monkeypatch.setenv("FORETUNE_CACHE_DIR", str(tmp_path))
+    declare = foretune.autotune(filler.configs(), ["N"], do_bench=bench, **{option: ["out_ptr", "bias_ptr"]})
+    kernel = declare(triton.jit(filler.biased_kernel))
+    kernel[(1,)](torch.zeros(8), 8)
+    kernel[(1,)](torch.zeros(9), 9, bias_ptr=None)
+    assert len(bench.timed) == 8
+
+
+def test_a_generator_of_configs_serves_every_kernel(filler, bench):
+    given = ((name for name in ["out_ptr"]), (config for config in filler.configs()))
+    declare = foretune.autotune(given[1], ["M", "N"], do_bench=bench, restore_value=list(given[0]))
+    kernels = [declare(triton.jit(filler.fill_kernel)) for _ in range(2)]
+    assert [len(kernel.configs) for kernel in kernels] == [4, 4]
+
+
+def test_configs_that_differ_in_their_hook_alone_share_no_time_on_disk(filler, bench, tuned):
+    """As two configs of one kernel, and as one config whose hook is another in a later version of the program."""
+
+    def slow(arguments):
+        bench.ms[2] = 100.0
+
+    def fast(arguments):
+        bench.ms[2] = 0.5
+
+    def configs(*hooks):
+        return [*filler.configs((4,)), *(triton.Config({"BLOCK": 32}, num_warps=2, pre_hook=hook) for hook in hooks)]
+
+    chosen = []
+    for hooks in [(slow, fast), (slow, fast), (slow,), (fast,), (slow,), (fast,)]:
+        bench.ms.clear()
+        bench.timed.clear()
+        kernel = tuned(configs(*hooks), family=False)
+        filler.launch(kernel)
+        chosen.append((kernel.best_config.pre_hook, sorted(bench.timed)))
+    assert chosen == [
+        (fast, [2, 2, 4]),
+        (fast, [2, 2]),  # of the two that share their values nothing is kept
+        (None, [2, 4]),
+        (fast, [2, 4]),
+        (None, []),
+        (fast, []),
+    ]
+
+
+@pytest.mark.parametrize("same", [True, False])
+def test_hooks_are_told_apart_by_what_they_do(filler, same):
+    from functools import partial
+
+    from foretune.runtime.launching.kernel import hash_of_tuned
+
+    def hook(factor, other=None):
+        return lambda arguments: arguments["out_ptr"].mul_(factor)
+
+    class Hook:
+        def __call__(self, arguments):
+            """Nothing."""
+
+    pairs = {
+        True: [(hook(2), hook(2)), (partial(max, 1), partial(max, 1)), (Hook(), Hook()), (None, None)],
+        False: [(hook(2), hook(3)), (partial(max, 1), partial(max, 2)), (Hook(), print), (None, print), (max, min)],
+    }
+    jit = triton.jit(filler.fill_kernel)
+    for pair in pairs[same]:
+        first, second = (hash_of_tuned(jit, [triton.Config({"BLOCK": 32}, pre_hook=one)]) for one in pair)
+        assert (first == second) == same, pair

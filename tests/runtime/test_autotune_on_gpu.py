@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import foretune
 import pytest
+import triton
+from foretune.runtime import warn
+from foretune.runtime.timing import timer
 from foretune.runtime.traced import CAN_ASK_SINCE, torch_release
 
 pytestmark = [pytest.mark.gpu]
@@ -43,3 +47,36 @@ def test_nothing_is_timed_while_a_graph_is_captured(gpu_kernels):
     graph.replay()
     assert torch.equal(y, before + 1)
     assert len(gpu_kernels.add_kernel.cache) == 1
+
+
+@pytest.mark.parametrize(("option", "expected"), [("reset_to_zero", 1.0), ("restore_value", 6.0)])
+def test_the_first_result_is_as_with_triton_also_where_all_times_are_known(gpu_kernels, option, expected):
+    kernel = gpu_kernels.add_kernel.fn
+    for declare in (triton.autotune, foretune.autotune, foretune.autotune, attached, attached):
+        tuned = declare(gpu_kernels.CONFIGS, ["n"], **{option: ["y_ptr"]})(kernel)
+        x, y = torch.ones(1 << 16, device="cuda"), torch.full((1 << 16,), 5.0, device="cuda")
+        for more in (0, 1):
+            assert (gpu_kernels.launch(tuned, x, y) == expected + more).all(), declare
+
+
+def attached(*what, **options):
+    return lambda kernel: foretune.attach(triton.autotune(*what, **options)(kernel))
+
+
+@pytest.mark.parametrize("declare", [foretune.autotune, attached])
+def test_with_little_memory_free_it_tunes_all_the_same(gpu_kernels, monkeypatch, declare):
+    monkeypatch.setattr(timer, "_timers", {})
+    monkeypatch.setattr(warn, "_said", set())
+    x, y = torch.ones(1 << 16, device="cuda"), torch.ones(1 << 16, device="cuda")
+    tuned = declare(gpu_kernels.CONFIGS, ["n"], restore_value=["y_ptr"])(gpu_kernels.add_kernel.fn)
+    torch.cuda.synchronize()
+    torch.cuda.empty_cache()
+    taken = torch.empty(torch.cuda.mem_get_info()[0] - (22 << 20), dtype=torch.uint8, device="cuda")
+    try:
+        with pytest.warns(foretune.ForetuneWarning, match="of GPU memory to clear the L2 with are not free"):
+            gpu_kernels.launch(tuned, x, y)
+    finally:
+        del taken
+        torch.cuda.empty_cache()
+    assert (y == 2).all()
+    assert len(tuned.configs_timings) == len(gpu_kernels.CONFIGS)

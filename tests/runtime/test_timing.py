@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import itertools
+from types import SimpleNamespace
 
 import pytest
 from foretune.datasets import ForetuneError
-from foretune.runtime import Timer, Timing
+from foretune.datasets.errors import ForetuneWarning
+from foretune.runtime import Timer, Timing, warn
+from foretune.runtime.timing import timer as timer_module
+from foretune.runtime.timing.l2_flush import L2Flush
 from foretune.runtime.timing.timer import EMPTY_KERNEL_US
 
 
@@ -139,3 +143,86 @@ def test_is_repeatable_and_cold():
     print(f"cold {times[0]:.2f} us and {times[1]:.2f} us, warm {times[2]:.2f} us")  # noqa: T201
     assert times[0] == pytest.approx(times[1], rel=0.05)
     assert times[2] < times[0]
+
+
+class Card:
+    """What torch says of a card with this much free memory; `buffers` are allocated on the CPU instead."""
+
+    def __init__(self, monkeypatch, free_bytes):
+        import torch
+
+        self.asked, self.free_bytes, full = [], free_bytes, torch.full
+
+        def allocate(shape, value, *, dtype, device):
+            self.asked.append(4 * shape[0])
+            if 4 * shape[0] > self.free_bytes:
+                raise torch.cuda.OutOfMemoryError(f"tried to allocate {4 * shape[0]} bytes")
+            return full((1,), value, dtype=dtype)
+
+        monkeypatch.setattr(torch, "full", allocate)
+        monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(L2_cache_size=50 << 20))
+        monkeypatch.setattr(warn, "_said", set())
+
+
+def test_the_buffer_that_clears_the_l2_is_as_large_as_fits(monkeypatch):
+    card = Card(monkeypatch, free_bytes=22 << 20)
+    with pytest.warns(ForetuneWarning, match="100 MiB of GPU memory to clear the L2 with are not free: 12800 KiB are"):
+        flush = L2Flush("cuda", may_shrink=True)
+    assert [size >> 20 for size in card.asked] == [100, 50, 25, 12]
+    assert not flush.is_whole
+    flush()
+    card.free_bytes = 100 << 20
+    assert L2Flush("cuda", may_shrink=True).is_whole
+
+
+def test_where_nothing_is_free_and_where_data_are_measured_it_is_an_error(monkeypatch):
+    import torch
+
+    card = Card(monkeypatch, free_bytes=0)
+    with pytest.raises(torch.cuda.OutOfMemoryError):
+        L2Flush("cuda", may_shrink=True)
+    assert min(card.asked) < 1 << 17
+    card.free_bytes = 22 << 20
+    with pytest.raises(torch.cuda.OutOfMemoryError):
+        L2Flush("cuda")
+
+
+def test_a_timer_with_too_small_a_buffer_is_not_kept(monkeypatch, queue):
+    made = []
+
+    def make(index, *, may_shrink):
+        made.append(may_shrink)
+        queue.flush.__func__.is_whole = len(made) > 1
+        return queue
+
+    monkeypatch.setattr(timer_module, "CudaQueue", make)
+    monkeypatch.setattr(timer_module, "_timers", {})
+    first, second, third = (timer_module.timer_of(0) for _ in range(3))
+    assert made == [True, True]
+    assert first is not second
+    assert second is third
+
+
+@pytest.mark.gpu
+def test_with_little_memory_free_configs_are_timed_all_the_same(monkeypatch):
+    """All but some 22 MiB of the card are taken."""
+    import torch
+
+    monkeypatch.setattr(timer_module, "_timers", {})
+    monkeypatch.setattr(warn, "_said", set())
+    x = torch.rand(1 << 16, device="cuda")
+    x.mul_(2)
+    torch.cuda.synchronize()
+    torch.cuda.empty_cache()
+    free, _ = torch.cuda.mem_get_info()
+    taken = torch.empty(free - (22 << 20), dtype=torch.uint8, device="cuda")
+    try:
+        with pytest.warns(ForetuneWarning, match="of GPU memory to clear the L2 with are not free"):
+            time_us = timer_module.timer_of(torch.cuda.current_device()).time(lambda: x.mul_(2)).time_us
+        assert 0 < time_us < 1000
+        assert not timer_module._timers
+    finally:
+        del taken
+        torch.cuda.empty_cache()
+    timer_module.timer_of(torch.cuda.current_device())
+    assert timer_module._timers

@@ -12,6 +12,7 @@ import math
 import os
 import re
 import sys
+import time
 import weakref
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -22,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from ....datasets import DeviceSpec, ForetuneError, KernelConfig, Problem
-from ....datasets.errors import LONGEST_WORD, MOST_NAMES, check_word, shown
+from ....datasets.errors import LONGEST_WORD, MOST_NAMES, check_integer, check_word, shown
 from ....datasets.measurement import LONGEST_US, SHORTEST_US
 from ...warn import warn_once
 from ..launch_arguments import are_kept_arguments
@@ -34,6 +35,11 @@ VARIABLE = "FORETUNE_CACHE_DIR"
 FORMAT = "foretune choices 1"
 _KEYS = {"format", "kernel", "device", "configs", "entries"}
 _ENTRY_KEYS = {"source", "software", "problem", "times", "chosen", "launches"}
+#: When the oldest failure in an entry was recorded, in seconds since the epoch; there is none in older files.
+_FAILED_AT = "failed_at"
+_LATEST_S = 1 << 53
+#: A failed config is tried again after a day: what refused it may have been the machine, not the compiler.
+FAILURES_LAST_S = 86_400
 #: Launches that are kept of a problem: many may fall into one bucket.
 _MOST_LAUNCHES = 32
 #: The share of a full file's entries that goes at once, so that a full one is not made room in for every config.
@@ -92,11 +98,15 @@ class ChoiceCache:
         return cls(shared_file(folder, kernel, device), kernel, source_hash, device)
 
     def times(self, problem: Problem) -> Mapping[KernelConfig, float | None]:
-        """What was measured of a problem, in microseconds by config; None for a config that failed there."""
+        """Return the times that were measured of a problem, in microseconds by config; None for a config that failed
+        less than a day ago."""
         self.flush()
         document = self.file.read()
         entry = self._entry(document, problem)
-        return {} if entry is None else times_of(document, entry)
+        if entry is None:
+            return {}
+        times, fails = times_of(document, entry), _failures_last(entry)
+        return {config: time_us for config, time_us in times.items() if fails or time_us is not None}
 
     def problems(self) -> Sequence[Problem]:
         """Those that have times, the one that was touched longest ago first."""
@@ -126,6 +136,9 @@ class ChoiceCache:
         def change(document: Document) -> None:
             entry = self._touched(document, problem)
             places = _Places(document["configs"])
+            if None in kept.values() and not _failures_last(entry):
+                entry["times"] = {place: time_us for place, time_us in entry["times"].items() if time_us is not None}
+                entry[_FAILED_AT] = int(time.time())
             entry["times"] |= {str(places.of(config)): time_us for config, time_us in kept.items()}
 
         self.file.update(change)
@@ -153,13 +166,17 @@ class ChoiceCache:
         names: Sequence[str],
         key: Sequence[Any],
         arguments: Mapping[str, Any] | None = None,
+        config: KernelConfig | None = None,
     ) -> None:
         """Keeps Triton's own key of a launch of this problem: the values of the arguments of those names, then the
         dtypes of its tensors, as `Autotuner.cache` has it. What other projects' tables are keyed by. A key that JSON
-        has no words for is left out. `arguments`, as `kept_arguments` gives them, are what a warm-up goes by."""
+        has no words for is left out. `arguments`, as `kept_arguments` gives them, are what a warm-up goes by.
+        `config` is what it runs, where that need not be the problem's best."""
         launch: Document = {"names": list(names), "key": list(key)}
         if arguments is not None:
             launch["arguments"] = dict(arguments)
+        if config is not None:
+            launch["config"] = config.to_json()
         if not _is_launch(launch):
             return
         entry = self._entry(self.file.read(), problem)
@@ -168,7 +185,9 @@ class ChoiceCache:
 
         def change(document: Document) -> None:
             launches = self._touched(document, problem)["launches"]
-            launches[:] = [*(one for one in launches if one != launch), launch][-_MOST_LAUNCHES:]
+            same = {name: launch.get(name) for name in ("names", "key", "arguments")}
+            others = [one for one in launches if {name: one.get(name) for name in same} != same]
+            launches[:] = [*others, launch][-_MOST_LAUNCHES:]
 
         self.file.update(change)
 
@@ -287,7 +306,7 @@ def check_choices(document: Any) -> None:
 
 
 def _check_entry(entry: Any, n_configs: int) -> None:
-    if not isinstance(entry, dict) or set(entry) != _ENTRY_KEYS:
+    if not isinstance(entry, dict) or set(entry) - {_FAILED_AT} != _ENTRY_KEYS:
         raise ForetuneError(f"an entry must have {', '.join(sorted(_ENTRY_KEYS))} but one is {shown(entry)}")
     check_word("source", entry["source"])
     Problem.from_json(entry["problem"])
@@ -302,6 +321,7 @@ def _check_entry(entry: Any, n_configs: int) -> None:
             raise ForetuneError(f"a time must be one of a config but is of {shown(place)}")
         if time_us is not None and not (type(time_us) in (int, float) and SHORTEST_US <= time_us <= LONGEST_US):
             raise ForetuneError(f"a time must be {SHORTEST_US} to {LONGEST_US} us, or null, but is {shown(time_us)}")
+    check_integer(_FAILED_AT, entry.get(_FAILED_AT, 0), 0, _LATEST_S)
     launches = entry["launches"]
     if not isinstance(launches, list) or len(launches) > _MOST_LAUNCHES or not all(map(_is_launch, launches)):
         raise ForetuneError(f"launches must be at most {_MOST_LAUNCHES}, of names and a key, but are {shown(launches)}")
@@ -314,14 +334,29 @@ def _is_launch(launch: Any) -> bool:
     """Whether it is what `saw_launch` keeps, in values that JSON gives back as they are."""
     return (
         isinstance(launch, dict)
-        and {"names", "key"} <= set(launch) <= {"names", "key", "arguments"}
+        and {"names", "key"} <= set(launch) <= {"names", "key", "arguments", "config"}
         and all(isinstance(launch[part], list) and len(launch[part]) <= MOST_NAMES for part in ("names", "key"))
         and are_kept_arguments(launch.get("arguments", {}))
         and all(isinstance(name, str) for name in launch["names"])
         and all(type(value) in (int, float, bool, str, type(None)) for value in launch["key"])
         and all(math.isfinite(value) for value in launch["key"] if type(value) is float)
         and len(launch["names"]) <= len(launch["key"])
+        and ("config" not in launch or _is_config(launch["config"]))
     )
+
+
+def _is_config(value: Any) -> bool:
+    try:
+        KernelConfig.from_json(value)
+    except ForetuneError:
+        return False
+    return True
+
+
+def _failures_last(entry: Document) -> bool:
+    """Return whether the failures in an entry still count. (A clock may have been set back since.)"""
+    age_s = time.time() - float(entry.get(_FAILED_AT, -FAILURES_LAST_S))
+    return 0 <= age_s < FAILURES_LAST_S
 
 
 class _Places:

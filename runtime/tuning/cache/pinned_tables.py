@@ -20,7 +20,7 @@ from ....datasets import ForetuneError, KernelConfig
 from ....datasets.disk.atomic import replacing
 from ....datasets.disk.writable import check_folder
 from ....datasets.errors import shown
-from .cache_folder import KnownKernel, KnownProblem, cache_contents, known_kernels
+from .cache_folder import KnownKernel, cache_contents, known_kernels
 
 #: What a config counts as on a problem where it was not timed: a slowdown.
 _UNTIMED = 2.0
@@ -81,8 +81,11 @@ def _megatron(kernels: Sequence[KnownKernel]) -> dict[str, str]:
         mine = [one for one in kernels if one.device.arch == arch]
         tables: dict[str, Any] = {}
         for one in mine:
-            entries = {_megatron_key(launch): _config(problem.best) for problem, launch in _launches(one)}
-            tables[one.kernel] = {**tables.get(one.kernel, {}), **entries, "*": _config(_best_for_all(one))}
+            entries = {_megatron_key(launch): _config(config) for config, launch in _launches(one)}
+            # A kernel that prunes its configs itself may not be able to run any one config everywhere.
+            is_pruned = any("config" in launch for _, launch in _launches(one))
+            others = {} if is_pruned else {"*": _config(_best_for_all(one))}
+            tables[one.kernel] = {**tables.get(one.kernel, {}), **entries, **others}
         short = [_short(name) for name in tables]
         tables |= {_short(name): tables[name] for name in list(tables) if short.count(_short(name)) == 1}
         content = {
@@ -108,10 +111,10 @@ def _fla(kernels: Sequence[KnownKernel]) -> dict[str, str]:
     files = {}
     for one in kernels:
         entries = {}
-        for problem, launch in _launches(one):
+        for config, launch in _launches(one):
             text = json.dumps(launch["key"], separators=(",", ":"), sort_keys=True)
             digest = hashlib.md5(text.encode(), usedforsecurity=False).hexdigest()
-            entries[digest] = {"autotune_key": launch["key"], "config": _config(problem.best)}
+            entries[digest] = {"autotune_key": launch["key"], "config": _config(config)}
         content = {
             "kernel_name": _short(one.kernel),
             "triton_version": one.problems[-1].software.triton,
@@ -149,8 +152,14 @@ FORMATS: dict[str, Callable[[Sequence[KnownKernel]], dict[str, str]]] = {
 }
 
 
-def _launches(known: KnownKernel) -> list[tuple[KnownProblem, Mapping[str, Any]]]:
-    return [(problem, launch) for problem in known.problems if problem.best for launch in problem.launches]
+def _launches(known: KnownKernel) -> list[tuple[KernelConfig, Mapping[str, Any]]]:
+    """Each launch and its config: its own where the kernel prunes its configs itself, else its problem's best."""
+    return [
+        (KernelConfig.from_json(launch["config"]) if "config" in launch else problem.best, launch)
+        for problem in known.problems
+        if problem.best
+        for launch in problem.launches
+    ]
 
 
 def _best_for_all(known: KnownKernel) -> KernelConfig:

@@ -107,7 +107,7 @@ def timer_for(on_gpu: bool, in_step: bool) -> CallTimer:
 
 @lru_cache
 def _queue(index: int) -> CudaQueue:
-    return CudaQueue(index)
+    return CudaQueue(index, may_shrink=True)
 
 
 @lru_cache

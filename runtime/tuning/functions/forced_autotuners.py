@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, Protocol
 
+from ..attachment import Attachment
 from .running import context_now
 
 Run = Callable[..., Any]
@@ -53,8 +54,9 @@ def forced() -> Iterator[None]:
         yield
         return
     replaced = {one: one.__dict__["run"] for one in _family_of(autotuner.Autotuner) if "run" in one.__dict__}
+    replaced[Attachment] = Attachment.run
     for one, run in replaced.items():
-        one.run = _asking(run)
+        one.run = _asking_attached(run) if one is Attachment else _asking(run)
     try:
         yield
     finally:
@@ -62,8 +64,25 @@ def forced() -> Iterator[None]:
             one.run = run
 
 
+def _asking_attached(run: Run) -> Run:
+    """As `_asking`, for the `run` that an attached autotuner has of its own: a context goes past it, since it decides
+    itself what is timed and when."""
+
+    def ask(attachment: Attachment, /, *args: Any, **kwargs: Any) -> Any:
+        if context_now() is None:
+            return run(attachment, *args, **kwargs)
+
+        def own(_: Any, /, *args: Any, **kwargs: Any) -> Any:
+            return attachment.own_run(*args, **kwargs)
+
+        with attachment.lock:
+            return _asking(own)(attachment.tuner, *args, **kwargs)
+
+    return ask
+
+
 def _asking(run: Run) -> Run:
-    def ask(kernel: Any, *args: Any, **kwargs: Any) -> Any:
+    def ask(kernel: Any, /, *args: Any, **kwargs: Any) -> Any:
         context: Any = context_now()
         # A subclass's `run` calls that of its base, for a launch that has been asked about.
         if context is None or isinstance(kernel.cache, ForcedCache) or len(kernel.configs) < 2:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import threading
 
 import foretune
@@ -329,6 +330,48 @@ def test_a_launch_that_fails_leaves_everything_as_it_was(toy, kernel, watch):
     assert kernel.cache == {}
     assert type(kernel.cache) is dict
     assert running.context_now() is None
+
+
+@pytest.mark.interpret
+@pytest.mark.parametrize("own_run", [False, True])
+def test_an_attached_kernel_is_met_as_any_other(toy, kernel, watch, own_run):
+    """Before and after, it runs attached; what is chosen is in its own cache, and nothing is learned from trials."""
+    a, b, c = toy.operands(32, 32, 32)
+    costs = {(32, 32): 1.0}
+    if own_run:
+        kernel.run = functools.partial(type(kernel).run, kernel)
+
+    def function(a, b, c):
+        kernel[lambda knobs: watch.spend(costs.get((knobs["BLOCK_M"], knobs["BLOCK_N"]), 5.0)) or toy.grid(knobs)](
+            a, b, c, 32, 32, 32
+        )
+
+    function = whole(watch, function)
+    with foretune.attached([kernel]) as tuners:
+        function(a, b, c)
+        (result,) = function.tune(a, b, c)
+        assert (result.best_config["BLOCK_M"], len(result.trials)) == (32, 4)
+        assert type(kernel.cache) is dict
+        assert list(kernel.cache.values()) == [kernel.configs[3]]
+        function(a, b, c)  # attached, and not tuned again
+        assert tuners == [kernel]
+    assert ("run" in kernel.__dict__) == own_run
+
+
+@pytest.mark.interpret
+def test_a_kernel_may_have_an_argument_of_any_name(toy, watch):
+    import torch
+    import triton
+
+    configs = [triton.Config({"BLOCK_M": size}) for size in (16, 32)]
+    kernel = triton.autotune(configs, ["run"])(triton.jit(toy.named_kernel))
+    names = dict.fromkeys(("kernel", "attachment", "run", "args", "kwargs"), 3)
+    function = whole(watch, lambda a: kernel[(1,)](a, **names))
+    function(torch.zeros(64))
+    assert len(function.tune(torch.zeros(64))[0].trials) == 2
+    with foretune.attached([kernel]):
+        function(torch.zeros(32))
+        assert len(function.tune(torch.zeros(32))[0].trials) == 2
 
 
 @pytest.mark.interpret

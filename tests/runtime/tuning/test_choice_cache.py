@@ -183,7 +183,7 @@ def spoilt() -> dict[str, dict[str, Any]]:
         found[f"no {key}"] = {name: value for name, value in good().items() if name != key}
     for key in good()["entries"][0]:
         spoil_entry("null", **{key: None})
-        spoil_entry("a number as", **{key: 3})
+        spoil_entry("a number as", **{key: -3})
     spoil("a word too many", more=1)
     spoil("another", format="foretune choices 2")
     spoil("none of the", device={"name": "NVIDIA H200"})
@@ -339,3 +339,31 @@ def test_what_waits_to_be_written_is_seen_here_and_there_when_the_process_ends()
     cache.record(LARGE, configs[1], 1.0)
     choice_cache._flush_all()
     assert len(cache_of().times(LARGE)) == 2
+
+
+def test_failures_expire_together_and_those_of_older_files_at_once(monkeypatch):
+    now = [1e9]
+    monkeypatch.setattr(choice_cache.time, "time", lambda: now[0])
+    cache, (first, second, third) = cache_of("k"), CONFIGS[:3]
+    cache.record_all(SMALL, {first: 1.0, second: None})
+    now[0] += choice_cache.FAILURES_LAST_S - 1
+    cache.record(SMALL, third, None)
+    assert cache.times(SMALL) == {first: 1.0, second: None, third: None}
+    now[0] += 1
+    assert cache.times(SMALL) == {first: 1.0}
+    cache.record(SMALL, third, None)  # the other one is not known to fail still
+    assert cache.times(SMALL) == {first: 1.0, third: None}
+    now[0] -= 10  # somebody has set the clock back
+    assert cache.times(SMALL) == {first: 1.0}
+    now[0] += 10
+    cache.file.update(lambda document: document["entries"][0].pop("failed_at"))  # as before failures had a date
+    assert cache.times(SMALL) == {first: 1.0}
+
+
+def test_a_launch_has_one_config_of_its_own():
+    cache = cache_of("k")
+    for config in CONFIGS[:2]:
+        cache.saw_launch(SMALL, ["rows"], [8], {"rows": 8}, config)
+    cache.saw_launch(SMALL, ["rows"], [9], {"rows": 9})
+    launches = cache.file.read()["entries"][0]["launches"]
+    assert [launch.get("config") for launch in launches] == [CONFIGS[1].to_json(), None]
