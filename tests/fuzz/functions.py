@@ -69,7 +69,10 @@ _SPACES = [{"tile": TILES}, [{"tile": tile} for tile in TILES], {"tile": range(1
 inputs = st.builds(
     Tuned,
     _steps(),
-    st.sampled_from([0, 0, 0, 1, 2, 3]) | st.integers(0, len(_SPACES) + len(VALUES) - 1),
+    st.sampled_from([0, 0, 0, 1, 2, 3] * 2)
+    | st.sampled_from([0, 1])
+    | st.sampled_from([0, 1])
+    | st.integers(0, len(_SPACES) + len(VALUES) - 1),
     st.sampled_from(["plain", "plain", "plain", "times", "coroutine", "partial", "closure", "restore"]),
     st.sampled_from(TIMES),
 )
@@ -183,6 +186,8 @@ def _call(one: Tuned, tuned: Any, step: Step, state: Any, watch: _Watch) -> None
     except TuningFailed:
         if not state.fails and one.how != "times":
             raise TroubleError("silent change", "a failure that is over is kept", described(value)) from None
+        return
+    except foretune.ForetuneError:  # this argument is refused
         return
     if asyncio.iscoroutine(found):
         found.close()

@@ -215,13 +215,11 @@ def _launch(one: Launches, kernel: Any, step: Step, bench: _Bench) -> None:
 
 def _is_triton_own(error: Exception, one: Launches) -> bool:
     """Whether stock Triton, with the same options, raises the same type."""
-    if not one.attached:
-        return False
-    options = dict(one.options)
-    stock = one._replace(attached=True)
+    options = {
+        name: value for name, value in one.options if name in ("configs", "key", "reset_to_zero", "restore_value")
+    }
     with suppress(Exception), mock.patch.object(foretune, "attach", lambda tuner, **_: tuner):
-        bench = _Bench(triton.runtime.driver.active, one.odd)
-        kernel = _declared(stock, options, bench)
+        kernel = _declared(one._replace(attached=True), options, _Bench(triton.runtime.driver.active, one.odd))
         try:
             _filler().launch(kernel, SIZES[0], 16, torch.zeros(SIZES[0], 16))
         except Exception as own:  # noqa: BLE001
