@@ -339,7 +339,9 @@ def tune(
     in that file; FORETUNE_TUNE=strict tunes again what other versions tuned, FORETUNE_TUNE=always everything.
 
     A call may say `autotune=False` (the best known config runs, or the first), `autotune_verbose=True`, and
-    `autotune_pg=group` (all ranks of a torch process group tune together, and choose what is fastest on the slowest).
+    `autotune_pg=group` (all ranks of a torch process group tune together, and choose what is fastest on the slowest;
+    they make the same calls with the same keys, or get a `ForetuneError` that names the difference, at the latest when
+    the group's timeout is over).
 
     Raises `ForetuneError` for what is none of that, and for functions whose work is done later than they return. Calls
     raise `TuningFailed`, with each config's reason, where none works.

@@ -11,12 +11,13 @@ from typing import Any, NamedTuple
 from ....datasets import ForetuneError, Problem, Status
 from ....datasets.measurement import SHORTEST_US
 from ...timing.timer import Timing
+from ..ranks.rendezvous import longest
 from .call_timer import CallTimer
 from .config_space import Candidate
 from .in_step import Ranks
 from .plain_values import text_of
 from .results import failure_of
-from .search import Search
+from .search import Plan, Search
 
 #: A process that is killed loses what it measured since it last wrote: at most so much, or one config.
 _WRITE_EVERY_S = 1.0
@@ -114,6 +115,9 @@ class Tuning:
         whatever ends it, Ctrl-C among others."""
         began = saved = self.clock()
         plan = search.plan(record.problem, candidates)
+        if search.is_guided:  # each rank has a model of its own
+            positions, why = self.ranks.exchange("the configs that are advised", [plan.positions, plan.reason])[0]
+            plan = Plan(tuple(positions), why)
         in_plan = set(plan.positions)
         positions = (*plan.positions, *(at for at in range(len(candidates)) if at not in in_plan))
         measured, reason = 0, plan.reason
@@ -141,7 +145,7 @@ class Tuning:
     def _is_over(self, search: Search, measured: int, spent_s: float) -> str:
         if search.max_trials is not None and measured >= search.max_trials:
             return f"max_trials={search.max_trials}"
-        if search.budget_s is not None and not self.ranks.all_say(spent_s < search.budget_s):
+        if search.budget_s is not None and not all(self.ranks.exchange("budget_s", spent_s < search.budget_s)):
             return f"budget_s={search.budget_s:g}"
         return ""
 
@@ -158,9 +162,8 @@ class Tuning:
             outcome = Outcome(Status.OK)
         except Exception as error:  # noqa: BLE001 - a config that fails is one config less
             outcome = Outcome(*_failed(error))
-        works = outcome.status is Status.OK
-        if not self.ranks.all_say(works):
-            return outcome if not works else Outcome(Status.LAUNCH_FAILED, error="failed on another rank")
+        if any(failures := self.ranks.exchange(f"the first run of {candidate}", outcome.error or "", outcome.error)):
+            return self._failed_elsewhere(failures) if outcome.status is Status.OK else outcome
         try:
             for _ in range(self.n_warmup - 1):
                 self._undone(call)
@@ -170,10 +173,16 @@ class Tuning:
             outcome = Outcome(Status.OK, timing.time_us, timing.spread, timing.samples)
         except Exception as error:  # noqa: BLE001 - as above
             outcome = Outcome(*_failed(error))
-        time_us = self.ranks.slowest(outcome.time_us)
+        everyones = self.ranks.exchange(
+            f"the time of {candidate}", [outcome.time_us, outcome.error or ""], outcome.error
+        )
+        time_us = longest([time for time, _ in everyones])
         if time_us is None and outcome.time_us is not None:
-            return Outcome(Status.LAUNCH_FAILED, error="failed on another rank")
+            return self._failed_elsewhere([failure for _, failure in everyones])
         return outcome._replace(time_us=time_us)
+
+    def _failed_elsewhere(self, failures: Sequence[str]) -> Outcome:
+        return Outcome(Status.LAUNCH_FAILED, error=f"failed on another rank: {self.ranks.told(failures)}")
 
     def _undone(self, call: Callable[[], Any]) -> None:
         if self.undo is not None:

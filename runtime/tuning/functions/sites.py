@@ -10,6 +10,7 @@ from ...launching.source_hash import digest_of
 from .calls import Call
 from .config_space import Candidate
 from .forced_autotuners import ForcedCache, Run
+from .in_step import listed
 from .plain_values import plain, text_of, type_name
 
 
@@ -33,6 +34,11 @@ class Site:
         """What is asked here, as a digest: ranks must have it in common. Their keys may differ, as shards do."""
         texts = [self.name, *(one.text for one in self.candidates)]
         return digest_of(texts)
+
+    @property
+    def terms(self) -> str:
+        """The same to be read."""
+        return f"{self.name} with {listed([one.text for one in self.candidates])}"
 
     def check(self, candidate: Candidate) -> None:
         """Raises why a config could not run here, if so."""
