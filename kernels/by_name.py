@@ -344,7 +344,9 @@ def tune(
     tuned, FORETUNE_TUNE=always everything.
 
     A call may say `autotune=False` (the best known config runs, or the first), `autotune_verbose=True`, and
-    `autotune_pg=group` (all ranks of a torch process group tune together, and choose what is fastest on the slowest).
+    `autotune_pg=group` (all ranks of a torch process group tune together, and choose what is fastest on the slowest;
+    they make the same calls with the same keys, or get a `ForetuneError` that names the difference, at the latest when
+    the group's timeout is over).
 
     Raises `ForetuneError` for options that are not valid, and for functions whose work is done later than they return:
     also in a call, where the result is a future, a generator or the like. Where no config works, a call raises the

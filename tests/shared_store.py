@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from threading import Lock
+
 from foretune.runtime.tuning.ranks.rendezvous import Rendezvous
 
 
@@ -9,7 +11,7 @@ class SharedStore:
     """In memory. `before(operation, key)` is called ahead of each operation: to note it, to act, or to refuse it."""
 
     def __init__(self, before=lambda operation, key: None):
-        self.values, self.before = {}, before
+        self.values, self.before, self.lock = {}, before, Lock()
 
     def check(self, keys):
         self.before("check", keys[0])
@@ -25,14 +27,16 @@ class SharedStore:
 
     def add(self, key, amount):
         self.before("add", key)
-        self.values[key] = int(self.values.get(key, 0)) + amount
-        return self.values[key]
+        with self.lock:
+            self.values[key] = int(self.values.get(key, 0)) + amount
+            return self.values[key]
 
     def compare_set(self, key, expected, desired):
         self.before("compare_set", key)
-        if self.values.get(key, b"") == expected.encode():
-            self.values[key] = desired.encode()
-        return self.values[key]
+        with self.lock:
+            if self.values.get(key, b"") == expected.encode():
+                self.values[key] = desired.encode()
+            return self.values[key]
 
 
 class Clock:

@@ -12,12 +12,13 @@ from ..mode import Mode, resolve_mode
 from ..prune import Pruner
 from ..shortlist import bundle_in_force
 from ..warn import warn_once
+from .ranks.agreement import scope
 
 if TYPE_CHECKING:
     import triton
 
     from ..how_many import Length
-    from .own_timings import Advice
+    from .own_timings import Advice, OwnTimings
 
 #: For who wants to know why a launch was tuned over so many configs; warnings are for what is wrong.
 _log = logging.getLogger("foretune")
@@ -43,8 +44,9 @@ class Advisor(Protocol):
     def supports(self, config: triton.Config, problem: Problem) -> bool:
         """Whether a config that was chosen for the problem's stand-in can run the problem itself."""
 
-    def learn(self, problem: Problem, times_us: Mapping[KernelConfig, float | None]) -> None:
-        """Takes note of what was measured of a stand-in; None = it failed."""
+    def learn(self, problem: Problem, times_us: Mapping[KernelConfig, float | None], ranks: int = 0) -> None:
+        """Takes note of what was measured of a stand-in; None = it failed. `ranks` is the `scope()` of what was agreed
+        on with other ranks."""
 
     def value(self, config: triton.Config) -> KernelConfig:
         """A config in the words of `family`."""
@@ -76,7 +78,7 @@ class FamilyAdvisor:
     def supports(self, config: triton.Config, problem: Problem) -> bool:
         return self.family.supports(self.value(config), problem, self._pruner.device or device_here()) is None
 
-    def learn(self, problem: Problem, times_us: Mapping[KernelConfig, float | None]) -> None:
+    def learn(self, problem: Problem, times_us: Mapping[KernelConfig, float | None], ranks: int = 0) -> None:
         """The ranker has learned what it knows."""
 
     @property
@@ -85,16 +87,20 @@ class FamilyAdvisor:
 
 
 class OwnAdvisor:
-    """Asks the model of the kernel's own timings, which has to see some before it shortens a list."""
+    """Asks the model of the kernel's own timings, which has to see some before it shortens a list.
+
+    There is one for each `scope()`: the ranks of a job need the same list, so what one of them measured alone does not
+    count there.
+    """
 
     def __init__(self, tuner: Any, k: Length, bucket: tuple[str, ...] = ()) -> None:
         from .launches import LaunchFamily
-        from .own_timings import OwnTimings
 
         if unknown := [name for name in bucket if name not in tuner.keys]:
             raise ForetuneError(f"bucket must name some of key, {', '.join(tuner.keys)}, but has {unknown[0]}")
         self.family = LaunchFamily(tuner)
-        self._own, self._k, self._bucket, self.bundle = OwnTimings(self.family), k, bucket, ""
+        self._own: dict[int, OwnTimings] = {}
+        self._k, self._bucket, self.bundle = k, bucket, ""
         self.problem, self.value = self.family.problem_from_call, KernelConfig.from_triton
 
     def stand_in(self, problem: Problem) -> Problem:
@@ -104,7 +110,8 @@ class OwnAdvisor:
         if (wanted := resolve_mode()) is Mode.OFF:
             return tuple(range(len(configs)))
         values: Sequence[KernelConfig] = tuple(KernelConfig.from_triton(config) for config in configs)
-        advice = self._own.advise(self.stand_in(problem), values, 1 if wanted is Mode.PREDICT else self._k)
+        own = self._timings(scope())
+        advice = own.advise(self.stand_in(problem), values, 1 if wanted is Mode.PREDICT else self._k)
         if wanted is Mode.PREDICT and not advice.sure:
             warn_once(f"{problem.family}: no prediction ({advice.reason})", ": the first of its likely configs runs")
         tell(problem, advice, len(values))
@@ -113,6 +120,11 @@ class OwnAdvisor:
     def supports(self, config: triton.Config, problem: Problem) -> bool:
         return True
 
-    def learn(self, problem: Problem, times_us: Mapping[KernelConfig, float | None]) -> None:
+    def learn(self, problem: Problem, times_us: Mapping[KernelConfig, float | None], ranks: int = 0) -> None:
         if problem.family == self.family.name:  # the kernel may have been tuned with a family, too
-            self._own.learn(problem, times_us)
+            self._timings(ranks).learn(problem, times_us)
+
+    def _timings(self, ranks: int) -> OwnTimings:
+        from .own_timings import OwnTimings
+
+        return self._own.setdefault(ranks, OwnTimings(self.family))

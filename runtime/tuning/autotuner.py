@@ -25,11 +25,11 @@ from ..prune import Pruner
 from ..warn import warn_once
 from .advice import Advisor, FamilyAdvisor, OwnAdvisor
 from .isolation import IsolatedTimer, NoIsolationError
-from .known_times import KnownTimes, Outcome
+from .known_times import KnownTimes, Outcome, values_of
 from .measuring import failure, measure
 from .one_launch import OneLaunch, is_capturing, times_one
 from .progress_line import ProgressLine
-from .ranks.agreement import agreed, epoch, may_tune, scope
+from .ranks.agreement import agreed, choose_together, epoch, may_tune, scope
 from .traced_prune import TracedPrune
 
 if TYPE_CHECKING:
@@ -182,10 +182,10 @@ class PredictedAutotuner(Autotuner):  # type: ignore[misc] # Triton has no types
             if is_one or not may_tune() or not call.can_be_timed():
                 return chosen[0], False
             times = self._tune(stand_in, key, call, chosen, failed, deadline)
-            if times:
-                best = self._fastest(stand_in or str(key), chosen, times)
-                if best is None:  # other ranks are elsewhere: they run the first too
-                    return chosen[0], chosen[0] in times
+            best = None
+            if times or choose_together():  # other ranks wait for what this one found, even if that is nothing
+                best = self._fastest(stand_in, key, chosen, times)
+            if best is not None:
                 if stand_in is not None:
                     self._tuned[stand_in, scope(), frozenset(allowed)] = best
                     names = [name for name in self.keys if name in call.arguments]
@@ -193,17 +193,27 @@ class PredictedAutotuner(Autotuner):  # type: ignore[misc] # Triton has no types
                         stand_in, best, names, key, call.arguments, is_pruned=bool(self._own_prune or self.perf_model)
                     )
                 return best, True
+            if times:  # other ranks are elsewhere: they run the first too
+                return chosen[0], chosen[0] in times
             if untried := [config for config in chosen if config not in failed]:  # the time is over
                 call.ran_out = bool(self._budget_s)  # of a budget of 0 there will never be more
                 return untried[0], False
         raise failure(self.name, failed)
 
     def _fastest(
-        self, problem: Problem | str, configs: Sequence[triton.Config], times: Mapping[triton.Config, float]
+        self,
+        stand_in: Problem | None,
+        key: Hashable,
+        configs: Sequence[triton.Config],
+        times: Mapping[triton.Config, float],
     ) -> triton.Config | None:
         """The config that is fastest on the rank where it is slowest; None where ranks do not agree."""
-        shared = agreed([times.get(config) for config in configs], self.name, problem, [{"": str(c)} for c in configs])
+        words = [{"": str(config)} for config in configs]
+        shared = agreed([times.get(config) for config in configs], self.name, stand_in or str(key), words)
         timed = [(time_us, at) for at, time_us in enumerate(shared) if time_us is not None]
+        if stand_in is not None and timed and choose_together():
+            known = {value: shared[configs.index(config)] for config, value in values_of(configs).items()}
+            self._asked(self._advisor.learn, stand_in, known, scope())
         return configs[min(timed)[1]] if timed else None
 
     def _tune(

@@ -11,7 +11,7 @@ import pytest
 from foretune import ForetuneError, ForetuneWarning, KernelConfig, Problem
 from foretune.runtime.tuning.ranks import agreement as module
 from foretune.runtime.tuning.ranks.agreement import agree, agreed, agreed_choice, epoch, may_tune, scope
-from foretune.runtime.tuning.ranks.rendezvous import Rendezvous
+from foretune.runtime.tuning.ranks.rendezvous import Rendezvous, longest_of_ranks
 from shared_store import Clock, SharedStore
 
 CONFIGS = [KernelConfig.of(BLOCK=block) for block in (64, 128, 256)]
@@ -49,6 +49,7 @@ def world(monkeypatch):
         group=SimpleNamespace(WORLD=default),
         get_world_size=lambda group: group.size,
         get_rank=lambda group: 0 if isinstance(group, Group) else group.rank,
+        get_process_group_ranks=lambda group: list(range(group.size)),
         PrefixStore=lambda prefix, store: store,
     )
     monkeypatch.setitem(sys.modules, "torch.distributed", distributed)
@@ -104,7 +105,7 @@ def test_where_it_was_asked_for_the_fastest_on_the_slowest_rank_runs(world, fres
     def other_comes():
         question = world.store.values["waits of 0"].decode()
         questions.append(question)
-        world.other.ask(question, lambda: [1.0, 9.0, 4.0])
+        world.other.meet(question, lambda: [1.0, 9.0, 4.0], longest_of_ranks)
 
     with agree(timeout_s=30):
         assert may_tune()
@@ -119,7 +120,8 @@ def test_where_it_was_asked_for_the_fastest_on_the_slowest_rank_runs(world, fres
 
 def test_who_does_not_come_leaves_the_prediction(world, fresh):
     agree(timeout_s=30)
-    assert choice([5.0, 1.0, 4.5]) == 0
+    with pytest.warns(ForetuneWarning, match=r"toy: the ranks do not agree .*rank 1 did not reach toy .*within 30 s"):
+        assert choice([5.0, 1.0, 4.5]) == 0
     assert fresh.seconds == 30
     assert agreed([5.0, 1.0, 4.5], "toy", PROBLEM, CONFIGS) == [None, None, None]
 
@@ -129,7 +131,10 @@ def test_times_stay_as_they_are_where_nothing_is_to_be_agreed_on(world):
 
 
 def test_a_rank_that_cannot_time_tells_the_others_and_goes_on(world, fresh):
-    fresh.at = {1: lambda: world.other.ask(world.store.values["waits of 0"].decode(), lambda: [1.0, 2.0, 3.0])}
+    def other_comes():
+        world.other.meet(world.store.values["waits of 0"].decode(), lambda: [1.0, 2.0, 3.0], longest_of_ranks)
+
+    fresh.at = {1: other_comes}
     with agree(timeout_s=30), pytest.warns(ForetuneWarning, match="could not be timed"):
         assert choice(lambda: 1 / 0) == 0
     assert fresh.seconds < 2

@@ -6,7 +6,7 @@ import random
 import threading
 
 import pytest
-from foretune.runtime.tuning.ranks.rendezvous import LONGEST_PAUSE_S, Rendezvous
+from foretune.runtime.tuning.ranks.rendezvous import LONGEST_PAUSE_S, RankMismatchError, Rendezvous, longest_of_ranks
 from shared_store import Clock, SharedStore, ranks
 
 SLOW_FIRST, SLOW_SECOND = [9.0, 4.0, 5.0], [3.0, 8.0, 5.0]
@@ -17,15 +17,24 @@ def never():
     raise AssertionError("nothing is to be timed")
 
 
+def asked(rank, question, times):
+    """The longest times of all ranks, or None and why there are none."""
+    try:
+        return rank.meet(question, times, longest_of_ranks), ""
+    except RankMismatchError as error:
+        return None, str(error)
+
+
 class World:
-    """Ranks, and what each was answered, by (rank, question)."""
+    """Ranks, and what each was answered, by (rank, question): `reasons` why it was None."""
 
     def __init__(self, size, patience_s=60.0):
-        self.store, self.clock, self.answers = SharedStore(), Clock(), {}
+        self.store, self.clock, self.answers, self.reasons = SharedStore(), Clock(), {}, {}
         self.ranks = ranks(size, self.store, self.clock, patience_s)
 
     def ask(self, rank, times, question="q"):
-        self.answers[rank, question] = self.ranks[rank].ask(question, times if callable(times) else lambda: times)
+        times_us = times if callable(times) else lambda: times
+        self.answers[rank, question], self.reasons[rank, question] = asked(self.ranks[rank], question, times_us)
 
     def later(self, second, *asked, **more):
         self.clock.at[second] = lambda: self.ask(*asked, **more)
@@ -56,6 +65,7 @@ def test_a_rank_that_never_comes_leaves_the_prediction_to_all_at_the_deadline():
     assert world.clock.seconds == pytest.approx(35)  # the one that waits inside it has waited since second 5
     world.ask(2, never)  # it comes after all, far too late
     assert world.answers == dict.fromkeys([(0, "q"), (1, "q"), (2, "q")])
+    assert set(world.reasons.values()) == {"rank 2 did not reach q within 30 s"}
 
 
 def test_ranks_that_keep_apart_lose_twice_the_patience_in_all():
@@ -86,7 +96,7 @@ def test_a_rank_that_dies_after_posting_is_counted():
     assert world.answers[0, "q"] == world.answers[2, "q"] == LONGEST_OF_BOTH
 
 
-@pytest.mark.parametrize("fatal", ["q/times of 1", "q/posts", "q/answer"])
+@pytest.mark.parametrize("fatal", ["q/value of 1", "q/posts", "q/answer"])
 def test_a_rank_that_dies_while_posting_leaves_the_prediction_at_the_deadline(fatal):
     world = World(2, patience_s=30)
 
@@ -103,6 +113,8 @@ def test_a_rank_that_dies_while_posting_leaves_the_prediction_at_the_deadline(fa
     world.clock.at = {1: die}
     world.ask(0, SLOW_FIRST)
     assert (world.answers, world.clock.seconds) == ({(0, "q"): None}, pytest.approx(30))
+    ended = "rank 1 did not reach" if fatal == "q/value of 1" else "a rank ended before it had answered"
+    assert world.reasons[0, "q"] == f"{ended} q within 30 s"
 
 
 def test_a_rank_with_another_shape_has_nobody_wait_to_the_deadline():
@@ -114,6 +126,56 @@ def test_a_rank_with_another_shape_has_nobody_wait_to_the_deadline():
     world.ask(1, never)
     assert set(world.answers.values()) == {None}
     assert len(world.answers) == 4
+    assert set(world.reasons.values()) == {"the ranks wait for different answers: rank 0: q; rank 1: other"}
+
+
+def test_a_patient_rank_waits_as_long_each_time():
+    world = World(2, patience_s=30)
+    world.ranks[0].is_patient = True
+    for number in range(3):
+        world.ask(0, SLOW_FIRST, question=f"q{number}")
+    assert world.clock.seconds == pytest.approx(90)
+
+
+def test_who_leaves_is_named_to_those_that_wait_and_that_come():
+    world = World(3)
+    world.clock.at = {1: lambda: world.ranks[1].leave("q", "rank 1 left")}
+    world.ask(0, SLOW_FIRST)
+    world.ask(2, never)
+    assert world.answers == dict.fromkeys([(0, "q"), (2, "q")])
+    assert set(world.reasons.values()) == {"rank 1 left"}
+    assert world.clock.seconds < 2
+
+
+def test_a_rank_that_is_interrupted_while_it_times_has_nobody_wait():
+    world = World(2)
+
+    def interrupted():
+        raise KeyboardInterrupt
+
+    def come():
+        with pytest.raises(KeyboardInterrupt):
+            world.ask(1, interrupted)
+
+    world.clock.at = {1: come}
+    world.ask(0, SLOW_FIRST)
+    assert world.clock.seconds < 2
+    assert world.reasons == {(0, "q"): "rank 1 left q: KeyboardInterrupt: "}
+
+
+def test_who_leaves_after_the_answer_changes_nothing():
+    world = World(2)
+    world.later(1, 1, SLOW_SECOND)
+    world.ask(0, SLOW_FIRST)
+    world.ranks[1].leave("q", "rank 1 left")
+    world.ask(1, never)
+    assert world.answers == dict.fromkeys([(0, "q"), (1, "q")], LONGEST_OF_BOTH)
+
+
+def test_messages_name_ranks_as_the_job_does():
+    clock = Clock()
+    lone = Rendezvous(SharedStore(), 1, 3, patience_s=5, names=[4, 6, 9], now=clock.now, sleep=clock.sleep)
+    assert asked(lone, "q", lambda: [1.0]) == (None, "ranks 4, 9 did not reach q within 5 s")
 
 
 def test_a_rank_whose_answer_has_come_is_still_waited_for():
@@ -161,7 +223,8 @@ def test_a_rank_that_posts_twice_is_one_rank():
 def test_few_look_at_the_store_while_many_wait():
     looks = []
     store = SharedStore(lambda operation, key: looks.append(operation))
-    Rendezvous(store, 0, 2, patience_s=60, now=(clock := Clock()).now, sleep=clock.sleep).ask("q", lambda: [1.0])
+    lone = Rendezvous(store, 0, 2, patience_s=60, now=(clock := Clock()).now, sleep=clock.sleep)
+    assert asked(lone, "q", lambda: [1.0])[0] is None
     assert len(looks) < 60 / LONGEST_PAUSE_S + 30
 
 
@@ -231,7 +294,7 @@ def played(seed):
                     timed[rank].add(question)
                     return [float(rank), 10.0 - rank]
 
-                answers[rank].append((question, mine.ask(question, times)))
+                answers[rank].append((question, asked(mine, question, times)[0]))
         except Died:
             pass
         finally:

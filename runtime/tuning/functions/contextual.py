@@ -86,10 +86,10 @@ class ContextualFunction(WrappedFunction):
             warn_once(f"{self.name}: a CUDA graph is being captured", ": nothing in it is tuned")
             tunes = False
         if tunes:
-            call = _Call(self, args, kwargs, autotune_pg)
-            if not self._is_settled(call, autotune_pg) and self._bears_trials(call):
+            call, ranks = _Call(self, args, kwargs, autotune_pg), Ranks(autotune_pg)
+            if not self._is_settled(call, ranks) and self._bears_trials(call):
                 with Turn(self._lock) as is_mine:  # another thread may settle it meanwhile
-                    if is_mine and not self._is_settled(call, autotune_pg):
+                    if is_mine and not self._is_settled(call, ranks):
                         with context_turn() as has_turn:
                             if has_turn:  # else the function runs untuned
                                 self._tune(call, False, autotune_verbose, autotune_pg)
@@ -118,18 +118,26 @@ class ContextualFunction(WrappedFunction):
             warn_once(f"{self.name}: {reason}", ": it is not tuned as a whole")
         return reason is None
 
-    def _is_settled(self, call: _Call, group: Any) -> bool:
+    def _is_settled(self, call: _Call, ranks: Ranks) -> bool:
         if self._generation != self.cache.generation:
             self._generation = self.cache.generation
             self._settled.clear()
-        return call.memory_key(group) in self._settled
+        return call.memory_key(ranks) in self._settled
 
     def _tune(self, call: _Call, force: bool, verbose: bool, group: Any) -> tuple[TuneResult, ...]:
         ranks = Ranks(group)
+        runs = f"{self.n_warmup} + {self.n_repeat}"
+        with ranks.together(self.name, {"key": call.key, "source": self._code, "runs": runs}):
+            results = self._tune_in_step(call, force, verbose, ranks)
+        self._settled.add(call.memory_key(ranks))
+        return results
+
+    def _tune_in_step(self, call: _Call, force: bool, verbose: bool, ranks: Ranks) -> tuple[TuneResult, ...]:
         say = teller(verbose, self.name, call.key, ranks, self._logs)
         undo = self._effects.undo(call.args, call.kwargs, call.named)
         records = {} if force else self._records(call)
-        if not ranks.agree_on(text_of({label: record.gist for label, record in records.items()})):
+        gist = text_of({label: record.gist for label, record in records.items()})
+        if len(set(ranks.exchange("what is known", gist))) > 1:
             records = {}  # what only some of them know is measured again, in step
         sites = Sites({label: (record.chosen, record.done) for label, record in records.items()})
         began = self._clock()
@@ -141,7 +149,6 @@ class ContextualFunction(WrappedFunction):
             reasons = self._tune_sites(call, sites, records, undo, ranks, say)
         for site in sites.found:
             site.settle(site.now)
-        self._settled.add(call.memory_key(group))
         if not sites.found:
             warn_once(f"{self.name}: nothing in it is autotuned", ": it runs as it is")
         spent = self._clock() - began
@@ -160,12 +167,7 @@ class ContextualFunction(WrappedFunction):
         reasons: dict[str, str] = {}
         for _ in range(_ROUNDS):
             pending = [site for site in sites.found if site.is_met and not site.is_tuned]
-            if not ranks.agree_on(" ".join(site.question for site in pending)):
-                warn_once(
-                    f"{self.name}: the ranks of autotune_pg run different kernels, or with different configs",
-                    ": what is left of them is not tuned",
-                )
-                return reasons
+            ranks.check_alike({"kernels": "; ".join(site.terms for site in pending)})
             if not pending:
                 return reasons
             for site in pending:
@@ -268,8 +270,8 @@ class _Call:
         self.place: Place = place_of(self.named.values(), Ranks(group).size)
         self.record_key = record_key(function.name, function._digest, self.place.name, self.key)
 
-    def memory_key(self, group: Any) -> tuple[str, int]:
-        return self.record_key, 0 if group is None else id(group)
+    def memory_key(self, ranks: Ranks) -> tuple[str, int]:
+        return self.record_key, ranks.number
 
 
 def _trials(site: Site, record: KeyRecord) -> list[Trial]:
@@ -310,9 +312,10 @@ def contextual_autotune(
     the others run their best so far. A config that fails is replaced for that run, so that the function always comes
     to its end. Then each kernel keeps what was chosen: in its own cache, and on the disk for the next process.
 
-    Options are those of `tune`. With `autotune_pg=group` in a call, all ranks of the group, which make the same calls,
-    run the same configs in step, and choose what is fastest on the slowest of them. `logs` is a folder for what each
-    rank measured, in rank-N.log.
+    Options are those of `tune`. With `autotune_pg=group` in a call, all ranks of the group, which make the same calls
+    with the same keys, run the same configs in step, and choose what is fastest on the slowest of them; ranks that
+    differ get a `ForetuneError` that names the difference. `logs` is a folder for what each rank measured, in
+    rank-N.log.
 
     Raises `ForetuneError` for options that are not valid. Where no config of a kernel works, calls raise as those of
     `tune` do.

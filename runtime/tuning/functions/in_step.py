@@ -2,25 +2,33 @@
 
 from __future__ import annotations
 
-import hashlib
-import math
-from collections.abc import Sequence
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from typing import Any
+from weakref import WeakKeyDictionary
 
 from ....datasets import ForetuneError
-from ....datasets.errors import shown
+from ....datasets.errors import abridged, reason_of, shown
+from ...launching.source_hash import digest_of
+from ..ranks.agreement import number_of, rendezvous_of
+from ..ranks.rendezvous import RankMismatchError, Rendezvous
 
 
 class Ranks:
-    """What the ranks of a torch process group tell each other; alone, for None. Every rank must ask the same questions
-    in the same order.
+    """What the ranks of a torch process group tell each other; alone, for None.
 
-    >>> Ranks(None).largest([1.0, 2.0]), Ranks(None).agree_on("anything")
-    ([1.0, 2.0], True)
+    Every rank must ask the same questions in the same order, and each question says what it is about, so that ranks at
+    different places find out. They talk through the group's key-value store, never by collectives, which would pair
+    with the caller's where a rank is elsewhere. A rank waits for the others for as long as the group's collectives do
+    (its `timeout`).
+
+    >>> Ranks(None).exchange("the time of a config", 2.0)
+    [2.0]
     """
 
     def __init__(self, group: Any = None) -> None:
-        self._group = group
+        self._group, self._what = group, ""
         if group is None:
             self.rank, self.size = 0, 1
             return
@@ -33,34 +41,141 @@ class Ranks:
     def alone(self) -> bool:
         return self.size == 1
 
-    def largest(self, values: Sequence[float]) -> list[float]:
-        """The largest of each value over the ranks; a failure, as inf, counts for all."""
+    @property
+    def number(self) -> int:
+        """A number that no other group of this process has, to remember choices by."""
+        return number_of(self._group)
+
+    @contextmanager
+    def together(self, what: str, terms: Mapping[str, object]) -> Iterator[None]:
+        """Begin and end a tuning on all ranks.
+
+        No rank enters the block before all have begun. So whatever a rank raises in it can be told to the others, which
+        are in it, too: none waits for a rank that has left.
+
+        Args:
+            what: The function's name.
+            terms: What must be alike, as for `check_alike`.
+
+        Raises:
+            RankMismatchError: A rank tunes something else, has not come in time, or has left.
+            ForetuneError: The ranks cannot reach each other.
+        """
         if self.alone:
-            return list(values)
-        import torch
-        from torch import distributed
+            yield
+            return
+        steps = self._steps()
+        steps.depth += 1
+        self._what = what
+        try:
+            if steps.depth == 1:
+                with _reached():
+                    steps.begin()
+            self.check_alike(terms)
+            yield
+            self.exchange("the end", None)
+        except RankMismatchError:
+            raise  # all ranks do
+        except BaseException as error:
+            if steps.depth == 1:
+                with suppress(Exception):
+                    steps.leave(f"{steps.rendezvous.named([self.rank])} left {what}: {reason_of(error)}")
+            raise
+        finally:
+            steps.depth -= 1
 
-        on = torch.device("cuda", torch.cuda.current_device()) if self._is_nccl() else torch.device("cpu")
-        tensor = torch.tensor(list(values), dtype=torch.float64, device=on)
-        distributed.all_reduce(tensor, op=distributed.ReduceOp.MAX, group=self._group)
-        return [float(value) for value in tensor.tolist()]
+    def exchange(self, about: str, mine: Any, failure: str | None = None) -> list[Any]:
+        """Return the values of all ranks, by rank.
 
-    def agree_on(self, text: str) -> bool:
-        """Whether all ranks have the same text."""
-        digest = float(int(hashlib.sha256(text.encode()).hexdigest()[:12], 16))  # exact in 64 bits
-        high, low = self.largest([digest, -digest])
-        return high == -low
+        Args:
+            about: What is asked, the same on all ranks.
+            mine: This rank's value, as JSON has it.
+            failure: What went wrong on this rank, if so: others may be kept from coming by that.
 
-    def all_say(self, yes: bool) -> bool:
-        """Whether all ranks say yes."""
-        return self.largest([0.0 if yes else 1.0]) == [0.0]
+        Raises:
+            RankMismatchError: A rank asks something else, has not come in time, or has left. All ranks raise it.
+            ForetuneError: The ranks cannot reach each other.
+        """
+        if self.alone:
+            return [mine]
+        with _reached():
+            return self._steps().next(f"{self._what}: {about}", mine, failure)
 
-    def slowest(self, time_us: float | None) -> float | None:
-        """A config's time on the slowest rank; None where it failed on one."""
-        (time,) = self.largest([math.inf if time_us is None else time_us])
-        return time if math.isfinite(time) else None
+    def check_alike(self, terms: Mapping[str, object]) -> None:
+        """Raise `RankMismatchError`, which names the difference, on all ranks where one has other terms."""
+        everyones = self.exchange(", ".join(terms), {name: str(term) for name, term in terms.items()})
+        for name in terms:
+            if len(set(values := [of_rank[name] for of_rank in everyones])) > 1:
+                there = self._steps().rendezvous.by_value(values)
+                raise RankMismatchError(f"{self._what}: the ranks of autotune_pg differ in {name}: {there}")
 
-    def _is_nccl(self) -> bool:
-        from torch import distributed
+    def told(self, everyones: Sequence[str]) -> str:
+        """Say which ranks had which trouble, given each rank's ("" for none)."""
+        named = self._steps().rendezvous.named
+        return "; ".join(f"{named([rank])}: {text}" for rank, text in enumerate(everyones) if text)
 
-        return "nccl" in str(distributed.get_backend(self._group))
+    def _steps(self) -> _Steps:
+        found = _steps_of.get(self._group)
+        if found is None:
+            with _reached():
+                rendezvous = rendezvous_of(self._group, "autotune_pg", _timeout_s(self._group), is_patient=True)
+            found = _steps_of.setdefault(self._group, _Steps(rendezvous))
+        return found
+
+
+class _Steps:
+    """The questions of one group, numbered as they come, the same on each rank."""
+
+    def __init__(self, rendezvous: Rendezvous) -> None:
+        self.rendezvous, self.depth = rendezvous, 0
+        self._number, self._lock = 0, threading.Lock()
+
+    def begin(self) -> None:
+        """Pass over what is over: ranks that others have given up, or left, begin again where those do."""
+        while self.rendezvous.is_over(f"step {self._number}"):
+            self._number += 1
+
+    def next(self, about: str, mine: Any, failure: str | None) -> list[Any]:
+        with self._lock:
+            number, self._number = self._number, self._number + 1
+        aside = f", while {self.rendezvous.named([self.rendezvous.rank])} failed with {failure}" if failure else ""
+        everyones = self.rendezvous.meet(f"step {number}", lambda: [about, mine], about=about, aside=aside)
+        if len({there for there, _ in everyones}) > 1:
+            where = self.rendezvous.by_value([there for there, _ in everyones])
+            raise RankMismatchError(f"the ranks of autotune_pg are at different places: {where}")
+        return [value for _, value in everyones]
+
+    def leave(self, reason: str) -> None:
+        self.rendezvous.leave(f"step {self._number}", reason)
+
+
+_steps_of: WeakKeyDictionary[Any, _Steps] = WeakKeyDictionary()
+
+
+@contextmanager
+def _reached() -> Iterator[None]:
+    """Whatever a store raises is an error that says what it is about."""
+    try:
+        yield
+    except ForetuneError:
+        raise
+    except Exception as error:
+        raise ForetuneError(f"the ranks of autotune_pg cannot reach each other: {reason_of(error)}") from error
+
+
+def listed(configs: Sequence[str]) -> str:
+    """Say what a list of configs is, so that ranks can compare it: another list is another text.
+
+    >>> listed(["tile=1", "tile=2"])
+    '2 configs (tile=1, tile=2) #e8cfd8c53f1f37ee'
+    """
+    return f"{len(configs)} configs ({abridged(', '.join(configs))}) #{digest_of(configs)}"
+
+
+def _timeout_s(group: Any) -> float:
+    """How long a group's collectives wait: what it was made with."""
+    try:
+        timeout = group._get_backend(group._device_types[0]).options._timeout
+    except Exception:  # noqa: BLE001 - a backend without options
+        timeout = group.get_group_store().timeout
+    return float(timeout.total_seconds())

@@ -16,12 +16,13 @@ from ....datasets import ForetuneError, Problem, Status
 from ....datasets.errors import shown
 from ....datasets.measurement import SHORTEST_US
 from ...timing.timer import Timing
+from ..ranks.rendezvous import longest
 from .call_timer import CallTimer
 from .config_space import Candidate
 from .in_step import Ranks
 from .plain_values import text_of
 from .results import Failures, check_finished, failure_of
-from .search import Search
+from .search import Plan, Search
 
 #: A process that is killed loses what it measured since it last wrote: at most this much, this share of the time spent
 #: so far, or one config. The share keeps the bytes written proportional to the number of configs, up to a logarithm.
@@ -184,6 +185,9 @@ class Tuning:
         began = saved = self.clock()
         best = record.fastest(candidates)
         plan = search.plan(record.problem, candidates)
+        if search.is_guided:  # each rank has a model of its own
+            positions, why = self.ranks.exchange("the configs that are advised", [plan.positions, plan.reason])[0]
+            plan = Plan(tuple(positions), why)
         in_plan = set(plan.positions)
         positions = (*plan.positions, *(at for at in range(len(candidates)) if at not in in_plan))
         measured, reason = 0, plan.reason
@@ -215,7 +219,7 @@ class Tuning:
     def _is_over(self, search: Search, measured: int, spent_s: float) -> str:
         if search.max_trials is not None and measured >= search.max_trials:
             return f"max_trials={search.max_trials}"
-        if search.budget_s is not None and not self.ranks.all_say(spent_s < search.budget_s):
+        if search.budget_s is not None and not all(self.ranks.exchange("budget_s", spent_s < search.budget_s)):
             return f"budget_s={search.budget_s:g}"
         return ""
 
@@ -232,12 +236,11 @@ class Tuning:
             self.check(candidate)
         except Exception as error:  # noqa: BLE001 - a config that fails is one config less
             outcome = self._failed(error)
-        works = outcome.status is Status.OK
-        work_everywhere = self.ranks.all_say(works)
+        failures = self.ranks.exchange(f"the first run of {candidate}", outcome.error or "", outcome.error)
         check_finished(self.name, result)
         del result  # which may be large
-        if not work_everywhere:
-            return outcome if not works else self._failed_elsewhere()
+        if any(failures):
+            return self._failed_elsewhere(failures) if outcome.status is Status.OK else outcome
         try:
             for _ in range(self.n_warmup - 1):
                 self._undone(call)
@@ -247,9 +250,12 @@ class Tuning:
             outcome = Outcome(Status.OK, timing.time_us, timing.spread, timing.samples)
         except Exception as error:  # noqa: BLE001 - as above
             outcome = self._failed(error)
-        time_us = self.ranks.slowest(outcome.time_us)
+        everyones = self.ranks.exchange(
+            f"the time of {candidate}", [outcome.time_us, outcome.error or ""], outcome.error
+        )
+        time_us = longest([time for time, _ in everyones])
         if time_us is None and outcome.time_us is not None:
-            return self._failed_elsewhere()
+            return self._failed_elsewhere([failure for _, failure in everyones])
         if time_us is not None:
             self.failures.clear()
         return outcome._replace(time_us=time_us)
@@ -263,9 +269,9 @@ class Tuning:
             torch.cuda.empty_cache()  # so that it costs this config alone
         return Outcome(status, error=text)
 
-    def _failed_elsewhere(self) -> Outcome:
+    def _failed_elsewhere(self, failures: Sequence[str]) -> Outcome:
         self.failures.add(None)
-        return Outcome(Status.LAUNCH_FAILED, error="failed on another rank")
+        return Outcome(Status.LAUNCH_FAILED, error=f"failed on another rank: {self.ranks.told(failures)}")
 
     def _undone(self, call: Callable[[], Any]) -> Any:
         if self.undo is not None:

@@ -11,6 +11,7 @@ from ...launching.source_hash import digest_of
 from .calls import Call
 from .config_space import Candidate
 from .forced_autotuners import ForcedCache, Run
+from .in_step import listed
 from .plain_values import plain, text_of, type_name
 
 
@@ -40,6 +41,11 @@ class Site:
     def done(self) -> str:
         """What a choice is kept for."""
         return f"{self.question} {self.source}".rstrip()
+
+    @property
+    def terms(self) -> str:
+        """The same to be read."""
+        return f"{self.name} with {listed([one.text for one in self.candidates])}"
 
     def check(self, candidate: Candidate) -> None:
         """Raises why a config could not run here, if so."""

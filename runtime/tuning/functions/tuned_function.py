@@ -17,7 +17,7 @@ from .call_timer import CallTimer, check_timer, timer_for
 from .calls import Call, CallReader
 from .config_cache import ConfigCache
 from .config_space import Candidate
-from .in_step import Ranks
+from .in_step import Ranks, listed
 from .key_record import KeyRecord, Outcome, Tuning, record_key
 from .plain_values import plain, text_of
 from .results import Failures, Trial, TuneResult, all_failed
@@ -152,8 +152,9 @@ class TunedFunction(WrappedFunction):
             if not is_mine:
                 return self._untuned(call)
             if (known := self._chosen.get(memory_key)) is None:  # another thread may have tuned it meanwhile
-                ranks, left = Ranks(group), self.candidates(call)
-                known = left[0] if len(left) == 1 and ranks.alone else self._tuned(call, False, verbose, ranks)[0]
+                ranks = Ranks(group)
+                left = self.candidates(call) if ranks.alone else ()
+                known = left[0] if len(left) == 1 else self._tuned(call, False, verbose, ranks)[0]
                 self.remember(call, known, group)
             return known
 
@@ -163,6 +164,12 @@ class TunedFunction(WrappedFunction):
         return (None if record is None else record.fastest(left)) or left[0]
 
     def _tuned(self, call: Call, force: bool, verbose: bool, ranks: Ranks) -> tuple[Candidate, TuneResult]:
+        runs = f"{self.n_warmup} + {self.n_repeat}"
+        terms = {"key": call.key, "source": self._code, "search": self._search, "runs": runs}
+        with ranks.together(self.name, terms):
+            return self._tuned_in_step(call, force, verbose, ranks)
+
+    def _tuned_in_step(self, call: Call, force: bool, verbose: bool, ranks: Ranks) -> tuple[Candidate, TuneResult]:
         began = self._clock()
         refused, left = self._calls.candidates(call)
         texts = [one.text for one in left]
@@ -170,11 +177,8 @@ class TunedFunction(WrappedFunction):
         record = None if force else self._record(call)
         if record is not None:
             record.retry_failures(left, self._now())
-        if not ranks.agree_on(done):
-            raise ForetuneError(
-                f"{self.name}: the ranks of autotune_pg have other configs; on {ranks.rank}: {len(left)}"
-            )
-        if not ranks.agree_on("" if record is None else record.gist):
+        ranks.check_alike({"configs": listed(texts)})
+        if len(set(ranks.exchange("what is known", "" if record is None else record.gist))) > 1:
             record = None  # what only some of them know is measured again, in step
         is_known = (
             record is not None and record.done == done and record.chosen in texts and record.chosen in record.outcomes
@@ -280,7 +284,7 @@ class TunedFunction(WrappedFunction):
 
     def _memory_key(self, call: Call, group: Any) -> tuple[str, str, int]:
         fixed = text_of(plain(call.fixed, str)) if call.fixed else ""
-        return self._record_key(call), fixed, 0 if group is None else id(group)
+        return self._record_key(call), fixed, Ranks(group).number
 
     def _lock(self, call: Call) -> Turn:
         with self._guard:

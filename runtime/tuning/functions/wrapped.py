@@ -57,6 +57,11 @@ class WrappedFunction:
             self.cache = ConfigCache()
         return f"{digest}-{self._token}"  # the cache may be one that somebody shares among functions
 
+    @cached_property
+    def _code(self) -> str:
+        """Return a digest of the code alone, the same on all ranks of a job, which may hold other values."""
+        return digest_of(_Identity(with_values=False).add(self.function).texts)
+
     def __get__(self, instance: Any, owner: Any = None) -> Any:
         return self if instance is None else BoundFunction(self, instance)
 
@@ -158,21 +163,21 @@ def identity_of(function: Callable[..., Any]) -> tuple[str, str | None]:
         The digest, the same in every process; and the type of a value that the function holds of which only the type
         is known, such as a model. None where there is no such value.
     """
-    identity = _Identity()
-    identity.add(function)
+    identity = _Identity().add(function)
     return digest_of(identity.texts), next(iter(identity.vague), None)
 
 
 class _Identity:
-    """Functions as texts that refer to each other by number."""
+    """Functions as texts that refer to each other by number, and the values that they hold unless told otherwise."""
 
-    def __init__(self) -> None:
+    def __init__(self, with_values: bool = True) -> None:
+        self._with_values = with_values
         self.texts: list[str] = []
         self.vague: list[str] = []  # types
         self._places: dict[int, int] = {}  # by the id of a function
 
-    def add(self, function: Any) -> None:
-        """Add what is called, whatever it is."""
+    def add(self, function: Any) -> _Identity:
+        """Add what is called, whatever it is; return this identity."""
         if isinstance(function, functools.partial):
             self.add(function.func)
             self._hold("arguments", [function.args, function.keywords])
@@ -188,6 +193,7 @@ class _Identity:
         else:
             self.add(type(function).__call__)
             self._hold_state(function)
+        return self
 
     def _function(self, function: Any) -> int:
         if (known := self._places.get(id(function))) is not None:
@@ -209,6 +215,8 @@ class _Identity:
             described = f"kernel {hash_of_kernel(kernel)}"
         elif holder is not None and (own := _own_function(value, holder)) is not None:
             described = f"function {self._function(own)}"
+        elif not self._with_values:
+            return
         else:
             described, vague = _described(value) if holder is None else _first_described(holder, name, value)
             if holder is None or not _is_named(holder):

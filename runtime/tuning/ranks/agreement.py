@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
 from ....datasets import ForetuneError, KernelConfig, Problem
-from ....datasets.errors import check_between, shown
+from ....datasets.errors import abridged, check_between, shown
 from ...warn import warn_once
-from .rendezvous import Rendezvous, Times
+from .rendezvous import RankMismatchError, Rendezvous, Times, longest_of_ranks
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -46,11 +46,17 @@ class Agreement:
             _in_force.remove(self)
             _epoch += 1
 
-    def times(self, question: str, times_us: Callable[[], Times]) -> list[float | None] | None:
-        """As `Rendezvous.ask`. Where the store cannot be reached it is the prediction, from then on, and a warning."""
+    def times(self, kernel: str, question: str, times_us: Callable[[], Times]) -> list[float | None] | None:
+        """Return the longest times of all ranks, the same list on each; None, with a warning, for the prediction.
+
+        None where the ranks have no common answer; and once the store cannot be reached, always.
+        """
         if not self._is_lost and (group := _group(self)) is not None:
             try:
-                return self._with(group).ask(question, times_us)
+                times: list[float | None] = self._with(group).meet(question, lambda: list(times_us()), longest_of_ranks)
+                return times
+            except RankMismatchError as error:
+                warn_once(f"{kernel}: the ranks do not agree on a config", f" ({error}): each runs its first")
             except Exception as error:  # noqa: BLE001 - whatever a store raises
                 self._is_lost = True
                 warn_once(
@@ -63,10 +69,7 @@ class Agreement:
     def _with(self, group: ProcessGroup) -> Rendezvous:
         known = self._rendezvous.get(group)
         if known is None:
-            distributed = distributed_in_use()
-            store = distributed.PrefixStore(f"foretune/{group.group_name}", group.get_group_store())
-            rank, size = distributed.get_rank(group), distributed.get_world_size(group)
-            known = self._rendezvous[group] = Rendezvous(store, rank, size, patience_s=self.timeout_s)
+            known = self._rendezvous[group] = rendezvous_of(group, "agree", self.timeout_s)
         return known
 
 
@@ -86,7 +89,8 @@ def agree(group: ProcessGroup | None = None, timeout_s: float = PATIENCE_S) -> A
     problem that it meets for the first time; each config then counts as slow as it was on its slowest rank, and the
     fastest one runs on every rank, as long as the process lives. A rank waits for the others for `timeout_s` seconds
     at most, and no longer than there is hope. If one does not come, because it met other shapes or has died, the
-    prediction runs on every rank, also on those that come late. Each wait in vain halves the patience of the next.
+    prediction runs on every rank, also on those that come late, with a warning that names the ranks and the difference.
+    Each wait in vain halves the patience of the next.
 
     So it is best around a few steps in which all ranks of the group see the same shapes: warm-up steps, or a group of
     ranks that share a batch. Outside of it, a job of several ranks times nothing and runs what was agreed on, or
@@ -175,8 +179,28 @@ def scope() -> int:
     >>> scope()
     0
     """
-    group = _group(_in_force[-1] if _in_force else _last)
+    return number_of(_group(_in_force[-1] if _in_force else _last))
+
+
+def number_of(group: ProcessGroup | None) -> int:
+    """Return a number that no other process group of this process has had, or will have; 0 for None.
+
+    Its `id` is no such number: a group that is destroyed leaves it to the next one.
+    """
     return 0 if group is None else _numbers.setdefault(group, next(_next_number))
+
+
+def rendezvous_of(group: ProcessGroup, purpose: str, patience_s: float, is_patient: bool = False) -> Rendezvous:
+    """Return where the ranks of a group meet for one purpose, in the group's own store."""
+    distributed = distributed_in_use()
+    return Rendezvous(
+        distributed.PrefixStore(f"foretune/{group.group_name}/{purpose}", group.get_group_store()),
+        distributed.get_rank(group),
+        distributed.get_world_size(group),
+        patience_s=patience_s,
+        is_patient=is_patient,
+        names=distributed.get_process_group_ranks(group),
+    )
 
 
 def epoch() -> int:
@@ -209,17 +233,16 @@ def _agreed(
     agreement = _in_force[-1] if _in_force else None
     if agreement is None or _group(agreement) is None:
         return timed()
-    return agreement.times(_question(kernel, problem, configs), timed) or [None] * len(configs)
+    return agreement.times(kernel, _question(kernel, problem, configs), timed) or [None] * len(configs)
 
 
 def _question(kernel: str, problem: Problem | str, configs: Sequence[KernelConfig | Mapping[str, Any]]) -> str:
-    """The same text in every process for the same question, and another one for another."""
-    what = [
-        kernel,
-        problem.to_json() if isinstance(problem, Problem) else problem,
-        [config.to_json() if isinstance(config, KernelConfig) else config for config in configs],
-    ]
-    return hashlib.sha256(json.dumps(what, sort_keys=True).encode()).hexdigest()
+    """Return the same text in every process for the same question, and another one for another; to be read, too."""
+    values = [config.to_json() if isinstance(config, KernelConfig) else config for config in configs]
+    about = problem.to_json() if isinstance(problem, Problem) else problem
+    digest = hashlib.sha256(json.dumps([kernel, about, values], sort_keys=True).encode()).hexdigest()[:16]
+    listed = abridged(", ".join(json.dumps(value, sort_keys=True) for value in values))
+    return f"{kernel} for {abridged(str(problem))} with {len(configs)} configs ({listed}) #{digest}"
 
 
 def _group(agreement: Agreement | None) -> ProcessGroup | None:

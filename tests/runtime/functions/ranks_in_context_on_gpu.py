@@ -13,12 +13,14 @@ import os
 import subprocess
 import sys
 import tempfile
+from datetime import timedelta
 from pathlib import Path
 
 import torch
 import triton
 import triton.language as tl
 from torch import distributed
+from torch.distributed.device_mesh import init_device_mesh
 
 RANKS, TIMEOUT_S = 2, 240
 #: Microseconds of a block size on each rank, where times are made up: each rank alone would choose another one.
@@ -78,10 +80,15 @@ class Stopwatch:
 
 def run(backend, rank, folder):
     import foretune
+    from foretune.runtime.tuning.functions.in_step import Ranks
 
+    options = {"timeout": timedelta(seconds=TIMEOUT_S)}
     if backend == "nccl":
         torch.cuda.set_device(rank)
-    distributed.init_process_group(backend, init_method=f"file://{folder}/store", rank=rank, world_size=RANKS)
+        options["device_id"] = torch.device("cuda", rank)  # so that a mesh splits the group
+    distributed.init_process_group(
+        backend, init_method=f"file://{folder}/store", rank=rank, world_size=RANKS, **options
+    )
     group, watch, calls = distributed.group.WORLD, Stopwatch(), [0]
     size, device = (128, "cpu") if backend == "gloo" else (1 << 24, "cuda")
     add, twice = declare(backend)
@@ -130,6 +137,9 @@ def run(backend, rank, folder):
         plain(x)  # what one rank knows alone is no choice of all
     plain(x, autotune_pg=group)
     said["plain"] = plain.tune(x, autotune_pg=group).best_config["BLOCK"]
+    in_mesh = init_device_mesh(device, (1, RANKS)).get_group(1)
+    said["mesh"] = plain.tune(x, autotune_pg=in_mesh).best_config["BLOCK"]
+    said["timeouts"] = [Ranks(one)._steps().rendezvous.patience_s for one in (group, in_mesh)]
     said["restored"] = triton.runtime.Autotuner.run is own_run and type(add.cache) is dict
     said["caches"] = [len(add.cache), len(twice.cache)]
     print(json.dumps(said), flush=True)

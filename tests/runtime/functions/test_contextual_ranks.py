@@ -27,7 +27,8 @@ def test_two_ranks_tune_a_function_in_step_and_choose_the_same():
     # The first kernel with the second at 16: rank 0 takes 2, 5, 10 us and rank 1 takes 16, 12, 9.
     assert [rank["times_us"][0] for rank in ranks] == [[16.0, 12.0, 10.0, None]] * 2
     assert [rank["chosen"] for rank in ranks] == [[64, 16]] * 2
-    assert [rank["plain"] for rank in ranks] == [32] * 2
+    assert [rank["plain"] for rank in ranks] == [rank["mesh"] for rank in ranks] == [32] * 2
+    assert ranks[0]["timeouts"][0] == 240  # the group's: how long a rank waits for the others
     assert all(rank["restored"] and rank["caches"] == [1, 1] for rank in ranks)
     assert {name: len(lines) for name, lines in logs.items()} == {"rank-0.log": 7, "rank-1.log": 7}
     assert logs["rank-1.log"][0].startswith("rank 1: ")
