@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from .disk.atomic import replacing
+from .disk.writable import few, visible_in
 from .errors import DatasetError, abridged
 
 MANIFEST = "dataset.json"
@@ -50,6 +51,18 @@ def read_manifest(directory: Path) -> dict[str, Any]:
     for run, facts in runs.items():
         _check(path, f"provenance.runs.{run}", facts, dict, "an object")
     return dict(manifest)
+
+
+def check_ours(directory: Path) -> None:
+    """Refuse a folder that holds something other than a dataset. Hidden files do not count.
+
+    Raises:
+        DatasetError: The folder has files but no manifest, or one that this version cannot read.
+    """
+    if (directory / MANIFEST).exists():
+        read_manifest(directory)
+    elif others := visible_in(directory):
+        raise DatasetError(f"{directory} holds files but no dataset ({few(others)}): name a new or an empty folder")
 
 
 def write_manifest(directory: Path, content: Mapping[str, Any]) -> None:

@@ -218,14 +218,15 @@ def report(
     Regret beside the baselines and by shape and device, the learning curve, what the trees look at, calibration, the
     slowest first choices. The file needs no network. Takes `foretune[report]`.
     """
-    from ...datasets.disk.writable import check_file, check_folder
+    from ...datasets.disk.writable import check_file
     from ...model import load_bundle
+    from ...model.folders import check_plots_folder
     from ...model.report import check_installed, make_report
 
     check_installed()
     check_file(out)
     if plots is not None:
-        check_folder(plots)
+        check_plots_folder(plots)
     given = None if bundle is None else load_bundle(bundle)
     dataset = load_all(data)
     kernels = judged_families(dataset, family, given)
