@@ -89,6 +89,11 @@ class DeviceSpec:
         """
         return re.sub(r" \(\d+ SMs\)$", "", self.name)
 
+    @property
+    def limits(self) -> dict[str, Any]:
+        """What the hardware has, by name: what cards of one name share. (Rates and clocks may be estimates.)"""
+        return {name: getattr(self, name) for name in _LIMITS}
+
     @classmethod
     def live(cls, index: int | None = None) -> DeviceSpec:
         """The spec of a live device (the current one unless `index` names another): queried limits, and the
@@ -233,6 +238,17 @@ class DeviceSpec:
         return cls(**{**value, "matrix_tflops_by_dtype": tuple(sorted(by_dtype.items(), key=str))})
 
 
+#: Fields in which no two cards of one name differ.
+_LIMITS = (
+    "backend",
+    "arch",
+    "sm_count",
+    "smem_per_block_bytes",
+    "smem_per_sm_bytes",
+    "registers_per_sm",
+    "l2_bytes",
+    "warp_size",
+)
 #: Fields that only `foretune device` fills.
 _ONLY_MEASURED = ("read_bandwidth_gbs", "l2_seen_bytes", "matrix_tflops_by_dtype")
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from .disk.atomic import replacing
+from .disk.regular import open_regular
 from .disk.writable import few, visible_in
 from .errors import DatasetError, abridged
 
@@ -29,7 +30,8 @@ def read_manifest(directory: Path) -> dict[str, Any]:
     read here."""
     path = directory / MANIFEST
     try:
-        manifest = json.loads(path.read_text(encoding="utf-8"))
+        with open_regular(path) as file:
+            manifest = json.loads(file.read())
         version = manifest["schema_version"]
     except FileNotFoundError:
         raise DatasetError(f"{path}: no such file, so {directory} is not a Foretune dataset") from None

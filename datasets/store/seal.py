@@ -21,8 +21,9 @@ from .files import sha256, staged, write_table
 from .reader import read
 
 
-def seal_dataset(source: Dataset | Path | str, target: Path | str, *, name: str) -> None:
-    """Writes all rows of a dataset, or of the one in a directory, as the sealed tables of another directory.
+def seal_dataset(source: Dataset | Path | str, target: Path | str, *, name: str) -> Dataset:
+    """Writes all rows of a dataset, or of the one in a directory, as the sealed tables of another directory; returns
+    that dataset, which says what of its files could not be read (`Dataset.left_out`).
 
     The same rows give the same bytes. A new target appears as a whole; the tables of an old one are replaced if the new
     ones have all of its rows, and what else lies there (a card, say) stays. A kill leaves the target as it was, and at
@@ -45,6 +46,7 @@ def seal_dataset(source: Dataset | Path | str, target: Path | str, *, name: str)
         if target.is_dir():
             _check_kept(dataset, target)
         _seal(dataset, target, name)
+    return dataset
 
 
 def check_target(target: Path | str, source: Dataset | Path | str | None = None) -> None:

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 from ....datasets import DeviceSpec, Family, ForetuneError, KernelConfig, Problem
 from ....datasets.errors import check_path, shown
 from ....datasets.log_part import LOG_SUFFIX, LOGGED, TIMED_HOW, row_line, run_line
-from ....datasets.manifest import MANIFEST, write_manifest
+from ....datasets.manifest import MANIFEST, check_ours, read_manifest, write_manifest
 from ....datasets.measurement import LONGEST_US, SHORTEST_US
 from ...launching.kernel import Kernel
 from ...launching.source_hash import hash_of_kernel
@@ -108,10 +108,14 @@ def _log(folder: str, family: str, device: DeviceSpec, timed: str, source: str |
     log = _logs.get(key)
     if log is None:
         directory = check_path(VARIABLE, folder).expanduser()
-        parts = directory / "parts"
-        parts.mkdir(parents=True, exist_ok=True)
+        directory.mkdir(parents=True, exist_ok=True)
+        check_ours(directory)
         if not (directory / MANIFEST).exists():  # of two at once, both write the same
             write_manifest(directory, {"name": directory.name, "devices": [], "provenance": {}, "sealed": {}})
+        elif read_manifest(directory)["sealed"]:
+            raise ForetuneError("a sealed dataset stays as it is: name another folder")
+        parts = directory / "parts"  # after the manifest, so that no other process sees a folder that is not ours
+        parts.mkdir(exist_ok=True)
         now = datetime.datetime.now(datetime.timezone.utc)
         run_id = f"{now:%Y%m%d-%H%M%S}-{os.urandom(6).hex()}"
         facts = {
