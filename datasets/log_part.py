@@ -18,7 +18,7 @@ from typing import Any, BinaryIO, TypeVar
 from .config import KernelConfig
 from .device import DeviceSpec
 from .disk.left_out import LeftOut
-from .disk.regular import IrregularFileError, open_regular
+from .disk.opening import IrregularFileError, open_regular
 from .errors import ForetuneError, abridged, check_word, shown
 from .measurement import Measurement, Status
 from .problem import Problem

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from .disk.atomic import replacing
-from .disk.regular import open_regular
+from .disk.opening import open_regular
 from .disk.writable import few, visible_in
 from .errors import DatasetError, abridged
 

@@ -19,7 +19,7 @@ from ..config import KernelConfig
 from ..dataset import Dataset
 from ..device import DeviceSpec
 from ..disk.left_out import LeftOut, summary
-from ..disk.regular import IrregularFileError, open_regular
+from ..disk.opening import IrregularFileError, open_regular
 from ..errors import DatasetError, ForetuneError, abridged, warn
 from ..log_part import LOG_SUFFIX, LogPart, read_log_part
 from ..manifest import MANIFEST, read_manifest

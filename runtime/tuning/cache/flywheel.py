@@ -28,6 +28,7 @@ from ....datasets.manifest import MANIFEST, check_ours, read_manifest, write_man
 from ....datasets.measurement import LONGEST_US, SHORTEST_US
 from ...launching.kernel import Kernel
 from ...launching.source_hash import hash_of_kernel
+from ...launching.stub_driver import measures
 from ...warn import warn_once
 from .choice_cache import Software
 
@@ -56,9 +57,10 @@ def log_row(
 ) -> None:
     """Logs the time of a config, or that it failed (None); nothing without FORETUNE_LOG. Never raises.
 
-    `timed` says how: "cold" as our `Timer` does, "autotuner" as `triton.autotune` does, "warm" with a warm L2. When a
-    ranker learns, those that are not cold count for half (see `Dataset.grid`). `source_hash` is that of the kernel that
-    was timed (`source_that_ran`); left out, the family's own.
+    Whoever calls this has measured it (see `stub_driver.measures`). `timed` says how: "cold" as our `Timer` does,
+    "autotuner" as `triton.autotune` does, "warm" with a warm L2. When a ranker learns, those that are not cold count
+    for half (see `Dataset.grid`). `source_hash` is that of the kernel that was timed (`source_that_ran`); left out, the
+    family's own.
     """
     if not is_logging():
         return
@@ -145,13 +147,15 @@ def _source_of(family: Family | str) -> str | None:
     return None
 
 
-def _renew_guard() -> None:
-    """In a forked child, where the thread that held it may not have come along."""
+def _renew() -> None:
+    """In a forked child, where the thread that held the lock may not have come along; and what is due is its parent's
+    to log."""
     global _guard
     _guard = threading.Lock()
+    _pending.clear()
 
 
-os.register_at_fork(after_in_child=_renew_guard)
+os.register_at_fork(after_in_child=_renew)
 
 
 # What Triton's own autotuners measure.
@@ -211,7 +215,9 @@ def expect(
         return
     try:
         by_id = {id(config): value for config, value in zip(configs, values, strict=True)}
-        found = _launching_autotuner()
+        found, _thread.due = _launching_autotuner(), None
+        if not measures(found):
+            return
         source = None if found is None else source_that_ran(family, Kernel(found).jit)
         due = _Expected(family, problem, device, by_id, tuple(configs), source, timed)
         if _listens():

@@ -373,7 +373,8 @@ def test_what_an_attached_autotuner_measures_is_logged_with_its_source(
     kernel = toy.tuned(None, configs=toy.triton_configs()[:2], do_bench=lambda call, quantiles: [0.5] * 3)
     if timed == "cold":  # by our timer, as where the kernel has no do_bench of its own
         kernel._do_bench = None
-        monkeypatch.setattr(attachment, "stubbed", lambda: None)
+        for module in (attachment, flywheel):
+            monkeypatch.setattr(module, "measures", lambda tuner: True)
         monkeypatch.setattr(attachment.OneLaunch, "time_us", lambda launch, config: 500.0)
     with use_stub_driver(toy.H200), warnings.catch_warnings():
         warnings.simplefilter("ignore", ForetuneWarning)  # no bundle has a ranker of this family

@@ -32,7 +32,7 @@ def open_regular(path: Path | str) -> BinaryIO:
 
     >>> open_regular("/dev/zero")
     Traceback (most recent call last):
-    foretune.datasets.disk.regular.IrregularFileError: [Errno 22] it is a device, not a file: '/dev/zero'
+    foretune.datasets.disk.opening.IrregularFileError: [Errno 22] it is a device, not a file: '/dev/zero'
     """
     try:
         handle = os.open(path, _HOW)
