@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ..datasets import DeviceSpec, ForetuneError, KernelConfig, Measurable, Problem
+from ..datasets import DeviceSpec, ForetuneError, KernelConfig, Measurable, Problem, not_empty, wrong_knobs
 from ..datasets.errors import shown
 from .how_many import HowMany
 from .launching.collector import collecting_later
@@ -51,7 +51,7 @@ def choose(
     if mode is Mode.OFF:
         return family.default(problem, device)
     # Predicted for the bucket, so that one more number of rows costs microseconds, and checked for the problem.
-    near = family.at_call_time(problem)
+    near = family.at_call_time(not_empty(family, problem))
     ranked = _ranked(family, near, device, 1 if mode is Mode.PREDICT else K, skew)
     configs = tuple(config for config in ranked if family.supports(config, problem, device) is None)
     if not configs:
@@ -76,7 +76,7 @@ def given(config: KernelConfig, family: Measurable, problem: Problem, device: De
     if not isinstance(config, KernelConfig):
         raise ForetuneError(f"config must be a KernelConfig but is {shown(config)}")
     config = KernelConfig.from_json(family.default(problem, device).to_json() | config.to_json())
-    reason = family.supports(config, problem, device)
+    reason = wrong_knobs(family, config) or family.supports(config, problem, device)
     if reason is not None:
         raise ForetuneError(f"this config cannot run {problem} on {device.name}: {reason} ({config})")
     return config

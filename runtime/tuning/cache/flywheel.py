@@ -69,6 +69,8 @@ def log_row(
         name = family if isinstance(family, str) else family.name
         if timed not in TIMED_HOW:
             raise ForetuneError(f"timed must be one of {', '.join(TIMED_HOW)} but is {shown(timed)}")
+        if not all(size for _, size in problem.dims):
+            return  # nothing was computed
         if time_us is not None and not SHORTEST_US <= time_us <= LONGEST_US:
             time_us = None
         log = _log(folder, name, device, timed, source_hash or _source_of(family))
