@@ -243,11 +243,11 @@ def _check_ragged(family: Family, problem: Problem, ragged: Ragged) -> None:
 
 
 def not_empty(family: Family, problem: Problem) -> Problem:
-    """Return the problem that stands for a launch without work: sizes below the family's `smallest` are raised to it.
+    """Return the problem that stands for a launch without work: sizes of 0 are raised to the family's `smallest`.
 
     A launch may have nothing to do, as where no token came to a rank. It must not fail or warn, and any config will do.
     """
-    if all(size >= family.smallest.get(dim, 1) for dim, size in problem.dims):
+    if all(size or not family.smallest.get(dim, 1) for dim, size in problem.dims):
         return problem
     dims = tuple((dim, max(size, family.smallest.get(dim, 1))) for dim, size in problem.dims)
     return Problem(problem.family, dims, problem.dtype, problem.flags)

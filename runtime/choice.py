@@ -76,7 +76,7 @@ def given(config: KernelConfig, family: Measurable, problem: Problem, device: De
     if not isinstance(config, KernelConfig):
         raise ForetuneError(f"config must be a KernelConfig but is {shown(config)}")
     config = KernelConfig.from_json(family.default(problem, device).to_json() | config.to_json())
-    reason = wrong_knobs(family, config) or family.supports(config, problem, device)
+    reason = family.supports(config, problem, device) or wrong_knobs(family, config)
     if reason is not None:
         raise ForetuneError(f"this config cannot run {problem} on {device.name}: {reason} ({config})")
     return config

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from fakes import DEVICE, FakeFamily, fake_cases
-from foretune.datasets import load
+from foretune.datasets import KernelConfig, Problem, load
 from foretune.datasets.log_part import read_log_part, row_line, run_line
 from foretune.datasets.manifest import write_manifest
 from foretune.datasets.merge import merge_datasets
@@ -81,7 +81,8 @@ def check(altered: Altered, folder: Path) -> str:
     same("what is left out", list(left_out), list(loaded.left_out))
     same("whether that is said", bool(left_out), any("left out" in str(warning.message) for warning in said))
     same("the file", content, path.read_bytes())
-    same("rows", len(read), int((loaded.measurements["run_id"] == "2026-log").sum()) if log is not None else 0)
+    if log is not None:
+        same("rows", len(read), int((loaded.measurements["run_id"] == log.run_id).sum()))
     return "answered" if _used(loaded, folder, altered.trained) else "refused later"
 
 
@@ -104,23 +105,24 @@ def _content(altered: Altered) -> bytes:
 
 
 def _accounted(lines: list[bytes], read: dict[Any, Any], left_out: int) -> None:
-    """Of lines that are JSON, those that were read say what was read; all others are counted."""
-    written: dict[Any, Any] = {}
-    kept = 0
-    for line in lines:
-        try:
-            value = json.loads(line)
-            known = [key for key in read if (key[0].to_json(), key[1].to_json()) == (value["problem"], value["config"])]
-        except (ValueError, TypeError, KeyError, RecursionError):
-            continue
-        if known:
-            written[known[0]] = value
-            kept += 1
-    # (A later row of the same problem and config may be one that is left out: then the one before counts.)
-    same("lines", True, len(lines) - left_out <= max(kept, len(read)) <= len(lines))
-    for key, row in read.items():
-        if key in written and written[key]["status"] == row.status.value:
-            same("status", written[key]["status"], row.status.value)
+    """What was read says what was written, and all else is counted. Of several rows of one cell the last one counts."""
+    valid = [line for line in map(_parsed, lines) if line is not None]
+    cells = {(problem, config) for problem, config, _ in valid}
+    if len(cells) == len(valid):
+        same("lines", len(lines), len(read) + left_out)
+        for problem, config, value in valid:
+            row = read.get((problem, config))
+            if row is not None:
+                same("row", (value["status"], value["time_us"]), (row.status.value, row.time_us))
+    same("cells", set(), read.keys() - cells)
+
+
+def _parsed(line: bytes) -> tuple[Problem, KernelConfig, Any] | None:
+    try:
+        value = json.loads(line)
+        return Problem.from_json(value["problem"]), KernelConfig.from_json(value["config"]), value
+    except (ValueError, TypeError, KeyError, RecursionError):
+        return None
 
 
 def _used(loaded: Any, folder: Path, trained: bool) -> bool:

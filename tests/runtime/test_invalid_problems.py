@@ -110,7 +110,7 @@ def test_no_shortlist_and_no_call_takes_it(knob, value):
     said = f"{knob} of {GROUPED} must be an integer but is {value}"
     with pytest.raises(ForetuneError, match=said):
         make_shortlist(family, layer(), H200, configs=[config])
-    with pytest.raises(ForetuneError, match=said):
+    with pytest.raises(ForetuneError, match=f"{knob} cannot be {value}"):
         choice.given(config, family, layer(), H200)
 
 
