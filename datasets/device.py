@@ -91,7 +91,7 @@ class DeviceSpec:
 
     @property
     def limits(self) -> dict[str, Any]:
-        """What the hardware has, by name: what cards of one name share. (Rates and clocks may be estimates.)"""
+        """Return what tells cards of one name apart, by field."""
         return {name: getattr(self, name) for name in _LIMITS}
 
     @classmethod
@@ -238,17 +238,9 @@ class DeviceSpec:
         return cls(**{**value, "matrix_tflops_by_dtype": tuple(sorted(by_dtype.items(), key=str))})
 
 
-#: Fields in which no two cards of one name differ.
-_LIMITS = (
-    "backend",
-    "arch",
-    "sm_count",
-    "smem_per_block_bytes",
-    "smem_per_sm_bytes",
-    "registers_per_sm",
-    "l2_bytes",
-    "warp_size",
-)
+#: Fields in which two cards of one name differ only if they are not alike. (Others are rates, or what some releases of
+#: torch do not say, so that one card may have two values.)
+_LIMITS = ("backend", "arch", "sm_count", "l2_bytes", "warp_size")
 #: Fields that only `foretune device` fills.
 _ONLY_MEASURED = ("read_bandwidth_gbs", "l2_seen_bytes", "matrix_tflops_by_dtype")
 

@@ -20,6 +20,7 @@ from .device import DeviceSpec
 from .disk.left_out import LeftOut
 from .disk.opening import IrregularFileError, open_regular
 from .errors import ForetuneError, abridged, check_word, shown
+from .manifest import check_facts
 from .measurement import Measurement, Status
 from .problem import Problem
 
@@ -137,6 +138,7 @@ def _run(line: bytes | None) -> tuple[str, dict[str, Any], DeviceSpec]:
         )
         if not isinstance(facts, dict) or facts.get("timed") not in TIMED_HOW:
             raise ForetuneError(f"timed must be one of {', '.join(TIMED_HOW)} but is {shown(facts)}")
+        check_facts(facts)
     except (ForetuneError, TypeError, RecursionError) as error:
         raise _NoRowError(f"not valid: {abridged(str(error))}") from None
     return run_id, facts, spec

@@ -10,7 +10,7 @@ from typing import Any
 from .disk.atomic import replacing
 from .disk.opening import open_regular
 from .disk.writable import few, visible_in
-from .errors import DatasetError, abridged
+from .errors import DatasetError, ForetuneError, abridged, shown
 
 MANIFEST = "dataset.json"
 #: Of the store: raised by one whenever a column, or a key of the manifest, changes meaning, type or name.
@@ -52,7 +52,22 @@ def read_manifest(directory: Path) -> dict[str, Any]:
     _check(path, "provenance.runs", runs, dict, "an object")
     for run, facts in runs.items():
         _check(path, f"provenance.runs.{run}", facts, dict, "an object")
+        try:
+            check_facts(facts)
+        except ForetuneError as error:
+            raise DatasetError(f"{path}: provenance.runs.{abridged(run)}: {error}") from None
     return dict(manifest)
+
+
+def check_facts(facts: Mapping[str, Any]) -> None:
+    """Refuse facts of a run that are looked up and are no texts.
+
+    Raises:
+        ForetuneError: Names the fact and its value.
+    """
+    for name in ("family", "kernel_source", "plan", "timed"):
+        if facts.get(name) is not None and not isinstance(facts[name], str):
+            raise ForetuneError(f"{name} must be a text but is {shown(facts[name])}")
 
 
 def check_ours(directory: Path) -> None:

@@ -126,6 +126,8 @@ def test_a_damaged_row_is_reported_with_its_line_and_costs_no_other(kind: str, t
         ({"run_id": 7}, "not valid: run_id must be a word but is 7"),
         ({"device": {"name": "NVIDIA H200"}}, "not valid: not a device spec"),
         ({"facts": FACTS | {"timed": "quickly"}}, "not valid: timed must be one of"),
+        ({"facts": FACTS | {"family": ["toy"]}}, r"not valid: family must be a text but is \['toy'\]"),
+        ({"facts": FACTS | {"kernel_source": {}}}, "not valid: kernel_source must be a text but is {}"),
     ],
 )
 def test_a_run_that_cannot_be_read_is_reported_with_all_of_its_rows(changed: Any, why: str, tmp_path: Path) -> None:
@@ -248,3 +250,11 @@ def test_a_collection_on_another_card_of_the_same_name_is_refused(tmp_path: Path
     Writer(tmp_path, "mine", [replace(H200, clock_mhz=1000.0)], {}, run_id="r2")
     with pytest.raises(DatasetError, match="another NVIDIA H200, whose sm_count is 132 and not 66: choose another"):
         Writer(tmp_path, "mine", [replace(H200, sm_count=66)], {}, run_id="r3")
+
+
+@pytest.mark.parametrize("name", ["family", "kernel_source", "plan", "timed"])
+def test_a_manifest_whose_facts_are_no_texts_is_an_error(name: str, tmp_path: Path) -> None:
+    facts = {"runs": {"r1": FACTS | {name: []}}}
+    write_manifest(tmp_path, {"name": "mine", "devices": [], "provenance": facts, "sealed": {}})
+    with pytest.raises(DatasetError, match=rf"dataset\.json: provenance\.runs\.r1: {name} must be a text but is \[\]"):
+        load(tmp_path)

@@ -1,109 +1,128 @@
-"""Times that no GPU measured are neither logged nor kept on disk, whoever took them."""
+"""Cards and archs that nobody measured: the shortlist there is longer, says why, and never fails."""
 
 from __future__ import annotations
 
-import math
+import warnings
+from dataclasses import replace
 
-import foretune
+import numpy as np
 import pytest
-import triton
-from fakes import FakeFamily, fake_cases
-from foretune.runtime import Pruner, choice, use_stub_driver
-from foretune.runtime.launching.stub_driver import measures
-from foretune.runtime.mode import Mode
-from foretune.runtime.tuning.cache import flywheel
-from remembered import H200
-from triton import knobs
+from foretune.datasets import Problem, load
+from foretune.kernels import find_family
+from foretune.model import EstimateRanker, LightGBMRanker, UnseenCardRanker, geomean, load_bundle, top_k_regret
+from foretune.runtime import ForetuneWarning, make_shortlist
+from grouped import A10, A100, B200, FAMILIES, FORWARD, H200, MI300X, named, problem
 
-pytestmark = [pytest.mark.compile, pytest.mark.usefixtures("own_cache")]
-torch = pytest.importorskip("torch")
+PROBLEM = Problem.of("toy", rows=1000, n=64, k=64, dtype="fp16")
 
 
-@pytest.fixture(autouse=True)
-def folder(monkeypatch, tmp_path):
-    """Of what is logged and kept."""
-    monkeypatch.setenv("FORETUNE_LOG", str(tmp_path / "log"))
-    monkeypatch.setenv("FORETUNE_CACHE_DIR", str(tmp_path / "cache"))
-    monkeypatch.setattr(flywheel, "_logs", {})
-    if hasattr(knobs.autotuning, "listener"):
-        monkeypatch.setattr(knobs.autotuning, "listener", None)
-    return tmp_path
+def estimated(toy, estimate):
+    """A toy family with an estimate, of the place of each config."""
+    family = toy.ToyFamily()
+    family.estimate_us = lambda problem, device, configs: estimate(np.arange(len(configs)))
+    return family
 
 
-def files(folder):
-    flywheel._read_pending()  # as the end of the process does
-    return sorted({path.parent.name for path in folder.rglob("*.json*")})
+@pytest.mark.parametrize("device", [A100, A10, B200, MI300X], ids=named)
+@pytest.mark.parametrize("family", FAMILIES, ids=named)
+def test_on_an_unmeasured_arch_the_list_is_longer_and_says_why(family, device):
+    call = problem(family)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        one, sixteen = (make_shortlist(family, call, device, k=k) for k in (1, 16))
+    able = [config for config in family.space(device) if family.supports(config, call, device) is None]
+    assert (len(one.configs), len(sixteen.configs)) == (32, min(64, len(able)))
+    assert one.configs == sixteen.configs[:32]
+    assert one.predicted
+    assert one.reason.startswith(f"no measurement of {device.arch}: from the analytic model and what bundle ")
+    assert "learned on sm_90, k grown to 32; " in one.reason
+    assert set(sixteen.configs) <= set(able)
 
 
-def own_bench(call, quantiles):
-    call()
-    return [2.0] * 3
+def test_on_another_card_of_a_measured_arch_it_is_as_long_as_asked_for():
+    other = replace(H200, name="Another card")
+    best = make_shortlist(FORWARD, problem(FORWARD), other, k=4)
+    assert len(best.configs) == 4
+    assert ", which learned on NVIDIA H100 80GB HBM3, NVIDIA H200 only; " in best.reason
 
 
-@pytest.mark.parametrize("do_bench", [None, own_bench], ids=["the stub's", "its own"])
-@pytest.mark.parametrize("way", ["autotune", "attach", "attach to a family", "prune"])
-def test_a_stub_drivers_times_are_not_kept_and_those_of_a_do_bench_are(way, do_bench, toy, folder):
-    options = {} if do_bench is None else {"do_bench": do_bench}
-    if way == "autotune":
-        kernel = foretune.autotune(toy.triton_configs()[:2], ["M", "N", "K"], workers=1, **options)(
-            triton.jit(toy.matmul_kernel)
-        )
-    elif way == "prune":
-        pruner = Pruner(toy.ToyFamily(), 2, device=toy.H200, bundle=toy.ToyBundle())
-        kernel = toy.tuned(pruner, configs=toy.triton_configs(), **options)
-    else:
-        kernel = toy.tuned(None, configs=toy.triton_configs()[:2], **options)
-        foretune.attach(kernel, toy.ToyFamily() if way.endswith("family") else None)
-    with use_stub_driver(toy.H200):
-        kernel[toy.grid](*toy.operands(), 64, 64, 64)
-        assert kernel.best_config is not None
-    kept = {"log", "parts"} | ({"choices"} if way != "prune" else set())
-    assert set(files(folder)) == (kept if do_bench is own_bench else set())
+def test_there_the_estimate_has_a_say(toy):
+    def first_alone(places):
+        return np.where(places == 0, 1.0, 1e6)
+
+    family, bundle = estimated(toy, first_alone), toy.ToyBundle([1.5, 1.0, 2.0, 2.0, 2.0, 2.0])
+    assert make_shortlist(family, PROBLEM, toy.H200, k=1, bundle=bundle).positions == (1,)
+    assert make_shortlist(family, PROBLEM, toy.H200.with_sms(32), k=1, bundle=bundle).positions == (1,)
+    other = replace(toy.H200, name="Another card")
+    assert make_shortlist(family, PROBLEM, other, k=1, bundle=bundle).positions == (0,)
 
 
-@pytest.mark.parametrize("is_whole", [False, True])
-def test_a_function_that_is_tuned_under_a_stub_driver_is_tuned_again(is_whole, folder):
-    tuned = foretune.tune({"tile": [1, 2]}, n_warmup=1, n_repeat=1)(lambda count, tile: count * tile)
-    if is_whole:
-        tuned = foretune.contextual_autotune(n_warmup=1, n_repeat=1)(lambda count, inner=tuned: inner(count))
-    with use_stub_driver(H200):
-        tuned(3)
-    assert files(folder) == []
-    tuned(4)  # which counts as another key
-    assert files(folder) == ["functions"]
+def test_trouble_with_the_estimate_lets_everything_through(toy):
+    def odd(places):
+        raise ZeroDivisionError("odd")
+
+    for estimate, why in ((odd, "ZeroDivisionError: odd"), (lambda places: -1.0 - places, "not positive numbers")):
+        with pytest.warns(ForetuneWarning, match=why):
+            answer = make_shortlist(
+                estimated(toy, estimate), PROBLEM, replace(toy.H200, name="A100", arch="sm_80"), bundle=toy.ToyBundle()
+            )
+        assert (answer.positions, answer.predicted) == (tuple(range(6)), False)
 
 
-def test_an_op_logs_nothing_that_a_stub_driver_timed(folder, monkeypatch):
-    family, case = FakeFamily(), fake_cases()[0]
-    ranked = type("Ranked", (), {"predicted": True, "configs": family.space()[:2]})
-    chooser = type("Chooser", (), {"choose": lambda self, near, k, skew: ranked})
-    monkeypatch.setattr(choice, "chooser_of", lambda *given: chooser())
-    monkeypatch.setattr(choice, "_can_wait", lambda: True)
-    monkeypatch.setattr(choice, "_measured", {})
-    monkeypatch.setattr(choice, "_times_us", lambda family, configs, launch: [1.0, 2.0])
-    with use_stub_driver(H200):
-        choice.choose(family, case.problem, H200, Mode.SHORTLIST, lambda config: None)
-    assert files(folder) == []
+@pytest.mark.parametrize("device", [A100, B200, MI300X], ids=named)
+@pytest.mark.parametrize("name", load_bundle().families)
+def test_every_family_has_a_list_for_every_arch(name, device):
+    family = find_family(name)
+    sizes = load_bundle().trained[name].extent.sizes
+    call = Problem(name, tuple((dim, int(low)) for dim, (low, _) in sizes.items()), family.dtypes[0])
+    able = [config for config in family.space(device) if family.supports(config, call, device) is None]
+    for k in (1, "auto"):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", ForetuneWarning)
+            answer = make_shortlist(family, call, device, k=k)
+        if able:
+            assert answer.predicted
+            assert answer.reason.startswith(f"no measurement of {device.arch}: ")
+            assert set(answer.configs) <= set(able)
+            assert len(answer.configs) > 1
+        else:
+            assert answer.configs == (family.space(device) or family.space())
+            assert not answer.predicted
+            assert "none of the configs can run this problem: " in answer.reason
 
 
-def test_what_the_interpreter_runs_is_not_measured(monkeypatch):
-    assert measures()
-    monkeypatch.setattr(knobs.runtime, "interpret", True)
-    assert not measures()
+@pytest.mark.parametrize("name", ["scaled_gemm", "fused_moe", "rms_norm_rope_bwd"])
+def test_what_no_config_can_run_is_said_and_every_config_goes_through(name):
+    family = find_family(name)
+    sizes = {dim: int(low) for dim, (low, _) in load_bundle().trained[name].extent.sizes.items()}
+    call = Problem(name, tuple(sorted((sizes | {family.dims[-1]: 0}).items())), family.dtypes[0])
+    reason = family.supports(family.space(H200)[0], call, H200)
+    with pytest.warns(ForetuneWarning, match="none of the configs can run this problem: "):
+        answer = make_shortlist(family, call, H200)
+    assert answer.configs == family.space(H200)
+    assert answer.reason.endswith(f"none of the configs can run this problem: {reason})")
 
 
-def test_a_benchmarker_that_an_autotuner_keeps_is_not_the_stubs_for_ever(toy):
-    with use_stub_driver(toy.H200) as stub:
-        bench = stub.get_benchmarker()
-        assert bench(lambda: None, quantiles=(0.5,)) == [1.0]
-    active = triton.runtime.driver._active
+# dW's good tiles on the whole card are not those of its parts, whatever the ranker (model/README.md, "As it is").
+MISSED = pytest.mark.xfail(reason="2.7 % with 32 configs, where 2 is the goal (2026-11-23)", strict=True)
 
-    class Driver:
-        def get_benchmarker(self):
-            return lambda call, quantiles, **how: [math.pi, how]
 
-    triton.runtime.driver.set_active(Driver())
-    try:
-        assert bench(lambda: None, quantiles=(0.5,), warmup=5) == [math.pi, {"warmup": 5}]
-    finally:
-        triton.runtime.driver.set_active(active)
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["grouped_gemm_dx", pytest.param("grouped_gemm_dw", marks=MISSED)])
+def test_a_bundle_of_parts_of_a_card_shortlists_the_whole_card_well(name):
+    """As if the whole card were of an arch that nobody measured: what 32 configs are worth."""
+    family, grid = find_family(name), load("h200").grid(name)
+    parts = np.array([device.sm_count < 132 for device in grid.devices])
+    whole = np.flatnonzero(~parts)[::10]
+    ranker = LightGBMRanker(trees=100, epochs=0).fit(grid.select(np.flatnonzero(parts)), family)
+    scores = {make: np.full((len(whole), len(grid.configs)), np.nan) for make in ("estimate", "learned", "both")}
+    for place, row in enumerate(whole):
+        able = np.isfinite(grid.times_us[row])
+        configs = tuple(config for config, ran in zip(grid.configs, able, strict=True) if ran)
+        for make, one in (("estimate", EstimateRanker()), ("learned", ranker), ("both", UnseenCardRanker(ranker))):
+            scores[make][place, able] = one.predict(family, grid.cases[row].problem, grid.devices[row], configs)
+    regret = {
+        make: geomean(top_k_regret(one, grid.first_us[whole], grid.second_us[whole], 32)) - 1
+        for make, one in scores.items()
+    }
+    assert regret["both"] < min(0.02, regret["estimate"] / 2)
