@@ -9,7 +9,7 @@ takes the other parts.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Set
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -83,7 +83,7 @@ def read_log_part(path: Path) -> tuple[LogPart | None, list[LeftOut]]:
         with open_regular(path) as file:
             return _read(file, place)
     except IrregularFileError as error:
-        return None, [LeftOut(place, error.strerror)]
+        return None, [LeftOut(place, error.why)]
 
 
 def _read(file: BinaryIO, place: str) -> tuple[LogPart | None, list[LeftOut]]:
@@ -160,7 +160,7 @@ def _row(line: bytes | None, run_id: str, facts: Mapping[str, Any], device: Devi
         raise _NoRowError("with a time that is none, or does not go with the status") from None
 
 
-def _object(line: bytes | None, keys: Collection[str]) -> dict[str, Any]:
+def _object(line: bytes | None, keys: Set[str]) -> dict[str, Any]:
     """The object in a line, which has these keys, and each of its keys once."""
     if line is None:
         raise _NoRowError(f"longer than {_LONGEST_LINE >> 20} MiB")

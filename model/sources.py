@@ -51,8 +51,8 @@ def measured_grid(dataset: Dataset, family: Family) -> Grid:
     grid = dataset.grid(family.name)
     idle = np.array([not_empty(family, case.problem) != case.problem for case in grid.cases])
     if idle.any():
-        first = grid.cases[int(idle.argmax())].problem
-        warn(f"{dataset.name}: {idle.sum()} problems without work are left out, such as {first}")
+        example = grid.cases[int(idle.argmax())].problem
+        warn(f"{dataset.name}: {idle.sum()} problems without work are left out, such as {example}")
         if idle.all():
             raise DatasetError(f"{dataset.name}: no problem of {family.name} has work")
         grid = grid.select(np.flatnonzero(~idle))

@@ -14,7 +14,12 @@ _HOW = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0) 
 
 
 class IrregularFileError(OSError):
-    """A pipe, socket, device or folder where a file was due; `strerror` says which."""
+    """A pipe, socket, device or folder where a file was due."""
+
+    @property
+    def why(self) -> str:
+        """Which of these it is, without the path."""
+        return str(self.strerror)
 
 
 def open_regular(path: Path | str) -> BinaryIO:

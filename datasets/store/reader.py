@@ -85,7 +85,7 @@ def _read_parts(folder: Path, schema: pa.Schema) -> tuple[dict[Path, pa.Table], 
             whole[path] = joined([read_table(path, schema)])
         except (IrregularFileError, UnreadableError) as error:
             torn.append(path.name)
-            why = error.strerror if isinstance(error, IrregularFileError) else abridged(str(error))
+            why = error.why if isinstance(error, IrregularFileError) else abridged(str(error))
             left_out.append(LeftOut(f"{folder.name}/{path.name}", why))
     return whole, torn, left_out
 

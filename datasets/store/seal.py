@@ -86,7 +86,7 @@ def _row_hashes(dataset: Dataset, rows: pd.DataFrame) -> NDArray[np.uint64]:
     }
     named = rows.astype({name: float for name in rows if pd.api.types.is_numeric_dtype(rows[name])})
     for name in texts.keys() & set(rows):
-        named[name] = pd.Categorical.from_codes(rows[name].to_numpy(), texts[name])
+        named[name] = pd.util.hash_array(np.array(texts[name], object))[rows[name].to_numpy()]
     hashes: NDArray[np.uint64] = pd.util.hash_pandas_object(named, index=False).to_numpy()
     return hashes
 
