@@ -39,7 +39,7 @@ from .kernels.command_line.options import (
     given_as,
     read_by,
 )
-from .kernels.command_line.results import Said, emit
+from .kernels.command_line.results import Said, emit, left_out_of
 
 if TYPE_CHECKING:
     from .collect.replay import Replay
@@ -399,7 +399,8 @@ def export(
         rows = len(dataset.measurements if family is None or problem is not None else dataset.rows(family))
         with showing(f"writing {out}", _EXPORTING_S.get(format, 0.0) * (rows if problem is None else 0)):
             results = export_dataset(dataset, out, format, family=family, problem=problem)
-        emit(Said({"format": format, "results": results}, f"{results} results."), as_json, out=out)
+        told = {"format": format, "results": results} | left_out_of(dataset)
+        emit(Said(told, f"{results} results."), as_json, out=out)
         return
     layer = asked.layer_asked_for(model, experts=experts, topk=topk, hidden=hidden, inter=inter, tp=tp, dtype=dtype)
     gpu = live_gpu()

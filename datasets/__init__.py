@@ -12,7 +12,7 @@ from .case import Case
 from .config import KernelConfig
 from .device import DeviceSpec
 from .errors import BundleError, DatasetError, ForetuneError, ForetuneWarning, abridged, check_path
-from .family import Family, Measurable, check_problem_of, roofline_us, wrong_knobs
+from .family import Family, Measurable, check_problem_of, not_empty, roofline_us, wrong_knobs
 from .measurement import TIMED, BinaryFacts, Measurement, Status
 from .problem import DTYPES, Dtype, Problem, Ragged, dtype_of_tensor, torch_dtype
 
@@ -42,6 +42,7 @@ __all__ = [
     "dtype_of_tensor",
     "load",
     "names",
+    "not_empty",
     "roofline_us",
     "torch_dtype",
     "wrong_knobs",

@@ -9,6 +9,7 @@ from typing import Any
 
 from .console.tables import table
 from .device import DeviceSpec
+from .disk.left_out import LeftOut
 from .manifest import read_manifest
 
 #: What a family's entry has, and what is counted of it for each device.
@@ -23,6 +24,7 @@ def described(
     contents: Mapping[str, Any],
     provenance: Mapping[str, Any],
     ignored: Sequence[str],
+    left_out: Sequence[LeftOut] = (),
 ) -> dict[str, Any]:
     """As `foretune datasets --json` prints it. `contents` is `Dataset.contents`."""
     return {
@@ -33,6 +35,7 @@ def described(
         "provenance": dict(provenance),
         "drifted": dict(contents["drifted"]),
         "ignored": list(ignored),
+        "left_out": [one.to_json() for one in left_out],
     }
 
 

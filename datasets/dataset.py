@@ -13,6 +13,7 @@ from .case import Case
 from .config import KernelConfig
 from .contents import contents_table, described, kernel_sources
 from .device import DeviceSpec
+from .disk.left_out import LeftOut
 from .drift import flagged, flagged_names
 from .errors import DatasetError
 from .grid import BinaryKind, Grid
@@ -35,7 +36,7 @@ class Dataset:
 
     `measurements` has the columns of `schema.MEASUREMENTS`; `problem` and `config` are positions in `cases`
     and `configs`. `drift` has the columns of `schema.DRIFT`: how the device did meanwhile. `ignored` names the
-    half-written parts that a killed run left behind.
+    half-written parts that a killed run left behind, and parts with rows that are none; `left_out` says which rows.
     """
 
     name: str
@@ -47,6 +48,7 @@ class Dataset:
     measurements: pd.DataFrame
     drift: pd.DataFrame = field(default_factory=lambda: DRIFT.empty_table().to_pandas())
     ignored: tuple[str, ...] = ()
+    left_out: tuple[LeftOut, ...] = ()
 
     def __repr__(self) -> str:
         """A line: of a million measurements nobody wants to see each."""
@@ -191,7 +193,9 @@ class Dataset:
 
     def describe(self) -> dict[str, Any]:
         """Counts and origin, as `foretune datasets --json` prints them."""
-        return described(self.name, self.devices, self.schema_version, self.contents(), self.provenance, self.ignored)
+        return described(
+            self.name, self.devices, self.schema_version, self.contents(), self.provenance, self.ignored, self.left_out
+        )
 
     def contents(self) -> dict[str, Any]:
         """What a sealed dataset's manifest says of its rows. `noise_floor` is the geometric mean of `Grid.noise`."""

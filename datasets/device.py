@@ -89,6 +89,11 @@ class DeviceSpec:
         """
         return re.sub(r" \(\d+ SMs\)$", "", self.name)
 
+    @property
+    def limits(self) -> dict[str, Any]:
+        """Return what tells cards of one name apart, by field."""
+        return {name: getattr(self, name) for name in _LIMITS}
+
     @classmethod
     def live(cls, index: int | None = None) -> DeviceSpec:
         """The spec of a live device (the current one unless `index` names another): queried limits, and the
@@ -233,6 +238,9 @@ class DeviceSpec:
         return cls(**{**value, "matrix_tflops_by_dtype": tuple(sorted(by_dtype.items(), key=str))})
 
 
+#: Fields in which two cards of one name differ only if they are not alike. (Others are rates, or what some releases of
+#: torch do not say, so that one card may have two values.)
+_LIMITS = ("backend", "arch", "sm_count", "l2_bytes", "warp_size")
 #: Fields that only `foretune device` fills.
 _ONLY_MEASURED = ("read_bandwidth_gbs", "l2_seen_bytes", "matrix_tflops_by_dtype")
 

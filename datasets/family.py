@@ -13,7 +13,7 @@ from .device import DeviceSpec
 from .errors import ForetuneError, shown
 from .feature_groups import FeatureGroup
 from .measurement import BinaryFacts
-from .problem import Problem
+from .problem import Problem, Ragged
 
 if TYPE_CHECKING:
     import numpy as np
@@ -44,6 +44,10 @@ class Family(ABC):
     default_knobs: ClassVar[Mapping[str, Any]] = {}
     #: The largest size of a dimension, where that is less than `Problem` has room for.
     largest: ClassVar[Mapping[str, int]] = {}
+    #: The smallest size of a dimension, where that is not 1.
+    smallest: ClassVar[Mapping[str, int]] = {}
+    #: The dimensions that may be ragged, and the dimension that counts the segments of each; None = not known.
+    ragged: ClassVar[Mapping[str, str] | None] = None
     #: Dimensions that are rounded at call time, because every call has another size: see `Problem.rounded`.
     bucketed: ClassVar[tuple[str, ...]] = ()
     #: Whether `features` looks at what the binaries say: then a bundle keeps that, by config.
@@ -196,9 +200,9 @@ class Measurable(Family):
 
 
 def check_problem_of(family: Family, problem: Problem) -> None:
-    """Raises `ForetuneError` for a problem that is not the family's: of another one, of other dimensions, larger than
-    the family's `largest`, or with a dtype or flag that it lacks. (Whether it takes a dtype for each operand, its
-    `supports` says.)"""
+    """Raises `ForetuneError` for a problem that is not the family's: of another one, of other dimensions, smaller than
+    the family's `smallest` or larger than its `largest`, ragged otherwise than it says, or with a dtype or flag that it
+    lacks. (Whether it takes a dtype for each operand, its `supports` says.)"""
     if not isinstance(problem, Problem):
         raise ForetuneError(f"a problem of {family.name} must be a Problem but is {shown(problem)}")
     if problem.family != family.name:
@@ -210,6 +214,11 @@ def check_problem_of(family: Family, problem: Problem) -> None:
             f"a problem of {family.name} has the dimensions {', '.join(family.dims)} but this one has "
             f"{', '.join(dims) or 'none'}" + (f" ({usual} is usual)" if usual else "")
         )
+    for dim, size in problem.dims:
+        if size < (least := family.smallest.get(dim, 1)):
+            raise ForetuneError(f"{dim} of {family.name} must be at least {least} but is {size}")
+    if problem.ragged is not None and family.ragged is not None:
+        _check_ragged(family, problem, problem.ragged)
     for dim, most in family.largest.items():
         if dims[dim] > most:
             raise ForetuneError(f"{dim} of {family.name} must be at most {most} but is {dims[dim]}")
@@ -217,6 +226,31 @@ def check_problem_of(family: Family, problem: Problem) -> None:
         raise ForetuneError(f"dtype of {family.name} must be one of {', '.join(family.dtypes)} but is {problem.dtype}")
     if unknown := [flag for flag in problem.flags if flag not in family.flags]:
         raise ForetuneError(f"{unknown[0]} is no flag of {family.name}; it has {', '.join(family.flags) or 'none'}")
+
+
+def _check_ragged(family: Family, problem: Problem, ragged: Ragged) -> None:
+    known = family.ragged or {}
+    if ragged.dim not in known:
+        raise ForetuneError(
+            f"{family.name} is ragged along {', '.join(known) or 'no dimension'}, not along {ragged.dim}"
+        )
+    counted = known[ragged.dim]
+    if len(ragged.sizes) != problem[counted]:
+        raise ForetuneError(
+            f"there must be as many sizes along {ragged.dim} as {counted}={problem[counted]} but there are "
+            f"{len(ragged.sizes)}"
+        )
+
+
+def not_empty(family: Family, problem: Problem) -> Problem:
+    """Return the problem that stands for a launch without work: sizes of 0 are raised to the family's `smallest`.
+
+    A launch may have nothing to do, as where no token came to a rank. It must not fail or warn, and any config will do.
+    """
+    if all(size or not family.smallest.get(dim, 1) for dim, size in problem.dims):
+        return problem
+    dims = tuple((dim, max(size, family.smallest.get(dim, 1))) for dim, size in problem.dims)
+    return Problem(problem.family, dims, problem.dtype, problem.flags)
 
 
 def with_defaults(family: Family, config: KernelConfig) -> KernelConfig:
@@ -229,15 +263,26 @@ def with_defaults(family: Family, config: KernelConfig) -> KernelConfig:
 
 def wrong_knobs(family: Family, config: KernelConfig) -> str | None:
     """The reason why a config is none of the family's, whatever its values: it has a knob that the family lacks, or
-    lacks one that all configs of the family's space have; else None."""
+    lacks one that all configs of the family's space have, or a value like 64.0 or True where they have 64 or 1, which
+    are equal but compile to something else; else None."""
     named = {name for name, _ in config.meta} | {name for name in _UNUSUAL if getattr(config, name) is not None}
     unknown = sorted(named - set(family.knobs))
     missing = [knob for knob in family.knobs if knob not in named and knob not in OPTIONS]
     missing = [knob for knob in missing if all(knob in dict(one.meta) for one in family.space())]
     if not unknown and not missing:
-        return None
+        return _odd_value(family, config)
     parts = [f"lacks {', '.join(missing)}"] * bool(missing) + [f"has {', '.join(unknown)}"] * bool(unknown)
     return f"the knobs of {family.name} are {', '.join(family.knobs)}, but a config {' and '.join(parts)}"
+
+
+def _odd_value(family: Family, config: KernelConfig) -> str | None:
+    """The reason why the type of a value is wrong: all configs of the family's space have an integer there."""
+    for knob, value in config.meta:
+        if isinstance(value, (bool, float)) and value == int(value):
+            kinds = {type(dict(one.meta).get(knob, value)) for one in family.space()}
+            if kinds == {int}:
+                return f"{knob} of {family.name} must be an integer but is {value!r}"
+    return None
 
 
 def roofline_us(family: Measurable, problem: Problem, device: DeviceSpec) -> float:

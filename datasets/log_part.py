@@ -9,15 +9,18 @@ takes the other parts.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping, Set
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO, TypeVar
 
 from .config import KernelConfig
 from .device import DeviceSpec
-from .errors import ForetuneError, check_word, shown
+from .disk.left_out import LeftOut
+from .disk.opening import IrregularFileError, open_regular
+from .errors import ForetuneError, abridged, check_word, shown
+from .manifest import check_facts
 from .measurement import Measurement, Status
 from .problem import Problem
 
@@ -30,6 +33,13 @@ LOGGED = "production"
 TIMED_HOW = ("cold", "autotuner", "warm")
 #: Of ragged sizes, a problem may have a million.
 _LONGEST_LINE = 1 << 25
+_Parsed = TypeVar("_Parsed")
+
+
+#: Of the rows that are left out for one reason, so many lines are named.
+_MOST_LINES = 100
+#: Of a first line that says none: the only one there has been.
+_VERSION = 1
 
 
 @dataclass(frozen=True)
@@ -41,6 +51,10 @@ class LogPart:
     device: DeviceSpec
     rows: tuple[Measurement, ...]  # of a problem and a config that were timed again, the last
     is_whole: bool  # whether every line but a torn last one was a row
+
+
+class _NoRowError(Exception):
+    """Why a line is no row."""
 
 
 def run_line(run_id: str, facts: Mapping[str, Any], device: DeviceSpec) -> bytes:
@@ -55,37 +69,122 @@ def row_line(problem: Problem, config: KernelConfig, time_us: float | None) -> b
     return _line(value)
 
 
-def read_log_part(path: Path) -> LogPart | None:
-    """What a file has, as far as it is right; None where not even its first line is."""
-    rows: dict[tuple[Problem, KernelConfig], Measurement] = {}
-    with path.open("rb") as file:
-        lines = [line for line in iter(lambda: file.readline(_LONGEST_LINE), b"") if line.strip()]
+def read_log_part(path: Path) -> tuple[LogPart | None, list[LeftOut]]:
+    """Read a file, as far as it is valid.
+
+    Args:
+        path: The file, in a dataset's folder of parts.
+
+    Returns:
+        What the file has, None if not even its first line is valid; and the rows that are left out, by reason.
+    """
+    place = f"{path.parent.name}/{path.name}"
     try:
-        first = json.loads(lines[0])
-        run_id, facts, device = check_word("run_id", first["run_id"]), first["facts"], first["device"]
-        spec = DeviceSpec.from_json(device)
+        with open_regular(path) as file:
+            return _read(file, place)
+    except IrregularFileError as error:
+        return None, [LeftOut(place, error.why)]
+
+
+def _read(file: BinaryIO, place: str) -> tuple[LogPart | None, list[LeftOut]]:
+    run, why_none = None, "its first line is missing"
+    rows: dict[tuple[Problem, KernelConfig], Measurement] = {}
+    wrong: dict[str, list[int]] = {}
+    first = last = count = 0
+    for number, line in _lines(file):
+        first, last, count = first or number, number, count + 1
+        try:
+            if number == first:
+                run = _run(line)
+            elif run is not None:
+                row = _row(line, *run)
+                rows.pop((row.problem, row.config), None)  # so that it stands where the last one stood
+                rows[row.problem, row.config] = row
+        except _NoRowError as error:
+            if number == first:
+                why_none = f"its first line is {error}"
+            else:
+                wrong.setdefault(str(error), []).append(number)
+    if run is None:
+        return None, [LeftOut(place, why_none, max(count - 1, 0), (first,) if first else ())]
+    run_id, facts, device = run
+    is_whole = [number for lines in wrong.values() for number in lines] in ([], [last])
+    left_out = [LeftOut(place, why, len(lines), tuple(lines[:_MOST_LINES])) for why, lines in wrong.items()]
+    return LogPart(run_id, facts, device, tuple(rows.values()), is_whole), left_out
+
+
+def _lines(file: BinaryIO) -> Iterator[tuple[int, bytes | None]]:
+    """Each line that is not empty and its number, counted from 1; None for one that is too long to be read."""
+    number = 0
+    while line := file.readline(_LONGEST_LINE):
+        number += 1
+        is_long = False
+        while len(line) == _LONGEST_LINE and not line.endswith(b"\n"):
+            is_long, line = True, file.readline(_LONGEST_LINE)
+        if is_long or line.strip():
+            yield number, None if is_long else line
+
+
+def _run(line: bytes | None) -> tuple[str, dict[str, Any], DeviceSpec]:
+    """What a first line says: the run's id, its facts, and the device."""
+    value = _object(line, {"run_id", "facts", "device"})
+    if (version := value.get("schema_version", _VERSION)) != _VERSION:
+        raise _NoRowError(f"of schema_version {shown(version)}, but this Foretune reads {_VERSION}")
+    try:
+        run_id, facts, spec = (
+            check_word("run_id", value["run_id"]),
+            value["facts"],
+            DeviceSpec.from_json(value["device"]),
+        )
         if not isinstance(facts, dict) or facts.get("timed") not in TIMED_HOW:
             raise ForetuneError(f"timed must be one of {', '.join(TIMED_HOW)} but is {shown(facts)}")
-    except (IndexError, KeyError, TypeError, ValueError, RecursionError):
-        return None
-    wrong = []
-    for number, line in enumerate(lines[1:], 1):
-        row = _row(line, spec.name, run_id)
-        if row is None:
-            wrong.append(number)
-        else:
-            rows.pop((row.problem, row.config), None)  # so that it stands where the last one stood
-            rows[row.problem, row.config] = row
-    return LogPart(run_id, facts, spec, tuple(rows.values()), not wrong or wrong == [len(lines) - 1])
+        check_facts(facts)
+    except (ForetuneError, TypeError, RecursionError) as error:
+        raise _NoRowError(f"not valid: {abridged(str(error))}") from None
+    return run_id, facts, spec
 
 
-def _row(line: bytes, device: str, run_id: str) -> Measurement | None:
+def _row(line: bytes | None, run_id: str, facts: Mapping[str, Any], device: DeviceSpec) -> Measurement:
+    value = _object(line, {"problem", "config", "status", "time_us"})
+    problem = _valid(_problem, value["problem"], "problem")
+    config = _valid(_config, value["config"], "config")
+    if problem.family != facts.get("family", problem.family):
+        raise _NoRowError("of another family than its run")
     try:
-        value = json.loads(line)
-        problem, config = _problem(json.dumps(value["problem"])), _config(json.dumps(value["config"]))
-        return Measurement(problem, device, config, Status(value["status"]), value["time_us"], run_id=run_id)
-    except (KeyError, TypeError, ValueError, RecursionError):  # a ForetuneError among them
-        return None
+        status = Status(value["status"])
+    except (ValueError, TypeError):
+        raise _NoRowError("of an unknown status") from None
+    try:
+        return Measurement(problem, device.name, config, status, value["time_us"], run_id=run_id)
+    except (ForetuneError, TypeError, OverflowError):
+        raise _NoRowError("with a time that is none, or does not go with the status") from None
+
+
+def _object(line: bytes | None, keys: Set[str]) -> dict[str, Any]:
+    """The object in a line, which has these keys, and each of its keys once."""
+    if line is None:
+        raise _NoRowError(f"longer than {_LONGEST_LINE >> 20} MiB")
+    try:
+        value = json.loads(line, object_pairs_hook=_distinct)
+    except (ValueError, RecursionError):  # also bytes that are no text, and numbers of 5,000 digits
+        raise _NoRowError("not JSON") from None
+    if not isinstance(value, dict) or not value.keys() >= keys:
+        raise _NoRowError(f"no object with {', '.join(sorted(keys))}")
+    return value
+
+
+def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    value = dict(pairs)
+    if len(value) < len(pairs):
+        raise _NoRowError("with a key that is given twice")
+    return value
+
+
+def _valid(parse: Callable[[str], _Parsed], value: object, what: str) -> _Parsed:
+    try:
+        return parse(json.dumps(value))
+    except (ValueError, TypeError, RecursionError, OverflowError):  # a ForetuneError among them
+        raise _NoRowError(f"with an invalid {what}") from None
 
 
 # A run has a few problems with hundreds of configs each.

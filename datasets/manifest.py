@@ -8,7 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from .disk.atomic import replacing
-from .errors import DatasetError, abridged
+from .disk.opening import open_regular
+from .disk.writable import few, visible_in
+from .errors import DatasetError, ForetuneError, abridged, shown
 
 MANIFEST = "dataset.json"
 #: Of the store: raised by one whenever a column, or a key of the manifest, changes meaning, type or name.
@@ -28,7 +30,8 @@ def read_manifest(directory: Path) -> dict[str, Any]:
     read here."""
     path = directory / MANIFEST
     try:
-        manifest = json.loads(path.read_text(encoding="utf-8"))
+        with open_regular(path) as file:
+            manifest = json.loads(file.read())
         version = manifest["schema_version"]
     except FileNotFoundError:
         raise DatasetError(f"{path}: no such file, so {directory} is not a Foretune dataset") from None
@@ -49,7 +52,34 @@ def read_manifest(directory: Path) -> dict[str, Any]:
     _check(path, "provenance.runs", runs, dict, "an object")
     for run, facts in runs.items():
         _check(path, f"provenance.runs.{run}", facts, dict, "an object")
+        try:
+            check_facts(facts)
+        except ForetuneError as error:
+            raise DatasetError(f"{path}: provenance.runs.{abridged(run)}: {error}") from None
     return dict(manifest)
+
+
+def check_facts(facts: Mapping[str, Any]) -> None:
+    """Refuse facts of a run that are looked up and are no texts.
+
+    Raises:
+        ForetuneError: Names the fact and its value.
+    """
+    for name in ("family", "kernel_source", "plan", "timed"):
+        if facts.get(name) is not None and not isinstance(facts[name], str):
+            raise ForetuneError(f"{name} must be a text but is {shown(facts[name])}")
+
+
+def check_ours(directory: Path) -> None:
+    """Refuse a folder that holds something other than a dataset. Hidden files do not count.
+
+    Raises:
+        DatasetError: The folder has files but no manifest, or one that this version cannot read.
+    """
+    if (directory / MANIFEST).exists():
+        read_manifest(directory)
+    elif others := visible_in(directory):
+        raise DatasetError(f"{directory} holds files but no dataset ({few(others)}): name a new or an empty folder")
 
 
 def write_manifest(directory: Path, content: Mapping[str, Any]) -> None:

@@ -67,6 +67,7 @@ def merge_datasets(datasets: Sequence[Dataset], *, name: str, allow_other_source
         measurements=_together(rows).sort_values("run_id", kind="stable", ignore_index=True),
         drift=_together(drift),
         ignored=tuple(dict.fromkeys(part for one in datasets for part in one.ignored)),
+        left_out=tuple(dict.fromkeys(part for one in datasets for part in one.left_out)),
     )
 
 

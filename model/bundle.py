@@ -28,6 +28,7 @@ from ..datasets.errors import abridged, check_path, reason_of
 from . import npz
 from .calibration.conformal import Calibration
 from .calibration.extent import Distance, distance_of
+from .folders import FILE, check_only_bundle
 from .gbdt import LightGBMRanker
 from .trained_family import TrainedFamily
 
@@ -36,7 +37,6 @@ if TYPE_CHECKING:
 
 #: Raised by one whenever a manifest key or an array changes meaning, type or name.
 SCHEMA_VERSION = 8
-FILE = "bundle.npz"
 MANIFEST = "manifest.json"
 #: No bundle has more; the shipped one has 2.4 MB, of which the manifest takes a thirtieth.
 _MAX_BYTES, _MAX_MANIFEST_BYTES, _MAX_FAMILIES = 64 << 20, 8 << 20, 64
@@ -107,12 +107,14 @@ class Bundle:
         """Writes `bundle.npz` into a folder, which is made where there is none, in one step: whoever reads meanwhile,
         or after this process was killed, has the old bundle or this one.
 
-        Raises `OSError` naming what could not be written, and `BundleError` for what no bundle may hold.
+        Raises `OSError` naming what could not be written, `BundleError` for what no bundle may hold, and
+        `ForetuneError` for a folder that holds something else.
 
         >>> bundle.save("my-bundle")  # doctest: +SKIP
         """
         directory, content = Path(path), self._content
         _parsed(content, directory / FILE).restore()  # what is written can be read
+        check_only_bundle(directory)
         directory.mkdir(parents=True, exist_ok=True)
         with writing(directory) as is_alone:
             if is_alone:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..datasets import DatasetError, Family, ForetuneError, Measurable, check_problem_of, wrong_knobs
+from ..datasets import DatasetError, Family, ForetuneError, Measurable, check_problem_of, not_empty, wrong_knobs
 from ..datasets.contents import kernel_sources, other_sources
 from ..datasets.errors import warn
 from .rows import supported
@@ -30,7 +30,7 @@ def check_measured(dataset: Dataset, family: Family) -> None:
     for case in dataset.cases:
         if case.problem.family == family.name:
             try:
-                check_problem_of(family, case.problem)
+                check_problem_of(family, not_empty(family, case.problem))
             except ForetuneError as error:
                 raise DatasetError(f"{dataset.name}: {error}") from None
     for number in dataset.rows(family.name)["config"].unique():
@@ -49,6 +49,13 @@ def measured_grid(dataset: Dataset, family: Family) -> Grid:
     """
     check_measured(dataset, family)
     grid = dataset.grid(family.name)
+    idle = np.array([not_empty(family, case.problem) != case.problem for case in grid.cases])
+    if idle.any():
+        example = grid.cases[int(idle.argmax())].problem
+        warn(f"{dataset.name}: {idle.sum()} problems without work are left out, such as {example}")
+        if idle.all():
+            raise DatasetError(f"{dataset.name}: no problem of {family.name} has work")
+        grid = grid.select(np.flatnonzero(~idle))
     possible = supported(grid, family)
     grid = replace(grid, possible=possible)
     times = grid.times_us

@@ -26,7 +26,7 @@ def bundle_of(bundle: Bundle | Path | str | None) -> Bundle | None:
     if bundle is None:
         return None
     from ..model import Bundle, load_bundle
-    from ..model.bundle import FILE
+    from ..model.folders import FILE
     from .tuning.ranks.node_copies import near_copy
 
     if isinstance(bundle, (str, Path)):

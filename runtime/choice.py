@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ..datasets import DeviceSpec, ForetuneError, KernelConfig, Measurable, Problem
+from ..datasets import DeviceSpec, ForetuneError, KernelConfig, Measurable, Problem, not_empty, wrong_knobs
 from ..datasets.errors import shown
 from .how_many import HowMany
 from .launching.collector import collecting_later
+from .launching.stub_driver import measures
 from .mode import Mode
 from .shortlist import chooser_of
 from .timing.timer import timer_of
@@ -50,7 +51,7 @@ def choose(
     if mode is Mode.OFF:
         return family.default(problem, device)
     # Predicted for the bucket, so that one more number of rows costs microseconds, and checked for the problem.
-    near = family.at_call_time(problem)
+    near = family.at_call_time(not_empty(family, problem))
     ranked = _ranked(family, near, device, 1 if mode is Mode.PREDICT else K, skew)
     configs = tuple(config for config in ranked if family.supports(config, problem, device) is None)
     if not configs:
@@ -75,7 +76,7 @@ def given(config: KernelConfig, family: Measurable, problem: Problem, device: De
     if not isinstance(config, KernelConfig):
         raise ForetuneError(f"config must be a KernelConfig but is {shown(config)}")
     config = KernelConfig.from_json(family.default(problem, device).to_json() | config.to_json())
-    reason = family.supports(config, problem, device)
+    reason = family.supports(config, problem, device) or wrong_knobs(family, config)
     if reason is not None:
         raise ForetuneError(f"this config cannot run {problem} on {device.name}: {reason} ({config})")
     return config
@@ -104,7 +105,7 @@ def _logged_times_us(
     from .tuning.cache.flywheel import log_row  # imports the caches, which no prediction needs
 
     times = _times_us(family, configs, launch)
-    for config, time_us in zip(configs, times, strict=True):
+    for config, time_us in zip(configs, times, strict=True) if measures() else ():
         log_row(family, problem, config, time_us, device, timed="cold")
     return times
 

@@ -6,7 +6,7 @@ import operator
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from ..datasets import DeviceSpec, Dtype, Family, ForetuneError, KernelConfig, Problem
+from ..datasets import DeviceSpec, Dtype, Family, ForetuneError, KernelConfig, Problem, not_empty
 from ..datasets.errors import reason_of, shown
 from .arguments import bundle_of, family_of
 from .current_device import device_here
@@ -174,7 +174,7 @@ class Pruner:
             skew = None if self.earlier is None else self.earlier.skew
             kept = make_shortlist(
                 self.family,
-                problem,
+                not_empty(self.family, problem),
                 device,
                 k=k.k,
                 expected_calls=k.expected_calls,

@@ -176,6 +176,8 @@ class Chooser:
         ragged work count as unknown, or as `skew` has them. Raises `ForetuneError` for a problem that is not the
         family's."""
         if isinstance(problem, Problem):
+            if problem.ragged is not None:  # else the answer may be remembered of one that is the family's
+                check_problem_of(self.family, problem)
             problem = problem.without_sizes()
             answer = self._answers.get((problem, k, skew))
             if answer is not None:

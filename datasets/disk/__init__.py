@@ -1,1 +1,2 @@
-"""Writing to the disk, whatever it is that is written: whole or not at all, one at a time, and where it may."""
+"""Files on the disk, whatever is in them: written whole or not at all, one at a time, and where it may; and read
+without waiting, or dropping anything silently."""

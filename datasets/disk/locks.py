@@ -3,6 +3,9 @@ one file that many update.
 
 The system's own locks (flock), on hidden files that whoever held them removes: a process that dies lets go of its lock,
 whatever it died of, so a file that it left means nothing.
+
+A forked process inherits open files, and with them locks. It gives them up at once (`_forget`), or it would hold what
+its parent has let go of, and wait for itself.
 """
 
 from __future__ import annotations
@@ -14,7 +17,7 @@ import platform
 import random
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import TextIO
@@ -24,6 +27,8 @@ from .atomic import blaming
 
 #: Locked by what has the folder for itself, a whole collection long, and by whoever writes a file, as long as it takes.
 TAKEN, WRITING = ".collecting", ".writing"
+#: The descriptors of lock files that are open in this process.
+_open: set[int] = set()
 
 
 @contextmanager
@@ -57,7 +62,7 @@ def alone(directory: Path) -> Iterator[None]:
 def check_free(directory: Path) -> None:
     """Raises `ForetuneError` as `taken` does, but takes nothing: the folder may be one that is only read."""
     try:
-        with (directory / TAKEN).open(errors="replace") as file:
+        with (directory / TAKEN).open(errors="replace") as file, _own(file):
             _lock(file, directory / TAKEN, wait=False, shared=True)
     except (FileNotFoundError, NotADirectoryError):
         pass
@@ -83,15 +88,48 @@ def locked(path: Path, within_s: float) -> Iterator[None]:
 @contextmanager
 def _locked(path: Path, lock: Callable[[TextIO, Path], bool]) -> Iterator[tuple[TextIO, bool]]:
     while True:
-        with path.open("a+", errors="replace") as file:
+        with path.open("a+", errors="replace") as file, _own(file):
             is_locked = lock(file, path)
             if not _lies_at(path, file):
                 continue  # who had it has removed it by now, so another process may lock a new one
+            holder = os.getpid()
             try:
                 yield file, is_locked
             finally:
-                path.unlink(missing_ok=True)
+                if os.getpid() == holder:  # else this is a process that was forked meanwhile: the lock is not its own
+                    path.unlink(missing_ok=True)
+                    _unlock(file)
             return
+
+
+@contextmanager
+def _own(file: TextIO) -> Iterator[None]:
+    """Have no forked process keep a lock file open."""
+    _open.add(handle := file.fileno())
+    try:
+        yield
+    finally:
+        _open.discard(handle)
+
+
+def _forget() -> None:
+    """In a forked process: replace the lock files of its parent by nothing, since threads may yet close them here."""
+    while _open:
+        nothing = os.open(os.devnull, os.O_RDWR)
+        os.dup2(nothing, _open.pop(), inheritable=False)
+        os.close(nothing)
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget)
+
+
+def _unlock(file: TextIO) -> None:
+    """Let go of a lock, which closing alone does not while a forked process has the file as well."""
+    import fcntl
+
+    with suppress(OSError):  # a file system without locks
+        fcntl.flock(file, fcntl.LOCK_UN)
 
 
 def _lock_in_time(file: TextIO, path: Path, end: float) -> bool:

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 
 from ..errors import ForetuneError
+
+#: Files that datasets and bundles consist of. (`manifest.MANIFEST` and the bundle's `FILE`.)
+_STORED = ("dataset.json", "bundle.npz")
 
 
 def check_file(path: Path | str) -> None:
@@ -25,6 +29,7 @@ def check_file(path: Path | str) -> None:
         parent = path.resolve().parent  # of what a link points to
         if not parent.is_dir():
             raise ForetuneError(f"{path} cannot be written: make the folder {parent} first")
+        check_not_stored(path)
         _try(parent)
     except OSError as error:
         raise ForetuneError(f"{path} cannot be written: {error.strerror}") from None
@@ -47,6 +52,33 @@ def check_folder(path: Path | str) -> None:
         _try(there)
     except OSError as error:
         raise ForetuneError(f"{path} cannot be written: {error.strerror}") from None
+
+
+def visible_in(folder: Path) -> list[str]:
+    """Return the names of a folder's entries, sorted, without the hidden ones; none where there is no folder."""
+    return sorted(path.name for path in folder.glob("[!.]*"))
+
+
+def check_not_stored(path: Path) -> None:
+    """Refuse to replace a file that a dataset or a bundle consists of.
+
+    Raises:
+        ForetuneError: `path` is there, and is such a file.
+    """
+    path = path.resolve()
+    folder = path.parent.parent if path.parent.name in ("parts", "drift") else path.parent
+    is_stored = path.suffix == ".parquet" or folder != path.parent
+    if path.is_file() and (path.name in _STORED or (is_stored and (folder / _STORED[0]).is_file())):
+        raise ForetuneError(f"{path} is a file of the dataset or bundle in {folder}: name another file")
+
+
+def few(names: Sequence[str]) -> str:
+    """Return at most three of the names, as an error lists them.
+
+    >>> few(["a", "b", "c", "d"])
+    'a, b, c, ...'
+    """
+    return ", ".join(names[:3]) + ", ..." * (len(names) > 3)
 
 
 def _try(folder: Path) -> None:

@@ -18,6 +18,7 @@ import pyarrow.compute as pc
 from ..case import Case
 from ..dataset import Dataset
 from ..disk.atomic import replacing
+from ..disk.writable import check_not_stored
 from ..errors import ForetuneError
 from ..measurement import Status
 from ..progress import advance
@@ -54,7 +55,8 @@ def export_dataset(
     there are others. T4 describes one search space, so results say, beside what is required, which "problem" (of
     those in "problems") and "device" they are of; a tool that takes no notice of these wants a file with one problem.
 
-    Raises `ForetuneError` for a format, family or problem that there is not, `OSError` where `out` can't be written.
+    Raises `ForetuneError` for a format, family or problem that there is not, and for an `out` that is a file of a
+    dataset or a bundle; `OSError` where `out` can't be written.
 
     >>> from foretune.datasets import load
     >>> export_dataset(load("h200"), "problem-7.json", "t4", problem=7)  # doctest: +SKIP
@@ -68,6 +70,7 @@ def export_dataset(
             raise ForetuneError(f"{dataset.name}: problem must be 0 to {len(dataset.cases) - 1} but is {problem}")
         rows = rows[rows["problem"] == problem]
     rows = rows.sort_values(["problem", "device", "config", "timing_pass"], kind="stable")
+    check_not_stored(Path(out))
     with replacing(out) as temporary:
         return FORMATS[format](dataset, rows, temporary)
 

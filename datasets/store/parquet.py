@@ -38,6 +38,11 @@ def read_table(source: Path | pa.Buffer, schema: pa.Schema) -> pa.Table:
         raise UnreadableError(f"truncated or not a Parquet file ({str(error).partition(chr(10))[0]})") from None
     if missing := [name for name in schema.names if name not in table.column_names]:
         raise UnreadableError(f"not a Foretune table: columns missing: {', '.join(missing)}")
+    return as_read(table, schema)
+
+
+def as_read(table: pa.Table, schema: pa.Schema) -> pa.Table:
+    """Return the columns of a schema in the form that all tables have in memory. Raises as `read_table` does."""
     return pa.table({field.name: _column(table.column(field.name), field) for field in schema})
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -17,13 +18,15 @@ from ..case import Case
 from ..config import KernelConfig
 from ..dataset import Dataset
 from ..device import DeviceSpec
+from ..disk.left_out import LeftOut, summary
+from ..disk.opening import IrregularFileError, open_regular
 from ..errors import DatasetError, ForetuneError, abridged, warn
 from ..log_part import LOG_SUFFIX, LogPart, read_log_part
 from ..manifest import MANIFEST, read_manifest
 from ..problem import Problem
 from ..schema import CONFIGS, DRIFT, DRIFT_PART, MEASUREMENTS, PART, PROBLEMS
 from .older import upgraded_problem
-from .parquet import UnreadableError, joined, read_table
+from .parquet import UnreadableError, as_read, joined, read_table
 from .rows import check_drift, check_rows, coded, contradicted
 from .writer import part_row
 
@@ -36,10 +39,14 @@ def read(directory: Path | str) -> Dataset:
     """The dataset in a directory. Raises `DatasetError` naming the file that is wrong, and how."""
     directory = Path(directory)
     sealed = read_manifest(directory)["sealed"]
-    parts, torn = _read_parts(directory / "parts", PART)
-    logs, torn_logs = _read_logs(directory / "parts")
+    parts, torn, unreadable = _read_parts(directory / "parts", PART)
+    logs, torn_logs, left_out = _read_logs(directory / "parts")
+    logs = _kept_apart(read_manifest(directory)["devices"], logs)
     parts |= {path: _table_of(log) for path, log in logs.items()}
-    drift, torn_drift = _read_parts(directory / "drift", DRIFT_PART)
+    drift, torn_drift, unreadable_drift = _read_parts(directory / "drift", DRIFT_PART)
+    left_out = [*unreadable, *left_out, *unreadable_drift]
+    if left_out:
+        warn(f"{directory}: {summary(left_out)}")
     for path, table in parts.items():
         check_rows(table, path)
     for path, table in drift.items():
@@ -60,39 +67,62 @@ def read(directory: Path | str) -> Dataset:
         _frame(told, PROBLEMS).drop_duplicates("problem"),
         _frame(readings, DRIFT_PART),
         torn + torn_logs + torn_drift,
+        left_out,
     )
 
 
-def _read_parts(folder: Path, schema: pa.Schema) -> tuple[dict[Path, pa.Table], list[str]]:
-    """Whole parts, and the names of what is none: torn by a power cut, it is no more than one that was never
-    finished."""
-    paths = [path for path in sorted(folder.glob("*")) if path.suffix != LOG_SUFFIX]
-    found = {path: _read_part(path, schema) for path in paths}
-    whole = {path: table for path, table in found.items() if table is not None}
-    return whole, [path.name for path in found if path not in whole]
+def _read_parts(folder: Path, schema: pa.Schema) -> tuple[dict[Path, pa.Table], list[str], list[LeftOut]]:
+    """Whole parts; the names of what is none: torn by a power cut, it is no more than one that was never finished; and
+    why those that have a part's name are none."""
+    whole: dict[Path, pa.Table] = {}
+    torn, left_out = [], []
+    for path in (path for path in sorted(folder.glob("*")) if path.suffix != LOG_SUFFIX):
+        if path.suffix != ".parquet":
+            torn.append(path.name)
+            continue
+        try:
+            open_regular(path).close()  # whoever reads Parquet would wait for a pipe
+            whole[path] = joined([read_table(path, schema)])
+        except (IrregularFileError, UnreadableError) as error:
+            torn.append(path.name)
+            why = error.why if isinstance(error, IrregularFileError) else abridged(str(error))
+            left_out.append(LeftOut(f"{folder.name}/{path.name}", why))
+    return whole, torn, left_out
 
 
-def _read_part(path: Path, schema: pa.Schema) -> pa.Table | None:
-    try:
-        return joined([read_table(path, schema)]) if path.suffix == ".parquet" else None
-    except UnreadableError:
-        return None
-
-
-def _read_logs(folder: Path) -> tuple[dict[Path, LogPart], list[str]]:
+def _read_logs(folder: Path) -> tuple[dict[Path, LogPart], list[str], list[LeftOut]]:
     """Likewise of the parts that are lines of JSON; one with lines that are no rows is read without them, and named."""
-    found = {path: read_log_part(path) for path in sorted(folder.glob(f"*{LOG_SUFFIX}"))}
-    logs = {path: log for path, log in found.items() if log is not None}
-    return logs, [path.name for path in found if path not in logs or not logs[path].is_whole]
+    logs: dict[Path, LogPart] = {}
+    torn, left_out = [], []
+    for path in sorted(folder.glob(f"*{LOG_SUFFIX}")):
+        log, wrong = read_log_part(path)
+        left_out += wrong
+        if log is not None:
+            logs[path] = log
+        if log is None or not log.is_whole:
+            torn.append(path.name)
+    return logs, torn, left_out
+
+
+def _kept_apart(devices: Sequence[Any], logs: Mapping[Path, LogPart]) -> dict[Path, LogPart]:
+    """The logs, in which a device that has the name of another one, but not its limits, is called by what differs."""
+    named = {spec["name"]: spec for spec in devices if isinstance(spec, Mapping) and isinstance(spec.get("name"), str)}
+    return {path: _renamed(log, named.setdefault(log.device.name, log.device.to_json())) for path, log in logs.items()}
+
+
+def _renamed(log: LogPart, known: Mapping[str, Any]) -> LogPart:
+    limits = log.device.limits
+    differing = [f"{name} {limit}" for name, limit in limits.items() if known.get(name) != limit]
+    if not differing:
+        return log
+    device = replace(log.device, name=f"{log.device.name} ({', '.join(differing)})")
+    return replace(log, device=device, rows=tuple(replace(row, device=device.name) for row in log.rows))
 
 
 def _table_of(log: LogPart) -> pa.Table:
+    """Its rows as `read_table` gives those of a part, which must be joined with them."""
     rows = [part_row(Case(row.problem, ("production",)), row, log.run_id) for row in log.rows]
-    table = pa.Table.from_pylist(rows, schema=PART)
-    texts = [field.name for field in PART if pa.types.is_string(field.type)]
-    for name in texts:
-        table = table.set_column(PART.get_field_index(name), name, table.column(name).dictionary_encode())
-    return table
+    return as_read(pa.Table.from_pylist(rows, schema=PART), PART)
 
 
 def _with_logs(manifest: Mapping[str, Any], logs: Iterable[LogPart]) -> dict[str, Any]:
@@ -128,7 +158,8 @@ def _read_sealed_drift(directory: Path, problems: pa.Table, digests: Mapping[str
 def _read_vouched(directory: Path, table: str, schema: pa.Schema, digests: Mapping[str, str]) -> pa.Table:
     path = directory / f"{table}.parquet"
     try:
-        content = path.read_bytes()
+        with open_regular(path) as file:
+            content = file.read()
     except OSError as error:
         missing = isinstance(error, FileNotFoundError)
         raise DatasetError(f"{path}: {'the file is missing' if missing else error.strerror}") from None
@@ -185,6 +216,7 @@ def _assemble(
     told: pd.DataFrame,
     drift: pd.DataFrame,
     ignored: Iterable[str],
+    left_out: Iterable[LeftOut],
 ) -> Dataset:
     try:
         devices = tuple(DeviceSpec.from_json(spec) for spec in manifest["devices"])
@@ -215,6 +247,7 @@ def _assemble(
         measurements=rows[MEASUREMENTS.names],
         drift=drift.assign(problem=_numbers(drift["problem"], problem_at)).astype({"run_id": str, "gpu": str}),
         ignored=tuple(ignored),
+        left_out=tuple(left_out),
     )
 
 

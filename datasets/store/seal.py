@@ -6,25 +6,31 @@ import json
 from contextlib import nullcontext
 from pathlib import Path
 
+import numpy as np
+import pandas as pd
 import pyarrow as pa
+from numpy.typing import NDArray
 
 from ..dataset import Dataset
 from ..disk.locks import alone, check_free
 from ..disk.writable import check_folder
 from ..errors import DatasetError
-from ..manifest import write_manifest
+from ..manifest import MANIFEST, check_ours, write_manifest
 from ..schema import CONFIGS, DRIFT, MEASUREMENTS, PROBLEMS
 from .files import sha256, staged, write_table
 from .reader import read
 
 
-def seal_dataset(source: Dataset | Path | str, target: Path | str, *, name: str) -> None:
-    """Writes all rows of a dataset, or of the one in a directory, as the sealed tables of another directory.
+def seal_dataset(source: Dataset | Path | str, target: Path | str, *, name: str) -> Dataset:
+    """Writes all rows of a dataset, or of the one in a directory, as the sealed tables of another directory; returns
+    that dataset, which says what of its files could not be read (`Dataset.left_out`).
 
-    The same rows give the same bytes. A new target appears as a whole; the tables of an old one are replaced, and what
-    else lies there (a card, say) stays. A kill leaves the target as it was, and at most a hidden folder beside it.
+    The same rows give the same bytes. A new target appears as a whole; the tables of an old one are replaced if the new
+    ones have all of its rows, and what else lies there (a card, say) stays. A kill leaves the target as it was, and at
+    most a hidden folder beside it.
 
-    Raises `ForetuneError` for a source or a target that a collection writes to, and as `check_target` does.
+    Raises `ForetuneError` for a source or a target that a collection writes to, for a target with rows that would be
+    lost, and as `check_target` does.
 
     >>> import tempfile
     >>> from foretune.datasets import load
@@ -36,12 +42,16 @@ def seal_dataset(source: Dataset | Path | str, target: Path | str, *, name: str)
     if not isinstance(source, Dataset):
         check_free(Path(source))
     with alone(target) if target.is_dir() else nullcontext():
-        _seal(source if isinstance(source, Dataset) else read(source), target, name)
+        dataset = source if isinstance(source, Dataset) else read(source)
+        if target.is_dir():
+            _check_kept(dataset, target)
+        _seal(dataset, target, name)
+    return dataset
 
 
 def check_target(target: Path | str, source: Dataset | Path | str | None = None) -> None:
     """Raises `ForetuneError`, naming the target, where no dataset can be sealed into it: what cannot be written, what
-    is the source, and what holds parts, whose rows would count twice."""
+    is the source, what holds parts, whose rows would count twice, and what holds something other than a dataset."""
     target = Path(target)
     if source is not None and not isinstance(source, Dataset) and Path(source).resolve() == target.resolve():
         raise DatasetError(f"{target}: is the source as well; seal into another directory")
@@ -49,6 +59,36 @@ def check_target(target: Path | str, source: Dataset | Path | str | None = None)
         if (target / folder).exists():
             raise DatasetError(f"{target}: has {folder} of its own; seal into another directory")
     check_folder(target)
+    check_ours(target)
+
+
+def _check_kept(dataset: Dataset, target: Path) -> None:
+    """Raises `DatasetError` unless a dataset has every row of the one that it is to replace."""
+    if not (target / MANIFEST).exists():
+        return
+    old = read(target)
+    for what, mine, theirs in (
+        ("measurements", _row_hashes(dataset, dataset.measurements), _row_hashes(old, old.measurements)),
+        ("drift readings", _row_hashes(dataset, dataset.drift), _row_hashes(old, old.drift)),
+    ):
+        if lost := int((~np.isin(theirs, mine)).sum()):
+            raise DatasetError(
+                f"{target}: {lost} of the {len(theirs)} {what} there are not in the new dataset and would be lost: "
+                "seal into another folder, or merge both first"
+            )
+
+
+def _row_hashes(dataset: Dataset, rows: pd.DataFrame) -> NDArray[np.uint64]:
+    """What each row says, problem and config included, as a number; whatever the types of its columns, (n_rows,)."""
+    texts = {
+        "problem": [json.dumps(case.problem.to_json()) for case in dataset.cases],
+        "config": [json.dumps(config.to_json(), sort_keys=True) for config in dataset.configs],
+    }
+    named = rows.astype({name: float for name in rows if pd.api.types.is_numeric_dtype(rows[name])})
+    for name in texts.keys() & set(rows):
+        named[name] = pd.util.hash_array(np.array(texts[name], object))[rows[name].to_numpy()]
+    hashes: NDArray[np.uint64] = pd.util.hash_pandas_object(named, index=False).to_numpy()
+    return hashes
 
 
 def _seal(dataset: Dataset, target: Path, name: str) -> None:

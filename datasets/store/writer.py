@@ -19,7 +19,8 @@ from ..disk.atomic import remove_leftovers
 from ..disk.locks import taken, writing
 from ..disk.writable import check_folder
 from ..drift import Reading
-from ..manifest import MANIFEST, read_manifest, write_manifest
+from ..errors import DatasetError
+from ..manifest import MANIFEST, check_ours, read_manifest, write_manifest
 from ..measurement import Measurement
 from ..problem import Problem
 from ..schema import DRIFT_PART, PART
@@ -31,10 +32,12 @@ def continued(directory: Path | str) -> Iterator[None]:
     """The folder of a dataset, old or new, for one run to write to while its block goes on: what a killed one left
     half written is removed, and a folder that was made for nothing, too.
 
-    Raises `ForetuneError` that says who has it where another run does, and where it is no folder or cannot be written.
+    Raises `ForetuneError` that says who has it where another run does, where it is no folder or cannot be written, and
+    where it holds something other than a dataset.
     """
     directory = Path(directory)
     check_folder(directory)
+    check_ours(directory)
     is_new = not directory.exists()
     directory.mkdir(parents=True, exist_ok=True)
     try:
@@ -76,9 +79,13 @@ class Writer:
         self.directory, self.run_id = Path(directory), run_id
         self.directory.mkdir(parents=True, exist_ok=True)
         with writing(self.directory):  # or another writer's run is lost that reads the manifest meanwhile
+            check_ours(self.directory)
             new: dict[str, Any] = {"name": name, "devices": [], "provenance": {}, "sealed": {}}
             manifest = read_manifest(self.directory) if (self.directory / MANIFEST).exists() else new
-            specs = {spec["name"]: spec for spec in manifest["devices"]} | {one.name: one.to_json() for one in devices}
+            specs = {spec["name"]: spec for spec in manifest["devices"]}
+            for one in devices:
+                check_same_card(one, specs.get(one.name, {}), self.directory)
+                specs[one.name] = one.to_json()
             runs = manifest["provenance"].get("runs", {}) | {run_id: dict(provenance)}
             provenance = manifest["provenance"] | {"runs": runs}
             write_manifest(self.directory, manifest | {"devices": list(specs.values()), "provenance": provenance})
@@ -110,6 +117,20 @@ class Writer:
                 self._sequence += 1  # another process goes on with the same run
             write_table(table, path)
         self._sequence += 1
+
+
+def check_same_card(device: DeviceSpec, known: Mapping[str, Any], where: Path) -> None:
+    """Refuse to mix the times of two cards that have one name.
+
+    Raises:
+        DatasetError: The spec that a dataset has by this name is of other hardware; names what differs.
+    """
+    for name, limit in device.limits.items():
+        if known.get(name, limit) != limit:
+            raise DatasetError(
+                f"{where} has measurements of another {device.name}, whose {name} is {known[name]} and not {limit}: "
+                "choose another folder"
+            )
 
 
 def part_row(case: Case, measurement: Measurement, run_id: str) -> dict[str, Any]:

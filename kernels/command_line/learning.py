@@ -15,7 +15,7 @@ from .. import find_measurable
 from .asked_for import families_of, for_each_family, judged_families, live_gpu, load_all, rows_of
 from .groups import command
 from .options import EXAMPLE, FAMILY, SHIPPED, AsJson, Data, OnlyFamilies, ToJudge, amount, count, dataset_names
-from .results import Held, Said, emit
+from .results import Held, Said, emit, left_out_of
 
 if TYPE_CHECKING:
     from ...model.evaluation import Evaluation
@@ -84,7 +84,8 @@ def train(
     together.save(out)
     others = [name for name in together.families if name not in trained.families]
     text = f"Trained {', '.join(trained.families)}." + f" Kept {', '.join(others)}." * bool(others)
-    emit(Said({"families": list(together.families), "kept": others}, text), as_json, bundle=out)
+    told = {"families": list(together.families), "kept": others} | left_out_of(dataset)
+    emit(Said(told, text), as_json, bundle=out)
 
 
 @command("adapt", "foretune adapt --data small --out my-bundle")
@@ -218,14 +219,15 @@ def report(
     Regret beside the baselines and by shape and device, the learning curve, what the trees look at, calibration, the
     slowest first choices. The file needs no network. Takes `foretune[report]`.
     """
-    from ...datasets.disk.writable import check_file, check_folder
+    from ...datasets.disk.writable import check_file
     from ...model import load_bundle
+    from ...model.folders import check_plots_folder
     from ...model.report import check_installed, make_report
 
     check_installed()
     check_file(out)
     if plots is not None:
-        check_folder(plots)
+        check_plots_folder(plots)
     given = None if bundle is None else load_bundle(bundle)
     dataset = load_all(data)
     kernels = judged_families(dataset, family, given)

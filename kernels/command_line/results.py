@@ -102,6 +102,14 @@ class Listed:
         return contents_table(self.described)
 
 
-def counted(dataset: Dataset) -> Said:
+def counted(dataset: Dataset, *, dropped: int = 0) -> Said:
+    """What was written, and what was not: rows that were `dropped`, and those that cannot be read."""
     rows = len(dataset.measurements)
-    return Said({"measurements": rows}, f"{dataset.name}: {rows} measurements.")
+    line = f"{dataset.name}: {rows} measurements."
+    line += f" {dropped} more are left out: exact repeats, or named in a warning." * bool(dropped)
+    return Said({"measurements": rows, "dropped": dropped} | left_out_of(dataset), line)
+
+
+def left_out_of(dataset: Dataset) -> dict[str, Any]:
+    """The rows of a dataset's files that cannot be read, for `--json`; a warning has said so to people."""
+    return {"left_out": [one.to_json() for one in dataset.left_out]}

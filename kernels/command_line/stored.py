@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -72,7 +73,8 @@ def merge(
         loaded = [load(one) for one in data]
         merged = merge_datasets(loaded, name=name or out.name, allow_other_sources=other_sources)
         seal_dataset(merged, out, name=merged.name)
-    emit(counted(merged), as_json, out=out)
+    given = sum(len(one.measurements) for one in loaded)
+    emit(counted(merged, dropped=given - len(merged.measurements)), as_json, out=out)
 
 
 @command("seal", "foretune datasets seal measured --out shipped", into=datasets)
@@ -89,6 +91,6 @@ def seal(
 
     check_dataset_folder(out)
     with showing(f"sealing into {out}"):
-        seal_dataset(data if Path(data).is_dir() else load(data), out, name=name or out.name)
+        left_out = seal_dataset(data if Path(data).is_dir() else load(data), out, name=name or out.name).left_out
         dataset = load(out)  # what was written, read as anybody will
-    emit(counted(dataset), as_json, out=out)
+    emit(counted(replace(dataset, left_out=left_out)), as_json, out=out)

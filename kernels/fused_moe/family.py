@@ -36,6 +36,7 @@ class FusedMoeFamily(Family):
     dtypes = DTYPES
     flags = (VLLM,)
     largest: ClassVar[Mapping[str, int]] = LARGEST
+    ragged: ClassVar[Mapping[str, str]] = {}
     bucketed = ("tokens",)
     feature_names = FEATURE_NAMES
 

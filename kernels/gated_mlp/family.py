@@ -34,6 +34,7 @@ class GatedMlpFamily(Family):
     flags = FLAGS
     knobs = tuple(SPACE)
     largest: ClassVar[Mapping[str, int]] = {"m": MOST_ROWS, "n": MOST_COLUMNS, "k": MOST_COLUMNS}
+    ragged: ClassVar[Mapping[str, str]] = {}
     bucketed = ("m",)
     feature_names = FEATURE_NAMES
 

@@ -51,6 +51,7 @@ class GroupedGemmFamily(Family):
         "n": MOST_COLUMNS,
         "k": MOST_COLUMNS,
     }
+    ragged: ClassVar[Mapping[str, str]] = {"rows": "groups"}
     bucketed = ("rows",)
     default_knobs: ClassVar[Mapping[str, Any]] = WITHOUT_CONSUMERS
 

@@ -34,6 +34,7 @@ class InductorTemplate(Family):
     values: ClassVar[Mapping[str, tuple[int, ...]]]  # of each knob
     tiles: ClassVar[Mapping[str, str]]  # which knob divides which dimension
     dtypes: ClassVar[tuple[str, ...]] = ("bf16", "fp16", "fp32", "fp8e4m3")
+    ragged: ClassVar[Mapping[str, str]] = {}
     _blocks: ClassVar[str]  # the knobs that shared memory grows with
 
     def __init_subclass__(cls, **options: Any) -> None:

@@ -46,6 +46,7 @@ class MatmulFamily(Family):
     flags = FLAGS
     default_dims: ClassVar[Mapping[str, int]] = {"batch": 1}
     largest: ClassVar[Mapping[str, int]] = dict.fromkeys(dims, MOST_SIZE)
+    ragged: ClassVar[Mapping[str, str]] = {}
     bucketed = ("m", "k")  # one of them at a time: see `call_dims`
     feature_names = FEATURE_NAMES
 

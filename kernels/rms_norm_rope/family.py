@@ -37,6 +37,7 @@ class RmsNormRopeFamily(Family):
     dims = DIMS
     dtypes = DTYPES
     flags: ClassVar[tuple[str, ...]] = ("interleaved",)
+    ragged: ClassVar[Mapping[str, str]] = {}
     largest: ClassVar[Mapping[str, int]] = {
         "tokens": MOST_TOKENS,
         "q_heads": MOST_HEADS,

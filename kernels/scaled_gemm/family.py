@@ -135,6 +135,7 @@ class ScaledGemmDense(ScaledGemmFamily):
     dims = ("m", "n", "k")
     rows = "m"
     largest: ClassVar[Mapping[str, int]] = {"m": MOST_ROWS, "n": MOST_COLUMNS, "k": MOST_COLUMNS}
+    ragged: ClassVar[Mapping[str, str]] = {}
     bucketed = ("m",)
 
 
@@ -150,6 +151,7 @@ class ScaledGemmGrouped(ScaledGemmFamily):
         "n": MOST_COLUMNS,
         "k": MOST_COLUMNS,
     }
+    ragged: ClassVar[Mapping[str, str]] = {"rows": "groups"}
     bucketed = ("rows",)
 
     def likely(self, problem: Problem) -> Sequence[tuple[float, Problem]]:

@@ -13,6 +13,7 @@ from ...datasets import Family, ForetuneError
 from ...datasets.console.tables import percent, printable, table
 from ...datasets.disk.atomic import replacing
 from ...datasets.progress import share_of
+from ..folders import check_plots_folder
 from ..gbdt import LightGBMRanker
 from .findings import Findings, find
 from .page import Section, render, section
@@ -46,8 +47,10 @@ class Report:
 
     def save_plots(self, folder: Path | str) -> list[Path]:
         """Writes each figure as an SVG file into a folder, which is made where there is none; returns their paths.
-        A file is called by the family's number and the figure: f0-regret.svg. Raises as `save`."""
+        A file is called by the family's number and the figure: f0-regret.svg. Raises as `save`, and `ForetuneError` for
+        a folder that holds something else."""
         folder = Path(folder)
+        check_plots_folder(folder)
         folder.mkdir(parents=True, exist_ok=True)
         paths = []
         for one in self.sections.values():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
 
 #: Upper edges of slowdown for the grades that lambdarank sorts by: the best (within the noise) have grade 9.
 _GRADE_EDGES = np.log([1.01, 1.02, 1.04, 1.07, 1.12, 1.2, 1.35, 1.7, 3.0])
+#: LightGBM refuses to rank longer queries.
+MOST_ROWS = 10_000
 _LAMBDARANK = {
     "objective": "lambdarank",
     "label_gain": [float(2**grade - 1) for grade in range(len(_GRADE_EDGES) + 1)],
@@ -33,6 +36,29 @@ _ALWAYS = {
 }
 
 
+def dealt(query_sizes: NDArray[np.int64]) -> tuple[NDArray[np.intp], NDArray[np.int64]]:
+    """Deal the rows of each query that is too long for LightGBM into several of nearly equal size, like cards.
+
+    Neighboring configs are alike, so that every piece has some of all kinds.
+
+    Args:
+        query_sizes: Rows of each query, which lie together, (n_queries,).
+
+    Returns:
+        The order of the rows, (n_rows,), and the sizes of the queries that they are then, (n_pieces,).
+
+    >>> dealt(np.array([2, 3]))
+    (array([0, 1, 2, 3, 4]), array([2, 3]))
+    """
+    order, sizes, start = [], [], 0
+    for size in query_sizes.tolist():
+        pieces = -(-size // MOST_ROWS) or 1
+        order += [np.arange(start + first, start + size, pieces) for first in range(pieces)]
+        sizes += [len(range(first, size, pieces)) for first in range(pieces)]
+        start += size
+    return np.concatenate(order), np.array(sizes)
+
+
 class TreeTraining:
     """Trains trees on one table, by one objective or another, also side by side in threads: to find the features' bins
     takes a tenth of the time that a forest does, so all have the same ones.
@@ -44,6 +70,10 @@ class TreeTraining:
     def __init__(self, rows: TrainingRows, target: NDArray[np.float64], parameters: Mapping[str, Any]) -> None:
         import lightgbm
 
+        self._order, self._pieces = dealt(rows.query_sizes)
+        if len(self._pieces) > len(rows.query_sizes):
+            features, weights = rows.features[self._order], None if rows.weights is None else rows.weights[self._order]
+            rows, target = replace(rows, features=features, weights=weights), target[self._order]
         self._rows, self._target, self._parameters = rows, target, {**_ALWAYS, **parameters}
         self._binned = lightgbm.Dataset(rows.features, params=self._parameters).construct()
 
@@ -62,7 +92,8 @@ class TreeTraining:
         and the offset that make log slowdowns of what they and the known ones add up to."""
         rows, target = self._rows, self._target
         grade = len(_GRADE_EDGES) - np.searchsorted(_GRADE_EDGES, target)
-        booster = self._train(_LAMBDARANK, trees, share, grade, rows.weights, rows.query_sizes, known)
+        known = None if known is None else known[self._order]
+        booster = self._train(_LAMBDARANK, trees, share, grade, rows.weights, self._pieces, known)
         # Ranking leaves scale and zero open: the line through log slowdowns, fitted within each problem, fixes both.
         score = _scores(booster)
         query = np.repeat(np.arange(len(rows.query_sizes)), rows.query_sizes)

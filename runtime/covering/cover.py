@@ -277,7 +277,8 @@ def _chooser(n: Any, within: Any, ranges: Any) -> Choose:
 
 
 def _checked(family: Family, problem: Problem, dynamic: str, span: Any) -> tuple[int, int]:
-    check_problem_of(family, problem)
+    # What the dynamic dimension is in the problem does not matter.
+    check_problem_of(family, at_size(problem, dynamic, 1) if isinstance(problem, Problem) else problem)
     if not isinstance(dynamic, str) or dynamic not in family.dims:
         raise ForetuneError(
             f"dynamic must be a dimension of {family.name}, one of {', '.join(family.dims)}, but is {shown(dynamic)}"

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import itertools
 import re
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -45,13 +46,33 @@ def stubbed() -> StubDriver | None:
     return active if isinstance(active, StubDriver) else None
 
 
+def measures(tuner: Any = None) -> bool:
+    """Return whether what is timed now runs on a GPU, so that its time may be kept and logged.
+
+    A stub driver launches nothing, and Triton's interpreter runs on the CPU. What an autotuner's own `do_bench` returns
+    is its author's word.
+
+    Args:
+        tuner: The autotuner that times; None for a timer of ours.
+
+    >>> with use_stub_driver(DeviceSpec.named("h200")):
+    ...     measures()
+    False
+    """
+    if sys.modules.get("triton") is None or getattr(tuner, "_do_bench", None) is not None:
+        return True
+    from triton import knobs
+
+    return stubbed() is None and not knobs.runtime.interpret
+
+
 @contextmanager
 def use_stub_driver(device: DeviceSpec) -> Iterator[StubDriver]:
     """Makes Triton compile for `device` and launch nothing, until the end of the block.
 
     Tensors may be on the CPU. A config that needs more shared memory than the device has raises Triton's
-    `OutOfResources` when it would be loaded, so not in `warmup`. An autotuner first used in the block keeps
-    the stub's benchmarker (all configs take 1 ms) unless it was declared with `do_bench`.
+    `OutOfResources` when it would be loaded, so not in `warmup`. All configs take 1 ms, unless an autotuner was
+    declared with `do_bench`; no such time is kept or logged (see `measures`).
 
     Raises `ForetuneError` for a device whose arch Triton has no compiler for.
 
@@ -130,8 +151,12 @@ class StubDriver:
 
         return torch.device("cpu")
 
-    def get_benchmarker(self) -> Callable[..., list[float]]:
-        def one_shot(kernel_call: Callable[[], object], *, quantiles: Sequence[float], **_: Any) -> list[float]:
+    def get_benchmarker(self) -> Callable[..., Any]:
+        def one_shot(kernel_call: Callable[[], object], *, quantiles: Sequence[float], **how: Any) -> Any:
+            if stubbed() is None:  # an autotuner that was first used in the block has kept it
+                import triton
+
+                return triton.runtime.driver.active.get_benchmarker()(kernel_call, quantiles=quantiles, **how)
             kernel_call()
             return [1.0] * len(quantiles)
 

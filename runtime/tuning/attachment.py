@@ -18,7 +18,7 @@ from ..current_device import device_here
 from ..forking import renew_in_children
 from ..how_many import Length
 from ..launching.kernel import Kernel
-from ..launching.stub_driver import stubbed
+from ..launching.stub_driver import measures
 from ..mode import Mode, resolve_mode
 from ..prune import Pruner
 from ..warn import warn_once
@@ -330,8 +330,8 @@ class Attachment:
             return self._known[device, ranks]
 
     def _is_real(self) -> bool:
-        """Whether its times are some: a stub driver launches nothing, and its benchmarker says 1 ms."""
-        return stubbed() is None or self.tuner._do_bench is not None
+        """Whether its times are some."""
+        return measures(self.tuner)
 
     def _opened(self, device: DeviceSpec) -> ChoiceCache | None:
         from .cache.choice_cache import ChoiceCache

@@ -83,7 +83,7 @@ class PredictedAutotuner(Autotuner):  # type: ignore[misc] # Triton has no types
         self._advisor = advisor(self)
         self._own_prune = (prune_configs_by or {}).get("early_config_prune")
         timed = "cold" if self._do_bench is None else "autotuner"
-        self._known = KnownTimes(self.name, kernel.jit, configs, self._advisor, device, timed=timed)
+        self._known = KnownTimes(self.name, kernel.jit, configs, self._advisor, device, timed=timed, tuner=self)
         # Who asks for this is Dynamo, which traces it, and `Autotuner.warmup`.
         self.early_config_prune = TracedPrune(
             self.name, self._own_prune, self._advisor, self._best_known, alters=alters

@@ -11,6 +11,7 @@ from ...datasets import DeviceSpec, ForetuneError, KernelConfig, Problem
 from ...datasets.errors import reason_of
 from ..current_device import device_here
 from ..launching.kernel import hash_of_tuned
+from ..launching.stub_driver import measures
 from ..warn import warn_once
 from .launch_arguments import kept_arguments
 
@@ -26,8 +27,8 @@ Outcome = float | Exception
 
 class KnownTimes:
     """Outcomes of one kernel, on the device that is current when it is first asked. What has no place in the cache on
-    disk (a launch that is no `Problem`, a config that is more than values) is kept in memory alone. `timed` says how
-    times are taken, to whoever learns from the log. Never raises."""
+    disk (a launch that is no `Problem`, a config that is more than values, times that no GPU measured) is kept in
+    memory alone. `timed` says how `tuner` takes times, to whoever learns from the log. Never raises."""
 
     def __init__(
         self,
@@ -38,7 +39,9 @@ class KnownTimes:
         device: DeviceSpec | None,
         *,
         timed: str,
+        tuner: Any = None,
     ) -> None:
+        self._tuner = tuner
         self._kernel, self._jit, self._advisor, self._device, self._timed = kernel, jit, advisor, device, timed
         self._configs, self._values = configs, values_of(configs)
         self._here: dict[Hashable, dict[triton.Config, Outcome]] = {}
@@ -47,7 +50,7 @@ class KnownTimes:
 
     def open(self) -> None:
         """Reads what earlier processes left, once."""
-        if self._is_open:
+        if self._is_open or not measures(self._tuner):
             return
         self._is_open = True
         with self._quietly():
@@ -79,11 +82,12 @@ class KnownTimes:
         if stand_in is None or value is None:
             return
         time_us = outcome if isinstance(outcome, float) else None
+        is_measured = measures(self._tuner)
         with self._quietly():
-            if self._on_disk is not None and (time_us is not None or is_lasting(outcome)):
+            if is_measured and self._on_disk is not None and (time_us is not None or is_lasting(outcome)):
                 self._on_disk.record(stand_in, value, time_us)
             self._advisor.learn(stand_in, {value: time_us})
-        if self._device is not None:
+        if is_measured and self._device is not None:
             from .cache.flywheel import is_logging, log_row, source_that_ran
 
             if not is_logging():
@@ -109,7 +113,7 @@ class KnownTimes:
         one may not.
         """
         value = self._values_of([config]).get(config)
-        if self._on_disk is not None and value is not None:
+        if self._on_disk is not None and value is not None and measures(self._tuner):
             with self._quietly():
                 self._on_disk.choose(stand_in, self._advisor.bundle, value)
                 own = value if is_pruned else None

@@ -84,7 +84,8 @@ def test_datasets_are_merged_and_sealed(tmp_path: Path) -> None:
     measured = Path(__file__).parents[1] / "third_party" / "measured_h200"
     rows = len(datasets.load(measured).measurements)
     merged = json.loads(call(f"datasets merge {measured} {measured} --json --out", tmp_path / "both").stdout)
-    assert merged == {"measurements": rows, "out": str(tmp_path / "both")}  # what is there twice is dropped
+    # What is there twice is dropped.
+    assert merged == {"measurements": rows, "dropped": rows, "left_out": [], "out": str(tmp_path / "both")}
     sealed = call(f"datasets seal {tmp_path / 'both'} --name shipped --out", tmp_path / "sealed").stdout
     assert f"shipped: {rows} measurements" in sealed
     (shown,) = json.loads(call(f"datasets show {tmp_path / 'sealed'} --json").stdout)

@@ -8,10 +8,12 @@ import json
 import os
 import platform
 import re
+import signal
 import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
@@ -170,3 +172,102 @@ def test_a_full_disk_is_told_with_the_locks_name(tmp_path: Path, monkeypatch: py
     with pytest.raises(OSError, match="No space left") as caught, taken(tmp_path):
         pass
     assert caught.value.filename == str(tmp_path / TAKEN)
+
+
+def in_a_fork(does: Callable[[], object]) -> int:
+    """Start a process that ends with 0 when this is done, and of a signal where it would wait for ever."""
+    if child := os.fork():
+        return child
+    signal.alarm(30)
+    try:
+        does()
+        os._exit(0)
+    finally:
+        os._exit(1)
+
+
+def exit_code(child: int) -> int:
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
+@contextmanager
+def held_by_a_thread(folder: Path) -> Iterator[Callable[[], None]]:
+    """The lock of writers, held by another thread until what this returns is called."""
+    is_held, may_end = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        with writing(folder):
+            is_held.set()
+            may_end.wait()
+
+    thread = threading.Thread(target=hold)
+    thread.start()
+    is_held.wait()
+
+    def let_go() -> None:
+        may_end.set()
+        thread.join()
+
+    try:
+        yield let_go
+    finally:
+        let_go()
+
+
+def tell_before_waiting(monkeypatch: pytest.MonkeyPatch, tell: Callable[[], object]) -> None:
+    def lock(file: object, how: int) -> None:
+        if how == fcntl.LOCK_EX:
+            tell()
+        flock(file, how)  # type: ignore[arg-type]
+
+    flock = fcntl.flock
+    monkeypatch.setattr(fcntl, "flock", lock)
+
+
+def test_a_forked_process_does_not_wait_for_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It has the lock file open that a thread of its parent held when it was forked."""
+    waits, told = os.pipe()
+    with held_by_a_thread(tmp_path) as let_go:
+        tell_before_waiting(monkeypatch, lambda: os.write(told, b"x"))
+
+        def write() -> None:
+            with writing(tmp_path):
+                pass
+
+        child = in_a_fork(write)
+        os.read(waits, 1)  # it has opened the file
+        let_go()
+        assert exit_code(child) == 0
+
+
+def test_a_forked_process_that_lives_keeps_nobody_waiting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    lives, ends = os.pipe()
+    is_waiting, has_it = threading.Event(), threading.Event()
+    with held_by_a_thread(tmp_path) as let_go:
+        child = in_a_fork(lambda: (os.close(ends), os.read(lives, 1)))
+        tell_before_waiting(monkeypatch, is_waiting.set)
+
+        def write() -> None:
+            with writing(tmp_path):
+                has_it.set()
+
+        waiting = threading.Thread(target=write, daemon=True)
+        waiting.start()
+        is_waiting.wait()
+        let_go()
+        try:
+            assert has_it.wait(30)
+        finally:
+            os.close(ends)
+            assert exit_code(child) == 0
+            os.close(lives)
+
+
+def test_a_forked_process_does_not_end_what_its_parent_holds(tmp_path: Path) -> None:
+    with ExitStack() as stack:
+        stack.enter_context(taken(tmp_path))
+        assert exit_code(in_a_fork(stack.close)) == 0  # leaves the block
+        assert (tmp_path / TAKEN).exists()
+        with pytest.raises(ForetuneError, match="is being written by"):
+            check_free(tmp_path)
+    assert not list(tmp_path.iterdir())

@@ -261,10 +261,36 @@ def test_sealing_over_an_older_one_replaces_the_tables_and_keeps_the_card(
     target = tmp_path / "sealed"
     seal_dataset(a, target, name="mine")
     (target / "CARD.md").write_text("what it is")
-    seal_dataset(b, target, name="mine")
-    assert read(target).describe() == replace(b, name="mine").describe()
+    both = merge_datasets([a, b], name="mine")
+    seal_dataset(both, target, name="mine")
+    assert read(target).describe() == both.describe()
     assert (target / "CARD.md").read_text() == "what it is"
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "b", "sealed"]
+
+
+@pytest.mark.parametrize("lost", ["measurements", "drift readings"])
+def test_sealing_over_another_dataset_is_refused_and_leaves_it_as_it_was(
+    a: Dataset, b: Dataset, tmp_path: Path, lost: str
+) -> None:
+    target = tmp_path / "sealed"
+    seal_dataset(a, target, name="mine")
+    before = {path.name: path.read_bytes() for path in target.iterdir()}
+    new, count = (b, len(a.measurements)) if lost == "measurements" else (replace(a, drift=a.drift[:0]), len(a.drift))
+    said = f"sealed: {count} of the {count} {lost} there are not in the new dataset and would be lost"
+    with pytest.raises(DatasetError, match=said):
+        seal_dataset(new, target, name="mine")
+    assert {path.name: path.read_bytes() for path in target.iterdir()} == before
+    seal_dataset(a, target, name="again")  # of the same rows, it may be
+
+
+@pytest.mark.parametrize("name", ["notes.txt", "measurements.parquet", "dataset.json"])
+def test_sealing_into_a_folder_of_something_else_is_refused(a: Dataset, tmp_path: Path, name: str) -> None:
+    target = tmp_path / "target"
+    target.mkdir()
+    (target / name).write_text('{"name": "somebody else\'s"}')
+    with pytest.raises(DatasetError, match="target"):
+        seal_dataset(a, target, name="mine")
+    assert [(path.name, path.read_text()) for path in target.iterdir()] == [(name, '{"name": "somebody else\'s"}')]
 
 
 @pytest.mark.parametrize("folder", ["parts", "drift"])

@@ -66,3 +66,14 @@ def test_a_disk_that_takes_nothing_is_told_with_the_path_that_was_asked_for(
 def test_a_name_that_is_too_long_is_told(check: type, tmp_path: Path) -> None:
     with pytest.raises(ForetuneError, match="cannot be written: File name too long"):
         check(tmp_path / ("a" * 300))
+
+
+@pytest.mark.parametrize("name", ["dataset.json", "measurements.parquet", "parts/r1-000000.parquet", "parts/run.jsonl"])
+def test_no_result_replaces_a_file_of_a_dataset(tmp_path, name):
+    check_file(tmp_path / "dataset.json")  # a name that anybody's file may have
+    (tmp_path / "parts").mkdir()
+    for one in ("dataset.json", name):
+        (tmp_path / one).write_text("")
+    with pytest.raises(ForetuneError, match=f"{name} is a file of the dataset or bundle in {tmp_path}: name another"):
+        check_file(tmp_path / name)
+    check_file(tmp_path / "measured.csv")

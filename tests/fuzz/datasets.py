@@ -164,6 +164,7 @@ def _used(loaded: Any, folder: Path, trained: bool) -> bool:
     import rich.console
 
     out = folder / "out"
+    shutil.rmtree(folder / "resealed", ignore_errors=True)  # of the input before, whose rows are not to be lost
     work = [
         lambda: rich.console.Console(file=(folder / "shown").open("w"), width=80).print(loaded),
         lambda: json.dumps(loaded.to_json()),

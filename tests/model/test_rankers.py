@@ -14,7 +14,8 @@ from foretune.collect.replay import PlannedRanker
 from foretune.datasets import BundleError, Family, ForetuneError, KernelConfig, Problem
 from foretune.model import EstimateRanker, LightGBMRanker, NearestRanker, RandomRanker, StaticRanker, top_k_regret
 from foretune.model.ranker import trust_in_estimate
-from foretune.model.rows import training_rows
+from foretune.model.rows import TrainingRows, training_rows
+from foretune.model.scoring.tree_training import MOST_ROWS, TreeTraining, dealt
 from foretune.model.testing import RankerContract, ToyFamily, toy_grid
 
 FAMILY, GRID = FakeFamily(), fake_dataset().grid("fake")
@@ -261,3 +262,24 @@ def test_where_little_was_tried_nothing_of_it_is_thinned_out():
     half = replace(GRID, first_us=np.where(np.arange(len(GRID.configs)) % 2 == 0, GRID.first_us, np.nan))
     kept = training_rows(half, FAMILY, slow=1.0, keep_slow=0.25, seed=0).query_sizes.sum()
     assert kept / (2 * np.isfinite(half.times_us).sum()) == pytest.approx(0.5, abs=0.05)
+
+
+@pytest.mark.parametrize("known", [False, True])
+def test_a_problem_of_more_configs_than_lightgbm_ranks_at_once_is_learned(known):
+    block = np.arange(MOST_ROWS + 1.0)
+    slowdown = np.abs(block - 7000) / 4000  # logarithms
+    rows = TrainingRows(block[:, None].astype(np.float32), slowdown, np.array([len(block)]), np.array([0]))
+    training = TreeTraining(rows, slowdown, {"learning_rate": 0.3, "num_leaves": 15, "seed": 0})
+    forest, slope, _ = training.lambdarank(10, share=1.0, known=-slowdown if known else None)
+    scores = forest.predict(rows.features) - slowdown * known
+    assert slope < 0.0
+    assert abs(block[scores.argmax()] - 7000) < 500
+
+
+def test_queries_that_are_too_long_are_dealt_and_others_stay():
+    order, sizes = dealt(np.array([3, 2 * MOST_ROWS + 1, 2]))
+    assert sizes.tolist() == [3, 6667, 6667, 6667, 2]
+    assert sorted(order.tolist()) == list(range(2 * MOST_ROWS + 6))
+    assert order[:3].tolist() == [0, 1, 2]
+    assert order[3:6].tolist() == [3, 6, 9]
+    assert dealt(np.array([MOST_ROWS, 0]))[1].tolist() == [MOST_ROWS, 0]

@@ -389,7 +389,7 @@ def test_our_timer_times_what_triton_would_time_its_own_way(elsewhere, kernel, m
     if not own_class:
         kernel = triton.runtime.Autotuner(kernel.fn, kernel.arg_names, kernel.configs, ["n"], None, None)
     kernel.__dict__.update(_do_bench=None, do_bench=bench)  # the latter as if it were the driver's
-    monkeypatch.setattr(attachment, "stubbed", lambda: None)
+    monkeypatch.setattr(attachment, "measures", lambda tuner: True)
     monkeypatch.setattr(attachment.OneLaunch, "time_us", time_us)
     foretune.attach(kernel)
     elsewhere.launch(kernel, 1024)

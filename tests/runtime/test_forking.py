@@ -9,11 +9,12 @@ from contextlib import contextmanager
 
 import foretune
 import pytest
-from foretune.datasets import KernelConfig, Problem
+from foretune.datasets import KernelConfig, Problem, load
 from foretune.runtime import use_stub_driver
 from foretune.runtime.tuning import attach
 from foretune.runtime.tuning.cache import flywheel
 from foretune.runtime.tuning.own_timings import OwnTimings
+from remembered import CONFIGS, H200, KERNEL, problem
 
 #: Of a child that waits for ever; none that goes on takes as long.
 _STUCK_S = 60
@@ -109,3 +110,25 @@ def test_what_is_learned_goes_on_in_a_child():
     own, problem = OwnTimings(Family()), Problem.of("toy", rows=64)
     with own._lock:
         assert in_a_fork(lambda: own.learn(problem, {KernelConfig.of(BLOCK=16): 1.0}) is None) == 0
+
+
+def test_a_benchmark_is_logged_in_a_child_while_another_thread_logs(tmp_path, monkeypatch, waits, inside):
+    def log(rows):
+        flywheel.log_row(KERNEL, problem(rows), CONFIGS[0], 1.0, H200, timed="cold")
+
+    def write(handle, line):
+        waits()
+        return os_write(handle, line)
+
+    os_write = os.write
+    monkeypatch.setenv(flywheel.VARIABLE, str(tmp_path / "log"))
+    monkeypatch.setattr(flywheel.os, "write", write)
+    with in_another_thread(lambda: log(64), *inside):
+        assert in_a_fork(lambda: log(65) is None) == 0
+    assert sorted(case.problem["rows"] for case in load(tmp_path / "log").cases) == [64, 65]
+
+
+def test_what_is_yet_to_be_read_from_an_autotuner_is_its_own_process_to_log(monkeypatch):
+    monkeypatch.setattr(flywheel, "_pending", [object()])
+    assert in_a_fork(lambda: not flywheel._pending) == 0
+    assert flywheel._pending

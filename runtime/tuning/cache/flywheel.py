@@ -24,10 +24,11 @@ from typing import TYPE_CHECKING, Any
 from ....datasets import DeviceSpec, Family, ForetuneError, KernelConfig, Problem
 from ....datasets.errors import check_path, shown
 from ....datasets.log_part import LOG_SUFFIX, LOGGED, TIMED_HOW, row_line, run_line
-from ....datasets.manifest import MANIFEST, write_manifest
+from ....datasets.manifest import MANIFEST, check_ours, read_manifest, write_manifest
 from ....datasets.measurement import LONGEST_US, SHORTEST_US
 from ...launching.kernel import Kernel
 from ...launching.source_hash import hash_of_kernel
+from ...launching.stub_driver import measures
 from ...warn import warn_once
 from .choice_cache import Software
 
@@ -56,9 +57,10 @@ def log_row(
 ) -> None:
     """Logs the time of a config, or that it failed (None); nothing without FORETUNE_LOG. Never raises.
 
-    `timed` says how: "cold" as our `Timer` does, "autotuner" as `triton.autotune` does, "warm" with a warm L2. When a
-    ranker learns, those that are not cold count for half (see `Dataset.grid`). `source_hash` is that of the kernel that
-    was timed (`source_that_ran`); left out, the family's own.
+    Whoever calls this has measured it (see `stub_driver.measures`). `timed` says how: "cold" as our `Timer` does,
+    "autotuner" as `triton.autotune` does, "warm" with a warm L2. When a ranker learns, those that are not cold count
+    for half (see `Dataset.grid`). `source_hash` is that of the kernel that was timed (`source_that_ran`); left out, the
+    family's own.
     """
     if not is_logging():
         return
@@ -67,6 +69,8 @@ def log_row(
         name = family if isinstance(family, str) else family.name
         if timed not in TIMED_HOW:
             raise ForetuneError(f"timed must be one of {', '.join(TIMED_HOW)} but is {shown(timed)}")
+        if not all(size for _, size in problem.dims):
+            return  # nothing was computed
         if time_us is not None and not SHORTEST_US <= time_us <= LONGEST_US:
             time_us = None
         log = _log(folder, name, device, timed, source_hash or _source_of(family))
@@ -108,10 +112,14 @@ def _log(folder: str, family: str, device: DeviceSpec, timed: str, source: str |
     log = _logs.get(key)
     if log is None:
         directory = check_path(VARIABLE, folder).expanduser()
-        parts = directory / "parts"
-        parts.mkdir(parents=True, exist_ok=True)
+        directory.mkdir(parents=True, exist_ok=True)
+        check_ours(directory)
         if not (directory / MANIFEST).exists():  # of two at once, both write the same
             write_manifest(directory, {"name": directory.name, "devices": [], "provenance": {}, "sealed": {}})
+        elif read_manifest(directory)["sealed"]:
+            raise ForetuneError("a sealed dataset stays as it is: name another folder")
+        parts = directory / "parts"  # after the manifest, so that no other process sees a folder that is not ours
+        parts.mkdir(exist_ok=True)
         now = datetime.datetime.now(datetime.timezone.utc)
         run_id = f"{now:%Y%m%d-%H%M%S}-{os.urandom(6).hex()}"
         facts = {
@@ -141,13 +149,15 @@ def _source_of(family: Family | str) -> str | None:
     return None
 
 
-def _renew_guard() -> None:
-    """In a forked child, where the thread that held it may not have come along."""
+def _renew() -> None:
+    """In a forked child, where the thread that held the lock may not have come along; and what is due is its parent's
+    to log."""
     global _guard
     _guard = threading.Lock()
+    _pending.clear()
 
 
-os.register_at_fork(after_in_child=_renew_guard)
+os.register_at_fork(after_in_child=_renew)
 
 
 # What Triton's own autotuners measure.
@@ -207,7 +217,9 @@ def expect(
         return
     try:
         by_id = {id(config): value for config, value in zip(configs, values, strict=True)}
-        found = _launching_autotuner()
+        found, _thread.due = _launching_autotuner(), None
+        if not measures(found):
+            return
         source = None if found is None else source_that_ran(family, Kernel(found).jit)
         due = _Expected(family, problem, device, by_id, tuple(configs), source, timed)
         if _listens():

@@ -12,6 +12,7 @@ from typing import Any
 from ....datasets import ForetuneError
 from ....datasets.errors import MOST, check_flag, check_integer, check_path
 from ...forking import renew_in_children
+from ...launching.stub_driver import measures
 from ...warn import warn_once
 from .call_problem import problem_of_key
 from .call_timer import CallTimer, check_timer, timer_for
@@ -235,6 +236,8 @@ class ContextualFunction(WrappedFunction):
         return records
 
     def _keep(self, call: _Call, records: Mapping[str, KeyRecord]) -> None:
+        if self._timer is None and not measures():
+            return
         self.cache.set(call.record_key, {"sites": {name: record.to_json() for name, record in records.items()}})
 
     def _result(

@@ -12,6 +12,7 @@ from ....datasets import DeviceSpec, Family, ForetuneError, Status
 from ....datasets.errors import MOST, check_flag, check_integer
 from ...forking import renew_in_children
 from ...launching.source_hash import digest_of
+from ...launching.stub_driver import measures
 from ...warn import warn_once
 from .call_timer import CallTimer, check_timer, timer_for
 from .calls import Call, CallReader
@@ -202,7 +203,7 @@ class TunedFunction(WrappedFunction):
             raise failures.error(all_failed(self.name, trials))
         if not is_known:
             record.chosen, record.done = best.text, done
-            self.cache.set(self._record_key(call), record.to_json())
+            self._keep(call, record)
         self._tuned_here.add(self._record_key(call))
         self._search.learn(self._record_key(call), call.problem, record.times(left))
         return best, TuneResult(
@@ -243,7 +244,7 @@ class TunedFunction(WrappedFunction):
             ranks=ranks,
             n_warmup=self.n_warmup,
             n_repeat=self.n_repeat,
-            save=lambda: self.cache.set(self._record_key(call), record.to_json()),
+            save=lambda: self._keep(call, record),
             say=teller(verbose, self.name, call.key, ranks),
             clock=self._clock,
             now=self._now,
@@ -254,6 +255,11 @@ class TunedFunction(WrappedFunction):
         finally:
             if undo is not None:
                 undo()
+
+    def _keep(self, call: Call, record: KeyRecord) -> None:
+        """Keeps what was measured of a key, if it was (see `measures`)."""
+        if self._timer is not None or measures():
+            self.cache.set(self._record_key(call), record.to_json())
 
     def _learn_earlier(self, call: Call) -> None:
         """Tells a model what other processes, and earlier ones, found out of other keys."""

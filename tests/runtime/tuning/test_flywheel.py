@@ -141,7 +141,7 @@ def test_what_a_kill_tears_off_costs_one_row(log: Path) -> None:
     lines = whole.split(b"\n")[1:]
     for length in range(len(whole) + 1):
         path.write_bytes(whole[:length])
-        part = read_log_part(path)
+        part, _ = read_log_part(path)
         if length < 1 + len(lines[0]):
             assert part is None  # nobody knows what it is of
             continue
@@ -190,10 +190,10 @@ def test_a_disk_that_takes_nothing_is_one_warning_and_later_rows_are_whole(
             return write(handle, text[: len(text) // 2])
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    def closed(path: Any, *how: Any, **more: Any) -> int:
-        if str(path).startswith(str(log)):
+    def closed(path: Any, how: int, *mode: Any, **more: Any) -> int:
+        if str(path).startswith(str(log)) and how & (os.O_WRONLY | os.O_RDWR):
             raise OSError(errno.EROFS, os.strerror(errno.EROFS), str(path))
-        return open_(path, *how, **more)
+        return open_(path, how, *mode, **more)
 
     with monkeypatch.context() as patch, warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
@@ -373,7 +373,8 @@ def test_what_an_attached_autotuner_measures_is_logged_with_its_source(
     kernel = toy.tuned(None, configs=toy.triton_configs()[:2], do_bench=lambda call, quantiles: [0.5] * 3)
     if timed == "cold":  # by our timer, as where the kernel has no do_bench of its own
         kernel._do_bench = None
-        monkeypatch.setattr(attachment, "stubbed", lambda: None)
+        for module in (attachment, flywheel):
+            monkeypatch.setattr(module, "measures", lambda tuner: True)
         monkeypatch.setattr(attachment.OneLaunch, "time_us", lambda launch, config: 500.0)
     with use_stub_driver(toy.H200), warnings.catch_warnings():
         warnings.simplefilter("ignore", ForetuneWarning)  # no bundle has a ranker of this family
@@ -434,3 +435,34 @@ def test_an_ops_own_benchmarks_are_logged_as_cold(log: Path, monkeypatch: pytest
     }
     assert [run["timed"] for run in dataset.provenance["runs"].values()] == ["cold"]
     assert {run["kernel_source"] for run in dataset.provenance["runs"].values()} == {"fake-source"}
+
+
+@pytest.mark.parametrize("name", ["notes.txt", "dataset.json"])
+def test_nothing_is_logged_in_a_folder_of_something_else(name: str, log: Path) -> None:
+    log.mkdir()
+    (log / name).write_text("somebody else's")
+    with pytest.warns(ForetuneWarning, match="benchmarks are not logged there"):
+        log_three()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        log_three(rows=65)
+    assert [path.name for path in log.iterdir()] == [name]
+
+
+def test_nothing_is_logged_in_a_sealed_dataset(log: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    log_three()
+    seal_dataset(log, tmp_path / "sealed", name="mine")
+    before = {path.name for path in (tmp_path / "sealed").iterdir()}
+    monkeypatch.setenv(flywheel.VARIABLE, str(tmp_path / "sealed"))
+    with pytest.warns(ForetuneWarning, match="a sealed dataset stays as it is"):
+        log_three(rows=65)
+    assert {path.name for path in (tmp_path / "sealed").iterdir()} == before
+
+
+def test_what_is_logged_in_a_collected_dataset_is_read_with_it(log: Path) -> None:
+    from writers import append
+
+    append(log, "mine")
+    before = len(load(log).measurements)
+    log_three()
+    assert len(load(log).measurements) == before + 3
