@@ -14,7 +14,6 @@ from ..errors import ForetuneError, abridged
 
 _KINDS = {
     stat.S_IFLNK: "a symbolic link",
-    stat.S_IFDIR: "a folder",
     stat.S_IFIFO: "a pipe",
     stat.S_IFSOCK: "a socket",
     stat.S_IFCHR: "a device",
@@ -24,9 +23,7 @@ _KINDS = {
 _MOST_COMPARED_BYTES = 1 << 28
 
 
-def open_regular(
-    path: Path | str, flags: int = os.O_RDONLY, *, follow: bool = False, dir_fd: int | None = None
-) -> int:
+def open_regular(path: Path | str, flags: int = os.O_RDONLY, *, follow: bool = False, dir_fd: int | None = None) -> int:
     """Open a regular file and return its descriptor; never wait for a pipe or touch a device.
 
     Args:
@@ -36,22 +33,22 @@ def open_regular(
         dir_fd: The descriptor of an open folder.
 
     Raises:
-        ForetuneError: It is no regular file; the message says what it is, but not where.
-        OSError: It cannot be opened.
+        ForetuneError: It is a link, a pipe, a socket or a device; the message says which, but not where.
+        OSError: It is a folder, or cannot be opened.
 
     >>> open_regular("/dev/null")
     Traceback (most recent call last):
     foretune.datasets.errors.ForetuneError: it is a device, not a regular file
     """
     try:  # before it is opened: opening alone does something to some devices
-        _check_regular(os.stat(path, dir_fd=dir_fd, follow_symlinks=follow))
+        _check_regular(os.stat(path, dir_fd=dir_fd, follow_symlinks=follow), path)
     except FileNotFoundError:
         if not flags & os.O_CREAT:
             raise
     safe = os.O_NONBLOCK | os.O_CLOEXEC | (0 if follow else os.O_NOFOLLOW)
     handle = os.open(path, flags | safe, 0o666, dir_fd=dir_fd)
     try:
-        _check_regular(os.fstat(handle))
+        _check_regular(os.fstat(handle), path)
     except BaseException:
         os.close(handle)
         raise
@@ -145,7 +142,9 @@ def refusal(error: Exception, path: Path | str) -> OSError:
     return OSError(errno.EEXIST, str(error), str(path))
 
 
-def _check_regular(status: os.stat_result) -> None:
+def _check_regular(status: os.stat_result, path: Path | str) -> None:
+    if stat.S_ISDIR(status.st_mode):
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
     if not stat.S_ISREG(status.st_mode):
         kind = _KINDS.get(stat.S_IFMT(status.st_mode), "something else")
         raise ForetuneError(f"it is {kind}, not a regular file")

@@ -40,8 +40,9 @@ def continued(directory: Path | str) -> Iterator[None]:
     try:
         with taken(directory):
             with writing(directory) as is_alone:
-                for folder in (directory, directory / "parts", directory / "drift") if is_alone else ():
-                    remove_leftovers(folder)
+                leftovers = {directory: f"{MANIFEST}.", directory / "parts": "", directory / "drift": ""}
+                for folder, of in leftovers.items() if is_alone else ():
+                    remove_leftovers(folder, of)
             yield
     finally:
         if is_new:

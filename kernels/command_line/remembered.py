@@ -102,10 +102,9 @@ def freeze(
 
     Kernel hubs, which allow no dependency, can ship it. It says what it loses against the best configs known.
     """
-    from ...datasets.disk.writable import check_file
-    from ...runtime.tuning.cache.freeze import freeze_choices, freeze_predictions
+    from ...runtime.tuning.cache.freeze import check_frozen_file, freeze_choices, freeze_predictions
 
-    check_file(out)
+    check_frozen_file(out)
     if device is not None:
         family = find_measurable(kernel)
         with showing(f"predicting for the workload of {family.name}"):

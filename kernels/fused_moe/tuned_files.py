@@ -13,6 +13,7 @@ from typing import Any
 from ...datasets import DeviceSpec, KernelConfig
 from ...datasets.console.tables import table
 from ...datasets.disk.atomic import replacing
+from ...datasets.disk.regular import inside
 from .engines import BATCH_SIZES, SGLANG, Layer, default_knobs, file_name, folder_name
 from .shipped import Pair, default_pair, row_for
 from .space import in_engine_words
@@ -96,7 +97,7 @@ class TunedFiles:
         """Writes the files, each whole or not at all; returns where they lie."""
         paths = []
         for name, content in self.tables().items():
-            path = Path(folder, name)
+            path = inside(folder, name)
             path.parent.mkdir(parents=True, exist_ok=True)
             with replacing(path) as temporary:
                 temporary.write_text(json.dumps(content, indent=4) + "\n")

@@ -20,6 +20,8 @@ from .search import Search
 
 #: A process that is killed loses what it measured since it last wrote: at most so much, or one config.
 _WRITE_EVERY_S = 1.0
+#: No call takes so long, in microseconds; a file may say that one did.
+_MOST_US = 1e18
 
 
 def record_key(function: str, digest: str, place: str, key: str) -> str:
@@ -79,7 +81,11 @@ class KeyRecord:
             assert value is not None
             outcomes = {str(text): _outcome(*one) for text, one in value["outcomes"].items()}
             problem = None if value["problem"] is None else Problem.from_json(value["problem"])
-            return cls(problem, dict(value["software"]), outcomes, value["chosen"], str(value["done"]))
+            software, chosen, done = dict(value["software"]), value["chosen"], value["done"]
+            texts = (*software, *software.values(), done, *([] if chosen is None else [chosen]))
+            if not all(isinstance(text, str) for text in texts):
+                return None
+            return cls(problem, software, outcomes, chosen, done)
         except (AssertionError, KeyError, TypeError, ValueError, AttributeError):
             return None
 
@@ -197,7 +203,14 @@ def _failed(error: Exception) -> tuple[Any, ...]:
 
 
 def _outcome(status: Any, time_us: Any, spread: Any, samples: Any, error: Any) -> Outcome:
-    is_timed = Status(status) is Status.OK
-    if is_timed != isinstance(time_us, (int, float)) or (is_timed and not 0 < time_us < float("inf")):
+    status = Status(status)
+    is_timed = status is Status.OK
+    if is_timed != (time_us is not None) or (is_timed and not (_is_number(time_us) and time_us > 0)):
         raise ForetuneError("a time goes with a config that works")
-    return Outcome(Status(status), time_us, spread, int(samples), None if error is None else str(error))
+    if not (spread is None or _is_number(spread)) or not _is_number(samples) or not isinstance(error, str | None):
+        raise ForetuneError("spread and samples must be numbers and an error a text")
+    return Outcome(status, time_us, spread, int(samples), error)
+
+
+def _is_number(value: Any) -> bool:
+    return type(value) in (int, float) and 0 <= value < _MOST_US
