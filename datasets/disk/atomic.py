@@ -41,7 +41,10 @@ def replacing(path: Path | str, *, is_cache: bool = False) -> Iterator[Path]:
         with blaming(path):
             yield path
         return
-    target = path.absolute() if is_cache else path.resolve()  # a link stays one
+    try:
+        target = path.absolute() if is_cache else path.resolve()  # a link stays one
+    except RuntimeError:  # that leads to itself
+        raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), str(path)) from None
     temporary = target.with_name(f".{target.name[:100]}.{os.urandom(8).hex()}.tmp")
     with blaming(path, temporary):
         try:

@@ -14,6 +14,7 @@ from ...datasets import DeviceSpec, KernelConfig
 from ...datasets.console.tables import table
 from ...datasets.disk.atomic import replacing
 from ...datasets.disk.regular import inside
+from ...datasets.disk.writable import check_folder
 from .engines import BATCH_SIZES, SGLANG, Layer, default_knobs, file_name, folder_name
 from .shipped import Pair, default_pair, row_for
 from .space import in_engine_words
@@ -98,6 +99,7 @@ class TunedFiles:
         paths = []
         for name, content in self.tables().items():
             path = inside(folder, name)
+            check_folder(path.parent)
             path.parent.mkdir(parents=True, exist_ok=True)
             with replacing(path) as temporary:
                 temporary.write_text(json.dumps(content, indent=4) + "\n")

@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -65,6 +65,9 @@ def export_tables(out: Path | str, format: str, kernel: str | None = None) -> Ex
     write, mark = FORMATS[format]
     files = {inside(out, name): text for name, text in write(kernels).items()}
     for path in files:
+        check_folder(path.parent)
+        if path.exists() and not path.is_file():
+            raise ForetuneError(f"{path} is not a regular file, so no table is written in its place")
         check_replaceable(path, lambda content: mark in content, f"a table that Foretune wrote for {format}")
     for path, text in files.items():
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -96,7 +99,9 @@ def _megatron(kernels: Sequence[KnownKernel]) -> dict[str, str]:
             "source": "foretune",
             "kernels": tables,
         }
-        files[f"{file_word(arch, '0-9A-Za-z.-')}.json"] = json.dumps(content, indent=1, sort_keys=True) + "\n"
+        files[_unused(files, file_word(arch, "0-9A-Za-z-"), arch)] = (
+            json.dumps(content, indent=1, sort_keys=True) + "\n"
+        )
     return files
 
 
@@ -122,8 +127,8 @@ def _fla(kernels: Sequence[KnownKernel]) -> dict[str, str]:
             "autotune_entries": entries,
             "default_config": _config(_best_for_all(one)),
         }
-        name = f"{file_word(one.device.name)}/{file_word(_short(one.kernel), '0-9A-Za-z_-')}.json"
-        files[name] = json.dumps(content, indent=1) + "\n"
+        stem = f"{file_word(one.device.name)}/{file_word(_short(one.kernel), '0-9A-Za-z_-')}"
+        files[_unused(files, stem, f"{one.device.name} {one.kernel}")] = json.dumps(content, indent=1) + "\n"
     return files
 
 
@@ -152,6 +157,12 @@ FORMATS: dict[str, tuple[Callable[[Sequence[KnownKernel]], dict[str, str]], byte
     "fla": (_fla, b'{\n "kernel_name": "'),
     "axolotl": (_axolotl, _AXOLOTL_HEAD.encode()),
 }
+
+
+def _unused(files: Collection[str], stem: str, of: str) -> str:
+    """A file's name that none of the files has: with a digest of what it is of, where another's is written alike."""
+    name = f"{stem}.json"
+    return name if name not in files else f"{stem}-{hashlib.sha256(of.encode()).hexdigest()[:12]}.json"
 
 
 def _launches(known: KnownKernel) -> list[tuple[KnownProblem, Mapping[str, Any]]]:
