@@ -40,9 +40,8 @@ def continued(directory: Path | str) -> Iterator[None]:
     try:
         with taken(directory):
             with writing(directory) as is_alone:
-                leftovers = {directory: f"{MANIFEST}.", directory / "parts": "", directory / "drift": ""}
-                for folder, of in leftovers.items() if is_alone else ():
-                    remove_leftovers(folder, of)
+                for folder in (directory, directory / "parts", directory / "drift") if is_alone else ():
+                    remove_leftovers(folder)
             yield
     finally:
         if is_new:
