@@ -32,7 +32,7 @@ from .packages import autotuners_in
 
 T = TypeVar("T")
 _OTHER_COLUMNS = ("dtype", "flags")
-#: Of millions of shapes, each of which is compiled.
+#: Enough for millions of shapes; reading stops here.
 _MOST_CSV_BYTES = 1 << 28
 #: A problem, a config, and a launch's arguments as `kept_arguments` has them; what is wanted has no config yet.
 Launch: TypeAlias = "tuple[Problem, KernelConfig, Mapping[str, Any]]"

@@ -101,7 +101,7 @@ inputs = st.one_of(
     _json_damage,
     _json_damage,
     _damaged(file=_files, bytes=_some(_bytes)),
-    # Whoever names a pipe as an output has somebody who reads it.
+    # A pipe that is named as an output waits for its reader, as it should.
     _damaged(file=_files, instead=st.sampled_from(INSTEAD), linked=st.booleans()).filter(
         lambda one: one.instead != "pipe" or one.file not in ("out.json", "out.py")
     ),

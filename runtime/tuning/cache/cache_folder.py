@@ -139,7 +139,7 @@ class CacheContents:
 @dataclass(frozen=True)
 class Counted:
     """How many files of kernels and functions, problems (of functions: keys) and times were exported, imported or
-    forgotten; and what was left, in words: files that are not ours, records that there was no room for."""
+    forgotten; and a line for what was left: files that are not the cache's, records without room."""
 
     what: str
     kernels: int
@@ -198,7 +198,7 @@ def clear_cache(kernel: str | None = None) -> Counted:
         OSError: A file cannot be removed.
     """
     kernels, functions = _all(kernel)
-    known = {one.path for one in (*kernels, *functions)}
+    known = [*(one.path for one in kernels), *(one.path for one in functions)]
     left: list[str] = []
     removed: set[Path] = set()
     for folder, begins in ((choices_folder(), OUR_CHOICES), (functions_folder(), OUR_FUNCTIONS)):

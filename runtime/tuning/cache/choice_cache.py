@@ -241,10 +241,13 @@ def times_of(document: Document, entry: Document) -> dict[KernelConfig, float | 
 
 
 def check_choices(document: Any) -> int:
-    """Remove what is malformed (configs, and entries, also those that name such a config) from a document; return how
-    many these are.
+    """Remove malformed configs, malformed entries and entries that name such a config from a document.
 
-    Raises `ForetuneError` for what is no file of choices, whatever it is instead, and where no entry is well-formed.
+    Returns:
+        The number of records that were removed.
+
+    Raises:
+        ForetuneError: It is not a file of choices, or none of its entries is well-formed.
     """
     if not isinstance(document, dict) or document.get("format") != FORMAT or set(document) != _KEYS:
         raise ForetuneError(f"it is no file of {FORMAT!r}")

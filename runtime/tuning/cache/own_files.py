@@ -23,7 +23,7 @@ _HEAD_BYTES = 256
 
 
 def remove_own(folder: Path, begins: re.Pattern[bytes], names: Collection[str] | None) -> tuple[set[Path], list[str]]:
-    """Remove a folder's files (of these names) that are ours; return them, and in words what is left and why."""
+    """Remove a folder's files (of these names) that are ours; return them, and a line for each that is left and why."""
     if names is not None and not names:
         return set(), []
     if folder.is_symlink():

@@ -114,7 +114,7 @@ def _megatron_key(launch: Mapping[str, Any]) -> str:
 def _fla(kernels: Sequence[KnownKernel]) -> dict[str, str]:
     """A folder a device, for FLA_CONFIG_DIR, and in it a file a kernel, by its bare name: entries by the MD5 of
     Triton's key as compact JSON, and a config for all others."""
-    files = {}
+    files: dict[str, str] = {}
     for one in kernels:
         entries = {}
         for problem, launch in _launches(one):

@@ -85,7 +85,7 @@ class ConfigCache:
             document.setdefault("format", FORMAT)
             here = document.get("entries", {})
             room, new = MOST_BYTES - size_of(document), {}
-            for key, value in reversed(entries.items()):  # the newest first, as far as there is room
+            for key, value in reversed(list(entries.items())):  # the newest first, as far as there is room
                 size = size_of({key: value})
                 if key not in here and size <= room:
                     new[key] = deepcopy(dict(value))
@@ -145,7 +145,9 @@ def _opened(folder: Path | None, function: str) -> ConfigCache:
 def check_document(document: Document) -> int:
     """Remove entries that are no JSON objects from a document; return their number.
 
-    Raises `ForetuneError` for what is no file of a `ConfigCache`, and where no entry is an object."""
+    Raises:
+        ForetuneError: It is not a file of a `ConfigCache`, or none of its entries is an object.
+    """
     if document.get("format") != FORMAT or set(document) != {"format", "entries"}:
         raise ForetuneError(f"it is no file of {FORMAT!r}")
     entries = document["entries"]
