@@ -63,8 +63,9 @@ def read_regular(path: Path | str, most_bytes: int, *, follow: bool = False) -> 
         OSError: It cannot be read.
     """
     with os.fdopen(open_regular(path, follow=follow), "rb") as file:
-        content = file.read(most_bytes + 1)
-    if len(content) > most_bytes:
+        is_larger = os.fstat(file.fileno()).st_size > most_bytes
+        content = b"" if is_larger else file.read(most_bytes + 1)
+    if is_larger or len(content) > most_bytes:
         raise ForetuneError(f"it has more than {most_bytes} bytes")
     return content
 
