@@ -250,7 +250,9 @@ def _damage(damaged: Damaged) -> Iterator[tuple[str, tuple[str | int, ...], str]
 
 
 def _all_there(what: str, good: Any, contents: CacheContents) -> None:
-    found = {one.problem["rows"]: dict(one.times_us) for kernel in contents.kernels for one in kernel.problems}
+    found = {
+        dict(one.problem.dims).get("rows"): dict(one.times_us) for kernel in contents.kernels for one in kernel.problems
+    }
     for rows, times in good[0].items():
         same(f"{what}: {rows} rows", times, found.get(rows))
     entries = {key: entry for function in contents.functions for key, entry in function.entries.items()}
