@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections.abc import Mapping
 from dataclasses import MISSING, asdict, dataclass, fields, replace
@@ -13,6 +14,7 @@ from typing import Any
 
 from .console.tables import table
 from .disk.atomic import replacing
+from .disk.regular import open_regular
 from .errors import ForetuneError, abridged, check_flag, check_integer, check_path, check_word, shown
 
 #: The dtypes whose matrix rate a spec may have, sorted.
@@ -311,7 +313,7 @@ def _from_properties(p: Any, *, hip: bool) -> DeviceSpec:
 
 
 def _content(path: Path) -> bytes:
-    with path.open("rb") as file:
+    with os.fdopen(open_regular(path, follow=True), "rb") as file:
         content = file.read(_MOST_BYTES + 1)
     if len(content) > _MOST_BYTES:
         raise ForetuneError(f"larger than any device's spec ({_MOST_BYTES >> 20} MiB)")

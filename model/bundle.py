@@ -118,7 +118,7 @@ class Bundle:
         directory.mkdir(parents=True, exist_ok=True)
         with writing(directory) as is_alone:
             if is_alone:
-                remove_leftovers(directory)
+                remove_leftovers(directory, of=f"{FILE}.")
             with replacing(directory / FILE) as temporary:
                 temporary.write_bytes(content)
 

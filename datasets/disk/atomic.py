@@ -6,8 +6,9 @@ import errno
 import glob
 import os
 import re
+import stat
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 #: As the names that `replacing` makes.
@@ -21,7 +22,8 @@ def replacing(path: Path | str, *, is_cache: bool = False) -> Iterator[Path]:
     last to end wins. What is no ordinary file (/dev/stdout, a pipe) is written as it is.
 
     A cache's file is its owner's alone (0600), whatever mode it had before, and nobody waits for the disk: a kill
-    leaves it whole, a power cut may lose it.
+    leaves it whole, a power cut may lose it. It takes the place of a link or a pipe, which is neither followed nor
+    written to.
 
     Raises `OSError` naming `path`, also where the disk is full, which itself names no file.
 
@@ -35,16 +37,19 @@ def replacing(path: Path | str, *, is_cache: bool = False) -> Iterator[Path]:
     path = Path(path)
     if path.is_dir():
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
-    if path.exists() and not path.is_file():
+    if not is_cache and path.exists() and not path.is_file():
         with blaming(path):
             yield path
         return
-    target = path.resolve()  # a link stays one
+    try:
+        target = path.absolute() if is_cache else path.resolve()  # a link stays one
+    except RuntimeError:  # that leads to itself
+        raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), str(path)) from None
     temporary = target.with_name(f".{target.name[:100]}.{os.urandom(8).hex()}.tmp")
     with blaming(path, temporary):
         try:
-            if is_cache:
-                os.close(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
+            mode = 0o600 if is_cache else 0o666
+            os.close(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, mode))
             yield temporary
             if not is_cache:
                 if target.exists():
@@ -61,8 +66,9 @@ def remove_leftovers(folder: Path, of: str = "") -> None:
     """Removes what `replacing` left of processes that were killed: all, or what was to be the files whose names begin
     so. Only where nobody else writes to the folder, or to those files."""
     for path in folder.glob(f".{glob.escape(of[:100])}*.tmp"):
-        if _TEMPORARY.fullmatch(path.name):
-            path.unlink(missing_ok=True)
+        with suppress(FileNotFoundError):  # its writer was faster
+            if _TEMPORARY.fullmatch(path.name) and stat.S_ISREG(path.lstat().st_mode):
+                path.unlink()
 
 
 @contextmanager

@@ -24,11 +24,14 @@ from typing import TextIO
 
 from ..errors import ForetuneError, abridged, warn
 from .atomic import blaming
+from .regular import open_regular, refusal
 
 #: Locked by what has the folder for itself, a whole collection long, and by whoever writes a file, as long as it takes.
 TAKEN, WRITING = ".collecting", ".writing"
 #: The descriptors of lock files that are open in this process.
 _open: set[int] = set()
+#: What a lock file that is not empty begins with.
+_HOLDER = "process "
 
 
 @contextmanager
@@ -39,7 +42,7 @@ def taken(directory: Path) -> Iterator[None]:
         with blaming(directory / TAKEN):
             file.truncate(0)
             now = datetime.datetime.now(datetime.timezone.utc)
-            file.write(f"process {os.getpid()} on {platform.node()}, since {now:%Y-%m-%d %H:%M:%S} UTC")
+            file.write(f"{_HOLDER}{os.getpid()} on {platform.node()}, since {now:%Y-%m-%d %H:%M:%S} UTC")
             file.flush()
         yield
 
@@ -62,9 +65,9 @@ def alone(directory: Path) -> Iterator[None]:
 def check_free(directory: Path) -> None:
     """Raises `ForetuneError` as `taken` does, but takes nothing: the folder may be one that is only read."""
     try:
-        with (directory / TAKEN).open(errors="replace") as file, _own(file):
+        with _opened(directory / TAKEN, os.O_RDONLY) as file, _own(file):
             _lock(file, directory / TAKEN, wait=False, shared=True)
-    except (FileNotFoundError, NotADirectoryError):
+    except (FileNotFoundError, NotADirectoryError, FileExistsError):  # the last: it is no lock file
         pass
 
 
@@ -88,7 +91,7 @@ def locked(path: Path, within_s: float) -> Iterator[None]:
 @contextmanager
 def _locked(path: Path, lock: Callable[[TextIO, Path], bool]) -> Iterator[tuple[TextIO, bool]]:
     while True:
-        with path.open("a+", errors="replace") as file, _own(file):
+        with _opened(path, os.O_RDWR | os.O_CREAT | os.O_APPEND) as file, _own(file):
             is_locked = lock(file, path)
             if not _lies_at(path, file):
                 continue  # who had it has removed it by now, so another process may lock a new one
@@ -132,6 +135,23 @@ def _unlock(file: TextIO) -> None:
         fcntl.flock(file, fcntl.LOCK_UN)
 
 
+def _opened(path: Path, flags: int) -> TextIO:
+    """Open a lock file.
+
+    Raises:
+        FileExistsError: Something else lies there, which is neither followed, locked nor removed.
+        OSError: It cannot be opened.
+    """
+    try:
+        file = os.fdopen(open_regular(path, flags), "r" if flags == os.O_RDONLY else "a+", errors="replace")
+    except ForetuneError as error:
+        raise refusal(error, path) from None
+    if os.pread(file.fileno(), len(_HOLDER), 0) not in (b"", _HOLDER.encode()):
+        file.close()
+        raise FileExistsError(errno.EEXIST, "it is not a lock file of Foretune", str(path))
+    return file
+
+
 def _lock_in_time(file: TextIO, path: Path, end: float) -> bool:
     import fcntl
 
@@ -170,6 +190,6 @@ def _lock(file: TextIO, path: Path, *, wait: bool, shared: bool = False) -> bool
 
 def _lies_at(path: Path, file: TextIO) -> bool:
     try:
-        return os.path.samestat(path.stat(), os.fstat(file.fileno()))
+        return os.path.samestat(path.lstat(), os.fstat(file.fileno()))
     except FileNotFoundError:
         return False

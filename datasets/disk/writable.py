@@ -24,6 +24,8 @@ def check_file(path: Path | str) -> None:
     try:
         if path.is_dir():
             raise ForetuneError(f"{path} is a folder: name a file, in it or elsewhere")
+        if path.is_socket():
+            raise ForetuneError(f"{path} is a socket: name a file")
         if path.exists() and not path.is_file():  # /dev/stdout, a pipe: written as it is
             return
         parent = path.resolve().parent  # of what a link points to
@@ -33,6 +35,8 @@ def check_file(path: Path | str) -> None:
         _try(parent)
     except OSError as error:
         raise ForetuneError(f"{path} cannot be written: {error.strerror}") from None
+    except RuntimeError:  # of `resolve`
+        raise ForetuneError(f"{path} cannot be written: it is a symbolic link that leads to itself") from None
 
 
 def check_folder(path: Path | str) -> None:

@@ -35,7 +35,10 @@ def show_cache(kernel: OneKernel = None, as_json: AsJson = False) -> None:
 
 @command("clear", "foretune cache clear package.module.kernel", into=cache)
 def clear(kernel: OneKernel = None, as_json: AsJson = False) -> None:
-    """Forget everything, or one kernel or function."""
+    """Forget everything, or one kernel or function.
+
+    Only the cache's own files are removed, and nothing behind a symbolic link; it says what was left.
+    """
     from ...runtime.tuning.cache.cache_folder import clear_cache
 
     emit(clear_cache(kernel), as_json)
@@ -43,7 +46,9 @@ def clear(kernel: OneKernel = None, as_json: AsJson = False) -> None:
 
 @command("export", "foretune cache export --out choices.json", into=cache)
 def export_cache(
-    out: Annotated[Path, typer.Option(help="The file to write; of other projects' formats, the folder.")],
+    out: Annotated[
+        Path, typer.Option(help="The file to write, new or an earlier export; of other projects' formats, the folder.")
+    ],
     kernel: OneKernel = None,
     format: Annotated[
         str,
@@ -69,7 +74,10 @@ def import_cache(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="What `foretune cache export` wrote.")],
     as_json: AsJson = False,
 ) -> None:
-    """Add another machine's times and choices to what is remembered here; what both have stays as it is here."""
+    """Add another machine's times and choices to what is remembered here; what both have stays as it is here.
+
+    It counts what was kept, and says what was left out: malformed records, and what a cache's file has no room for.
+    """
     from ...runtime.tuning.cache.cache_folder import import_choices
 
     emit(import_choices(file), as_json)
@@ -85,7 +93,7 @@ def freeze(
             autocompletion=family_names,
         ),
     ],
-    out: Annotated[Path, typer.Option(help="The Python file to write.")],
+    out: Annotated[Path, typer.Option(help="The Python file to write, new or an earlier frozen one.")],
     device: Annotated[
         str | None,
         typer.Option(
@@ -102,10 +110,9 @@ def freeze(
 
     Kernel hubs, which allow no dependency, can ship it. It says what it loses against the best configs known.
     """
-    from ...datasets.disk.writable import check_file
-    from ...runtime.tuning.cache.freeze import freeze_choices, freeze_predictions
+    from ...runtime.tuning.cache.freeze import check_frozen_file, freeze_choices, freeze_predictions
 
-    check_file(out)
+    check_frozen_file(out)
     if device is not None:
         family = find_measurable(kernel)
         with showing(f"predicting for the workload of {family.name}"):

@@ -6,11 +6,13 @@ the engines' own functions where they are.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from functools import cache
 from itertools import product
 
 from ...datasets import DeviceSpec, ForetuneError, KernelConfig, Problem
+from ...datasets.disk.regular import file_word
 from ...datasets.errors import shown
 
 SGLANG, VLLM = "sglang", "vllm"
@@ -19,6 +21,8 @@ ENGINES = (SGLANG, VLLM)
 BATCH_SIZES = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 256, 512, 1024, 1536, 2048, 3072, 4096)
 #: The side of a block of weights that has one scale (activations have one for so many of a row), in fp8.
 SCALED_BLOCK = 128
+#: More characters than any card's name has, and few enough for a file's name.
+_LONGEST_CARD = 60
 #: What the engines call the dtypes in a file's name; bf16 and fp16 share the files without one.
 _DTYPES = {"bf16": "", "fp16": "", "fp8e4m3": ",dtype=fp8_w8a8"}
 _BLOCKS_M, _BLOCKS_N, _BLOCKS_K = (16, 32, 64, 128, 256), (32, 64, 128, 256), (64, 128, 256)
@@ -73,6 +77,8 @@ def file_name(engine: str, layer: Layer, device: DeviceSpec, *, down: bool = Fal
     if down and engine == VLLM:
         raise ForetuneError("vLLM has one file for both products, so none for the second alone")
     card = device.card.replace(" ", "_")
+    if re.search(r"[^\w.,()+@-]", card) or len(card) > _LONGEST_CARD:
+        card = file_word(card)  # no engine finds the file of such a card
     if engine == VLLM and "H200" in card.split("_"):
         card = "NVIDIA_H200"  # of all its variants
     dtype = _DTYPES[layer.dtype]

@@ -14,6 +14,8 @@ from typing import Any
 from ...datasets import DeviceSpec, ForetuneError
 from ...datasets.console.tables import table
 from ...datasets.disk.atomic import replacing
+from ...datasets.disk.regular import inside
+from ...datasets.disk.writable import check_folder
 from .engines import BATCH_SIZES, SGLANG, Layer, default_knobs, file_name, folder_name
 from .shipped import VARIABLES, TunedTable, Words, default_pair, row_for
 from .space import KNOBS, TMA
@@ -103,7 +105,9 @@ class TunedFiles:
         Raises:
             ForetuneError: Such a file is there, and `force` is False.
         """
-        contents = {Path(folder, name): json.dumps(rows, indent=4) + "\n" for name, rows in self.tables().items()}
+        contents = {inside(folder, name): json.dumps(rows, indent=4) + "\n" for name, rows in self.tables().items()}
+        for path in contents:
+            check_folder(path.parent)
         if not force:
             for path, content in contents.items():
                 if path.exists() and path.read_text(errors="replace") != content:

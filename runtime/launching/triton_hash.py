@@ -17,11 +17,13 @@ from functools import lru_cache
 from pathlib import Path
 
 from ...datasets.disk.atomic import replacing
+from ...datasets.disk.regular import read_regular
 from .ahead import compile_ahead_of, wait_for
 
 _JOB = "Triton's own hash"
 #: In the folder that Triton caches binaries in.
 _FILE = "foretune-triton-key.json"
+_MOST_BYTES = 1 << 16
 #: What `triton.runtime.cache.triton_key` reads of the package, and perhaps more.
 _HASHED = ("compiler", "backends", "language", "runtime/cache.py", "_C")
 #: Seconds after which a thread with Python's lock hands it on. The hashing thread asks for the lock twice a MiB: of
@@ -96,9 +98,9 @@ def _files(path: str) -> Iterator[str]:
 
 def _read(path: Path, fingerprint: str) -> str | None:
     try:
-        said = json.loads(path.read_bytes())
+        said = json.loads(read_regular(path, _MOST_BYTES))
         key = said["key"] if said["fingerprint"] == fingerprint else None
-    except (OSError, ValueError, KeyError, TypeError):  # not there, or not ours
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):  # not there, or not ours
         return None
     return key if isinstance(key, str) and key else None
 

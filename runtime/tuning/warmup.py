@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import csv
 import importlib
+import io
 import itertools
 import math
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
@@ -19,6 +20,7 @@ from typing import Any, TypeAlias, TypeVar
 from ...datasets import DeviceSpec, Family, ForetuneError, KernelConfig, Measurable, Problem, check_problem_of
 from ...datasets.console.tables import table
 from ...datasets.contents import same_source
+from ...datasets.disk.regular import read_regular
 from ...datasets.errors import abridged, check_integer, check_path, reason_of, shown
 from ..launching.kernel import Kernel
 from ..shortlist import make_shortlist
@@ -31,6 +33,8 @@ from .packages import autotuners_in
 
 T = TypeVar("T")
 _OTHER_COLUMNS = ("dtype", "flags")
+#: Enough for millions of shapes; reading stops here.
+_MOST_CSV_BYTES = 1 << 28
 #: A problem, a config, and a launch's arguments as `kept_arguments` has them; what is wanted has no config yet.
 Launch: TypeAlias = "tuple[Problem, KernelConfig, Mapping[str, Any]]"
 Wanted: TypeAlias = "tuple[Problem, Mapping[str, Any]]"
@@ -292,8 +296,8 @@ def _read_csv(path: Path | str) -> tuple[Path, list[str], list[tuple[int, list[s
     """The header, and each row with something in it, by its line. Raises `ForetuneError` for what cannot be read."""
     path = check_path("the shapes' file", path)
     try:
-        with path.open(newline="", encoding="utf-8") as file:
-            lines = list(csv.reader(file))
+        text = read_regular(path, _MOST_CSV_BYTES, follow=True).decode("utf-8")
+        lines = list(csv.reader(io.StringIO(text, newline="")))
     except (OSError, ValueError, csv.Error) as error:
         raise ForetuneError(f"{shown(str(path))} cannot be read: {error}") from None
     rows = [(number, row) for number, row in enumerate(lines[1:], 2) if any(row)]

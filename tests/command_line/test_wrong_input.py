@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -293,3 +294,11 @@ def test_a_device_file_that_an_editor_began_with_a_byte_order_mark_is_read(tmp_p
     assert json.loads(call("device --json", tmp_path / "mine.json").stdout) == json.loads(SPEC)
     refused = call("device", tmp_path)
     assert (refused.exit_code, refused.stderr) == (1, f"Error: {tmp_path}: cannot be read: Is a directory\n")
+
+
+def test_a_device_that_is_a_pipe_is_refused_and_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe.json")
+    for line in ("device", f"predict {FAMILY} {LAYER} --device"):
+        refused = call(line, tmp_path / "pipe.json")
+        said = f"Error: {tmp_path / 'pipe.json'}: it is a pipe, not a regular file\n"
+        assert (refused.exit_code, refused.stderr) == (1, said)

@@ -114,3 +114,33 @@ def test_writers_at_once_do_not_meet(tmp_path):
         writer.join()
     assert len(set(path.read_text())) == 1
     assert [one.name for one in tmp_path.iterdir()] == ["a.txt"]
+
+
+def test_a_caches_file_takes_the_place_of_a_link_or_a_pipe(tmp_path):
+    (tmp_path / "elsewhere").write_text("old")
+    (tmp_path / "link").symlink_to(tmp_path / "elsewhere")
+    os.mkfifo(tmp_path / "pipe")
+    for path in (tmp_path / "link", tmp_path / "pipe"):
+        with replacing(path, is_cache=True) as temporary:
+            temporary.write_text("new")
+        assert (path.is_symlink(), path.read_text()) == (False, "new")
+    assert (tmp_path / "elsewhere").read_text() == "old"
+
+
+def test_a_temporary_is_made_and_not_opened_through_a_link(tmp_path, monkeypatch):
+    """As if somebody guessed its name."""
+    monkeypatch.setattr(os, "urandom", lambda count: b"\0" * count)
+    (tmp_path / "elsewhere").write_text("old")
+    (tmp_path / f".a.txt.{'00' * 8}.tmp").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(FileExistsError), replacing(tmp_path / "a.txt") as temporary:
+        temporary.write_text("new")
+    assert (tmp_path / "elsewhere").read_text() == "old"
+
+
+def test_only_regular_files_are_leftovers(tmp_path):
+    (tmp_path / "elsewhere").write_text("")
+    (tmp_path / f".a.{'0a' * 8}.tmp").symlink_to(tmp_path / "elsewhere")
+    (tmp_path / f".b.{'0a' * 8}.tmp").mkdir()
+    (tmp_path / f".c.{'0a' * 8}.tmp").write_text("")
+    remove_leftovers(tmp_path)
+    assert {one.name[:2] for one in tmp_path.iterdir()} == {"el", ".a", ".b"}

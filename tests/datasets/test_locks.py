@@ -271,3 +271,32 @@ def test_a_forked_process_does_not_end_what_its_parent_holds(tmp_path: Path) -> 
         with pytest.raises(ForetuneError, match="is being written by"):
             check_free(tmp_path)
     assert not list(tmp_path.iterdir())
+
+
+LOCKS: dict[str, Callable[[Path], object]] = {
+    TAKEN: lambda folder: taken(folder),
+    WRITING: lambda folder: writing(folder),
+    ".a.lock": lambda folder: locks.locked(folder / ".a.lock", 0.0),
+}
+
+
+@pytest.mark.parametrize("name", LOCKS)
+@pytest.mark.parametrize("what", ["link", "link to nothing", "pipe", "folder", "file"])
+def test_what_is_no_lock_file_is_neither_followed_nor_removed(name: str, what: str, tmp_path: Path) -> None:
+    path, outside = tmp_path / name, tmp_path / "outside"
+    outside.write_text("")
+    {
+        "link": lambda: path.symlink_to(outside),
+        "link to nothing": lambda: path.symlink_to(tmp_path / "nothing"),
+        "pipe": lambda: os.mkfifo(path),
+        "folder": path.mkdir,
+        "file": lambda: path.write_text("a list of what I am collecting"),
+    }[what]()
+    before = path.lstat()
+    with pytest.raises(OSError, match="is") as caught, LOCKS[name](tmp_path):  # type: ignore[attr-defined]
+        pass
+    assert caught.value.filename == str(path)
+    assert path.lstat() == before
+    assert {one.name for one in tmp_path.iterdir()} == {name, "outside"}
+    if name == TAKEN and what != "folder":
+        check_free(tmp_path)  # nobody has the folder

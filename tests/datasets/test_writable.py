@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from foretune.datasets import ForetuneError
+from foretune.datasets.disk.atomic import replacing
 from foretune.datasets.disk.writable import check_file, check_folder
 
 
@@ -27,6 +28,15 @@ def test_a_file_may_be_new_or_old_or_what_a_link_points_to(tmp_path: Path) -> No
         check_file(tmp_path / name)
     assert {path.name for path in tmp_path.iterdir()} == {"old", "link"}
     assert (tmp_path / "old").read_text() == "old"
+
+
+def test_a_link_that_leads_to_itself_is_named(tmp_path: Path) -> None:
+    (tmp_path / "loop").symlink_to("loop")
+    with pytest.raises(ForetuneError, match="loop cannot be written: it is a symbolic link that leads to itself"):
+        check_file(tmp_path / "loop")
+    with pytest.raises(OSError, match="symbolic links") as caught, replacing(tmp_path / "loop"):
+        pass
+    assert caught.value.filename == str(tmp_path / "loop")
 
 
 def test_a_device_is_written_as_it_is(closed: None) -> None:

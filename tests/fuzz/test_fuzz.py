@@ -18,9 +18,11 @@ def own_registry(monkeypatch):
     monkeypatch.setattr(kernels, "_registered", dict(kernels._registered))
 
 
-@pytest.mark.parametrize(
-    ("kind", "count"), [("bundles", 120), ("calls", 200), ("commands", 30), ("datasets", 25), ("logs", 12)]
-)
+COUNTS = {"bundles": 120, "caches": 15, "calls": 200, "commands": 30, "datasets": 25, "exports": 12}
+COUNTS |= {"functions": 200, "logs": 12, "tuners": 60}
+
+
+@pytest.mark.parametrize(("kind", "count"), COUNTS.items())
 def test_a_few_the_same_in_every_run(kind, count, tmp_path):
     assert not few(kind, count, tmp_path).troubles
 
@@ -28,7 +30,8 @@ def test_a_few_the_same_in_every_run(kind, count, tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_many(kind, tmp_path, capsys):
-    """`FORETUNE_FUZZ=20000 pytest tests/fuzz -m slow` draws 4,000 of each kind; FORETUNE_FUZZ_SEED draws others."""
+    """`FORETUNE_FUZZ=20000 pytest tests/fuzz -m slow` draws 20,000, as many of each kind; FORETUNE_FUZZ_SEED draws
+    others."""
     counts = many(kind, MANY // len(KINDS), int(os.environ.get("FORETUNE_FUZZ_SEED", "0")), tmp_path)
     with capsys.disabled():
         print(f"\n{kind}: {sum(counts.outcomes.values())} inputs: {dict(counts.outcomes.most_common())}")  # noqa: T201

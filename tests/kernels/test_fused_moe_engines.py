@@ -8,6 +8,7 @@ import json
 import os
 import re
 import sys
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -69,6 +70,21 @@ def made(engine, pairs, *, layer=LAYER, pinned=()):
 )
 def test_names_are_those_that_the_engines_look_up(engine, layer, device, down, name):
     assert file_name(engine, layer, device, down=down) == name
+
+
+@pytest.mark.parametrize("card", ["../../x", "/abs/x", "..\\x", "*", "x" * 200, "\U0001f600" * 60])
+@pytest.mark.parametrize("engine", [VLLM, SGLANG])
+def test_a_file_lies_in_its_folder_whatever_the_card_is_called(engine, card):
+    name = file_name(engine, LAYER, replace(H200, name=card))
+    assert len(name.encode()) < 250
+    assert re.fullmatch(r"E=\d+,N=\d+,device_name=[\w-]+\.json", name, re.ASCII)
+
+
+@pytest.mark.parametrize(
+    "card", ["NVIDIA H100 80GB HBM3", "AMD Instinct MI300X", "Intel(R) Data Center GPU Max 1550", "NVIDIA RTX A6000"]
+)
+def test_the_names_of_cards_that_there_are_stay(card):
+    assert f",device_name={card.replace(' ', '_')}." in file_name(VLLM, LAYER, replace(H200, name=card))
 
 
 def test_vllm_has_no_file_for_the_second_product():

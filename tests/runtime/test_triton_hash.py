@@ -92,7 +92,9 @@ def test_a_file_put_back_with_its_size_and_its_time_is_another(hashing):
     assert hashing.of_a_new_process() == "hash of two"
 
 
-@pytest.mark.parametrize("text", ["", "{", "[]", "null", '{"key": "k"}', '{"fingerprint": "F", "key": 1}', "\udcff"])
+@pytest.mark.parametrize(
+    "text", ["", "{", "[]", "null", '{"key": "k"}', '{"fingerprint": "F", "key": 1}', "\udcff", "[" * 60_000]
+)
 def test_a_file_that_says_nothing_is_written_anew(hashing, text):
     hashing.of_a_new_process()
     said = json.loads(hashing.file.read_text())

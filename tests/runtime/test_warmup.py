@@ -101,6 +101,9 @@ def test_what_cannot_be_warmed_up_is_named(tmp_path, toy):
         warm_up(Scale(), [], toy.H200)
     with pytest.raises(ForetuneError, match="cannot be read"):
         problems_from_csv(tmp_path / "nothing.csv", Scale())
+    os.mkfifo(tmp_path / "pipe.csv")
+    with pytest.raises(ForetuneError, match=r"pipe\.csv' cannot be read: it is a pipe, not a regular file"):
+        problems_from_csv(tmp_path / "pipe.csv", Scale())
 
 
 def test_the_command_fills_triton_s_cache_without_a_gpu(tmp_path, monkeypatch):

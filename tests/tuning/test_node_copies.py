@@ -16,6 +16,7 @@ from types import SimpleNamespace
 import foretune
 import pytest
 from foretune import ForetuneWarning
+from foretune.datasets import ForetuneError
 from foretune.runtime.tuning.ranks import node_copies
 from foretune.runtime.tuning.ranks.node_copies import copied, near_copy
 
@@ -219,3 +220,22 @@ def test_a_bundle_is_read_once_a_node(tmp_path, monkeypatch):
     assert foretune.prune("grouped_gemm_fwd", bundle=tmp_path / "mine").bundle.digest == before.digest
     with pytest.raises(foretune.ForetuneError, match=f"{tmp_path}/none/bundle.npz: no such file"):
         foretune.prune("grouped_gemm_fwd", bundle=tmp_path / "none")
+
+
+@pytest.mark.parametrize("name", [".choices.json.lock", ".choices.json.read", "choices.json"])
+def test_nothing_is_written_through_a_link_in_the_nodes_folder(name, shared, tmp_path):
+    elsewhere, folder = tmp_path / "elsewhere", tmp_path / "node"
+    elsewhere.write_text("somebody's")
+    copies = copied(shared, folder).parent
+    for path in copies.iterdir():
+        path.unlink()
+    if name == ".choices.json.read":
+        elsewhere = tmp_path / "to come"
+    (copies / name).symlink_to(elsewhere)
+    before = elsewhere.exists() and elsewhere.read_text()
+    if name == "choices.json":
+        assert copied(shared, folder).read_text() == "{}"
+    else:
+        with pytest.raises(ForetuneError, match="it is a symbolic link"):
+            copied(shared, folder)
+    assert (elsewhere.exists() and elsewhere.read_text()) == before

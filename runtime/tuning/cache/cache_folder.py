@@ -4,21 +4,25 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from ....datasets import DeviceSpec, ForetuneError, KernelConfig, Problem
-from ....datasets.console.tables import table
+from ....datasets.console.tables import printable, table
 from ....datasets.disk.atomic import replacing
+from ....datasets.disk.regular import check_replaceable, read_regular
 from ....datasets.disk.writable import check_file
 from ....datasets.errors import abridged, check_path, shown, warn
 from ..functions.config_cache import functions_folder
-from .choice_cache import Software, check_choices, choices_folder, new_document, shared_file, times_of
+from .choice_cache import Software, check_choices, choices_folder, shared_file, times_of
 from .function_files import KnownFunction, known_functions
-from .shared_file import MOST_BYTES, Document, content_of
+from .merging import merge_choices
+from .own_files import OUR_CHOICES, OUR_EXPORT, OUR_FUNCTIONS, remove_own
+from .shared_file import MOST_BYTES, Document, from_json
 
+T = TypeVar("T")
 #: What a file of several kernels' choices says it is.
 _EXPORTED = "foretune exported choices 1"
 #: An exported file is read as a whole: a few hundred kernels, all files full.
@@ -52,6 +56,8 @@ class KnownKernel:
     kernel: str
     device: DeviceSpec
     problems: tuple[KnownProblem, ...]  # the newest last
+    path: Path | None = field(default=None, compare=False)
+    document: Document = field(default_factory=dict, compare=False, repr=False)  # what it was read from
 
     def latest(self) -> KnownKernel:
         """What was found out with the source and the software of the newest problem alone: times of others are other
@@ -63,9 +69,8 @@ class KnownKernel:
         return replace(self, problems=tuple(kept))
 
     @classmethod
-    def from_document(cls, document: Document) -> KnownKernel:
-        """Raises `ForetuneError` for what is no document of choices."""
-        check_choices(document)
+    def from_document(cls, document: Document, path: Path | None = None) -> KnownKernel:
+        """Of a document that `check_choices` has accepted."""
         configs = [KernelConfig.from_json(config) for config in document["configs"]]
         return cls(
             document["kernel"],
@@ -81,6 +86,8 @@ class KnownKernel:
                 )
                 for entry in document["entries"]
             ),
+            path,
+            document,
         )
 
 
@@ -132,151 +139,180 @@ class CacheContents:
 @dataclass(frozen=True)
 class Counted:
     """How many files of kernels and functions, problems (of functions: keys) and times were exported, imported or
-    forgotten."""
+    forgotten; and a line for what was left: files that are not the cache's, records without room."""
 
     what: str
     kernels: int
     functions: int
     problems: int
     times: int
+    left: tuple[str, ...] = ()
 
     @classmethod
-    def of(cls, what: str, kernels: Sequence[KnownKernel], functions: Sequence[KnownFunction] = ()) -> Counted:
+    def of(
+        cls,
+        what: str,
+        kernels: Sequence[KnownKernel],
+        functions: Sequence[KnownFunction] = (),
+        left: Sequence[str] = (),
+    ) -> Counted:
         problems = [problem for kernel in kernels for problem in kernel.problems]
         times = [len(one.times_us) for one in problems] + [one.times for one in functions]
         n_problems = len(problems) + sum(len(one.entries) for one in functions)
-        return cls(what, len(kernels), len(functions), n_problems, sum(times))
+        return cls(what, len(kernels), len(functions), n_problems, sum(times), tuple(left))
 
     def to_json(self) -> dict[str, Any]:
         counts = {"kernels": self.kernels, "functions": self.functions}
-        return {**counts, "problems": self.problems, "times": self.times}
+        counts |= {"problems": self.problems, "times": self.times}
+        return {**counts, "left": list(self.left)} if self.left else counts
 
     def __rich__(self) -> Any:
         from rich.text import Text
 
         files = f"{self.kernels} files of kernels and {self.functions} of functions"
-        return Text(f"{self.what}: {self.times} times of {self.problems} problems in {files}.")
+        line = f"{self.what}: {self.times} times of {self.problems} problems in {files}."
+        return Text("\n".join(map(printable, (line, *self.left))))
 
 
 def cache_contents(kernel: str | None = None) -> CacheContents:
     """What is remembered, of all kernels and functions or of one. Raises `ForetuneError` that lists them where that one
     is none of them."""
     kernels, functions = _all(kernel)
-    return CacheContents(
-        choices_folder(), tuple(known for _, known in kernels), tuple(functions), of_one=kernel is not None
-    )
+    return CacheContents(choices_folder(), tuple(kernels), tuple(functions), of_one=kernel is not None)
 
 
 def known_kernels(kernel: str | None) -> list[KnownKernel]:
     """One kernel's files, each a device; of None all kernels'. Raises `ForetuneError` that lists the kernels where it
     is none of them."""
-    return [known for _, known in _files(kernel)]
+    return _files(kernel)
 
 
 def clear_cache(kernel: str | None = None) -> Counted:
-    """Forgets all, or one kernel or function. Raises as `cache_contents` does, and `OSError` for what cannot be
-    removed."""
+    """Forget all, or one kernel or function.
+
+    Only regular files that say that they are the cache's are removed, and nothing behind a symbolic link: the result
+    names what was left.
+
+    Raises:
+        ForetuneError: As `cache_contents` does.
+        OSError: A file cannot be removed.
+    """
     kernels, functions = _all(kernel)
-    paths = [*(path for path, _ in kernels), *(one.path for one in functions)]
-    if kernel is None:
-        folders = filter(None, (choices_folder(), functions_folder()))
-        paths = [path for one in folders for path in one.glob("*") if path.name.endswith((".json", ".unreadable"))]
-    for path in paths:
-        path.unlink(missing_ok=True)
-    return Counted.of("Forgotten", [known for _, known in kernels], functions)
+    known = [*(one.path for one in kernels), *(one.path for one in functions)]
+    left: list[str] = []
+    removed: set[Path] = set()
+    for folder, begins in ((choices_folder(), OUR_CHOICES), (functions_folder(), OUR_FUNCTIONS)):
+        if folder is not None:
+            names = None if kernel is None else {path.name for path in known if path and path.parent == folder}
+            gone, kept = remove_own(folder, begins, names)
+            removed |= gone
+            left += kept
+    gone_kernels = [one for one in kernels if one.path in removed]
+    return Counted.of("Forgotten", gone_kernels, [one for one in functions if one.path in removed], left)
 
 
 def export_choices(out: Path | str, kernel: str | None = None) -> Counted:
-    """Writes what is remembered, of all kernels and functions or of one, to a file that `import_choices` reads. Raises
-    `ForetuneError` where there is nothing, or where that cannot be written."""
+    """Write what is remembered, of all kernels and functions or of one, to a file that `import_choices` reads.
+
+    Raises:
+        ForetuneError: There is nothing, or the file cannot be written, or it is there and no exported file.
+    """
     check_file(out)
+    check_replaceable(out, lambda content: OUR_EXPORT.match(content) is not None, "an export of the cache")
     kernels, functions = _all(kernel)
     if not kernels and not functions:
         raise ForetuneError(f"nothing is remembered in {choices_folder()}: there is nothing to export")
     value = {
         "format": _EXPORTED,
-        "files": [json.loads(content_of(path, MOST_BYTES)) for path, _ in kernels],
+        "files": [one.document for one in kernels],
         "functions": [one.to_json() for one in functions],
     }
+    text = json.dumps(value, allow_nan=False) + "\n"
     with replacing(out) as temporary:
-        temporary.write_text(json.dumps(value) + "\n", encoding="utf-8")
-    return Counted.of("Exported", [known for _, known in kernels], functions)
+        temporary.write_text(text, encoding="utf-8")
+    return Counted.of("Exported", kernels, functions)
 
 
 def import_choices(path: Path | str) -> Counted:
-    """Adds what an exported file has to what is remembered here. Of a time or a choice that both have, the one here
-    stays. Raises `ForetuneError` for what is no such file, before anything is added, and where nothing can be kept."""
+    """Add what an exported file has to what is remembered here, and count what of it is known here then.
+
+    Of a time or a choice that both have, the one here stays. Malformed records are left out, and so is what a cache's
+    file has no room for, the oldest first; the result says how many.
+
+    Raises:
+        ForetuneError: It is no such file, or nothing in it is well-formed, before anything is added; or nothing can be
+            kept.
+    """
     path = check_path("the file", path)
-    documents, functions = _exported(path)
-    kernels = [KnownKernel.from_document(document) for document in documents]
+    documents, functions, malformed = _exported(path)
     folder = choices_folder()
-    for document, known in zip(documents, kernels, strict=True):
-        file = shared_file(folder, known.kernel, known.device)
-        file.update(lambda here, document=document: _merge(here, document))  # type: ignore[misc]
+    kept_kernels, kept_functions = [], []
+    for document in documents:
+        whole = KnownKernel.from_document(document)
+        file, kept = shared_file(folder, whole.kernel, whole.device), list[int]()
+        file.update(lambda here, there=document, kept=kept: merge_choices(here, there, kept))  # type: ignore[misc]
         if not file.is_on_disk:
             raise ForetuneError(f"{folder}: what is imported cannot be kept there")
+        kept_kernels.append(replace(whole, problems=tuple(whole.problems[at] for at in kept)))
     for one in functions:
-        if not one.keep():
+        if (known := one.keep()) is None:
             raise ForetuneError(f"{functions_folder()}: what is imported cannot be kept there")
-    return Counted.of("Imported", kernels, functions)
+        kept_functions.append(known)
+    given = Counted.of("", [KnownKernel.from_document(document) for document in documents], functions)
+    counted = Counted.of("Imported", kept_kernels, kept_functions)
+    left = [f"{malformed} malformed records are left out"] if malformed else []
+    if counted.problems < given.problems:
+        left.append(
+            f"{given.times - counted.times} times of {given.problems - counted.problems} problems are left out: a file "
+            f"of the cache has at most {MOST_BYTES >> 10} KiB"
+        )
+    return replace(counted, left=tuple(left))
 
 
-def _exported(path: Path) -> tuple[list[Document], list[KnownFunction]]:
+def _exported(path: Path) -> tuple[list[Document], list[KnownFunction], int]:
+    """The documents and functions in a file, and how many records in it are malformed."""
     try:
-        with path.open("rb") as file:
-            content = file.read(_MOST_EXPORTED_BYTES + 1)
-        if len(content) > _MOST_EXPORTED_BYTES:
-            raise ForetuneError(f"it has more than {_MOST_EXPORTED_BYTES >> 20} MiB")
-        value = json.loads(content)
+        value = from_json(read_regular(path, _MOST_EXPORTED_BYTES, follow=True))
         if not isinstance(value, dict) or value.get("format") != _EXPORTED or not isinstance(value.get("files"), list):
             raise ForetuneError(f"it is no file of {_EXPORTED!r}")
-        for document in value["files"]:
-            check_choices(document)
         functions = value.get("functions", [])  # before there were any, none were written
         if not isinstance(functions, list):
             raise ForetuneError(f"functions must be a list but are {shown(functions)}")
-        return list(value["files"]), [KnownFunction.from_json(one) for one in functions]
+        files = [_tried(_checked, document) for document in value["files"]]
+        known = [_tried(KnownFunction.from_json, one) for one in functions]
+        errors = [one for one in (*files, *known) if isinstance(one, ForetuneError)]
+        if errors and len(errors) == len(files) + len(known):
+            raise errors[0]
+        right = [one for one in files if not isinstance(one, ForetuneError)]
+        right_functions = [one for one in known if not isinstance(one, ForetuneError)]
+        malformed = len(errors) + sum(left_out for _, left_out in (*right, *right_functions))
+        return [document for document, _ in right], [function for function, _ in right_functions], malformed
     except OSError as error:
         raise ForetuneError(f"{abridged(str(path))}: cannot be read: {error.strerror}") from None
     except (ValueError, RecursionError) as error:  # a ForetuneError among them
         raise ForetuneError(f"{abridged(str(path))}: not exported choices: {abridged(str(error))}") from None
 
 
-def _merge(here: Document, there: Document) -> None:
-    """Adds what is there to what is here: as the oldest, so that it is the first to be forgotten."""
-    if not here:
-        here |= new_document(there["kernel"], DeviceSpec.from_json(there["device"]))
-    place = {json.dumps(config, sort_keys=True): at for at, config in enumerate(here["configs"])}
-    moved = []
-    for config in there["configs"]:
-        at = place.setdefault(json.dumps(config, sort_keys=True), len(here["configs"]))
-        if at == len(here["configs"]):
-            here["configs"].append(config)
-        moved.append(at)
-    known = {_identity(entry): entry for entry in here["entries"]}
-    new = []
-    for entry in there["entries"]:
-        times = {str(moved[int(at)]): time_us for at, time_us in entry["times"].items()}
-        chosen = {bundle: moved[at] for bundle, at in entry["chosen"].items()}
-        if (mine := known.get(_identity(entry))) is None:
-            new.append(entry | {"times": times, "chosen": chosen})
-        else:
-            mine["times"], mine["chosen"] = times | mine["times"], chosen | mine["chosen"]
-    here["entries"] = new + here["entries"]
+def _checked(document: Document) -> tuple[Document, int]:
+    """A document without what is malformed in it, and how much that is. Raises as `check_choices` does."""
+    return document, check_choices(document)
 
 
-def _identity(entry: Document) -> str:
-    return json.dumps([entry["source"], entry["software"], entry["problem"]], sort_keys=True)
+def _tried(read: Callable[[Any], T], value: Any) -> T | ForetuneError:
+    try:
+        return read(value)
+    except ForetuneError as error:
+        return error
 
 
-def _all(name: str | None) -> tuple[list[tuple[Path, KnownKernel]], list[KnownFunction]]:
+def _all(name: str | None) -> tuple[list[KnownKernel], list[KnownFunction]]:
     """What can be read, of all kernels and functions or of those of one name."""
     kernels, functions = _files(None), known_functions()
     if name is None:
         return kernels, functions
-    found = [one for one in kernels if one[1].kernel == name], [one for one in functions if one.name == name]
+    found = [one for one in kernels if one.kernel == name], [one for one in functions if one.name == name]
     if not any(found):
-        raise _nothing_of(name, {known.kernel for _, known in kernels} | {one.name for one in functions})
+        raise _nothing_of(name, {one.kernel for one in kernels} | {one.name for one in functions})
     return found
 
 
@@ -288,31 +324,35 @@ def _nothing_of(name: str, names: Collection[str]) -> ForetuneError:
     )
 
 
-def _files(kernel: str | None) -> list[tuple[Path, KnownKernel]]:
+def _files(kernel: str | None) -> list[KnownKernel]:
     """The files that can be read, by name; what cannot is warned of."""
     folder = choices_folder()
     paths = sorted(folder.glob("*.json")) if folder is not None else ()
-    found = [(path, known) for path in paths if (known := _known(path)) is not None]
+    found = [known for path in paths if (known := _known(path)) is not None]
     if kernel is None:
         return found
-    names = {known.kernel for _, known in found}
+    names = {known.kernel for known in found}
     if kernel not in names:
         if kernel in (one.name for one in known_functions()):
             raise ForetuneError(
                 f"{abridged(kernel, 100)} is a tuned function: only a kernel's choices can be written so"
             )
         raise _nothing_of(kernel, names)
-    return [(path, known) for path, known in found if known.kernel == kernel]
+    return [known for known in found if known.kernel == kernel]
 
 
 def _known(path: Path) -> KnownKernel | None:
     try:
-        return KnownKernel.from_document(json.loads(content_of(path, MOST_BYTES)))
+        document = from_json(read_regular(path, MOST_BYTES))
+        left_out = check_choices(document)
     except FileNotFoundError:  # cleared meanwhile
         return None
     except (OSError, ValueError, RecursionError) as error:
         warn(f"{path} is left out: {abridged(str(error))}")
         return None
+    if left_out:
+        warn(f"{path}: {left_out} malformed records are left out")
+    return KnownKernel.from_document(document, path)
 
 
 def _table(title: str, columns: Sequence[str], rows: Iterable[Mapping[str, Any]], **more: Any) -> Any:

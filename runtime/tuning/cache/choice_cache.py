@@ -15,9 +15,9 @@ import sys
 import time
 import weakref
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -184,10 +184,8 @@ class ChoiceCache:
             return
 
         def change(document: Document) -> None:
-            launches = self._touched(document, problem)["launches"]
-            same = {name: launch.get(name) for name in ("names", "key", "arguments")}
-            others = [one for one in launches if {name: one.get(name) for name in same} != same]
-            launches[:] = [*others, launch][-_MOST_LAUNCHES:]
+            entry = self._touched(document, problem)
+            entry["launches"] = joined_launches(entry["launches"], [launch])
 
         self.file.update(change)
 
@@ -290,8 +288,15 @@ def times_of(document: Document, entry: Document) -> dict[KernelConfig, float | 
     return {KernelConfig.from_json(configs[int(place)]): time_us for place, time_us in entry["times"].items()}
 
 
-def check_choices(document: Any) -> None:
-    """Raises `ForetuneError` for what is no file of choices, whatever it is instead."""
+def check_choices(document: Any) -> int:
+    """Remove malformed configs, malformed entries and entries that name such a config from a document.
+
+    Returns:
+        The number of records that were removed.
+
+    Raises:
+        ForetuneError: It is not a file of choices, or none of its entries is well-formed.
+    """
     if not isinstance(document, dict) or document.get("format") != FORMAT or set(document) != _KEYS:
         raise ForetuneError(f"it is no file of {FORMAT!r}")
     check_word("kernel", document["kernel"], 4 * LONGEST_WORD)
@@ -299,13 +304,29 @@ def check_choices(document: Any) -> None:
     for name in ("configs", "entries"):
         if not isinstance(document[name], list):
             raise ForetuneError(f"{name} must be a list but is {shown(document[name])}")
-    for config in document["configs"]:
-        KernelConfig.from_json(config)
-    for entry in document["entries"]:
-        _check_entry(entry, len(document["configs"]))
+    wrong = {at: why for at, one in enumerate(document["configs"]) if (why := _wrong(KernelConfig.from_json, one))}
+    places = set(range(len(document["configs"]))) - wrong.keys()
+    checked = [(entry, _wrong(partial(_check_entry, places=places), entry)) for entry in document["entries"]]
+    kept = [entry for entry, why in checked if why is None]
+    errors = [*wrong.values(), *(why for _, why in checked if why is not None)]
+    if errors and not kept:
+        raise errors[0]
+    if errors:
+        document["entries"] = kept
+        _keep_used_configs(document)
+    return len(errors)
 
 
-def _check_entry(entry: Any, n_configs: int) -> None:
+def _wrong(check: Callable[[Any], object], value: Any) -> ForetuneError | None:
+    """Why a value does not pass a check; None for one that does."""
+    try:
+        check(value)
+    except ForetuneError as error:
+        return error
+    return None
+
+
+def _check_entry(entry: Any, places: Collection[int]) -> None:
     if not isinstance(entry, dict) or set(entry) - {_FAILED_AT} != _ENTRY_KEYS:
         raise ForetuneError(f"an entry must have {', '.join(sorted(_ENTRY_KEYS))} but one is {shown(entry)}")
     check_word("source", entry["source"])
@@ -317,7 +338,7 @@ def _check_entry(entry: Any, n_configs: int) -> None:
     if set(software) != set(Software.__dataclass_fields__) or not all(isinstance(v, str) for v in software.values()):
         raise ForetuneError(f"software must have texts for driver, torch and triton but is {shown(software)}")
     for place, time_us in entry["times"].items():
-        if not re.fullmatch("[0-9]{1,7}", place) or int(place) >= n_configs:
+        if not re.fullmatch("0|[1-9][0-9]{0,6}", place) or int(place) not in places:
             raise ForetuneError(f"a time must be one of a config but is of {shown(place)}")
         if time_us is not None and not (type(time_us) in (int, float) and SHORTEST_US <= time_us <= LONGEST_US):
             raise ForetuneError(f"a time must be {SHORTEST_US} to {LONGEST_US} us, or null, but is {shown(time_us)}")
@@ -326,8 +347,18 @@ def _check_entry(entry: Any, n_configs: int) -> None:
     if not isinstance(launches, list) or len(launches) > _MOST_LAUNCHES or not all(map(_is_launch, launches)):
         raise ForetuneError(f"launches must be at most {_MOST_LAUNCHES}, of names and a key, but are {shown(launches)}")
     for place in entry["chosen"].values():
-        if type(place) is not int or not 0 <= place < n_configs:
+        if type(place) is not int or place not in places:
             raise ForetuneError(f"a choice must be one of the configs but is {shown(place)}")
+
+
+def joined_launches(older: Sequence[Document], newer: Sequence[Document]) -> list[Document]:
+    """Return launches of one problem from two places, each once with its newer config, as many as are kept."""
+    known = [_without_config(launch) for launch in newer]
+    return [*(one for one in older if _without_config(one) not in known), *newer][-_MOST_LAUNCHES:]
+
+
+def _without_config(launch: Document) -> Document:
+    return {name: value for name, value in launch.items() if name != "config"}
 
 
 def _is_launch(launch: Any) -> bool:
@@ -394,13 +425,19 @@ def _forget_oldest(document: Document) -> bool:
     else:
         return False
     document["entries"] = kept
+    _keep_used_configs(document)
+    return True
+
+
+def _keep_used_configs(document: Document) -> None:
+    """Drop the configs that no entry names, and number the others anew."""
+    kept = document["entries"]
     used = sorted({int(place) for one in kept for place in (*one["times"], *one["chosen"].values())})
     moved = {old: new for new, old in enumerate(used)}
     document["configs"] = [document["configs"][old] for old in used]
     for one in kept:
         one["times"] = {str(moved[int(place)]): time_us for place, time_us in one["times"].items()}
         one["chosen"] = {bundle: moved[place] for bundle, place in one["chosen"].items()}
-    return True
 
 
 def _time(time_us: float | None) -> float | None:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from ....datasets import DeviceSpec, Family, ForetuneError, KernelConfig, Measurable, Problem
 from ....datasets.console.tables import percent, printable
 from ....datasets.disk.atomic import replacing
+from ....datasets.disk.regular import check_replaceable
 from ....datasets.disk.writable import check_file
 from ....datasets.errors import check_integer
 from ...arguments import bundle_of
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
 
 #: More rules than anybody reads, and than any gain would need.
 MOST_RULES = 1000
+#: A line that every frozen file has.
+_MARK = "#: Meta-parameters and launch options of each config."
 
 
 @dataclass(frozen=True)
@@ -39,8 +42,12 @@ class Frozen:
     predicted: tuple[float, float, int] | None  # likewise, over the bundle's best
 
     def save(self, path: Path | str) -> None:
-        """Writes the file, whole or not at all. Raises `ForetuneError` where that cannot be."""
-        check_file(path)
+        """Write the file, whole or not at all.
+
+        Raises:
+            ForetuneError: It cannot be written, or there is a file that is no frozen one.
+        """
+        check_frozen_file(path)
         with replacing(path) as temporary:
             temporary.write_text(self.source, encoding="utf-8")
 
@@ -59,6 +66,12 @@ class Frozen:
 
         loss = "; next to ".join(_loss_lines(self.measured, self.predicted))
         return Text(printable(f"{self.kernel}: {self.rules} rules for {self.problems} problems; next to {loss}."))
+
+
+def check_frozen_file(path: Path | str) -> None:
+    """Raise `ForetuneError` where `Frozen.save` would."""
+    check_file(path)
+    check_replaceable(path, lambda content: _MARK.encode() in content, "a file that foretune cache freeze wrote")
 
 
 def freeze_choices(
@@ -221,7 +234,7 @@ def _source(kernel: str, lines: Sequence[str], rules: Sequence[Rule]) -> str:
         (
             f'"""{text}\n"""' if lines else '""""""',
             "",
-            "#: Meta-parameters and launch options of each config.",
+            _MARK,
             "CONFIGS = (",
             *(f"    {config.to_json()!r}," for config in configs),
             ")",

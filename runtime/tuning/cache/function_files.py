@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from ....datasets import ForetuneError
+from ....datasets.disk.regular import read_regular
 from ....datasets.errors import LONGEST_WORD, abridged, check_word, shown, warn
 from ..functions.config_cache import FORMAT, ConfigCache, check_document, functions_folder
 from ..functions.key_record import KeyRecord, function_of, records_of
-from .shared_file import MOST_BYTES, content_of
+from .shared_file import MOST_BYTES, Document, from_json
 
 
 @dataclass(frozen=True)
@@ -60,21 +60,29 @@ class KnownFunction:
         """As an exported file has it."""
         return {"function": self.name, "entries": dict(self.entries)}
 
-    def keep(self) -> bool:
-        """Adds this to what is remembered here; what is known here stays. False where it is in memory alone."""
-        return ConfigCache.of(self.name).add(self.entries)
+    def keep(self) -> KnownFunction | None:
+        """Add this to what is remembered here, as far as there is room; what is known here stays.
+
+        Returns:
+            What of it is known here now; None where that is in memory alone.
+        """
+        cache = ConfigCache.of(self.name)
+        if not cache.add(self.entries):
+            return None
+        return KnownFunction(self.path, {key: entry for key, entry in self.entries.items() if key in cache})
 
     @classmethod
-    def from_json(cls, value: Any) -> KnownFunction:
-        """Raises `ForetuneError` for what `to_json` does not write."""
+    def from_json(cls, value: Any) -> tuple[KnownFunction, int]:
+        """Return what `to_json` wrote, and how many malformed records in it are left out.
+
+        Raises `ForetuneError` for anything else."""
         if not isinstance(value, dict) or set(value) != {"function", "entries"}:
             raise ForetuneError(f"a function must have a name and entries but is {shown(value)}")
-        check_word("function", value["function"], 4 * LONGEST_WORD)
-        check_document({"format": FORMAT, "entries": value["entries"]})
-        known = cls(Path(value["function"]), value["entries"])
-        if known.entries and known.name != value["function"]:
-            raise ForetuneError(f"{shown(value['function'])}: its entries are of {shown(known.name)}")
-        return known
+        name = check_word("function", value["function"], 4 * LONGEST_WORD)
+        known, left_out = _checked(Path(name), {"format": FORMAT, "entries": value["entries"]})
+        if known.entries and known.name != name:
+            raise ForetuneError(f"{shown(name)}: its entries are of {shown(known.name)}")
+        return known, left_out
 
 
 def known_functions() -> list[KnownFunction]:
@@ -86,15 +94,37 @@ def known_functions() -> list[KnownFunction]:
 
 def _known(path: Path) -> KnownFunction | None:
     try:
-        document = json.loads(content_of(path, MOST_BYTES))
-        if document:  # else everything in it was forgotten
-            check_document(document)
-        return KnownFunction(path, document.get("entries", {}))
+        document = from_json(read_regular(path, MOST_BYTES))
+        if document == {}:  # everything in it was forgotten
+            return KnownFunction(path, {})
+        if not isinstance(document, dict):
+            raise ForetuneError(f"it is no file of {FORMAT!r}")
+        known, left_out = _checked(path, document)
     except FileNotFoundError:  # cleared meanwhile
         return None
-    except (OSError, ValueError, AttributeError, RecursionError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         warn(f"{path} is left out: {abridged(str(error))}")
         return None
+    if left_out:
+        warn(f"{path}: {left_out} malformed records are left out")
+    return known
+
+
+def _checked(path: Path, document: Document) -> tuple[KnownFunction, int]:
+    """What a document has, and how many malformed records are left out. Raises `ForetuneError` for no document."""
+    left_out, entries = check_document(document), document["entries"]
+    kept = {key: entry for key, entry in entries.items() if _is_well_formed(entry)}
+    if entries and not kept:
+        raise ForetuneError("none of its records is well-formed")
+    return KnownFunction(path, kept), left_out + len(entries) - len(kept)
+
+
+def _is_well_formed(entry: Mapping[str, Any]) -> bool:
+    """Whether the records of keys that it has are; anything else is something that somebody else keeps."""
+    sites = entry.get("sites")
+    records = sites.values() if isinstance(sites, dict) else [entry]
+    claimed = [one for one in records if isinstance(one, dict) and "outcomes" in one]
+    return all(KeyRecord.from_json(one) is not None for one in claimed)
 
 
 def _best_us(record: KeyRecord) -> float | str:

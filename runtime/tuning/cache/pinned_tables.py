@@ -10,14 +10,14 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from ....datasets import ForetuneError, KernelConfig
 from ....datasets.disk.atomic import replacing
+from ....datasets.disk.regular import check_replaceable, file_word, inside
 from ....datasets.disk.writable import check_folder
 from ....datasets.errors import shown
 from .cache_folder import KnownKernel, cache_contents, known_kernels
@@ -47,7 +47,10 @@ def export_tables(out: Path | str, format: str, kernel: str | None = None) -> Ex
     """Writes what the cache knows, of all kernels or of one, into a folder, in the format of "megatron", "fla" or
     "axolotl". Of each kernel and device it is what was found out with the source and the software of the newest entry.
 
-    Raises `ForetuneError` for another format, a folder that cannot be written, and where nothing is known.
+    Files are named by words of the devices and kernels and lie in the folder, whatever these are called.
+
+    Raises `ForetuneError` for another format, a folder that cannot be written, a file in it that is something else, and
+    where nothing is known.
 
     >>> export_tables("tables", "megatron").files  # doctest: +SKIP
     ('tables/sm90.json',)
@@ -59,14 +62,18 @@ def export_tables(out: Path | str, format: str, kernel: str | None = None) -> Ex
     kernels = [one for one in map(KnownKernel.latest, found) if any(problem.best for problem in one.problems)]
     if not kernels:
         raise ForetuneError("nothing that could be exported is remembered: no time and no choice")
-    files, written = FORMATS[format](kernels), []
-    for name, text in files.items():
-        path = Path(out) / name
+    write, mark = FORMATS[format]
+    files = {inside(out, name): text for name, text in write(kernels).items()}
+    for path in files:
+        check_folder(path.parent)
+        if path.exists() and not path.is_file():
+            raise ForetuneError(f"{path} is not a regular file, so no table is written in its place")
+        check_replaceable(path, lambda content: mark in content, f"a table that Foretune wrote for {format}")
+    for path, text in files.items():
         path.parent.mkdir(parents=True, exist_ok=True)
         with replacing(path) as temporary:
             temporary.write_text(text, encoding="utf-8")
-        written.append(str(path))
-    return Exported(format, tuple(written), sum(len(_launches(one)) for one in kernels))
+    return Exported(format, tuple(map(str, files)), sum(len(_launches(one)) for one in kernels))
 
 
 def _megatron(kernels: Sequence[KnownKernel]) -> dict[str, str]:
@@ -77,8 +84,8 @@ def _megatron(kernels: Sequence[KnownKernel]) -> dict[str, str]:
     kernels share the name.
     """
     files: dict[str, str] = {}
-    for arch in dict.fromkeys(one.device.arch for one in kernels):
-        mine = [one for one in kernels if one.device.arch == arch]
+    for arch in dict.fromkeys(one.device.arch.replace("_", "") for one in kernels):
+        mine = [one for one in kernels if one.device.arch.replace("_", "") == arch]
         tables: dict[str, Any] = {}
         for one in mine:
             entries = {_megatron_key(launch): _config(config) for config, launch in _launches(one)}
@@ -89,13 +96,15 @@ def _megatron(kernels: Sequence[KnownKernel]) -> dict[str, str]:
         short = [_short(name) for name in tables]
         tables |= {_short(name): tables[name] for name in list(tables) if short.count(_short(name)) == 1}
         content = {
-            "arch": arch.replace("_", ""),
+            "arch": arch,
             "triton": mine[-1].problems[-1].software.triton,
             "packages": {},
             "source": "foretune",
             "kernels": tables,
         }
-        files[f"{arch.replace('_', '')}.json"] = json.dumps(content, indent=1, sort_keys=True) + "\n"
+        files[_unused(files, file_word(arch, "0-9A-Za-z-"), arch)] = (
+            json.dumps(content, indent=1, sort_keys=True) + "\n"
+        )
     return files
 
 
@@ -108,7 +117,7 @@ def _megatron_key(launch: Mapping[str, Any]) -> str:
 def _fla(kernels: Sequence[KnownKernel]) -> dict[str, str]:
     """A folder a device, for FLA_CONFIG_DIR, and in it a file a kernel, by its bare name: entries by the MD5 of
     Triton's key as compact JSON, and a config for all others."""
-    files = {}
+    files: dict[str, str] = {}
     for one in kernels:
         entries = {}
         for config, launch in _launches(one):
@@ -121,15 +130,14 @@ def _fla(kernels: Sequence[KnownKernel]) -> dict[str, str]:
             "autotune_entries": entries,
             "default_config": _config(_best_for_all(one)),
         }
-        device = re.sub("[^0-9A-Za-z]+", "_", one.device.name).strip("_")
-        name = re.sub("[^0-9A-Za-z_-]+", "_", _short(one.kernel))
-        files[f"{device}/{name}.json"] = json.dumps(content, indent=1) + "\n"
+        stem = f"{file_word(one.device.name)}/{file_word(_short(one.kernel), '0-9A-Za-z_-')}"
+        files[_unused(files, stem, f"{one.device.name} {one.kernel}")] = json.dumps(content, indent=1) + "\n"
     return files
 
 
 def _axolotl(kernels: Sequence[KnownKernel]) -> dict[str, str]:
     """One YAML file: `autotune_profiles`, a list of kernel, gpu, match (dimensions) and configs, the best first."""
-    lines = ["autotune_profiles:"]
+    lines = [_AXOLOTL_HEAD, "autotune_profiles:"]
     for one in kernels:
         for problem in one.problems:
             if problem.best is None:
@@ -145,11 +153,19 @@ def _axolotl(kernels: Sequence[KnownKernel]) -> dict[str, str]:
     return {"autotune_profiles.yaml": "\n".join(lines) + "\n"}
 
 
-FORMATS: dict[str, Callable[[Sequence[KnownKernel]], dict[str, str]]] = {
-    "megatron": _megatron,
-    "fla": _fla,
-    "axolotl": _axolotl,
+_AXOLOTL_HEAD = "# Written by foretune cache export."
+#: What writes the files of a format, and what is in each of them alone: FLA's own files have another indentation.
+FORMATS: dict[str, tuple[Callable[[Sequence[KnownKernel]], dict[str, str]], bytes]] = {
+    "megatron": (_megatron, b'\n "source": "foretune",\n'),
+    "fla": (_fla, b'{\n "kernel_name": "'),
+    "axolotl": (_axolotl, _AXOLOTL_HEAD.encode()),
 }
+
+
+def _unused(files: Collection[str], stem: str, of: str) -> str:
+    """A file's name that none of the files has: with a digest of what it is of, where another's is written alike."""
+    name = f"{stem}.json"
+    return name if name not in files else f"{stem}-{hashlib.sha256(of.encode()).hexdigest()[:12]}.json"
 
 
 def _launches(known: KnownKernel) -> list[tuple[KernelConfig, Mapping[str, Any]]]:

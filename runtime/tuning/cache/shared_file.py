@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import errno
 import json
+import math
 import os
-import stat
 import weakref
 from collections.abc import Callable
 from pathlib import Path
@@ -14,6 +13,7 @@ from typing import Any, TypeAlias
 
 from ....datasets.disk.atomic import remove_leftovers, replacing
 from ....datasets.disk.locks import locked
+from ....datasets.disk.regular import read_regular
 from ....datasets.errors import abridged
 from ...warn import warn_once
 
@@ -36,9 +36,10 @@ class SharedFile:
     where one is kept) and begun anew. Each is said in one `ForetuneWarning`.
 
     The file is its owner's alone (0600, in folders that are made as 0700), is replaced as a whole, and has at most
-    `most_bytes`. `check` raises (anything) for an object that is no such document; `forget` drops what is oldest in
-    one, and says whether there was something to drop; where there was not, the update is left out, with a warning. No
-    clock is asked: what was updated last is the newest.
+    `most_bytes`. `check` raises (anything) for an object that is no such document, removes records that are malformed
+    from one that is, and returns their number, if any; the rest is kept. `forget` drops what is oldest in one, and says
+    whether there was something to drop; where there was not, the update is left out, with a warning. No clock is asked:
+    what was updated last is the newest.
 
     `path` None stands for a disk that is not there: no home, say.
 
@@ -55,13 +56,13 @@ class SharedFile:
         self,
         path: Path | None,
         *,
-        check: Callable[[Document], object],
+        check: Callable[[Document], int | None],
         forget: Callable[[Document], bool],
         most_bytes: int = MOST_BYTES,
     ) -> None:
         self.path, self.most_bytes = path, most_bytes
         self._check, self._forget = check, forget
-        self._text, self._document = _EMPTY, {}  # type: bytes, Document  # as last read or written
+        self._hold(_EMPTY, {})
         self._on_disk, self._tidied = path is not None, False
         self._guard = Lock()
         _files.add(self)
@@ -80,7 +81,7 @@ class SharedFile:
                 except OSError as error:
                     self._leave_the_disk(error)
                 except Exception as error:  # noqa: BLE001 - whatever lies there; the next update moves it aside
-                    self._text, self._document = _EMPTY, {}
+                    self._hold(_EMPTY, {})
                     self._say_unreadable(error)
             return self._document
 
@@ -114,7 +115,11 @@ class SharedFile:
                 )
                 return
             text = _as_json(document)
-        self._text, self._document = text, document
+        self._hold(text, document)
+
+    def _hold(self, text: bytes, document: Document, on_disk: bytes | None = None) -> None:
+        """Keep a document, its text, and the bytes that the file has for it where those are others."""
+        self._text, self._document, self._bytes = text, document, text if on_disk is None else on_disk
 
     def _take_over(self) -> None:
         """What lies there now; what cannot be read is moved aside. Others wait for the lock meanwhile."""
@@ -124,33 +129,32 @@ class SharedFile:
             self._tidied = True
         try:
             self._load()
-        except OSError as error:
-            if error.errno != errno.ELOOP:
-                raise
-            self._set_aside(error)
+        except OSError:
+            raise
         except Exception as error:  # noqa: BLE001 - as in read
             self._set_aside(error)
 
     def _set_aside(self, error: Exception) -> None:
         assert self.path is not None
         self.path.replace(self.path.with_name(f"{self.path.name}.unreadable"))
-        self._text, self._document = _EMPTY, {}
+        self._hold(_EMPTY, {})
         self._say_unreadable(error)
 
     def _load(self) -> None:
         """Raises `OSError` for trouble with the disk, and anything else for what is no such document."""
         assert self.path is not None
         try:
-            text = content_of(self.path, self.most_bytes)
+            text = read_regular(self.path, self.most_bytes)
         except FileNotFoundError:
             text = _EMPTY
-        if text != self._text:
-            document = json.loads(text, parse_constant=_refuse)
+        if text != self._bytes:
+            document = from_json(text)
             if not isinstance(document, dict):
                 raise ValueError(f"it is no object but {type(document).__name__}")
-            if text != _EMPTY:
-                self._check(document)
-            self._text, self._document = text, document
+            left_out = self._check(document) if text != _EMPTY else 0
+            if left_out:
+                warn_once(f"{self.path}: {left_out} malformed records", " are left out")
+            self._hold(_as_json(document) if left_out else text, document, text)
 
     def _leave_the_disk(self, error: OSError) -> None:
         self._on_disk = False
@@ -170,25 +174,28 @@ def make_private_folder(folder: Path) -> None:
         folder.mkdir(mode=0o700, exist_ok=True)
 
 
-def content_of(path: Path, most_bytes: int) -> bytes:
-    """A file's bytes. Refused are a link (`OSError`), because it may point anywhere, and what is no file, a pipe say,
-    for which one could wait for ever."""
-    handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-    with os.fdopen(handle, "rb") as file:
-        if not stat.S_ISREG(os.fstat(handle).st_mode):
-            raise ValueError("it is no ordinary file")
-        text = file.read(most_bytes + 1)
-    if len(text) > most_bytes:
-        raise ValueError(f"it has more than {most_bytes} bytes")
-    return text
+def from_json(text: bytes) -> Any:
+    """Return the value of a JSON text; an integer of more digits than Python reads becomes NaN, which no record has.
+
+    Raises:
+        ValueError: It is no JSON.
+        RecursionError: It is nested too deeply.
+    """
+    try:
+        return json.loads(text)
+    except (json.JSONDecodeError, UnicodeDecodeError):
+        raise
+    except ValueError:
+        return json.loads(text, parse_int=lambda digits: int(digits) if len(digits) < 1000 else math.nan)
+
+
+def size_of(value: Any) -> int:
+    """Return how many bytes a value takes in a file."""
+    return len(_as_json(value))
 
 
 def _as_json(document: Document) -> bytes:
     return json.dumps(document, separators=(",", ":"), allow_nan=False).encode()
-
-
-def _refuse(constant: str) -> None:
-    raise ValueError(f"it has the number {constant}")
 
 
 _files: weakref.WeakSet[SharedFile] = weakref.WeakSet()

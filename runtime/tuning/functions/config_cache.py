@@ -13,7 +13,7 @@ from typing import Any
 from ....datasets import ForetuneError
 from ....datasets.errors import check_path, check_word, shown
 from ..cache.choice_cache import choices_folder
-from ..cache.shared_file import Document, SharedFile
+from ..cache.shared_file import MOST_BYTES, Document, SharedFile, size_of
 from .key_record import records_of, shorten_largest
 
 #: What a file says it is; a file that says otherwise is begun anew.
@@ -80,13 +80,19 @@ class ConfigCache:
             raise ForetuneError(f"a cache keeps JSON objects but was given {shown(value)} ({error})") from None
 
     def add(self, entries: Mapping[str, Mapping[str, Any]]) -> bool:
-        """Adds what comes from elsewhere, as the oldest; what is kept here stays. Whether it is on the disk."""
+        """Adds what comes from elsewhere, as the oldest and as far as there is room; what is kept here stays. Whether
+        it is on the disk."""
 
         def change(document: Document) -> None:
             document.setdefault("format", FORMAT)
             here = document.get("entries", {})
-            new = {key: deepcopy(dict(value)) for key, value in entries.items() if key not in here}
-            document["entries"] = new | here
+            room, new = MOST_BYTES - size_of(document), {}
+            for key, value in reversed(list(entries.items())):  # the newest first, as far as there is room
+                size = size_of({key: value})
+                if key not in here and size <= room:
+                    new[key] = deepcopy(dict(value))
+                    room -= size
+            document["entries"] = dict(reversed(new.items())) | here
 
         self._file.update(change)
         self.generation += 1
@@ -138,13 +144,29 @@ def _opened(folder: Path | None, function: str) -> ConfigCache:
     return ConfigCache(None if folder is None else folder / f"{name}-{digest}.json")
 
 
-def check_document(document: Document) -> None:
-    """Raises `ForetuneError` for what is no file of a `ConfigCache`."""
+def check_document(document: Document) -> int:
+    """Remove entries that are no JSON objects from a document; return their number.
+
+    Raises:
+        ForetuneError: It is not a file of a `ConfigCache`, or none of its entries is an object.
+    """
     if document.get("format") != FORMAT or set(document) != {"format", "entries"}:
         raise ForetuneError(f"it is no file of {FORMAT!r}")
     entries = document["entries"]
-    if not isinstance(entries, dict) or not all(isinstance(entry, dict) for entry in entries.values()):
+    kept = {key: one for key, one in entries.items() if _is_entry(key, one)} if isinstance(entries, dict) else {}
+    if not isinstance(entries, dict) or (entries and not kept):
         raise ForetuneError(f"entries must be objects but are {shown(entries)}")
+    document["entries"] = kept
+    return len(entries) - len(kept)
+
+
+def _is_entry(key: str, entry: Any) -> bool:
+    try:
+        check_word("a cache's key", key, _LONGEST_KEY)
+        size_of(entry)
+    except ValueError:  # NaN or an infinite number is in it
+        return False
+    return isinstance(entry, dict)
 
 
 def _make_room(document: Document) -> bool:

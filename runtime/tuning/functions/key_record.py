@@ -31,6 +31,10 @@ _WRITE_EVERY_S, _WRITE_EVERY_SHARE = 1.0, 0.125
 FAILURES_EXPIRE_S = 86_400.0
 #: A record in a full file is shortened where it has more than this share of all outcomes, and more than this many.
 _LARGE_SHARE, _FEW = 0.25, 32
+#: No call takes so long, in microseconds; a file may say that one did.
+_MOST_US = 1e18
+#: Later than any clock, in seconds.
+_LATEST_S = 1e15
 
 
 def record_key(function: str, digest: str, place: str, key: str) -> str:
@@ -102,8 +106,12 @@ class KeyRecord:
             outcomes = {str(text): _outcome(*one) for text, one in value["outcomes"].items()}
             problem = None if value["problem"] is None else Problem.from_json(value["problem"])
             failed_at = value.get("failed_at")  # files of earlier versions do not have it
-            assert failed_at is None or type(failed_at) in (int, float)
-            return cls(problem, dict(value["software"]), outcomes, value["chosen"], str(value["done"]), failed_at)
+            assert failed_at is None or (type(failed_at) in (int, float) and 0 <= failed_at < _LATEST_S)
+            software, chosen, done = dict(value["software"]), value["chosen"], value["done"]
+            texts = (*software, *software.values(), done, *([] if chosen is None else [chosen]))
+            if not all(isinstance(text, str) for text in texts):
+                return None
+            return cls(problem, software, outcomes, chosen, done, failed_at)
         except (AssertionError, KeyError, TypeError, ValueError, AttributeError):
             return None
 
@@ -300,7 +308,14 @@ def _checked(times: Any) -> list[float]:
 
 
 def _outcome(status: Any, time_us: Any, spread: Any, samples: Any, error: Any) -> Outcome:
-    is_timed = Status(status) is Status.OK
-    if is_timed != isinstance(time_us, (int, float)) or (is_timed and not 0 < time_us < float("inf")):
+    status = Status(status)
+    is_timed = status is Status.OK
+    if is_timed != (time_us is not None) or (is_timed and not (_is_number(time_us) and time_us > 0)):
         raise ForetuneError("a time goes with a config that works")
-    return Outcome(Status(status), time_us, spread, int(samples), None if error is None else str(error))
+    if not (spread is None or _is_number(spread)) or not _is_number(samples) or not isinstance(error, str | None):
+        raise ForetuneError("spread and samples must be numbers and an error a text")
+    return Outcome(status, time_us, spread, int(samples), error)
+
+
+def _is_number(value: Any) -> bool:
+    return type(value) in (int, float) and 0 <= value < _MOST_US

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from ....datasets.disk.atomic import replacing
+from ....datasets.disk.regular import open_regular
 from ...warn import warn_once
 from .agreement import distributed_in_use
 
@@ -61,7 +62,8 @@ def copied(
 ) -> Path:
     """The copy of a file in a node's folder, made unless another process or thread of the node has made it.
 
-    Raises `OSError` where the folder cannot be written to, or the file cannot be read.
+    Raises `OSError` where the folder cannot be written to, or the file cannot be read, and `ForetuneError` where a link
+    or a pipe lies in it.
     """
     import fcntl  # here, because predictions are also made where there is none
 
@@ -69,7 +71,7 @@ def copied(
     copy, was_read = copies / path.name, copies / f".{path.name}.read"
     if not was_read.exists():
         copies.mkdir(mode=0o700, parents=True, exist_ok=True)
-        with (copies / f".{path.name}.lock").open("w") as lock:
+        with os.fdopen(open_regular(copies / f".{path.name}.lock", os.O_WRONLY | os.O_CREAT), "w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)  # until it is closed
             if not was_read.exists():
                 sleep(_pause_s())
@@ -78,9 +80,9 @@ def copied(
                 except FileNotFoundError:
                     pass  # which the others need not find out for themselves
                 else:
-                    with replacing(copy) as temporary:
+                    with replacing(copy, is_cache=True) as temporary:
                         temporary.write_bytes(content)
-                was_read.touch()
+                os.close(open_regular(was_read, os.O_WRONLY | os.O_CREAT))
     return copy
 
 

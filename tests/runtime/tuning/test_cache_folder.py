@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
+import socket
 from pathlib import Path
 from typing import Any
 
 import pytest
 from commands import call, words
 from foretune.datasets import ForetuneError, ForetuneWarning
-from foretune.runtime.tuning.cache import choice_cache
+from foretune.runtime.tuning.cache import cache_folder, choice_cache
 from foretune.runtime.tuning.cache.cache_folder import (
     cache_contents,
     clear_cache,
@@ -18,6 +21,7 @@ from foretune.runtime.tuning.cache.cache_folder import (
     known_kernels,
 )
 from foretune.runtime.tuning.cache.choice_cache import ChoiceCache
+from foretune.runtime.tuning.cache.shared_file import MOST_BYTES
 from foretune.runtime.tuning.functions import ConfigCache, TunedFunction, config_cache
 from remembered import CONFIGS, H100, H200, KERNEL, problem, remember
 
@@ -81,6 +85,92 @@ def test_what_cannot_be_read_is_named_and_left_out(folder: Path) -> None:
     }
 
 
+def foreign_files(folder: Path, outside: Path) -> dict[Path, str]:
+    """Everything that may lie in a folder of the cache and is not the cache's, by its content."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (outside / "linked.json").write_text('{"format":"foretune choices 1"}')
+    (folder / "link.json").symlink_to(outside / "linked.json")
+    (folder / "folder.json").mkdir()
+    os.mkfifo(folder / "pipe.json")
+    texts = {
+        folder / "package.json": '{"name": "mine"}',
+        folder / "mine-0123456789ab.json": "{} ",
+        folder / "empty.json": "",
+        folder / "torn.json.unreadable": '{"name"',
+        folder / "exported.json": '{"format": "foretune exported choices 1", "files": []}',
+        outside / "linked.json": '{"format":"foretune choices 1"}',
+    }
+    for path, text in texts.items():
+        path.write_text(text)
+    return texts
+
+
+@pytest.mark.parametrize("which", ["choices", "functions"])
+def test_clearing_leaves_what_is_not_the_caches_and_says_so(which: str, folder: Path, tmp_path: Path) -> None:
+    remember()
+    ConfigCache.of("a.b").set("a.b#1 on here: 1", {})
+    (folder.with_name("functions") / "c.d-0123456789ab.json").write_text("{}")  # as a cleared cache has it
+    texts = foreign_files(folder.with_name(which), tmp_path)
+    counted = json.loads(call("cache clear --json").stdout)
+    assert (counted["kernels"], counted["functions"]) == (1, 2)
+    assert {path: path.read_text() for path in texts} == texts
+    left = {path.name for path in (*folder.iterdir(), *folder.with_name("functions").iterdir())}
+    assert left == {path.name for path in texts if path.parent != tmp_path} | {"link.json", "folder.json", "pipe.json"}
+    assert len(counted["left"]) == 8
+    assert any("package.json is left as it is: it is not a file of the cache" in one for one in counted["left"])
+    assert any("link.json is left as it is: it is a symbolic link" in one for one in counted["left"])
+
+
+def test_nothing_is_cleared_through_a_link_in_the_folders_place(folder: Path, tmp_path: Path) -> None:
+    remember()
+    folder.rename(tmp_path / "real")
+    folder.symlink_to(tmp_path / "real")
+    (tmp_path / "real" / "package.json").write_text("{}")
+    before = sorted((tmp_path / "real").iterdir())
+    for kernel in (KERNEL, None):
+        with pytest.warns(ForetuneWarning, match="package.json is left out"):
+            counted = clear_cache(kernel)
+        assert (counted.kernels, counted.left) == (
+            0,
+            (f"{folder} is a symbolic link: what lies there is left as it is",),
+        )
+        assert sorted((tmp_path / "real").iterdir()) == before
+
+
+def test_what_vanishes_while_it_is_exported_is_no_trouble(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As when a second process clears the cache meanwhile."""
+    remember()
+    remember(kernel="other.kernel")
+    check = cache_folder.check_choices
+
+    def clear_then_check(document: Any) -> int:
+        for path in folder.iterdir():
+            path.unlink()
+        return check(document)
+
+    monkeypatch.setattr(cache_folder, "check_choices", clear_then_check)
+    assert export_choices(tmp_path / "choices.json").kernels == 1
+    assert len(json.loads((tmp_path / "choices.json").read_text())["files"]) == 1
+
+
+@pytest.mark.parametrize("content", [b'{"name": "mine"}', b"x", None])
+def test_an_export_replaces_an_export_and_nothing_else(content: bytes | None, folder: Path, tmp_path: Path) -> None:
+    remember()
+    (cached,) = folder.iterdir()
+    out = tmp_path / "out.json" if content else cached
+    if content:
+        out.write_bytes(content)
+    before = out.read_bytes()
+    result = call("cache export --out", out)
+    assert (result.exit_code, out.read_bytes()) == (1, before)
+    assert "is not an export of the cache, so it is not replaced" in words(result.stderr)
+    for _ in range(2):  # onto an empty file, and onto an export
+        (tmp_path / "again.json").touch()
+        assert call("cache export --out", tmp_path / "again.json").exit_code == 0
+
+
 def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As another machine has it: an empty cache."""
     monkeypatch.setenv(choice_cache.VARIABLE, str(tmp_path / "elsewhere"))
@@ -115,6 +205,72 @@ def test_of_what_both_have_the_one_here_stays(tmp_path: Path, monkeypatch: pytes
     assert [one["rows"] for one in here.problems()] == [256, 1024, 4096, 7, 64]  # what comes in is the oldest
 
 
+def test_launches_of_a_problem_that_both_know_are_joined(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    remember()
+    export_choices(tmp_path / "choices.json", KERNEL)
+    elsewhere(tmp_path, monkeypatch)
+    here = ChoiceCache.of(KERNEL, "s1", H200)
+    here.record(problem(64), CONFIGS[0], 99.0)
+    here.saw_launch(problem(64), ["rows"], [64, "torch.float16"])
+    for _ in range(2):
+        import_choices(tmp_path / "choices.json")
+        (known,) = known_kernels(KERNEL)
+        assert [launch["key"] for launch in known.problems[-1].launches] == [
+            [64, 128, "torch.bfloat16", "torch.float32"],
+            [64, "torch.float16"],
+        ]
+
+
+def test_an_import_keeps_the_newest_as_far_as_there_is_room_and_counts_what_it_kept(
+    tmp_path: Path, folder: Path
+) -> None:
+    here = ChoiceCache.of(KERNEL, "s1", H200)
+    here.record(problem(64), CONFIGS[0], 99.0)
+    (path,) = folder.iterdir()
+    document = json.loads(path.read_text())
+    (entry,) = document["entries"]
+    document["entries"] = [
+        entry | {"source": "s2", "problem": problem(rows).to_json(), "times": {"0": 1.0 + rows}} for rows in range(3000)
+    ]
+    functions = [{"function": "a.b", "entries": {f"a.b#1 on here: {n}": {"x": "y" * 1000} for n in range(1000)}}]
+    value = {"format": "foretune exported choices 1", "files": [document], "functions": functions}
+    (tmp_path / "choices.json").write_text(json.dumps(value))
+    counted = import_choices(tmp_path / "choices.json")
+    (known,) = known_kernels(KERNEL)
+    kept = [one.problem["rows"] for one in known.problems]
+    assert kept == [*range(3000 - len(kept) + 1, 3000), 64]
+    size = path.stat().st_size
+    assert MOST_BYTES - 400 < size <= MOST_BYTES
+    (function,) = cache_contents("a.b").functions
+    assert list(function.entries)[-1] == "a.b#1 on here: 999"
+    assert MOST_BYTES - 1100 < function.path.stat().st_size <= MOST_BYTES
+    assert counted.problems == len(kept) - 1 + len(function.entries)
+    gone = 3000 - len(kept) + 1
+    assert counted.left == (
+        f"{gone} times of {gone + 1000 - len(function.entries)} problems are left out: a file of the cache has at most "
+        "512 KiB",
+    )
+
+
+@pytest.mark.parametrize("kind", ["a pipe", "a socket", "a device", "Is a directory"])
+def test_only_a_regular_file_is_imported(kind: str, tmp_path: Path) -> None:
+    path = Path("/dev/zero") if kind == "a device" else tmp_path / "x"
+    with contextlib.ExitStack() as stack:
+        if kind == "a pipe":
+            os.mkfifo(path)
+        elif kind == "a socket":
+            server = stack.enter_context(socket.socket(socket.AF_UNIX))
+            monkeypatch = stack.enter_context(pytest.MonkeyPatch.context())
+            monkeypatch.chdir(tmp_path)  # the path of a socket must be short
+            server.bind("x")
+        elif kind == "Is a directory":
+            path.mkdir()
+        result = call("cache import", path)
+    assert result.exit_code == 1
+    assert f"Error: {path}: " in words(result.stderr)
+    assert kind in words(result.stderr)
+
+
 @pytest.mark.parametrize(
     ("content", "said"),
     [
@@ -137,17 +293,21 @@ def test_what_is_no_exported_file_is_refused_whole(content: bytes, said: str, tm
     assert not folder.exists()
 
 
-def test_one_bad_kernel_keeps_all_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_malformed_record_is_left_out_of_an_import_and_the_others_are_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     remember()
     remember(kernel="other.kernel")
     export_choices(tmp_path / "choices.json")
     value: dict[str, Any] = json.loads((tmp_path / "choices.json").read_text())
     value["files"][1]["entries"][0]["times"]["0"] = -1
+    value["files"].append({"format": "foretune choices 1"})
     (tmp_path / "choices.json").write_text(json.dumps(value))
     elsewhere(tmp_path, monkeypatch)
-    with pytest.raises(ForetuneError, match="a time must be"):
-        import_choices(tmp_path / "choices.json")
-    assert cache_contents().kernels == ()
+    counted = import_choices(tmp_path / "choices.json")
+    assert (counted.problems, counted.times) == (7, 42)
+    assert counted.left == ("2 malformed records are left out",)
+    assert sum(len(one.problems) for one in cache_contents().kernels) == 7
 
 
 def test_where_nothing_can_be_kept_importing_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -224,6 +384,48 @@ def test_what_a_function_found_out_is_carried_elsewhere(
     assert import_choices(tmp_path / "choices.json").times == 4
     assert {key: here.get(key) for key in here} == {first: known[first], second: {"mine": 1}}
     assert here.keys() == [first, second]  # what comes in is the oldest
+
+
+MALFORMED: dict[str, dict[str, Any]] = {
+    "a choice that is a list": {"chosen": [1]},
+    "a choice that is false": {"chosen": False},
+    "a time of 400 digits": {"outcomes": {"a": ["ok", 10**400, 0.1, 3, None]}},
+    "a time that is true": {"outcomes": {"a": ["ok", True, 0.1, 3, None]}},
+    "a time of a failed one": {"outcomes": {"a": ["launch_failed", 1.0, None, 0, "no"]}},
+    "a spread that is a text": {"outcomes": {"a": ["ok", 1.0, "x", 3, None]}},
+    "an error that is a list": {"outcomes": {"a": ["launch_failed", None, None, 0, ["no"]]}},
+    "outcomes that are a list": {"outcomes": []},
+    "software of numbers": {"software": {"torch": 1}},
+    "a problem that is a text": {"problem": "x"},
+    "done that is a number": {"done": 3},
+}
+
+
+@pytest.mark.parametrize("wrong", MALFORMED.values(), ids=MALFORMED)
+def test_a_malformed_record_of_a_function_is_told_and_the_others_are_kept(
+    wrong: dict[str, Any], tuned: TunedFunction, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (path,) = tmp_path.glob("cache/functions/*.json")
+    document = json.loads(path.read_text())
+    first, second = document["entries"]
+    document["entries"][first] |= wrong
+    path.write_text(json.dumps(document))
+    said = f"{path}: 1 malformed records are left out"
+    shown = call(f"cache show {FUNCTION} --json")
+    assert (shown.exit_code, said in words(shown.stderr)) == (0, True)
+    (listed,) = json.loads(shown.stdout)["functions"]
+    assert [row["key"] for row in listed["by_key"]] == [second.partition("#")[2]]
+    with pytest.warns(ForetuneWarning, match="1 malformed records"):
+        assert export_choices(tmp_path / "choices.json").problems == 1
+    value = {"format": "foretune exported choices 1", "files": []}
+    value |= {"functions": [{"function": FUNCTION, "entries": document["entries"]}]}
+    (tmp_path / "damaged.json").write_text(json.dumps(value))
+    with pytest.warns(ForetuneWarning, match="1 malformed records"):
+        assert clear_cache(FUNCTION).functions == 1
+    elsewhere(tmp_path, monkeypatch)
+    counted = import_choices(tmp_path / "damaged.json")
+    assert (counted.problems, counted.left) == (1, ("1 malformed records are left out",))
+    assert ConfigCache.of(FUNCTION).keys() == [second]
 
 
 @pytest.mark.parametrize("function", [3, {"function": "a.b"}, {"function": "a.b", "entries": {"c.d#1 on x: 1": {}}}])

@@ -232,6 +232,57 @@ def test_a_file_that_says_anything_else_is_begun_anew(document: dict[str, Any], 
     assert "begun anew" in str(caught[0].message)
 
 
+@pytest.mark.parametrize(
+    "name", ["a text in times", "null problem", "an entry of nothing in entries", "a deep launches"]
+)
+def test_a_malformed_entry_is_left_out_with_one_warning_and_the_others_stay(name: str, folder: Path) -> None:
+    cache_of("k").record(SMALL, CONFIGS[0], 5.0)
+    (path,) = folder.glob("*.json")
+    document = good()
+    document["entries"] = [*spoilt()[name]["entries"], entry_of(LARGE)]
+    path.write_text(json.dumps(document))
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        cache = cache_of("k")
+        for _ in range(2):
+            assert cache.times(SMALL) == {}
+            assert cache.times(LARGE) == dict(zip(CONFIGS, (1.0, 2.0, None), strict=False))
+        cache.record(SMALL, CONFIGS[1], 6.0)
+        assert cache.times(LARGE) == dict(zip(CONFIGS, (1.0, 2.0, None), strict=False))
+        assert cache_of("k").times(SMALL) == {CONFIGS[1]: 6.0}
+    assert [str(one.message) for one in caught] == [f"{path}: 1 malformed records are left out"]
+
+
+def test_entries_that_name_a_malformed_config_are_left_out_and_the_others_keep_theirs(folder: Path) -> None:
+    cache_of("k").record(SMALL, CONFIGS[0], 5.0)
+    (path,) = folder.glob("*.json")
+    document = good()
+    document["entries"].append(entry_of(LARGE) | {"times": {"2": 7.0}, "chosen": {"": 2}})
+    document["configs"][1] = {"BLOCK": [1]}
+    path.write_text(json.dumps(document))
+    with warnings.catch_warnings(record=True):
+        cache = cache_of("k")
+        assert (cache.times(SMALL), cache.times(LARGE)) == ({}, {CONFIGS[2]: 7.0})
+        cache.record(LARGE, CONFIGS[0], 8.0)
+        assert (cache.choice(LARGE, ""), cache.times(LARGE)) == (CONFIGS[2], {CONFIGS[2]: 7.0, CONFIGS[0]: 8.0})
+
+
+@pytest.mark.parametrize("number", ["NaN", "1e999", "9" * 5000])
+def test_a_number_that_json_has_no_word_for_costs_its_entry_alone(number: str, folder: Path) -> None:
+    cache_of("k").record(SMALL, CONFIGS[0], 5.0)
+    (path,) = folder.glob("*.json")
+    document = good()
+    document["entries"].append(entry_of(LARGE) | {"times": {"0": "NUMBER"}})
+    path.write_text(json.dumps(document).replace('"NUMBER"', number))
+    with pytest.warns(ForetuneWarning, match="1 malformed records are left out"):
+        assert (len(cache_of("k").times(SMALL)), cache_of("k").times(LARGE)) == (3, {})
+
+
+def entry_of(problem: Problem) -> dict[str, Any]:
+    """A good entry of another problem."""
+    return good()["entries"][0] | {"problem": problem.to_json()}
+
+
 @pytest.mark.parametrize("value", ["/dev/null", "/proc/nothing", "x" * 5000, "\udcff\udcfe", "/"])
 def test_a_hostile_folder_is_told_once_and_memory_does(
     value: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

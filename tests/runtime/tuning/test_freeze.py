@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from commands import call
+from commands import call, words
 from fakes import DEVICE, FakeFamily, fake_cases
 from foretune.datasets import DeviceSpec, ForetuneError, KernelConfig, Problem
 from foretune.model import Bundle, Ranker
@@ -235,3 +235,14 @@ def test_what_cannot_be_frozen_is_refused(tmp_path: Path) -> None:
         freeze_choices("empty")
     with pytest.raises(ForetuneError, match="is a folder"):
         Frozen("k", "", 1, 1, (), None, None).save(tmp_path)
+
+
+def test_a_frozen_file_replaces_a_frozen_file_and_nothing_else(tmp_path: Path) -> None:
+    remember()
+    (tmp_path / "mine.py").write_text("CONFIGS = ()")
+    said = call(f"cache freeze {KERNEL} --out", tmp_path / "mine.py")
+    assert said.exit_code == 1
+    assert "mine.py is not a file that foretune cache freeze wrote, so it is not replaced" in words(said.stderr)
+    assert (tmp_path / "mine.py").read_text() == "CONFIGS = ()"
+    for _ in range(2):
+        assert call(f"cache freeze {KERNEL} --out", tmp_path / "new.py").exit_code == 0

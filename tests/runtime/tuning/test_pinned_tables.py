@@ -6,6 +6,7 @@ its documentation tells are written down here; Axolotl's profiles are read back 
 
 from __future__ import annotations
 
+import dataclasses
 import importlib.util
 import json
 import sys
@@ -144,3 +145,46 @@ def test_what_cannot_be_exported_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(ForetuneError, match="is a file"):
         export_tables(tmp_path / "file", "fla")
+
+
+HOSTILE = ["../../x", "/abs/x", "..", "日本", "x/../../y", "x" * 190]
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+@pytest.mark.parametrize("format", ["megatron", "fla", "axolotl"])
+def test_whatever_a_device_or_kernel_is_called_its_tables_lie_in_the_folder(
+    name: str, format: str, tmp_path: Path
+) -> None:
+    device = dataclasses.replace(H200, name=name, arch=name)
+    remember(device, kernel=f"package.{name}")
+    remember(dataclasses.replace(H200, name=f"{name}!", arch=f"{name}!"))
+    files = [Path(file) for file in export_tables(tmp_path / "in" / "out", format).files]
+    assert len(set(files)) == {"megatron": 2, "fla": 2, "axolotl": 1}[format]
+    assert all(file.resolve().is_relative_to(tmp_path / "in" / "out") for file in files)
+    assert {path for path in (tmp_path / "in").rglob("*") if path.is_file()} == set(files)
+    assert {path.name for path in tmp_path.iterdir()} == {"cache", "in"}
+
+
+@pytest.mark.parametrize("format", ["megatron", "fla", "axolotl"])
+def test_what_somebody_else_has_in_the_folder_is_not_replaced(format: str, tmp_path: Path) -> None:
+    remember()
+    (path,) = map(Path, export_tables(tmp_path / "out", format).files)
+    before = path.read_text()
+    for content in ('{\n    "kernel_name": "softmax_kernel"\n}', '{"name": "mine"}', "autotune_profiles:"):
+        path.write_text(content)
+        with pytest.raises(ForetuneError, match=f"{path.name} is not a table that Foretune wrote for {format}"):
+            export_tables(tmp_path / "out", format)
+        assert path.read_text() == content
+    path.unlink()
+    (tmp_path / "elsewhere").write_text(before)
+    path.symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(ForetuneError, match="nothing is written there"):
+        export_tables(tmp_path / "out", format)
+    assert path.is_symlink()
+
+
+def test_two_devices_of_one_arch_by_another_spelling_share_a_table(tmp_path: Path) -> None:
+    remember()
+    remember(dataclasses.replace(H200, name="NVIDIA H300", arch="sm90"), kernel="other.kernel")
+    (written,) = export_tables(tmp_path, "megatron").files
+    assert set(json.loads(Path(written).read_text())["kernels"]) >= {KERNEL, "other.kernel"}

@@ -182,6 +182,18 @@ def test_a_link_in_its_place_is_moved_aside(tmp_path: Path) -> None:
     assert elsewhere.read_text() == '{"a": 1}'
 
 
+def test_the_lock_is_not_opened_through_a_link(tmp_path: Path) -> None:
+    lock, elsewhere = tmp_path / ".a.json.lock", tmp_path / "to come"
+    lock.symlink_to(elsewhere)
+    with heard() as caught:
+        file = counts_in(tmp_path / "a.json")
+        add(file, "x")
+    assert file.read() == {"x": 1}
+    assert ["it is a symbolic link, not a regular file" in one for one in caught] == [True]
+    assert lock.is_symlink()
+    assert not elsewhere.exists()
+
+
 @pytest.mark.parametrize("error", [errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO])
 def test_a_disk_that_takes_nothing_is_told_once_and_memory_goes_on(
     error: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
