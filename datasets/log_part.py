@@ -9,6 +9,7 @@ takes the other parts.
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable, Iterator, Mapping, Set
 from dataclasses import dataclass
 from functools import lru_cache
@@ -18,7 +19,7 @@ from typing import Any, BinaryIO, TypeVar
 from .config import KernelConfig
 from .device import DeviceSpec
 from .disk.left_out import LeftOut
-from .disk.opening import IrregularFileError, open_regular
+from .disk.regular import open_regular, why_irregular
 from .errors import ForetuneError, abridged, check_word, shown
 from .manifest import check_facts
 from .measurement import Measurement, Status
@@ -80,10 +81,10 @@ def read_log_part(path: Path) -> tuple[LogPart | None, list[LeftOut]]:
     """
     place = f"{path.parent.name}/{path.name}"
     try:
-        with open_regular(path) as file:
+        with os.fdopen(open_regular(path, follow=True), "rb") as file:
             return _read(file, place)
-    except IrregularFileError as error:
-        return None, [LeftOut(place, error.why)]
+    except (ForetuneError, IsADirectoryError) as error:
+        return None, [LeftOut(place, why_irregular(error))]
 
 
 def _read(file: BinaryIO, place: str) -> tuple[LogPart | None, list[LeftOut]]:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from .disk.atomic import replacing
-from .disk.opening import open_regular
+from .disk.regular import open_regular
 from .disk.writable import few, visible_in
 from .errors import DatasetError, ForetuneError, abridged, shown
 
@@ -30,7 +31,7 @@ def read_manifest(directory: Path) -> dict[str, Any]:
     read here."""
     path = directory / MANIFEST
     try:
-        with open_regular(path) as file:
+        with os.fdopen(open_regular(path, follow=True), "rb") as file:
             manifest = json.loads(file.read())
         version = manifest["schema_version"]
     except FileNotFoundError:

@@ -143,6 +143,11 @@ def refusal(error: Exception, path: Path | str) -> OSError:
     return OSError(errno.EEXIST, str(error), str(path))
 
 
+def why_irregular(error: Exception) -> str:
+    """Return what lies in a file's place, of an error that `open_regular` raised."""
+    return "it is a folder, not a regular file" if isinstance(error, IsADirectoryError) else str(error)
+
+
 def _check_regular(status: os.stat_result, path: Path | str) -> None:
     if stat.S_ISDIR(status.st_mode):
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))

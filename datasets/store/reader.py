@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -19,7 +20,7 @@ from ..config import KernelConfig
 from ..dataset import Dataset
 from ..device import DeviceSpec
 from ..disk.left_out import LeftOut, summary
-from ..disk.opening import IrregularFileError, open_regular
+from ..disk.regular import open_regular, why_irregular
 from ..errors import DatasetError, ForetuneError, abridged, warn
 from ..log_part import LOG_SUFFIX, LogPart, read_log_part
 from ..manifest import MANIFEST, read_manifest
@@ -81,12 +82,11 @@ def _read_parts(folder: Path, schema: pa.Schema) -> tuple[dict[Path, pa.Table], 
             torn.append(path.name)
             continue
         try:
-            open_regular(path).close()  # whoever reads Parquet would wait for a pipe
+            os.close(open_regular(path, follow=True))  # reading Parquet would wait for a pipe
             whole[path] = joined([read_table(path, schema)])
-        except (IrregularFileError, UnreadableError) as error:
+        except (ForetuneError, IsADirectoryError, UnreadableError) as error:
             torn.append(path.name)
-            why = error.why if isinstance(error, IrregularFileError) else abridged(str(error))
-            left_out.append(LeftOut(f"{folder.name}/{path.name}", why))
+            left_out.append(LeftOut(f"{folder.name}/{path.name}", abridged(why_irregular(error))))
     return whole, torn, left_out
 
 
@@ -158,8 +158,10 @@ def _read_sealed_drift(directory: Path, problems: pa.Table, digests: Mapping[str
 def _read_vouched(directory: Path, table: str, schema: pa.Schema, digests: Mapping[str, str]) -> pa.Table:
     path = directory / f"{table}.parquet"
     try:
-        with open_regular(path) as file:
+        with os.fdopen(open_regular(path, follow=True), "rb") as file:
             content = file.read()
+    except ForetuneError as error:
+        raise DatasetError(f"{path}: {error}") from None
     except OSError as error:
         missing = isinstance(error, FileNotFoundError)
         raise DatasetError(f"{path}: {'the file is missing' if missing else error.strerror}") from None

@@ -172,7 +172,7 @@ def test_what_is_no_file_is_neither_read_nor_waited_for(
 ) -> None:
     write_log(tmp_path, [good(16)])
     make(tmp_path / "parts" / f"odd.{suffix}")
-    said = rf"1 file is left out: it is {kind}, not a file \(parts/odd\.{suffix}\)$"
+    said = rf"1 file is left out: it is {kind}, not a regular file \(parts/odd\.{suffix}\)$"
     with pytest.warns(ForetuneWarning, match=said):
         dataset = load(tmp_path)
     assert (len(dataset.measurements), dataset.ignored) == (1, (f"odd.{suffix}",))
@@ -181,7 +181,7 @@ def test_what_is_no_file_is_neither_read_nor_waited_for(
 @pytest.mark.usefixtures("ends")
 def test_a_manifest_that_is_a_pipe_is_no_manifest(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "dataset.json")
-    with pytest.raises(DatasetError, match=r"dataset\.json: cannot be read.*it is a pipe, not a file"):
+    with pytest.raises(DatasetError, match=r"dataset\.json: cannot be read.*it is a pipe, not a regular file"):
         load(tmp_path)
 
 

@@ -24,7 +24,8 @@ from foretune.runtime.tuning.cache.cache_folder import (
     export_choices,
     import_choices,
 )
-from foretune.runtime.tuning.cache.choice_cache import ChoiceCache, check_choices, shared_file
+from foretune.runtime.tuning.cache.choice_cache import ChoiceCache, shared_file
+from foretune.runtime.tuning.cache.choice_document import check_choices
 from foretune.runtime.tuning.cache.shared_file import SharedFile
 from foretune.runtime.tuning.functions import config_cache
 from foretune.runtime.tuning.functions.config_cache import ConfigCache

@@ -16,7 +16,8 @@ from ....datasets.disk.regular import check_replaceable, read_regular
 from ....datasets.disk.writable import check_file
 from ....datasets.errors import abridged, check_path, shown, warn
 from ..functions.config_cache import functions_folder
-from .choice_cache import Software, check_choices, choices_folder, shared_file, times_of
+from .choice_cache import Software, choices_folder, shared_file
+from .choice_document import check_choices, times_of
 from .function_files import KnownFunction, known_functions
 from .merging import merge_choices
 from .own_files import OUR_CHOICES, OUR_EXPORT, OUR_FUNCTIONS, remove_own

@@ -8,46 +8,32 @@ from __future__ import annotations
 
 import atexit
 import hashlib
-import math
 import os
 import re
 import sys
 import time
 import weakref
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from functools import lru_cache, partial
+from functools import lru_cache
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 from ....datasets import DeviceSpec, ForetuneError, KernelConfig, Problem
-from ....datasets.errors import LONGEST_WORD, MOST_NAMES, check_integer, check_word, shown
+from ....datasets.errors import LONGEST_WORD, check_word, shown
 from ....datasets.measurement import LONGEST_US, SHORTEST_US
 from ...warn import warn_once
-from ..launch_arguments import are_kept_arguments
 from ..ranks.node_copies import near_copy
+from .choice_document import FAILED_AT, check_choices, forget_oldest, is_launch, joined_launches, new_document, times_of
 from .shared_file import Document, SharedFile
 
 VARIABLE = "FORETUNE_CACHE_DIR"
-#: What a file says it is; a file that says otherwise is begun anew.
-FORMAT = "foretune choices 1"
-_KEYS = {"format", "kernel", "device", "configs", "entries"}
-_ENTRY_KEYS = {"source", "software", "problem", "times", "chosen", "launches"}
-#: When the oldest failure in an entry was recorded, in seconds since the epoch; there is none in older files.
-_FAILED_AT = "failed_at"
-_LATEST_S = 1 << 53
 #: A failed config is tried again after a day: what refused it may have been the machine, not the compiler.
 FAILURES_LAST_S = 86_400
-#: Launches that are kept of a problem: many may fall into one bucket.
-_MOST_LAUNCHES = 32
-#: The share of a full file's entries that goes at once, so that a full one is not made room in for every config.
-_FORGOTTEN = 0.25
 #: So many times of a problem are written one by one, and so large a share of all of them together after that.
 _AT_ONCE, _WAITING_SHARE = 64, 0.125
-#: Of a full file, one problem's times are shortened first where they are more than this share, and more than this many.
-_LARGE_SHARE, _FEW = 0.25, 64
 _caches: weakref.WeakSet[ChoiceCache] = weakref.WeakSet()
 
 
@@ -138,7 +124,7 @@ class ChoiceCache:
             places = _Places(document["configs"])
             if None in kept.values() and not _failures_last(entry):
                 entry["times"] = {place: time_us for place, time_us in entry["times"].items() if time_us is not None}
-                entry[_FAILED_AT] = int(time.time())
+                entry[FAILED_AT] = int(time.time())
             entry["times"] |= {str(places.of(config)): time_us for config, time_us in kept.items()}
 
         self.file.update(change)
@@ -177,7 +163,7 @@ class ChoiceCache:
             launch["arguments"] = dict(arguments)
         if config is not None:
             launch["config"] = config.to_json()
-        if not _is_launch(launch):
+        if not is_launch(launch):
             return
         entry = self._entry(self.file.read(), problem)
         if entry is not None and launch in entry["launches"]:
@@ -275,118 +261,12 @@ def _shared(folder: Path | None, name: str) -> SharedFile:
     if folder is None:
         warn_once("no home folder was found", f": choices are kept in this process alone; {VARIABLE} names another")
     path = None if folder is None else near_copy(folder / name, writes=True)
-    return SharedFile(path, check=check_choices, forget=_forget_oldest)
-
-
-def new_document(kernel: str, device: DeviceSpec) -> Document:
-    return {"format": FORMAT, "kernel": kernel, "device": device.to_json(), "configs": [], "entries": []}
-
-
-def times_of(document: Document, entry: Document) -> dict[KernelConfig, float | None]:
-    """An entry's times by config."""
-    configs = document["configs"]
-    return {KernelConfig.from_json(configs[int(place)]): time_us for place, time_us in entry["times"].items()}
-
-
-def check_choices(document: Any) -> int:
-    """Remove malformed configs, malformed entries and entries that name such a config from a document.
-
-    Returns:
-        The number of records that were removed.
-
-    Raises:
-        ForetuneError: It is not a file of choices, or none of its entries is well-formed.
-    """
-    if not isinstance(document, dict) or document.get("format") != FORMAT or set(document) != _KEYS:
-        raise ForetuneError(f"it is no file of {FORMAT!r}")
-    check_word("kernel", document["kernel"], 4 * LONGEST_WORD)
-    DeviceSpec.from_json(document["device"])
-    for name in ("configs", "entries"):
-        if not isinstance(document[name], list):
-            raise ForetuneError(f"{name} must be a list but is {shown(document[name])}")
-    wrong = {at: why for at, one in enumerate(document["configs"]) if (why := _wrong(KernelConfig.from_json, one))}
-    places = set(range(len(document["configs"]))) - wrong.keys()
-    checked = [(entry, _wrong(partial(_check_entry, places=places), entry)) for entry in document["entries"]]
-    kept = [entry for entry, why in checked if why is None]
-    errors = [*wrong.values(), *(why for _, why in checked if why is not None)]
-    if errors and not kept:
-        raise errors[0]
-    if errors:
-        document["entries"] = kept
-        _keep_used_configs(document)
-    return len(errors)
-
-
-def _wrong(check: Callable[[Any], object], value: Any) -> ForetuneError | None:
-    """Why a value does not pass a check; None for one that does."""
-    try:
-        check(value)
-    except ForetuneError as error:
-        return error
-    return None
-
-
-def _check_entry(entry: Any, places: Collection[int]) -> None:
-    if not isinstance(entry, dict) or set(entry) - {_FAILED_AT} != _ENTRY_KEYS:
-        raise ForetuneError(f"an entry must have {', '.join(sorted(_ENTRY_KEYS))} but one is {shown(entry)}")
-    check_word("source", entry["source"])
-    Problem.from_json(entry["problem"])
-    for name in ("software", "times", "chosen"):
-        if not isinstance(entry[name], dict):
-            raise ForetuneError(f"{name} must be an object but is {shown(entry[name])}")
-    software = entry["software"]
-    if set(software) != set(Software.__dataclass_fields__) or not all(isinstance(v, str) for v in software.values()):
-        raise ForetuneError(f"software must have texts for driver, torch and triton but is {shown(software)}")
-    for place, time_us in entry["times"].items():
-        if not re.fullmatch("0|[1-9][0-9]{0,6}", place) or int(place) not in places:
-            raise ForetuneError(f"a time must be one of a config but is of {shown(place)}")
-        if time_us is not None and not (type(time_us) in (int, float) and SHORTEST_US <= time_us <= LONGEST_US):
-            raise ForetuneError(f"a time must be {SHORTEST_US} to {LONGEST_US} us, or null, but is {shown(time_us)}")
-    check_integer(_FAILED_AT, entry.get(_FAILED_AT, 0), 0, _LATEST_S)
-    launches = entry["launches"]
-    if not isinstance(launches, list) or len(launches) > _MOST_LAUNCHES or not all(map(_is_launch, launches)):
-        raise ForetuneError(f"launches must be at most {_MOST_LAUNCHES}, of names and a key, but are {shown(launches)}")
-    for place in entry["chosen"].values():
-        if type(place) is not int or place not in places:
-            raise ForetuneError(f"a choice must be one of the configs but is {shown(place)}")
-
-
-def joined_launches(older: Sequence[Document], newer: Sequence[Document]) -> list[Document]:
-    """Return launches of one problem from two places, each once with its newer config, as many as are kept."""
-    known = [_without_config(launch) for launch in newer]
-    return [*(one for one in older if _without_config(one) not in known), *newer][-_MOST_LAUNCHES:]
-
-
-def _without_config(launch: Document) -> Document:
-    return {name: value for name, value in launch.items() if name != "config"}
-
-
-def _is_launch(launch: Any) -> bool:
-    """Whether it is what `saw_launch` keeps, in values that JSON gives back as they are."""
-    return (
-        isinstance(launch, dict)
-        and {"names", "key"} <= set(launch) <= {"names", "key", "arguments", "config"}
-        and all(isinstance(launch[part], list) and len(launch[part]) <= MOST_NAMES for part in ("names", "key"))
-        and are_kept_arguments(launch.get("arguments", {}))
-        and all(isinstance(name, str) for name in launch["names"])
-        and all(type(value) in (int, float, bool, str, type(None)) for value in launch["key"])
-        and all(math.isfinite(value) for value in launch["key"] if type(value) is float)
-        and len(launch["names"]) <= len(launch["key"])
-        and ("config" not in launch or _is_config(launch["config"]))
-    )
-
-
-def _is_config(value: Any) -> bool:
-    try:
-        KernelConfig.from_json(value)
-    except ForetuneError:
-        return False
-    return True
+    return SharedFile(path, check=check_choices, forget=forget_oldest)
 
 
 def _failures_last(entry: Document) -> bool:
     """Return whether the failures in an entry still count. (A clock may have been set back since.)"""
-    age_s = time.time() - float(entry.get(_FAILED_AT, -FAILURES_LAST_S))
+    age_s = time.time() - float(entry.get(FAILED_AT, -FAILURES_LAST_S))
     return 0 <= age_s < FAILURES_LAST_S
 
 
@@ -407,37 +287,6 @@ class _Places:
 
 def _hashable(config: Mapping[str, Any]) -> tuple[tuple[str, str, Any], ...]:
     return tuple(sorted((name, type(value).__name__, value) for name, value in config.items()))
-
-
-def _forget_oldest(document: Document) -> bool:
-    """Drop the slower half of the times of one problem with a large share of all times; else the entries that were
-    touched longest ago, but never the newest, which is being written. Configs that no entry names go, too."""
-    entries = document.get("entries", [])
-    largest: Document = max(entries, key=lambda entry: len(entry["times"]), default={"times": {}})
-    times, total = largest["times"], sum(len(entry["times"]) for entry in entries)
-    if len(times) > max(_FEW, _LARGE_SHARE * total):
-        chosen = {str(place) for place in largest["chosen"].values()}
-        fastest = sorted(times, key=lambda place: (place not in chosen, times[place] or math.inf))
-        largest["times"] = {place: times[place] for place in fastest[: len(fastest) // 2]}
-        kept = entries
-    elif len(entries) > 1:
-        kept = entries[math.ceil(len(entries) * _FORGOTTEN) :]
-    else:
-        return False
-    document["entries"] = kept
-    _keep_used_configs(document)
-    return True
-
-
-def _keep_used_configs(document: Document) -> None:
-    """Drop the configs that no entry names, and number the others anew."""
-    kept = document["entries"]
-    used = sorted({int(place) for one in kept for place in (*one["times"], *one["chosen"].values())})
-    moved = {old: new for new, old in enumerate(used)}
-    document["configs"] = [document["configs"][old] for old in used]
-    for one in kept:
-        one["times"] = {str(moved[int(place)]): time_us for place, time_us in one["times"].items()}
-        one["chosen"] = {bundle: moved[place] for bundle, place in one["chosen"].items()}
 
 
 def _time(time_us: float | None) -> float | None:

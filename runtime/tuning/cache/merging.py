@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 from ....datasets import DeviceSpec
-from .choice_cache import joined_launches, new_document
+from .choice_document import joined_launches, new_document
 from .shared_file import MOST_BYTES, Document, size_of
 
 
