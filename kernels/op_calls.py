@@ -6,13 +6,15 @@ Needs torch and triton.
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Hashable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 import torch
+from torch._C._functorch import peek_interpreter_stack
+from torch.autograd import forward_ad
+from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 from triton import knobs
 
 from ..datasets import ForetuneError, KernelConfig, Problem, torch_dtype
@@ -27,6 +29,8 @@ from .consumers import default_without_gluon
 if TYPE_CHECKING:
     from ..datasets import DeviceSpec
 
+#: Of our operators, for PyTorch's `FlopCounterMode`.
+flop_formulas: dict[Any, Any] = {}
 #: Launches on the tensors of one call.
 Launch: TypeAlias = "Callable[[Sequence[torch.Tensor | None]], object]"
 #: What the ops compute in, by torch's name.
@@ -175,7 +179,29 @@ def _facts(tensor: Any) -> Any:
         return None
     if not isinstance(tensor, torch.Tensor):
         return type(tensor)
-    return tensor.shape, tensor.dtype, tensor.get_device(), tensor.stride(), tensor.requires_grad
+    try:
+        return tensor.shape, tensor.dtype, tensor.get_device(), tensor.stride(), tensor.requires_grad
+    except RuntimeError:  # sparse and nested ones have no strides, or no shape: `check_tensor` refuses them
+        return type(tensor)
+
+
+def check_tensor(name: str, tensor: Any) -> None:
+    """Raise `ForetuneError` for anything but a tensor with strides: nested, quantized, sparse and mkldnn ones.
+
+    >>> check_tensor("a", torch.eye(2).to_sparse())
+    Traceback (most recent call last):
+    foretune.datasets.errors.ForetuneError: a must be a dense tensor but is a sparse_coo one: call a.to_dense()
+    """
+    if not isinstance(tensor, torch.Tensor):
+        raise ForetuneError(f"{name} must be a tensor but is a {type(tensor).__name__}")
+    if tensor.is_nested:
+        raise ForetuneError(f"{name} must be a dense tensor but is a nested one: call {name}.to_padded_tensor(0.0)")
+    if tensor.is_quantized:
+        kind = tensor.dtype
+        raise ForetuneError(f"{name} must be a dense tensor but is a quantized one, {kind}: call {name}.dequantize()")
+    if tensor.layout is not torch.strided:
+        layout = str(tensor.layout).removeprefix("torch.").removeprefix("_")
+        raise ForetuneError(f"{name} must be a dense tensor but is a {layout} one: call {name}.to_dense()")
 
 
 def are_placed(tensors: Sequence[torch.Tensor | None]) -> bool:
@@ -192,14 +218,25 @@ def are_placed(tensors: Sequence[torch.Tensor | None]) -> bool:
 
 
 def needs_operator(tensors: tuple[Any, ...]) -> bool:
-    """Whether PyTorch wants to see an operator: it traces, a dispatch mode is on, or a tensor is of a subclass, whose
-    own way with operators must not be bypassed. Else calling the dispatcher would cost more than the launch."""
-    if torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack():
+    """Whether PyTorch wants to see an operator: it traces, a dispatch mode is on, a function transform or forward-mode
+    AD is active, the tensors have no memory (meta), or one is of a subclass, whose own way with operators must not be
+    bypassed. Else calling the dispatcher would cost more than the launch."""
+    if torch.compiler.is_compiling():
         return True
-    for tensor in tensors:  # noqa: SIM110 - half the time of `any`
-        if type(tensor) not in _PLAIN and isinstance(tensor, torch.Tensor):
+    if _dispatch_modes():
+        _tell_flop_counters()
+        return True
+    if is_transformed():
+        return True
+    for tensor in tensors:
+        if type(tensor) not in _PLAIN and isinstance(tensor, torch.Tensor) and not tensor.is_nested:
             return True
-    return False  # what is no tensor at all is refused later
+    return getattr(tensors[0], "is_meta", False) is True  # what is no tensor at all is refused later
+
+
+def is_transformed() -> bool:
+    """Whether one of torch.func's transforms, or forward-mode AD, is active."""
+    return peek_interpreter_stack() is not None or forward_ad._current_level >= 0
 
 
 def needs_gradient(tensors: Sequence[Any]) -> bool:
@@ -211,13 +248,16 @@ def needs_gradient(tensors: Sequence[Any]) -> bool:
     return False
 
 
-def register_fake(operator: str, fake: Callable[..., Any], library: Any) -> None:
-    """`torch.library.register_fake`, which has `inspect` find the line that calls it: unless that is told which module
-    this file is, it looks at every module that is loaded, 30 ms with torch."""
-    vars(inspect).get("modulesbyfile", {})[__file__] = __name__
-    torch.library.register_fake(operator, fake, lib=library)
+def _tell_flop_counters() -> None:
+    """Tell active counters of the ops' formulas: one made before an op was imported copied the registry too early."""
+    for mode in _get_current_dispatch_mode_stack():
+        registry = getattr(getattr(mode, "counter", mode), "flop_registry", None)
+        if registry is not None:
+            for operator, formula in flop_formulas.items():
+                registry.setdefault(operator, formula)
 
 
+_dispatch_modes = torch._C._len_torch_dispatch_stack
 _nothing = nullcontext()
 _PLAIN = {torch.Tensor, torch.nn.Parameter, type(None)}
 

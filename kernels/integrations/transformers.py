@@ -57,8 +57,8 @@ def experts_forward(
 
     x = hidden_states.to(w_up.dtype).contiguous()
     if is_parallel:
-        # The rows of other ranks come last and are of no group: the op leaves them, and their gradients, as the
-        # memory was, so they are masked after and, for the gradients, before each product.
+        # The rows of other ranks come last and are of no group, and undefined in what the op returns: they are masked
+        # after each product, and before it, so that nothing multiplies them.
         elsewhere = (sorted_choice >= groups)[:, None]
         h = grouped_gemm(x[order // topk].masked_fill(elsewhere, 0), w_up, sizes, bias=bias_up)
         h = h.masked_fill(elsewhere, 0)

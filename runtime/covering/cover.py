@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import math
 import statistics
+import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import islice
+from numbers import Integral
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -36,6 +39,8 @@ RANGES = 8
 _MOST_LOSS = 100.0
 #: Evenly spaced sizes of a range, beside those that are evenly spaced in their logarithm.
 _EVEN = 64
+#: More observed sizes than anybody needs for their weights.
+MOST_SIZES = 1 << 20
 #: Each size of a range is asked of `Family.supports`, if there are no more.
 _MOST_CHECKED = 8192
 
@@ -73,14 +78,16 @@ class Cover:
     reason: str  # where the losses come from
 
     def index_for(self, size: int) -> int:
-        """Which of `configs` runs at a size."""
+        """Return which of `configs` runs at a size. Raises `ForetuneError` for anything but an integer."""
+        if type(size) is not int:
+            size = _checked_size(size)
         for crossover, choice in zip(self.crossovers, self.choices, strict=False):
             if size < crossover:
                 return choice
         return self.choices[-1]
 
     def config_for(self, size: int) -> KernelConfig:
-        """The config that runs at a size."""
+        """Return the config that runs at a size. Raises `ForetuneError` for anything but an integer."""
         return self.configs[self.index_for(size)]
 
     @property
@@ -262,6 +269,16 @@ def _measurable_here(family: Family, device: DeviceSpec) -> Measurable:
     return family
 
 
+def _checked_size(size: Any) -> int:
+    """An integer of another type than Python's own: NumPy's, or one that PyTorch traces."""
+    torch = sys.modules.get("torch")
+    if torch is not None and isinstance(size, torch.SymInt):
+        return size  # type: ignore[no-any-return]
+    if isinstance(size, bool) or not isinstance(size, Integral):
+        raise ForetuneError(f"size must be an integer but is {shown(size)} ({type(size).__name__})")
+    return int(size)
+
+
 def _chooser(n: Any, within: Any, ranges: Any) -> Choose:
     """Which dispatch is asked for."""
     if n is not None and within is not None:
@@ -298,6 +315,10 @@ def _sizes(low: int, high: int) -> set[int]:
 
 
 def _given_sizes(sizes: Iterable[int], low: int, high: int) -> list[int]:
-    if isinstance(sizes, (str, bytes)) or not isinstance(sizes, Iterable) or not (given := list(sizes)):
+    if isinstance(sizes, (str, bytes)) or not isinstance(sizes, Iterable):
         raise ForetuneError(f"sizes must be a list of sizes but is {shown(sizes)}")
+    given = list(islice(sizes, MOST_SIZES + 1))  # an iterator may never end
+    if not given or len(given) > MOST_SIZES:
+        count = f"more than {MOST_SIZES}" if given else "none"
+        raise ForetuneError(f"sizes must be a list of sizes, 1 to {MOST_SIZES} of them, but has {count}")
     return [check_integer("each of sizes", size, low, high) for size in given]

@@ -21,6 +21,7 @@ def compiles(own_cache):
         rowwise,
         sorting,
         tiles,
+        ungrouped,
     )
     from foretune.runtime.launching.launcher import Launcher
 
@@ -29,7 +30,7 @@ def compiles(own_cache):
     # (Gluon's is there only once something has launched it.)
     names = (f"{dw.__package__}.specialized_{kind}" for kind in ("gemm", "dw"))
     jobs = [sys.modules[name] for name in names if name in sys.modules]
-    for module in (dw, dw_launches, gemm, gemm_launches, rowwise, sorting, tiles, *jobs):
+    for module in (dw, dw_launches, gemm, gemm_launches, rowwise, sorting, tiles, ungrouped, *jobs):
         for value in vars(module).values():
             if isinstance(value, Launcher):
                 value.forget()

@@ -8,8 +8,10 @@ from foretune import KernelConfig, grouped_gemm
 from foretune.datasets import ForetuneError
 from foretune.kernels.grouped_gemm.chunks import chunk_rows
 from foretune.kernels.grouped_gemm.op import calls
+from foretune.kernels.grouped_gemm.triton_kernels import rowwise, tiles
 from foretune.runtime.choice import interpreter
 from foretune.runtime.tuning.skew.earlier_sizes import COPIES
+from grouped import guarded
 from loops import error, grouped_loop
 
 pytestmark = pytest.mark.interpret
@@ -243,6 +245,57 @@ def test_rows_of_no_group(sizes):
     assert_right({**results, **{name: results[name][:some] for name in ("y", "x", "weights")}}, expected, HALF)
 
 
+@pytest.fixture
+def dirty_memory():
+    """Fresh memory is full of NaN."""
+    torch.use_deterministic_algorithms(True)
+    assert torch.utils.deterministic.fill_uninitialized_memory
+    yield
+    torch.use_deterministic_algorithms(False)
+
+
+@pytest.mark.parametrize("weights", [None, SINGLE])
+@pytest.mark.parametrize("sizes", [(20, 0, 20, 0, 10), (0,) * 5, SIZES], ids=["too few", "none", "all"])
+@pytest.mark.parametrize("side", SIDES)
+@pytest.mark.usefixtures("dirty_memory")
+def test_the_gradient_of_rows_of_no_group_is_zero(side, sizes, weights):
+    case, some = Case(side, HALF, weights=weights, bias=HALF), sum(sizes)
+    case.sizes = sizes
+    if weights is not None and side == "sorted":
+        case.tensors["weights"][some:] = float("nan")  # which nobody reads
+    results = case.run(mode="off")
+    expected = torch.zeros(sum(SIZES), K)
+    x, w, dy = (tensor.float() for tensor in (case.tensors["x"], case.tensors["w"], case.dy))
+    rows = torch.arange(sum(SIZES)) if case.indices is None else case.indices
+    start = 0
+    for group, size in enumerate(sizes):
+        there = rows[start : start + size]
+        scale = 1.0 if weights is None else case.tensors["weights"][there, None]
+        expected[there if side == "permute_x" else slice(start, start + size)] = (
+            scale * dy[there if side == "permute_y" else slice(start, start + size)]
+        ) @ w[group]
+        start += size
+    if side == "permute_x":
+        expected = expected.view(*x.shape[:1], TOPK, K).sum(1)
+    torch.testing.assert_close(results["x"].float(), expected, rtol=1e-2, atol=5e-2)
+    assert not results["x"][expected == 0].any()
+    assert results["w"].isfinite().all()
+
+
+@pytest.mark.usefixtures("dirty_memory")
+def test_a_bias_gradient_reads_no_more_partial_sums_than_there_are(monkeypatch):
+    """Sizes that sum to more than the rows have more tiles than sums were made room for."""
+
+    def amid_nan(shape, **options):
+        return guarded(torch.zeros(shape, **options))[0]
+
+    monkeypatch.setattr(rowwise.torch, "empty", amid_nan)
+    rows = 520
+    tile_map = tiles.TileMap.build(torch.full((3,), 2**31 - 1, dtype=torch.int32), rows)
+    grads = rowwise.bias_grads(torch.ones(rows, 8), None, tile_map, None, False, SINGLE)
+    assert grads.isfinite().all()
+
+
 @pytest.mark.large
 def test_sizes_that_promise_too_many_rows_end_where_the_rows_do():
     case = Case("permute_y", HALF, weights=SINGLE, bias=HALF)
@@ -281,7 +334,6 @@ class TestTheDebugSwitch:
         ("sizes", "why"),
         [
             ((17, 0, 1, 38, 17), "sum to 73 but there are 72 rows"),
-            ((17, 0, 1, 38, 0), "sum to 56 but there are 72 rows"),
             ((18, -1, 1, 38, 16), "must be >= 0 but one is -1"),
         ],
     )
@@ -290,6 +342,26 @@ class TestTheDebugSwitch:
         case.sizes = sizes
         with pytest.raises(ForetuneError, match=why):
             case.run(mode="off")
+
+    @pytest.mark.parametrize("side", SIDES)
+    @pytest.mark.usefixtures("dirty_memory")
+    def test_zeroes_rows_of_no_group(self, side):
+        case, sizes = Case(side, HALF), (17, 0, 1, 20, 0)
+        everything = case.run(mode="off")["y"]
+        case.sizes = sizes
+        y = case.run(mode="off")["y"]
+        outside = torch.arange(72) >= sum(sizes)
+        if side == "permute_y":
+            outside = torch.zeros(72, dtype=bool).index_fill(0, case.indices[outside], True)
+        assert not y[outside].any()
+        assert y.isfinite().all()
+        if side == "sorted":
+            assert torch.equal(y[:18], everything[:18])
+
+    @pytest.mark.usefixtures("dirty_memory")
+    def test_zeroes_all_where_there_are_no_groups(self):
+        y = grouped_gemm(torch.ones(4, K), torch.ones(0, N, K), torch.zeros(0, dtype=torch.int32))
+        assert not y.any()
 
     @pytest.mark.parametrize(
         ("first", "why"), [(72, r"\[1\] at \[0\]"), (-1, r"\[-1\] at \[0\]"), (5, r"\[1\] at \[0\]")]

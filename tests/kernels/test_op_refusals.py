@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import operator
+from functools import partial
 
+import foretune
+import numpy as np
 import pytest
 import torch
 from foretune import KernelConfig, agree, grouped_gemm
@@ -33,8 +36,42 @@ REFUSALS = {
     "permute_y without indices": ({"permute_y": True}, "permute_y=True needs gather_indices, but they are None"),
     "topk": ({"topk": 0}, "topk must be an integer >= 1 but is 0"),
     "topk's type": ({"topk": 2.0}, "topk must be an integer >= 1 but is 2.0"),
+    "topk is true": ({"topk": True}, "topk must be an integer >= 1 but is True"),
+    "topk is a text": ({"topk": "2"}, "topk must be an integer >= 1 but is '2'"),
+    "topk is a tensor": ({"topk": torch.tensor(2)}, "topk must be an integer >= 1 but is tensor"),
+    "permute_x's type": ({"permute_x": 1, "gather_indices": INDICES}, "permute_x must be true or false but is 1"),
+    "permute_y's type": ({"permute_y": "no", "gather_indices": INDICES}, "permute_y must be true or false but is 'no'"),
     "x is no tensor": ({"x": [[1.0]]}, "x must be a tensor but is a list"),
     "sizes are no tensor": ({"group_sizes": [4, 4, 4]}, "group_sizes must be a tensor but is a list"),
+    "w is none": ({"w": None}, "w must be a tensor but is a NoneType"),
+    "sizes are none": ({"group_sizes": None}, "group_sizes must be a tensor but is a NoneType"),
+    "x is a class": ({"x": torch.Tensor}, "x must be a tensor but is a "),
+    "weights are a list": ({"topk_weights": [1.0] * ROWS}, "topk_weights must be a tensor but is a list"),
+    "weights of NumPy": ({"topk_weights": WEIGHTS.numpy()}, "topk_weights must be a tensor but is a ndarray"),
+    "weights' dimensions": ({"topk_weights": WEIGHTS.view(2, 2, 3)}, r"must have 1 dimensions but is \(2, 2, 3\)"),
+    "indices of weights alone, a list": (
+        {"gather_indices": [0] * ROWS, "topk_weights": WEIGHTS},
+        "gather_indices must be a tensor but is a list",
+    ),
+    "indices of weights alone, floats": (
+        {"gather_indices": INDICES.float(), "topk_weights": WEIGHTS},
+        "gather_indices must be int32 or int64 but is torch.float32",
+    ),
+    "indices of weights alone, two dimensions": (
+        {"gather_indices": INDICES.view(2, 6), "topk_weights": WEIGHTS},
+        r"gather_indices must have 1 dimensions but is \(2, 6\)",
+    ),
+    "indices of weights alone, too few": (
+        {"gather_indices": INDICES[:6], "topk_weights": WEIGHTS},
+        "there must be 12 gather_indices, one for each of topk_weights, but there are 6",
+    ),
+    "indices of weights alone, elsewhere": (
+        {"gather_indices": INDICES.to("meta"), "topk_weights": WEIGHTS},
+        "gather_indices is on meta but topk_weights is on cpu",
+    ),
+    "bias is a list": ({"bias": [[0.0]]}, "bias must be a tensor but is a list"),
+    "x is complex": ({"x": torch.zeros(ROWS, K, dtype=torch.cfloat)}, "x must be one of .* but is torch.complex64"),
+    "x is of truths": ({"x": torch.zeros(ROWS, K, dtype=bool)}, "x must be one of .* but is torch.bool"),
     "x has a batch": ({"x": torch.zeros(1, ROWS, K)}, r"x must have 2 dimensions but is \(1, 12, 24\)"),
     "w is one matrix": ({"w": torch.zeros(N, K)}, r"w must have 3 dimensions but is \(16, 24\)"),
     "K": ({"x": torch.zeros(ROWS, 32)}, r"x has 32 columns but w \(3, 16, 24\), .* has K = 24"),
@@ -80,6 +117,112 @@ def test_a_refusal_names_what_is_wrong(name):
     changed, why = REFUSALS[name]
     with pytest.raises(ForetuneError, match=why):
         call(**changed)
+
+
+#: Kinds of tensors without strides, by what makes one of a dense one.
+ODD = {
+    "sparse_coo": torch.Tensor.to_sparse,
+    "sparse_csr": torch.Tensor.to_sparse_csr,
+    "sparse_bsr": lambda dense: dense.to_sparse_bsr((1, 1)),
+    "mkldnn": torch.Tensor.to_mkldnn,
+    "nested": lambda dense: torch.nested.nested_tensor([dense, dense]),
+    "jagged": lambda dense: torch.nested.nested_tensor([dense, dense], layout=torch.jagged),
+    "quantized": lambda dense: torch.quantize_per_tensor(dense, 0.1, 0, torch.qint8),
+}
+M, W8 = torch.zeros(16, 16), torch.zeros(16, 16).to(torch.float8_e4m3fn)
+ANGLES, HEADS, ONES = torch.zeros(4, 8), torch.zeros(4, 2, 16), torch.ones(1)
+#: Of each op a call with one of its arguments replaced, by its name.
+OF_OPS = {
+    "matmul": (foretune.matmul, {"a": M, "b": M, "bias": M[0]}),
+    "gated_mlp": (foretune.gated_mlp, {"x": M, "w_gate_up": M}),
+    "rms_norm_rope": (
+        foretune.rms_norm_rope,
+        {"q": HEADS, "k": HEADS, "cos": ANGLES, "sin": ANGLES, "q_weight": M[0], "k_weight": M[0]},
+    ),
+    "grouped_gemm": (
+        foretune.grouped_gemm,
+        {
+            "x": M,
+            "w": torch.zeros(2, 16, 16),
+            "group_sizes": torch.zeros(2, dtype=torch.int32),
+            "bias": torch.zeros(2, 16),
+            "topk_weights": M[0],
+        },
+    ),
+    "scaled_gemm": (foretune.scaled_gemm, {"x": M.bfloat16(), "w": M.bfloat16()}),
+    "scaled_gemm of fp8": (
+        partial(foretune.scaled_gemm, x=W8, w=W8, scales="tensorwise"),
+        {"x_scale": ONES, "w_scale": ONES},
+    ),
+}
+
+
+@pytest.mark.filterwarnings("ignore:.*nested tensors", "ignore:Sparse", "ignore:.*quantize")
+@pytest.mark.parametrize("kind", ODD)
+@pytest.mark.parametrize("op", OF_OPS)
+def test_tensors_without_strides_are_refused_by_name(op, kind):
+    function, arguments = OF_OPS[op]
+    refused = 0
+    for name, tensor in arguments.items():
+        try:
+            odd = ODD[kind](tensor)
+        except (RuntimeError, TypeError, IndexError):  # which there is not of every shape and dtype
+            continue
+        refused += 1
+        why = f"^{name} must be a dense tensor but is a {'nested' if kind == 'jagged' else kind} one"
+        with use_stub_driver(DeviceSpec.named("h200")), pytest.raises(ForetuneError, match=why):
+            function(**arguments | {name: odd})
+    assert refused or op.startswith("scaled_gemm")
+
+
+@pytest.mark.compile
+@pytest.mark.usefixtures("own_cache")
+class TestOptionsThatEqualOthers:
+    """Calls are looked up by their options, in which True is equal to 1 and to 1.0."""
+
+    @pytest.fixture(autouse=True)
+    def stub(self, monkeypatch):
+        monkeypatch.setenv("FORETUNE_MODE", "off")
+        with use_stub_driver(DeviceSpec.named("h200")):
+            yield
+
+    @pytest.mark.parametrize("wrong", [True, 1.0])
+    @pytest.mark.parametrize("first", [1, "wrong"])
+    def test_topk(self, first, wrong, monkeypatch):
+        monkeypatch.setattr(calls, "_calls", calls.Memo())
+        x = torch.zeros(ROWS, K, requires_grad=True)
+        for topk in (1, wrong) if first == 1 else (wrong, 1):
+            if topk is wrong:
+                with pytest.raises(ForetuneError, match=f"topk must be an integer >= 1 but is {wrong}"):
+                    call(x=x, topk=wrong)
+            else:
+                assert call(x=x, topk=topk).shape == (ROWS, N)
+        assert [type(one.options.topk) for one in calls._calls.values()] == [int]
+
+    def test_topk_of_numpy_is_an_integer(self, monkeypatch):
+        monkeypatch.setattr(calls, "_calls", calls.Memo())
+        call(topk=np.int64(1))
+        assert [type(one.options.topk) for one in calls._calls.values()] == [int]
+
+    @pytest.mark.parametrize("wrong", [{"eps": True}, {"weight_offset": True}, {"interleaved": 0}])
+    def test_numbers_of_norms(self, wrong):
+        right = {"eps": 1.0, "weight_offset": 1.0, "interleaved": False}
+        function, arguments = OF_OPS["rms_norm_rope"]
+        function(**arguments, **right)
+        (name,) = wrong
+        with pytest.raises(ForetuneError, match=f"{name} must be (a number from 0|true or false) but is"):
+            function(**arguments, **right | wrong)
+
+    @pytest.mark.parametrize("wrong", ["no", 1, None])
+    def test_recompute(self, wrong):
+        function, arguments = OF_OPS["gated_mlp"]
+        function(**arguments)
+        with pytest.raises(ForetuneError, match="recompute must be true or false but is"):
+            function(**arguments, recompute=wrong)
+
+    def test_an_index_of_weights_alone_that_is_out_of_range_takes_some_other_weight(self):
+        call(gather_indices=INDICES + 10**6, topk_weights=WEIGHTS)
+        call(gather_indices=INDICES - 10**6, topk_weights=WEIGHTS)
 
 
 @pytest.mark.parametrize("name", ["K", "permute_x without indices"])

@@ -7,14 +7,14 @@ from math import prod
 import torch
 
 from ....datasets import ForetuneError
-from ...op_calls import DTYPES
+from ...op_calls import DTYPES, check_tensor
 from ..family import ACTIVATIONS, MOST_COLUMNS, MOST_ROWS, wrong_widths
 
 
 def check_call(x: torch.Tensor, w: torch.Tensor, activation: str) -> None:
     """Raises `ForetuneError` naming what is not in order."""
     for name, tensor in (("x", x), ("w_gate_up", w)):
-        _require(isinstance(tensor, torch.Tensor), f"{name} must be a tensor but is a {type(tensor).__name__}")
+        check_tensor(name, tensor)
         known = ", ".join(map(str, DTYPES))
         _require(tensor.dtype in DTYPES, f"{name} must be one of {known} but is {tensor.dtype}")
     _require(activation in ACTIVATIONS, f"activation must be one of {', '.join(ACTIVATIONS)} but is {activation!r}")

@@ -11,7 +11,8 @@ from typing import Any
 
 import torch
 
-from ...op_calls import decode, register_fake
+from ...op_calls import decode
+from ...op_registration import differentiable, not_differentiable, register_fake, register_flops
 from .checks import check_call
 from .passes import Options, backward, forward, gradient_of_w, gradient_of_x
 
@@ -49,7 +50,7 @@ def _autograd(ctx: Any, dh: torch.Tensor | None, _: Any) -> tuple[Any, ...]:
     x, w, saved = ctx.saved_tensors
     if dh is None:
         return None, None, None, None, None, None
-    grad = torch.ops.foretune.gated_mlp_backward(dh, x, w, saved, ctx.activation, ctx.mode)
+    grad = gated_mlp_backward(dh, x, w, saved, ctx.activation, ctx.mode)
     dx = gradient_of_x(grad, x, w, ctx.mode) if ctx.needs_input_grad[0] else None
     dw = gradient_of_w(grad, x, ctx.mode) if ctx.needs_input_grad[1] else None
     return dx, dw, None, None, None, None
@@ -67,8 +68,19 @@ def _backward_fake(
     return x.new_empty((prod(x.shape[:-1]), w.shape[0]))
 
 
+def _flops(x: Any, w: Any, *_: Any, **__: Any) -> Any:
+    return 2 * prod(x) * w[0]
+
+
+def _backward_flops(_: Any, x: Any, w: Any, saved: Any, *__: Any, **___: Any) -> Any:
+    return 0 if len(saved) == 2 else _flops(x, w)  # which are computed again
+
+
 _library.impl("gated_mlp", _forward, "CompositeExplicitAutograd")
 _library.impl("gated_mlp_backward", _backward, "CompositeExplicitAutograd")
 register_fake("foretune::gated_mlp", _forward_fake, _library)
 register_fake("foretune::gated_mlp_backward", _backward_fake, _library)
-torch.library.register_autograd("foretune::gated_mlp", _autograd, setup_context=_setup_context, lib=_library)
+gated_mlp = differentiable("gated_mlp", _setup_context, _autograd, _library)
+gated_mlp_backward = not_differentiable("gated_mlp_backward", _library)
+register_flops("gated_mlp", _flops)
+register_flops("gated_mlp_backward", _backward_flops)

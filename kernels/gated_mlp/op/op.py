@@ -8,8 +8,10 @@ import torch
 from torch.autograd.function import once_differentiable
 
 from ....datasets import KernelConfig
+from ....datasets.errors import check_flag
 from ...op_calls import encode, needs_gradient, needs_operator
-from . import library  # noqa: F401 - registers the operators
+from ...op_registration import outside_autocast
+from . import library
 from .passes import Options, backward, forward, gradient_of_w, gradient_of_x
 
 
@@ -54,11 +56,13 @@ def gated_mlp(
     ...     gated_mlp(x, w).sum().backward()
     ...     assert w.grad.shape == w.shape
     """
+    if type(recompute) is not bool:
+        check_flag("recompute", recompute)
     tensors = (x, w_gate_up)
     needs = needs_gradient(tensors)
     if needs_operator(tensors):
         saves = needs and not recompute
-        h: torch.Tensor = torch.ops.foretune.gated_mlp(*tensors, activation, saves, encode(config), mode)[0]
+        h: torch.Tensor = library.gated_mlp(*tensors, activation, saves, encode(config), mode)[0]
         return h
     options = Options(activation, config, mode)
     if needs:
@@ -79,6 +83,7 @@ class _GatedMlp(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
+    @outside_autocast
     def backward(ctx: Any, dh: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         x, w, saved = ctx.saved_tensors
         grad = backward(dh, x, w, saved, ctx.activation, ctx.mode)

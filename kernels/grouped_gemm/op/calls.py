@@ -49,7 +49,7 @@ class Call:
         self.shape, self.dtype, self.options = shape, dtype, options
         self.device = device_at(place)
         self.gpu = place if self.device.backend != "cpu" and stubbed() is None else None  # its index
-        self.contents_checked = os.environ.get(CHECK_VARIABLE, "") not in ("", "0")
+        self.contents_checked = contents_are_checked()
         self.mode = resolve_mode(options.mode, default=Mode.PREDICT)
         self.chunk_rows = chunk_rows(shape.rows, shape.n, shape.k, self.device.sm_count)
         self.differentiable = False  # whether a tensor wants a gradient
@@ -110,6 +110,11 @@ class Call:
     def _runnable(self, family: str, config: KernelConfig) -> KernelConfig:
         """What runs here where a config was chosen; see `default_without_gluon`."""
         return default_without_gluon(config, find_measurable(family), self.problem(family), self.device)
+
+
+def contents_are_checked() -> bool:
+    """Return whether FORETUNE_CHECK has calls wait for the device and check what only it knows."""
+    return os.environ.get(CHECK_VARIABLE, "") not in ("", "0")
 
 
 def call_of(options: tuple[Any, ...], tensors: tuple[Any, ...]) -> Call:

@@ -5,16 +5,20 @@ And, where the user switches that on, what it can only know by waiting (`check_c
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from numbers import Integral
+from typing import Any, NamedTuple
 
 import torch
 
 from ....datasets import ForetuneError, torch_dtype
+from ....datasets.errors import check_flag, shown
+from ...op_calls import check_tensor
 from ..family import DTYPES as NAMES
 from ..family import MOST_ROWS
 
 DTYPES = {torch_dtype(name): name for name in NAMES}
 _INTEGERS = (torch.int32, torch.int64)
+_NEEDED = ("x", "w", "group_sizes")
 _DIMS = {"x": 2, "w": 3, "group_sizes": 1, "gather_indices": 1, "topk_weights": 1, "bias": 2}
 
 
@@ -55,7 +59,7 @@ def check_call(
         "bias": bias,
     }
     for name, tensor in tensors.items():
-        if tensor is not None:
+        if tensor is not None or name in _NEEDED:
             _check_tensor(name, tensor, x)
 
     groups, n, k = w.shape
@@ -77,10 +81,25 @@ def check_call(
     return Shape(rows, groups, n, k)
 
 
-def _check_tensor(name: str, tensor: torch.Tensor, x: torch.Tensor) -> None:
-    _require(isinstance(tensor, torch.Tensor), f"{name} must be a tensor but is a {type(tensor).__name__}")
+def check_options(topk: Any, permute_x: Any, permute_y: Any) -> tuple[int, bool, bool]:
+    """Return the options in Python's own types. Raise `ForetuneError` for what merely equals one, as True equals 1."""
+    is_integer = isinstance(topk, Integral) and not isinstance(topk, bool)
+    _require(is_integer, f"topk must be an integer >= 1 but is {shown(topk)}")
+    return int(topk), check_flag("permute_x", permute_x), check_flag("permute_y", permute_y)
+
+
+def check_indices(gather_indices: torch.Tensor, topk_weights: torch.Tensor) -> None:
+    """Raise `ForetuneError` for indices that cannot permute the weights, (rows,), of rows that are not permuted."""
+    _check_tensor("topk_weights", topk_weights, topk_weights)
+    _check_tensor("gather_indices", gather_indices, topk_weights, "topk_weights")
+    given, rows = len(gather_indices), len(topk_weights)
+    _require(given == rows, f"there must be {rows} gather_indices, one for each of topk_weights, but there are {given}")
+
+
+def _check_tensor(name: str, tensor: Any, x: torch.Tensor, other: str = "x") -> None:
+    check_tensor(name, tensor)
     _require(tensor.dim() == _DIMS[name], f"{name} must have {_DIMS[name]} dimensions but is {tuple(tensor.shape)}")
-    _require(tensor.device == x.device, f"{name} is on {tensor.device} but x is on {x.device}")
+    _require(tensor.device == x.device, f"{name} is on {tensor.device} but {other} is on {x.device}")
     if name in ("group_sizes", "gather_indices"):
         _require(tensor.dtype in _INTEGERS, f"{name} must be int32 or int64 but is {tensor.dtype}")
     else:
@@ -103,10 +122,11 @@ def check_aligned(x: torch.Tensor, w: torch.Tensor) -> None:
 
 
 def check_contents(group_sizes: torch.Tensor, gather_indices: torch.Tensor | None, rows: int) -> None:
-    """Waits for the device and raises `ForetuneError` for group sizes and indices that make no sense."""
+    """Waits for the device and raises `ForetuneError` for group sizes and indices that make no sense. (Rows that are
+    past the last group are allowed.)"""
     sizes = group_sizes.tolist()
     _require(min(sizes, default=0) >= 0, f"group_sizes must be >= 0 but one is {min(sizes, default=0)}")
-    _require(sum(sizes) == rows, f"group_sizes sum to {sum(sizes)} but there are {rows} rows")
+    _require(sum(sizes) <= rows, f"group_sizes sum to {sum(sizes)} but there are {rows} rows")
     if gather_indices is not None:
         there = torch.arange(rows, device=gather_indices.device, dtype=gather_indices.dtype)
         wrong = (gather_indices.sort().values != there).nonzero().flatten()

@@ -6,11 +6,13 @@ flattened into integers and strings, so that Dynamo can trace a call.
 
 from __future__ import annotations
 
+from math import prod
 from typing import Any
 
 import torch
 
-from ...op_calls import decode, register_fake
+from ...op_calls import decode
+from ...op_registration import differentiable, not_differentiable, register_fake, register_flops
 from .calls import Options, call_of, call_of_backward
 from .checks import Shape, check_call
 from .passes import Needs, backward, forward, needs_of, saved_of
@@ -50,7 +52,7 @@ def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> N
 
 def _autograd(ctx: Any, dy: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
     needs = needs_of(ctx)
-    grads = torch.ops.foretune.grouped_gemm_backward(dy, *ctx.saved_tensors, *ctx.options, needs)
+    grads = grouped_gemm_backward(dy, *ctx.saved_tensors, *ctx.options, needs)
     x, w, weights, bias = (grad if needed else None for grad, needed in zip(grads, needs, strict=True))
     return x, w, None, None, weights, bias, *[None] * len(ctx.options)
 
@@ -80,8 +82,22 @@ def _shape(dy: torch.Tensor, x: torch.Tensor | None, w: torch.Tensor | None, gro
     return Shape(dy.shape[0], group_sizes.shape[0], dy.shape[1], 0 if known is None else known.shape[-1])
 
 
+def _flops(*arguments: Any, out_shape: Any, **_: Any) -> Any:
+    return 2 * prod(out_shape) * arguments[1][-1]
+
+
+def _backward_flops(dy: Any, x: Any, w: Any, *arguments: Any, **_: Any) -> Any:
+    needs = Needs(*arguments[-1])
+    known = x if x is not None else w
+    products = (needs.x or needs.weights) + needs.w  # the weights' gradient is made from that of x
+    return 2 * prod(dy) * known[-1] * products if products else 0
+
+
 _library.impl("grouped_gemm", _forward, "CompositeExplicitAutograd")
 _library.impl("grouped_gemm_backward", _backward, "CompositeExplicitAutograd")
 register_fake("foretune::grouped_gemm", _forward_fake, _library)
 register_fake("foretune::grouped_gemm_backward", _backward_fake, _library)
-torch.library.register_autograd("foretune::grouped_gemm", _autograd, setup_context=_setup_context, lib=_library)
+grouped_gemm = differentiable("grouped_gemm", _setup_context, _autograd, _library)
+grouped_gemm_backward = not_differentiable("grouped_gemm_backward", _library)
+register_flops("grouped_gemm", _flops)
+register_flops("grouped_gemm_backward", _backward_flops)

@@ -14,9 +14,11 @@ from torch.autograd.function import once_differentiable
 
 from ....datasets import KernelConfig
 from ....runtime.launching.collector import collecting_later
-from ...op_calls import encode, needs_operator
-from . import library  # noqa: F401 - registers the operators
+from ...op_calls import check_tensor, encode, needs_operator
+from ...op_registration import outside_autocast
+from . import library
 from .calls import Call, call_of
+from .checks import check_indices, check_options
 from .passes import Needs, backward, compile_step, forward, needs_of, saved_of
 
 _NO_GRADIENTS = Needs(x=False, w=False, weights=False, bias=False)
@@ -73,12 +75,15 @@ def grouped_gemm(
         ForetuneError: for what the host can see to be wrong (shapes, dtypes, devices, strides, options, a config
             that cannot run this), naming it.
 
-    Nobody waits for the device, so what only it knows is not checked unless the environment variable FORETUNE_CHECK
-    is 1 (then every call waits and raises): group sizes that are negative count as 0; those that sum to less than
-    the rows leave the other rows of y, and of x's gradient, as the memory was; those that sum to more end where the
-    rows do; an index out of range reads some other row and stores none. Nothing is ever written out of bounds.
-    Both variables are read when a shape is first met. After one ordinary call of its shape, a call can be captured in
-    a CUDA graph, which can be replayed with other group sizes.
+    Group sizes may sum to less than the rows, as they do where other ranks own some experts. The other rows belong to
+    no group: in y they are undefined (the memory as it was), and their gradients are zero.
+
+    Nobody waits for the device, so what only it knows is not checked: group sizes that are negative count as 0; those
+    that sum to more than the rows end where the rows do, and then gradients of w and bias are undefined; an index out
+    of range reads some other row and stores none. Nothing is ever read or written out of bounds. With the environment
+    variable FORETUNE_CHECK=1 every call waits, such sizes and indices raise `ForetuneError`, and rows of y that belong
+    to no group are zero. Both variables are read when a shape is first met. After one ordinary call of its shape, a
+    call can be captured in a CUDA graph, which can be replayed with other group sizes.
 
     >>> import torch
     >>> if torch.cuda.is_available():
@@ -88,18 +93,23 @@ def grouped_gemm(
     ...     y.sum().backward()
     ...     assert y.shape == (6, 8) and w.grad[1].abs().sum() == 0
     """
+    if type(topk) is not int or type(permute_x) is not bool or type(permute_y) is not bool:
+        # Here, because calls that are alike are looked up by their options, and True is equal to 1.
+        topk, permute_x, permute_y = check_options(topk, permute_x, permute_y)
     if topk_weights is not None:
+        check_tensor("topk_weights", topk_weights)
         if topk_weights.dim() == 2:
             topk_weights = topk_weights.reshape(-1)
         if gather_indices is not None and not (permute_x or permute_y):
+            check_indices(gather_indices, topk_weights)
             # Nothing but the weights is permuted, and they are few.
-            topk_weights = topk_weights.index_select(0, gather_indices)
+            topk_weights = topk_weights.index_select(0, gather_indices.clamp(0, max(len(topk_weights) - 1, 0)))
     if not (permute_x or permute_y):
         gather_indices = None
     tensors = (x, w, group_sizes, gather_indices, topk_weights, bias)
     if needs_operator(tensors):
         configs = (encode(config), encode(config_dx), encode(config_dw))
-        y: torch.Tensor = torch.ops.foretune.grouped_gemm(*tensors, topk, permute_x, permute_y, *configs, mode, layer)
+        y: torch.Tensor = library.grouped_gemm(*tensors, topk, permute_x, permute_y, *configs, mode, layer)
         return y
     call = call_of((topk, permute_x, permute_y, config, config_dx, config_dw, mode, layer), tensors)
     if call.differentiable and torch.is_grad_enabled():
@@ -130,6 +140,7 @@ class _GroupedGemm(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
+    @outside_autocast
     def backward(ctx: Any, dy: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         grads = backward(ctx.call, needs_of(ctx), dy, *ctx.saved_tensors)
         return grads.x, grads.w, None, None, grads.weights, grads.bias, None

@@ -60,7 +60,7 @@ def forward(
     weights: torch.Tensor | None,
     bias: torch.Tensor | None,
 ) -> torch.Tensor:
-    """y, (rows, N). Rows of no group are as the memory was."""
+    """y, (rows, N). Rows of no group are as the memory was, or zero where contents are checked."""
     if call.elsewhere():
         with torch.cuda.device(call.gpu):
             return forward(call, x, w, group_sizes, indices, weights, bias)
@@ -97,6 +97,12 @@ def forward(
             prepared[1](tensors)
 
         launch(call.config("grouped_gemm_fwd", launch))
+        if call.contents_checked:
+            from ..triton_kernels.ungrouped import zero_ungrouped
+
+            zero_ungrouped(y, tile_map, _sides(call, indices)[1])
+    elif call.contents_checked:
+        y.zero_()
     return y
 
 
@@ -111,7 +117,8 @@ def backward(
     weights: torch.Tensor | None,
     bias: torch.Tensor | None,
 ) -> Grads:
-    """The gradients that are needed. x and w may be None where `saved_of` says so."""
+    """The gradients that are needed; that of x is zero in rows of no group. x and w may be None where `saved_of` says
+    so."""
     if call.elsewhere():
         with torch.cuda.device(call.gpu):
             return backward(call, needs, dy, x, w, group_sizes, indices, weights, bias)
@@ -125,6 +132,8 @@ def backward(
     dx = dw = dweights = dbias = None
     if needs.weights or needs.bias or (needs.x and call.options.permute_x):
         from ..triton_kernels.rowwise import bias_grads, sum_rows, weight_grads
+    if needs.x:
+        from ..triton_kernels.ungrouped import zero_ungrouped
     if needs.x or needs.weights:
         assert w is not None
         # The weights' gradient is made from dx without them, so then they are multiplied in afterwards.
@@ -137,9 +146,12 @@ def backward(
         if not needs.x:
             dx = None
         elif call.options.permute_x:  # dx has a row for each of the topk rows of a token
+            zero_ungrouped(dx, tile_map, indices)
             dx = sum_rows(dx, call.options.topk, weights if needs.weights else None)
-        elif needs.weights:
-            dx = sum_rows(dx, scale=weights, indices=indices)
+        else:
+            if needs.weights:
+                dx = sum_rows(dx, scale=weights, indices=indices)
+            zero_ungrouped(dx, tile_map)  # last, since the weights of such rows may be anything
     if needs.w:
         assert x is not None
         dw = _dw(call, dy, x, tile_map, indices, weights)
@@ -174,7 +186,8 @@ def _dx(
     indices: torch.Tensor | None,
     weights: torch.Tensor | None,
 ) -> torch.Tensor:
-    """dy @ w, (rows, K): sorted by group, or where permute_x permuted as the indices say."""
+    """dy @ w, (rows, K): sorted by group, or where permute_x permuted as the indices say. Rows of no group are as the
+    memory was."""
     rows, _, _, k = call.shape
     dx = torch.empty((rows, k), dtype=dy.dtype, device=dy.device)
     scatter, gather = _sides(call, indices)  # the other way round than forward

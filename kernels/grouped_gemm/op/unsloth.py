@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import torch
 
 from ....datasets import ForetuneError, KernelConfig
+from ...op_calls import check_tensor
 from .op import grouped_gemm
 
 
@@ -156,6 +157,14 @@ def unsloth_grouped_gemm(
     ...     assert Y.shape == (4, 32)
     """
     configs = (kernel_config_fwd, kernel_config_bwd_dX, kernel_config_bwd_dW)
+    wanted = (KernelConfigForward, KernelConfigBackward_dX, KernelConfigBackward_dW)
+    for name, config, kind in zip(("fwd", "bwd_dX", "bwd_dW"), configs, wanted, strict=True):
+        if config is not None and not isinstance(config, kind):
+            raise ForetuneError(f"kernel_config_{name} must be a {kind.__name__} but is a {type(config).__name__}")
+    for name, tensor in (("X", X), ("W", W)):
+        check_tensor(name, tensor)
+    if X.dim() == 0:
+        raise ForetuneError("X must be (..., K) but is a number")
     if autotune and any(config is not None for config in configs):
         raise ForetuneError("autotune=True chooses the configs: leave kernel_config_fwd, _bwd_dX and _bwd_dW out")
     if dX_only and dW_only:

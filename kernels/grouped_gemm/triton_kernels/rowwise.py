@@ -155,7 +155,8 @@ def bias_grads_kernel(
     column_blocks = tl.cdiv(N, BLOCK_COLUMNS)
     group = tl.program_id(0) // column_blocks
     column = tl.program_id(0) % column_blocks * BLOCK_COLUMNS + tl.arange(0, BLOCK_COLUMNS)
-    m_tiles = load_tile_count(map_ptr, TILE)
+    # No more than there are partial sums of: sizes that sum to more than `rows` have more tiles.
+    m_tiles = tl.minimum(load_tile_count(map_ptr, TILE), tl.cdiv(rows, TILE) + groups)
     first = tl.zeros((), tl.int32)
     end = tl.zeros((), tl.int32)
     for start in range(0, m_tiles, LANES):

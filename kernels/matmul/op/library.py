@@ -5,12 +5,14 @@ Configs are flattened into strings, so that Dynamo can trace a call.
 
 from __future__ import annotations
 
+from math import prod
 from typing import Any
 
 import torch
 
 from ....datasets import ForetuneError
-from ...op_calls import decode, register_fake
+from ...op_calls import decode
+from ...op_registration import differentiable, register_fake, register_flops
 from .operands import check_operands
 from .passes import gradient_of_bias, gradients, run
 
@@ -54,6 +56,11 @@ def _autograd(ctx: Any, dy: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
     return da, db, gradient_of_bias(dy) if ctx.needs_input_grad[2] else None, None, None, None
 
 
+def _flops(a: Any, b: Any, *_: Any, **__: Any) -> Any:
+    return 2 * prod(a) * b[-1]
+
+
 _library.impl("matmul", _forward, "CompositeExplicitAutograd")
 register_fake("foretune::matmul", _forward_fake, _library)
-torch.library.register_autograd("foretune::matmul", _autograd, setup_context=_setup_context, lib=_library)
+matmul = differentiable("matmul", _setup_context, _autograd, _library)
+register_flops("matmul", _flops)

@@ -9,8 +9,9 @@ import torch
 from torch.autograd.function import once_differentiable
 
 from ....datasets import KernelConfig
-from ...op_calls import encode, needs_gradient, needs_operator
-from . import library  # noqa: F401 - registers the operator
+from ...op_calls import encode, is_transformed, needs_gradient, needs_operator
+from ...op_registration import outside_autocast
+from . import library
 from .passes import activated, gradient_of_bias, gradients, product
 
 
@@ -51,11 +52,12 @@ def matmul(
     ...     assert w.grad.shape == (64, 128)
     """
     tensors = (a, b, bias)
-    if needs_gradient(tensors):
+    # (Under a function transform, a tensor does not say whether an outer transform wants its gradient.)
+    if needs_gradient(tensors) or (activation is not None and is_transformed()):
         # The gradient of an activation needs what went into it: it is not fused here.
         y: torch.Tensor
         if needs_operator(tensors):
-            y = torch.ops.foretune.matmul(*tensors, None, encode(config), mode)
+            y = library.matmul(*tensors, None, encode(config), mode)
         else:
             y = _Matmul.apply(*tensors, config, mode)  # type: ignore[no-untyped-call]
         return y if activation is None else activated(y, activation)
@@ -75,6 +77,7 @@ class _Matmul(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
+    @outside_autocast
     def backward(ctx: Any, dy: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         a, b = ctx.saved_tensors
         da, db = gradients(dy, a, b, ctx.b_is_batch, ctx.mode)

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import torch
 
 from ....datasets import ForetuneError, Problem, torch_dtype
-from ...op_calls import are_placed
+from ...op_calls import are_placed, check_tensor
 from ..layouts import A_KM, ACTIVATIONS, ALIGNMENT_BYTES, B_KN, BIAS, DTYPES
 from ..triton_kernels.turning import turned_copy
 
@@ -68,8 +68,7 @@ def operands_of(a: Any, b: Any, bias: Any, activation: str | None) -> Operands:
 def check_operands(a: Any, b: Any, bias: Any, activation: str | None) -> None:
     """Raises `ForetuneError` naming what is wrong with a call."""
     for name, tensor in (("a", a), ("b", b)):
-        if not isinstance(tensor, torch.Tensor):
-            raise ForetuneError(f"{name} must be a tensor but is a {type(tensor).__name__}")
+        check_tensor(name, tensor)
         if tensor.dim() not in (2, 3):
             raise ForetuneError(f"{name} must have 2 or 3 dimensions but has {tensor.dim()}")
         if tensor.dtype not in _DTYPES or tensor.dtype != a.dtype:
@@ -90,9 +89,9 @@ def check_operands(a: Any, b: Any, bias: Any, activation: str | None) -> None:
 def _check_bias(bias: Any, n: int, a: torch.Tensor) -> None:
     if bias is None:
         return
-    if not isinstance(bias, torch.Tensor) or bias.shape != (n,):
-        got = tuple(bias.shape) if isinstance(bias, torch.Tensor) else type(bias).__name__
-        raise ForetuneError(f"bias must be a tensor of ({n},) but is {got}")
+    check_tensor("bias", bias)
+    if bias.shape != (n,):
+        raise ForetuneError(f"bias must be a tensor of ({n},) but is {tuple(bias.shape)}")
     if (bias.dtype, bias.device) != (a.dtype, a.device):
         raise ForetuneError(f"bias must be of {a.dtype} on {a.device} but is of {bias.dtype} on {bias.device}")
 

@@ -34,7 +34,9 @@ def product(
 ) -> torch.Tensor:
     """`foretune.matmul` without gradients; the operator where PyTorch wants to see one."""
     if needs_operator((a, b, bias)):
-        y: torch.Tensor = torch.ops.foretune.matmul(a, b, bias, activation, encode(config), mode)
+        from .library import matmul  # here, because that module imports this one
+
+        y: torch.Tensor = matmul(a, b, bias, activation, encode(config), mode)
         return y
     return run(a, b, bias, activation, config, mode)
 
@@ -52,6 +54,7 @@ def run(
     call = _calls.found(key) or _calls.add(key, Call(key[0], a, b, bias, activation, config, mode))
     if call.copies or (call.is_aligned and not are_placed((a, b))):
         a, b = call.operands.readable(a, b, aligned=call.is_aligned, turned=call.turned)
+        bias = None if bias is None else bias.contiguous()
         return run(a, b, bias, activation, config, mode)  # a call like any other
     y = a.new_empty(*call.out_shape, dtype=call.out_dtype)
     if call.launch is None:
@@ -118,6 +121,7 @@ class Call:
         if 0 in (problem[dim] for dim in ("batch", "m", "n", "k")):
             return
         self.copies = any(self.turned) or self.operands.copies(a, b, aligned=self.is_aligned)
+        self.copies |= bias is not None and not bias.is_contiguous()
         if not self.copies:
             self.launch = ConfiguredLaunch(problem, place, config, mode, self._prepared, "a")
 

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 
 from ....datasets import ForetuneError
-from ....datasets.errors import check_flag
-from ...op_calls import DTYPES
+from ....datasets.errors import check_flag, shown
+from ...op_calls import DTYPES, check_tensor
 from ..family import MOST_HEADS, MOST_TOKENS, wrong_heads
 
 
@@ -54,10 +54,15 @@ def check_call(
                 f"{name} must be ({head_dim},), one for each element of a head, but is {given}. (A norm over all heads "
                 "together, as OLMo-2 has it, is another one)",
             )
+    check_options(eps, weight_offset, interleaved)
+
+
+def check_options(eps: Any, weight_offset: Any, interleaved: Any) -> None:
+    """Raise `ForetuneError` naming the option that is not in order."""
     check_flag("interleaved", interleaved)
     for name, number in (("eps", eps), ("weight_offset", weight_offset)):
         is_number = isinstance(number, (int, float)) and not isinstance(number, bool)
-        _require(is_number and 0 <= number < 1e30, f"{name} must be a number from 0 but is {number!r}")
+        _require(is_number and 0 <= number < 1e30, f"{name} must be a number from 0 but is {shown(number)}")
 
 
 def _check_angles(cos: torch.Tensor, sin: torch.Tensor, tokens: int, head_dim: int, interleaved: bool) -> None:
@@ -90,7 +95,7 @@ def _check_angles(cos: torch.Tensor, sin: torch.Tensor, tokens: int, head_dim: i
 
 
 def _check_tensor(name: str, tensor: Any, q: Any) -> None:
-    _require(isinstance(tensor, torch.Tensor), f"{name} must be a tensor but is a {type(tensor).__name__}")
+    check_tensor(name, tensor)
     _require(tensor.is_floating_point(), f"{name} must be of floats but is {tensor.dtype}")
     _require(tensor.device == q.device, f"{name} is on {tensor.device} but q is on {q.device}")
 

@@ -9,7 +9,8 @@ from typing import Any
 
 import torch
 
-from ...op_calls import decode, register_fake
+from ...op_calls import decode
+from ...op_registration import differentiable, not_differentiable, register_fake
 from .checks import check_call
 from .passes import Options, backward, forward
 
@@ -44,7 +45,7 @@ def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
 
 
 def _autograd(ctx: Any, dq: torch.Tensor, dk: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-    grads = torch.ops.foretune.rms_norm_rope_backward(dq, dk, *ctx.saved_tensors, *ctx.options)
+    grads = rms_norm_rope_backward(dq, dk, *ctx.saved_tensors, *ctx.options)
     q, k, q_weight, k_weight = (grad if needed else None for grad, needed in zip(grads, _needed(ctx), strict=True))
     return q, k, None, None, q_weight, k_weight, *[None] * len(ctx.options)
 
@@ -69,4 +70,5 @@ _library.impl("rms_norm_rope", _forward, "CompositeExplicitAutograd")
 _library.impl("rms_norm_rope_backward", _backward, "CompositeExplicitAutograd")
 register_fake("foretune::rms_norm_rope", _forward_fake, _library)
 register_fake("foretune::rms_norm_rope_backward", _backward_fake, _library)
-torch.library.register_autograd("foretune::rms_norm_rope", _autograd, setup_context=_setup_context, lib=_library)
+rms_norm_rope = differentiable("rms_norm_rope", _setup_context, _autograd, _library)
+rms_norm_rope_backward = not_differentiable("rms_norm_rope_backward", _library)

@@ -9,7 +9,9 @@ from torch.autograd.function import once_differentiable
 
 from ....datasets import KernelConfig
 from ...op_calls import encode, needs_gradient, needs_operator
-from . import library  # noqa: F401 - registers the operators
+from ...op_registration import outside_autocast
+from . import library
+from .checks import check_options
 from .passes import Options, backward, forward
 
 
@@ -70,10 +72,13 @@ def rms_norm_rope(
     ...     q, k = rms_norm_rope(q, k, angles.cos(), angles.sin(), weight, weight)
     ...     assert q.shape == (2, 5, 4, 64) and k.shape == (2, 5, 1, 64)
     """
+    if type(interleaved) is not bool or type(eps) is not float or type(weight_offset) is not float:
+        # Here, because calls that are alike are looked up by their options, and True is equal to 1.0.
+        check_options(eps, weight_offset, interleaved)
     tensors = (q, k, cos, sin, q_weight, k_weight)
     if needs_operator(tensors):
         texts = (encode(config), encode(config_backward), mode)
-        made: tuple[torch.Tensor, torch.Tensor] = torch.ops.foretune.rms_norm_rope(
+        made: tuple[torch.Tensor, torch.Tensor] = library.rms_norm_rope(
             *tensors, eps, weight_offset, interleaved, *texts
         )
         return made
@@ -96,6 +101,7 @@ class _RmsNormRope(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
+    @outside_autocast
     def backward(ctx: Any, dq: torch.Tensor, dk: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         q_grad, k_grad, *weight_grads = backward(dq, dk, ctx.saved_tensors, ctx.options)
         of_weights = [None, None] if ctx.saved_tensors[-1] is None else weight_grads

@@ -11,19 +11,21 @@ import torch
 
 from ....datasets import ForetuneError, KernelConfig, Problem
 from ...grouped_gemm.family import MOST_ROWS
-from ...grouped_gemm.op.checks import check_aligned
+from ...grouped_gemm.op.calls import contents_are_checked
+from ...grouped_gemm.op.checks import check_aligned, check_contents
 from ...grouped_gemm.triton_kernels.tiles import TileMap
 from ...op_calls import (
     ConfiguredLaunch,
     Memo,
+    check_tensor,
     decode,
     device_at,
     encode,
     key_of,
     needs_operator,
     on_device_of,
-    register_fake,
 )
+from ...op_registration import not_differentiable, register_fake, register_flops
 from ..family import DTYPE, STEP, ScaledGemmDense, ScaledGemmGrouped
 from ..kinds import BLOCKWISE, ROWWISE, flags_of, scale_shapes
 from ..quantize import FP8, check_kind
@@ -54,17 +56,19 @@ def product(
     kind: str,
     config: KernelConfig | None = None,
     mode: str | None = None,
+    *,
+    zeroes: bool = False,
 ) -> torch.Tensor:
     """y (rows, N) in bf16 of x (rows, K) and w (N, K), or with group sizes (groups, N, K), in fp8; the scales are as
-    `kinds.scale_shapes` says. Rows of no group are as the memory was.
+    `kinds.scale_shapes` says. Rows of no group are zero if `zeroes`, or under FORETUNE_CHECK; else as the memory was.
 
     Raises `ForetuneError` for what the host can see to be wrong, naming it.
     """
     tensors = (x, w, x_scale, w_scale, group_sizes)
     if needs_operator(tensors):
-        y: torch.Tensor = torch.ops.foretune.scaled_product(*tensors, kind, encode(config), mode)
+        y: torch.Tensor = scaled_product(*tensors, kind, encode(config), mode, zeroes)
         return y
-    return _run(x, w, x_scale, w_scale, group_sizes, kind, config, mode)
+    return _run(x, w, x_scale, w_scale, group_sizes, kind, config, mode, zeroes)
 
 
 def _run(
@@ -76,6 +80,7 @@ def _run(
     kind: str,
     config: KernelConfig | None,
     mode: str | None,
+    zeroes: bool,
 ) -> torch.Tensor:
     tensors = (x, w, x_scale, w_scale, group_sizes)
     key = key_of(tensors, (kind, config, mode))
@@ -83,15 +88,23 @@ def _run(
     check_aligned(x, w)
     rows, n, _, _ = call.shape
     y = x.new_empty(rows, n, dtype=torch.bfloat16)
+    if group_sizes is not None and call.contents_checked:
+        check_contents(group_sizes, None, rows)
     if call.launch is None:
-        return y
+        return y.zero_()
     entries = None
     if group_sizes is not None:
         with on_device_of(x):
-            entries = TileMap.build(group_sizes, rows).entries
+            tile_map = TileMap.build(group_sizes, rows)
+        entries = tile_map.entries
     if kind == BLOCKWISE:
         x_scale = x_scale.t().contiguous()  # as they are stored anyway
     call.launch((x, w, x_scale, w_scale, y, entries))
+    if group_sizes is not None and (zeroes or call.contents_checked):
+        from ...grouped_gemm.triton_kernels.ungrouped import zero_ungrouped
+
+        with on_device_of(x):
+            zero_ungrouped(y, tile_map)
     return y
 
 
@@ -107,6 +120,7 @@ class Call:
         mode: str | None,
     ) -> None:
         shape = self.shape = check_product(*tensors, kind)
+        self.contents_checked = contents_are_checked()
         device_at(place)  # which refuses the CPU
         self.launch: ConfiguredLaunch | None = None  # nothing is launched where there are no rows
         if shape.rows == 0 or shape.groups == 0:
@@ -138,8 +152,7 @@ def check_product(
     grouped = group_sizes is not None
     dims = {"x": (x, 2), "w": (w, 3 if grouped else 2)}
     for name, (operand, count) in dims.items():
-        if not isinstance(operand, torch.Tensor):
-            raise ForetuneError(f"{name} must be a tensor but is a {type(operand).__name__}")
+        check_tensor(name, operand)
         _require(operand.dtype == FP8, f"{name} must be {FP8} but is {operand.dtype}")
         check_dims(name, operand, count)
         _require(operand.device == x.device, f"{name} is on {operand.device} but x is on {x.device}")
@@ -156,8 +169,7 @@ def check_product(
     groups = None
     if group_sizes is not None:
         groups = w.shape[0]
-        if not isinstance(group_sizes, torch.Tensor):
-            raise ForetuneError(f"group_sizes must be a tensor but is a {type(group_sizes).__name__}")
+        check_tensor("group_sizes", group_sizes)
         _require(group_sizes.dim() == 1, f"group_sizes must have 1 dimension but is {tuple(group_sizes.shape)}")
         _require(len(group_sizes) == groups, f"there are {len(group_sizes)} group_sizes but w has {groups} groups")
         known = (torch.int32, torch.int64)
@@ -166,8 +178,7 @@ def check_product(
         _require(group_sizes.is_contiguous(), "group_sizes must be contiguous: call group_sizes.contiguous() first")
     shapes = scale_shapes(kind, rows, n, k, groups)
     for name, scale, shape in (("x_scale", x_scale, shapes[0]), ("w_scale", w_scale, shapes[1])):
-        if not isinstance(scale, torch.Tensor):
-            raise ForetuneError(f"{name} must be a tensor but is a {type(scale).__name__}")
+        check_tensor(name, scale)
         _require(scale.dtype == torch.float32, f"{name} must be torch.float32 but is {scale.dtype}")
         _require(tuple(scale.shape) == shape, f"{name} must be {shape} for {kind} scales but is {tuple(scale.shape)}")
         _require(scale.device == x.device, f"{name} is on {scale.device} but x is on {x.device}")
@@ -194,8 +205,7 @@ def _fake(
     w_scale: torch.Tensor,
     group_sizes: torch.Tensor | None,
     kind: str,
-    config: str | None,
-    mode: str | None,
+    *_: Any,
 ) -> torch.Tensor:
     shape = check_product(x, w, x_scale, w_scale, group_sizes, kind)
     return x.new_empty((shape.rows, shape.n), dtype=torch.bfloat16)
@@ -210,15 +220,22 @@ def _through_library(
     kind: str,
     config: str | None,
     mode: str | None,
+    zeroes: bool = False,
 ) -> torch.Tensor:
-    return _run(x, w, x_scale, w_scale, group_sizes, kind, decode(config), mode)
+    return _run(x, w, x_scale, w_scale, group_sizes, kind, decode(config), mode, zeroes)
+
+
+def _flops(x: Any, w: Any, *_: Any, **__: Any) -> Any:
+    return 2 * x[0] * w[-2] * w[-1]
 
 
 _library: Any = torch.library.Library("foretune", "FRAGMENT")  # type: ignore[no-untyped-call]
 _library.define(
     "scaled_product(Tensor x, Tensor w, Tensor x_scale, Tensor w_scale, Tensor? group_sizes, str kind, str? config, "
-    "str? mode) -> Tensor",
+    "str? mode, bool zeroes=False) -> Tensor",
     tags=(torch.Tag.pt2_compliant_tag,),
 )
 _library.impl("scaled_product", _through_library, "CompositeExplicitAutograd")
 register_fake("foretune::scaled_product", _fake, _library)
+scaled_product = not_differentiable("scaled_product", _library)
+register_flops("scaled_product", _flops)

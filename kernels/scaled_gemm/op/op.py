@@ -20,7 +20,8 @@ from torch.autograd.function import once_differentiable
 
 from ....datasets import ForetuneError, KernelConfig
 from ...grouped_gemm.op import library as _  # noqa: F401 - torch.ops.foretune.grouped_gemm_backward
-from ...op_calls import encode, needs_gradient
+from ...op_calls import check_tensor, encode, is_transformed, needs_gradient
+from ...op_registration import has_tangent, outside_autocast
 from ..kinds import BLOCKWISE
 from ..quantize import FP8, check_kind, quantize_w, quantize_x, transposed
 from ..reference import dequantized_x
@@ -93,7 +94,7 @@ def scaled_grouped_gemm(
             grouped_gemm_dw.
 
     Returns:
-        y, (rows, N), bfloat16. Rows of no group are as the memory was.
+        y, (rows, N), bfloat16. Rows of no group are undefined (zero under FORETUNE_CHECK); their gradients are zero.
 
     Raises:
         ForetuneError: as `scaled_gemm` does. Nobody waits for the device: group sizes that make no sense are treated as
@@ -124,6 +125,8 @@ def _run(
     mode: str | None,
 ) -> torch.Tensor:
     y: torch.Tensor
+    if is_transformed():
+        _refuse_derivatives(x, w)
     if needs_gradient((x_scale, w_scale)):
         for name, operand, scale in (("x_scale", x, x_scale), ("w_scale", w, w_scale)):
             if needs_gradient((scale,)) and not needs_gradient((operand,)):  # of which something else is said
@@ -134,6 +137,18 @@ def _run(
     x8, x_scale = _quantized("x", x, x_scale, kind, 2)
     w8, w_scale = _quantized("w", w, w_scale, kind, 2 if group_sizes is None else 3)
     return product(x8, w8, x_scale, w_scale, group_sizes, kind, config, mode)
+
+
+def _refuse_derivatives(x: Any, w: Any) -> None:
+    """Raise `ForetuneError` where a function transform or forward-mode AD differentiates the op."""
+    for name, operand in (("x", x), ("w", w)):
+        if has_tangent(operand):
+            raise ForetuneError(f"foretune.scaled_gemm has no forward-mode derivative, but {name} has a tangent")
+        if torch._C._are_functorch_transforms_active() and needs_gradient((operand,)):
+            raise ForetuneError(
+                f"foretune.scaled_gemm cannot be differentiated under torch.func's transforms, but {name} needs a "
+                "gradient: call .backward() or torch.autograd.grad, outside of them"
+            )
 
 
 class _ScaledGemm(torch.autograd.Function):
@@ -154,6 +169,7 @@ class _ScaledGemm(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
+    @outside_autocast
     def backward(ctx: Any, dy: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         x, x_scale, w8, w_scale, group_sizes = ctx.saved_tensors
         kind, config_dx, config_dw, mode = ctx.options
@@ -162,7 +178,7 @@ class _ScaledGemm(torch.autograd.Function):
         if w8 is not None:
             dy8, dy_scale = quantize_x(dy, kind)
             wt8, wt_scale = transposed(w8, w_scale, kind)
-            dx = product(dy8, wt8, dy_scale, wt_scale, group_sizes, kind, config_dx, mode)
+            dx = product(dy8, wt8, dy_scale, wt_scale, group_sizes, kind, config_dx, mode, zeroes=True)
         if x is not None:
             if x_scale is not None:  # x was given in fp8
                 x = dequantized_x(x, x_scale, kind).to(torch.bfloat16)
@@ -191,8 +207,7 @@ def _quantized(
     name: str, operand: torch.Tensor, scale: torch.Tensor | None, kind: str, dims: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The operand in fp8 with its scales, quantised here if it is bf16."""
-    if not isinstance(operand, torch.Tensor):
-        raise ForetuneError(f"{name} must be a tensor but is a {type(operand).__name__}")
+    check_tensor(name, operand)
     if operand.dtype == FP8:
         if operand.requires_grad:
             raise ForetuneError(f"{name} is {FP8}, which has no gradient: give the bfloat16 that it was made of")

@@ -6,7 +6,9 @@ from __future__ import annotations
 import foretune
 import pytest
 import torch
+from foretune.kernels.op_calls import Memo
 from foretune.kernels.scaled_gemm.kinds import KINDS
+from foretune.kernels.scaled_gemm.op import fp8_product
 from foretune.kernels.scaled_gemm.quantize import quantize_w, quantize_x
 from foretune.kernels.scaled_gemm.reference import dequantized_weight, dequantized_x
 
@@ -50,6 +52,33 @@ def test_a_grouped_layer_and_its_dx_are_right(kind, layer):
         assert off(y[rows], exact[rows] @ weight.T) < ROUNDED
         assert off(y[rows], x[rows].detach().double() @ w[group].double().T) < FP8_ERROR
         assert off(x.grad[rows], dy[rows].double() @ w[group].double()) < FP8_ERROR
+
+
+@pytest.fixture
+def dirty_memory():
+    """Fresh memory is full of NaN."""
+    torch.use_deterministic_algorithms(True)
+    assert torch.utils.deterministic.fill_uninitialized_memory
+    yield
+    torch.use_deterministic_algorithms(False)
+
+
+@pytest.mark.parametrize("checked", [False, True])
+@pytest.mark.usefixtures("dirty_memory")
+def test_rows_of_no_group_have_no_gradient_and_are_zero_if_contents_are_checked(layer, checked, monkeypatch):
+    monkeypatch.setattr(fp8_product, "_calls", Memo())
+    monkeypatch.setenv("FORETUNE_CHECK", str(int(checked)))
+    x, w, dy = layer
+    x.requires_grad_()
+    y = foretune.scaled_grouped_gemm(x, w, torch.tensor([5, 0, 2]), mode="off")
+    y.backward(dy)
+    assert not x.grad[7:].any()
+    assert off(x.grad[:5], dy[:5].double() @ w[0].double()) < FP8_ERROR
+    assert off(x.grad[5:7], dy[5:7].double() @ w[2].double()) < FP8_ERROR
+    if checked:
+        assert not y[7:].any()
+        with pytest.raises(foretune.ForetuneError, match="group_sizes sum to 13 but there are 12 rows"):
+            foretune.scaled_grouped_gemm(x, w, torch.tensor([5, 6, 2]), mode="off")
 
 
 @every_kind

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from dataclasses import replace
 
@@ -217,6 +218,7 @@ def test_a_size_that_was_hardly_begun_is_left_out(data):
         ({"n": 3, "within": 0.02}, "how many configs, or how much they may lose, but not both: n=3, within=0.02"),
         ({"sizes": []}, "sizes must be a list of sizes"),
         ({"sizes": [32]}, "each of sizes must be"),
+        ({"sizes": itertools.cycle([64, 128])}, "sizes must be a list of sizes, 1 to 1048576 of them, but has more"),
         ({"configs": []}, "at least one config"),
         ({"configs": [3]}, "must be a KernelConfig but one is 3"),
         ({"problem": "matmul"}, "must be a Problem but is 'matmul'"),
@@ -246,6 +248,19 @@ def test_the_shipped_bundle_covers_a_layer_s_rows():
     assert said["choices"][0] == 0
     assert len(said["losses"]) == len(said["sizes"]) == 4
     assert len(found.__rich__().rows) == len(found.choices)
+
+
+@pytest.mark.parametrize("size", [16.0, float("nan"), True, "16", None, torch.tensor(16), [16], 16 + 0j])
+def test_a_size_that_is_no_integer_is_refused(size):
+    found = cover(n=3, sizes=[16, 32, 64, 128], span=(8, 128))
+    for ask in (found.config_for, found.index_for):
+        with pytest.raises(ForetuneError, match="size must be an integer but is"):
+            ask(size)
+
+
+def test_a_size_may_be_an_integer_of_numpys():
+    found = cover(n=3, sizes=[16, 32, 64, 128], span=(8, 128))
+    assert all(found.config_for(np.int64(size)) is found.config_for(size) for size in (8, 33, 128))
 
 
 def test_a_compiled_graph_stays_dynamic_and_is_compiled_once_a_range():
