@@ -61,6 +61,8 @@ class LaunchFamily(Family):
     def __init__(self, tuner: triton.runtime.Autotuner) -> None:
         kernel = Kernel(tuner)
         function = kernel.jit.fn
+        if odd := [one for one in tuner.configs if not isinstance(getattr(one, "kwargs", None), Mapping)]:
+            raise ForetuneError(f"an autotuner's configs must be triton.Configs but one is {shown(odd[0])}")
         self.name = f"{function.__module__}.{function.__qualname__}"  # type: ignore[misc]  # of an instance, here
         tuned = {knob for config in tuner.configs for knob in config.kwargs}
         self._parameters = tuple(name for name in kernel.parameters if name not in tuned)

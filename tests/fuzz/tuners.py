@@ -187,6 +187,8 @@ def _declared(one: Launches, options: dict[str, Any], bench: _Bench) -> Any:
         tuner = triton.autotune(configs, key, do_bench=bench, **callbacks, **own)(kernel)
     except Exception:  # noqa: BLE001 - Triton refuses it
         raise foretune.ForetuneError("Triton's own refusal") from None
+    if not isinstance(tuner.configs, list):
+        raise foretune.ForetuneError("no autotuner of Triton's could run")
     return foretune.attach(tuner, **({"k": given["k"]} if "k" in given else {}))
 
 
@@ -209,6 +211,8 @@ def _launch(one: Launches, kernel: Any, step: Step, bench: _Bench) -> None:
             raise
         return
     warps = kernel.best_config.num_warps
+    if len(kernel.configs) == 1:  # Triton asks no callback then
+        return
     if warps not in _allowed(one, step.size):
         raise TroubleError("silent change", "a config that the kernel's own callback forbids", f"{warps} {step}")
 

@@ -616,3 +616,8 @@ def test_configs_that_differ_in_their_hook_alone_share_no_time(elsewhere, bench,
     elsewhere.launch(foretune.attach(elsewhere.kernel(bench, configs()[1:])), 1024)
     assert len(bench.timed) == 2
     assert len(disk) == 2
+
+
+def test_configs_that_are_none_are_refused_by_name(elsewhere, bench):
+    with pytest.raises(foretune.ForetuneError, match="must be triton.Configs but one is 'a'"):
+        foretune.attach(elsewhere.kernel(bench, configs="ab"))
