@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 from ..datasets import DeviceSpec, ForetuneError, KernelConfig, Measurable, Problem, Status
-from ..datasets.errors import abridged
+from ..datasets.errors import abridged, cause_of
 from ..runtime.poisoning import poison
 
 if TYPE_CHECKING:
@@ -195,6 +195,8 @@ class GpuRunner:
         facts = {"registers": binary.n_regs, "spills": binary.n_spills, "smem_bytes": binary.metadata.shared}
         inputs, reference = self._check_of(problem)
         y = family.launch(inputs, config)
+        if y.shape != reference.shape:  # which may broadcast
+            raise ForetuneError(f"launch returned a tensor {tuple(y.shape)} but reference one {tuple(reference.shape)}")
         error = float((y.float() - reference).norm() / reference.norm().clamp_min(_LEAST_NORM))
         poison(y)
         if error <= family.tolerance(problem):  # never true of NaN
@@ -224,11 +226,12 @@ def samples_a_round(best_us: float) -> int:
     return max(affordable, min(MOST_CONFIRM_SAMPLES, int(SHORT_US / best_us)))
 
 
-def _failure(error: Exception) -> Outcome:
+def _failure(error: BaseException) -> Outcome:
     """The status of an exception. Raises `DeviceLostError` where the CUDA context is gone with it."""
     import torch
     from triton.runtime.errors import OutOfResources
 
+    error = cause_of(error)
     text = abridged(f"{type(error).__name__}: {error}")
     if isinstance(error, torch.OutOfMemoryError):
         torch.cuda.empty_cache()  # so that it costs this config alone

@@ -12,6 +12,7 @@ from .config import OPTIONS, KernelConfig
 from .device import DeviceSpec
 from .errors import ForetuneError, shown
 from .feature_groups import FeatureGroup
+from .guard.methods import guard_methods
 from .measurement import BinaryFacts
 from .problem import Problem
 
@@ -48,6 +49,11 @@ class Family(ABC):
     bucketed: ClassVar[tuple[str, ...]] = ()
     #: Whether `features` looks at what the binaries say: then a bundle keeps that, by config.
     reads_binaries: ClassVar[bool] = False
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        """Guard the methods of the class: what they raise, or return that they must not, is a `FamilyError`."""
+        super().__init_subclass__(**options)
+        guard_methods(cls, Family)
 
     @abstractmethod
     def space(self, device: DeviceSpec | None = None) -> tuple[KernelConfig, ...]:

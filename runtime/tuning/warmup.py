@@ -18,7 +18,7 @@ from typing import Any, TypeAlias, TypeVar
 
 from ...datasets import DeviceSpec, Family, ForetuneError, KernelConfig, Measurable, Problem, check_problem_of
 from ...datasets.console.tables import table
-from ...datasets.errors import abridged, check_integer, check_path, reason_of, shown
+from ...datasets.errors import abridged, cause_of, check_integer, check_path, reason_of, shown
 from ..launching.kernel import Kernel
 from ..shortlist import make_shortlist
 from .cache.cache_folder import KnownProblem, known_kernels
@@ -89,7 +89,7 @@ def _compiled(
     errors = compile_ahead([job for _, job in jobs.values()], workers)
     failed = [
         f"{what}: {type(error).__name__}: {abridged(str(error), 200)}"
-        for (what, _), error in zip(jobs.values(), errors, strict=True)
+        for (what, _), error in zip(jobs.values(), [error and cause_of(error) for error in errors], strict=True)
         if error is not None
     ]
     return WarmedUp(name, device.name, n_problems, len(jobs) - len(failed), tuple(failed))

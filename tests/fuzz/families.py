@@ -7,14 +7,15 @@ in words, or a prediction that was given up with a warning. During a collection 
 from __future__ import annotations
 
 import inspect
+import itertools
 import json
 import math
-import re
 import shutil
 import sys
 import types
 import warnings
 from collections.abc import Callable
+from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -31,8 +32,7 @@ from foretune.collect import compiling
 from foretune.collect import runner as runners
 from foretune.datasets import ForetuneError, ForetuneWarning, KernelConfig, Measurement, Status, load
 from foretune.datasets.store import Writer
-from foretune.model import LightGBMRanker, choose_rivals, evaluate_bundle, train_bundle
-from foretune.model.adapt import adapt_bundle
+from foretune.model import LightGBMRanker, evaluate_bundle, train_bundle
 from foretune.runtime import make_shortlist
 from foretune.runtime import warn as warned
 from foretune.runtime.timing import timer
@@ -68,9 +68,9 @@ class Sound(FakeFamily):
 
     feature_names = FakeFamily.feature_names
     bucketed = ()
-    largest = {"rows": 2**20}  # noqa: RUF012
-    default_dims = {"groups": 4}  # noqa: RUF012
-    default_knobs = {"num_stages": 3}  # noqa: RUF012
+    largest = {"rows": 2**20}
+    default_dims = {"groups": 4}
+    default_knobs = {"num_stages": 3}
     reads_binaries = False
 
     def space(self, device=None):
@@ -198,10 +198,8 @@ def faulty(member: str, fault: str) -> type[Sound]:
     """The class of a family with this fault."""
     if member in ATTRIBUTES:
         value = getattr(Sound, member)
-        if fault in ("raises", "exits"):
-            what = property(lambda self: FAULTS[fault](value))
-        else:
-            what = FAULTS[fault](value)
+        raises = fault in ("raises", "exits")
+        what = property(lambda self: FAULTS[fault](value)) if raises else FAULTS[fault](value)
     else:
         what = _method(member, fault)
     return type("Faulty", (Sound,), {member: what, "__module__": "faulty_here"})
@@ -230,7 +228,8 @@ class CompilingPool(ReplayPool):
         self.family = family
 
     def request(self, binary, rank):
-        self.known[binary] = self.known.get(binary) or compiling.Compiled(1.0, compiling._compile(self.family, binary).error)
+        if binary not in self.known:
+            self.known[binary] = replace(compiling._compile(self.family, binary), compile_ms=1.0)
         return self.known[binary]
 
 
@@ -359,7 +358,9 @@ def _command(words: str) -> Callable[[Any, Path], Any]:
         with patch.object(foretune.model, "LightGBMRanker", QUICK):
             result = CliRunner().invoke(app, [*words.format(**places).split(), "--json"])
         if result.exception is not None and not isinstance(result.exception, SystemExit):
-            raise TroubleError("traceback", f"{words.split()[0]}: {type(result.exception).__name__}", result.output[-300:])
+            raise TroubleError(
+                "traceback", f"{words.split()[0]}: {type(result.exception).__name__}", result.output[-300:]
+            )
         try:
             said = json.loads(result.stdout)
         except ValueError:
@@ -368,8 +369,6 @@ def _command(words: str) -> Callable[[Any, Path], Any]:
             raise TroubleError("traceback", f"{words.split()[0]}: exit code {result.exit_code}, or escape codes")
         if result.exit_code:
             assert said["error"]
-            if words.startswith("predict") and result.exit_code == 1 and "\n" in result.stderr.strip().replace("\nError", ""):
-                pass
             raise ForetuneError(said["error"])
         if "Warning" in result.stderr:
             warnings.warn(ForetuneWarning(result.stderr), stacklevel=1)
@@ -436,19 +435,24 @@ class Faulty(NamedTuple):
     entry: str
 
 
+#: What is another answer and no wrong one.
+SOUND_TOO = {
+    ("space", "shorter"), ("supports", "none"), ("features", "negative"), ("feature_groups", "negative"),
+    ("source_hash", "shorter"),
+}  # fmt: skip
+
+
 def _is_one(member: str, fault: str) -> bool:
     """Whether there is such a fault."""
+    if (member, fault) in SOUND_TOO:
+        return False
     if fault == "raises at one":
         return member in METHODS and "config" in inspect.signature(getattr(Sound, member)).parameters
     return not (fault == "mutates" and member in ATTRIBUTES)
 
 
-PRODUCT = [
-    Faulty(member, fault, entry) for member in MEMBERS for fault in FAULTS if _is_one(member, fault) for entry in ENTRIES
-]
+PRODUCT = [Faulty(*one) for one in itertools.product(MEMBERS, FAULTS, ENTRIES) if _is_one(*one[:2])]
 inputs = st.sampled_from(PRODUCT)
-#: A few, of all members, faults and entries.
-FEW = PRODUCT[::47]
 
 
 def _made(family: type[Sound], entry: str, folder: Path) -> tuple[Any, list[str]]:
@@ -476,7 +480,7 @@ def check(one: Faulty, folder: Path) -> str:
     try:
         answer, told = _made(faulty(one.member, one.fault), one.entry, folder)
     except TroubleError as trouble:
-        raise TroubleError(trouble.kind, f"{one.entry}: {one.member} {one.fault}: {trouble.where}", trouble.text) from None
+        raise TroubleError(trouble.kind, f"{' '.join(one)}: {trouble.where}", trouble.text) from None
     if answer is REFUSED:
         return "refused"
     if one.entry == "collect":
@@ -493,10 +497,10 @@ def _judged_rows(one: Faulty, answer: Any) -> str:
     if (rows, skipped) == _sound["collect"]:
         return "as of a sound one"
     odd = {at: row for at, row in rows.items() if row[0] not in ("ok", "hopeless") and row != sound.get(at)}
-    untold = [row for row in odd.values() if not row[1] or not re.search(r"\w", row[1])]
-    others = {at for at in sound if at not in rows and at[2] == 1} if not skipped else set()
-    if untold or others or not (odd or skipped):
-        raise TroubleError("silent change", f"collect: {one.member} {one.fault}", f"{untold[:1]} {len(others)} {skipped[:1]}")
+    untold = [row for row in odd.values() if not row[1]]
+    lost = {at for at in sound if at not in rows and at[2] == 1} if not skipped else set()
+    if untold or lost or not (odd or skipped):
+        raise TroubleError("silent change", f"{' '.join(one)}", f"{untold[:1]} {len(lost)} {skipped[:1]}")
     if one.fault == "raises at one" and ({at[1] for at in odd} != {str(ODD_ONE)} or skipped):
-        raise TroubleError("silent change", f"collect: {one.member} {one.fault} costs more than a row", f"{len(odd)} {skipped[:1]}")
+        raise TroubleError("silent change", f"{' '.join(one)} costs more than a row", f"{len(odd)} {skipped[:1]}")
     return "rows say it"

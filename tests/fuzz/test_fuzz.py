@@ -18,7 +18,9 @@ def own_registry(monkeypatch):
     monkeypatch.setattr(kernels, "_registered", dict(kernels._registered))
 
 
-@pytest.mark.parametrize(("kind", "count"), [("bundles", 120), ("calls", 200), ("commands", 30), ("datasets", 25)])
+@pytest.mark.parametrize(
+    ("kind", "count"), [("bundles", 120), ("calls", 200), ("commands", 30), ("datasets", 25), ("families", 40)]
+)
 def test_a_few_the_same_in_every_run(kind, count, tmp_path):
     assert not few(kind, count, tmp_path).troubles
 
