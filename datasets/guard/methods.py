@@ -86,9 +86,12 @@ def _asked(
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
 ) -> Any:
-    """What a method gives, checked. It may change lists and dicts that it is given: they are copies."""
+    """What a method gives, checked. What it may change of what it is given is a copy: lists, and a launch's arguments.
+    (Not what is known of binaries, which families know by its identity.)"""
     if name in _TAKES_LISTS:
         args, kwargs = tuple(map(_own, args)), {key: _own(value) for key, value in kwargs.items()}
+    elif name == "problem_from_call":
+        args = tuple(dict(value) if type(value) is dict else value for value in args)
     try:
         answer = method(*bound, *args, **kwargs)
     except ForetuneError:
@@ -101,8 +104,7 @@ def _asked(
 
 
 def _own(value: Any) -> Any:
-    """A list or dict as a copy, which a method may change as it likes."""
-    return tuple(value) if type(value) is list else dict(value) if type(value) is dict else value
+    return tuple(value) if type(value) is list else value
 
 
 def name_of(family: Family) -> str:
@@ -189,12 +191,27 @@ def _groups(family: Family, answer: Any, args: tuple[Any, ...], kwargs: Mapping[
         n_rows = 1 if lasting else n_problems
         if len(shape) != 3 or shape[0] != n_rows or shape[2] != len(places):
             _refuse(family, "feature_groups", wanted, answer)
-        if getattr(kind, "shape", None) != (n_configs,) or kind.dtype.kind != "i":
+        if getattr(kind, "shape", None) != (n_configs,) or not _are_kinds(kind, shape[1]):
             _refuse(family, "feature_groups", wanted, answer)
         columns += places
     if sorted(columns) != list(range(len(family.feature_names))):
         _refuse(family, "feature_groups", wanted, answer)
     return answer
+
+
+_kinds: dict[int, tuple[Any, int]] = {}  # by id; kept alive, as above
+
+
+def _are_kinds(kind: Any, count: int) -> bool:
+    """Whether all are of so many kinds."""
+    if (known := _kinds.get(id(kind))) is not None and known[0] is kind:
+        return known[1] <= count
+    if kind.dtype.kind != "i" or (len(kind) and not 0 <= kind.min() <= kind.max() < count):
+        return False
+    if len(_kinds) >= _MOST_SPACES:
+        _kinds.clear()
+    _kinds[id(kind)] = kind, count
+    return True
 
 
 def _estimates(family: Family, answer: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
@@ -310,4 +327,4 @@ CHECKS: dict[str, _Check] = {
     "binary_key": _hashable("binary_key"),
     "default": _config,
 }
-_TAKES_LISTS = ("features", "feature_groups", "estimate_us", "problem_from_call")
+_TAKES_LISTS = ("features", "feature_groups", "estimate_us")
