@@ -45,7 +45,7 @@ def test_a_refusal_of_the_family_is_left_as_it_is():
     def problem_from_call(self, arguments):
         raise ForetuneError("rows is missing")
 
-    with pytest.raises(ForetuneError, match="^rows is missing$"):
+    with pytest.raises(ForetuneError, match=r"^rows is missing$"):
         family_with(problem_from_call=problem_from_call).problem_from_call({})
 
 
