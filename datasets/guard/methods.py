@@ -35,7 +35,7 @@ _SHARES_OFF = 1e-3
 _MOST_SPACES = 64
 
 
-def guard_methods(family: type[Family], base: type[Family]) -> None:
+def guard_methods(family: type[Family], base: type) -> None:
     """Guard every method of the contract that a new class defines, or has from a class that is no `base`."""
     for name in CHECKS:
         owner = next((one for one in family.__mro__ if name in vars(one)), None)
@@ -187,7 +187,7 @@ def _groups(family: Family, answer: Any, args: tuple[Any, ...], kwargs: Mapping[
         if not isinstance(group, FeatureGroup):
             _refuse(family, "feature_groups", wanted, answer)
         places, values, kind, lasting = group
-        shape = getattr(values, "shape", ())
+        shape: tuple[int, ...] = getattr(values, "shape", ())
         n_rows = 1 if lasting else n_problems
         if len(shape) != 3 or shape[0] != n_rows or shape[2] != len(places):
             _refuse(family, "feature_groups", wanted, answer)
@@ -268,8 +268,8 @@ def _cases(family: Family, answer: Any, args: tuple[Any, ...], kwargs: Mapping[s
 
 def _number(name: str) -> _Check:
     def check(family: Family, answer: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-        is_number = isinstance(answer, Real) and not isinstance(answer, bool)
-        if not is_number or not 0 <= answer < math.inf:
+        number: Any = answer
+        if not isinstance(answer, Real) or isinstance(answer, bool) or not 0 <= number < math.inf:
             _refuse(family, name, "a finite number >= 0", answer)
         return answer
 
