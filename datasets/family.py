@@ -33,7 +33,7 @@ class Family(ABC):
     both, from the kernel itself. `foretune.kernels.testing.FamilyContract` tests one.
     """
 
-    name: ClassVar[str]
+    name: ClassVar[str]  # of letters, digits and _ . : + -, as all names here
     dims: ClassVar[tuple[str, ...]]  # the dimensions a Problem of this family has
     dtypes: ClassVar[tuple[str, ...]]  # the dtypes it takes, in their short form
     knobs: ClassVar[tuple[str, ...]]  # the knobs a KernelConfig of this family has
