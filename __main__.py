@@ -40,6 +40,7 @@ from .kernels.command_line.options import (
     read_by,
 )
 from .kernels.command_line.results import Said, emit, left_out_of
+from .kernels.command_line.stdout import leave_to_stderr
 
 if TYPE_CHECKING:
     from .collect.replay import Replay
@@ -62,6 +63,9 @@ def main() -> None:
             sys.stderr.flush()
             os._exit(INTERRUPTED)
         raise
+    finally:
+        if "--json" in sys.argv:
+            leave_to_stderr()  # what somebody's module prints when the program ends
 
 
 def _version(wanted: bool) -> None:

@@ -17,7 +17,7 @@ from ..datasets.errors import check_integer
 from ..runtime.launching.ahead import cores
 from .case_tasks import CaseTasks, Fatal
 from .cases import check_request
-from .compiling import Binary, Compiled, CompilePool
+from .compiling import Binary, Compiled, CompilePool, binary_if_able
 from .drift_probe import choose_probe
 from .processes import Child, Interrupt, Watch
 from .provenance import prepare
@@ -261,8 +261,8 @@ class Campaign:
         if step := self._state.ahead(device):
             family, problem = self._state.family(step.case), step.case.problem
             for rank, config in enumerate(step.configs):
-                if family.supports(config, problem, device) is None:
-                    self._pool.request(Binary.of(family, config, problem, device), AHEAD + rank)
+                if binary := binary_if_able(family, config, problem, device):
+                    self._pool.request(binary, AHEAD + rank)
 
     def _effort(self) -> Effort:
         """Of this phase."""

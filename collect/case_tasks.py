@@ -18,7 +18,8 @@ from typing import Protocol, TypeAlias
 
 import numpy as np
 
-from ..datasets import Case, DeviceSpec, KernelConfig, Measurable, Measurement, Status
+from ..datasets import Case, DeviceSpec, ForetuneError, KernelConfig, Measurable, Measurement, Status
+from ..datasets.errors import abridged
 from ..runtime.timing.timer import Timing
 from .compiling import Binary, Compiled, kind_of
 from .outcomes import CONFIRMING, SCAN, Outcomes
@@ -183,7 +184,10 @@ class CaseTasks:
         for config in space:
             if config in self._outcomes.scanned_us:
                 continue
-            reason = self.family.supports(config, self.case.problem, self.device)
+            try:
+                reason = self.family.supports(config, self.case.problem, self.device)
+            except ForetuneError as error:  # the family's fault, and this config's row
+                reason = abridged(str(error))
             if reason is None:
                 valid.append(config)
             else:
@@ -196,7 +200,11 @@ class CaseTasks:
 
     def _request(self, configs: Iterable[KernelConfig]) -> None:
         for rank, config in enumerate(configs):
-            binary = self._binary(config)
+            try:
+                binary = self._binary(config)
+            except ForetuneError as error:  # as above
+                self._found(config, Compiled(0.0, abridged(str(error))))
+                continue
             compiled = self._pool.request(binary, rank)
             if compiled is None:
                 self._waiting.setdefault(binary, []).append(config)

@@ -3,7 +3,6 @@ run can be asked for."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from itertools import islice
 from pathlib import Path
@@ -11,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..datasets import Case, ForetuneError, Measurable, check_problem_of
+from ..datasets import Case, ForetuneError, Measurable, check_attributes, check_problem_of
 from ..datasets.errors import abridged, check_between, check_path, shown
 from .plan import named
 
@@ -37,19 +36,9 @@ def cases_like(dataset: Dataset, family: str, *, seed: int = 0) -> tuple[Case, .
 def draw_cases(family: Measurable, **options: Any) -> tuple[Case, ...]:
     """What the family draws with these options, see `Measurable.cases`; what is left out is up to the family.
 
-    Raises `ForetuneError` naming the family where its `cases` fails, and where what it draws is not its own.
+    Raises `ForetuneError` naming the family where its `cases` fails, or draws what is not its own.
     """
-    given = {name: value for name, value in options.items() if value is not None}
-    try:
-        cases = tuple(family.cases(**given))
-    except ForetuneError:
-        raise
-    except Exception as error:
-        raise ForetuneError(f"{family.name} cannot draw its cases: {type(error).__name__}: {error}") from error
-    for case in cases:
-        if not isinstance(case, Case) or case.problem.family != family.name:
-            raise ForetuneError(f"the cases of {family.name} must be `Case`s of its own problems but one is {case!r}")
-    return cases
+    return tuple(family.cases(**{name: value for name, value in options.items() if value is not None}))
 
 
 def first_cases(
@@ -72,8 +61,6 @@ def first_cases(
     def small() -> Iterator[Case]:
         for case in once.values():
             flops = family.flops(case.problem)
-            if not 0 <= flops < math.inf:
-                raise ForetuneError(f"{family.name}: flops must be >= 0 and finite but is {flops} for {case.problem}")
             if max_tflop is None or flops <= 1e12 * max_tflop:
                 yield case
 
@@ -104,6 +91,8 @@ def check_request(
     """Raises `ForetuneError` naming what is no case of the families, no folder, no plan or no budget."""
     if not families:
         raise ForetuneError("there must be a kernel family to collect but there is none")
+    for family in families.values():
+        check_attributes(family)
     check_cases(families, cases)
     check_path("out", out)
     named(plan, known, share)

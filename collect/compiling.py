@@ -11,12 +11,12 @@ import itertools
 import os
 import time
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 
 from ..datasets import DeviceSpec, ForetuneError, KernelConfig, Measurable, Problem
-from ..datasets.errors import abridged
+from ..datasets.errors import abridged, cause_of
 from ..runtime.launching.ahead import cores
 from ..runtime.launching.stub_driver import gpu_target, use_stub_driver
 from .processes import Child, Watch
@@ -49,9 +49,20 @@ class Binary:
 
 
 def kind_of(family: Measurable, problem: Problem, device: DeviceSpec) -> Hashable:
-    """What is the same for problems that share their binaries: the key of the first config's."""
-    space = family.space(device)
-    return family.name, family.binary_key(space[0], problem.without_sizes()) if space else None
+    """What is the same for problems that share their binaries: the key of the first config's; all problems are of one
+    kind where the family fails to say."""
+    with suppress(ForetuneError):
+        if space := family.space(device):
+            return family.name, family.binary_key(space[0], problem.without_sizes())
+    return family.name, None
+
+
+def binary_if_able(family: Measurable, config: KernelConfig, problem: Problem, device: DeviceSpec) -> Binary | None:
+    """Return the binary of a config that can run the problem; None where it cannot, or the family fails to say."""
+    with suppress(ForetuneError):
+        if family.supports(config, problem, device) is None:
+            return Binary.of(family, config, problem, device)
+    return None
 
 
 @dataclass(frozen=True)
@@ -254,5 +265,6 @@ def _compile(family: Measurable, binary: Binary) -> Compiled:
     try:
         family.compile(binary.config, binary.problem)
     except Exception as failure:  # noqa: BLE001 - whatever the compiler raises is this config's outcome
-        error = abridged(f"{type(failure).__name__}: {failure}")
+        cause = cause_of(failure)
+        error = abridged(f"{type(cause).__name__}: {cause}")
     return Compiled((time.perf_counter() - start) * 1e3, error)

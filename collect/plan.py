@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING, ClassVar, Protocol
 
 import numpy as np
 
-from ..datasets import Case, DeviceSpec, Family, ForetuneError, KernelConfig, Problem
+from ..datasets import Case, DeviceSpec, Family, FamilyError, ForetuneError, KernelConfig, Problem
 from ..datasets.default_knobs import with_default_knobs
 from ..datasets.errors import check_between, check_integer, shown
 from ..datasets.grid import Grid
 from ..model import LightGBMRanker, Ranker
+from ..runtime.warn import warn_once
 from .prior import Prior
 
 if TYPE_CHECKING:
@@ -80,7 +81,12 @@ class Exhaustive:
         return [Step(case, partial(self._ordered, case.problem)) for case in todo]
 
     def _ordered(self, problem: Problem) -> tuple[KernelConfig, ...]:
-        return _by_score(self._space, self._prior.predict(self._family, problem, self._device, self._space))
+        try:
+            scores = self._prior.predict(self._family, problem, self._device, self._space)
+        except FamilyError as error:
+            warn_once(str(error), ": its configs are measured in the order of its space")
+            return self._space
+        return _by_score(self._space, scores)
 
     @cached_property
     def _space(self) -> tuple[KernelConfig, ...]:
@@ -122,7 +128,7 @@ class Thin:
     def _chosen(self, problem: Problem, ranker: Ranker) -> tuple[KernelConfig, ...]:
         """The share of the supported configs, best first."""
         family, device = self._family, self._device
-        space = [config for config in family.space(device) if family.supports(config, problem, device) is None]
+        space = [config for config in family.space(device) if _may_run(family, config, problem, device)]
         if not space:
             return family.space(device)  # their rows say why
         scores = ranker.predict(family, problem, device, space)
@@ -176,7 +182,10 @@ class Adaptive(Thin):
         known = () if measured is None else measured.cases
         ranker = self._prior
         if measured is not None and len(known) >= self._first:
-            ranker = self._ranker().fit(measured.tidy(), self._family)
+            try:
+                ranker = self._ranker().fit(measured.tidy(), self._family)
+            except FamilyError as error:
+                warn_once(str(error), ": the plan goes on with what it knew before")
         batch = _unlike(todo, known, max(self._first, len(known)))
         return [Step(case, partial(self._chosen, case.problem, ranker)) for case in batch]
 
@@ -223,9 +232,9 @@ class Missing:
             tried = {config for config, was in zip(self._configs, self._tried[row], strict=True) if was}
             times = self._times_us[row]
             known = [self._configs[place] for place in np.argsort(times) if np.isfinite(times[place])]
-            fastest = [config for config in known if family.supports(config, problem, device) is None][: self._beside]
+            fastest = [config for config in known if _may_run(family, config, problem, device)][: self._beside]
         space = [config for config in family.space(device) if config not in tried]
-        lacking = [config for config in space if family.supports(config, problem, device) is None]
+        lacking = [config for config in space if _may_run(family, config, problem, device)]
         if not lacking:
             return ()
         return *fastest, *_by_score(lacking, self._prior.predict(family, problem, device, lacking))
@@ -273,6 +282,14 @@ def checked_dataset(known: Dataset) -> Dataset:
     if not isinstance(known, Dataset):
         raise ForetuneError(f"known must be a dataset, as foretune.datasets.load gives it, but is {shown(known)}")
     return known
+
+
+def _may_run(family: Family, config: KernelConfig, problem: Problem, device: DeviceSpec) -> bool:
+    """Whether to try a config: the family supports it, or fails at it, which then is what its row says."""
+    try:
+        return family.supports(config, problem, device) is None
+    except FamilyError:
+        return True
 
 
 def _by_score(configs: Sequence[KernelConfig], scores: NDArray[np.float64]) -> tuple[KernelConfig, ...]:

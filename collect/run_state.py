@@ -17,7 +17,7 @@ from ..datasets.store import MANIFEST, continued, read
 from ..model.folders import check_dataset_folder
 from .case_queue import CaseQueue
 from .cases import check_cases
-from .compiling import Binary, kind_of
+from .compiling import Binary, binary_if_able, kind_of
 from .outcomes import Outcomes, earlier
 from .plan import Step, named
 from .row_writer import Origin, RowWriter
@@ -113,11 +113,16 @@ class RunState:
     def take(self, device: DeviceSpec, met: Collection[Hashable] = (), gpus: int = 1) -> Step | None:
         """The next case for this device, one of so many `gpus`, rather of a kind that was `met`, with the configs to
         try; None where there is none, or no time. There may be one again when a case is over."""
-        return None if self.time_is_over else self._queue(device).take(met, gpus)
+        while not self.time_is_over and (step := self._queue(device).take(met, gpus)):
+            if (reason := _trouble(step)) is None:
+                return step
+            self.given_up(step.case, device, reason, deadly=False)
+        return None
 
     def ahead(self, device: DeviceSpec) -> Step | None:
         """One that will be handed out later, each once: there may be something to compile."""
-        return self._queue(device).ahead()
+        step = self._queue(device).ahead()
+        return None if step is None or _trouble(step) is not None else step
 
     def _queue(self, device: DeviceSpec) -> CaseQueue:
         if device.name not in self._queues:
@@ -126,10 +131,17 @@ class RunState:
                 self.cases,
                 plans,
                 partial(self._measured, device),
-                lambda case: roofline_us(self.family(case), case.problem, device),
+                lambda case: self._roofline_us(case, device),
                 lambda case: kind_of(self.family(case), case.problem, device),
             )
         return self._queues[device.name]
+
+    def _roofline_us(self, case: Case, device: DeviceSpec) -> float:
+        """What a case costs at least; 0 where its family fails to say."""
+        try:
+            return roofline_us(self.family(case), case.problem, device)
+        except ForetuneError:
+            return 0.0
 
     def _measured(self, device: DeviceSpec, family: str, todo: Collection[Case]) -> Grid | None:
         """What the dataset has of this family on this device, but for the cases in `todo`. From the disk, because an
@@ -157,7 +169,9 @@ class RunState:
         """The binaries for this device that an earlier run could not compile, and why."""
         for one in self._earlier.uncompilable:
             if one.device == device.name and one.problem.family in self.families:
-                yield Binary.of(self.families[one.problem.family], one.config, one.problem, device), one.error
+                family = self.families[one.problem.family]
+                if binary := binary_if_able(family, one.config, one.problem, device):
+                    yield binary, one.error
 
     def is_known(self, step: Step, device: DeviceSpec) -> bool:
         """Whether nothing is left to do."""
@@ -195,3 +209,12 @@ class RunState:
         fresh = done - self._idle
         eta_s = self.seconds / fresh * (self.total - done) if fresh > 0 else None
         self._on_progress(Progress(done, self.total, case, measurements, rate, eta_s))
+
+
+def _trouble(step: Step) -> str | None:
+    """Why the configs of a step cannot be chosen; None where they can."""
+    try:
+        step.configs  # noqa: B018 - chosen when first asked for, and kept
+    except ForetuneError as error:
+        return str(error)
+    return None

@@ -7,8 +7,8 @@ from collections.abc import Hashable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
-from ..datasets import DeviceSpec, ForetuneError, KernelConfig, Measurable, Problem, Status
-from ..datasets.errors import abridged
+from ..datasets import DeviceSpec, FamilyError, ForetuneError, KernelConfig, Measurable, Problem, Status
+from ..datasets.errors import abridged, cause_of, shown
 from ..runtime.poisoning import poison
 
 if TYPE_CHECKING:
@@ -189,12 +189,18 @@ class GpuRunner:
         return problem if is_same and self._family.supports(config, problem, self._device) is None else self._problem
 
     def _load_and_compare(self, config: KernelConfig, problem: Problem) -> Outcome:
+        import torch
+
         family = self._family
         binary = family.compile(config, self._problem)
         binary._init_handles()
         facts = {"registers": binary.n_regs, "spills": binary.n_spills, "smem_bytes": binary.metadata.shared}
         inputs, reference = self._check_of(problem)
         y = family.launch(inputs, config)
+        if getattr(y, "shape", None) != reference.shape:  # which might be broadcast
+            what = f"a tensor of shape {tuple(y.shape)}" if isinstance(y, torch.Tensor) else shown(y)
+            wanted = f"a tensor of shape {tuple(reference.shape)}, as reference()"
+            raise FamilyError(f"family {family.name}: launch() must return {wanted} but returned {what}")
         error = float((y.float() - reference).norm() / reference.norm().clamp_min(_LEAST_NORM))
         poison(y)
         if error <= family.tolerance(problem):  # never true of NaN
@@ -224,11 +230,12 @@ def samples_a_round(best_us: float) -> int:
     return max(affordable, min(MOST_CONFIRM_SAMPLES, int(SHORT_US / best_us)))
 
 
-def _failure(error: Exception) -> Outcome:
+def _failure(error: BaseException) -> Outcome:
     """The status of an exception. Raises `DeviceLostError` where the CUDA context is gone with it."""
     import torch
     from triton.runtime.errors import OutOfResources
 
+    error = cause_of(error)
     text = abridged(f"{type(error).__name__}: {error}")
     if isinstance(error, torch.OutOfMemoryError):
         torch.cuda.empty_cache()  # so that it costs this config alone

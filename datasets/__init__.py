@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any
 from .case import Case
 from .config import KernelConfig
 from .device import DeviceSpec
-from .errors import BundleError, DatasetError, ForetuneError, ForetuneWarning, abridged, check_path
+from .errors import BundleError, DatasetError, FamilyError, ForetuneError, ForetuneWarning, abridged, check_path
 from .family import Family, Measurable, check_problem_of, not_empty, roofline_us, wrong_knobs
+from .guard.attributes import check_attributes
 from .measurement import TIMED, BinaryFacts, Measurement, Status
 from .problem import DTYPES, Dtype, Problem, Ragged, dtype_of_tensor, torch_dtype
 
@@ -29,6 +30,7 @@ __all__ = [
     "DeviceSpec",
     "Dtype",
     "Family",
+    "FamilyError",
     "ForetuneError",
     "ForetuneWarning",
     "KernelConfig",
@@ -37,6 +39,7 @@ __all__ = [
     "Problem",
     "Ragged",
     "Status",
+    "check_attributes",
     "check_problem_of",
     "describe",
     "dtype_of_tensor",

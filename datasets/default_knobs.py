@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from .family import with_defaults
+from .guard.attributes import check_attributes
 
 if TYPE_CHECKING:
     from .dataset import Dataset
@@ -25,6 +26,7 @@ def with_default_knobs(dataset: Dataset, family: Family) -> Dataset:
     >>> with_default_knobs(dataset, find_family("matmul")) is dataset
     True
     """
+    check_attributes(family)  # who learns, adapts or evaluates begins here
     if not family.default_knobs or family.name not in dataset.families:
         return dataset
     rows = dataset.rows(family.name)

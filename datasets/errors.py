@@ -34,6 +34,10 @@ class BundleError(ForetuneError):
     """A bundle that cannot be read as it is; the message names the file."""
 
 
+class FamilyError(ForetuneError):
+    """A kernel family whose own code fails, or gives what it must not; the message names the family and the method."""
+
+
 class ForetuneWarning(UserWarning):
     """All goes on, but not as one would think; the message says why."""
 
@@ -62,7 +66,27 @@ def reason_of(error: BaseException) -> str:
     >>> reason_of(ForetuneError("k must be >= 1")), reason_of(KeyError("rows"))
     ('k must be >= 1', "KeyError: 'rows'")
     """
-    return str(error) if isinstance(error, ForetuneError) else f"{type(error).__name__}: {error}"
+    try:
+        text = str(error)
+    except Exception:  # noqa: BLE001 - of somebody's own making
+        text = "which cannot be shown"
+    return text if isinstance(error, ForetuneError) else f"{type(error).__name__}: {text}"
+
+
+def cause_of(error: BaseException) -> BaseException:
+    """The exception that a family's method raised, where the error reports one; else the error itself."""
+    return error.__cause__ if isinstance(error, FamilyError) and isinstance(error.__cause__, Exception) else error
+
+
+def printable(text: str) -> str:
+    """The text on one line, with control characters, which could do anything to a terminal, written out.
+
+    >>> printable("a [red] card")
+    'a [red] card'
+    >>> print(printable(chr(27) + "[31m" + chr(10)))
+    \\x1b[31m\\n
+    """
+    return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
 
 
 def abridged(text: str, most: int = 300) -> str:

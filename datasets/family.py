@@ -12,6 +12,7 @@ from .config import OPTIONS, KernelConfig
 from .device import DeviceSpec
 from .errors import ForetuneError, shown
 from .feature_groups import FeatureGroup
+from .guard.methods import guard_methods
 from .measurement import BinaryFacts
 from .problem import Problem, Ragged
 
@@ -32,7 +33,7 @@ class Family(ABC):
     both, from the kernel itself. `foretune.kernels.testing.FamilyContract` tests one.
     """
 
-    name: ClassVar[str]
+    name: ClassVar[str]  # of letters, digits and _ . : + -, as all names here
     dims: ClassVar[tuple[str, ...]]  # the dimensions a Problem of this family has
     dtypes: ClassVar[tuple[str, ...]]  # the dtypes it takes, in their short form
     knobs: ClassVar[tuple[str, ...]]  # the knobs a KernelConfig of this family has
@@ -52,6 +53,11 @@ class Family(ABC):
     bucketed: ClassVar[tuple[str, ...]] = ()
     #: Whether `features` looks at what the binaries say: then a bundle keeps that, by config.
     reads_binaries: ClassVar[bool] = False
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        """Guard the methods of the class: what they raise, or return that they must not, is a `FamilyError`."""
+        super().__init_subclass__(**options)
+        guard_methods(cls, Family)
 
     @abstractmethod
     def space(self, device: DeviceSpec | None = None) -> tuple[KernelConfig, ...]:

@@ -14,8 +14,8 @@ from functools import cache
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from ..datasets import Family, ForetuneError, Measurable
-from ..datasets.errors import check_word, reason_of, shown, warn
+from ..datasets import Family, ForetuneError, Measurable, check_attributes
+from ..datasets.errors import printable, reason_of, shown, warn
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
@@ -24,8 +24,6 @@ __all__ = ["families", "find_family", "find_measurable", "register"]
 
 #: The entry points that name families of other packages.
 GROUP = "foretune.families"
-#: What a family is asked for, whoever wants to predict it.
-_DECLARED = ("name", "dims", "dtypes", "knobs")
 #: Our own, and where they are: each is imported when it is asked for.
 _OURS = {
     "fused_moe": ".fused_moe:FusedMoeUp",
@@ -123,7 +121,7 @@ def find_measurable(family: str | Family | type[Family]) -> Measurable:
 
 
 def _names() -> list[str]:
-    return sorted({*_OURS, *_registered, *(entry.name for entry in _entry_points())})
+    return sorted({*_OURS, *_registered, *(printable(entry.name) for entry in _entry_points())})
 
 
 def _entry_points() -> tuple[EntryPoint, ...]:
@@ -133,11 +131,11 @@ def _entry_points() -> tuple[EntryPoint, ...]:
 
 
 def _family_of_entry(entry: EntryPoint) -> Family:
-    place = f"the entry point {entry.name} = {entry.value}"
+    place = printable(f"the entry point {entry.name} = {entry.value}")
     try:
         family = _family_of(entry.load())
-    except Exception as error:  # importing somebody's module can raise anything
-        raise ForetuneError(f"{place} cannot be loaded: {reason_of(error)}") from error
+    except (Exception, SystemExit) as error:  # importing somebody's module can do anything
+        raise ForetuneError(f"{place} cannot be loaded: {printable(reason_of(error))}") from error
     if family.name != entry.name:
         raise ForetuneError(f"{place} leads to the family {family.name}: the entry point must have its name")
     return family
@@ -153,8 +151,8 @@ def _family_at(place: str) -> Family:
         for name in attribute.split("."):
             found = getattr(found, name)
         return _family_of(found)
-    except Exception as error:  # as above
-        raise ForetuneError(f"no kernel family at {shown(place)}: {reason_of(error)}") from error
+    except (Exception, SystemExit) as error:  # as above
+        raise ForetuneError(f"no kernel family at {shown(place)}: {printable(reason_of(error))}") from error
 
 
 def _family_of(value: Any) -> Family:
@@ -162,9 +160,7 @@ def _family_of(value: Any) -> Family:
         value = _made(value)
     if not isinstance(value, Family):
         raise ForetuneError(f"a kernel family must be a Family, a class of one, or its name, but is {shown(value)}")
-    if missing := [what for what in _DECLARED if not hasattr(value, what)]:
-        raise ForetuneError(f"{type(value).__name__} must say its {', '.join(missing)}: see foretune.Family")
-    check_word(f"the name of {type(value).__name__}", value.name)
+    check_attributes(value)
     return value
 
 
@@ -173,5 +169,6 @@ def _made(family: type[Family]) -> Family:
     """One object for a class, however it is asked for: what is remembered of a family is remembered by its identity."""
     try:
         return family()
-    except TypeError as error:
-        raise ForetuneError(f"{family.__name__} cannot be made without arguments: {error}") from error
+    except (Exception, SystemExit) as error:
+        why = str(error) if isinstance(error, TypeError) else printable(reason_of(error))
+        raise ForetuneError(f"{family.__name__} cannot be made without arguments: {why}") from error

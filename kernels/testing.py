@@ -34,6 +34,7 @@ from ..datasets import (
     Measurable,
     Problem,
 )
+from ..datasets.errors import cause_of
 from ..datasets.feature_groups import FeatureGroup, joined
 from ..runtime import TritonFamily, use_stub_driver
 from . import find_family
@@ -332,8 +333,9 @@ class FamilyContract:
         try:
             reason: str | None = self.family.supports(config, problem, self.device)
         except Exception as error:
+            cause = cause_of(error)
             raise AssertionError(
-                f"supports must answer for any config, but raised {type(error).__name__}: {error} for "
+                f"supports must answer for any config, but raised {type(cause).__name__}: {cause} for "
                 f"{config.to_json()}. Ask first whether the knobs are right, as super().supports does"
             ) from error
         return reason

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ..datasets import BinaryFacts, DeviceSpec, Family, ForetuneError, KernelConfig, Problem
+from ..datasets import BinaryFacts, DeviceSpec, Family, FamilyError, ForetuneError, KernelConfig, Problem
 from ..datasets.grid import Grid
 from ..datasets.progress import advance
 
@@ -102,7 +102,10 @@ def training_rows(
         for problem in dict.fromkeys((case.problem, *asked)):
             # Of all configs, always the same tuple: families remember what depends on the list alone.
             binaries = grid.binaries.get((problem.dtype, problem.flags))
-            features.append(features_of(family, problem, device, grid.configs, binaries)[kept])
+            table = features_of(family, problem, device, grid.configs, binaries)[kept]
+            if not np.isfinite(table).all():
+                raise FamilyError(f"family {family.name}: features() must be finite but are not for {problem}")
+            features.append(table)
             targets.append(np.log(slowdown[kept]))
             sizes.append(int(kept.sum()))
             rows.append(row)

@@ -8,7 +8,16 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..datasets import DatasetError, Family, ForetuneError, Measurable, check_problem_of, not_empty, wrong_knobs
+from ..datasets import (
+    DatasetError,
+    Family,
+    FamilyError,
+    ForetuneError,
+    Measurable,
+    check_problem_of,
+    not_empty,
+    wrong_knobs,
+)
 from ..datasets.contents import kernel_sources, other_sources
 from ..datasets.errors import warn
 from .rows import supported
@@ -119,5 +128,7 @@ def source_of(family: Family) -> str | None:
         return None
     try:
         return family.source_hash()
-    except ImportError:
-        return None
+    except FamilyError as error:
+        if isinstance(error.__cause__, ImportError):
+            return None
+        raise

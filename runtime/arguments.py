@@ -6,7 +6,7 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..datasets import DeviceSpec, Family, ForetuneError, KernelConfig, wrong_knobs
+from ..datasets import DeviceSpec, Family, ForetuneError, KernelConfig, check_attributes, wrong_knobs
 from ..datasets.errors import check_path, shown
 
 if TYPE_CHECKING:
@@ -17,6 +17,7 @@ def family_of(family: Any) -> Family:
     """A family. Raises `ForetuneError` for anything else: names are the registry's, in kernels/."""
     if not isinstance(family, Family):
         raise ForetuneError(f"family must be a Family but is {shown(family)}")
+    check_attributes(family)
     return family
 
 

@@ -20,7 +20,7 @@ from ...datasets import Case, DeviceSpec, ForetuneError, KernelConfig, Measurabl
 from ...datasets.errors import abridged
 from ..case_tasks import TRIES
 from ..cases import check_request
-from ..compiling import kind_of
+from ..compiling import binary_if_able, kind_of
 from ..drift_probe import choose_probe
 from ..outcomes import SCAN
 from ..processes import Interrupt
@@ -320,7 +320,7 @@ class ClusterCampaign:
         return tuple(
             config
             for config in job.order.configs
-            if config not in outcomes.scanned_us and family.supports(config, job.case.problem, job.device) is None
+            if config not in outcomes.scanned_us and binary_if_able(family, config, job.case.problem, job.device)
         )
 
     def _effort(self) -> Effort:

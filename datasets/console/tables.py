@@ -9,6 +9,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from ..errors import printable as printable
+
 if TYPE_CHECKING:
     from rich.text import Text
 
@@ -116,17 +118,6 @@ class Table:
                 line = ""
             line += item
         yield Text(line)
-
-
-def printable(text: str) -> str:
-    """The text on one line, with control characters, which could do anything to a terminal, written out.
-
-    >>> printable("a [red] card")
-    'a [red] card'
-    >>> print(printable(chr(27) + "[31m" + chr(10)))
-    \\x1b[31m\\n
-    """
-    return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
 
 
 def percent(ratio: float) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import warnings
 from collections.abc import Callable, Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from typing import Any, ParamSpec
 
 import typer
@@ -13,6 +13,7 @@ from typer.core import TyperGroup
 
 from ...datasets import ForetuneError
 from ...datasets.console.tables import printable
+from .stdout import result_alone
 
 P = ParamSpec("P")
 #: What typer raises for wrong usage: its own copy of click's UsageError, or click's, by its version.
@@ -42,7 +43,7 @@ class Commands(TyperGroup):
         given = ctx.meta[GIVEN]
         try:
             _refuse_empty(given)
-            with warnings.catch_warnings():
+            with warnings.catch_warnings(), result_alone() if "--json" in given else nullcontext():
                 warnings.showwarning = _show_warning
                 return super().invoke(ctx)
         except WrongUsage as error:  # typer says it, and ends with 2

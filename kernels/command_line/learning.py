@@ -113,9 +113,9 @@ def adapt(
 
     check_bundle_folder(out)
     given, dataset = load_bundle(bundle), load_all(data)
-    families = family or [name for name in dataset.families if name in given.families]
+    families = families_of(dataset, family or [name for name in dataset.families if name in given.families])
     with showing(f"adapting to {' and '.join(data)}", _TRAINING_S * rows_of(dataset, families)):
-        adapted = adapted_by_name(dataset, bundle=given, family=families)
+        adapted = adapted_by_name(dataset, bundle=given, family=list(families.values()))
     adapted.save(out)
     known = sorted({spec.name for name in adapted.families for spec in adapted.trained_on(name)})
     said = {"families": sorted(set(families)), "devices": known}

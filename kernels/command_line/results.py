@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import typer
 
 from ...datasets.console.tables import printable
+from .stdout import result_file
 
 if TYPE_CHECKING:
     from ...datasets.dataset import Dataset
@@ -28,7 +29,7 @@ def emit(result: Result, as_json: bool, **places: Path) -> None:
     if as_json:
         value = result.to_json()
         added = {what: str(path) for what, path in places.items()}
-        typer.echo(json.dumps(dict(value) | added if added else value, indent=1))
+        typer.echo(json.dumps(dict(value) | added if added else value, indent=1), file=result_file())
         return
     from rich.console import Console
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from ...datasets import DeviceSpec, Family, ForetuneError, KernelConfig, Problem, check_problem_of
+from ...datasets.config import OPTIONS
 from ...datasets.errors import shown
 from .. import find_family, find_measurable
 from .filtered import Filtered
@@ -28,6 +29,8 @@ def ready_space(
     found = find_family(family)
     configs = found.space(None if device is None else DeviceSpec.find(device))
     knobs = [config.to_json() for config in configs]
+    if unknown := sorted({knob for one in knobs for knob in one} - {*found.knobs, *OPTIONS}):
+        raise ForetuneError(f"a config of {found.name} has {unknown[0]}, which is none of its knobs")
     present = [knob for knob in found.knobs if any(knob in one for one in knobs)]
     return {knob: sorted({one[knob] for one in knobs if knob in one}) for knob in present}
 

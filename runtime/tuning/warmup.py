@@ -21,7 +21,7 @@ from ...datasets import DeviceSpec, Family, ForetuneError, KernelConfig, Measura
 from ...datasets.console.tables import table
 from ...datasets.contents import same_source
 from ...datasets.disk.regular import read_regular
-from ...datasets.errors import abridged, check_integer, check_path, reason_of, shown
+from ...datasets.errors import abridged, cause_of, check_integer, check_path, reason_of, shown
 from ..launching.kernel import Kernel
 from ..shortlist import make_shortlist
 from .cache.cache_folder import KnownProblem, known_kernels
@@ -94,7 +94,7 @@ def _compiled(
     errors = compile_ahead([job for _, job in jobs.values()], workers)
     failed = [
         f"{what}: {type(error).__name__}: {abridged(str(error), 200)}"
-        for (what, _), error in zip(jobs.values(), errors, strict=True)
+        for (what, _), error in zip(jobs.values(), [error and cause_of(error) for error in errors], strict=True)
         if error is not None
     ]
     return WarmedUp(name, device.name, n_problems, len(jobs) - len(failed), tuple(failed))

@@ -64,7 +64,8 @@ def test_a_number_of_operations_that_cannot_be_is_named(flops):
         def flops(self, problem):
             return flops
 
-    with pytest.raises(ForetuneError, match=f"fake: flops must be >= 0 and finite but is {flops} for fake groups="):
+    told = rf"family fake: flops\(\) must return a finite number >= 0 but returned {flops}"
+    with pytest.raises(ForetuneError, match=told):
         first_cases(Wrong(), CASES)
 
 
@@ -76,10 +77,10 @@ def test_a_family_draws_its_cases_with_the_options_that_are_given():
 @pytest.mark.parametrize(
     ("drawn", "told"),
     [
-        (KeyError("hidden_size"), "fake cannot draw its cases: KeyError: 'hidden_size'"),
+        (KeyError("hidden_size"), r"family fake: cases\(\) raised KeyError: 'hidden_size'"),
         (ForetuneError("no such model"), "no such model"),
-        (OTHERS, "the cases of fake must be `Case`s of its own problems but one is Case.*other"),
-        ([CASES[0].problem], "the cases of fake must be `Case`s of its own problems but one is Problem"),
+        (OTHERS, r"family fake: cases\(\) must return Cases of its own problems but returned Case.*other"),
+        ([CASES[0].problem], r"family fake: cases\(\) must return Cases of its own problems but returned Problem"),
     ],
 )
 def test_cases_that_cannot_be_drawn_or_are_none_are_told_in_one_line(drawn, told):

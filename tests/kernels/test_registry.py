@@ -181,3 +181,45 @@ def test_the_face_takes_every_way_to_say_a_family(module):
         assert len(foretune.configs(way)) == len(family.space())
     with pytest.raises(ForetuneError, match="unknown kernel family 'gemm'"):
         foretune.configs("gemm")
+
+
+@pytest.fixture
+def exiting(monkeypatch, tmp_path):
+    """The name of a module that ends the program when it is imported."""
+    name = f"exiting_{abs(hash(str(tmp_path)))}"
+    (tmp_path / f"{name}.py").write_text("raise SystemExit('not today')")
+    monkeypatch.syspath_prepend(tmp_path)
+    return name
+
+
+def test_a_module_that_exits_is_left_out_and_ends_nothing(exiting, entry_points):
+    entry_points(theirs=f"{exiting}:Theirs")
+    with pytest.warns(ForetuneWarning, match=r"theirs is left out: .* cannot be loaded: SystemExit: not today"):
+        assert sorted(families()) == OURS
+    with pytest.raises(ForetuneError, match=r"no kernel family at '.*:Theirs': SystemExit: not today"):
+        find_family(f"{exiting}:Theirs")
+
+
+@pytest.mark.parametrize("error", [RuntimeError("no GPU"), SystemExit(3)])
+def test_a_class_that_cannot_be_made_says_why(error):
+    class Failing(FakeFamily):
+        def __init__(self):
+            raise error
+
+    with pytest.raises(ForetuneError, match=f"Failing cannot be made without arguments: {type(error).__name__}"):
+        register(Failing)
+
+
+def test_an_entry_point_with_escape_codes_in_its_name_is_told_without_them(entry_points):
+    entry_points(**{"\x1b[31mred\n": "nowhere:Theirs"})
+    with pytest.warns(ForetuneWarning) as caught:
+        assert sorted(families()) == OURS
+    assert all(str(one.message).isprintable() for one in caught)
+    with pytest.raises(ForetuneError) as refused:
+        find_family("gemm")
+    assert str(refused.value).isprintable()
+
+
+def test_shipped_families_declare_what_is_asked_for():
+    for family in families().values():
+        kernels.check_attributes(family)

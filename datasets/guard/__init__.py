@@ -1,0 +1,1 @@
+"""The guard around kernel families, which third parties write."""
