@@ -367,8 +367,7 @@ def export(
         ),
     ] = None,
     force: Annotated[
-        bool | None,
-        typer.Option(help="Replace an engine's file that is in the folder already.", show_default=False),
+        bool | None, typer.Option(help="Replace an engine's file in the folder.", show_default=False)
     ] = None,
     bundle: Predictor = None,
     as_json: AsJson = False,
@@ -403,8 +402,9 @@ def export(
         rows = len(dataset.measurements if family is None or problem is not None else dataset.rows(family))
         with showing(f"writing {out}", _EXPORTING_S.get(format, 0.0) * (rows if problem is None else 0)):
             results = export_dataset(dataset, out, format, family=family, problem=problem)
-        told = {"format": format, "results": results} | left_out_of(dataset)
-        emit(Said(told, f"{results} results."), as_json, out=out)
+        emit(
+            Said({"format": format, "results": results} | left_out_of(dataset), f"{results} results."), as_json, out=out
+        )
         return
     layer = asked.layer_asked_for(model, experts=experts, topk=topk, hidden=hidden, inter=inter, tp=tp, dtype=dtype)
     gpu = live_gpu()

@@ -619,5 +619,5 @@ def test_configs_that_differ_in_their_hook_alone_share_no_time(elsewhere, bench,
 
 
 def test_configs_that_are_none_are_refused_by_name(elsewhere, bench):
-    with pytest.raises(foretune.ForetuneError, match="must be triton.Configs but one is 'a'"):
+    with pytest.raises(foretune.ForetuneError, match=r"must be triton\.Configs but one is 'a'"):
         foretune.attach(elsewhere.kernel(bench, configs="ab"))
