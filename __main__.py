@@ -366,17 +366,14 @@ def export(
             show_default="where GPU and engine are here",
         ),
     ] = None,
-    force: Annotated[
-        bool | None, typer.Option(help="Replace an engine's file in the folder.", show_default=False)
-    ] = None,
+    force: Annotated[bool | None, typer.Option(help="Replace the engine's files there.", show_default=False)] = None,
     bundle: Predictor = None,
     as_json: AsJson = False,
 ) -> None:
     """Write measurements in a format that other tools read, or a serving engine's tuned files of a MoE layer.
 
-    An engine's files come with a verdict: what they are worth next to what the engine runs now, for each batch size:
-    the file for the layer in the folder, in the one that the engine's environment variable names, or in the engine
-    itself; else its default. Rows that gain nothing, or that cannot be compared, say what the engine runs anyway.
+    An engine's files are compared with what the engine runs now: the layer's file in the folder, in the one that its
+    environment variable names, or in the engine; else its default. Rows that gain nothing say what runs anyway.
     """
     from .collect.compiling import compile_ahead
     from .datasets.disk.writable import check_file, check_folder
@@ -402,9 +399,8 @@ def export(
         rows = len(dataset.measurements if family is None or problem is not None else dataset.rows(family))
         with showing(f"writing {out}", _EXPORTING_S.get(format, 0.0) * (rows if problem is None else 0)):
             results = export_dataset(dataset, out, format, family=family, problem=problem)
-        emit(
-            Said({"format": format, "results": results} | left_out_of(dataset), f"{results} results."), as_json, out=out
-        )
+        result = {"format": format, "results": results} | left_out_of(dataset)
+        emit(Said(result, f"{results} results."), as_json, out=out)
         return
     layer = asked.layer_asked_for(model, experts=experts, topk=topk, hidden=hidden, inter=inter, tp=tp, dtype=dtype)
     gpu = live_gpu()
