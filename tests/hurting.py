@@ -51,6 +51,7 @@ class HurtingFamily(FakeFamily):
     name = "hurting"
     dims = ("n",)
     dtypes = ("fp32",)
+    bucketed = ()
     knobs = ("BLOCK", "FAULT")
     feature_names = ("estimate_us",)
 
