@@ -382,9 +382,9 @@ def export(
 
     of_dataset = {"--format": format, "--family": family, "--problem": problem}
     of_engine = {"--model": model, "--experts": experts, "--topk": topk, "--hidden": hidden, "--inter": inter}
-    more = {"--device": device, "--measure": measure, "--force": force}
+    of_engine_only: dict[str, object] = {**of_engine, "--device": device, "--measure": measure, "--force": force}
     is_engine = data in engines.ENGINES
-    for option, value in (of_dataset if is_engine else of_engine | more).items():
+    for option, value in (of_dataset if is_engine else of_engine_only).items():
         if value is not None:
             what = "an engine" if is_engine else f"no engine, which are {' and '.join(engines.ENGINES)}"
             raise typer.BadParameter(f"not taken: {abridged(data, 60)} is {what}", param_hint=option)

@@ -86,7 +86,7 @@ class TunedFiles:
         )  # SGLang takes each key for a number
         up = {str(tokens): dict(words.up) for tokens, words in written.items()}
         files = {str(Path(folder, file_name(self.engine, self.layer, self.device))): version | up}
-        differ = any(words.down != {TMA: False} | words.up for words in written.values())
+        differ = any(words.down != {TMA: False, **words.up} for words in written.values())
         if self.engine == SGLANG and (differ or self.now.has_down):
             down = {str(tokens): dict(words.down) for tokens, words in written.items()}
             files[str(Path(folder, file_name(self.engine, self.layer, self.device, down=True)))] = down
