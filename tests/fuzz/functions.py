@@ -172,10 +172,9 @@ def _call(one: Tuned, tuned: Any, step: Step, state: Any, watch: _Watch) -> None
         if step.what == "tune":
             result = tuned.tune(value)
             if one.how == "plain" and not isinstance(step.value, str):
-                best = result.best_config["tile"]
-                if _fastest(value) in [dict(trial.config)["tile"] for trial in result.trials] and best != _fastest(
-                    value
-                ):
+                best = result.best_config.get("tile")
+                tried = [dict(trial.config).get("tile") for trial in result.trials]
+                if best != _fastest(value) in tried:
                     raise TroubleError("silent change", "another argument's choice", described(value))
             return
         found = tuned(value)
