@@ -104,11 +104,15 @@ def time_predictions(
     """The times of predictions by a bundle (the shipped one if left out), which is open by then. The first one is that
     only of a family that nothing was asked about in this process.
 
+    Raises `BundleError` for a family that the bundle has not learned.
+
     >>> time_predictions([family], DeviceSpec.named("h200"))  # doctest: +SKIP
     """
     modules = _printed(_PREDICTS).split()
     imports, of_numpy = (min(float(_printed(_IMPORTS, *names)) for _ in range(5)) for names in (modules, ["numpy"]))
-    bundle_in_force(bundle)
+    opened = bundle_in_force(bundle)
+    for family in families:
+        opened.ranker(family.name)  # raises where there is nothing to time
     times = []
     for family in families:
         start = time.thread_time()

@@ -192,6 +192,7 @@ def test_an_empty_argument_is_refused(line: str) -> None:
         (f"predict gemm --device h200 {LAYER}", "unknown kernel family 'gemm'; known: "),
         (f"predict {FAMILY} --device h300 {LAYER}", "unknown device 'h300'; known: "),
         (f"{PREDICT} --bundle no/such/bundle", "no/such/bundle"),
+        ("bench predictions --device h200 --family fakes:FakeFamily", "the bundle has no family 'fake'"),
         (f"predict {FAMILY} --device h200 --groups 64 --rows 8 --n 2047 --k 64", "multiples of 8 but are 2047 and 64"),
         (f"predict {FAMILY} --device no/such.json {LAYER}", "no/such.json: cannot be read"),
         ("device h200 --sms 133", "NVIDIA H200 has 1 to 132 SMs but 133 were asked for"),
