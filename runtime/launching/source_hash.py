@@ -7,6 +7,7 @@ import hashlib
 import inspect
 import textwrap
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from enum import Enum
 from numbers import Complex, Integral
 from types import ModuleType
@@ -18,6 +19,8 @@ _IDLE_FIELDS = ("ctx", "kind", "type_comment", "type_params", "decorator_list")
 _FIXED_MODULES = ("triton", "math", "copy")
 #: Between the two parts of a hash, see `hash_of_kernel`.
 SEPARATOR = "+"
+#: How often a text is parsed where another thread disturbs it.
+_MOST_PARSES = 20
 #: Deeper than any constant nests; a list that contains itself does not end.
 _DEEPEST = 20
 
@@ -37,11 +40,14 @@ def structure(source: str) -> str:
 
 
 def parsed(source: str) -> ast.Module:
-    """`ast.parse`, which Python 3.11 may end with a SystemError while another thread parses: then once more."""
-    try:
-        return ast.parse(source)
-    except SystemError:
-        return ast.parse(source)
+    """Return the syntax tree of a source text.
+
+    Python 3.11 may raise a SystemError while another thread parses, so the text is then parsed again.
+    """
+    for _ in range(_MOST_PARSES - 1):
+        with suppress(SystemError):
+            return ast.parse(source)
+    return ast.parse(source)
 
 
 def _text(node: Any) -> str:
