@@ -16,7 +16,7 @@ from .space import KNOBS, TMA, in_engine_words, with_tma
 
 #: The environment variable that names the folder in which an engine looks first.
 VARIABLES = {SGLANG: "SGLANG_MOE_CONFIG_DIR", VLLM: "VLLM_TUNED_CONFIG_FOLDER"}
-#: Keys that rows have besides the knobs, and the value with which they change nothing on a CUDA device.
+#: Keys of rows that are not knobs, and the value that changes nothing on a CUDA device.
 _IDLE_KEYS = {"SPLIT_K": 1, "num_ctas": 1}
 
 
@@ -53,7 +53,7 @@ class Pair:
 
 
 class Words(NamedTuple):
-    """What the rows of an engine's files say of both products, key by key."""
+    """The rows of an engine's files for both products, key by key."""
 
     up: Mapping[str, Any]
     down: Mapping[str, Any]
@@ -96,7 +96,7 @@ def table_in_force(
         layer: The layer on one rank.
         device: The GPU that the file is for.
         triton: The version of Triton, which decides on SGLang's folder.
-        out: The folder to which new files will be written.
+        out: The folder for new files.
 
     Returns:
         The table; an empty one where there is no file.

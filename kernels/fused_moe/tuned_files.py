@@ -215,7 +215,7 @@ def check_none_there(engine: str, layer: Layer, device: DeviceSpec, triton: str,
         layer: The layer on one rank.
         device: The GPU that the files are for.
         triton: The version of Triton that they are for.
-        folder: The folder to which files will be written.
+        folder: The folder for new files.
 
     Raises:
         ForetuneError: There is such a file; the error names it.

@@ -79,8 +79,9 @@ def draw(
 
 
 def layers_on_ranks(models: Sequence[Model]) -> dict[tuple[int, int], list[tuple[Model, int]]]:
-    """Return who has a layer that the engines' file names call the same, (experts, inter): models and tensor-parallel
-    degrees. Models whose experts have no gate are left out: the families are of gated experts.
+    """Return the models and tensor-parallel degrees of each layer, by (experts, inter) as engines name files.
+
+    Models whose experts have no gate are left out: the families are of gated experts.
 
     >>> len(layers_on_ranks(load_models()))
     95

@@ -93,7 +93,7 @@ def draw(
 
 @dataclass
 class _Layer:
-    """Who has a layer of one shape: "MODEL/PROJECTION" strings, those models' top_k, and the intermediate size."""
+    """The models with a layer of one shape: "MODEL/PROJECTION" strings, their top_k, and the intermediate size."""
 
     inter: int
     sources: tuple[str, ...] = ()

@@ -16,6 +16,7 @@ from ....datasets import ForetuneError, Problem, Status
 from ....datasets.errors import shown
 from ....datasets.measurement import SHORTEST_US
 from ...timing.timer import Timing
+from ..cache.choice_cache import FAILURES_LAST_S
 from ..ranks.rendezvous import longest
 from .call_timer import CallTimer
 from .config_space import Candidate
@@ -27,8 +28,6 @@ from .search import Plan, Search
 #: A process that is killed loses what it measured since it last wrote: at most this much, this share of the time spent
 #: so far, or one config. The share keeps the bytes written proportional to the number of configs, up to a logarithm.
 _WRITE_EVERY_S, _WRITE_EVERY_SHARE = 1.0, 0.125
-#: A config that failed in a way that may pass is tried again after a day.
-FAILURES_EXPIRE_S = 86_400.0
 #: A record in a full file is shortened where it has more than this share of all outcomes, and more than this many.
 _LARGE_SHARE, _FEW = 0.25, 32
 #: No call takes so long, in microseconds; a file may say that one did.
@@ -126,10 +125,10 @@ class KeyRecord:
 
     def retry_failures(self, candidates: Sequence[Candidate], now: float) -> None:
         """Forget failures that are to be tried again: all of them where no candidate has a time, and after
-        `FAILURES_EXPIRE_S` those that may pass."""
+        `FAILURES_LAST_S` those that may pass."""
         failures = [text for text, one in self.outcomes.items() if one.time_us is None]
         if self.fastest(candidates) is not None:
-            if self.failed_at is None or 0 <= now - self.failed_at < FAILURES_EXPIRE_S:
+            if self.failed_at is None or 0 <= now - self.failed_at < FAILURES_LAST_S:
                 return
             failures = [text for text in failures if self.outcomes[text].may_pass]
         for text in failures:

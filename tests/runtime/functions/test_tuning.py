@@ -415,13 +415,13 @@ def test_a_failure_that_may_pass_is_tried_again_after_a_day(watch):
     assert disk.process()(1) == 5
     disk.fails.clear()
     disk.calls.clear()
-    disk.now += key_record.FAILURES_EXPIRE_S - 1
+    disk.now += key_record.FAILURES_LAST_S - 1
     assert (disk.process()(1), disk.calls) == (5, [5])
     disk.now += 2
     assert disk.process()(1) == 2
     assert 5 not in disk.calls[1:]  # what has a time is not measured again
     disk.calls.clear()
-    disk.now += 2 * key_record.FAILURES_EXPIRE_S
+    disk.now += 2 * key_record.FAILURES_LAST_S
     assert (disk.process()(1), disk.calls) == (2, [2])
 
 
@@ -437,7 +437,7 @@ def test_what_the_compiler_or_the_device_refused_stays_refused():
     named = [Candidate({}, f"{at}") for at in range(len(outcomes) + 1)]
     times = dict(zip("01234", outcomes, strict=True)) | {"5": Outcome(Status.OK, 1.0, 0.0, 1)}
     record = key_record.KeyRecord(None, {}, dict(times), "5", "all", failed_at=0.0)
-    record.retry_failures(named, now=2 * key_record.FAILURES_EXPIRE_S)
+    record.retry_failures(named, now=2 * key_record.FAILURES_LAST_S)
     assert (list(record.outcomes), record.done, record.failed_at) == (["2", "3", "4", "5"], "", None)
     record.retry_failures(named[:-1], now=0.0)  # of these none has a time
     assert list(record.outcomes) == ["5"]
