@@ -54,13 +54,11 @@ if TYPE_CHECKING:
         gemm_work,
     )
     from .runtime.tuning.ranks.agreement import agree
-    from .runtime.tuning.skew.earlier_sizes import EarlierSizes
 
 __all__ = [
     "Case",
     "ConfigCache",
     "DeviceSpec",
-    "EarlierSizes",
     "Family",
     "ForetuneError",
     "ForetuneWarning",
@@ -120,7 +118,6 @@ _HOMES = {
         ),
         ".datasets",
     ),
-    "EarlierSizes": ".runtime.tuning.skew.earlier_sizes",
     **dict.fromkeys(
         ("ConfigCache", "TunedFunction", "TuningFailed", "contextual_autotune", "elementwise_work", "gemm_work"),
         ".runtime.tuning.functions",

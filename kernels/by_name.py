@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from ..runtime import Pruner, Shortlist
     from ..runtime.covering import Cover
     from ..runtime.tuning.functions import Advisor, CallTimer, ConfigCache, TunedFunction, Work
-    from ..runtime.tuning.skew.earlier_sizes import EarlierSizes
 
 #: A family, its name, or "package.module:attribute".
 FamilyLike: TypeAlias = Family | type[Family] | str
@@ -50,7 +49,6 @@ def prune(
     configs: Sequence[triton.Config] | None = None,
     device: DeviceSpec | Path | str | None = None,
     bundle: Bundle | Path | str | None = None,
-    earlier: EarlierSizes | None = None,
     expected_calls: float | None = None,
     call_us: float | None = None,
 ) -> Pruner:
@@ -60,8 +58,7 @@ def prune(
 
     For a kernel of other words than the family's: `problem` turns a launch's arguments into a `Problem`, `knobs` maps
     the kernel's own knobs to the family's, and `fixed` has values for those that it lacks. `configs`, those of the
-    autotuner, are checked and no more. `device` replaces the current one, `bundle` the shipped one. `earlier` knows how
-    the work of earlier calls was split.
+    autotuner, are checked and no more. `device` replaces the current one, `bundle` the shipped one.
 
     Raises `ForetuneError` for what is none of that. The callback never fails a launch: where it cannot predict, it
     hands every valid config through, with one warning that says why.
@@ -80,7 +77,6 @@ def prune(
         configs=configs,
         device=device,
         bundle=bundle,
-        earlier=earlier,
         expected_calls=expected_calls,
         call_us=call_us,
     )

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from functools import lru_cache, partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
@@ -20,9 +20,6 @@ from .shortlist import chooser_of
 from .timing.timer import timer_of
 from .tuning.ranks.agreement import agreed_choice, may_tune, scope
 from .warn import warn_once
-
-if TYPE_CHECKING:
-    from .tuning.skew.skew import Skew
 
 #: How many configs the mode `shortlist` benchmarks.
 K = 8
@@ -39,20 +36,18 @@ def choose(
     device: DeviceSpec,
     mode: Mode,
     launch: Launch,
-    skew: Skew | None = None,
 ) -> KernelConfig:
     """The config to run a problem with; the family's default where nothing can be predicted.
 
     `launch` runs one config on the call's own tensors and is called in mode `shortlist` only: there the `K` best are
     timed the first time that a problem of this bucket is met, though not while a CUDA graph is captured, when
-    the device cannot be waited for, and in a job of several ranks only where `agree` is in force. `skew` is how earlier
-    calls were split, where that is known.
+    the device cannot be waited for, and in a job of several ranks only where `agree` is in force.
     """
     if mode is Mode.OFF:
         return family.default(problem, device)
     # Predicted for the bucket, so that one more number of rows costs microseconds, and checked for the problem.
     near = family.at_call_time(not_empty(family, problem))
-    ranked = _ranked(family, near, device, 1 if mode is Mode.PREDICT else K, skew)
+    ranked = _ranked(family, near, device, 1 if mode is Mode.PREDICT else K)
     configs = tuple(config for config in ranked if family.supports(config, problem, device) is None)
     if not configs:
         return family.default(problem, device)
@@ -82,13 +77,11 @@ def given(config: KernelConfig, family: Measurable, problem: Problem, device: De
     return config
 
 
-def _ranked(
-    family: Measurable, problem: Problem, device: DeviceSpec, k: int, skew: Skew | None
-) -> tuple[KernelConfig, ...]:
+def _ranked(family: Measurable, problem: Problem, device: DeviceSpec, k: int) -> tuple[KernelConfig, ...]:
     """The `k` configs predicted to be fastest; none where nothing is predicted, which has then been said."""
     try:
         with collecting_later():  # the first time a bundle is read
-            ranked = chooser_of(family, device).choose(problem, HowMany(k), skew)
+            ranked = chooser_of(family, device).choose(problem, HowMany(k))
         if ranked.predicted:
             return ranked.configs
         reason = ranked.reason

@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     import triton
 
     from ..model import Bundle
-    from .tuning.skew.earlier_sizes import EarlierSizes
 
 
 #: Lists of configs whose values are kept: a pruner serves one kernel, or a few.
@@ -46,8 +45,7 @@ class Pruner:
     `knobs={"BM": "BLOCK_M"}, fixed={"GROUP_M": 1}`. `configs`, the autotuner's, are checked and no more, so that a
     mistake shows where the kernel is declared. `device` is what the configs are chosen for (a spec, the name of a
     shipped one, or a spec's JSON file; the current device if left out) and `bundle` what predicts, or its folder
-    (the shipped one if left out). `k` and what goes with it are as for `make_shortlist`. `earlier` knows how the
-    work of earlier calls was split: its `key` must be among the autotuner's keys.
+    (the shipped one if left out). `k` and what goes with it are as for `make_shortlist`.
 
     Hands back the autotuner's own `Config` objects, fastest first; never none of them, never a changed one, and
     never an exception: whatever is wrong, all supported configs go through with one warning that says why.
@@ -78,7 +76,6 @@ class Pruner:
         configs: Sequence[triton.Config] | None = None,
         device: DeviceSpec | Path | str | None = None,
         bundle: Bundle | Path | str | None = None,
-        earlier: EarlierSizes | None = None,
         expected_calls: float | None = None,
         call_us: float | None = None,
         trial_s: float = TRIAL_S,
@@ -90,13 +87,6 @@ class Pruner:
         self.problem = problem or family.problem_from_call
         self.device = None if device is None else DeviceSpec.find(device)
         self.bundle = bundle_of(bundle)
-        dim = getattr(earlier, "dim", None)  # EarlierSizes itself would import torch
-        if earlier is not None and dim not in family.dims:
-            raise ForetuneError(
-                f"earlier must be an EarlierSizes of one of {', '.join(family.dims)}, the dimensions of {family.name}, "
-                f"but is {shown(earlier)}"
-            )
-        self.earlier = earlier
         #: How what it leaves is timed, in the words of logs: by Triton, unless who made it knows better.
         self.timed = "autotuner"
         self.own_knobs = OwnKnobs(family, knobs, fixed)
@@ -171,7 +161,6 @@ class Pruner:
             kept = supported(self.family, problem, device, values)
         else:
             k = HowMany(1) if one_alone or wanted is Mode.PREDICT else self.k
-            skew = None if self.earlier is None else self.earlier.skew
             kept = make_shortlist(
                 self.family,
                 not_empty(self.family, problem),
@@ -182,7 +171,6 @@ class Pruner:
                 trial_s=k.trial_s,
                 configs=values,
                 bundle=self.bundle,
-                skew=skew,
             ).positions
         return tuple(usable[position] for position in kept)
 

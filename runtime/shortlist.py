@@ -28,7 +28,6 @@ if TYPE_CHECKING:
 
     from ..model import Bundle, Ranker
     from ..model.ranker import Enough
-    from .tuning.skew.skew import Skew
 
     #: Positions of the first configs, fastest first, (n,), and their predicted slowdowns, (n,).
     Ranking: TypeAlias = tuple[NDArray[np.intp], NDArray[np.float64]]
@@ -101,7 +100,6 @@ def make_shortlist(
     trial_s: float = TRIAL_S,
     configs: Sequence[KernelConfig] | None = None,
     bundle: Bundle | Path | str | None = None,
-    skew: Skew | None = None,
 ) -> Shortlist:
     """The `k` configs to try, of those that the family supports, and that computed a right result with the problem's
     dtype and flags when the bundle's data were measured: first the one with the lowest predicted time, then others with
@@ -117,7 +115,7 @@ def make_shortlist(
     `device` is a spec, the name of a shipped one, or a spec's JSON file. `configs` are the ones to choose from (the
     family's whole space if left out) and `bundle` what predicts, or its folder (the shipped one if left out). The
     answer is that of `Family.at_call_time`: it depends on what the host knows then, and not on which of the problems
-    near it was asked about first; the sizes of ragged work are unknown, or those of `skew`. Ties go to the config that
+    near it was asked about first; the sizes of ragged work are unknown. Ties go to the config that
     was given first: the answer is the same in every process.
 
     An answer is remembered for the problem if the configs are left out or are a tuple that the caller keeps: then
@@ -150,7 +148,7 @@ def make_shortlist(
     ((1, 0), (1.0, 2.0), 'BLOCK=128 num_warps=4 num_stages=3')
     """
     chooser = chooser_of(family, device, configs, bundle)
-    answer = chooser.choose(problem, HowMany.of(family, k, expected_calls, call_us, trial_s), skew)
+    answer = chooser.choose(problem, HowMany.of(family, k, expected_calls, call_us, trial_s))
     if not answer.predicted:
         which = "" if len(answer.configs) == len(chooser.configs) else "supported "
         warn_once(answer.reason, f": all {len(answer.configs)} {which}configs go through")
@@ -166,39 +164,30 @@ class Chooser:
         self.family, self.device, self.bundle = family_of(family), device, bundle
         self.given = configs  # kept alive, because the memo knows it by its id
         self.configs = configs_of(family, device, configs)
-        self._answers: dict[tuple[Problem, HowMany, Skew | None], Shortlist] = {}
+        self._answers: dict[tuple[Problem, HowMany], Shortlist] = {}
         self._rankings: dict[Problem, Ranking] = {}
         #: How many of a ranking to ask for, where some of them cannot run problems of a kind.
         self._asked: dict[tuple[object, ...], int] = {}
 
-    def choose(self, problem: Problem, k: HowMany, skew: Skew | None = None) -> Shortlist:
+    def choose(self, problem: Problem, k: HowMany) -> Shortlist:
         """The first supported configs of the ranking, or without one all that are supported, and why. The sizes of
-        ragged work count as unknown, or as `skew` has them. Raises `ForetuneError` for a problem that is not the
+        ragged work count as unknown. Raises `ForetuneError` for a problem that is not the
         family's."""
         if isinstance(problem, Problem):
             if problem.ragged is not None:  # else the answer may be remembered of one that is the family's
                 check_problem_of(self.family, problem)
             problem = problem.without_sizes()
-            answer = self._answers.get((problem, k, skew))
+            answer = self._answers.get((problem, k))
             if answer is not None:
                 return answer
         check_problem_of(self.family, problem)
-        answer = self._choose(problem, k, skew)
-        _remember(self._answers, (problem, k, skew), answer, _MEMO_SIZE)
+        answer = self._choose(problem, k)
+        _remember(self._answers, (problem, k), answer, _MEMO_SIZE)
         return answer
 
-    def gain(self, one: KernelConfig, other: KernelConfig, problem: Problem, skew: Skew | None) -> float:
-        """The share of its time that `one` is predicted to lose against `other`; 0 where either is not predicted."""
+    def _choose(self, problem: Problem, k: HowMany) -> Shortlist:
         try:
-            order, slowdowns = self._ranking(problem, skew, len(self.configs))
-            places = [order.tolist().index(self.configs.index(config)) for config in (one, other)]
-            return float(slowdowns[places[0]] / slowdowns[places[1]]) - 1
-        except Exception:  # noqa: BLE001 - whoever asked for a choice has been told why there is none
-            return 0.0
-
-    def _choose(self, problem: Problem, k: HowMany, skew: Skew | None) -> Shortlist:
-        try:
-            return self._ranked(problem, k, skew)
+            return self._ranked(problem, k)
         except Exception as error:  # noqa: BLE001 - no trouble of ours stops a launch
             return self._unranked(problem, f"{self.family.name}: no prediction ({self._cause(problem, error)})")
 
@@ -210,7 +199,7 @@ class Chooser:
                 return f"none of the configs can run this problem: {reasons[0]}"
         return reason_of(error)
 
-    def _ranked(self, problem: Problem, k: HowMany, skew: Skew | None) -> Shortlist:
+    def _ranked(self, problem: Problem, k: HowMany) -> Shortlist:
         """Whether a config is supported is asked of the problem itself, and only until enough of them are."""
         import numpy as np  # as below
 
@@ -227,7 +216,7 @@ class Chooser:
         # A list of k="auto" has all up to a level. For any other some more are looked at, and not all alike taken.
         is_spread = enough is None and longest > 1
         among = min(max(longest, AMONG), len(self.configs)) if is_spread else longest
-        positions, slowdowns = self._first_able(problem, skew, among, enough)
+        positions, slowdowns = self._first_able(problem, among, enough)
         chosen = slowdowns / slowdowns[0]
         logs = np.log(chosen)
         call_us = k.estimate_us(self.family, problem, self.device, self.configs[positions[0]])
@@ -253,14 +242,14 @@ class Chooser:
             device=self.device.name,
         )
 
-    def _first_able(self, problem: Problem, skew: Skew | None, longest: int, enough: Enough | None) -> Ranking:
+    def _first_able(self, problem: Problem, longest: int, enough: Enough | None) -> Ranking:
         """The first `longest` configs that can run the problem, or as many as are `enough`, fastest first."""
         kind = problem.dtype, problem.flags, longest
         asked, known = self._asked.get(kind, longest), dict[int, bool]()
         while True:
             share = asked / longest
             wish = None if enough is None else lambda logs, share=share, enough=enough: math.ceil(enough(logs) * share)
-            order, slowdowns = self._ranking(problem, skew, asked, wish)
+            order, slowdowns = self._ranking(problem, asked, wish)
             places = self._able(problem, order, longest, known)
             able = order[places], slowdowns[places]
             if len(places) == longest or (places and enough is not None and _suffices(able, enough)):
@@ -290,11 +279,10 @@ class Chooser:
                     break
         return places
 
-    def _ranking(self, problem: Problem, skew: Skew | None, count: int, enough: Enough | None = None) -> Ranking:
+    def _ranking(self, problem: Problem, count: int, enough: Enough | None = None) -> Ranking:
         """At least `count` configs, or as many as are `enough`, fastest first, as predicted for what stands for the
         problem at call time."""
         near = self.family.at_call_time(problem)
-        near = near if skew is None else skew.split(near)
         ranking = self._rankings.get(near)
         if ranking is None or not (
             len(ranking[0]) >= min(count, len(self.configs)) or (enough is not None and _suffices(ranking, enough))

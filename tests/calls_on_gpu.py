@@ -140,7 +140,6 @@ def later():
         "bare": bare,
         "bare_into_new": bare_into_new,  # which the op has to do as well
         "op": lambda: foretune.grouped_gemm(x, w, sizes),
-        "op_layer": lambda: foretune.grouped_gemm(x, w, sizes, layer="one"),
     }
     for run in ways.values():
         run()

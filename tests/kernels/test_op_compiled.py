@@ -157,14 +157,6 @@ def test_a_hot_call_checks_and_prepares_nothing(monkeypatch, at_once):
     assert sorted(done) == sorted(["check_call", "chunk_rows", "prepare_gemm", "_prepared"] * 2)
 
 
-def test_a_step_that_is_only_compiled_says_nothing_of_a_layers_sizes(at_once, monkeypatch):
-    monkeypatch.setattr(calls, "_layers", calls.Memo())
-    with use_stub_driver(H200):
-        forward_of_a_step(layer="a")
-    (layer,) = calls._layers.values()
-    assert layer.earlier._copies == 1  # the call's own
-
-
 @pytest.mark.parametrize("why", ["no gradient", "timed on the tensors", "contents checked"])
 def test_nothing_is_compiled_ahead_where_there_is_no_backward_pass_or_contents_matter(
     compiles, at_once, why, monkeypatch

@@ -10,7 +10,6 @@ from foretune.kernels.grouped_gemm.chunks import chunk_rows
 from foretune.kernels.grouped_gemm.op import calls
 from foretune.kernels.grouped_gemm.triton_kernels import rowwise, tiles
 from foretune.runtime.choice import interpreter
-from foretune.runtime.tuning.skew.earlier_sizes import COPIES
 from grouped import guarded
 from loops import error, grouped_loop
 
@@ -321,7 +320,6 @@ def test_an_index_out_of_range_writes_nothing_outside(side):
 class TestTheDebugSwitch:
     @pytest.fixture(autouse=True)
     def switched_on(self, monkeypatch):
-        from foretune.kernels.grouped_gemm.op import calls
 
         monkeypatch.setattr(calls, "_calls", calls.Memo())
         monkeypatch.setenv("FORETUNE_CHECK", "1")
@@ -371,16 +369,3 @@ class TestTheDebugSwitch:
         case.indices[case.indices == 0] = first
         with pytest.raises(ForetuneError, match=f"each of 0 to 71 once but.*{why}"):
             case.run(mode="off")
-
-
-def test_a_layer_notes_its_sizes_and_computes_the_same(monkeypatch):
-    monkeypatch.setattr(calls, "_layers", calls.Memo())
-    monkeypatch.setattr(calls, "_calls", calls.Memo())
-    case = Case("sorted", HALF, weights=SINGLE, bias=HALF)
-    chosen = configs("sorted", tma=0)
-    plain = case.run(**chosen)
-    for _ in range(COPIES):
-        named = case.run(**chosen, layer="a")
-        assert all(torch.equal(plain[name], named[name]) for name in plain)
-    (known,) = calls._layers.values()
-    assert known.earlier.skew.sizes(sum(SIZES)) == tuple(sorted(SIZES, reverse=True))

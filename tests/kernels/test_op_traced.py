@@ -51,7 +51,6 @@ def ours(x, w, group_sizes, gather_indices, topk_weights, bias):
         config=SMALL,
         config_dw=SMALL,
         mode="off",
-        layer="a layer",
     )
     return y.sin()
 

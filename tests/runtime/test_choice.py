@@ -49,7 +49,7 @@ class World:
         patch.setattr("foretune.runtime.warn._said", set())
         self.can_wait = True
 
-    def ranked(self, problem, k, skew):
+    def ranked(self, problem, k):
         self.asked.append(k.k)
         if isinstance(self.ranking, Exception):
             raise self.ranking

@@ -8,11 +8,9 @@ from typing import Any, NamedTuple
 import torch
 
 from ....datasets import KernelConfig, Problem
-from ....datasets.errors import check_word
 from ....runtime import Mode, resolve_mode, stubbed
 from ....runtime.choice import Launch, choose, given
 from ....runtime.tuning.ranks.agreement import epoch
-from ....runtime.tuning.skew.choice_by_skew import Choice, ChoiceBySkew
 from ... import find_measurable, op_calls
 from ...consumers import default_without_gluon
 from ...op_calls import Memo, device_at, key_of, place_of
@@ -22,8 +20,6 @@ from .checks import DTYPES, Shape, check_call
 #: The environment variable that has every call check what only the device knows.
 CHECK_VARIABLE = "FORETUNE_CHECK"
 _calls: Memo[Call] = Memo()
-# By name, GPU, number of groups and octave of rows: how a few rows fall says little of many, and misleads.
-_layers: Memo[ChoiceBySkew] = Memo()
 
 
 class Options(NamedTuple):
@@ -36,7 +32,6 @@ class Options(NamedTuple):
     config_dx: KernelConfig | None = None
     config_dw: KernelConfig | None = None
     mode: str | None = None
-    layer: str | None = None
 
 
 class Call:
@@ -67,10 +62,6 @@ class Call:
             if config is not None and shape.groups and shape.k  # otherwise there is nothing to run it on
         }
         self._chosen: dict[str, KernelConfig] = {}
-        #: What the call's layer knows; `layer` has no say where configs are benchmarked, or not chosen at all.
-        layer = _layer(options.layer, place, shape)
-        self.layer = layer if self.mode is Mode.PREDICT else None
-        self._by_skew: dict[str, Choice] = {}
 
     def elsewhere(self) -> bool:
         """Whether the call is of another GPU than the current one, which is what a launch goes to."""
@@ -83,18 +74,10 @@ class Call:
         return Problem.of(family, dtype=DTYPES[self.dtype], flags=flags, **self.shape._asdict())
 
     def config(self, family: str, launch: Launch) -> KernelConfig:
-        """The config to launch, chosen the first time; see `choose` for `launch`. That of a layer, whenever other sizes
-        have come to be known."""
+        """The config to launch, chosen the first time; see `choose` for `launch`."""
         config = self._given.get(family)
         if config is not None:
             return config
-        if self.layer is not None:
-            choice = self._by_skew.get(family)
-            if choice is None or choice.skew is not self.layer.earlier.skew:
-                choice = self.layer.choice(find_measurable(family), self.problem(family), self.device)
-                choice = choice._replace(config=self._runnable(family, choice.config))
-                self._by_skew[family] = choice
-            return choice.config
         config = self._chosen.get(family)
         if config is None:
             config = choose(
@@ -135,12 +118,3 @@ def call_of_backward(dy: torch.Tensor, shape: Shape, options: Options) -> Call:
     key = (place, epoch(), options, shape, dy.dtype)
     call = _calls.found(key)
     return _calls.add(key, Call(shape, dy.dtype, place, options)) if call is None else call
-
-
-def _layer(name: str | None, place: int, shape: Shape) -> ChoiceBySkew | None:
-    """The layer of that name there; nothing without a name. Raises `ForetuneError` for what is no name."""
-    if name is None:
-        return None
-    key = check_word("layer", name), place, shape.groups, shape.rows.bit_length()
-    layer = _layers.found(key)
-    return _layers.add(key, ChoiceBySkew("rows")) if layer is None else layer

@@ -19,7 +19,7 @@ from .passes import Needs, backward, forward, needs_of, saved_of
 
 _TENSORS = "Tensor group_sizes, Tensor? gather_indices, Tensor? topk_weights, Tensor? bias"
 _CONFIGS = "str? config, str? config_dx, str? config_dw"
-_OPTIONS = f"int topk, bool permute_x, bool permute_y, {_CONFIGS}, str? mode, str? layer"
+_OPTIONS = f"int topk, bool permute_x, bool permute_y, {_CONFIGS}, str? mode"
 
 _library: Any = torch.library.Library("foretune", "FRAGMENT")  # type: ignore[no-untyped-call]
 for schema in (
@@ -31,8 +31,8 @@ for schema in (
 
 
 def _options(values: Any) -> Options:
-    topk, permute_x, permute_y, config, config_dx, config_dw, mode, layer = values
-    return Options(topk, permute_x, permute_y, decode(config), decode(config_dx), decode(config_dw), mode, layer)
+    topk, permute_x, permute_y, config, config_dx, config_dw, mode = values
+    return Options(topk, permute_x, permute_y, decode(config), decode(config_dx), decode(config_dw), mode)
 
 
 def _forward(*arguments: Any) -> torch.Tensor:

@@ -39,7 +39,6 @@ def grouped_gemm(
     config_dx: KernelConfig | None = None,
     config_dw: KernelConfig | None = None,
     mode: str | None = None,
-    layer: str | None = None,
 ) -> torch.Tensor:
     """y[rows of e] = (x[rows of e] @ w[e].T + bias[e]) * topk_weights, for rows sorted by group e. Differentiable.
 
@@ -63,13 +62,10 @@ def grouped_gemm(
         mode: "predict" (the default, or the environment variable FORETUNE_MODE) runs the config that is predicted to
             be the fastest; "shortlist" times the 8 best on the first call of about that many rows, and "off" runs the
             family's default.
-        layer: the layer's name, the same in every call of it (its GEMMs may share one). Then what is predicted in mode
-            "predict" goes by the group sizes of the layer's earlier calls, now and then copied to the host without
-            waiting: see runtime/tuning/README.md. Ranks that are routed differently may run different configs then.
 
     Returns:
         y, (rows, N), of x's dtype. The result and all gradients are the same, to the bit, in every run with the
-        same configs (which those of a `layer` need not be).
+        same configs.
 
     Raises:
         ForetuneError: for what the host can see to be wrong (shapes, dtypes, devices, strides, options, a config
@@ -109,9 +105,9 @@ def grouped_gemm(
     tensors = (x, w, group_sizes, gather_indices, topk_weights, bias)
     if needs_operator(tensors):
         configs = (encode(config), encode(config_dx), encode(config_dw))
-        y: torch.Tensor = library.grouped_gemm(*tensors, topk, permute_x, permute_y, *configs, mode, layer)
+        y: torch.Tensor = library.grouped_gemm(*tensors, topk, permute_x, permute_y, *configs, mode)
         return y
-    call = call_of((topk, permute_x, permute_y, config, config_dx, config_dw, mode, layer), tensors)
+    call = call_of((topk, permute_x, permute_y, config, config_dx, config_dw, mode), tensors)
     if call.differentiable and torch.is_grad_enabled():
         y = _GroupedGemm.apply(*tensors, call)  # type: ignore[no-untyped-call]
         return y

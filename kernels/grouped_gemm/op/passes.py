@@ -70,8 +70,6 @@ def forward(
     rows, groups, n, k = call.shape
     y = x.new_empty(rows, n)
     if rows and groups:
-        if call.layer is not None and not group_sizes.is_meta:  # as they are where a step is only compiled
-            call.layer.earlier.note(group_sizes)
         tile_map = TileMap.build(group_sizes, rows)
         options = call.options
         if not (options.permute_x or options.permute_y):

@@ -421,7 +421,7 @@ def test_an_ops_own_benchmarks_are_logged_as_cold(log: Path, monkeypatch: pytest
     family, case = FakeFamily(), fake_cases()[0]
     fast, slow = family.space()[:2]
     ranked = type("Ranked", (), {"predicted": True, "configs": (fast, slow)})
-    chooser = type("Chooser", (), {"choose": lambda self, near, k, skew: ranked})
+    chooser = type("Chooser", (), {"choose": lambda self, near, k: ranked})
     monkeypatch.setattr(choice, "chooser_of", lambda *given: chooser())
     monkeypatch.setattr(choice, "_can_wait", lambda: True)
     monkeypatch.setattr(choice, "_measured", {})

@@ -1,1 +1,0 @@
-"""Ragged work: what the sizes of earlier calls say of the next one."""
