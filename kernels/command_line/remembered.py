@@ -53,19 +53,18 @@ def export_cache(
     format: Annotated[
         str,
         typer.Option(
-            help="foretune, for `cache import` elsewhere; or what others read: megatron (pinned tables), fla "
-            "(FLA_CONFIG_DIR) or axolotl (autotune_profiles)."
+            help="foretune, for `cache import` elsewhere; or fla, what FLA's autotuner reads (FLA_CONFIG_DIR)."
         ),
     ] = "foretune",
     as_json: AsJson = False,
 ) -> None:
     """Write what tuning remembers to a file, for another machine or another project's autotuner."""
     from ...runtime.tuning.cache.cache_folder import export_choices
-    from ...runtime.tuning.cache.pinned_tables import FORMATS, export_tables
+    from ...runtime.tuning.cache.pinned_tables import export_fla_tables
 
-    if format not in ("foretune", *FORMATS):
-        raise ForetuneError(f"format must be one of foretune, {', '.join(FORMATS)} but is {abridged(repr(format), 60)}")
-    exported = export_choices(out, kernel) if format == "foretune" else export_tables(out, format, kernel)
+    if format not in ("foretune", "fla"):
+        raise ForetuneError(f"format must be foretune or fla but is {abridged(repr(format), 60)}")
+    exported = export_choices(out, kernel) if format == "foretune" else export_fla_tables(out, kernel)
     emit(exported, as_json, out=out)
 
 

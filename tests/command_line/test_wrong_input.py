@@ -208,7 +208,7 @@ def test_an_empty_argument_is_refused(line: str) -> None:
         ("cache show no.such.kernel", "nothing is remembered of 'no.such.kernel' in "),
         ("cache clear no.such.kernel", "nothing is remembered of 'no.such.kernel' in "),
         ("cache export --out o", "there is nothing to export"),
-        ("cache export --out o --format xml", "format must be one of foretune, megatron, fla, axolotl but is 'xml'"),
+        ("cache export --out o --format xml", "format must be foretune or fla but is 'xml'"),
         ("cache export --out no/such/folder/o", "no/such/folder/o cannot be written"),
         ("cache import no/such/file", "no/such/file: cannot be read"),
         ("cache freeze no.such.kernel --out o", "nothing is remembered of 'no.such.kernel'"),

@@ -71,7 +71,7 @@ EXPORTED = {
 }
 #: What is damaged: a file of the cache, an exported file, or what a command is to write onto.
 JSONS = {"choices": CHOICES, "functions": FUNCTIONS, "exported": EXPORTED}
-OUTPUTS = ("out.json", "out.py", "fla", "megatron", "axolotl")
+OUTPUTS = ("out.json", "out.py", "fla")
 INSTEAD = ["pipe", "socket", "link", "link to a device", "loop", "hard link", "folder", "empty", "huge", "unreadable"]
 NAMES = ["\udcff.json", "a\nb.json", "\x1b[31m.json", "[red].json", "x" * 240 + ".json", ".json", "a.json.unreadable"]
 
@@ -146,7 +146,7 @@ def _used(damaged: Damaged, run: Path, places: dict[str, Path], outside: Any) ->
     before = {name: _content(path) for name, path in places.items()}
     answers.append(step("export", lambda: export_choices(places["out.json"])))
     answers.append(step("freeze", lambda: freeze.freeze_choices(KERNEL).save(places["out.py"])))
-    answers += [step(format, partial(_tables, places, format)) for format in pinned_tables.FORMATS]
+    answers.append(step("fla", partial(_tables, places)))
     if damaged.file in OUTPUTS and (damaged.bytes or damaged.instead) and not _may_be_ours(damaged.file, before):
         same(f"{damaged.file} is not ours", before[damaged.file], _content(places[damaged.file]))
     answers.append(step("a launch", partial(_launched, good if damaged.file in ("choices", "functions") else None)))
@@ -284,7 +284,6 @@ def _laid_out(run: Path, damaged: Damaged) -> dict[str, Path]:
     places = {"choices": file, "functions": its_file, "exported": run / "out" / "exported.json"}
     places |= {"out.json": run / "out" / "out.json", "out.py": run / "out" / "out.py"}
     places |= {"fla": run / "out" / "fla" / "NVIDIA_H200" / "softmax_kernel.json"}
-    places |= {"megatron": run / "out" / "sm90.json", "axolotl": run / "out" / "autotune_profiles.yaml"}
     for name, value in JSONS.items():
         for change in damaged.changes if name == damaged.file else ():
             value = changed(value, change)
@@ -293,8 +292,7 @@ def _laid_out(run: Path, damaged: Damaged) -> dict[str, Path]:
         with _cache_in(run / "cache"):
             export_choices(places["out.json"])
             freeze.freeze_choices(KERNEL).save(places["out.py"])
-            for format in pinned_tables.FORMATS:
-                _tables(places, format)
+            _tables(places)
     path = places[damaged.file]
     for share, how, value in damaged.bytes:
         content = path.read_bytes()
@@ -306,8 +304,8 @@ def _laid_out(run: Path, damaged: Damaged) -> dict[str, Path]:
     return places
 
 
-def _tables(places: dict[str, Path], format: str) -> Any:
-    return pinned_tables.export_tables(places[format].parents[1 if format == "fla" else 0], format)
+def _tables(places: dict[str, Path]) -> Any:
+    return pinned_tables.export_fla_tables(places["fla"].parents[1])
 
 
 def _put_instead(path: Path, what: str, outside: Path) -> None:
@@ -347,8 +345,8 @@ def _may_be_ours(file: str, content: dict[str, Any]) -> bool:
     mark = {
         "out.json": b"foretune exported choices ",
         "out.py": b"#: Meta-parameters and launch options of each config.",
+        "fla": pinned_tables.MARK,
     }
-    mark |= {format: told for format, (_, told) in pinned_tables.FORMATS.items()}
     return text is None or not isinstance(text, bytes) or text == b"" or mark[file] in text
 
 

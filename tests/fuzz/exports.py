@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 import shutil
@@ -136,17 +135,11 @@ def _configs(written: Written) -> tuple[KernelConfig, ...]:
 
 
 def _tables(out: Path) -> list[Callable[[], Any]]:
-    def write(format: str) -> None:
-        for path in pinned_tables.export_tables(out, format).files:
-            text = Path(path).read_text(encoding="utf-8")
-            if path.endswith(".json"):
-                json.loads(text, parse_constant=lambda word: same(f"{format}: no JSON", "", word))
-            elif importlib.util.find_spec("yaml"):
-                import yaml
+    def write() -> None:
+        for path in pinned_tables.export_fla_tables(out).files:
+            json.loads(Path(path).read_text(encoding="utf-8"), parse_constant=lambda word: same("no JSON", "", word))
 
-                yaml.safe_load(text)
-
-    return [lambda format=format: write(format) for format in pinned_tables.FORMATS]
+    return [write]
 
 
 def _frozen(written: Written, out: Path) -> None:

@@ -10,7 +10,7 @@ import triton
 from foretune.runtime import use_stub_driver
 from foretune.runtime.tuning import autotuner
 from foretune.runtime.tuning.cache import choice_cache
-from foretune.runtime.tuning.cache.pinned_tables import export_tables
+from foretune.runtime.tuning.cache.pinned_tables import export_fla_tables
 
 pytestmark = [pytest.mark.compile, pytest.mark.usefixtures("own_cache")]
 torch = pytest.importorskip("torch")
@@ -108,11 +108,7 @@ def test_exported_tables_have_each_launch_s_own_config(filler, bench, is_attache
         kernel = tuned(filler, bench, prune_configs_by=prune)
     for m in (1002, 1000):  # the latter is the bucket's best from then on
         filler.launch(kernel, m=m)
-    export_tables(tmp_path / "tables", "megatron")
-    (path,) = (tmp_path / "tables").iterdir()
-    tables = json.loads(path.read_text())["kernels"]
-    (table,) = (tables[name] for name in tables if name.endswith("foretune_filler.fill_kernel"))
-    assert {launch: config["num_warps"] for launch, config in table.items()} == {
-        "M=1002|N=64|torch.float32": 2,
-        "M=1000|N=64|torch.float32": 8,
-    }  # and none for all others
+    export_fla_tables(tmp_path / "tables")
+    (path,) = (tmp_path / "tables").rglob("*.json")
+    entries = json.loads(path.read_text())["autotune_entries"].values()
+    assert {entry["autotune_key"][0]: entry["config"]["num_warps"] for entry in entries} == {1002: 2, 1000: 8}

@@ -1,8 +1,7 @@
-"""What the cache knows, in the files that other projects' own autotuners read: Megatron's pinned table, FLA's config
-files and Axolotl's profiles.
+"""`export_fla_tables`: what the cache knows, in the files that FLA's autotuner reads (FLA_CONFIG_DIR).
 
-Megatron and FLA look a launch up by Triton's own key of it, which is known of launches that were seen
-(`ChoiceCache.saw_launch`); of others they get the one config that is best for all problems together.
+FLA looks a launch up by Triton's own key of it, which is known of launches that were seen (`ChoiceCache.saw_launch`).
+For other launches it gets the one config that is best for all problems together.
 """
 
 from __future__ import annotations
@@ -10,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,23 +18,25 @@ from ....datasets import ForetuneError, KernelConfig
 from ....datasets.disk.atomic import replacing
 from ....datasets.disk.regular import check_replaceable, file_word, inside
 from ....datasets.disk.writable import check_folder
-from ....datasets.errors import shown
 from .cache_folder import KnownKernel, cache_contents, known_kernels
 
 #: What a config counts as on a problem where it was not timed: a slowdown.
 _UNTIMED = 2.0
 
 
+#: What no file but ours begins with: FLA's own files have another indentation.
+MARK = b'{\n "kernel_name": "'
+
+
 @dataclass(frozen=True)
 class Exported:
     """The files that were written, and for how many launches, beside those for all launches of a kernel."""
 
-    format: str
     files: tuple[str, ...]
     launches: int
 
     def to_json(self) -> dict[str, Any]:
-        return {"format": self.format, "files": list(self.files), "launches": self.launches}
+        return {"format": "fla", "files": list(self.files), "launches": self.launches}
 
     def __rich__(self) -> Any:
         from rich.text import Text
@@ -43,80 +44,41 @@ class Exported:
         return Text(f"Written for {self.launches} launches: {', '.join(self.files)}")
 
 
-def export_tables(out: Path | str, format: str, kernel: str | None = None) -> Exported:
-    """Writes what the cache knows, of all kernels or of one, into a folder, in the format of "megatron", "fla" or
-    "axolotl". Of each kernel and device it is what was found out with the source and the software of the newest entry.
+def export_fla_tables(out: Path | str, kernel: str | None = None) -> Exported:
+    """Write what the cache knows, of all kernels or of one, into a folder for FLA.
 
-    Files are named by words of the devices and kernels and lie in the folder, whatever these are called.
+    Of each kernel and device it is what was measured with the source and the software of the newest entry. Files are
+    named by words of the devices and kernels and lie in the folder, whatever these are called.
 
-    Raises `ForetuneError` for another format, a folder that cannot be written, a file in it that is something else, and
-    where nothing is known.
+    Raises:
+        ForetuneError: The folder cannot be written, a file in it is something else, or nothing is known.
 
-    >>> export_tables("tables", "megatron").files  # doctest: +SKIP
-    ('tables/sm90.json',)
+    >>> export_fla_tables("tables").files  # doctest: +SKIP
+    ('tables/NVIDIA_H200/softmax_kernel.json',)
     """
-    if format not in FORMATS:
-        raise ForetuneError(f"format must be one of {', '.join(FORMATS)} but is {shown(format)}")
     check_folder(out)
     found = known_kernels(kernel) if kernel is not None else cache_contents().kernels
     kernels = [one for one in map(KnownKernel.latest, found) if any(problem.best for problem in one.problems)]
     if not kernels:
         raise ForetuneError("nothing that could be exported is remembered: no time and no choice")
-    write, mark = FORMATS[format]
-    files = {inside(out, name): text for name, text in write(kernels).items()}
+    files = {inside(out, name): text for name, text in _tables(kernels).items()}
     for path in files:
         check_folder(path.parent)
         if path.exists() and not path.is_file():
             raise ForetuneError(f"{path} is not a regular file, so no table is written in its place")
-        check_replaceable(path, lambda content: mark in content, f"a table that Foretune wrote for {format}")
+        check_replaceable(path, lambda content: MARK in content, "a table that Foretune wrote for fla")
     for path, text in files.items():
         path.parent.mkdir(parents=True, exist_ok=True)
         with replacing(path) as temporary:
             temporary.write_text(text, encoding="utf-8")
-    return Exported(format, tuple(map(str, files)), sum(len(_launches(one)) for one in kernels))
+    return Exported(tuple(map(str, files)), sum(len(_launches(one)) for one in kernels))
 
 
-def _megatron(kernels: Sequence[KnownKernel]) -> dict[str, str]:
-    """A file an arch: {"arch", "triton", "packages", "source", "kernels": {kernel: {launch: config}}}, where a launch
-    is "M=8|N=64|torch.bfloat16" and "*" stands for all others.
+def _tables(kernels: Sequence[KnownKernel]) -> dict[str, str]:
+    """Return files by name: a folder for each device, and in it a file for each kernel, by its bare name.
 
-    Newer Megatrons ask for a kernel by module and name, older ones by name alone: it is there by both, unless two
-    kernels share the name.
+    A file has an entry for each launch, by the MD5 of Triton's key as compact JSON, and a config for all others.
     """
-    files: dict[str, str] = {}
-    for arch in dict.fromkeys(one.device.arch.replace("_", "") for one in kernels):
-        mine = [one for one in kernels if one.device.arch.replace("_", "") == arch]
-        tables: dict[str, Any] = {}
-        for one in mine:
-            entries = {_megatron_key(launch): _config(config) for config, launch in _launches(one)}
-            # A kernel that prunes its configs itself may not be able to run any one config everywhere.
-            is_pruned = any("config" in launch for _, launch in _launches(one))
-            others = {} if is_pruned else {"*": _config(_best_for_all(one))}
-            tables[one.kernel] = {**tables.get(one.kernel, {}), **entries, **others}
-        short = [_short(name) for name in tables]
-        tables |= {_short(name): tables[name] for name in list(tables) if short.count(_short(name)) == 1}
-        content = {
-            "arch": arch,
-            "triton": mine[-1].problems[-1].software.triton,
-            "packages": {},
-            "source": "foretune",
-            "kernels": tables,
-        }
-        files[_unused(files, file_word(arch, "0-9A-Za-z-"), arch)] = (
-            json.dumps(content, indent=1, sort_keys=True) + "\n"
-        )
-    return files
-
-
-def _megatron_key(launch: Mapping[str, Any]) -> str:
-    names, key = launch["names"], launch["key"]
-    values = [f"{name}={value}" for name, value in zip(names, key, strict=False)]
-    return "|".join([*values, *map(str, key[len(names) :])])
-
-
-def _fla(kernels: Sequence[KnownKernel]) -> dict[str, str]:
-    """A folder a device, for FLA_CONFIG_DIR, and in it a file a kernel, by its bare name: entries by the MD5 of
-    Triton's key as compact JSON, and a config for all others."""
     files: dict[str, str] = {}
     for one in kernels:
         entries = {}
@@ -131,41 +93,10 @@ def _fla(kernels: Sequence[KnownKernel]) -> dict[str, str]:
             "default_config": _config(_best_for_all(one)),
         }
         stem = f"{file_word(one.device.name)}/{file_word(_short(one.kernel), '0-9A-Za-z_-')}"
-        files[_unused(files, stem, f"{one.device.name} {one.kernel}")] = json.dumps(content, indent=1) + "\n"
+        if (name := f"{stem}.json") in files:  # another device or kernel is written alike
+            name = f"{stem}-{hashlib.sha256(f'{one.device.name} {one.kernel}'.encode()).hexdigest()[:12]}.json"
+        files[name] = json.dumps(content, indent=1) + "\n"
     return files
-
-
-def _axolotl(kernels: Sequence[KnownKernel]) -> dict[str, str]:
-    """One YAML file: `autotune_profiles`, a list of kernel, gpu, match (dimensions) and configs, the best first."""
-    lines = [_AXOLOTL_HEAD, "autotune_profiles:"]
-    for one in kernels:
-        for problem in one.problems:
-            if problem.best is None:
-                continue
-            match = json.dumps(dict(problem.problem.dims))
-            ranked = sorted(
-                (config for config, time_us in problem.times_us.items() if time_us is not None),
-                key=lambda config: problem.times_us[config] or 0.0,
-            )
-            lines += [f"  - kernel: {json.dumps(_short(one.kernel))}", f"    gpu: {json.dumps(one.device.name)}"]
-            lines += [f"    match: {match}", "    configs:"]
-            lines += [f"      - {json.dumps(config.to_json())}" for config in ranked[:4] or [problem.best]]
-    return {"autotune_profiles.yaml": "\n".join(lines) + "\n"}
-
-
-_AXOLOTL_HEAD = "# Written by foretune cache export."
-#: What writes the files of a format, and what is in each of them alone: FLA's own files have another indentation.
-FORMATS: dict[str, tuple[Callable[[Sequence[KnownKernel]], dict[str, str]], bytes]] = {
-    "megatron": (_megatron, b'\n "source": "foretune",\n'),
-    "fla": (_fla, b'{\n "kernel_name": "'),
-    "axolotl": (_axolotl, _AXOLOTL_HEAD.encode()),
-}
-
-
-def _unused(files: Collection[str], stem: str, of: str) -> str:
-    """A file's name that none of the files has: with a digest of what it is of, where another's is written alike."""
-    name = f"{stem}.json"
-    return name if name not in files else f"{stem}-{hashlib.sha256(of.encode()).hexdigest()[:12]}.json"
 
 
 def _launches(known: KnownKernel) -> list[tuple[KernelConfig, Mapping[str, Any]]]:
@@ -198,7 +129,7 @@ def _best_for_all(known: KnownKernel) -> KernelConfig:
 
 
 def _config(config: KernelConfig | None) -> dict[str, Any]:
-    """Every option is there, also those that are unset: both projects compare or read all of them."""
+    """Every option is there, also those that are unset: FLA reads all of them."""
     assert config is not None
     options = ("num_warps", "num_stages", "num_ctas", "maxnreg", "ir_override")
     return {"kwargs": dict(config.meta)} | {name: getattr(config, name) for name in options}

@@ -355,7 +355,7 @@ def test_functions_are_shown_beside_kernels(tuned: TunedFunction) -> None:
         cache_contents("no.such")
 
 
-@pytest.mark.parametrize("command", ["freeze", "export --format fla", "export --format megatron"])
+@pytest.mark.parametrize("command", ["freeze", "export --format fla"])
 def test_a_function_is_neither_frozen_nor_written_for_other_projects(
     command: str, tuned: TunedFunction, tmp_path: Path
 ) -> None:
