@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from foretune.datasets import DeviceSpec, KernelConfig, Problem
-from foretune.runtime.tuning.cache.choice_cache import ChoiceCache
+from foretune.runtime.tuning.cache.kernel_cache import ChoiceCache
 
 H200, H100 = DeviceSpec.named("h200"), DeviceSpec.named("h100")
 KERNEL = "package.ops.softmax_kernel"

@@ -60,7 +60,7 @@ def export_cache(
 ) -> None:
     """Write what tuning remembers to a file, for another machine or another project's autotuner."""
     from ...runtime.tuning.cache.cache_folder import export_choices
-    from ...runtime.tuning.cache.pinned_tables import export_fla_tables
+    from ...runtime.tuning.cache.exports import export_fla_tables
 
     if format not in ("foretune", "fla"):
         raise ForetuneError(f"format must be foretune or fla but is {abridged(repr(format), 60)}")
@@ -109,7 +109,7 @@ def freeze(
 
     Kernel hubs, which allow no dependency, can ship it. It says what it loses against the best configs known.
     """
-    from ...runtime.tuning.cache.freeze import check_frozen_file, freeze_choices, freeze_predictions
+    from ...runtime.tuning.cache.exports import check_frozen_file, freeze_choices, freeze_predictions
 
     check_frozen_file(out)
     if device is not None:

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     import triton
 
     from ...datasets import DeviceSpec
-    from .cache.choice_cache import ChoiceCache
+    from .cache.kernel_cache import ChoiceCache
 
 
 class Attachment:
@@ -334,7 +334,7 @@ class Attachment:
         return measures(self.tuner)
 
     def _opened(self, device: DeviceSpec) -> ChoiceCache | None:
-        from .cache.choice_cache import ChoiceCache
+        from .cache.kernel_cache import ChoiceCache
 
         return ChoiceCache.of(self.name, self._kernel.tuned_hash(), device)
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     import triton
 
     from .advice import Advisor
-    from .cache.choice_cache import ChoiceCache
+    from .cache.kernel_cache import ChoiceCache
 
 #: Microseconds, or why it failed.
 Outcome = float | Exception
@@ -54,7 +54,7 @@ class KnownTimes:
             return
         self._is_open = True
         with self._quietly():
-            from .cache.choice_cache import ChoiceCache
+            from .cache.kernel_cache import ChoiceCache
 
             self._device = self._device or device_here()
             self._on_disk = ChoiceCache.of(self._kernel, hash_of_tuned(self._jit, self._configs), self._device)

@@ -16,7 +16,7 @@ from unittest.mock import patch
 
 import rich.console
 from foretune.runtime import warn
-from foretune.runtime.tuning.cache import choice_cache, freeze, pinned_tables
+from foretune.runtime.tuning.cache import exports, kernel_cache
 from foretune.runtime.tuning.cache.cache_folder import (
     CacheContents,
     cache_contents,
@@ -24,8 +24,8 @@ from foretune.runtime.tuning.cache.cache_folder import (
     export_choices,
     import_choices,
 )
-from foretune.runtime.tuning.cache.choice_cache import ChoiceCache, shared_file
-from foretune.runtime.tuning.cache.choice_document import check_choices
+from foretune.runtime.tuning.cache.document import check_choices
+from foretune.runtime.tuning.cache.kernel_cache import ChoiceCache, shared_file
 from foretune.runtime.tuning.cache.shared_file import SharedFile
 from foretune.runtime.tuning.functions import config_cache
 from foretune.runtime.tuning.functions.config_cache import ConfigCache
@@ -145,7 +145,7 @@ def _used(damaged: Damaged, run: Path, places: dict[str, Path], outside: Any) ->
     answers += [step("show of one", lambda name=name: _shown(cache_contents(name))) for name in (KERNEL, FUNCTION)]
     before = {name: _content(path) for name, path in places.items()}
     answers.append(step("export", lambda: export_choices(places["out.json"])))
-    answers.append(step("freeze", lambda: freeze.freeze_choices(KERNEL).save(places["out.py"])))
+    answers.append(step("freeze", lambda: exports.freeze_choices(KERNEL).save(places["out.py"])))
     answers.append(step("fla", partial(_tables, places)))
     if damaged.file in OUTPUTS and (damaged.bytes or damaged.instead) and not _may_be_ours(damaged.file, before):
         same(f"{damaged.file} is not ours", before[damaged.file], _content(places[damaged.file]))
@@ -291,7 +291,7 @@ def _laid_out(run: Path, damaged: Damaged) -> dict[str, Path]:
     if damaged.file in OUTPUTS:
         with _cache_in(run / "cache"):
             export_choices(places["out.json"])
-            freeze.freeze_choices(KERNEL).save(places["out.py"])
+            exports.freeze_choices(KERNEL).save(places["out.py"])
             _tables(places)
     path = places[damaged.file]
     for share, how, value in damaged.bytes:
@@ -305,7 +305,7 @@ def _laid_out(run: Path, damaged: Damaged) -> dict[str, Path]:
 
 
 def _tables(places: dict[str, Path]) -> Any:
-    return pinned_tables.export_fla_tables(places["fla"].parents[1])
+    return exports.export_fla_tables(places["fla"].parents[1])
 
 
 def _put_instead(path: Path, what: str, outside: Path) -> None:
@@ -345,7 +345,7 @@ def _may_be_ours(file: str, content: dict[str, Any]) -> bool:
     mark = {
         "out.json": b"foretune exported choices ",
         "out.py": b"#: Meta-parameters and launch options of each config.",
-        "fla": pinned_tables.MARK,
+        "fla": exports.FLA_MARK,
     }
     return text is None or not isinstance(text, bytes) or text == b"" or mark[file] in text
 
@@ -378,9 +378,9 @@ def _snapshot(folder: Path) -> dict[str, Any]:
 @contextmanager
 def _cache_in(folder: Path) -> Iterator[None]:
     with ExitStack() as stack:
-        stack.enter_context(patch.dict(os.environ, {choice_cache.VARIABLE: str(folder)}))
+        stack.enter_context(patch.dict(os.environ, {kernel_cache.VARIABLE: str(folder)}))
         stack.enter_context(patch.object(warn, "_said", set()))
-        for known in (choice_cache._shared, config_cache._opened):
+        for known in (kernel_cache._shared, config_cache._opened):
             known.cache_clear()
             stack.callback(known.cache_clear)
         yield

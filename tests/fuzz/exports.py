@@ -15,9 +15,10 @@ from foretune.datasets import KernelConfig, Problem
 from foretune.kernels.fused_moe.engines import ENGINES, Layer
 from foretune.kernels.fused_moe.shipped import Pair
 from foretune.kernels.fused_moe.tuned_files import Row, TunedFiles
-from foretune.runtime.tuning.cache import freeze, pinned_tables
-from foretune.runtime.tuning.cache.cache_folder import export_choices, import_choices, known_kernels
-from foretune.runtime.tuning.cache.choice_cache import ChoiceCache
+from foretune.runtime.tuning.cache import exports
+from foretune.runtime.tuning.cache.cache_folder import export_choices, import_choices
+from foretune.runtime.tuning.cache.kernel_cache import ChoiceCache
+from foretune.runtime.tuning.cache.known import known_kernels
 from fuzz.caches import FOREIGN, _cache_in, _snapshot
 from fuzz.judging import REFUSED, same, within
 from fuzz.oddities import NUMBERS, TEXTS
@@ -136,14 +137,14 @@ def _configs(written: Written) -> tuple[KernelConfig, ...]:
 
 def _tables(out: Path) -> list[Callable[[], Any]]:
     def write() -> None:
-        for path in pinned_tables.export_fla_tables(out).files:
+        for path in exports.export_fla_tables(out).files:
             json.loads(Path(path).read_text(encoding="utf-8"), parse_constant=lambda word: same("no JSON", "", word))
 
     return [write]
 
 
 def _frozen(written: Written, out: Path) -> None:
-    frozen = freeze.freeze_choices(written.kernel)
+    frozen = exports.freeze_choices(written.kernel)
     frozen.save(out / "out.py")
     names: dict[str, Any] = {}
     exec(compile((out / "out.py").read_text(encoding="utf-8"), "out.py", "exec"), names)

@@ -56,7 +56,7 @@ def disk(monkeypatch):
     """A choice cache that keeps what it is told in here, for whoever imports one."""
     kept = {}
     monkeypatch.setitem(
-        sys.modules, "foretune.runtime.tuning.cache.choice_cache", _module("memory_cache").MemoryCache.module(kept)
+        sys.modules, "foretune.runtime.tuning.cache.kernel_cache", _module("memory_cache").MemoryCache.module(kept)
     )
     return kept
 

@@ -11,7 +11,7 @@ class MemoryCache:
 
     @classmethod
     def module(cls, disk):
-        """What is imported as `choice_cache`."""
+        """What is imported as `kernel_cache`."""
 
         class Module:
             class ChoiceCache:

@@ -265,7 +265,7 @@ def test_trouble_of_ours_is_one_warning_and_the_launch_goes_on(elsewhere, kernel
 
 
 def test_a_cache_that_breaks_is_one_warning(elsewhere, kernel, bench, monkeypatch):
-    monkeypatch.setitem(sys.modules, "foretune.runtime.tuning.cache.choice_cache", types.ModuleType("empty"))
+    monkeypatch.setitem(sys.modules, "foretune.runtime.tuning.cache.kernel_cache", types.ModuleType("empty"))
     foretune.attach(kernel)
     with pytest.warns(ForetuneWarning, match="ImportError") as caught:
         _launch_all(elsewhere, kernel, *FIRST, NEXT)

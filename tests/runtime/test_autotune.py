@@ -573,7 +573,7 @@ def test_each_benchmark_is_logged_once(filler, tuned, monkeypatch, tmp_path):
 
 def test_what_is_kept_is_kept_by_config(filler, bench, tuned):
     from foretune.runtime.launching.source_hash import hash_of_kernel
-    from foretune.runtime.tuning.cache.choice_cache import ChoiceCache
+    from foretune.runtime.tuning.cache.kernel_cache import ChoiceCache
 
     kernel = tuned()
     filler.launch(kernel)
@@ -614,10 +614,10 @@ def test_where_all_fail_the_first_reason_is_the_cause(filler, bench, tuned):
 
 def test_kept_failures_expire(filler, bench, tuned, monkeypatch):
     """What the compiler or the device refused is tried again a day later: it may have been the machine."""
-    from foretune.runtime.tuning.cache import choice_cache
+    from foretune.runtime.tuning.cache import kernel_cache
 
     now = [1e9]
-    monkeypatch.setattr(choice_cache.time, "time", lambda: now[0])
+    monkeypatch.setattr(kernel_cache.time, "time", lambda: now[0])
     bench.ms[8] = triton.runtime.errors.OutOfResources(2, 1, "shared memory")
     filler.launch(tuned())
     bench.timed.clear()

@@ -9,8 +9,8 @@ import pytest
 import triton
 from foretune.runtime import use_stub_driver
 from foretune.runtime.tuning import autotuner
-from foretune.runtime.tuning.cache import choice_cache
-from foretune.runtime.tuning.cache.pinned_tables import export_fla_tables
+from foretune.runtime.tuning.cache import kernel_cache
+from foretune.runtime.tuning.cache.exports import export_fla_tables
 
 pytestmark = [pytest.mark.compile, pytest.mark.usefixtures("own_cache")]
 torch = pytest.importorskip("torch")
@@ -25,7 +25,7 @@ def divides(configs, named, **kwargs):
 @pytest.fixture
 def bench(filler, monkeypatch, tmp_path):
     monkeypatch.setenv("FORETUNE_CACHE_DIR", str(tmp_path / "cache"))
-    choice_cache._shared.cache_clear()
+    kernel_cache._shared.cache_clear()
     with use_stub_driver(filler.H200) as driver:
         bench = filler.Bench(driver)
         bench.ms = {count: 1.0 / count for count in filler.WARPS}  # the more the better

@@ -15,7 +15,7 @@ from commands import call
 from foretune.datasets import ForetuneError, KernelConfig, Problem
 from foretune.kernels import find_family
 from foretune.runtime import ForetuneWarning, TritonFamily, use_stub_driver
-from foretune.runtime.tuning.cache.cache_folder import known_kernels
+from foretune.runtime.tuning.cache.known import known_kernels
 from foretune.runtime.tuning.launch_arguments import are_kept_arguments, stand_ins
 from foretune.runtime.tuning.warmup import WarmedUp, problems_from_csv, warm_up, warm_up_seen
 

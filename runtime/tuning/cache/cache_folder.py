@@ -1,95 +1,45 @@
-"""What is remembered of kernels and tuned functions: listed, cleared, and carried from one machine to another."""
+"""What is remembered of kernels and tuned functions: listed, cleared, and carried from one machine to another.
+
+Only files that say that they are the cache's are removed or replaced.
+"""
 
 from __future__ import annotations
 
 import json
-from collections import Counter
+import os
+import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-from ....datasets import DeviceSpec, ForetuneError, KernelConfig, Problem
+from ....datasets import ForetuneError
 from ....datasets.console.tables import printable, table
 from ....datasets.disk.atomic import replacing
-from ....datasets.disk.regular import check_replaceable, read_regular
+from ....datasets.disk.regular import check_replaceable, open_regular, read_regular
 from ....datasets.disk.writable import check_file
-from ....datasets.errors import abridged, check_path, shown, warn
+from ....datasets.errors import abridged, check_path, shown
 from ..functions.config_cache import functions_folder
-from .choice_cache import Software, choices_folder, shared_file
-from .choice_document import check_choices, times_of
-from .function_files import KnownFunction, known_functions
-from .merging import merge_choices
-from .own_files import OUR_CHOICES, OUR_EXPORT, OUR_FUNCTIONS, remove_own
-from .shared_file import MOST_BYTES, Document, from_json
+from .document import merge_choices
+from .kernel_cache import choices_folder, shared_file
+from .known import KnownFunction, KnownKernel, known_functions, known_kernels, nothing_of
+from .shared_file import MOST_BYTES, from_json
 
 T = TypeVar("T")
 #: What a file of several kernels' choices says it is.
 _EXPORTED = "foretune exported choices 1"
 #: An exported file is read as a whole: a few hundred kernels, all files full.
 _MOST_EXPORTED_BYTES = 1 << 28
-
-
-@dataclass(frozen=True)
-class KnownProblem:
-    """What is known of one problem, under one source and software."""
-
-    problem: Problem
-    source: str
-    software: Software
-    times_us: Mapping[KernelConfig, float | None]  # None: it failed
-    chosen: Mapping[str, KernelConfig]  # by the digest of the bundle, "" for none
-    launches: Sequence[Mapping[str, Any]]  # see ChoiceCache.saw_launch
-
-    @property
-    def best(self) -> KernelConfig | None:
-        """The fastest config that was measured; else the one that was chosen last; else None."""
-        timed = {config: time_us for config, time_us in self.times_us.items() if time_us is not None}
-        if timed:
-            return min(timed, key=timed.__getitem__)
-        return list(self.chosen.values())[-1] if self.chosen else None
-
-
-@dataclass(frozen=True)
-class KnownKernel:
-    """What a file has: a kernel on a device."""
-
-    kernel: str
-    device: DeviceSpec
-    problems: tuple[KnownProblem, ...]  # the newest last
-    path: Path | None = field(default=None, compare=False)
-    document: Document = field(default_factory=dict, compare=False, repr=False)  # what it was read from
-
-    def latest(self) -> KnownKernel:
-        """What was found out with the source and the software of the newest problem alone: times of others are other
-        kernels' times."""
-        if not self.problems:
-            return self
-        newest = self.problems[-1]
-        kept = [one for one in self.problems if (one.source, one.software) == (newest.source, newest.software)]
-        return replace(self, problems=tuple(kept))
-
-    @classmethod
-    def from_document(cls, document: Document, path: Path | None = None) -> KnownKernel:
-        """Of a document that `check_choices` has accepted."""
-        configs = [KernelConfig.from_json(config) for config in document["configs"]]
-        return cls(
-            document["kernel"],
-            DeviceSpec.from_json(document["device"]),
-            tuple(
-                KnownProblem(
-                    Problem.from_json(entry["problem"]),
-                    entry["source"],
-                    Software(**entry["software"]),
-                    times_of(document, entry),
-                    {bundle: configs[place] for bundle, place in entry["chosen"].items()},
-                    entry["launches"],
-                )
-                for entry in document["entries"]
-            ),
-            path,
-            document,
-        )
+#: What the files of each of the cache's folders begin with, and an exported file. `{` and `"format"` may be apart.
+_OUR_CHOICES, _OUR_FUNCTIONS, _OUR_EXPORT = (
+    re.compile(rb'\s*\{\s*"format"\s*:\s*"foretune ' + what + b" ")
+    for what in (b"choices", b"functions", b"exported choices")
+)
+#: How a file is named that the cache has written: of such a one nothing is lost where it is empty.
+_OUR_NAME = re.compile(r".*-[0-9a-f]{12}\.json(\.unreadable)?", re.DOTALL)
+#: More than stands before the format's name, and than an empty document has.
+_HEAD_BYTES = 256
 
 
 @dataclass(frozen=True)
@@ -105,7 +55,7 @@ class CacheContents:
     def to_json(self) -> dict[str, Any]:
         return {
             "folder": None if self.folder is None else str(self.folder),
-            "kernels": [_counted(one) | ({"by_problem": _listed(one)} if self.of_one else {}) for one in self.kernels],
+            "kernels": [one.counted() | ({"by_problem": one.listed()} if self.of_one else {}) for one in self.kernels],
             "functions": [one.counted() | ({"by_key": one.listed()} if self.of_one else {}) for one in self.functions],
         }
 
@@ -121,8 +71,8 @@ class CacheContents:
         below = [f"In {self.folder}"]
         if not self.of_one:
             counts = ("kernel", "device", "problems", "times", "failed", "choices", "sources")
-            return _table("Choices", counts, map(_counted, self.kernels), below=below)
-        listed = [{"device": one.device.name, **problem} for one in self.kernels for problem in _listed(one)]
+            return _table("Choices", counts, (one.counted() for one in self.kernels), below=below)
+        listed = [{"device": one.device.name, **problem} for one in self.kernels for problem in one.listed()]
         columns = ("problem", "device", "times", "failed", "best", "best_us", "triton", "source")
         return _table(self.kernels[0].kernel, columns, listed, below=below, once=("device", "triton", "source"))
 
@@ -176,16 +126,13 @@ class Counted:
 
 
 def cache_contents(kernel: str | None = None) -> CacheContents:
-    """What is remembered, of all kernels and functions or of one. Raises `ForetuneError` that lists them where that one
-    is none of them."""
+    """Return what is remembered, of all kernels and functions or of one.
+
+    Raises:
+        ForetuneError: There is none of that name; the message lists those that there are.
+    """
     kernels, functions = _all(kernel)
     return CacheContents(choices_folder(), tuple(kernels), tuple(functions), of_one=kernel is not None)
-
-
-def known_kernels(kernel: str | None) -> list[KnownKernel]:
-    """One kernel's files, each a device; of None all kernels'. Raises `ForetuneError` that lists the kernels where it
-    is none of them."""
-    return _files(kernel)
 
 
 def clear_cache(kernel: str | None = None) -> Counted:
@@ -202,10 +149,10 @@ def clear_cache(kernel: str | None = None) -> Counted:
     known = [*(one.path for one in kernels), *(one.path for one in functions)]
     left: list[str] = []
     removed: set[Path] = set()
-    for folder, begins in ((choices_folder(), OUR_CHOICES), (functions_folder(), OUR_FUNCTIONS)):
+    for folder, begins in ((choices_folder(), _OUR_CHOICES), (functions_folder(), _OUR_FUNCTIONS)):
         if folder is not None:
             names = None if kernel is None else {path.name for path in known if path and path.parent == folder}
-            gone, kept = remove_own(folder, begins, names)
+            gone, kept = _remove_own(folder, begins, names)
             removed |= gone
             left += kept
     gone_kernels = [one for one in kernels if one.path in removed]
@@ -219,7 +166,7 @@ def export_choices(out: Path | str, kernel: str | None = None) -> Counted:
         ForetuneError: There is nothing, or the file cannot be written, or it is there and no exported file.
     """
     check_file(out)
-    check_replaceable(out, lambda content: OUR_EXPORT.match(content) is not None, "an export of the cache")
+    check_replaceable(out, lambda content: _OUR_EXPORT.match(content) is not None, "an export of the cache")
     kernels, functions = _all(kernel)
     if not kernels and not functions:
         raise ForetuneError(f"nothing is remembered in {choices_folder()}: there is nothing to export")
@@ -245,22 +192,20 @@ def import_choices(path: Path | str) -> Counted:
             kept.
     """
     path = check_path("the file", path)
-    documents, functions, malformed = _exported(path)
+    kernels, functions, malformed = _exported(path)
     folder = choices_folder()
     kept_kernels, kept_functions = [], []
-    for document in documents:
-        whole = KnownKernel.from_document(document)
-        file, kept = shared_file(folder, whole.kernel, whole.device), list[int]()
-        file.update(lambda here, there=document, kept=kept: merge_choices(here, there, kept))  # type: ignore[misc]
+    for one in kernels:
+        file, kept = shared_file(folder, one.kernel, one.device), list[int]()
+        file.update(lambda here, there=one.document, kept=kept: merge_choices(here, there, kept))  # type: ignore[misc]
         if not file.is_on_disk:
             raise ForetuneError(f"{folder}: what is imported cannot be kept there")
-        kept_kernels.append(replace(whole, problems=tuple(whole.problems[at] for at in kept)))
-    for one in functions:
-        if (known := one.keep()) is None:
+        kept_kernels.append(replace(one, problems=tuple(one.problems[at] for at in kept)))
+    for function in functions:
+        if (known := function.keep()) is None:
             raise ForetuneError(f"{functions_folder()}: what is imported cannot be kept there")
         kept_functions.append(known)
-    given = Counted.of("", [KnownKernel.from_document(document) for document in documents], functions)
-    counted = Counted.of("Imported", kept_kernels, kept_functions)
+    given, counted = Counted.of("", kernels, functions), Counted.of("Imported", kept_kernels, kept_functions)
     left = [f"{malformed} malformed records are left out"] if malformed else []
     if counted.problems < given.problems:
         left.append(
@@ -270,8 +215,8 @@ def import_choices(path: Path | str) -> Counted:
     return replace(counted, left=tuple(left))
 
 
-def _exported(path: Path) -> tuple[list[Document], list[KnownFunction], int]:
-    """The documents and functions in a file, and how many records in it are malformed."""
+def _exported(path: Path) -> tuple[list[KnownKernel], list[KnownFunction], int]:
+    """Return the kernels and functions in a file, and how many records in it are malformed."""
     try:
         value = from_json(read_regular(path, _MOST_EXPORTED_BYTES, follow=True))
         if not isinstance(value, dict) or value.get("format") != _EXPORTED or not isinstance(value.get("files"), list):
@@ -279,112 +224,85 @@ def _exported(path: Path) -> tuple[list[Document], list[KnownFunction], int]:
         functions = value.get("functions", [])  # before there were any, none were written
         if not isinstance(functions, list):
             raise ForetuneError(f"functions must be a list but are {shown(functions)}")
-        files = [_tried(_checked, document) for document in value["files"]]
-        known = [_tried(KnownFunction.from_json, one) for one in functions]
-        errors = [one for one in (*files, *known) if isinstance(one, ForetuneError)]
-        if errors and len(errors) == len(files) + len(known):
-            raise errors[0]
-        right = [one for one in files if not isinstance(one, ForetuneError)]
-        right_functions = [one for one in known if not isinstance(one, ForetuneError)]
-        malformed = len(errors) + sum(left_out for _, left_out in (*right, *right_functions))
-        return [document for document, _ in right], [function for function, _ in right_functions], malformed
+        found = [_tried(KnownKernel.read, one) for one in value["files"]]
+        found_functions = [_tried(KnownFunction.from_json, one) for one in functions]
     except OSError as error:
         raise ForetuneError(f"{abridged(str(path))}: cannot be read: {error.strerror}") from None
     except (ValueError, RecursionError) as error:  # a ForetuneError among them
-        raise ForetuneError(f"{abridged(str(path))}: not exported choices: {abridged(str(error))}") from None
+        raise _not_exported(path, error) from None
+    errors = [left_out for _, left_out in (*found, *found_functions) if isinstance(left_out, ForetuneError)]
+    if errors and len(errors) == len(found) + len(found_functions):
+        raise _not_exported(path, errors[0])
+    malformed = len(errors) + sum(left_out for _, left_out in (*found, *found_functions) if isinstance(left_out, int))
+    kernels = [kernel for kernel, _ in found if kernel is not None]
+    return kernels, [function for function, _ in found_functions if function is not None], malformed
 
 
-def _checked(document: Document) -> tuple[Document, int]:
-    """A document without what is malformed in it, and how much that is. Raises as `check_choices` does."""
-    return document, check_choices(document)
-
-
-def _tried(read: Callable[[Any], T], value: Any) -> T | ForetuneError:
+def _tried(read: Callable[[Any], tuple[T, int]], value: Any) -> tuple[T, int] | tuple[None, ForetuneError]:
     try:
         return read(value)
     except ForetuneError as error:
-        return error
+        return None, error
+
+
+def _not_exported(path: Path, error: Exception) -> ForetuneError:
+    return ForetuneError(f"{abridged(str(path))}: not exported choices: {abridged(str(error))}")
 
 
 def _all(name: str | None) -> tuple[list[KnownKernel], list[KnownFunction]]:
-    """What can be read, of all kernels and functions or of those of one name."""
-    kernels, functions = _files(None), known_functions()
+    """Return what can be read, of all kernels and functions or of those of one name."""
+    kernels, functions = known_kernels(None), known_functions()
     if name is None:
         return kernels, functions
     found = [one for one in kernels if one.kernel == name], [one for one in functions if one.name == name]
     if not any(found):
-        raise _nothing_of(name, {one.kernel for one in kernels} | {one.name for one in functions})
+        raise nothing_of(name, {one.kernel for one in kernels} | {one.name for one in functions})
     return found
 
 
-def _nothing_of(name: str, names: Collection[str]) -> ForetuneError:
-    folder = choices_folder()
-    known = abridged(", ".join(sorted(names)), 1000) or "no kernel"
-    return ForetuneError(
-        f"nothing is remembered of {abridged(name, 100)!r} in {folder and folder.parent}; there are choices of {known}"
-    )
-
-
-def _files(kernel: str | None) -> list[KnownKernel]:
-    """The files that can be read, by name; what cannot is warned of."""
-    folder = choices_folder()
-    paths = sorted(folder.glob("*.json")) if folder is not None else ()
-    found = [known for path in paths if (known := _known(path)) is not None]
-    if kernel is None:
-        return found
-    names = {known.kernel for known in found}
-    if kernel not in names:
-        if kernel in (one.name for one in known_functions()):
-            raise ForetuneError(
-                f"{abridged(kernel, 100)} is a tuned function: only a kernel's choices can be written so"
-            )
-        raise _nothing_of(kernel, names)
-    return [known for known in found if known.kernel == kernel]
-
-
-def _known(path: Path) -> KnownKernel | None:
+def _remove_own(folder: Path, begins: re.Pattern[bytes], names: Collection[str] | None) -> tuple[set[Path], list[str]]:
+    """Remove a folder's files (of these names) that are ours; return them, and a line for each that is left and why."""
+    if names is not None and not names:
+        return set(), []
+    if folder.is_symlink():
+        return set(), [f"{folder} is a symbolic link: what lies there is left as it is"]
     try:
-        document = from_json(read_regular(path, MOST_BYTES))
-        left_out = check_choices(document)
-    except FileNotFoundError:  # cleared meanwhile
+        at = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except (FileNotFoundError, NotADirectoryError):
+        return set(), []
+    removed, left = set(), []
+    try:
+        for name in sorted(os.listdir(at) if names is None else names):
+            if name.startswith("."):  # the locks and temporaries of those who write now
+                continue
+            if (why := _why_not_ours(at, name, begins)) is not None:
+                left.append(f"{folder / name} is left as it is: {why}")
+                continue
+            with suppress(FileNotFoundError):  # somebody else was faster
+                os.unlink(name, dir_fd=at)
+            removed.add(folder / name)
+    finally:
+        os.close(at)
+    return removed, left
+
+
+def _why_not_ours(folder: int, name: str, begins: re.Pattern[bytes]) -> str | None:
+    """Why a file is not to be removed: what it is instead of ours; None for ours, and for one that is gone."""
+    try:
+        with os.fdopen(open_regular(name, dir_fd=folder), "rb") as file:
+            head = file.read(_HEAD_BYTES)
+    except FileNotFoundError:
         return None
-    except (OSError, ValueError, RecursionError) as error:
-        warn(f"{path} is left out: {abridged(str(error))}")
+    except OSError as error:
+        return error.strerror or type(error).__name__
+    except ForetuneError as error:
+        return str(error)
+    is_empty = head in (b"", b"{}") and _OUR_NAME.fullmatch(name)
+    is_torn = name.endswith(".unreadable") and b'{"format":"foretune '.startswith(head)
+    if begins.match(head) or is_empty or is_torn:
         return None
-    if left_out:
-        warn(f"{path}: {left_out} malformed records are left out")
-    return KnownKernel.from_document(document, path)
+    return "it is not a file of the cache"
 
 
 def _table(title: str, columns: Sequence[str], rows: Iterable[Mapping[str, Any]], **more: Any) -> Any:
     return table(title, columns, [[row[column] for column in columns] for row in rows], **more)
-
-
-def _counted(known: KnownKernel) -> dict[str, Any]:
-    outcomes = Counter(time is None for one in known.problems for time in one.times_us.values())
-    return {
-        "kernel": known.kernel,
-        "device": known.device.name,
-        "problems": len(known.problems),
-        "times": outcomes[False],
-        "failed": outcomes[True],
-        "choices": sum(len(one.chosen) for one in known.problems),
-        "sources": len({one.source for one in known.problems}),
-    }
-
-
-def _listed(known: KnownKernel) -> list[dict[str, Any]]:
-    return [
-        {
-            "problem": str(one.problem),
-            "times": sum(time is not None for time in one.times_us.values()),
-            "failed": sum(time is None for time in one.times_us.values()),
-            "best": "" if one.best is None else str(one.best),
-            "best_us": "" if one.best is None else one.times_us.get(one.best, ""),
-            "source": one.source,
-            "driver": one.software.driver,
-            "torch": one.software.torch,
-            "triton": one.software.triton,
-        }
-        for one in known.problems
-    ]

@@ -26,11 +26,12 @@ from ....datasets.errors import check_path, shown
 from ....datasets.log_part import LOG_SUFFIX, LOGGED, TIMED_HOW, row_line, run_line
 from ....datasets.manifest import MANIFEST, check_ours, read_manifest, write_manifest
 from ....datasets.measurement import LONGEST_US, SHORTEST_US
+from ...forking import renew_in_children
 from ...launching.kernel import Kernel
 from ...launching.source_hash import hash_of_kernel
 from ...launching.stub_driver import measures
 from ...warn import warn_once
-from .choice_cache import Software
+from .kernel_cache import Software
 
 if TYPE_CHECKING:
     import triton
@@ -103,12 +104,25 @@ class _Log:
             self.is_begun = True
 
 
+_guard: threading.Lock  # made by `renew`
 _logs: dict[tuple[Any, ...], _Log] = {}
-_guard = threading.Lock()
+#: Before Triton 3.8: autotuners that nobody tells when they are done, what they had measured before, and what is due.
+_pending: list[tuple[weakref.ref[Any], Any, _Expected]] = []
+
+
+def renew() -> None:
+    """See `renew_in_children`: a forked child has files of its own, and what is due is its parent's to log."""
+    global _guard
+    _guard = threading.Lock()
+    _logs.clear()
+    _pending.clear()
+
+
+renew_in_children(sys.modules[__name__])
 
 
 def _log(folder: str, family: str, device: DeviceSpec, timed: str, source: str | None) -> _Log:
-    key = (folder, family, device, timed, source, os.getpid())  # a forked child has files of its own
+    key = (folder, family, device, timed, source)
     log = _logs.get(key)
     if log is None:
         directory = check_path(VARIABLE, folder).expanduser()
@@ -149,17 +163,6 @@ def _source_of(family: Family | str) -> str | None:
     return None
 
 
-def _renew() -> None:
-    """In a forked child, where the thread that held the lock may not have come along; and what is due is its parent's
-    to log."""
-    global _guard
-    _guard = threading.Lock()
-    _pending.clear()
-
-
-os.register_at_fork(after_in_child=_renew)
-
-
 # What Triton's own autotuners measure.
 
 
@@ -194,8 +197,6 @@ class _Expected:
 
 
 _thread = threading.local()
-#: Before Triton 3.8: autotuners that nobody tells when they are done, what they had measured before, and what is due.
-_pending: list[tuple[weakref.ref[Any], Any, _Expected]] = []
 
 
 def expect(

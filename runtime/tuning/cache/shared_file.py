@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
-import weakref
 from collections.abc import Callable
 from pathlib import Path
 from threading import Lock
@@ -15,6 +13,7 @@ from ....datasets.disk.atomic import remove_leftovers, replacing
 from ....datasets.disk.locks import locked
 from ....datasets.disk.regular import read_regular
 from ....datasets.errors import abridged
+from ...forking import renew_in_children
 from ...warn import warn_once
 
 Document: TypeAlias = dict[str, Any]
@@ -64,8 +63,11 @@ class SharedFile:
         self._check, self._forget = check, forget
         self._hold(_EMPTY, {})
         self._on_disk, self._tidied = path is not None, False
+        renew_in_children(self)
+
+    def renew(self) -> None:
+        """See `renew_in_children`."""
         self._guard = Lock()
-        _files.add(self)
 
     @property
     def is_on_disk(self) -> bool:
@@ -196,15 +198,3 @@ def size_of(value: Any) -> int:
 
 def _as_json(document: Document) -> bytes:
     return json.dumps(document, separators=(",", ":"), allow_nan=False).encode()
-
-
-_files: weakref.WeakSet[SharedFile] = weakref.WeakSet()
-
-
-def _renew_guards() -> None:
-    """In a forked child, where the thread that held one may not have come along."""
-    for file in _files:
-        file._guard = Lock()
-
-
-os.register_at_fork(after_in_child=_renew_guards)

@@ -12,7 +12,7 @@ from typing import Any
 
 from ....datasets import ForetuneError
 from ....datasets.errors import check_path, check_word, shown
-from ..cache.choice_cache import choices_folder
+from ..cache.kernel_cache import choices_folder
 from ..cache.shared_file import MOST_BYTES, Document, SharedFile, size_of
 from .key_record import records_of, shorten_largest
 

@@ -16,7 +16,7 @@ from ....datasets import ForetuneError, Problem, Status
 from ....datasets.errors import shown
 from ....datasets.measurement import SHORTEST_US
 from ...timing.timer import Timing
-from ..cache.choice_cache import FAILURES_LAST_S
+from ..cache.kernel_cache import FAILURES_LAST_S
 from ..ranks.rendezvous import longest
 from .call_timer import CallTimer
 from .config_space import Candidate

@@ -17,7 +17,7 @@ from typing import Any
 from ....datasets import DeviceSpec, ForetuneError
 from ....datasets.errors import shown
 from ...current_device import device_here
-from ..cache.choice_cache import Software
+from ..cache.kernel_cache import Software
 
 VARIABLE = "FORETUNE_TUNE"
 

@@ -6,15 +6,15 @@ from pathlib import Path
 
 import pytest
 from foretune.runtime import warn
-from foretune.runtime.tuning.cache import choice_cache, flywheel
+from foretune.runtime.tuning.cache import flywheel, kernel_cache
 
 
 @pytest.fixture(autouse=True)
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Where the files of choices are."""
-    monkeypatch.setenv(choice_cache.VARIABLE, str(tmp_path / "cache"))
+    monkeypatch.setenv(kernel_cache.VARIABLE, str(tmp_path / "cache"))
     monkeypatch.delenv(flywheel.VARIABLE, raising=False)
     monkeypatch.setattr(warn, "_said", set())
     monkeypatch.setattr(flywheel, "_logs", {})
-    choice_cache._shared.cache_clear()
+    kernel_cache._shared.cache_clear()
     return tmp_path / "cache" / "choices"

@@ -12,15 +12,15 @@ from typing import Any
 import pytest
 from commands import call, words
 from foretune.datasets import ForetuneError, ForetuneWarning
-from foretune.runtime.tuning.cache import cache_folder, choice_cache
+from foretune.runtime.tuning.cache import kernel_cache, known
 from foretune.runtime.tuning.cache.cache_folder import (
     cache_contents,
     clear_cache,
     export_choices,
     import_choices,
-    known_kernels,
 )
-from foretune.runtime.tuning.cache.choice_cache import ChoiceCache
+from foretune.runtime.tuning.cache.kernel_cache import ChoiceCache
+from foretune.runtime.tuning.cache.known import known_kernels
 from foretune.runtime.tuning.cache.shared_file import MOST_BYTES
 from foretune.runtime.tuning.functions import ConfigCache, TunedFunction, config_cache
 from remembered import CONFIGS, H100, H200, KERNEL, problem, remember
@@ -143,14 +143,14 @@ def test_what_vanishes_while_it_is_exported_is_no_trouble(
     """As when a second process clears the cache meanwhile."""
     remember()
     remember(kernel="other.kernel")
-    check = cache_folder.check_choices
+    check = known.check_choices
 
     def clear_then_check(document: Any) -> int:
         for path in folder.iterdir():
             path.unlink()
         return check(document)
 
-    monkeypatch.setattr(cache_folder, "check_choices", clear_then_check)
+    monkeypatch.setattr(known, "check_choices", clear_then_check)
     assert export_choices(tmp_path / "choices.json").kernels == 1
     assert len(json.loads((tmp_path / "choices.json").read_text())["files"]) == 1
 
@@ -173,7 +173,7 @@ def test_an_export_replaces_an_export_and_nothing_else(content: bytes | None, fo
 
 def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As another machine has it: an empty cache."""
-    monkeypatch.setenv(choice_cache.VARIABLE, str(tmp_path / "elsewhere"))
+    monkeypatch.setenv(kernel_cache.VARIABLE, str(tmp_path / "elsewhere"))
 
 
 def test_what_is_exported_is_imported_elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -313,7 +313,7 @@ def test_a_malformed_record_is_left_out_of_an_import_and_the_others_are_kept(
 def test_where_nothing_can_be_kept_importing_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     remember()
     export_choices(tmp_path / "choices.json")
-    monkeypatch.setenv(choice_cache.VARIABLE, "/dev/null/nowhere")
+    monkeypatch.setenv(kernel_cache.VARIABLE, "/dev/null/nowhere")
     with pytest.warns(ForetuneWarning, match="File exists"), pytest.raises(ForetuneError, match="cannot be kept"):
         import_choices(tmp_path / "choices.json")
 

@@ -16,8 +16,8 @@ from typing import Any
 import pytest
 from commands import call
 from foretune.datasets import ForetuneError, KernelConfig
-from foretune.runtime.tuning.cache.choice_cache import ChoiceCache
-from foretune.runtime.tuning.cache.pinned_tables import export_fla_tables
+from foretune.runtime.tuning.cache.exports import export_fla_tables
+from foretune.runtime.tuning.cache.kernel_cache import ChoiceCache
 from remembered import CONFIGS, H100, H200, KERNEL, problem, remember
 
 BEST = {64: CONFIGS[0], 256: CONFIGS[0], 1024: CONFIGS[2], 4096: CONFIGS[4]}

@@ -16,9 +16,9 @@ from fakes import DEVICE, FakeFamily, fake_cases
 from foretune.datasets import DeviceSpec, ForetuneError, KernelConfig, Problem
 from foretune.model import Bundle, Ranker
 from foretune.model.calibration.extent import Distance
-from foretune.runtime.tuning.cache.choice_cache import ChoiceCache
 from foretune.runtime.tuning.cache.decision_list import Example, learn_rules
-from foretune.runtime.tuning.cache.freeze import Frozen, freeze_choices, freeze_predictions
+from foretune.runtime.tuning.cache.exports import Frozen, freeze_choices, freeze_predictions
+from foretune.runtime.tuning.cache.kernel_cache import ChoiceCache
 from remembered import CONFIGS, H100, H200, KERNEL, problem, remember, time_us
 
 # Reads questions as JSON, and answers with what the frozen file says. Started with -I -S: there are no packages at all.

@@ -1,23 +1,25 @@
-"""`freeze_choices`, `freeze_predictions`: choices as one plain Python file, for those who can take no dependency."""
+"""What the cache knows, for programs without it: one plain Python file, or the tables that FLA's autotuner reads."""
 
 from __future__ import annotations
 
+import hashlib
+import json
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from ....datasets import DeviceSpec, Family, ForetuneError, KernelConfig, Measurable, Problem
 from ....datasets.console.tables import percent, printable
 from ....datasets.disk.atomic import replacing
-from ....datasets.disk.regular import check_replaceable
-from ....datasets.disk.writable import check_file
+from ....datasets.disk.regular import check_replaceable, file_word, inside
+from ....datasets.disk.writable import check_file, check_folder
 from ....datasets.errors import check_integer
 from ...arguments import bundle_of
-from .cache_folder import KnownKernel, known_kernels
-from .decision_list import Example, Rule, learn_rules
+from .decision_list import UNKNOWN, Example, Rule, learn_rules
+from .known import KnownKernel, known_kernels
 
 if TYPE_CHECKING:
     from ....model import Bundle
@@ -26,20 +28,26 @@ if TYPE_CHECKING:
 MOST_RULES = 1000
 #: A line that every frozen file has.
 _MARK = "#: Meta-parameters and launch options of each config."
+#: What our tables for FLA begin with: FLA's own files have another indentation.
+FLA_MARK = b'{\n "kernel_name": "'
+#: The mean and the worst slowdown, over so many problems.
+Loss: TypeAlias = "tuple[float, float, int]"
+#: Predicted slowdowns of all configs that can run a problem, or None.
+Predict: TypeAlias = "Callable[[Problem, DeviceSpec], dict[KernelConfig, float] | None]"
 
 
 @dataclass(frozen=True)
 class Frozen:
-    """Choices as source code, and what they lose: the geometric mean and the worst slowdown over the best known config
-    of each problem, measured ("" where nothing was) or predicted."""
+    """Choices as source code, and what they lose over the best config of each problem, measured or predicted; None
+    where nothing was."""
 
     kernel: str
     source: str
     rules: int
     problems: int
     devices: tuple[str, ...]
-    measured: tuple[float, float, int] | None  # mean and worst slowdown, over so many problems
-    predicted: tuple[float, float, int] | None  # likewise, over the bundle's best
+    measured: Loss | None
+    predicted: Loss | None
 
     def save(self, path: Path | str) -> None:
         """Write the file, whole or not at all.
@@ -81,10 +89,16 @@ def freeze_choices(
     bundle: Bundle | Path | str | None = None,
     most_rules: int = 32,
 ) -> Frozen:
-    """What the cache knows of a kernel, of all its devices, with the source and the software of the newest entry of
-    each. With the kernel's `family` the loss against the bundle is told too, where the bundle knows the device.
+    """Freeze what the cache knows of a kernel on all its devices, with the newest source and software of each.
 
-    Raises `ForetuneError` where the cache knows nothing of that kernel.
+    Args:
+        kernel: Its name, as `foretune cache show` has it.
+        family: The kernel's family: then the loss against the bundle is reported too, where that knows the device.
+        bundle: The bundle for that; the shipped one if left out.
+        most_rules: Write at most so many rules.
+
+    Raises:
+        ForetuneError: The cache knows nothing of that kernel.
 
     >>> freeze_choices("module.kernel").save("heuristic.py")  # doctest: +SKIP
     """
@@ -112,10 +126,10 @@ def freeze_predictions(
     cases: Sequence[Problem] | None = None,
     most_rules: int = 32,
 ) -> Frozen:
-    """What a bundle predicts for a family on a device, over the family's own workload (or `cases`): for a kernel that
-    nobody tuned there.
+    """Freeze what a bundle predicts for a family on a device, over the family's own workload or `cases`.
 
-    Raises `ForetuneError` for a family without a workload, and where the bundle predicts nothing for that device.
+    Raises:
+        ForetuneError: The family has no workload, or the bundle predicts nothing for that device.
 
     >>> freeze_predictions(family, "h200").save("heuristic.py")  # doctest: +SKIP
     """
@@ -139,7 +153,7 @@ def freeze_predictions(
         examples.append(Example(problem, spec.name, never | slowdowns))
     if not examples:
         raise ForetuneError(f"the workload of {family.name} is empty: there is nothing to freeze")
-    told = [f"{spec.name}: predicted by bundle {_digest(bundle)}"]
+    told = [f"{spec.name}: predicted by bundle {_bundle(bundle).digest[:12]}"]
     return _frozen(family.name, "predicted", examples, told, most_rules, {spec.name: spec}, predict, is_measured=False)
 
 
@@ -156,10 +170,6 @@ def _examples(known: KnownKernel) -> list[Example]:
             continue
         found.append(Example(one.problem.without_sizes(), known.device.name, slowdowns))
     return found
-
-
-#: Predicted slowdowns of all configs that can run a problem, or None.
-Predict = Callable[[Problem, DeviceSpec], "dict[KernelConfig, float] | None"]
 
 
 def _bundle(bundle: Bundle | Path | str | None) -> Bundle:
@@ -180,10 +190,6 @@ def _prediction(family: Family, bundle: Bundle | Path | str | None) -> Predict:
         return dict(zip(answer.configs, answer.predicted_slowdown, strict=True)) if answer.predicted else None
 
     return predict
-
-
-def _digest(bundle: Bundle | Path | str | None) -> str:
-    return _bundle(bundle).digest[:12]
 
 
 def _frozen(
@@ -262,20 +268,20 @@ def _run(source: str, examples: Sequence[Example]) -> list[KernelConfig]:
     ]
 
 
-def _loss(slowdowns: Sequence[float]) -> tuple[float, float, int] | None:
+def _loss(slowdowns: Sequence[float]) -> Loss | None:
     if not slowdowns:
         return None
     return math.exp(fmean(map(math.log, slowdowns))), max(slowdowns), len(slowdowns)
 
 
-def _loss_to_json(loss: tuple[float, float, int] | None) -> dict[str, Any] | None:
+def _loss_to_json(loss: Loss | None) -> dict[str, Any] | None:
     if loss is None:
         return None
     mean, worst, problems = loss
     return {"geometric_mean": round(mean, 4), "worst": round(worst, 4), "problems": problems}
 
 
-def _loss_lines(measured: tuple[float, float, int] | None, predicted: tuple[float, float, int] | None) -> list[str]:
+def _loss_lines(measured: Loss | None, predicted: Loss | None) -> list[str]:
     told = (("the best config that was measured", measured), ("the best that the bundle predicts", predicted))
     lines = [
         f"{what}: {percent(loss[0])} % slower (geometric mean of {loss[2]} problems), {percent(loss[1])} % at worst"
@@ -283,3 +289,104 @@ def _loss_lines(measured: tuple[float, float, int] | None, predicted: tuple[floa
         if loss is not None
     ]
     return lines or ["what would be best, which nothing tells: not known"]
+
+
+@dataclass(frozen=True)
+class ExportedTables:
+    """The files that were written, and for how many launches, beside those for all launches of a kernel."""
+
+    files: tuple[str, ...]
+    launches: int
+
+    def to_json(self) -> dict[str, Any]:
+        return {"format": "fla", "files": list(self.files), "launches": self.launches}
+
+    def __rich__(self) -> Any:
+        from rich.text import Text
+
+        return Text(f"Written for {self.launches} launches: {', '.join(self.files)}")
+
+
+def export_fla_tables(out: Path | str, kernel: str | None = None) -> ExportedTables:
+    """Write what the cache knows, of all kernels or of one, into a folder for FLA.
+
+    Of each kernel and device it is what was measured with the source and the software of the newest entry. Files are
+    named by words of the devices and kernels and lie in the folder, whatever these are called.
+
+    Raises:
+        ForetuneError: The folder cannot be written, a file in it is something else, or nothing is known.
+
+    >>> export_fla_tables("tables").files  # doctest: +SKIP
+    ('tables/NVIDIA_H200/softmax_kernel.json',)
+    """
+    check_folder(out)
+    kernels = [
+        one for one in map(KnownKernel.latest, known_kernels(kernel)) if any(problem.best for problem in one.problems)
+    ]
+    if not kernels:
+        raise ForetuneError("nothing that could be exported is remembered: no time and no choice")
+    files = {inside(out, name): text for name, text in _tables(kernels).items()}
+    for path in files:
+        check_folder(path.parent)
+        if path.exists() and not path.is_file():
+            raise ForetuneError(f"{path} is not a regular file, so no table is written in its place")
+        check_replaceable(path, lambda content: FLA_MARK in content, "a table that Foretune wrote for fla")
+    for path, text in files.items():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with replacing(path) as temporary:
+            temporary.write_text(text, encoding="utf-8")
+    return ExportedTables(tuple(map(str, files)), sum(len(_launches(one)) for one in kernels))
+
+
+def _tables(kernels: Sequence[KnownKernel]) -> dict[str, str]:
+    """Return files by name: a folder for each device, and in it a file for each kernel, by its bare name.
+
+    A file has an entry for each launch, by the MD5 of Triton's key as compact JSON, and a config for all others.
+    """
+    files: dict[str, str] = {}
+    for one in kernels:
+        entries = {}
+        for config, launch in _launches(one):
+            text = json.dumps(launch["key"], separators=(",", ":"), sort_keys=True)
+            digest = hashlib.md5(text.encode(), usedforsecurity=False).hexdigest()
+            entries[digest] = {"autotune_key": launch["key"], "config": _config(config)}
+        content = {
+            "kernel_name": _short(one.kernel),
+            "triton_version": one.problems[-1].software.triton,
+            "autotune_entries": entries,
+            "default_config": _config(_best_for_all(one)),
+        }
+        stem = f"{file_word(one.device.name)}/{file_word(_short(one.kernel), '0-9A-Za-z_-')}"
+        if (name := f"{stem}.json") in files:  # another device or kernel is written alike
+            name = f"{stem}-{hashlib.sha256(f'{one.device.name} {one.kernel}'.encode()).hexdigest()[:12]}.json"
+        files[name] = json.dumps(content, indent=1) + "\n"
+    return files
+
+
+def _launches(known: KnownKernel) -> list[tuple[KernelConfig, Mapping[str, Any]]]:
+    """Each launch and its config: its own where the kernel prunes its configs itself, else its problem's best."""
+    return [
+        (KernelConfig.from_json(launch["config"]) if "config" in launch else problem.best, launch)
+        for problem in known.problems
+        if problem.best
+        for launch in problem.launches
+    ]
+
+
+def _best_for_all(known: KnownKernel) -> KernelConfig:
+    """Return the config with the least geometric mean slowdown over all problems; none that failed on one."""
+    examples = _examples(known)
+    configs = dict.fromkeys(config for example in examples for config in example.slowdowns)
+    return min(configs, key=lambda config: sum(math.log(one.slowdowns.get(config, UNKNOWN)) for one in examples))
+
+
+def _config(config: KernelConfig | None) -> dict[str, Any]:
+    """Every option is there, also those that are unset: FLA reads all of them."""
+    assert config is not None
+    options = ("num_warps", "num_stages", "num_ctas", "maxnreg", "ir_override")
+    return {"kwargs": dict(config.meta)} | {name: getattr(config, name) for name in options}
+
+
+def _short(kernel: str) -> str:
+    """What the kernel's function is called."""
+    return kernel.rpartition(".")[2] or kernel

@@ -26,7 +26,16 @@ from ....datasets.errors import LONGEST_WORD, check_word, shown
 from ....datasets.measurement import LONGEST_US, SHORTEST_US
 from ...warn import warn_once
 from ..ranks.node_copies import near_copy
-from .choice_document import FAILED_AT, check_choices, forget_oldest, is_launch, joined_launches, new_document, times_of
+from .document import (
+    FAILED_AT,
+    Places,
+    check_choices,
+    forget_oldest,
+    is_launch,
+    merge_launches,
+    new_document,
+    times_of,
+)
 from .shared_file import Document, SharedFile
 
 VARIABLE = "FORETUNE_CACHE_DIR"
@@ -121,11 +130,11 @@ class ChoiceCache:
 
         def change(document: Document) -> None:
             entry = self._touched(document, problem)
-            places = _Places(document["configs"])
+            places = Places(document["configs"])
             if None in kept.values() and not _failures_last(entry):
                 entry["times"] = {place: time_us for place, time_us in entry["times"].items() if time_us is not None}
                 entry[FAILED_AT] = int(time.time())
-            entry["times"] |= {str(places.of(config)): time_us for config, time_us in kept.items()}
+            entry["times"] |= {str(places.of(config.to_json())): time_us for config, time_us in kept.items()}
 
         self.file.update(change)
 
@@ -142,7 +151,7 @@ class ChoiceCache:
 
         def change(document: Document) -> None:
             entry = self._touched(document, problem)
-            entry["chosen"][bundle] = _Places(document["configs"]).of(config)
+            entry["chosen"][bundle] = Places(document["configs"]).of(config.to_json())
 
         self.file.update(change)
 
@@ -171,7 +180,7 @@ class ChoiceCache:
 
         def change(document: Document) -> None:
             entry = self._touched(document, problem)
-            entry["launches"] = joined_launches(entry["launches"], [launch])
+            entry["launches"] = merge_launches(entry["launches"], [launch])
 
         self.file.update(change)
 
@@ -268,25 +277,6 @@ def _failures_last(entry: Document) -> bool:
     """Return whether the failures in an entry still count. (A clock may have been set back since.)"""
     age_s = time.time() - float(entry.get(FAILED_AT, -FAILURES_LAST_S))
     return 0 <= age_s < FAILURES_LAST_S
-
-
-class _Places:
-    """Where each config stands in a document's list, to which new ones are added."""
-
-    def __init__(self, configs: list[Document]) -> None:
-        self._configs = configs
-        self._known = {_hashable(config): place for place, config in enumerate(configs)}
-
-    def of(self, config: KernelConfig) -> int:
-        value = config.to_json()
-        place = self._known.setdefault(_hashable(value), len(self._configs))
-        if place == len(self._configs):
-            self._configs.append(value)
-        return place
-
-
-def _hashable(config: Mapping[str, Any]) -> tuple[tuple[str, str, Any], ...]:
-    return tuple(sorted((name, type(value).__name__, value) for name, value in config.items()))
 
 
 def _time(time_us: float | None) -> float | None:

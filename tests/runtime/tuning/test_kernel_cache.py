@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 from foretune.datasets import DeviceSpec, ForetuneError, ForetuneWarning, KernelConfig, Problem
-from foretune.runtime.tuning.cache import choice_cache
-from foretune.runtime.tuning.cache.choice_cache import ChoiceCache, Software, choices_folder
-from foretune.runtime.tuning.cache.choice_document import check_choices
+from foretune.runtime.tuning.cache import kernel_cache
+from foretune.runtime.tuning.cache.document import check_choices
+from foretune.runtime.tuning.cache.kernel_cache import ChoiceCache, Software, choices_folder
 from foretune.runtime.tuning.cache.shared_file import SharedFile
 
 H200, H100 = DeviceSpec.named("h200"), DeviceSpec.named("h100")
@@ -24,7 +24,7 @@ CONFIGS = [KernelConfig.of(BLOCK=block, num_warps=warps) for block in (16, 32, 6
 
 def cache_of(kernel: str = "module.kernel", source: str = "s1", device: DeviceSpec = H200) -> ChoiceCache:
     """As another process finds it."""
-    choice_cache._shared.cache_clear()
+    kernel_cache._shared.cache_clear()
     return ChoiceCache.of(kernel, source, device)
 
 
@@ -289,12 +289,12 @@ def test_a_hostile_folder_is_told_once_and_memory_does(
     value: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if value == "/":
-        monkeypatch.setattr(choice_cache, "choices_folder", lambda: Path("/dev/null/choices"))
-    monkeypatch.setenv(choice_cache.VARIABLE, value)
+        monkeypatch.setattr(kernel_cache, "choices_folder", lambda: Path("/dev/null/choices"))
+    monkeypatch.setenv(kernel_cache.VARIABLE, value)
     monkeypatch.chdir(tmp_path)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        choice_cache._shared.cache_clear()
+        kernel_cache._shared.cache_clear()
         for kernel in ("a", "b"):
             cache = ChoiceCache.of(kernel, "s1", H200)
             cache.record(SMALL, CONFIGS[0], 5.0)
@@ -306,7 +306,7 @@ def test_without_a_home_it_lives_in_memory_with_one_warning(monkeypatch: pytest.
     def no_home(self: Path) -> Path:
         raise RuntimeError("Could not determine home directory.")
 
-    monkeypatch.delenv(choice_cache.VARIABLE)
+    monkeypatch.delenv(kernel_cache.VARIABLE)
     monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
     monkeypatch.setattr(Path, "expanduser", no_home)
     with warnings.catch_warnings(record=True) as caught:
@@ -328,15 +328,15 @@ def test_the_folder_is_where_the_environment_says_or_in_the_home(
         ("~/there", "home/there/choices"),
         ("", "home/.cache/foretune/choices"),
     ):
-        monkeypatch.setenv(choice_cache.VARIABLE, value)
+        monkeypatch.setenv(kernel_cache.VARIABLE, value)
         assert choices_folder() == tmp_path / expected
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
     assert choices_folder() == tmp_path / "xdg" / "foretune" / "choices"
 
 
 def test_software_is_what_is_installed() -> None:
-    assert choice_cache._version_of("pytest") == pytest.__version__
-    assert choice_cache._version_of("no such package") == ""
+    assert kernel_cache._version_of("pytest") == pytest.__version__
+    assert kernel_cache._version_of("no such package") == ""
 
 
 def test_a_problem_with_thousands_of_configs_keeps_its_choice_and_the_other_problems(folder: Path) -> None:
@@ -381,24 +381,24 @@ def test_writing_times_one_by_one_is_linear_in_their_number(monkeypatch: pytest.
 
 
 def test_what_waits_to_be_written_is_seen_here_and_there_when_the_process_ends() -> None:
-    cache, configs = cache_of(), [KernelConfig.of(BLOCK=block) for block in range(choice_cache._AT_ONCE + 2)]
+    cache, configs = cache_of(), [KernelConfig.of(BLOCK=block) for block in range(kernel_cache._AT_ONCE + 2)]
     for config in configs:
         cache.record(SMALL, config, 1.0)
-    assert len(cache_of().times(SMALL)) == choice_cache._AT_ONCE
+    assert len(cache_of().times(SMALL)) == kernel_cache._AT_ONCE
     assert len(cache.times(SMALL)) == len(cache_of().times(SMALL)) == len(configs)
     cache.record(LARGE, configs[0], 1.0)
     cache._recorded[LARGE] = 100
     cache.record(LARGE, configs[1], 1.0)
-    choice_cache._flush_all()
+    kernel_cache._flush_all()
     assert len(cache_of().times(LARGE)) == 2
 
 
 def test_failures_expire_together_and_those_of_older_files_at_once(monkeypatch):
     now = [1e9]
-    monkeypatch.setattr(choice_cache.time, "time", lambda: now[0])
+    monkeypatch.setattr(kernel_cache.time, "time", lambda: now[0])
     cache, (first, second, third) = cache_of("k"), CONFIGS[:3]
     cache.record_all(SMALL, {first: 1.0, second: None})
-    now[0] += choice_cache.FAILURES_LAST_S - 1
+    now[0] += kernel_cache.FAILURES_LAST_S - 1
     cache.record(SMALL, third, None)
     assert cache.times(SMALL) == {first: 1.0, second: None, third: None}
     now[0] += 1

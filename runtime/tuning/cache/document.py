@@ -1,10 +1,11 @@
-"""The document that a `ChoiceCache` keeps in its file: what is valid in it, and what goes first when it is full."""
+"""The document in the file of a `ChoiceCache`: what is valid, what goes first when full, and merging."""
 
 from __future__ import annotations
 
+import json
 import math
 import re
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -12,7 +13,7 @@ from ....datasets import DeviceSpec, ForetuneError, KernelConfig, Problem
 from ....datasets.errors import LONGEST_WORD, MOST_NAMES, check_integer, check_word, shown
 from ....datasets.measurement import LONGEST_US, SHORTEST_US
 from ..launch_arguments import are_kept_arguments
-from .shared_file import Document
+from .shared_file import MOST_BYTES, Document, size_of
 
 #: What a file says it is; a file that says otherwise is begun anew.
 FORMAT = "foretune choices 1"
@@ -28,6 +29,31 @@ _FORGOTTEN = 0.25
 #: Of a full file, one problem's times are shortened first where they are more than this share, and more than this many.
 _LARGE_SHARE, _FEW = 0.25, 64
 _SOFTWARE = {"driver", "torch", "triton"}
+
+
+class Places:
+    """Where each config stands in a document's list, to which new ones are added."""
+
+    def __init__(self, configs: list[Document]) -> None:
+        self._configs = configs
+        self._known = {_hashable(config): place for place, config in enumerate(configs)}
+
+    def of(self, config: Document) -> int:
+        """Return where a config, as JSON, stands; add it if it is new."""
+        place = self._known.setdefault(_hashable(config), len(self._configs))
+        if place == len(self._configs):
+            self._configs.append(config)
+        return place
+
+    def cut(self, length: int) -> None:
+        """Take back the configs that were added since there were so many."""
+        for config in self._configs[length:]:
+            del self._known[_hashable(config)]
+        del self._configs[length:]
+
+
+def _hashable(config: Mapping[str, Any]) -> tuple[tuple[str, str, Any], ...]:
+    return tuple(sorted((name, type(value).__name__, value) for name, value in config.items()))
 
 
 def new_document(kernel: str, device: DeviceSpec) -> Document:
@@ -70,7 +96,7 @@ def check_choices(document: Any) -> int:
 
 
 def _wrong(check: Callable[[Any], object], value: Any) -> ForetuneError | None:
-    """Why a value does not pass a check; None for one that does."""
+    """Return why a value does not pass a check; None for one that does."""
     try:
         check(value)
     except ForetuneError as error:
@@ -103,14 +129,14 @@ def _check_entry(entry: Any, places: Collection[int]) -> None:
             raise ForetuneError(f"a choice must be one of the configs but is {shown(place)}")
 
 
-def joined_launches(older: Sequence[Document], newer: Sequence[Document]) -> list[Document]:
+def merge_launches(older: Sequence[Document], newer: Sequence[Document]) -> list[Document]:
     """Return launches of one problem from two places, each once with its newer config, as many as are kept."""
-    known = [_without_config(launch) for launch in newer]
-    return [*(one for one in older if _without_config(one) not in known), *newer][-_MOST_LAUNCHES:]
 
+    def without_config(launch: Document) -> Document:
+        return {name: value for name, value in launch.items() if name != "config"}
 
-def _without_config(launch: Document) -> Document:
-    return {name: value for name, value in launch.items() if name != "config"}
+    known = [without_config(launch) for launch in newer]
+    return [*(one for one in older if without_config(one) not in known), *newer][-_MOST_LAUNCHES:]
 
 
 def is_launch(launch: Any) -> bool:
@@ -124,16 +150,8 @@ def is_launch(launch: Any) -> bool:
         and all(type(value) in (int, float, bool, str, type(None)) for value in launch["key"])
         and all(math.isfinite(value) for value in launch["key"] if type(value) is float)
         and len(launch["names"]) <= len(launch["key"])
-        and ("config" not in launch or _is_config(launch["config"]))
+        and ("config" not in launch or _wrong(KernelConfig.from_json, launch["config"]) is None)
     )
-
-
-def _is_config(value: Any) -> bool:
-    try:
-        KernelConfig.from_json(value)
-    except ForetuneError:
-        return False
-    return True
 
 
 def forget_oldest(document: Document) -> bool:
@@ -158,10 +176,64 @@ def forget_oldest(document: Document) -> bool:
 
 def _keep_used_configs(document: Document) -> None:
     """Drop the configs that no entry names, and number the others anew."""
-    kept = document["entries"]
-    used = sorted({int(place) for one in kept for place in (*one["times"], *one["chosen"].values())})
+    used = sorted({place for entry in document["entries"] for place in _named(entry)})
     moved = {old: new for new, old in enumerate(used)}
     document["configs"] = [document["configs"][old] for old in used]
-    for one in kept:
-        one["times"] = {str(moved[int(place)]): time_us for place, time_us in one["times"].items()}
-        one["chosen"] = {bundle: moved[place] for bundle, place in one["chosen"].items()}
+    for entry in document["entries"]:
+        entry |= _renumbered(entry, moved)
+
+
+def _named(entry: Document) -> list[int]:
+    """Return the places of the configs that an entry names, in order."""
+    return list(dict.fromkeys([*map(int, entry["times"]), *entry["chosen"].values()]))
+
+
+def _renumbered(entry: Document, places: Mapping[int, int]) -> Document:
+    """Return an entry's times and choices for another list of configs."""
+    return {
+        "times": {str(places[int(old)]): time_us for old, time_us in entry["times"].items()},
+        "chosen": {bundle: places[old] for bundle, old in entry["chosen"].items()},
+    }
+
+
+def merge_choices(here: Document, there: Document, kept: list[int]) -> None:
+    """Add what another machine knows to a document as far as there is room, the newest first; what is here stays.
+
+    What is new becomes the oldest, so that it is the first to be forgotten.
+
+    Args:
+        here: The document, {} for a new file.
+        there: What is added to it, of the same kernel and device.
+        kept: Gets the places of those entries of `there` that are in the file then.
+    """
+    if not here:
+        here |= new_document(there["kernel"], DeviceSpec.from_json(there["device"]))
+    configs, places = here["configs"], Places(here["configs"])
+    known = {_identity(entry): entry for entry in here["entries"]}
+    new: list[Document] = []
+    kept.clear()  # an update may be tried twice
+    room = MOST_BYTES - size_of(here)
+    for number, entry in reversed(list(enumerate(there["entries"]))):
+        n_configs, mine = len(configs), known.get(_identity(entry))
+        theirs = entry | _renumbered(entry, {at: places.of(there["configs"][at]) for at in _named(entry)})
+        merged = theirs
+        if mine is not None:
+            merged = mine | {part: theirs[part] | mine[part] for part in ("times", "chosen")}
+            merged["launches"] = merge_launches(theirs["launches"], mine["launches"])
+        size = size_of(merged) + 1 - (0 if mine is None else size_of(mine) + 1)
+        size += sum(size_of(config) + 1 for config in configs[n_configs:])
+        if size > room:
+            places.cut(n_configs)
+            continue
+        room -= size
+        kept.append(number)
+        if mine is None:
+            new.append(merged)
+        else:
+            mine |= merged
+    kept.reverse()
+    here["entries"] = new[::-1] + here["entries"]
+
+
+def _identity(entry: Document) -> str:
+    return json.dumps([entry["source"], entry["software"], entry["problem"]], sort_keys=True)

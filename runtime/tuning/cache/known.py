@@ -1,0 +1,266 @@
+"""What the files of kernels and of tuned functions have, read as a whole: to be listed, exported and imported."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+from ....datasets import DeviceSpec, ForetuneError, KernelConfig, Problem
+from ....datasets.disk.regular import read_regular
+from ....datasets.errors import LONGEST_WORD, abridged, check_word, shown, warn
+from ..functions.config_cache import FORMAT, ConfigCache, check_document, functions_folder
+from ..functions.key_record import KeyRecord, function_of, records_of
+from .document import check_choices, times_of
+from .kernel_cache import Software, choices_folder
+from .shared_file import MOST_BYTES, Document, from_json
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class KnownProblem:
+    """What is known of one problem, under one source and software."""
+
+    problem: Problem
+    source: str
+    software: Software
+    times_us: Mapping[KernelConfig, float | None]  # None: it failed
+    chosen: Mapping[str, KernelConfig]  # by the digest of the bundle, "" for none
+    launches: Sequence[Mapping[str, Any]]  # see ChoiceCache.saw_launch
+
+    @property
+    def best(self) -> KernelConfig | None:
+        """The fastest config that was measured; else the one that was chosen last; else None."""
+        timed = {config: time_us for config, time_us in self.times_us.items() if time_us is not None}
+        if timed:
+            return min(timed, key=timed.__getitem__)
+        return list(self.chosen.values())[-1] if self.chosen else None
+
+    @property
+    def failed(self) -> int:
+        """How many configs failed."""
+        return sum(time_us is None for time_us in self.times_us.values())
+
+
+@dataclass(frozen=True)
+class KnownKernel:
+    """What a file has: a kernel on a device."""
+
+    kernel: str
+    device: DeviceSpec
+    problems: tuple[KnownProblem, ...]  # the newest last
+    path: Path | None = field(default=None, compare=False)
+    document: Document = field(default_factory=dict, compare=False, repr=False)  # what it was read from
+
+    def latest(self) -> KnownKernel:
+        """Return the problems with the source and the software of the newest one: others are times of other kernels."""
+        if not self.problems:
+            return self
+        newest = self.problems[-1]
+        kept = [one for one in self.problems if (one.source, one.software) == (newest.source, newest.software)]
+        return replace(self, problems=tuple(kept))
+
+    def counted(self) -> dict[str, Any]:
+        """Return the row of `foretune cache show`."""
+        failed = sum(one.failed for one in self.problems)
+        return {
+            "kernel": self.kernel,
+            "device": self.device.name,
+            "problems": len(self.problems),
+            "times": sum(len(one.times_us) for one in self.problems) - failed,
+            "failed": failed,
+            "choices": sum(len(one.chosen) for one in self.problems),
+            "sources": len({one.source for one in self.problems}),
+        }
+
+    def listed(self) -> list[dict[str, Any]]:
+        """Return a row for each problem."""
+        return [
+            {
+                "problem": str(one.problem),
+                "times": len(one.times_us) - one.failed,
+                "failed": one.failed,
+                "best": "" if one.best is None else str(one.best),
+                "best_us": "" if one.best is None else one.times_us.get(one.best, ""),
+                "source": one.source,
+                **vars(one.software),
+            }
+            for one in self.problems
+        ]
+
+    @classmethod
+    def read(cls, document: Any, path: Path | None = None) -> tuple[KnownKernel, int]:
+        """Return what a document has, and how many malformed records are removed from it.
+
+        Raises:
+            ForetuneError: As `check_choices` does.
+        """
+        left_out = check_choices(document)
+        configs = [KernelConfig.from_json(config) for config in document["configs"]]
+        problems = tuple(
+            KnownProblem(
+                Problem.from_json(entry["problem"]),
+                entry["source"],
+                Software(**entry["software"]),
+                times_of(document, entry),
+                {bundle: configs[place] for bundle, place in entry["chosen"].items()},
+                entry["launches"],
+            )
+            for entry in document["entries"]
+        )
+        return cls(document["kernel"], DeviceSpec.from_json(document["device"]), problems, path, document), left_out
+
+
+@dataclass(frozen=True)
+class KnownFunction:
+    """What a file has: a function, or several that share a cache under the first one's name."""
+
+    path: Path
+    entries: Mapping[str, Mapping[str, Any]]  # by `record_key`, the newest last; see `ConfigCache`
+
+    @property
+    def name(self) -> str:
+        return next(map(function_of, self.entries), self.path.stem)
+
+    @property
+    def times(self) -> int:
+        return sum(counts["times"] for counts in self.listed())
+
+    def counted(self) -> dict[str, Any]:
+        """Return the row of `foretune cache show`."""
+        listed = self.listed()
+        return {
+            "function": self.name,
+            "keys": len(self.entries),
+            "times": self.times,
+            "failed": sum(one["failed"] for one in listed),
+            "choices": sum(bool(one["chosen"]) for one in listed),
+        }
+
+    def listed(self) -> list[dict[str, Any]]:
+        """Return a row for each key, and in a contextual function for each kernel in it."""
+        return [
+            {
+                "key": key.partition("#")[2],
+                "kernel": kernel,
+                "times": sum(one.time_us is not None for one in record.outcomes.values()),
+                "failed": sum(one.time_us is None for one in record.outcomes.values()),
+                "chosen": record.chosen or "",
+                "best_us": _best_us(record),
+                "software": " ".join(f"{name}={version}" for name, version in record.software.items()),
+            }
+            for key, entry in self.entries.items()
+            for kernel, _, record in records_of(entry)
+        ]
+
+    def to_json(self) -> dict[str, Any]:
+        """Return what an exported file has."""
+        return {"function": self.name, "entries": dict(self.entries)}
+
+    def keep(self) -> KnownFunction | None:
+        """Add this to what is remembered here, as far as there is room; what is known here stays.
+
+        Returns:
+            What of it is known here now; None where that is in memory alone.
+        """
+        cache = ConfigCache.of(self.name)
+        if not cache.add(self.entries):
+            return None
+        return KnownFunction(self.path, {key: entry for key, entry in self.entries.items() if key in cache})
+
+    @classmethod
+    def from_json(cls, value: Any) -> tuple[KnownFunction, int]:
+        """Return what `to_json` wrote, and how many malformed records in it are left out.
+
+        Raises:
+            ForetuneError: It is something else.
+        """
+        if not isinstance(value, dict) or set(value) != {"function", "entries"}:
+            raise ForetuneError(f"a function must have a name and entries but is {shown(value)}")
+        name = check_word("function", value["function"], 4 * LONGEST_WORD)
+        known, left_out = cls.read({"format": FORMAT, "entries": value["entries"]}, Path(name))
+        if known.entries and known.name != name:
+            raise ForetuneError(f"{shown(name)}: its entries are of {shown(known.name)}")
+        return known, left_out
+
+    @classmethod
+    def read(cls, document: Any, path: Path) -> tuple[KnownFunction, int]:
+        """Return what a document has, and how many malformed records are left out.
+
+        Raises:
+            ForetuneError: It is no file of a function, or nothing in it is well-formed.
+        """
+        if document == {}:  # everything in it was forgotten
+            return cls(path, {}), 0
+        if not isinstance(document, dict):
+            raise ForetuneError(f"it is no file of {FORMAT!r}")
+        left_out, entries = check_document(document), document["entries"]
+        kept = {key: entry for key, entry in entries.items() if _is_well_formed(entry)}
+        if entries and not kept:
+            raise ForetuneError("none of its records is well-formed")
+        return cls(path, kept), left_out + len(entries) - len(kept)
+
+
+def known_kernels(kernel: str | None) -> list[KnownKernel]:
+    """Return one kernel's files, each a device; for None all kernels'. Warn about files that cannot be read.
+
+    Raises:
+        ForetuneError: There is no such kernel; the message lists those that there are.
+    """
+    found = _in_folder(choices_folder(), KnownKernel.read)
+    if kernel is None:
+        return found
+    names = {known.kernel for known in found}
+    if kernel not in names:
+        if kernel in (one.name for one in known_functions()):
+            raise ForetuneError(
+                f"{abridged(kernel, 100)} is a tuned function: only a kernel's choices can be written so"
+            )
+        raise nothing_of(kernel, names)
+    return [known for known in found if known.kernel == kernel]
+
+
+def known_functions() -> list[KnownFunction]:
+    """Return what is remembered of each function, by file. Warn about files that cannot be read."""
+    return _in_folder(functions_folder(), KnownFunction.read)
+
+
+def nothing_of(name: str, names: set[str]) -> ForetuneError:
+    """Return the error for a name that is none of these."""
+    folder = choices_folder()
+    known = abridged(", ".join(sorted(names)), 1000) or "no kernel"
+    return ForetuneError(
+        f"nothing is remembered of {abridged(name, 100)!r} in {folder and folder.parent}; there are choices of {known}"
+    )
+
+
+def _in_folder(folder: Path | None, read: Callable[[Any, Path], tuple[T, int]]) -> list[T]:
+    found = []
+    for path in sorted(folder.glob("*.json")) if folder is not None else ():
+        try:
+            known, left_out = read(from_json(read_regular(path, MOST_BYTES)), path)
+        except FileNotFoundError:  # cleared meanwhile
+            continue
+        except (OSError, ValueError, RecursionError) as error:
+            warn(f"{path} is left out: {abridged(str(error))}")
+            continue
+        if left_out:
+            warn(f"{path}: {left_out} malformed records are left out")
+        found.append(known)
+    return found
+
+
+def _is_well_formed(entry: Mapping[str, Any]) -> bool:
+    """Whether the records of keys in an entry are; anything else in it belongs to the caller of `ConfigCache`."""
+    sites = entry.get("sites")
+    records = sites.values() if isinstance(sites, dict) else [entry]
+    claimed = [one for one in records if isinstance(one, dict) and "outcomes" in one]
+    return all(KeyRecord.from_json(one) is not None for one in claimed)
+
+
+def _best_us(record: KeyRecord) -> float | str:
+    """Return the time of the chosen config to six digits, as a kernel's times are kept; "" where it was not timed."""
+    time_us = record.outcomes[record.chosen].time_us if record.chosen in record.outcomes else None
+    return "" if time_us is None else float(f"{time_us:.6g}")
