@@ -14,7 +14,7 @@ import re
 import sys
 import uuid
 from collections import deque
-from collections.abc import Callable, Mapping, Set
+from collections.abc import Callable, Iterable, Mapping, Set
 from decimal import Decimal
 from enum import Enum
 from numbers import Complex, Integral, Rational, Real
@@ -37,6 +37,8 @@ _MOST_BITS = 2000
 _MOST_BYTES = 64
 #: Texts that could be mistaken for what stands for another value.
 _MISTAKABLE = re.compile(r"<.*>|float (inf|-inf|nan)|torch\.\w+", re.DOTALL)
+#: Types of torch that have a text.
+_TORCH_NAMES = ("device", "layout", "memory_format", "qscheme")
 #: The keys of what stands for a tensor, and of what stands for a `triton.Config`: (required, possible).
 _MISTAKABLE_KEYS = (
     ({"shape", "dtype"}, {"shape", "dtype", "device", "stride", "strides", "layout"}),
@@ -69,61 +71,77 @@ def plain(value: Any, unknown: Callable[[Any], Any]) -> Any:
 class Reader:
     """Reads values as `plain` does. `vague` has those whose stand-in may be that of another value, too."""
 
-    def __init__(self, unknown: Callable[[Any], Any], outer: Reader | None = None) -> None:
+    def __init__(self, unknown: Callable[[Any], Any]) -> None:
         self._unknown = unknown
-        self.vague: list[Any] = [] if outer is None else outer.vague
-        self._open: set[int] = set() if outer is None else outer._open  # ids of functions that are being read
+        self.vague: list[Any] = []
+        self._depth = 0
+        self._open: set[int] = set()  # ids of functions that are being read
 
-    def read(self, value: Any, depth: int = 0) -> Any:
+    def read(self, value: Any) -> Any:
         """Return a value as JSON. Raises as `plain` does."""
-        if depth > _DEEPEST:
+        if self._depth > _DEEPEST:
             raise ForetuneError(f"a value must not nest deeper than {_DEEPEST} but one does: does it contain itself?")
         if value is None or isinstance(value, bool):
             return value
-        if isinstance(value, Enum):
-            return f"<enum {_name_of(type(value))}.{value.name or value.value}>"
-        if isinstance(value, str):
-            return f"<str {value}>" if _MISTAKABLE.fullmatch(value) else str(value)
-        if isinstance(value, Integral) and type(value).__name__ != "timedelta64":  # which NumPy takes for an integer
-            number = int(value)
-            return number if number.bit_length() <= _MOST_BITS else f"<int {number:#x}>"
-        if isinstance(value, Rational) and not isinstance(value, Integral):
-            return f"<Fraction {int(value.numerator):#x}/{int(value.denominator):#x}>"
-        if isinstance(value, Real) and not isinstance(value, Integral):
-            return _real(value)
-        for is_such, stand_in in _KINDS:
-            if is_such(value):
-                return stand_in(value, self, depth + 1)
-        return self._unknown(value)
-
-    def object(self, value: Any, depth: int) -> Any:
-        """Return what stands for a value that somebody holds on to: an unknown object counts by its type."""
-
-        def unknown(one: Any) -> Any:
-            made = _reduced(one)
-            if isinstance(made, str):  # pickled by its name, as a global
-                return f"<global {type(one).__module__}.{made}>"
-            if isinstance(made, tuple) and not any(part is not None for part in made[2:]):  # it has no state
-                return {"<made>": self.object(list(made[:2]), depth + 1)}
-            self.vague.append(one)
-            return type_name(one)
-
-        return Reader(unknown, self).read(value, depth)
-
-    def function(self, value: Any, depth: int) -> Any:
-        """Return what stands for a function: its name in its module, or else its source and what it captured."""
-        if _is_importable(value) or id(value) in self._open:
-            return f"<function {_name_of(value)}>"
-        self._open.add(id(value))
+        self._depth += 1
         try:
-            held = {"captured": captured_by(value), "defaults": value.__defaults__, "keywords": value.__kwdefaults__}
-            texts = [
-                *source_texts(value),
-                *(f"{name} {text_of(self.object(one, depth))}" for name, one in held.items()),
-            ]
+            for is_such, stand_in in _KINDS:
+                if is_such(value):
+                    return stand_in(value, self)
+            return self._unknown(value)
         finally:
-            self._open.discard(id(value))
-        return f"<function {_name_of(value)} {hashlib.sha256(chr(10).join(texts).encode()).hexdigest()[:16]}>"
+            self._depth -= 1
+
+    def read_all(self, values: Iterable[Any]) -> list[Any]:
+        """Return several values as JSON."""
+        return [self.read(value) for value in values]
+
+    def object(self, value: Any) -> Any:
+        """Return what stands for a value that an object or function holds: an unknown one counts by its type."""
+        before, self._unknown = self._unknown, self._held
+        try:
+            return self.read(value)
+        finally:
+            self._unknown = before
+
+    def _held(self, value: Any) -> Any:
+        made = _reduced(value)
+        if isinstance(made, str):  # pickled by its name, as a global
+            return f"<global {type(value).__module__}.{made}>"
+        if isinstance(made, tuple) and not any(part is not None for part in made[2:]):  # it has no state
+            return {"<made>": self.object(list(made[:2]))}
+        self.vague.append(value)
+        return type_name(value)
+
+    def function(self, value: Any) -> Any:
+        """Return what stands for a function: its name in its module, or else its source and what it captured."""
+
+        def texts() -> str:
+            held = {"captured": captured_by(value), "defaults": value.__defaults__, "keywords": value.__kwdefaults__}
+            lines = [*source_texts(value), *(f"{name} {text_of(self.object(one))}" for name, one in held.items())]
+            return f"<function {_name_of(value)} {hashlib.sha256(chr(10).join(lines).encode()).hexdigest()[:16]}>"
+
+        return self._opened(value, texts)
+
+    def wrapping(self, value: Any) -> Any:
+        """Return what stands for an object in the place of a function, as of `foretune.tune` or `lru_cache`."""
+
+        def wrapped() -> Any:
+            if not _has_base(value, "WrappedFunction"):
+                self.vague.append(value)
+            return {f"<wrapped {type_name(value)}>": self.object(value.__wrapped__)}
+
+        return self._opened(value, wrapped)
+
+    def _opened(self, function: Any, read: Callable[[], Any]) -> Any:
+        """Read a function, unless its name is enough or it is being read."""
+        if _is_importable(function) or id(function) in self._open:
+            return f"<function {_name_of(function)}>"
+        self._open.add(id(function))
+        try:
+            return read()
+        finally:
+            self._open.discard(id(function))
 
 
 def text_of(value: Any) -> str:
@@ -184,7 +202,17 @@ def _reduced(value: Any) -> Any:
         return None
 
 
-def _real(value: Real) -> Any:
+def _has_base(value: Any, *names: str) -> bool:
+    """Whether a class of such a name, of a package that need not be installed, is among a value's."""
+    return any(base.__name__ in names for base in type(value).__mro__)
+
+
+def _integer(value: Integral, reader: Reader) -> Any:
+    number = int(value)
+    return number if number.bit_length() <= _MOST_BITS else f"<int {number:#x}>"
+
+
+def _real(value: Real, reader: Reader) -> Any:
     number = float(value)
     if not math.isfinite(number):
         return f"float {number}"
@@ -201,94 +229,67 @@ def _decimal(value: Decimal) -> str:
     return f"{'-' * sign}{stripped}e{exponent + len(text) - len(stripped)}" if stripped else "0"
 
 
-def _class(value: type, reader: Reader, depth: int) -> str:
+def _class(value: type, reader: Reader) -> str:
     if not _is_importable(value):
         reader.vague.append(value)
     return f"<class {_name_of(value)}>"
 
 
-def _dtype(value: Any, reader: Reader, depth: int) -> str:
-    return str(value) if type(value).__module__ == "torch" else f"<dtype {value}>"
-
-
-def _bytes(value: Any, reader: Reader, depth: int) -> str:
+def _bytes(value: Any) -> str:
     content = bytes(value)
-    if len(content) > _MOST_BYTES:
-        return f"<bytes {len(content)} {hashlib.sha256(content).hexdigest()}>"
-    return f"<bytes {content.hex()}>"
+    return content.hex() if len(content) <= _MOST_BYTES else f"{len(content)} {hashlib.sha256(content).hexdigest()}"
 
 
 def _range(value: range) -> str:
     return " ".join(f"{int(one):#x}" for one in (len(value), *value[:1], *([value.step] if len(value) > 1 else [])))
 
 
-def _numpy_scalar(value: Any, reader: Reader, depth: int) -> Any:
-    if value.dtype.kind in "mM":  # a date or a duration, which item() makes an integer
-        return f"<{value.dtype} {value}>"
-    item = value.item()
-    return f"<{value.dtype} {value!r}>" if hasattr(item, "dtype") else reader.read(item, depth)
+def _isoformat(value: Any) -> str:
+    return str(value.isoformat())  # the value's own: pandas' has nanoseconds
 
 
-def _tensor(value: Any, reader: Reader, depth: int) -> Any:
+def _tensor(value: Any, reader: Reader) -> Any:
     if not len(value.shape) and type(value).__module__ == "numpy":  # a scalar
-        return _numpy_scalar(value, reader, depth)
+        # A date or a duration, which item() makes an integer; or a number of more digits than Python's.
+        if value.dtype.kind in "mM":
+            return f"<{value.dtype} {value}>"
+        item = value.item()
+        return f"<{value.dtype} {value!r}>" if hasattr(item, "dtype") else reader.read(item)
     reader.vague.append(value)
     shape = [int(size) for size in value.shape]
-    said: dict[str, Any] = {"shape": shape, "dtype": str(value.dtype).removeprefix("torch.")}
+    described: dict[str, Any] = {"shape": shape, "dtype": str(value.dtype).removeprefix("torch.")}
     if (device := getattr(getattr(value, "device", None), "type", None)) is not None:
-        said["device"] = device
+        described["device"] = device
     layout = str(getattr(value, "layout", "torch.strided"))
     if layout != "torch.strided":  # sparse: there are no strides
-        said["layout"] = layout
+        described["layout"] = layout
     elif callable(stride := getattr(value, "stride", None)):
         strides = [int(step) for step in stride()]
-        if strides != _usual_strides(shape):
-            said["stride"] = strides
+        if strides != [math.prod(max(size, 1) for size in shape[dim + 1 :]) for dim in range(len(shape))]:
+            described["stride"] = strides
     elif not getattr(getattr(value, "flags", None), "c_contiguous", True):  # an array
-        said["strides"] = [int(step) for step in value.strides]  # in bytes
-    return said
+        described["strides"] = [int(step) for step in value.strides]  # in bytes
+    return described
 
 
-def _usual_strides(shape: list[int]) -> list[int]:
-    strides, step = [], 1
-    for size in reversed(shape):
-        strides.append(step)
-        step *= max(size, 1)
-    return strides[::-1]
+def _config(value: Any, reader: Reader) -> Any:
+    described, hook = {"Config": reader.read(value.all_kwargs())}, getattr(value, "pre_hook", None)
+    return described if hook is None else described | {"pre_hook": reader.read(hook)}
 
 
-def _config(value: Any, reader: Reader, depth: int) -> Any:
-    hook = getattr(value, "pre_hook", None)
-    said = {"Config": reader.read(value.all_kwargs(), depth)}
-    return said | ({} if hook is None else {"pre_hook": reader.read(hook, depth)})
-
-
-def _mapping(value: Mapping[Any, Any], reader: Reader, depth: int) -> Any:
+def _mapping(value: Mapping[Any, Any], reader: Reader) -> Any:
     is_like_another = any(required <= value.keys() <= possible for required, possible in _MISTAKABLE_KEYS)
     if not is_like_another and all(isinstance(name, str) and not isinstance(name, Enum) for name in value):
-        return {reader.read(name, depth): reader.read(one, depth) for name, one in value.items()}
-    pairs = ([reader.read(name, depth), reader.read(one, depth)] for name, one in value.items())
-    return {"<mapping>": sorted(pairs, key=text_of)}
+        return {reader.read(name): reader.read(one) for name, one in value.items()}
+    return {"<mapping>": sorted(map(reader.read_all, value.items()), key=text_of)}
 
 
-def _sequence(value: Any, reader: Reader, depth: int) -> Any:
-    return [reader.read(one, depth) for one in value]
-
-
-def _slice(value: slice, reader: Reader, depth: int) -> Any:
-    return {"<slice>": _sequence((value.start, value.stop, value.step), reader, depth)}
-
-
-def _dataclass(value: Any, reader: Reader, depth: int) -> Any:
-    fields = {field.name: reader.read(getattr(value, field.name), depth) for field in dataclasses.fields(value)}
+def _dataclass(value: Any, reader: Reader) -> Any:
+    fields = {field.name: reader.read(getattr(value, field.name)) for field in dataclasses.fields(value)}
     return {f"<dataclass {type_name(value)}>": fields}
 
 
-def _partial(value: Any, reader: Reader, depth: int) -> Any:
-    return {"<partial>": [reader.read(part, depth) for part in (value.func, value.args, value.keywords)]}
-
-
-def _kernel(value: Any, reader: Reader, depth: int) -> str:
+def _kernel(value: Any, reader: Reader) -> str:
     kernel = value
     while not is_kernel(kernel):
         kernel = kernel.fn
@@ -298,95 +299,91 @@ def _kernel(value: Any, reader: Reader, depth: int) -> str:
 
 
 def _is_above_kernel(value: Any) -> bool:
-    seen = 0
-    while value is not None and not isinstance(value, (ModuleType, type)) and not is_kernel(value) and seen < 10:
-        value, seen = getattr(value, "fn", None), seen + 1
+    for _ in range(10):
+        if value is None or isinstance(value, (ModuleType, type)) or is_kernel(value):
+            break
+        value = getattr(value, "fn", None)
     return is_kernel(value)
 
 
-def _method(value: Any, reader: Reader, depth: int) -> Any:
+def _is_method(value: Any) -> bool:
+    return callable(value) and not isinstance(getattr(value, "__self__", None), (type(None), ModuleType))
+
+
+def _method(value: Any, reader: Reader) -> Any:
     function = getattr(value, "__func__", None)
-    name = value.__qualname__ if function is None else reader.read(function, depth)
-    return {"<method>": [name, reader.object(value.__self__, depth)]}
+    name = value.__qualname__ if function is None else reader.read(function)
+    return {"<method>": [name, reader.object(value.__self__)]}
 
 
-def _compiled(value: Any, reader: Reader, depth: int) -> Any:
+def _compiled(value: Any, reader: Reader) -> Any:
     reader.vague.append(value)
-    return {"<torch.compile>": reader.object(value._torchdynamo_orig_callable, depth)}
+    return {"<torch.compile>": reader.object(value._torchdynamo_orig_callable)}
 
 
-def _wrapping(value: Any, reader: Reader, depth: int) -> Any:
-    """An object in the place of a function, as `foretune.tune` and `functools.lru_cache` make it."""
-    if _is_importable(value) or id(value) in reader._open:
-        return f"<function {_name_of(value)}>"
-    if not any(base.__name__ == "WrappedFunction" for base in type(value).__mro__):
-        reader.vague.append(value)
-    reader._open.add(id(value))
-    try:
-        return {f"<wrapped {type_name(value)}>": reader.object(value.__wrapped__, depth)}
-    finally:
-        reader._open.discard(id(value))
+def _text(kind: str, text: Callable[[Any], Any]) -> Callable[[Any, Reader], str]:
+    return lambda value, reader: f"<{kind} {text(value)}>"
 
 
-def _text(kind: str, text: Callable[[Any], Any]) -> Callable[[Any, Reader, int], str]:
-    return lambda value, reader, depth: f"<{kind} {text(value)}>"
+def _items(kind: str, items: Callable[[Any], Iterable[Any]]) -> Callable[[Any, Reader], Any]:
+    return lambda value, reader: {f"<{kind}>": reader.read_all(items(value))}
 
 
 def _of(*types: type) -> Callable[[Any], bool]:
     return lambda value: isinstance(value, types)
 
 
+def _number(kind: type) -> Callable[[Any], bool]:
+    return lambda value: isinstance(value, kind) and type(value).__name__ != "timedelta64"  # for NumPy, an integer
+
+
 #: How each kind of value is recognized, and what stands for it; the first that fits counts.
-_KINDS: tuple[tuple[Callable[[Any], bool], Callable[[Any, Reader, int], Any]], ...] = (
+_KINDS: tuple[tuple[Callable[[Any], bool], Callable[[Any, Reader], Any]], ...] = (
+    (_of(Enum), _text("enum", lambda value: f"{_name_of(type(value))}.{value.name or value.value}")),
+    (_of(str), lambda value, reader: f"<str {value}>" if _MISTAKABLE.fullmatch(value) else str(value)),
+    (_number(Integral), _integer),
+    (_number(Rational), _text("Fraction", lambda value: f"{int(value.numerator):#x}/{int(value.denominator):#x}")),
+    (_number(Real), _real),
     (_of(type), _class),
     (_of(ModuleType), _text("module", lambda value: value.__name__)),
     (is_tensor, _tensor),
-    (lambda value: any(base.__name__ == "dtype" for base in type(value).__mro__), _dtype),
     (
-        lambda value: (
-            type(value).__module__ == "torch"
-            and type(value).__name__ in ("device", "layout", "memory_format", "qscheme")
-        ),
-        lambda value, reader, depth: f"<{type(value).__name__} {value}>",
+        lambda value: _has_base(value, "dtype"),
+        lambda value, reader: str(value) if type(value).__module__ == "torch" else f"<dtype {value}>",
+    ),
+    (
+        lambda value: type(value).__module__ == "torch" and type(value).__name__ in _TORCH_NAMES,
+        lambda value, reader: f"<{type(value).__name__} {value}>",
     ),
     (lambda value: type(value).__name__ == "ufunc", _text("ufunc", lambda value: value.__name__)),
     (_of(PurePath), _text("path", str)),
     (_of(Complex), _text("complex", lambda value: repr(complex(value)))),
     (_of(Decimal), _text("Decimal", _decimal)),
-    (_of(bytes, bytearray), _bytes),
+    (_of(bytes, bytearray), _text("bytes", _bytes)),
     (_of(range), _text("range", _range)),
-    (
-        _of(slice),
-        lambda value, reader, depth: {"<slice>": _sequence((value.start, value.stop, value.step), reader, depth)},
-    ),
-    (_of(datetime.datetime), _text("datetime", lambda value: value.isoformat())),
-    (_of(datetime.date), _text("date", lambda value: value.isoformat())),
-    (_of(datetime.time), _text("time", lambda value: value.isoformat())),
+    (_of(slice), _items("slice", lambda value: (value.start, value.stop, value.step))),
+    (_of(datetime.datetime), _text("datetime", _isoformat)),
+    (_of(datetime.date), _text("date", _isoformat)),
+    (_of(datetime.time), _text("time", _isoformat)),
     (_of(datetime.timedelta), _text("timedelta", lambda value: f"{value.days} {value.seconds} {value.microseconds}")),
     (_of(datetime.tzinfo), _text("tzinfo", str)),
     (_of(uuid.UUID), _text("UUID", str)),
     (_of(re.Pattern), _text("pattern", lambda value: f"{value.flags} {value.pattern!r}")),
     (is_config, _config),
     (_of(Mapping), _mapping),
-    (_of(list, tuple), _sequence),
-    (_of(deque), lambda value, reader, depth: {"<deque>": _sequence(value, reader, depth)}),
-    (_of(Set), lambda value, reader, depth: {"<set>": sorted(_sequence(value, reader, depth), key=text_of)}),
+    (_of(list, tuple), lambda value, reader: reader.read_all(value)),
+    (_of(deque), _items("deque", iter)),
+    (_of(Set), lambda value, reader: {"<set>": sorted(reader.read_all(value), key=text_of)}),
     (dataclasses.is_dataclass, _dataclass),
-    (
-        lambda value: any(base.__name__ == "ProcessGroup" for base in type(value).__mro__),
-        _text("ranks", lambda value: value.size()),
-    ),
-    (_of(functools.partial), _partial),
+    (lambda value: _has_base(value, "ProcessGroup"), _text("ranks", lambda value: value.size())),
+    (_of(functools.partial), _items("partial", lambda value: (value.func, value.args, value.keywords))),
     (lambda value: hasattr(value, "_torchdynamo_orig_callable"), _compiled),
     (lambda value: hasattr(value, "fn") and _is_above_kernel(value), _kernel),
+    (_is_method, _method),
+    (inspect.isfunction, lambda value, reader: reader.function(value)),
     (
-        lambda value: not isinstance(getattr(value, "__self__", None), (type(None), ModuleType)) and callable(value),
-        _method,
+        lambda value: callable(value) and hasattr(value, "__wrapped__") and hasattr(value, "__qualname__"),
+        lambda value, reader: reader.wrapping(value),
     ),
-    (inspect.isfunction, lambda value, reader, depth: reader.function(value, depth)),
-    (lambda value: callable(value) and hasattr(value, "__wrapped__") and hasattr(value, "__qualname__"), _wrapping),
-    (
-        lambda value: hasattr(value, "__qualname__") and hasattr(value, "__module__"),
-        lambda value, reader, depth: f"<function {_name_of(value)}>",
-    ),
+    (lambda value: hasattr(value, "__qualname__") and hasattr(value, "__module__"), _text("function", _name_of)),
 )

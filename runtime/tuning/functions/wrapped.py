@@ -245,7 +245,7 @@ def _described(value: Any) -> tuple[str, list[str]]:
     """Return what stands for a value, and the types of what may be another one all the same."""
     reader = Reader(type_name)
     try:
-        text = text_of(reader.object(value, 0))
+        text = text_of(reader.object(value))
     except Exception:  # noqa: BLE001 - mocks and lazy objects answer anything, or raise anything
         return type_name(value), [type_name(value)]
     return text, [type_name(one) for one in reader.vague if not is_tensor(one)]
