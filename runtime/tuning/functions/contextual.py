@@ -17,7 +17,6 @@ from ...warn import warn_once
 from .call_problem import problem_of_key
 from .call_timer import CallTimer, check_timer, timer_for
 from .config_cache import ConfigCache
-from .forced_autotuners import forced
 from .in_step import Ranks
 from .key_record import KeyRecord, Tuning, record_key
 from .plain_values import text_of
@@ -26,7 +25,7 @@ from .reuse import Place, Reuse, is_capturing, place_of, resolve_reuse, software
 from .running import TuningLock, Turn, context_now, context_turn, in_context
 from .search import Search
 from .side_effects import SideEffects
-from .sites import Site, Sites
+from .sites import Site, Sites, forced
 from .verbose import teller
 from .wrapped import CallKey, WrappedFunction
 

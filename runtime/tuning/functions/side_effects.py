@@ -1,5 +1,5 @@
-"""`SideEffects`: what is done about a function's traces while it is called again and again; and `Snapshot`: what is in
-arguments, however deep, kept so that it can be put back in place."""
+"""`SideEffects`: what undoes a function's changes while it is called again and again; and `Snapshot`: the contents of
+arguments, however deep, kept so that they can be put back in place."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from typing import Any
 from ....datasets import ForetuneError
 from ....datasets.errors import check_words, shown
 
-#: Containers that are looked into for what is used up.
+#: Containers that are looked into.
 _CONTAINERS = (list, tuple, dict, set, frozenset, deque, types.MappingProxyType)
 #: Methods of types whose objects are used up by being read: files, sockets, pipes and queues.
 _USED_UP = (("read", "readline"), ("recv", "close"), ("get", "put", "empty"))
@@ -47,9 +47,11 @@ _Kept = tuple[Callable[[], object], Iterable[tuple[str, Any]]]
 
 @dataclass(frozen=True)
 class SideEffects:
-    """`reset` is called with the call's arguments before every run; `restore` names the arguments whose contents are
-    kept when tuning begins and put back before every run (see `Snapshot`), also the last, whose result the caller gets.
-    Neither is timed."""
+    """What undoes the changes that a run makes; not timed.
+
+    `reset` is called with the call's arguments before every run. `restore` names the arguments whose contents are kept
+    when tuning begins and put back before every run (see `Snapshot`), also the last, whose result the caller gets.
+    """
 
     reset: Callable[..., Any] | None = None
     restore: Sequence[str] = ()
@@ -62,9 +64,11 @@ class SideEffects:
     def undo(
         self, args: Sequence[Any], kwargs: Mapping[str, Any], named: Mapping[str, Any]
     ) -> Callable[[], None] | None:
-        """Keeps what is to be kept of a call, and returns what undoes a run; None where there is nothing to do.
+        """Keep what `restore` names in a call; return what undoes a run, or None where there is nothing to do.
 
-        Raises `ForetuneError` for an argument that is not there, or cannot be put back."""
+        Raises:
+            ForetuneError: An argument is not there, or cannot be put back.
+        """
         if self.reset is None and not self.restore:
             return None
         if missing := [name for name in self.restore if name not in named]:
@@ -80,8 +84,10 @@ class SideEffects:
         return undo
 
     def used_up(self, named: Mapping[str, Any]) -> str | None:
-        """Name an argument that the first run would use up for all others, an iterator or an open file, alone or in a
-        container; None where there is none. What is no iterator of Python's own, `reset` may bring back."""
+        """Name an argument that the first run would use up, an iterator or an open file, alone or in a container.
+
+        None where there is none. What is no iterator of Python's own, `reset` may bring back.
+        """
         left: list[tuple[str, Any]] = list(named.items())
         seen: set[int] = set()
         while left:
@@ -125,25 +131,25 @@ class Snapshot:
         for name, value in arguments.items():
             if value is not None and _is_unchanging(value):
                 raise _refusal(name, value)
-            self._keep_all(name, value)
+            self._keep(name, value)
 
     def put_back(self) -> None:
         """Undo all changes since this was made."""
         for undo in self._undone:
             undo()
 
-    def _keep_all(self, name: str, value: Any) -> None:
+    def _keep(self, name: str, value: Any) -> None:
         left = [(name, value, False)]
         while left:
             path, one, in_module = left.pop()
             if id(one) in self._seen or _is_unchanging(one):
                 continue
             self._seen[id(one)] = one
-            kept = self._kept(path, one, in_module)
-            if kept is not None:
-                self._undone.append(kept[0])
+            if (kept := self._kept(path, one, in_module)) is not None:
+                undo, parts = kept
+                self._undone.append(undo)
                 is_module = in_module or _is_module(one)
-                left += [(inner, part, is_module) for inner, part in kept[1]]
+                left += [(inner, part, is_module) for inner, part in parts]
 
     def _kept(self, path: str, value: Any, in_module: bool) -> _Kept | None:
         try:
@@ -258,41 +264,31 @@ def _keep_array(path: str, value: Any) -> _Kept:
     return put_back, parts
 
 
-def _keep_list(path: str, value: list[Any]) -> _Kept:
-    kept = list(value)
-    return _with_attributes(path, value, lambda: list.__setitem__(value, slice(None), kept), _items(path, kept))
-
-
-def _keep_deque(path: str, value: deque[Any]) -> _Kept:
-    kept = list(value)
-
-    def put_back() -> None:
-        deque.clear(value)
-        deque.extend(value, kept)
-
-    return _with_attributes(path, value, put_back, _items(path, kept))
-
-
-def _keep_dict(path: str, value: dict[Any, Any]) -> _Kept:
-    kept = list(dict.items(value))
-    base: Any = OrderedDict if isinstance(value, OrderedDict) else dict  # subclasses may refuse to be written to
+def _keep_container(path: str, value: Any) -> _Kept:
+    """Keep what is in a container, and the attributes of a subclass."""
+    is_mapping = isinstance(value, (dict, types.MappingProxyType))
+    # Methods of the base class: subclasses may refuse to be written to.
+    base: Any = next((one for one in (OrderedDict, dict, list, deque, set) if isinstance(value, one)), None)
+    kept = list(dict.items(value) if isinstance(value, dict) else value.items() if is_mapping else value)
+    attributes = _Attributes(value)
 
     def put_back() -> None:
-        base.clear(value)
-        for name, one in kept:
-            base.__setitem__(value, name, one)
+        if base is not None:
+            base.clear(value)
+            if is_mapping:
+                for name, one in kept:
+                    base.__setitem__(value, name, one)
+            else:
+                (base.update if base is set else base.extend)(value, kept)
+        attributes.put_back()
 
-    return _with_attributes(path, value, put_back, [(f"{path}[{shown(name)}]", one) for name, one in kept])
-
-
-def _keep_set(path: str, value: set[Any]) -> _Kept:
-    kept = list(value)
-
-    def put_back() -> None:
-        set.clear(value)
-        set.update(value, kept)
-
-    return _with_attributes(path, value, put_back, [(path, one) for one in kept])
+    if is_mapping:
+        parts = [(f"{path}[{shown(name)}]", one) for name, one in kept]
+    elif isinstance(value, (set, frozenset)):
+        parts = [(path, one) for one in kept]
+    else:  # only items that can change: a list may have millions of numbers
+        parts = [(f"{path}[{at}]", one) for at, one in enumerate(kept) if not _is_unchanging(one)]
+    return put_back, [*parts, *attributes.parts(path)]
 
 
 def _keep_buffer(path: str, value: Any) -> _Kept:
@@ -325,22 +321,6 @@ def _is_random(value: Any) -> bool:
 
 def _nothing() -> None:
     """Put back what cannot have been changed."""
-
-
-def _items(path: str, values: Iterable[Any]) -> list[tuple[str, Any]]:
-    """Those that can change, by path: a list may have millions of numbers."""
-    return [(f"{path}[{at}]", one) for at, one in enumerate(values) if not _is_unchanging(one)]
-
-
-def _with_attributes(path: str, value: Any, put_back: Callable[[], object], parts: list[tuple[str, Any]]) -> _Kept:
-    """Of a container's subclass, attributes too."""
-    attributes = _Attributes(value)
-
-    def put_all_back() -> None:
-        put_back()
-        attributes.put_back()
-
-    return put_all_back, [*parts, *attributes.parts(path)]
 
 
 class _Attributes:
@@ -394,23 +374,8 @@ _KINDS: tuple[tuple[Callable[[Any], bool], Callable[[str, Any], _Kept]], ...] = 
     (_is_tensor, _keep_tensor),
     (_is_frame, _keep_frame),
     (_is_array, _keep_array),
-    (lambda value: isinstance(value, list), _keep_list),
-    (lambda value: isinstance(value, dict), _keep_dict),
-    (lambda value: isinstance(value, deque), _keep_deque),
-    (lambda value: isinstance(value, set), _keep_set),
+    (lambda value: isinstance(value, _CONTAINERS), _keep_container),
     (lambda value: isinstance(value, (bytearray, array.array)), _keep_buffer),
     (lambda value: isinstance(value, memoryview), _keep_view),
-    (
-        lambda value: isinstance(value, tuple),
-        lambda path, value: _with_attributes(path, value, _nothing, _items(path, value)),
-    ),
-    (
-        lambda value: isinstance(value, frozenset),
-        lambda path, value: _with_attributes(path, value, _nothing, [(path, one) for one in value]),
-    ),
-    (
-        lambda value: isinstance(value, types.MappingProxyType),
-        lambda path, value: (_nothing, [(f"{path}[{shown(name)}]", one) for name, one in value.items()]),
-    ),
     (_is_random, _keep_random),
 )

@@ -1,23 +1,35 @@
-"""`Sites`: where something is tuned in a function: an autotuned kernel, or a tuned function, each with one key."""
+"""`Sites`: where something is tuned in a function: an autotuned kernel, or a tuned function, each with one key.
+
+Triton's autotuners run the config that the context gives them (`forced`): nothing of a kernel is changed, and nothing
+stays.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 from ...launching.kernel import Kernel
 from ...launching.source_hash import digest_of
+from ..attachment import Attachment
 from .calls import Call
 from .config_space import Candidate
-from .forced_autotuners import ForcedCache, Run
 from .in_step import listed
 from .plain_values import plain, text_of, type_name
+from .running import context_now
+
+Run = Callable[..., Any]
 
 
 @dataclass
 class Site:
-    """`now` is the config that it runs; `settle` has it run one from now on, outside of any context too."""
+    """Where something is tuned.
+
+    `now` is the config that it runs; `settle` has it run one from now on, outside of any context too.
+    """
 
     name: str
     key: str
@@ -34,8 +46,7 @@ class Site:
     @property
     def question(self) -> str:
         """What is asked here, as a digest: ranks must have it in common. Their keys may differ, as shards do."""
-        texts = [self.name, *(one.text for one in self.candidates)]
-        return digest_of(texts)
+        return digest_of([self.name, *(one.text for one in self.candidates)])
 
     @property
     def done(self) -> str:
@@ -53,8 +64,11 @@ class Site:
             raise self.broken[candidate.text]
 
     def run(self, launch: Callable[[Candidate], Any]) -> Any:
-        """Launches with the config that is its turn. Where that fails another one runs, so that the function goes on:
-        other ranks wait for its collectives. Raises what the last one did where none works."""
+        """Launch with the config whose turn it is.
+
+        Where that fails another one runs, so that the function goes on: other ranks wait for its collectives. Raises
+        what the last one raised where none works.
+        """
         self.is_met = True
         turns = {one.text: one for one in (self.now, *self.proven.values(), *self.candidates)}
         tried: Exception | None = None
@@ -74,8 +88,10 @@ class Site:
 
 
 class Sites:
-    """What a function ran into, in the order of first meeting. `known` has what was chosen before, and for which
-    question, by label: such a site runs that, and is tuned."""
+    """The sites that a function ran into, in that order.
+
+    `known` has what was chosen before, and for which question, by label: such a site runs that, and is tuned.
+    """
 
     def __init__(self, known: Mapping[str, tuple[str | None, str]]) -> None:
         self._known = known
@@ -87,7 +103,7 @@ class Sites:
         return list(self._sites.values())
 
     def run_function(self, function: Any, call: Call) -> Any:
-        """A call of a `TunedFunction`."""
+        """Run a call of a `TunedFunction`."""
         place = (id(function), call.key, text_of(plain(call.fixed, str)))
         site = self._sites.get(place)
         if site is None:
@@ -101,7 +117,7 @@ class Sites:
         return site.run(lambda candidate: function.run(call, candidate))
 
     def run_kernel(self, kernel: Any, run: Run, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """A launch of a Triton autotuner."""
+        """Run a launch of a Triton autotuner; `run` is the autotuner's own."""
         real = kernel.cache
 
         def launch(config_of: Callable[[Any], Any]) -> Any:
@@ -160,3 +176,79 @@ class _KeyFoundError(Exception):
 
 def _stop(key: Any) -> Any:
     raise _KeyFoundError(key)
+
+
+class ForcedCache(dict[Any, Any]):
+    """Stands for an autotuner's cache in one launch: `config_of` gives the config of whatever key the autotuner makes.
+
+    So every version of Triton makes its own key, and launches as it does. Other threads see the real cache.
+    """
+
+    def __init__(self, real: Any, config_of: Callable[[Any], Any]) -> None:
+        super().__init__()
+        self._real, self._config_of = real, config_of
+        self._context = context_now()
+
+    def __contains__(self, key: object) -> bool:
+        return self._is_ours() or key in self._real
+
+    def __getitem__(self, key: Any) -> Any:
+        return self._config_of(key) if self._is_ours() else self._real[key]
+
+    def get(self, key: Any, default: Any = None) -> Any:
+        return self._config_of(key) if self._is_ours() else self._real.get(key, default)
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        self._real[key] = value
+
+    def _is_ours(self) -> bool:
+        return self._context is not None and context_now() is self._context
+
+
+@contextmanager
+def forced() -> Iterator[None]:
+    """While the block runs, have every autotuner of this process ask the context of its thread, where there is one."""
+    autotuner = sys.modules.get("triton.runtime.autotuner")
+    if autotuner is None:  # nobody has a kernel
+        yield
+        return
+    replaced = {one: one.__dict__["run"] for one in _family_of(autotuner.Autotuner) if "run" in one.__dict__}
+    replaced[Attachment] = Attachment.run
+    for one, run in replaced.items():
+        one.run = _asking_attached(run) if one is Attachment else _asking(run)
+    try:
+        yield
+    finally:
+        for one, run in replaced.items():
+            one.run = run
+
+
+def _asking_attached(run: Run) -> Run:
+    """As `_asking`, for the `run` of an attached autotuner, which the context bypasses: it decides what is timed."""
+
+    def ask(attachment: Attachment, /, *args: Any, **kwargs: Any) -> Any:
+        if context_now() is None:
+            return run(attachment, *args, **kwargs)
+
+        def own(_: Any, /, *args: Any, **kwargs: Any) -> Any:
+            return attachment.own_run(*args, **kwargs)
+
+        with attachment.lock:
+            return _asking(own)(attachment.tuner, *args, **kwargs)
+
+    return ask
+
+
+def _asking(run: Run) -> Run:
+    def ask(kernel: Any, /, *args: Any, **kwargs: Any) -> Any:
+        context: Any = context_now()
+        # A subclass's `run` calls that of its base, for a launch that has been asked about.
+        if context is None or isinstance(kernel.cache, ForcedCache) or len(kernel.configs) < 2:
+            return run(kernel, *args, **kwargs)
+        return context.run_kernel(kernel, run, args, kwargs)
+
+    return ask
+
+
+def _family_of(base: type[Any]) -> list[type[Any]]:
+    return [base, *(one for child in base.__subclasses__() for one in _family_of(child))]
