@@ -27,6 +27,7 @@ from ....datasets.errors import shown
 from ...launching.function_source import source_texts
 from ...launching.source_hash import captured_by, hash_of_kernel, is_kernel
 
+MOST_DECORATORS = 20
 #: Deeper than any argument nests; a list that contains itself does not end.
 _DEEPEST = 20
 #: A key longer than this is kept by its beginning and a digest.
@@ -135,7 +136,7 @@ class Reader:
 
     def _opened(self, function: Any, read: Callable[[], Any]) -> Any:
         """Read a function, unless its name is enough or it is being read."""
-        if _is_importable(function) or id(function) in self._open:
+        if named_in_module(function) is function or id(function) in self._open:
             return f"<function {_name_of(function)}>"
         self._open.add(id(function))
         try:
@@ -187,12 +188,21 @@ def _name_of(value: Any) -> str:
     return f"{value.__module__}.{value.__qualname__}"
 
 
-def _is_importable(function: Any) -> bool:
-    """Whether a function is what its module has under its name."""
+def named_in_module(function: Any) -> Any:
+    """Return what a function's module has under the function's name; None where there is nothing."""
     found: Any = sys.modules.get(str(function.__module__))
     for name in str(function.__qualname__).split("."):
         found = getattr(found, name, None)
-    return found is function
+    return found
+
+
+def kernel_in(value: Any) -> Any:
+    """Return the Triton kernel that a value is, under whatever decorators; None for another value."""
+    for _ in range(MOST_DECORATORS):
+        if value is None or isinstance(value, (ModuleType, type)) or is_kernel(value):
+            break
+        value = getattr(value, "fn", None)
+    return value if is_kernel(value) else None
 
 
 def _reduced(value: Any) -> Any:
@@ -230,7 +240,7 @@ def _decimal(value: Decimal) -> str:
 
 
 def _class(value: type, reader: Reader) -> str:
-    if not _is_importable(value):
+    if named_in_module(value) is not value:
         reader.vague.append(value)
     return f"<class {_name_of(value)}>"
 
@@ -290,20 +300,10 @@ def _dataclass(value: Any, reader: Reader) -> Any:
 
 
 def _kernel(value: Any, reader: Reader) -> str:
-    kernel = value
-    while not is_kernel(kernel):
-        kernel = kernel.fn
+    kernel = kernel_in(value)
     if kernel is not value:  # the autotuner or the heuristics above it
         reader.vague.append(value)
     return f"<{type(value).__name__} {_name_of(kernel.fn)} {hash_of_kernel(kernel)}>"
-
-
-def _is_above_kernel(value: Any) -> bool:
-    for _ in range(10):
-        if value is None or isinstance(value, (ModuleType, type)) or is_kernel(value):
-            break
-        value = getattr(value, "fn", None)
-    return is_kernel(value)
 
 
 def _is_method(value: Any) -> bool:
@@ -378,7 +378,7 @@ _KINDS: tuple[tuple[Callable[[Any], bool], Callable[[Any, Reader], Any]], ...] =
     (lambda value: _has_base(value, "ProcessGroup"), _text("ranks", lambda value: value.size())),
     (_of(functools.partial), _items("partial", lambda value: (value.func, value.args, value.keywords))),
     (lambda value: hasattr(value, "_torchdynamo_orig_callable"), _compiled),
-    (lambda value: hasattr(value, "fn") and _is_above_kernel(value), _kernel),
+    (lambda value: hasattr(value, "fn") and kernel_in(value) is not None, _kernel),
     (_is_method, _method),
     (inspect.isfunction, lambda value, reader: reader.function(value)),
     (

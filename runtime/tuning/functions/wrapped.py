@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import inspect
 import secrets
-import sys
 from collections.abc import Callable, Iterator, Mapping
 from functools import cached_property
 from types import CodeType, ModuleType
@@ -15,23 +14,31 @@ from weakref import WeakKeyDictionary
 from ....datasets import ForetuneError
 from ....datasets.errors import check_words, shown
 from ...launching.function_source import source_texts
-from ...launching.source_hash import captured_by, digest_of, hash_of_kernel, is_kernel
+from ...launching.source_hash import captured_by, digest_of, hash_of_kernel
 from ...warn import warn_once
 from .config_cache import ConfigCache
-from .plain_values import Reader, is_tensor, plain, text_of, type_name
+from .plain_values import (
+    MOST_DECORATORS,
+    Reader,
+    is_tensor,
+    kernel_in,
+    named_in_module,
+    plain,
+    text_of,
+    type_name,
+)
 
 #: What a call may say to the tuner, which the function itself never sees.
 CALL_OPTIONS = ("autotune", "autotune_verbose", "autotune_pg")
 #: So many functions are followed to what they call in turn; of others, their own source counts.
 _MOST_FUNCTIONS = 200
-_MOST_DECORATORS = 20
 
 
 class WrappedFunction:
     """Stands for a function: as a method, in copies (a function's copy is itself), and pickled by its name.
 
-    Raises `ForetuneError` for what cannot be called, and for what does its work later than it returns: coroutines and
-    generators.
+    Raises:
+        ForetuneError: It cannot be called, or does its work after it returns, as coroutines and generators do.
     """
 
     cache: ConfigCache
@@ -105,8 +112,8 @@ class BoundFunction:
 
 
 class CallKey:
-    """What a call's key is: what `key` makes of its arguments; or the values of the arguments that `key` names; or of
-    all, with defaults filled in. What `plain` makes of that counts, so nothing need be hashable."""
+    """Computes a call's key: what `key` returns for its arguments, or the values of the arguments that `key` names, or
+    of all arguments, with defaults filled in. `plain` makes it JSON, so nothing need be hashable."""
 
     def __init__(self, function: Callable[..., Any], key: Any) -> None:
         try:
@@ -211,7 +218,7 @@ class _Identity:
         return place
 
     def _hold(self, name: str, value: Any, holder: Any = None) -> None:
-        if (kernel := _kernel_in(value)) is not None:
+        if (kernel := kernel_in(value)) is not None:
             described = f"kernel {hash_of_kernel(kernel)}"
         elif holder is not None and (own := _own_function(value, holder)) is not None:
             described = f"function {self._function(own)}"
@@ -229,12 +236,12 @@ class _Identity:
 
 
 def _is_named(function: Any) -> bool:
-    """Whether a function is what its module has under its name, perhaps below a decorator: then the name and the source
-    say which one it is, and what a decorator holds on to is the same in every process."""
-    found: Any = sys.modules.get(str(function.__module__))
-    for name in function.__qualname__.split("."):
-        found = getattr(found, name, None)
-    for _ in range(_MOST_DECORATORS):
+    """Whether a function is what its module has under its name, perhaps below a decorator.
+
+    Then the name and the source say which one it is, and what a decorator holds is the same in every process.
+    """
+    found = named_in_module(function)
+    for _ in range(MOST_DECORATORS):
         if found is None or found is function:
             break
         found = getattr(found, "__wrapped__", None)
@@ -277,16 +284,7 @@ def _called_by(function: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _is_followed(value: Any, holder: Any) -> bool:
-    return _own_function(value, holder) is not None or _kernel_in(value) is not None
-
-
-def _kernel_in(value: Any) -> Any:
-    """The Triton kernel that a value is, under whatever decorators."""
-    for _ in range(_MOST_DECORATORS):
-        if value is None or isinstance(value, (ModuleType, type)) or is_kernel(value):
-            break
-        value = getattr(value, "fn", None)
-    return value if is_kernel(value) else None
+    return _own_function(value, holder) is not None or kernel_in(value) is not None
 
 
 def _own_function(value: Any, holder: Any) -> Any:
