@@ -67,10 +67,9 @@ class Agreement:
         return None
 
     def _with(self, group: ProcessGroup) -> Rendezvous:
-        known = self._rendezvous.get(group)
-        if known is None:
-            known = self._rendezvous[group] = rendezvous_of(group, "agree", self.timeout_s)
-        return known
+        if group not in self._rendezvous:
+            self._rendezvous[group] = rendezvous_of(group, "agree", self.timeout_s)
+        return self._rendezvous[group]
 
 
 # For the process, not for a thread: backward passes run in threads of their own. The last one in force counts.
@@ -83,22 +82,23 @@ _next_number = itertools.count(1)
 
 
 def agree(group: ProcessGroup | None = None, timeout_s: float = PATIENCE_S) -> Agreement:
-    """Lets the ranks of a group tune, and has all of them run what was fastest on the slowest of them.
+    """Let the ranks of a group tune, and have all of them run the config that is fastest on the slowest of them.
 
-    From the call on, or for a `with` block. Each rank of `group` (all ranks if left out) times the shortlist of a
-    problem that it meets for the first time; each config then counts as slow as it was on its slowest rank, and the
-    fastest one runs on every rank, as long as the process lives. A rank waits for the others for `timeout_s` seconds
-    at most, and no longer than there is hope. If one does not come, because it met other shapes or has died, the
-    prediction runs on every rank, also on those that come late, with a warning that names the ranks and the difference.
-    Each wait in vain halves the patience of the next.
+    It is in force from the call on, or for a `with` block. Each rank times the shortlist of a problem that it meets for
+    the first time; each config counts as slow as on its slowest rank, and the fastest one runs on every rank, as long
+    as the process lives. If a rank does not come, because it met other shapes or has died, the prediction runs on every
+    rank, also on those that come late, with a warning that names the ranks and the difference.
 
-    So it is best around a few steps in which all ranks of the group see the same shapes: warm-up steps, or a group of
-    ranks that share a batch. Outside of it, a job of several ranks times nothing and runs what was agreed on, or
-    predicted. It speaks to the group's key-value store alone, and not by collectives. A process without
-    `torch.distributed` tunes as ever.
+    Use it around a few steps in which all ranks of the group see the same shapes: warm-up steps, or a group of ranks
+    that share a batch. Outside of it, a job of several ranks times nothing and runs what was agreed on, or predicted.
+    It uses the group's key-value store, never collectives. A process without `torch.distributed` tunes as usual.
 
-    Raises `ForetuneError` for what is no group that this process is in, and for a timeout that is not between 0 and a
-    day.
+    Args:
+        group: The ranks; all ranks if left out.
+        timeout_s: How long a rank waits for the others, in seconds. Each wait in vain halves the next.
+
+    Raises:
+        ForetuneError: This process is in no such group, or the timeout is not between 0 and a day.
 
     >>> with agree(timeout_s=30):
     ...     pass  # a step or two
@@ -114,7 +114,7 @@ def agree(group: ProcessGroup | None = None, timeout_s: float = PATIENCE_S) -> A
 
 
 def may_tune() -> bool:
-    """Whether anything may be timed now: in a process of its own, and where `agree` is in force.
+    """Whether anything may be timed now: in a process without other ranks, and where `agree` is in force.
 
     >>> may_tune()
     True
@@ -138,12 +138,16 @@ def agreed_choice(
     configs: Sequence[KernelConfig | Mapping[str, Any]],
     times_us: Callable[[], Times],
 ) -> int:
-    """The position of the config to run: the fastest, agreed on as `agree` says; the first, which is to be the best
-    predicted one, where nothing may be timed, nothing is agreed on, or none could be timed.
+    """Return the position of the config to run: the fastest, agreed on as `agree` says.
 
-    `times_us` times all configs (microseconds, None for one that fails), and is called only if that is needed.
-    Whoever knows the times from an earlier run gives those. What was chosen before for this `scope()` can be
-    remembered; what was chosen elsewhere may be another choice than that of the other ranks.
+    It is the first, which must be the best predicted one, where nothing may be timed, nothing is agreed on, or none
+    could be timed. A choice may be remembered for this `scope()`; one from elsewhere may differ from the other ranks'.
+
+    Args:
+        kernel: Its name.
+        problem: The problem, or a text for it.
+        configs: The same on each rank, in the same order.
+        times_us: Returns the times of all configs (microseconds, None for one that fails). Called only if needed.
 
     >>> configs = [{"BLOCK": 64}, {"BLOCK": 128}, {"BLOCK": 256}]
     >>> agreed_choice("softmax", "rows=8", configs, lambda: [3.0, 2.0, None])
@@ -151,7 +155,7 @@ def agreed_choice(
     """
     if not may_tune():
         return 0
-    times = _agreed(kernel, problem, configs, times_us)
+    times = agreed(times_us, kernel, problem, configs)
     known = [position for position, time_us in enumerate(times) if time_us is not None]
     return min(known, key=lambda position: (times[position], position), default=0)
 
@@ -162,19 +166,41 @@ def agreed(
     problem: Problem | str,
     configs: Sequence[KernelConfig | Mapping[str, Any]],
 ) -> list[float | None]:
-    """Times that this rank has measured (or a function that does, which is called only if that is needed), made those
-    of all ranks where `agree` is in force: of each config the longest, the same list on each rank. All None where
-    there is no agreement: then the first config is to run.
+    """Return the times of all ranks where `agree` is in force: of each config the longest, the same list on each rank.
+
+    All None where there is no agreement: then the first config must run.
+
+    Args:
+        times_us: The times that this rank has measured, or a function that measures them if that is needed.
+        kernel: Its name.
+        problem: The problem, or a text for it.
+        configs: The same on each rank, in the same order.
 
     >>> agreed([3.0, float("inf")], "softmax", "rows=8", [{"BLOCK": 64}, {"BLOCK": 128}])
     [3.0, None]
     """
-    return _agreed(kernel, problem, configs, times_us if callable(times_us) else lambda: times_us)
+
+    def timed() -> list[float | None]:
+        try:
+            measured = times_us() if callable(times_us) else times_us
+            times = [time_us if time_us is not None and math.isfinite(time_us) else None for time_us in measured]
+            if len(times) != len(configs):
+                raise ForetuneError(f"{len(times)} times for {len(configs)} configs")
+            return times
+        except Exception as error:  # noqa: BLE001 - the other ranks wait for what becomes of it, and the launch goes on
+            warn_once(f"{kernel}: its configs could not be timed ({type(error).__name__}: {error})", ": the first runs")
+            return [None] * len(configs)
+
+    agreement = _in_force[-1] if _in_force else None
+    if agreement is None or _group(agreement) is None:
+        return timed()
+    return agreement.times(kernel, _question(kernel, problem, configs), timed) or [None] * len(configs)
 
 
 def scope() -> int:
-    """A number for the ranks that choices are made with: 0 for a process of its own, else one for each group. Choices
-    that are kept in memory are kept by it, so that none made alone runs among others.
+    """Return a number for the ranks that choices are made with: 0 for a process alone, else one for each group.
+
+    Choices in memory are kept by it, so that none made alone runs among others.
 
     >>> scope()
     0
@@ -204,7 +230,7 @@ def rendezvous_of(group: ProcessGroup, purpose: str, patience_s: float, is_patie
 
 
 def epoch() -> int:
-    """Changes whenever `agree` comes in force or ends: what was chosen in another epoch is to be asked for again.
+    """Return a number that changes when `agree` comes in force or ends: choices of another epoch must be made again.
 
     >>> before = epoch()
     >>> with agree():
@@ -212,28 +238,6 @@ def epoch() -> int:
     False
     """
     return _epoch
-
-
-def _agreed(
-    kernel: str,
-    problem: Problem | str,
-    configs: Sequence[KernelConfig | Mapping[str, Any]],
-    times_us: Callable[[], Times],
-) -> list[float | None]:
-    def timed() -> list[float | None]:
-        try:
-            times = [time_us if time_us is not None and math.isfinite(time_us) else None for time_us in times_us()]
-            if len(times) != len(configs):
-                raise ForetuneError(f"{len(times)} times for {len(configs)} configs")
-            return times
-        except Exception as error:  # noqa: BLE001 - the other ranks wait for what becomes of it, and the launch goes on
-            warn_once(f"{kernel}: its configs could not be timed ({type(error).__name__}: {error})", ": the first runs")
-            return [None] * len(configs)
-
-    agreement = _in_force[-1] if _in_force else None
-    if agreement is None or _group(agreement) is None:
-        return timed()
-    return agreement.times(kernel, _question(kernel, problem, configs), timed) or [None] * len(configs)
 
 
 def _question(kernel: str, problem: Problem | str, configs: Sequence[KernelConfig | Mapping[str, Any]]) -> str:
@@ -246,7 +250,7 @@ def _question(kernel: str, problem: Problem | str, configs: Sequence[KernelConfi
 
 
 def _group(agreement: Agreement | None) -> ProcessGroup | None:
-    """The group that an agreement is of; None for a process that has no others beside it."""
+    """Return the group of an agreement; None for a process without other ranks."""
     distributed = distributed_in_use()
     if distributed is None:
         return None

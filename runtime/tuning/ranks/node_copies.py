@@ -33,19 +33,24 @@ _PAUSE_S_PER_NODE, _LONGEST_PAUSE_S = 0.002, 10.0
 
 
 def near_copy(path: Path, *, writes: bool = False) -> Path:
-    """Where this process has the file: `path` itself, or in a job of several nodes its node's copy, which is made when
-    the first asks for it, and not again. No file there is a copy that is not there.
+    """Return where this process reads a file: `path` itself, or in a job of several nodes its node's copy.
 
-    With `writes`, for a file that is updated, the job's first rank has the file itself, so that what it finds out is
-    kept; what the others write to their copies ends with the job. Never raises: where no copy can be made, it warns,
-    once, and gives `path`.
+    The copy is made once; of a file that is missing, the copy is missing, too. Never raises: where no copy can be
+    made, it warns, once, and returns `path`.
+
+    Args:
+        path: The file.
+        writes: Whether it is updated: then the job's first rank has the file itself, so that what it finds out is kept.
+            What the others write to their copies ends with the job.
 
     >>> near_copy(Path("choices.json"))  # a process of its own
     PosixPath('choices.json')
     """
     try:
         folder = _folder()
-        if folder is None or (writes and _rank() == 0):
+        distributed = distributed_in_use()
+        rank = distributed.get_rank() if distributed is not None else _number("RANK", -1)
+        if folder is None or (writes and rank == 0):
             return path
         return copied(path.absolute(), folder)
     except Exception as error:  # noqa: BLE001 - a disk or a store of any kind
@@ -60,10 +65,11 @@ def copied(
     read: Callable[[Path], bytes] = Path.read_bytes,
     sleep: Callable[[float], object] = time.sleep,
 ) -> Path:
-    """The copy of a file in a node's folder, made unless another process or thread of the node has made it.
+    """Return the copy of a file in a node's folder, made unless another process or thread of the node has made it.
 
-    Raises `OSError` where the folder cannot be written to, or the file cannot be read, and `ForetuneError` where a link
-    or a pipe lies in it.
+    Raises:
+        OSError: The folder cannot be written to, or the file cannot be read.
+        ForetuneError: A link or a pipe lies in the folder.
     """
     import fcntl  # here, because predictions are also made where there is none
 
@@ -87,7 +93,10 @@ def copied(
 
 
 def _pause_s() -> float:
-    """Up to as long as the file server takes for all nodes. (Of the system's chance: the program's own seed is its.)"""
+    """Return a random pause, of up to the time that the file server takes for all nodes.
+
+    Uses `secrets`, so that a seed the user set cannot synchronize the nodes.
+    """
     return min(_PAUSE_S_PER_NODE * (_nodes() - 1), _LONGEST_PAUSE_S) * secrets.randbelow(1000) / 1000
 
 
@@ -104,11 +113,6 @@ def _nodes() -> int:
     distributed = distributed_in_use()
     ranks = distributed.get_world_size() if distributed is not None else _number("WORLD_SIZE", 1)
     return -(-ranks // max(_number("LOCAL_WORLD_SIZE", 1), 1))
-
-
-def _rank() -> int:
-    distributed = distributed_in_use()
-    return int(distributed.get_rank()) if distributed is not None else _number("RANK", -1)
 
 
 def _number(variable: str, default: int) -> int:
