@@ -1,7 +1,7 @@
 """`ChoiceCache`: what is known of one kernel on one device, from one process to the next.
 
-On the disk it is a file for each kernel and device, in `FORETUNE_CACHE_DIR/choices`, else `~/.cache/foretune/choices`.
-Each config's time is kept by itself, so that another list of configs, or another pruner, measures only what is new.
+It is a file for each kernel and device, in `FORETUNE_CACHE_DIR/choices`, else `~/.cache/foretune/choices`. Each
+config's time is a record of its own, so that another list of configs, or another pruner, measures only what is new.
 """
 
 from __future__ import annotations
@@ -53,13 +53,12 @@ def _flush_all() -> None:
 
 
 class ChoiceCache:
-    """Times and choices of one kernel, of this source, on this device, under this driver, torch and Triton. A time of
-    another source or version is another time: it is kept beside, and not seen.
+    """Times and choices of one kernel, of this source, on this device, under this driver, torch and Triton.
 
-    A problem is taken as it is: whoever asks hands in what stands for it at call time (`Family.at_call_time`), and
-    whoever reads a choice checks that it is among the configs at hand, because a file may say anything. Never raises
-    for a bad disk or a bad file: then what is found out lives in memory, with one warning. A file has at most half a
-    MiB (some 40,000 times); the problems that were touched longest ago go first.
+    Times of another source or version stay in the file, and are not returned. The caller passes the problem that stands
+    for a launch at call time (`Family.at_call_time`), and checks that a choice is among the configs at hand, because a
+    file may say anything. Never raises for a bad disk or file: then what is measured stays in memory, with one warning.
+    A file has at most half a MiB (some 40,000 times); the problems that were touched longest ago go first.
 
     >>> import tempfile; os.environ["FORETUNE_CACHE_DIR"] = tempfile.mkdtemp()
     >>> cache = ChoiceCache.of("package.module.kernel", "a1b2", DeviceSpec.named("h200"))
@@ -83,8 +82,11 @@ class ChoiceCache:
 
     @classmethod
     def of(cls, kernel: str, source_hash: str, device: DeviceSpec) -> ChoiceCache:
-        """What is known of the kernel of that name ("module.qualname", or a family's). Raises `ForetuneError` for what
-        is no name, no hash or no device, and for nothing else."""
+        """Return the cache of a kernel of that name, "module.qualname" or a family's.
+
+        Raises:
+            ForetuneError: An argument is no name, hash or device.
+        """
         kernel = check_word("a kernel's name", kernel, 4 * LONGEST_WORD)
         check_word("a kernel's source hash", source_hash)
         if not isinstance(device, DeviceSpec):
@@ -93,8 +95,7 @@ class ChoiceCache:
         return cls(shared_file(folder, kernel, device), kernel, source_hash, device)
 
     def times(self, problem: Problem) -> Mapping[KernelConfig, float | None]:
-        """Return the times that were measured of a problem, in microseconds by config; None for a config that failed
-        less than a day ago."""
+        """Return a problem's times, in microseconds by config; None for a config that failed less than a day ago."""
         self.flush()
         document = self.file.read()
         entry = self._entry(document, problem)
@@ -104,15 +105,16 @@ class ChoiceCache:
         return {config: time_us for config, time_us in times.items() if fails or time_us is not None}
 
     def problems(self) -> Sequence[Problem]:
-        """Those that have times, the one that was touched longest ago first."""
+        """Return the problems that have times, the one that was touched longest ago first."""
         self.flush()
         return [Problem.from_json(entry["problem"]) for entry in self._entries(self.file.read()) if entry["times"]]
 
     def record(self, problem: Problem, config: KernelConfig, time_us: float | None) -> None:
-        """Keep the time of a config, or that it failed: None, or what no clock gives (inf, as Triton has it).
+        """Keep the time of a config, or that it failed: None, or a time that no clock gives, such as Triton's inf.
 
-        The first `_AT_ONCE` times of a problem are on the disk when this returns. The file is written as a whole, so
-        that of more of them an eighth is written at a time, the last ones with the choice or when the process ends."""
+        The first `_AT_ONCE` times of a problem are on the disk when this returns. After that an eighth is written at a
+        time, because the file is written as a whole; the last ones with the choice or when the process ends.
+        """
         waiting = self._waiting.setdefault(problem, {})
         waiting[config] = time_us
         self._recorded[problem] += 1
@@ -125,7 +127,7 @@ class ChoiceCache:
             self.record_all(*self._waiting.popitem())
 
     def record_all(self, problem: Problem, times: Mapping[KernelConfig, float | None]) -> None:
-        """Several at once: the file is written once."""
+        """Keep several times; the file is written once."""
         kept = {config: _time(time_us) for config, time_us in times.items()}
 
         def change(document: Document) -> None:
@@ -139,14 +141,14 @@ class ChoiceCache:
         self.file.update(change)
 
     def choice(self, problem: Problem, bundle: str) -> KernelConfig | None:
-        """What was chosen for a problem with the bundle of that digest ("" for none); None where nothing was."""
+        """Return what was chosen for a problem with the bundle of that digest ("" for none), or None."""
         document = self.file.read()
         entry = self._entry(document, problem)
         place = None if entry is None else entry["chosen"].get(bundle)
         return None if place is None else KernelConfig.from_json(document["configs"][place])
 
     def choose(self, problem: Problem, bundle: str, config: KernelConfig) -> None:
-        """Keeps a choice. On the disk when it returns."""
+        """Keep a choice; it is on the disk when this returns."""
         self.flush()
 
         def change(document: Document) -> None:
@@ -163,10 +165,16 @@ class ChoiceCache:
         arguments: Mapping[str, Any] | None = None,
         config: KernelConfig | None = None,
     ) -> None:
-        """Keeps Triton's own key of a launch of this problem: the values of the arguments of those names, then the
-        dtypes of its tensors, as `Autotuner.cache` has it. What other projects' tables are keyed by. A key that JSON
-        has no words for is left out. `arguments`, as `kept_arguments` gives them, are what a warm-up goes by.
-        `config` is what it runs, where that need not be the problem's best."""
+        """Keep a launch of a problem, for a warm-up and for tables that have Triton's own keys.
+
+        Args:
+            problem: The problem.
+            names: The arguments that begin the key.
+            key: As `Autotuner.cache` has it: the values of these arguments, then the dtypes of its tensors. A launch
+                with a key that JSON cannot express is left out.
+            arguments: As `kept_arguments` returns them.
+            config: What the launch runs, where that need not be the problem's best.
+        """
         launch: Document = {"names": list(names), "key": list(key)}
         if arguments is not None:
             launch["arguments"] = dict(arguments)
@@ -185,19 +193,15 @@ class ChoiceCache:
         self.file.update(change)
 
     def _entries(self, document: Document) -> list[Document]:
-        software = asdict(self._software)
-        return [
-            entry
-            for entry in document.get("entries", [])
-            if entry["source"] == self.source_hash and entry["software"] == software
-        ]
+        mine = self.source_hash, asdict(self._software)
+        return [one for one in document.get("entries", []) if (one["source"], one["software"]) == mine]
 
     def _entry(self, document: Document, problem: Problem) -> Document | None:
         wanted = problem.to_json()
         return next((entry for entry in self._entries(document) if entry["problem"] == wanted), None)
 
     def _touched(self, document: Document, problem: Problem) -> Document:
-        """The problem's entry, made if need be, moved to the end: what is last is the newest."""
+        """Return the problem's entry, made if need be, and moved to the end, as the newest."""
         if not document:
             document |= new_document(self.kernel, self.device)
         entry = self._entry(document, problem)
@@ -212,20 +216,17 @@ class ChoiceCache:
 
 @dataclass(frozen=True)
 class Software:
-    """What a time depends on beside the kernel, the problem and the card; "" for what is not here."""
+    """The versions that a time depends on; "" for what is not here."""
 
     driver: str
     torch: str
     triton: str
 
     @classmethod
+    @lru_cache(maxsize=1)
     def here(cls) -> Software:
-        return _software()
-
-
-@lru_cache(maxsize=1)
-def _software() -> Software:
-    return Software(driver=_driver(), torch=_version_of("torch"), triton=_version_of("triton"))
+        """Return the versions of this process."""
+        return cls(_driver(), _version_of("torch"), _version_of("triton"))
 
 
 def _driver() -> str:
@@ -248,7 +249,7 @@ def _version_of(package: str) -> str:
 
 
 def choices_folder() -> Path | None:
-    """Where the files of choices are, or would be; None where there is no home to have them in."""
+    """Return where the files of choices are, or would be; None where there is no home folder."""
     try:
         cache = os.environ.get(VARIABLE) or os.path.join(os.environ.get("XDG_CACHE_HOME") or "~/.cache", "foretune")
         return Path(cache).expanduser().absolute() / "choices"
@@ -257,7 +258,7 @@ def choices_folder() -> Path | None:
 
 
 def shared_file(folder: Path | None, kernel: str, device: DeviceSpec) -> SharedFile:
-    """The one file of a kernel and a device in a folder: its name says both, and a digest tells alike names apart."""
+    """Return the one file of a kernel and a device in a folder, by both names and a digest of them."""
     names = (kernel, f"{device.name} {device.arch} {device.sm_count}")
     digest = hashlib.sha256("\n".join(names).encode()).hexdigest()[:12]
     words = [re.sub(r"[^A-Za-z0-9.]+", "_", name)[-80:].strip("._") for name in (kernel, device.name)]
@@ -280,7 +281,7 @@ def _failures_last(entry: Document) -> bool:
 
 
 def _time(time_us: float | None) -> float | None:
-    """A time as it is kept: rounded to 6 digits, far below any noise; None for what no kernel takes."""
+    """Return a time as it is kept: rounded to 6 digits, far below any noise; None for one that no kernel takes."""
     if time_us is None or not SHORTEST_US <= time_us <= LONGEST_US:
         return None
     return float(f"{time_us:.6g}")

@@ -1,4 +1,4 @@
-"""`SharedFile`: a small JSON document on the disk that many processes update, none of which it may ever stop."""
+"""`SharedFile`: a small JSON document on the disk that many processes update, and that never stops one of them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Document: TypeAlias = dict[str, Any]
 
 #: A file is read as a whole and written as a whole: of half a MiB both together take some 30 ms.
 MOST_BYTES = 1 << 19
-#: An update takes milliseconds. Who still waits after so long meets a process that was stopped while it held the lock.
+#: An update takes milliseconds: after so long, a process was stopped while it held the lock.
 _WAIT_S = 5.0
 #: What stands in the place of a document that is not there.
 _EMPTY = b"{}"
@@ -30,17 +30,21 @@ _IN_MEMORY = ": what is found out is remembered in this process alone"
 class SharedFile:
     """A JSON object in a file that many threads, processes and machines read and update: none loses what another wrote.
 
-    It never raises for the disk, or for what lies there. Where nothing can be written, or nothing can be locked, the
-    document lives on in this process's memory; a file that is truncated or foreign is moved aside (`NAME.unreadable`,
-    where one is kept) and begun anew. Each is said in one `ForetuneWarning`.
+    It never raises for the disk, or for what lies there. Where nothing can be written or locked, the document lives on
+    in this process's memory; a file that is truncated or foreign is moved aside (the last one stays, as
+    `NAME.unreadable`) and begun anew. Each is one `ForetuneWarning`. The file is its owner's alone (0600, in folders
+    that are made as 0700) and is replaced as a whole.
 
-    The file is its owner's alone (0600, in folders that are made as 0700), is replaced as a whole, and has at most
-    `most_bytes`. `check` raises (anything) for an object that is no such document, removes records that are malformed
-    from one that is, and returns their number, if any; the rest is kept. `forget` drops what is oldest in one, and says
-    whether there was something to drop; where there was not, the update is left out, with a warning. No clock is asked:
-    what was updated last is the newest.
+    Args:
+        path: The file; None for memory alone.
+        check: Removes malformed records from a document and returns their number, if any; raises for an object that is
+            no such document.
+        forget: Drops what is oldest in a document; returns False where there is nothing to drop: then the update is
+            left out, with a warning.
+        most_bytes: How large the file may be.
 
-    `path` None stands for a disk that is not there: no home, say.
+    Attributes:
+        is_on_disk: Whether another process will find what is written here.
 
     >>> import tempfile
     >>> path = Path(tempfile.mkdtemp()) / "counts.json"
@@ -62,36 +66,30 @@ class SharedFile:
         self.path, self.most_bytes = path, most_bytes
         self._check, self._forget = check, forget
         self._hold(_EMPTY, {})
-        self._on_disk, self._tidied = path is not None, False
+        self.is_on_disk, self._tidied = path is not None, False
         renew_in_children(self)
 
     def renew(self) -> None:
         """See `renew_in_children`."""
         self._guard = Lock()
 
-    @property
-    def is_on_disk(self) -> bool:
-        """Whether another process will find what is written here."""
-        return self._on_disk
-
     def read(self) -> Document:
-        """The document as it is now: {} where there is none. It is not to be changed: that is for `update`."""
+        """Return the document as it is now, {} where there is none. Only `update` may change it."""
         with self._guard:
-            if self._on_disk:
+            if self.is_on_disk:
                 try:
                     self._load()
                 except OSError as error:
                     self._leave_the_disk(error)
                 except Exception as error:  # noqa: BLE001 - whatever lies there; the next update moves it aside
-                    self._hold(_EMPTY, {})
-                    self._say_unreadable(error)
+                    self._begin_anew(error)
             return self._document
 
     def update(self, change: Callable[[Document], object]) -> None:
-        """Lets `change` alter the document, as it is now, in place. On the disk when this returns."""
+        """Have `change` alter the document, as it is now, in place; it is on the disk when this returns."""
         with self._guard:
             is_changed = False
-            if self._on_disk and self.path is not None:
+            if self.is_on_disk and self.path is not None:
                 try:
                     make_private_folder(self.path.parent)
                     with locked(self.path.with_name(f".{self.path.name}.lock"), _WAIT_S):
@@ -106,7 +104,7 @@ class SharedFile:
                 self._apply(change)
 
     def _apply(self, change: Callable[[Document], object]) -> None:
-        """On a copy, so that whoever reads meanwhile, and a change that fails, meet a whole document."""
+        """Change a copy, so that a reader meanwhile, and a change that fails, meet a whole document."""
         document: Document = json.loads(self._text)
         change(document)
         text = _as_json(document)
@@ -124,7 +122,7 @@ class SharedFile:
         self._text, self._document, self._bytes = text, document, text if on_disk is None else on_disk
 
     def _take_over(self) -> None:
-        """What lies there now; what cannot be read is moved aside. Others wait for the lock meanwhile."""
+        """Load what lies there now; move aside what cannot be read. Others wait for the lock meanwhile."""
         assert self.path is not None
         if not self._tidied:
             remove_leftovers(self.path.parent, of=f"{self.path.name}.")
@@ -134,16 +132,11 @@ class SharedFile:
         except OSError:
             raise
         except Exception as error:  # noqa: BLE001 - as in read
-            self._set_aside(error)
-
-    def _set_aside(self, error: Exception) -> None:
-        assert self.path is not None
-        self.path.replace(self.path.with_name(f"{self.path.name}.unreadable"))
-        self._hold(_EMPTY, {})
-        self._say_unreadable(error)
+            self.path.replace(self.path.with_name(f"{self.path.name}.unreadable"))
+            self._begin_anew(error)
 
     def _load(self) -> None:
-        """Raises `OSError` for trouble with the disk, and anything else for what is no such document."""
+        """Raise `OSError` for trouble with the disk, and anything else for what is no such document."""
         assert self.path is not None
         try:
             text = read_regular(self.path, self.most_bytes)
@@ -159,18 +152,19 @@ class SharedFile:
             self._hold(_as_json(document) if left_out else text, document, text)
 
     def _leave_the_disk(self, error: OSError) -> None:
-        self._on_disk = False
+        self.is_on_disk = False
         # By folder: a disk that is full is one matter, however many kernels there are.
         folder = "" if self.path is None else abridged(str(self.path.parent))
         warn_once(f"{folder}: {error.strerror or error}", _IN_MEMORY)
 
-    def _say_unreadable(self, error: Exception) -> None:
+    def _begin_anew(self, error: Exception) -> None:
+        self._hold(_EMPTY, {})
         why = abridged(f"{error}" or type(error).__name__, 200)
         warn_once(f"{self.path} cannot be read as it is and is begun anew", f" ({why})")
 
 
 def make_private_folder(folder: Path) -> None:
-    """Makes a folder, and those that it lies in, as far as they are missing: for their owner alone."""
+    """Make a folder and its missing parents, for their owner alone."""
     if not folder.is_dir():
         make_private_folder(folder.parent)
         folder.mkdir(mode=0o700, exist_ok=True)
