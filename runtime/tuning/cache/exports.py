@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
@@ -32,8 +32,7 @@ _MARK = "#: Meta-parameters and launch options of each config."
 FLA_MARK = b'{\n "kernel_name": "'
 #: The mean and the worst slowdown, over so many problems.
 Loss: TypeAlias = "tuple[float, float, int]"
-#: Predicted slowdowns of all configs that can run a problem, or None.
-Predict: TypeAlias = "Callable[[Problem, DeviceSpec], dict[KernelConfig, float] | None]"
+Slowdowns: TypeAlias = "Mapping[KernelConfig, float]"
 
 
 @dataclass(frozen=True)
@@ -107,15 +106,18 @@ def freeze_choices(
     examples = [example for one in known for example in _examples(one)]
     if not examples:
         raise ForetuneError(f"no time and no choice of {kernel} is remembered: there is nothing to freeze")
-    predict = None if family is None else _prediction(family, bundle)
-    specs = {one.device.name: one.device for one in known}
     told = [
         f"{one.device.name}: source {one.problems[-1].source}, "
         + ", ".join(f"{name} {value}" for name, value in vars(one.problems[-1].software).items() if value)
         for one in known
         if one.problems
     ]
-    return _frozen(kernel, "remembered from tuning", examples, told, most_rules, specs, predict, is_measured=True)
+    predicted: list[Slowdowns] = []
+    if family is not None:
+        specs, given = {one.device.name: one.device for one in known}, bundle_of(bundle)
+        predicted = [_predicted(family, one.problem, specs[one.device], given) or {} for one in examples]
+    measured = [example.slowdowns for example in examples]
+    return _frozen(kernel, "remembered from tuning", examples, told, most_rules, measured, predicted)
 
 
 def freeze_predictions(
@@ -133,28 +135,32 @@ def freeze_predictions(
 
     >>> freeze_predictions(family, "h200").save("heuristic.py")  # doctest: +SKIP
     """
+    from ....model import load_bundle
+
     check_integer("the number of rules", most_rules, 1, MOST_RULES)
     if cases is None and not isinstance(family, Measurable):
         raise ForetuneError(f"{family.name} only predicts: it has no workload to freeze choices for")
     spec = DeviceSpec.find(device)
     problems = [case.problem for case in family.cases()] if cases is None else list(cases)
-    known = {one.arch for one in _bundle(bundle).trained_on(family.name)}
+    given = bundle_of(bundle)
+    used = given or load_bundle()
+    known = {one.arch for one in used.trained_on(family.name)}
     if spec.arch not in known:  # what is tried there is many configs, and a file has one
         raise ForetuneError(
             f"the bundle learned {family.name} on {', '.join(sorted(known))} and predicts nothing sure for "
             f"{spec.name}, {spec.arch}: train one that does"
         )
-    predict = _prediction(family, bundle)
     examples, never = [], dict.fromkeys(family.space(spec), math.inf)  # what is not predicted cannot run
     for problem in dict.fromkeys(map(family.at_call_time, problems)):
-        slowdowns = predict(problem, spec)
+        slowdowns = _predicted(family, problem, spec, given)
         if slowdowns is None:
             raise ForetuneError(f"the bundle predicts nothing for {family.name} on {spec.name}: train one that does")
         examples.append(Example(problem, spec.name, never | slowdowns))
     if not examples:
         raise ForetuneError(f"the workload of {family.name} is empty: there is nothing to freeze")
-    told = [f"{spec.name}: predicted by bundle {_bundle(bundle).digest[:12]}"]
-    return _frozen(family.name, "predicted", examples, told, most_rules, {spec.name: spec}, predict, is_measured=False)
+    told = [f"{spec.name}: predicted by bundle {used.digest[:12]}"]
+    predicted = [example.slowdowns for example in examples]
+    return _frozen(family.name, "predicted", examples, told, most_rules, [], predicted)
 
 
 def _examples(known: KnownKernel) -> list[Example]:
@@ -172,24 +178,14 @@ def _examples(known: KnownKernel) -> list[Example]:
     return found
 
 
-def _bundle(bundle: Bundle | Path | str | None) -> Bundle:
-    from ....model import load_bundle
-
-    return bundle_of(bundle) or load_bundle()
-
-
-def _prediction(family: Family, bundle: Bundle | Path | str | None) -> Predict:
+def _predicted(family: Family, problem: Problem, device: DeviceSpec, bundle: Bundle | None) -> Slowdowns | None:
+    """Return the predicted slowdowns of all configs that can run a problem; None where nothing is predicted."""
     from ...how_many import HowMany
     from ...shortlist import chooser_of
 
-    given = bundle_of(bundle)
-
-    def predict(problem: Problem, device: DeviceSpec) -> dict[KernelConfig, float] | None:
-        chooser = chooser_of(family, device, bundle=given)
-        answer = chooser.choose(problem, HowMany(len(chooser.configs)))
-        return dict(zip(answer.configs, answer.predicted_slowdown, strict=True)) if answer.predicted else None
-
-    return predict
+    chooser = chooser_of(family, device, bundle=bundle)
+    answer = chooser.choose(problem, HowMany(len(chooser.configs)))
+    return dict(zip(answer.configs, answer.predicted_slowdown, strict=True)) if answer.predicted else None
 
 
 def _frozen(
@@ -198,22 +194,12 @@ def _frozen(
     examples: Sequence[Example],
     told: Sequence[str],
     most_rules: int,
-    specs: dict[str, DeviceSpec],
-    predict: Predict | None,
-    *,
-    is_measured: bool,
+    measured_slowdowns: Sequence[Slowdowns],  # of each example; empty where nothing was measured
+    predicted_slowdowns: Sequence[Slowdowns],
 ) -> Frozen:
     rules = learn_rules(examples, most_rules)
     chosen = _run(_source(kernel, [], rules), examples)  # what the very file answers, not what we think that it would
-    measured = None
-    if is_measured:
-        known = [example.slowdowns.get(config) for example, config in zip(examples, chosen, strict=True)]
-        measured = _loss([slowdown for slowdown in known if slowdown is not None and math.isfinite(slowdown)])
-    predicted = None
-    if predict is not None:
-        by_example = [predict(example.problem, specs[example.device]) or {} for example in examples]
-        found = [slowdowns.get(config) for slowdowns, config in zip(by_example, chosen, strict=True)]
-        predicted = _loss([slowdown for slowdown in found if slowdown is not None])
+    measured, predicted = _loss(measured_slowdowns, chosen), _loss(predicted_slowdowns, chosen)
     devices = tuple(dict.fromkeys(example.device for example in examples))
     lines = [
         f"Configs of {kernel}, {how} on {', '.join(devices)}: {len(rules)} rules for {len(examples)} problems.",
@@ -268,10 +254,11 @@ def _run(source: str, examples: Sequence[Example]) -> list[KernelConfig]:
     ]
 
 
-def _loss(slowdowns: Sequence[float]) -> Loss | None:
-    if not slowdowns:
-        return None
-    return math.exp(fmean(map(math.log, slowdowns))), max(slowdowns), len(slowdowns)
+def _loss(slowdowns: Sequence[Slowdowns], chosen: Sequence[KernelConfig]) -> Loss | None:
+    """Return what the chosen configs lose, over the problems where that is known; None where it never is."""
+    known = [of_problem.get(config, math.inf) for of_problem, config in zip(slowdowns, chosen, strict=False)]
+    known = [slowdown for slowdown in known if math.isfinite(slowdown)]
+    return (math.exp(fmean(map(math.log, known))), max(known), len(known)) if known else None
 
 
 def _loss_to_json(loss: Loss | None) -> dict[str, Any] | None:
