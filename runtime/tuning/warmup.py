@@ -12,7 +12,7 @@ import io
 import itertools
 import math
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias, TypeVar
@@ -51,13 +51,7 @@ class WarmedUp:
     failed: tuple[str, ...]
 
     def to_json(self) -> dict[str, Any]:
-        return {
-            "family": self.family,
-            "device": self.device,
-            "problems": self.problems,
-            "binaries": self.binaries,
-            "failed": list(self.failed),
-        }
+        return asdict(self) | {"failed": list(self.failed)}
 
     def __rich__(self) -> Any:
         rows = [[str(self.problems), str(self.binaries), str(len(self.failed))]]
@@ -68,10 +62,13 @@ class WarmedUp:
 def warm_up(
     family: Measurable, problems: Sequence[Problem], device: DeviceSpec, *, k: int = 1, workers: int | None = None
 ) -> WarmedUp:
-    """Compiles the `k` configs predicted to be fastest for each problem, each binary once, on `workers` threads (as
-    many as there are cores, if left out), for the active Triton driver's target, which should be `device`'s.
+    """Compile the `k` configs predicted to be fastest for each problem, each binary once.
 
-    Raises `ForetuneError` for a family that cannot be compiled, a problem of another one, none, and `k` < 1.
+    It compiles for the active Triton driver's target, which should be `device`'s, on `workers` threads (as many as
+    there are cores, if left out).
+
+    Raises:
+        ForetuneError: The family cannot be compiled, there are no problems, one is another family's, or `k` < 1.
     """
     if not isinstance(family, Measurable):
         raise ForetuneError(f"{family.name} only predicts: what is compiled must be a Measurable family")
@@ -109,20 +106,25 @@ def warm_up_seen(
     k: int = 1,
     workers: int | None = None,
 ) -> WarmedUp:
-    """Compiles the binaries of autotuned kernels that were tuned in earlier runs on this device (attached ones, and
-    those of `foretune.autotune`): of the kernel "package.module.kernel", or of all that a package's modules have a name
-    for.
+    """Compile the binaries of kernels that were tuned in earlier runs on this device, attached or with our autotuner.
 
-    What was seen is what the choice cache keeps: of each key that was tuned, the arguments that a binary depends on and
-    the config. Left alone, those launches are compiled as they were. `shapes`, a CSV file with a column for each
-    argument that changes, is of launches of one kernel that are otherwise like the nearest that was seen; `logged` are
-    problems that a FORETUNE_LOG has of these kernels. For either the `k` configs that the kernel's own timings predict
-    are compiled, or all where they are not sure. The binaries are those of that torch and Triton for the kernel's
-    source as it is now; what was tuned with another source is left out.
+    The cache has, of each key that was tuned, the arguments that a binary depends on and the config: those launches are
+    compiled, or, with `shapes` or `logged`, other ones. The binaries are those of this torch and Triton for the
+    kernel's source as it is now; what was tuned with another source is left out.
 
-    Raises `ForetuneError` where there is no such module or kernel, for a file that is none of that, and where nothing
-    that is known can be compiled: it was not tuned on this device, its source has changed, or its arguments were more
-    than values.
+    Args:
+        name: A kernel, as "package.module.kernel", or a package: all kernels that its modules have a name for.
+        device: The device.
+        shapes: A CSV file of launches of one kernel, with a column for each argument that changes; in all else they are
+            like the nearest launch that is known.
+        logged: Problems that a FORETUNE_LOG has of these kernels.
+        k: Of `shapes` and `logged`, how many configs are compiled: the fastest that the kernel's own timings predict,
+            or all configs where they are not sure.
+        workers: How many threads compile; as many as there are cores if left out.
+
+    Raises:
+        ForetuneError: There is no such module or kernel, the file is invalid, or nothing can be compiled: nothing was
+            tuned on this device, the source has changed, or the arguments were more than values.
     """
     check_integer("the shortlist's length k", k, 1)
     jobs: dict[Hashable, tuple[str, Any]] = {}
@@ -160,10 +162,15 @@ def warm_up_seen(
 
 def _problems_seen(function: str, source: str, device: DeviceSpec) -> list[KnownProblem]:
     """What is known of a kernel on a device, the newest last."""
+
+    def identity(device: DeviceSpec) -> tuple[str, str, int]:
+        """What tells the files of two devices apart (see `shared_file`)."""
+        return device.name, device.arch, device.sm_count
+
     return [
         one
         for known in known_kernels(None)
-        if known.kernel == function and _identity(known.device) == _identity(device)
+        if known.kernel == function and identity(known.device) == identity(device)
         for one in known.latest().problems
         if same_source(one.source, source)
     ]
@@ -234,11 +241,6 @@ def _predicted(
         advice = own.advise(problem, configs)
         for position in advice.positions[:k] if advice.sure else advice.positions:
             yield problem, configs[position], arguments
-
-
-def _identity(device: DeviceSpec) -> tuple[str, str, int]:
-    """What tells the files of two devices apart (see `shared_file`)."""
-    return device.name, device.arch, device.sm_count
 
 
 def _compile_seen(kernel: Kernel, arguments: Mapping[str, Any], config: KernelConfig) -> Any:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -44,8 +44,8 @@ _HEAD_BYTES = 256
 
 @dataclass(frozen=True)
 class CacheContents:
-    """What `foretune cache show` prints: a row a kernel and device and a row a function, or of one of them a row a
-    problem or key."""
+    """What `foretune cache show` prints: a row for each kernel on a device and each function, or for each problem or
+    key of one of them."""
 
     folder: Path | None
     kernels: tuple[KnownKernel, ...]
@@ -64,27 +64,26 @@ class CacheContents:
 
         if not self.kernels and not self.functions:
             return table("Choices", ("kernel", "device"), [], below=[f"Nothing is remembered in {self.folder}"])
-        kernels = [self._of_kernels()] if self.kernels else []
-        return Group(*kernels, *([self._of_functions()] if self.functions else []))
+        return Group(
+            *([self._of_kernels()] if self.kernels else []), *([self._of_functions()] if self.functions else [])
+        )
 
     def _of_kernels(self) -> Any:
         below = [f"In {self.folder}"]
         if not self.of_one:
-            counts = ("kernel", "device", "problems", "times", "failed", "choices", "sources")
-            return _table("Choices", counts, (one.counted() for one in self.kernels), below=below)
-        listed = [{"device": one.device.name, **problem} for one in self.kernels for problem in one.listed()]
+            return _table("Choices", [one.counted() for one in self.kernels], below=below)
+        rows = [{"device": one.device.name, **problem} for one in self.kernels for problem in one.listed()]
         columns = ("problem", "device", "times", "failed", "best", "best_us", "triton", "source")
-        return _table(self.kernels[0].kernel, columns, listed, below=below, once=("device", "triton", "source"))
+        return _table(self.kernels[0].kernel, rows, columns, below=below, once=("device", "triton", "source"))
 
     def _of_functions(self) -> Any:
         below = [f"In {functions_folder()}"]
         if not self.of_one:
-            counts = ("function", "keys", "times", "failed", "choices")
-            return _table("Functions", counts, (one.counted() for one in self.functions), below=below)
-        listed = [row for one in self.functions for row in one.listed()]
-        of_kernels = ["kernel"] if any(row["kernel"] for row in listed) else []
+            return _table("Functions", [one.counted() for one in self.functions], below=below)
+        rows = [row for one in self.functions for row in one.listed()]
+        of_kernels = ["kernel"] if any(row["kernel"] for row in rows) else []
         columns = ("key", *of_kernels, "times", "failed", "chosen", "best_us")
-        return _table(self.functions[0].name, columns, listed, below=below)
+        return _table(self.functions[0].name, rows, columns, below=below)
 
 
 @dataclass(frozen=True)
@@ -230,12 +229,13 @@ def _exported(path: Path) -> tuple[list[KnownKernel], list[KnownFunction], int]:
         raise ForetuneError(f"{abridged(str(path))}: cannot be read: {error.strerror}") from None
     except (ValueError, RecursionError) as error:  # a ForetuneError among them
         raise _not_exported(path, error) from None
-    errors = [left_out for _, left_out in (*found, *found_functions) if isinstance(left_out, ForetuneError)]
-    if errors and len(errors) == len(found) + len(found_functions):
+    left_out = [wrong for _, wrong in (*found, *found_functions)]
+    errors = [wrong for wrong in left_out if isinstance(wrong, ForetuneError)]
+    if errors and len(errors) == len(left_out):
         raise _not_exported(path, errors[0])
-    malformed = len(errors) + sum(left_out for _, left_out in (*found, *found_functions) if isinstance(left_out, int))
     kernels = [kernel for kernel, _ in found if kernel is not None]
-    return kernels, [function for function, _ in found_functions if function is not None], malformed
+    known = [function for function, _ in found_functions if function is not None]
+    return kernels, known, len(errors) + sum(wrong for wrong in left_out if isinstance(wrong, int))
 
 
 def _tried(read: Callable[[Any], tuple[T, int]], value: Any) -> tuple[T, int] | tuple[None, ForetuneError]:
@@ -304,5 +304,7 @@ def _why_not_ours(folder: int, name: str, begins: re.Pattern[bytes]) -> str | No
     return "it is not a file of the cache"
 
 
-def _table(title: str, columns: Sequence[str], rows: Iterable[Mapping[str, Any]], **more: Any) -> Any:
+def _table(title: str, rows: Sequence[Mapping[str, Any]], columns: Sequence[str] = (), **more: Any) -> Any:
+    """Return a table of these columns; of all that the rows have if left out."""
+    columns = columns or list(rows[0])
     return table(title, columns, [[row[column] for column in columns] for row in rows], **more)

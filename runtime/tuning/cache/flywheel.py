@@ -1,8 +1,7 @@
 """`FORETUNE_LOG=DIR`: every benchmark that tuning does anyway becomes a row of a dataset in DIR, to learn from.
 
-Rows lie in `DIR/parts/RUN.jsonl` (see datasets/log_part.py), a file for each process and kernel, so
-`foretune train --data h200 --data DIR` takes them as they are. No launch ever fails for them: a disk that is full, or
-a folder that is none, is one warning.
+Rows are in `DIR/parts/RUN.jsonl` (see datasets/log_part.py), a file for each process and kernel, so that
+`foretune train --data h200 --data DIR` reads them. No launch fails because of them: a full disk is one warning.
 """
 
 from __future__ import annotations
@@ -15,8 +14,8 @@ import os
 import sys
 import threading
 import weakref
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -56,12 +55,19 @@ def log_row(
     timed: str,
     source_hash: str | None = None,
 ) -> None:
-    """Logs the time of a config, or that it failed (None); nothing without FORETUNE_LOG. Never raises.
+    """Log the time of a config, or that it failed (None); nothing without FORETUNE_LOG. Never raises.
 
-    Whoever calls this has measured it (see `stub_driver.measures`). `timed` says how: "cold" as our `Timer` does,
-    "autotuner" as `triton.autotune` does, "warm" with a warm L2. When a ranker learns, those that are not cold count
-    for half (see `Dataset.grid`). `source_hash` is that of the kernel that was timed (`source_that_ran`); left out, the
-    family's own.
+    The caller has measured it (see `stub_driver.measures`).
+
+    Args:
+        family: The kernel's family, or a name.
+        problem: What was timed.
+        config: What was timed.
+        time_us: Microseconds.
+        device: Where.
+        timed: How: "cold" as our `Timer` does, "autotuner" as `triton.autotune` does, "warm" with a warm L2. When a
+            ranker learns, times that are not cold count for half (see `Dataset.grid`).
+        source_hash: That of the kernel that was timed (`source_that_ran`); the family's own if left out.
     """
     if not is_logging():
         return
@@ -149,9 +155,11 @@ def _log(folder: str, family: str, device: DeviceSpec, timed: str, source: str |
 
 
 def source_that_ran(family: Family | str, kernel: Any) -> str:
-    """The source hash of what is logged for a family when this `triton.jit` function ran: often somebody's own kernel
-    with the family's knobs, whose times are not those of the family's. The family's hash where it is one of the
-    kernels in the package that declares the family, which are hashed together."""
+    """Return the source hash to log for a family when this `triton.jit` function ran.
+
+    It is the family's hash for the kernels of the package that declares the family, which are hashed together, and the
+    function's own otherwise: often a user's kernel with the family's knobs, whose times are not the family's.
+    """
     package = type(family).__module__.rpartition(".")[0]
     own = _source_of(family) if package and f"{kernel.fn.__module__}.".startswith(f"{package}.") else None
     return own or hash_of_kernel(kernel)
@@ -178,10 +186,10 @@ class _Expected:
     source_hash: str | None
     timed: str  # see `log_row`
 
-    def log(self, timings: Mapping[triton.Config, Any]) -> bool:
-        """Logs them if they are the ones: of these very configs."""
+    def log(self, timings: Mapping[triton.Config, Any]) -> None:
+        """Log timings if they are of these very configs."""
         if not timings or not all(id(config) in self.values for config in timings):
-            return False
+            return
         for config, timing in timings.items():
             time_ms = float(timing[0] if isinstance(timing, (list, tuple)) else timing)
             log_row(
@@ -193,7 +201,6 @@ class _Expected:
                 timed=self.timed,
                 source_hash=self.source_hash,
             )
-        return True
 
 
 _thread = threading.local()
@@ -208,15 +215,14 @@ def expect(
     *,
     timed: str,
 ) -> None:
-    """Says what the autotuner that prunes now, in this thread, will benchmark: these configs, which have these values,
-    `timed` as `log_row` has it. Nothing without FORETUNE_LOG; never raises.
+    """Announce what the autotuner that prunes now, in this thread, will benchmark: these configs, with these values.
 
-    From Triton 3.8 on its listener says when that is done. Before, the timings of a key are read when the next one is
-    pruned, or the process ends, from the autotuner itself.
+    `timed` is as `log_row` has it. Nothing without FORETUNE_LOG; never raises. From Triton 3.8 on its listener reports
+    the timings. Before, those of a key are read from the autotuner when the next one is pruned, or the process ends.
     """
     if not is_logging():
         return
-    try:
+    with _harmless():
         by_id = {id(config): value for config, value in zip(configs, values, strict=True)}
         found, _thread.due = _launching_autotuner(), None
         if not measures(found):
@@ -229,7 +235,14 @@ def expect(
         _read_pending()
         if found is not None:
             _pending.append((weakref.ref(found), getattr(found, "configs_timings", None), due))
-    except Exception as error:  # noqa: BLE001 - as above
+
+
+@contextmanager
+def _harmless() -> Iterator[None]:
+    """Warn about an error instead of raising it: no trouble of ours stops a launch."""
+    try:
+        yield
+    except Exception as error:  # noqa: BLE001
         warn_once(f"{VARIABLE}: {type(error).__name__}: {error}", ": some benchmarks are not logged")
 
 
@@ -243,12 +256,9 @@ class _Listener:
         if self.before is not None:
             self.before(**said)
         due, _thread.due = getattr(_thread, "due", None), None
-        if due is None or said.get("cache_hit"):
-            return
-        try:
-            due.log(said["configs_timings"])
-        except Exception as error:  # noqa: BLE001 - as above
-            warn_once(f"{VARIABLE}: {type(error).__name__}: {error}", ": some benchmarks are not logged")
+        if due is not None and not said.get("cache_hit"):
+            with _harmless():
+                due.log(said["configs_timings"])
 
 
 def _listens() -> bool:

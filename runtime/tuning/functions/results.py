@@ -1,4 +1,4 @@
-"""`TuneResult`: what a tuning found, of every config, as a value that can be shown, written, pickled and plotted."""
+"""`TuneResult`: what a tuning session returns, with every trial; and what is reported of configs that fail."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ _UNFINISHED = (
 
 @dataclass(frozen=True)
 class Trial:
-    """One config's outcome. `time_us`, the median of `samples` calls, is None unless the status is OK."""
+    """A config that was timed. `time_us`, the median of `samples` calls, is None unless the status is OK."""
 
     config: Mapping[str, Any]
     status: Status
@@ -53,11 +53,10 @@ class Trial:
 
     def row(self) -> dict[str, Any]:
         """Flat and plain, as tables and files have it."""
-        knobs = {name: plain(value, str) for name, value in self.config.items()}
+        knobs = [(name, plain(value, str)) for name, value in self.config.items()]
         return {
             **{
-                name: value if isinstance(value, (int, float, str, type(None))) else str(value)
-                for name, value in knobs.items()
+                name: value if isinstance(value, (int, float, str, type(None))) else str(value) for name, value in knobs
             },
             "status": self.status.value,
             "time_us": self.time_us,
@@ -70,8 +69,10 @@ class Trial:
 
 @dataclass(frozen=True)
 class TuneResult:
-    """What was found for one key. `trials` has every config that was tried or refused, in the space's order; `untried`
-    counts those that a budget or a model left out; `tuned_s` is what it took, 0.0 where all was known.
+    """What a tuning session found for one key.
+
+    `trials` has every config that was tried or refused, in the space's order; `untried` counts those that a budget or a
+    model left out; `tuned_s` is how long it took, in seconds, 0.0 where all was known.
 
     >>> trials = (Trial({"tile": 8}, Status.OK, 20.0, 0.0, 3), Trial({"tile": 16}, Status.OK, 10.0, 0.0, 3))
     >>> result = TuneResult("scale", "[64]", None, "cpu", {}, {"tile": 16}, 10.0, trials, 0, 1.5, "the whole space")
@@ -146,11 +147,11 @@ class TuneResult:
 
 
 def all_failed(function: str, trials: Sequence[Trial]) -> TuningFailed:
-    """The error of a function of which no config works, with each one's reason, and `trials`."""
-    said = [f"  {Candidate(one.config, '')}: {one.status.value}: {one.error}" for one in trials]
-    more = [f"  and {len(said) - _MOST_SAID} more"] * (len(said) > _MOST_SAID)
+    """Return the error for a function of which no config works, with each one's reason and its `trials`."""
+    lines = [f"  {Candidate(one.config, '')}: {one.status.value}: {one.error}" for one in trials]
+    more = [f"  and {len(lines) - _MOST_SAID} more"] * (len(lines) > _MOST_SAID)
     error = TuningFailed(
-        "\n".join([f"none of the {len(said)} configs of {function} works:", *said[:_MOST_SAID], *more])
+        "\n".join([f"none of the {len(lines)} configs of {function} works:", *lines[:_MOST_SAID], *more])
     )
     error.trials = tuple(trials)
     return error
@@ -174,11 +175,11 @@ class Failures:
         if error is None:
             self._are_all_ours = False
         elif type(error) not in self._first:
-            chain: dict[int, BaseException] = {}
-            left: list[BaseException | None] = [error]
+            left, seen = [error], set[int]()
             while left:
-                if (one := left.pop()) is not None and id(one) not in chain:
-                    chain[id(one)] = one
+                one: Any = left.pop()
+                if one is not None and id(one) not in seen:
+                    seen.add(id(one))
                     clear_frames(one.__traceback__)  # the frames' variables, tensors among them, would stay in memory
                     left += [one.__cause__, one.__context__]
             self._first[type(error)] = error
