@@ -1,4 +1,4 @@
-"""The arguments of a launch as they are kept, to compile its binaries in a process that has not got them."""
+"""The arguments of a launch as they are kept, to compile its binaries in another process."""
 
 from __future__ import annotations
 
@@ -48,8 +48,8 @@ def _kept(value: Any) -> Any:
 
 def _is_kept(name: Any, value: Any) -> bool:
     if isinstance(value, dict):
-        kind, is_aligned = value.get("tensor", value.get("triton")), value.get("aligned") is True
-        return isinstance(kind, str) and value in ({"tensor": kind, "aligned": is_aligned}, {"triton": kind})
+        dtype, is_aligned = value.get("tensor", value.get("triton")), value.get("aligned") is True
+        return isinstance(dtype, str) and value in ({"tensor": dtype, "aligned": is_aligned}, {"triton": dtype})
     if type(value) is str:
         return len(value) <= LONGEST_WORD
     return isinstance(name, str) and (

@@ -220,8 +220,8 @@ def _from_log(problems: Sequence[Problem], launches: Sequence[Launch], unlike: d
     none."""
     found: list[Wanted] = []
     for problem in problems:
-        kind = (problem.dtype, problem.flags)
-        like = next((given for one, _, given in reversed(launches) if (one.dtype, one.flags) == kind), None)
+        signature = (problem.dtype, problem.flags)
+        like = next((given for one, _, given in reversed(launches) if (one.dtype, one.flags) == signature), None)
         if like is None:
             unlike[f"{problem}: no launch of its dtypes and flags is known"] = None
         else:

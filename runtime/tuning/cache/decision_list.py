@@ -76,7 +76,7 @@ def _cost(example: Example, config: KernelConfig) -> float:
 
 @dataclass(frozen=True)
 class _Column:
-    """Something to compare: numbers with thresholds, or words of which one is asked for."""
+    """Something to compare: numbers with thresholds, or whether a word is there."""
 
     values: NDArray[np.float64]  # (n_examples,)
     template: str  # of the condition that a value is at most so much
@@ -98,7 +98,7 @@ def _columns(examples: Sequence[Example]) -> list[_Column]:
     ):
         for word in sorted(set().union(*words)):
             test = f"{word!r} in flags" if name == "flags" else f"{name} == {word!r}"
-            # Whoever has the word has 0, and 0 is at most one half.
+            # With the word 0, which is at most one half.
             values = np.array([0.0 if word in one else 1.0 for one in words])
             found.append(_Column(values, test.replace("{", "{{").replace("}", "}}")))
     names = sorted(set.intersection(*(set(dict(example.problem.dims)) for example in examples)))

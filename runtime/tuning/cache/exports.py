@@ -106,7 +106,7 @@ def freeze_choices(
     examples = [example for one in known for example in _examples(one)]
     if not examples:
         raise ForetuneError(f"no time and no choice of {kernel} is remembered: there is nothing to freeze")
-    told = [
+    origins = [
         f"{one.device.name}: source {one.problems[-1].source}, "
         + ", ".join(f"{name} {value}" for name, value in vars(one.problems[-1].software).items() if value)
         for one in known
@@ -117,7 +117,7 @@ def freeze_choices(
         specs, given = {one.device.name: one.device for one in known}, bundle_of(bundle)
         predicted = [_predicted(family, one.problem, specs[one.device], given) or {} for one in examples]
     measured = [example.slowdowns for example in examples]
-    return _frozen(kernel, "remembered from tuning", examples, told, most_rules, measured, predicted)
+    return _frozen(kernel, "remembered from tuning", examples, origins, most_rules, measured, predicted)
 
 
 def freeze_predictions(
@@ -155,12 +155,12 @@ def freeze_predictions(
         slowdowns = _predicted(family, problem, spec, given)
         if slowdowns is None:
             raise ForetuneError(f"the bundle predicts nothing for {family.name} on {spec.name}: train one that does")
-        examples.append(Example(problem, spec.name, never | slowdowns))
+        examples.append(Example(problem, spec.name, {**never, **slowdowns}))
     if not examples:
         raise ForetuneError(f"the workload of {family.name} is empty: there is nothing to freeze")
-    told = [f"{spec.name}: predicted by bundle {used.digest[:12]}"]
+    origins = [f"{spec.name}: predicted by bundle {used.digest[:12]}"]
     predicted = [example.slowdowns for example in examples]
-    return _frozen(family.name, "predicted", examples, told, most_rules, [], predicted)
+    return _frozen(family.name, "predicted", examples, origins, most_rules, [], predicted)
 
 
 def _examples(known: KnownKernel) -> list[Example]:
@@ -192,7 +192,7 @@ def _frozen(
     kernel: str,
     how: str,
     examples: Sequence[Example],
-    told: Sequence[str],
+    origins: Sequence[str],
     most_rules: int,
     measured_slowdowns: Sequence[Slowdowns],  # of each example; empty where nothing was measured
     predicted_slowdowns: Sequence[Slowdowns],
@@ -204,7 +204,7 @@ def _frozen(
     lines = [
         f"Configs of {kernel}, {how} on {', '.join(devices)}: {len(rules)} rules for {len(examples)} problems.",
         "",
-        *told,
+        *origins,
         "",
         *(f"Next to {line}." for line in _loss_lines(measured, predicted)),
         "",
@@ -269,10 +269,10 @@ def _loss_to_json(loss: Loss | None) -> dict[str, Any] | None:
 
 
 def _loss_lines(measured: Loss | None, predicted: Loss | None) -> list[str]:
-    told = (("the best config that was measured", measured), ("the best that the bundle predicts", predicted))
+    losses = (("the best config that was measured", measured), ("the best that the bundle predicts", predicted))
     lines = [
         f"{what}: {percent(loss[0])} % slower (geometric mean of {loss[2]} problems), {percent(loss[1])} % at worst"
-        for what, loss in told
+        for what, loss in losses
         if loss is not None
     ]
     return lines or ["what would be best, which nothing tells: not known"]
@@ -280,7 +280,7 @@ def _loss_lines(measured: Loss | None, predicted: Loss | None) -> list[str]:
 
 @dataclass(frozen=True)
 class ExportedTables:
-    """The files that were written, and for how many launches, beside those for all launches of a kernel."""
+    """The files that were written, and for how many launches they have a config of its own."""
 
     files: tuple[str, ...]
     launches: int

@@ -232,11 +232,11 @@ def _unfinished(result: Any) -> str | None:
 
 def failure_of(error: Exception) -> tuple[Status, str]:
     """The status of an exception, and what a table says of it."""
-    kind = type(error).__name__
-    text = printable(abridged(f"{kind}: {error}" if str(error) else kind))
-    if kind in ("OutOfResources", "OutOfMemoryError", "MemoryError"):
+    name = type(error).__name__
+    text = printable(abridged(f"{name}: {error}" if str(error) else name))
+    if name in ("OutOfResources", "OutOfMemoryError", "MemoryError"):
         return Status.OUT_OF_RESOURCES, text
-    if "Compil" in kind or kind == "PTXASError":
+    if "Compil" in name or name == "PTXASError":
         return Status.COMPILE_FAILED, text
     return Status.LAUNCH_FAILED, text
 

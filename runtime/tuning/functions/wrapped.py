@@ -51,8 +51,8 @@ class WrappedFunction:
 
     @cached_property
     def _digest(self) -> str:
-        """What tells this function from others of its name. It is made in the first call, when what the function calls
-        is there. Where it holds on to what cannot be told apart in another process, nothing is kept on the disk."""
+        """A text that differs from those of other functions of this name; made in the first call, when all that the
+        function calls is defined. Where it holds what another process cannot tell apart, nothing goes to the disk."""
         digest, vague = identity_of(self.function)
         if vague is None:
             return digest
@@ -175,7 +175,7 @@ def identity_of(function: Callable[..., Any]) -> tuple[str, str | None]:
 
 
 class _Identity:
-    """Functions as texts that refer to each other by number, and the values that they hold unless told otherwise."""
+    """Functions as texts that refer to each other by number and, with `with_values`, the values that they hold."""
 
     def __init__(self, with_values: bool = True) -> None:
         self._with_values = with_values

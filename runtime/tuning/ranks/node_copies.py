@@ -130,7 +130,7 @@ def _job(distributed: Any) -> str:
 
 @lru_cache
 def _own_folder(job: str) -> Path:
-    """A folder of the job's own among the node's temporary files, which ends with whoever has made it."""
+    """Return the job's folder among the node's temporary files; the process that makes it removes it at its end."""
     mine = Path(tempfile.gettempdir()) / f"foretune-{os.getuid()}"
     mine.mkdir(mode=0o700, exist_ok=True)
     if mine.is_symlink() or mine.stat().st_uid != os.getuid() or mine.stat().st_mode & 0o077:
