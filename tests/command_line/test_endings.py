@@ -19,7 +19,7 @@ from foretune.datasets import DeviceSpec, KernelConfig
 from foretune.kernels import find_family
 from foretune.runtime.timing import compare, device_rates
 from foretune.runtime.timing.compare import Row
-from foretune.runtime.tuning.cache import cache_folder
+from foretune.runtime.tuning.cache import cache_folder, known
 
 #: A line for each command that reads something before long.
 LINES = {
@@ -66,6 +66,7 @@ def test_ctrl_c_ends_every_command_with_130_and_a_line(
     monkeypatch.setattr(campaign, "collect_on_gpus", interrupted)
     for name in ("choices_folder", "check_path"):
         monkeypatch.setattr(cache_folder, name, interrupted)
+    monkeypatch.setattr(known, "choices_folder", interrupted)
     result = call(LINES[command].format(out=tmp_path / "out"), *(["--json"] if as_json else []))
     assert result.exit_code == 130
     assert result.stderr == "Interrupted.\n"
