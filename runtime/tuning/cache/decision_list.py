@@ -5,8 +5,8 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple
 
 from ....datasets import KernelConfig, Problem
 
@@ -74,16 +74,18 @@ def _cost(example: Example, config: KernelConfig) -> float:
     return math.log(min(max(slowdown, 1e-6), FAILED))
 
 
-@dataclass(frozen=True)
-class _Column:
+class _Column(NamedTuple):
     """Something to compare: numbers with thresholds, or whether a word is there."""
 
     values: NDArray[np.float64]  # (n_examples,)
-    template: str  # of the condition that a value is at most so much
+    left: str  # of a comparison with a number; of a word, the whole condition
+    factor: str | None = None  # what the number is multiplied by, if not by 1
 
     def at_most(self, threshold: float) -> str:
-        text = f"{threshold:.0f}" if threshold == int(threshold) else f"{threshold:.6g}"
-        return self.template.format(text)
+        if self.factor is None:
+            return self.left
+        number = f"{threshold:.0f}" if threshold == int(threshold) else f"{threshold:.6g}"
+        return f"{self.left} <= {number}{self.factor}"
 
 
 def _columns(examples: Sequence[Example]) -> list[_Column]:
@@ -91,48 +93,44 @@ def _columns(examples: Sequence[Example]) -> list[_Column]:
     import numpy as np
 
     found = []
-    for name, words in (
-        ("device", [{example.device} for example in examples]),
-        ("dtype", [{example.problem.dtype_name} for example in examples]),
-        ("flags", [set(example.problem.flags) for example in examples]),
+    for test, words in (
+        ("device == {!r}", [{example.device} for example in examples]),
+        ("dtype == {!r}", [{example.problem.dtype_name} for example in examples]),
+        ("{!r} in flags", [set(example.problem.flags) for example in examples]),
     ):
-        for word in sorted(set().union(*words)):
-            test = f"{word!r} in flags" if name == "flags" else f"{name} == {word!r}"
-            # With the word 0, which is at most one half.
-            values = np.array([0.0 if word in one else 1.0 for one in words])
-            found.append(_Column(values, test.replace("{", "{{").replace("}", "}}")))
+        # An example with the word has 0, which is at most one half.
+        found += [
+            _Column(np.array([0.0 if word in one else 1.0 for one in words]), test.format(word))
+            for word in sorted(set().union(*words))
+        ]
     names = sorted(set.intersection(*(set(dict(example.problem.dims)) for example in examples)))
     sizes = {name: np.array([float(example.problem[name]) for example in examples]) for name in names}
-    shown = {name: f"dims[{name!r}]".replace("{", "{{").replace("}", "}}") for name in names}
-    found += [_Column(sizes[name], f"{shown[name]} <= {{}}") for name in names]
+    found += [_Column(sizes[name], f"dims[{name!r}]", "") for name in names]
     found += [
-        _Column(sizes[one] / sizes[other], f"{shown[one]} <= {{}} * {shown[other]}")
+        _Column(sizes[one] / sizes[other], f"dims[{one!r}]", f" * dims[{other!r}]")
         for one, other in itertools.combinations(names, 2)
         if (sizes[other] > 0).all()
     ]
     return found
 
 
-@dataclass(eq=False)
 class _Leaf:
     """Examples that share a config, until it is split in two."""
 
-    members: NDArray[np.intp]
-    costs: NDArray[np.float64]  # (n_examples, n_configs)
-    columns: Sequence[_Column]
-    gain: float = field(init=False, default=0.0)
-    condition: tuple[int, float] = field(init=False, default=(0, 0.0))  # that a column is at most so much
-    branches: tuple[_Leaf, _Leaf] | None = field(init=False, default=None)
-
-    def __post_init__(self) -> None:
+    def __init__(
+        self,
+        members: NDArray[np.intp],
+        costs: NDArray[np.float64],  # (n_examples, n_configs)
+        columns: Sequence[_Column],
+    ) -> None:
         import numpy as np
 
-        mine = self.costs[self.members]
+        self.columns, self.gain, self.branches = columns, 0.0, tuple[_Leaf, ...]()
+        self._costs, mine = costs, costs[members]
         total = mine.sum(axis=0)
         self.config = int(np.argmin(total))
-        self._parts: tuple[NDArray[np.intp], NDArray[np.intp]] | None = None
-        for number, column in enumerate(self.columns):
-            values = column.values[self.members]
+        for number, column in enumerate(columns):
+            values = column.values[members]
             order = np.argsort(values, kind="stable")
             ends = np.flatnonzero(np.diff(values[order]) > 0)  # where one value ends and the next begins
             if not len(ends):
@@ -142,14 +140,12 @@ class _Leaf:
             at = int(np.argmax(gains))
             if gains[at] > self.gain + 1e-9:
                 threshold = _between(*values[order[ends[at] : ends[at] + 2]])
-                self.gain, self.condition = float(gains[at]), (number, threshold)
-                self._parts = self.members[values <= threshold], self.members[values > threshold]
+                self.gain, self.condition = float(gains[at]), (number, threshold)  # that a column is at most so much
+                self._parts = members[values <= threshold], members[values > threshold]
 
-    def split(self) -> tuple[_Leaf, _Leaf]:
-        assert self._parts is not None
-        one, other = (_Leaf(part, self.costs, self.columns) for part in self._parts)
-        self.branches = (one, other)
-        return one, other
+    def split(self) -> tuple[_Leaf, ...]:
+        self.branches = tuple(_Leaf(part, self._costs, self.columns) for part in self._parts)
+        return self.branches
 
 
 def _between(low: float, high: float) -> float:
@@ -163,7 +159,7 @@ def _between(low: float, high: float) -> float:
 
 
 def _rules(tree: _Leaf, configs: Sequence[KernelConfig], given: tuple[tuple[int, float], ...] = ()) -> Iterator[Rule]:
-    if tree.branches is None:
+    if not tree.branches:
         tightest = {number: min(most for one, most in given if one == number) for number, _ in given}
         conditions = (tree.columns[number].at_most(threshold) for number, threshold in tightest.items())
         yield Rule(tuple(conditions), configs[tree.config])
