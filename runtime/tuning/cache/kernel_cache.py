@@ -216,17 +216,20 @@ class ChoiceCache:
 
 @dataclass(frozen=True)
 class Software:
-    """The versions that a time depends on; "" for what is not here."""
+    """What a time depends on beside the kernel, the problem and the card; "" for what is not here."""
 
     driver: str
     torch: str
     triton: str
 
     @classmethod
-    @lru_cache(maxsize=1)
     def here(cls) -> Software:
-        """Return the versions of this process."""
-        return cls(_driver(), _version_of("torch"), _version_of("triton"))
+        return _software()
+
+
+@lru_cache(maxsize=1)
+def _software() -> Software:
+    return Software(driver=_driver(), torch=_version_of("torch"), triton=_version_of("triton"))
 
 
 def _driver() -> str:

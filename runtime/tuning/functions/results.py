@@ -175,11 +175,11 @@ class Failures:
         if error is None:
             self._are_all_ours = False
         elif type(error) not in self._first:
-            left, seen = [error], set[int]()
+            chain: dict[int, BaseException] = {}
+            left: list[BaseException | None] = [error]
             while left:
-                one: Any = left.pop()
-                if one is not None and id(one) not in seen:
-                    seen.add(id(one))
+                if (one := left.pop()) is not None and id(one) not in chain:
+                    chain[id(one)] = one
                     clear_frames(one.__traceback__)  # the frames' variables, tensors among them, would stay in memory
                     left += [one.__cause__, one.__context__]
             self._first[type(error)] = error
@@ -232,11 +232,11 @@ def _unfinished(result: Any) -> str | None:
 
 def failure_of(error: Exception) -> tuple[Status, str]:
     """The status of an exception, and what a table says of it."""
-    name = type(error).__name__
-    text = printable(abridged(f"{name}: {error}" if str(error) else name))
-    if name in ("OutOfResources", "OutOfMemoryError", "MemoryError"):
+    kind = type(error).__name__
+    text = printable(abridged(f"{kind}: {error}" if str(error) else kind))
+    if kind in ("OutOfResources", "OutOfMemoryError", "MemoryError"):
         return Status.OUT_OF_RESOURCES, text
-    if "Compil" in name or name == "PTXASError":
+    if "Compil" in kind or kind == "PTXASError":
         return Status.COMPILE_FAILED, text
     return Status.LAUNCH_FAILED, text
 
