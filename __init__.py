@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     )
     from .datasets.dataset import Dataset
     from .kernels import families, register, spaces
-    from .kernels.by_name import FamilyLike, adapt, attach, autotune, configs, cover, prune, shortlist, tune
+    from .kernels.api import FamilyLike, adapt, attach, autotune, configs, cover, prune, shortlist, tune
     from .kernels.gated_mlp import gated_mlp
     from .kernels.grouped_gemm import grouped_gemm
     from .kernels.integrations import use
@@ -122,9 +122,7 @@ _HOMES = {
         ("ConfigCache", "TunedFunction", "TuningFailed", "contextual_autotune", "elementwise_work", "gemm_work"),
         ".runtime.tuning.functions",
     ),
-    **dict.fromkeys(
-        ("adapt", "attach", "autotune", "configs", "cover", "prune", "shortlist", "tune"), ".kernels.by_name"
-    ),
+    **dict.fromkeys(("adapt", "attach", "autotune", "configs", "cover", "prune", "shortlist", "tune"), ".kernels.api"),
     **dict.fromkeys(("attached", "detach"), ".runtime.tuning.attach"),
     "TritonFamily": ".runtime",
     "agree": ".runtime.tuning.ranks.agreement",

@@ -21,9 +21,9 @@ from .datasets.console.numbers_from_text import number, whole_number, whole_numb
 from .datasets.console.progress_bar import showing
 from .datasets.errors import MOST, abridged
 from .kernels import find_measurable
-from .kernels.command_line.asked_for import families_of, for_each_family, live_gpu, load_all, this_gpu
-from .kernels.command_line.groups import INTERRUPTED, app, bench, command
-from .kernels.command_line.options import (
+from .kernels.commands.app import INTERRUPTED, app, bench, command
+from .kernels.commands.asked_for import families_of, for_each_family, live_gpu, load_all, this_gpu
+from .kernels.commands.options import (
     FAMILY,
     MOST_SMS,
     AsJson,
@@ -39,8 +39,8 @@ from .kernels.command_line.options import (
     given_as,
     read_by,
 )
-from .kernels.command_line.results import Said, emit, left_out_of
-from .kernels.command_line.stdout import leave_to_stderr
+from .kernels.commands.printing import Said, emit, left_out_of
+from .kernels.commands.stdout import leave_to_stderr
 
 if TYPE_CHECKING:
     from .collect.replay import Replay

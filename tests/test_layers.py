@@ -27,7 +27,7 @@ ITS_WORDS = re.compile(r"\b(grouped\w*|group_sizes|rout(ing|ed)|permute\w*|d[XW]
 ITS_DIMENSIONS = {"groups", "n", "k"}
 #: About fifteen files in a folder and 400 lines in a file.
 MOST_FILES, MOST_LINES = 20, 430
-TOP_LEVEL = {*FLOORS, "__init__.py", "__main__.py", "pyproject.toml", "README.md", "LICENSE", "tests"}
+TOP_LEVEL = {*FLOORS, "__init__.py", "__init__.pyi", "__main__.py", "pyproject.toml", "README.md", "LICENSE", "tests"}
 TOP_LEVEL |= {"py.typed"}  # says that the package has types, and is looked for beside its __init__.py alone (PEP 561)
 SOURCES = [
     ROOT / "__init__.py",
@@ -115,7 +115,7 @@ def test_no_function_is_named_as_its_module() -> None:
 @pytest.mark.parametrize("floor", FLOORS)
 def test_rooms_stay_small(floor: str) -> None:
     for folder in {path.parent for path in SOURCES if path.relative_to(ROOT).parts[0] == floor}:
-        files = sorted(path.name for path in folder.iterdir() if path.is_file() and path.name != "__init__.py")
+        files = sorted(path.name for path in folder.iterdir() if path.is_file() and path.stem != "__init__")
         assert len(files) <= MOST_FILES, f"{folder.relative_to(ROOT)}: {', '.join(files)}"
     for path in SOURCES:
         assert len(path.read_text().splitlines()) <= MOST_LINES, path.relative_to(ROOT)

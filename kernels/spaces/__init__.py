@@ -15,11 +15,11 @@ each config of the list with each value of the family's further knobs.
 
 from __future__ import annotations
 
+from .checking import default_config, filter_valid, ready_space
 from .filtered import Filtered
 from .fitting import fit_configs, gemm_limit
 from .knob_grid import generate
-from .matmul_lists import LISTS, matmul_configs, matmul_grid
-from .of_families import default_config, filter_valid, ready_space
+from .matmul import LISTS, matmul_configs, matmul_grid
 
 __all__ = [
     "LISTS",

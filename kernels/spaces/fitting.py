@@ -37,7 +37,7 @@ def fit_configs(
     Raises `ForetuneError` for a shape or a device that is none, for what is no config with blocks, and where the
     device can run none of them.
 
-    >>> from foretune.kernels.spaces.matmul_lists import matmul_configs
+    >>> from foretune.kernels.spaces.matmul import matmul_configs
     >>> h200 = DeviceSpec.named("h200")
     >>> whole = matmul_configs(h200, "exhaustive")
     >>> len(whole), len(fit_configs(whole, (8192, 8192, 8192), h200).configs)

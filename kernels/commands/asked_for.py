@@ -16,9 +16,9 @@ from ...datasets.errors import abridged, warn
 from ...datasets.log_part import LOGGED
 from ...datasets.progress import share_of
 from .. import families, find_family
-from .groups import GIVEN
+from .app import GIVEN
 from .options import SHIPPED, given_as
-from .results import ByFamily
+from .printing import ByFamily
 
 if TYPE_CHECKING:
     from ...datasets.dataset import Dataset

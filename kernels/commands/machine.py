@@ -12,10 +12,10 @@ from ...datasets import DeviceSpec, ForetuneError
 from ...datasets.console.progress_bar import showing
 from ...datasets.console.tables import printable
 from .. import find_family, find_measurable
+from .app import bench, command
 from .asked_for import live_gpu
-from .groups import bench, command
 from .options import EXAMPLE, FAMILY, MOST_SMS, AsJson, Predictor, count, device_names, family_names
-from .results import emit
+from .printing import emit
 
 
 @command("device", "foretune device --out my-gpu.json")

@@ -12,10 +12,10 @@ from ...datasets import DeviceSpec, Family
 from ...datasets.console.progress_bar import showing
 from ...datasets.console.tables import printable
 from .. import find_measurable
+from .app import command
 from .asked_for import families_of, for_each_family, judged_families, live_gpu, load_all, rows_of
-from .groups import command
 from .options import EXAMPLE, FAMILY, SHIPPED, AsJson, Data, OnlyFamilies, ToJudge, amount, count, dataset_names
-from .results import Held, Said, emit, left_out_of
+from .printing import Held, Said, emit, left_out_of
 
 if TYPE_CHECKING:
     from ...model.evaluation import Evaluation
@@ -109,7 +109,7 @@ def adapt(
     """
     from ...model import load_bundle
     from ...model.folders import check_bundle_folder
-    from ..by_name import adapt as adapted_by_name
+    from ..api import adapt as adapted_by_name
 
     check_bundle_folder(out)
     given, dataset = load_bundle(bundle), load_all(data)

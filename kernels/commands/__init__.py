@@ -2,6 +2,6 @@
 collect/ too are in `foretune.__main__`.
 """
 
-from . import choosing, learning, machine, remembered, stored
+from . import cache, choosing, datasets, machine, training
 
-__all__ = ["choosing", "learning", "machine", "remembered", "stored"]
+__all__ = ["cache", "choosing", "datasets", "machine", "training"]

@@ -10,9 +10,9 @@ import typer
 
 from ...datasets.console.progress_bar import showing
 from .. import families
-from .groups import command, datasets
+from .app import command, datasets
 from .options import AsJson, dataset_names
-from .results import Listed, counted, emit
+from .printing import Listed, counted, emit
 
 OneDataset = Annotated[
     str,

@@ -16,8 +16,8 @@ from ...datasets.console.numbers_from_text import number, span, whole_numbers
 from ...datasets.console.progress_bar import showing
 from ...datasets.errors import MOST, abridged
 from .. import families, find_family, find_measurable
+from .app import command
 from .asked_for import PredictCommand, load_all, problem_of, this_gpu
-from .groups import command
 from .options import (
     FAMILY,
     AsJson,
@@ -33,7 +33,7 @@ from .options import (
     read_by,
     shortlist_length,
 )
-from .results import Result, emit
+from .printing import Result, emit
 
 
 @command(
@@ -168,7 +168,7 @@ def cover(
     """
     from ...datasets import load
     from ...runtime.covering import make_hint_matrix
-    from ..by_name import cover as covered
+    from ..api import cover as covered
 
     if configs is not None and within is not None:
         raise typer.BadParameter("say how many configs, or how much they may lose", param_hint="--within")

@@ -11,9 +11,9 @@ from ...datasets import ForetuneError
 from ...datasets.console.progress_bar import showing
 from ...datasets.errors import abridged
 from .. import families, find_measurable
-from .groups import cache, command
+from .app import cache, command
 from .options import FAMILY, AsJson, Predictor, count, device_names, family_names
-from .results import emit
+from .printing import emit
 
 OneKernel = Annotated[
     str | None,
