@@ -1,6 +1,8 @@
-"""The functions of `foretune` that take a family also by name: names become objects here, and runtime/ does the work.
+"""The public functions of `foretune` that accept a kernel family also by name.
 
-What each needs is imported by its call: torch, triton and NumPy are none of that before.
+Each is documented here, once; the classes and functions of runtime/, model/ and collect/ that do the work take the
+family as an object. What a function needs is imported by its call: importing this module imports neither torch, triton
+nor NumPy. `collect_dataset` needs collect/, the floor above: nothing in kernels/ but the commands imports this module.
 """
 
 from __future__ import annotations
@@ -10,28 +12,30 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from ..datasets import Family, ForetuneError, KernelConfig, Problem
-from . import find_family
+from . import find_family, find_measurable
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     import triton
 
-    from ..datasets import DeviceSpec
+    from ..collect.summary import Summary
+    from ..datasets import Case, DeviceSpec
     from ..datasets.dataset import Dataset
     from ..model import Bundle
     from ..runtime import Pruner, Shortlist
     from ..runtime.covering import Cover
     from ..runtime.tuning.functions import Advisor, CallTimer, ConfigCache, TunedFunction, Work
 
-#: A family, its name, or "package.module:attribute".
+#: A family, its class, its name, or "package.module:attribute".
 FamilyLike: TypeAlias = Family | type[Family] | str
 
 
 def configs(family: FamilyLike) -> list[triton.Config]:
-    """The whole space of a kernel family, to declare to `triton.autotune`. Fresh objects; no device is queried.
+    """Return the whole space of a kernel family, to declare to `triton.autotune`.
 
-    Raises `ForetuneError` listing the families where there is none of that name.
+    The configs are new objects; no device is queried. Raises `ForetuneError` with the names of the known families if
+    there is no family of that name.
 
     >>> len(configs("grouped_gemm_fwd")) > 700
     True
@@ -52,34 +56,34 @@ def prune(
     expected_calls: float | None = None,
     call_us: float | None = None,
 ) -> Pruner:
-    """An `early_config_prune` callback that keeps the `k` configs predicted to be fastest: with "auto" as many as hold
-    one within 1 % of the best in 95 % of cases, or with `expected_calls` as many as pay for themselves over so many
-    calls of `call_us` microseconds (see `foretune.runtime.make_shortlist`).
+    """Return an `early_config_prune` callback that keeps the `k` configs predicted to be fastest.
 
-    For a kernel of other words than the family's: `problem` turns a launch's arguments into a `Problem`, `knobs` maps
-    the kernel's own knobs to the family's, and `fixed` has values for those that it lacks. `configs`, those of the
-    autotuner, are checked and no more. `device` replaces the current one, `bundle` the shipped one.
+    The callback never makes a launch fail: where it cannot predict, every valid config goes through, with one warning
+    that says why.
 
-    Raises `ForetuneError` for what is none of that. The callback never fails a launch: where it cannot predict, it
-    hands every valid config through, with one warning that says why.
+    Args:
+        family: The kernel's family.
+        k: How many configs to keep. "auto": as many as needed to hold one within 1 % of the best in 95 % of cases.
+        problem: A function from a launch's arguments, by name, to a `Problem`, for a kernel whose parameters are not
+            named as the family's.
+        knobs: The kernel's name of each knob -> the family's.
+        fixed: Values of the family's knobs that the kernel does not have.
+        configs: The autotuner's configs, which are only checked, so that a mistake is reported at the declaration.
+        device: A spec, the name of a shipped one, or a spec's JSON file; the current device if None.
+        bundle: The bundle that predicts, or its folder; the shipped one if None.
+        expected_calls: Instead of `k`: keep as many configs as pay for themselves over this many calls.
+        call_us: How long one call takes, in microseconds, for `expected_calls`; the family's estimate if None.
+
+    Raises:
+        ForetuneError: An argument is not one of these.
 
     >>> prune("grouped_gemm_fwd", k=4, knobs={"BM": "BLOCK_M"})
     <Pruner of grouped_gemm_fwd, k=4>
     """
+    given = _with_family(locals())
     from ..runtime import Pruner
 
-    return Pruner(
-        find_family(family),
-        k,
-        problem=problem,
-        knobs=knobs,
-        fixed=fixed,
-        configs=configs,
-        device=device,
-        bundle=bundle,
-        expected_calls=expected_calls,
-        call_us=call_us,
-    )
+    return Pruner(**given)
 
 
 def shortlist(
@@ -93,31 +97,21 @@ def shortlist(
     expected_calls: float | None = None,
     call_us: float | None = None,
 ) -> Shortlist:
-    """The `k` configs predicted to be fastest for a problem on a device, which need not be here. With "auto" there are
-    as many as hold one within 1 % of the best in 95 % of cases, or with `expected_calls` as many as pay for themselves
-    over so many calls of `call_us` microseconds (see `foretune.runtime.make_shortlist`); the `reason` says which.
+    """Return the `k` configs predicted to be fastest for a problem on a device, which need not be in this machine.
 
-    `device` is a spec, the name of a shipped one, or a spec's JSON file; `configs` narrows the choice to these;
-    `bundle`, or its folder, replaces the shipped one. Raises `ForetuneError` for what is none of that, and for a
-    problem or a config that is not the family's.
+    `k`, `bundle`, `expected_calls` and `call_us` are as for `prune`; the shortlist's `reason` says how its length was
+    chosen. `device` is a spec, the name of a shipped one, or a spec's JSON file. `configs` narrows the choice to these.
+    Raises `ForetuneError` for other arguments, and for a problem or a config that is not the family's.
 
     >>> from foretune import Problem
     >>> problem = Problem.of("grouped_gemm_fwd", groups=64, rows=8192, n=2048, k=1024)
     >>> len(shortlist("grouped_gemm_fwd", problem, "h200", k=4).configs)
     4
     """
+    given = _with_family(locals())
     from ..runtime import make_shortlist
 
-    return make_shortlist(
-        find_family(family),
-        problem,
-        device,
-        k=k,
-        configs=configs,
-        bundle=bundle,
-        expected_calls=expected_calls,
-        call_us=call_us,
-    )
+    return make_shortlist(**given)
 
 
 def cover(
@@ -136,21 +130,30 @@ def cover(
     bundle: Bundle | Path | str | None = None,
     measure: bool = False,
 ) -> Cover:
-    """The `n` configs (left out: 3) that together lose least over a `range` of sizes of a dimension that is only known
-    at run time, or with `within` as few as lose no more than that at any size (0.02 for 2 %); and the dispatch table
-    between them: `config_for(size)` is a few comparisons of Python integers. Nobody waits for the device; a function
-    under `torch.compile` stays dynamic, and is compiled once for each of at most `ranges` ranges that it meets (left
-    out: 8, which is Dynamo's limit; with `within` as many as it takes; see `foretune.runtime.covering.Cover`).
+    """Return the few configs that together lose least over a range of sizes known only at run time, and their dispatch.
 
-    Chosen by predicted times, at `sizes` (left out: 8 an octave and 64 evenly spaced; how often a size is in there is
-    its weight), or by the measured times in `data`: a dataset, its folder, or the name of a shipped one, with the
-    problem at several sizes. What `dynamic` is in the problem does not matter. `device` is a spec, the name of a
-    shipped one, or a spec's file (left out: this GPU); `configs` narrows the choice to these, `bundle` replaces the
-    shipped one. With `measure` the two that are predicted to be best at each size are timed at all of them, on this
-    GPU, and the choice is among them by these times.
+    `Cover.config_for(size)` is a few comparisons of Python integers, so nothing waits for the device. A function under
+    `torch.compile` stays dynamic and is compiled once for each range of sizes that it meets.
 
-    Raises `ForetuneError` for what is none of that, where nothing is predicted, where `data` has fewer than two sizes,
-    where no `n` configs can run all of them, and where none that was timed ran.
+    Args:
+        family: The kernel's family.
+        problem: The problem; its size of the dimension `dynamic` does not matter.
+        dynamic: The dimension whose size is only known at run time.
+        range: The smallest and the largest size.
+        n: How many configs; 3 if None.
+        within: Instead of `n`: as few configs as lose no more than this at any size, 0.02 for 2 %.
+        device: A spec, the name of a shipped one, or a spec's JSON file; this GPU if None.
+        ranges: The most ranges of the dispatch; if None 8, which is Dynamo's limit, or with `within` as many as needed.
+        sizes: The sizes to predict at, each weighted by how often it occurs; if None 8 an octave and 64 evenly spaced.
+        configs: The configs to choose from; the family's space if None.
+        data: Choose by measured times instead: a dataset, its folder, or the name of a shipped one, which has the
+            problem at several sizes.
+        bundle: The bundle that predicts, or its folder; the shipped one if None.
+        measure: Time the two configs predicted to be best at each size, at all sizes on this GPU, and choose by that.
+
+    Raises:
+        ForetuneError: An argument is not one of these; nothing is predicted; `data` has fewer than two sizes; no `n`
+            configs can run all sizes; or no config that was timed ran.
 
     >>> from foretune import Problem
     >>> layer = Problem.of("grouped_gemm_fwd", groups=64, rows=1, n=2048, k=1024)
@@ -163,25 +166,13 @@ def cover(
 
     found = find_family(family)
     spec = DeviceSpec.live() if device is None else DeviceSpec.find(device)
+    asked, limits = (found, problem, dynamic, range, n, spec), {"within": within, "ranges": ranges}
+    predicting: dict[str, Any] = {"sizes": sizes, "configs": configs, "bundle": bundle}
     if data is None:
-        return make_cover(
-            found,
-            problem,
-            dynamic,
-            range,
-            n,
-            spec,
-            within=within,
-            ranges=ranges,
-            sizes=sizes,
-            configs=configs,
-            bundle=bundle,
-            measure=measure,
-        )
-    predicting = {"sizes": sizes, "configs": configs, "bundle": bundle, "measure": measure or None}
-    if given := [name for name, one in predicting.items() if one is not None]:
-        raise ForetuneError(f"{given[0]} is for predictions, but with data nothing is predicted")
-    return measured_cover(found, problem, dynamic, range, n, spec, _dataset(data), within=within, ranges=ranges)
+        return make_cover(*asked, **limits, **predicting, measure=measure)  # type: ignore[arg-type]
+    if unused := [name for name, one in (predicting | {"measure": measure or None}).items() if one is not None]:
+        raise ForetuneError(f"{unused[0]} is for predictions, but with data nothing is predicted")
+    return measured_cover(*asked, _dataset(data), **limits)  # type: ignore[arg-type]
 
 
 def adapt(
@@ -190,12 +181,17 @@ def adapt(
     bundle: Bundle | Path | str | None = None,
     family: FamilyLike | Sequence[FamilyLike] | None = None,
 ) -> Bundle:
-    """A bundle that knows another card as well: the `bundle`, or the one in that folder (the shipped one if left out),
-    with more trees that learned from a few measurements of the card. Its own measurements are not needed.
+    """Return a bundle that knows another card as well: `bundle` with more trees, which learn from a few measurements.
 
-    `data` is a dataset, its folder, or the name of a shipped one; five minutes of `foretune collect --plan adaptive` on
-    the card are enough. Of its families only `family`, one or several (left out, all that the bundle knows). Raises
-    `ForetuneError` where the two have no family in common, and for what is none of that.
+    Five minutes of `foretune collect --plan adaptive` on the card are enough; the bundle's own data are not needed.
+
+    Args:
+        data: The measurements of the new card: a dataset, its folder, or the name of a shipped one.
+        bundle: The bundle to begin with, or its folder; the shipped one if None.
+        family: One family of `data` or several; all that the bundle knows if None.
+
+    Raises:
+        ForetuneError: The two have no family in common, or an argument is not one of these.
 
     >>> adapt("small").save("my-bundle")  # doctest: +SKIP
     """
@@ -205,26 +201,22 @@ def adapt(
 
     dataset = _dataset(data)
     given = bundle if isinstance(bundle, Bundle) else load_bundle(bundle)
-    wanted: Sequence[FamilyLike]
-    if family is None:
-        wanted = [name for name in dataset.families if name in given.families]
-    else:
-        wanted = [family] if isinstance(family, (str, type)) or not isinstance(family, Sequence) else family
+    wanted = [name for name in dataset.families if name in given.families] if family is None else _several(family)
     found = [find_family(one) for one in wanted]
     return adapt_bundle(given, dataset, {one.name: one for one in found})
 
 
 def attach(kernel: Any, family: FamilyLike | None = None, k: int | Literal["auto"] = "auto") -> Any:
-    """Gives a kernel that somebody declared under `triton.autotune` a shortlist, from its next new key on, and returns
-    the kernel. It may be under `triton.heuristics` as well, or of a class that inherits from Triton's.
+    """Give a kernel that is declared under `triton.autotune` a shortlist from its next new key on; return the kernel.
 
-    With a `family` its ranker picks `k` configs, as `prune` does. Without one the kernel's own timings do: eight keys
-    are tuned as ever, and after that as many configs are timed as those eight say are needed, or `k`; all of them where
-    a key is unlike what is known. Each time is kept in the choice cache as it is measured, so an earlier process's
-    count too. The kernel's own `early_config_prune` goes before, its `perf_model` after. No trouble of ours fails a
-    launch: then all configs are timed, with one warning.
+    It may be under `triton.heuristics` as well, or of a class that inherits from Triton's. With a `family`, its ranker
+    picks `k` configs, as `prune` does. Without one, the kernel's own timings do: eight keys are tuned in full, and from
+    then on as many configs are timed as those keys needed, or `k`; all of them for a key unlike the known ones. Times
+    are kept in the choice cache, so keys of earlier processes count too. The kernel's own `early_config_prune` runs
+    before, its `perf_model` after. A failed prediction never fails a launch: all configs are timed, with one warning.
 
-    Raises `ForetuneError` for what has no autotuner, is attached already, or is no family, and for `k` < 1.
+    Raises `ForetuneError` for a kernel that has no autotuner or is attached already, for an unknown family, and for
+    `k` < 1.
 
     >>> import triton
     >>> @triton.autotune([triton.Config({"BLOCK": size}) for size in (64, 128)], key=["n"])
@@ -235,9 +227,10 @@ def attach(kernel: Any, family: FamilyLike | None = None, k: int | Literal["auto
     >>> from foretune import detach
     >>> detach(fill)
     """
+    given = _with_family(locals())
     from ..runtime.tuning.attach import attach_to
 
-    return attach_to(kernel, None if family is None else find_family(family), k)
+    return attach_to(**given)
 
 
 def autotune(
@@ -257,50 +250,40 @@ def autotune(
     workers: int | None = None,
     **options: Any,
 ) -> Callable[[Any], triton.runtime.Autotuner]:
-    """`triton.autotune`, with a shortlist: the decorator of a `triton.jit` function that measures the `k` configs
-    predicted to be fastest, compiled in parallel, and remembers each time on disk at once.
+    """Decorate a `triton.jit` function as `triton.autotune` does, but measure only the configs predicted to be fastest.
 
-    With a `family` its ranker predicts, and `problem`, `knobs`, `fixed`, `device` and `bundle` are as in `prune`.
-    Without one, a model of the kernel's own timings does, once it has seen some keys. `options` are those of
-    `triton.autotune` besides, of Triton 3.6 to 3.9: prune_configs_by, reset_to_zero, restore_value, pre_hook,
-    post_hook, warmup, rep, use_cuda_graph, do_bench, cache_results (what is measured is kept anyway).
+    They are compiled in parallel, and each time is remembered on disk at once. With a `family`, its ranker predicts;
+    without one, a model of the kernel's own timings does, once it has seen some keys. A config that fails does not fail
+    the others; if all fail, the launch raises `TuningFailed` with each reason. The first launch of a key finds its
+    tensors reset and restored as after `triton.autotune`, also where times are known already or nothing is measured.
+    With FORETUNE_MODE=predict nothing is measured, with `off` all configs are.
 
-    - A config that fails is that config's failure. Where all do, the launch raises `TuningFailed`, with each reason.
-    - `bucket` names arguments of `key` (dimensions, where there is a family, whose own `bucketed` count anyway) whose
-      sizes are tuned in steps of 9 %. Within a step a new size is a look-up, among the configs that the kernel's own
-      `prune_configs_by` allows for it.
-    - The first launch of a key finds its tensors as after `triton.autotune`: reset and restored, also where times are
-      known already or nothing is measured.
-    - `budget_s`: after so many seconds no more configs are measured: the best so far runs, or the best predicted.
-    - `isolate`: configs are timed in a process of their own, which one with an illegal access ends instead of yours.
-    - `workers`: the threads that compile (left out: as many as there are cores).
-    - FORETUNE_MODE: in `predict` nothing is measured, in `off` all configs are.
+    Args:
+        configs: The configs, as for `triton.autotune`.
+        key: The arguments whose values need a choice of their own, as for `triton.autotune`.
+        family: The kernel's family, if it has one.
+        k, problem, knobs, fixed, device, bundle: As for `prune`.
+        bucket: Arguments of `key` (with a family, dimensions; the family's own `bucketed` are always included) whose
+            sizes are tuned in steps of 9 %. Within a step, a new size is a look-up among the configs that the kernel's
+            own `prune_configs_by` allows for it.
+        budget_s: Seconds after which no more configs are measured: the best so far runs, or the best predicted.
+        isolate: Time configs in a process of their own, so that an illegal access does not end yours.
+        workers: The number of threads that compile; as many as there are cores if None.
+        options: The other options of `triton.autotune` in Triton 3.6 to 3.9: prune_configs_by, reset_to_zero,
+            restore_value, pre_hook, post_hook, warmup, rep, use_cuda_graph, do_bench, cache_results (times are kept
+            anyway).
 
-    Raises `ForetuneError` for what is none of that.
+    Raises:
+        ForetuneError: An argument is not one of these.
 
     >>> import triton
     >>> configs = [triton.Config({"BLOCK": size}) for size in (64, 128)]
     >>> decorator = autotune(configs, key=["n"], bucket=["n"], budget_s=5.0)
     """
+    given = _with_family(locals())
     from ..runtime.tuning.autotuner import autotune as declare
 
-    found = None if family is None else find_family(family)
-    return declare(
-        configs,
-        key,
-        found,
-        k=k,
-        problem=problem,
-        knobs=knobs,
-        fixed=fixed,
-        device=device,
-        bundle=bundle,
-        bucket=bucket,
-        budget_s=budget_s,
-        isolate=isolate,
-        workers=workers,
-        **options,
-    )
+    return declare(**given.pop("options"), **given)
 
 
 def tune(
@@ -321,33 +304,41 @@ def tune(
     cache: ConfigCache | Path | str | bool = True,
     timer: CallTimer | None = None,
 ) -> Callable[[Callable[..., Any]], TunedFunction]:
-    """A decorator: the function runs with the fastest config of a space, found out at the first call of each key.
+    """Decorate a function so that it runs with the fastest config of a space, found at the first call of each key.
 
-    `space` is a dict of lists, or a list or generator of dicts or of `triton.Config`s, or a function without arguments
-    that returns one of these. The function gets a config as keyword arguments. `key` is a function of the call's
-    arguments, or the names of those that count; left out, all do: tensors by shape, dtype and layout, objects by type.
-    `prune(config, ...)`, with the call's arguments, says True to a config that is worth trying, else False or the
-    reason; a `family` refuses what it does not support, and says what a call's problem is.
+    The function gets a config as keyword arguments. Each config is called `n_warmup` times and timed `n_repeat` times,
+    so it must be possible to call the function often. A call with an argument that a run uses up (an iterator, an open
+    file) is not tuned: the best known config runs, or the first.
 
-    Each config is called `n_warmup` times and then timed `n_repeat` times, so the function must bear to be called
-    often: `reset`, called with the call's arguments before every run, and `restore`, names of arguments whose contents,
-    however deep, are put back in place before every run, are for what it changes. A call with an argument that a run
-    uses up (an iterator, an open file) is not tuned: the best known config runs, or the first. `search` is
-    "exhaustive", or "guided": a model of the timings of earlier keys says which configs are worth it. Tuning ends
-    after `budget_s` seconds or `max_trials` configs, with the best so far. `work` returns a call's `gemm_work`,
-    `elementwise_work` or `Work`, for TFLOP/s, GB/s and per cent of the roofline of the `device` (the live one if left
-    out). `cache` False remembers in memory, a path in that file; FORETUNE_TUNE=strict tunes again what other versions
-    tuned, FORETUNE_TUNE=always everything.
+    A call may pass `autotune=False` (run the best known config, or the first), `autotune_verbose=True`, and
+    `autotune_pg=group`: all ranks of a torch process group tune together and choose what is fastest on the slowest.
+    They must make the same calls with the same keys; else they get a `ForetuneError` that names the difference, at the
+    latest after the group's timeout.
 
-    A call may say `autotune=False` (the best known config runs, or the first), `autotune_verbose=True`, and
-    `autotune_pg=group` (all ranks of a torch process group tune together, and choose what is fastest on the slowest;
-    they make the same calls with the same keys, or get a `ForetuneError` that names the difference, at the latest when
-    the group's timeout is over).
+    Args:
+        space: A dict of lists; a list or generator of dicts or of `triton.Config`s; or a function that returns one.
+        key: A function of the call's arguments, or the names of those that count. If None all do: tensors by shape,
+            dtype and layout, objects by type.
+        prune: A function of a config and the call's arguments: True if the config is worth trying, else False or why.
+        family: A family that refuses the configs it does not support, and turns a call into a problem.
+        n_warmup: Calls of each config before it is timed.
+        n_repeat: Timed calls of each config.
+        search: "exhaustive"; or "guided": a model of the timings of earlier keys chooses what is worth a trial.
+        budget_s: Seconds after which tuning ends with the best config so far.
+        max_trials: Number of configs after which it does.
+        reset: Called with the call's arguments before every run, to undo what the function changes.
+        restore: Names of arguments whose contents, however deep, are put back in place before every run.
+        work: Returns a call's `gemm_work`, `elementwise_work` or `Work`, for TFLOP/s, GB/s and percent of the roofline.
+        device: The device of that roofline; the live one if None.
+        cache: False remembers in memory, a path in that file. FORETUNE_TUNE=strict tunes again what other versions
+            tuned, FORETUNE_TUNE=always everything.
+        timer: Replaces the clock that times calls.
 
-    Raises `ForetuneError` for options that are not valid, and for functions whose work is done later than they return:
-    also in a call, where the result is a future, a generator or the like. Where no config works, a call raises the
-    exception that all of them raised, if it is of one type, else `TuningFailed`, with each config's reason and the
-    first exception as its cause; the next call tries again.
+    Raises:
+        ForetuneError: An option is not valid, or the function's work is done after it returns (also in a call whose
+            result is a future, a generator or the like). If no config works, a call raises the exception that all of
+            them raised if it is of one type, else `TuningFailed` with each config's reason and the first exception as
+            its cause; the next call tries again.
 
     >>> @tune({"chunk": [16, 64, 256]}, key=["rows"], cache=False)
     ... def total(rows, chunk):
@@ -355,26 +346,72 @@ def tune(
     >>> total(1000), len(total.tune(1000).trials)
     (499500, 3)
     """
+    given = _with_family(locals())
     from ..runtime.tuning.functions import TunedFunction
 
-    return partial(
-        TunedFunction,
-        space=space,
-        key=key,
-        prune=prune,
-        family=None if family is None else find_family(family),
-        n_warmup=n_warmup,
-        n_repeat=n_repeat,
-        search=search,
-        budget_s=budget_s,
-        max_trials=max_trials,
-        reset=reset,
-        restore=restore,
-        work=work,
-        device=device,
-        cache=cache,
-        timer=timer,
-    )
+    return partial(TunedFunction, **given)
+
+
+def collect_dataset(
+    family: FamilyLike | Sequence[FamilyLike],
+    *,
+    out: Path | str,
+    cases: Sequence[Case] | None = None,
+    plan: str = "exhaustive",
+    known: Dataset | None = None,
+    share: float | None = None,
+    budget_s: float | None = None,
+    gpus: int | None = None,
+    resume: bool = True,
+    progress: bool = True,
+) -> Summary:
+    """Measure the config spaces of one family or several on this machine's GPUs, as `foretune collect` does.
+
+    If the process is killed or interrupted, the next call continues.
+
+    Args:
+        family: The families, which must be `Measurable`.
+        out: The dataset's folder.
+        cases: The problems to measure; if None, those of `known`, or those that each family draws.
+        plan: "exhaustive", "adaptive", "thin" or "missing".
+        known: The dataset that `plan="missing"` adds to.
+        share: The part of each problem's configs that "adaptive" or "thin" tries, such as 0.03.
+        budget_s: Seconds after which it stops.
+        gpus: How many GPUs to use; all that are visible if None.
+        resume: Whether to continue an earlier run in `out`; if not, `out` must not have one.
+        progress: Whether to show progress on stderr.
+
+    Raises:
+        ForetuneError: A family can only predict, or as for `foretune collect`.
+
+    >>> collect_dataset("grouped_gemm_fwd", out="measured", budget_s=1200)  # doctest: +SKIP
+    Summary(plan='exhaustive', cases=74, ...)
+    """
+    from ..collect.campaign import collect_on_gpus
+    from ..collect.cases import cases_like, draw_cases
+    from ..collect.plan import checked_dataset
+    from ..collect.progress import showing_progress
+    from ..datasets.errors import check_flag
+
+    for name, value in (("resume", resume), ("progress", progress)):
+        check_flag(name, value)
+    measurable = [find_measurable(one) for one in _several(family)]
+    if cases is None and known is not None:
+        cases = [case for one in measurable for case in cases_like(checked_dataset(known), one.name)]
+    drawn = [case for one in measurable for case in draw_cases(one)] if cases is None else cases
+    options: dict[str, Any] = {"gpus": gpus, "plan": plan, "known": known, "share": share, "budget_s": budget_s}
+    with showing_progress(progress) as on_progress:
+        return collect_on_gpus(measurable, drawn, out, resume=resume, on_progress=on_progress, **options)
+
+
+def _with_family(arguments: dict[str, Any]) -> dict[str, Any]:
+    """Return a call's arguments, by name, with the family that the given one stands for."""
+    family = arguments["family"]
+    return arguments if family is None else arguments | {"family": find_family(family)}
+
+
+def _several(family: FamilyLike | Sequence[FamilyLike]) -> Sequence[FamilyLike]:
+    return [family] if isinstance(family, (str, type)) or not isinstance(family, Sequence) else family
 
 
 def _dataset(data: Dataset | Path | str) -> Dataset:
