@@ -1,7 +1,3 @@
-"""What people type: the commands, by what they are about. Each module adds its own to `groups.app`; those that need
-collect/ too are in `foretune.__main__`.
+"""The commands, one module for each group of them. A module adds its commands to `app.app`; `foretune.__main__` imports
+them all. Commands may import every floor; nothing imports commands.
 """
-
-from . import cache, choosing, datasets, machine, training
-
-__all__ = ["cache", "choosing", "datasets", "machine", "training"]

@@ -12,7 +12,7 @@ from ...datasets.console.progress_bar import showing
 from ...datasets.errors import abridged
 from .. import families, find_measurable
 from .app import cache, command
-from .options import FAMILY, AsJson, Predictor, count, device_names, family_names
+from .options import FAMILY, AsJson, Predictor, count, device_names, family_names, option
 from .printing import emit
 
 OneKernel = Annotated[
@@ -47,13 +47,13 @@ def clear(kernel: OneKernel = None, as_json: AsJson = False) -> None:
 @command("export", "foretune cache export --out choices.json", into=cache)
 def export_cache(
     out: Annotated[
-        Path, typer.Option(help="The file to write, new or an earlier export; of other projects' formats, the folder.")
+        Path, option("The file to write, new or an earlier export; of other projects' formats, the folder.")
     ],
     kernel: OneKernel = None,
     format: Annotated[
         str,
-        typer.Option(
-            help="foretune, for `cache import` elsewhere; or what others read: megatron (pinned tables), fla "
+        option(
+            "foretune, for `cache import` elsewhere; or what others read: megatron (pinned tables), fla "
             "(FLA_CONFIG_DIR) or axolotl (autotune_profiles)."
         ),
     ] = "foretune",
@@ -93,13 +93,13 @@ def freeze(
             autocompletion=family_names,
         ),
     ],
-    out: Annotated[Path, typer.Option(help="The Python file to write, new or an earlier frozen one.")],
+    out: Annotated[Path, option("The Python file to write, new or an earlier frozen one.")],
     device: Annotated[
         str | None,
-        typer.Option(
-            help="Freeze what is predicted for the family's workload on this device: a shipped one, or a spec's file.",
-            show_default="what the cache knows",
-            autocompletion=device_names,
+        option(
+            "Freeze what is predicted for the family's workload on this device: a shipped one, or a spec's file.",
+            "what the cache knows",
+            device_names,
         ),
     ] = None,
     rules: Annotated[int, count("At most so many.", 1, 1000)] = 32,

@@ -11,14 +11,14 @@ import typer
 from ...datasets.console.progress_bar import showing
 from .. import families
 from .app import command, datasets
-from .options import AsJson, dataset_names
+from .options import AsJson, dataset_names, option
 from .printing import Listed, counted, emit
 
 OneDataset = Annotated[
     str,
     typer.Argument(metavar="DATA", help="Dataset folder, or the name of a shipped one.", autocompletion=dataset_names),
 ]
-NewName = Annotated[str | None, typer.Option(help="What it is called.", show_default="the folder's name")]
+NewName = Annotated[str | None, option("What it is called.", "the folder's name")]
 
 
 @datasets.callback(epilog="Example: foretune datasets --json")
@@ -31,10 +31,7 @@ def list_datasets(context: typer.Context, as_json: AsJson = False) -> None:
 
 
 @command("show", "foretune datasets show measured --json", into=datasets)
-def show_dataset(
-    data: OneDataset,
-    as_json: AsJson = False,
-) -> None:
+def show_dataset(data: OneDataset, as_json: AsJson = False) -> None:
     """Describe one dataset."""
     from ...datasets import describe
     from ...model import check_sources
@@ -54,7 +51,7 @@ def merge(
             metavar="DATA...", help="Dataset folders, or names of shipped ones.", autocompletion=dataset_names
         ),
     ],
-    out: Annotated[Path, typer.Option(help="Folder for the new dataset, sealed.")],
+    out: Annotated[Path, option("Folder for the new dataset, sealed.")],
     name: NewName = None,
     other_sources: Annotated[
         bool, typer.Option("--other-sources", help="Also merge what was measured with other sources of a kernel.")
@@ -80,7 +77,7 @@ def merge(
 @command("seal", "foretune datasets seal measured --out shipped", into=datasets)
 def seal(
     data: Annotated[str, typer.Argument(metavar="DATA", help="Dataset folder.")],
-    out: Annotated[Path, typer.Option(help="Folder for the sealed dataset.")],
+    out: Annotated[Path, option("Folder for the sealed dataset.")],
     name: NewName = None,
     as_json: AsJson = False,
 ) -> None:

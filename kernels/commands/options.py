@@ -1,4 +1,4 @@
-"""Options and arguments that several commands take."""
+"""Options and arguments that several commands take, and how each kind of option is declared."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ MOST_SMS = 10_000
 
 
 def read_by(read: Callable[..., T], *bounds: float) -> Callable[[Any], T]:
-    """What makes an option's value from its text, or says what would be right."""
+    """Return a parser of an option's text, whose errors say what would be right."""
 
     def parse(text: Any) -> T:  # a default is a number already
         try:
@@ -37,26 +37,11 @@ def read_by(read: Callable[..., T], *bounds: float) -> Callable[[Any], T]:
 
 
 def given_as(option: str, read: Callable[..., T], text: str, *bounds: float) -> T:
-    """An option's value from its text; what is wrong with it is said with the option's name."""
+    """Return an option's value from its text. Errors name the option."""
     try:
         return read(text, *bounds)
     except ForetuneError as error:
         raise typer.BadParameter(str(error), param_hint=option) from None
-
-
-def count(help: str, low: int, high: int, **settings: Any) -> Any:
-    """An option that is a whole number."""
-    return typer.Option(help=help, parser=read_by(whole_number, low, high), metavar=f"{low}..{high}", **settings)
-
-
-def amount(help: str, low: float, high: float, **settings: Any) -> Any:
-    """An option that is a number."""
-    return typer.Option(help=help, parser=read_by(number, low, high), metavar=f"{low:g}..{high:g}", **settings)
-
-
-def shortlist_length(text: Any) -> Any:
-    """A shortlist's length from an option's text."""
-    return "auto" if text == "auto" else read_by(whole_number, 1, MOST)(text)
 
 
 def family_names(incomplete: str) -> list[str]:
@@ -73,6 +58,28 @@ def device_names(incomplete: str) -> list[str]:
     return [name for name in DeviceSpec.names() if name.startswith(incomplete)]
 
 
+def option(
+    help: str, unset: bool | str = True, names: Callable[[str], list[str]] | None = None, *flags: str, **settings: Any
+) -> Any:
+    """Declare an option: its help, what its default means to people, and what completes its value."""
+    return typer.Option(*flags, help=help, show_default=unset, autocompletion=names, **settings)
+
+
+def count(help: str, low: int, high: int, unset: bool | str = True) -> Any:
+    """Declare an option that is a whole number."""
+    return option(help, unset, parser=read_by(whole_number, low, high), metavar=f"{low}..{high}")
+
+
+def amount(help: str, low: float, high: float, unset: bool | str = True, metavar: str | None = None) -> Any:
+    """Declare an option that is a number."""
+    return option(help, unset, parser=read_by(number, low, high), metavar=metavar or f"{low:g}..{high:g}")
+
+
+def shortlist_length(text: Any) -> Any:
+    """Return a shortlist's length from an option's text."""
+    return "auto" if text == "auto" else read_by(whole_number, 1, MOST)(text)
+
+
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON to stdout instead of tables.")]
 FamilyName = Annotated[
     str,
@@ -83,44 +90,19 @@ FamilyName = Annotated[
     ),
 ]
 OnlyFamilies = Annotated[
-    list[str] | None,
-    typer.Option(
-        help="Only this family, as for collect; may be repeated.",
-        show_default="all in the data",
-        autocompletion=family_names,
-    ),
+    list[str] | None, option("Only this family, as for collect; may be repeated.", "all in the data", family_names)
 ]
-Data = Annotated[
-    list[str] | None,
-    typer.Option(
-        help="Dataset folder or shipped name; may be repeated.", show_default=SHIPPED, autocompletion=dataset_names
-    ),
-]
+Data = Annotated[list[str] | None, option("Dataset folder or shipped name; may be repeated.", SHIPPED, dataset_names)]
 Device = Annotated[
-    str | None,
-    typer.Option(
-        help="A shipped device, for example h200, or a spec's JSON file.",
-        show_default="this GPU",
-        autocompletion=device_names,
-    ),
+    str | None, option("A shipped device, for example h200, or a spec's JSON file.", "this GPU", device_names)
 ]
-Dtype = Annotated[
-    str | None, typer.Option(help="Element type, one of the family's.", show_default="the family's first")
-]
+Dtype = Annotated[str | None, option("Element type, one of the family's.", "the family's first")]
 Budget = Annotated[
     float | None,
-    typer.Option(
-        help="Stop in time, for example 90s, 20m or 1h.",
-        parser=read_by(duration_s),
-        metavar="DURATION",
-        show_default="none",
-    ),
+    option("Stop in time, for example 90s, 20m or 1h.", "none", parser=read_by(duration_s), metavar="DURATION"),
 ]
 #: The bundle that predicts; `ToJudge` is one that is judged.
 Predictor = Annotated[
-    Path | None,
-    typer.Option("--bundle", help="Who predicts: a bundle of `foretune train`.", show_default="the shipped bundle"),
+    Path | None, option("Who predicts: a bundle of `foretune train`.", "the shipped bundle", None, "--bundle")
 ]
-ToJudge = Annotated[
-    Path | None, typer.Option("--bundle", help="Judge this bundle as it is.", show_default="cross-validate")
-]
+ToJudge = Annotated[Path | None, option("Judge this bundle as it is.", "cross-validate", None, "--bundle")]

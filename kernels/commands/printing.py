@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import typer
 
-from ...datasets.console.tables import printable
-from .stdout import result_file
+from ...datasets.errors import printable
+from .app import result_file
 
 if TYPE_CHECKING:
     from ...datasets.dataset import Dataset
@@ -25,7 +25,7 @@ class Result(Protocol):
 
 
 def emit(result: Result, as_json: bool, **places: Path) -> None:
-    """Prints a result, and where on the disk things lie now."""
+    """Print a result, and where on the disk things are now."""
     if as_json:
         value = result.to_json()
         added = {what: str(path) for what, path in places.items()}
@@ -42,8 +42,8 @@ def emit(result: Result, as_json: bool, **places: Path) -> None:
 
 
 @dataclass(frozen=True)
-class Said:
-    """A result that is a line."""
+class Line:
+    """A result that is a line of text."""
 
     value: Mapping[str, Any]
     line: str
@@ -74,7 +74,7 @@ class ByFamily:
 
 @dataclass(frozen=True)
 class Held:
-    """Evaluations, held against the largest regret@1 that is allowed."""
+    """Evaluations, compared with the largest regret@1 that is allowed."""
 
     judged: ByFamily
     max_regret1: float
@@ -103,14 +103,14 @@ class Listed:
         return contents_table(self.described)
 
 
-def counted(dataset: Dataset, *, dropped: int = 0) -> Said:
-    """What was written, and what was not: rows that were `dropped`, and those that cannot be read."""
+def counted(dataset: Dataset, *, dropped: int = 0) -> Line:
+    """Return what was written, and what was not: rows that were `dropped`, and those that cannot be read."""
     rows = len(dataset.measurements)
     line = f"{dataset.name}: {rows} measurements."
     line += f" {dropped} more are left out: exact repeats, or named in a warning." * bool(dropped)
-    return Said({"measurements": rows, "dropped": dropped} | left_out_of(dataset), line)
+    return Line({"measurements": rows, "dropped": dropped} | left_out_of(dataset), line)
 
 
 def left_out_of(dataset: Dataset) -> dict[str, Any]:
-    """The rows of a dataset's files that cannot be read, for `--json`; a warning has said so to people."""
+    """Return the rows of a dataset's files that cannot be read, for `--json`; a warning has told people."""
     return {"left_out": [one.to_json() for one in dataset.left_out]}

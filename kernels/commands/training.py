@@ -1,4 +1,4 @@
-"""Commands that learn from measurements and judge what was learned."""
+"""Commands that train on measurements and evaluate what was learned."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ import typer
 
 from ...datasets import DeviceSpec, Family
 from ...datasets.console.progress_bar import showing
-from ...datasets.console.tables import printable
+from ...datasets.errors import printable
 from .. import find_measurable
 from .app import command
-from .asked_for import families_of, for_each_family, judged_families, live_gpu, load_all, rows_of
-from .options import EXAMPLE, FAMILY, SHIPPED, AsJson, Data, OnlyFamilies, ToJudge, amount, count, dataset_names
-from .printing import Held, Said, emit, left_out_of
+from .inputs import bundle_at, families_of, for_each_family, judged_families, live_gpu, load_all, rows_of
+from .options import EXAMPLE, FAMILY, SHIPPED, AsJson, Data, OnlyFamilies, ToJudge, amount, count, dataset_names, option
+from .printing import Held, Line, emit, left_out_of
 
 if TYPE_CHECKING:
     from ...model.evaluation import Evaluation
@@ -28,9 +28,7 @@ _QUICKSTART_S, _TRAINING_S, _EVALUATING_S, _JUDGING_S, _CURVE_S = 1e-4, 5e-5, 2.
 
 @command("quickstart", "foretune quickstart")
 def quickstart(
-    out: Annotated[
-        Path | None, typer.Option(help="Folder for the bundle.", show_default="~/.cache/foretune/quickstart")
-    ] = None,
+    out: Annotated[Path | None, option("Folder for the bundle.", "~/.cache/foretune/quickstart")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Train on the shipped H200 measurements and see what the ranker is worth, without a GPU.
@@ -56,16 +54,13 @@ def quickstart(
 @command("train", "foretune train --data measured --data h200 --out my-bundle")
 def train(
     data: Annotated[
-        list[str],
-        typer.Option(
-            help="Dataset folder, or the name of a shipped one; may be repeated.", autocompletion=dataset_names
-        ),
+        list[str], option("Dataset folder, or the name of a shipped one; may be repeated.", names=dataset_names)
     ],
-    out: Annotated[Path, typer.Option(help="Folder for the bundle.")],
+    out: Annotated[Path, option("Folder for the bundle.")],
     family: OnlyFamilies = None,
     keep: Annotated[
         str | None,
-        typer.Option(help=f"A bundle, or {SHIPPED_BUNDLE!r}: the families that are not trained now are taken from it."),
+        option(f"A bundle, or {SHIPPED_BUNDLE!r}: the families that are not trained now are taken from it."),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -85,21 +80,17 @@ def train(
     others = [name for name in together.families if name not in trained.families]
     text = f"Trained {', '.join(trained.families)}." + f" Kept {', '.join(others)}." * bool(others)
     told = {"families": list(together.families), "kept": others} | left_out_of(dataset)
-    emit(Said(told, text), as_json, bundle=out)
+    emit(Line(told, text), as_json, bundle=out)
 
 
 @command("adapt", "foretune adapt --data small --out my-bundle")
 def adapt(
     data: Annotated[
         list[str],
-        typer.Option(
-            help="What was measured on the new card: a dataset folder; may be repeated.", autocompletion=dataset_names
-        ),
+        option("What was measured on the new card: a dataset folder; may be repeated.", names=dataset_names),
     ],
-    out: Annotated[Path, typer.Option(help="Folder for the new bundle.")],
-    bundle: Annotated[
-        Path | None, typer.Option(help="The bundle to begin with.", show_default="the shipped bundle")
-    ] = None,
+    out: Annotated[Path, option("Folder for the new bundle.")],
+    bundle: Annotated[Path | None, option("The bundle to begin with.", "the shipped bundle")] = None,
     family: OnlyFamilies = None,
     as_json: AsJson = False,
 ) -> None:
@@ -119,7 +110,7 @@ def adapt(
     adapted.save(out)
     known = sorted({spec.name for name in adapted.families for spec in adapted.trained_on(name)})
     said = {"families": sorted(set(families)), "devices": known}
-    emit(Said(said, f"Adapted {', '.join(said['families'])}: knows {', '.join(known)}."), as_json, bundle=out)
+    emit(Line(said, f"Adapted {', '.join(said['families'])}: knows {', '.join(known)}."), as_json, bundle=out)
 
 
 @command("evaluate", "foretune evaluate --data measured --bundle my-bundle --json")
@@ -127,15 +118,15 @@ def evaluate(
     data: Data = None,
     bundle: ToJudge = None,
     split: Annotated[
-        str, typer.Option(help="What cross-validation holds out: model families, each device, or the largest sizes.")
+        str, option("What cross-validation holds out: model families, each device, or the largest sizes.")
     ] = "model",
     baselines: Annotated[
         list[str] | None,
-        typer.Option(
-            help="What to compare with: fast, all, or a name: random, static, regimes (a static list for each), "
+        option(
+            "What to compare with: fast, all, or a name: random, static, regimes (a static list for each), "
             "nearest, estimate, nvmatmulheuristics (of grouped GEMMs); 13 and 19 times as slow as our own: ck_tile, "
             "flagtune (the recipes of these projects). May be repeated.",
-            show_default="fast",
+            "fast",
             metavar="fast|all|NAME",
         ),
     ] = None,
@@ -148,7 +139,7 @@ def evaluate(
             "ragged sizes known.",
             0.0,
             1000.0,
-            show_default="none",
+            "none",
         ),
     ] = None,
     as_json: AsJson = False,
@@ -163,12 +154,11 @@ def evaluate(
     if bundle is not None and split != "model":
         raise typer.BadParameter("a bundle is judged as it is: nothing is split", param_hint="--split")
 
-    from ...model import load_bundle
     from ...model.baselines import choose_rivals
     from ...model.evaluate import cross_validate, evaluate_bundle
     from ..comparisons import baselines_of
 
-    given = None if bundle is None else load_bundle(bundle)
+    given = bundle_at(bundle)
     names = ",".join(baselines or ["fast"]).split(",")
     with showing(f"loading {' and '.join(data or [SHIPPED])}"):
         dataset = load_all(data)
@@ -202,12 +192,10 @@ def evaluate(
 
 @command("report", "foretune report --data measured --bundle my-bundle --out report.html")
 def report(
-    out: Annotated[Path, typer.Option(help="The HTML file to write.")],
+    out: Annotated[Path, option("The HTML file to write.")],
     data: Data = None,
     bundle: ToJudge = None,
-    plots: Annotated[
-        Path | None, typer.Option(help="Folder for each figure as an SVG file.", show_default="none")
-    ] = None,
+    plots: Annotated[Path | None, option("Folder for each figure as an SVG file.", "none")] = None,
     quick: Annotated[
         bool, typer.Option("--quick", help="Without the learning curve, for which more is trained.")
     ] = False,
@@ -220,7 +208,6 @@ def report(
     slowest first choices. The file needs no network. Takes `foretune[report]`.
     """
     from ...datasets.disk.writable import check_file
-    from ...model import load_bundle
     from ...model.folders import check_plots_folder
     from ...model.report import check_installed, make_report
 
@@ -228,7 +215,7 @@ def report(
     check_file(out)
     if plots is not None:
         check_plots_folder(plots)
-    given = None if bundle is None else load_bundle(bundle)
+    given = bundle_at(bundle)
     dataset = load_all(data)
     kernels = judged_families(dataset, family, given)
     row_s = (_JUDGING_S if given else _EVALUATING_S) + (0.0 if quick else _CURVE_S)
