@@ -149,7 +149,7 @@ def cover(
         data: Choose by measured times instead: a dataset, its folder, or the name of a shipped one, which has the
             problem at several sizes.
         bundle: The bundle that predicts, or its folder; the shipped one if None.
-        measure: Time the two configs predicted to be best at each size, at all sizes on this GPU, and choose by that.
+        measure: Time the three configs predicted to be best at each size, at all sizes on this GPU, and choose by that.
 
     Raises:
         ForetuneError: An argument is not one of these; nothing is predicted; `data` has fewer than two sizes; no `n`
