@@ -166,13 +166,14 @@ def cover(
 
     found = find_family(family)
     spec = DeviceSpec.live() if device is None else DeviceSpec.find(device)
-    asked, limits = (found, problem, dynamic, range, n, spec), {"within": within, "ranges": ranges}
+    asked = (found, problem, dynamic, range, n, spec)
+    limits: dict[str, Any] = {"within": within, "ranges": ranges}
     predicting: dict[str, Any] = {"sizes": sizes, "configs": configs, "bundle": bundle}
     if data is None:
-        return make_cover(*asked, **limits, **predicting, measure=measure)  # type: ignore[arg-type]
+        return make_cover(*asked, measure=measure, **limits | predicting)
     if unused := [name for name, one in (predicting | {"measure": measure or None}).items() if one is not None]:
         raise ForetuneError(f"{unused[0]} is for predictions, but with data nothing is predicted")
-    return measured_cover(*asked, _dataset(data), **limits)  # type: ignore[arg-type]
+    return measured_cover(*asked, _dataset(data), **limits)
 
 
 def adapt(

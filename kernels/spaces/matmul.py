@@ -150,7 +150,7 @@ def fit_configs(
         raise ForetuneError(f"shape must be (m, n, k) but is {shown(shape)}")
     m, n, k = (check_integer(name, size, 1, MOST_SIZE) for name, size in zip("mnk", shape, strict=True))
     spec = DeviceSpec.find(device)
-    scaled = [_scaled(_with_blocks(config), m, n, k, dtype) for config in configs]
+    scaled = [_scaled_down(_with_blocks(config), m, n, k, dtype) for config in configs]
     left = Filtered.by(scaled, lambda config: gemm_limit(config, spec, dtype))
     if not left.configs:
         why = left.dropped[0][1] if left.dropped else "there are none"
@@ -328,7 +328,7 @@ def least_block_k(dtype: str) -> int:
     return 32 if itemsize_of(dtype) == 1 else LEAST_BLOCK
 
 
-def _scaled(config: KernelConfig, m: int, n: int, k: int, dtype: str) -> KernelConfig:
+def _scaled_down(config: KernelConfig, m: int, n: int, k: int, dtype: str) -> KernelConfig:
     knobs = config.to_json()
     for knob, size, least in (
         ("BLOCK_M", m, LEAST_BLOCK),
