@@ -5,23 +5,17 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-import typer
-
 from ...datasets import ForetuneError
 from ...datasets.console.progress_bar import showing
 from ...datasets.errors import abridged
 from .. import families, find_measurable
 from .app import cache, command
-from .options import FAMILY, AsJson, Predictor, count, device_names, family_names, option
+from .options import FAMILY, AsJson, Predictor, argument, count, device_names, family_names, option
 from .printing import emit
 
 OneKernel = Annotated[
     str | None,
-    typer.Argument(
-        metavar="[KERNEL]",
-        help="Only this kernel or function, as `cache show` calls it.",
-        show_default="all that are remembered",
-    ),
+    argument("[KERNEL]", "Only this kernel or function, as `cache show` calls it.", unset="all that are remembered"),
 ]
 
 
@@ -71,7 +65,7 @@ def export_cache(
 
 @command("import", "foretune cache import choices.json", into=cache)
 def import_cache(
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="What `foretune cache export` wrote.")],
+    file: Annotated[Path, argument("FILE", "What `foretune cache export` wrote.")],
     as_json: AsJson = False,
 ) -> None:
     """Add another machine's times and choices to what is remembered here; what both have stays as it is here.
@@ -87,10 +81,10 @@ def import_cache(
 def freeze(
     kernel: Annotated[
         str,
-        typer.Argument(
-            metavar="KERNEL",
-            help="As `cache show` calls it; with --device a kernel family, or package.module:attribute.",
-            autocompletion=family_names,
+        argument(
+            "KERNEL",
+            "As `cache show` calls it; with --device a kernel family, or package.module:attribute.",
+            family_names,
         ),
     ],
     out: Annotated[Path, option("The Python file to write, new or an earlier frozen one.")],

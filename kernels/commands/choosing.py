@@ -26,6 +26,7 @@ from .options import (
     FamilyName,
     Predictor,
     amount,
+    argument,
     count,
     dataset_names,
     family_names,
@@ -191,11 +192,11 @@ def cover(
 def warmup(
     family: Annotated[
         str,
-        typer.Argument(
-            metavar="FAMILY",
-            help="A kernel family's name, its package.module:attribute; or a package, or one package.module.kernel, "
+        argument(
+            "FAMILY",
+            "A kernel family's name, its package.module:attribute; or a package, or one package.module.kernel, "
             "of which kernels were tuned.",
-            autocompletion=family_names,
+            family_names,
         ),
     ],
     shapes: Annotated[

@@ -22,13 +22,14 @@ from .options import (
     Data,
     OnlyFamilies,
     amount,
+    argument,
     count,
     dataset_names,
     family_names,
     given_as,
     option,
 )
-from .printing import emit
+from .printing import ByFamily, emit
 
 if TYPE_CHECKING:
     from ...collect.replay import Replay
@@ -43,12 +44,7 @@ _REPLAYING_S = 8e-4
 def collect(
     family: Annotated[
         list[str],
-        typer.Argument(
-            metavar="FAMILY...",
-            help=f"Kernel families, as {FAMILY}, or package.module:attribute.",
-            show_default=False,
-            autocompletion=family_names,
-        ),
+        argument("FAMILY...", f"Kernel families, as {FAMILY}, or package.module:attribute.", family_names, False),
     ],
     out: Annotated[Path, option("Dataset folder; an earlier run's is continued.")],
     gpus: Annotated[str, option("How many of the visible GPUs to measure on.")] = "all",
@@ -165,4 +161,4 @@ def replay(
         return replay_plan(dataset, kernel, adaptive)
 
     what = "measuring by the plan, training and judging"
-    emit(for_each_family(replayed, dataset, families_of(dataset, family), what, _REPLAYING_S), as_json)
+    emit(ByFamily(for_each_family(replayed, dataset, families_of(dataset, family), what, _REPLAYING_S)), as_json)

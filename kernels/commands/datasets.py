@@ -11,12 +11,12 @@ import typer
 from ...datasets.console.progress_bar import showing
 from .. import families
 from .app import command, datasets
-from .options import AsJson, dataset_names, option
-from .printing import Listed, counted, emit
+from .options import AsJson, argument, dataset_names, option
+from .printing import counted, emit, listed
 
 OneDataset = Annotated[
     str,
-    typer.Argument(metavar="DATA", help="Dataset folder, or the name of a shipped one.", autocompletion=dataset_names),
+    argument("DATA", "Dataset folder, or the name of a shipped one.", dataset_names),
 ]
 NewName = Annotated[str | None, option("What it is called.", "the folder's name")]
 
@@ -27,7 +27,7 @@ def list_datasets(context: typer.Context, as_json: AsJson = False) -> None:
     if context.invoked_subcommand is None:
         from ...datasets import describe, names
 
-        emit(Listed([describe(name) for name in names()]), as_json)
+        emit(listed([describe(name) for name in names()]), as_json)
 
 
 @command("show", "foretune datasets show measured --json", into=datasets)
@@ -40,16 +40,14 @@ def show_dataset(data: OneDataset, as_json: AsJson = False) -> None:
     for name, known in families().items():
         if name in described["families"]:
             check_sources(described["name"], described["provenance"], known)
-    emit(Listed([described]), as_json)
+    emit(listed([described]), as_json)
 
 
 @command("merge", "foretune datasets merge mine theirs --out both", into=datasets)
 def merge(
     data: Annotated[
         list[str],
-        typer.Argument(
-            metavar="DATA...", help="Dataset folders, or names of shipped ones.", autocompletion=dataset_names
-        ),
+        argument("DATA...", "Dataset folders, or names of shipped ones.", dataset_names),
     ],
     out: Annotated[Path, option("Folder for the new dataset, sealed.")],
     name: NewName = None,
@@ -76,7 +74,7 @@ def merge(
 
 @command("seal", "foretune datasets seal measured --out shipped", into=datasets)
 def seal(
-    data: Annotated[str, typer.Argument(metavar="DATA", help="Dataset folder.")],
+    data: Annotated[str, argument("DATA", "Dataset folder.")],
     out: Annotated[Path, option("Folder for the sealed dataset.")],
     name: NewName = None,
     as_json: AsJson = False,

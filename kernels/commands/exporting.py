@@ -11,8 +11,8 @@ from ...datasets.console.progress_bar import showing
 from ...datasets.errors import MOST, abridged
 from .app import command
 from .inputs import bundle_at, device_or_this_gpu, live_gpu
-from .options import AsJson, Predictor, count, dataset_names, device_names, family_names, option
-from .printing import Line, emit, left_out_of
+from .options import AsJson, Predictor, argument, count, dataset_names, device_names, family_names, option
+from .printing import Printed, emit, left_out_of
 
 #: Seconds that a format takes for each measurement, on two cores of 2026: what is printed beforehand.
 _EXPORTING_S = {"csv": 4e-6, "t4": 6e-5}
@@ -22,10 +22,8 @@ _EXPORTING_S = {"csv": 4e-6, "t4": 6e-5}
 def export(
     data: Annotated[
         str,
-        typer.Argument(
-            metavar="DATA|vllm|sglang",
-            help="Dataset folder, or the name of a shipped one; or a serving engine.",
-            autocompletion=dataset_names,
+        argument(
+            "DATA|vllm|sglang", "Dataset folder, or the name of a shipped one; or a serving engine.", dataset_names
         ),
     ],
     out: Annotated[Path, option("The file to write; an engine's files, the folder.")],
@@ -116,4 +114,4 @@ def _export_dataset(
     with showing(f"writing {out}", _EXPORTING_S.get(format, 0.0) * (rows if problem is None else 0)):
         results = export_dataset(dataset, out, format, family=family, problem=problem)
     result = {"format": format, "results": results} | left_out_of(dataset)
-    emit(Line(result, f"{results} results."), as_json, out=out)
+    emit(Printed(result, f"{results} results."), as_json, out=out)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import typer
 from typer.core import TyperCommand
@@ -19,11 +19,12 @@ from ...datasets.progress import share_of
 from .. import families, find_family
 from .app import GIVEN
 from .options import SHIPPED, given_as
-from .printing import ByFamily
 
 if TYPE_CHECKING:
     from ...datasets.dataset import Dataset
     from ...model.bundle import Bundle
+
+T = TypeVar("T")
 
 
 def taken_by(family: Family) -> str:
@@ -151,16 +152,16 @@ def judged_families(dataset: Dataset, only: Iterable[str] | None, bundle: Bundle
 
 
 def for_each_family(
-    call: Callable[[Family], Any], dataset: Dataset, families: Mapping[str, Family], what: str, row_s: float
-) -> ByFamily:
+    call: Callable[[Family], T], dataset: Dataset, families: Mapping[str, Family], what: str, row_s: float
+) -> dict[str, T]:
     """Call a function for each family, and show the progress."""
-    rows, found = rows_of(dataset, families), {}
+    rows, found = rows_of(dataset, families), dict[str, T]()
     with showing(what, row_s * rows) as say:
         for name, family in families.items():
             say(f"{name}: {what}")
             with share_of(len(dataset.rows(name)) / rows):
                 found[name] = call(family)
-    return ByFamily(found)
+    return found
 
 
 def rows_of(dataset: Dataset, families: Iterable[str]) -> int:

@@ -21,6 +21,7 @@ from .options import (
     AsJson,
     Budget,
     Predictor,
+    argument,
     count,
     dataset_names,
     device_names,
@@ -36,12 +37,7 @@ _GROUPED_GEMMS = (FAMILY, "grouped_gemm_dx", "grouped_gemm_dw")
 def device(
     spec: Annotated[
         str | None,
-        typer.Argument(
-            metavar="[DEVICE]",
-            help="A shipped device or a spec's JSON file, to show as it is.",
-            show_default="this GPU",
-            autocompletion=device_names,
-        ),
+        argument("[DEVICE]", "A shipped device or a spec's JSON file, to show as it is.", device_names, "this GPU"),
     ] = None,
     sms: Annotated[int | None, count("Only so many of its SMs, as a device.", 1, MOST_SMS, "all")] = None,
     out: Annotated[Path | None, option("JSON file to save the spec in, for --device elsewhere.")] = None,

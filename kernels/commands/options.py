@@ -65,6 +65,11 @@ def option(
     return typer.Option(*flags, help=help, show_default=unset, autocompletion=names, **settings)
 
 
+def argument(metavar: str, help: str, names: Callable[[str], list[str]] | None = None, unset: bool | str = True) -> Any:
+    """Declare an argument, as `option` does an option."""
+    return typer.Argument(metavar=metavar, help=help, show_default=unset, autocompletion=names)
+
+
 def count(help: str, low: int, high: int, unset: bool | str = True) -> Any:
     """Declare an option that is a whole number."""
     return option(help, unset, parser=read_by(whole_number, low, high), metavar=f"{low}..{high}")
@@ -83,11 +88,7 @@ def shortlist_length(text: Any) -> Any:
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON to stdout instead of tables.")]
 FamilyName = Annotated[
     str,
-    typer.Argument(
-        metavar="FAMILY",
-        help=f"A kernel family, as {FAMILY}, or package.module:attribute.",
-        autocompletion=family_names,
-    ),
+    argument("FAMILY", f"A kernel family, as {FAMILY}, or package.module:attribute.", family_names),
 ]
 OnlyFamilies = Annotated[
     list[str] | None, option("Only this family, as for collect; may be repeated.", "all in the data", family_names)

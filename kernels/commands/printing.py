@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -22,6 +22,38 @@ class Result(Protocol):
     """What a command prints: a JSON value, and something that rich can print."""
 
     def to_json(self) -> Any: ...
+
+
+@dataclass(frozen=True)
+class Printed:
+    """A result of which the two are given: a JSON value, and something that rich can print, or a line of text."""
+
+    value: Any
+    shown: Any
+
+    def to_json(self) -> Any:
+        return self.value
+
+    def __rich__(self) -> Any:
+        from rich.text import Text
+
+        return Text(printable(self.shown)) if isinstance(self.shown, str) else self.shown
+
+
+@dataclass(frozen=True)
+class ByFamily:
+    """A result for each family, and what else the JSON has."""
+
+    families: Mapping[str, Result]
+    more: Mapping[str, Any] = field(default_factory=dict)
+
+    def to_json(self) -> dict[str, Any]:
+        return {"families": {name: one.to_json() for name, one in self.families.items()}, **self.more}
+
+    def __rich__(self) -> Any:
+        from rich.console import Group
+
+        return Group(*self.families.values())
 
 
 def emit(result: Result, as_json: bool, **places: Path) -> None:
@@ -41,74 +73,19 @@ def emit(result: Result, as_json: bool, **places: Path) -> None:
         typer.echo(f"It lies in {printable(str(path))}")
 
 
-@dataclass(frozen=True)
-class Line:
-    """A result that is a line of text."""
+def listed(described: list[Mapping[str, Any]]) -> Printed:
+    """Return descriptions of datasets as one table."""
+    from ...datasets.contents import contents_table
 
-    value: Mapping[str, Any]
-    line: str
-
-    def to_json(self) -> Mapping[str, Any]:
-        return self.value
-
-    def __rich__(self) -> Any:
-        from rich.text import Text
-
-        return Text(printable(self.line))
+    return Printed(described, contents_table(described))
 
 
-@dataclass(frozen=True)
-class ByFamily:
-    """A result for each family."""
-
-    families: Mapping[str, Any]
-
-    def to_json(self) -> dict[str, Any]:
-        return {"families": {name: one.to_json() for name, one in self.families.items()}}
-
-    def __rich__(self) -> Any:
-        from rich.console import Group
-
-        return Group(*self.families.values())
-
-
-@dataclass(frozen=True)
-class Held:
-    """Evaluations, compared with the largest regret@1 that is allowed."""
-
-    judged: ByFamily
-    max_regret1: float
-    error: str | None  # which families fall short
-
-    def to_json(self) -> dict[str, Any]:
-        held = self.judged.to_json() | {"max_regret1": self.max_regret1}
-        return held if self.error is None else held | {"error": self.error}
-
-    def __rich__(self) -> Any:
-        return self.judged.__rich__()
-
-
-@dataclass(frozen=True)
-class Listed:
-    """Datasets, in one table."""
-
-    described: Sequence[Mapping[str, Any]]
-
-    def to_json(self) -> list[Any]:
-        return list(self.described)
-
-    def __rich__(self) -> Any:
-        from ...datasets.contents import contents_table
-
-        return contents_table(self.described)
-
-
-def counted(dataset: Dataset, *, dropped: int = 0) -> Line:
+def counted(dataset: Dataset, *, dropped: int = 0) -> Printed:
     """Return what was written, and what was not: rows that were `dropped`, and those that cannot be read."""
     rows = len(dataset.measurements)
     line = f"{dataset.name}: {rows} measurements."
     line += f" {dropped} more are left out: exact repeats, or named in a warning." * bool(dropped)
-    return Line({"measurements": rows, "dropped": dropped} | left_out_of(dataset), line)
+    return Printed({"measurements": rows, "dropped": dropped} | left_out_of(dataset), line)
 
 
 def left_out_of(dataset: Dataset) -> dict[str, Any]:

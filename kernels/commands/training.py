@@ -15,7 +15,7 @@ from .. import find_measurable
 from .app import command
 from .inputs import bundle_at, families_of, for_each_family, judged_families, live_gpu, load_all, rows_of
 from .options import EXAMPLE, FAMILY, SHIPPED, AsJson, Data, OnlyFamilies, ToJudge, amount, count, dataset_names, option
-from .printing import Held, Line, emit, left_out_of
+from .printing import ByFamily, Printed, emit, left_out_of
 
 if TYPE_CHECKING:
     from ...model.evaluation import Evaluation
@@ -80,7 +80,7 @@ def train(
     others = [name for name in together.families if name not in trained.families]
     text = f"Trained {', '.join(trained.families)}." + f" Kept {', '.join(others)}." * bool(others)
     told = {"families": list(together.families), "kept": others} | left_out_of(dataset)
-    emit(Line(told, text), as_json, bundle=out)
+    emit(Printed(told, text), as_json, bundle=out)
 
 
 @command("adapt", "foretune adapt --data small --out my-bundle")
@@ -110,7 +110,7 @@ def adapt(
     adapted.save(out)
     known = sorted({spec.name for name in adapted.families for spec in adapted.trained_on(name)})
     said = {"families": sorted(set(families)), "devices": known}
-    emit(Line(said, f"Adapted {', '.join(said['families'])}: knows {', '.join(known)}."), as_json, bundle=out)
+    emit(Printed(said, f"Adapted {', '.join(said['families'])}: knows {', '.join(known)}."), as_json, bundle=out)
 
 
 @command("evaluate", "foretune evaluate --data measured --bundle my-bundle --json")
@@ -175,17 +175,13 @@ def evaluate(
 
     judged = for_each_family(judge, dataset, kernels, what, row_s)
     if max_regret1 is None:
-        emit(judged, as_json)
+        emit(ByFamily(judged), as_json)
         return
-    short = {
-        name: regret1
-        for name, one in judged.families.items()
-        if (regret1 := one.to_json()["regret"]["1"]["geomean"] - 1) > max_regret1
-    }
-    named = ", ".join(f"{name} {100 * regret1:.2f} %" for name, regret1 in short.items())
-    error = f"regret@1 must be at most {100 * max_regret1:g} % but is: {named}" if short else None
-    emit(Held(judged, max_regret1, error), as_json)
-    if error is not None:
+    regrets1 = {name: one.to_json()["regret"]["1"]["geomean"] - 1 for name, one in judged.items()}
+    over = [f"{name} {100 * regret1:.2f} %" for name, regret1 in regrets1.items() if regret1 > max_regret1]
+    error = f"regret@1 must be at most {100 * max_regret1:g} % but is: {', '.join(over)}"
+    emit(ByFamily(judged, {"max_regret1": max_regret1} | ({"error": error} if over else {})), as_json)
+    if over:
         typer.echo(f"Error: {printable(error)}", err=True)
         raise typer.Exit(1)
 
