@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from ...datasets import DeviceSpec, ForetuneError, KernelConfig, Problem
 from ...datasets.errors import check_integer, shown
@@ -181,93 +181,84 @@ def gemm_limit(config: KernelConfig, device: DeviceSpec, dtype: str = "bf16") ->
 
 @lru_cache(maxsize=64)
 def _configs_of(device: DeviceSpec, which: str, dtype: str) -> tuple[KernelConfig, ...]:
-    return tuple(dict.fromkeys(LISTS[which](device, dtype)))
+    if which == "exhaustive":
+        return generate(matmul_grid(device), keep=lambda config: compiler_limit(config, device) is None)
+    configs = (_config_of(tile, device, dtype) for tile in _TILES[which](device))
+    return tuple(dict.fromkeys(config for config in configs if config is not None))
 
 
-def _default(device: DeviceSpec, dtype: str) -> Iterator[KernelConfig]:
+class _Tile(NamedTuple):
+    """BLOCK_M, BLOCK_N, the step along K in bytes, and the launch options if they are not the usual ones."""
+
+    m: int
+    n: int
+    step_bytes: int
+    warps: int | None = None
+    stages: int | None = None
+
+
+def _default(device: DeviceSpec) -> Iterator[_Tile]:
     """Tiles that are nearly square, with steps of 64 and 128 bytes, and narrow ones for few rows, with long steps."""
-    for (m, n), step in itertools.product(_tiles(_least(device), 256, _aspect(device)), (64, 128)):
-        yield from _if_it_runs(device, dtype, m, n, step)
-    for n in (64, 128):
-        yield from _if_it_runs(device, dtype, 16, n, 256)
+    yield from _tiles(_least(device), 256, 4 if device.backend == "hip" else 2, (64, 128))
+    yield from (_Tile(16, n, 256) for n in (64, 128))
     if device.backend == "hip":  # where there is no deep pipeline, a long step takes its place
-        for side in (16, 32, 64):
-            yield from _if_it_runs(device, dtype, side, side, 512)
+        yield from (_Tile(side, side, 512) for side in (16, 32, 64))
 
 
-def _extra(device: DeviceSpec, dtype: str) -> Iterator[KernelConfig]:
-    middle = [(m, n) for m, n in _tiles(64, 128, 2)]
-    for m, n in middle:
-        yield from _if_it_runs(device, dtype, m, n, 256)
-    for m, n in middle:
-        usual = _usual_warps(device, m, n)
-        yield from _if_it_runs(device, dtype, m, n, 128, warps=4 if usual == 8 else 8)
-    for m, n in ((16, 32), (32, 16), (64, 16)):
-        yield from _if_it_runs(device, dtype, m, n, 128)
+def _extra(device: DeviceSpec) -> Iterator[_Tile]:
+    """What the default list has only one way of: longer steps, the other number of warps, narrow tiles."""
+    yield from _tiles(64, 128, 2, (256,))
+    for tile in _tiles(64, 128, 2, (128,)):
+        yield tile._replace(warps=4 if _usual_warps(device, tile.m, tile.n) == 8 else 8)
+    yield from (_Tile(m, n, 128) for m, n in ((16, 32), (32, 16), (64, 16)))
 
 
-def _exhaustive(device: DeviceSpec, dtype: str) -> Iterator[KernelConfig]:
-    yield from generate(matmul_grid(device), keep=lambda config: compiler_limit(config, device) is None)
-
-
-def _persistent(device: DeviceSpec, dtype: str) -> Iterator[KernelConfig]:
+def _persistent(device: DeviceSpec) -> Iterator[_Tile]:
+    """Large tiles, for programs that loop over tiles, at two depths."""
     deepest = _backend(device).usual_stages
-    for (m, n), step, fewer in itertools.product(_tiles(4 * _least(device), 256, 2), (128, 256), (0, 1)):
-        for warps in sorted({4, 8} if (m, n) == (128, 128) else {_usual_warps(device, m, n)}):
-            yield from _if_it_runs(device, dtype, m, n, step, warps=warps, stages=max(deepest - fewer, 1))
+    for tile, fewer in itertools.product(_tiles(4 * _least(device), 256, 2, (128, 256)), (0, 1)):
+        for warps in (4, 8) if (tile.m, tile.n) == (128, 128) else (None,):
+            yield tile._replace(warps=warps, stages=max(deepest - fewer, 1))
 
 
-def _int8(device: DeviceSpec, dtype: str) -> Iterator[KernelConfig]:
-    for (m, n), step in itertools.product(_tiles(32, 256, 2), (64, 128)):
-        yield from _if_it_runs(device, dtype, m, n, step)
+def _int8(device: DeviceSpec) -> Iterator[_Tile]:
+    """Tiles that are nearly square."""
+    yield from _tiles(32, 256, 2, (64, 128))
 
 
-def _scaled(device: DeviceSpec, dtype: str) -> Iterator[KernelConfig]:
+def _scaled(device: DeviceSpec) -> Iterator[_Tile]:
     """Few rows at every depth, because a decode step waits for memory alone; tiles of any shape for more."""
-    depths = list(range(2, _backend(device).usual_stages + 3)) if device.backend == "cuda" else [None]
+    depths = range(2, _backend(device).usual_stages + 3) if device.backend == "cuda" else (None,)
     for m, n, step, stages in itertools.product((16, 32), (32, 64, 128, 256), (64, 128), depths):
-        yield from _if_it_runs(device, dtype, m, n, step, stages=stages)
-    for (m, n), step in itertools.product(_tiles(32, 256, 4), (64, 128)):
-        if m >= 64:
-            yield from _if_it_runs(device, dtype, m, n, step)
+        yield _Tile(m, n, step, stages=stages)
+    yield from (tile for tile in _tiles(32, 256, 4, (64, 128)) if tile.m >= 64)
 
 
-#: The lists, by name.
-LISTS: dict[str, Callable[[DeviceSpec, str], Iterator[KernelConfig]]] = {
+_TILES: dict[str, Callable[[DeviceSpec], Iterator[_Tile]]] = {
     "default": _default,
     "extra": _extra,
-    "exhaustive": _exhaustive,
     "persistent": _persistent,
     "int8": _int8,
     "scaled": _scaled,
 }
+#: The names of the lists.
+LISTS = ("default", "extra", "exhaustive", "persistent", "int8", "scaled")
 
 
-def _if_it_runs(
-    device: DeviceSpec,
-    dtype: str,
-    m: int,
-    n: int,
-    step_bytes: int,
-    *,
-    warps: int | None = None,
-    stages: int | None = None,
-) -> Iterator[KernelConfig]:
-    """The config of a tile, with as many stages as fit up to the usual number, if any do. With `stages`, so many."""
+def _config_of(tile: _Tile, device: DeviceSpec, dtype: str) -> KernelConfig | None:
+    """Return a tile's config, with as many stages as fit up to the usual number unless it says how many; None if it
+    cannot run."""
     backend = _backend(device)
-    if max(m, n) > backend.blocks[-1]:
-        return
-    k = max(step_bytes // itemsize_of(dtype), least_block_k(dtype))
-    knobs = {"BLOCK_M": m, "BLOCK_N": n, "BLOCK_K": k, "GROUP_M": _GROUP_M, **dict(backend.usual)}
+    if max(tile.m, tile.n) > backend.blocks[-1]:
+        return None
+    k = max(tile.step_bytes // itemsize_of(dtype), least_block_k(dtype))
+    knobs = {"BLOCK_M": tile.m, "BLOCK_N": tile.n, "BLOCK_K": k, "GROUP_M": _GROUP_M, **dict(backend.usual)}
     if not _has_kpack(device) or k <= LEAST_BLOCK:
         knobs.pop("kpack", None)
-    knobs["num_warps"] = _usual_warps(device, m, n) if warps is None else min(warps, backend.warps[-1])
-    depths = range(backend.usual_stages, 0, -1) if stages is None else (stages,)
-    for depth in depths:
-        config = KernelConfig.of(**knobs, num_stages=depth)
-        if gemm_limit(config, device, dtype) is None:
-            yield config
-            return
+    warps = _usual_warps(device, tile.m, tile.n) if tile.warps is None else min(tile.warps, backend.warps[-1])
+    depths = range(backend.usual_stages, 0, -1) if tile.stages is None else (tile.stages,)
+    configs = (KernelConfig.of(**knobs, num_warps=warps, num_stages=depth) for depth in depths)
+    return next((config for config in configs if gemm_limit(config, device, dtype) is None), None)
 
 
 def _usual_warps(device: DeviceSpec, m: int, n: int) -> int:
@@ -277,18 +268,15 @@ def _usual_warps(device: DeviceSpec, m: int, n: int) -> int:
     return min(max(m * n // (device.warp_size * _ACCUMULATORS), least), warps[-1])
 
 
-def _tiles(least: int, most: int, aspect: int) -> list[tuple[int, int]]:
-    """All tiles of powers of two, no side more than `aspect` times the other."""
+def _tiles(least: int, most: int, aspect: int, steps_bytes: Sequence[int]) -> Iterator[_Tile]:
+    """Return all tiles of powers of two with no side more than `aspect` times the other, at each step."""
     sides = [side for side in _BLOCKS if least <= side <= most]
-    return [(m, n) for m, n in itertools.product(sides, repeat=2) if max(m, n) <= aspect * min(m, n)]
+    tiles = (_Tile(*one) for one in itertools.product(sides, sides, steps_bytes))
+    return (tile for tile in tiles if max(tile.m, tile.n) <= aspect * min(tile.m, tile.n))
 
 
 def _least(device: DeviceSpec) -> int:
     return LEAST_BLOCK if device.backend == "cpu" else 32
-
-
-def _aspect(device: DeviceSpec) -> int:
-    return 4 if device.backend == "hip" else 2
 
 
 def _has_kpack(device: DeviceSpec) -> bool:
