@@ -12,7 +12,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from ..datasets import Family, ForetuneError, KernelConfig, Problem
-from . import find_family, find_measurable
+from .registry import find_family, find_measurable
 
 if TYPE_CHECKING:
     from pathlib import Path

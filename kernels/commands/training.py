@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 #: What `train --keep` calls the shipped bundle.
 SHIPPED_BUNDLE = "shipped"
-#: Seconds that a command takes for each measurement, on two cores of 2026: what is said beforehand.
+#: Seconds that a command takes for each measurement, on two cores of 2026: what is printed beforehand.
 _QUICKSTART_S, _TRAINING_S, _EVALUATING_S, _JUDGING_S, _CURVE_S = 1e-4, 5e-5, 2.5e-4, 5e-5, 6e-5
 
 
@@ -75,12 +75,12 @@ def train(
     families = families_of(dataset, family)
     with showing(f"training on {' and '.join(data)}", _TRAINING_S * rows_of(dataset, families)):
         trained = train_bundle(dataset, families)
-    together = trained if kept is None else trained.beside(kept)
-    together.save(out)
-    others = [name for name in together.families if name not in trained.families]
+    merged = trained if kept is None else trained.beside(kept)
+    merged.save(out)
+    others = [name for name in merged.families if name not in trained.families]
     text = f"Trained {', '.join(trained.families)}." + f" Kept {', '.join(others)}." * bool(others)
-    told = {"families": list(together.families), "kept": others} | left_out_of(dataset)
-    emit(Printed(told, text), as_json, bundle=out)
+    value = {"families": list(merged.families), "kept": others} | left_out_of(dataset)
+    emit(Printed(value, text), as_json, bundle=out)
 
 
 @command("adapt", "foretune adapt --data small --out my-bundle")
@@ -109,8 +109,8 @@ def adapt(
         adapted = adapted_by_name(dataset, bundle=given, family=list(families.values()))
     adapted.save(out)
     known = sorted({spec.name for name in adapted.families for spec in adapted.trained_on(name)})
-    said = {"families": sorted(set(families)), "devices": known}
-    emit(Printed(said, f"Adapted {', '.join(said['families'])}: knows {', '.join(known)}."), as_json, bundle=out)
+    value = {"families": sorted(set(families)), "devices": known}
+    emit(Printed(value, f"Adapted {', '.join(value['families'])}: knows {', '.join(known)}."), as_json, bundle=out)
 
 
 @command("evaluate", "foretune evaluate --data measured --bundle my-bundle --json")

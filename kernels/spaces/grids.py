@@ -14,7 +14,7 @@ from ...datasets import DeviceSpec, Family, ForetuneError, KernelConfig, Problem
 from ...datasets.config import OPTIONS
 from ...datasets.console.tables import table
 from ...datasets.errors import check_word, shown
-from .. import find_family, find_measurable
+from ..registry import find_family, find_measurable
 
 #: More than anybody measures.
 MOST_CONFIGS = 1_000_000
