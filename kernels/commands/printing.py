@@ -44,7 +44,7 @@ class Printed:
 class ByFamily:
     """A result for each family, and what else the JSON has."""
 
-    families: Mapping[str, Result]
+    families: Mapping[str, Any]
     more: Mapping[str, Any] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
