@@ -3,57 +3,6 @@
 Importing this imports neither torch nor triton, and of runtime/ only what is asked for: first calls wait for imports.
 """
 
-from __future__ import annotations
+import lazy_loader
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from ..datasets import ForetuneWarning
-    from .launching.stub_driver import gpu_target, stubbed, use_stub_driver
-    from .mode import Mode, resolve_mode
-    from .prune import Pruner
-    from .shortlist import Shortlist, make_shortlist
-    from .timing.partition import sm_partition
-    from .timing.timer import Timer, Timing
-    from .triton_family import TritonFamily
-    from .warn import warn_once
-
-__all__ = [
-    "ForetuneWarning",
-    "Mode",
-    "Pruner",
-    "Shortlist",
-    "Timer",
-    "Timing",
-    "TritonFamily",
-    "gpu_target",
-    "make_shortlist",
-    "resolve_mode",
-    "sm_partition",
-    "stubbed",
-    "use_stub_driver",
-    "warn_once",
-]
-
-_HOMES = {
-    "ForetuneWarning": "..datasets",
-    "Pruner": ".prune",
-    "TritonFamily": ".triton_family",
-    "sm_partition": ".timing.partition",
-    "warn_once": ".warn",
-    **dict.fromkeys(("Mode", "resolve_mode"), ".mode"),
-    **dict.fromkeys(("Shortlist", "make_shortlist"), ".shortlist"),
-    **dict.fromkeys(("Timer", "Timing"), ".timing.timer"),
-    **dict.fromkeys(("gpu_target", "stubbed", "use_stub_driver"), ".launching.stub_driver"),
-}
-
-
-def __getattr__(name: str) -> Any:
-    if name in _HOMES:
-        return globals().setdefault(name, getattr(import_module(_HOMES[name], __name__), name))
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-
-
-def __dir__() -> list[str]:
-    return __all__
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

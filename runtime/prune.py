@@ -40,12 +40,7 @@ _MOST_LISTS = 8
 class Pruner:
     """Picks the configs worth measuring for a launch: `triton.autotune(prune_configs_by={"early_config_prune": ...})`.
 
-    `problem` turns a launch's arguments, by parameter name, into a `Problem`; left out, the family does. For a kernel
-    of its own words, `knobs` says what the family calls its knobs, and `fixed` what counts for those that it lacks:
-    `knobs={"BM": "BLOCK_M"}, fixed={"GROUP_M": 1}`. `configs`, the autotuner's, are checked and no more, so that a
-    mistake shows where the kernel is declared. `device` is what the configs are chosen for (a spec, the name of a
-    shipped one, or a spec's JSON file; the current device if left out) and `bundle` what predicts, or its folder
-    (the shipped one if left out). `k` and what goes with it are as for `make_shortlist`.
+    The arguments are those of `foretune.prune`; `trial_s` is as for `make_shortlist`.
 
     Hands back the autotuner's own `Config` objects, fastest first; never none of them, never a changed one, and
     never an exception: whatever is wrong, all supported configs go through with one warning that says why.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ..datasets.errors import ForetuneWarning as ForetuneWarning
 from ..datasets.errors import warn
 
 _said: set[str] = set()

@@ -25,6 +25,7 @@ from foretune.datasets import (
     Status,
     check_problem_of,
 )
+from foretune.kernels import registry
 from foretune.runtime import resolve_mode
 
 H200 = DeviceSpec.named("h200")
@@ -208,7 +209,7 @@ def nothing_lasts(monkeypatch):
         raise ReachedError
 
     monkeypatch.setattr("foretune.collect.campaign.visible_gpus", reach)
-    monkeypatch.setattr(kernels, "_registered", dict(kernels._registered))
+    monkeypatch.setattr(registry, "_registered", dict(registry._registered))
     monkeypatch.delenv("FORETUNE_MODE", raising=False)
 
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 import foretune
 import pytest
 from fakes import FakeFamily, fake_cases, fake_dataset
-from foretune import kernels
 from foretune.collect import campaign
-from foretune.kernels import find_family
+from foretune.kernels import find_family, registry
 from foretune.kernels.grouped_gemm import GroupedGemmForward
 
 NAME = "grouped_gemm_fwd"
@@ -82,7 +81,7 @@ def test_a_family_that_only_predicts_is_not_collected(tmp_path):
 
 
 def test_a_registered_family_is_found_by_its_name(monkeypatch):
-    monkeypatch.setattr(kernels, "_registered", dict(kernels._registered))
+    monkeypatch.setattr(registry, "_registered", dict(registry._registered))
     family = FakeFamily()
     assert foretune.register(family) is family
     assert foretune.families()["fake"] is family

@@ -20,6 +20,8 @@ BELOW = {
     "kernels": ("datasets", "model", "runtime"),
     "collect": ("datasets", "model", "runtime"),
 }
+#: In kernels/, these stand above every floor: the public functions that take a family by name, and the commands.
+ABOVE = ("kernels/api.py", "kernels/commands/")
 #: Which kernel they serve, these may not know.
 GENERIC = ("datasets", "model", "runtime", "collect")
 #: What only a grouped GEMM has: words anywhere in a file, and the names of its dimensions as text in code.
@@ -27,7 +29,7 @@ ITS_WORDS = re.compile(r"\b(grouped\w*|group_sizes|rout(ing|ed)|permute\w*|d[XW]
 ITS_DIMENSIONS = {"groups", "n", "k"}
 #: About fifteen files in a folder and 400 lines in a file.
 MOST_FILES, MOST_LINES = 20, 430
-TOP_LEVEL = {*FLOORS, "__init__.py", "__main__.py", "pyproject.toml", "README.md", "LICENSE", "tests"}
+TOP_LEVEL = {*FLOORS, "__init__.py", "__init__.pyi", "__main__.py", "pyproject.toml", "README.md", "LICENSE", "tests"}
 TOP_LEVEL |= {"py.typed"}  # says that the package has types, and is looked for beside its __init__.py alone (PEP 561)
 SOURCES = [
     ROOT / "__init__.py",
@@ -63,13 +65,16 @@ def test_imports_point_only_down() -> None:
     wrong = []
     for path in SOURCES:
         floor = path.relative_to(ROOT).parts[0]
-        allowed = (floor, *BELOW[floor]) if floor in FLOORS else (*FLOORS, "__version__")
+        is_above = floor not in FLOORS or str(path.relative_to(ROOT)).startswith(ABOVE)
+        allowed = (*FLOORS, "__version__") if is_above else (floor, *BELOW[floor])
         for line, module in imports(path):
             where = f"{path.relative_to(ROOT)}:{line}"
             if module.split(".")[0] == "foretune":
                 wrong.append(f"{where}: import what is ours relatively")
             if module.startswith(".") and module.split(".")[1] not in allowed:
                 wrong.append(f"{where}: {floor} must not import {module[1:]}")
+            if not is_above and (module.replace(".", "/")[1:] + "/").startswith(("kernels/api/", ABOVE[1])):
+                wrong.append(f"{where}: nothing below may import {module[1:]}")
     assert not wrong, "\n".join(wrong)
 
 
@@ -115,7 +120,7 @@ def test_no_function_is_named_as_its_module() -> None:
 @pytest.mark.parametrize("floor", FLOORS)
 def test_rooms_stay_small(floor: str) -> None:
     for folder in {path.parent for path in SOURCES if path.relative_to(ROOT).parts[0] == floor}:
-        files = sorted(path.name for path in folder.iterdir() if path.is_file() and path.name != "__init__.py")
+        files = sorted(path.name for path in folder.iterdir() if path.suffix == ".py" and path.stem != "__init__")
         assert len(files) <= MOST_FILES, f"{folder.relative_to(ROOT)}: {', '.join(files)}"
     for path in SOURCES:
         assert len(path.read_text().splitlines()) <= MOST_LINES, path.relative_to(ROOT)

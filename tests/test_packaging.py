@@ -46,7 +46,7 @@ def packages_on_disk() -> set[str]:
 def shipped_files() -> set[str]:
     """Every file that an install must have, as a path below the root."""
     folders = {ROOT.joinpath(*name.split(".")[1:]) for name in packages_on_disk()} | DATA_FOLDERS
-    kinds = (".py", ".csv", ".typed", ".json", ".parquet", ".npz", ".html")
+    kinds = (".py", ".pyi", ".csv", ".typed", ".json", ".parquet", ".npz", ".html")
     return {
         str(path.relative_to(ROOT))
         for folder in folders

@@ -1,10 +1,8 @@
-"""`foretune.spaces`: spaces as plain dictionaries, the configs they generate, and the lists that compilers tune matrix
+"""`foretune.spaces`, for users' own kernels: spaces as plain dictionaries, and the lists that compilers tune matrix
 products over, as functions of a `DeviceSpec`.
 
-A family states its space with `generate`, in its own space.py, and says in `supports` what is valid; everything here
-that takes a family asks those two and adds no rule of its own::
-
-    from ..spaces import generate
+Our families state their own spaces and use none of this. A family can state its space with `generate`, and says in
+`supports` what is valid; everything here that takes a family asks those two and adds no rule of its own::
 
     def space(self, device=None):
         return generate({"BLOCK_M": [64, 128], "num_warps": [4, 8], "num_stages": [3]}, keep=lambda c: not spills(c))
@@ -13,23 +11,6 @@ A family of matrix products may start from a compiler's list: `matmul_configs(de
 each config of the list with each value of the family's further knobs.
 """
 
-from __future__ import annotations
+import lazy_loader
 
-from .filtered import Filtered
-from .fitting import fit_configs, gemm_limit
-from .knob_grid import generate
-from .matmul_lists import LISTS, matmul_configs, matmul_grid
-from .of_families import default_config, filter_valid, ready_space
-
-__all__ = [
-    "LISTS",
-    "Filtered",
-    "default_config",
-    "filter_valid",
-    "fit_configs",
-    "gemm_limit",
-    "generate",
-    "matmul_configs",
-    "matmul_grid",
-    "ready_space",
-]
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

@@ -164,7 +164,7 @@ def make_cover(
 
     Whatever runs at a size, the family supports there (in ranges of more than 8,192 sizes: at those of `sizes`).
 
-    With `measure`, the two configs that are predicted to be best at each size are timed at all of them, on the current
+    With `measure`, the three configs predicted to be best at each size are timed at all of them, on the current
     device, which must be `device`; they are chosen from by the times of some passes, and the losses are those of
     other passes, against the best of them.
 

@@ -8,7 +8,7 @@ import pytest
 from commands import FAMILY, LAYER, call, words
 from foretune import ForetuneError, ForetuneWarning, KernelConfig, Problem
 from foretune.datasets import load
-from foretune.kernels.command_line.asked_for import families_of
+from foretune.kernels.commands.inputs import families_of
 from foretune.runtime.tuning.cache.flywheel import VARIABLE, log_row
 from remembered import CONFIGS, H200, KERNEL, problem
 

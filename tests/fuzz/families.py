@@ -32,6 +32,7 @@ from foretune.collect import compiling
 from foretune.collect import runner as runners
 from foretune.datasets import ForetuneError, ForetuneWarning, KernelConfig, Measurement, Status, load
 from foretune.datasets.store import Writer
+from foretune.kernels import registry
 from foretune.model import LightGBMRanker, evaluate_bundle, train_bundle
 from foretune.runtime import make_shortlist
 from foretune.runtime import warn as warned
@@ -346,7 +347,7 @@ def collect(family: Any, folder: Path) -> Any:
 
 def of_entry_point(family: Any, folder: Path) -> Any:
     points = (types.SimpleNamespace(name="fake", value="faulty_here:Faulty", load=lambda: family),)
-    with patch.object(kernels, "_entry_points", lambda: points):
+    with patch.object(registry, "_entry_points", lambda: points):
         return sorted(foretune.families())
 
 
@@ -456,7 +457,7 @@ inputs = st.sampled_from(PRODUCT)
 
 
 def _made(family: type[Sound], entry: str, folder: Path) -> tuple[Any, list[str]]:
-    kernels._registered.clear()
+    registry._registered.clear()
     warned._said.clear()
     shutil.rmtree(folder / "out", ignore_errors=True)
     with warnings.catch_warnings(record=True) as caught:

@@ -9,9 +9,8 @@ from importlib.metadata import EntryPoint
 import foretune
 import pytest
 from fakes import FakeFamily
-from foretune import kernels
 from foretune.datasets import Family, ForetuneError, ForetuneWarning
-from foretune.kernels import families, find_family, register
+from foretune.kernels import families, find_family, register, registry
 from grouped import FAMILIES
 
 OURS = [
@@ -37,10 +36,10 @@ made = Theirs()
 
 
 @pytest.fixture(autouse=True)
-def registry(monkeypatch):
+def own_registry(monkeypatch):
     """What is registered in a test is forgotten after it; no entry points but the test's own."""
-    monkeypatch.setattr(kernels, "_registered", dict(kernels._registered))
-    monkeypatch.setattr(kernels, "_entry_points", tuple)
+    monkeypatch.setattr(registry, "_registered", dict(registry._registered))
+    monkeypatch.setattr(registry, "_entry_points", tuple)
 
 
 @pytest.fixture
@@ -56,8 +55,8 @@ def module(monkeypatch, tmp_path):
 @pytest.fixture
 def entry_points(monkeypatch):
     def declare(**entries):
-        points = tuple(EntryPoint(name, value, kernels.GROUP) for name, value in entries.items())
-        monkeypatch.setattr(kernels, "_entry_points", lambda: points)
+        points = tuple(EntryPoint(name, value, registry.GROUP) for name, value in entries.items())
+        monkeypatch.setattr(registry, "_entry_points", lambda: points)
 
     return declare
 
@@ -222,4 +221,4 @@ def test_an_entry_point_with_escape_codes_in_its_name_is_told_without_them(entry
 
 def test_shipped_families_declare_what_is_asked_for():
     for family in families().values():
-        kernels.check_attributes(family)
+        registry.check_attributes(family)

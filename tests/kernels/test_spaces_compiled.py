@@ -7,7 +7,7 @@ import random
 
 import pytest
 from foretune.kernels.spaces import fit_configs, generate, matmul_configs, matmul_grid
-from foretune.kernels.spaces.fitting import smem_bytes
+from foretune.kernels.spaces.matmul import smem_bytes
 from grouped import A100, B200, H200, MI300X
 from plain_matmul import compiled
 

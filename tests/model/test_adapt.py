@@ -116,7 +116,7 @@ def test_what_cannot_be_adapted_is_named(bundle, monkeypatch):
 
 
 def test_the_command_and_the_face_make_the_same_bundle(bundle, tmp_path, monkeypatch):
-    monkeypatch.setattr("foretune.kernels._registered", {"fake": FAMILY})
+    monkeypatch.setattr("foretune.kernels.registry._registered", {"fake": FAMILY})
     bundle.save(tmp_path / "old")
     monkeypatch.setattr(foretune.datasets, "load", {"small": SMALL}.__getitem__)
     told = call("adapt --data small --json", "--bundle", tmp_path / "old", "--out", tmp_path / "new")
@@ -127,7 +127,7 @@ def test_the_command_and_the_face_make_the_same_bundle(bundle, tmp_path, monkeyp
 
 
 def test_a_bundle_of_one_family_keeps_the_others_of_another_bundle(bundle, tmp_path, monkeypatch):
-    monkeypatch.setattr("foretune.kernels._registered", {"fake": FAMILY})
+    monkeypatch.setattr("foretune.kernels.registry._registered", {"fake": FAMILY})
     monkeypatch.setattr(foretune.datasets, "load", {"small": SMALL}.__getitem__)
     monkeypatch.setattr("foretune.model.train.train_bundle", lambda dataset, families: bundle)
     told = call("train --data small --keep shipped --json --out", tmp_path / "new")

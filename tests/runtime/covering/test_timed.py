@@ -9,7 +9,7 @@ import torch
 from cover_replay import H200, Replay
 from fakes import DEVICE, FakeFamily
 from foretune.datasets import DeviceSpec, ForetuneError, Problem
-from foretune.kernels import by_name, find_measurable
+from foretune.kernels import api, find_measurable
 from foretune.runtime.covering import candidates, cover, make_cover, measured_cover
 
 
@@ -81,13 +81,13 @@ def test_only_what_can_run_here_is_timed(monkeypatch):
             FakeFamily(), Problem.of("fake", groups=1, n=8, k=8, rows=8), "rows", (1, 8), None, DEVICE, measure=True
         )
     with pytest.raises(ForetuneError, match="measure is for predictions"):
-        by_name.cover("matmul", problem, "m", (64, 4096), device="h200", data="h200_cover", measure=True)
+        api.cover("matmul", problem, "m", (64, 4096), device="h200", data="h200_cover", measure=True)
 
 
 @pytest.mark.gpu
 def test_on_a_gpu_a_cover_loses_little_of_what_it_timed():
     problem = Problem.of("matmul", batch=1, m=1, n=4096, k=4096)
-    found = by_name.cover("matmul", problem, "m", (64, 1024), within=0.05, sizes=range(64, 1025, 64), measure=True)
+    found = api.cover("matmul", problem, "m", (64, 1024), within=0.05, sizes=range(64, 1025, 64), measure=True)
     assert found.device in torch.cuda.get_device_name()
     assert found.worst_loss <= 0.1  # chosen by some passes, and judged by others
     assert "timed here" in found.reason

@@ -1,4 +1,4 @@
-"""Commands that learn from measurements and judge what was learned."""
+"""Commands that train on measurements and evaluate what was learned."""
 
 from __future__ import annotations
 
@@ -10,27 +10,25 @@ import typer
 
 from ...datasets import DeviceSpec, Family
 from ...datasets.console.progress_bar import showing
-from ...datasets.console.tables import printable
+from ...datasets.errors import printable
 from .. import find_measurable
-from .asked_for import families_of, for_each_family, judged_families, live_gpu, load_all, rows_of
-from .groups import command
-from .options import EXAMPLE, FAMILY, SHIPPED, AsJson, Data, OnlyFamilies, ToJudge, amount, count, dataset_names
-from .results import Held, Said, emit, left_out_of
+from .app import command
+from .inputs import bundle_at, families_of, for_each_family, judged_families, live_gpu, load_all, rows_of
+from .options import EXAMPLE, FAMILY, SHIPPED, AsJson, Data, OnlyFamilies, ToJudge, amount, count, dataset_names, option
+from .printing import ByFamily, Printed, emit, left_out_of
 
 if TYPE_CHECKING:
     from ...model.evaluation import Evaluation
 
 #: What `train --keep` calls the shipped bundle.
 SHIPPED_BUNDLE = "shipped"
-#: Seconds that a command takes for each measurement, on two cores of 2026: what is said beforehand.
+#: Seconds that a command takes for each measurement, on two cores of 2026: what is printed beforehand.
 _QUICKSTART_S, _TRAINING_S, _EVALUATING_S, _JUDGING_S, _CURVE_S = 1e-4, 5e-5, 2.5e-4, 5e-5, 6e-5
 
 
 @command("quickstart", "foretune quickstart")
 def quickstart(
-    out: Annotated[
-        Path | None, typer.Option(help="Folder for the bundle.", show_default="~/.cache/foretune/quickstart")
-    ] = None,
+    out: Annotated[Path | None, option("Folder for the bundle.", "~/.cache/foretune/quickstart")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Train on the shipped H200 measurements and see what the ranker is worth, without a GPU.
@@ -56,16 +54,13 @@ def quickstart(
 @command("train", "foretune train --data measured --data h200 --out my-bundle")
 def train(
     data: Annotated[
-        list[str],
-        typer.Option(
-            help="Dataset folder, or the name of a shipped one; may be repeated.", autocompletion=dataset_names
-        ),
+        list[str], option("Dataset folder, or the name of a shipped one; may be repeated.", names=dataset_names)
     ],
-    out: Annotated[Path, typer.Option(help="Folder for the bundle.")],
+    out: Annotated[Path, option("Folder for the bundle.")],
     family: OnlyFamilies = None,
     keep: Annotated[
         str | None,
-        typer.Option(help=f"A bundle, or {SHIPPED_BUNDLE!r}: the families that are not trained now are taken from it."),
+        option(f"A bundle, or {SHIPPED_BUNDLE!r}: the families that are not trained now are taken from it."),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -80,26 +75,22 @@ def train(
     families = families_of(dataset, family)
     with showing(f"training on {' and '.join(data)}", _TRAINING_S * rows_of(dataset, families)):
         trained = train_bundle(dataset, families)
-    together = trained if kept is None else trained.beside(kept)
-    together.save(out)
-    others = [name for name in together.families if name not in trained.families]
+    merged = trained if kept is None else trained.beside(kept)
+    merged.save(out)
+    others = [name for name in merged.families if name not in trained.families]
     text = f"Trained {', '.join(trained.families)}." + f" Kept {', '.join(others)}." * bool(others)
-    told = {"families": list(together.families), "kept": others} | left_out_of(dataset)
-    emit(Said(told, text), as_json, bundle=out)
+    value = {"families": list(merged.families), "kept": others} | left_out_of(dataset)
+    emit(Printed(value, text), as_json, bundle=out)
 
 
 @command("adapt", "foretune adapt --data small --out my-bundle")
 def adapt(
     data: Annotated[
         list[str],
-        typer.Option(
-            help="What was measured on the new card: a dataset folder; may be repeated.", autocompletion=dataset_names
-        ),
+        option("What was measured on the new card: a dataset folder; may be repeated.", names=dataset_names),
     ],
-    out: Annotated[Path, typer.Option(help="Folder for the new bundle.")],
-    bundle: Annotated[
-        Path | None, typer.Option(help="The bundle to begin with.", show_default="the shipped bundle")
-    ] = None,
+    out: Annotated[Path, option("Folder for the new bundle.")],
+    bundle: Annotated[Path | None, option("The bundle to begin with.", "the shipped bundle")] = None,
     family: OnlyFamilies = None,
     as_json: AsJson = False,
 ) -> None:
@@ -109,7 +100,7 @@ def adapt(
     """
     from ...model import load_bundle
     from ...model.folders import check_bundle_folder
-    from ..by_name import adapt as adapted_by_name
+    from ..api import adapt as adapted_by_name
 
     check_bundle_folder(out)
     given, dataset = load_bundle(bundle), load_all(data)
@@ -118,8 +109,8 @@ def adapt(
         adapted = adapted_by_name(dataset, bundle=given, family=list(families.values()))
     adapted.save(out)
     known = sorted({spec.name for name in adapted.families for spec in adapted.trained_on(name)})
-    said = {"families": sorted(set(families)), "devices": known}
-    emit(Said(said, f"Adapted {', '.join(said['families'])}: knows {', '.join(known)}."), as_json, bundle=out)
+    value = {"families": sorted(set(families)), "devices": known}
+    emit(Printed(value, f"Adapted {', '.join(value['families'])}: knows {', '.join(known)}."), as_json, bundle=out)
 
 
 @command("evaluate", "foretune evaluate --data measured --bundle my-bundle --json")
@@ -127,15 +118,15 @@ def evaluate(
     data: Data = None,
     bundle: ToJudge = None,
     split: Annotated[
-        str, typer.Option(help="What cross-validation holds out: model families, each device, or the largest sizes.")
+        str, option("What cross-validation holds out: model families, each device, or the largest sizes.")
     ] = "model",
     baselines: Annotated[
         list[str] | None,
-        typer.Option(
-            help="What to compare with: fast, all, or a name: random, static, regimes (a static list for each), "
+        option(
+            "What to compare with: fast, all, or a name: random, static, regimes (a static list for each), "
             "nearest, estimate, nvmatmulheuristics (of grouped GEMMs); 13 and 19 times as slow as our own: ck_tile, "
             "flagtune (the recipes of these projects). May be repeated.",
-            show_default="fast",
+            "fast",
             metavar="fast|all|NAME",
         ),
     ] = None,
@@ -148,7 +139,7 @@ def evaluate(
             "ragged sizes known.",
             0.0,
             1000.0,
-            show_default="none",
+            "none",
         ),
     ] = None,
     as_json: AsJson = False,
@@ -163,12 +154,11 @@ def evaluate(
     if bundle is not None and split != "model":
         raise typer.BadParameter("a bundle is judged as it is: nothing is split", param_hint="--split")
 
-    from ...model import load_bundle
     from ...model.baselines import choose_rivals
     from ...model.evaluate import cross_validate, evaluate_bundle
     from ..comparisons import baselines_of
 
-    given = None if bundle is None else load_bundle(bundle)
+    given = bundle_at(bundle)
     names = ",".join(baselines or ["fast"]).split(",")
     with showing(f"loading {' and '.join(data or [SHIPPED])}"):
         dataset = load_all(data)
@@ -185,29 +175,23 @@ def evaluate(
 
     judged = for_each_family(judge, dataset, kernels, what, row_s)
     if max_regret1 is None:
-        emit(judged, as_json)
+        emit(ByFamily(judged), as_json)
         return
-    short = {
-        name: regret1
-        for name, one in judged.families.items()
-        if (regret1 := one.to_json()["regret"]["1"]["geomean"] - 1) > max_regret1
-    }
-    named = ", ".join(f"{name} {100 * regret1:.2f} %" for name, regret1 in short.items())
-    error = f"regret@1 must be at most {100 * max_regret1:g} % but is: {named}" if short else None
-    emit(Held(judged, max_regret1, error), as_json)
-    if error is not None:
+    regrets1 = {name: one.to_json()["regret"]["1"]["geomean"] - 1 for name, one in judged.items()}
+    over = [f"{name} {100 * regret1:.2f} %" for name, regret1 in regrets1.items() if regret1 > max_regret1]
+    error = f"regret@1 must be at most {100 * max_regret1:g} % but is: {', '.join(over)}"
+    emit(ByFamily(judged, {"max_regret1": max_regret1} | ({"error": error} if over else {})), as_json)
+    if over:
         typer.echo(f"Error: {printable(error)}", err=True)
         raise typer.Exit(1)
 
 
 @command("report", "foretune report --data measured --bundle my-bundle --out report.html")
 def report(
-    out: Annotated[Path, typer.Option(help="The HTML file to write.")],
+    out: Annotated[Path, option("The HTML file to write.")],
     data: Data = None,
     bundle: ToJudge = None,
-    plots: Annotated[
-        Path | None, typer.Option(help="Folder for each figure as an SVG file.", show_default="none")
-    ] = None,
+    plots: Annotated[Path | None, option("Folder for each figure as an SVG file.", "none")] = None,
     quick: Annotated[
         bool, typer.Option("--quick", help="Without the learning curve, for which more is trained.")
     ] = False,
@@ -220,7 +204,6 @@ def report(
     slowest first choices. The file needs no network. Takes `foretune[report]`.
     """
     from ...datasets.disk.writable import check_file
-    from ...model import load_bundle
     from ...model.folders import check_plots_folder
     from ...model.report import check_installed, make_report
 
@@ -228,7 +211,7 @@ def report(
     check_file(out)
     if plots is not None:
         check_plots_folder(plots)
-    given = None if bundle is None else load_bundle(bundle)
+    given = bundle_at(bundle)
     dataset = load_all(data)
     kernels = judged_families(dataset, family, given)
     row_s = (_JUDGING_S if given else _EVALUATING_S) + (0.0 if quick else _CURVE_S)

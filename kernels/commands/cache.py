@@ -5,23 +5,17 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-import typer
-
 from ...datasets import ForetuneError
 from ...datasets.console.progress_bar import showing
 from ...datasets.errors import abridged
 from .. import families, find_measurable
-from .groups import cache, command
-from .options import FAMILY, AsJson, Predictor, count, device_names, family_names
-from .results import emit
+from .app import cache, command
+from .options import FAMILY, AsJson, Predictor, argument, count, device_names, family_names, option
+from .printing import emit
 
 OneKernel = Annotated[
     str | None,
-    typer.Argument(
-        metavar="[KERNEL]",
-        help="Only this kernel or function, as `cache show` calls it.",
-        show_default="all that are remembered",
-    ),
+    argument("[KERNEL]", "Only this kernel or function, as `cache show` calls it.", unset="all that are remembered"),
 ]
 
 
@@ -47,14 +41,12 @@ def clear(kernel: OneKernel = None, as_json: AsJson = False) -> None:
 @command("export", "foretune cache export --out choices.json", into=cache)
 def export_cache(
     out: Annotated[
-        Path, typer.Option(help="The file to write, new or an earlier export; of other projects' formats, the folder.")
+        Path, option("The file to write, new or an earlier export; of other projects' formats, the folder.")
     ],
     kernel: OneKernel = None,
     format: Annotated[
         str,
-        typer.Option(
-            help="foretune, for `cache import` elsewhere; or fla, what FLA's autotuner reads (FLA_CONFIG_DIR)."
-        ),
+        option("foretune, for `cache import` elsewhere; or fla, what FLA's autotuner reads (FLA_CONFIG_DIR)."),
     ] = "foretune",
     as_json: AsJson = False,
 ) -> None:
@@ -70,7 +62,7 @@ def export_cache(
 
 @command("import", "foretune cache import choices.json", into=cache)
 def import_cache(
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="What `foretune cache export` wrote.")],
+    file: Annotated[Path, argument("FILE", "What `foretune cache export` wrote.")],
     as_json: AsJson = False,
 ) -> None:
     """Add another machine's times and choices to what is remembered here; what both have stays as it is here.
@@ -86,19 +78,19 @@ def import_cache(
 def freeze(
     kernel: Annotated[
         str,
-        typer.Argument(
-            metavar="KERNEL",
-            help="As `cache show` calls it; with --device a kernel family, or package.module:attribute.",
-            autocompletion=family_names,
+        argument(
+            "KERNEL",
+            "As `cache show` calls it; with --device a kernel family, or package.module:attribute.",
+            family_names,
         ),
     ],
-    out: Annotated[Path, typer.Option(help="The Python file to write, new or an earlier frozen one.")],
+    out: Annotated[Path, option("The Python file to write, new or an earlier frozen one.")],
     device: Annotated[
         str | None,
-        typer.Option(
-            help="Freeze what is predicted for the family's workload on this device: a shipped one, or a spec's file.",
-            show_default="what the cache knows",
-            autocompletion=device_names,
+        option(
+            "Freeze what is predicted for the family's workload on this device: a shipped one, or a spec's file.",
+            "what the cache knows",
+            device_names,
         ),
     ] = None,
     rules: Annotated[int, count("At most so many.", 1, 1000)] = 32,

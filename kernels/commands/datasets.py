@@ -10,15 +10,15 @@ import typer
 
 from ...datasets.console.progress_bar import showing
 from .. import families
-from .groups import command, datasets
-from .options import AsJson, dataset_names
-from .results import Listed, counted, emit
+from .app import command, datasets
+from .options import AsJson, argument, dataset_names, option
+from .printing import counted, emit, listed
 
 OneDataset = Annotated[
     str,
-    typer.Argument(metavar="DATA", help="Dataset folder, or the name of a shipped one.", autocompletion=dataset_names),
+    argument("DATA", "Dataset folder, or the name of a shipped one.", dataset_names),
 ]
-NewName = Annotated[str | None, typer.Option(help="What it is called.", show_default="the folder's name")]
+NewName = Annotated[str | None, option("What it is called.", "the folder's name")]
 
 
 @datasets.callback(epilog="Example: foretune datasets --json")
@@ -27,14 +27,11 @@ def list_datasets(context: typer.Context, as_json: AsJson = False) -> None:
     if context.invoked_subcommand is None:
         from ...datasets import describe, names
 
-        emit(Listed([describe(name) for name in names()]), as_json)
+        emit(listed([describe(name) for name in names()]), as_json)
 
 
 @command("show", "foretune datasets show measured --json", into=datasets)
-def show_dataset(
-    data: OneDataset,
-    as_json: AsJson = False,
-) -> None:
+def show_dataset(data: OneDataset, as_json: AsJson = False) -> None:
     """Describe one dataset."""
     from ...datasets import describe
     from ...model import check_sources
@@ -43,18 +40,16 @@ def show_dataset(
     for name, known in families().items():
         if name in described["families"]:
             check_sources(described["name"], described["provenance"], known)
-    emit(Listed([described]), as_json)
+    emit(listed([described]), as_json)
 
 
 @command("merge", "foretune datasets merge mine theirs --out both", into=datasets)
 def merge(
     data: Annotated[
         list[str],
-        typer.Argument(
-            metavar="DATA...", help="Dataset folders, or names of shipped ones.", autocompletion=dataset_names
-        ),
+        argument("DATA...", "Dataset folders, or names of shipped ones.", dataset_names),
     ],
-    out: Annotated[Path, typer.Option(help="Folder for the new dataset, sealed.")],
+    out: Annotated[Path, option("Folder for the new dataset, sealed.")],
     name: NewName = None,
     other_sources: Annotated[
         bool, typer.Option("--other-sources", help="Also merge what was measured with other sources of a kernel.")
@@ -79,8 +74,8 @@ def merge(
 
 @command("seal", "foretune datasets seal measured --out shipped", into=datasets)
 def seal(
-    data: Annotated[str, typer.Argument(metavar="DATA", help="Dataset folder.")],
-    out: Annotated[Path, typer.Option(help="Folder for the sealed dataset.")],
+    data: Annotated[str, argument("DATA", "Dataset folder.")],
+    out: Annotated[Path, option("Folder for the sealed dataset.")],
     name: NewName = None,
     as_json: AsJson = False,
 ) -> None:

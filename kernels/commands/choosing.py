@@ -11,13 +11,13 @@ from typing import Annotated, Any
 
 import typer
 
-from ...datasets import DeviceSpec, ForetuneError, ForetuneWarning
-from ...datasets.console.numbers_from_text import number, span, whole_numbers
+from ...datasets import ForetuneError, ForetuneWarning
+from ...datasets.console.numbers_from_text import span, whole_numbers
 from ...datasets.console.progress_bar import showing
 from ...datasets.errors import MOST, abridged
 from .. import families, find_family, find_measurable
-from .asked_for import PredictCommand, load_all, problem_of, this_gpu
-from .groups import command
+from .app import command
+from .inputs import TAKES_DIMENSIONS, device_or_this_gpu, load_all, problem_of
 from .options import (
     FAMILY,
     AsJson,
@@ -26,21 +26,22 @@ from .options import (
     FamilyName,
     Predictor,
     amount,
+    argument,
     count,
     dataset_names,
     family_names,
     given_as,
+    option,
     read_by,
     shortlist_length,
 )
-from .results import Result, emit
+from .printing import Result, emit
 
 
 @command(
     "predict",
     f"foretune predict {FAMILY} --device h200 --groups 64 --rows 8192 --n 2048 --k 1024 --top 4",
-    cls=PredictCommand,
-    context_settings={"allow_extra_args": True, "ignore_unknown_options": True},  # a family's own dimensions
+    **TAKES_DIMENSIONS,
 )
 def predict(
     context: typer.Context,
@@ -48,27 +49,24 @@ def predict(
     device: Device = None,
     top: Annotated[
         str,
-        typer.Option(
-            help="Length of the shortlist; auto: as many as hold one within 1 % of the best in 95 % of cases.",
+        option(
+            "Length of the shortlist; auto: as many as hold one within 1 % of the best in 95 % of cases.",
             parser=shortlist_length,
             metavar=f"auto or 1..{MOST}",
         ),
     ] = "auto",
     expected_calls: Annotated[
         float | None,
-        typer.Option(
-            help="As many configs as pay for themselves over so many calls.",
-            parser=read_by(number, 0.0, 1e18),
-            metavar="CALLS",
-        ),
+        amount("As many configs as pay for themselves over so many calls.", 0.0, 1e18, metavar="CALLS"),
     ] = None,
     call_us: Annotated[
         float | None,
-        typer.Option(
-            help="How long one call takes, in microseconds, for --expected-calls.",
-            show_default="what the family estimates",
-            parser=read_by(number, 0.0, 1e12),
-            metavar="US",
+        amount(
+            "How long one call takes, in microseconds, for --expected-calls.",
+            0.0,
+            1e12,
+            "what the family estimates",
+            "US",
         ),
     ] = None,
     dtype: Dtype = None,
@@ -85,7 +83,7 @@ def predict(
 
     kernel = find_family(family)
     problem = problem_of(context.args, kernel, dtype)
-    spec = DeviceSpec.find(device) if device is not None else this_gpu()
+    spec = device_or_this_gpu(device)
     with warnings.catch_warnings():  # what a launch is only warned of is the answer here
         warnings.simplefilter("ignore", ForetuneWarning)
         chosen = make_shortlist(
@@ -107,23 +105,20 @@ def predict(
 @command(
     "cover",
     f"foretune cover {FAMILY} --dynamic rows --range 64:4096 --device h200 --groups 64 --n 2048 --k 1024",
-    cls=PredictCommand,
-    context_settings={"allow_extra_args": True, "ignore_unknown_options": True},  # as above
+    **TAKES_DIMENSIONS,
 )
 def cover(
     context: typer.Context,
     family: FamilyName,
-    dynamic: Annotated[str, typer.Option(help="The dimension whose size is only known at run time.")],
+    dynamic: Annotated[str, option("The dimension whose size is only known at run time.")],
     sizes: Annotated[
         Any,
-        typer.Option("--range", help="Its smallest and largest size.", parser=read_by(span), metavar="LOW:HIGH"),
+        option("Its smallest and largest size.", True, None, "--range", parser=read_by(span), metavar="LOW:HIGH"),
     ],
-    configs: Annotated[int | None, count("How many configs.", 1, 16, show_default="3")] = None,
+    configs: Annotated[int | None, count("How many configs.", 1, 16, "3")] = None,
     within: Annotated[
         float | None,
-        amount(
-            "Instead, as few as lose no more than this at any size, as 0.02 for 2 %.", 0.0, 100.0, show_default="none"
-        ),
+        amount("Instead, as few as lose no more than this at any size, as 0.02 for 2 %.", 0.0, 100.0, "none"),
     ] = None,
     ranges: Annotated[
         int | None,
@@ -131,17 +126,13 @@ def cover(
             "Ranges of sizes at most: so often is a dynamic graph compiled.",
             1,
             256,
-            show_default="8; with --within as many as it takes",
+            "8; with --within as many as it takes",
         ),
     ] = None,
     device: Device = None,
     data: Annotated[
         str | None,
-        typer.Option(
-            help="Choose by the times in this dataset (a folder or shipped name).",
-            show_default="by predicted times",
-            autocompletion=dataset_names,
-        ),
+        option("Choose by the times in this dataset (a folder or shipped name).", "by predicted times", dataset_names),
     ] = None,
     measure: Annotated[
         bool,
@@ -151,10 +142,10 @@ def cover(
     ] = False,
     hints: Annotated[
         str | None,
-        typer.Option(
-            help="With --data: what the config that is best at each of these sizes, as 64,256,4096, loses at all "
+        option(
+            "With --data: what the config that is best at each of these sizes, as 64,256,4096, loses at all "
             "others, beside the covers predicted and measured.",
-            show_default="none",
+            "none",
         ),
     ] = None,
     dtype: Dtype = None,
@@ -168,7 +159,7 @@ def cover(
     """
     from ...datasets import load
     from ...runtime.covering import make_hint_matrix
-    from ..by_name import cover as covered
+    from ..api import cover as covered
 
     if configs is not None and within is not None:
         raise typer.BadParameter("say how many configs, or how much they may lose", param_hint="--within")
@@ -184,38 +175,16 @@ def cover(
     if any(argument.partition("=")[0] == f"--{dynamic}" for argument in context.args):
         raise typer.BadParameter("it is dynamic, so --range says its sizes", param_hint=f"--{dynamic}")
     problem = problem_of([*context.args, f"--{dynamic}", str(sizes[0])], kernel, dtype)
-    spec = device if device is not None else this_gpu()
+    spec = device_or_this_gpu(device)
+    limits: dict[str, Any] = {"within": within, "ranges": ranges, "bundle": bundle}
     with showing(f"covering {dynamic} from {sizes[0]} to {sizes[1]}"):
         found: Result
         if hints is not None and data is not None:
             at = given_as("--hints", whole_numbers, hints)
-            found = make_hint_matrix(
-                kernel,
-                problem,
-                dynamic,
-                sizes,
-                configs,
-                spec,
-                load(data),
-                hints=at,
-                within=within,
-                ranges=ranges,
-                bundle=bundle,
-            )
+            dataset = load(data)
+            found = make_hint_matrix(kernel, problem, dynamic, sizes, configs, spec, dataset, hints=at, **limits)
         else:
-            found = covered(
-                kernel,
-                problem,
-                dynamic,
-                sizes,
-                configs,
-                within=within,
-                device=spec,
-                ranges=ranges,
-                data=data,
-                bundle=bundle,
-                measure=measure,
-            )
+            found = covered(kernel, problem, dynamic, sizes, configs, device=spec, data=data, measure=measure, **limits)
     emit(found, as_json)
 
 
@@ -223,23 +192,23 @@ def cover(
 def warmup(
     family: Annotated[
         str,
-        typer.Argument(
-            metavar="FAMILY",
-            help="A kernel family's name, its package.module:attribute; or a package, or one package.module.kernel, "
+        argument(
+            "FAMILY",
+            "A kernel family's name, its package.module:attribute; or a package, or one package.module.kernel, "
             "of which kernels were tuned.",
-            autocompletion=family_names,
+            family_names,
         ),
     ],
     shapes: Annotated[
         Path | None,
-        typer.Option(
-            help="CSV file of problems: a column for each dimension, dtype and flags if need be; of a "
+        option(
+            "CSV file of problems: a column for each dimension, dtype and flags if need be; of a "
             "package.module.kernel, for each argument that changes."
         ),
     ] = None,
     data: Annotated[
         list[str] | None,
-        typer.Option(help="Dataset folder, for example a FORETUNE_LOG, whose problems to take; may be repeated."),
+        option("Dataset folder, for example a FORETUNE_LOG, whose problems to take; may be repeated."),
     ] = None,
     device: Device = None,
     top: Annotated[int, count("Configs to compile for each problem, the fastest by prediction.", 1, MOST)] = 1,
@@ -266,7 +235,7 @@ def warmup(
     else:
         what = f"what was tuned of {abridged(family, 60)}"
         compiled = partial(warm_up_seen, family, shapes=shapes, logged=logged, k=top)
-    spec = DeviceSpec.find(device) if device is not None else this_gpu()
+    spec = device_or_this_gpu(device)
     with showing(f"compiling {what}"), use_stub_driver(spec) if device else nullcontext():
         warmed = compiled(device=spec)
     emit(warmed, as_json)

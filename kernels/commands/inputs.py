@@ -1,10 +1,11 @@
-"""What the words of a command line stand for: problems, devices, families, datasets."""
+"""What the words of a command line stand for: problems, devices, families, datasets, bundles."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import typer
 from typer.core import TyperCommand
@@ -16,17 +17,18 @@ from ...datasets.errors import abridged, warn
 from ...datasets.log_part import LOGGED
 from ...datasets.progress import share_of
 from .. import families, find_family
-from .groups import GIVEN
+from .app import GIVEN
 from .options import SHIPPED, given_as
-from .results import ByFamily
 
 if TYPE_CHECKING:
     from ...datasets.dataset import Dataset
     from ...model.bundle import Bundle
 
+T = TypeVar("T")
+
 
 def taken_by(family: Family) -> str:
-    """What `predict` takes for a family."""
+    """Return what `predict` takes for a family."""
     needed = [f"--{dim} N" for dim in family.dims if dim not in family.default_dims]
     usual = [f"[--{dim} {size}]" for dim, size in family.default_dims.items()]
     flags = [f"[--{flag}]" for flag in family.flags]
@@ -34,7 +36,7 @@ def taken_by(family: Family) -> str:
 
 
 def _dimensions(arguments: Sequence[str], family: Family) -> tuple[dict[str, int], tuple[str, ...]]:
-    """`--rows 8192 --n=2048 --permute_x` as numbers and flags, if they are the family's, each once."""
+    """Return the numbers and flags of `--rows 8192 --n=2048 --permute_x`, if they are the family's, each once."""
     parts = [part for argument in arguments for part in argument.split("=", 1)]
     dims: dict[str, int] = {}
     flags: list[str] = []
@@ -54,7 +56,7 @@ def _dimensions(arguments: Sequence[str], family: Family) -> tuple[dict[str, int
 
 
 def problem_of(arguments: Sequence[str], family: Family, dtype: str | None) -> Problem:
-    """The problem that these words are, of a dtype of the family."""
+    """Return the problem that these words name, of a dtype of the family."""
     dims, flags = _dimensions(arguments, family)
     dtype = dtype or family.dtypes[0]
     if dtype not in family.dtypes:
@@ -64,7 +66,25 @@ def problem_of(arguments: Sequence[str], family: Family, dtype: str | None) -> P
     return Problem(family.name, tuple(sorted(dims.items())), dtype, tuple(sorted(flags)))
 
 
-def this_gpu() -> DeviceSpec:
+def live_gpu() -> DeviceSpec | None:
+    """Return this machine's GPU, or None."""
+    try:
+        return DeviceSpec.live()
+    except ForetuneError:
+        return None
+
+
+def gpu_needed(what: str) -> DeviceSpec:
+    """Return this machine's GPU. Raises `ForetuneError` that says what cannot be done without one."""
+    if (gpu := live_gpu()) is None:
+        raise ForetuneError(f"no GPU is visible here: there is nothing to {what} on")
+    return gpu
+
+
+def device_or_this_gpu(device: str | None) -> DeviceSpec:
+    """Return the device that --device names, else this machine's GPU."""
+    if device is not None:
+        return DeviceSpec.find(device)
     try:
         return DeviceSpec.live()
     except ForetuneError as error:
@@ -73,15 +93,15 @@ def this_gpu() -> DeviceSpec:
         ) from None
 
 
-def live_gpu() -> DeviceSpec | None:
-    try:
-        return DeviceSpec.live()
-    except ForetuneError:
-        return None
+def bundle_at(path: Path | None) -> Bundle | None:
+    """Return the bundle that --bundle names, or None."""
+    from ...model import load_bundle
+
+    return None if path is None else load_bundle(path)
 
 
 def load_all(data: Sequence[str] | None) -> Dataset:
-    """One dataset, or several as one."""
+    """Return one dataset, or several merged."""
     from ...datasets import load
 
     loaded = [load(one) for one in data or [SHIPPED]]
@@ -93,8 +113,11 @@ def load_all(data: Sequence[str] | None) -> Dataset:
 
 
 def families_of(dataset: Dataset, only: Iterable[str] | None = None) -> dict[str, Family]:
-    """The families in a dataset, or those that are named. Somebody's kernels that were logged while they were tuned,
-    and that no family declares, are left out with a warning where there are others."""
+    """Return the families in a dataset, or those that are named.
+
+    Kernels that were only logged while they were tuned, and that no family declares, are left out with a warning if
+    there are others.
+    """
     names = list(only or dataset.families)
     undeclared = [] if only else [name for name in names if _is_undeclared(dataset, name)]
     if undeclared and len(undeclared) == len(names):
@@ -120,7 +143,7 @@ def _few(names: Sequence[str]) -> str:
 
 
 def judged_families(dataset: Dataset, only: Iterable[str] | None, bundle: Bundle | None) -> dict[str, Family]:
-    """The families in a dataset that can be judged: with a bundle, those that it has."""
+    """Return the families in a dataset that can be judged: with a bundle, those that it has."""
     families = families_of(dataset, only)
     kernels = {name: family for name, family in families.items() if bundle is None or name in bundle.families}
     if not kernels:
@@ -129,24 +152,24 @@ def judged_families(dataset: Dataset, only: Iterable[str] | None, bundle: Bundle
 
 
 def for_each_family(
-    call: Callable[[Family], Any], dataset: Dataset, families: Mapping[str, Family], what: str, row_s: float
-) -> ByFamily:
-    """What is found for each family, while it is shown how far that is."""
-    rows, found = rows_of(dataset, families), {}
+    call: Callable[[Family], T], dataset: Dataset, families: Mapping[str, Family], what: str, row_s: float
+) -> dict[str, T]:
+    """Call a function for each family, and show the progress."""
+    rows, found = rows_of(dataset, families), dict[str, T]()
     with showing(what, row_s * rows) as say:
         for name, family in families.items():
             say(f"{name}: {what}")
             with share_of(len(dataset.rows(name)) / rows):
                 found[name] = call(family)
-    return ByFamily(found)
+    return found
 
 
 def rows_of(dataset: Dataset, families: Iterable[str]) -> int:
     return sum(len(dataset.rows(name)) for name in families)
 
 
-class PredictCommand(TyperCommand):
-    """Its help, asked for with a family, says what that family takes."""
+class DimensionsCommand(TyperCommand):
+    """A command that takes a family's dimensions. Its help, asked for with a family, says which these are."""
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
         super().format_help(ctx, formatter)
@@ -154,3 +177,10 @@ class PredictCommand(TyperCommand):
             if word != self.name and not word.startswith("-"):
                 with suppress(ForetuneError):
                     typer.echo(f" {taken_by(find_family(word))}\n")
+
+
+#: The settings of a command that takes a family's dimensions as options of their own.
+TAKES_DIMENSIONS: dict[str, Any] = {
+    "cls": DimensionsCommand,
+    "context_settings": {"allow_extra_args": True, "ignore_unknown_options": True},
+}

@@ -1,0 +1,422 @@
+"""The public functions of `foretune` that accept a kernel family also by name.
+
+Each is documented here, once; the classes and functions of runtime/, model/ and collect/ that do the work take the
+family as an object. What a function needs is imported by its call: importing this module imports neither torch, triton
+nor NumPy. `collect_dataset` needs collect/, the floor above: nothing in kernels/ but the commands imports this module.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+
+from ..datasets import Family, ForetuneError, KernelConfig, Problem
+from .registry import find_family, find_measurable
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    import triton
+
+    from ..collect.summary import Summary
+    from ..datasets import Case, DeviceSpec
+    from ..datasets.dataset import Dataset
+    from ..model import Bundle
+    from ..runtime import Pruner, Shortlist
+    from ..runtime.covering import Cover
+    from ..runtime.tuning.functions import Advisor, CallTimer, ConfigCache, TunedFunction, Work
+
+#: A family, its class, its name, or "package.module:attribute".
+FamilyLike: TypeAlias = Family | type[Family] | str
+
+
+def configs(family: FamilyLike) -> list[triton.Config]:
+    """Return the whole space of a kernel family, to declare to `triton.autotune`.
+
+    The configs are new objects; no device is queried. Raises `ForetuneError` with the names of the known families if
+    there is no family of that name.
+
+    >>> len(configs("grouped_gemm_fwd")) > 700
+    True
+    """
+    return [config.to_triton() for config in find_family(family).space()]
+
+
+def prune(
+    family: FamilyLike,
+    k: int | Literal["auto"] = "auto",
+    *,
+    problem: Callable[[Mapping[str, Any]], Problem] | None = None,
+    knobs: Mapping[str, str] | None = None,
+    fixed: Mapping[str, Any] | None = None,
+    configs: Sequence[triton.Config] | None = None,
+    device: DeviceSpec | Path | str | None = None,
+    bundle: Bundle | Path | str | None = None,
+    expected_calls: float | None = None,
+    call_us: float | None = None,
+) -> Pruner:
+    """Return an `early_config_prune` callback that keeps the `k` configs predicted to be fastest.
+
+    The callback never makes a launch fail: where it cannot predict, every valid config goes through, with one warning
+    that says why.
+
+    Args:
+        family: The kernel's family.
+        k: How many configs to keep. "auto": as many as needed to hold one within 1 % of the best in 95 % of cases.
+        problem: A function from a launch's arguments, by name, to a `Problem`, for a kernel whose parameters are not
+            named as the family's.
+        knobs: The kernel's name of each knob -> the family's.
+        fixed: Values of the family's knobs that the kernel does not have.
+        configs: The autotuner's configs, which are only checked, so that a mistake is reported at the declaration.
+        device: A spec, the name of a shipped one, or a spec's JSON file; the current device if None.
+        bundle: The bundle that predicts, or its folder; the shipped one if None.
+        expected_calls: Instead of `k`: keep as many configs as pay for themselves over this many calls.
+        call_us: How long one call takes, in microseconds, for `expected_calls`; the family's estimate if None.
+
+    Raises:
+        ForetuneError: An argument is not one of these.
+
+    >>> prune("grouped_gemm_fwd", k=4, knobs={"BM": "BLOCK_M"})
+    <Pruner of grouped_gemm_fwd, k=4>
+    """
+    given = _with_family(locals())
+    from ..runtime import Pruner
+
+    return Pruner(**given)
+
+
+def shortlist(
+    family: FamilyLike,
+    problem: Problem,
+    device: DeviceSpec | Path | str,
+    k: int | Literal["auto"] = "auto",
+    *,
+    configs: Sequence[KernelConfig] | None = None,
+    bundle: Bundle | Path | str | None = None,
+    expected_calls: float | None = None,
+    call_us: float | None = None,
+) -> Shortlist:
+    """Return the `k` configs predicted to be fastest for a problem on a device, which need not be in this machine.
+
+    `k`, `bundle`, `expected_calls` and `call_us` are as for `prune`; the shortlist's `reason` says how its length was
+    chosen. `device` is a spec, the name of a shipped one, or a spec's JSON file. `configs` narrows the choice to these.
+    Raises `ForetuneError` for other arguments, and for a problem or a config that is not the family's.
+
+    >>> from foretune import Problem
+    >>> problem = Problem.of("grouped_gemm_fwd", groups=64, rows=8192, n=2048, k=1024)
+    >>> len(shortlist("grouped_gemm_fwd", problem, "h200", k=4).configs)
+    4
+    """
+    given = _with_family(locals())
+    from ..runtime import make_shortlist
+
+    return make_shortlist(**given)
+
+
+def cover(
+    family: FamilyLike,
+    problem: Problem,
+    dynamic: str,
+    range: tuple[int, int],
+    n: int | None = None,
+    *,
+    within: float | None = None,
+    device: DeviceSpec | Path | str | None = None,
+    ranges: int | None = None,
+    sizes: Iterable[int] | None = None,
+    configs: Sequence[KernelConfig] | None = None,
+    data: Dataset | Path | str | None = None,
+    bundle: Bundle | Path | str | None = None,
+    measure: bool = False,
+) -> Cover:
+    """Return the few configs that together lose least over a range of sizes known only at run time, and their dispatch.
+
+    `Cover.config_for(size)` is a few comparisons of Python integers, so nothing waits for the device. A function under
+    `torch.compile` stays dynamic and is compiled once for each range of sizes that it meets.
+
+    Args:
+        family: The kernel's family.
+        problem: The problem; its size of the dimension `dynamic` does not matter.
+        dynamic: The dimension whose size is only known at run time.
+        range: The smallest and the largest size.
+        n: How many configs; 3 if None.
+        within: Instead of `n`: as few configs as lose no more than this at any size, 0.02 for 2 %.
+        device: A spec, the name of a shipped one, or a spec's JSON file; this GPU if None.
+        ranges: The most ranges of the dispatch; if None 8, which is Dynamo's limit, or with `within` as many as needed.
+        sizes: The sizes to predict at, each weighted by how often it occurs; if None 8 an octave and 64 evenly spaced.
+        configs: The configs to choose from; the family's space if None.
+        data: Choose by measured times instead: a dataset, its folder, or the name of a shipped one, which has the
+            problem at several sizes.
+        bundle: The bundle that predicts, or its folder; the shipped one if None.
+        measure: Time the three configs predicted to be best at each size, at all sizes on this GPU, and choose by that.
+
+    Raises:
+        ForetuneError: An argument is not one of these; nothing is predicted; `data` has fewer than two sizes; no `n`
+            configs can run all sizes; or no config that was timed ran.
+
+    >>> from foretune import Problem
+    >>> layer = Problem.of("grouped_gemm_fwd", groups=64, rows=1, n=2048, k=1024)
+    >>> found = cover("grouped_gemm_fwd", layer, "rows", (64, 4096), n=2, device="h200", sizes=[64, 512, 4096])
+    >>> found.config_for(64) != found.config_for(4096), len(found.crossovers)
+    (True, 1)
+    """
+    from ..datasets import DeviceSpec
+    from ..runtime.covering import make_cover, measured_cover
+
+    found = find_family(family)
+    spec = DeviceSpec.live() if device is None else DeviceSpec.find(device)
+    asked = (found, problem, dynamic, range, n, spec)
+    limits: dict[str, Any] = {"within": within, "ranges": ranges}
+    predicting: dict[str, Any] = {"sizes": sizes, "configs": configs, "bundle": bundle}
+    if data is None:
+        return make_cover(*asked, measure=measure, **limits | predicting)
+    if unused := [name for name, one in (predicting | {"measure": measure or None}).items() if one is not None]:
+        raise ForetuneError(f"{unused[0]} is for predictions, but with data nothing is predicted")
+    return measured_cover(*asked, _dataset(data), **limits)
+
+
+def adapt(
+    data: Dataset | Path | str,
+    *,
+    bundle: Bundle | Path | str | None = None,
+    family: FamilyLike | Sequence[FamilyLike] | None = None,
+) -> Bundle:
+    """Return a bundle that knows another card as well: `bundle` with more trees, which learn from a few measurements.
+
+    Five minutes of `foretune collect --plan adaptive` on the card are enough; the bundle's own data are not needed.
+
+    Args:
+        data: The measurements of the new card: a dataset, its folder, or the name of a shipped one.
+        bundle: The bundle to begin with, or its folder; the shipped one if None.
+        family: One family of `data` or several; all that the bundle knows if None.
+
+    Raises:
+        ForetuneError: The two have no family in common, or an argument is not one of these.
+
+    >>> adapt("small").save("my-bundle")  # doctest: +SKIP
+    """
+    from ..model import load_bundle
+    from ..model.adapt import adapt_bundle
+    from ..model.bundle import Bundle
+
+    dataset = _dataset(data)
+    given = bundle if isinstance(bundle, Bundle) else load_bundle(bundle)
+    wanted = [name for name in dataset.families if name in given.families] if family is None else _several(family)
+    found = [find_family(one) for one in wanted]
+    return adapt_bundle(given, dataset, {one.name: one for one in found})
+
+
+def attach(kernel: Any, family: FamilyLike | None = None, k: int | Literal["auto"] = "auto") -> Any:
+    """Give a kernel that is declared under `triton.autotune` a shortlist from its next new key on; return the kernel.
+
+    It may be under `triton.heuristics` as well, or of a class that inherits from Triton's. With a `family`, its ranker
+    picks `k` configs, as `prune` does. Without one, the kernel's own timings do: eight keys are tuned in full, and from
+    then on as many configs are timed as those keys needed, or `k`; all of them for a key unlike the known ones. Times
+    are kept in the choice cache, so keys of earlier processes count too. The kernel's own `early_config_prune` runs
+    before, its `perf_model` after. A failed prediction never fails a launch: all configs are timed, with one warning.
+
+    Raises `ForetuneError` for a kernel that has no autotuner or is attached already, for an unknown family, and for
+    `k` < 1.
+
+    >>> import triton
+    >>> @triton.autotune([triton.Config({"BLOCK": size}) for size in (64, 128)], key=["n"])
+    ... @triton.jit
+    ... def fill(x, n, BLOCK: triton.language.constexpr): ...
+    >>> attach(fill) is fill
+    True
+    >>> from foretune import detach
+    >>> detach(fill)
+    """
+    given = _with_family(locals())
+    from ..runtime.tuning.attach import attach_to
+
+    return attach_to(**given)
+
+
+def autotune(
+    configs: Sequence[triton.Config],
+    key: Sequence[str],
+    family: FamilyLike | None = None,
+    *,
+    k: int | Literal["auto"] = "auto",
+    problem: Callable[[Mapping[str, Any]], Problem] | None = None,
+    knobs: Mapping[str, str] | None = None,
+    fixed: Mapping[str, Any] | None = None,
+    device: DeviceSpec | Path | str | None = None,
+    bundle: Bundle | Path | str | None = None,
+    bucket: Sequence[str] = (),
+    budget_s: float | None = None,
+    isolate: bool = False,
+    workers: int | None = None,
+    **options: Any,
+) -> Callable[[Any], triton.runtime.Autotuner]:
+    """Decorate a `triton.jit` function as `triton.autotune` does, but measure only the configs predicted to be fastest.
+
+    They are compiled in parallel, and each time is remembered on disk at once. With a `family`, its ranker predicts;
+    without one, a model of the kernel's own timings does, once it has seen some keys. A config that fails does not fail
+    the others; if all fail, the launch raises `TuningFailed` with each reason. The first launch of a key finds its
+    tensors reset and restored as after `triton.autotune`, also where times are known already or nothing is measured.
+    With FORETUNE_MODE=predict nothing is measured, with `off` all configs are.
+
+    Args:
+        configs: The configs, as for `triton.autotune`.
+        key: The arguments whose values need a choice of their own, as for `triton.autotune`.
+        family: The kernel's family, if it has one.
+        k, problem, knobs, fixed, device, bundle: As for `prune`.
+        bucket: Arguments of `key` (with a family, dimensions; the family's own `bucketed` are always included) whose
+            sizes are tuned in steps of 9 %. Within a step, a new size is a look-up among the configs that the kernel's
+            own `prune_configs_by` allows for it.
+        budget_s: Seconds after which no more configs are measured: the best so far runs, or the best predicted.
+        isolate: Time configs in a process of their own, so that an illegal access does not end yours.
+        workers: The number of threads that compile; as many as there are cores if None.
+        options: The other options of `triton.autotune` in Triton 3.6 to 3.9: prune_configs_by, reset_to_zero,
+            restore_value, pre_hook, post_hook, warmup, rep, use_cuda_graph, do_bench, cache_results (times are kept
+            anyway).
+
+    Raises:
+        ForetuneError: An argument is not one of these.
+
+    >>> import triton
+    >>> configs = [triton.Config({"BLOCK": size}) for size in (64, 128)]
+    >>> decorator = autotune(configs, key=["n"], bucket=["n"], budget_s=5.0)
+    """
+    given = _with_family(locals())
+    from ..runtime.tuning.autotuner import autotune as declare
+
+    return declare(**given.pop("options"), **given)
+
+
+def tune(
+    space: Any,
+    *,
+    key: Callable[..., Any] | Sequence[str] | None = None,
+    prune: Callable[..., bool | str] | None = None,
+    family: FamilyLike | None = None,
+    n_warmup: int = 3,
+    n_repeat: int = 10,
+    search: Advisor | str = "exhaustive",
+    budget_s: float | None = None,
+    max_trials: int | None = None,
+    reset: Callable[..., Any] | None = None,
+    restore: Sequence[str] = (),
+    work: Callable[..., Work | Mapping[str, Any]] | None = None,
+    device: DeviceSpec | Path | str | None = None,
+    cache: ConfigCache | Path | str | bool = True,
+    timer: CallTimer | None = None,
+) -> Callable[[Callable[..., Any]], TunedFunction]:
+    """Decorate a function so that it runs with the fastest config of a space, found at the first call of each key.
+
+    The function gets a config as keyword arguments. Each config is called `n_warmup` times and timed `n_repeat` times,
+    so it must be possible to call the function often. A call with an argument that a run uses up (an iterator, an open
+    file) is not tuned: the best known config runs, or the first.
+
+    A call may pass `autotune=False` (run the best known config, or the first), `autotune_verbose=True`, and
+    `autotune_pg=group`: all ranks of a torch process group tune together and choose what is fastest on the slowest.
+    They must make the same calls with the same keys; else they get a `ForetuneError` that names the difference, at the
+    latest after the group's timeout.
+
+    Args:
+        space: A dict of lists; a list or generator of dicts or of `triton.Config`s; or a function that returns one.
+        key: A function of the call's arguments, or the names of those that count. If None all do: tensors by shape,
+            dtype and layout, objects by type.
+        prune: A function of a config and the call's arguments: True if the config is worth trying, else False or why.
+        family: A family that refuses the configs it does not support, and turns a call into a problem.
+        n_warmup: Calls of each config before it is timed.
+        n_repeat: Timed calls of each config.
+        search: "exhaustive"; or "guided": a model of the timings of earlier keys chooses what is worth a trial.
+        budget_s: Seconds after which tuning ends with the best config so far.
+        max_trials: Number of configs after which it does.
+        reset: Called with the call's arguments before every run, to undo what the function changes.
+        restore: Names of arguments whose contents, however deep, are put back in place before every run.
+        work: Returns a call's `gemm_work`, `elementwise_work` or `Work`, for TFLOP/s, GB/s and percent of the roofline.
+        device: The device of that roofline; the live one if None.
+        cache: False remembers in memory, a path in that file. FORETUNE_TUNE=strict tunes again what other versions
+            tuned, FORETUNE_TUNE=always everything.
+        timer: Replaces the clock that times calls.
+
+    Raises:
+        ForetuneError: An option is not valid, or the function's work is done after it returns (also in a call whose
+            result is a future, a generator or the like). If no config works, a call raises the exception that all of
+            them raised if it is of one type, else `TuningFailed` with each config's reason and the first exception as
+            its cause; the next call tries again.
+
+    >>> @tune({"chunk": [16, 64, 256]}, key=["rows"], cache=False)
+    ... def total(rows, chunk):
+    ...     return sum(sum(range(at, min(at + chunk, rows))) for at in range(0, rows, chunk))
+    >>> total(1000), len(total.tune(1000).trials)
+    (499500, 3)
+    """
+    given = _with_family(locals())
+    from ..runtime.tuning.functions import TunedFunction
+
+    return partial(TunedFunction, **given)
+
+
+def collect_dataset(
+    family: FamilyLike | Sequence[FamilyLike],
+    *,
+    out: Path | str,
+    cases: Sequence[Case] | None = None,
+    plan: str = "exhaustive",
+    known: Dataset | None = None,
+    share: float | None = None,
+    budget_s: float | None = None,
+    gpus: int | None = None,
+    resume: bool = True,
+    progress: bool = True,
+) -> Summary:
+    """Measure the config spaces of one family or several on this machine's GPUs, as `foretune collect` does.
+
+    If the process is killed or interrupted, the next call continues.
+
+    Args:
+        family: The families, which must be `Measurable`.
+        out: The dataset's folder.
+        cases: The problems to measure; if None, those of `known`, or those that each family draws.
+        plan: "exhaustive", "adaptive", "thin" or "missing".
+        known: The dataset that `plan="missing"` adds to.
+        share: The part of each problem's configs that "adaptive" or "thin" tries, such as 0.03.
+        budget_s: Seconds after which it stops.
+        gpus: How many GPUs to use; all that are visible if None.
+        resume: Whether to continue an earlier run in `out`; if not, `out` must not have one.
+        progress: Whether to show progress on stderr.
+
+    Raises:
+        ForetuneError: A family can only predict, or as for `foretune collect`.
+
+    >>> collect_dataset("grouped_gemm_fwd", out="measured", budget_s=1200)  # doctest: +SKIP
+    Summary(plan='exhaustive', cases=74, ...)
+    """
+    from ..collect.campaign import collect_on_gpus
+    from ..collect.cases import cases_like, draw_cases
+    from ..collect.plan import checked_dataset
+    from ..collect.progress import showing_progress
+    from ..datasets.errors import check_flag
+
+    for name, value in (("resume", resume), ("progress", progress)):
+        check_flag(name, value)
+    measurable = [find_measurable(one) for one in _several(family)]
+    if cases is None and known is not None:
+        cases = [case for one in measurable for case in cases_like(checked_dataset(known), one.name)]
+    drawn = [case for one in measurable for case in draw_cases(one)] if cases is None else cases
+    options: dict[str, Any] = {"gpus": gpus, "plan": plan, "known": known, "share": share, "budget_s": budget_s}
+    with showing_progress(progress) as on_progress:
+        return collect_on_gpus(measurable, drawn, out, resume=resume, on_progress=on_progress, **options)
+
+
+def _with_family(arguments: dict[str, Any]) -> dict[str, Any]:
+    """Return a call's arguments, by name, with the family that the given one stands for."""
+    family = arguments["family"]
+    return arguments if family is None else arguments | {"family": find_family(family)}
+
+
+def _several(family: FamilyLike | Sequence[FamilyLike]) -> Sequence[FamilyLike]:
+    return [family] if isinstance(family, (str, type)) or not isinstance(family, Sequence) else family
+
+
+def _dataset(data: Dataset | Path | str) -> Dataset:
+    from ..datasets import load
+    from ..datasets.dataset import Dataset
+
+    return data if isinstance(data, Dataset) else load(data)

@@ -1,0 +1,172 @@
+"""The registry that finds kernel families by name, ours or anybody's.
+
+Another package has its families found by name with an entry point in the group `foretune.families`:
+
+    [project.entry-points."foretune.families"]
+    row_softmax = "their_package.softmax:RowSoftmax"
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from functools import cache
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from ..datasets import Family, ForetuneError, Measurable, check_attributes
+from ..datasets.errors import printable, reason_of, shown, warn
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
+
+#: The entry points that name families of other packages.
+GROUP = "foretune.families"
+#: Our own, and where they are: each is imported when it is asked for.
+_OURS = {
+    "fused_moe": ".fused_moe:FusedMoeUp",
+    "fused_moe_down": ".fused_moe:FusedMoeDown",
+    "gated_mlp": ".gated_mlp:GatedMlp",
+    "grouped_gemm_dw": ".grouped_gemm:GroupedGemmDW",
+    "grouped_gemm_dx": ".grouped_gemm:GroupedGemmDX",
+    "grouped_gemm_fwd": ".grouped_gemm:GroupedGemmForward",
+    "inductor_convolution": ".inductor:InductorConvolution",
+    "inductor_flex_attention": ".inductor:InductorFlexAttention",
+    "inductor_flex_backward": ".inductor:InductorFlexBackward",
+    "inductor_flex_decoding": ".inductor:InductorFlexDecoding",
+    "inductor_grouped_mm": ".inductor:InductorGroupedMM",
+    "inductor_mm": ".inductor:InductorMM",
+    "matmul": ".matmul:Matmul",
+    "rms_norm_rope_bwd": ".rms_norm_rope:RmsNormRopeBackward",
+    "rms_norm_rope_fwd": ".rms_norm_rope:RmsNormRopeForward",
+    "scaled_gemm": ".scaled_gemm:ScaledGemm",
+    "scaled_grouped_gemm_fwd": ".scaled_gemm:ScaledGroupedGemmForward",
+}
+#: What Inductor calls its ops, of which the products are one family: `foretune collect inductor:mm`.
+_OTHER_NAMES = {name.replace("_", ":", 1): name for name in _OURS if name.startswith("inductor_")} | dict.fromkeys(
+    ("inductor:addmm", "inductor:baddbmm", "inductor:bmm", "inductor:scaled_mm"), "inductor_mm"
+)
+_registered: dict[str, Family] = {}
+
+
+def register(family: Family | type[Family]) -> Family:
+    """Makes a family known by its name in this process; returns it. A class is called without arguments first.
+
+    Another family of that name is replaced. Raises `ForetuneError` for what is no `Family`.
+
+    >>> register(find_family("grouped_gemm_fwd")).name
+    'grouped_gemm_fwd'
+    """
+    made = _family_of(family)
+    _registered[made.name] = made
+    return made
+
+
+def families() -> dict[str, Family]:
+    """Every family by name: those of this package, those that were registered, and those of entry points.
+
+    An entry point that cannot be loaded is somebody else's trouble: it is left out with a warning.
+
+    >>> "grouped_gemm_dw" in families()
+    True
+    """
+    found = {}
+    for name in _names():
+        try:
+            found[name] = find_family(name)
+        except ForetuneError as error:  # noqa: PERF203 - a handful of names
+            warn(f"{name} is left out: {error}")
+    return found
+
+
+def find_family(family: str | Family | type[Family]) -> Family:
+    """The family of that name, the one at "package.module:attribute", or the family itself; the same object each time.
+
+    Raises `ForetuneError` saying which names there are and how to add one, or what is wrong with the place.
+
+    >>> find_family("grouped_gemm_dw").knobs[:3]
+    ('BLOCK_M', 'BLOCK_N', 'BLOCK_K')
+    >>> find_family("foretune.kernels.grouped_gemm:GroupedGemmDW") is find_family("grouped_gemm_dw")
+    True
+    """
+    if not isinstance(family, str):
+        return _family_of(family)
+    family = _OTHER_NAMES.get(family, family)
+    if family in _registered:
+        return _registered[family]
+    if family in _OURS:
+        module, _, attribute = _OURS[family].partition(":")
+        return _registered.setdefault(family, _family_of(getattr(import_module(module, __package__), attribute)))
+    if ":" in family:
+        found = _family_at(family)
+        _registered.setdefault(found.name, found)  # from now on by its name too, unless that is taken
+        return found
+    for entry in _entry_points():
+        if entry.name == family:
+            return _registered.setdefault(family, _family_of_entry(entry))
+    raise ForetuneError(
+        f"unknown kernel family {shown(family)}; known: {', '.join(_names())}. To add one: foretune.register(family), "
+        f'an entry point in the group "{GROUP}", or name it as package.module:attribute'
+    )
+
+
+def find_measurable(family: str | Family | type[Family]) -> Measurable:
+    """As `find_family`, for who wants to measure. Raises `ForetuneError` for a family that only predicts, too."""
+    found = find_family(family)
+    if not isinstance(found, Measurable):
+        raise ForetuneError(f"{found.name} can be predicted but not collected: it is a Family and no Measurable")
+    return found
+
+
+def _names() -> list[str]:
+    return sorted({*_OURS, *_registered, *(printable(entry.name) for entry in _entry_points())})
+
+
+def _entry_points() -> tuple[EntryPoint, ...]:
+    from importlib.metadata import entry_points  # which takes a third of what importing all the rest does
+
+    return tuple(entry_points(group=GROUP))
+
+
+def _family_of_entry(entry: EntryPoint) -> Family:
+    place = printable(f"the entry point {entry.name} = {entry.value}")
+    try:
+        family = _family_of(entry.load())
+    except (Exception, SystemExit) as error:  # importing somebody's module can do anything
+        raise ForetuneError(f"{place} cannot be loaded: {printable(reason_of(error))}") from error
+    if family.name != entry.name:
+        raise ForetuneError(f"{place} leads to the family {family.name}: the entry point must have its name")
+    return family
+
+
+def _family_at(place: str) -> Family:
+    """The family at package.module:attribute, of a module that is installed or lies in the working directory."""
+    module, _, attribute = place.partition(":")
+    if (here := os.getcwd()) not in sys.path:
+        sys.path.append(here)  # a console script does not have it
+    try:
+        found: Any = import_module(module)
+        for name in attribute.split("."):
+            found = getattr(found, name)
+        return _family_of(found)
+    except (Exception, SystemExit) as error:  # as above
+        raise ForetuneError(f"no kernel family at {shown(place)}: {printable(reason_of(error))}") from error
+
+
+def _family_of(value: Any) -> Family:
+    if isinstance(value, type) and issubclass(value, Family):
+        value = _made(value)
+    if not isinstance(value, Family):
+        raise ForetuneError(f"a kernel family must be a Family, a class of one, or its name, but is {shown(value)}")
+    check_attributes(value)
+    return value
+
+
+@cache
+def _made(family: type[Family]) -> Family:
+    """One object for a class, however it is asked for: what is remembered of a family is remembered by its identity."""
+    try:
+        return family()
+    except (Exception, SystemExit) as error:
+        why = str(error) if isinstance(error, TypeError) else printable(reason_of(error))
+        raise ForetuneError(f"{family.__name__} cannot be made without arguments: {why}") from error

@@ -1,0 +1,163 @@
+"""Spaces as dictionaries of knobs, and what a kernel family says of its own space: every rule is the family's."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ...datasets import DeviceSpec, Family, ForetuneError, KernelConfig, Problem, check_problem_of
+from ...datasets.config import OPTIONS
+from ...datasets.console.tables import table
+from ...datasets.errors import check_word, shown
+from ..registry import find_family, find_measurable
+
+#: More than anybody measures.
+MOST_CONFIGS = 1_000_000
+
+
+def generate(
+    space: Mapping[str, Iterable[Any]], *, keep: Callable[[KernelConfig], bool] | None = None
+) -> tuple[KernelConfig, ...]:
+    """Return all combinations of a {knob: values} dictionary, each once, the last knob running fastest.
+
+    num_warps, num_stages and num_ctas are knobs like all others. With `keep`, only the configs for which it is true.
+    Raises `ForetuneError` naming a knob whose values are not a list, and for a space with no config or more than a
+    million.
+
+    >>> space = {"BLOCK_M": [64, 128], "num_warps": [4, 8]}
+    >>> len(generate(space)), [str(one) for one in generate(space, keep=lambda c: c["BLOCK_M"] // c.num_warps == 8)]
+    (4, ['BLOCK_M=64 num_warps=8 num_stages=3'])
+    """
+    if not isinstance(space, Mapping) or not space:
+        raise ForetuneError(f"a space must be a dictionary of knobs, each with its values, but is {shown(space)}")
+    knobs = {check_word("a space's knob", knob): checked_values(knob, values) for knob, values in space.items()}
+    if (count := math.prod(map(len, knobs.values()))) > MOST_CONFIGS:
+        raise ForetuneError(f"a space must have at most {MOST_CONFIGS} configs but has {count}")
+    configs = tuple(dict.fromkeys(KernelConfig.of(**one) for one in combinations(knobs)))
+    kept = configs if keep is None else tuple(filter(keep, configs))
+    if not kept:
+        raise ForetuneError(f"keep must let a config of the space through but refuses all {len(configs)}")
+    return kept
+
+
+def checked_values(knob: str, values: Any) -> list[Any]:
+    """Return the values of one knob. Raises `ForetuneError` naming it if they are not a list, or none."""
+    if isinstance(values, (str, bytes, Mapping)) or not isinstance(values, Iterable):
+        raise ForetuneError(f"a space must have a list of values for {knob} but has {shown(values)}")
+    if not (found := list(itertools.islice(values, MOST_CONFIGS + 1))):
+        raise ForetuneError(f"a space must have at least one value for {knob} but has none")
+    return found
+
+
+def combinations(knobs: Mapping[str, list[Any]]) -> Iterable[dict[str, Any]]:
+    """Return each combination of the knobs' values."""
+    return (dict(zip(knobs, values, strict=True)) for values in itertools.product(*knobs.values()))
+
+
+@dataclass(frozen=True)
+class Filtered:
+    """The configs that are left of a list, in its order, and those that were dropped, each with the reason."""
+
+    configs: tuple[KernelConfig, ...]
+    dropped: tuple[tuple[KernelConfig, str], ...] = ()
+
+    @classmethod
+    def by(cls, configs: Iterable[KernelConfig], reason_against: Callable[[KernelConfig], str | None]) -> Filtered:
+        """Keep the configs that there is no reason against, each once.
+
+        >>> ones = [KernelConfig.of(BLOCK=size) for size in (64, 128)]
+        >>> left = Filtered.by(ones, lambda c: "too large" if c["BLOCK"] > 64 else None)
+        >>> len(left.configs), left.dropped[0][1]
+        (1, 'too large')
+        """
+        reasons = {config: reason_against(config) for config in configs}
+        return cls(
+            tuple(config for config, reason in reasons.items() if reason is None),
+            tuple((config, reason) for config, reason in reasons.items() if reason is not None),
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "configs": [config.to_json() for config in self.configs],
+            "dropped": [{"config": config.to_json(), "reason": reason} for config, reason in self.dropped],
+        }
+
+    def __rich__(self) -> Any:
+        counts = Counter(reason for _, reason in self.dropped).most_common()
+        rows = [(count, reason) for reason, count in counts]
+        left = f"{len(self.configs)} of {len(self.configs) + len(self.dropped)} configs are left."
+        return table("Dropped configs", ("configs", "because"), rows, below=[left])
+
+
+def ready_space(
+    family: Family | type[Family] | str, device: DeviceSpec | Path | str | None = None
+) -> dict[str, list[Any]]:
+    """Return a family's space as a plain dictionary: each knob with its values, in the order of the family's knobs.
+
+    With a device, only what some problem on it supports. The dictionary is a copy, to be changed and passed to
+    `generate`. The family's own space is that grid less the combinations that cannot be fast. Raises `ForetuneError`
+    for an unknown family.
+
+    >>> space = ready_space("grouped_gemm_fwd", "h200")
+    >>> space["BLOCK_M"], space["num_warps"]
+    ([16, 32, 64, 128, 256], [4, 8])
+    """
+    found = find_family(family)
+    knobs = [config.to_json() for config in found.space(None if device is None else DeviceSpec.find(device))]
+    if unknown := sorted({knob for one in knobs for knob in one} - {*found.knobs, *OPTIONS}):
+        raise ForetuneError(f"a config of {found.name} has {unknown[0]}, which is none of its knobs")
+    present = [knob for knob in found.knobs if any(knob in one for one in knobs)]
+    return {knob: sorted({one[knob] for one in knobs if knob in one}) for knob in present}
+
+
+def filter_valid(configs: Iterable[KernelConfig], problem: Problem, device: DeviceSpec | Path | str) -> Filtered:
+    """Return the configs that the problem's family supports on a device, and why the others were dropped.
+
+    Raises `ForetuneError` for a problem of an unknown family, or that the family does not have, for what is not a
+    `KernelConfig`, and for an unknown device.
+
+    >>> problem = Problem.of("grouped_gemm_fwd", groups=64, rows=8192, n=2048, k=1024)
+    >>> space = ready_space("grouped_gemm_fwd") | {"BLOCK_K": [128], "GROUP_M": [1], "PROGRAMS_PER_SM": [1]}
+    >>> left = filter_valid(generate(space), problem, "h200")
+    >>> len(left.configs) > 100, sorted({reason.split()[0] for _, reason in left.dropped})
+    (True, ['BLOCK_K', 'BLOCK_M', 'PINGPONG', 'needs'])
+    """
+    family, spec = find_family(_checked(problem).family), DeviceSpec.find(device)
+    check_problem_of(family, problem)
+    if not isinstance(configs, Iterable) or isinstance(configs, (str, bytes)):
+        raise ForetuneError(f"configs must be a list of KernelConfigs but is {shown(configs)}")
+    given = list(configs)
+    for config in given:
+        if not isinstance(config, KernelConfig):
+            raise ForetuneError(f"each of configs must be a KernelConfig but one is {shown(config)}")
+    return Filtered.by(given, lambda config: family.supports(config, problem, spec))
+
+
+def default_config(problem: Problem, device: DeviceSpec | Path | str) -> KernelConfig:
+    """Return the config that the problem's family runs where nothing is predicted.
+
+    Raises `ForetuneError` as `filter_valid` does, for a family that only predicts, and if no config can run the
+    problem.
+
+    >>> problem = Problem.of("grouped_gemm_fwd", groups=64, rows=8192, n=2048, k=1024)
+    >>> default_config(problem, "h200")["BLOCK_N"] >= 32
+    True
+    """
+    family = find_measurable(_checked(problem).family)
+    check_problem_of(family, problem)
+    spec = DeviceSpec.find(device)
+    config = family.default(problem, spec)
+    if reason := family.supports(config, problem, spec):
+        raise ForetuneError(f"{family.name} has no default config for {problem} on {spec.name}: {reason}")
+    return config
+
+
+def _checked(problem: Problem) -> Problem:
+    if not isinstance(problem, Problem):
+        raise ForetuneError(f"problem must be a Problem but is {shown(problem)}")
+    return problem
