@@ -26,7 +26,7 @@ from ..warn import warn_once
 from .advice import Advisor, FamilyAdvisor, OwnAdvisor
 from .isolation import IsolatedTimer, NoIsolationError
 from .known_times import KnownTimes, Outcome, values_of
-from .measuring import failure, measure
+from .session import failure, measure
 from .one_launch import OneLaunch, is_capturing, times_one
 from .progress_line import ProgressLine
 from .ranks.agreement import agreed, choose_together, epoch, may_tune, scope

@@ -14,7 +14,7 @@ import pytest
 import triton
 from foretune.datasets import ForetuneError, ForetuneWarning, KernelConfig
 from foretune.runtime import use_stub_driver
-from foretune.runtime.tuning.measuring import TuningFailed
+from foretune.runtime.tuning.session import TuningFailed
 
 pytestmark = [pytest.mark.compile, pytest.mark.usefixtures("own_cache")]
 torch = pytest.importorskip("torch")

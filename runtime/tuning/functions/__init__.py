@@ -5,7 +5,7 @@ Importing this imports neither torch nor triton.
 
 from __future__ import annotations
 
-from ..measuring import TuningFailed
+from ..session import TuningFailed
 from .call_timer import CallTimer
 from .config_cache import ConfigCache
 from .contextual import ContextualFunction, contextual_autotune

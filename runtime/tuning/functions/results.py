@@ -15,7 +15,7 @@ from ....datasets import Problem, Status
 from ....datasets.console.tables import printable, table
 from ....datasets.disk.atomic import replacing
 from ....datasets.errors import ForetuneError, abridged
-from ..measuring import TuningFailed
+from ..session import TuningFailed
 from .config_space import Candidate
 from .plain_values import plain
 
