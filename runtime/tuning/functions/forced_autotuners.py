@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, Protocol
 
-from ..attachment import Attachment
+from ..attach import Attachment
 from .running import context_now
 
 Run = Callable[..., Any]
