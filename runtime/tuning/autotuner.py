@@ -25,10 +25,10 @@ from ..prune import Pruner
 from ..warn import warn_once
 from .isolation import IsolatedTimer, NoIsolationError
 from .known_times import KnownTimes
-from .one_launch import OneLaunch, is_capturing, times_one
-from .progress_line import ProgressLine
+from .one_launch import OneLaunch, times_one
+from .progress import ProgressLine
 from .ranks.agreement import choose_together, epoch, may_tune, scope
-from .session import Measured, TuningSession, checked_time, none_launched
+from .session import Measured, TuningSession, checked_time, is_capturing, none_launched
 from .shortlisters import FamilyShortlister, OwnShortlister, Shortlister, TracedPrune
 
 if TYPE_CHECKING:
@@ -287,14 +287,17 @@ class _Tuning:
             if config in session.measured
         }
 
-    def _time_one(self, config: triton.Config) -> Measured:
+    def _time_one(self, config: triton.Config) -> Measured | Exception:
         """In a process of its own where that was asked for, and can be."""
-        if self._isolated is not None:
-            try:
-                return checked_time(self._isolated.time_us(config))
-            except NoIsolationError as error:
-                warn_once(f"{self._tuner.name}: {error}", ": its configs are timed in this process")
-        return checked_time(self._call.time_us(config))
+        try:
+            if self._isolated is not None:
+                try:
+                    return checked_time(self._isolated.time_us(config))
+                except NoIsolationError as error:
+                    warn_once(f"{self._tuner.name}: {error}", ": its configs are timed in this process")
+            return checked_time(self._call.time_us(config))
+        except Exception as error:  # noqa: BLE001 - a config that fails is one config less
+            return error
 
 
 def autotune(

@@ -147,9 +147,6 @@ class KeyTimes:
         if is_measured:
             kernel.log(problem, config, time_us)
 
-    def flush(self) -> None:
-        """See `Known`: `ChoiceCache` writes by itself."""
-
     def agree(
         self, configs: Sequence[triton.Config], times_us: Times | Callable[[], Times]
     ) -> tuple[triton.Config | None, float]:

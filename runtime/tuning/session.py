@@ -8,6 +8,7 @@ fastest. What they do not share, they hand over: how a candidate is launched and
 from __future__ import annotations
 
 import math
+import sys
 import time
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from functools import partial
@@ -15,8 +16,7 @@ from traceback import clear_frames
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 from ...datasets import ForetuneError, Status
-from ...datasets.console.tables import printable
-from ...datasets.errors import abridged
+from ...datasets.errors import abridged, printable
 from ..launching.ahead import cores
 from .compiling import compile_ahead
 
@@ -75,17 +75,14 @@ class Known(Protocol[C]):
     def record(self, candidate: C, measured: Measured, error: Exception | None) -> None:
         """Keep what came of a candidate. `error` is the exception, where one was raised here."""
 
-    def flush(self) -> None:
-        """Write what `record` has not written yet."""
-
 
 class TuningSession(Generic[C]):
     """Finds out which of one key's candidates is the fastest.
 
     Args:
         known: Where times come from and go to.
-        time_one: Times a candidate. What it raises is that candidate's failure. None where somebody else has the loop,
-            as Triton has for `attach`, and hands over each time with `keep`.
+        time_one: Times a candidate, or returns the exception that it failed with; what it raises ends the session. None
+            where the loop is elsewhere, as Triton's is for `attach`, and hands over each time with `keep`.
         compile_one: Compiles a candidate ahead; None where there is nothing to compile.
         workers: The number of compiling threads; None for as many as there are cores.
         budget_s: No candidate is begun after so many seconds since the session began.
@@ -99,7 +96,7 @@ class TuningSession(Generic[C]):
     def __init__(
         self,
         known: Known[C],
-        time_one: Callable[[C], Measured] | None = None,
+        time_one: Callable[[C], Measured | Exception] | None = None,
         *,
         compile_one: Callable[[C], object] | None = None,
         workers: int | None = None,
@@ -147,21 +144,18 @@ class TuningSession(Generic[C]):
         """
         new = [one for one in candidates if one not in self.measured]
         size, errors = max(_AT_ONCE * self._threads, 1), dict[C, BaseException | None]()
-        try:
-            for at, one in enumerate(new):
-                if self.compile_one is not None and at % size == 0:
-                    if over := self._over():
-                        return over
-                    errors = self.compile(new[at : at + size], self.compile_one)
-                error = errors.get(one)
-                if isinstance(error, Exception):
-                    self.keep(one, Measured.failed(error), error)
-                elif over := self._over():
+        for at, one in enumerate(new):
+            if self.compile_one is not None and at % size == 0:
+                if over := self._over():
                     return over
-                else:
-                    self._try(one)
-        finally:
-            self.known.flush()
+                errors = self.compile(new[at : at + size], self.compile_one)
+            error = errors.get(one)
+            if isinstance(error, Exception):
+                self.keep(one, Measured.failed(error), error)
+            elif over := self._over():
+                return over
+            else:
+                self._try(one)
         return ""
 
     def compile(self, candidates: Sequence[C], compile_one: Callable[[C], object]) -> dict[C, BaseException | None]:
@@ -184,8 +178,7 @@ class TuningSession(Generic[C]):
         self.measured[candidate] = measured
         if measured.time_us is None:
             self.failed[candidate] = abridged(f"{type(error).__name__}: {error}") if error else str(measured.error)
-            if error is not None:
-                self.failures.add(error)
+            self.failures.add(error)
             return
         self.failures.clear()
         best_us = None if self.best is None else self.measured[self.best].time_us
@@ -193,14 +186,13 @@ class TuningSession(Generic[C]):
             self.best = candidate
 
     def _try(self, candidate: C) -> None:
-        self.n_timed += 1
         assert self.time_one is not None
-        try:
-            measured = self.time_one(candidate)
-        except Exception as error:  # noqa: BLE001 - a config that fails is one config less
-            self.keep(candidate, Measured.failed(error), error)
+        self.n_timed += 1
+        found = self.time_one(candidate)
+        if isinstance(found, Exception):
+            self.keep(candidate, Measured.failed(found), found)
         else:
-            self.keep(candidate, measured)
+            self.keep(candidate, found)
 
     def _over(self) -> str:
         """Return the limit that is reached, or ""."""
@@ -211,6 +203,12 @@ class TuningSession(Generic[C]):
         if self._budget_s is not None and not self._in_step(self._clock() - self._began < self._budget_s):
             return f"budget_s={self._budget_s:g}"
         return ""
+
+
+def is_capturing() -> bool:
+    """Whether a CUDA graph is being captured, when the device cannot be waited for."""
+    torch = sys.modules.get("torch")
+    return torch is not None and torch.cuda.is_available() and bool(torch.cuda.is_current_stream_capturing())
 
 
 def checked_time(time_us: float) -> Measured:

@@ -10,31 +10,30 @@ from pathlib import Path
 from typing import Any
 
 from ....datasets import ForetuneError
-from ....datasets.errors import MOST, check_flag, check_integer, check_path
+from ....datasets.errors import check_flag, check_path
 from ...forking import renew_in_children
-from ...launching.stub_driver import measures
 from ...warn import warn_once
-from .call_problem import problem_of_key
-from .call_timer import CallTimer, check_timer, timer_for
+from ..progress import teller
+from ..session import is_capturing
+from .call_timer import CallTimer
+from .calls import Call, place_of, problem_of_key
 from .config_cache import ConfigCache
 from .forced_autotuners import forced
+from .function_tuner import FunctionTuner, Reuse, resolve_reuse, trials_of
 from .in_step import Ranks
-from .key_record import KeyRecord, Tuning, record_key
+from .key_record import KeyRecord
 from .plain_values import text_of
-from .results import Trial, TuneResult, all_failed, check_finished
-from .reuse import Place, Reuse, is_capturing, place_of, resolve_reuse, software
+from .results import TuneResult, all_failed, check_finished
 from .running import TuningLock, Turn, context_now, context_turn, in_context
 from .search import Search
-from .side_effects import SideEffects
 from .sites import Site, Sites
-from .verbose import teller
-from .wrapped import CallKey, WrappedFunction
+from .wrapped import CallKey
 
 #: What a function runs may depend on the configs, but not without end: so often it is looked for what is new.
 _ROUNDS = 3
 
 
-class ContextualFunction(WrappedFunction):
+class ContextualFunction(FunctionTuner):
     """What `foretune.contextual_autotune` makes of a function, and where its options are explained.
 
     >>> from foretune.runtime.tuning.functions.tuned_function import TunedFunction
@@ -60,17 +59,18 @@ class ContextualFunction(WrappedFunction):
         timer: CallTimer | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        super().__init__(function)
-        resolve_reuse()
+        super().__init__(
+            function,
+            n_warmup=n_warmup,
+            n_repeat=n_repeat,
+            reset=reset,
+            restore=restore,
+            cache=cache,
+            timer=timer,
+            clock=clock,
+        )
         self._key = CallKey(function, key)
-        self.n_warmup = check_integer("n_warmup", n_warmup, 1, MOST)  # the first call compiles
-        self.n_repeat = check_integer("n_repeat", n_repeat, 1, MOST)
-        self._effects = SideEffects(reset, restore)
         self._logs = None if logs is None else check_path("logs", logs)
-        self.cache = ConfigCache.for_function(self.name, cache)
-        self._timer, self._clock = check_timer(timer), clock
-        self._settled: set[tuple[str, int]] = set()
-        self._generation = self.cache.generation
         renew_in_children(self)
 
     def renew(self) -> None:
@@ -87,10 +87,11 @@ class ContextualFunction(WrappedFunction):
             warn_once(f"{self.name}: a CUDA graph is being captured", ": nothing in it is tuned")
             tunes = False
         if tunes:
-            call, ranks = _Call(self, args, kwargs, autotune_pg), Ranks(autotune_pg)
-            if not self._is_settled(call, ranks) and self._bears_trials(call):
+            call = self._read(args, kwargs, autotune_pg)
+            key = self._memory_key(call, autotune_pg)
+            if not self._remembered(key) and self._bears_trials(call, ": it is not tuned as a whole"):
                 with Turn(self._lock) as is_mine:  # another thread may settle it meanwhile
-                    if is_mine and not self._is_settled(call, ranks):
+                    if is_mine and not self._remembered(key):
                         with context_turn() as has_turn:
                             if has_turn:  # else the function runs untuned
                                 self._tune(call, False, autotune_verbose, autotune_pg)
@@ -103,9 +104,8 @@ class ContextualFunction(WrappedFunction):
         measured now; the latter also with `force`. Raises as calling does."""
         if context_now() is not None:
             raise ForetuneError(f"{self.name} is run by a function that is being tuned as a whole")
-        call = _Call(self, args, kwargs, autotune_pg)
-        if (reason := self._effects.used_up(call.named)) is not None:
-            raise ForetuneError(f"{self.name}: {reason}: pass a list, or what opens it")
+        call = self._read(args, kwargs, autotune_pg)
+        self._check_bears_trials(call)
         with Turn(self._lock) as is_mine:
             if not is_mine:
                 raise ForetuneError(f"{self.name} is being tuned by what calls it now")
@@ -114,26 +114,19 @@ class ContextualFunction(WrappedFunction):
                     raise ForetuneError(f"{self.name} is run by a function that is being tuned as a whole")
                 return self._tune(call, check_flag("force", force), autotune_verbose, autotune_pg)
 
-    def _bears_trials(self, call: _Call) -> bool:
-        if (reason := self._effects.used_up(call.named)) is not None:
-            warn_once(f"{self.name}: {reason}", ": it is not tuned as a whole")
-        return reason is None
+    def _read(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], group: Any) -> Call:
+        named = self._key.named(args, kwargs, {})
+        key = text_of(self._key.of(args, kwargs, named))
+        return Call(args, kwargs, named, {}, key, None, place_of(named.values(), Ranks(group).size))
 
-    def _is_settled(self, call: _Call, ranks: Ranks) -> bool:
-        if self._generation != self.cache.generation:
-            self._generation = self.cache.generation
-            self._settled.clear()
-        return call.memory_key(ranks) in self._settled
-
-    def _tune(self, call: _Call, force: bool, verbose: bool, group: Any) -> tuple[TuneResult, ...]:
+    def _tune(self, call: Call, force: bool, verbose: bool, group: Any) -> tuple[TuneResult, ...]:
         ranks = Ranks(group)
-        runs = f"{self.n_warmup} + {self.n_repeat}"
-        with ranks.together(self.name, {"key": call.key, "source": self._code, "runs": runs}):
+        with self._in_step(call, ranks):
             results = self._tune_in_step(call, force, verbose, ranks)
-        self._settled.add(call.memory_key(ranks))
+        self._chosen[self._memory_key(call, group)] = True
         return results
 
-    def _tune_in_step(self, call: _Call, force: bool, verbose: bool, ranks: Ranks) -> tuple[TuneResult, ...]:
+    def _tune_in_step(self, call: Call, force: bool, verbose: bool, ranks: Ranks) -> tuple[TuneResult, ...]:
         say = teller(verbose, self.name, call.key, ranks, self._logs)
         undo = self._effects.undo(call.args, call.kwargs, call.named)
         records = {} if force else self._records(call)
@@ -153,11 +146,11 @@ class ContextualFunction(WrappedFunction):
         if not sites.found:
             warn_once(f"{self.name}: nothing in it is autotuned", ": it runs as it is")
         spent = self._clock() - began
-        return tuple(self._result(call, site, records, reasons.get(site.label, ""), spent) for site in sites.found)
+        return tuple(self._result_of(call, site, records, reasons.get(site.label, ""), spent) for site in sites.found)
 
     def _tune_sites(
         self,
-        call: _Call,
+        call: Call,
         sites: Sites,
         records: dict[str, KeyRecord],
         undo: Callable[[], None] | None,
@@ -181,110 +174,66 @@ class ContextualFunction(WrappedFunction):
 
     def _tune_site(
         self,
-        call: _Call,
+        call: Call,
         site: Site,
         records: dict[str, KeyRecord],
         undo: Callable[[], None] | None,
         ranks: Ranks,
         say: Callable[[str], None],
     ) -> str:
-        record = records[site.label] = KeyRecord(problem_of_key(site.name, [site.key]), software())
-        tuning = Tuning(
-            name=self.name,
-            run=partial(self._run, call, site),
-            timer=self._timer or timer_for(call.place.on_gpu, in_step=not ranks.alone),
+        record = records[site.label] = self._new_record(problem_of_key(site.name, [site.key]))
+        session, reason = self._measure(
+            call,
+            record,
+            site.candidates,
+            Search("exhaustive", None, None),
+            ranks,
+            partial(self._run, call, site),
             undo=undo,
-            ranks=ranks,
-            n_warmup=self.n_warmup,
-            n_repeat=self.n_repeat,
-            save=lambda: None,
-            say=partial(_say_of, say, site),
-            clock=self._clock,
+            say=lambda text: say(f"{site.label}: {text}"),
             check=site.check,
         )
-        reason = tuning.measure(record, site.candidates, Search("exhaustive", None, None))
         best = record.fastest(site.candidates)
         if best is None:
-            raise tuning.failures.error(all_failed(site.name, _trials(site, record)))
+            trials = trials_of(site.candidates, record.of(site.candidates))
+            raise session.failures.error(all_failed(site.name, trials))
         site.now, record.chosen, record.done = best, best.text, site.done
         site.is_tuned = True
-        self._keep(call, records)
+        self._keep(call, {"sites": {name: one.to_json() for name, one in records.items()}})
         return reason
 
-    def _run(self, call: _Call, site: Site, candidate: Any) -> Any:
+    def _run(self, call: Call, site: Site, candidate: Any) -> Any:
         site.now = candidate
         return self.function(*call.args, **call.kwargs)
 
-    def _once(self, call: _Call, undo: Callable[[], None] | None) -> Any:
+    def _once(self, call: Call, undo: Callable[[], None] | None) -> Any:
         if undo is not None:
             undo()
         return self.function(*call.args, **call.kwargs)
 
-    def _records(self, call: _Call) -> dict[str, KeyRecord]:
+    def _records(self, call: Call) -> dict[str, KeyRecord]:
         """What is known of each site, by label, and may be used."""
         if resolve_reuse() is Reuse.ALWAYS:
             return {}
-        kept = (self.cache.get(call.record_key) or {}).get("sites", {})
+        kept = (self.cache.get(self._record_key(call)) or {}).get("sites", {})
         found = {name: KeyRecord.from_json(one) for name, one in kept.items()} if isinstance(kept, dict) else {}
-        records = {name: record for name, record in found.items() if record is not None and record.chosen is not None}
-        others = [record for record in records.values() if dict(record.software) != software()]
-        if others and resolve_reuse() is Reuse.STRICT:
-            return {}
-        if others:
-            then = " ".join(f"{name}={version}" for name, version in others[0].software.items())
-            warn_once(f"{self.name}: was tuned with {then}", ": that choice runs; FORETUNE_TUNE=strict tunes again")
-        return records
+        return self._usable({name: record for name, record in found.items() if record and record.chosen is not None})
 
-    def _keep(self, call: _Call, records: Mapping[str, KeyRecord]) -> None:
-        if self._timer is None and not measures():
-            return
-        self.cache.set(call.record_key, {"sites": {name: record.to_json() for name, record in records.items()}})
-
-    def _result(
-        self, call: _Call, site: Site, records: Mapping[str, KeyRecord], reason: str, spent_s: float
+    def _result_of(
+        self, call: Call, site: Site, records: Mapping[str, KeyRecord], reason: str, spent_s: float
     ) -> TuneResult:
-        record = records.get(site.label) or KeyRecord(None, software())
-        outcome = record.outcomes.get(site.now.text)
-        trials = _trials(site, record)
-        return TuneResult(
-            function=site.name,
-            key=site.key,
-            problem=record.problem,
-            device=call.place.name,
-            software=dict(record.software),
-            best_config=dict(site.now.knobs),
-            best_time_us=None if outcome is None else outcome.time_us,
-            trials=tuple(trials),
-            untried=len(site.candidates) - len(trials),
+        record = records.get(site.label) or self._new_record(None)
+        return self._result(
+            call,
+            site.name,
+            site.key,
+            record,
+            site.now,
+            trials_of(site.candidates, record.of(site.candidates)),
+            n_candidates=len(site.candidates),
             tuned_s=spent_s if reason else 0.0,
             reason=f"in {self.name}: {reason or 'nothing was left to measure'}",
         )
-
-
-class _Call:
-    """A call of a contextual function."""
-
-    def __init__(
-        self, function: ContextualFunction, args: tuple[Any, ...], kwargs: Mapping[str, Any], group: Any
-    ) -> None:
-        self.args, self.kwargs = args, kwargs
-        self.named = function._key.named(args, kwargs, {})
-        self.key = text_of(function._key.of(args, kwargs, self.named))
-        self.place: Place = place_of(self.named.values(), Ranks(group).size)
-        self.record_key = record_key(function.name, function._digest, self.place.name, self.key)
-
-    def memory_key(self, ranks: Ranks) -> tuple[str, int]:
-        return self.record_key, ranks.number
-
-
-def _trials(site: Site, record: KeyRecord) -> list[Trial]:
-    return [
-        Trial(dict(one.knobs), *record.outcomes[one.text]) for one in site.candidates if one.text in record.outcomes
-    ]
-
-
-def _say_of(say: Callable[[str], None], site: Site, text: str) -> None:
-    say(f"{site.label}: {text}")
 
 
 @contextmanager

@@ -8,30 +8,27 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ....datasets import DeviceSpec, Family, ForetuneError, Status
-from ....datasets.errors import MOST, check_flag, check_integer
+from ....datasets import DeviceSpec, Family, ForetuneError
+from ....datasets.errors import check_flag
 from ...forking import renew_in_children
 from ...launching.source_hash import digest_of
-from ...launching.stub_driver import measures
 from ...warn import warn_once
-from .call_timer import CallTimer, check_timer, timer_for
+from ..progress import teller
+from ..session import Failures, is_capturing
+from .call_timer import CallTimer
 from .calls import Call, CallReader
 from .config_cache import ConfigCache
 from .config_space import Candidate
+from .function_tuner import FunctionTuner, Reuse, refused, resolve_reuse, trials_of
 from .in_step import Ranks, listed
-from .key_record import KeyRecord, Outcome, Tuning, record_key
-from .plain_values import plain, text_of
-from .results import Failures, Trial, TuneResult, all_failed
-from .reuse import Reuse, is_capturing, resolve_reuse, software
+from .key_record import KeyRecord, record_key
+from .results import TuneResult, all_failed
 from .running import TuningLock, Turn, config_on_trial, context_now, on_trial
 from .search import Search
-from .side_effects import SideEffects
-from .verbose import teller
 from .work import Work
-from .wrapped import WrappedFunction
 
 
-class TunedFunction(WrappedFunction):
+class TunedFunction(FunctionTuner):
     """A function with its configs; `foretune.tune`, which says what the options are, makes one. It is called as the
     function is, without the knobs, which it fills in; a knob that a call gives all the same stays as given.
 
@@ -67,17 +64,20 @@ class TunedFunction(WrappedFunction):
         clock: Callable[[], float] = time.monotonic,
         now: Callable[[], float] = time.time,
     ) -> None:
-        super().__init__(function)
-        resolve_reuse()  # a value that does not exist is refused here, not in a launch
+        super().__init__(
+            function,
+            n_warmup=n_warmup,
+            n_repeat=n_repeat,
+            reset=reset,
+            restore=restore,
+            cache=cache,
+            timer=timer,
+            clock=clock,
+            now=now,
+        )
         self._calls = CallReader(function, space, key, prune, family, work, device, self.name)
-        self.n_warmup = check_integer("n_warmup", n_warmup, 1, MOST)  # the first call compiles
-        self.n_repeat = check_integer("n_repeat", n_repeat, 1, MOST)
-        self._search, self._effects = Search(search, budget_s, max_trials), SideEffects(reset, restore)
-        self._timer, self._clock, self._now = check_timer(timer), clock, now
-        self.cache = ConfigCache.for_function(self.name, cache)
-        self._chosen: dict[tuple[str, str, int], Candidate] = {}
+        self._search = Search(search, budget_s, max_trials)
         self._tuned_here: set[str] = set()
-        self._generation = self.cache.generation
         renew_in_children(self)
 
     def renew(self) -> None:
@@ -112,8 +112,7 @@ class TunedFunction(WrappedFunction):
         now; all of it with `force`. Raises as calling does."""
         group = autotune_pg
         call = self._calls.read(args, kwargs, Ranks(group).size)
-        if (reason := self._effects.used_up(call.named)) is not None:
-            raise ForetuneError(f"{self.name}: {reason}: pass a list, or what opens it")
+        self._check_bears_trials(call)
         with self._lock(call) as is_mine:
             if not is_mine:
                 raise ForetuneError(f"{self.name} is being tuned for {call.key}, by what calls it now")
@@ -135,19 +134,15 @@ class TunedFunction(WrappedFunction):
         self._chosen[self._memory_key(call, group)] = candidate
 
     def _choice(self, call: Call, tunes: bool, verbose: bool, group: Any) -> Candidate:
-        if self._generation != self.cache.generation:
-            self._generation = self.cache.generation
-            self._chosen.clear()
         memory_key = self._memory_key(call, group)
-        if (known := self._chosen.get(memory_key)) is not None:
+        if (known := self._remembered(memory_key)) is not None:
             return known
         if not tunes:
             return self._untuned(call)
         if is_capturing():
             warn_once(f"{self.name}: a CUDA graph is being captured", ": the best known config runs, or the first")
             return self._untuned(call)
-        if (reason := self._effects.used_up(call.named)) is not None:
-            warn_once(f"{self.name}: {reason}", ": the best known config runs, or the first")
+        if not self._bears_trials(call, ": the best known config runs, or the first"):
             return self._untuned(call)
         with self._lock(call) as is_mine:
             if not is_mine:
@@ -165,14 +160,12 @@ class TunedFunction(WrappedFunction):
         return (None if record is None else record.fastest(left)) or left[0]
 
     def _tuned(self, call: Call, force: bool, verbose: bool, ranks: Ranks) -> tuple[Candidate, TuneResult]:
-        runs = f"{self.n_warmup} + {self.n_repeat}"
-        terms = {"key": call.key, "source": self._code, "search": self._search, "runs": runs}
-        with ranks.together(self.name, terms):
+        with self._in_step(call, ranks, search=self._search):
             return self._tuned_in_step(call, force, verbose, ranks)
 
     def _tuned_in_step(self, call: Call, force: bool, verbose: bool, ranks: Ranks) -> tuple[Candidate, TuneResult]:
         began = self._clock()
-        refused, left = self._calls.candidates(call)
+        reasons, left = self._calls.candidates(call)
         texts = [one.text for one in left]
         done = f"{self._search} {digest_of(texts)}"
         record = None if force else self._record(call)
@@ -182,53 +175,34 @@ class TunedFunction(WrappedFunction):
         if len(set(ranks.exchange("what is known", "" if record is None else record.gist))) > 1:
             record = None  # what only some of them know is measured again, in step
         is_known = (
-            record is not None and record.done == done and record.chosen in texts and record.chosen in record.outcomes
+            record is not None and record.done == done and record.chosen in texts and record.chosen in record.measured
         )
-        record = record or KeyRecord(call.problem, software())
-        failures = Failures()
-        if is_known:
-            reason = f"{len(left)} configs were known"
-        else:
-            reason = self._measure(call, record, left, verbose, ranks, failures)
-        outcomes = {one: Outcome(Status.INVALID, error=why) for one, why in refused.items()}
-        outcomes |= {one: record.outcomes[one.text] for one in left if one.text in record.outcomes}
-        metrics = self._calls.metrics(call)
-        trials = tuple(
-            Trial(dict(one.knobs), *outcomes[one], metrics(outcomes[one].time_us))
-            for one in self._calls.space.candidates()
-            if one in outcomes
+        record = record or self._new_record(call.problem)
+        failures = None
+        reason = f"{len(left)} configs were known"
+        if not is_known:
+            failures, reason = self._measured(call, record, left, verbose, ranks)
+        trials = trials_of(
+            self._calls.space.candidates(), refused(reasons) | record.of(left), self._calls.metrics(call)
         )
         best = left[texts.index(str(record.chosen))] if is_known else record.fastest(left)
         if best is None:
-            raise failures.error(all_failed(self.name, trials))
+            failed = all_failed(self.name, trials)
+            raise failed if failures is None else failures.error(failed)
         if not is_known:
             record.chosen, record.done = best.text, done
-            self._keep(call, record)
+            self._keep(call, record.to_json())
         self._tuned_here.add(self._record_key(call))
         self._search.learn(self._record_key(call), call.problem, record.times(left))
-        return best, TuneResult(
-            function=self.name,
-            key=call.key,
-            problem=call.problem,
-            device=call.place.name,
-            software=dict(record.software),
-            best_config=dict(best.knobs),
-            best_time_us=record.outcomes[best.text].time_us,
-            trials=trials,
-            untried=len(refused) + len(left) - len(trials),
-            tuned_s=0.0 if is_known else self._clock() - began,
-            reason=reason,
+        tuned_s = 0.0 if is_known else self._clock() - began
+        n_candidates = len(reasons) + len(left)
+        return best, self._result(
+            call, self.name, call.key, record, best, trials, n_candidates=n_candidates, tuned_s=tuned_s, reason=reason
         )
 
-    def _measure(
-        self,
-        call: Call,
-        record: KeyRecord,
-        left: Sequence[Candidate],
-        verbose: bool,
-        ranks: Ranks,
-        failures: Failures,
-    ) -> str:
+    def _measured(
+        self, call: Call, record: KeyRecord, left: Sequence[Candidate], verbose: bool, ranks: Ranks
+    ) -> tuple[Failures, str]:
         self._learn_earlier(call)
         undo = self._effects.undo(call.args, call.kwargs, call.named)
 
@@ -236,30 +210,22 @@ class TunedFunction(WrappedFunction):
             with on_trial(self, candidate):
                 return self.run(call, candidate)
 
-        tuning = Tuning(
-            name=self.name,
-            run=run,
-            timer=self._timer or timer_for(call.place.on_gpu, in_step=not ranks.alone),
-            undo=undo,
-            ranks=ranks,
-            n_warmup=self.n_warmup,
-            n_repeat=self.n_repeat,
-            save=lambda: self._keep(call, record),
-            say=teller(verbose, self.name, call.key, ranks),
-            clock=self._clock,
-            now=self._now,
-            failures=failures,
-        )
         try:
-            return tuning.measure(record, left, self._search)
+            session, reason = self._measure(
+                call,
+                record,
+                left,
+                self._search,
+                ranks,
+                run,
+                undo=undo,
+                say=teller(verbose, self.name, call.key, ranks),
+                save=lambda: self._keep(call, record.to_json()),
+            )
         finally:
             if undo is not None:
                 undo()
-
-    def _keep(self, call: Call, record: KeyRecord) -> None:
-        """Keeps what was measured of a key, if it was (see `measures`)."""
-        if self._timer is not None or measures():
-            self.cache.set(self._record_key(call), record.to_json())
+        return session.failures, reason
 
     def _learn_earlier(self, call: Call) -> None:
         """Tells a model what other processes, and earlier ones, found out of other keys."""
@@ -273,24 +239,11 @@ class TunedFunction(WrappedFunction):
 
     def _record(self, call: Call) -> KeyRecord | None:
         """What is known of a call's key, and may be used."""
-        reuse, key = resolve_reuse(), self._record_key(call)
-        if reuse is Reuse.ALWAYS and key not in self._tuned_here:
+        key = self._record_key(call)
+        if resolve_reuse() is Reuse.ALWAYS and key not in self._tuned_here:
             return None
         record = KeyRecord.from_json(self.cache.get(key))
-        if record is None or dict(record.software) == software():
-            return record
-        if reuse is Reuse.STRICT:
-            return None
-        then = " ".join(f"{name}={version}" for name, version in record.software.items())
-        warn_once(f"{self.name}: was tuned with {then}", ": that choice runs; FORETUNE_TUNE=strict tunes again")
-        return record
-
-    def _record_key(self, call: Call) -> str:
-        return record_key(self.name, self._digest, call.place.name, call.key)
-
-    def _memory_key(self, call: Call, group: Any) -> tuple[str, str, int]:
-        fixed = text_of(plain(call.fixed, str)) if call.fixed else ""
-        return self._record_key(call), fixed, Ranks(group).number
+        return None if record is None else self._usable({"": record}).get("")
 
     def _lock(self, call: Call) -> Turn:
         with self._guard:
