@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,13 +11,12 @@ from ....datasets import ForetuneError
 from ....datasets.errors import check_flag, check_path
 from ...forking import renew_in_children
 from ...warn import warn_once
-from ..progress import teller
 from ..session import is_capturing
 from .call_timer import CallTimer
 from .calls import Call, place_of, problem_of_key
 from .config_cache import ConfigCache
 from .forced_autotuners import forced
-from .function_tuner import FunctionTuner, Reuse, resolve_reuse, trials_of
+from .function_tuner import CallTuning, FunctionTuner, Reuse, resolve_reuse, trials_of
 from .in_step import Ranks
 from .key_record import KeyRecord
 from .plain_values import text_of
@@ -50,25 +47,11 @@ class ContextualFunction(FunctionTuner):
         function: Callable[..., Any],
         *,
         key: Callable[..., Any] | Sequence[str] | None = None,
-        n_warmup: int = 3,
-        n_repeat: int = 5,
-        reset: Callable[..., Any] | None = None,
-        restore: Sequence[str] = (),
         logs: Path | str | None = None,
-        cache: ConfigCache | Path | str | bool = True,
-        timer: CallTimer | None = None,
-        clock: Callable[[], float] = time.monotonic,
+        n_repeat: int = 5,
+        **options: Any,
     ) -> None:
-        super().__init__(
-            function,
-            n_warmup=n_warmup,
-            n_repeat=n_repeat,
-            reset=reset,
-            restore=restore,
-            cache=cache,
-            timer=timer,
-            clock=clock,
-        )
+        super().__init__(function, n_repeat=n_repeat, **options)
         self._key = CallKey(function, key)
         self._logs = None if logs is None else check_path("logs", logs)
         renew_in_children(self)
@@ -105,7 +88,7 @@ class ContextualFunction(FunctionTuner):
         if context_now() is not None:
             raise ForetuneError(f"{self.name} is run by a function that is being tuned as a whole")
         call = self._read(args, kwargs, autotune_pg)
-        self._check_bears_trials(call)
+        self._bears_trials(call)
         with Turn(self._lock) as is_mine:
             if not is_mine:
                 raise ForetuneError(f"{self.name} is being tuned by what calls it now")
@@ -120,96 +103,75 @@ class ContextualFunction(FunctionTuner):
         return Call(args, kwargs, named, {}, key, None, place_of(named.values(), Ranks(group).size))
 
     def _tune(self, call: Call, force: bool, verbose: bool, group: Any) -> tuple[TuneResult, ...]:
-        ranks = Ranks(group)
-        with self._in_step(call, ranks):
-            results = self._tune_in_step(call, force, verbose, ranks)
+        with self._tuning(call, group, verbose, self._logs) as tuning:
+            results = self._tune_in_step(tuning, force)
         self._chosen[self._memory_key(call, group)] = True
         return results
 
-    def _tune_in_step(self, call: Call, force: bool, verbose: bool, ranks: Ranks) -> tuple[TuneResult, ...]:
-        say = teller(verbose, self.name, call.key, ranks, self._logs)
-        undo = self._effects.undo(call.args, call.kwargs, call.named)
+    def _tune_in_step(self, tuning: CallTuning, force: bool) -> tuple[TuneResult, ...]:
+        call, began = tuning.call, self._clock()
         records = {} if force else self._records(call)
-        gist = text_of({label: record.gist for label, record in records.items()})
-        if len(set(ranks.exchange("what is known", gist))) > 1:
-            records = {}  # what only some of them know is measured again, in step
+        if not tuning.is_shared(text_of({label: record.gist for label, record in records.items()})):
+            records = {}
         sites = Sites({label: (record.chosen, record.done) for label, record in records.items()})
-        began = self._clock()
-        with in_context(sites), forced(), _undone_after(undo):
-            result = self._once(call, undo)  # which meets the kernels
+        with in_context(sites), forced(), tuning.undone():
+            result = self._once(tuning)  # which meets the kernels
             if sites.found:
                 check_finished(self.name, result)
             del result  # which may be large
-            reasons = self._tune_sites(call, sites, records, undo, ranks, say)
+            reasons = self._tune_sites(tuning, sites, records)
         for site in sites.found:
             site.settle(site.now)
         if not sites.found:
             warn_once(f"{self.name}: nothing in it is autotuned", ": it runs as it is")
-        spent = self._clock() - began
-        return tuple(self._result_of(call, site, records, reasons.get(site.label, ""), spent) for site in sites.found)
+        spent_s = self._clock() - began
+        results = []
+        for site in sites.found:
+            record, reason = records.get(site.label) or self._new_record(None), reasons.get(site.label)
+            trials = trials_of(site.candidates, record.of(site.candidates))
+            rest = {"untried": len(site.candidates) - len(trials), "tuned_s": spent_s if reason else 0.0}
+            rest["reason"] = f"in {self.name}: {reason or 'nothing was left to measure'}"
+            results.append(tuning.result(site.name, site.key, record, site.now, trials, **rest))
+        return tuple(results)
 
-    def _tune_sites(
-        self,
-        call: Call,
-        sites: Sites,
-        records: dict[str, KeyRecord],
-        undo: Callable[[], None] | None,
-        ranks: Ranks,
-        say: Callable[[str], None],
-    ) -> dict[str, str]:
+    def _tune_sites(self, tuning: CallTuning, sites: Sites, records: dict[str, KeyRecord]) -> dict[str, str]:
         """Tunes each site in turn, the others running their best so far; says of each, by label, what was done."""
         reasons: dict[str, str] = {}
         for _ in range(_ROUNDS):
             pending = [site for site in sites.found if site.is_met and not site.is_tuned]
-            ranks.check_alike({"kernels": "; ".join(site.terms for site in pending)})
+            tuning.ranks.check_alike({"kernels": "; ".join(site.terms for site in pending)})
             if not pending:
                 return reasons
             for site in pending:
-                reasons[site.label] = self._tune_site(call, site, records, undo, ranks, say)
+                reasons[site.label] = self._tune_site(tuning, site, records)
             for site in sites.found:
                 site.is_met = False
-            self._once(call, undo)  # other configs may lead to other kernels
+            self._once(tuning)  # other configs may lead to other kernels
         warn_once(f"{self.name}: what it runs is new in every run", ": what is left of that is not tuned")
         return reasons
 
-    def _tune_site(
-        self,
-        call: Call,
-        site: Site,
-        records: dict[str, KeyRecord],
-        undo: Callable[[], None] | None,
-        ranks: Ranks,
-        say: Callable[[str], None],
-    ) -> str:
+    def _tune_site(self, tuning: CallTuning, site: Site, records: dict[str, KeyRecord]) -> str:
         record = records[site.label] = self._new_record(problem_of_key(site.name, [site.key]))
-        session, reason = self._measure(
-            call,
-            record,
-            site.candidates,
-            Search("exhaustive", None, None),
-            ranks,
-            partial(self._run, call, site),
-            undo=undo,
-            say=lambda text: say(f"{site.label}: {text}"),
-            check=site.check,
-        )
+        search, run = Search("exhaustive", None, None), partial(self._run, tuning.call, site)
+        label = f"{site.label}: "
+        session, reason = tuning.measure(record, site.candidates, search, run, label=label, check=site.check)
         best = record.fastest(site.candidates)
         if best is None:
             trials = trials_of(site.candidates, record.of(site.candidates))
             raise session.failures.error(all_failed(site.name, trials))
         site.now, record.chosen, record.done = best, best.text, site.done
         site.is_tuned = True
-        self._keep(call, {"sites": {name: one.to_json() for name, one in records.items()}})
+        self._keep(tuning.call, {"sites": {name: one.to_json() for name, one in records.items()}})
         return reason
 
     def _run(self, call: Call, site: Site, candidate: Any) -> Any:
         site.now = candidate
         return self.function(*call.args, **call.kwargs)
 
-    def _once(self, call: Call, undo: Callable[[], None] | None) -> Any:
-        if undo is not None:
-            undo()
-        return self.function(*call.args, **call.kwargs)
+    def _once(self, tuning: CallTuning) -> Any:
+        if tuning.undo is not None:
+            tuning.undo()
+        return self.function(*tuning.call.args, **tuning.call.kwargs)
 
     def _records(self, call: Call) -> dict[str, KeyRecord]:
         """What is known of each site, by label, and may be used."""
@@ -218,31 +180,6 @@ class ContextualFunction(FunctionTuner):
         kept = (self.cache.get(self._record_key(call)) or {}).get("sites", {})
         found = {name: KeyRecord.from_json(one) for name, one in kept.items()} if isinstance(kept, dict) else {}
         return self._usable({name: record for name, record in found.items() if record and record.chosen is not None})
-
-    def _result_of(
-        self, call: Call, site: Site, records: Mapping[str, KeyRecord], reason: str, spent_s: float
-    ) -> TuneResult:
-        record = records.get(site.label) or self._new_record(None)
-        return self._result(
-            call,
-            site.name,
-            site.key,
-            record,
-            site.now,
-            trials_of(site.candidates, record.of(site.candidates)),
-            n_candidates=len(site.candidates),
-            tuned_s=spent_s if reason else 0.0,
-            reason=f"in {self.name}: {reason or 'nothing was left to measure'}",
-        )
-
-
-@contextmanager
-def _undone_after(undo: Callable[[], None] | None) -> Iterator[None]:
-    try:
-        yield
-    finally:
-        if undo is not None:
-            undo()
 
 
 def contextual_autotune(

@@ -7,16 +7,18 @@ import platform
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from enum import Enum
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from ....datasets import ForetuneError, Problem, Status
+from ....datasets import ForetuneError, Problem
 from ....datasets.errors import MOST, check_integer, shown
 from ...launching.stub_driver import measures
 from ...warn import warn_once
 from ..cache.choice_cache import Software
+from ..progress import teller
 from ..session import Measured, TuningSession
 from .call_timer import CallTimer, CallTrials, check_timer, timer_for
 from .calls import Call
@@ -67,13 +69,13 @@ class FunctionTuner(WrappedFunction):
         self,
         function: Callable[..., Any],
         *,
-        n_warmup: int,
-        n_repeat: int,
-        reset: Callable[..., Any] | None,
-        restore: Sequence[str],
-        cache: ConfigCache | Path | str | bool,
-        timer: CallTimer | None,
-        clock: Callable[[], float],
+        n_warmup: int = 3,
+        n_repeat: int = 10,
+        reset: Callable[..., Any] | None = None,
+        restore: Sequence[str] = (),
+        cache: ConfigCache | Path | str | bool = True,
+        timer: CallTimer | None = None,
+        clock: Callable[[], float] = time.monotonic,
         now: Callable[[], float] = time.time,
     ) -> None:
         super().__init__(function)
@@ -101,16 +103,14 @@ class FunctionTuner(WrappedFunction):
         fixed = text_of(plain(call.fixed, str)) if call.fixed else ""
         return self._record_key(call), fixed, Ranks(group).number
 
-    def _bears_trials(self, call: Call, consequence: str) -> bool:
-        """Whether a call may be repeated; where not, warn of that and its consequence."""
-        if (reason := self._effects.used_up(call.named)) is not None:
-            warn_once(f"{self.name}: {reason}", consequence)
-        return reason is None
-
-    def _check_bears_trials(self, call: Call) -> None:
-        """Raise `ForetuneError` for a call that must not be repeated."""
-        if (reason := self._effects.used_up(call.named)) is not None:
+    def _bears_trials(self, call: Call, consequence: str | None = None) -> bool:
+        """Whether a call may be repeated. Where not, warn of a consequence, or raise `ForetuneError` without one."""
+        if (reason := self._effects.used_up(call.named)) is None:
+            return True
+        if consequence is None:
             raise ForetuneError(f"{self.name}: {reason}: pass a list, or what opens it")
+        warn_once(f"{self.name}: {reason}", consequence)
+        return False
 
     def _new_record(self, problem: Problem | None) -> KeyRecord:
         return KeyRecord(problem, software())
@@ -125,29 +125,57 @@ class FunctionTuner(WrappedFunction):
             warn_once(f"{self.name}: was tuned with {then}", ": that choice runs; FORETUNE_TUNE=strict tunes again")
         return dict(records)
 
-    def _keep(self, call: Call, entry: Mapping[str, Any]) -> None:
+    def _keep(self, call: Call, entry: dict[str, Any]) -> None:
         """Keep what was measured of a call's key, if it was (see `measures`)."""
         if self._timer is not None or measures():
-            self.cache.set(self._record_key(call), dict(entry))
+            self.cache.set(self._record_key(call), entry)
 
     @contextmanager
-    def _in_step(self, call: Call, ranks: Ranks, **terms: object) -> Iterator[None]:
-        """All ranks tune this call, or all raise (see `Ranks.together`)."""
-        runs = f"{self.n_warmup} + {self.n_repeat}"
+    def _tuning(
+        self, call: Call, group: Any, verbose: bool, logs: Path | None = None, **terms: object
+    ) -> Iterator[CallTuning]:
+        """Begin and end a tuning on all ranks, whose terms must be alike (see `Ranks.together`)."""
+        ranks, runs = Ranks(group), f"{self.n_warmup} + {self.n_repeat}"
         with ranks.together(self.name, {"key": call.key, "source": self._code, **terms, "runs": runs}):
-            yield
+            yield CallTuning(self, call, ranks, teller(verbose, self.name, call.key, ranks, logs))
 
-    def _measure(
+
+@dataclass
+class CallTuning:
+    """One tuning of one call, on all ranks in step; `say` takes what there is to say of it."""
+
+    tuner: FunctionTuner
+    call: Call
+    ranks: Ranks
+    say: Callable[[str], object]
+
+    @cached_property
+    def undo(self) -> Callable[[], object] | None:
+        """What undoes the changes of a run, from what is there when it is first asked for."""
+        return self.tuner._effects.undo(self.call.args, self.call.kwargs, self.call.named)
+
+    @contextmanager
+    def undone(self) -> Iterator[None]:
+        """Undo the changes of what runs in the block, at its end."""
+        undo = self.undo
+        try:
+            yield
+        finally:
+            if undo is not None:
+                undo()
+
+    def is_shared(self, gist: str) -> bool:
+        """Whether all ranks know the same. What only some of them know has to be measured again, in step."""
+        return len(set(self.ranks.exchange("what is known", gist))) == 1
+
+    def measure(
         self,
-        call: Call,
         record: KeyRecord,
         candidates: Sequence[Candidate],
         search: Search,
-        ranks: Ranks,
         run: Callable[[Candidate], Any],
         *,
-        undo: Callable[[], Any] | None,
-        say: Callable[[str], object],
+        label: str = "",
         save: Callable[[], object] = lambda: None,
         check: Callable[[Candidate], object] = lambda candidate: None,
     ) -> tuple[TuningSession[Candidate], str]:
@@ -156,27 +184,25 @@ class FunctionTuner(WrappedFunction):
         Returns:
             The session, and what was measured, in words.
         """
+        tuner, ranks = self.tuner, self.ranks
 
         def report(candidate: Candidate, measured: Measured) -> None:
-            took = (
-                f"{measured.status.value}: {measured.error}"
-                if measured.time_us is None
-                else f"{measured.time_us:.1f} us"
-            )
-            best = session.best
+            took, best = f"{measured.status.value}: {measured.error}", session.best
+            if measured.time_us is not None:
+                took = f"{measured.time_us:.1f} us"
             so_far = "" if best is None else f" (best {session.measured[best].time_us:.1f} us: {best})"
-            say(f"{len(record.measured)}/{len(candidates)} {candidate}: {took}{so_far}")
+            self.say(f"{label}{len(record.measured)}/{len(candidates)} {candidate}: {took}{so_far}")
 
-        timer = self._timer or timer_for(call.place.on_gpu, in_step=not ranks.alone)
+        timer = tuner._timer or timer_for(self.call.place.on_gpu, in_step=not ranks.alone)
         session = TuningSession(
-            RecordTimes(record, save, self._clock, self._now),
-            CallTrials(self.name, run, timer, undo, ranks, self.n_warmup, self.n_repeat, check),
+            RecordTimes(record, save, tuner._clock, tuner._now),
+            CallTrials(tuner.name, run, timer, self.undo, ranks, tuner.n_warmup, tuner.n_repeat, check),
             budget_s=search.budget_s,
             max_trials=search.max_trials,
             needs_one=True,
             in_step=lambda is_in_time: all(ranks.exchange("budget_s", is_in_time)),
             report=report,
-            clock=self._clock,
+            clock=tuner._clock,
         )
         session.recall(candidates)
         try:
@@ -184,32 +210,21 @@ class FunctionTuner(WrappedFunction):
         finally:
             save()
 
-    def _result(
-        self,
-        call: Call,
-        function: str,
-        key: str,
-        record: KeyRecord,
-        best: Candidate,
-        trials: Sequence[Trial],
-        *,
-        n_candidates: int,
-        tuned_s: float,
-        reason: str,
+    def result(
+        self, function: str, key: str, record: KeyRecord, best: Candidate, trials: Sequence[Trial], **rest: Any
     ) -> TuneResult:
+        """Return what was found out of a function, or of a kernel in it."""
         chosen = record.measured.get(best.text)
         return TuneResult(
             function=function,
             key=key,
             problem=record.problem,
-            device=call.place.name,
+            device=self.call.place.name,
             software=dict(record.software),
             best_config=dict(best.knobs),
             best_time_us=None if chosen is None else chosen.time_us,
             trials=tuple(trials),
-            untried=n_candidates - len(trials),
-            tuned_s=tuned_s,
-            reason=reason,
+            **rest,
         )
 
 
@@ -222,8 +237,3 @@ def trials_of(
     return [
         Trial(dict(one.knobs), *measured[one], metrics(measured[one].time_us)) for one in candidates if one in measured
     ]
-
-
-def refused(reasons: Mapping[Candidate, str]) -> dict[Candidate, Measured]:
-    """Return refusals as what was measured."""
-    return {one: Measured(Status.INVALID, error=why) for one, why in reasons.items()}

@@ -3,23 +3,20 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from ....datasets import DeviceSpec, Family, ForetuneError
+from ....datasets import DeviceSpec, Family, ForetuneError, Status
 from ....datasets.errors import check_flag
 from ...forking import renew_in_children
 from ...launching.source_hash import digest_of
 from ...warn import warn_once
-from ..progress import teller
-from ..session import Failures, is_capturing
-from .call_timer import CallTimer
+from ..session import Measured, is_capturing
 from .calls import Call, CallReader
-from .config_cache import ConfigCache
 from .config_space import Candidate
-from .function_tuner import FunctionTuner, Reuse, refused, resolve_reuse, trials_of
+from .function_tuner import CallTuning, FunctionTuner, Reuse, resolve_reuse, trials_of
 from .in_step import Ranks, listed
 from .key_record import KeyRecord, record_key
 from .results import TuneResult, all_failed
@@ -50,31 +47,14 @@ class TunedFunction(FunctionTuner):
         key: Callable[..., Any] | Sequence[str] | None = None,
         prune: Callable[..., Any] | None = None,
         family: Family | None = None,
-        n_warmup: int = 3,
-        n_repeat: int = 10,
         search: Any = "exhaustive",
         budget_s: float | None = None,
         max_trials: int | None = None,
-        reset: Callable[..., Any] | None = None,
-        restore: Sequence[str] = (),
         work: Callable[..., Work | Mapping[str, Any]] | None = None,
         device: DeviceSpec | Path | str | None = None,
-        cache: ConfigCache | Path | str | bool = True,
-        timer: CallTimer | None = None,
-        clock: Callable[[], float] = time.monotonic,
-        now: Callable[[], float] = time.time,
+        **options: Any,
     ) -> None:
-        super().__init__(
-            function,
-            n_warmup=n_warmup,
-            n_repeat=n_repeat,
-            reset=reset,
-            restore=restore,
-            cache=cache,
-            timer=timer,
-            clock=clock,
-            now=now,
-        )
+        super().__init__(function, **options)
         self._calls = CallReader(function, space, key, prune, family, work, device, self.name)
         self._search = Search(search, budget_s, max_trials)
         self._tuned_here: set[str] = set()
@@ -112,11 +92,11 @@ class TunedFunction(FunctionTuner):
         now; all of it with `force`. Raises as calling does."""
         group = autotune_pg
         call = self._calls.read(args, kwargs, Ranks(group).size)
-        self._check_bears_trials(call)
+        self._bears_trials(call)
         with self._lock(call) as is_mine:
             if not is_mine:
                 raise ForetuneError(f"{self.name} is being tuned for {call.key}, by what calls it now")
-            candidate, result = self._tuned(call, check_flag("force", force), autotune_verbose, Ranks(group))
+            candidate, result = self._tuned(call, check_flag("force", force), autotune_verbose, group)
             self.remember(call, candidate, group)
         return result
 
@@ -139,18 +119,18 @@ class TunedFunction(FunctionTuner):
             return known
         if not tunes:
             return self._untuned(call)
+        consequence = ": the best known config runs, or the first"
         if is_capturing():
-            warn_once(f"{self.name}: a CUDA graph is being captured", ": the best known config runs, or the first")
+            warn_once(f"{self.name}: a CUDA graph is being captured", consequence)
             return self._untuned(call)
-        if not self._bears_trials(call, ": the best known config runs, or the first"):
+        if not self._bears_trials(call, consequence):
             return self._untuned(call)
         with self._lock(call) as is_mine:
             if not is_mine:
                 return self._untuned(call)
             if (known := self._chosen.get(memory_key)) is None:  # another thread may have tuned it meanwhile
-                ranks = Ranks(group)
-                left = self.candidates(call) if ranks.alone else ()
-                known = left[0] if len(left) == 1 else self._tuned(call, False, verbose, ranks)[0]
+                left = self.candidates(call) if Ranks(group).alone else ()
+                known = left[0] if len(left) == 1 else self._tuned(call, False, verbose, group)[0]
                 self.remember(call, known, group)
             return known
 
@@ -159,73 +139,53 @@ class TunedFunction(FunctionTuner):
         left, record = self.candidates(call), self._record(call)
         return (None if record is None else record.fastest(left)) or left[0]
 
-    def _tuned(self, call: Call, force: bool, verbose: bool, ranks: Ranks) -> tuple[Candidate, TuneResult]:
-        with self._in_step(call, ranks, search=self._search):
-            return self._tuned_in_step(call, force, verbose, ranks)
+    def _tuned(self, call: Call, force: bool, verbose: bool, group: Any) -> tuple[Candidate, TuneResult]:
+        with self._tuning(call, group, verbose, search=self._search) as tuning:
+            return self._tuned_in_step(tuning, force)
 
-    def _tuned_in_step(self, call: Call, force: bool, verbose: bool, ranks: Ranks) -> tuple[Candidate, TuneResult]:
-        began = self._clock()
-        reasons, left = self._calls.candidates(call)
+    def _tuned_in_step(self, tuning: CallTuning, force: bool) -> tuple[Candidate, TuneResult]:
+        began, call = self._clock(), tuning.call
+        refused, left = self._calls.candidates(call)
         texts = [one.text for one in left]
         done = f"{self._search} {digest_of(texts)}"
         record = None if force else self._record(call)
         if record is not None:
             record.retry_failures(left, self._now())
-        ranks.check_alike({"configs": listed(texts)})
-        if len(set(ranks.exchange("what is known", "" if record is None else record.gist))) > 1:
-            record = None  # what only some of them know is measured again, in step
-        is_known = (
-            record is not None and record.done == done and record.chosen in texts and record.chosen in record.measured
-        )
+        tuning.ranks.check_alike({"configs": listed(texts)})
+        if not tuning.is_shared("" if record is None else record.gist):
+            record = None
         record = record or self._new_record(call.problem)
-        failures = None
-        reason = f"{len(left)} configs were known"
+        is_known = record.done == done and record.chosen in texts and record.chosen in record.measured
+        session, reason = None, f"{len(left)} configs were known"
         if not is_known:
-            failures, reason = self._measured(call, record, left, verbose, ranks)
-        trials = trials_of(
-            self._calls.space.candidates(), refused(reasons) | record.of(left), self._calls.metrics(call)
-        )
+            self._learn_earlier(call)
+            with tuning.undone():
+                session, reason = tuning.measure(
+                    record,
+                    left,
+                    self._search,
+                    partial(self._run_on_trial, call),
+                    save=lambda: self._keep(call, record.to_json()),
+                )
+        measured = {one: Measured(Status.INVALID, error=why) for one, why in refused.items()} | record.of(left)
+        trials = trials_of(self._calls.space.candidates(), measured, self._calls.metrics(call))
         best = left[texts.index(str(record.chosen))] if is_known else record.fastest(left)
         if best is None:
             failed = all_failed(self.name, trials)
-            raise failed if failures is None else failures.error(failed)
+            raise failed if session is None else session.failures.error(failed)
         if not is_known:
             record.chosen, record.done = best.text, done
             self._keep(call, record.to_json())
         self._tuned_here.add(self._record_key(call))
         self._search.learn(self._record_key(call), call.problem, record.times(left))
-        tuned_s = 0.0 if is_known else self._clock() - began
-        n_candidates = len(reasons) + len(left)
-        return best, self._result(
-            call, self.name, call.key, record, best, trials, n_candidates=n_candidates, tuned_s=tuned_s, reason=reason
+        untried, tuned_s = len(refused) + len(left) - len(trials), 0.0 if is_known else self._clock() - began
+        return best, tuning.result(
+            self.name, call.key, record, best, trials, untried=untried, tuned_s=tuned_s, reason=reason
         )
 
-    def _measured(
-        self, call: Call, record: KeyRecord, left: Sequence[Candidate], verbose: bool, ranks: Ranks
-    ) -> tuple[Failures, str]:
-        self._learn_earlier(call)
-        undo = self._effects.undo(call.args, call.kwargs, call.named)
-
-        def run(candidate: Candidate) -> Any:
-            with on_trial(self, candidate):
-                return self.run(call, candidate)
-
-        try:
-            session, reason = self._measure(
-                call,
-                record,
-                left,
-                self._search,
-                ranks,
-                run,
-                undo=undo,
-                say=teller(verbose, self.name, call.key, ranks),
-                save=lambda: self._keep(call, record.to_json()),
-            )
-        finally:
-            if undo is not None:
-                undo()
-        return session.failures, reason
+    def _run_on_trial(self, call: Call, candidate: Candidate) -> Any:
+        with on_trial(self, candidate):
+            return self.run(call, candidate)
 
     def _learn_earlier(self, call: Call) -> None:
         """Tells a model what other processes, and earlier ones, found out of other keys."""
