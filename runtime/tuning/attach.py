@@ -22,9 +22,8 @@ from ..mode import Mode, resolve_mode
 from ..prune import Pruner
 from ..warn import warn_once
 from .known_times import KeyTimes, KnownTimes
-from .launches import LaunchFamily, autotuner_of
+from .launches import LaunchFamily, autotuner_of, autotuners_in
 from .one_launch import OneConfigCache, OneLaunch, key_of_launch, milliseconds, times_one
-from .packages import autotuners_in
 from .ranks.agreement import choose_together, epoch, may_tune, scope
 from .session import Measured, TuningSession, is_capturing
 from .shortlisters import FamilyShortlister, OwnShortlister, Shortlister

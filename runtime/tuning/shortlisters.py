@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import logging
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from ...datasets import Dtype, Family, ForetuneError, KernelConfig, Problem
 from ...datasets.errors import reason_of
@@ -27,36 +28,46 @@ if TYPE_CHECKING:
 _log = logging.getLogger("foretune")
 
 
-class Shortlister(Protocol):
-    """Reads launches of one kernel as problems, and picks configs for them. Any of it may raise: callers go on without
-    a shortlist."""
+class Shortlister(ABC):
+    """Reads launches of one kernel as problems of a `family`, and picks configs for them. Any of it may raise: callers
+    go on without a shortlist.
 
-    family: Family
-    #: The digest of what predicts; "" for none.
-    bundle: str
+    `bundle` is the digest of what predicts, "" for none; `bucket` has the dimensions to round beside those that the
+    family does.
+    """
+
+    bundle = ""
+
+    def __init__(self, family: Family, bucket: tuple[str, ...]) -> None:
+        self.family, self._bucket = family, bucket
 
     def problem(self, arguments: Mapping[str, Any]) -> Problem:
         """Return the problem of a launch with these arguments, by parameter name."""
+        return self.family.problem_from_call(arguments)
 
     def stand_in(self, problem: Problem) -> Problem:
         """Return what stands for a problem and for all that are tuned with it."""
+        return self.family.at_call_time(problem).rounded(*self._bucket)
 
+    def value(self, config: triton.Config) -> KernelConfig:
+        """Return a config in the words of the family."""
+        return KernelConfig.from_triton(config)
+
+    @abstractmethod
     def positions(self, problem: Problem, configs: tuple[triton.Config, ...]) -> tuple[int, ...]:
         """Return which configs to try, the best first, as FORETUNE_MODE has it."""
 
     def supports(self, config: triton.Config, problem: Problem) -> bool:
         """Whether a config that was chosen for the problem's stand-in can run the problem itself."""
+        return True
 
-    def learn(self, problem: Problem, times_us: Mapping[KernelConfig, float | None], ranks: int = 0) -> None:
+    def learn(self, problem: Problem, times_us: Mapping[KernelConfig, float | None], ranks: int = 0) -> None:  # noqa: B027 - optional
         """Learn what was measured of a stand-in, None for a config that failed. `ranks` is the `scope()` of times that
         were agreed on with other ranks."""
 
-    def value(self, config: triton.Config) -> KernelConfig:
-        """Return a config in the words of `family`."""
 
-
-class FamilyShortlister:
-    """Asks a family's ranker, as `prune` does. `bucket` are dimensions to round beside those that the family does."""
+class FamilyShortlister(Shortlister):
+    """Asks a family's ranker, which has learned what it knows, as `prune` does."""
 
     def __init__(self, pruner: Pruner, bucket: tuple[str, ...] = ()) -> None:
         if unknown := [dim for dim in bucket if dim not in pruner.family.dims]:
@@ -64,57 +75,50 @@ class FamilyShortlister:
                 f"bucket must name dimensions of {pruner.family.name}, which has {', '.join(pruner.family.dims)}, "
                 f"but has {unknown[0]}"
             )
-        self._pruner, self._bucket, self.family = pruner, bucket, pruner.family
-        self.problem, self.positions, self.value = pruner.problem, pruner.positions, pruner.own_knobs.config
+        super().__init__(pruner.family, bucket)
+        self._pruner = pruner
 
-    def stand_in(self, problem: Problem) -> Problem:
-        return self.family.at_call_time(problem).rounded(*self._bucket)
+    @property
+    def bundle(self) -> str:  # type: ignore[override]  # known when it is asked for
+        return bundle_in_force(self._pruner.bundle).digest
+
+    def problem(self, arguments: Mapping[str, Any]) -> Problem:
+        return self._pruner.problem(arguments)
+
+    def value(self, config: triton.Config) -> KernelConfig:
+        return self._pruner.own_knobs.config(config)
+
+    def positions(self, problem: Problem, configs: tuple[triton.Config, ...]) -> tuple[int, ...]:
+        return self._pruner.positions(problem, configs)
 
     def supports(self, config: triton.Config, problem: Problem) -> bool:
         return self.family.supports(self.value(config), problem, self._pruner.device or device_here()) is None
 
-    def learn(self, problem: Problem, times_us: Mapping[KernelConfig, float | None], ranks: int = 0) -> None:
-        """The ranker has learned what it knows."""
 
-    @property
-    def bundle(self) -> str:
-        return bundle_in_force(self._pruner.bundle).digest
-
-
-class OwnShortlister:
+class OwnShortlister(Shortlister):
     """Asks the model of the kernel's own timings, which has to see some before it shortens a list.
 
     There is one for each number that `ranks` gives: the ranks of a job need the same list, so what one of them measured
     alone does not count there.
     """
 
-    bundle = ""
-
     def __init__(self, tuner: Any, k: Length, bucket: tuple[str, ...] = (), ranks: Callable[[], int] = scope) -> None:
         if unknown := [name for name in bucket if name not in tuner.keys]:
             raise ForetuneError(f"bucket must name some of key, {', '.join(tuner.keys)}, but has {unknown[0]}")
-        self.family = LaunchFamily(tuner)
+        super().__init__(LaunchFamily(tuner), bucket)
         self._own: dict[int, OwnTimings] = {}
-        self._k, self._bucket, self._ranks = k, bucket, ranks
-        self.problem, self.value = self.family.problem_from_call, KernelConfig.from_triton
-
-    def stand_in(self, problem: Problem) -> Problem:
-        return self.family.at_call_time(problem).rounded(*self._bucket)
+        self._k, self._ranks = k, ranks
 
     def positions(self, problem: Problem, configs: tuple[triton.Config, ...]) -> tuple[int, ...]:
         """See `Shortlister`; in mode `predict` all that may be the best, which are several where nothing is sure."""
         if (wanted := resolve_mode()) is Mode.OFF or len(configs) == 1:
             return tuple(range(len(configs)))
-        values: Sequence[KernelConfig] = tuple(KernelConfig.from_triton(config) for config in configs)
-        k = 1 if wanted is Mode.PREDICT else self._k
+        values, k = [self.value(config) for config in configs], 1 if wanted is Mode.PREDICT else self._k
         advice = self._timings(self._ranks()).advise(self.stand_in(problem), values, k)
         if wanted is Mode.PREDICT and not advice.sure:
             warn_once(f"{problem.family}: no prediction ({advice.reason})", f": any of {len(configs)} configs may run")
         _log.info("%s: %d of %d configs: %s", problem, len(advice.positions), len(values), advice.reason)
         return advice.positions
-
-    def supports(self, config: triton.Config, problem: Problem) -> bool:
-        return True
 
     def learn(self, problem: Problem, times_us: Mapping[KernelConfig, float | None], ranks: int = 0) -> None:
         self._timings(ranks).learn(problem, times_us)

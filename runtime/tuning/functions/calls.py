@@ -18,7 +18,7 @@ from ....datasets.errors import shown
 from ....datasets.problem import MOST_SIZE, dtype_from_json, dtype_of_tensor
 from ...arguments import family_of
 from ...current_device import device_here
-from ..flag_text import flag_of
+from ..launches import flag_of
 from .config_space import Candidate, ConfigSpace
 from .plain_values import text_of
 from .results import Trial, all_failed
