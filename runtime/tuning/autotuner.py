@@ -87,7 +87,7 @@ class PredictedAutotuner(Autotuner):  # type: ignore[misc] # Triton has no types
             self.name, self._own_prune, self._shortlister, self._best_known, alters=alters
         )
         # By stand-in, whom it was agreed on with, and what the kernel's own callbacks had allowed.
-        self._tuned: dict[tuple[Problem, int, frozenset[triton.Config]], triton.Config] = {}
+        self._tuned: dict[tuple[Problem | None, int, frozenset[triton.Config]], triton.Config] = {}
         self._epoch = epoch()
         self._met: set[tuple[Any, ...]] = set()  # keys that were launched in an earlier epoch
         renew_in_children(self)
@@ -240,7 +240,7 @@ class _Tuning:
         """The config to launch, and whether it has been launched before. Raises `TuningFailed` where none is left."""
         tuner, session, problem = self._tuner, self.session, self._problem
         memo = None if problem is None else (self._known.problem, scope(), frozenset(self.allowed))
-        tuned = tuner._tuned.get(memo)
+        tuned = None if memo is None else tuner._tuned.get(memo)
         is_usable = tuned is not None and tuned not in session.failed
         if is_usable and tuner._asked(tuner._shortlister.supports, tuned, problem):
             return tuned, False

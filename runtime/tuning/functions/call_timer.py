@@ -48,32 +48,30 @@ class HostTimer:
         for _ in range(samples):
             if undo is not None:
                 undo()
-            began = self._clock()
-            call()
-            times.append((self._clock() - began) * 1e6)
+            times.append(self._time_us(call))
         return times
 
+    def _time_us(self, call: Callable[[], Any]) -> float:
+        began = self._clock()
+        call()
+        return (self._clock() - began) * 1e6
 
-class EventTimer:
+
+class EventTimer(HostTimer):
     """One call at a time between two events on an idle device, L2 cold: exactly as many calls as are asked for, so that
     ranks stay in step, and calls that wait for the device are no trouble. The launch gap counts."""
 
     def __init__(self, queue: DeviceQueue) -> None:
         self._queue = queue
 
-    def sample(self, call: Callable[[], Any], samples: int, undo: Callable[[], Any] | None) -> list[float]:
-        times = []
-        for _ in range(samples):
-            if undo is not None:
-                undo()
-            self._queue.flush()
-            self._queue.wait()
-            start = self._queue.mark()
-            call()
-            end = self._queue.mark()
-            self._queue.wait()
-            times.append(self._queue.elapsed_us(start, end))
-        return times
+    def _time_us(self, call: Callable[[], Any]) -> float:
+        self._queue.flush()
+        self._queue.wait()
+        start = self._queue.mark()
+        call()
+        end = self._queue.mark()
+        self._queue.wait()
+        return self._queue.elapsed_us(start, end)
 
 
 class KernelTimer:

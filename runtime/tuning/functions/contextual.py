@@ -21,7 +21,7 @@ from .in_step import Ranks
 from .key_record import KeyRecord
 from .plain_values import text_of
 from .results import TuneResult, all_failed, check_finished
-from .running import TuningLock, Turn, context_now, context_turn, in_context
+from .running import TuningLock, context_now, context_turn, in_context
 from .search import Search
 from .sites import Site, Sites
 from .wrapped import CallKey
@@ -73,7 +73,7 @@ class ContextualFunction(FunctionTuner):
             call = self._read(args, kwargs, autotune_pg)
             key = self._memory_key(call, autotune_pg)
             if not self._remembered(key) and self._bears_trials(call, ": it is not tuned as a whole"):
-                with Turn(self._lock) as is_mine:  # another thread may settle it meanwhile
+                with self._lock.turn() as is_mine:  # another thread may settle it meanwhile
                     if is_mine and not self._remembered(key):
                         with context_turn() as has_turn:
                             if has_turn:  # else the function runs untuned
@@ -89,7 +89,7 @@ class ContextualFunction(FunctionTuner):
             raise ForetuneError(f"{self.name} is run by a function that is being tuned as a whole")
         call = self._read(args, kwargs, autotune_pg)
         self._bears_trials(call)
-        with Turn(self._lock) as is_mine:
+        with self._lock.turn() as is_mine:
             if not is_mine:
                 raise ForetuneError(f"{self.name} is being tuned by what calls it now")
             with context_turn() as has_turn:
@@ -129,7 +129,7 @@ class ContextualFunction(FunctionTuner):
         for site in sites.found:
             record, reason = records.get(site.label) or self._new_record(None), reasons.get(site.label)
             trials = trials_of(site.candidates, record.of(site.candidates))
-            rest = {"untried": len(site.candidates) - len(trials), "tuned_s": spent_s if reason else 0.0}
+            rest: dict[str, Any] = {"untried": len(site.candidates) - len(trials), "tuned_s": spent_s if reason else 0.0}
             rest["reason"] = f"in {self.name}: {reason or 'nothing was left to measure'}"
             results.append(tuning.result(site.name, site.key, record, site.now, trials, **rest))
         return tuple(results)

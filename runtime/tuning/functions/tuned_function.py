@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ from .function_tuner import CallTuning, FunctionTuner, Reuse, resolve_reuse, tri
 from .in_step import Ranks, listed
 from .key_record import KeyRecord, record_key
 from .results import TuneResult, all_failed
-from .running import TuningLock, Turn, config_on_trial, context_now, on_trial
+from .running import TuningLock, config_on_trial, context_now, on_trial
 from .search import Search
 from .work import Work
 
@@ -93,7 +94,7 @@ class TunedFunction(FunctionTuner):
         group = autotune_pg
         call = self._calls.read(args, kwargs, Ranks(group).size)
         self._bears_trials(call)
-        with self._lock(call) as is_mine:
+        with self._turn(call) as is_mine:
             if not is_mine:
                 raise ForetuneError(f"{self.name} is being tuned for {call.key}, by what calls it now")
             candidate, result = self._tuned(call, check_flag("force", force), autotune_verbose, group)
@@ -115,7 +116,8 @@ class TunedFunction(FunctionTuner):
 
     def _choice(self, call: Call, tunes: bool, verbose: bool, group: Any) -> Candidate:
         memory_key = self._memory_key(call, group)
-        if (known := self._remembered(memory_key)) is not None:
+        known: Candidate | None = self._remembered(memory_key)
+        if known is not None:
             return known
         if not tunes:
             return self._untuned(call)
@@ -125,7 +127,7 @@ class TunedFunction(FunctionTuner):
             return self._untuned(call)
         if not self._bears_trials(call, consequence):
             return self._untuned(call)
-        with self._lock(call) as is_mine:
+        with self._turn(call) as is_mine:
             if not is_mine:
                 return self._untuned(call)
             if (known := self._chosen.get(memory_key)) is None:  # another thread may have tuned it meanwhile
@@ -205,6 +207,6 @@ class TunedFunction(FunctionTuner):
         record = KeyRecord.from_json(self.cache.get(key))
         return None if record is None else self._usable({"": record}).get("")
 
-    def _lock(self, call: Call) -> Turn:
+    def _turn(self, call: Call) -> AbstractContextManager[bool]:
         with self._guard:
-            return Turn(self._locks.setdefault(self._record_key(call), TuningLock()))
+            return self._locks.setdefault(self._record_key(call), TuningLock()).turn()
