@@ -175,7 +175,7 @@ class Attachment:
         return timing
 
     def _timed(self, args: tuple[Any, ...], config: triton.Config, meta: Mapping[str, Any]) -> Any:
-        if self._how_timed == "cold" and self._is_real():
+        if self._how_timed == "cold" and measures(self.tuner):
             try:
                 return [OneLaunch(self.tuner, args, meta).time_us(config) / 1e3] * 3
             except Exception:  # noqa: BLE001 - Triton knows which failures of a config are none of the launch
@@ -301,10 +301,6 @@ class Attachment:
             known = self._known[device]
             known.open()
             return known
-
-    def _is_real(self) -> bool:
-        """Whether its times are some."""
-        return measures(self.tuner)
 
     def _tried(self, do: Any, *about: Any) -> Any:
         """What comes of it; None, and one warning, where it cannot be done: no trouble of ours stops a launch."""

@@ -77,10 +77,6 @@ class KnownTimes:
         """Return what is known of a stand-in, or of a key that has none."""
         return KeyTimes(self, stand_in, self._here.setdefault(key if stand_in is None else stand_in, {}), str(key))
 
-    def value_of(self, config: triton.Config) -> KernelConfig | None:
-        """Return the value that a config's times are kept by, if any."""
-        return self.values([config]).get(config)
-
     def values(self, configs: Sequence[triton.Config]) -> dict[triton.Config, KernelConfig]:
         """Return the values that times are kept by, of those configs that have one."""
         if any(config not in self._values for config in configs):  # shared ones, or a prune callback's own making
@@ -136,7 +132,7 @@ class KeyTimes:
         """See `Known`; it is on the disk when this returns. Only failures that last are kept there."""
         kernel, problem, time_us = self._kernel, self.problem, measured.time_us
         self._here[config] = measured
-        value = kernel.value_of(config)
+        value = kernel.values([config]).get(config)
         if problem is None or value is None:
             return
         is_measured = measures(kernel.tuner)
@@ -185,7 +181,7 @@ class KeyTimes:
             bundle: The digest of what predicted, "" for none. Left out, the shortlister's.
         """
         kernel, problem, tuner = self._kernel, self.problem, self._kernel.tuner
-        value = kernel.value_of(config)
+        value = kernel.values([config]).get(config)
         if kernel._on_disk is None or problem is None or value is None or not measures(tuner):
             return
         with kernel.quietly():

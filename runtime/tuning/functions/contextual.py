@@ -129,7 +129,10 @@ class ContextualFunction(FunctionTuner):
         for site in sites.found:
             record, reason = records.get(site.label) or self._new_record(None), reasons.get(site.label)
             trials = trials_of(site.candidates, record.of(site.candidates))
-            rest: dict[str, Any] = {"untried": len(site.candidates) - len(trials), "tuned_s": spent_s if reason else 0.0}
+            rest: dict[str, Any] = {
+                "untried": len(site.candidates) - len(trials),
+                "tuned_s": spent_s if reason else 0.0,
+            }
             rest["reason"] = f"in {self.name}: {reason or 'nothing was left to measure'}"
             results.append(tuning.result(site.name, site.key, record, site.now, trials, **rest))
         return tuple(results)
