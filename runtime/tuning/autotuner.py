@@ -53,8 +53,10 @@ class PredictedAutotuner(Autotuner):  # type: ignore[misc] # Triton has no types
         fn: Any,
         configs: Sequence[triton.Config],
         key: Sequence[str],
-        shortlister: Callable[[PredictedAutotuner], Shortlister],
+        shortlister: Shortlister | None,
         *,
+        k: Length,
+        bucket: tuple[str, ...],
         isolate: bool,
         budget_s: float | None,
         workers: int | None,
@@ -78,7 +80,7 @@ class PredictedAutotuner(Autotuner):  # type: ignore[misc] # Triton has no types
         self.name = f"{self.base_fn.__module__}.{self.base_fn.__qualname__}"
         self._isolate, self._budget_s, self._workers = isolate, budget_s, workers
         self._is_interpreted = kernel.is_interpreted
-        self._shortlister = shortlister(self)
+        self._shortlister = shortlister or OwnShortlister(self, k, bucket)
         self._own_prune = (prune_configs_by or {}).get("early_config_prune")
         timed = "cold" if self._do_bench is None else "autotuner"
         self._known = KnownTimes(self, self.name, self._shortlister, device, timed=timed)
@@ -340,28 +342,23 @@ def autotune(
         if idle := [name for name, value in given.items() if value is not None]:
             raise ForetuneError(f"{idle[0]} says something of a family, but no family was given")
         spec = None if device is None else DeviceSpec.find(device)
-        shortlister: Callable[[PredictedAutotuner], Shortlister] = partial(OwnShortlister, k=k, bucket=bucket)
+        shortlister = None
     else:
         pruner = Pruner(
             family, k, problem=problem, knobs=knobs, fixed=fixed, configs=configs, device=device, bundle=bundle
         )
-        spec, by_family = pruner.device, FamilyShortlister(pruner, bucket)
-
-        def shortlister(_: PredictedAutotuner) -> Shortlister:
-            return by_family
-
-    def declare(kernel: Any) -> PredictedAutotuner:
-        return PredictedAutotuner(
-            kernel,
-            configs,
-            key,
-            shortlister,
-            isolate=isolate,
-            budget_s=budget_s,
-            workers=workers,
-            device=spec,
-            prune_configs_by=prune_configs_by,
-            **dict.fromkeys(_TENSORS) | options,
-        )
-
-    return declare
+        spec, shortlister = pruner.device, FamilyShortlister(pruner, bucket)
+    return partial(
+        PredictedAutotuner,
+        configs=configs,
+        key=key,
+        shortlister=shortlister,
+        k=k,
+        bucket=bucket,
+        isolate=isolate,
+        budget_s=budget_s,
+        workers=workers,
+        device=spec,
+        prune_configs_by=prune_configs_by,
+        **dict.fromkeys(_TENSORS) | options,
+    )
