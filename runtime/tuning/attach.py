@@ -2,35 +2,355 @@
 
 from __future__ import annotations
 
-import os
+import math
 import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from copy import copy
+from dataclasses import dataclass
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from ...datasets import Family, ForetuneError
-from ...datasets.errors import shown
+from ...datasets import DeviceSpec, Family, ForetuneError
+from ...datasets.errors import reason_of, shown
+from ..current_device import device_here
+from ..forking import renew_in_children
 from ..how_many import Length, check_length
-from ..mode import resolve_mode
+from ..launching.kernel import Kernel
+from ..launching.stub_driver import measures
+from ..mode import Mode, resolve_mode
+from ..prune import Pruner
 from ..warn import warn_once
-from .attachment import Attachment
-from .launches import autotuner_of
-from .packages import autotuners_in
+from .known_times import KeyTimes, KnownTimes
+from .launches import LaunchFamily, autotuner_of, autotuners_in
+from .one_launch import OneConfigCache, OneLaunch, key_of_launch, milliseconds, times_one
+from .ranks.agreement import choose_together, epoch, may_tune, scope
+from .session import Measured, TuningSession, is_capturing
+from .shortlisters import FamilyShortlister, OwnShortlister, Shortlister
 
 if TYPE_CHECKING:
     import triton
 
-_changing = threading.Lock()
+
+class Attachment:
+    """What stands between one autotuner and Triton while it is attached: four attributes of its own, which hide those
+    of its class:
+
+    - `prune_configs`, which says what to time: here the kernel's own `early_config_prune` goes first, ours picks among
+      what that leaves, and `perf_model` comes last. (`early_config_prune` itself stays as it is, because others ask it:
+      FLA, whether a config from a file is allowed; and Dynamo, which then makes an autotuner anew of what is left, but
+      without `reset_to_zero` and `restore_value`, so that compiled code would compute something else; torch 2.13.)
+    - `_bench`, which times one config. Here our timer does, unless the kernel has a `do_bench` of its own, or its class
+      a `_bench`; each time is learned and kept as it comes, so that none is lost when the process is killed; what is
+      known from before is not timed again; and what is to be timed is compiled in parallel.
+    - `run`, which launches. Here it is one thread at a time, because Triton keeps a launch's arguments on the
+      autotuner, where two threads mix them up. While a CUDA graph is captured nothing is timed: a new key runs the
+      predicted config, else the first that is allowed, which is not remembered.
+    - `__getstate__`, which copies and pickles ask: they get the autotuner without the attachment.
+
+    `holders` counts the `attached` blocks that it belongs to; 0 for `attach`.
+
+    Where ranks choose together (`agree`), `prune_configs` does: it times what it has left, and lets one config through.
+    What Triton remembers is that from then on, and not what each rank had chosen alone.
+    """
+
+    holders, is_on = 0, False
+
+    def __init__(self, tuner: triton.runtime.Autotuner, family: Family | None, k: Length) -> None:
+        from triton.runtime import Autotuner
+
+        own = LaunchFamily(tuner)
+        self.name, self.tuner = own.name, tuner
+        self._bench, self.own_run = tuner._bench, tuner.run
+        as_triton_does = tuner._do_bench is None and getattr(self._bench, "__func__", None) is Autotuner._bench
+        self._how_timed = "cold" if as_triton_does else "autotuner"
+        self._pruner = None if family is None else Pruner(family, k)
+        if self._pruner is not None:
+            self._pruner.timed = self._how_timed
+        self._k, self._is_interpreted = k, Kernel(tuner).is_interpreted
+        self._known: dict[DeviceSpec, KnownTimes] = {}
+        self._epoch = epoch()
+        self._chosen_together: dict[int, dict[Any, triton.Config]] = {}  # Triton's `cache`, by whom it was chosen with
+        self._met: set[Any] = set()  # keys that were launched before the cache was cleared
+        renew_in_children(self)
+
+    def renew(self) -> None:
+        """See `renew_in_children`."""
+        self.lock = threading.RLock()
+        self._tuning: _Tuning | None = None
+        self._is_running = False
+
+    @staticmethod
+    def of(tuner: triton.runtime.Autotuner) -> Attachment | None:
+        """That of an autotuner, unless it has none."""
+        bench = getattr(tuner.__dict__.get("_bench"), "__self__", None)
+        return bench if isinstance(bench, Attachment) else None
+
+    def begin(self) -> None:
+        # (By name at each launch, so that `forced` can stand before it.)
+        run = lambda *args, **kwargs: self.run(*args, **kwargs)  # noqa: E731
+        self._ours = {"prune_configs": self.prune_configs, "_bench": self.bench, "run": run}
+        self._ours["__getstate__"] = self.state
+        self._theirs = {name: self.tuner.__dict__[name] for name in self._ours if name in self.tuner.__dict__}
+        self.tuner.__dict__.update(self._ours)
+        self.is_on = True
+
+    def end(self) -> None:
+        """Leaves the autotuner as it was. Raises `ForetuneError` where somebody has put something else there since."""
+        here = self.tuner.__dict__
+        with self.lock:  # after the launch that is going on
+            if changed := [name for name, ours in self._ours.items() if here.get(name) is not ours]:
+                raise ForetuneError(
+                    f"{self.name} cannot be detached: somebody has replaced its {changed[0]} since it was attached"
+                )
+            self._put_back(here)
+            self.is_on = False
+
+    def state(self) -> Any:
+        """Return the state for a copy or a pickle of the autotuner: its attributes without ours."""
+        get_state = getattr(type(self.tuner), "__getstate__", None)  # every class has one since Python 3.11
+        state = self.tuner.__dict__ if get_state is None else get_state(self.tuner)
+        return self._put_back(dict(state)) if isinstance(state, dict) else state
+
+    def _put_back(self, attributes: dict[str, Any]) -> dict[str, Any]:
+        for name, ours in self._ours.items():
+            if attributes.get(name) is ours:
+                del attributes[name]
+                if name in self._theirs:
+                    attributes[name] = self._theirs[name]
+        return attributes
+
+    def run(self, *args: Any, **kwargs: Any) -> Any:
+        with self.lock:
+            if self._epoch != epoch():
+                self._epoch, ranks = epoch(), scope()
+                if ranks:
+                    self._met |= self.tuner.cache.keys()
+                    self.tuner.cache.clear()
+                    self.tuner.cache.update(self._chosen_together.get(ranks, {}))
+            before, self._is_running = self.tuner.__dict__.get("configs_timings"), True
+            try:
+                result = self.own_run(*args, **kwargs)
+                if self._tuning is not None:
+                    self._tried(self._finish, self._tuning, before)
+                return result
+            except _CapturedError as captured:
+                return self._run_once(captured.config, args, kwargs)
+            except Exception:
+                if self._tuning is not None and self._tuning.session.best is None:
+                    for key in self.tuner.cache.keys() - self._tuning.keys:  # of configs that all failed: try again
+                        del self.tuner.cache[key]
+                raise
+            finally:
+                self._tuning, self._is_running = None, False
+
+    def _run_once(self, config: triton.Config, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Launch with a config, and do not remember it."""
+        real = self.tuner.cache
+        self.tuner.cache = OneConfigCache(config)
+        try:
+            return self.own_run(*args, **kwargs)
+        finally:
+            self.tuner.cache = real
+
+    def bench(self, *args: Any, config: triton.Config, **meta: Any) -> Any:
+        tuning = self._tuning if self._tuning is not None and config in self._tuning.configs else None
+        if tuning is None:
+            timing = self._bench(*args, config=config, **meta)
+        elif (known := tuning.session.measured.get(config)) is not None:
+            return [math.inf if known.time_us is None else known.time_us / 1e3] * 3  # as Triton's benchmarker gives it
+        else:
+            if tuning.uncompiled:
+                self._tried(self._compile, tuning, args, meta)
+            timing = self._timed(args, config, meta)
+        try:
+            time_us = _microseconds(timing)
+        except ForetuneError as error:
+            if tuning is not None:
+                tuning.session.refuse(config, error)
+            warn_once(f"{self.name}: {error}", ": that config counts as failed")
+            return math.inf if isinstance(timing, (int, float)) else [math.inf] * 3
+        if tuning is not None:
+            tuning.session.keep(config, Measured.of(time_us))
+        return timing
+
+    def _timed(self, args: tuple[Any, ...], config: triton.Config, meta: Mapping[str, Any]) -> Any:
+        if self._how_timed == "cold" and measures(self.tuner):
+            try:
+                return [OneLaunch(self.tuner, args, meta).time_us(config) / 1e3] * 3
+            except Exception:  # noqa: BLE001 - Triton knows which failures of a config are none of the launch
+                pass
+        return self._bench(*args, config=config, **meta)
+
+    def prune_configs(self, kwargs: dict[str, Any]) -> list[triton.Config]:
+        view = copy(self.tuner)  # the class's own way, with another early_config_prune: nobody else sees it
+        view.early_config_prune = self._prune
+        self._n_allowed = 0
+        pruned: list[triton.Config] = type(self.tuner).prune_configs(view, kwargs)
+        if not self._is_running:
+            return pruned
+        if is_capturing():
+            raise _CapturedError(pruned[0])
+        resets = len(pruned) == 1 and self._would_be_timed(kwargs)
+        if len(pruned) > 1 and choose_together():
+            pruned, resets = [self._chosen_with_others(pruned, kwargs)], True
+        if resets and not times_one():  # as Triton would have done after it had timed them
+            self.tuner.pre_hook({**self.tuner.nargs, **kwargs, **pruned[0].all_kwargs()}, reset_only=True)
+        return pruned
+
+    def _would_be_timed(self, kwargs: Mapping[str, Any]) -> bool:
+        """Return whether Triton alone would time configs for this launch: several are allowed, and the key is new."""
+        tuner, left = self.tuner, self._n_allowed
+        if tuner.perf_model is not None:
+            top_k = tuner.configs_top_k
+            left = min(left, max(1, int(left * top_k)) if isinstance(top_k, float) else top_k)
+        return left > 1 and key_of_launch(tuner, {**tuner.nargs, **kwargs}) not in self._met
+
+    def _chosen_with_others(self, configs: Sequence[triton.Config], kwargs: Mapping[str, Any]) -> triton.Config:
+        """The config that is fastest on the rank where it is slowest; the first, which is the same everywhere, where
+        ranks do not agree or this launch is no problem."""
+        tuning, tuner = self._tuning, self.tuner
+        if tuning is None:
+            return configs[0]
+        given = tuple(tuner.nargs.values())
+
+        def times_us() -> list[float | None]:
+            return [_microseconds(self.bench(*given, config=config, **kwargs)) for config in configs]
+
+        best, time_us = tuning.times.agree(configs, times_us)
+        best = best or configs[0]
+        tuning.session.measured[best] = Measured.of(time_us)  # Triton 3.6 times also the only config that is left
+        return best
+
+    def _prune(
+        self, configs: Sequence[triton.Config], named_args: Mapping[str, Any], /, **kwargs: Any
+    ) -> Sequence[triton.Config]:
+        theirs = self.tuner.early_config_prune
+        allowed = configs if theirs is None else theirs(configs, named_args, **kwargs)
+        self._n_allowed = len(allowed)
+        kept = self._tried(self._picked, allowed, named_args, kwargs) if allowed else None
+        return allowed if kept is None else kept
+
+    def _picked(
+        self, allowed: Sequence[triton.Config], named_args: Mapping[str, Any], kwargs: Mapping[str, Any]
+    ) -> list[triton.Config]:
+        """Those that are worth timing, best first; all where nobody knows."""
+        known, arguments = self._here(), {**named_args, **kwargs}
+        problem = known.shortlister.problem(arguments)
+        times = known.of(known.shortlister.stand_in(problem))
+        if self._pruner is not None:
+            kept = self._pruner(allowed, named_args, **kwargs)
+            if not may_tune() and resolve_mode() is not Mode.OFF:
+                kept = kept[:1]
+        else:
+            kept = [allowed[position] for position in known.shortlister.positions(problem, tuple(allowed))]
+        if self._is_running:  # else Triton only compiles
+            self._tried(self._expect, times, kept, arguments)
+        return kept
+
+    def _expect(self, times: KeyTimes, configs: Sequence[triton.Config], arguments: Mapping[str, Any]) -> None:
+        """Takes note of what is about to be timed, and of what of that is known."""
+        tuner, session = self.tuner, TuningSession(times)
+        self._tuning = tuning = _Tuning(times, session, frozenset(configs), set(tuner.cache), arguments)
+        # Somebody's own do_bench may give another kind of value, which Triton would compare with what is known, so
+        # there it is all of them or none.
+        if tuner._do_bench is None or len(times.recall(configs)) == len(configs):
+            session.recall(configs)
+        # A pre_hook may change arguments that a binary depends on, and a perf_model leaves some configs out.
+        left = [config for config in configs if config not in session.measured]
+        plain = tuner.perf_model is None and not any(config.pre_hook for config in left)
+        if plain and len(configs) > 1 and not self._is_interpreted:
+            tuning.uncompiled = tuple(left)
+
+    def _compile(self, tuning: _Tuning, args: Sequence[Any], meta: Mapping[str, Any]) -> None:
+        """Compiles what will be timed, in parallel. What fails does so again when it is timed, and Triton says so."""
+        configs, tuning.uncompiled = tuning.uncompiled, ()
+        given = {name: value for name, value in meta.items() if name != "warmup"}
+        tuning.session.compile(configs, lambda config: self.tuner.fn.warmup(*args, **given, **config.all_kwargs()))
+
+    def _finish(self, tuning: _Tuning, before: Any) -> None:
+        """After a launch for which a config was chosen. Timings that came from Triton's own cache are learned now."""
+        tuner, session = self.tuner, tuning.session
+        after = tuner.__dict__.get("configs_timings")
+        if after is not None and after is not before:
+            for config, timing in after.items():
+                if config in tuning.configs and config not in session.measured:
+                    session.keep(config, Measured.of(_microseconds(timing)))
+        new = tuner.cache.keys() - tuning.keys
+        if choose_together():
+            self._chosen_together.setdefault(scope(), {}).update((key, tuner.cache[key]) for key in new)
+        if tuner.best_config in tuning.configs:
+            is_pruned = bool(tuner.early_config_prune or tuner.perf_model)
+            tuning.times.choose(tuner.best_config, new, tuning.arguments, is_pruned=is_pruned, bundle="")
+
+    def _here(self) -> KnownTimes:
+        """What is known on the device of this launch; the first time, with what earlier processes left."""
+        device = device_here()
+        with self.lock:
+            if device not in self._known:
+                # What ranks choose together they have to shortlist alike, by what was agreed on alone.
+                shortlister: Shortlister = (
+                    OwnShortlister(self.tuner, self._k, ranks=lambda: scope() if choose_together() else 0)
+                    if self._pruner is None
+                    else FamilyShortlister(self._pruner)
+                )
+                # (What a family's pruner leaves is logged as that of any pruner is.)
+                self._known[device] = KnownTimes(
+                    self.tuner, self.name, shortlister, device, timed=self._how_timed, logs=self._pruner is None
+                )
+            known = self._known[device]
+            known.open()
+            return known
+
+    def _tried(self, do: Any, *about: Any) -> Any:
+        """What comes of it; None, and one warning, where it cannot be done: no trouble of ours stops a launch."""
+        try:
+            return do(*about)
+        except Exception as error:  # noqa: BLE001
+            warn_once(f"{self.name}: {reason_of(error)}", ": its autotuner goes on without that")
 
 
-def _renew() -> None:
-    """In a forked child, where the thread that held it may not have come along."""
-    global _changing
-    _changing = threading.Lock()
+@dataclass
+class _Tuning:
+    """One key's tuning, while it goes on. Triton has the loop over `configs`."""
+
+    times: KeyTimes
+    session: TuningSession[triton.Config]
+    configs: frozenset[triton.Config]
+    keys: set[Any]  # those that Triton had chosen for before
+    arguments: Mapping[str, Any]
+    uncompiled: tuple[triton.Config, ...] = ()
 
 
-os.register_at_fork(after_in_child=_renew)
+class _CapturedError(Exception):
+    """Ends a launch with a new key while a CUDA graph is captured, before anything is timed."""
+
+    def __init__(self, config: triton.Config) -> None:
+        self.config = config
+
+
+def _microseconds(timing: Any) -> float | None:
+    """Return the time that a benchmarker gave (its median, or all quantiles, in ms); None for a config that failed.
+
+    Raises:
+        ForetuneError: It gave no time (see `milliseconds`).
+    """
+    time_us = 1e3 * milliseconds(timing)
+    return time_us if math.isfinite(time_us) else None
+
+
+class _Changing:
+    """Whose lock is held while something is attached or detached."""
+
+    def __init__(self) -> None:
+        renew_in_children(self)
+
+    def renew(self) -> None:
+        """See `renew_in_children`."""
+        self.lock = threading.Lock()
+
+
+_changing = _Changing()
 
 
 def attach_to(kernel: Any, family: Family | None = None, k: Length = "auto") -> Any:
@@ -38,7 +358,7 @@ def attach_to(kernel: Any, family: Family | None = None, k: Length = "auto") -> 
     tuner = autotuner_of(kernel)
     check_length(k)
     resolve_mode()  # a value that does not exist is refused here, not in a launch
-    with _changing:
+    with _changing.lock:
         if (there := Attachment.of(tuner)) is not None:
             raise ForetuneError(f"{there.name} is attached already: foretune.detach it first")
         Attachment(tuner, family, k).begin()
@@ -47,7 +367,7 @@ def attach_to(kernel: Any, family: Family | None = None, k: Length = "auto") -> 
 
 def _hold(tuner: triton.runtime.Autotuner) -> list[Attachment]:
     """Attach a tuner for one `attached` block, or count the block where others hold it; nothing after an `attach`."""
-    with _changing:
+    with _changing.lock:
         there = Attachment.of(tuner)
         if there is None:
             there = Attachment(tuner, None, "auto")
@@ -60,7 +380,7 @@ def _hold(tuner: triton.runtime.Autotuner) -> list[Attachment]:
 
 def _let_go(there: Attachment) -> list[ForetuneError]:
     """Detach at the end of the last block that holds it; the error where that cannot be."""
-    with there.lock, _changing:  # after the launch that is going on, which may attach something itself
+    with there.lock, _changing.lock:  # after the launch that is going on, which may attach something itself
         there.holders -= 1
         if there.holders == 0 and there.is_on:  # else somebody has detached it
             try:
@@ -77,7 +397,7 @@ def detach(kernel: Any) -> None:
     """
     tuner = autotuner_of(kernel)
     there = _there(tuner)
-    with there.lock, _changing:
+    with there.lock, _changing.lock:
         _there(tuner).end()
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import threading
 import time
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
@@ -23,19 +23,17 @@ from ..launching.kernel import Kernel
 from ..mode import Mode, resolve_mode
 from ..prune import Pruner
 from ..warn import warn_once
-from .advice import Advisor, FamilyAdvisor, OwnAdvisor
 from .isolation import IsolatedTimer, NoIsolationError
-from .known_times import KnownTimes, Outcome, values_of
-from .measuring import failure, measure
-from .one_launch import OneLaunch, is_capturing, times_one
-from .progress_line import ProgressLine
-from .ranks.agreement import agreed, choose_together, epoch, may_tune, scope
-from .traced_prune import TracedPrune
+from .known_times import KnownTimes
+from .one_launch import OneLaunch, times_one
+from .progress import ProgressLine
+from .ranks.agreement import choose_together, epoch, may_tune, scope
+from .session import Measured, TuningSession, checked_time, is_capturing, none_launched
+from .shortlisters import FamilyShortlister, OwnShortlister, Shortlister, TracedPrune
 
 if TYPE_CHECKING:
     from ...model import Bundle
 
-Failed = dict[triton.Config, Exception]
 #: What `triton.autotune` takes besides (3.6 to 3.9).
 _OPTIONS = {"reset_to_zero", "restore_value", "pre_hook", "post_hook", "warmup", "rep"}
 _OPTIONS |= {"use_cuda_graph", "do_bench", "cache_results"}
@@ -55,8 +53,10 @@ class PredictedAutotuner(Autotuner):  # type: ignore[misc] # Triton has no types
         fn: Any,
         configs: Sequence[triton.Config],
         key: Sequence[str],
-        advisor: Callable[[PredictedAutotuner], Advisor],
+        shortlister: Shortlister | None,
         *,
+        k: Length,
+        bucket: tuple[str, ...],
         isolate: bool,
         budget_s: float | None,
         workers: int | None,
@@ -80,16 +80,16 @@ class PredictedAutotuner(Autotuner):  # type: ignore[misc] # Triton has no types
         self.name = f"{self.base_fn.__module__}.{self.base_fn.__qualname__}"
         self._isolate, self._budget_s, self._workers = isolate, budget_s, workers
         self._is_interpreted = kernel.is_interpreted
-        self._advisor = advisor(self)
+        self._shortlister = shortlister or OwnShortlister(self, k, bucket)
         self._own_prune = (prune_configs_by or {}).get("early_config_prune")
         timed = "cold" if self._do_bench is None else "autotuner"
-        self._known = KnownTimes(self.name, kernel.jit, configs, self._advisor, device, timed=timed, tuner=self)
+        self._known = KnownTimes(self, self.name, self._shortlister, device, timed=timed)
         # Who asks for this is Dynamo, which traces it, and `Autotuner.warmup`.
         self.early_config_prune = TracedPrune(
-            self.name, self._own_prune, self._advisor, self._best_known, alters=alters
+            self.name, self._own_prune, self._shortlister, self._best_known, alters=alters
         )
         # By stand-in, whom it was agreed on with, and what the kernel's own callbacks had allowed.
-        self._tuned: dict[tuple[Problem, int, frozenset[triton.Config]], triton.Config] = {}
+        self._tuned: dict[tuple[Problem | None, int, frozenset[triton.Config]], triton.Config] = {}
         self._epoch = epoch()
         self._met: set[tuple[Any, ...]] = set()  # keys that were launched in an earlier epoch
         renew_in_children(self)
@@ -131,18 +131,16 @@ class PredictedAutotuner(Autotuner):  # type: ignore[misc] # Triton has no types
 
     def _first_run(self, key: tuple[Any, ...], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Finds a config and launches it. One that cannot be launched is a config less, and the next best is taken."""
-        call, failed = OneLaunch(self, args, kwargs), Failed()
+        call = OneLaunch(self, args, kwargs)
         if not self._is_interpreted:
             driver.active.get_current_device()  # where there is no GPU, Triton says so: it is no config's failure
             call.prepare()
         with self._lock:
-            deadline = math.inf if self._budget_s is None else time.monotonic() + self._budget_s
             if key not in self.cache:  # else another thread was first
-                # For every new key: what was chosen for another launch of its bucket may not be allowed here.
-                allowed = self._allowed(call)
-                resets = key not in self._met and (len(allowed) > 1 or times_one()) and not is_capturing()
+                tuning = _Tuning(self, key, call)
+                resets = key not in self._met and (len(tuning.allowed) > 1 or times_one()) and not is_capturing()
                 while True:
-                    config, was_launched = self._choose(key, call, allowed, failed, deadline)
+                    config, was_launched = tuning.choose()
                     if resets or call.was_timed:  # as Triton does, which times every new key
                         call.reset(config)
                     try:
@@ -150,119 +148,13 @@ class PredictedAutotuner(Autotuner):  # type: ignore[misc] # Triton has no types
                     except Exception as error:
                         if was_launched:
                             raise  # it ran when it was timed, so this is not the config's doing
-                        failed[config] = error
+                        tuning.session.refuse(config, error)
                         continue
                     self.best_config = config
-                    if was_launched or not (is_capturing() or call.ran_out):
+                    if was_launched or not (is_capturing() or tuning.ran_out):
                         self.cache[key] = config
                     return result
         return self.run(*args, **kwargs)
-
-    def _choose(
-        self,
-        key: tuple[Any, ...],
-        call: OneLaunch,
-        allowed: Sequence[triton.Config],
-        failed: Failed,
-        deadline: float,
-    ) -> tuple[triton.Config, bool]:
-        """The config to launch, and whether it has been launched before. Raises `TuningFailed` where none is left."""
-        problem = self._asked(self._advisor.problem, call.arguments)
-        stand_in = None if problem is None else self._asked(self._advisor.stand_in, problem)
-        if stand_in is None:
-            problem = None
-        tuned = None if stand_in is None else self._tuned.get((stand_in, scope(), frozenset(allowed)))
-        if tuned is not None and tuned not in failed and self._asked(self._advisor.supports, tuned, problem):
-            return tuned, False
-        self._known.open()
-        while left := [config for config in allowed if config not in failed]:
-            positions = None if problem is None else self._asked(self._advisor.positions, problem, tuple(left))
-            chosen = [left[position] for position in positions or range(len(left))]
-            is_one = len(chosen) == 1 or resolve_mode() is Mode.PREDICT
-            if is_one or not may_tune() or not call.can_be_timed():
-                return chosen[0], False
-            times = self._tune(stand_in, key, call, chosen, failed, deadline)
-            best = None
-            if times or choose_together():  # other ranks wait for what this one found, even if that is nothing
-                best = self._fastest(stand_in, key, chosen, times)
-            if best is not None:
-                if stand_in is not None:
-                    self._tuned[stand_in, scope(), frozenset(allowed)] = best
-                    names = [name for name in self.keys if name in call.arguments]
-                    self._known.choose(
-                        stand_in, best, names, key, call.arguments, is_pruned=bool(self._own_prune or self.perf_model)
-                    )
-                return best, True
-            if times:  # other ranks are elsewhere: they run the first too
-                return chosen[0], chosen[0] in times
-            if untried := [config for config in chosen if config not in failed]:  # the time is over
-                call.ran_out = bool(self._budget_s)  # of a budget of 0 there will never be more
-                return untried[0], False
-        raise failure(self.name, failed)
-
-    def _fastest(
-        self,
-        stand_in: Problem | None,
-        key: Hashable,
-        configs: Sequence[triton.Config],
-        times: Mapping[triton.Config, float],
-    ) -> triton.Config | None:
-        """The config that is fastest on the rank where it is slowest; None where ranks do not agree."""
-        words = [{"": str(config)} for config in configs]
-        shared = agreed([times.get(config) for config in configs], self.name, stand_in or str(key), words)
-        timed = [(time_us, at) for at, time_us in enumerate(shared) if time_us is not None]
-        if stand_in is not None and timed and choose_together():
-            known = {value: shared[configs.index(config)] for config, value in values_of(configs).items()}
-            self._asked(self._advisor.learn, stand_in, known, scope())
-        return configs[min(timed)[1]] if timed else None
-
-    def _tune(
-        self,
-        stand_in: Problem | None,
-        key: Hashable,
-        call: OneLaunch,
-        configs: Sequence[triton.Config],
-        failed: Failed,
-        deadline: float,
-    ) -> dict[triton.Config, float]:
-        """Microseconds of each of the configs that run; those that are not known are measured. What fails is noted."""
-        began = time.monotonic()
-        outcomes = self._known.of(stand_in, key, configs)
-        if not any(isinstance(outcome, float) for outcome in outcomes.values()):
-            outcomes = {}  # a failure that was kept is not the reason to give up without a try
-        new = [config for config in configs if config not in outcomes]
-        if new:
-            with ExitStack() as stack:
-                progress = stack.enter_context(ProgressLine(self.base_fn.__name__, len(new)))
-                time_one = self._timer(stack, call)
-
-                def told(config: triton.Config, outcome: Outcome) -> None:
-                    outcomes[config] = outcome
-                    progress.advance(outcome if isinstance(outcome, float) else None)
-                    self._known.record(stand_in, key, config, outcome)
-
-                compile_one = None if self._is_interpreted else call.compile
-                measure(new, compile_one, time_one, told, deadline=deadline, workers=self._workers)
-        times = {config: outcome for config in configs if isinstance(outcome := outcomes.get(config), float)}
-        failed.update((config, outcome) for config, outcome in outcomes.items() if isinstance(outcome, Exception))
-        self.bench_time = time.monotonic() - began
-        self.configs_timings = {config: [times.get(config, math.inf) / 1e3] for config in configs if config in outcomes}
-        return times
-
-    def _timer(self, stack: ExitStack, call: OneLaunch) -> Callable[[triton.Config], float]:
-        """What times a config: in a process of its own where that was asked for, and can be."""
-        if not self._isolate:
-            return call.time_us
-        isolated = stack.enter_context(IsolatedTimer(self, call))
-
-        def time_us(config: triton.Config) -> float:
-            try:
-                return isolated.time_us(config)
-            except NoIsolationError as error:
-                warn_once(f"{self.name}: {error}", ": its configs are timed in this process")
-                return call.time_us(config)
-
-        return time_us
 
     def _save_tensors(self, arguments: Mapping[str, Any], reset_only: bool = False) -> None:
         """The `pre_hook` of a kernel without one: as Triton's, but a tensor that is None or left out is passed over,
@@ -301,28 +193,113 @@ class PredictedAutotuner(Autotuner):  # type: ignore[misc] # Triton has no types
         """The position of the config that was found for this problem; None where none was, or others were not tried."""
         if resolve_mode() is not Mode.SHORTLIST:
             return None
-        stand_in = self._advisor.stand_in(problem)
+        stand_in = self._shortlister.stand_in(problem)
         tuned = self._tuned.get((stand_in, scope(), frozenset(configs)))
-        if tuned is not None and self._advisor.supports(tuned, problem):
+        if tuned is not None and self._shortlister.supports(tuned, problem):
             return configs.index(tuned)
         if scope():  # what this rank measured alone, no other rank knows
             return None
         self._known.open()
-        positions = self._advisor.positions(problem, configs)
-        known = self._known.of(stand_in, None, [configs[position] for position in positions])
-        times = [outcome if isinstance(outcome := known.get(configs[p]), float) else math.inf for p in positions]
-        if len(known) < len(positions) or min(times) == math.inf:
-            return None
-        return positions[times.index(min(times))]
+        positions = self._shortlister.positions(problem, configs)
+        known = self._known.of(stand_in).recall([configs[position] for position in positions])
+        times = {at: known[configs[at]].time_us or math.inf for at in positions if configs[at] in known}
+        best = min(times, key=times.__getitem__, default=None)
+        return best if best is not None and len(known) == len(positions) and times[best] < math.inf else None
 
     def _asked(self, ask: Callable[..., Any], *about: Any) -> Any:
-        """What an advisor says; None, and a warning, where it cannot: no trouble of ours stops a launch."""
+        """What a shortlister answers; None, and a warning, where it cannot: no trouble of ours stops a launch."""
         try:
             return ask(*about)
         except Exception as error:  # noqa: BLE001 - as above
             then = f": it is tuned over all {len(self.configs)} configs"
             warn_once(f"{self.name}: no prediction ({reason_of(error)})", then)
             return None
+
+
+class _Tuning:
+    """The tuning of one key: what a `TuningSession` has to know of a launch of a `PredictedAutotuner`."""
+
+    def __init__(self, tuner: PredictedAutotuner, key: tuple[Any, ...], call: OneLaunch) -> None:
+        self._tuner, self._key, self._call, shortlister = tuner, key, call, tuner._shortlister
+        self._problem = tuner._asked(shortlister.problem, call.arguments)
+        stand_in = None if self._problem is None else tuner._asked(shortlister.stand_in, self._problem)
+        if stand_in is None:
+            self._problem = None
+        self._known = tuner._known.of(stand_in, key)
+        self._isolated: IsolatedTimer | None = None
+        self.session = TuningSession(
+            self._known,
+            self._time_one,
+            compile_one=None if tuner._is_interpreted else call.compile,
+            workers=tuner._workers,
+            budget_s=tuner._budget_s,
+        )
+        self.ran_out = False  # whether the time was over before any config was timed
+        # For every new key: what was chosen for another launch of its bucket may not be allowed here.
+        self.allowed = tuner._allowed(call)
+
+    def choose(self) -> tuple[triton.Config, bool]:
+        """The config to launch, and whether it has been launched before. Raises `TuningFailed` where none is left."""
+        tuner, session, problem = self._tuner, self.session, self._problem
+        memo = None if problem is None else (self._known.problem, scope(), frozenset(self.allowed))
+        tuned = None if memo is None else tuner._tuned.get(memo)
+        is_usable = tuned is not None and tuned not in session.failed
+        if is_usable and tuner._asked(tuner._shortlister.supports, tuned, problem):
+            return tuned, False
+        tuner._known.open()
+        while left := [config for config in self.allowed if config not in session.failed]:
+            positions = None if problem is None else tuner._asked(tuner._shortlister.positions, problem, tuple(left))
+            chosen = [left[position] for position in positions or range(len(left))]
+            is_one = len(chosen) == 1 or resolve_mode() is Mode.PREDICT
+            if is_one or not may_tune() or not self._call.can_be_timed():
+                return chosen[0], False
+            self._measure(chosen)
+            times = session.times(chosen)
+            best = None
+            if times or choose_together():  # other ranks wait for what this one found, even if that is nothing
+                best, _ = self._known.agree(chosen, [times.get(config) for config in chosen])
+            if best is not None:
+                if memo is not None:
+                    tuner._tuned[memo] = best
+                    is_pruned = bool(tuner._own_prune or tuner.perf_model)
+                    self._known.choose(best, [self._key], self._call.arguments, is_pruned=is_pruned)
+                return best, True
+            if times:  # other ranks are elsewhere: they run the first too
+                return chosen[0], chosen[0] in times
+            if untried := [config for config in chosen if config not in session.failed]:  # the time is over
+                self.ran_out = bool(tuner._budget_s)  # of a budget of 0 there will never be more
+                return untried[0], False
+        raise none_launched(tuner.name, session)
+
+    def _measure(self, configs: Sequence[triton.Config]) -> None:
+        """Measures those of the configs that are not known."""
+        tuner, session, began = self._tuner, self.session, time.monotonic()
+        session.recall(configs)
+        if n_new := sum(config not in session.measured for config in configs):
+            with ExitStack() as stack:
+                progress = stack.enter_context(ProgressLine(tuner.base_fn.__name__, n_new))
+                session.report = lambda config, measured: progress.advance(measured.time_us)
+                if tuner._isolate:
+                    self._isolated = stack.enter_context(IsolatedTimer(tuner, self._call))
+                session.measure(configs)
+        tuner.bench_time = time.monotonic() - began
+        tuner.configs_timings = {
+            config: [(session.measured[config].time_us or math.inf) / 1e3]
+            for config in configs
+            if config in session.measured
+        }
+
+    def _time_one(self, config: triton.Config) -> Measured | Exception:
+        """In a process of its own where that was asked for, and can be."""
+        try:
+            if self._isolated is not None:
+                try:
+                    return checked_time(self._isolated.time_us(config))
+                except NoIsolationError as error:
+                    warn_once(f"{self._tuner.name}: {error}", ": its configs are timed in this process")
+            return checked_time(self._call.time_us(config))
+        except Exception as error:  # noqa: BLE001 - a config that fails is one config less
+            return error
 
 
 def autotune(
@@ -365,28 +342,23 @@ def autotune(
         if idle := [name for name, value in given.items() if value is not None]:
             raise ForetuneError(f"{idle[0]} says something of a family, but no family was given")
         spec = None if device is None else DeviceSpec.find(device)
-        advisor: Callable[[PredictedAutotuner], Advisor] = partial(OwnAdvisor, k=k, bucket=bucket)
+        shortlister = None
     else:
         pruner = Pruner(
             family, k, problem=problem, knobs=knobs, fixed=fixed, configs=configs, device=device, bundle=bundle
         )
-        spec, by_family = pruner.device, FamilyAdvisor(pruner, bucket)
-
-        def advisor(_: PredictedAutotuner) -> Advisor:
-            return by_family
-
-    def declare(kernel: Any) -> PredictedAutotuner:
-        return PredictedAutotuner(
-            kernel,
-            configs,
-            key,
-            advisor,
-            isolate=isolate,
-            budget_s=budget_s,
-            workers=workers,
-            device=spec,
-            prune_configs_by=prune_configs_by,
-            **dict.fromkeys(_TENSORS) | options,
-        )
-
-    return declare
+        spec, shortlister = pruner.device, FamilyShortlister(pruner, bucket)
+    return partial(
+        PredictedAutotuner,
+        configs=configs,
+        key=key,
+        shortlister=shortlister,
+        k=k,
+        bucket=bucket,
+        isolate=isolate,
+        budget_s=budget_s,
+        workers=workers,
+        device=spec,
+        prune_configs_by=prune_configs_by,
+        **dict.fromkeys(_TENSORS) | options,
+    )

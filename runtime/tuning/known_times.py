@@ -1,138 +1,195 @@
-"""`KnownTimes`: what came of a kernel's configs, in this process and, as far as it was kept, in earlier ones."""
+"""`KnownTimes`: what was measured of a kernel's configs in this process and, as far as it was kept, earlier."""
 
 from __future__ import annotations
 
+import math
 from collections import Counter
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 from ...datasets import DeviceSpec, ForetuneError, KernelConfig, Problem
 from ...datasets.errors import reason_of
 from ..current_device import device_here
-from ..launching.kernel import hash_of_tuned
+from ..launching.kernel import Kernel
 from ..launching.stub_driver import measures
 from ..warn import warn_once
 from .launch_arguments import kept_arguments
+from .ranks.agreement import agreed, choose_together, scope
+from .ranks.rendezvous import Times
+from .session import Measured
 
 if TYPE_CHECKING:
     import triton
 
-    from .advice import Advisor
     from .cache.kernel_cache import ChoiceCache
-
-#: Microseconds, or why it failed.
-Outcome = float | Exception
+    from .shortlisters import Shortlister
 
 
 class KnownTimes:
-    """Outcomes of one kernel, on the device that is current when it is first asked. What has no place in the cache on
-    disk (a launch that is no `Problem`, a config that is more than values, times that no GPU measured) is kept in
-    memory alone. `timed` says how `tuner` takes times, to whoever learns from the log. Never raises."""
+    """What is known of one kernel on one device; `of` has it by key.
+
+    What has no place in the cache on disk (a launch that is no `Problem`, a config that is more than values, times that
+    no GPU measured) is kept in memory alone. Never raises.
+
+    Args:
+        tuner: The kernel's autotuner.
+        name: The kernel's name.
+        shortlister: Learns from each time.
+        device: Left out, the one that is current when `open` is first called.
+        timed: How `tuner` takes times, for whoever learns from the log.
+        logs: Whether times go to FORETUNE_LOG from here.
+    """
 
     def __init__(
         self,
-        kernel: str,
-        jit: Any,
-        configs: Sequence[triton.Config],
-        advisor: Advisor,
-        device: DeviceSpec | None,
+        tuner: triton.runtime.Autotuner,
+        name: str,
+        shortlister: Shortlister,
+        device: DeviceSpec | None = None,
         *,
         timed: str,
-        tuner: Any = None,
+        logs: bool = True,
     ) -> None:
-        self._tuner = tuner
-        self._kernel, self._jit, self._advisor, self._device, self._timed = kernel, jit, advisor, device, timed
-        self._configs, self._values = configs, values_of(configs)
-        self._here: dict[Hashable, dict[triton.Config, Outcome]] = {}
+        self.tuner, self.name, self.shortlister, self.device = tuner, name, shortlister, device
+        self._kernel, self._timed, self._logs = Kernel(tuner), timed, logs
+        self._configs = tuple(tuner.configs)
+        self._values = values_of(self._configs)
+        self._here: dict[Hashable, dict[triton.Config, Measured]] = {}
         self._on_disk: ChoiceCache | None = None
         self._is_open = False
 
     def open(self) -> None:
-        """Reads what earlier processes left, once."""
-        if self._is_open or not measures(self._tuner):
+        """Read what earlier processes left, once."""
+        if self._is_open or not measures(self.tuner):
             return
         self._is_open = True
-        with self._quietly():
+        with self.quietly():
             from .cache.kernel_cache import ChoiceCache
 
-            self._device = self._device or device_here()
-            self._on_disk = ChoiceCache.of(self._kernel, hash_of_tuned(self._jit, self._configs), self._device)
+            self.device = self.device or device_here()
+            self._on_disk = ChoiceCache.of(self.name, self._kernel.tuned_hash(), self.device)
             for problem in self._on_disk.problems():
-                self._advisor.learn(problem, self._on_disk.times(problem))
+                if problem.family == self.shortlister.family.name:  # the kernel may have been tuned with another, too
+                    self.shortlister.learn(problem, self._on_disk.times(problem))
 
-    def of(
-        self, stand_in: Problem | None, key: Hashable, configs: Sequence[triton.Config]
-    ) -> dict[triton.Config, Outcome]:
-        """What is known of some of these configs, for a stand-in, or for a key that has none."""
-        found = self._here.setdefault(key if stand_in is None else stand_in, {})
-        if self._on_disk is not None and stand_in is not None:
-            with self._quietly():
-                kept, values = self._on_disk.times(stand_in), self._values_of(configs)
-                for config, value in values.items():
-                    if config not in found and value in kept:
-                        time_us = kept[value]
-                        found[config] = ForetuneError("it failed before") if time_us is None else time_us
-        return {config: found[config] for config in configs if config in found}
+    def of(self, stand_in: Problem | None, key: Hashable = None) -> KeyTimes:
+        """Return what is known of a stand-in, or of a key that has none."""
+        return KeyTimes(self, stand_in, self._here.setdefault(key if stand_in is None else stand_in, {}), str(key))
 
-    def record(self, stand_in: Problem | None, key: Hashable, config: triton.Config, outcome: Outcome) -> None:
-        """Keeps what came of a config; it is on the disk when this returns."""
-        self._here.setdefault(key if stand_in is None else stand_in, {})[config] = outcome
-        value = self._values_of([config]).get(config)
-        if stand_in is None or value is None:
-            return
-        time_us = outcome if isinstance(outcome, float) else None
-        is_measured = measures(self._tuner)
-        with self._quietly():
-            if is_measured and self._on_disk is not None and (time_us is not None or is_lasting(outcome)):
-                self._on_disk.record(stand_in, value, time_us)
-            self._advisor.learn(stand_in, {value: time_us})
-        if is_measured and self._device is not None:
-            from .cache.flywheel import is_logging, log_row, source_that_ran
-
-            if not is_logging():
-                return
-            with self._quietly():
-                family, words = self._advisor.family, self._advisor.value(config)
-                source = source_that_ran(family, self._jit)
-                log_row(family, stand_in, words, time_us, self._device, timed=self._timed, source_hash=source)
-
-    def choose(
-        self,
-        stand_in: Problem,
-        config: triton.Config,
-        names: Sequence[str],
-        key: Sequence[Any],
-        arguments: Mapping[str, Any],
-        *,
-        is_pruned: bool,
-    ) -> None:
-        """Keep what was chosen for a launch, for `foretune cache freeze`, a warm-up and whoever else reads it.
-
-        `is_pruned` says that the kernel prunes its configs itself: what another launch of this stand-in may run, this
-        one may not.
-        """
-        value = self._values_of([config]).get(config)
-        if self._on_disk is not None and value is not None and measures(self._tuner):
-            with self._quietly():
-                self._on_disk.choose(stand_in, self._advisor.bundle, value)
-                own = value if is_pruned else None
-                self._on_disk.saw_launch(stand_in, names, key, kept_arguments(arguments), own)
-
-    def _values_of(self, configs: Sequence[triton.Config]) -> dict[triton.Config, KernelConfig]:
+    def values(self, configs: Sequence[triton.Config]) -> dict[triton.Config, KernelConfig]:
+        """Return the values that times are kept by, of those configs that have one."""
         if any(config not in self._values for config in configs):  # shared ones, or a prune callback's own making
             values = values_of([*self._configs, *configs])
         else:
             values = self._values
         return {config: values[config] for config in configs if config in values}
 
+    def log(self, problem: Problem, config: triton.Config, time_us: float | None) -> None:
+        """Log a row where FORETUNE_LOG asks for it."""
+        if not self._logs or self.device is None:
+            return
+        from .cache.flywheel import is_logging, log_row, source_that_ran
+
+        if is_logging():
+            with self.quietly():
+                family, words = self.shortlister.family, self.shortlister.value(config)
+                source = source_that_ran(family, self._kernel.jit)
+                log_row(family, problem, words, time_us, self.device, timed=self._timed, source_hash=source)
+
     @contextmanager
-    def _quietly(self) -> Iterator[None]:
+    def quietly(self) -> Iterator[None]:
+        """Make a warning of what is raised in the block: no trouble of ours stops a launch."""
         try:
             yield
-        except Exception as error:  # noqa: BLE001 - no trouble of ours stops a launch
-            what = f"{self._kernel}: what is measured cannot be kept ({reason_of(error)})"
+        except Exception as error:  # noqa: BLE001 - as above
+            what = f"{self.name}: what is measured cannot be kept ({reason_of(error)})"
             warn_once(what, ": it is in memory alone")
+
+
+class KeyTimes:
+    """What is known of one key of a kernel: the `Known` of a `TuningSession`, and what ranks agree on.
+
+    On the disk, and for whoever learns, the key's `problem` stands for it; None where it has none.
+    """
+
+    def __init__(
+        self, kernel: KnownTimes, problem: Problem | None, here: dict[triton.Config, Measured], key: str
+    ) -> None:
+        self._kernel, self.problem, self._here, self._key = kernel, problem, here, key
+
+    def recall(self, configs: Sequence[triton.Config]) -> Mapping[triton.Config, Measured]:
+        """See `Known`."""
+        if (disk := self._kernel._on_disk) is not None and self.problem is not None:
+            with self._kernel.quietly():
+                kept = disk.times(self.problem)
+                for config, value in self._kernel.values(configs).items():
+                    if config not in self._here and value in kept:
+                        self._here[config] = Measured.of(kept[value])
+        return {config: self._here[config] for config in configs if config in self._here}
+
+    def record(self, config: triton.Config, measured: Measured, error: Exception | None = None) -> None:
+        """See `Known`; it is on the disk when this returns. Only failures that last are kept there."""
+        kernel, problem, time_us = self._kernel, self.problem, measured.time_us
+        self._here[config] = measured
+        value = kernel.values([config]).get(config)
+        if problem is None or value is None:
+            return
+        is_measured = measures(kernel.tuner)
+        with kernel.quietly():
+            if is_measured and kernel._on_disk is not None and (error is None or is_lasting(error)):
+                kernel._on_disk.record(problem, value, time_us)
+            kernel.shortlister.learn(problem, {value: time_us})
+        if is_measured:
+            kernel.log(problem, config, time_us)
+
+    def agree(
+        self, configs: Sequence[triton.Config], times_us: Times | Callable[[], Times]
+    ) -> tuple[triton.Config | None, float]:
+        """Return the config that is fastest on the rank where it is slowest, and its time there.
+
+        Returns:
+            None and inf where no config works, or the ranks do not agree.
+        """
+        words = [{"": str(config)} for config in configs]
+        shared = agreed(times_us, self._kernel.name, self.problem or self._key, words)
+        timed = [(time_us, at) for at, time_us in enumerate(shared) if time_us is not None]
+        if self.problem is not None and timed and choose_together():
+            known = {value: shared[configs.index(config)] for config, value in self._kernel.values(configs).items()}
+            with self._kernel.quietly():
+                self._kernel.shortlister.learn(self.problem, known, scope())
+        time_us, at = min(timed, default=(math.inf, None))
+        return None if at is None else configs[at], time_us
+
+    def choose(
+        self,
+        config: triton.Config,
+        keys: Iterable[Sequence[Any]],
+        arguments: Mapping[str, Any],
+        *,
+        is_pruned: bool,
+        bundle: str | None = None,
+    ) -> None:
+        """Keep what was chosen, for `foretune cache freeze`, a warm-up and whoever else reads it.
+
+        Args:
+            config: What was chosen.
+            keys: Triton's keys of launches that it was chosen for.
+            arguments: Those of such a launch.
+            is_pruned: Whether the kernel prunes its configs itself: what another launch of this problem may run, this
+                one may not.
+            bundle: The digest of what predicted, "" for none. Left out, the shortlister's.
+        """
+        kernel, problem, tuner = self._kernel, self.problem, self._kernel.tuner
+        value = kernel.values([config]).get(config)
+        if kernel._on_disk is None or problem is None or value is None or not measures(tuner):
+            return
+        with kernel.quietly():
+            kernel._on_disk.choose(problem, kernel.shortlister.bundle if bundle is None else bundle, value)
+            names = [name for name in tuner.keys if name in arguments]
+            for key in keys:
+                own = value if is_pruned else None
+                kernel._on_disk.saw_launch(problem, names, key, kept_arguments(arguments), own)
 
 
 def values_of(configs: Sequence[triton.Config]) -> dict[triton.Config, KernelConfig]:
@@ -146,11 +203,11 @@ def values_of(configs: Sequence[triton.Config]) -> dict[triton.Config, KernelCon
     return {config: value for config, value in found.items() if shared[value] == 1}
 
 
-def is_lasting(outcome: Outcome) -> bool:
+def is_lasting(error: Exception) -> bool:
     """Whether a config that failed so will fail again: the compiler or the device refuses it. (No memory left, or an
     argument that is missing, says nothing of the config.)"""
     from triton.errors import TritonError
 
     from .isolation import CrashError
 
-    return isinstance(outcome, (TritonError, CrashError))
+    return isinstance(error, (TritonError, CrashError))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import sys
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +12,7 @@ from ..launching.launch_function import make_launch_function_ahead
 from ..launching.stub_driver import stubbed
 from ..timing.timer import timer_of
 from .launch_arguments import OF_THE_LAUNCH
+from .session import is_capturing
 
 if TYPE_CHECKING:
     import triton
@@ -149,9 +149,3 @@ def milliseconds(timing: Any) -> float:
     if not time_ms > 0 or isinstance(first, (str, bytes, bool)):
         raise ForetuneError(f"do_bench must return milliseconds > 0 but returned {shown(timing)}")
     return time_ms
-
-
-def is_capturing() -> bool:
-    """Whether a CUDA graph is captured, when the device cannot be waited for."""
-    torch = sys.modules.get("torch")
-    return torch is not None and torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()

@@ -9,6 +9,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any, Protocol
 
 from ...datasets import Family, ForetuneError, KernelConfig, Problem
 from ...datasets.errors import shown
@@ -33,6 +34,17 @@ class Advice:
     positions: tuple[int, ...]
     sure: bool
     reason: str
+
+
+class Advisor(Protocol):
+    """A model of the timings of a kernel, or a function: it learns from the problems that were tuned, and says which
+    configs are worth measuring for a new one. `OwnTimings` is one; a user's may be another (see `foretune.tune`)."""
+
+    def learn(self, problem: Problem, times: Mapping[KernelConfig, float | None]) -> None:
+        """Learn the times of one problem, in microseconds; None for a config that failed."""
+
+    def advise(self, problem: Problem, configs: Sequence[KernelConfig], k: Any) -> Any:
+        """Return an `Advice`, or any object with these attributes."""
 
 
 class OwnTimings:

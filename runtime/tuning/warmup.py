@@ -27,9 +27,8 @@ from ..shortlist import make_shortlist
 from .cache.known import KnownProblem, known_kernels
 from .compiling import compile_ahead
 from .launch_arguments import stand_ins
-from .launches import ELEMENTS, OTHER_ELEMENTS, LaunchFamily
+from .launches import ELEMENTS, OTHER_ELEMENTS, LaunchFamily, autotuners_in
 from .own_timings import OwnTimings
-from .packages import autotuners_in
 
 T = TypeVar("T")
 _OTHER_COLUMNS = ("dtype", "flags")

@@ -24,7 +24,7 @@ import torch
 import triton
 from foretune.datasets import DeviceSpec
 from foretune.runtime import use_stub_driver, warn
-from foretune.runtime.tuning.measuring import TuningFailed
+from foretune.runtime.tuning.session import TuningFailed
 from fuzz.judging import REFUSED, TroubleError, within
 from fuzz.oddities import VALUES
 from hypothesis import strategies as st

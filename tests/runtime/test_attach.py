@@ -15,7 +15,7 @@ import pytest
 import triton
 from foretune.datasets import KernelConfig
 from foretune.runtime import ForetuneWarning, Pruner, use_stub_driver
-from foretune.runtime.tuning import attachment
+from foretune.runtime.tuning import attach, known_times, session
 from foretune.runtime.tuning.own_timings import OwnTimings
 
 pytestmark = [pytest.mark.compile, pytest.mark.usefixtures("own_cache")]
@@ -308,7 +308,12 @@ def test_32_threads_tune_once(elsewhere, kernel, bench):
 
 def test_a_shortlist_is_compiled_side_by_side_before_it_is_timed(elsewhere, learned, monkeypatch):
     lists = []
-    monkeypatch.setattr(attachment, "compile_ahead", lambda jobs: lists.append([job.keywords["BLOCK"] for job in jobs]))
+
+    def compile_ahead(jobs, workers):
+        lists.append([config.kwargs["BLOCK"] for job in jobs for config in job.args])
+        return [None] * len(jobs)
+
+    monkeypatch.setattr(session, "compile_ahead", compile_ahead)
     elsewhere.launch(learned, NEXT)
     assert [sorted(blocks) for blocks in lists] == [[64, 128]]
 
@@ -322,7 +327,7 @@ def test_a_family_s_ranker_picks(toy, monkeypatch, disk):
         return [float(len(timed))] * 3
 
     predicting = partial(Pruner, device=toy.H200, bundle=toy.ToyBundle())
-    monkeypatch.setattr(attachment, "Pruner", predicting)
+    monkeypatch.setattr(attach, "Pruner", predicting)
     kernel = toy.tuned(None, do_bench=meter)
     foretune.attach(kernel, toy.ToyFamily(), k=2)
     a, b, c = toy.operands(64, 64, 64)
@@ -389,8 +394,9 @@ def test_our_timer_times_what_triton_would_time_its_own_way(elsewhere, kernel, m
     if not own_class:
         kernel = triton.runtime.Autotuner(kernel.fn, kernel.arg_names, kernel.configs, ["n"], None, None)
     kernel.__dict__.update(_do_bench=None, do_bench=bench)  # the latter as if it were the driver's
-    monkeypatch.setattr(attachment, "measures", lambda tuner: True)
-    monkeypatch.setattr(attachment.OneLaunch, "time_us", time_us)
+    for module in (attach, known_times):
+        monkeypatch.setattr(module, "measures", lambda tuner: True)
+    monkeypatch.setattr(attach.OneLaunch, "time_us", time_us)
     foretune.attach(kernel)
     elsewhere.launch(kernel, 1024)
     assert len(theirs) == (len(kernel.configs) if own_class else 1)
@@ -417,7 +423,7 @@ def test_overlapping_blocks_in_two_threads_are_counted(elsewhere, kernel, bench)
             found.append(tuners)
             is_open.set()
             may_end.wait(30)
-            found.append(attachment.Attachment.of(kernel) is not None)
+            found.append(attach.Attachment.of(kernel) is not None)
 
     thread = threading.Thread(target=second)
     with foretune.attached([kernel]):
@@ -440,7 +446,7 @@ def test_eight_threads_never_meet_an_attachment_that_is_in_their_way(kernel):
         try:
             for _ in range(100):
                 with foretune.attached([kernel]):
-                    assert attachment.Attachment.of(kernel) is not None
+                    assert attach.Attachment.of(kernel) is not None
         except BaseException as error:  # noqa: BLE001 - the test fails for any
             errors.append(error)
 
@@ -450,20 +456,20 @@ def test_eight_threads_never_meet_an_attachment_that_is_in_their_way(kernel):
     for thread in threads:
         thread.join(60)
     assert errors == []
-    assert attachment.Attachment.of(kernel) is None
+    assert attach.Attachment.of(kernel) is None
 
 
 def test_blocks_and_attach_leave_each_other_alone(kernel):
     foretune.attach(kernel)
     with foretune.attached([kernel]) as tuners:
         assert tuners == []
-    assert attachment.Attachment.of(kernel) is not None
+    assert attach.Attachment.of(kernel) is not None
     foretune.detach(kernel)
     with foretune.attached([kernel]), foretune.attached([kernel]):
         with pytest.raises(foretune.ForetuneError, match="is attached already"):
             foretune.attach(kernel)
         foretune.detach(kernel)  # whoever does so means it
-        assert attachment.Attachment.of(kernel) is None
+        assert attach.Attachment.of(kernel) is None
     foretune.attach(kernel)
 
 
@@ -487,14 +493,14 @@ def test_what_a_block_raises_is_what_is_raised_and_the_others_are_detached(kerne
 
 
 def test_a_kernel_that_cannot_be_attached_leaves_no_other_attached(kernel, other, monkeypatch):
-    begin = attachment.Attachment.begin
+    begin = attach.Attachment.begin
 
     def failing(self):
         if self.tuner is other:
             raise MemoryError
         begin(self)
 
-    monkeypatch.setattr(attachment.Attachment, "begin", failing)
+    monkeypatch.setattr(attach.Attachment, "begin", failing)
     with pytest.raises(MemoryError), foretune.attached([kernel, other]):
         pass
     assert "run" not in kernel.__dict__
@@ -528,7 +534,7 @@ def test_in_a_captured_graph_a_new_key_is_neither_timed_nor_kept(elsewhere, lear
     for n in FIRST:
         elsewhere.launch(learned, n)
     kept = repr(disk)
-    monkeypatch.setattr(attachment, "is_capturing", lambda: True)
+    monkeypatch.setattr(attach, "is_capturing", lambda: True)
     elsewhere.launch(learned, NEXT)
     assert learned.best_config.kwargs["BLOCK"] in (64, 128)  # the predicted ones
     elsewhere.launch(learned, 40 * NEXT)
@@ -544,7 +550,7 @@ def test_in_a_captured_graph_a_new_key_is_neither_timed_nor_kept(elsewhere, lear
 def test_in_a_captured_graph_the_kernel_s_own_pruning_holds(elsewhere, bench, monkeypatch):
     prune = {"early_config_prune": lambda configs, named, **_: configs[3:]}
     kernel = foretune.attach(elsewhere.kernel(bench, prune_configs_by=prune))
-    monkeypatch.setattr(attachment, "is_capturing", lambda: True)
+    monkeypatch.setattr(attach, "is_capturing", lambda: True)
     elsewhere.launch(kernel, 1024)
     assert (kernel.best_config, bench.timed) == (kernel.configs[3], [])
 

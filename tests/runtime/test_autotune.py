@@ -14,7 +14,7 @@ import pytest
 import triton
 from foretune.datasets import ForetuneError, ForetuneWarning, KernelConfig
 from foretune.runtime import use_stub_driver
-from foretune.runtime.tuning.measuring import TuningFailed
+from foretune.runtime.tuning.session import TuningFailed
 
 pytestmark = [pytest.mark.compile, pytest.mark.usefixtures("own_cache")]
 torch = pytest.importorskip("torch")
@@ -483,7 +483,7 @@ def test_a_graph_that_is_captured_is_not_tuned_in(filler, bench, tuned, monkeypa
 
 
 def test_ranks_time_only_what_they_agree_on(filler, bench, tuned, monkeypatch):
-    from foretune.runtime.tuning import autotuner
+    from foretune.runtime.tuning import autotuner, known_times
 
     epoch, asked = [0], []
 
@@ -491,7 +491,8 @@ def test_ranks_time_only_what_they_agree_on(filler, bench, tuned, monkeypatch):
         asked.append((times_us, kernel, problem["n"], len(configs)))
         return answer
 
-    for name, what in {"may_tune": lambda: epoch[0] > 0, "epoch": lambda: epoch[0], "agreed": agreed}.items():
+    monkeypatch.setattr(known_times, "agreed", agreed)
+    for name, what in {"may_tune": lambda: epoch[0] > 0, "epoch": lambda: epoch[0]}.items():
         monkeypatch.setattr(autotuner, name, what)
     kernel = tuned()
     filler.launch(kernel)

@@ -6,7 +6,7 @@ import foretune
 import pytest
 import triton
 from foretune.runtime import use_stub_driver
-from foretune.runtime.tuning import traced_prune
+from foretune.runtime.tuning import shortlisters
 
 pytestmark = [pytest.mark.compile, pytest.mark.usefixtures("own_cache")]
 torch = pytest.importorskip("torch")
@@ -56,7 +56,7 @@ def test_static_shapes_are_traced_whole_with_the_shortlist(compiled):
 
 
 def test_a_torch_that_cannot_hand_configs_over_breaks_the_graph_at_the_launch(filler, compiled, monkeypatch):
-    monkeypatch.setattr(traced_prune, "torch_release", lambda: (2, 11))
+    monkeypatch.setattr(shortlisters, "torch_release", lambda: (2, 11))
     kernel, function, graphs = compiled(fullgraph=False, do_bench=compiled.bench)
     function(torch.zeros(64, 8))
     assert (graphs, len(kernel.cache)) == ([], 1)  # the launch has chosen, outside

@@ -10,7 +10,7 @@ import pytest
 import triton
 from foretune.datasets import ForetuneWarning
 from foretune.runtime import use_stub_driver
-from foretune.runtime.tuning.isolation import _MOST_BYTES, CrashError, _packed, _Tensor, _unpacked
+from foretune.runtime.tuning.isolation import _MOST_BYTES, _packed, _Tensor, _unpacked
 
 pytestmark = [pytest.mark.compile, pytest.mark.usefixtures("own_cache")]
 torch = pytest.importorskip("torch")
@@ -42,9 +42,9 @@ def test_a_config_that_ends_its_process_is_one_less(filler, crashing):
     assert len(driver.launches) == 1  # nothing was timed here
     assert len(crashing.SEEN) == 1  # the reset after it
     outcomes = next(iter(kernel._known._here.values()))
-    assert isinstance(outcomes[kernel.configs[0]], CrashError)
-    assert "exit code -11" in str(outcomes[kernel.configs[0]])
-    assert "RuntimeError: it fails" in str(outcomes[kernel.configs[1]])
+    assert outcomes[kernel.configs[0]].error.startswith("CrashError: it ended the process")
+    assert "exit code -11" in outcomes[kernel.configs[0]].error
+    assert "RuntimeError: it fails" in outcomes[kernel.configs[1]].error
 
 
 @pytest.mark.slow  # starts a process that imports torch

@@ -145,8 +145,8 @@ class KnownFunction:
             {
                 "key": key.partition("#")[2],
                 "kernel": kernel,
-                "times": sum(one.time_us is not None for one in record.outcomes.values()),
-                "failed": sum(one.time_us is None for one in record.outcomes.values()),
+                "times": sum(one.time_us is not None for one in record.measured.values()),
+                "failed": sum(one.time_us is None for one in record.measured.values()),
                 "chosen": record.chosen or "",
                 "best_us": _best_us(record),
                 "software": " ".join(f"{name}={version}" for name, version in record.software.items()),
@@ -262,5 +262,5 @@ def _is_well_formed(entry: Mapping[str, Any]) -> bool:
 
 def _best_us(record: KeyRecord) -> float | str:
     """Return the time of the chosen config to six digits, as a kernel's times are kept; "" where it was not timed."""
-    time_us = record.outcomes[record.chosen].time_us if record.chosen in record.outcomes else None
+    time_us = record.measured[record.chosen].time_us if record.chosen in record.measured else None
     return "" if time_us is None else float(f"{time_us:.6g}")

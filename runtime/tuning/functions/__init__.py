@@ -5,12 +5,12 @@ Importing this imports neither torch nor triton.
 
 from __future__ import annotations
 
-from ..measuring import TuningFailed
+from ..own_timings import Advisor
+from ..session import TuningFailed
 from .call_timer import CallTimer
 from .config_cache import ConfigCache
 from .contextual import ContextualFunction, contextual_autotune
 from .results import Trial, TuneResult
-from .search import Advisor
 from .tuned_function import TunedFunction
 from .work import Work, elementwise_work, gemm_work
 

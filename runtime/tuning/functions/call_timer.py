@@ -1,16 +1,28 @@
-"""What a call takes: with a GPU as the kernel timer has it, or between two events; without one by the host's clock."""
+"""What a call takes: with a GPU as the kernel timer has it, or between two events; without one by the host's clock.
+
+`CallTrials` runs and times the configs of a function, on all ranks in step.
+"""
 
 from __future__ import annotations
 
+import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
+from numbers import Real
 from typing import Any, Protocol
 
-from ....datasets import ForetuneError
+from ....datasets import ForetuneError, Status
 from ....datasets.errors import shown
+from ....datasets.measurement import SHORTEST_US
 from ...timing.device_queue import CudaQueue, DeviceQueue
-from ...timing.timer import Timer
+from ...timing.timer import Timer, Timing
+from ..ranks.rendezvous import longest
+from ..session import Measured
+from .config_space import Candidate
+from .in_step import Ranks
+from .results import check_finished
 
 
 class CallTimer(Protocol):
@@ -36,32 +48,30 @@ class HostTimer:
         for _ in range(samples):
             if undo is not None:
                 undo()
-            began = self._clock()
-            call()
-            times.append((self._clock() - began) * 1e6)
+            times.append(self._time_us(call))
         return times
 
+    def _time_us(self, call: Callable[[], Any]) -> float:
+        began = self._clock()
+        call()
+        return (self._clock() - began) * 1e6
 
-class EventTimer:
+
+class EventTimer(HostTimer):
     """One call at a time between two events on an idle device, L2 cold: exactly as many calls as are asked for, so that
     ranks stay in step, and calls that wait for the device are no trouble. The launch gap counts."""
 
     def __init__(self, queue: DeviceQueue) -> None:
         self._queue = queue
 
-    def sample(self, call: Callable[[], Any], samples: int, undo: Callable[[], Any] | None) -> list[float]:
-        times = []
-        for _ in range(samples):
-            if undo is not None:
-                undo()
-            self._queue.flush()
-            self._queue.wait()
-            start = self._queue.mark()
-            call()
-            end = self._queue.mark()
-            self._queue.wait()
-            times.append(self._queue.elapsed_us(start, end))
-        return times
+    def _time_us(self, call: Callable[[], Any]) -> float:
+        self._queue.flush()
+        self._queue.wait()
+        start = self._queue.mark()
+        call()
+        end = self._queue.mark()
+        self._queue.wait()
+        return self._queue.elapsed_us(start, end)
 
 
 class KernelTimer:
@@ -113,3 +123,94 @@ def _queue(index: int) -> CudaQueue:
 @lru_cache
 def _timer(index: int) -> Timer:
     return Timer(index, queue=_queue(index))
+
+
+@dataclass
+class CallTrials:
+    """Runs and times one config after the other, ranks in step: the `time_one` of a `TuningSession`.
+
+    `undo` comes before every run. `check` raises for a config that failed although the call ended well.
+    """
+
+    name: str
+    run: Callable[[Candidate], Any]
+    timer: CallTimer
+    undo: Callable[[], Any] | None
+    ranks: Ranks
+    n_warmup: int
+    n_repeat: int
+    check: Callable[[Candidate], Any] = lambda candidate: None
+
+    def __call__(self, candidate: Candidate) -> Measured | Exception:
+        """Return what a config does here, with its time on the slowest rank.
+
+        One that fails anywhere is given up everywhere after its first run, so that all ranks make as many calls.
+        """
+
+        def call() -> Any:
+            return self.run(candidate)
+
+        result, error, measured = None, None, None
+        try:
+            result = self._undone(call)
+            self.check(candidate)
+        except Exception as raised:  # noqa: BLE001 - a config that fails is one config less
+            error = _freed(raised)
+        mine = _text(error)
+        everyones = self.ranks.exchange(f"the first run of {candidate}", mine, mine or None)
+        check_finished(self.name, result)
+        del result  # which may be large
+        if any(everyones):
+            return error or self._failed_elsewhere(everyones)
+        try:
+            for _ in range(self.n_warmup - 1):
+                self._undone(call)
+            times = _checked(self.timer.sample(call, self.n_repeat, self.undo))
+            timing = Timing.of([max(time_us, SHORTEST_US) for time_us in times])  # some clocks stand still
+            self.check(candidate)
+            measured = Measured(Status.OK, timing.time_us, timing.spread, timing.samples)
+        except Exception as raised:  # noqa: BLE001 - as above
+            error = _freed(raised)
+        mine, time_us = _text(error), None if measured is None else measured.time_us
+        everyones = self.ranks.exchange(f"the time of {candidate}", [time_us, mine], mine or None)
+        if measured is None:
+            return error or ForetuneError("it was not measured")
+        slowest_us = longest([time for time, _ in everyones])
+        if slowest_us is None:
+            return self._failed_elsewhere([failure for _, failure in everyones])
+        return measured._replace(time_us=slowest_us)
+
+    def _undone(self, call: Callable[[], Any]) -> Any:
+        if self.undo is not None:
+            self.undo()
+        return call()
+
+    def _failed_elsewhere(self, failures: Sequence[str]) -> Measured:
+        return Measured(Status.LAUNCH_FAILED, error=f"failed on another rank: {self.ranks.told(failures)}")
+
+
+def _freed(error: Exception) -> Exception:
+    """Return an error, after what torch had reserved when memory ran out is free again: it costs this config alone."""
+    if Measured.failed(error).status is Status.OUT_OF_RESOURCES and type(error).__module__.startswith("torch"):
+        import torch
+
+        torch.cuda.empty_cache()
+    return error
+
+
+def _text(error: Exception | None) -> str:
+    return "" if error is None else str(Measured.failed(error).error)
+
+
+def _checked(times: Any) -> list[float]:
+    """What a timer returned, as numbers. Raises `ForetuneError` for what cannot be times."""
+    found = list(times) if isinstance(times, Iterable) else []
+    if not found:
+        raise ForetuneError(f"the timer must return a list of times but returned {shown(times)}")
+    for time_us in found:
+        is_number = isinstance(time_us, Real) and not isinstance(time_us, bool)
+        if not is_number or not 0 <= time_us <= sys.float_info.max:
+            raise ForetuneError(
+                f"the timer must return finite numbers of microseconds >= 0 but returned {shown(time_us)}"
+            )
+    return [float(time_us) for time_us in found]

@@ -3,22 +3,43 @@ are worth trying for it."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+import os
+import platform
+import re
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from ....datasets import DeviceSpec, Family, ForetuneError, Measurable, Problem, Status
+from ....datasets import DTYPES, DeviceSpec, Family, ForetuneError, Measurable, Problem, Status
 from ....datasets.errors import shown
+from ....datasets.problem import MOST_SIZE, dtype_from_json, dtype_of_tensor
 from ...arguments import family_of
-from .call_problem import problem_of_key
+from ...current_device import device_here
+from ..launches import flag_of
 from .config_space import Candidate, ConfigSpace
 from .plain_values import text_of
 from .results import Trial, all_failed
-from .reuse import Place, place_of
 from .search import kernel_config
 from .work import Work, work_of
 from .wrapped import CallKey
+
+#: What stands for the dtype of a function without tensors: that of Python's own floats.
+_PYTHON = "fp64"
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a call runs: the device's name and, for a GPU, its spec."""
+
+    name: str
+    spec: DeviceSpec | None
+
+    @property
+    def on_gpu(self) -> bool:
+        return self.spec is not None
 
 
 @dataclass(frozen=True)
@@ -126,3 +147,80 @@ def _has(candidate: Candidate, fixed: Mapping[str, Any]) -> bool:
         name not in candidate.knobs or Candidate.of({name: value}) == Candidate.of({name: candidate.knobs[name]})
         for name, value in fixed.items()
     )
+
+
+def place_of(arguments: Iterable[Any], n_ranks: int = 1) -> Place:
+    """Where a call with these arguments runs: where its tensors are; without any, on the GPU that this process has
+    begun to use, or else the CPU. What several ranks found out together is no other number's to know."""
+    place = _one_place(arguments)
+    return place if n_ranks == 1 else replace(place, name=f"{place.name} x{n_ranks}")
+
+
+def _one_place(arguments: Iterable[Any]) -> Place:
+    devices = {getattr(getattr(value, "device", None), "type", None) for value in arguments} - {None}
+    torch = sys.modules.get("torch")
+    if torch is None or ("cpu" in devices and "cuda" not in devices):
+        return _cpu()
+    if torch.cuda.is_available() and ("cuda" in devices or torch.cuda.is_initialized()):
+        spec = device_here()
+        return Place(spec.name, spec)
+    return _cpu()
+
+
+@lru_cache
+def _cpu() -> Place:
+    try:
+        model = re.search(r"model name\s*: (.+)", Path("/proc/cpuinfo").read_text())
+    except OSError:
+        model = None
+    name = " ".join((model[1] if model else platform.processor() or platform.machine()).split())
+    return Place(f"{name}, {os.cpu_count()} cores", None)
+
+
+def problem_of_key(function: str, key: Any) -> Problem | None:
+    """A key that `plain` made, as a problem: whole numbers from 0 are dimensions, tensors have a dtype each, and all
+    else is a flag. None where there is no number to it, or more than a problem has room for.
+
+    >>> print(problem_of_key("scale", {"x": {"shape": [64, 8], "dtype": "float16"}, "mode": "fast"}))
+    scale x.0=64 x.1=8 fp16 mode=fast
+    """
+    dims: dict[str, int] = {}
+    dtypes: dict[str, str] = {}
+    flags: list[str] = []
+    for path, value in _leaves("", key):
+        name = path.replace(".shape", "") or "key"
+        if isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= MOST_SIZE:
+            dims[name] = value
+        elif path.endswith(".dtype") and (known := _dtype(value)) is not None:
+            dtypes[path.removesuffix(".dtype")] = known
+        else:
+            flags.append(flag_of(name, value))
+    try:
+        dtype = dtype_from_json(dtypes or _PYTHON)
+        return Problem(function[-200:], tuple(dims.items()), dtype, tuple(flags)) if dims else None
+    except ForetuneError:  # 65 numbers, an unprintable text
+        return None
+
+
+def _leaves(path: str, value: Any) -> Iterator[tuple[str, Any]]:
+    if isinstance(value, dict):
+        for name, one in value.items():
+            yield from _leaves(f"{path}.{name}".lstrip("."), one)
+    elif isinstance(value, list):
+        for position, one in enumerate(value):
+            yield from _leaves(f"{path}.{position}".lstrip("."), one)
+    else:
+        yield path, value
+
+
+def _dtype(value: Any) -> str | None:
+    try:
+        found = dtype_of_tensor("an argument", _Tensor(str(value)))
+    except ForetuneError:
+        return None
+    return found if found in DTYPES else None
+
+
+class _Tensor:
+    def __init__(self, dtype: str) -> None:
+        self.dtype = dtype

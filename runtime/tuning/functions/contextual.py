@@ -2,38 +2,34 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from ....datasets import ForetuneError
-from ....datasets.errors import MOST, check_flag, check_integer, check_path
+from ....datasets.errors import check_flag, check_path
 from ...forking import renew_in_children
-from ...launching.stub_driver import measures
 from ...warn import warn_once
-from .call_problem import problem_of_key
-from .call_timer import CallTimer, check_timer, timer_for
+from ..session import is_capturing
+from .call_timer import CallTimer
+from .calls import Call, place_of, problem_of_key
 from .config_cache import ConfigCache
+from .function_tuner import CallTuning, FunctionTuner, Reuse, resolve_reuse, trials_of
 from .in_step import Ranks
-from .key_record import KeyRecord, Tuning, record_key
+from .key_record import KeyRecord
 from .plain_values import text_of
-from .results import Trial, TuneResult, all_failed, check_finished
-from .reuse import Place, Reuse, is_capturing, place_of, resolve_reuse, software
-from .running import TuningLock, Turn, context_now, context_turn, in_context
+from .results import TuneResult, all_failed, check_finished
+from .running import TuningLock, context_now, context_turn, in_context
 from .search import Search
-from .side_effects import SideEffects
 from .sites import Site, Sites, forced
-from .verbose import teller
-from .wrapped import CallKey, WrappedFunction
+from .wrapped import CallKey
 
 #: What a function runs may depend on the configs, but not without end: so often it is looked for what is new.
 _ROUNDS = 3
 
 
-class ContextualFunction(WrappedFunction):
+class ContextualFunction(FunctionTuner):
     """What `foretune.contextual_autotune` makes of a function, and where its options are explained.
 
     >>> from foretune.runtime.tuning.functions.tuned_function import TunedFunction
@@ -50,26 +46,13 @@ class ContextualFunction(WrappedFunction):
         function: Callable[..., Any],
         *,
         key: Callable[..., Any] | Sequence[str] | None = None,
-        n_warmup: int = 3,
-        n_repeat: int = 5,
-        reset: Callable[..., Any] | None = None,
-        restore: Sequence[str] = (),
         logs: Path | str | None = None,
-        cache: ConfigCache | Path | str | bool = True,
-        timer: CallTimer | None = None,
-        clock: Callable[[], float] = time.monotonic,
+        n_repeat: int = 5,
+        **options: Any,
     ) -> None:
-        super().__init__(function)
-        resolve_reuse()
+        super().__init__(function, n_repeat=n_repeat, **options)
         self._key = CallKey(function, key)
-        self.n_warmup = check_integer("n_warmup", n_warmup, 1, MOST)  # the first call compiles
-        self.n_repeat = check_integer("n_repeat", n_repeat, 1, MOST)
-        self._effects = SideEffects(reset, restore)
         self._logs = None if logs is None else check_path("logs", logs)
-        self.cache = ConfigCache.for_function(self.name, cache)
-        self._timer, self._clock = check_timer(timer), clock
-        self._settled: set[tuple[str, int]] = set()
-        self._generation = self.cache.generation
         renew_in_children(self)
 
     def renew(self) -> None:
@@ -86,10 +69,11 @@ class ContextualFunction(WrappedFunction):
             warn_once(f"{self.name}: a CUDA graph is being captured", ": nothing in it is tuned")
             tunes = False
         if tunes:
-            call, ranks = _Call(self, args, kwargs, autotune_pg), Ranks(autotune_pg)
-            if not self._is_settled(call, ranks) and self._bears_trials(call):
-                with Turn(self._lock) as is_mine:  # another thread may settle it meanwhile
-                    if is_mine and not self._is_settled(call, ranks):
+            call = self._read(args, kwargs, autotune_pg)
+            key = self._memory_key(call, autotune_pg)
+            if not self._remembered(key) and self._bears_trials(call, ": it is not tuned as a whole"):
+                with self._lock.turn() as is_mine:  # another thread may settle it meanwhile
+                    if is_mine and not self._remembered(key):
                         with context_turn() as has_turn:
                             if has_turn:  # else the function runs untuned
                                 self._tune(call, False, autotune_verbose, autotune_pg)
@@ -102,10 +86,9 @@ class ContextualFunction(WrappedFunction):
         measured now; the latter also with `force`. Raises as calling does."""
         if context_now() is not None:
             raise ForetuneError(f"{self.name} is run by a function that is being tuned as a whole")
-        call = _Call(self, args, kwargs, autotune_pg)
-        if (reason := self._effects.used_up(call.named)) is not None:
-            raise ForetuneError(f"{self.name}: {reason}: pass a list, or what opens it")
-        with Turn(self._lock) as is_mine:
+        call = self._read(args, kwargs, autotune_pg)
+        self._bears_trials(call)
+        with self._lock.turn() as is_mine:
             if not is_mine:
                 raise ForetuneError(f"{self.name} is being tuned by what calls it now")
             with context_turn() as has_turn:
@@ -113,186 +96,92 @@ class ContextualFunction(WrappedFunction):
                     raise ForetuneError(f"{self.name} is run by a function that is being tuned as a whole")
                 return self._tune(call, check_flag("force", force), autotune_verbose, autotune_pg)
 
-    def _bears_trials(self, call: _Call) -> bool:
-        if (reason := self._effects.used_up(call.named)) is not None:
-            warn_once(f"{self.name}: {reason}", ": it is not tuned as a whole")
-        return reason is None
+    def _read(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], group: Any) -> Call:
+        named = self._key.named(args, kwargs, {})
+        key = text_of(self._key.of(args, kwargs, named))
+        return Call(args, kwargs, named, {}, key, None, place_of(named.values(), Ranks(group).size))
 
-    def _is_settled(self, call: _Call, ranks: Ranks) -> bool:
-        if self._generation != self.cache.generation:
-            self._generation = self.cache.generation
-            self._settled.clear()
-        return call.memory_key(ranks) in self._settled
-
-    def _tune(self, call: _Call, force: bool, verbose: bool, group: Any) -> tuple[TuneResult, ...]:
-        ranks = Ranks(group)
-        runs = f"{self.n_warmup} + {self.n_repeat}"
-        with ranks.together(self.name, {"key": call.key, "source": self._code, "runs": runs}):
-            results = self._tune_in_step(call, force, verbose, ranks)
-        self._settled.add(call.memory_key(ranks))
+    def _tune(self, call: Call, force: bool, verbose: bool, group: Any) -> tuple[TuneResult, ...]:
+        with self._tuning(call, group, verbose, self._logs) as tuning:
+            results = self._tune_in_step(tuning, force)
+        self._chosen[self._memory_key(call, group)] = True
         return results
 
-    def _tune_in_step(self, call: _Call, force: bool, verbose: bool, ranks: Ranks) -> tuple[TuneResult, ...]:
-        say = teller(verbose, self.name, call.key, ranks, self._logs)
-        undo = self._effects.undo(call.args, call.kwargs, call.named)
+    def _tune_in_step(self, tuning: CallTuning, force: bool) -> tuple[TuneResult, ...]:
+        call, began = tuning.call, self._clock()
         records = {} if force else self._records(call)
-        gist = text_of({label: record.gist for label, record in records.items()})
-        if len(set(ranks.exchange("what is known", gist))) > 1:
-            records = {}  # what only some of them know is measured again, in step
+        if not tuning.is_shared(text_of({label: record.gist for label, record in records.items()})):
+            records = {}
         sites = Sites({label: (record.chosen, record.done) for label, record in records.items()})
-        began = self._clock()
-        with in_context(sites), forced(), _undone_after(undo):
-            result = self._once(call, undo)  # which meets the kernels
+        with in_context(sites), forced(), tuning.undone():
+            result = self._once(tuning)  # which meets the kernels
             if sites.found:
                 check_finished(self.name, result)
             del result  # which may be large
-            reasons = self._tune_sites(call, sites, records, undo, ranks, say)
+            reasons = self._tune_sites(tuning, sites, records)
         for site in sites.found:
             site.settle(site.now)
         if not sites.found:
             warn_once(f"{self.name}: nothing in it is autotuned", ": it runs as it is")
-        spent = self._clock() - began
-        return tuple(self._result(call, site, records, reasons.get(site.label, ""), spent) for site in sites.found)
+        spent_s = self._clock() - began
+        results = []
+        for site in sites.found:
+            record, reason = records.get(site.label) or self._new_record(None), reasons.get(site.label)
+            trials = trials_of(site.candidates, record.of(site.candidates))
+            rest: dict[str, Any] = {
+                "untried": len(site.candidates) - len(trials),
+                "tuned_s": spent_s if reason else 0.0,
+            }
+            rest["reason"] = f"in {self.name}: {reason or 'nothing was left to measure'}"
+            results.append(tuning.result(site.name, site.key, record, site.now, trials, **rest))
+        return tuple(results)
 
-    def _tune_sites(
-        self,
-        call: _Call,
-        sites: Sites,
-        records: dict[str, KeyRecord],
-        undo: Callable[[], None] | None,
-        ranks: Ranks,
-        say: Callable[[str], None],
-    ) -> dict[str, str]:
+    def _tune_sites(self, tuning: CallTuning, sites: Sites, records: dict[str, KeyRecord]) -> dict[str, str]:
         """Tunes each site in turn, the others running their best so far; says of each, by label, what was done."""
         reasons: dict[str, str] = {}
         for _ in range(_ROUNDS):
             pending = [site for site in sites.found if site.is_met and not site.is_tuned]
-            ranks.check_alike({"kernels": "; ".join(site.terms for site in pending)})
+            tuning.ranks.check_alike({"kernels": "; ".join(site.terms for site in pending)})
             if not pending:
                 return reasons
             for site in pending:
-                reasons[site.label] = self._tune_site(call, site, records, undo, ranks, say)
+                reasons[site.label] = self._tune_site(tuning, site, records)
             for site in sites.found:
                 site.is_met = False
-            self._once(call, undo)  # other configs may lead to other kernels
+            self._once(tuning)  # other configs may lead to other kernels
         warn_once(f"{self.name}: what it runs is new in every run", ": what is left of that is not tuned")
         return reasons
 
-    def _tune_site(
-        self,
-        call: _Call,
-        site: Site,
-        records: dict[str, KeyRecord],
-        undo: Callable[[], None] | None,
-        ranks: Ranks,
-        say: Callable[[str], None],
-    ) -> str:
-        record = records[site.label] = KeyRecord(problem_of_key(site.name, [site.key]), software())
-        tuning = Tuning(
-            name=self.name,
-            run=partial(self._run, call, site),
-            timer=self._timer or timer_for(call.place.on_gpu, in_step=not ranks.alone),
-            undo=undo,
-            ranks=ranks,
-            n_warmup=self.n_warmup,
-            n_repeat=self.n_repeat,
-            save=lambda: None,
-            say=partial(_say_of, say, site),
-            clock=self._clock,
-            check=site.check,
-        )
-        reason = tuning.measure(record, site.candidates, Search("exhaustive", None, None))
+    def _tune_site(self, tuning: CallTuning, site: Site, records: dict[str, KeyRecord]) -> str:
+        record = records[site.label] = self._new_record(problem_of_key(site.name, [site.key]))
+        search, run = Search("exhaustive", None, None), partial(self._run, tuning.call, site)
+        label = f"{site.label}: "
+        session, reason = tuning.measure(record, site.candidates, search, run, label=label, check=site.check)
         best = record.fastest(site.candidates)
         if best is None:
-            raise tuning.failures.error(all_failed(site.name, _trials(site, record)))
+            trials = trials_of(site.candidates, record.of(site.candidates))
+            raise session.failures.error(all_failed(site.name, trials))
         site.now, record.chosen, record.done = best, best.text, site.done
         site.is_tuned = True
-        self._keep(call, records)
+        self._keep(tuning.call, {"sites": {name: one.to_json() for name, one in records.items()}})
         return reason
 
-    def _run(self, call: _Call, site: Site, candidate: Any) -> Any:
+    def _run(self, call: Call, site: Site, candidate: Any) -> Any:
         site.now = candidate
         return self.function(*call.args, **call.kwargs)
 
-    def _once(self, call: _Call, undo: Callable[[], None] | None) -> Any:
-        if undo is not None:
-            undo()
-        return self.function(*call.args, **call.kwargs)
+    def _once(self, tuning: CallTuning) -> Any:
+        if tuning.undo is not None:
+            tuning.undo()
+        return self.function(*tuning.call.args, **tuning.call.kwargs)
 
-    def _records(self, call: _Call) -> dict[str, KeyRecord]:
+    def _records(self, call: Call) -> dict[str, KeyRecord]:
         """What is known of each site, by label, and may be used."""
         if resolve_reuse() is Reuse.ALWAYS:
             return {}
-        kept = (self.cache.get(call.record_key) or {}).get("sites", {})
+        kept = (self.cache.get(self._record_key(call)) or {}).get("sites", {})
         found = {name: KeyRecord.from_json(one) for name, one in kept.items()} if isinstance(kept, dict) else {}
-        records = {name: record for name, record in found.items() if record is not None and record.chosen is not None}
-        others = [record for record in records.values() if dict(record.software) != software()]
-        if others and resolve_reuse() is Reuse.STRICT:
-            return {}
-        if others:
-            then = " ".join(f"{name}={version}" for name, version in others[0].software.items())
-            warn_once(f"{self.name}: was tuned with {then}", ": that choice runs; FORETUNE_TUNE=strict tunes again")
-        return records
-
-    def _keep(self, call: _Call, records: Mapping[str, KeyRecord]) -> None:
-        if self._timer is None and not measures():
-            return
-        self.cache.set(call.record_key, {"sites": {name: record.to_json() for name, record in records.items()}})
-
-    def _result(
-        self, call: _Call, site: Site, records: Mapping[str, KeyRecord], reason: str, spent_s: float
-    ) -> TuneResult:
-        record = records.get(site.label) or KeyRecord(None, software())
-        outcome = record.outcomes.get(site.now.text)
-        trials = _trials(site, record)
-        return TuneResult(
-            function=site.name,
-            key=site.key,
-            problem=record.problem,
-            device=call.place.name,
-            software=dict(record.software),
-            best_config=dict(site.now.knobs),
-            best_time_us=None if outcome is None else outcome.time_us,
-            trials=tuple(trials),
-            untried=len(site.candidates) - len(trials),
-            tuned_s=spent_s if reason else 0.0,
-            reason=f"in {self.name}: {reason or 'nothing was left to measure'}",
-        )
-
-
-class _Call:
-    """A call of a contextual function."""
-
-    def __init__(
-        self, function: ContextualFunction, args: tuple[Any, ...], kwargs: Mapping[str, Any], group: Any
-    ) -> None:
-        self.args, self.kwargs = args, kwargs
-        self.named = function._key.named(args, kwargs, {})
-        self.key = text_of(function._key.of(args, kwargs, self.named))
-        self.place: Place = place_of(self.named.values(), Ranks(group).size)
-        self.record_key = record_key(function.name, function._digest, self.place.name, self.key)
-
-    def memory_key(self, ranks: Ranks) -> tuple[str, int]:
-        return self.record_key, ranks.number
-
-
-def _trials(site: Site, record: KeyRecord) -> list[Trial]:
-    return [
-        Trial(dict(one.knobs), *record.outcomes[one.text]) for one in site.candidates if one.text in record.outcomes
-    ]
-
-
-def _say_of(say: Callable[[str], None], site: Site, text: str) -> None:
-    say(f"{site.label}: {text}")
-
-
-@contextmanager
-def _undone_after(undo: Callable[[], None] | None) -> Iterator[None]:
-    try:
-        yield
-    finally:
-        if undo is not None:
-            undo()
+        return self._usable({name: record for name, record in found.items() if record and record.chosen is not None})
 
 
 def contextual_autotune(

@@ -8,14 +8,13 @@ import io
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from traceback import clear_frames
 from typing import TYPE_CHECKING, Any
 
 from ....datasets import Problem, Status
-from ....datasets.console.tables import printable, table
+from ....datasets.console.tables import table
 from ....datasets.disk.atomic import replacing
-from ....datasets.errors import ForetuneError, abridged
-from ..measuring import TuningFailed
+from ....datasets.errors import ForetuneError
+from ..session import TuningFailed
 from .config_space import Candidate
 from .plain_values import plain
 
@@ -157,49 +156,6 @@ def all_failed(function: str, trials: Sequence[Trial]) -> TuningFailed:
     return error
 
 
-class Failures:
-    """The exceptions of one tuning's configs, the first of each type, as long as no config works.
-
-    >>> failures = Failures()
-    >>> failures.add(KeyError("x"))
-    >>> failures.error(TuningFailed("none of the 2 configs works"))
-    KeyError('x')
-    """
-
-    def __init__(self) -> None:
-        self._first: dict[type[Exception], Exception] = {}
-        self._are_all_ours = True
-
-    def add(self, error: Exception | None) -> None:
-        """Note what a config raised; None for one that failed on another rank."""
-        if error is None:
-            self._are_all_ours = False
-        elif type(error) not in self._first:
-            chain: dict[int, BaseException] = {}
-            left: list[BaseException | None] = [error]
-            while left:
-                if (one := left.pop()) is not None and id(one) not in chain:
-                    chain[id(one)] = one
-                    clear_frames(one.__traceback__)  # the frames' variables, tensors among them, would stay in memory
-                    left += [one.__cause__, one.__context__]
-            self._first[type(error)] = error
-
-    def clear(self) -> None:
-        """Forget them, because a config works."""
-        self._first.clear()
-
-    def error(self, failed: TuningFailed) -> Exception:
-        """Return what is raised where no config works: the first exception itself, with the list of all as a note,
-        where every config raised the same type; else `failed`, with the first exception as its cause."""
-        first = next(iter(self._first.values()), None)
-        if first is None or len(self._first) > 1 or not self._are_all_ours:
-            failed.__cause__ = first
-            return failed
-        if hasattr(first, "add_note"):  # from Python 3.11
-            first.add_note(str(failed))
-        return first
-
-
 def check_finished(function: str, result: Any) -> None:
     """Raise `ForetuneError` for a result whose work is done after the call, which a timer of calls cannot see."""
     several = result if isinstance(result, (tuple, list)) and len(result) <= _MOST_RESULTS else ()
@@ -228,17 +184,6 @@ def _unfinished(result: Any) -> str | None:
         if is_such(result):
             return what
     return None
-
-
-def failure_of(error: Exception) -> tuple[Status, str]:
-    """The status of an exception, and what a table says of it."""
-    kind = type(error).__name__
-    text = printable(abridged(f"{kind}: {error}" if str(error) else kind))
-    if kind in ("OutOfResources", "OutOfMemoryError", "MemoryError"):
-        return Status.OUT_OF_RESOURCES, text
-    if "Compil" in kind or kind == "PTXASError":
-        return Status.COMPILE_FAILED, text
-    return Status.LAUNCH_FAILED, text
 
 
 def _columns(rows: Sequence[Mapping[str, Any]]) -> list[str]:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import os
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from types import FrameType
 from typing import Any, Protocol
 
+from ...forking import renew_in_children
 from .calls import Call
 from .config_space import Candidate
 
@@ -39,17 +39,23 @@ class TuningLock:
         self._holder = 0
         self._is_stuck = False  # then nobody else waits for this holder
 
-    def take(self, is_waiting: bool = True) -> bool:
-        """Take the lock; False where another thread holds it and nothing is waited for, or its holder is stuck."""
-        if self._lock.acquire(blocking=False) or (is_waiting and self._wait()):
-            self._holder = threading.get_ident()
-            return True
-        return False
+    @contextmanager
+    def turn(self, is_waiting: bool | None = None) -> Iterator[bool]:
+        """Hold the lock in the block, and say whether it is held.
 
-    def release(self) -> None:
-        """Let the next thread have it."""
-        self._is_stuck = False
-        self._lock.release()
+        Not where another thread holds it and nothing is waited for, or its holder is stuck. A thread that is itself on
+        trial does not wait unless told to: it might wait for one that waits for it.
+        """
+        waits = not is_on_trial() if is_waiting is None else is_waiting
+        is_held = self._lock.acquire(blocking=False) or (waits and self._wait())
+        if is_held:
+            self._holder = threading.get_ident()
+        try:
+            yield is_held
+        finally:
+            if is_held:
+                self._is_stuck = False
+                self._lock.release()
 
     def _wait(self) -> bool:
         frame, at, looks = None, -1, 0
@@ -74,19 +80,21 @@ def _is_waiting(frame: FrameType | None) -> bool:
     return own in _WAITING or "asyncio" in (own, caller)
 
 
-#: The one that is being tuned now, and by which thread.
-_context: tuple[int, Context] | None = None
-_taken = TuningLock()
+class _Contexts:
+    """`now` is the context that is being tuned, and by which thread; `taken` is held by that thread."""
+
+    now: tuple[int, Context] | None = None
+
+    def __init__(self) -> None:
+        renew_in_children(self)
+
+    def renew(self) -> None:
+        """See `renew_in_children`: the thread whose turn it was is in a child only if it is the one that forked."""
+        if self.now is None or self.now[0] != threading.get_ident():
+            self.now, self.taken = None, TuningLock()
 
 
-def _renew() -> None:
-    """In a forked child, where the thread whose turn it was is only if it is the one that forked."""
-    global _context, _taken
-    if _context is None or _context[0] != threading.get_ident():
-        _context, _taken = None, TuningLock()
-
-
-os.register_at_fork(after_in_child=_renew)
+_contexts = _Contexts()
 
 
 @contextmanager
@@ -114,44 +122,26 @@ def config_on_trial(function: Any) -> Candidate | None:
 def in_context(context: Context) -> Iterator[None]:
     """Has a context decide for this thread, which holds the `context_turn`, while the block runs, and for threads that
     Python did not start: those of backward passes."""
-    global _context
-    _context = (threading.get_ident(), context)
+    _contexts.now = (threading.get_ident(), context)
     try:
         yield
     finally:
-        _context = None
+        _contexts.now = None
 
 
 def context_now() -> Context | None:
     """The context that decides in this thread."""
-    found = _context
+    found = _contexts.now
     if found is None:
         return None
     is_its_own = found[0] == threading.get_ident()
     return found[1] if is_its_own or isinstance(threading.current_thread(), threading._DummyThread) else None
 
 
-class Turn:
-    """A lock that a thread which is itself on trial does not wait for: it might wait for one that waits for it. When
-    entered, it says whether it is held."""
-
-    def __init__(self, lock: TuningLock, is_waiting: bool | None = None) -> None:
-        self._lock, self._is_held = lock, False
-        self._is_waiting = not is_on_trial() if is_waiting is None else is_waiting
-
-    def __enter__(self) -> bool:
-        self._is_held = self._lock.take(self._is_waiting)
-        return self._is_held
-
-    def __exit__(self, *error: object) -> None:
-        if self._is_held:
-            self._lock.release()
-
-
-def context_turn() -> Turn:
+def context_turn() -> AbstractContextManager[bool]:
     """The turn to be the one context of this process. A thread on trial waits for it, too: contexts need no key's lock,
     so that none waits for what is on trial."""
-    return Turn(_taken, is_waiting=True)
+    return _contexts.taken.turn(is_waiting=True)
 
 
 def _stack() -> list[tuple[Any, Candidate]]:

@@ -3,37 +3,19 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
 from types import SimpleNamespace
-from typing import Any, Protocol, cast
+from typing import Any, cast
 
 from ....datasets import ForetuneError, KernelConfig, Problem
 from ....datasets.errors import MOST, check_between, check_integer, shown
 from ...warn import warn_once
+from ..own_timings import Advice, Advisor, OwnTimings
+from ..session import TuningSession
 from .config_space import Candidate
 
 #: Longer than anybody tunes.
 _LONGEST_S = 30 * 86_400.0
-
-
-class Advisor(Protocol):
-    """A model of a function's own timings: it learns from the keys that were tuned, and says which configs are worth
-    measuring for a new one. `OwnTimings` is one."""
-
-    def learn(self, problem: Problem, times: Mapping[KernelConfig, float | None]) -> None:
-        """Takes the times of one key, in microseconds; None for a config that failed."""
-
-    def advise(self, problem: Problem, configs: Sequence[KernelConfig], k: Any) -> Any:
-        """`positions` of the configs to measure, most promising first; whether it is `sure`; and the `reason`."""
-
-
-@dataclass(frozen=True)
-class Plan:
-    """Positions of configs in the order of measuring, and why these."""
-
-    positions: tuple[int, ...]
-    reason: str
 
 
 class Search:
@@ -59,9 +41,44 @@ class Search:
         limits += [f"max_trials={self.max_trials}"] * (self.max_trials is not None)
         return " ".join(["guided" if self.is_guided else "exhaustive", *limits])
 
-    def plan(self, problem: Problem | None, candidates: Sequence[Candidate]) -> Plan:
-        """What to measure. Where a budget may end it, the space's first config goes first, since somebody put it
-        there, and the others are shuffled, the same way each time: a corner of a space is no sample of it."""
+    def run(
+        self,
+        session: TuningSession[Candidate],
+        problem: Problem | None,
+        candidates: Sequence[Candidate],
+        exchange: Callable[[str, Any], list[Any]],
+    ) -> str:
+        """Measure as many configs as are enough, and the others one by one where none of these works.
+
+        Args:
+            session: What measures them.
+            problem: That of the key.
+            candidates: All configs, in the space's order.
+            exchange: Returns a value of all ranks, by rank (see `Ranks.exchange`).
+
+        Returns:
+            What was measured, in words.
+        """
+        advice = self._advise(problem, candidates)
+        positions, reason = advice.positions, advice.reason
+        if self.is_guided:  # each rank has a model of its own
+            positions, reason = exchange("the configs that are advised", [positions, reason])[0]
+        if over := session.measure([candidates[at] for at in positions]):
+            reason = f"{reason}, ended by {over}"
+        advised = set(positions)
+        for at, candidate in enumerate(candidates):
+            if session.best is not None:
+                break
+            if at not in advised:
+                session.measure([candidate])
+        return f"{session.n_timed} measured {reason}"
+
+    def _advise(self, problem: Problem | None, candidates: Sequence[Candidate]) -> Advice:
+        """Return which configs to measure.
+
+        Where a budget may end it, the space's first config goes first, since somebody put it there, and the others are
+        shuffled, the same way each time: a corner of a space is no sample of it.
+        """
         if self.is_guided:
             try:
                 return self._advised(problem, candidates)
@@ -72,7 +89,7 @@ class Search:
             rest = positions[1:]
             random.Random(0).shuffle(rest)
             positions = positions[:1] + rest
-        return Plan(tuple(positions), f"of {len(candidates)} configs")
+        return Advice(tuple(positions), False, f"of {len(candidates)} configs")
 
     def learn(self, key: str, problem: Problem | None, times: Mapping[Candidate, float | None]) -> None:
         """Tells the advisor of a key, once."""
@@ -81,24 +98,22 @@ class Search:
         self._learned.add(key)
         try:
             self._advisor_of(problem).learn(problem, {kernel_config(one): time_us for one, time_us in times.items()})
-        except Exception as error:  # noqa: BLE001 - as in plan
+        except Exception as error:  # noqa: BLE001 - as in `_advise`
             warn_once(f"nothing is learned from a key ({type(error).__name__}: {error})")
 
     def _advisor_of(self, problem: Problem) -> Advisor:
         if self._advisor is None:
-            from ..own_timings import OwnTimings
-
             self._advisor = OwnTimings(cast(Any, SimpleNamespace(name=problem.family)))  # it asks for no more than that
         return self._advisor
 
-    def _advised(self, problem: Problem | None, candidates: Sequence[Candidate]) -> Plan:
+    def _advised(self, problem: Problem | None, candidates: Sequence[Candidate]) -> Advice:
         if problem is None:
             raise ForetuneError("the key has no number in it")
         advice = self._advisor_of(problem).advise(problem, [kernel_config(one) for one in candidates], "auto")
         positions = tuple(dict.fromkeys(int(position) for position in advice.positions))
         if not positions or not all(0 <= position < len(candidates) for position in positions):
             raise ForetuneError(f"the advice was {shown(advice.positions)}")
-        return Plan(positions, f"{len(positions)} of {len(candidates)} configs advised: {advice.reason}")
+        return Advice(positions, True, f"{len(positions)} of {len(candidates)} configs advised: {advice.reason}")
 
 
 def kernel_config(candidate: Candidate) -> KernelConfig:

@@ -3,35 +3,30 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from ....datasets import DeviceSpec, Family, ForetuneError, Status
-from ....datasets.errors import MOST, check_flag, check_integer
+from ....datasets.errors import check_flag
 from ...forking import renew_in_children
 from ...launching.source_hash import digest_of
-from ...launching.stub_driver import measures
 from ...warn import warn_once
-from .call_timer import CallTimer, check_timer, timer_for
+from ..session import Measured, is_capturing
 from .calls import Call, CallReader
-from .config_cache import ConfigCache
 from .config_space import Candidate
+from .function_tuner import CallTuning, FunctionTuner, Reuse, resolve_reuse, trials_of
 from .in_step import Ranks, listed
-from .key_record import KeyRecord, Outcome, Tuning, record_key
-from .plain_values import plain, text_of
-from .results import Failures, Trial, TuneResult, all_failed
-from .reuse import Reuse, is_capturing, resolve_reuse, software
-from .running import TuningLock, Turn, config_on_trial, context_now, on_trial
+from .key_record import KeyRecord, record_key
+from .results import TuneResult, all_failed
+from .running import TuningLock, config_on_trial, context_now, on_trial
 from .search import Search
-from .side_effects import SideEffects
-from .verbose import teller
 from .work import Work
-from .wrapped import WrappedFunction
 
 
-class TunedFunction(WrappedFunction):
+class TunedFunction(FunctionTuner):
     """A function with its configs; `foretune.tune`, which says what the options are, makes one. It is called as the
     function is, without the knobs, which it fills in; a knob that a call gives all the same stays as given.
 
@@ -53,31 +48,17 @@ class TunedFunction(WrappedFunction):
         key: Callable[..., Any] | Sequence[str] | None = None,
         prune: Callable[..., Any] | None = None,
         family: Family | None = None,
-        n_warmup: int = 3,
-        n_repeat: int = 10,
         search: Any = "exhaustive",
         budget_s: float | None = None,
         max_trials: int | None = None,
-        reset: Callable[..., Any] | None = None,
-        restore: Sequence[str] = (),
         work: Callable[..., Work | Mapping[str, Any]] | None = None,
         device: DeviceSpec | Path | str | None = None,
-        cache: ConfigCache | Path | str | bool = True,
-        timer: CallTimer | None = None,
-        clock: Callable[[], float] = time.monotonic,
-        now: Callable[[], float] = time.time,
+        **options: Any,
     ) -> None:
-        super().__init__(function)
-        resolve_reuse()  # a value that does not exist is refused here, not in a launch
+        super().__init__(function, **options)
         self._calls = CallReader(function, space, key, prune, family, work, device, self.name)
-        self.n_warmup = check_integer("n_warmup", n_warmup, 1, MOST)  # the first call compiles
-        self.n_repeat = check_integer("n_repeat", n_repeat, 1, MOST)
-        self._search, self._effects = Search(search, budget_s, max_trials), SideEffects(reset, restore)
-        self._timer, self._clock, self._now = check_timer(timer), clock, now
-        self.cache = ConfigCache.for_function(self.name, cache)
-        self._chosen: dict[tuple[str, str, int], Candidate] = {}
+        self._search = Search(search, budget_s, max_trials)
         self._tuned_here: set[str] = set()
-        self._generation = self.cache.generation
         renew_in_children(self)
 
     def renew(self) -> None:
@@ -112,12 +93,11 @@ class TunedFunction(WrappedFunction):
         now; all of it with `force`. Raises as calling does."""
         group = autotune_pg
         call = self._calls.read(args, kwargs, Ranks(group).size)
-        if (reason := self._effects.used_up(call.named)) is not None:
-            raise ForetuneError(f"{self.name}: {reason}: pass a list, or what opens it")
-        with self._lock(call) as is_mine:
+        self._bears_trials(call)
+        with self._turn(call) as is_mine:
             if not is_mine:
                 raise ForetuneError(f"{self.name} is being tuned for {call.key}, by what calls it now")
-            candidate, result = self._tuned(call, check_flag("force", force), autotune_verbose, Ranks(group))
+            candidate, result = self._tuned(call, check_flag("force", force), autotune_verbose, group)
             self.remember(call, candidate, group)
         return result
 
@@ -135,27 +115,24 @@ class TunedFunction(WrappedFunction):
         self._chosen[self._memory_key(call, group)] = candidate
 
     def _choice(self, call: Call, tunes: bool, verbose: bool, group: Any) -> Candidate:
-        if self._generation != self.cache.generation:
-            self._generation = self.cache.generation
-            self._chosen.clear()
         memory_key = self._memory_key(call, group)
-        if (known := self._chosen.get(memory_key)) is not None:
+        known: Candidate | None = self._remembered(memory_key)
+        if known is not None:
             return known
         if not tunes:
             return self._untuned(call)
+        consequence = ": the best known config runs, or the first"
         if is_capturing():
-            warn_once(f"{self.name}: a CUDA graph is being captured", ": the best known config runs, or the first")
+            warn_once(f"{self.name}: a CUDA graph is being captured", consequence)
             return self._untuned(call)
-        if (reason := self._effects.used_up(call.named)) is not None:
-            warn_once(f"{self.name}: {reason}", ": the best known config runs, or the first")
+        if not self._bears_trials(call, consequence):
             return self._untuned(call)
-        with self._lock(call) as is_mine:
+        with self._turn(call) as is_mine:
             if not is_mine:
                 return self._untuned(call)
             if (known := self._chosen.get(memory_key)) is None:  # another thread may have tuned it meanwhile
-                ranks = Ranks(group)
-                left = self.candidates(call) if ranks.alone else ()
-                known = left[0] if len(left) == 1 else self._tuned(call, False, verbose, ranks)[0]
+                left = self.candidates(call) if Ranks(group).alone else ()
+                known = left[0] if len(left) == 1 else self._tuned(call, False, verbose, group)[0]
                 self.remember(call, known, group)
             return known
 
@@ -164,102 +141,53 @@ class TunedFunction(WrappedFunction):
         left, record = self.candidates(call), self._record(call)
         return (None if record is None else record.fastest(left)) or left[0]
 
-    def _tuned(self, call: Call, force: bool, verbose: bool, ranks: Ranks) -> tuple[Candidate, TuneResult]:
-        runs = f"{self.n_warmup} + {self.n_repeat}"
-        terms = {"key": call.key, "source": self._code, "search": self._search, "runs": runs}
-        with ranks.together(self.name, terms):
-            return self._tuned_in_step(call, force, verbose, ranks)
+    def _tuned(self, call: Call, force: bool, verbose: bool, group: Any) -> tuple[Candidate, TuneResult]:
+        with self._tuning(call, group, verbose, search=self._search) as tuning:
+            return self._tuned_in_step(tuning, force)
 
-    def _tuned_in_step(self, call: Call, force: bool, verbose: bool, ranks: Ranks) -> tuple[Candidate, TuneResult]:
-        began = self._clock()
+    def _tuned_in_step(self, tuning: CallTuning, force: bool) -> tuple[Candidate, TuneResult]:
+        began, call = self._clock(), tuning.call
         refused, left = self._calls.candidates(call)
         texts = [one.text for one in left]
         done = f"{self._search} {digest_of(texts)}"
         record = None if force else self._record(call)
         if record is not None:
             record.retry_failures(left, self._now())
-        ranks.check_alike({"configs": listed(texts)})
-        if len(set(ranks.exchange("what is known", "" if record is None else record.gist))) > 1:
-            record = None  # what only some of them know is measured again, in step
-        is_known = (
-            record is not None and record.done == done and record.chosen in texts and record.chosen in record.outcomes
-        )
-        record = record or KeyRecord(call.problem, software())
-        failures = Failures()
-        if is_known:
-            reason = f"{len(left)} configs were known"
-        else:
-            reason = self._measure(call, record, left, verbose, ranks, failures)
-        outcomes = {one: Outcome(Status.INVALID, error=why) for one, why in refused.items()}
-        outcomes |= {one: record.outcomes[one.text] for one in left if one.text in record.outcomes}
-        metrics = self._calls.metrics(call)
-        trials = tuple(
-            Trial(dict(one.knobs), *outcomes[one], metrics(outcomes[one].time_us))
-            for one in self._calls.space.candidates()
-            if one in outcomes
-        )
+        tuning.ranks.check_alike({"configs": listed(texts)})
+        if not tuning.is_shared("" if record is None else record.gist):
+            record = None
+        record = record or self._new_record(call.problem)
+        is_known = record.done == done and record.chosen in texts and record.chosen in record.measured
+        session, reason = None, f"{len(left)} configs were known"
+        if not is_known:
+            self._learn_earlier(call)
+            with tuning.undone():
+                session, reason = tuning.measure(
+                    record,
+                    left,
+                    self._search,
+                    partial(self._run_on_trial, call),
+                    save=lambda: self._keep(call, record.to_json()),
+                )
+        measured = {one: Measured(Status.INVALID, error=why) for one, why in refused.items()} | record.of(left)
+        trials = trials_of(self._calls.space.candidates(), measured, self._calls.metrics(call))
         best = left[texts.index(str(record.chosen))] if is_known else record.fastest(left)
         if best is None:
-            raise failures.error(all_failed(self.name, trials))
+            failed = all_failed(self.name, trials)
+            raise failed if session is None else session.failures.error(failed)
         if not is_known:
             record.chosen, record.done = best.text, done
-            self._keep(call, record)
+            self._keep(call, record.to_json())
         self._tuned_here.add(self._record_key(call))
         self._search.learn(self._record_key(call), call.problem, record.times(left))
-        return best, TuneResult(
-            function=self.name,
-            key=call.key,
-            problem=call.problem,
-            device=call.place.name,
-            software=dict(record.software),
-            best_config=dict(best.knobs),
-            best_time_us=record.outcomes[best.text].time_us,
-            trials=trials,
-            untried=len(refused) + len(left) - len(trials),
-            tuned_s=0.0 if is_known else self._clock() - began,
-            reason=reason,
+        untried, tuned_s = len(refused) + len(left) - len(trials), 0.0 if is_known else self._clock() - began
+        return best, tuning.result(
+            self.name, call.key, record, best, trials, untried=untried, tuned_s=tuned_s, reason=reason
         )
 
-    def _measure(
-        self,
-        call: Call,
-        record: KeyRecord,
-        left: Sequence[Candidate],
-        verbose: bool,
-        ranks: Ranks,
-        failures: Failures,
-    ) -> str:
-        self._learn_earlier(call)
-        undo = self._effects.undo(call.args, call.kwargs, call.named)
-
-        def run(candidate: Candidate) -> Any:
-            with on_trial(self, candidate):
-                return self.run(call, candidate)
-
-        tuning = Tuning(
-            name=self.name,
-            run=run,
-            timer=self._timer or timer_for(call.place.on_gpu, in_step=not ranks.alone),
-            undo=undo,
-            ranks=ranks,
-            n_warmup=self.n_warmup,
-            n_repeat=self.n_repeat,
-            save=lambda: self._keep(call, record),
-            say=teller(verbose, self.name, call.key, ranks),
-            clock=self._clock,
-            now=self._now,
-            failures=failures,
-        )
-        try:
-            return tuning.measure(record, left, self._search)
-        finally:
-            if undo is not None:
-                undo()
-
-    def _keep(self, call: Call, record: KeyRecord) -> None:
-        """Keeps what was measured of a key, if it was (see `measures`)."""
-        if self._timer is not None or measures():
-            self.cache.set(self._record_key(call), record.to_json())
+    def _run_on_trial(self, call: Call, candidate: Candidate) -> Any:
+        with on_trial(self, candidate):
+            return self.run(call, candidate)
 
     def _learn_earlier(self, call: Call) -> None:
         """Tells a model what other processes, and earlier ones, found out of other keys."""
@@ -273,25 +201,12 @@ class TunedFunction(WrappedFunction):
 
     def _record(self, call: Call) -> KeyRecord | None:
         """What is known of a call's key, and may be used."""
-        reuse, key = resolve_reuse(), self._record_key(call)
-        if reuse is Reuse.ALWAYS and key not in self._tuned_here:
+        key = self._record_key(call)
+        if resolve_reuse() is Reuse.ALWAYS and key not in self._tuned_here:
             return None
         record = KeyRecord.from_json(self.cache.get(key))
-        if record is None or dict(record.software) == software():
-            return record
-        if reuse is Reuse.STRICT:
-            return None
-        then = " ".join(f"{name}={version}" for name, version in record.software.items())
-        warn_once(f"{self.name}: was tuned with {then}", ": that choice runs; FORETUNE_TUNE=strict tunes again")
-        return record
+        return None if record is None else self._usable({"": record}).get("")
 
-    def _record_key(self, call: Call) -> str:
-        return record_key(self.name, self._digest, call.place.name, call.key)
-
-    def _memory_key(self, call: Call, group: Any) -> tuple[str, str, int]:
-        fixed = text_of(plain(call.fixed, str)) if call.fixed else ""
-        return self._record_key(call), fixed, Ranks(group).number
-
-    def _lock(self, call: Call) -> Turn:
+    def _turn(self, call: Call) -> AbstractContextManager[bool]:
         with self._guard:
-            return Turn(self._locks.setdefault(self._record_key(call), TuningLock()))
+            return self._locks.setdefault(self._record_key(call), TuningLock()).turn()

@@ -10,7 +10,7 @@ import warnings
 import foretune
 import pytest
 from foretune import ConfigCache, ForetuneError, ForetuneWarning
-from foretune.runtime.tuning.functions import TunedFunction, config_cache, tuned_function
+from foretune.runtime.tuning.functions import TunedFunction, config_cache, function_tuner
 
 
 @pytest.fixture
@@ -50,7 +50,7 @@ def test_another_source_or_device_is_another_function(make, watch, monkeypatch):
     changed(1)
     assert len(calls) == 27
     from foretune.runtime.tuning.functions import calls as reading
-    from foretune.runtime.tuning.functions.reuse import Place
+    from foretune.runtime.tuning.functions.calls import Place
 
     monkeypatch.setattr(reading, "place_of", lambda arguments, n_ranks: Place("another card", None))
     other, calls = make()
@@ -90,7 +90,7 @@ def test_a_function_whose_file_is_another_by_now_is_told_by_its_code(tmp_path):
 @pytest.mark.parametrize(("said", "measures"), [("known", False), ("strict", True), ("always", True)])
 def test_what_other_versions_measured_is_used_with_a_warning_or_not_at_all(make, monkeypatch, said, measures):
     make()[0](1)
-    monkeypatch.setattr(tuned_function, "software", lambda: {"torch": "99"})
+    monkeypatch.setattr(function_tuner, "software", lambda: {"torch": "99"})
     monkeypatch.setenv("FORETUNE_TUNE", said)
     later, calls = make()
     if measures:

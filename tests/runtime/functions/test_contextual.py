@@ -8,7 +8,7 @@ import threading
 import foretune
 import pytest
 from foretune import ForetuneError, ForetuneWarning, TuningFailed
-from foretune.runtime.tuning.functions import config_cache, contextual, running
+from foretune.runtime.tuning.functions import config_cache, function_tuner, running
 
 
 @pytest.fixture
@@ -145,7 +145,7 @@ def test_other_versions(part, watch, monkeypatch, said, calls):
 
     make()(0)
     log.clear()
-    monkeypatch.setattr(contextual, "software", lambda: {"torch": "99"})
+    monkeypatch.setattr(function_tuner, "software", lambda: {"torch": "99"})
     monkeypatch.setenv("FORETUNE_TUNE", said)
     if said == "known":
         with pytest.warns(ForetuneWarning, match="was tuned with"):

@@ -16,9 +16,9 @@ from pathlib import Path
 import foretune
 import numpy as np
 import pytest
-from foretune.runtime.tuning.flag_text import flag_of
-from foretune.runtime.tuning.functions.call_problem import problem_of_key
+from foretune.runtime.tuning.functions.calls import problem_of_key
 from foretune.runtime.tuning.functions.plain_values import plain, text_of, type_name
+from foretune.runtime.tuning.launches import flag_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 

@@ -11,7 +11,7 @@ import foretune
 import numpy as np
 import pytest
 from foretune import ForetuneError
-from foretune.runtime.tuning.functions.call_problem import problem_of_key
+from foretune.runtime.tuning.functions.calls import problem_of_key
 
 
 @pytest.fixture

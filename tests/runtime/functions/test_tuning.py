@@ -13,8 +13,7 @@ from foretune import ForetuneError, ForetuneWarning, KernelConfig, Problem, Tuni
 from foretune.datasets import Status
 from foretune.runtime.tuning.functions import TunedFunction, config_cache, key_record
 from foretune.runtime.tuning.functions.config_space import Candidate
-from foretune.runtime.tuning.functions.key_record import Outcome
-from foretune.runtime.tuning.functions.results import failure_of
+from foretune.runtime.tuning.session import Measured, failure_of
 
 
 def slow_tiles(watch, calls=None, fails=()):
@@ -122,7 +121,7 @@ def test_exceptions_that_are_kept_keep_no_tensor_alive(watch):
         except KeyError as error:
             raise RuntimeError("no memory") from error
 
-    failures = foretune.runtime.tuning.functions.results.Failures()
+    failures = foretune.runtime.tuning.session.Failures()
     for tile in range(2):
         with pytest.raises(RuntimeError) as raised:
             function(tile)
@@ -426,26 +425,26 @@ def test_a_failure_that_may_pass_is_tried_again_after_a_day(watch):
 
 
 def test_what_the_compiler_or_the_device_refused_stays_refused():
-    outcomes = [
-        Outcome(Status.LAUNCH_FAILED, error="OSError: disk not mounted yet"),
-        Outcome(Status.OUT_OF_RESOURCES, error="OutOfMemoryError: CUDA out of memory."),
-        Outcome(Status.COMPILE_FAILED, error="CompilationError: at 3:4"),
-        Outcome(Status.OUT_OF_RESOURCES, error="OutOfResources: out of resource: shared memory"),
-        Outcome(Status.LAUNCH_FAILED, error="RuntimeError: Triton Error [CUDA]: an illegal memory access"),
+    failures = [
+        Measured(Status.LAUNCH_FAILED, error="OSError: disk not mounted yet"),
+        Measured(Status.OUT_OF_RESOURCES, error="OutOfMemoryError: CUDA out of memory."),
+        Measured(Status.COMPILE_FAILED, error="CompilationError: at 3:4"),
+        Measured(Status.OUT_OF_RESOURCES, error="OutOfResources: out of resource: shared memory"),
+        Measured(Status.LAUNCH_FAILED, error="RuntimeError: Triton Error [CUDA]: an illegal memory access"),
     ]
-    assert [one.may_pass for one in outcomes] == [True, True, False, False, False]
-    named = [Candidate({}, f"{at}") for at in range(len(outcomes) + 1)]
-    times = dict(zip("01234", outcomes, strict=True)) | {"5": Outcome(Status.OK, 1.0, 0.0, 1)}
+    assert [key_record.may_pass(one) for one in failures] == [True, True, False, False, False]
+    named = [Candidate({}, f"{at}") for at in range(len(failures) + 1)]
+    times = dict(zip("01234", failures, strict=True)) | {"5": Measured(Status.OK, 1.0, 0.0, 1)}
     record = key_record.KeyRecord(None, {}, dict(times), "5", "all", failed_at=0.0)
     record.retry_failures(named, now=2 * key_record.FAILURES_LAST_S)
-    assert (list(record.outcomes), record.done, record.failed_at) == (["2", "3", "4", "5"], "", None)
+    assert (list(record.measured), record.done, record.failed_at) == (["2", "3", "4", "5"], "", None)
     record.retry_failures(named[:-1], now=0.0)  # of these none has a time
-    assert list(record.outcomes) == ["5"]
+    assert list(record.measured) == ["5"]
     earlier = key_record.KeyRecord(None, {}, dict(times), "5", "all").to_json()
     del earlier["failed_at"]  # as earlier versions wrote it: what they finished stays
     record = key_record.KeyRecord.from_json(earlier)
     record.retry_failures(named, now=1e12)
-    assert (record.outcomes, record.done) == (times, "all")
+    assert (record.measured, record.done) == (times, "all")
 
 
 def coroutine():

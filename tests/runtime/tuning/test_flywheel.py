@@ -26,7 +26,7 @@ from foretune.datasets.store import seal_dataset
 from foretune.kernels import find_family
 from foretune.runtime import Pruner, use_stub_driver
 from foretune.runtime.launching.source_hash import hash_of_kernel
-from foretune.runtime.tuning import attachment
+from foretune.runtime.tuning import attach, known_times
 from foretune.runtime.tuning.cache import flywheel
 from foretune.runtime.tuning.cache.flywheel import log_row
 from remembered import CONFIGS, H100, H200, KERNEL, problem
@@ -373,9 +373,9 @@ def test_what_an_attached_autotuner_measures_is_logged_with_its_source(
     kernel = toy.tuned(None, configs=toy.triton_configs()[:2], do_bench=lambda call, quantiles: [0.5] * 3)
     if timed == "cold":  # by our timer, as where the kernel has no do_bench of its own
         kernel._do_bench = None
-        for module in (attachment, flywheel):
+        for module in (attach, known_times, flywheel):
             monkeypatch.setattr(module, "measures", lambda tuner: True)
-        monkeypatch.setattr(attachment.OneLaunch, "time_us", lambda launch, config: 500.0)
+        monkeypatch.setattr(attach.OneLaunch, "time_us", lambda launch, config: 500.0)
     with use_stub_driver(toy.H200), warnings.catch_warnings():
         warnings.simplefilter("ignore", ForetuneWarning)  # no bundle has a ranker of this family
         foretune.attach(kernel, toy.ToyFamily() if has_family else None)

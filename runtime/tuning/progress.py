@@ -1,11 +1,17 @@
-"""`ProgressLine`: on stderr, how far a tuning is that takes longer than anybody waits without asking."""
+"""How far a tuning is: `ProgressLine` for one that takes long, and `teller` for each config of a verbose one."""
 
 from __future__ import annotations
 
 import sys
 import threading
 from collections.abc import Callable
-from typing import TextIO
+from pathlib import Path
+from typing import TYPE_CHECKING, TextIO
+
+from ...datasets.errors import printable
+
+if TYPE_CHECKING:
+    from .functions.in_step import Ranks
 
 #: What is over sooner needs no line.
 AFTER_S = 2.0
@@ -69,3 +75,21 @@ def _is_terminal(out: TextIO) -> bool:
         return out.isatty()
     except (OSError, ValueError, AttributeError):
         return False
+
+
+def teller(is_verbose: bool, function: str, key: str, ranks: Ranks, logs: Path | None = None) -> Callable[[str], None]:
+    """Takes what there is to say. With `logs`, it also goes to rank-N.log in that folder, whether verbose or not."""
+    who = f"{function} {key}" if ranks.alone else f"rank {ranks.rank}: {function} {key}"
+
+    def say(text: str) -> None:
+        line = printable(f"{who}: {text}")
+        if is_verbose:
+            from rich.console import Console
+
+            Console(stderr=True).print(line, soft_wrap=True, markup=False, emoji=False, highlight=False)
+        if logs is not None:
+            logs.mkdir(parents=True, exist_ok=True)
+            with (logs / f"rank-{ranks.rank}.log").open("a") as file:
+                file.write(line + "\n")
+
+    return say

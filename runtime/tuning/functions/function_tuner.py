@@ -1,0 +1,239 @@
+"""`FunctionTuner`: what `TunedFunction` and `ContextualFunction` have in common, on the way to a `TuningSession`."""
+
+from __future__ import annotations
+
+import os
+import platform
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from enum import Enum
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from ....datasets import ForetuneError, Problem
+from ....datasets.errors import MOST, check_integer, shown
+from ...launching.stub_driver import measures
+from ...warn import warn_once
+from ..cache.kernel_cache import Software
+from ..progress import teller
+from ..session import Measured, TuningSession
+from .call_timer import CallTimer, CallTrials, check_timer, timer_for
+from .calls import Call
+from .config_cache import ConfigCache
+from .config_space import Candidate
+from .in_step import Ranks
+from .key_record import KeyRecord, RecordTimes, record_key
+from .plain_values import plain, text_of
+from .results import Trial, TuneResult
+from .search import Search
+from .side_effects import SideEffects
+from .wrapped import WrappedFunction
+
+VARIABLE = "FORETUNE_TUNE"
+
+
+class Reuse(str, Enum):
+    """How far what was found out before is trusted: what becomes of a key that was tuned before."""
+
+    KNOWN = "known"  # it is used, with a warning where another driver, torch, Triton or Python measured it
+    STRICT = "strict"  # it is used where the same versions measured it
+    ALWAYS = "always"  # every process tunes anew
+
+
+def resolve_reuse() -> Reuse:
+    """Return what the environment requests now. Raises `ForetuneError` listing the valid values.
+
+    >>> resolve_reuse()
+    <Reuse.KNOWN: 'known'>
+    """
+    value = os.environ.get(VARIABLE) or Reuse.KNOWN.value
+    try:
+        return Reuse(value.lower())
+    except ValueError:
+        valid = ", ".join(reuse.value for reuse in Reuse)
+        raise ForetuneError(f"{VARIABLE} must be one of {valid} but got {shown(value)}") from None
+
+
+def software() -> dict[str, str]:
+    """Return the versions that a time depends on."""
+    return asdict(Software.here()) | {"python": platform.python_version()}
+
+
+class FunctionTuner(WrappedFunction):
+    """A function whose calls are timed, and whose records are kept. Its options are explained at `foretune.tune`."""
+
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        *,
+        n_warmup: int = 3,
+        n_repeat: int = 10,
+        reset: Callable[..., Any] | None = None,
+        restore: Sequence[str] = (),
+        cache: ConfigCache | Path | str | bool = True,
+        timer: CallTimer | None = None,
+        clock: Callable[[], float] = time.monotonic,
+        now: Callable[[], float] = time.time,
+    ) -> None:
+        super().__init__(function)
+        resolve_reuse()  # a value that does not exist is refused here, not in a launch
+        self.n_warmup = check_integer("n_warmup", n_warmup, 1, MOST)  # the first call compiles
+        self.n_repeat = check_integer("n_repeat", n_repeat, 1, MOST)
+        self._effects = SideEffects(reset, restore)
+        self.cache = ConfigCache.for_function(self.name, cache)
+        self._timer, self._clock, self._now = check_timer(timer), clock, now
+        #: What was chosen in this process, by `_memory_key`.
+        self._chosen: dict[tuple[str, str, int], Any] = {}
+        self._generation = self.cache.generation
+
+    def _remembered(self, key: tuple[str, str, int]) -> Any:
+        """What was chosen in this process, unless the cache has changed since."""
+        if self._generation != self.cache.generation:
+            self._generation = self.cache.generation
+            self._chosen.clear()
+        return self._chosen.get(key)
+
+    def _record_key(self, call: Call) -> str:
+        return record_key(self.name, self._digest, call.place.name, call.key)
+
+    def _memory_key(self, call: Call, group: Any) -> tuple[str, str, int]:
+        fixed = text_of(plain(call.fixed, str)) if call.fixed else ""
+        return self._record_key(call), fixed, Ranks(group).number
+
+    def _bears_trials(self, call: Call, consequence: str | None = None) -> bool:
+        """Whether a call may be repeated. Where not, warn of a consequence, or raise `ForetuneError` without one."""
+        if (reason := self._effects.used_up(call.named)) is None:
+            return True
+        if consequence is None:
+            raise ForetuneError(f"{self.name}: {reason}: pass a list, or what opens it")
+        warn_once(f"{self.name}: {reason}", consequence)
+        return False
+
+    def _new_record(self, problem: Problem | None) -> KeyRecord:
+        return KeyRecord(problem, software())
+
+    def _usable(self, records: Mapping[str, KeyRecord]) -> dict[str, KeyRecord]:
+        """Return the records where they may be used, as FORETUNE_TUNE has it."""
+        others = [record for record in records.values() if dict(record.software) != software()]
+        if others and resolve_reuse() is Reuse.STRICT:
+            return {}
+        if others:
+            then = " ".join(f"{name}={version}" for name, version in others[0].software.items())
+            warn_once(f"{self.name}: was tuned with {then}", ": that choice runs; FORETUNE_TUNE=strict tunes again")
+        return dict(records)
+
+    def _keep(self, call: Call, entry: dict[str, Any]) -> None:
+        """Keep what was measured of a call's key, if it was (see `measures`)."""
+        if self._timer is not None or measures():
+            self.cache.set(self._record_key(call), entry)
+
+    @contextmanager
+    def _tuning(
+        self, call: Call, group: Any, verbose: bool, logs: Path | None = None, **terms: object
+    ) -> Iterator[CallTuning]:
+        """Begin and end a tuning on all ranks, whose terms must be alike (see `Ranks.together`)."""
+        ranks, runs = Ranks(group), f"{self.n_warmup} + {self.n_repeat}"
+        with ranks.together(self.name, {"key": call.key, "source": self._code, **terms, "runs": runs}):
+            yield CallTuning(self, call, ranks, teller(verbose, self.name, call.key, ranks, logs))
+
+
+@dataclass
+class CallTuning:
+    """One tuning of one call, on all ranks in step; `say` takes what there is to say of it."""
+
+    tuner: FunctionTuner
+    call: Call
+    ranks: Ranks
+    say: Callable[[str], object]
+
+    @cached_property
+    def undo(self) -> Callable[[], object] | None:
+        """What undoes the changes of a run, from what is there when it is first asked for."""
+        return self.tuner._effects.undo(self.call.args, self.call.kwargs, self.call.named)
+
+    @contextmanager
+    def undone(self) -> Iterator[None]:
+        """Undo the changes of what runs in the block, at its end."""
+        undo = self.undo
+        try:
+            yield
+        finally:
+            if undo is not None:
+                undo()
+
+    def is_shared(self, gist: str) -> bool:
+        """Whether all ranks know the same. What only some of them know has to be measured again, in step."""
+        return len(set(self.ranks.exchange("what is known", gist))) == 1
+
+    def measure(
+        self,
+        record: KeyRecord,
+        candidates: Sequence[Candidate],
+        search: Search,
+        run: Callable[[Candidate], Any],
+        *,
+        label: str = "",
+        save: Callable[[], object] = lambda: None,
+        check: Callable[[Candidate], object] = lambda candidate: None,
+    ) -> tuple[TuningSession[Candidate], str]:
+        """Fill a record with what a search asks for. What was measured is saved whatever ends it, Ctrl-C among others.
+
+        Returns:
+            The session, and what was measured, in words.
+        """
+        tuner, ranks = self.tuner, self.ranks
+
+        def report(candidate: Candidate, measured: Measured) -> None:
+            took, best = f"{measured.status.value}: {measured.error}", session.best
+            if measured.time_us is not None:
+                took = f"{measured.time_us:.1f} us"
+            so_far = "" if best is None else f" (best {session.measured[best].time_us:.1f} us: {best})"
+            self.say(f"{label}{len(record.measured)}/{len(candidates)} {candidate}: {took}{so_far}")
+
+        timer = tuner._timer or timer_for(self.call.place.on_gpu, in_step=not ranks.alone)
+        session = TuningSession(
+            RecordTimes(record, save, tuner._clock, tuner._now),
+            CallTrials(tuner.name, run, timer, self.undo, ranks, tuner.n_warmup, tuner.n_repeat, check),
+            budget_s=search.budget_s,
+            max_trials=search.max_trials,
+            needs_one=True,
+            in_step=lambda is_in_time: all(ranks.exchange("budget_s", is_in_time)),
+            report=report,
+            clock=tuner._clock,
+        )
+        session.recall(candidates)
+        try:
+            return session, search.run(session, record.problem, candidates, ranks.exchange)
+        finally:
+            save()
+
+    def result(
+        self, function: str, key: str, record: KeyRecord, best: Candidate, trials: Sequence[Trial], **rest: Any
+    ) -> TuneResult:
+        """Return what was found out of a function, or of a kernel in it."""
+        chosen = record.measured.get(best.text)
+        return TuneResult(
+            function=function,
+            key=key,
+            problem=record.problem,
+            device=self.call.place.name,
+            software=dict(record.software),
+            best_config=dict(best.knobs),
+            best_time_us=None if chosen is None else chosen.time_us,
+            trials=tuple(trials),
+            **rest,
+        )
+
+
+def trials_of(
+    candidates: Iterable[Candidate],
+    measured: Mapping[Candidate, Measured],
+    metrics: Callable[[float | None], dict[str, float]] = lambda time_us: {},
+) -> list[Trial]:
+    """Return the trials of those candidates that something is known of, in their order."""
+    return [
+        Trial(dict(one.knobs), *measured[one], metrics(measured[one].time_us)) for one in candidates if one in measured
+    ]

@@ -1,0 +1,189 @@
+"""`Shortlister`: which configs of a launch are worth timing, by a family's ranker or by the kernel's own times."""
+
+from __future__ import annotations
+
+import logging
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from ...datasets import Dtype, Family, ForetuneError, KernelConfig, Problem
+from ...datasets.errors import reason_of
+from ..current_device import device_here
+from ..mode import Mode, resolve_mode
+from ..prune import Pruner
+from ..shortlist import bundle_in_force
+from ..traced import CAN_ASK_SINCE, break_graph, leave_launches_to_triton, torch_release
+from ..warn import warn_once
+from .launches import LaunchFamily
+from .own_timings import OwnTimings
+from .ranks.agreement import scope
+
+if TYPE_CHECKING:
+    import triton
+
+    from ..how_many import Length
+
+#: Says why a launch is tuned over so many configs; warnings are for what is wrong.
+_log = logging.getLogger("foretune")
+
+
+class Shortlister(ABC):
+    """Reads launches of one kernel as problems of a `family`, and picks configs for them. Any of it may raise: callers
+    go on without a shortlist.
+
+    `bundle` is the digest of what predicts, "" for none; `bucket` has the dimensions to round beside those that the
+    family does.
+    """
+
+    bundle = ""
+
+    def __init__(self, family: Family, bucket: tuple[str, ...]) -> None:
+        self.family, self._bucket = family, bucket
+
+    def problem(self, arguments: Mapping[str, Any]) -> Problem:
+        """Return the problem of a launch with these arguments, by parameter name."""
+        return self.family.problem_from_call(arguments)
+
+    def stand_in(self, problem: Problem) -> Problem:
+        """Return what stands for a problem and for all that are tuned with it."""
+        return self.family.at_call_time(problem).rounded(*self._bucket)
+
+    def value(self, config: triton.Config) -> KernelConfig:
+        """Return a config in the words of the family."""
+        return KernelConfig.from_triton(config)
+
+    @abstractmethod
+    def positions(self, problem: Problem, configs: tuple[triton.Config, ...]) -> tuple[int, ...]:
+        """Return which configs to try, the best first, as FORETUNE_MODE has it."""
+
+    def supports(self, config: triton.Config, problem: Problem) -> bool:
+        """Whether a config that was chosen for the problem's stand-in can run the problem itself."""
+        return True
+
+    def learn(self, problem: Problem, times_us: Mapping[KernelConfig, float | None], ranks: int = 0) -> None:  # noqa: B027 - optional
+        """Learn what was measured of a stand-in, None for a config that failed. `ranks` is the `scope()` of times that
+        were agreed on with other ranks."""
+
+
+class FamilyShortlister(Shortlister):
+    """Asks a family's ranker, which has learned what it knows, as `prune` does."""
+
+    def __init__(self, pruner: Pruner, bucket: tuple[str, ...] = ()) -> None:
+        if unknown := [dim for dim in bucket if dim not in pruner.family.dims]:
+            raise ForetuneError(
+                f"bucket must name dimensions of {pruner.family.name}, which has {', '.join(pruner.family.dims)}, "
+                f"but has {unknown[0]}"
+            )
+        super().__init__(pruner.family, bucket)
+        self._pruner = pruner
+
+    @property
+    def bundle(self) -> str:  # type: ignore[override]  # known when it is asked for
+        return bundle_in_force(self._pruner.bundle).digest
+
+    def problem(self, arguments: Mapping[str, Any]) -> Problem:
+        return self._pruner.problem(arguments)
+
+    def value(self, config: triton.Config) -> KernelConfig:
+        return self._pruner.own_knobs.config(config)
+
+    def positions(self, problem: Problem, configs: tuple[triton.Config, ...]) -> tuple[int, ...]:
+        return self._pruner.positions(problem, configs)
+
+    def supports(self, config: triton.Config, problem: Problem) -> bool:
+        return self.family.supports(self.value(config), problem, self._pruner.device or device_here()) is None
+
+
+class OwnShortlister(Shortlister):
+    """Asks the model of the kernel's own timings, which has to see some before it shortens a list.
+
+    There is one for each number that `ranks` gives: the ranks of a job need the same list, so what one of them measured
+    alone does not count there.
+    """
+
+    def __init__(self, tuner: Any, k: Length, bucket: tuple[str, ...] = (), ranks: Callable[[], int] = scope) -> None:
+        if unknown := [name for name in bucket if name not in tuner.keys]:
+            raise ForetuneError(f"bucket must name some of key, {', '.join(tuner.keys)}, but has {unknown[0]}")
+        super().__init__(LaunchFamily(tuner), bucket)
+        self._own: dict[int, OwnTimings] = {}
+        self._k, self._ranks = k, ranks
+
+    def positions(self, problem: Problem, configs: tuple[triton.Config, ...]) -> tuple[int, ...]:
+        """See `Shortlister`; in mode `predict` all that may be the best, which are several where nothing is sure."""
+        if (wanted := resolve_mode()) is Mode.OFF or len(configs) == 1:
+            return tuple(range(len(configs)))
+        values, k = [self.value(config) for config in configs], 1 if wanted is Mode.PREDICT else self._k
+        advice = self._timings(self._ranks()).advise(self.stand_in(problem), values, k)
+        if wanted is Mode.PREDICT and not advice.sure:
+            warn_once(f"{problem.family}: no prediction ({advice.reason})", f": any of {len(configs)} configs may run")
+        _log.info("%s: %d of %d configs: %s", problem, len(advice.positions), len(values), advice.reason)
+        return advice.positions
+
+    def learn(self, problem: Problem, times_us: Mapping[KernelConfig, float | None], ranks: int = 0) -> None:
+        self._timings(ranks).learn(problem, times_us)
+
+    def _timings(self, ranks: int) -> OwnTimings:
+        return self._own.setdefault(ranks, OwnTimings(self.family))
+
+
+class TracedPrune:
+    """The `early_config_prune` of a `PredictedAutotuner`, for Dynamo, which makes an autotuner of its own of what this
+    lets through (see `runtime/traced.py`):
+
+    - Static shapes: the config that is known to be the fastest, alone, so that nothing is tuned; else the shortlist.
+      Of a kernel that needs its tensors reset or restored it is one config, too.
+    - Where that cannot be told, as for dynamic shapes, the graph breaks at the launch, which then runs outside it and
+      chooses as ever; so it does with a torch whose Dynamo cannot hand configs to a function that it does not trace.
+    """
+
+    def __init__(
+        self,
+        kernel: str,
+        own: Callable[..., Sequence[triton.Config]] | None,
+        shortlister: Shortlister,
+        best_known: Callable[[Problem, tuple[triton.Config, ...]], int | None],
+        *,
+        alters: bool,
+    ) -> None:
+        self._kernel, self._own, self._shortlister, self._alters = kernel, own, shortlister, alters
+        self._best_known, self._problem = best_known, shortlister.problem
+        self._can_ask = torch_release() >= CAN_ASK_SINCE
+
+    def __call__(
+        self, configs: Sequence[triton.Config], named_args: Mapping[str, Any], /, **kwargs: Any
+    ) -> list[triton.Config]:
+        leave_launches_to_triton()
+        allowed = configs if self._own is None else self._own(configs, named_args, **kwargs)
+        if self._can_ask:
+            problem = self._problem({**named_args, **kwargs})
+            if positions := self._positions(problem.family, problem.dims, problem.dtype, problem.flags, *allowed):
+                return [allowed[position] for position in positions]
+        break_graph()
+        return list(allowed)
+
+    def _positions(
+        self,
+        family: str,
+        dims: tuple[tuple[str, int], ...],
+        dtype: Dtype,
+        flags: tuple[str, ...],
+        *configs: triton.Config,
+    ) -> tuple[int, ...]:
+        """Which configs go through; none where the launch has to find out by itself."""
+        problem = Problem(family, dims, dtype, flags)
+        try:
+            if (best := self._best_known(problem, configs)) is not None:
+                return (best,)
+            positions = self._shortlister.positions(problem, configs)
+            if resolve_mode() is Mode.PREDICT:
+                positions = positions[:1]
+        except Exception as error:  # noqa: BLE001 - no trouble of ours stops a launch
+            warn_once(f"{self._kernel}: no prediction ({reason_of(error)})", f": all {len(configs)} configs go through")
+            positions = tuple(range(len(configs)))
+        if not self._alters:
+            return positions
+        return positions[:1] if len(positions) < len(configs) or len(configs) == 1 else ()
+
+    # For Dynamo to call it, and take its answer as a constant (see `Pruner`).
+    _positions.__dict__["_dynamo_marked_constant"] = True
