@@ -21,16 +21,16 @@ if TYPE_CHECKING:
         choose_rivals,
     )
     from .bundle import Bundle, load_bundle, open_bundle
-    from .evaluate import cross_validate, evaluate_bundle
+    from .cross_validation import cross_validate, evaluate_bundle
     from .evaluation import Evaluation
     from .gbdt import LightGBMRanker
     from .metrics import Summary, geomean, noise_floor, summarise, top_k_regret
     from .ranker import Ranker, UnseenCardRanker, ranker_on
     from .scoring.trees import Forest
-    from .sources import check_measured, check_sources, measured_grid
     from .splits import split_folds, split_groups
     from .train import train_bundle
     from .trained_family import TrainedFamily
+    from .training_set import TrainingSet, check_measured, check_sources
 
 __all__ = [
     "Bundle",
@@ -46,6 +46,7 @@ __all__ = [
     "StaticRanker",
     "Summary",
     "TrainedFamily",
+    "TrainingSet",
     "UnseenCardRanker",
     "adapt_bundle",
     "check_measured",
@@ -55,7 +56,6 @@ __all__ = [
     "evaluate_bundle",
     "geomean",
     "load_bundle",
-    "measured_grid",
     "noise_floor",
     "open_bundle",
     "ranker_on",
@@ -85,11 +85,11 @@ _HOMES = {
         ".baselines",
     ),
     **dict.fromkeys(("Bundle", "load_bundle", "open_bundle"), ".bundle"),
-    **dict.fromkeys(("cross_validate", "evaluate_bundle"), ".evaluate"),
+    **dict.fromkeys(("cross_validate", "evaluate_bundle"), ".cross_validation"),
     "Evaluation": ".evaluation",
     **dict.fromkeys(("Summary", "geomean", "noise_floor", "summarise", "top_k_regret"), ".metrics"),
     **dict.fromkeys(("Ranker", "UnseenCardRanker", "ranker_on"), ".ranker"),
-    **dict.fromkeys(("check_measured", "check_sources", "measured_grid"), ".sources"),
+    **dict.fromkeys(("TrainingSet", "check_measured", "check_sources"), ".training_set"),
     **dict.fromkeys(("split_folds", "split_groups"), ".splits"),
 }
 

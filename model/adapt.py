@@ -7,18 +7,16 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ..datasets import BundleError, Family, KernelConfig
-from ..datasets.default_knobs import with_default_knobs
 from ..datasets.errors import warn
-from ..datasets.grid import BinaryKind, Grid
+from ..datasets.grid import BinaryKind
 from ..datasets.progress import share_of
 from .bundle import Bundle
 from .calibration.conformal import UNCALIBRATED
-from .calibration.cross_fit import calibrated_on
+from .calibration.cross_fit import cross_fitted
 from .calibration.extent import Extent
 from .gbdt import AdaptedRanker
-from .origin import origin_of
-from .sources import measured_grid
 from .trained_family import TrainedFamily
+from .training_set import TrainingSet
 
 if TYPE_CHECKING:
     from ..datasets.dataset import Dataset
@@ -34,7 +32,7 @@ def adapt_bundle(bundle: Bundle, dataset: Dataset, families: Mapping[str, Family
     calibrated any more, since it would be for another ranker and card, and a `ForetuneWarning` says so.
 
     The same bundle, dataset, families and LightGBM give the same bytes; the origin in the manifest has the bundle it
-    came from and what was added, in "adapted". Warns as `measured_grid` does. Raises `BundleError` where the two have
+    came from and what was added, in "adapted". Warns as `TrainingSet.of` does. Raises `BundleError` where the two have
     no family in common, or the family's features are not those that the bundle learned from.
 
     >>> adapt_bundle(load_bundle(), load("small"), families).save("my-bundle")  # doctest: +SKIP
@@ -48,37 +46,34 @@ def adapt_bundle(bundle: Bundle, dataset: Dataset, families: Mapping[str, Family
     trained = dict(bundle.trained)
     for name in both:
         family, old = families[name], bundle.trained[name]
-        measured = with_default_knobs(dataset, family)
-        grid = measured_grid(measured, family)
-        # Tidy: what comes of a collection depends on what was measured, and not on what came first.
-        tidy = grid.tidy()
+        data = TrainingSet.of(dataset, family)
+        tidy = data.tidy()  # what is learned depends on what was measured, and not on what came first
         with share_of(0.4 / len(both)):
-            ranker = old.ranker.adapted(tidy, family, trees=trees)
+            ranker = old.ranker.adapted(tidy.grid, family, trees=trees)
         with share_of(0.6 / len(both)):
-            calibration = calibrated_on(measured, tidy, family, partial(AdaptedRanker, old.ranker, trees))
+            calibration = cross_fitted(tidy, partial(AdaptedRanker, old.ranker, trees))
         if calibration is None:
             warn(
                 f"{dataset.name}: {len(tidy)} problems of {name} are too few, or too much alike, to calibrate it: "
                 f'k="auto" is {UNCALIBRATED} then'
             )
-        seen = Extent.of([case.problem for case in tidy.cases])
         trained[name] = TrainedFamily(
             ranker=ranker,
-            devices=tuple(dict.fromkeys((*bundle.trained_on(name), *grid.devices))),
-            origin=_origin(bundle, measured, grid, family),
-            wrong_results=_together(old.wrong_results, measured.wrong_results(name)),
+            devices=tuple(dict.fromkeys((*bundle.trained_on(name), *data.devices))),
+            origin=_origin(bundle, data),
+            wrong_results=_together(old.wrong_results, data.wrong_results),
             calibration=calibration,
-            extent=old.extent | seen,
+            extent=old.extent | Extent.of(data.problems),
         )
     return Bundle(trained, bundle.lightgbm_version)
 
 
-def _origin(bundle: Bundle, dataset: Dataset, grid: Grid, family: Family) -> dict[str, Any]:
+def _origin(bundle: Bundle, data: TrainingSet) -> dict[str, Any]:
     """The bundle's origin, and what was added to it; its runs are those of both, where the bundle recorded any."""
-    old, new = dict(bundle.trained[family.name].origin), origin_of(dataset, grid, family)
+    old, new = dict(bundle.trained[data.family.name].origin), data.origin
     if isinstance(old.get("runs"), list):
         old["runs"] = sorted({*map(str, old["runs"]), *new["runs"]})
-    added = new | {"from_bundle": bundle.digest, "devices": sorted({device.name for device in grid.devices})}
+    added = new | {"from_bundle": bundle.digest, "devices": sorted({device.name for device in data.devices})}
     earlier = old.get("adapted")
     return old | {"adapted": [*(earlier if isinstance(earlier, list) else []), added]}
 

@@ -42,7 +42,7 @@ class Evaluation:
     #: What the ranker said, (2, n_problems, n_configs): with ragged sizes known, and without; NaN = no candidate.
     predicted: NDArray[np.float64]
     seen_in_training: float | None = 0.0  # the share of the measurements that the ranker learned from; None: unknown
-    thin: int = 0  # other problems, of which few configs were tried: they were learned from and are not judged
+    sparse: int = 0  # other problems, of which few configs were tried: they were learned from and are not judged
     #: Whether shortlists of k="auto" hold a good config, by where the problems are from; empty where nothing is
     #: calibrated.
     coverage: Mapping[str, Coverage] = field(default_factory=dict)
@@ -56,7 +56,7 @@ class Evaluation:
         """One family's entry of `foretune evaluate --json`; 1.0 = the best config."""
         return {
             "problems": len(self.cases),
-            "thin_problems": self.thin,
+            "sparse_problems": self.sparse,
             "tried": round(self.tried, 4),
             "noise_floor": round(geomean(self.full_search), 4),
             "seen_in_training": None if self.seen_in_training is None else round(self.seen_in_training, 4),
@@ -119,7 +119,9 @@ class Evaluation:
         seen = self.seen_in_training
         below = [*self._compared(), *(f"{name} is left out: {why}." for name, why in self.left_out.items())]
         below += [f"It was trained on {in_percent(seen)} of these measurements, which flatter it."] if seen else []
-        below += [f"Learned from as well: {self.thin} problems of which few configs were tried."] if self.thin else []
+        below += (
+            [f"Learned from as well: {self.sparse} problems of which few configs were tried."] if self.sparse else []
+        )
         below += [f'Of the shortlists of k="auto", {where}: {coverage}.' for where, coverage in self.coverage.items()]
         return table(title, ("best of first", *ks), rows, below=below)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -11,43 +11,10 @@ import numpy as np
 from ..datasets import BinaryFacts, DeviceSpec, Family, FamilyError, ForetuneError, KernelConfig, Problem
 from ..datasets.grid import Grid
 from ..datasets.progress import advance
+from .training_set import supported
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
-
-
-class Subsets:
-    """Configs by mask, each subset one and the same tuple: families remember what depends on a list of configs alone,
-    and most problems have the same list.
-
-    >>> configs = (KernelConfig.of(BLOCK=16), KernelConfig.of(BLOCK=32))
-    >>> Subsets(configs)[np.array([False, True])]
-    (KernelConfig(meta=(('BLOCK', 32),), num_warps=4, num_stages=3, num_ctas=1, maxnreg=None, ir_override=None),)
-    """
-
-    def __init__(self, configs: tuple[KernelConfig, ...]) -> None:
-        self._configs = configs
-        self._made: dict[bytes, tuple[KernelConfig, ...]] = {}
-
-    def __getitem__(self, mask: NDArray[np.bool_]) -> tuple[KernelConfig, ...]:
-        key = mask.tobytes()
-        if key not in self._made:
-            self._made[key] = tuple(config for config, chosen in zip(self._configs, mask, strict=True) if chosen)
-        return self._made[key]
-
-
-def supported(grid: Grid, family: Family) -> NDArray[np.bool_]:
-    """Where the family lets a config through, (n_problems, n_configs): the others reach no shortlist."""
-    if grid.possible is not None:
-        return grid.possible
-    known: dict[Hashable, list[bool]] = {}
-    rows = []
-    for case, device in zip(grid.cases, grid.devices, strict=True):
-        by = family.supports_by(case.problem), device
-        if by not in known:
-            known[by] = [family.supports(config, case.problem, device) is None for config in grid.configs]
-        rows.append(known[by])
-    return np.array(rows)
 
 
 def features_of(

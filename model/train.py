@@ -7,15 +7,13 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from ..datasets import Family, ForetuneError
-from ..datasets.default_knobs import with_default_knobs
 from ..datasets.progress import share_of, side_by_side
 from .bundle import Bundle
-from .calibration.cross_fit import calibrated_on
+from .calibration.cross_fit import cross_fitted
 from .calibration.extent import Extent
 from .gbdt import LightGBMRanker
-from .origin import origin_of
-from .sources import measured_grid
 from .trained_family import TrainedFamily
+from .training_set import TrainingSet
 
 if TYPE_CHECKING:
     from ..datasets.dataset import Dataset
@@ -28,7 +26,7 @@ def train_bundle(
     calibrated on models that were held out, where the dataset has enough.
 
     `ranker` makes the unfitted ranker. The same dataset, families, parameters and LightGBM give the same bytes. Warns
-    as `measured_grid` does. Raises `ForetuneError` where the dataset has none of the families.
+    as `TrainingSet.of` does. Raises `ForetuneError` where the dataset has none of the families.
 
     >>> train_bundle(load("h200"), families).save("my-bundle")  # doctest: +SKIP
     """
@@ -43,20 +41,18 @@ def train_bundle(
 
     def train(name: str) -> TrainedFamily:
         with share_of(rows[name] / sum(rows.values())):
-            family = families[name]
-            measured = with_default_knobs(dataset, family)
-            grid = measured_grid(measured, family)
+            data = TrainingSet.of(dataset, families[name])
             with share_of(0.4):
-                fitted = ranker().fit(grid, family)
+                fitted = ranker().fit(data.grid, data.family)
             with share_of(0.6):
-                calibration = calibrated_on(measured, grid, family, ranker)
+                calibration = cross_fitted(data, ranker)
         return TrainedFamily(
             ranker=fitted,
-            devices=tuple(dict.fromkeys(grid.devices)),
-            origin=origin_of(measured, grid, family),
-            wrong_results=measured.wrong_results(name),
+            devices=data.devices,
+            origin=data.origin,
+            wrong_results=data.wrong_results,
             calibration=calibration,
-            extent=Extent.of([case.problem for case in grid.cases]),
+            extent=Extent.of(data.problems),
         )
 
     # One family's two halves do not take equally long (see `LightGBMRanker.fit`), and beside another no core idles. The

@@ -165,7 +165,7 @@ def evaluate(
 
     from ...model import load_bundle
     from ...model.baselines import choose_rivals
-    from ...model.evaluate import cross_validate, evaluate_bundle
+    from ...model.cross_validation import cross_validate, evaluate_bundle
     from ..comparisons import baselines_of
 
     given = None if bundle is None else load_bundle(bundle)

@@ -14,7 +14,7 @@ from ...datasets.errors import check_between
 from ...datasets.grid import Grid
 from ...datasets.progress import share_of
 from ..baselines.registry import Rivals
-from ..evaluate import cross_validate
+from ..cross_validation import cross_validate
 from ..gbdt import LightGBMRanker
 from ..metrics import Summary, summarise
 from ..ranker import Ranker

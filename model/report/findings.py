@@ -13,7 +13,7 @@ from ...datasets import Family, KernelConfig
 from ...datasets.errors import abridged
 from ...datasets.grid import Grid
 from ...datasets.progress import share_of
-from ..evaluate import cross_validate, evaluate_bundle
+from ..cross_validation import cross_validate, evaluate_bundle
 from ..evaluation import Evaluation
 from ..gbdt import LightGBMRanker
 from ..rows import training_rows

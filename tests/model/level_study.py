@@ -9,10 +9,9 @@ from collections.abc import Callable
 import numpy as np
 from foretune.datasets import load
 from foretune.kernels import find_family
-from foretune.model import LightGBMRanker, measured_grid, split_folds, split_groups
+from foretune.model import LightGBMRanker, TrainingSet, split_folds
 from foretune.model.calibration.conformal import COVERAGE, MOST_TRIED, excess, needed_length
-from foretune.model.rows import Subsets
-from foretune.model.sources import candidates_of, eligible_of
+from foretune.model.training_set import Subsets
 
 #: (places from 1, log slowdowns, disagreement of the halves), each by place -> the score of each config, ascending.
 SCORES: dict[str, Callable[..., np.ndarray]] = {
@@ -29,9 +28,9 @@ SCORES: dict[str, Callable[..., np.ndarray]] = {
 
 def predicted(data: str, name: str, trees: int, epochs: int) -> list[tuple]:
     """Of each problem its group, log slowdowns and disagreement by place, and the length that it needs."""
-    dataset, family = load(data), find_family(name)
-    grid = measured_grid(dataset, family)
-    candidates, groups = candidates_of(dataset, grid, eligible_of(dataset, grid, family)), split_groups(grid.cases)
+    family = find_family(name)
+    learned = TrainingSet.of(load(data), family)
+    grid, candidates, groups = learned.grid, learned.judged, learned.groups
     fold, subsets, found = split_folds(groups, 5), Subsets(grid.configs), []
     for number in np.unique(fold).tolist():
         known = grid.select(np.flatnonzero(fold != number))

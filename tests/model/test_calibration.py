@@ -9,14 +9,13 @@ import numpy as np
 import pytest
 from fakes import DEVICE, FakeFamily, fake_cases, fake_dataset
 from foretune.datasets import DeviceSpec, ForetuneError, Problem
-from foretune.model import LightGBMRanker, cross_validate, measured_grid, top_k_regret
+from foretune.model import LightGBMRanker, TrainingSet, cross_validate, top_k_regret
 from foretune.model.calibration import cross_fit
 from foretune.model.calibration.conformal import COVERAGE, MOST_TRIED, Calibration, calibrate, needed_length
 from foretune.model.calibration.coverage import Coverage, within_distribution
 from foretune.model.calibration.cross_fit import FOLDS, cross_fitted
 from foretune.model.calibration.extent import Distance, Extent, distance_of
 from foretune.model.metrics import growing_regret
-from foretune.model.sources import candidates_of, eligible_of, measured_whole
 from foretune.model.splits import split_sizes
 
 FAMILY, DATASET = FakeFamily(), fake_dataset()
@@ -171,42 +170,36 @@ def test_an_extent_of_other_dimensions_says_what_it_can():
 
 
 @pytest.fixture(scope="module")
-def parts():
-    grid = measured_grid(DATASET, FAMILY)
-    possible = grid.possible
-    eligible = eligible_of(DATASET, grid, FAMILY)
-    return grid, eligible, measured_whole(candidates_of(DATASET, grid, eligible), possible)
+def data():
+    return TrainingSet.of(DATASET, FAMILY)
 
 
-def test_the_same_training_is_calibrated_alike_whatever_runs_side_by_side(parts):
-    one, two = (cross_fitted(*parts, FAMILY, QUICK, jobs=jobs) for jobs in (1, 2))
+def test_the_same_training_is_calibrated_alike_whatever_runs_side_by_side(data):
+    one, two = (cross_fitted(data, QUICK, jobs=jobs) for jobs in (1, 2))
     assert one == two
     assert Calibration.from_json(one.to_json()) == one
 
 
-def test_folds_past_what_is_plenty_are_not_trained(parts, monkeypatch):
+def test_folds_past_what_is_plenty_are_not_trained(data, monkeypatch):
     def trainings():
         made = []
-        assert cross_fitted(*parts, FAMILY, lambda: made.append(1) or QUICK(), jobs=1) is not None
+        assert cross_fitted(data, lambda: made.append(1) or QUICK(), jobs=1) is not None
         return len(made)
 
     assert trainings() == FOLDS
-    third = len(parts[0]) // FOLDS
+    third = len(data) // FOLDS
     monkeypatch.setattr(cross_fit, "_PLENTY", third + 3)
     assert trainings() == 2
     monkeypatch.setattr(cross_fit, "_PLENTY", third - 3)
     assert trainings() == 1
 
 
-def test_too_few_problems_or_one_model_are_not_calibrated(parts):
-    grid, eligible, whole = parts
-    few = np.arange(12)
-    assert cross_fitted(grid.select(few), eligible[few], whole[few], FAMILY, QUICK) is None
+def test_too_few_problems_or_one_model_are_not_calibrated(data):
+    assert cross_fitted(data.select(np.arange(12)), QUICK) is None
     one = fake_dataset(fake_cases(models=1, tokens=tuple(range(16, 32)), randoms=0))
-    alone = measured_grid(one, FAMILY)
-    possible = alone.possible
+    alone = TrainingSet.of(one, FAMILY)
     assert len(alone) > 20
-    assert cross_fitted(alone, possible, np.ones(len(alone), bool), FAMILY, QUICK) is None
+    assert cross_fitted(alone, QUICK) is None
 
 
 def test_evaluation_reports_coverage_and_length():
