@@ -201,8 +201,7 @@ class _Split:
         for place, row in enumerate(rows):
             for number, view in enumerate(views):
                 advance(1 / (len(rows) * len(views)))
-                problem = view(data.grid.cases[row].problem)
-                scores[number, place, data.candidate[row]] = data.predict(ranker, row, problem)
+                scores[number, place, data.candidate[row]] = data.predict(ranker, row, view)
         return scores
 
     @property

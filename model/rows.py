@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -11,10 +11,23 @@ import numpy as np
 from ..datasets import BinaryFacts, DeviceSpec, Family, FamilyError, ForetuneError, KernelConfig, Problem
 from ..datasets.grid import Grid
 from ..datasets.progress import advance
-from .training_set import supported
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
+
+
+def supported(grid: Grid, family: Family) -> NDArray[np.bool_]:
+    """Return where the family supports a config, (n_problems, n_configs): the others reach no shortlist."""
+    if grid.supported is not None:
+        return grid.supported
+    known: dict[Hashable, list[bool]] = {}
+    rows = []
+    for case, device in zip(grid.cases, grid.devices, strict=True):
+        by = family.supports_by(case.problem), device
+        if by not in known:
+            known[by] = [family.supports(config, case.problem, device) is None for config in grid.configs]
+        rows.append(known[by])
+    return np.array(rows, np.bool_).reshape(len(grid), len(grid.configs))
 
 
 def features_of(

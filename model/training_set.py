@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -26,6 +26,7 @@ from ..datasets import (
 )
 from ..datasets.contents import kernel_sources, other_sources
 from ..datasets.errors import warn
+from .rows import supported
 from .splits import split_groups
 
 if TYPE_CHECKING:
@@ -59,8 +60,10 @@ class TrainingSet:
     runs: Mapping[str, int]  # the number of the family's measurements, by run id
 
     @classmethod
-    def of(cls, dataset: Dataset, family: Family) -> TrainingSet:
-        """Return what a ranker of the family may learn from.
+    def of(
+        cls, dataset: Dataset, family: Family, where: Callable[[Problem, DeviceSpec], bool] | None = None
+    ) -> TrainingSet:
+        """Return what a ranker of the family may learn from: all problems, or those `where` a predicate holds.
 
         Times of configs that the family does not support on their problem are left out, with a `ForetuneWarning` that
         says how many and why: no shortlist has them, and their features may be anything. So are configs that it
@@ -72,7 +75,11 @@ class TrainingSet:
         """
         dataset = dataset.of_family(family)
         check_measured(dataset, family)
-        grid = _valid(dataset.name, dataset.grid(family.name), family)
+        grid = dataset.grid(family.name)
+        if where is not None:
+            cells = zip(grid.cases, grid.devices, strict=True)
+            grid = grid.select([row for row, (case, device) in enumerate(cells) if where(case.problem, device)])
+        grid = _valid(dataset.name, grid, family)
         wrong_results = dataset.wrong_results(family.name)
         candidate = supported(grid, family).copy()
         for row, case in zip(candidate, grid.cases, strict=True):
@@ -136,10 +143,10 @@ class TrainingSet:
         columns = [column_of[config] for config in grid.configs]
         return replace(self, grid=grid, candidate=self.candidate[np.ix_(rows, columns)])
 
-    def predict(self, ranker: Ranker, row: int, problem: Problem) -> NDArray[np.float64]:
-        """Return the predicted slowdowns of the candidates of a row, (n_candidates,), for its problem as far as it is
-        known."""
-        configs = self._subsets[self.candidate[row]]
+    def predict(self, ranker: Ranker, row: int, view: Callable[[Problem], Problem]) -> NDArray[np.float64]:
+        """Return the predicted slowdowns of the candidates of a row, (n_candidates,), for a view of its problem, such
+        as `Family.at_call_time`."""
+        configs, problem = self._subsets[self.candidate[row]], view(self.grid.cases[row].problem)
         return ranker.predict(self.family, problem, self.grid.devices[row], configs)
 
     @cached_property
@@ -200,20 +207,6 @@ class Subsets:
         if key not in self._made:
             self._made[key] = tuple(config for config, chosen in zip(self._configs, mask, strict=True) if chosen)
         return self._made[key]
-
-
-def supported(grid: Grid, family: Family) -> NDArray[np.bool_]:
-    """Return where the family supports a config, (n_problems, n_configs): the others reach no shortlist."""
-    if grid.supported is not None:
-        return grid.supported
-    known: dict[Hashable, list[bool]] = {}
-    rows = []
-    for case, device in zip(grid.cases, grid.devices, strict=True):
-        by = family.supports_by(case.problem), device
-        if by not in known:
-            known[by] = [family.supports(config, case.problem, device) is None for config in grid.configs]
-        rows.append(known[by])
-    return np.array(rows)
 
 
 def is_exhaustive(judged: NDArray[np.bool_], supported: NDArray[np.bool_]) -> NDArray[np.bool_]:

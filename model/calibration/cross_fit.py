@@ -64,8 +64,7 @@ def cross_fitted(data: TrainingSet, ranker: Callable[[], Ranker], *, jobs: int =
         logs, tested = {}, np.flatnonzero((fold == number) & judged)
         for row in tested.tolist():
             advance(0.1 / len(numbers) / len(tested))
-            problem = data.family.at_call_time(data.grid.cases[row].problem)
-            logs[row] = np.log(data.predict(fitted, row, problem))
+            logs[row] = np.log(data.predict(fitted, row, data.family.at_call_time))
         return logs
 
     parts = side_by_side([partial(predicted, number) for number in numbers], jobs)

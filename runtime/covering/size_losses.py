@@ -10,7 +10,7 @@ import numpy as np
 
 from ...datasets import DeviceSpec, Family, ForetuneError, KernelConfig, Problem
 from ...datasets.errors import abridged
-from ...model.training_set import EXHAUSTIVE
+from ...model.training_set import EXHAUSTIVE, TrainingSet
 from ..shortlist import bundle_in_force, predicted_slowdowns
 
 if TYPE_CHECKING:
@@ -93,13 +93,17 @@ def measured_losses(
     Sizes that were hardly begun are left out, which the reason says. Raises `ForetuneError` where fewer than two were
     measured.
     """
-    grid = data.grid(family)
+    fixed = at_size(problem, dynamic, 0)
+
+    def is_wanted(one: Problem, spec: DeviceSpec) -> bool:
+        return spec == device and low <= one[dynamic] <= high and at_size(one, dynamic, 0) == fixed
+
+    learned = TrainingSet.of(data, family, is_wanted)
+    grid = learned.grid
     rows: dict[int, list[int]] = {}
-    for row, (case, spec) in enumerate(zip(grid.cases, grid.devices, strict=True)):
-        size = case.problem[dynamic]
-        if spec == device and low <= size <= high and at_size(case.problem, dynamic, 0) == at_size(problem, dynamic, 0):
-            rows.setdefault(size, []).append(row)
-    tried_at: dict[int, NDArray[np.bool_]] = {size: grid.measured[rows[size]].all(axis=0) for size in sorted(rows)}
+    for row, one in enumerate(learned.problems):
+        rows.setdefault(one[dynamic], []).append(row)
+    tried_at: dict[int, NDArray[np.bool_]] = {size: learned.measured[rows[size]].all(axis=0) for size in sorted(rows)}
     cut = _cut_short(family, problem, dynamic, device, grid.configs, tried_at)
     sizes = [size for size in tried_at if size not in cut]
     if len(sizes) < 2:

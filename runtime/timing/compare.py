@@ -20,7 +20,8 @@ from ...datasets import Case, DeviceSpec, ForetuneError, KernelConfig, Measurabl
 from ...datasets.console.tables import table
 from ...datasets.errors import reason_of, shown, warn
 from ...datasets.family import compute_us
-from ...model.training_set import is_exhaustive, supported
+from ...model.rows import supported
+from ...model.training_set import is_exhaustive
 from ..shortlist import make_shortlist
 from .timer import Timer
 

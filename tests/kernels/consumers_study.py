@@ -10,7 +10,7 @@ import rich
 from foretune.datasets import load
 from foretune.datasets.console.tables import table
 from foretune.kernels import find_measurable
-from foretune.model.training_set import supported
+from foretune.model.rows import supported
 
 #: Upper ends of the rows, in GFLOP.
 ENDS = (1, 10, 50, 200, 1000, np.inf)
