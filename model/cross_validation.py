@@ -12,7 +12,7 @@ import numpy as np
 from ..datasets import Family, ForetuneError, Problem
 from ..datasets.errors import warn
 from ..datasets.progress import advance, share_of, side_by_side
-from .baselines.registry import Baseline, RankerFactory, Rivals, choose_rivals
+from .baselines import Baseline, RankerFactory, Rivals, choose_rivals
 from .calibration.conformal import Judged
 from .calibration.coverage import Coverage, across_folds, within_distribution
 from .calibration.cross_fit import LEAST, calibrating_problems, cross_fitted

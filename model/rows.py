@@ -54,12 +54,10 @@ class TrainingRows:
     weights: NDArray[np.float64] | None = None  # (n_rows,) what each counts for; None = all alike
 
 
-def training_rows(
-    grid: Grid, family: Family, *, slow: float, keep_slow: float, seed: int, both_ways: bool = False
-) -> TrainingRows:
-    """Each problem, and where its ragged sizes are known perhaps once more, as the host sees it at call time, without
-    them: unless the family says what such a problem is likely to be (`Family.likely`), so that nobody asks for it, but
-    who ranks `both_ways`.
+def training_rows(grid: Grid, family: Family, *, slow: float, keep_slow: float, seed: int) -> TrainingRows:
+    """Return the rows of each problem; where its ragged sizes are known perhaps once more, as the host sees it at call
+    time, without them: unless the family marginalizes over what such a problem is likely to be (`Family.likely`), so
+    that its features are not needed.
 
     Configs that failed, or were never tried, are left out. Of those slower than `slow` times the best only a share
     `keep_slow` of all that there would be stays, drawn by `seed`: a third of a wide space is hopeless, and telling 20x
@@ -77,7 +75,7 @@ def training_rows(
     for row, (kept, slowdown, weight, case, device) in enumerate(measured):
         advance(1 / len(grid))
         hidden = case.problem.without_sizes()
-        is_asked = both_ways or any(likely == hidden for _, likely in family.likely(hidden))
+        is_asked = any(likely == hidden for _, likely in family.likely(hidden))
         asked = (hidden,) if is_asked else ()
         for problem in dict.fromkeys((case.problem, *asked)):
             # Of all configs, always the same tuple: families remember what depends on the list alone.

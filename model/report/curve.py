@@ -13,7 +13,7 @@ from ...datasets import DeviceSpec, Family, KernelConfig, Problem
 from ...datasets.errors import check_between
 from ...datasets.grid import Grid
 from ...datasets.progress import share_of
-from ..baselines.registry import Rivals
+from ..baselines import Rivals
 from ..cross_validation import cross_validate
 from ..gbdt import LightGBMRanker
 from ..metrics import Summary, summarise

@@ -17,7 +17,7 @@ from fakes import FakeFamily, fake_dataset
 from foretune import datasets, kernels
 from foretune.datasets import Case, ForetuneError, Problem
 from foretune.model import Forest, LightGBMRanker, StaticRanker, cross_validate, train_bundle
-from foretune.model.baselines.registry import Rivals
+from foretune.model.baselines import Rivals
 from foretune.model.report import make, make_report
 from foretune.model.report.figures import accuracy_figures
 from foretune.model.report.knobs import knob_figures
