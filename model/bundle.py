@@ -202,7 +202,7 @@ class _Stored(Mapping[str, TrainedFamily]):
         with _naming(self._path):
             trained = TrainedFamily.from_json(entry, arrays)
             if _checksum(trained.to_json()) != _checksum(entry) or _digest(trained.arrays) != _digest(arrays):
-                raise BundleError(f"its manifest says of {name!r} what this Foretune would not write, or less")
+                raise BundleError(f"manifest entry {name!r} is not in canonical form")
         return self._restored.setdefault(name, trained)  # another thread may have been faster
 
     def __iter__(self) -> Iterator[str]:

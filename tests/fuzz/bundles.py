@@ -22,7 +22,7 @@ MOST_TREES = 2000
 PROBLEM = fake_cases(models=1)[0].problem
 DTYPES = ["<f8", "<f4", "<i8", "<i4", "|u1", "|i1", "<u8", "<f2"]
 BUNDLE = hand_made(trees=3)
-NAMES = [f"fake/{name}" for name in BUNDLE.ranker("fake").forest_.arrays()]
+NAMES = [f"fake/{name}" for name in BUNDLE.trained["fake"].arrays]
 
 
 class ArrayChange(NamedTuple):
@@ -82,7 +82,7 @@ inputs = st.one_of(
 def _base(trees: int) -> tuple[dict[str, Any], dict[str, Any]]:
     """Arrays and manifest of a bundle, be it one of too many trees."""
     bundle = hand_made(trees=min(trees, MOST_TREES))
-    arrays = bundle.ranker("fake").forest_.arrays()
+    arrays = dict(bundle.trained["fake"].arrays)
     if trees > MOST_TREES:  # of one leaf each
         arrays |= {name: array[:0] for name, array in arrays.items() if name.startswith("split")}
         arrays |= {"tree_leaves": np.ones(trees, np.uint8), "leaf_value": np.zeros(trees)}
@@ -109,7 +109,7 @@ def check(forged: Forged, folder: Path) -> str:
         return "refused"
     same("manifest", json.loads(text_of(says)), json.loads(json.dumps(loaded.manifest)))
     for name, trained in loaded.trained.items():
-        for array, values in trained.ranker.forest_.arrays().items():
+        for array, values in trained.arrays.items():
             same(f"{name}/{array}", arrays[f"{name}/{array}"].tobytes(), values.tobytes())
     return within(lambda: _predicted(loaded))
 
