@@ -51,7 +51,7 @@ _BOTH: tuple[_View, ...] = (_sizes_known, Problem.without_sizes)
 
 
 def cross_validate(
-    dataset: Dataset,
+    dataset: Dataset | TrainingSet,
     family: Family,
     ranker: RankerFactory = LightGBMRanker,
     *,
@@ -89,7 +89,7 @@ def cross_validate(
 
 
 def evaluate_bundle(
-    dataset: Dataset,
+    dataset: Dataset | TrainingSet,
     bundle: Bundle,
     family: Family,
     *,
@@ -126,7 +126,7 @@ class _Split:
 
     def __init__(
         self,
-        dataset: Dataset,
+        dataset: Dataset | TrainingSet,
         family: Family,
         ks: Sequence[int],
         folds: int,

@@ -61,9 +61,10 @@ class TrainingSet:
 
     @classmethod
     def of(
-        cls, dataset: Dataset, family: Family, where: Callable[[Problem, DeviceSpec], bool] | None = None
+        cls, dataset: Dataset | TrainingSet, family: Family, where: Callable[[Problem, DeviceSpec], bool] | None = None
     ) -> TrainingSet:
-        """Return what a ranker of the family may learn from: all problems, or those `where` a predicate holds.
+        """Return what a ranker of the family may learn from: all problems, or those `where` a predicate holds. A
+        training set is returned as it is.
 
         Times of configs that the family does not support on their problem are left out, with a `ForetuneWarning` that
         says how many and why: no shortlist has them, and their features may be anything. So are configs that it
@@ -73,6 +74,8 @@ class TrainingSet:
             DatasetError: A problem or a config cannot be the family's, or nothing is left.
             FamilyError: The family declares what cannot be right.
         """
+        if isinstance(dataset, TrainingSet):
+            return dataset
         dataset = dataset.of_family(family)
         check_measured(dataset, family)
         grid = dataset.grid(family.name)

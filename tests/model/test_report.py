@@ -20,7 +20,7 @@ from foretune.model import Forest, LightGBMRanker, StaticRanker, cross_validate,
 from foretune.model.baselines import Rivals
 from foretune.model.report import make, make_report
 from foretune.model.report.figures import accuracy_figures
-from foretune.model.report.knobs import knob_figures
+from foretune.model.report.maps import knob_figures
 from foretune.model.report.shapley import tree_shap
 
 FAMILY = FakeFamily()
