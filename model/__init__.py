@@ -10,7 +10,6 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .adapt import adapt_bundle
     from .baselines import (
         EstimateRanker,
         NearestRanker,
@@ -20,7 +19,7 @@ if TYPE_CHECKING:
         StaticRanker,
         choose_rivals,
     )
-    from .bundle import Bundle, load_bundle, open_bundle
+    from .bundle import Bundle, TrainedFamily, load_bundle, open_bundle
     from .cross_validation import cross_validate, evaluate_bundle
     from .evaluation import Evaluation
     from .gbdt import LightGBMRanker
@@ -28,8 +27,7 @@ if TYPE_CHECKING:
     from .ranker import Ranker, UnseenCardRanker, ranker_on
     from .scoring.trees import Forest
     from .splits import split_folds, split_groups
-    from .train import train_bundle
-    from .trained_family import TrainedFamily
+    from .train import adapt_bundle, train_bundle
     from .training_set import TrainingSet, check_measured, check_sources
 
 __all__ = [
@@ -69,8 +67,7 @@ __all__ = [
 _HOMES = {
     "Forest": ".scoring.trees",
     "LightGBMRanker": ".gbdt",
-    "TrainedFamily": ".trained_family",
-    "adapt_bundle": ".adapt",
+    "adapt_bundle": ".train",
     "train_bundle": ".train",
     **dict.fromkeys(
         (
@@ -84,7 +81,7 @@ _HOMES = {
         ),
         ".baselines",
     ),
-    **dict.fromkeys(("Bundle", "load_bundle", "open_bundle"), ".bundle"),
+    **dict.fromkeys(("Bundle", "TrainedFamily", "load_bundle", "open_bundle"), ".bundle"),
     **dict.fromkeys(("cross_validate", "evaluate_bundle"), ".cross_validation"),
     "Evaluation": ".evaluation",
     **dict.fromkeys(("Summary", "geomean", "noise_floor", "summarise", "top_k_regret"), ".metrics"),

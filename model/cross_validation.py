@@ -14,8 +14,14 @@ from ..datasets.errors import warn
 from ..datasets.progress import advance, share_of, side_by_side
 from .baselines import Baseline, RankerFactory, Rivals, choose_rivals
 from .calibration.conformal import Judged
-from .calibration.coverage import Coverage, across_folds, within_distribution
-from .calibration.cross_fit import LEAST, calibrating_problems, cross_fitted
+from .calibration.cross_fit import (
+    LEAST,
+    Coverage,
+    across_folds,
+    calibrating_problems,
+    cross_fitted,
+    within_distribution,
+)
 from .calibration.extent import Extent, distance_of
 from .calibration.spread import spread_places
 from .evaluation import Evaluation, in_percent

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     import pandas as pd
     from numpy.typing import NDArray
 
-    from .calibration.coverage import Coverage
+    from .calibration.cross_fit import Coverage
 
 
 @dataclass(frozen=True)

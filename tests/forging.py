@@ -9,7 +9,7 @@ import json
 import numpy as np
 from fakes import DEVICE, FakeFamily
 from foretune.datasets import BinaryFacts, Problem
-from foretune.model import Bundle, Forest, LightGBMRanker, TrainedFamily, npz
+from foretune.model import Bundle, Forest, LightGBMRanker, TrainedFamily, bundle_file
 from foretune.model.calibration.conformal import Calibration
 from foretune.model.calibration.extent import Extent
 
@@ -18,7 +18,7 @@ FILE, MANIFEST = "bundle.npz", "manifest.json"
 
 def contents(directory):
     """The arrays and the manifest of a saved bundle."""
-    arrays, texts = npz.loads((directory / FILE).read_bytes())
+    arrays, texts = bundle_file.loads((directory / FILE).read_bytes())
     return arrays, json.loads(texts[MANIFEST])
 
 
@@ -46,7 +46,7 @@ def forge(directory, change_arrays=None, change_manifest=None):
 
 
 def write(directory, arrays, manifest):
-    (directory / FILE).write_bytes(npz.dumps(arrays, {MANIFEST: json.dumps(manifest).encode()}))
+    (directory / FILE).write_bytes(bundle_file.dumps(arrays, {MANIFEST: json.dumps(manifest).encode()}))
 
 
 def hand_made(trees=6, seed=0, name="fake", device=DEVICE):

@@ -39,7 +39,7 @@ def quickstart(
     an example layer. With a GPU and torch it also tunes that layer there, with and without the shortlist.
     """
     from ...datasets import load
-    from ...model.folders import check_bundle_folder
+    from ...model.bundle_file import check_bundle_folder
     from ...runtime.quickstart import run_quickstart
     from ..grouped_gemm.contenders import autotuned
 
@@ -71,7 +71,7 @@ def train(
 ) -> None:
     """Train a bundle on measurements."""
     from ...model import load_bundle
-    from ...model.folders import check_bundle_folder
+    from ...model.bundle_file import check_bundle_folder
     from ...model.train import train_bundle
 
     check_bundle_folder(out)
@@ -108,7 +108,7 @@ def adapt(
     Five minutes are enough: `foretune collect FAMILY... --plan adaptive --budget 5m --out small`.
     """
     from ...model import load_bundle
-    from ...model.folders import check_bundle_folder
+    from ...model.bundle_file import check_bundle_folder
     from ..by_name import adapt as adapted_by_name
 
     check_bundle_folder(out)
@@ -220,7 +220,7 @@ def report(
     """
     from ...datasets.disk.writable import check_file
     from ...model import load_bundle
-    from ...model.folders import check_plots_folder
+    from ...model.bundle_file import check_plots_folder
     from ...model.report import check_installed, make_report
 
     check_installed()

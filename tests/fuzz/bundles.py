@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from fakes import DEVICE, FakeFamily, fake_cases
-from foretune.model import load_bundle, npz
+from foretune.model import bundle_file, load_bundle
 from foretune.runtime import make_shortlist
 from forging import FILE, MANIFEST, hand_made, signed
 from fuzz.judging import REFUSED, TroubleError, same, within
@@ -98,7 +98,7 @@ def check(forged: Forged, folder: Path) -> str:
         says = changed(says, told)
     if forged.signed and isinstance(says, dict):
         says = signed(says, arrays)
-    content = npz.dumps(arrays, {MANIFEST: text_of(says).encode()} | dict(forged.texts))
+    content = bundle_file.dumps(arrays, {MANIFEST: text_of(says).encode()} | dict(forged.texts))
     for share, how, value in forged.damage:
         content = _bytes_changed(content, int(share * len(content)), how, value)
     target = folder / "forged"

@@ -12,8 +12,7 @@ from foretune.datasets import DeviceSpec, ForetuneError, Problem
 from foretune.model import LightGBMRanker, TrainingSet, cross_validate, top_k_regret
 from foretune.model.calibration import cross_fit
 from foretune.model.calibration.conformal import COVERAGE, MOST_TRIED, Calibration, calibrate, needed_length
-from foretune.model.calibration.coverage import Coverage, within_distribution
-from foretune.model.calibration.cross_fit import FOLDS, cross_fitted
+from foretune.model.calibration.cross_fit import FOLDS, Coverage, cross_fitted, within_distribution
 from foretune.model.calibration.extent import Distance, Extent, distance_of
 from foretune.model.metrics import growing_regret
 from foretune.model.splits import split_sizes

@@ -12,8 +12,7 @@ from foretune.datasets import load
 from foretune.kernels import find_family
 from foretune.model import LightGBMRanker, TrainingSet, split_folds
 from foretune.model.calibration.conformal import Judged, calibrate
-from foretune.model.calibration.coverage import Coverage
-from foretune.model.calibration.cross_fit import FOLDS, TREES
+from foretune.model.calibration.cross_fit import FOLDS, TREES, Coverage
 from foretune.model.training_set import Subsets
 
 
