@@ -32,7 +32,7 @@ from .bundle_file import (
     read,
 )
 from .calibration.conformal import Calibration
-from .calibration.extent import Distance, Extent, distance_of
+from .calibration.training_domain import Distance, TrainingDomain, distance_of
 from .gbdt import MAX_LOG_SLOWDOWN, LightGBMRanker
 from .scoring.network import Network
 from .scoring.trees import Forest
@@ -57,7 +57,7 @@ class TrainedFamily:
     ranker: LightGBMRanker  # fitted
     devices: tuple[DeviceSpec, ...]  # that its measurements were taken on
     origin: Mapping[str, Any]  # dataset name and content hash, kernel source hash, problems; JSON values
-    extent: Extent  # of the problems that it learned from
+    extent: TrainingDomain  # of the problems that it learned from
     #: See `Dataset.wrong_results`.
     wrong_results: Mapping[BinaryKind, frozenset[KernelConfig]] = field(default_factory=dict)
     #: How long a shortlist must be; None where the data were too few to say.
@@ -148,7 +148,7 @@ class TrainedFamily:
             ranker,
             devices,
             value["origin"],
-            Extent.from_json(value["extent"]),
+            TrainingDomain.from_json(value["extent"]),
             wrong_results,
             None if calibration is None else Calibration.from_json(calibration),
         )

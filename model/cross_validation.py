@@ -22,8 +22,8 @@ from .calibration.cross_fit import (
     cross_fitted,
     within_distribution,
 )
-from .calibration.extent import Extent, distance_of
-from .calibration.spread import spread_places
+from .calibration.diversify import diversified_places
+from .calibration.training_domain import TrainingDomain, distance_of
 from .evaluation import Evaluation, in_percent
 from .gbdt import LightGBMRanker
 from .metrics import top_k_regret
@@ -219,7 +219,7 @@ class _Split:
         share of the current task."""
         data, rows = self.data, self.rows
         scores = np.where(data.judged, scores, np.nan)
-        places = np.stack([spread_places(view, data.grid.configs) for view in scores])  # as a shortlist has them
+        places = np.stack([diversified_places(view, data.grid.configs) for view in scores])  # as a shortlist has them
         found, left_out = {}, dict(rivals.left_out)
         for name, baseline in rivals.baselines.items():
             if data.groups.max() == 0 and baseline.rankers[0]().learns:
@@ -303,7 +303,7 @@ class _Split:
     def _growths(self, learned: Mapping[int, TrainingSet]) -> list[float]:
         """How far each judged problem's shortlist grows for its distance from its fold's training data."""
         grid = self.data.grid
-        domains = {number: (Extent.of(known.problems), known.devices) for number, known in learned.items()}
+        domains = {number: (TrainingDomain.of(known.problems), known.devices) for number, known in learned.items()}
         return [
             distance_of(grid.cases[row].problem, grid.devices[row], *domains[number]).growth
             for row, number in zip(self.rows.tolist(), self.fold[self.rows].tolist(), strict=True)

@@ -12,7 +12,7 @@ import numpy as np
 from ..datasets import Case, DeviceSpec
 from ..datasets.console.tables import percent, table
 from ..datasets.grid import Grid
-from .calibration.spread import spread_places
+from .calibration.diversify import diversified_places
 from .metrics import geomean, summarise
 from .splits import RANDOM
 
@@ -50,7 +50,7 @@ class Evaluation:
     @cached_property
     def places(self) -> NDArray[np.float64]:
         """Where each config stands on a shortlist, first 0, shaped as `predicted`."""
-        return np.stack([spread_places(view, self.grid.configs) for view in self.predicted])
+        return np.stack([diversified_places(view, self.grid.configs) for view in self.predicted])
 
     def to_json(self) -> dict[str, Any]:
         """One family's entry of `foretune evaluate --json`; 1.0 = the best config."""

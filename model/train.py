@@ -13,7 +13,7 @@ from ..datasets.progress import share_of, side_by_side
 from .bundle import Bundle, TrainedFamily
 from .calibration.conformal import UNCALIBRATED
 from .calibration.cross_fit import cross_fitted
-from .calibration.extent import Extent
+from .calibration.training_domain import TrainingDomain
 from .gbdt import AdaptedRanker, LightGBMRanker
 from .training_set import TrainingSet
 
@@ -54,7 +54,7 @@ def train_bundle(
             origin=data.origin,
             wrong_results=data.wrong_results,
             calibration=calibration,
-            extent=Extent.of(data.problems),
+            extent=TrainingDomain.of(data.problems),
         )
 
     # One family's two halves do not take equally long (see `LightGBMRanker.fit`), and beside another no core idles. The
@@ -105,7 +105,7 @@ def adapt_bundle(bundle: Bundle, dataset: Dataset, families: Mapping[str, Family
             origin=_origin(bundle, data),
             wrong_results=_together(old.wrong_results, data.wrong_results),
             calibration=calibration,
-            extent=old.extent | Extent.of(data.problems),
+            extent=old.extent | TrainingDomain.of(data.problems),
         )
     return Bundle(trained, bundle.lightgbm_version)
 

@@ -11,7 +11,7 @@ from fakes import DEVICE, FakeFamily
 from foretune.datasets import BinaryFacts, Problem
 from foretune.model import Bundle, Forest, LightGBMRanker, TrainedFamily, bundle_file
 from foretune.model.calibration.conformal import Calibration
-from foretune.model.calibration.extent import Extent
+from foretune.model.calibration.training_domain import TrainingDomain
 
 FILE, MANIFEST = "bundle.npz", "manifest.json"
 
@@ -70,5 +70,5 @@ def hand_made(trees=6, seed=0, name="fake", device=DEVICE):
     origin = {"dataset": "fake", "measurements_sha256": "0" * 64, "problems": 3, "configs": 96, "source_hash": None}
     wrong_results = {(problem.dtype, problem.flags): frozenset([wrong])}
     calibration = Calibration(problems=40, levels=(0.0,) * 38 + (2.0, 3.5), regret=(0.05,) * 3 + (0.0,) * 10)
-    family = TrainedFamily(ranker, (device,), origin, Extent.of([problem]), wrong_results, calibration)
+    family = TrainedFamily(ranker, (device,), origin, TrainingDomain.of([problem]), wrong_results, calibration)
     return Bundle({name: family}, "4.7.0")

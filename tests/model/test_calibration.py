@@ -13,7 +13,7 @@ from foretune.model import LightGBMRanker, TrainingSet, cross_validate, top_k_re
 from foretune.model.calibration import cross_fit
 from foretune.model.calibration.conformal import COVERAGE, MOST_TRIED, Calibration, calibrate, needed_length
 from foretune.model.calibration.cross_fit import FOLDS, Coverage, cross_fitted, within_distribution
-from foretune.model.calibration.extent import Distance, Extent, distance_of
+from foretune.model.calibration.training_domain import Distance, TrainingDomain, distance_of
 from foretune.model.metrics import growing_regret
 from foretune.model.splits import split_sizes
 
@@ -142,7 +142,7 @@ def test_needed_lengths():
 
 
 def test_distance_names_what_is_outside():
-    extent = Extent.of([Problem.of("f", rows=rows, n=n) for rows in (16, 1024) for n in (64, 512)])
+    extent = TrainingDomain.of([Problem.of("f", rows=rows, n=n) for rows in (16, 1024) for n in (64, 512)])
     h200 = DeviceSpec.named("h200")
 
     def far(device=h200, dtype="bf16", flags=(), learned=(h200,), **dims):
@@ -163,9 +163,9 @@ def test_distance_names_what_is_outside():
 
 
 def test_an_extent_of_other_dimensions_says_what_it_can():
-    extent = Extent.of([Problem.of("f", rows=16, n=64)])
+    extent = TrainingDomain.of([Problem.of("f", rows=16, n=64)])
     assert extent.outside(Problem.of("f", columns=7, rows=64)) == [(2.0, "rows 4x above the data")]
-    assert Extent.from_json(extent.to_json()) == extent
+    assert TrainingDomain.from_json(extent.to_json()) == extent
 
 
 @pytest.fixture(scope="module")

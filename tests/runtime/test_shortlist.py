@@ -15,7 +15,7 @@ import pytest
 from foretune.datasets import BundleError, ForetuneError, KernelConfig, Problem
 from foretune.model import Ranker
 from foretune.model.calibration.conformal import Calibration
-from foretune.model.calibration.extent import Distance
+from foretune.model.calibration.training_domain import Distance
 from foretune.runtime import ForetuneWarning, make_shortlist
 
 PROBLEM = Problem.of("toy", rows=1000, n=64, k=64, dtype="fp16")

@@ -15,7 +15,7 @@ from commands import call, words
 from fakes import DEVICE, FakeFamily, fake_cases
 from foretune.datasets import DeviceSpec, ForetuneError, KernelConfig, Problem
 from foretune.model import Bundle, Ranker
-from foretune.model.calibration.extent import Distance
+from foretune.model.calibration.training_domain import Distance
 from foretune.runtime.tuning.cache.choice_cache import ChoiceCache
 from foretune.runtime.tuning.cache.decision_list import Example, learn_rules
 from foretune.runtime.tuning.cache.freeze import Frozen, freeze_choices, freeze_predictions

@@ -1,4 +1,4 @@
-"""`Extent`: what a ranker has learned from, and `Distance`: how far a problem on a device is from that."""
+"""`TrainingDomain`: what a ranker has learned from, and `Distance`: how far a problem on a device is from that."""
 
 from __future__ import annotations
 
@@ -53,10 +53,10 @@ class Distance:
 
 
 @dataclass(frozen=True)
-class Extent:
+class TrainingDomain:
     """The sizes, ratios of sizes, dtypes and flags of the problems that were learned from.
 
-    >>> extent = Extent.of([Problem.of("row_sum", rows=rows, columns=64) for rows in (64, 1024)])
+    >>> extent = TrainingDomain.of([Problem.of("row_sum", rows=rows, columns=64) for rows in (64, 1024)])
     >>> extent.outside(Problem.of("row_sum", rows=12288, columns=64))
     [(3.584962500721156, 'rows 12x above the data'), (3.584962500721156, 'columns/rows 12x below the data')]
     """
@@ -66,7 +66,7 @@ class Extent:
     kinds: frozenset[BinaryKind]
 
     @classmethod
-    def of(cls, problems: Sequence[Problem]) -> Extent:
+    def of(cls, problems: Sequence[Problem]) -> TrainingDomain:
         """That of these problems, of one family."""
         dims = [_sizes_of(problem) for problem in problems]
         names = sorted(dims[0])
@@ -96,14 +96,16 @@ class Extent:
         """The two dimensions of each ratio."""
         return {f"{one}/{other}": (one, other) for one, other in itertools.combinations(self.sizes, 2)}
 
-    def __or__(self, other: Extent) -> Extent:
+    def __or__(self, other: TrainingDomain) -> TrainingDomain:
         """That of the problems of both, which are of one family.
 
-        >>> one, other = (Extent.of([Problem.of("row_sum", rows=rows)]) for rows in (64, 1024))
+        >>> one, other = (TrainingDomain.of([Problem.of("row_sum", rows=rows)]) for rows in (64, 1024))
         >>> (one | other).sizes
         {'rows': (64.0, 1024.0)}
         """
-        return Extent(_widened(self.sizes, other.sizes), _widened(self.ratios, other.ratios), self.kinds | other.kinds)
+        return TrainingDomain(
+            _widened(self.sizes, other.sizes), _widened(self.ratios, other.ratios), self.kinds | other.kinds
+        )
 
     def to_json(self) -> dict[str, Any]:
         kinds = sorted(self.kinds, key=str)
@@ -114,7 +116,7 @@ class Extent:
         }
 
     @classmethod
-    def from_json(cls, value: Mapping[str, Any]) -> Extent:
+    def from_json(cls, value: Mapping[str, Any]) -> TrainingDomain:
         """The inverse of `to_json`. Raises `ForetuneError`, `KeyError` or `TypeError` for what is none."""
         sizes, ratios = _ranges("sizes", value["sizes"]), _ranges("ratios", value["ratios"])
         sizes = dict(sorted(sizes.items()))  # in which order their ratios are
@@ -127,11 +129,13 @@ class Extent:
         return cls(sizes, ratios, frozenset(read))
 
 
-def distance_of(problem: Problem, device: DeviceSpec, extent: Extent, learned_on: Sequence[DeviceSpec]) -> Distance:
+def distance_of(
+    problem: Problem, device: DeviceSpec, extent: TrainingDomain, learned_on: Sequence[DeviceSpec]
+) -> Distance:
     """How far a problem on a device is from what was learned.
 
     >>> h200, problem = DeviceSpec.named("h200"), Problem.of("row_sum", rows=8)
-    >>> distance_of(problem, h200, Extent.of([problem]), [h200]).octaves
+    >>> distance_of(problem, h200, TrainingDomain.of([problem]), [h200]).octaves
     0.0
     """
     outside = [*extent.outside(problem), *_device_outside(device, tuple(learned_on))]
