@@ -17,7 +17,7 @@ from .disk.left_out import LeftOut
 from .drift import flagged, flagged_names
 from .errors import DatasetError
 from .family import Family, with_defaults
-from .grid import BinaryKind, Grid
+from .grid import BinarySignature, Grid
 from .guard.attributes import check_attributes
 from .measurement import TIMED, BinaryFacts, Status
 from .one_clock import on_one_clock
@@ -171,16 +171,17 @@ class Dataset:
             measured=_tried(rows, scan),
         )
 
-    def _binaries(self, rows: pd.DataFrame) -> dict[BinaryKind, dict[KernelConfig, BinaryFacts]]:
+    def _binaries(self, rows: pd.DataFrame) -> dict[BinarySignature, dict[KernelConfig, BinaryFacts]]:
         """See `Grid.binaries`; of a config whose problems have binaries of their own the median."""
-        kinds: dict[BinaryKind, int] = {}
-        number = [kinds.setdefault((case.problem.dtype, case.problem.flags), len(kinds)) for case in self.cases]
-        facts = rows[["config", *BinaryFacts._fields]].assign(kind=np.array(number)[rows["problem"].to_numpy()])
-        facts = facts.dropna().groupby(["kind", "config"], observed=True).median().astype(int)
-        found: dict[BinaryKind, dict[KernelConfig, BinaryFacts]] = {}
-        names = list(kinds)
-        for (kind, config), *values in facts.itertuples():
-            found.setdefault(names[kind], {})[self.configs[config]] = BinaryFacts(*values)
+        signatures: dict[BinarySignature, int] = {}
+        keys = ((case.problem.dtype, case.problem.flags) for case in self.cases)
+        number = [signatures.setdefault(key, len(signatures)) for key in keys]
+        facts = rows[["config", *BinaryFacts._fields]].assign(signature=np.array(number)[rows["problem"].to_numpy()])
+        facts = facts.dropna().groupby(["signature", "config"], observed=True).median().astype(int)
+        found: dict[BinarySignature, dict[KernelConfig, BinaryFacts]] = {}
+        names = list(signatures)
+        for (signature, config), *values in facts.itertuples():
+            found.setdefault(names[signature], {})[self.configs[config]] = BinaryFacts(*values)
         return found
 
     def counts(self, grid: Grid) -> NDArray[np.int64]:
@@ -199,16 +200,16 @@ class Dataset:
                 np.add.at(counts[row], found[found >= 0], 1)
         return counts
 
-    def wrong_results(self, family: str) -> dict[BinaryKind, frozenset[KernelConfig]]:
+    def wrong_results(self, family: str) -> dict[BinarySignature, frozenset[KernelConfig]]:
         """The configs of a family that computed a wrong result, on whatever device, by dtype and flags: what they were
         compared for."""
         rows = self.rows(family)
-        wrong: dict[BinaryKind, set[KernelConfig]] = {}
+        wrong: dict[BinarySignature, set[KernelConfig]] = {}
         pairs = rows.loc[rows["status"] == Status.WRONG_RESULT.value, ["problem", "config"]].drop_duplicates()
         for number, config in pairs.itertuples(index=False):
             problem = self.cases[number].problem
             wrong.setdefault((problem.dtype, problem.flags), set()).add(self.configs[config])
-        return {kind: frozenset(configs) for kind, configs in wrong.items()}
+        return {signature: frozenset(configs) for signature, configs in wrong.items()}
 
     def _noise_floor(self, family: str) -> float | None:
         """None where nothing ran."""

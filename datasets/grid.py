@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 
-#: Dtypes and flags of a problem: with the config, what decides on a binary, and for what results are checked.
-BinaryKind: TypeAlias = tuple[Dtype, tuple[str, ...]]
+#: The dtype and the flags of a problem: with the config they decide the binary, and results are checked for each.
+BinarySignature: TypeAlias = tuple[Dtype, tuple[str, ...]]
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class Grid:
     first_us: NDArray[np.float64]  # (n_problems, n_configs)
     second_us: NDArray[np.float64]  # (n_problems, n_configs)
     #: What the binaries say, by dtype and flags of the problem and by config.
-    binaries: Mapping[BinaryKind, Mapping[KernelConfig, BinaryFacts]] = field(default_factory=dict)
+    binaries: Mapping[BinarySignature, Mapping[KernelConfig, BinaryFacts]] = field(default_factory=dict)
     #: What a time counts for when a ranker learns, (n_problems, n_configs); None = all alike. See `Dataset.grid`.
     weights: NDArray[np.float64] | None = None
     #: Which configs were measured, failed ones included, (n_problems, n_configs); left out, those with a time.

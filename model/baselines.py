@@ -171,8 +171,8 @@ class NearestRanker(Ranker):
     dims_: tuple[str, ...]
     sizes_: NDArray[np.float64]  # (n_problems, n_dims)
     skew_: NDArray[np.float64]  # (n_problems,) NaN where the ragged sizes are not known
-    kind_: dict[Hashable, int]  # by dtype, flags and device
-    kinds_: NDArray[np.intp]  # (n_problems,)
+    number_: dict[Hashable, int]  # of each signature on a device
+    numbers_: NDArray[np.intp]  # (n_problems,)
     slowdowns_: list[dict[KernelConfig, float]]
 
     def fit(self, grid: Grid, family: Family) -> Self:
@@ -180,9 +180,9 @@ class NearestRanker(Ranker):
         self.dims_ = tuple(name for name, _ in problems[0].dims)
         self.sizes_ = np.array([self._sizes(problem) for problem in problems])
         self.skew_ = np.array([_skew(problem) for problem in problems])
-        kinds = [_kind(problem, device) for problem, device in zip(problems, grid.devices, strict=True)]
-        self.kind_ = {kind: number for number, kind in enumerate(dict.fromkeys(kinds))}
-        self.kinds_ = np.array([self.kind_[kind] for kind in kinds])
+        keys = [_signature_on(problem, device) for problem, device in zip(problems, grid.devices, strict=True)]
+        self.number_ = {key: number for number, key in enumerate(dict.fromkeys(keys))}
+        self.numbers_ = np.array([self.number_[key] for key in keys])
         self.slowdowns_ = [
             {config: float(value) for config, value in zip(grid.configs, row, strict=True) if np.isfinite(value)}
             for row in grid.slowdowns
@@ -195,7 +195,7 @@ class NearestRanker(Ranker):
         self._check_fitted("sizes_")
         steps = np.log((1 + self._sizes(problem)) / (1 + self.sizes_))
         skews = np.nan_to_num(np.log(_skew(problem) / self.skew_))
-        foreign = self.kinds_ != self.kind_.get(_kind(problem, device), -1)
+        foreign = self.numbers_ != self.number_.get(_signature_on(problem, device), -1)
         distances = np.sqrt((steps**2).sum(axis=1) + skews**2) + 1e3 * foreign
         nearest = self.slowdowns_[int(np.argmin(distances))]
         return np.array([nearest.get(config, _UNKNOWN) for config in configs], np.float64)
@@ -208,7 +208,7 @@ def _skew(problem: Problem) -> float:
     return np.nan if problem.ragged is None else problem.ragged.skew
 
 
-def _kind(problem: Problem, device: DeviceSpec) -> Hashable:
+def _signature_on(problem: Problem, device: DeviceSpec) -> Hashable:
     return problem.dtype, problem.flags, device
 
 

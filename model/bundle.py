@@ -16,7 +16,7 @@ from ..datasets import BinaryFacts, BundleError, DeviceSpec, KernelConfig, Probl
 from ..datasets.disk.atomic import remove_leftovers, replacing
 from ..datasets.disk.locks import writing
 from ..datasets.errors import abridged, check_between, check_path, reason_of
-from ..datasets.grid import BinaryKind
+from ..datasets.grid import BinarySignature
 from ..datasets.problem import dtype_from_json, dtype_to_json
 from .bundle_file import (
     DAMAGE,
@@ -45,7 +45,7 @@ _MAX_FAMILIES = 64
 #: The arrays of a family in a bundle, each as `family/array`: of its trees, and of its network where it has one.
 _FOREST = tuple(one.name for one in fields(Forest))
 _NETWORK = {f"network_{one.name}": one.name for one in fields(Network)}
-#: One more, (n_kinds, n_configs, 3), of a family whose features look at binaries; and what it has where there is none.
+#: One more, (n_signatures, n_configs, 3), of a family whose features read binaries; and its value where none is known.
 _BINARIES = "binaries"
 _UNKNOWN = BinaryFacts(-1, -1, -1)
 
@@ -57,9 +57,9 @@ class TrainedFamily:
     ranker: LightGBMRanker  # fitted
     devices: tuple[DeviceSpec, ...]  # that its measurements were taken on
     origin: Mapping[str, Any]  # dataset name and content hash, kernel source hash, problems; JSON values
-    extent: TrainingDomain  # of the problems that it learned from
+    domain: TrainingDomain  # of the problems that it learned from
     #: See `Dataset.wrong_results`.
-    wrong_results: Mapping[BinaryKind, frozenset[KernelConfig]] = field(default_factory=dict)
+    wrong_results: Mapping[BinarySignature, frozenset[KernelConfig]] = field(default_factory=dict)
     #: How long a shortlist must be; None where the data were too few to say.
     calibration: Calibration | None = None
 
@@ -68,8 +68,8 @@ class TrainedFamily:
         """The trees and the network, and what the binaries say."""
         network = {} if self.ranker.network_ is None else self.ranker.network_.arrays()
         arrays = self.ranker.forest_.arrays() | {key: network[name] for key, name in _NETWORK.items() if network}
-        if self._binary_kinds:
-            known = (self.ranker.binaries_[kind] for kind in self._binary_kinds)
+        if self._signatures:
+            known = (self.ranker.binaries_[signature] for signature in self._signatures)
             facts = [of_kind.get(config, _UNKNOWN) for of_kind in known for config in self._binary_configs]
             arrays[_BINARIES] = np.array(facts, np.int32).ravel()
         return arrays
@@ -81,12 +81,12 @@ class TrainedFamily:
         return (*_FOREST, *binaries, *_NETWORK) if value["network"] else (*_FOREST, *binaries)
 
     @cached_property
-    def _binary_kinds(self) -> list[BinaryKind]:
+    def _signatures(self) -> list[BinarySignature]:
         return sorted(self.ranker.binaries_, key=str)
 
     @cached_property
     def _binary_configs(self) -> list[KernelConfig]:
-        """Those that have a binary of some kind."""
+        """Those that have a known binary."""
         return sorted({config for known in self.ranker.binaries_.values() for config in known}, key=str)
 
     def to_json(self) -> dict[str, Any]:
@@ -100,15 +100,15 @@ class TrainedFamily:
             "devices": [device.to_json() for device in self.devices],
             "origin": dict(self.origin),
             "wrong_results": [
-                _kind_to_json(kind) | {"configs": [config.to_json() for config in sorted(configs, key=str)]}
-                for kind, configs in sorted(self.wrong_results.items(), key=str)
+                _signature_to_json(signature) | {"configs": [config.to_json() for config in sorted(configs, key=str)]}
+                for signature, configs in sorted(self.wrong_results.items(), key=str)
             ],
             "binaries": {
-                "kinds": list(map(_kind_to_json, self._binary_kinds)),
+                "kinds": list(map(_signature_to_json, self._signatures)),
                 "configs": [config.to_json() for config in self._binary_configs],
             },
             "calibration": None if self.calibration is None else self.calibration.to_json(),
-            "extent": self.extent.to_json(),
+            "extent": self.domain.to_json(),
         }
 
     @classmethod
@@ -138,7 +138,7 @@ class TrainedFamily:
         if not devices:
             raise BundleError("devices must name at least one that its measurements were taken on")
         wrong_results = {
-            _kind_from_json(wrong): frozenset(map(KernelConfig.from_json, wrong["configs"]))
+            _signature_from_json(wrong): frozenset(map(KernelConfig.from_json, wrong["configs"]))
             for wrong in value["wrong_results"]
         }
         if not isinstance(value["origin"], dict):
@@ -154,27 +154,27 @@ class TrainedFamily:
         )
 
 
-def _kind_to_json(kind: BinaryKind) -> dict[str, Any]:
-    dtype, flags = kind
+def _signature_to_json(signature: BinarySignature) -> dict[str, Any]:
+    dtype, flags = signature
     return {"dtype": dtype_to_json(dtype), "flags": list(flags)}
 
 
-def _kind_from_json(value: Mapping[str, Any]) -> BinaryKind:
+def _signature_from_json(value: Mapping[str, Any]) -> BinarySignature:
     return dtype_from_json(value["dtype"]), tuple(map(str, value["flags"]))
 
 
 def _binaries(
     value: Mapping[str, Any], facts: NDArray[np.int32] | None
-) -> dict[BinaryKind, dict[KernelConfig, BinaryFacts]]:
-    kinds, configs = map(_kind_from_json, value["kinds"]), list(map(KernelConfig.from_json, value["configs"]))
+) -> dict[BinarySignature, dict[KernelConfig, BinaryFacts]]:
+    signatures, configs = map(_signature_from_json, value["kinds"]), list(map(KernelConfig.from_json, value["configs"]))
     if facts is None:
         return {}
     if facts.dtype != np.int32:
         raise BundleError(f"what binaries say must be int32 but is {facts.dtype}")
     table = facts.reshape(len(value["kinds"]), len(configs), len(_UNKNOWN)).tolist()
     return {
-        kind: {config: BinaryFacts(*row) for config, row in zip(configs, rows, strict=True) if min(row) >= 0}
-        for kind, rows in zip(kinds, table, strict=True)
+        signature: {config: BinaryFacts(*row) for config, row in zip(configs, rows, strict=True) if min(row) >= 0}
+        for signature, rows in zip(signatures, table, strict=True)
     }
 
 
@@ -226,7 +226,7 @@ class Bundle:
         'rows 12x above the data'
         """
         trained = self._trained(family)
-        return distance_of(problem, device, trained.extent, trained.devices)
+        return distance_of(problem, device, trained.domain, trained.devices)
 
     def beside(self, other: Bundle) -> Bundle:
         """This bundle's families, and of another bundle those that it lacks.

@@ -60,8 +60,8 @@ def training_rows(grid: Grid, family: Family, *, slow: float, keep_slow: float, 
     that its features are not needed.
 
     Configs that failed, or were never tried, are left out. Of those slower than `slow` times the best only a share
-    `keep_slow` of all that there would be stays, drawn by `seed`: a third of a wide space is hopeless, and telling 20x
-    from 30x apart helps nobody. So where few of the supported configs were tried (see collect.plan), all of them stay.
+    `keep_slow` of all that there would be stays, drawn by `seed`: a third of a wide space is of no use, and telling
+    20x from 30x apart helps nobody. So where few of the supported configs were tried, all of them stay.
     """
     random = np.random.default_rng(seed)
     slowdowns = grid.slowdowns

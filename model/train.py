@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..datasets import BundleError, Family, ForetuneError, KernelConfig
 from ..datasets.errors import warn
-from ..datasets.grid import BinaryKind
+from ..datasets.grid import BinarySignature
 from ..datasets.progress import share_of, side_by_side
 from .bundle import Bundle, TrainedFamily
 from .calibration.conformal import UNCALIBRATED
@@ -54,7 +54,7 @@ def train_bundle(
             origin=data.origin,
             wrong_results=data.wrong_results,
             calibration=calibration,
-            extent=TrainingDomain.of(data.problems),
+            domain=TrainingDomain.of(data.problems),
         )
 
     # One family's two halves do not take equally long (see `LightGBMRanker.fit`), and beside another no core idles. The
@@ -105,7 +105,7 @@ def adapt_bundle(bundle: Bundle, dataset: Dataset, families: Mapping[str, Family
             origin=_origin(bundle, data),
             wrong_results=_together(old.wrong_results, data.wrong_results),
             calibration=calibration,
-            extent=old.extent | TrainingDomain.of(data.problems),
+            domain=old.domain | TrainingDomain.of(data.problems),
         )
     return Bundle(trained, bundle.lightgbm_version)
 
@@ -121,6 +121,6 @@ def _origin(bundle: Bundle, data: TrainingSet) -> dict[str, Any]:
 
 
 def _together(
-    one: Mapping[BinaryKind, frozenset[KernelConfig]], other: Mapping[BinaryKind, frozenset[KernelConfig]]
-) -> dict[BinaryKind, frozenset[KernelConfig]]:
-    return {kind: one.get(kind, frozenset()) | other.get(kind, frozenset()) for kind in (*one, *other)}
+    one: Mapping[BinarySignature, frozenset[KernelConfig]], other: Mapping[BinarySignature, frozenset[KernelConfig]]
+) -> dict[BinarySignature, frozenset[KernelConfig]]:
+    return {key: one.get(key, frozenset()) | other.get(key, frozenset()) for key in (*one, *other)}

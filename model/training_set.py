@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from ..datasets.dataset import Dataset
-    from ..datasets.grid import BinaryKind, Grid
+    from ..datasets.grid import BinarySignature, Grid
     from .ranker import Ranker
 
 #: A problem counts as measured exhaustively if at least this share of its supported configs was measured.
@@ -56,7 +56,7 @@ class TrainingSet:
     family: Family
     grid: Grid  # with `supported` and `measured`; problems without work and times of unsupported configs are left out
     candidate: NDArray[np.bool_]  # what a shortlist may hold: supported, and no wrong result with that dtype and flags
-    wrong_results: Mapping[BinaryKind, frozenset[KernelConfig]]  # see `Dataset.wrong_results`
+    wrong_results: Mapping[BinarySignature, frozenset[KernelConfig]]  # see `Dataset.wrong_results`
     runs: Mapping[str, int]  # the number of the family's measurements, by run id
 
     @classmethod

@@ -69,6 +69,6 @@ def hand_made(trees=6, seed=0, name="fake", device=DEVICE):
     ranker.binaries_ = {(problem.dtype, problem.flags): {known: BinaryFacts(40, 0, 1024)}}
     origin = {"dataset": "fake", "measurements_sha256": "0" * 64, "problems": 3, "configs": 96, "source_hash": None}
     wrong_results = {(problem.dtype, problem.flags): frozenset([wrong])}
-    calibration = Calibration(problems=40, levels=(0.0,) * 38 + (2.0, 3.5), regret=(0.05,) * 3 + (0.0,) * 10)
+    calibration = Calibration(problems=40, scores=(0.0,) * 38 + (2.0, 3.5), regret=(0.05,) * 3 + (0.0,) * 10)
     family = TrainedFamily(ranker, (device,), origin, TrainingDomain.of([problem]), wrong_results, calibration)
     return Bundle({name: family}, "4.7.0")

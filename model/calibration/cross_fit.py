@@ -48,7 +48,7 @@ def cross_fitted(data: TrainingSet, ranker: Callable[[], Ranker], *, jobs: int =
     Returns:
         None where there are too few problems, or all are of one model: then nothing can be said.
 
-    >>> cross_fitted(TrainingSet.of(dataset, family), LightGBMRanker).level()  # doctest: +SKIP
+    >>> cross_fitted(TrainingSet.of(dataset, family), LightGBMRanker).threshold()  # doctest: +SKIP
     0.21
     """
     rows = np.flatnonzero((data.candidate & np.isfinite(data.grid.times_us)).any(axis=1))
@@ -104,8 +104,8 @@ class Coverage:
         """That of each problem by a calibration and a growth of its own."""
         found = []
         for problem, calibration, growth in zip(problems, calibrations, growths, strict=True):
-            levels, loss, _ = ranked(problem)
-            wanted = int(np.searchsorted(levels, calibration.level() + math.log(growth), side="right"))
+            scores, loss, _ = ranked(problem)
+            wanted = int(np.searchsorted(scores, calibration.threshold() + math.log(growth), side="right"))
             length = max(1, min(wanted, most_tried(growth)))
             found.append((needed_length(loss) <= length, length, length < wanted))
         covered, lengths, capped = zip(*found, strict=True)

@@ -1,4 +1,4 @@
-"""`diversified_order`: in which order to try configs, so that those on a short list are not all wrong for the same reason.
+"""`diversified_order`: the order to try configs in, so that those on a short list are not all wrong for one reason.
 
 A ranker's errors are shared: configs that differ in one knob are misjudged together, and what is second behind a wrong
 first choice is often wrong as well. So the list is chosen greedily, as in maximal marginal relevance (Carbonell and
@@ -76,7 +76,8 @@ def diversified_places(scores: NDArray[np.float64], configs: Sequence[KernelConf
     """Where on the list each config stands, first 0, from predicted slowdowns; (n_problems, n_configs) both, NaN = no
     candidate.
 
-    >>> diversified_places(np.array([[1.3, np.nan, 1.0]]), [KernelConfig.of(BLOCK=size) for size in (16, 32, 64)]).tolist()
+    >>> configs = [KernelConfig.of(BLOCK=size) for size in (16, 32, 64)]
+    >>> diversified_places(np.array([[1.3, np.nan, 1.0]]), configs).tolist()
     [[1.0, nan, 0.0]]
     """
     table = knob_table(tuple(configs))

@@ -1,4 +1,4 @@
-"""`TrainingDomain`: what a ranker has learned from, and `Distance`: how far a problem on a device is from that."""
+"""`TrainingDomain`: the problems that a ranker learned from; `Distance`: how far out of distribution a problem is."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 
 from ...datasets import BundleError, DeviceSpec, Problem
 from ...datasets.errors import check_word, shown
-from ...datasets.grid import BinaryKind
+from ...datasets.grid import BinarySignature
 from ...datasets.problem import MOST_SIZE, dtype_from_json, dtype_to_json
 
 #: The least and the largest: of a dimension's size, or of one dimension over another.
@@ -54,16 +54,16 @@ class Distance:
 
 @dataclass(frozen=True)
 class TrainingDomain:
-    """The sizes, ratios of sizes, dtypes and flags of the problems that were learned from.
+    """The sizes, ratios of sizes and signatures of the problems that were learned from.
 
-    >>> extent = TrainingDomain.of([Problem.of("row_sum", rows=rows, columns=64) for rows in (64, 1024)])
-    >>> extent.outside(Problem.of("row_sum", rows=12288, columns=64))
+    >>> domain = TrainingDomain.of([Problem.of("row_sum", rows=rows, columns=64) for rows in (64, 1024)])
+    >>> domain.outside(Problem.of("row_sum", rows=12288, columns=64))
     [(3.584962500721156, 'rows 12x above the data'), (3.584962500721156, 'columns/rows 12x below the data')]
     """
 
     sizes: Mapping[str, Range]  # by dimension
     ratios: Mapping[str, Range]  # by "one/other", where both are dimensions, in their order
-    kinds: frozenset[BinaryKind]
+    signatures: frozenset[BinarySignature]
 
     @classmethod
     def of(cls, problems: Sequence[Problem]) -> TrainingDomain:
@@ -86,9 +86,9 @@ class TrainingDomain:
         for name, (one, other) in self._ratio_dims.items():
             if one in sizes and other in sizes:
                 found += _beyond(name, sizes[one] / sizes[other], self.ratios[name])
-        if (problem.dtype, problem.flags) not in self.kinds:
-            kind = " ".join((problem.dtype_name, *problem.flags))
-            found.append((_NEW, f"{kind} is not in the data"))
+        if (problem.dtype, problem.flags) not in self.signatures:
+            signature = " ".join((problem.dtype_name, *problem.flags))
+            found.append((_NEW, f"{signature} is not in the data"))
         return found
 
     @cached_property
@@ -104,15 +104,15 @@ class TrainingDomain:
         {'rows': (64.0, 1024.0)}
         """
         return TrainingDomain(
-            _widened(self.sizes, other.sizes), _widened(self.ratios, other.ratios), self.kinds | other.kinds
+            _widened(self.sizes, other.sizes), _widened(self.ratios, other.ratios), self.signatures | other.signatures
         )
 
     def to_json(self) -> dict[str, Any]:
-        kinds = sorted(self.kinds, key=str)
+        signatures = sorted(self.signatures, key=str)
         return {
             "sizes": {name: list(bounds) for name, bounds in self.sizes.items()},
             "ratios": {name: list(bounds) for name, bounds in self.ratios.items()},
-            "kinds": [{"dtype": dtype_to_json(dtype), "flags": list(flags)} for dtype, flags in kinds],
+            "kinds": [{"dtype": dtype_to_json(dtype), "flags": list(flags)} for dtype, flags in signatures],
         }
 
     @classmethod
@@ -130,7 +130,7 @@ class TrainingDomain:
 
 
 def distance_of(
-    problem: Problem, device: DeviceSpec, extent: TrainingDomain, learned_on: Sequence[DeviceSpec]
+    problem: Problem, device: DeviceSpec, domain: TrainingDomain, learned_on: Sequence[DeviceSpec]
 ) -> Distance:
     """How far a problem on a device is from what was learned.
 
@@ -138,7 +138,7 @@ def distance_of(
     >>> distance_of(problem, h200, TrainingDomain.of([problem]), [h200]).octaves
     0.0
     """
-    outside = [*extent.outside(problem), *_device_outside(device, tuple(learned_on))]
+    outside = [*domain.outside(problem), *_device_outside(device, tuple(learned_on))]
     # The farthest first; equals as they come, so that a size is named before the ratios that it is in.
     ranked = sorted(outside, key=lambda found: -round(found[0], 6))
     if not ranked:

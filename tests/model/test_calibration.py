@@ -68,7 +68,7 @@ def test_better_predictions_make_shorter_lists():
 
 def test_where_too_few_problems_say_something_the_list_is_as_long_as_any():
     few = calibrate(drawn(18))
-    assert few.level() == np.inf
+    assert few.threshold() == np.inf
     assert few.length(np.zeros(500)) == MOST_TRIED
     assert few.length([0.0, 3.0]) == 2
 
@@ -76,8 +76,8 @@ def test_where_too_few_problems_say_something_the_list_is_as_long_as_any():
 def test_problems_that_no_short_list_solves_count_against_the_cap():
     hopeless = (np.arange(200.0), np.linspace(2, 1, 200), np.linspace(2, 1, 200))
     easy = (np.arange(200.0), np.linspace(1, 2, 200), np.linspace(1, 2, 200))
-    assert calibrate([easy] * 99 + [hopeless]).level() == 0.0
-    assert calibrate([easy] * 80 + [hopeless] * 20).level() == np.inf
+    assert calibrate([easy] * 99 + [hopeless]).threshold() == 0.0
+    assert calibrate([easy] * 80 + [hopeless] * 20).threshold() == np.inf
 
 
 def tried_only(problem, tried):
@@ -115,7 +115,7 @@ def test_a_share_of_the_configs_tells_of_all_lists():
 def test_a_config_that_was_not_tried_takes_a_place_and_loses_nothing():
     problem = ([0.0, 0.01, 0.02, 0.9], [np.nan, 5.0, 4.0, 8.0], [np.nan, 5.0, 4.0, 8.0])
     calibration = calibrate([problem] * 30)
-    assert calibration.level() == pytest.approx(np.log(3) + 0.2, abs=1e-4)  # the third is good
+    assert calibration.threshold() == pytest.approx(np.log(3) + 0.2, abs=1e-4)  # the third is good
     assert calibration.regret[0] == pytest.approx(0.25)  # and the first that was tried is 25 % slower
 
 
@@ -142,11 +142,11 @@ def test_needed_lengths():
 
 
 def test_distance_names_what_is_outside():
-    extent = TrainingDomain.of([Problem.of("f", rows=rows, n=n) for rows in (16, 1024) for n in (64, 512)])
+    domain = TrainingDomain.of([Problem.of("f", rows=rows, n=n) for rows in (16, 1024) for n in (64, 512)])
     h200 = DeviceSpec.named("h200")
 
     def far(device=h200, dtype="bf16", flags=(), learned=(h200,), **dims):
-        return distance_of(Problem.of("f", dtype=dtype, flags=flags, **dims), device, extent, learned)
+        return distance_of(Problem.of("f", dtype=dtype, flags=flags, **dims), device, domain, learned)
 
     assert far(rows=100, n=100) == Distance(0.0)
     assert far(rows=1070, n=512) == Distance(0.0)  # as call-time rounding may have it
@@ -162,10 +162,10 @@ def test_distance_names_what_is_outside():
     assert far(rows=2**40, n=2**40).growth == 4.0  # and no more
 
 
-def test_an_extent_of_other_dimensions_says_what_it_can():
-    extent = TrainingDomain.of([Problem.of("f", rows=16, n=64)])
-    assert extent.outside(Problem.of("f", columns=7, rows=64)) == [(2.0, "rows 4x above the data")]
-    assert TrainingDomain.from_json(extent.to_json()) == extent
+def test_a_domain_of_other_dimensions_says_what_it_can():
+    domain = TrainingDomain.of([Problem.of("f", rows=16, n=64)])
+    assert domain.outside(Problem.of("f", columns=7, rows=64)) == [(2.0, "rows 4x above the data")]
+    assert TrainingDomain.from_json(domain.to_json()) == domain
 
 
 @pytest.fixture(scope="module")

@@ -262,7 +262,7 @@ def test_a_config_that_has_no_features_costs_the_others_no_prediction(toy):
     assert best.predicted_slowdown == pytest.approx((1.0, 1.0, 1.5))
 
 
-LEVEL_2 = Calibration(problems=40, levels=(0.0,) * 20 + (2.0,) * 20, regret=(0.1, 0.05, 0.01) + (0.0,) * 10)
+LEVEL_2 = Calibration(problems=40, scores=(0.0,) * 20 + (2.0,) * 20, regret=(0.1, 0.05, 0.01) + (0.0,) * 10)
 
 
 def auto(toy, slowdowns, distance=Distance(0.0), calibration=LEVEL_2, **more):  # noqa: B008 - it is frozen
