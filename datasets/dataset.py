@@ -266,7 +266,7 @@ def _tried(rows: pd.DataFrame, cells: pd.DataFrame) -> NDArray[np.bool_]:
     """Return which of the cells have a measurement, failed ones included, but not those refused unmeasured."""
     rows = rows[rows["status"] != Status.INVALID.value]
     at = cells.index.get_indexer(pd.MultiIndex.from_frame(rows[["problem", "device"]]))
-    column = cells.columns.get_indexer(rows["config"])
+    column = cells.columns.get_indexer(pd.Index(rows["config"]))
     is_cell = (at >= 0) & (column >= 0)
     tried = np.zeros(cells.shape, np.bool_)
     tried[at[is_cell], column[is_cell]] = True

@@ -90,8 +90,8 @@ class Grid:
     def select(self, rows: Sequence[int] | NDArray[np.intp]) -> Grid:
         """The same grid with only these problems."""
         index = [int(row) for row in rows]
-        cases, devices = ([some[i] for i in index] for some in (self.cases, self.devices))
-        return replace(self, cases=tuple(cases), devices=tuple(devices), **self._each(lambda array: array[index]))
+        cases, devices = tuple(self.cases[i] for i in index), tuple(self.devices[i] for i in index)
+        return replace(self, cases=cases, devices=devices, **self._each(lambda array: array[index]))
 
     def select_configs(self, columns: Sequence[int] | NDArray[np.intp]) -> Grid:
         """The same grid with only these configs, in this order."""

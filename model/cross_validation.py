@@ -212,7 +212,7 @@ class _Split:
 
     @property
     def _tested_folds(self) -> list[int]:
-        return np.unique(self.fold[self.rows]).tolist()
+        return [int(number) for number in np.unique(self.fold[self.rows])]
 
     def evaluation(self, scores: NDArray[np.float64], rivals: Rivals, share: float) -> Evaluation:
         """The ranker's regrets from its scores with sizes known and unknown, and its rivals', whose scores are this

@@ -103,7 +103,9 @@ def measured_losses(
     rows: dict[int, list[int]] = {}
     for row, one in enumerate(learned.problems):
         rows.setdefault(one[dynamic], []).append(row)
-    tried_at: dict[int, NDArray[np.bool_]] = {size: learned.measured[rows[size]].all(axis=0) for size in sorted(rows)}
+    tried_at: dict[int, NDArray[np.bool_]] = {
+        size: np.all(learned.measured[rows[size]], axis=0) for size in sorted(rows)
+    }
     cut = _cut_short(family, problem, dynamic, device, grid.configs, tried_at)
     sizes = [size for size in tried_at if size not in cut]
     if len(sizes) < 2:
