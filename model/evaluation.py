@@ -54,20 +54,18 @@ class Evaluation:
 
     def to_json(self) -> dict[str, Any]:
         """One family's entry of `foretune evaluate --json`; 1.0 = the best config."""
+        of_all = self._part(slice(None))
         return {
-            "problems": len(self.cases),
+            "problems": of_all.pop("problems"),
             "sparse_problems": self.sparse,
             "tried": round(self.tried, 4),
-            "noise_floor": round(geomean(self.full_search), 4),
+            "noise_floor": of_all.pop("noise_floor"),
             "seen_in_training": None if self.seen_in_training is None else round(self.seen_in_training, 4),
-            "regret": self._summaries(self.regret),
-            "regret_sizes_unknown": self._summaries(self.regret_sizes_unknown),
+            "regret": of_all.pop("regret"),
+            "regret_sizes_unknown": of_all.pop("regret_sizes_unknown"),
             "regret_by_origin": self._by_origin(),
             "regret_by_device": self._by_device(),
-            "baselines": {name: self._summaries(regret) for name, regret in self.baselines.items()},
-            "baselines_sizes_unknown": {
-                name: self._summaries(regret) for name, regret in self.baselines_sizes_unknown.items()
-            },
+            **of_all,
             "baselines_left_out": dict(self.left_out),
             "better_baselines": [one.to_json() for one in self.better_baselines()],
             "coverage": {where: coverage.to_json() for where, coverage in self.coverage.items()},
@@ -151,17 +149,15 @@ class Evaluation:
         names = np.array([device.name for device in self.devices])
         return {name: self._part(names == name) for name in dict.fromkeys(names.tolist())}
 
-    def _part(self, rows: NDArray[np.bool_]) -> dict[str, Any]:
-        curves = {"regret": self.regret, "regret_sizes_unknown": self.regret_sizes_unknown}
-        baselines = {"baselines": self.baselines, "baselines_sizes_unknown": self.baselines_sizes_unknown}
+    def _part(self, rows: NDArray[np.bool_] | slice) -> dict[str, Any]:
+        """The regrets of some problems."""
+        both = ((self.baselines, "baselines"), (self.baselines_sizes_unknown, "baselines_sizes_unknown"))
         return {
-            "problems": int(rows.sum()),
+            "problems": len(self.full_search[rows]),
             "noise_floor": round(geomean(self.full_search[rows]), 4),
-            **{key: self._summaries(regret, rows) for key, regret in curves.items()},
-            **{
-                key: {name: self._summaries(regret, rows) for name, regret in of_them.items()}
-                for key, of_them in baselines.items()
-            },
+            "regret": self._summaries(self.regret, rows),
+            "regret_sizes_unknown": self._summaries(self.regret_sizes_unknown, rows),
+            **{key: {name: self._summaries(one, rows) for name, one in of_them.items()} for of_them, key in both},
         }
 
     def frame(self) -> pd.DataFrame:
@@ -184,10 +180,8 @@ class Evaluation:
         )
         return worst_first
 
-    def _summaries(
-        self, regret: Mapping[int, NDArray[np.float64]], rows: NDArray[np.bool_] | slice = slice(None)
-    ) -> dict[str, Any]:
-        """By k, of these problems, all if left out."""
+    def _summaries(self, regret: Mapping[int, NDArray[np.float64]], rows: NDArray[np.bool_] | slice) -> dict[str, Any]:
+        """By k, of these problems."""
         summaries = {}
         for k, values in regret.items():
             draws = np.atleast_2d(values)[:, rows]

@@ -149,12 +149,20 @@ class TrainingSet:
     def predict(self, ranker: Ranker, row: int, view: Callable[[Problem], Problem]) -> NDArray[np.float64]:
         """Return the predicted slowdowns of the candidates of a row, (n_candidates,), for a view of its problem, such
         as `Family.at_call_time`."""
-        configs, problem = self._subsets[self.candidate[row]], view(self.grid.cases[row].problem)
+        configs, problem = self.configs(self.candidate[row]), view(self.grid.cases[row].problem)
         return ranker.predict(self.family, problem, self.grid.devices[row], configs)
 
+    def configs(self, mask: NDArray[np.bool_]) -> tuple[KernelConfig, ...]:
+        """Return the configs where a mask, (n_configs,), holds: for one mask always the same tuple, since families
+        remember what depends on a list of configs alone."""
+        key = mask.tobytes()
+        if key not in self._subsets:
+            self._subsets[key] = tuple(self.grid.configs[column] for column in np.flatnonzero(mask))
+        return self._subsets[key]
+
     @cached_property
-    def _subsets(self) -> Subsets:
-        return Subsets(self.grid.configs)
+    def _subsets(self) -> dict[bytes, tuple[KernelConfig, ...]]:
+        return {}
 
     @property
     def origin(self) -> dict[str, Any]:
@@ -190,26 +198,6 @@ class TrainingSet:
         for times in (self.grid.first_us, self.grid.second_us):
             digest.update(times.astype("<f8").tobytes())
         return digest.hexdigest()
-
-
-class Subsets:
-    """Configs by mask, each subset one and the same tuple: families remember what depends on a list of configs alone,
-    and most problems have the same list.
-
-    >>> configs = (KernelConfig.of(BLOCK=16), KernelConfig.of(BLOCK=32))
-    >>> Subsets(configs)[np.array([False, True])]
-    (KernelConfig(meta=(('BLOCK', 32),), num_warps=4, num_stages=3, num_ctas=1, maxnreg=None, ir_override=None),)
-    """
-
-    def __init__(self, configs: tuple[KernelConfig, ...]) -> None:
-        self._configs = configs
-        self._made: dict[bytes, tuple[KernelConfig, ...]] = {}
-
-    def __getitem__(self, mask: NDArray[np.bool_]) -> tuple[KernelConfig, ...]:
-        key = mask.tobytes()
-        if key not in self._made:
-            self._made[key] = tuple(config for config, chosen in zip(self._configs, mask, strict=True) if chosen)
-        return self._made[key]
 
 
 def is_exhaustive(judged: NDArray[np.bool_], supported: NDArray[np.bool_]) -> NDArray[np.bool_]:

@@ -13,7 +13,6 @@ from foretune.kernels import find_family
 from foretune.model import LightGBMRanker, TrainingSet, split_folds
 from foretune.model.calibration.conformal import Judged, calibrate
 from foretune.model.calibration.cross_fit import FOLDS, TREES, Coverage
-from foretune.model.training_set import Subsets
 
 
 def problems_of(name: str, data: str, share: float) -> tuple[list[Judged], list[Judged]]:
@@ -22,7 +21,6 @@ def problems_of(name: str, data: str, share: float) -> tuple[list[Judged], list[
     family = find_family(name)
     learned = TrainingSet.of(load(data), family)
     grid, fold = learned.grid, split_folds(learned.groups, FOLDS)
-    subsets = Subsets(grid.configs)
     whole: list[Judged] = []
     thin: list[Judged] = []
     for number in range(FOLDS):
@@ -31,7 +29,7 @@ def problems_of(name: str, data: str, share: float) -> tuple[list[Judged], list[
         prior = LightGBMRanker(trees=TREES, epochs=0, seed=1).fit(known, family)
         for row in np.flatnonzero((fold == number) & learned.exhaustive).tolist():
             case, device, mask = grid.cases[row], grid.devices[row], learned.candidate[row]
-            configs = subsets[mask]
+            configs = learned.configs(mask)
             logs = np.log(ranker.predict(family, family.at_call_time(case.problem), device, configs))
             (step,) = Thin(family, device, share=share, prior=prior).next([case], None)
             tried = [config in step.configs for config in configs]
