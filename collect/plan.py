@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, ClassVar, Protocol
 import numpy as np
 
 from ..datasets import Case, DeviceSpec, Family, FamilyError, ForetuneError, KernelConfig, Problem
-from ..datasets.default_knobs import with_default_knobs
 from ..datasets.errors import check_between, check_integer, shown
 from ..datasets.grid import Grid
 from ..model import LightGBMRanker, Ranker
@@ -208,16 +207,14 @@ class Missing:
     ) -> None:
         check_integer("beside", beside, 0, 1000)
         self._family, self._device, self._beside, self._prior = family, device, beside, prior or Prior()
-        known = with_default_knobs(known, family)
-        grid = known.grid(family.name)
+        grid = known.grid(family)
         if device.name not in (there := sorted({spec.name for spec in grid.devices})):
             raise ForetuneError(
                 f"the missing plan adds to what was measured on {device.name}, but {known.name} has {family.name} on "
                 f"{', '.join(there)}"
             )
-        tried = known.counts(grid) > 0
         self._row = {case.problem: row for row, case in enumerate(grid.cases) if grid.devices[row].name == device.name}
-        self._configs, self._times_us, self._tried = grid.configs, grid.times_us, tried
+        self._configs, self._times_us, self._tried = grid.configs, grid.times_us, grid.measured
 
     def next(self, todo: Sequence[Case], measured: Grid | None) -> list[Step]:
         """Every case, at once; see `Plan.next`."""

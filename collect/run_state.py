@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from ..datasets import Case, DatasetError, DeviceSpec, ForetuneError, Measurable, Measurement, Problem, roofline_us
 from ..datasets.grid import Grid
 from ..datasets.store import MANIFEST, continued, read
-from ..model.folders import check_dataset_folder
+from ..model.bundle_file import check_dataset_folder
 from .case_queue import CaseQueue
 from .cases import check_cases
 from .compiling import Binary, binary_if_able, kind_of

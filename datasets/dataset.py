@@ -16,7 +16,9 @@ from .device import DeviceSpec
 from .disk.left_out import LeftOut
 from .drift import flagged, flagged_names
 from .errors import DatasetError
-from .grid import BinaryKind, Grid
+from .family import Family, with_defaults
+from .grid import BinarySignature, Grid
+from .guard.attributes import check_attributes
 from .measurement import TIMED, BinaryFacts, Status
 from .one_clock import on_one_clock
 from .schema import DRIFT
@@ -99,8 +101,38 @@ class Dataset:
             drift=self.drift.assign(problem=place[self.drift["problem"]]),
         )
 
-    def grid(self, family: str) -> Grid:
-        """One family as dense arrays. Problems on which nothing ran are left out, and what several runs timed of one
+    def of_family(self, family: Family) -> Dataset:
+        """Return the dataset with the family's configs as they would be named today.
+
+        A config that lacks a knob of `Family.default_knobs`, which the kernel got after the measurement, has its
+        default. Nothing else changes, and a dataset without such configs is returned as it is.
+
+        Raises:
+            FamilyError: The family declares what cannot be right.
+        """
+        check_attributes(family)
+        if not family.default_knobs or family.name not in self.families:
+            return self
+        rows = self.rows(family.name)
+        configs = list(self.configs)
+        number_of = {config: number for number, config in enumerate(configs)}
+        today = np.arange(len(configs), dtype=np.int32)  # (n_configs,) the number of each config as it is named today
+        for number in rows["config"].unique():
+            if (complete := with_defaults(family, configs[number])) != configs[number]:
+                if complete not in number_of:
+                    number_of[complete] = len(configs)
+                    configs.append(complete)
+                today[number] = number_of[complete]
+        if (today == np.arange(len(today))).all():
+            return self
+        numbers = self.measurements["config"].to_numpy().copy()
+        is_of_family = self.measurements.index.isin(rows.index)
+        numbers[is_of_family] = today[numbers[is_of_family]]
+        return replace(self, configs=tuple(configs), measurements=self.measurements.assign(config=numbers))
+
+    def grid(self, family: Family | str) -> Grid:
+        """One family as dense arrays; given the family itself and not its name, with its configs as `of_family` names
+        them. Problems on which nothing ran are left out, and what several runs timed of one
         problem is brought to one clock (see `one_clock`).
 
         Times that were taken otherwise than `Measurement.time_us` says (a run's "timed" in the provenance: those that
@@ -108,6 +140,8 @@ class Dataset:
         cells that have both, and count for `OTHERWISE_TIMED` when a ranker learns: their clock is another, but the
         order of configs within a problem is much the same.
         """
+        if not isinstance(family, str):
+            return self.of_family(family).grid(family.name)
         rows = self.rows(family)
         timed = rows[rows["status"].isin([status.value for status in TIMED])]
         if not (timed["timing_pass"] == 1).any():
@@ -134,18 +168,20 @@ class Dataset:
             second_us=second.to_numpy(dtype=np.float64),
             binaries=self._binaries(rows),
             weights=weights,
+            measured=_tried(rows, scan),
         )
 
-    def _binaries(self, rows: pd.DataFrame) -> dict[BinaryKind, dict[KernelConfig, BinaryFacts]]:
+    def _binaries(self, rows: pd.DataFrame) -> dict[BinarySignature, dict[KernelConfig, BinaryFacts]]:
         """See `Grid.binaries`; of a config whose problems have binaries of their own the median."""
-        kinds: dict[BinaryKind, int] = {}
-        number = [kinds.setdefault((case.problem.dtype, case.problem.flags), len(kinds)) for case in self.cases]
-        facts = rows[["config", *BinaryFacts._fields]].assign(kind=np.array(number)[rows["problem"].to_numpy()])
-        facts = facts.dropna().groupby(["kind", "config"], observed=True).median().astype(int)
-        found: dict[BinaryKind, dict[KernelConfig, BinaryFacts]] = {}
-        names = list(kinds)
-        for (kind, config), *values in facts.itertuples():
-            found.setdefault(names[kind], {})[self.configs[config]] = BinaryFacts(*values)
+        signatures: dict[BinarySignature, int] = {}
+        keys = ((case.problem.dtype, case.problem.flags) for case in self.cases)
+        number = [signatures.setdefault(key, len(signatures)) for key in keys]
+        facts = rows[["config", *BinaryFacts._fields]].assign(signature=np.array(number)[rows["problem"].to_numpy()])
+        facts = facts.dropna().groupby(["signature", "config"], observed=True).median().astype(int)
+        found: dict[BinarySignature, dict[KernelConfig, BinaryFacts]] = {}
+        names = list(signatures)
+        for (signature, config), *values in facts.itertuples():
+            found.setdefault(names[signature], {})[self.configs[config]] = BinaryFacts(*values)
         return found
 
     def counts(self, grid: Grid) -> NDArray[np.int64]:
@@ -164,16 +200,16 @@ class Dataset:
                 np.add.at(counts[row], found[found >= 0], 1)
         return counts
 
-    def wrong_results(self, family: str) -> dict[BinaryKind, frozenset[KernelConfig]]:
+    def wrong_results(self, family: str) -> dict[BinarySignature, frozenset[KernelConfig]]:
         """The configs of a family that computed a wrong result, on whatever device, by dtype and flags: what they were
         compared for."""
         rows = self.rows(family)
-        wrong: dict[BinaryKind, set[KernelConfig]] = {}
+        wrong: dict[BinarySignature, set[KernelConfig]] = {}
         pairs = rows.loc[rows["status"] == Status.WRONG_RESULT.value, ["problem", "config"]].drop_duplicates()
         for number, config in pairs.itertuples(index=False):
             problem = self.cases[number].problem
             wrong.setdefault((problem.dtype, problem.flags), set()).add(self.configs[config])
-        return {kind: frozenset(configs) for kind, configs in wrong.items()}
+        return {signature: frozenset(configs) for signature, configs in wrong.items()}
 
     def _noise_floor(self, family: str) -> float | None:
         """None where nothing ran."""
@@ -224,6 +260,17 @@ def _cells(rows: pd.DataFrame) -> pd.DataFrame:
         rows.groupby(["problem", "device", "config"], observed=True)["time_us"].last().unstack("config")
     )
     return cells
+
+
+def _tried(rows: pd.DataFrame, cells: pd.DataFrame) -> NDArray[np.bool_]:
+    """Return which of the cells have a measurement, failed ones included, but not those refused unmeasured."""
+    rows = rows[rows["status"] != Status.INVALID.value]
+    at = cells.index.get_indexer(pd.MultiIndex.from_frame(rows[["problem", "device"]]))
+    column = cells.columns.get_indexer(pd.Index(rows["config"]))
+    is_cell = (at >= 0) & (column >= 0)
+    tried = np.zeros(cells.shape, np.bool_)
+    tried[at[is_cell], column[is_cell]] = True
+    return tried
 
 
 def _filled(scan: pd.DataFrame, others: pd.DataFrame) -> tuple[pd.DataFrame, NDArray[np.float64]]:

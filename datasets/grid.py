@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
@@ -16,13 +16,13 @@ from .measurement import BinaryFacts
 from .problem import Dtype
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from numpy.typing import NDArray
 
 
-#: Dtypes and flags of a problem: with the config, what decides on a binary, and for what results are checked.
-BinaryKind: TypeAlias = tuple[Dtype, tuple[str, ...]]
+#: The dtype and the flags of a problem: with the config they decide the binary, and results are checked for each.
+BinarySignature: TypeAlias = tuple[Dtype, tuple[str, ...]]
 
 
 @dataclass(frozen=True)
@@ -42,11 +42,17 @@ class Grid:
     first_us: NDArray[np.float64]  # (n_problems, n_configs)
     second_us: NDArray[np.float64]  # (n_problems, n_configs)
     #: What the binaries say, by dtype and flags of the problem and by config.
-    binaries: Mapping[BinaryKind, Mapping[KernelConfig, BinaryFacts]] = field(default_factory=dict)
+    binaries: Mapping[BinarySignature, Mapping[KernelConfig, BinaryFacts]] = field(default_factory=dict)
     #: What a time counts for when a ranker learns, (n_problems, n_configs); None = all alike. See `Dataset.grid`.
     weights: NDArray[np.float64] | None = None
-    #: Where the family lets a config through, (n_problems, n_configs), if anybody has asked it: that takes seconds.
-    possible: NDArray[np.bool_] | None = None
+    #: Which configs were measured, failed ones included, (n_problems, n_configs); left out, those with a time.
+    measured: NDArray[np.bool_] = None  # type: ignore[assignment]
+    #: Which configs the family supports, (n_problems, n_configs); None = not known yet: it takes seconds.
+    supported: NDArray[np.bool_] | None = None
+
+    def __post_init__(self) -> None:
+        if self.measured is None:
+            object.__setattr__(self, "measured", np.isfinite(self.times_us))
 
     def __len__(self) -> int:
         return len(self.cases)
@@ -84,24 +90,16 @@ class Grid:
     def select(self, rows: Sequence[int] | NDArray[np.intp]) -> Grid:
         """The same grid with only these problems."""
         index = [int(row) for row in rows]
-        return replace(
-            self,
-            cases=tuple(self.cases[i] for i in index),
-            devices=tuple(self.devices[i] for i in index),
-            first_us=self.first_us[index],
-            second_us=self.second_us[index],
-            weights=None if self.weights is None else self.weights[index],
-            possible=None if self.possible is None else self.possible[index],
-        )
+        cases, devices = tuple(self.cases[i] for i in index), tuple(self.devices[i] for i in index)
+        return replace(self, cases=cases, devices=devices, **self._each(lambda array: array[index]))
 
     def select_configs(self, columns: Sequence[int] | NDArray[np.intp]) -> Grid:
         """The same grid with only these configs, in this order."""
         index = [int(column) for column in columns]
-        return replace(
-            self,
-            configs=tuple(self.configs[i] for i in index),
-            first_us=self.first_us[:, index],
-            second_us=self.second_us[:, index],
-            weights=None if self.weights is None else self.weights[:, index],
-            possible=None if self.possible is None else self.possible[:, index],
-        )
+        configs = tuple(self.configs[i] for i in index)
+        return replace(self, configs=configs, **self._each(lambda array: array[:, index]))
+
+    def _each(self, take: Callable[[NDArray[Any]], NDArray[Any]]) -> dict[str, Any]:
+        """Return a part of each (n_problems, n_configs) array that there is, by name."""
+        arrays = {name: getattr(self, name) for name in ("first_us", "second_us", "weights", "measured", "supported")}
+        return {name: take(array) for name, array in arrays.items() if array is not None}

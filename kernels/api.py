@@ -197,8 +197,8 @@ def adapt(
     >>> adapt("small").save("my-bundle")  # doctest: +SKIP
     """
     from ..model import load_bundle
-    from ..model.adapt import adapt_bundle
     from ..model.bundle import Bundle
+    from ..model.train import adapt_bundle
 
     dataset = _dataset(data)
     given = bundle if isinstance(bundle, Bundle) else load_bundle(bundle)

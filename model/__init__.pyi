@@ -1,4 +1,3 @@
-from .adapt import adapt_bundle as adapt_bundle
 from .baselines import (
     EstimateRanker as EstimateRanker,
     NearestRanker as NearestRanker,
@@ -8,8 +7,13 @@ from .baselines import (
     StaticRanker as StaticRanker,
     choose_rivals as choose_rivals,
 )
-from .bundle import Bundle as Bundle, load_bundle as load_bundle, open_bundle as open_bundle
-from .evaluate import cross_validate as cross_validate, evaluate_bundle as evaluate_bundle
+from .bundle import (
+    Bundle as Bundle,
+    TrainedFamily as TrainedFamily,
+    load_bundle as load_bundle,
+    open_bundle as open_bundle,
+)
+from .cross_validation import cross_validate as cross_validate, evaluate_bundle as evaluate_bundle
 from .evaluation import Evaluation as Evaluation
 from .gbdt import LightGBMRanker as LightGBMRanker
 from .metrics import (
@@ -21,7 +25,10 @@ from .metrics import (
 )
 from .ranker import Ranker as Ranker, UnseenCardRanker as UnseenCardRanker, ranker_on as ranker_on
 from .scoring.trees import Forest as Forest
-from .sources import check_measured as check_measured, check_sources as check_sources, measured_grid as measured_grid
 from .splits import split_folds as split_folds, split_groups as split_groups
-from .train import train_bundle as train_bundle
-from .trained_family import TrainedFamily as TrainedFamily
+from .train import adapt_bundle as adapt_bundle, train_bundle as train_bundle
+from .training_set import (
+    TrainingSet as TrainingSet,
+    check_measured as check_measured,
+    check_sources as check_sources,
+)

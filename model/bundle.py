@@ -1,49 +1,181 @@
-"""`Bundle`: trained rankers as a file that is safe to load, byte for byte the same for the same training.
-
-    DIR/bundle.npz   manifest.json   what was learned from what: features, parameters, devices, dataset; SHA-256 of
-                                     the arrays and of the manifest's own content
-                     FAMILY/*.npy    trees, network, what binaries say, as flat arrays: no pickle, no LightGBM
-                                     text
-
-One file, so that it is replaced in one step: whoever reads sees one bundle or the next, never parts of both. Damage
-shows in the checksums. A checksum does not stop a file made on purpose, so everything is validated besides, and says
-nothing but what this Foretune would write.
-"""
+"""`Bundle`: trained rankers, safe to load, byte for byte the same for the same training; `bundle_file` has its file."""
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field, fields
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..datasets import BundleError, DeviceSpec, KernelConfig, Problem
+import numpy as np
+
+from ..datasets import BinaryFacts, BundleError, DeviceSpec, KernelConfig, Problem
 from ..datasets.disk.atomic import remove_leftovers, replacing
 from ..datasets.disk.locks import writing
-from ..datasets.errors import abridged, check_path, reason_of
-from . import npz
+from ..datasets.errors import abridged, check_between, check_path, reason_of
+from ..datasets.grid import BinarySignature
+from ..datasets.problem import dtype_from_json, dtype_to_json
+from .bundle_file import (
+    DAMAGE,
+    FILE,
+    MANIFEST,
+    SCHEMA_VERSION,
+    check_only_bundle,
+    checksum,
+    digest_of,
+    dumps,
+    loads,
+    manifest_of,
+    read,
+)
 from .calibration.conformal import Calibration
-from .calibration.extent import Distance, distance_of
-from .folders import FILE, check_only_bundle
-from .gbdt import LightGBMRanker
-from .trained_family import TrainedFamily
+from .calibration.training_domain import Distance, TrainingDomain, distance_of
+from .gbdt import MAX_LOG_SLOWDOWN, LightGBMRanker
+from .scoring.network import Network
+from .scoring.trees import Forest
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-#: Raised by one whenever a manifest key or an array changes meaning, type or name.
-SCHEMA_VERSION = 8
-MANIFEST = "manifest.json"
-#: No bundle has more; the shipped one has 2.4 MB, of which the manifest takes a thirtieth.
-_MAX_BYTES, _MAX_MANIFEST_BYTES, _MAX_FAMILIES = 64 << 20, 8 << 20, 64
-#: Of a manifest.
-_KEYS = {"schema_version", "lightgbm_version", "arrays_sha256", "families", "checksum"}
-#: What Python raises for values that somebody made up.
-_DAMAGE = (KeyError, TypeError, AttributeError, ValueError, OverflowError, RecursionError)
+#: More families than any bundle has.
+_MAX_FAMILIES = 64
+#: The arrays of a family in a bundle, each as `family/array`: of its trees, and of its network where it has one.
+_FOREST = tuple(one.name for one in fields(Forest))
+_NETWORK = {f"network_{one.name}": one.name for one in fields(Network)}
+#: One more, (n_signatures, n_configs, 3), of a family whose features read binaries; and its value where none is known.
+_BINARIES = "binaries"
+_UNKNOWN = BinaryFacts(-1, -1, -1)
+
+
+@dataclass(frozen=True)
+class TrainedFamily:
+    """One family's ranker and where it comes from."""
+
+    ranker: LightGBMRanker  # fitted
+    devices: tuple[DeviceSpec, ...]  # that its measurements were taken on
+    origin: Mapping[str, Any]  # dataset name and content hash, kernel source hash, problems; JSON values
+    domain: TrainingDomain  # of the problems that it learned from
+    #: See `Dataset.wrong_results`.
+    wrong_results: Mapping[BinarySignature, frozenset[KernelConfig]] = field(default_factory=dict)
+    #: How long a shortlist must be; None where the data were too few to say.
+    calibration: Calibration | None = None
+
+    @property
+    def arrays(self) -> dict[str, NDArray[Any]]:
+        """The trees and the network, and what the binaries say."""
+        network = {} if self.ranker.network_ is None else self.ranker.network_.arrays()
+        arrays = self.ranker.forest_.arrays() | {key: network[name] for key, name in _NETWORK.items() if network}
+        if self._signatures:
+            known = (self.ranker.binaries_[signature] for signature in self._signatures)
+            facts = [of_kind.get(config, _UNKNOWN) for of_kind in known for config in self._binary_configs]
+            arrays[_BINARIES] = np.array(facts, np.int32).ravel()
+        return arrays
+
+    @staticmethod
+    def array_names(value: Mapping[str, Any]) -> tuple[str, ...]:
+        """What `arrays` has of a family whose `to_json` is this."""
+        binaries = (_BINARIES,) if value["binaries"]["kinds"] else ()
+        return (*_FOREST, *binaries, *_NETWORK) if value["network"] else (*_FOREST, *binaries)
+
+    @cached_property
+    def _signatures(self) -> list[BinarySignature]:
+        return sorted(self.ranker.binaries_, key=str)
+
+    @cached_property
+    def _binary_configs(self) -> list[KernelConfig]:
+        """Those that have a known binary."""
+        return sorted({config for known in self.ranker.binaries_.values() for config in known}, key=str)
+
+    def to_json(self) -> dict[str, Any]:
+        """All but the arrays."""
+        return {
+            "feature_names": list(self.ranker.feature_names_),
+            "params": self.ranker.get_params(),
+            "trees": len(self.ranker.forest_),
+            "network": self.ranker.network_ is not None,
+            "trust": self.ranker.trust_,
+            "devices": [device.to_json() for device in self.devices],
+            "origin": dict(self.origin),
+            "wrong_results": [
+                _signature_to_json(signature) | {"configs": [config.to_json() for config in sorted(configs, key=str)]}
+                for signature, configs in sorted(self.wrong_results.items(), key=str)
+            ],
+            "binaries": {
+                "kinds": list(map(_signature_to_json, self._signatures)),
+                "configs": [config.to_json() for config in self._binary_configs],
+            },
+            "calibration": None if self.calibration is None else self.calibration.to_json(),
+            "extent": self.domain.to_json(),
+        }
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) -> TrainedFamily:
+        """The inverse of `to_json`, with the arrays by name.
+
+        Raises `ForetuneError`, `KeyError`, `TypeError`, `AttributeError` or `ValueError` for what is none.
+        """
+        ranker = LightGBMRanker(**value["params"])
+        ranker.forest_ = Forest(**{name: arrays[name] for name in _FOREST})
+        network = {name: arrays[key] for key, name in _NETWORK.items()} if value["network"] else None
+        ranker.network_ = None if network is None else Network.restored(**network)
+        if ranker.reach > MAX_LOG_SLOWDOWN:
+            raise BundleError(
+                f"what it predicts adds up to {ranker.reach:.3g}, and at most {MAX_LOG_SLOWDOWN:.0f} is the logarithm "
+                "of a slowdown"
+            )
+        names = value["feature_names"]
+        for part in (ranker.forest_, ranker.network_):
+            if part is not None and len(names) != part.n_features:
+                raise BundleError(f"{len(names)} feature names for {part.n_features} features")
+        ranker.feature_names_ = tuple(map(str, names))
+        ranker.binaries_ = _binaries(value["binaries"], arrays.get(_BINARIES))
+        check_between("trust", value["trust"], 0.0, 1.0)
+        ranker.trust_ = float(value["trust"])
+        devices = tuple(map(DeviceSpec.from_json, value["devices"]))
+        if not devices:
+            raise BundleError("devices must name at least one that its measurements were taken on")
+        wrong_results = {
+            _signature_from_json(wrong): frozenset(map(KernelConfig.from_json, wrong["configs"]))
+            for wrong in value["wrong_results"]
+        }
+        if not isinstance(value["origin"], dict):
+            raise BundleError(f"origin must be an object but is {value['origin']!r}")
+        calibration = value["calibration"]
+        return cls(
+            ranker,
+            devices,
+            value["origin"],
+            TrainingDomain.from_json(value["extent"]),
+            wrong_results,
+            None if calibration is None else Calibration.from_json(calibration),
+        )
+
+
+def _signature_to_json(signature: BinarySignature) -> dict[str, Any]:
+    dtype, flags = signature
+    return {"dtype": dtype_to_json(dtype), "flags": list(flags)}
+
+
+def _signature_from_json(value: Mapping[str, Any]) -> BinarySignature:
+    return dtype_from_json(value["dtype"]), tuple(map(str, value["flags"]))
+
+
+def _binaries(
+    value: Mapping[str, Any], facts: NDArray[np.int32] | None
+) -> dict[BinarySignature, dict[KernelConfig, BinaryFacts]]:
+    signatures, configs = map(_signature_from_json, value["kinds"]), list(map(KernelConfig.from_json, value["configs"]))
+    if facts is None:
+        return {}
+    if facts.dtype != np.int32:
+        raise BundleError(f"what binaries say must be int32 but is {facts.dtype}")
+    table = facts.reshape(len(value["kinds"]), len(configs), len(_UNKNOWN)).tolist()
+    return {
+        signature: {config: BinaryFacts(*row) for config, row in zip(configs, rows, strict=True) if min(row) >= 0}
+        for signature, rows in zip(signatures, table, strict=True)
+    }
 
 
 @dataclass(frozen=True)
@@ -94,7 +226,7 @@ class Bundle:
         'rows 12x above the data'
         """
         trained = self._trained(family)
-        return distance_of(problem, device, trained.extent, trained.devices)
+        return distance_of(problem, device, trained.domain, trained.devices)
 
     def beside(self, other: Bundle) -> Bundle:
         """This bundle's families, and of another bundle those that it lacks.
@@ -133,14 +265,14 @@ class Bundle:
         content = {
             "schema_version": SCHEMA_VERSION,
             "lightgbm_version": self.lightgbm_version,
-            "arrays_sha256": _digest(self._arrays),
+            "arrays_sha256": digest_of(self._arrays),
             "families": {name: self.trained[name].to_json() for name in self.families},
         }
-        return content | {"checksum": _checksum(content)}
+        return content | {"checksum": checksum(content)}
 
     @property
     def _content(self) -> bytes:
-        return npz.dumps(self._arrays, {MANIFEST: (json.dumps(self.manifest, separators=(",", ":")) + "\n").encode()})
+        return dumps(self._arrays, {MANIFEST: (json.dumps(self.manifest, separators=(",", ":")) + "\n").encode()})
 
     @property
     def _arrays(self) -> dict[str, NDArray[Any]]:
@@ -178,7 +310,7 @@ def open_bundle(path: Path | str | None = None) -> Bundle:
     True
     """
     directory = Path(__file__).parent / "shipped" if path is None else check_path("bundle", path)
-    content = _read(directory / FILE)
+    content = read(directory / FILE)
     if content is None:
         raise BundleError(f"{directory / FILE}: no such file, so {directory} has no bundle")
     return _parsed(content, directory / FILE)
@@ -201,8 +333,8 @@ class _Stored(Mapping[str, TrainedFamily]):
         entry, arrays = self._entries[name], self._arrays[name]
         with _naming(self._path):
             trained = TrainedFamily.from_json(entry, arrays)
-            if _checksum(trained.to_json()) != _checksum(entry) or _digest(trained.arrays) != _digest(arrays):
-                raise BundleError(f"its manifest says of {name!r} what this Foretune would not write, or less")
+            if checksum(trained.to_json()) != checksum(entry) or digest_of(trained.arrays) != digest_of(arrays):
+                raise BundleError(f"manifest entry {name!r} is not in canonical form")
         return self._restored.setdefault(name, trained)  # another thread may have been faster
 
     def __iter__(self) -> Iterator[str]:
@@ -215,11 +347,11 @@ class _Stored(Mapping[str, TrainedFamily]):
 def _parsed(content: bytes, path: Path) -> Bundle:
     """The bundle that the file holds, undamaged, with families that are yet to be restored."""
     with _naming(path):
-        arrays, texts = npz.loads(content)
-        manifest = _manifest(texts.pop(MANIFEST, b""))
+        arrays, texts = loads(content)
+        manifest = manifest_of(texts.pop(MANIFEST, b""))
         if texts:
             raise BundleError(f"it also holds {', '.join(map(repr, sorted(texts)))}")
-        if _digest(arrays) != manifest["arrays_sha256"]:
+        if digest_of(arrays) != manifest["arrays_sha256"]:
             raise BundleError("its arrays are not what the manifest vouches for (SHA-256 differs)")
         bundle = Bundle(_Stored(path, manifest["families"], _arrays_of(manifest, arrays)), manifest["lightgbm_version"])
         vars(bundle)["manifest"] = manifest  # it need not be made of all families then
@@ -241,69 +373,10 @@ def _arrays_of(manifest: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) 
     return {name: {array: arrays[f"{name}/{array}"] for array in of_it} for name, of_it in names.items()}
 
 
-def _manifest(text: bytes) -> dict[str, Any]:
-    if len(text) > _MAX_MANIFEST_BYTES:
-        raise BundleError(f"its manifest is larger than any ({_MAX_MANIFEST_BYTES >> 20} MiB)")
-    try:
-        manifest = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise BundleError(f"its manifest is not JSON: {error}") from None
-    if not isinstance(manifest, dict) or "schema_version" not in manifest:
-        raise BundleError("not a bundle's manifest: it has no schema_version")
-    version = manifest["schema_version"]
-    if type(version) is not int or version != SCHEMA_VERSION:
-        newer = isinstance(version, int) and version > SCHEMA_VERSION
-        raise BundleError(
-            f"schema_version is {version!r} but this Foretune reads {SCHEMA_VERSION}"
-            + ("; a newer Foretune wrote it" if newer else ": train it again")
-        )
-    if missing := _KEYS - manifest.keys():
-        raise BundleError(f"keys missing in its manifest: {', '.join(sorted(missing))}")
-    if unknown := manifest.keys() - _KEYS:
-        raise BundleError(f"keys in its manifest that no bundle has: {', '.join(sorted(unknown))}")
-    if manifest["checksum"] != _checksum({key: value for key, value in manifest.items() if key != "checksum"}):
-        raise BundleError("its manifest is not what its checksum vouches for")
-    return manifest
-
-
-def _checksum(content: Mapping[str, Any]) -> str:
-    """Raises `BundleError` for what is not JSON: numbers that are none, half characters, objects."""
-    try:
-        text = json.dumps(content, sort_keys=True, allow_nan=False, ensure_ascii=False).encode()
-    except _DAMAGE as error:
-        raise BundleError(f"what a bundle says must be JSON: {error}") from None
-    return hashlib.sha256(text).hexdigest()
-
-
-def _digest(arrays: Mapping[str, NDArray[Any]]) -> str:
-    """SHA-256 of arrays, by name; how a file holds them does not matter."""
-    digest = hashlib.sha256()
-    for name, array in sorted(arrays.items()):
-        digest.update(f"{name} {array.dtype.str} {array.shape}\n".encode())
-        digest.update(array.tobytes())
-    return digest.hexdigest()
-
-
-def _read(path: Path) -> bytes | None:
-    """None where there is no such file."""
-    try:
-        if path.exists() and not path.is_file():
-            raise OSError("not a file")  # a pipe would be waited for
-        with path.open("rb") as file:
-            content = file.read(_MAX_BYTES + 1)
-    except FileNotFoundError:
-        return None
-    except (OSError, ValueError) as error:  # ValueError: a path with a NUL
-        raise BundleError(f"{str(path)!r}: cannot be read: {getattr(error, 'strerror', None) or error}") from None
-    if len(content) > _MAX_BYTES:
-        raise BundleError(f"{path}: larger than any bundle ({_MAX_BYTES >> 20} MiB)")
-    return content
-
-
 @contextmanager
 def _naming(path: Path) -> Iterator[None]:
-    """What is wrong inside is told with the name of the file."""
+    """Name the file in the error for damage found inside."""
     try:
         yield
-    except _DAMAGE as error:
+    except DAMAGE as error:
         raise BundleError(f"{path}: not a bundle of this Foretune: {abridged(reason_of(error))}") from None

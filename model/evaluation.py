@@ -12,7 +12,7 @@ import numpy as np
 from ..datasets import Case, DeviceSpec
 from ..datasets.console.tables import percent, table
 from ..datasets.grid import Grid
-from .calibration.spread import spread_places
+from .calibration.diversify import diversified_places
 from .metrics import geomean, summarise
 from .splits import RANDOM
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     import pandas as pd
     from numpy.typing import NDArray
 
-    from .calibration.coverage import Coverage
+    from .calibration.cross_fit import Coverage
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class Evaluation:
     #: What the ranker said, (2, n_problems, n_configs): with ragged sizes known, and without; NaN = no candidate.
     predicted: NDArray[np.float64]
     seen_in_training: float | None = 0.0  # the share of the measurements that the ranker learned from; None: unknown
-    thin: int = 0  # other problems, of which few configs were tried: they were learned from and are not judged
+    sparse: int = 0  # other problems, of which few configs were tried: they were learned from and are not judged
     #: Whether shortlists of k="auto" hold a good config, by where the problems are from; empty where nothing is
     #: calibrated.
     coverage: Mapping[str, Coverage] = field(default_factory=dict)
@@ -50,24 +50,22 @@ class Evaluation:
     @cached_property
     def places(self) -> NDArray[np.float64]:
         """Where each config stands on a shortlist, first 0, shaped as `predicted`."""
-        return np.stack([spread_places(view, self.grid.configs) for view in self.predicted])
+        return np.stack([diversified_places(view, self.grid.configs) for view in self.predicted])
 
     def to_json(self) -> dict[str, Any]:
         """One family's entry of `foretune evaluate --json`; 1.0 = the best config."""
+        of_all = self._part(slice(None))
         return {
-            "problems": len(self.cases),
-            "thin_problems": self.thin,
+            "problems": of_all.pop("problems"),
+            "sparse_problems": self.sparse,
             "tried": round(self.tried, 4),
-            "noise_floor": round(geomean(self.full_search), 4),
+            "noise_floor": of_all.pop("noise_floor"),
             "seen_in_training": None if self.seen_in_training is None else round(self.seen_in_training, 4),
-            "regret": self._summaries(self.regret),
-            "regret_sizes_unknown": self._summaries(self.regret_sizes_unknown),
+            "regret": of_all.pop("regret"),
+            "regret_sizes_unknown": of_all.pop("regret_sizes_unknown"),
             "regret_by_origin": self._by_origin(),
             "regret_by_device": self._by_device(),
-            "baselines": {name: self._summaries(regret) for name, regret in self.baselines.items()},
-            "baselines_sizes_unknown": {
-                name: self._summaries(regret) for name, regret in self.baselines_sizes_unknown.items()
-            },
+            **of_all,
             "baselines_left_out": dict(self.left_out),
             "better_baselines": [one.to_json() for one in self.better_baselines()],
             "coverage": {where: coverage.to_json() for where, coverage in self.coverage.items()},
@@ -119,7 +117,9 @@ class Evaluation:
         seen = self.seen_in_training
         below = [*self._compared(), *(f"{name} is left out: {why}." for name, why in self.left_out.items())]
         below += [f"It was trained on {in_percent(seen)} of these measurements, which flatter it."] if seen else []
-        below += [f"Learned from as well: {self.thin} problems of which few configs were tried."] if self.thin else []
+        below += (
+            [f"Learned from as well: {self.sparse} problems of which few configs were tried."] if self.sparse else []
+        )
         below += [f'Of the shortlists of k="auto", {where}: {coverage}.' for where, coverage in self.coverage.items()]
         return table(title, ("best of first", *ks), rows, below=below)
 
@@ -149,17 +149,15 @@ class Evaluation:
         names = np.array([device.name for device in self.devices])
         return {name: self._part(names == name) for name in dict.fromkeys(names.tolist())}
 
-    def _part(self, rows: NDArray[np.bool_]) -> dict[str, Any]:
-        curves = {"regret": self.regret, "regret_sizes_unknown": self.regret_sizes_unknown}
-        baselines = {"baselines": self.baselines, "baselines_sizes_unknown": self.baselines_sizes_unknown}
+    def _part(self, rows: NDArray[np.bool_] | slice) -> dict[str, Any]:
+        """The regrets of some problems."""
+        both = ((self.baselines, "baselines"), (self.baselines_sizes_unknown, "baselines_sizes_unknown"))
         return {
-            "problems": int(rows.sum()),
+            "problems": len(self.full_search[rows]),
             "noise_floor": round(geomean(self.full_search[rows]), 4),
-            **{key: self._summaries(regret, rows) for key, regret in curves.items()},
-            **{
-                key: {name: self._summaries(regret, rows) for name, regret in of_them.items()}
-                for key, of_them in baselines.items()
-            },
+            "regret": self._summaries(self.regret, rows),
+            "regret_sizes_unknown": self._summaries(self.regret_sizes_unknown, rows),
+            **{key: {name: self._summaries(one, rows) for name, one in of_them.items()} for of_them, key in both},
         }
 
     def frame(self) -> pd.DataFrame:
@@ -182,10 +180,8 @@ class Evaluation:
         )
         return worst_first
 
-    def _summaries(
-        self, regret: Mapping[int, NDArray[np.float64]], rows: NDArray[np.bool_] | slice = slice(None)
-    ) -> dict[str, Any]:
-        """By k, of these problems, all if left out."""
+    def _summaries(self, regret: Mapping[int, NDArray[np.float64]], rows: NDArray[np.bool_] | slice) -> dict[str, Any]:
+        """By k, of these problems."""
         summaries = {}
         for k, values in regret.items():
             draws = np.atleast_2d(values)[:, rows]

@@ -15,7 +15,7 @@ import numpy as np
 from ..datasets import BinaryFacts, BundleError, DeviceSpec, Family, ForetuneError, KernelConfig, Problem
 from ..datasets.errors import check_between, check_integer, warn
 from ..datasets.feature_groups import FeatureGroup, narrowed
-from ..datasets.grid import BinaryKind, Grid
+from ..datasets.grid import BinarySignature, Grid
 from ..datasets.progress import share_of, side_by_side
 from .ranker import Ranker, trust_in_estimate
 from .rows import TrainingRows, training_rows
@@ -78,7 +78,7 @@ class LightGBMRanker(Ranker):
     network_: Network | None
     feature_names_: tuple[str, ...]
     #: What the binaries of the training data say, where the family's features want to know.
-    binaries_: Mapping[BinaryKind, Mapping[KernelConfig, BinaryFacts]]
+    binaries_: Mapping[BinarySignature, Mapping[KernelConfig, BinaryFacts]]
 
     def __init__(
         self,

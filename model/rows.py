@@ -16,30 +16,10 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 
-class Subsets:
-    """Configs by mask, each subset one and the same tuple: families remember what depends on a list of configs alone,
-    and most problems have the same list.
-
-    >>> configs = (KernelConfig.of(BLOCK=16), KernelConfig.of(BLOCK=32))
-    >>> Subsets(configs)[np.array([False, True])]
-    (KernelConfig(meta=(('BLOCK', 32),), num_warps=4, num_stages=3, num_ctas=1, maxnreg=None, ir_override=None),)
-    """
-
-    def __init__(self, configs: tuple[KernelConfig, ...]) -> None:
-        self._configs = configs
-        self._made: dict[bytes, tuple[KernelConfig, ...]] = {}
-
-    def __getitem__(self, mask: NDArray[np.bool_]) -> tuple[KernelConfig, ...]:
-        key = mask.tobytes()
-        if key not in self._made:
-            self._made[key] = tuple(config for config, chosen in zip(self._configs, mask, strict=True) if chosen)
-        return self._made[key]
-
-
 def supported(grid: Grid, family: Family) -> NDArray[np.bool_]:
-    """Where the family lets a config through, (n_problems, n_configs): the others reach no shortlist."""
-    if grid.possible is not None:
-        return grid.possible
+    """Return where the family supports a config, (n_problems, n_configs): the others reach no shortlist."""
+    if grid.supported is not None:
+        return grid.supported
     known: dict[Hashable, list[bool]] = {}
     rows = []
     for case, device in zip(grid.cases, grid.devices, strict=True):
@@ -47,7 +27,7 @@ def supported(grid: Grid, family: Family) -> NDArray[np.bool_]:
         if by not in known:
             known[by] = [family.supports(config, case.problem, device) is None for config in grid.configs]
         rows.append(known[by])
-    return np.array(rows)
+    return np.array(rows, np.bool_).reshape(len(grid), len(grid.configs))
 
 
 def features_of(
@@ -74,16 +54,14 @@ class TrainingRows:
     weights: NDArray[np.float64] | None = None  # (n_rows,) what each counts for; None = all alike
 
 
-def training_rows(
-    grid: Grid, family: Family, *, slow: float, keep_slow: float, seed: int, both_ways: bool = False
-) -> TrainingRows:
-    """Each problem, and where its ragged sizes are known perhaps once more, as the host sees it at call time, without
-    them: unless the family says what such a problem is likely to be (`Family.likely`), so that nobody asks for it, but
-    who ranks `both_ways`.
+def training_rows(grid: Grid, family: Family, *, slow: float, keep_slow: float, seed: int) -> TrainingRows:
+    """Return the rows of each problem; where its ragged sizes are known perhaps once more, as the host sees it at call
+    time, without them: unless the family marginalizes over what such a problem is likely to be (`Family.likely`), so
+    that its features are not needed.
 
     Configs that failed, or were never tried, are left out. Of those slower than `slow` times the best only a share
-    `keep_slow` of all that there would be stays, drawn by `seed`: a third of a wide space is hopeless, and telling 20x
-    from 30x apart helps nobody. So where few of the supported configs were tried (see collect.plan), all of them stay.
+    `keep_slow` of all that there would be stays, drawn by `seed`: a third of a wide space is of no use, and telling
+    20x from 30x apart helps nobody. So where few of the supported configs were tried, all of them stay.
     """
     random = np.random.default_rng(seed)
     slowdowns = grid.slowdowns
@@ -97,7 +75,7 @@ def training_rows(
     for row, (kept, slowdown, weight, case, device) in enumerate(measured):
         advance(1 / len(grid))
         hidden = case.problem.without_sizes()
-        is_asked = both_ways or any(likely == hidden for _, likely in family.likely(hidden))
+        is_asked = any(likely == hidden for _, likely in family.likely(hidden))
         asked = (hidden,) if is_asked else ()
         for problem in dict.fromkeys((case.problem, *asked)):
             # Of all configs, always the same tuple: families remember what depends on the list alone.

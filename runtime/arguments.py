@@ -27,7 +27,7 @@ def bundle_of(bundle: Bundle | Path | str | None) -> Bundle | None:
     if bundle is None:
         return None
     from ..model import Bundle, load_bundle
-    from ..model.folders import FILE
+    from ..model.bundle_file import FILE
     from .tuning.ranks.node_copies import near_copy
 
     if isinstance(bundle, (str, Path)):

@@ -13,7 +13,7 @@ from ..datasets.errors import check_between, check_integer, shown
 
 if TYPE_CHECKING:
     from ..model.calibration.conformal import Calibration
-    from ..model.calibration.extent import Distance
+    from ..model.calibration.training_domain import Distance
     from ..model.ranker import Enough
 
 #: A length, or what finds it.

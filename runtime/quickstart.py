@@ -12,7 +12,7 @@ from ..datasets import DeviceSpec, ForetuneError, Measurable, Problem
 from ..datasets.console.tables import printable
 from ..datasets.errors import warn
 from ..datasets.progress import share_of, side_by_side
-from ..model.evaluate import cross_validate
+from ..model.cross_validation import cross_validate
 from ..model.evaluation import Evaluation
 from ..model.gbdt import LightGBMRanker
 from ..model.train import train_bundle

@@ -128,7 +128,7 @@ def make_shortlist(
 
     >>> import numpy as np
     >>> from foretune.model import Bundle, Ranker
-    >>> from foretune.model.calibration.extent import Distance
+    >>> from foretune.model.calibration.training_domain import Distance
     >>> class Toy(Family):
     ...     name, dims, dtypes, knobs = "toy", ("rows",), ("bf16",), ("BLOCK", "num_warps", "num_stages")
     ...     features = problem_from_call = None
@@ -203,7 +203,7 @@ class Chooser:
         """Whether a config is supported is asked of the problem itself, and only until enough of them are."""
         import numpy as np  # as below
 
-        from ..model.calibration.spread import AMONG, knob_table, spread_order
+        from ..model.calibration.diversify import AMONG, diversified_order, knob_table
 
         bundle, name = bundle_in_force(self.bundle), self.family.name
         calibration, distance = bundle.calibration(name), bundle.distance(name, problem, self.device)
@@ -221,7 +221,7 @@ class Chooser:
         logs = np.log(chosen)
         call_us = k.estimate_us(self.family, problem, self.device, self.configs[positions[0]])
         length, length_why = k.length(logs[:longest].tolist(), calibration, distance, call_us)
-        tried = spread_order(logs, knob_table(self.configs)[positions]) if is_spread else np.arange(len(positions))
+        tried = diversified_order(logs, knob_table(self.configs)[positions]) if is_spread else np.arange(len(positions))
         positions, chosen = positions[tried[:length]], chosen[tried[:length]]
         why = f"predicted by bundle {bundle.digest[:12]}"
         if self.device.arch not in archs:

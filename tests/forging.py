@@ -9,16 +9,16 @@ import json
 import numpy as np
 from fakes import DEVICE, FakeFamily
 from foretune.datasets import BinaryFacts, Problem
-from foretune.model import Bundle, Forest, LightGBMRanker, TrainedFamily, npz
+from foretune.model import Bundle, Forest, LightGBMRanker, TrainedFamily, bundle_file
 from foretune.model.calibration.conformal import Calibration
-from foretune.model.calibration.extent import Extent
+from foretune.model.calibration.training_domain import TrainingDomain
 
 FILE, MANIFEST = "bundle.npz", "manifest.json"
 
 
 def contents(directory):
     """The arrays and the manifest of a saved bundle."""
-    arrays, texts = npz.loads((directory / FILE).read_bytes())
+    arrays, texts = bundle_file.loads((directory / FILE).read_bytes())
     return arrays, json.loads(texts[MANIFEST])
 
 
@@ -46,7 +46,7 @@ def forge(directory, change_arrays=None, change_manifest=None):
 
 
 def write(directory, arrays, manifest):
-    (directory / FILE).write_bytes(npz.dumps(arrays, {MANIFEST: json.dumps(manifest).encode()}))
+    (directory / FILE).write_bytes(bundle_file.dumps(arrays, {MANIFEST: json.dumps(manifest).encode()}))
 
 
 def hand_made(trees=6, seed=0, name="fake", device=DEVICE):
@@ -69,6 +69,6 @@ def hand_made(trees=6, seed=0, name="fake", device=DEVICE):
     ranker.binaries_ = {(problem.dtype, problem.flags): {known: BinaryFacts(40, 0, 1024)}}
     origin = {"dataset": "fake", "measurements_sha256": "0" * 64, "problems": 3, "configs": 96, "source_hash": None}
     wrong_results = {(problem.dtype, problem.flags): frozenset([wrong])}
-    calibration = Calibration(problems=40, levels=(0.0,) * 38 + (2.0, 3.5), regret=(0.05,) * 3 + (0.0,) * 10)
-    family = TrainedFamily(ranker, (device,), origin, Extent.of([problem]), wrong_results, calibration)
+    calibration = Calibration(problems=40, scores=(0.0,) * 38 + (2.0, 3.5), regret=(0.05,) * 3 + (0.0,) * 10)
+    family = TrainedFamily(ranker, (device,), origin, TrainingDomain.of([problem]), wrong_results, calibration)
     return Bundle({name: family}, "4.7.0")

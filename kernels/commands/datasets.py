@@ -60,7 +60,7 @@ def merge(
     from ...datasets import load
     from ...datasets.merge import merge_datasets
     from ...datasets.store import check_target, seal_dataset
-    from ...model.folders import check_dataset_folder
+    from ...model.bundle_file import check_dataset_folder
 
     check_dataset_folder(out)
     check_target(out)
@@ -82,7 +82,7 @@ def seal(
     """Write a dataset's parts as a few small tables with checksums, for shipping."""
     from ...datasets import load
     from ...datasets.store import seal_dataset
-    from ...model.folders import check_dataset_folder
+    from ...model.bundle_file import check_dataset_folder
 
     check_dataset_folder(out)
     with showing(f"sealing into {out}"):

@@ -37,7 +37,7 @@ def quickstart(
     an example layer. With a GPU and torch it also tunes that layer there, with and without the shortlist.
     """
     from ...datasets import load
-    from ...model.folders import check_bundle_folder
+    from ...model.bundle_file import check_bundle_folder
     from ...runtime.quickstart import run_quickstart
     from ..grouped_gemm.contenders import autotuned
 
@@ -66,7 +66,7 @@ def train(
 ) -> None:
     """Train a bundle on measurements."""
     from ...model import load_bundle
-    from ...model.folders import check_bundle_folder
+    from ...model.bundle_file import check_bundle_folder
     from ...model.train import train_bundle
 
     check_bundle_folder(out)
@@ -99,7 +99,7 @@ def adapt(
     Five minutes are enough: `foretune collect FAMILY... --plan adaptive --budget 5m --out small`.
     """
     from ...model import load_bundle
-    from ...model.folders import check_bundle_folder
+    from ...model.bundle_file import check_bundle_folder
     from ..api import adapt as adapted_by_name
 
     check_bundle_folder(out)
@@ -124,8 +124,7 @@ def evaluate(
         list[str] | None,
         option(
             "What to compare with: fast, all, or a name: random, static, regimes (a static list for each), "
-            "nearest, estimate, nvmatmulheuristics (of grouped GEMMs); 13 and 19 times as slow as our own: ck_tile, "
-            "flagtune (the recipes of these projects). May be repeated.",
+            "nearest, estimate, nvmatmulheuristics (of grouped GEMMs). May be repeated.",
             "fast",
             metavar="fast|all|NAME",
         ),
@@ -155,7 +154,7 @@ def evaluate(
         raise typer.BadParameter("a bundle is judged as it is: nothing is split", param_hint="--split")
 
     from ...model.baselines import choose_rivals
-    from ...model.evaluate import cross_validate, evaluate_bundle
+    from ...model.cross_validation import cross_validate, evaluate_bundle
     from ..comparisons import baselines_of
 
     given = bundle_at(bundle)
@@ -204,7 +203,7 @@ def report(
     slowest first choices. The file needs no network. Takes `foretune[report]`.
     """
     from ...datasets.disk.writable import check_file
-    from ...model.folders import check_plots_folder
+    from ...model.bundle_file import check_plots_folder
     from ...model.report import check_installed, make_report
 
     check_installed()

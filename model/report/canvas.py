@@ -7,13 +7,16 @@ from __future__ import annotations
 
 import io
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from html import escape
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from numpy.typing import NDArray
 
 #: Colours by name: in light mode, in dark mode. What is drawn in the light one follows the mode.
 COLOURS = {
@@ -137,3 +140,23 @@ def _part_of_a_page(svg: str, key: str) -> str:
     for name, (light, _) in COLOURS.items():
         inside = re.sub(rf"(: ){light}\b", rf"\g<1>var(--{name}, {light})", inside)
     return re.sub(r"\n\s*", "\n", inside).strip()
+
+
+def paint_cells(
+    ax: Axes, values: NDArray[np.float64], texts: Sequence[Sequence[str]], limits: tuple[float, float], colours: str
+) -> None:
+    """Cells of (n_down, n_across) values, NaN ones left out, each with a text on it that can be read; `colours` is a
+    colour map of matplotlib's, over `limits`. Cell (i, j) goes from (j, i) to (j + 1, i + 1)."""
+    import matplotlib
+    from matplotlib.colors import Normalize, to_rgb
+
+    map_, norm = matplotlib.colormaps[colours], Normalize(*limits)
+    down, across = values.shape
+    ax.pcolormesh(np.arange(across + 1), np.arange(down + 1), values, cmap=map_, norm=norm)
+    ax.grid(False)
+    ax.tick_params(length=0)
+    for row, column in np.argwhere(np.isfinite(values)):
+        red, green, blue = to_rgb(map_(norm(values[row, column])))
+        dark = 0.2126 * red + 0.7152 * green + 0.0722 * blue < 0.5
+        ax.text(column + 0.5, row + 0.5, texts[row][column], ha="center", va="center", fontsize=7,
+                linespacing=1.05, color="#ffffff" if dark else "#000000")  # fmt: skip

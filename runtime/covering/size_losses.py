@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ...datasets import DeviceSpec, Family, ForetuneError, KernelConfig, Problem
-from ...datasets.default_knobs import with_default_knobs
 from ...datasets.errors import abridged
-from ...model.sources import WHOLE
+from ...model.training_set import EXHAUSTIVE, TrainingSet
 from ..shortlist import bundle_in_force, predicted_slowdowns
 
 if TYPE_CHECKING:
@@ -94,15 +93,19 @@ def measured_losses(
     Sizes that were hardly begun are left out, which the reason says. Raises `ForetuneError` where fewer than two were
     measured.
     """
-    data = with_default_knobs(data, family)
-    grid = data.grid(family.name)
+    fixed = at_size(problem, dynamic, 0)
+
+    def is_wanted(one: Problem, spec: DeviceSpec) -> bool:
+        return spec == device and low <= one[dynamic] <= high and at_size(one, dynamic, 0) == fixed
+
+    learned = TrainingSet.of(data, family, is_wanted)
+    grid = learned.grid
     rows: dict[int, list[int]] = {}
-    for row, (case, spec) in enumerate(zip(grid.cases, grid.devices, strict=True)):
-        size = case.problem[dynamic]
-        if spec == device and low <= size <= high and at_size(case.problem, dynamic, 0) == at_size(problem, dynamic, 0):
-            rows.setdefault(size, []).append(row)
-    counts = data.counts(grid)
-    tried_at: dict[int, NDArray[np.bool_]] = {size: np.all(counts[rows[size]] > 0, axis=0) for size in sorted(rows)}
+    for row, one in enumerate(learned.problems):
+        rows.setdefault(one[dynamic], []).append(row)
+    tried_at: dict[int, NDArray[np.bool_]] = {
+        size: np.all(learned.measured[rows[size]], axis=0) for size in sorted(rows)
+    }
     cut = _cut_short(family, problem, dynamic, device, grid.configs, tried_at)
     sizes = [size for size in tried_at if size not in cut]
     if len(sizes) < 2:
@@ -130,14 +133,14 @@ def _cut_short(
     """Sizes with less than half the share of tried configs that the best one has: a collection ended in the midst of
     them, and the fastest of a few says little."""
     counts = {size: int(tried.sum()) for size, tried in tried_at.items()}
-    if not counts or min(counts.values()) >= WHOLE * max(counts.values()):
+    if not counts or min(counts.values()) >= EXHAUSTIVE * max(counts.values()):
         return []
     shares = {}
     for size, count in counts.items():
         one = at_size(problem, dynamic, size)
         shares[size] = count / max(sum(family.supports(config, one, device) is None for config in configs), 1)
     most = max(shares.values())
-    return [size for size, share in shares.items() if share < WHOLE * most]
+    return [size for size, share in shares.items() if share < EXHAUSTIVE * most]
 
 
 def _log_losses(times_us: NDArray[np.float64]) -> NDArray[np.float64]:

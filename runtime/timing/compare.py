@@ -18,11 +18,10 @@ import numpy as np
 
 from ...datasets import Case, DeviceSpec, ForetuneError, KernelConfig, Measurable, Problem
 from ...datasets.console.tables import table
-from ...datasets.default_knobs import with_default_knobs
 from ...datasets.errors import reason_of, shown, warn
 from ...datasets.family import compute_us
 from ...model.rows import supported
-from ...model.sources import measured_whole
+from ...model.training_set import is_exhaustive
 from ..shortlist import make_shortlist
 from .timer import Timer
 
@@ -296,11 +295,10 @@ def _best_configs(
     little."""
     if dataset is None or family.name not in dataset.families:
         return
-    dataset = with_default_knobs(dataset, family)
-    grid = dataset.grid(family.name)
-    whole = measured_whole(dataset.counts(grid) > 0, supported(grid, family))
-    for case, measured_on, times, is_whole in zip(grid.cases, grid.devices, grid.times_us, whole, strict=True):
-        if measured_on.name == device.name and is_whole:
+    grid = dataset.grid(family)
+    exhaustive = is_exhaustive(grid.measured, supported(grid, family))
+    for case, measured_on, times, is_known in zip(grid.cases, grid.devices, grid.times_us, exhaustive, strict=True):
+        if measured_on.name == device.name and is_known:
             order = np.argsort(times)[:FINALISTS]
             yield case.problem, [grid.configs[i] for i in order if math.isfinite(times[i])]
 

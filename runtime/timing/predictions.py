@@ -149,8 +149,8 @@ def prediction_ms(
 
 def _problem(family: Family, bundle: Bundle | None, place: int) -> Problem:
     """One of many problems amid what the bundle learned from: all differ at call time as well."""
-    extent = bundle_in_force(bundle).trained[family.name].extent
-    sizes = {dim: round(math.sqrt(low * high) / 16 + 1) * 16 for dim, (low, high) in extent.sizes.items()}
+    domain = bundle_in_force(bundle).trained[family.name].domain
+    sizes = {dim: round(math.sqrt(low * high) / 16 + 1) * 16 for dim, (low, high) in domain.sizes.items()}
     free = (dim for dim in family.dims if dim not in family.bucketed)
     varied = max(free, key=lambda dim: (family.largest.get(dim, math.inf), sizes[dim]))  # the one with the most room
     sizes[varied] += 16 * place

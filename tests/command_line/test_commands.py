@@ -16,7 +16,7 @@ from foretune.__main__ import app
 from foretune.collect import replay
 from foretune.datasets.dataset import Dataset
 from foretune.kernels import find_family
-from foretune.model import LightGBMRanker, evaluate
+from foretune.model import LightGBMRanker, cross_validation
 from typer import Context
 from typer.main import get_command
 
@@ -240,14 +240,16 @@ def test_the_bundle_of_quickstart_predicts_and_is_judged(
 ) -> None:
     out, result, data = quick
     monkeypatch.setattr(datasets, "load", lambda name: data)
-    judge = evaluate.evaluate_bundle
-    judged: list[evaluate.Evaluation] = []
+    judge = cross_validation.evaluate_bundle
+    judged: list[cross_validation.Evaluation] = []
 
-    def once(*given: Any, **options: Any) -> evaluate.Evaluation:  # it takes half a minute: the table shows the JSON
+    def once(
+        *given: Any, **options: Any
+    ) -> cross_validation.Evaluation:  # it takes half a minute: the table shows the JSON
         judged[:] = judged or [judge(*given, **options)]
         return judged[0]
 
-    monkeypatch.setattr(evaluate, "evaluate_bundle", once)
+    monkeypatch.setattr(cross_validation, "evaluate_bundle", once)
     shortlist = json.loads(call(f"{PREDICT} --top 4 --json --bundle", out).stdout)["shortlist"]
     assert shortlist == result["prediction"]["shortlist"]
     check_evaluation(json.loads(call("evaluate --json --bundle", out).stdout))

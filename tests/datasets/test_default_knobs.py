@@ -7,10 +7,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from foretune.datasets import KernelConfig, load
-from foretune.datasets.default_knobs import with_default_knobs
 from foretune.datasets.merge import merge_datasets
 from foretune.kernels import find_family
-from foretune.model import measured_grid
+from foretune.model import TrainingSet
 
 MATMUL = find_family("matmul")
 
@@ -49,18 +48,18 @@ def cells(grid):
 
 
 def test_what_names_all_knobs_is_returned_as_it_is(today):
-    assert with_default_knobs(today, MATMUL) is today
-    assert with_default_knobs(today, find_family("gated_mlp")) is today  # which has no such knobs
-    assert with_default_knobs(today, find_family("grouped_gemm_dw")) is today  # which is not in it
+    assert today.of_family(MATMUL) is today
+    assert today.of_family(find_family("gated_mlp")) is today  # which has no such knobs
+    assert today.of_family(find_family("grouped_gemm_dw")) is today  # which is not in it
 
 
 @pytest.mark.parametrize("names", [("CONSUMERS", "PINGPONG"), ("PINGPONG",)], ids="-".join)
 def test_older_data_are_learned_from_as_if_measured_today(today, names):
     older = aged(today, names)
-    found = with_default_knobs(older, MATMUL)
-    assert cells(measured_grid(found, MATMUL)) == cells(measured_grid(today, MATMUL))
+    found = older.of_family(MATMUL)
+    assert cells(TrainingSet.of(found, MATMUL).grid) == cells(TrainingSet.of(today, MATMUL).grid)
     assert found.wrong_results("matmul") == today.wrong_results("matmul")
-    assert with_default_knobs(found, MATMUL) is found
+    assert found.of_family(MATMUL) is found
     for other in ("gated_mlp", "scaled_gemm"):
         assert cells(found.grid(other)) == cells(today.grid(other))
 
@@ -75,7 +74,7 @@ def test_of_older_and_newer_times_of_one_config_the_latest_count(today):
         provenance=today.provenance | {"runs": {"99991231-000000-0000": {"family": "matmul"}}},
     )
     both = merge_datasets([aged(today, ("CONSUMERS", "PINGPONG")), newer], name="both", allow_other_sources=True)
-    found = cells(with_default_knobs(both, MATMUL).grid("matmul"))
+    found = cells(both.grid(MATMUL))
     expected = cells(newer.grid("matmul"))
     assert found.keys() == expected.keys()
     assert np.allclose([found[cell] for cell in expected], list(expected.values()))

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from fakes import DEVICE, FakeFamily, fake_cases
-from foretune.model import load_bundle, npz
+from foretune.model import bundle_file, load_bundle
 from foretune.runtime import make_shortlist
 from forging import FILE, MANIFEST, hand_made, signed
 from fuzz.judging import REFUSED, TroubleError, same, within
@@ -22,7 +22,7 @@ MOST_TREES = 2000
 PROBLEM = fake_cases(models=1)[0].problem
 DTYPES = ["<f8", "<f4", "<i8", "<i4", "|u1", "|i1", "<u8", "<f2"]
 BUNDLE = hand_made(trees=3)
-NAMES = [f"fake/{name}" for name in BUNDLE.ranker("fake").forest_.arrays()]
+NAMES = [f"fake/{name}" for name in BUNDLE.trained["fake"].arrays]
 
 
 class ArrayChange(NamedTuple):
@@ -82,7 +82,7 @@ inputs = st.one_of(
 def _base(trees: int) -> tuple[dict[str, Any], dict[str, Any]]:
     """Arrays and manifest of a bundle, be it one of too many trees."""
     bundle = hand_made(trees=min(trees, MOST_TREES))
-    arrays = bundle.ranker("fake").forest_.arrays()
+    arrays = dict(bundle.trained["fake"].arrays)
     if trees > MOST_TREES:  # of one leaf each
         arrays |= {name: array[:0] for name, array in arrays.items() if name.startswith("split")}
         arrays |= {"tree_leaves": np.ones(trees, np.uint8), "leaf_value": np.zeros(trees)}
@@ -98,7 +98,7 @@ def check(forged: Forged, folder: Path) -> str:
         says = changed(says, told)
     if forged.signed and isinstance(says, dict):
         says = signed(says, arrays)
-    content = npz.dumps(arrays, {MANIFEST: text_of(says).encode()} | dict(forged.texts))
+    content = bundle_file.dumps(arrays, {MANIFEST: text_of(says).encode()} | dict(forged.texts))
     for share, how, value in forged.damage:
         content = _bytes_changed(content, int(share * len(content)), how, value)
     target = folder / "forged"
@@ -109,7 +109,7 @@ def check(forged: Forged, folder: Path) -> str:
         return "refused"
     same("manifest", json.loads(text_of(says)), json.loads(json.dumps(loaded.manifest)))
     for name, trained in loaded.trained.items():
-        for array, values in trained.ranker.forest_.arrays().items():
+        for array, values in trained.arrays.items():
             same(f"{name}/{array}", arrays[f"{name}/{array}"].tobytes(), values.tobytes())
     return within(lambda: _predicted(loaded))
 

@@ -16,7 +16,7 @@ from foretune.kernels.fused_moe import FusedMoeDown, FusedMoeUp, Layer, asked, t
 from foretune.kernels.fused_moe.engines import ENGINES, SGLANG, VLLM
 from foretune.kernels.fused_moe.shipped import TunedRow, TunedTable, default_pair, row_for
 from foretune.kernels.fused_moe.tuned_files import DEFAULT, OURS
-from foretune.model import Bundle, LightGBMRanker, load_bundle, measured_grid, split_folds, split_groups
+from foretune.model import Bundle, LightGBMRanker, TrainingSet, load_bundle, split_folds, split_groups
 from foretune.runtime.timing import timer as timer_module
 
 H200 = DeviceSpec.named("h200")
@@ -53,7 +53,7 @@ def test_what_is_promised_over_the_fastest_of_all_is_less_than_a_tuned_row_must_
     promised = []
     for name in ("fused_moe", "fused_moe_down"):
         family = find_family(name)
-        grid = measured_grid(load("h200_fused_moe"), family)
+        grid = TrainingSet.of(load("h200_fused_moe"), family).grid
         folds = split_folds(split_groups(grid.cases), 5)
         for fold in range(5):
             ranker = LightGBMRanker().fit(grid.select(np.flatnonzero(folds != fold)), family)

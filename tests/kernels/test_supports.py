@@ -13,7 +13,7 @@ from foretune.datasets import ForetuneError, KernelConfig, load
 from foretune.kernels import find_family
 from foretune.kernels.grouped_gemm.space import smem_bytes
 from foretune.model import Bundle, Ranker
-from foretune.model.calibration.extent import Distance
+from foretune.model.calibration.training_domain import Distance
 from foretune.runtime import Pruner, make_shortlist, use_stub_driver
 from grouped import A100, B200, DTYPES, DW, FAMILIES, FLAGS, FORWARD, H200, problem
 

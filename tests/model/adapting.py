@@ -15,9 +15,9 @@ from foretune.datasets.merge import merge_datasets
 from foretune.kernels import find_family
 from foretune.model import (
     LightGBMRanker,
+    TrainingSet,
     UnseenCardRanker,
     geomean,
-    measured_grid,
     split_folds,
     split_groups,
     top_k_regret,
@@ -61,7 +61,7 @@ def main():
     dataset = merge_datasets([load("h200"), load("h100")], name="both")
     for short in given.families:
         family = find_family(f"grouped_gemm_{short}")
-        grid = measured_grid(dataset, family)
+        grid = TrainingSet.of(dataset, family).grid
         there = np.array([device.name == TARGET for device in grid.devices])
         held_out = np.isin(split_folds(split_groups(grid.cases), 5), [int(fold) for fold in given.folds.split(",")])
         elsewhere, known, tested = (np.flatnonzero(rows) for rows in (~there, there & ~held_out, there & held_out))

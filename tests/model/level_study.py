@@ -9,10 +9,8 @@ from collections.abc import Callable
 import numpy as np
 from foretune.datasets import load
 from foretune.kernels import find_family
-from foretune.model import LightGBMRanker, measured_grid, split_folds, split_groups
+from foretune.model import LightGBMRanker, TrainingSet, split_folds
 from foretune.model.calibration.conformal import COVERAGE, MOST_TRIED, excess, needed_length
-from foretune.model.rows import Subsets
-from foretune.model.sources import candidates_of, eligible_of
 
 #: (places from 1, log slowdowns, disagreement of the halves), each by place -> the score of each config, ascending.
 SCORES: dict[str, Callable[..., np.ndarray]] = {
@@ -29,10 +27,10 @@ SCORES: dict[str, Callable[..., np.ndarray]] = {
 
 def predicted(data: str, name: str, trees: int, epochs: int) -> list[tuple]:
     """Of each problem its group, log slowdowns and disagreement by place, and the length that it needs."""
-    dataset, family = load(data), find_family(name)
-    grid = measured_grid(dataset, family)
-    candidates, groups = candidates_of(dataset, grid, eligible_of(dataset, grid, family)), split_groups(grid.cases)
-    fold, subsets, found = split_folds(groups, 5), Subsets(grid.configs), []
+    family = find_family(name)
+    learned = TrainingSet.of(load(data), family)
+    grid, candidates, groups = learned.grid, learned.judged, learned.groups
+    fold, found = split_folds(groups, 5), []
     for number in np.unique(fold).tolist():
         known = grid.select(np.flatnonzero(fold != number))
         # Each with the same network, so that their mean is what ships.
@@ -40,7 +38,7 @@ def predicted(data: str, name: str, trees: int, epochs: int) -> list[tuple]:
         halves = [half.fit(known, family) for half in kinds]
         for row in np.flatnonzero(fold == number).tolist():
             mask, problem = candidates[row], family.at_call_time(grid.cases[row].problem)
-            configs = subsets[mask]
+            configs = learned.configs(mask)
             logs = [np.log(half.predict(family, problem, grid.devices[row], configs)) for half in halves]
             both, apart = (logs[0] + logs[1]) / 2, np.abs(logs[0] - logs[1])
             order = np.argsort(both, kind="stable")

@@ -82,8 +82,8 @@ def test_it_is_calibrated_on_the_new_card_and_knows_the_problems_of_both(bundle,
     with pytest.warns(foretune.ForetuneWarning, match='1 problems of fake are too few.*k="auto" is 8 then'):
         wider = adapt_bundle(bundle, large, ALL, trees=1).trained["fake"]
     assert wider.calibration is None
-    assert wider.extent.outside(large.cases[0].problem) == []
-    assert all(wider.extent.outside(case.problem) == [] for case in OLD.cases)
+    assert wider.domain.outside(large.cases[0].problem) == []
+    assert all(wider.domain.outside(case.problem) == [] for case in OLD.cases)
 
 
 def test_twice_adapted_it_says_both(adapted):

@@ -187,7 +187,7 @@ def test_wrong_results_of_problems_with_a_dtype_for_each_operand(tmp_path):
 
 def test_what_was_calibrated_is_loaded_as_it_was(bundle, saved):
     trained, loaded = bundle.trained["fake"], load_bundle(saved).trained["fake"]
-    assert (loaded.calibration, loaded.extent) == (trained.calibration, trained.extent)
+    assert (loaded.calibration, loaded.domain) == (trained.calibration, trained.domain)
     assert loaded.calibration.problems == len(DATASET.cases)
 
 

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from fakes import DEVICE, FakeFamily, fake_cases
 from foretune.datasets import BundleError, ForetuneError, ForetuneWarning, KernelConfig
-from foretune.model import Forest, load_bundle, npz, open_bundle
+from foretune.model import Forest, bundle_file, load_bundle, open_bundle
 from foretune.runtime import make_shortlist
 from forging import contents, forge, hand_made, signed, write
 
@@ -318,7 +318,7 @@ def test_a_deep_origin_is_an_error_or_kept(saved):
     assert load_bundle(saved).trained["fake"].origin["more"] == deep
     arrays, manifest = contents(saved)
     text = json.dumps(manifest).replace('"dataset": "fake"', f'"dataset": {"[" * 100_000}{"]" * 100_000}')
-    (saved / "bundle.npz").write_bytes(npz.dumps(arrays, {"manifest.json": text.encode()}))
+    (saved / "bundle.npz").write_bytes(bundle_file.dumps(arrays, {"manifest.json": text.encode()}))
     with pytest.raises(BundleError, match=r"its manifest is not JSON: .*recursion"):
         load_bundle(saved)
 
@@ -353,7 +353,7 @@ def test_places_where_no_bundle_can_be(tmp_path, place):
 def test_members_that_are_no_bundles(saved):
     arrays, manifest = contents(saved)
     texts = {"manifest.json": json.dumps(manifest).encode(), "../evil.txt": b"more"}
-    (saved / "bundle.npz").write_bytes(npz.dumps(arrays, texts))
+    (saved / "bundle.npz").write_bytes(bundle_file.dumps(arrays, texts))
     with pytest.raises(BundleError, match=r"it also holds '../evil.txt'"):
         load_bundle(saved)
 
@@ -428,7 +428,7 @@ def test_whatever_a_ranker_may_be_trained_with_can_be_loaded():
 
 @pytest.mark.parametrize("text", ["", "[]", "null", "[" * 100_000, '{"schema_version": ', "\xff", "1e999"])
 def test_a_manifest_that_is_no_manifest(saved, text):
-    content = npz.dumps(contents(saved)[0], {"manifest.json": text.encode("latin1")})
+    content = bundle_file.dumps(contents(saved)[0], {"manifest.json": text.encode("latin1")})
     (saved / "bundle.npz").write_bytes(content)
     with pytest.raises(BundleError, match=r"bundle.npz: not a bundle of this Foretune: (its manifest is|not)"):
         load_bundle(saved)

@@ -9,14 +9,12 @@ import numpy as np
 import pytest
 from fakes import DEVICE, FakeFamily, fake_cases, fake_dataset
 from foretune.datasets import DeviceSpec, ForetuneError, Problem
-from foretune.model import LightGBMRanker, cross_validate, measured_grid, top_k_regret
+from foretune.model import LightGBMRanker, TrainingSet, cross_validate, top_k_regret
 from foretune.model.calibration import cross_fit
 from foretune.model.calibration.conformal import COVERAGE, MOST_TRIED, Calibration, calibrate, needed_length
-from foretune.model.calibration.coverage import Coverage, within_distribution
-from foretune.model.calibration.cross_fit import FOLDS, cross_fitted
-from foretune.model.calibration.extent import Distance, Extent, distance_of
+from foretune.model.calibration.cross_fit import FOLDS, Coverage, cross_fitted, within_distribution
+from foretune.model.calibration.training_domain import Distance, TrainingDomain, distance_of
 from foretune.model.metrics import growing_regret
-from foretune.model.sources import candidates_of, eligible_of, measured_whole
 from foretune.model.splits import split_sizes
 
 FAMILY, DATASET = FakeFamily(), fake_dataset()
@@ -70,7 +68,7 @@ def test_better_predictions_make_shorter_lists():
 
 def test_where_too_few_problems_say_something_the_list_is_as_long_as_any():
     few = calibrate(drawn(18))
-    assert few.level() == np.inf
+    assert few.threshold() == np.inf
     assert few.length(np.zeros(500)) == MOST_TRIED
     assert few.length([0.0, 3.0]) == 2
 
@@ -78,8 +76,8 @@ def test_where_too_few_problems_say_something_the_list_is_as_long_as_any():
 def test_problems_that_no_short_list_solves_count_against_the_cap():
     hopeless = (np.arange(200.0), np.linspace(2, 1, 200), np.linspace(2, 1, 200))
     easy = (np.arange(200.0), np.linspace(1, 2, 200), np.linspace(1, 2, 200))
-    assert calibrate([easy] * 99 + [hopeless]).level() == 0.0
-    assert calibrate([easy] * 80 + [hopeless] * 20).level() == np.inf
+    assert calibrate([easy] * 99 + [hopeless]).threshold() == 0.0
+    assert calibrate([easy] * 80 + [hopeless] * 20).threshold() == np.inf
 
 
 def tried_only(problem, tried):
@@ -117,7 +115,7 @@ def test_a_share_of_the_configs_tells_of_all_lists():
 def test_a_config_that_was_not_tried_takes_a_place_and_loses_nothing():
     problem = ([0.0, 0.01, 0.02, 0.9], [np.nan, 5.0, 4.0, 8.0], [np.nan, 5.0, 4.0, 8.0])
     calibration = calibrate([problem] * 30)
-    assert calibration.level() == pytest.approx(np.log(3) + 0.2, abs=1e-4)  # the third is good
+    assert calibration.threshold() == pytest.approx(np.log(3) + 0.2, abs=1e-4)  # the third is good
     assert calibration.regret[0] == pytest.approx(0.25)  # and the first that was tried is 25 % slower
 
 
@@ -144,11 +142,11 @@ def test_needed_lengths():
 
 
 def test_distance_names_what_is_outside():
-    extent = Extent.of([Problem.of("f", rows=rows, n=n) for rows in (16, 1024) for n in (64, 512)])
+    domain = TrainingDomain.of([Problem.of("f", rows=rows, n=n) for rows in (16, 1024) for n in (64, 512)])
     h200 = DeviceSpec.named("h200")
 
     def far(device=h200, dtype="bf16", flags=(), learned=(h200,), **dims):
-        return distance_of(Problem.of("f", dtype=dtype, flags=flags, **dims), device, extent, learned)
+        return distance_of(Problem.of("f", dtype=dtype, flags=flags, **dims), device, domain, learned)
 
     assert far(rows=100, n=100) == Distance(0.0)
     assert far(rows=1070, n=512) == Distance(0.0)  # as call-time rounding may have it
@@ -164,49 +162,43 @@ def test_distance_names_what_is_outside():
     assert far(rows=2**40, n=2**40).growth == 4.0  # and no more
 
 
-def test_an_extent_of_other_dimensions_says_what_it_can():
-    extent = Extent.of([Problem.of("f", rows=16, n=64)])
-    assert extent.outside(Problem.of("f", columns=7, rows=64)) == [(2.0, "rows 4x above the data")]
-    assert Extent.from_json(extent.to_json()) == extent
+def test_a_domain_of_other_dimensions_says_what_it_can():
+    domain = TrainingDomain.of([Problem.of("f", rows=16, n=64)])
+    assert domain.outside(Problem.of("f", columns=7, rows=64)) == [(2.0, "rows 4x above the data")]
+    assert TrainingDomain.from_json(domain.to_json()) == domain
 
 
 @pytest.fixture(scope="module")
-def parts():
-    grid = measured_grid(DATASET, FAMILY)
-    possible = grid.possible
-    eligible = eligible_of(DATASET, grid, FAMILY)
-    return grid, eligible, measured_whole(candidates_of(DATASET, grid, eligible), possible)
+def data():
+    return TrainingSet.of(DATASET, FAMILY)
 
 
-def test_the_same_training_is_calibrated_alike_whatever_runs_side_by_side(parts):
-    one, two = (cross_fitted(*parts, FAMILY, QUICK, jobs=jobs) for jobs in (1, 2))
+def test_the_same_training_is_calibrated_alike_whatever_runs_side_by_side(data):
+    one, two = (cross_fitted(data, QUICK, jobs=jobs) for jobs in (1, 2))
     assert one == two
     assert Calibration.from_json(one.to_json()) == one
 
 
-def test_folds_past_what_is_plenty_are_not_trained(parts, monkeypatch):
+def test_folds_past_what_is_plenty_are_not_trained(data, monkeypatch):
     def trainings():
         made = []
-        assert cross_fitted(*parts, FAMILY, lambda: made.append(1) or QUICK(), jobs=1) is not None
+        assert cross_fitted(data, lambda: made.append(1) or QUICK(), jobs=1) is not None
         return len(made)
 
     assert trainings() == FOLDS
-    third = len(parts[0]) // FOLDS
+    third = len(data) // FOLDS
     monkeypatch.setattr(cross_fit, "_PLENTY", third + 3)
     assert trainings() == 2
     monkeypatch.setattr(cross_fit, "_PLENTY", third - 3)
     assert trainings() == 1
 
 
-def test_too_few_problems_or_one_model_are_not_calibrated(parts):
-    grid, eligible, whole = parts
-    few = np.arange(12)
-    assert cross_fitted(grid.select(few), eligible[few], whole[few], FAMILY, QUICK) is None
+def test_too_few_problems_or_one_model_are_not_calibrated(data):
+    assert cross_fitted(data.select(np.arange(12)), QUICK) is None
     one = fake_dataset(fake_cases(models=1, tokens=tuple(range(16, 32)), randoms=0))
-    alone = measured_grid(one, FAMILY)
-    possible = alone.possible
+    alone = TrainingSet.of(one, FAMILY)
     assert len(alone) > 20
-    assert cross_fitted(alone, possible, np.ones(len(alone), bool), FAMILY, QUICK) is None
+    assert cross_fitted(alone, QUICK) is None
 
 
 def test_evaluation_reports_coverage_and_length():

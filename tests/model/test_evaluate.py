@@ -23,7 +23,7 @@ from foretune.model import (
     train_bundle,
 )
 from foretune.model.baselines import BASELINES, Baseline
-from foretune.model.origin import origin_of, seen_in_training
+from foretune.model.training_set import TrainingSet
 from rich.console import Console
 
 FAMILY, DATASET = FakeFamily(), fake_dataset()
@@ -147,7 +147,7 @@ def test_only_the_baselines_that_were_asked_for_are_judged_and_the_others_said()
         choose_rivals(["statik"])
     with pytest.raises(ForetuneError, match="but none is given"):
         choose_rivals([])
-    assert not {"flagtune", "ck_tile"} & set(choose_rivals().baselines)
+    assert list(choose_rivals().baselines) == list(BASELINES)
     everything = choose_rivals(["all"])
     assert {*everything.baselines, *everything.left_out} == set(BASELINES)
 
@@ -245,10 +245,10 @@ def test_problems_of_which_few_configs_were_tried_are_learned_from_and_not_judge
     evaluation = cross_validate(cut, FAMILY, Learning)
     few = {DATASET.cases[number].problem for number in thin}
     assert not few & {case.problem for case in evaluation.cases}
-    assert evaluation.thin == len(thin) == len(DATASET.cases) - len(evaluation.cases)
+    assert evaluation.sparse == len(thin) == len(DATASET.cases) - len(evaluation.cases)
     assert evaluation.tried == 1.0
     assert few & set.union(*learned)
-    assert evaluation.to_json()["thin_problems"] == len(thin)
+    assert evaluation.to_json()["sparse_problems"] == len(thin)
     assert f"Learned from as well: {len(thin)} problems of which few" in evaluation.__rich__().below
 
 
@@ -291,20 +291,20 @@ def test_a_bundle_judged_on_what_it_was_trained_on_says_so(evaluation):
 
 
 def test_how_much_of_merged_data_was_trained_on_is_told_by_their_runs():
-    origin = origin_of(DATASET, DATASET.grid("fake"), FAMILY)
+    origin = TrainingSet.of(DATASET, FAMILY).origin
     assert origin["runs"] == ["fake-run"]
     later = measured_in("later-run", fake_dataset(DATASET.cases[:13]))
     later = replace(later, measurements=later.measurements.assign(time_us=1.01 * later.measurements["time_us"]))
     merged = merge_datasets([DATASET, later], name="merged")
     share = len(DATASET.measurements) / len(merged.measurements)
     assert 0.7 < share < 0.8
-    assert seen_in_training(merged, merged.grid("fake"), origin) == pytest.approx(share)
-    assert seen_in_training(later, later.grid("fake"), origin) == 0.0
+    assert TrainingSet.of(merged, FAMILY).share_in(origin) == pytest.approx(share)
+    assert TrainingSet.of(later, FAMILY).share_in(origin) == 0.0
     before_runs = {key: value for key, value in origin.items() if key != "runs"}
-    assert seen_in_training(merged, merged.grid("fake"), before_runs) is None
-    assert seen_in_training(DATASET, DATASET.grid("fake"), before_runs) == 1.0
+    assert TrainingSet.of(merged, FAMILY).share_in(before_runs) is None
+    assert TrainingSet.of(DATASET, FAMILY).share_in(before_runs) == 1.0
     for odd in (None, "fake-run", [3, {}, []]):
-        assert not seen_in_training(merged, merged.grid("fake"), origin | {"runs": odd})
+        assert not TrainingSet.of(merged, FAMILY).share_in(origin | {"runs": odd})
 
 
 def measured_in(run: str, dataset: Dataset) -> Dataset:

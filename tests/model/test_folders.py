@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from foretune.datasets import ForetuneError
 from foretune.datasets.manifest import write_manifest
-from foretune.model.folders import check_bundle_folder, check_dataset_folder, check_plots_folder
+from foretune.model.bundle_file import check_bundle_folder, check_dataset_folder, check_plots_folder
 from forging import hand_made
 
 

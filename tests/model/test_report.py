@@ -18,10 +18,10 @@ from foretune import datasets, kernels
 from foretune.datasets import Case, ForetuneError, Problem
 from foretune.kernels import registry
 from foretune.model import Forest, LightGBMRanker, StaticRanker, cross_validate, train_bundle
-from foretune.model.baselines.registry import Rivals
-from foretune.model.report import make, make_report
+from foretune.model.baselines import Rivals
+from foretune.model.report import make_report
 from foretune.model.report.figures import accuracy_figures
-from foretune.model.report.knobs import knob_figures
+from foretune.model.report.maps import knob_figures
 from foretune.model.report.shapley import tree_shap
 
 FAMILY = FakeFamily()
@@ -182,7 +182,7 @@ def test_single_problems_are_drawn_over_the_knobs_that_they_differ_in(report):
 
 
 def test_what_draws_is_asked_for_before_the_work(monkeypatch):
-    monkeypatch.setattr(make, "find_spec", lambda name: None if name == "matplotlib" else object())
+    monkeypatch.setattr("foretune.model.report.find_spec", lambda name: None if name == "matplotlib" else object())
     with pytest.raises(ForetuneError, match=r"a report needs matplotlib: pip install 'foretune\[report\]'"):
         make_report(None, {})
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from fakes import FakeFamily, fake_cases, fake_dataset
 from foretune.datasets import DatasetError, ForetuneWarning, KernelConfig
-from foretune.model import LightGBMRanker, check_measured, cross_validate, load_bundle, measured_grid, train_bundle
+from foretune.model import LightGBMRanker, TrainingSet, check_measured, cross_validate, load_bundle, train_bundle
 from foretune.model.testing import ToyFamily
 
 FAMILY = FakeFamily()
@@ -114,14 +114,14 @@ def test_a_config_that_lacks_a_knob_is_refused_by_name():
     first = BARE.configs[0].to_json()
     lacking = KernelConfig.from_json({name: value for name, value in first.items() if name != FAMILY.knobs[0]})
     with pytest.raises(DatasetError, match=rf"fake: the knobs of fake are .* but a config lacks {FAMILY.knobs[0]}"):
-        measured_grid(with_config(lacking), FAMILY)
+        TrainingSet.of(with_config(lacking), FAMILY)
 
 
 def test_a_problem_of_other_dimensions_is_refused():
     case = BARE.cases[0]
     other = replace(case, problem=replace(case.problem, dims=case.problem.dims[:-1], ragged=None))
     with pytest.raises(DatasetError, match="fake: a problem of fake has the dimensions"):
-        measured_grid(replace(BARE, cases=(other, *BARE.cases[1:])), FAMILY)
+        TrainingSet.of(replace(BARE, cases=(other, *BARE.cases[1:])), FAMILY)
 
 
 class Strict(FakeFamily):
@@ -132,12 +132,12 @@ class Strict(FakeFamily):
 
 
 def test_times_of_what_is_not_supported_are_left_out_with_a_warning():
-    whole = measured_grid(BARE, FAMILY)
+    whole = TrainingSet.of(BARE, FAMILY).grid
     column = whole.configs.index(BARE.configs[0])
     times = np.isfinite(whole.times_us[:, column]).sum()
     with pytest.warns(ForetuneWarning, match=rf"fake: {times} times are left out, of configs that fake .*: too large"):
-        grid = measured_grid(BARE, Strict())
-    possible = grid.possible
+        grid = TrainingSet.of(BARE, Strict()).grid
+    possible = grid.supported
     assert possible.shape == (len(grid), len(grid.configs))
     others = np.arange(len(whole.configs)) != column
     assert grid.configs == tuple(np.array(whole.configs, object)[others])
@@ -153,11 +153,11 @@ class Half(FakeFamily):
 
 
 def test_a_config_that_is_supported_elsewhere_has_no_time_where_it_is_not():
-    whole = measured_grid(BARE, FAMILY)
+    whole = TrainingSet.of(BARE, FAMILY).grid
     column, row = whole.configs.index(BARE.configs[0]), whole.cases.index(BARE.cases[0])
     with pytest.warns(ForetuneWarning, match="fake: 1 times are left out"):
-        grid = measured_grid(BARE, Half())
-    possible = grid.possible
+        grid = TrainingSet.of(BARE, Half()).grid
+    possible = grid.supported
     assert (grid.configs, grid.cases) == (whole.configs, whole.cases)
     assert np.isnan(grid.times_us[row, column])
     assert not possible[row, column]
@@ -181,4 +181,4 @@ def test_where_nothing_is_supported_there_is_nothing_to_learn():
             return "no"
 
     with pytest.warns(ForetuneWarning), pytest.raises(DatasetError, match="supports none of the configs"):
-        measured_grid(BARE, Nothing())
+        TrainingSet.of(BARE, Nothing())

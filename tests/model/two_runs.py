@@ -14,7 +14,7 @@ from foretune.datasets import load
 from foretune.datasets.console.tables import table
 from foretune.datasets.grid import Grid
 from foretune.kernels import find_family
-from foretune.model import geomean, measured_grid
+from foretune.model import TrainingSet, geomean
 from rich.console import Console
 
 
@@ -42,7 +42,7 @@ def main() -> None:
     again, known = load(options.again), load(options.known)
     shown = []
     for name in sorted(set(again.families) & set(known.families)):
-        new, old = (measured_grid(dataset, find_family(name)) for dataset in (again, known))
+        new, old = (TrainingSet.of(dataset, find_family(name)).grid for dataset in (again, known))
         both = times_of_both(new, old)
         for one, other, way in ((0, 1, "best of the other, here"), (1, 0, "best here, on the other")):
             off = [times[one][times[other].argmin()] / times[one].min() for times in both]

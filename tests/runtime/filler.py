@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 from foretune.datasets import DeviceSpec, Family, KernelConfig, Problem
 from foretune.model import Bundle, Ranker
-from foretune.model.calibration.extent import Distance
+from foretune.model.calibration.training_domain import Distance
 
 H200 = DeviceSpec.named("h200")
 WARPS = (1, 2, 4, 8)

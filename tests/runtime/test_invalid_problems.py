@@ -24,7 +24,7 @@ from foretune.datasets import (
 )
 from foretune.kernels import find_family
 from foretune.kernels.spaces import filter_valid
-from foretune.model.sources import measured_grid
+from foretune.model import TrainingSet
 from foretune.runtime import choice, make_shortlist
 from foretune.runtime.mode import Mode
 from foretune.runtime.prune import Pruner
@@ -148,6 +148,6 @@ def test_problems_without_work_that_were_logged_before_are_left_out_of_training(
     idle = replace(first, dims=tuple((dim, 0 if dim == "rows" else size) for dim, size in first.dims), ragged=None)
     odd = replace(dataset, cases=(Case(idle, ("production",)), *dataset.cases[1:]))
     with pytest.warns(ForetuneWarning, match="1 problems without work are left out, such as fake"):
-        grid = measured_grid(odd, family)
-    assert len(grid) == len(measured_grid(dataset, family)) - 1
+        grid = TrainingSet.of(odd, family).grid
+    assert len(grid) == len(TrainingSet.of(dataset, family).grid) - 1
     assert np.isfinite(grid.times_us).any(axis=1).all()

@@ -15,7 +15,7 @@ import pytest
 from foretune.datasets import BundleError, ForetuneError, KernelConfig, Problem
 from foretune.model import Ranker
 from foretune.model.calibration.conformal import Calibration
-from foretune.model.calibration.extent import Distance
+from foretune.model.calibration.training_domain import Distance
 from foretune.runtime import ForetuneWarning, make_shortlist
 
 PROBLEM = Problem.of("toy", rows=1000, n=64, k=64, dtype="fp16")
@@ -262,7 +262,7 @@ def test_a_config_that_has_no_features_costs_the_others_no_prediction(toy):
     assert best.predicted_slowdown == pytest.approx((1.0, 1.0, 1.5))
 
 
-LEVEL_2 = Calibration(problems=40, levels=(0.0,) * 20 + (2.0,) * 20, regret=(0.1, 0.05, 0.01) + (0.0,) * 10)
+LEVEL_2 = Calibration(problems=40, scores=(0.0,) * 20 + (2.0,) * 20, regret=(0.1, 0.05, 0.01) + (0.0,) * 10)
 
 
 def auto(toy, slowdowns, distance=Distance(0.0), calibration=LEVEL_2, **more):  # noqa: B008 - it is frozen

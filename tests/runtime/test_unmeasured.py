@@ -73,7 +73,7 @@ def test_trouble_with_the_estimate_lets_everything_through(toy):
 @pytest.mark.parametrize("name", load_bundle().families)
 def test_every_family_has_a_list_for_every_arch(name, device):
     family = find_family(name)
-    sizes = load_bundle().trained[name].extent.sizes
+    sizes = load_bundle().trained[name].domain.sizes
     call = Problem(name, tuple((dim, int(low)) for dim, (low, _) in sizes.items()), family.dtypes[0])
     able = [config for config in family.space(device) if family.supports(config, call, device) is None]
     for k in (1, "auto"):
@@ -94,7 +94,7 @@ def test_every_family_has_a_list_for_every_arch(name, device):
 @pytest.mark.parametrize("name", ["scaled_gemm", "fused_moe", "rms_norm_rope_bwd"])
 def test_what_no_config_can_run_is_said_and_every_config_goes_through(name):
     family = find_family(name)
-    sizes = {dim: int(low) for dim, (low, _) in load_bundle().trained[name].extent.sizes.items()}
+    sizes = {dim: int(low) for dim, (low, _) in load_bundle().trained[name].domain.sizes.items()}
     call = Problem(name, tuple(sorted((sizes | {family.dims[-1]: 17}).items())), family.dtypes[0])
     reason = family.supports(family.space(H200)[0], call, H200)
     with pytest.warns(ForetuneWarning, match="none of the configs can run this problem: "):

@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 from foretune.datasets import DeviceSpec, Family, ForetuneError, KernelConfig, Problem
 from foretune.model import Bundle, Ranker
-from foretune.model.calibration.extent import Distance
+from foretune.model.calibration.training_domain import Distance
 
 H200 = DeviceSpec.named("h200")
 #: 128 KB a block at 64 x 64 x 128 with 4 stages does not fit into the first; everything here fits into the second.

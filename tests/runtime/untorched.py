@@ -24,7 +24,7 @@ import triton  # noqa: E402
 import triton.language as tl  # noqa: E402
 from foretune.datasets import DeviceSpec, Family, KernelConfig, Problem, dtype_of_tensor  # noqa: E402
 from foretune.model import Bundle, Ranker  # noqa: E402
-from foretune.model.calibration.extent import Distance  # noqa: E402
+from foretune.model.calibration.training_domain import Distance  # noqa: E402
 from foretune.runtime import Pruner, use_stub_driver  # noqa: E402
 
 H200 = DeviceSpec.named("h200")

@@ -27,7 +27,7 @@ import torch
 import triton
 from foretune.datasets import Case, DeviceSpec, KernelConfig, Problem, load
 from foretune.kernels import find_family
-from foretune.model.evaluate import cross_validate
+from foretune.model.cross_validation import cross_validate
 from foretune.model.train import train_bundle
 
 FAMILIES = ("rowwise_kernels.softmax:RowSoftmax", "rowwise_kernels.layer_norm:LayerNorm")

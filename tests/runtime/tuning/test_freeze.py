@@ -15,7 +15,7 @@ from commands import call, words
 from fakes import DEVICE, FakeFamily, fake_cases
 from foretune.datasets import DeviceSpec, ForetuneError, KernelConfig, Problem
 from foretune.model import Bundle, Ranker
-from foretune.model.calibration.extent import Distance
+from foretune.model.calibration.training_domain import Distance
 from foretune.runtime.tuning.cache.decision_list import Example, learn_rules
 from foretune.runtime.tuning.cache.exports import Frozen, freeze_choices, freeze_predictions
 from foretune.runtime.tuning.cache.kernel_cache import ChoiceCache

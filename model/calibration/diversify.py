@@ -1,4 +1,4 @@
-"""`spread_order`: in which order to try configs, so that those on a short list are not all wrong for the same reason.
+"""`diversified_order`: the order to try configs in, so that those on a short list are not all wrong for one reason.
 
 A ranker's errors are shared: configs that differ in one knob are misjudged together, and what is second behind a wrong
 first choice is often wrong as well. So the list is chosen greedily, as in maximal marginal relevance (Carbonell and
@@ -45,13 +45,13 @@ def knob_table(configs: tuple[KernelConfig, ...]) -> NDArray[np.float32]:
     return table
 
 
-def spread_order(logs: ArrayLike, table: NDArray[np.float32]) -> NDArray[np.intp]:
+def diversified_order(logs: ArrayLike, table: NDArray[np.float32]) -> NDArray[np.intp]:
     """The places of configs in the order in which to try them, (n_configs,), from the logs of their predicted
     slowdowns, (n_configs,), and their rows of a `knob_table`. The first is the one that is predicted fastest, the
     earlier one of equals.
 
     >>> configs = [KernelConfig.of(BLOCK=b, GROUP=g, num_stages=s) for b, g, s in ((64, 1, 3), (64, 1, 4), (128, 8, 4))]
-    >>> spread_order([0.0, 0.01, 0.02], knob_table(tuple(configs))).tolist()
+    >>> diversified_order([0.0, 0.01, 0.02], knob_table(tuple(configs))).tolist()
     [0, 2, 1]
     """
     logs = np.asarray(logs, np.float64)
@@ -72,11 +72,12 @@ def spread_order(logs: ArrayLike, table: NDArray[np.float32]) -> NDArray[np.intp
     return np.concatenate([among[chosen], order[rest]])
 
 
-def spread_places(scores: NDArray[np.float64], configs: Sequence[KernelConfig]) -> NDArray[np.float64]:
+def diversified_places(scores: NDArray[np.float64], configs: Sequence[KernelConfig]) -> NDArray[np.float64]:
     """Where on the list each config stands, first 0, from predicted slowdowns; (n_problems, n_configs) both, NaN = no
     candidate.
 
-    >>> spread_places(np.array([[1.3, np.nan, 1.0]]), [KernelConfig.of(BLOCK=size) for size in (16, 32, 64)]).tolist()
+    >>> configs = [KernelConfig.of(BLOCK=size) for size in (16, 32, 64)]
+    >>> diversified_places(np.array([[1.3, np.nan, 1.0]]), configs).tolist()
     [[1.0, nan, 0.0]]
     """
     table = knob_table(tuple(configs))
@@ -85,5 +86,5 @@ def spread_places(scores: NDArray[np.float64], configs: Sequence[KernelConfig]) 
         there = np.flatnonzero(~np.isnan(row))
         with np.errstate(divide="ignore"):  # a baseline may say 0 of its favourite
             logs = np.log(row[there])
-        of_it[there[spread_order(logs, table[there])]] = np.arange(len(there))
+        of_it[there[diversified_order(logs, table[there])]] = np.arange(len(there))
     return places

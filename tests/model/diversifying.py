@@ -1,6 +1,6 @@
-"""`python spreading.py FAMILY... [--data h200]...`: regret of shortlists in the order of the predictions, and as
-`spread_order` has them, from one cross-validation: the table in model/calibration/README.md. Not a test: it trains five
-rankers."""
+"""`python diversifying.py FAMILY... [--data h200]...`: regret of shortlists in the order of the predictions, and as
+`diversified_order` has them, from one cross-validation: the table in model/calibration/README.md. Not a test: it trains
+five rankers."""
 
 from __future__ import annotations
 

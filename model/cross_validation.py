@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, TypeAlias
@@ -10,27 +10,32 @@ from typing import TYPE_CHECKING, TypeAlias
 import numpy as np
 
 from ..datasets import Family, ForetuneError, Problem
-from ..datasets.default_knobs import with_default_knobs
 from ..datasets.errors import warn
 from ..datasets.progress import advance, share_of, side_by_side
-from .baselines.registry import Baseline, RankerFactory, Rivals, choose_rivals
-from .calibration.held_out import HeldOut, coverage_of_bundle
-from .calibration.spread import spread_places
+from .baselines import Baseline, RankerFactory, Rivals, choose_rivals
+from .calibration.conformal import Judged
+from .calibration.cross_fit import (
+    LEAST,
+    Coverage,
+    across_folds,
+    calibrating_problems,
+    cross_fitted,
+    within_distribution,
+)
+from .calibration.diversify import diversified_places
+from .calibration.training_domain import TrainingDomain, distance_of
 from .evaluation import Evaluation, in_percent
 from .gbdt import LightGBMRanker
 from .metrics import top_k_regret
-from .origin import seen_in_training
 from .ranker import Ranker, ranker_on
-from .rows import Subsets, supported
-from .sources import candidates_of, eligible_of, measured_grid, measured_whole
-from .splits import split_devices, split_folds, split_groups, split_sizes
+from .splits import split_devices, split_folds, split_sizes
+from .training_set import TrainingSet
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from ..datasets.dataset import Dataset
     from .bundle import Bundle
-    from .calibration.coverage import Coverage
 
 #: How much of a problem a ranker is told.
 _View: TypeAlias = Callable[[Problem], Problem]
@@ -52,7 +57,7 @@ _BOTH: tuple[_View, ...] = (_sizes_known, Problem.without_sizes)
 
 
 def cross_validate(
-    dataset: Dataset,
+    dataset: Dataset | TrainingSet,
     family: Family,
     ranker: RankerFactory = LightGBMRanker,
     *,
@@ -90,7 +95,7 @@ def cross_validate(
 
 
 def evaluate_bundle(
-    dataset: Dataset,
+    dataset: Dataset | TrainingSet,
     bundle: Bundle,
     family: Family,
     *,
@@ -109,7 +114,7 @@ def evaluate_bundle(
     ranker = bundle.ranker(family.name)
     rivals = choose_rivals() if rivals is None else rivals
     split_data = _Split(dataset, family, ks, folds, jobs)
-    seen = seen_in_training(dataset, split_data.grid, bundle.trained[family.name].origin)
+    seen = split_data.data.share_in(bundle.trained[family.name].origin)
     if seen:
         warn(
             f"the bundle was trained on {in_percent(seen)} of the measurements of {family.name} in {dataset.name}, "
@@ -118,7 +123,7 @@ def evaluate_bundle(
     ours = _JUDGING_COST / (_JUDGING_COST + rivals.cost)
     with share_of(ours):
         scores = split_data.as_it_is(ranker)
-    coverage = coverage_of_bundle(split_data.grid, split_data.eligible, scores[1], split_data.judged, bundle)
+    coverage = split_data.coverage_of(bundle, scores[1])
     return replace(split_data.evaluation(scores, rivals, 1 - ours), seen_in_training=seen, coverage=coverage)
 
 
@@ -127,7 +132,7 @@ class _Split:
 
     def __init__(
         self,
-        dataset: Dataset,
+        dataset: Dataset | TrainingSet,
         family: Family,
         ks: Sequence[int],
         folds: int,
@@ -139,134 +144,106 @@ class _Split:
             raise ForetuneError(f"tested must be >= 1 fold but got {tested}")
         if split not in SPLITS:
             raise ForetuneError(f"split must be one of {', '.join(SPLITS)} but is {split!r}")
-        dataset = with_default_knobs(dataset, family)
-        self.grid = measured_grid(dataset, family)
-        self._possible = supported(self.grid, family)
-        self.family = family
+        self.data = TrainingSet.of(dataset, family)
         self.ks, self._folds, self.jobs, self._split = tuple(ks), folds, jobs, split
-        self.groups = split_groups(self.grid.cases)
-        self.eligible = eligible_of(dataset, self.grid, family)
-        self.candidates = candidates_of(dataset, self.grid, self.eligible)
-        self.whole = measured_whole(self.candidates, self._possible)
-        self._subsets = Subsets(self.grid.configs)
-        # What was measured thinly is learned from: how good a choice among few configs is says little.
-        self.thin = int((~self.whole).sum()) if self.whole.any() else 0
-        judged = self.whole if self.thin else np.ones(len(self.grid), bool)
-        self.judged = np.flatnonzero(judged if split != "size" else judged & (self.fold >= 0))
+        # What was measured sparsely is learned from: how good a choice among few configs is says little.
+        exhaustive = self.data.exhaustive
+        self.sparse = int((~exhaustive).sum()) if exhaustive.any() else 0
+        tested_at_all = exhaustive if self.sparse else np.ones(len(self.data), bool)
+        self.rows = np.flatnonzero(tested_at_all if split != "size" else tested_at_all & (self.fold >= 0))
         if tested is not None:
-            self.judged = np.flatnonzero(judged & (self.fold > self.fold.max() - tested))
+            self.rows = np.flatnonzero(tested_at_all & (self.fold > self.fold.max() - tested))
 
     @cached_property
     def fold(self) -> NDArray[np.intp]:
         """The fold of each problem, (n_problems,); -1 where none tests it. Raises `ForetuneError` where there is
         nothing to split."""
         if self._split == "size":
-            return split_sizes(self.grid.cases)[0]
-        return split_folds(self.groups, self._folds) if self._split == "model" else split_devices(self.grid.devices)
+            return split_sizes(self.data.grid.cases)[0]
+        if self._split == "device":
+            return split_devices(self.data.grid.devices)
+        return split_folds(self.data.groups, self._folds)
 
     def learned_from(self, number: int) -> NDArray[np.intp]:
         """The problems that the ranker of a fold learns from."""
         if self._split == "size":
-            return np.flatnonzero(split_sizes(self.grid.cases)[1][number])
+            return np.flatnonzero(split_sizes(self.data.grid.cases)[1][number])
         return np.flatnonzero(self.fold != number)
 
     def held_out(self, factory: RankerFactory, views: Sequence[_View] = _BOTH) -> NDArray[np.float64]:
         """Scores of every problem by a ranker that was fitted without its group, (n_views, n_problems, n_configs);
         NaN for those that are not judged."""
+        data = self.data
         if not factory().learns:
-            return self.as_it_is(factory().fit(self.grid, self.family), views)
-        numbers = np.unique(self.fold[self.judged]).tolist()
-
-        tested = {number: self.judged[self.fold[self.judged] == number] for number in numbers}
+            return self.as_it_is(factory().fit(data.grid, data.family), views)
+        tested = {number: self.rows[self.fold[self.rows] == number] for number in self._tested_folds}
 
         def test(number: int) -> NDArray[np.float64]:
-            with share_of(0.9 / len(numbers)):
-                known = self.grid.select(self.learned_from(number))
-                ranker = factory().fit(known, self.family)
+            with share_of(0.9 / len(tested)):
+                known = data.select(self.learned_from(number))
+                ranker = factory().fit(known.grid, data.family)
             if self._split == "device" and isinstance(ranker, LightGBMRanker):  # as a shortlist is made there
-                ranker = ranker_on(self.grid.devices[int(np.argmax(self.fold == number))], ranker, known.devices)
-            with share_of(0.1 / len(numbers)):
-                return self.scores(ranker, tested[number], views)
+                ranker = ranker_on(data.grid.devices[int(np.argmax(self.fold == number))], ranker, known.devices)
+            with share_of(0.1 / len(tested)):
+                return self._scores(ranker, tested[number], views)
 
         # Threads: LightGBM and NumPy release the GIL, and nothing needs to be copied or pickled.
-        parts = side_by_side([partial(test, number) for number in numbers], self.jobs)
-        scores = np.full((len(views), *self.candidates.shape), np.nan)
-        for number, part in zip(numbers, parts, strict=True):
+        parts = side_by_side([partial(test, number) for number in tested], self.jobs)
+        scores = np.full((len(views), *data.judged.shape), np.nan)
+        for number, part in zip(tested, parts, strict=True):
             scores[:, tested[number]] = part
         return scores
 
     def as_it_is(self, ranker: Ranker, views: Sequence[_View] = _BOTH) -> NDArray[np.float64]:
         """Scores of every problem by one ranker, as `held_out` has them."""
-        scores = np.full((len(views), *self.candidates.shape), np.nan)
-        scores[:, self.judged] = self.scores(ranker, self.judged, views)
+        scores = np.full((len(views), *self.data.judged.shape), np.nan)
+        scores[:, self.rows] = self._scores(ranker, self.rows, views)
         return scores
 
-    def scores(self, ranker: Ranker, rows: NDArray[np.intp], views: Sequence[_View] = _BOTH) -> NDArray[np.float64]:
-        """Predictions for these problems, (n_views, n_rows, n_configs); NaN where a config is not eligible."""
-        scores = np.full((len(views), len(rows), len(self.grid.configs)), np.nan)
+    def _scores(self, ranker: Ranker, rows: NDArray[np.intp], views: Sequence[_View]) -> NDArray[np.float64]:
+        """Predictions for these problems, (n_views, n_rows, n_configs); NaN where a config is no candidate."""
+        data = self.data
+        scores = np.full((len(views), len(rows), len(data.grid.configs)), np.nan)
         for place, row in enumerate(rows):
-            mask = self.eligible[row]
             for number, view in enumerate(views):
                 advance(1 / (len(rows) * len(views)))
-                problem = view(self.grid.cases[row].problem)
-                predicted = ranker.predict(self.family, problem, self.grid.devices[row], self._subsets[mask])
-                scores[number, place, mask] = predicted
+                scores[number, place, data.candidate[row]] = data.predict(ranker, row, view)
         return scores
+
+    @property
+    def _tested_folds(self) -> list[int]:
+        return [int(number) for number in np.unique(self.fold[self.rows])]
 
     def evaluation(self, scores: NDArray[np.float64], rivals: Rivals, share: float) -> Evaluation:
         """The ranker's regrets from its scores with sizes known and unknown, and its rivals', whose scores are this
         share of the current task."""
-        scores = np.where(self.candidates, scores, np.nan)
-        places = np.stack([spread_places(view, self.grid.configs) for view in scores])  # as a shortlist has them
+        data, rows = self.data, self.rows
+        scores = np.where(data.judged, scores, np.nan)
+        places = np.stack([diversified_places(view, data.grid.configs) for view in scores])  # as a shortlist has them
         found, left_out = {}, dict(rivals.left_out)
         for name, baseline in rivals.baselines.items():
-            if self.groups.max() == 0 and baseline.rankers[0]().learns:
+            if data.groups.max() == 0 and baseline.rankers[0]().learns:
                 left_out[name] = "all problems are of one model family, and it has to learn from others"
             else:
                 with share_of(share * baseline.cost / rivals.cost):
                     found[name] = self._baseline(baseline)
+        judged = data.select(rows)
         return Evaluation(
-            family=self.family.name,
-            cases=tuple(self.grid.cases[row] for row in self.judged),
-            devices=tuple(self.grid.devices[row] for row in self.judged),
-            groups=self.groups[self.judged],
-            tried=self._tried(),
-            full_search=self._regret(np.zeros(self.candidates.shape), len(self.grid.configs)),
+            family=data.family.name,
+            cases=judged.grid.cases,
+            devices=judged.grid.devices,
+            groups=data.groups[rows],
+            tried=_tried(judged),
+            full_search=self._regret(np.zeros(data.judged.shape), len(data.grid.configs)),
             regret={k: self._regret(places[0], k) for k in self.ks},
             regret_sizes_unknown={k: self._regret(places[1], k) for k in self.ks},
             baselines={name: known for name, (known, _) in found.items()},
             baselines_sizes_unknown={name: unknown for name, (_, unknown) in found.items()},
             left_out=left_out,
-            grid=self.grid.select(self.judged),
-            predicted=scores[:, self.judged],
-            thin=self.thin,
+            grid=judged.grid,
+            predicted=scores[:, rows],
+            sparse=self.sparse,
         )
-
-    def coverage(self, factory: RankerFactory, scores: NDArray[np.float64]) -> dict[str, Coverage]:
-        """See `Evaluation.coverage`; `scores` are those at call time, (n_problems, n_configs)."""
-        rows, numbers = self.judged, np.unique(self.fold[self.judged]).tolist()
-        learned = {number: self.learned_from(number) for number in numbers}
-        held_out = HeldOut(self.grid, self.eligible, self.whole, scores, rows, self.fold, learned)
-        if self._split == "model":
-            return held_out.models()
-        found = held_out.calibrated_apart(self.family, factory, self.jobs)
-        return {} if found is None else {f"{self._split}s it never saw": found}
-
-    def _tried(self) -> float:
-        """Of the space as it is now."""
-        column_of = {config: column for column, config in enumerate(self.grid.configs)}
-        tried = could = 0
-        for device in dict.fromkeys(self.grid.devices[row] for row in self.judged):
-            rows = [row for row in self.judged if self.grid.devices[row] == device]
-            space = self.family.space(device)
-            columns = [column_of[config] for config in space if config in column_of]
-            inside = np.ix_(np.array(rows, np.intp), np.array(columns, np.intp))
-            tried += int(self.candidates[inside].sum())
-            could += int(self._possible[inside].sum())
-            problems = [self.grid.cases[row].problem for row in rows]
-            others = [config for config in space if config not in column_of]
-            could += sum(self.family.supports(config, one, device) is None for one in problems for config in others)
-        return tried / could if could else 0.0
 
     def _baseline(self, baseline: Baseline) -> tuple[_Curve, _Curve]:
         """Its regrets with ragged sizes known, and without."""
@@ -281,6 +258,70 @@ class _Split:
         return known, unknown
 
     def _regret(self, scores: NDArray[np.float64], k: int) -> NDArray[np.float64]:
-        rows = self.judged
-        scores = np.where(self.candidates[rows], scores[rows], np.nan)
-        return top_k_regret(scores, self.grid.first_us[rows], self.grid.second_us[rows], k)
+        rows, grid = self.rows, self.data.grid
+        scores = np.where(self.data.judged[rows], scores[rows], np.nan)
+        return top_k_regret(scores, grid.first_us[rows], grid.second_us[rows], k)
+
+    def coverage(self, factory: RankerFactory, scores: NDArray[np.float64]) -> dict[str, Coverage]:
+        """See `Evaluation.coverage`; `scores` are those at call time, (n_problems, n_configs).
+
+        Held-out models are calibrated on the scores of the other folds. A held-out device or size is new to the
+        calibration of its fold's training data too, so that is made anew. Nothing where there are too few problems.
+        """
+        problems, fold = self._calibrating(scores), self.fold[self.rows]
+        learned = {number: self.data.select(self.learned_from(number)) for number in self._tested_folds}
+        if self._split == "model":
+            if len(problems) < 2 * LEAST or len(learned) < 2:
+                return {}
+            return {
+                "problems like those it learned from": within_distribution(problems),
+                "models it never saw": across_folds(problems, fold, self._growths(learned)),
+            }
+        calibrations = {}
+        for number, known in learned.items():
+            with share_of(1 / len(learned)):
+                found = cross_fitted(known, factory, jobs=self.jobs)
+            if found is None:
+                return {}
+            calibrations[number] = found
+        by_fold = [calibrations[number] for number in fold.tolist()]
+        return {f"{self._split}s it never saw": Coverage.of(problems, by_fold, self._growths(learned))}
+
+    def coverage_of(self, bundle: Bundle, scores: NDArray[np.float64]) -> dict[str, Coverage]:
+        """The same of a bundle's own calibration; nothing where it has none."""
+        grid, family = self.data.grid, self.data.family.name
+        calibration = bundle.calibration(family)
+        if calibration is None:
+            return {}
+        growths = [bundle.distance(family, grid.cases[row].problem, grid.devices[row]).growth for row in self.rows]
+        return {"this bundle": Coverage.of(self._calibrating(scores), [calibration] * len(self.rows), growths)}
+
+    def _calibrating(self, scores: NDArray[np.float64]) -> list[Judged]:
+        rows = self.rows.tolist()
+        return calibrating_problems(self.data, rows, [np.log(scores[row, self.data.candidate[row]]) for row in rows])
+
+    def _growths(self, learned: Mapping[int, TrainingSet]) -> list[float]:
+        """How far each judged problem's shortlist grows for its distance from its fold's training data."""
+        grid = self.data.grid
+        domains = {number: (TrainingDomain.of(known.problems), known.devices) for number, known in learned.items()}
+        return [
+            distance_of(grid.cases[row].problem, grid.devices[row], *domains[number]).growth
+            for row, number in zip(self.rows.tolist(), self.fold[self.rows].tolist(), strict=True)
+        ]
+
+
+def _tried(data: TrainingSet) -> float:
+    """Return the share of the supported configs of the space as it is now that were judged."""
+    column_of = {config: column for column, config in enumerate(data.grid.configs)}
+    tried = could = 0
+    for device in data.devices:
+        rows = np.array([row for row, there in enumerate(data.grid.devices) if there == device], np.intp)
+        space = data.family.space(device)
+        columns = np.array([column_of[config] for config in space if config in column_of], np.intp)
+        tried += int(data.judged[np.ix_(rows, columns)].sum())
+        could += int(data.supported[np.ix_(rows, columns)].sum())
+        others = [config for config in space if config not in column_of]
+        for row in rows:
+            problem = data.grid.cases[row].problem
+            could += sum(data.family.supports(config, problem, device) is None for config in others)
+    return tried / could if could else 0.0

@@ -13,7 +13,7 @@ import numpy as np
 from foretune.datasets import load
 from foretune.datasets.merge import merge_datasets
 from foretune.kernels import find_family
-from foretune.model import LightGBMRanker, cross_validate, evaluate
+from foretune.model import LightGBMRanker, cross_validate, cross_validation
 from foretune.model.baselines import Rivals
 
 KS = (1, 4, 8)
@@ -28,7 +28,7 @@ def main() -> None:
     given = parser.parse_args()
     names = given.data or ["h200", "h200_wide", "h100"]
     dataset = merge_datasets([load(name) for name in names], name="+".join(names))
-    learned_from = evaluate._Split.learned_from
+    learned_from = cross_validation._Split.learned_from
     seeds = given.seed or [0]
     print(f"{'best of the first':44}" + "".join(f"{k:7}" for k in KS))
     for name in given.families:
@@ -38,10 +38,10 @@ def main() -> None:
 
                 def some(split, number, share=share, seed=seed):
                     rows = learned_from(split, number)
-                    drawn = np.random.default_rng(seed).random(len(split.grid)) < share
-                    return rows[split.whole[rows] | drawn[rows]]
+                    drawn = np.random.default_rng(seed).random(len(split.data)) < share
+                    return rows[split.data.exhaustive[rows] | drawn[rows]]
 
-                with patch.object(evaluate._Split, "learned_from", some):
+                with patch.object(cross_validation._Split, "learned_from", some):
                     ranker = partial(LightGBMRanker, seed=seed)
                     found = cross_validate(dataset, find_family(name), ranker, ks=KS, rivals=Rivals({}, {}))
                 lost.append(regrets(found))

@@ -1,4 +1,4 @@
-"""`Extent`: what a ranker has learned from, and `Distance`: how far a problem on a device is from that."""
+"""`TrainingDomain`: the problems that a ranker learned from; `Distance`: how far out of distribution a problem is."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 
 from ...datasets import BundleError, DeviceSpec, Problem
 from ...datasets.errors import check_word, shown
-from ...datasets.grid import BinaryKind
+from ...datasets.grid import BinarySignature
 from ...datasets.problem import MOST_SIZE, dtype_from_json, dtype_to_json
 
 #: The least and the largest: of a dimension's size, or of one dimension over another.
@@ -53,20 +53,20 @@ class Distance:
 
 
 @dataclass(frozen=True)
-class Extent:
-    """The sizes, ratios of sizes, dtypes and flags of the problems that were learned from.
+class TrainingDomain:
+    """The sizes, ratios of sizes and signatures of the problems that were learned from.
 
-    >>> extent = Extent.of([Problem.of("row_sum", rows=rows, columns=64) for rows in (64, 1024)])
-    >>> extent.outside(Problem.of("row_sum", rows=12288, columns=64))
+    >>> domain = TrainingDomain.of([Problem.of("row_sum", rows=rows, columns=64) for rows in (64, 1024)])
+    >>> domain.outside(Problem.of("row_sum", rows=12288, columns=64))
     [(3.584962500721156, 'rows 12x above the data'), (3.584962500721156, 'columns/rows 12x below the data')]
     """
 
     sizes: Mapping[str, Range]  # by dimension
     ratios: Mapping[str, Range]  # by "one/other", where both are dimensions, in their order
-    kinds: frozenset[BinaryKind]
+    signatures: frozenset[BinarySignature]
 
     @classmethod
-    def of(cls, problems: Sequence[Problem]) -> Extent:
+    def of(cls, problems: Sequence[Problem]) -> TrainingDomain:
         """That of these problems, of one family."""
         dims = [_sizes_of(problem) for problem in problems]
         names = sorted(dims[0])
@@ -86,9 +86,9 @@ class Extent:
         for name, (one, other) in self._ratio_dims.items():
             if one in sizes and other in sizes:
                 found += _beyond(name, sizes[one] / sizes[other], self.ratios[name])
-        if (problem.dtype, problem.flags) not in self.kinds:
-            kind = " ".join((problem.dtype_name, *problem.flags))
-            found.append((_NEW, f"{kind} is not in the data"))
+        if (problem.dtype, problem.flags) not in self.signatures:
+            signature = " ".join((problem.dtype_name, *problem.flags))
+            found.append((_NEW, f"{signature} is not in the data"))
         return found
 
     @cached_property
@@ -96,25 +96,27 @@ class Extent:
         """The two dimensions of each ratio."""
         return {f"{one}/{other}": (one, other) for one, other in itertools.combinations(self.sizes, 2)}
 
-    def __or__(self, other: Extent) -> Extent:
+    def __or__(self, other: TrainingDomain) -> TrainingDomain:
         """That of the problems of both, which are of one family.
 
-        >>> one, other = (Extent.of([Problem.of("row_sum", rows=rows)]) for rows in (64, 1024))
+        >>> one, other = (TrainingDomain.of([Problem.of("row_sum", rows=rows)]) for rows in (64, 1024))
         >>> (one | other).sizes
         {'rows': (64.0, 1024.0)}
         """
-        return Extent(_widened(self.sizes, other.sizes), _widened(self.ratios, other.ratios), self.kinds | other.kinds)
+        return TrainingDomain(
+            _widened(self.sizes, other.sizes), _widened(self.ratios, other.ratios), self.signatures | other.signatures
+        )
 
     def to_json(self) -> dict[str, Any]:
-        kinds = sorted(self.kinds, key=str)
+        signatures = sorted(self.signatures, key=str)
         return {
             "sizes": {name: list(bounds) for name, bounds in self.sizes.items()},
             "ratios": {name: list(bounds) for name, bounds in self.ratios.items()},
-            "kinds": [{"dtype": dtype_to_json(dtype), "flags": list(flags)} for dtype, flags in kinds],
+            "kinds": [{"dtype": dtype_to_json(dtype), "flags": list(flags)} for dtype, flags in signatures],
         }
 
     @classmethod
-    def from_json(cls, value: Mapping[str, Any]) -> Extent:
+    def from_json(cls, value: Mapping[str, Any]) -> TrainingDomain:
         """The inverse of `to_json`. Raises `ForetuneError`, `KeyError` or `TypeError` for what is none."""
         sizes, ratios = _ranges("sizes", value["sizes"]), _ranges("ratios", value["ratios"])
         sizes = dict(sorted(sizes.items()))  # in which order their ratios are
@@ -127,14 +129,16 @@ class Extent:
         return cls(sizes, ratios, frozenset(read))
 
 
-def distance_of(problem: Problem, device: DeviceSpec, extent: Extent, learned_on: Sequence[DeviceSpec]) -> Distance:
+def distance_of(
+    problem: Problem, device: DeviceSpec, domain: TrainingDomain, learned_on: Sequence[DeviceSpec]
+) -> Distance:
     """How far a problem on a device is from what was learned.
 
     >>> h200, problem = DeviceSpec.named("h200"), Problem.of("row_sum", rows=8)
-    >>> distance_of(problem, h200, Extent.of([problem]), [h200]).octaves
+    >>> distance_of(problem, h200, TrainingDomain.of([problem]), [h200]).octaves
     0.0
     """
-    outside = [*extent.outside(problem), *_device_outside(device, tuple(learned_on))]
+    outside = [*domain.outside(problem), *_device_outside(device, tuple(learned_on))]
     # The farthest first; equals as they come, so that a size is named before the ratios that it is in.
     ranked = sorted(outside, key=lambda found: -round(found[0], 6))
     if not ranked:

@@ -10,31 +10,26 @@ import numpy as np
 from foretune.collect.plan import Thin
 from foretune.datasets import load
 from foretune.kernels import find_family
-from foretune.model import LightGBMRanker, measured_grid, split_folds, split_groups
+from foretune.model import LightGBMRanker, TrainingSet, split_folds
 from foretune.model.calibration.conformal import Judged, calibrate
-from foretune.model.calibration.coverage import Coverage
-from foretune.model.calibration.cross_fit import FOLDS, TREES
-from foretune.model.rows import Subsets, supported
-from foretune.model.sources import candidates_of, eligible_of, measured_whole
+from foretune.model.calibration.cross_fit import FOLDS, TREES, Coverage
 
 
 def problems_of(name: str, data: str, share: float) -> tuple[list[Judged], list[Judged]]:
     """Each problem predicted by a ranker that never saw its model, whole and thin; what is tried of the thin one was
     chosen by another ranker that never did, of trees alone, as collecting adaptively has it."""
-    dataset, family = load(data), find_family(name)
-    grid = measured_grid(dataset, family)
-    eligible, fold = eligible_of(dataset, grid, family), split_folds(split_groups(grid.cases), FOLDS)
-    subsets = Subsets(grid.configs)
-    judged = measured_whole(candidates_of(dataset, grid, eligible), supported(grid, family))
+    family = find_family(name)
+    learned = TrainingSet.of(load(data), family)
+    grid, fold = learned.grid, split_folds(learned.groups, FOLDS)
     whole: list[Judged] = []
     thin: list[Judged] = []
     for number in range(FOLDS):
         known = grid.select(np.flatnonzero(fold != number))
         ranker = LightGBMRanker(trees=TREES).fit(known, family)
         prior = LightGBMRanker(trees=TREES, epochs=0, seed=1).fit(known, family)
-        for row in np.flatnonzero((fold == number) & judged).tolist():
-            case, device, mask = grid.cases[row], grid.devices[row], eligible[row]
-            configs = subsets[mask]
+        for row in np.flatnonzero((fold == number) & learned.exhaustive).tolist():
+            case, device, mask = grid.cases[row], grid.devices[row], learned.candidate[row]
+            configs = learned.configs(mask)
             logs = np.log(ranker.predict(family, family.at_call_time(case.problem), device, configs))
             (step,) = Thin(family, device, share=share, prior=prior).next([case], None)
             tried = [config in step.configs for config in configs]

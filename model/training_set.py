@@ -1,0 +1,279 @@
+"""`TrainingSet`: one family's measurements, as everything that trains or judges a ranker uses them."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ..datasets import (
+    DatasetError,
+    DeviceSpec,
+    Family,
+    FamilyError,
+    ForetuneError,
+    KernelConfig,
+    Measurable,
+    Problem,
+    check_problem_of,
+    not_empty,
+    wrong_knobs,
+)
+from ..datasets.contents import kernel_sources, other_sources
+from ..datasets.errors import warn
+from .rows import supported
+from .splits import split_groups
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from ..datasets.dataset import Dataset
+    from ..datasets.grid import BinarySignature, Grid
+    from .ranker import Ranker
+
+#: A problem counts as measured exhaustively if at least this share of its supported configs was measured.
+EXHAUSTIVE = 0.5
+
+
+@dataclass(frozen=True)
+class TrainingSet:
+    """One family's measurements: times, problems, configs, and each mask under one name, computed once.
+
+    Masks are (n_problems, n_configs), in the order of `grid.cases` and `grid.configs`. `exhaustive` and `groups` are
+    (n_problems,).
+
+    >>> data = TrainingSet.of(load("h200"), family)  # doctest: +SKIP
+    >>> data.grid.times_us.shape, data.judged.mean(), data.origin["problems"]  # doctest: +SKIP
+    ((454, 768), 0.82, 454)
+    """
+
+    name: str  # of the dataset
+    family: Family
+    grid: Grid  # with `supported` and `measured`; problems without work and times of unsupported configs are left out
+    candidate: NDArray[np.bool_]  # what a shortlist may hold: supported, and no wrong result with that dtype and flags
+    wrong_results: Mapping[BinarySignature, frozenset[KernelConfig]]  # see `Dataset.wrong_results`
+    runs: Mapping[str, int]  # the number of the family's measurements, by run id
+
+    @classmethod
+    def of(
+        cls, dataset: Dataset | TrainingSet, family: Family, where: Callable[[Problem, DeviceSpec], bool] | None = None
+    ) -> TrainingSet:
+        """Return what a ranker of the family may learn from: all problems, or those `where` a predicate holds. A
+        training set is returned as it is.
+
+        Times of configs that the family does not support on their problem are left out, with a `ForetuneWarning` that
+        says how many and why: no shortlist has them, and their features may be anything. So are configs that it
+        supports on none of the problems, and problems without work. Warns as `check_sources` does.
+
+        Raises:
+            DatasetError: A problem or a config cannot be the family's, or nothing is left.
+            FamilyError: The family declares what cannot be right.
+        """
+        if isinstance(dataset, TrainingSet):
+            return dataset
+        dataset = dataset.of_family(family)
+        check_measured(dataset, family)
+        grid = dataset.grid(family.name)
+        if where is not None:
+            cells = zip(grid.cases, grid.devices, strict=True)
+            grid = grid.select([row for row, (case, device) in enumerate(cells) if where(case.problem, device)])
+        grid = _valid(dataset.name, grid, family)
+        wrong_results = dataset.wrong_results(family.name)
+        candidate = supported(grid, family).copy()
+        for row, case in zip(candidate, grid.cases, strict=True):
+            if wrong := wrong_results.get((case.problem.dtype, case.problem.flags)):
+                row &= np.array([config not in wrong for config in grid.configs])
+        runs = dataset.rows(family.name)["run_id"].value_counts()
+        return cls(dataset.name, family, grid, candidate, wrong_results, {str(run): n for run, n in runs.items() if n})
+
+    def __len__(self) -> int:
+        """The number of problems."""
+        return len(self.grid)
+
+    @property
+    def supported(self) -> NDArray[np.bool_]:
+        """What the family lets through."""
+        return supported(self.grid, self.family)
+
+    @property
+    def measured(self) -> NDArray[np.bool_]:
+        """What was measured, failed launches included."""
+        return self.grid.measured
+
+    @cached_property
+    def judged(self) -> NDArray[np.bool_]:
+        """What a ranker may be judged by: candidates that were measured. A run cut short by its budget, or guided by a
+        plan, says nothing about the others."""
+        return self.candidate & self.measured
+
+    @cached_property
+    def exhaustive(self) -> NDArray[np.bool_]:
+        """Whether at least `EXHAUSTIVE` of the supported configs are judged, (n_problems,); the others are sparse."""
+        return is_exhaustive(self.judged, self.supported)
+
+    @cached_property
+    def groups(self) -> NDArray[np.intp]:
+        """Labels of related problems, (n_problems,): see `split_groups`."""
+        return split_groups(self.grid.cases)
+
+    @cached_property
+    def devices(self) -> tuple[DeviceSpec, ...]:
+        """The devices that it was measured on, each once."""
+        return tuple(dict.fromkeys(self.grid.devices))
+
+    @property
+    def problems(self) -> list[Problem]:
+        """The problem of each row, (n_problems,)."""
+        return [case.problem for case in self.grid.cases]
+
+    def select(self, rows: Sequence[int] | NDArray[np.intp]) -> TrainingSet:
+        """Return the same set with only these problems."""
+        index = np.asarray(rows, np.intp)
+        return replace(self, grid=self.grid.select(index), candidate=self.candidate[index])
+
+    def tidy(self) -> TrainingSet:
+        """Return the same set in an order that does not depend on what was measured first, without configs that never
+        ran: whatever learns from it learns the same."""
+        grid = self.grid.tidy()
+        row_of = {cell: row for row, cell in enumerate(zip(self.grid.cases, self.grid.devices, strict=True))}
+        rows = [row_of[cell] for cell in zip(grid.cases, grid.devices, strict=True)]
+        column_of = {config: column for column, config in enumerate(self.grid.configs)}
+        columns = [column_of[config] for config in grid.configs]
+        return replace(self, grid=grid, candidate=self.candidate[np.ix_(rows, columns)])
+
+    def predict(self, ranker: Ranker, row: int, view: Callable[[Problem], Problem]) -> NDArray[np.float64]:
+        """Return the predicted slowdowns of the candidates of a row, (n_candidates,), for a view of its problem, such
+        as `Family.at_call_time`."""
+        configs, problem = self.configs(self.candidate[row]), view(self.grid.cases[row].problem)
+        return ranker.predict(self.family, problem, self.grid.devices[row], configs)
+
+    def configs(self, mask: NDArray[np.bool_]) -> tuple[KernelConfig, ...]:
+        """Return the configs where a mask, (n_configs,), holds: for one mask always the same tuple, since families
+        remember what depends on a list of configs alone."""
+        key = mask.tobytes()
+        if key not in self._subsets:
+            self._subsets[key] = tuple(self.grid.configs[column] for column in np.flatnonzero(mask))
+        return self._subsets[key]
+
+    @cached_property
+    def _subsets(self) -> dict[bytes, tuple[KernelConfig, ...]]:
+        return {}
+
+    @property
+    def origin(self) -> dict[str, Any]:
+        """What a bundle records of its training data, as JSON values: see `TrainedFamily.origin`."""
+        return {
+            "dataset": self.name,
+            "measurements_sha256": self._fingerprint(),
+            "runs": sorted(self.runs),
+            "source_hash": source_of(self.family),
+            "problems": len(self.grid),
+            "configs": len(self.grid.configs),
+        }
+
+    def share_in(self, origin: Mapping[str, Any]) -> float | None:
+        """Return the share of the measurements that a bundle of this origin was trained on: those of the same runs.
+
+        None where that cannot be told, of a bundle that recorded no runs.
+        """
+        if origin.get("measurements_sha256") == self._fingerprint():
+            return 1.0
+        runs = origin.get("runs")
+        if not isinstance(runs, list):  # trained before they were recorded
+            return None
+        return sum(self.runs.get(run, 0) for run in {run for run in runs if isinstance(run, str)}) / sum(
+            self.runs.values()
+        )
+
+    def _fingerprint(self) -> str:
+        """SHA-256 of what a ranker learns from: problems, devices, configs and both passes' times."""
+        digest = hashlib.sha256()
+        for part in (self.problems, self.grid.devices, self.grid.configs):
+            digest.update(json.dumps([one.to_json() for one in part], sort_keys=True).encode())
+        for times in (self.grid.first_us, self.grid.second_us):
+            digest.update(times.astype("<f8").tobytes())
+        return digest.hexdigest()
+
+
+def is_exhaustive(judged: NDArray[np.bool_], supported: NDArray[np.bool_]) -> NDArray[np.bool_]:
+    """Return whether the judged configs of each problem are at least `EXHAUSTIVE` of the supported, (n_problems,)."""
+    result: NDArray[np.bool_] = judged.sum(axis=1) >= EXHAUSTIVE * np.maximum(supported.sum(axis=1), 1)
+    return result
+
+
+def _valid(name: str, grid: Grid, family: Family) -> Grid:
+    """Return the problems with work and the times of supported configs, with `Grid.supported`: see `TrainingSet.of`."""
+    idle = np.array([not_empty(family, case.problem) != case.problem for case in grid.cases])
+    if idle.any():
+        example = grid.cases[int(idle.argmax())].problem
+        warn(f"{name}: {idle.sum()} problems without work are left out, such as {example}")
+        if idle.all():
+            raise DatasetError(f"{name}: no problem of {family.name} has work")
+        grid = grid.select(np.flatnonzero(~idle))
+    may_run = supported(grid, family)
+    grid = replace(grid, supported=may_run)
+    ran = np.isfinite(grid.times_us)
+    if len(wrong := np.argwhere(ran & ~may_run)):
+        row, column = (int(place) for place in wrong[0])
+        problem, config = grid.cases[row].problem, grid.configs[column]
+        warn(
+            f"{name}: {len(wrong)} times are left out, of configs that {family.name} does not support on their "
+            f"problem, such as {config} on {problem}: {family.supports(config, problem, grid.devices[row])}"
+        )
+        left = np.flatnonzero((ran & may_run).any(axis=1))
+        if not len(left):
+            raise DatasetError(f"{name}: {family.name} supports none of the configs on their problems")
+        first, second = (np.where(may_run, passed, np.nan) for passed in (grid.first_us, grid.second_us))
+        grid = replace(grid, first_us=first, second_us=second).select(left)
+    return grid.select_configs(np.flatnonzero(supported(grid, family).any(axis=0)))
+
+
+def check_measured(dataset: Dataset, family: Family) -> None:
+    """Check that the problems and configs of a dataset can be the family's, and warn as `check_sources` does.
+
+    Raises:
+        DatasetError: A problem or a config cannot be.
+    """
+    for case in dataset.cases:
+        if case.problem.family == family.name:
+            try:
+                check_problem_of(family, not_empty(family, case.problem))
+            except ForetuneError as error:
+                raise DatasetError(f"{dataset.name}: {error}") from None
+    for number in dataset.rows(family.name)["config"].unique():
+        if why := wrong_knobs(family, dataset.configs[number]):
+            raise DatasetError(f"{dataset.name}: {why}")
+    check_sources(dataset.name, dataset.provenance, family)
+
+
+def check_sources(name: str, provenance: Mapping[str, Any], family: Family) -> None:
+    """Warns (`ForetuneWarning`) where a dataset, of this name and provenance, was measured with other sources of the
+    family's kernel.
+
+    What is learned from it may still be good: a new feature that is off by default changes the sources too. Where
+    runs recorded no sources there is nothing to compare, nor where the family's are not known here.
+    """
+    now = source_of(family)
+    if now is not None and (others := other_sources(kernel_sources(provenance, family.name), now)):
+        warn(
+            f"{name} was measured with other sources of {family.name} ({', '.join(sorted(others))}) than there "
+            f"are now ({now}): its times are another kernel's. Collect again where that matters"
+        )
+
+
+def source_of(family: Family) -> str | None:
+    """The hash of the family's kernel as it is now; None where it is not known: a family that only predicts has no
+    kernel, and a laptop ranks without Triton."""
+    if not isinstance(family, Measurable):
+        return None
+    try:
+        return family.source_hash()
+    except FamilyError as error:
+        if isinstance(error.__cause__, ImportError):
+            return None
+        raise
