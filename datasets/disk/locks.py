@@ -4,8 +4,8 @@ one file that many update.
 The system's own locks (flock), on hidden files that whoever held them removes: a process that dies lets go of its lock,
 whatever it died of, so a file that it left means nothing.
 
-A forked process inherits open files, and with them locks. It gives them up at once (`_forget`), or it would hold what
-its parent has let go of, and wait for itself.
+A forked process inherits open files, and with them locks. It closes them at once (`_LockFiles`). Otherwise it would
+hold locks that its parent has released, and wait for itself.
 """
 
 from __future__ import annotations
@@ -23,13 +23,12 @@ from pathlib import Path
 from typing import TextIO
 
 from ..errors import ForetuneError, abridged, warn
+from ..forking import renew_in_children
 from .atomic import blaming
 from .regular import open_regular, refusal
 
 #: Locked by what has the folder for itself, a whole collection long, and by whoever writes a file, as long as it takes.
 TAKEN, WRITING = ".collecting", ".writing"
-#: The descriptors of lock files that are open in this process.
-_open: set[int] = set()
 #: What a lock file that is not empty begins with.
 _HOLDER = "process "
 
@@ -108,23 +107,29 @@ def _locked(path: Path, lock: Callable[[TextIO, Path], bool]) -> Iterator[tuple[
 @contextmanager
 def _own(file: TextIO) -> Iterator[None]:
     """Have no forked process keep a lock file open."""
-    _open.add(handle := file.fileno())
+    _lock_files.handles.add(handle := file.fileno())
     try:
         yield
     finally:
-        _open.discard(handle)
+        _lock_files.handles.discard(handle)
 
 
-def _forget() -> None:
-    """In a forked process: replace the lock files of its parent by nothing, since threads may yet close them here."""
-    while _open:
-        nothing = os.open(os.devnull, os.O_RDWR)
-        os.dup2(nothing, _open.pop(), inheritable=False)
-        os.close(nothing)
+class _LockFiles:
+    """The descriptors of lock files that are open in this process."""
+
+    def __init__(self) -> None:
+        self.handles: set[int] = set()
+
+    def renew(self) -> None:
+        """Replace the parent's lock files with /dev/null: threads of this process may still close the descriptors."""
+        while self.handles:
+            nothing = os.open(os.devnull, os.O_RDWR)
+            os.dup2(nothing, self.handles.pop(), inheritable=False)
+            os.close(nothing)
 
 
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_forget)
+_lock_files = _LockFiles()
+renew_in_children(_lock_files)
 
 
 def _unlock(file: TextIO) -> None:

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 from ...datasets import Family, ForetuneError, KernelConfig, Problem
 from ...datasets.errors import reason_of
+from ...datasets.forking import renew_in_children
 from ..arguments import family_of
 from ..current_device import device_here
-from ..forking import renew_in_children
 from ..how_many import Length
 from ..launching.kernel import Kernel
 from ..launching.stub_driver import measures

@@ -11,7 +11,7 @@ from typing import Any
 
 from ....datasets import ForetuneError
 from ....datasets.errors import MOST, check_flag, check_integer, check_path
-from ...forking import renew_in_children
+from ....datasets.forking import renew_in_children
 from ...launching.stub_driver import measures
 from ...warn import warn_once
 from .call_problem import problem_of_key

@@ -10,7 +10,7 @@ from typing import Any
 
 from ....datasets import DeviceSpec, Family, ForetuneError, Status
 from ....datasets.errors import MOST, check_flag, check_integer
-from ...forking import renew_in_children
+from ....datasets.forking import renew_in_children
 from ...launching.source_hash import digest_of
 from ...launching.stub_driver import measures
 from ...warn import warn_once
