@@ -167,8 +167,8 @@ def collect_dataset(
     from .collect.campaign import collect_on_gpus
     from .collect.cases import cases_like, draw_cases
     from .collect.plan import checked_dataset
-    from .collect.progress import showing_progress
     from .datasets.errors import check_flag
+    from .datasets.progress import showing_steps
     from .kernels import find_measurable
 
     for name, value in (("resume", resume), ("progress", progress)):
@@ -178,7 +178,7 @@ def collect_dataset(
     if cases is None and known is not None:
         cases = [case for one in measurable for case in cases_like(checked_dataset(known), one.name)]
     drawn = [case for one in measurable for case in draw_cases(one)] if cases is None else cases
-    with showing_progress(progress) as on_progress:
+    with showing_steps(progress) as on_progress:
         return collect_on_gpus(
             measurable,
             drawn,

@@ -17,9 +17,9 @@ import typer
 
 from . import __version__
 from .datasets import DeviceSpec, Family, ForetuneError
-from .datasets.console.numbers_from_text import number, whole_number, whole_numbers
-from .datasets.console.progress_bar import showing
+from .datasets.console import number, whole_number, whole_numbers
 from .datasets.errors import MOST, abridged
+from .datasets.progress import showing
 from .kernels import find_measurable
 from .kernels.command_line.asked_for import families_of, for_each_family, live_gpu, load_all, this_gpu
 from .kernels.command_line.groups import INTERRUPTED, app, bench, command
@@ -182,8 +182,8 @@ def collect(
     from .collect import campaign
     from .collect.cases import cases_like, draw_cases, first_cases
     from .collect.cluster import dask_campaign
-    from .collect.progress import showing_progress
     from .datasets import load
+    from .datasets.progress import showing_steps
     from .kernels.comparisons import comparison_of
 
     kernels = [find_measurable(name) for name in dict.fromkeys(family)]
@@ -211,7 +211,7 @@ def collect(
         if scheduler is None
         else partial(dask_campaign.collect_on_cluster, scheduler=scheduler)
     )
-    with showing_progress() as on_progress:
+    with showing_steps() as on_progress:
         summary = collected(
             kernels,
             cases,
@@ -376,7 +376,7 @@ def export(
     environment variable names, or in the engine; else its default. Rows that gain nothing say what runs anyway.
     """
     from .collect.compiling import compile_ahead
-    from .datasets.disk.writable import check_file, check_folder
+    from .datasets.files import check_file, check_folder
     from .kernels.fused_moe import asked, engines, installed, tuned_files, tuning
     from .model import load_bundle
 

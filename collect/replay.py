@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..datasets import DeviceSpec, Family, KernelConfig, Problem
-from ..datasets.console.tables import percent, table
+from ..datasets.console import percent, table
 from ..datasets.grid import Grid
 from ..datasets.progress import advance, share_of
 from ..model import EstimateRanker, Evaluation, LightGBMRanker, Ranker, cross_validate, summarise

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from ..datasets import Case, DeviceSpec, ForetuneError, Measurable, Measurement
-from ..datasets.drift import Reading, flagged_names
+from ..datasets.clock import Reading, flagged_names
 from ..datasets.store import Writer
 from .provenance import run_provenance
 

@@ -37,6 +37,11 @@ class Progress:
     rate_per_s: float
     eta_s: float | None
 
+    def __str__(self) -> str:
+        """The current problem, the rate, and the time left."""
+        eta = "?" if self.eta_s is None else f"{self.eta_s / 60:.0f} min"
+        return f"{self.case.problem} · {self.rate_per_s:.0f} configs/s · {eta} left"
+
 
 @contextmanager
 def folder_of_run(out: Path | str, *, resume: bool = True) -> Iterator[None]:

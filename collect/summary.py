@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from ..datasets.console.tables import percent, printable
+from ..datasets.console import percent, printable
 from .run_state import RunState
 
 

@@ -8,13 +8,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .case import Case
 from .config import KernelConfig
 from .device import DeviceSpec
 from .errors import BundleError, DatasetError, FamilyError, ForetuneError, ForetuneWarning, abridged, check_path
-from .family import Family, Measurable, check_problem_of, not_empty, roofline_us, wrong_knobs
-from .guard.attributes import check_attributes
-from .measurement import TIMED, BinaryFacts, Measurement, Status
+from .family import Family, Measurable, roofline_us
+from .family_checks import check_attributes, check_problem_of, not_empty, wrong_knobs
+from .measurement import TIMED, BinaryFacts, Case, Measurement, Status
 from .problem import DTYPES, Dtype, Problem, Ragged, dtype_of_tensor, torch_dtype
 
 if TYPE_CHECKING:
@@ -83,7 +82,7 @@ def describe(name_or_path: str | Path) -> dict[str, Any]:
     >>> describe("h200")["device"].split(", ")[0]
     'NVIDIA H200'
     """
-    from .contents import description_in
+    from .manifest import description_in
 
     folder = _folder(name_or_path)
     return description_in(folder) or load(folder).describe()

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from .family import with_defaults
-from .guard.attributes import check_attributes
+from .family_checks import check_attributes, with_defaults
 
 if TYPE_CHECKING:
     from .dataset import Dataset

@@ -7,23 +7,18 @@ from collections.abc import Hashable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from .case import Case
-from .config import OPTIONS, KernelConfig
+from .config import KernelConfig
 from .device import DeviceSpec
-from .errors import ForetuneError, shown
+from .errors import ForetuneError
 from .feature_groups import FeatureGroup
-from .guard.methods import guard_methods
-from .measurement import BinaryFacts
-from .problem import Problem, Ragged
+from .guard import guard_methods
+from .measurement import BinaryFacts, Case
+from .problem import Problem
 
 if TYPE_CHECKING:
     import numpy as np
     import torch
     from numpy.typing import NDArray
-
-
-#: Launch options that no config has unless somebody sets them.
-_UNUSUAL = ("maxnreg", "ir_override")
 
 
 class Family(ABC):
@@ -203,92 +198,6 @@ class Measurable(Family):
             if (reason := self.supports(config, problem, device)) is None:
                 return config
         raise ForetuneError(f"no config of {self.name} can run {problem} on {device.name}: {reason}")
-
-
-def check_problem_of(family: Family, problem: Problem) -> None:
-    """Raises `ForetuneError` for a problem that is not the family's: of another one, of other dimensions, smaller than
-    the family's `smallest` or larger than its `largest`, ragged otherwise than it says, or with a dtype or flag that it
-    lacks. (Whether it takes a dtype for each operand, its `supports` says.)"""
-    if not isinstance(problem, Problem):
-        raise ForetuneError(f"a problem of {family.name} must be a Problem but is {shown(problem)}")
-    if problem.family != family.name:
-        raise ForetuneError(f"a problem of {family.name} was due but this one is of {problem.family}: {problem}")
-    dims = dict(problem.dims)
-    if dims.keys() != set(family.dims):
-        usual = ", ".join(f"{dim}={size}" for dim, size in family.default_dims.items() if dim not in dims)
-        raise ForetuneError(
-            f"a problem of {family.name} has the dimensions {', '.join(family.dims)} but this one has "
-            f"{', '.join(dims) or 'none'}" + (f" ({usual} is usual)" if usual else "")
-        )
-    for dim, size in problem.dims:
-        if size < (least := family.smallest.get(dim, 1)):
-            raise ForetuneError(f"{dim} of {family.name} must be at least {least} but is {size}")
-    if problem.ragged is not None and family.ragged is not None:
-        _check_ragged(family, problem, problem.ragged)
-    for dim, most in family.largest.items():
-        if dims[dim] > most:
-            raise ForetuneError(f"{dim} of {family.name} must be at most {most} but is {dims[dim]}")
-    if isinstance(problem.dtype, str) and problem.dtype not in family.dtypes:
-        raise ForetuneError(f"dtype of {family.name} must be one of {', '.join(family.dtypes)} but is {problem.dtype}")
-    if unknown := [flag for flag in problem.flags if flag not in family.flags]:
-        raise ForetuneError(f"{unknown[0]} is no flag of {family.name}; it has {', '.join(family.flags) or 'none'}")
-
-
-def _check_ragged(family: Family, problem: Problem, ragged: Ragged) -> None:
-    known = family.ragged or {}
-    if ragged.dim not in known:
-        raise ForetuneError(
-            f"{family.name} is ragged along {', '.join(known) or 'no dimension'}, not along {ragged.dim}"
-        )
-    counted = known[ragged.dim]
-    if len(ragged.sizes) != problem[counted]:
-        raise ForetuneError(
-            f"there must be as many sizes along {ragged.dim} as {counted}={problem[counted]} but there are "
-            f"{len(ragged.sizes)}"
-        )
-
-
-def not_empty(family: Family, problem: Problem) -> Problem:
-    """Return the problem that stands for a launch without work: sizes of 0 are raised to the family's `smallest`.
-
-    A launch may have nothing to do, as where no token came to a rank. It must not fail or warn, and any config will do.
-    """
-    if all(size or not family.smallest.get(dim, 1) for dim, size in problem.dims):
-        return problem
-    dims = tuple((dim, max(size, family.smallest.get(dim, 1))) for dim, size in problem.dims)
-    return Problem(problem.family, dims, problem.dtype, problem.flags)
-
-
-def with_defaults(family: Family, config: KernelConfig) -> KernelConfig:
-    """The config with the family's `default_knobs` for those of them that it does not name; itself where it names
-    all."""
-    named = config.to_json()
-    missing = {knob: value for knob, value in family.default_knobs.items() if knob not in named}
-    return KernelConfig.of(**named, **missing) if missing else config
-
-
-def wrong_knobs(family: Family, config: KernelConfig) -> str | None:
-    """The reason why a config is none of the family's, whatever its values: it has a knob that the family lacks, or
-    lacks one that all configs of the family's space have, or a value like 64.0 or True where they have 64 or 1, which
-    are equal but compile to something else; else None."""
-    named = {name for name, _ in config.meta} | {name for name in _UNUSUAL if getattr(config, name) is not None}
-    unknown = sorted(named - set(family.knobs))
-    missing = [knob for knob in family.knobs if knob not in named and knob not in OPTIONS]
-    missing = [knob for knob in missing if all(knob in dict(one.meta) for one in family.space())]
-    if not unknown and not missing:
-        return _odd_value(family, config)
-    parts = [f"lacks {', '.join(missing)}"] * bool(missing) + [f"has {', '.join(unknown)}"] * bool(unknown)
-    return f"the knobs of {family.name} are {', '.join(family.knobs)}, but a config {' and '.join(parts)}"
-
-
-def _odd_value(family: Family, config: KernelConfig) -> str | None:
-    """The reason why the type of a value is wrong: all configs of the family's space have an integer there."""
-    for knob, value in config.meta:
-        if isinstance(value, (bool, float)) and value == int(value):
-            kinds = {type(dict(one.meta).get(knob, value)) for one in family.space()}
-            if kinds == {int}:
-                return f"{knob} of {family.name} must be an integer but is {value!r}"
-    return None
 
 
 def roofline_us(family: Measurable, problem: Problem, device: DeviceSpec) -> float:

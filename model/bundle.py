@@ -22,9 +22,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..datasets import BundleError, DeviceSpec, KernelConfig, Problem
-from ..datasets.disk.atomic import remove_leftovers, replacing
-from ..datasets.disk.locks import writing
 from ..datasets.errors import abridged, check_path, reason_of
+from ..datasets.files import remove_leftovers, replacing
+from ..datasets.locks import writing
 from . import npz
 from .calibration.conformal import Calibration
 from .calibration.extent import Distance, distance_of

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from ..datasets import ForetuneError
-from ..datasets.disk.writable import check_folder, few, visible_in
+from ..datasets.files import check_folder, few, visible_in
 from ..datasets.manifest import MANIFEST, check_ours
 
 #: The file that a bundle is.

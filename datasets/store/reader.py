@@ -15,20 +15,33 @@ import pandas as pd
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from ..case import Case
 from ..config import KernelConfig
+from ..contents import LeftOut, summary_of_left_out
 from ..dataset import Dataset
 from ..device import DeviceSpec
-from ..disk.left_out import LeftOut, summary
-from ..disk.regular import open_regular, why_irregular
 from ..errors import DatasetError, ForetuneError, abridged, warn
+from ..files import open_regular, why_irregular
 from ..log_part import LOG_SUFFIX, LogPart, read_log_part
 from ..manifest import MANIFEST, read_manifest
+from ..measurement import Case
 from ..problem import Problem
-from ..schema import CONFIGS, DRIFT, DRIFT_PART, MEASUREMENTS, PART, PROBLEMS
-from .older import upgraded_problem
-from .parquet import UnreadableError, as_read, joined, read_table
-from .rows import check_drift, check_rows, coded, contradicted
+from ..tables import (
+    CONFIGS,
+    DRIFT,
+    DRIFT_PART,
+    MEASUREMENTS,
+    PART,
+    PROBLEMS,
+    UnreadableError,
+    as_read,
+    check_drift,
+    check_rows,
+    coded,
+    contradicted,
+    joined,
+    read_table,
+    upgraded_problem,
+)
 from .writer import part_row
 
 #: A part's rows without what is told of their case.
@@ -47,7 +60,7 @@ def read(directory: Path | str) -> Dataset:
     drift, torn_drift, unreadable_drift = _read_parts(directory / "drift", DRIFT_PART)
     left_out = [*unreadable, *left_out, *unreadable_drift]
     if left_out:
-        warn(f"{directory}: {summary(left_out)}")
+        warn(f"{directory}: {summary_of_left_out(left_out)}")
     for path, table in parts.items():
         check_rows(table, path)
     for path, table in drift.items():

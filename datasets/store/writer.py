@@ -12,19 +12,16 @@ from typing import Any
 
 import pyarrow as pa
 
-from ..case import Case
+from ..clock import Reading
 from ..config import KernelConfig
 from ..device import DeviceSpec
-from ..disk.atomic import remove_leftovers
-from ..disk.locks import taken, writing
-from ..disk.writable import check_folder
-from ..drift import Reading
 from ..errors import DatasetError
+from ..files import check_folder, remove_leftovers
+from ..locks import taken, writing
 from ..manifest import MANIFEST, check_ours, read_manifest, write_manifest
-from ..measurement import Measurement
+from ..measurement import Case, Measurement
 from ..problem import Problem
-from ..schema import DRIFT_PART, PART
-from .files import write_table
+from ..tables import DRIFT_PART, PART, write_table
 
 
 @contextmanager

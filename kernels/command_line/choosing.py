@@ -12,9 +12,9 @@ from typing import Annotated, Any
 import typer
 
 from ...datasets import DeviceSpec, ForetuneError, ForetuneWarning
-from ...datasets.console.numbers_from_text import number, span, whole_numbers
-from ...datasets.console.progress_bar import showing
+from ...datasets.console import number, span, whole_numbers
 from ...datasets.errors import MOST, abridged
+from ...datasets.progress import showing
 from .. import families, find_family, find_measurable
 from .asked_for import PredictCommand, load_all, problem_of, this_gpu
 from .groups import command

@@ -12,7 +12,7 @@ import typer
 from typer.core import TyperGroup
 
 from ...datasets import ForetuneError
-from ...datasets.console.tables import printable
+from ...datasets.console import printable
 from .stdout import result_alone
 
 P = ParamSpec("P")

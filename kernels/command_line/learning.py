@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ...datasets import DeviceSpec, Family
-from ...datasets.console.progress_bar import showing
-from ...datasets.console.tables import printable
+from ...datasets.console import printable
+from ...datasets.progress import showing
 from .. import find_measurable
 from .asked_for import families_of, for_each_family, judged_families, live_gpu, load_all, rows_of
 from .groups import command
@@ -219,7 +219,7 @@ def report(
     Regret beside the baselines and by shape and device, the learning curve, what the trees look at, calibration, the
     slowest first choices. The file needs no network. Takes `foretune[report]`.
     """
-    from ...datasets.disk.writable import check_file
+    from ...datasets.files import check_file
     from ...model import load_bundle
     from ...model.folders import check_plots_folder
     from ...model.report import check_installed, make_report

@@ -9,8 +9,8 @@ from typing import Annotated
 import typer
 
 from ...datasets import DeviceSpec, ForetuneError
-from ...datasets.console.progress_bar import showing
-from ...datasets.console.tables import printable
+from ...datasets.console import printable
+from ...datasets.progress import showing
 from .. import find_family, find_measurable
 from .asked_for import live_gpu
 from .groups import bench, command
@@ -37,7 +37,7 @@ def device(
 
     A device that is named is shown as it is; with --sms, by the rule that partitions of it go by.
     """
-    from ...datasets.disk.writable import check_file
+    from ...datasets.files import check_file
     from ...runtime import sm_partition
     from ...runtime.timing.device_rates import measured
 

@@ -8,8 +8,8 @@ from typing import Annotated
 import typer
 
 from ...datasets import ForetuneError
-from ...datasets.console.progress_bar import showing
 from ...datasets.errors import abridged
+from ...datasets.progress import showing
 from .. import families, find_measurable
 from .groups import cache, command
 from .options import FAMILY, AsJson, Predictor, count, device_names, family_names

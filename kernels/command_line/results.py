@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import typer
 
-from ...datasets.console.tables import printable
+from ...datasets.console import printable
 from .stdout import result_file
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ...datasets import KernelConfig
-from ...datasets.console.tables import table
+from ...datasets.console import table
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from importlib import resources
 from typing import Any
 
-from ...datasets.console.tables import percent, printable
+from ...datasets.console import percent, printable
 from .calibration import calibration_figures
 from .canvas import Figure, colour_rules
 from .figures import accuracy_figures, curves

@@ -10,11 +10,9 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from ....datasets import DeviceSpec, ForetuneError, KernelConfig, Problem
-from ....datasets.console.tables import printable, table
-from ....datasets.disk.atomic import replacing
-from ....datasets.disk.regular import check_replaceable, read_regular
-from ....datasets.disk.writable import check_file
+from ....datasets.console import printable, table
 from ....datasets.errors import abridged, check_path, shown, warn
+from ....datasets.files import check_file, check_replaceable, read_regular, replacing
 from ..functions.config_cache import functions_folder
 from .choice_cache import Software, choices_folder, shared_file
 from .choice_document import check_choices, times_of

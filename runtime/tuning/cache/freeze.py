@@ -10,11 +10,9 @@ from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from ....datasets import DeviceSpec, Family, ForetuneError, KernelConfig, Measurable, Problem
-from ....datasets.console.tables import percent, printable
-from ....datasets.disk.atomic import replacing
-from ....datasets.disk.regular import check_replaceable
-from ....datasets.disk.writable import check_file
+from ....datasets.console import percent, printable
 from ....datasets.errors import check_integer
+from ....datasets.files import check_file, check_replaceable, replacing
 from ...arguments import bundle_of
 from .cache_folder import KnownKernel, known_kernels
 from .decision_list import Example, Rule, learn_rules

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from ....datasets import ForetuneError
-from ....datasets.disk.regular import read_regular
 from ....datasets.errors import LONGEST_WORD, abridged, check_word, shown, warn
+from ....datasets.files import read_regular
 from ..functions.config_cache import FORMAT, ConfigCache, check_document, functions_folder
 from ..functions.key_record import KeyRecord, function_of, records_of
 from .shared_file import MOST_BYTES, Document, from_json

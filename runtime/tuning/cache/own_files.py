@@ -9,7 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from ....datasets import ForetuneError
-from ....datasets.disk.regular import open_regular
+from ....datasets.files import open_regular
 
 #: What the files of each of the cache's folders begin with, and an exported file. `{` and `"format"` may be apart.
 OUR_CHOICES, OUR_FUNCTIONS, OUR_EXPORT = (

@@ -16,10 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from ....datasets import ForetuneError, KernelConfig
-from ....datasets.disk.atomic import replacing
-from ....datasets.disk.regular import check_replaceable, file_word, inside
-from ....datasets.disk.writable import check_folder
 from ....datasets.errors import shown
+from ....datasets.files import check_folder, check_replaceable, file_word, inside, replacing
 from .cache_folder import KnownKernel, cache_contents, known_kernels
 
 #: What a config counts as on a problem where it was not timed: a slowdown.

@@ -12,9 +12,9 @@ from traceback import clear_frames
 from typing import TYPE_CHECKING, Any
 
 from ....datasets import Problem, Status
-from ....datasets.console.tables import printable, table
-from ....datasets.disk.atomic import replacing
+from ....datasets.console import printable, table
 from ....datasets.errors import ForetuneError, abridged
+from ....datasets.files import replacing
 from ..measuring import TuningFailed
 from .config_space import Candidate
 from .plain_values import plain

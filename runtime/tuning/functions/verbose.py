@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from ....datasets.console.tables import printable
+from ....datasets.console import printable
 from .in_step import Ranks
 
 

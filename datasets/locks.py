@@ -22,10 +22,9 @@ from functools import partial
 from pathlib import Path
 from typing import TextIO
 
-from ..errors import ForetuneError, abridged, warn
-from ..forking import renew_in_children
-from .atomic import blaming
-from .regular import open_regular, refusal
+from .errors import ForetuneError, abridged, warn
+from .files import blaming, open_regular, refusal
+from .forking import renew_in_children
 
 #: Locked by what has the folder for itself, a whole collection long, and by whoever writes a file, as long as it takes.
 TAKEN, WRITING = ".collecting", ".writing"
