@@ -180,8 +180,8 @@ def collect(
         raise typer.BadParameter("only this machine's GPUs can be parted, not a scheduler's", param_hint="--sms")
 
     from .collect import campaign
+    from .collect import cluster as on_cluster
     from .collect.cases import cases_like, draw_cases, first_cases
-    from .collect.cluster import dask_campaign
     from .datasets import load
     from .datasets.progress import showing_steps
     from .kernels.comparisons import comparison_of
@@ -209,7 +209,7 @@ def collect(
     collected = (
         partial(campaign.collect_on_gpus, gpus=gpu_count, sms=tuple(dict.fromkeys(parts)))
         if scheduler is None
-        else partial(dask_campaign.collect_on_cluster, scheduler=scheduler)
+        else partial(on_cluster.collect_on_cluster, scheduler=scheduler)
     )
     with showing_steps() as on_progress:
         summary = collected(

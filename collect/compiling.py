@@ -67,7 +67,7 @@ def binary_if_able(family: Measurable, config: KernelConfig, problem: Problem, d
 
 @dataclass(frozen=True)
 class Compiled:
-    """The outcome of compiling one binary; `error` is None where it worked."""
+    """What came of compiling one binary; `error` is None where it worked."""
 
     compile_ms: float
     error: str | None = None
@@ -105,7 +105,7 @@ class CompilePool:
             self._workers.append(_Compiler(self._families, self._watch, self._finish))
 
     def request(self, binary: Binary, rank: float) -> Compiled | None:
-        """The outcome, or None where it has yet to be compiled. A lower rank than in an earlier request counts.
+        """Return what came of compiling a binary; None until it is compiled. The lowest rank requested counts.
 
         Raises `ForetuneError` where there is no compiler for the device.
         """
@@ -125,7 +125,7 @@ class CompilePool:
         return len(self._ranks) < self._size
 
     def know(self, binary: Binary, compiled: Compiled) -> None:
-        """Takes an outcome from elsewhere, so that nothing is compiled for it."""
+        """Note what is known of a binary from elsewhere, so that it is not compiled."""
         self._done[binary] = compiled
 
     def check(self) -> None:
@@ -264,7 +264,7 @@ def _compile(family: Measurable, binary: Binary) -> Compiled:
     error = None
     try:
         family.compile(binary.config, binary.problem)
-    except Exception as failure:  # noqa: BLE001 - whatever the compiler raises is this config's outcome
+    except Exception as failure:  # noqa: BLE001 - whatever the compiler raises is this config's error
         cause = cause_of(failure)
         error = abridged(f"{type(cause).__name__}: {cause}")
     return Compiled((time.perf_counter() - start) * 1e3, error)

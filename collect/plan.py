@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import zlib
 from collections.abc import Callable, Sequence
-from functools import cached_property, partial
+from functools import cached_property, lru_cache, partial
 from typing import TYPE_CHECKING, ClassVar, Protocol
 
 import numpy as np
@@ -14,14 +14,46 @@ from ..datasets import Case, DeviceSpec, Family, FamilyError, ForetuneError, Ker
 from ..datasets.default_knobs import with_default_knobs
 from ..datasets.errors import check_between, check_integer, shown
 from ..datasets.grid import Grid
-from ..model import LightGBMRanker, Ranker
+from ..model import EstimateRanker, LightGBMRanker, Ranker, load_bundle
 from ..runtime.warn import warn_once
-from .prior import Prior
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
+    from typing_extensions import Self
 
     from ..datasets.dataset import Dataset
+    from ..model import Bundle
+
+
+class Prior(Ranker):
+    """The bundle (the shipped one if left out) where it has learned the family on the device's arch, else the family's
+    own estimate."""
+
+    learns = False
+
+    def __init__(self, bundle: Bundle | None = None) -> None:
+        self.bundle = bundle
+
+    def fit(self, grid: Grid, family: Family) -> Self:
+        """Nothing to learn."""
+        return self
+
+    def predict(
+        self, family: Family, problem: Problem, device: DeviceSpec, configs: Sequence[KernelConfig]
+    ) -> NDArray[np.float64]:
+        try:
+            bundle = self.bundle or _shipped()
+            if device.arch in {spec.arch for spec in bundle.trained_on(family.name)}:
+                return bundle.ranker(family.name).predict(family, problem, device, configs)
+        except ForetuneError:  # no such family in it, or the family has other features by now
+            pass
+        return EstimateRanker().predict(family, problem, device, configs)
+
+
+@lru_cache(maxsize=1)
+def _shipped() -> Bundle:
+    return load_bundle()
+
 
 #: The least and the most of a space that a plan may try.
 SHARES = (0.001, 1.0)

@@ -11,8 +11,8 @@ from typing import Protocol
 from ..datasets import TIMED, Case, DeviceSpec, Status
 from .case_tasks import CaseTasks
 from .processes import Child, Watch
-from .runner import Outcome
-from .worker import Answer, Lost, Message, Prepare, Ready
+from .runner import Trial
+from .worker import Lost, Message, Prepare, Ready
 
 #: Tasks that are out at most, and the number below which more are sent: a message need not wait for a GPU, nor a
 #: GPU for a message. 128 tasks are half a second of work and fit into a pipe, so that sending never blocks.
@@ -141,11 +141,11 @@ class Supervisor:
             self.work.answered(message)
         self.proceed()
 
-    def _count(self, answer: Answer) -> None:
-        self.busy_s += answer.seconds
+    def _count(self, trial: Trial) -> None:
+        self.busy_s += trial.seconds
         self._losses = 0
-        if answer.outcome is not None and answer.outcome.status not in TIMED:
-            self.lost_s += answer.seconds
+        if trial.status is not None and trial.status not in TIMED:
+            self.lost_s += trial.seconds
 
     def _ended(self, exitcode: int | None) -> None:
         seconds = time.monotonic() - self._heard
@@ -153,10 +153,10 @@ class Supervisor:
         # A process that cannot be killed still holds the GPU: no other could use it.
         self._losses = self._losses + 1 if exitcode is not None else LOSSES
         forgivable = exitcode == -signal.SIGKILL and not self._overdue
-        outcome = self._last_outcome(exitcode, seconds)
-        self.trouble = outcome.error or ""
+        trial = self._last_trial(exitcode, seconds)
+        self.trouble = trial.error or ""
         if self._ready and self.work is not None:
-            self.work.died(outcome, forgivable=forgivable)
+            self.work.died(trial, forgivable=forgivable)
         if self._losses < LOSSES:
             self._start()
             self.proceed()
@@ -167,9 +167,9 @@ class Supervisor:
                 self.trouble += "; its process cannot be killed"
             self._owner.retired(self, work)
 
-    def _last_outcome(self, exitcode: int | None, seconds: float) -> Outcome:
+    def _last_trial(self, exitcode: int | None, seconds: float) -> Trial:
         if self._overdue:
-            return Outcome(Status.TIMEOUT, error=f"not over after {seconds:.0f} s")
+            return Trial(Status.TIMEOUT, error=f"not over after {seconds:.0f} s")
         if self._lost is not None:
-            return Outcome(Status.LAUNCH_FAILED, error=self._lost)
-        return Outcome(Status.LAUNCH_FAILED, error=f"the measuring process ended with exit code {exitcode}")
+            return Trial(Status.LAUNCH_FAILED, error=self._lost)
+        return Trial(Status.LAUNCH_FAILED, error=f"the measuring process ended with exit code {exitcode}")

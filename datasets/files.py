@@ -241,8 +241,8 @@ def flush(path: Path) -> None:
         os.close(handle)
 
 
-#: Files that datasets and bundles consist of. (`manifest.MANIFEST` and the bundle's `FILE`.)
-_STORED = ("dataset.json", "bundle.npz")
+#: The files that datasets and bundles are known by.
+_MANIFEST, BUNDLE = "dataset.json", "bundle.npz"
 
 
 def check_file(path: Path | str) -> None:
@@ -305,7 +305,7 @@ def check_not_stored(path: Path) -> None:
     path = path.resolve()
     folder = path.parent.parent if path.parent.name in ("parts", "drift") else path.parent
     is_stored = path.suffix == ".parquet" or folder != path.parent
-    if path.is_file() and (path.name in _STORED or (is_stored and (folder / _STORED[0]).is_file())):
+    if path.is_file() and (path.name in (_MANIFEST, BUNDLE) or (is_stored and (folder / _MANIFEST).is_file())):
         raise ForetuneError(f"{path} is a file of the dataset or bundle in {folder}: name another file")
 
 

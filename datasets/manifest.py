@@ -11,7 +11,7 @@ from typing import Any
 from .contents import described
 from .device import DeviceSpec
 from .errors import DatasetError, ForetuneError, abridged, shown
-from .files import few, open_regular, replacing, visible_in
+from .files import BUNDLE, few, open_regular, replacing, visible_in
 
 MANIFEST = "dataset.json"
 #: Of the store: raised by one whenever a column, or a key of the manifest, changes meaning, type or name.
@@ -82,6 +82,8 @@ def check_ours(directory: Path) -> None:
     """
     if (directory / MANIFEST).exists():
         read_manifest(directory)
+    elif (directory / BUNDLE).is_file():
+        raise DatasetError(f"{directory} is the folder of a bundle: name one for the dataset alone")
     elif others := visible_in(directory):
         raise DatasetError(f"{directory} holds files but no dataset ({few(others)}): name a new or an empty folder")
 

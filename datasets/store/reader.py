@@ -42,7 +42,7 @@ from ..tables import (
     read_table,
     upgraded_problem,
 )
-from .writer import part_row
+from .writer import part_table
 
 #: A part's rows without what is told of their case.
 _ROWS = pa.schema([field for field in PART if field.name not in ("sources", "scenario")])
@@ -134,8 +134,7 @@ def _renamed(log: LogPart, known: Mapping[str, Any]) -> LogPart:
 
 def _table_of(log: LogPart) -> pa.Table:
     """Its rows as `read_table` gives those of a part, which must be joined with them."""
-    rows = [part_row(Case(row.problem, ("production",)), row, log.run_id) for row in log.rows]
-    return as_read(pa.Table.from_pylist(rows, schema=PART), PART)
+    return as_read(part_table(log.rows, log.run_id, ("production",)), PART)
 
 
 def _with_logs(manifest: Mapping[str, Any], logs: Iterable[LogPart]) -> dict[str, Any]:

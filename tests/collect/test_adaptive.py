@@ -11,8 +11,8 @@ import pytest
 from fakes import DEVICE, FakeFamily, fake_cases
 from foretune.collect import plan, row_writer
 from foretune.collect.campaign import AHEAD
-from foretune.collect.case_queue import CaseQueue
 from foretune.collect.plan import Adaptive, Step
+from foretune.collect.run_state import CaseQueue
 from foretune.datasets import Case, Problem, load
 from foretune.model import LightGBMRanker
 from replay import ReplayPool, meeting, outcomes_of, rows_of, run

@@ -9,9 +9,8 @@ from dataclasses import replace
 
 import pytest
 from fakes import DEVICE, FakeFamily, fake_cases
-from foretune.collect.case_queue import LAST, WINDOW
 from foretune.collect.compiling import kind_of
-from foretune.collect.run_state import RunState
+from foretune.collect.run_state import LAST, WINDOW, RunState
 from foretune.datasets import roofline_us
 from replay import FAMILIES, outcomes_of, run
 from replay_runner import ReplayRunner
