@@ -22,7 +22,7 @@ from ..datasets import Case, DeviceSpec, ForetuneError, KernelConfig, Measurable
 from ..datasets.errors import abridged
 from ..runtime.timing.timer import Timing
 from .case_state import CONFIRMING, SCAN, CaseState
-from .compiling import Binary, Compiled, kind_of
+from .compiling import Binary, Compiled, signature_of
 from .runner import Trial
 from .worker import Confirm, Prepare, Probe, Scan, Task
 
@@ -117,9 +117,9 @@ class CaseTasks:
         return tasks
 
     @property
-    def kind(self) -> Hashable:
-        """See `compiling.kind_of`."""
-        return kind_of(self.family, self.case.problem, self.device)
+    def signature(self) -> Hashable:
+        """See `compiling.signature_of`."""
+        return signature_of(self.family, self.case.problem, self.device)
 
     def _doomed(self, config: KernelConfig) -> Trial | None:
         """What a config gets that has ended its process often enough."""

@@ -20,7 +20,7 @@ from ..datasets import Case, DeviceSpec, ForetuneError, KernelConfig, Measurable
 from ..datasets.errors import abridged
 from .case_state import SCAN
 from .case_tasks import TRIES
-from .compiling import binary_if_able, kind_of
+from .compiling import binary_if_able, signature_of
 from .processes import Interrupt
 from .remote_gpu import Order, Report, RunSettings, close, introduce, measure, stop
 from .row_writer import run_provenance
@@ -177,7 +177,7 @@ class ClusterCampaign:
         self._client, self._settings, self._workers = client, settings, DaskWorkers(client, settings)
         self._state: RunState
         self._probes: dict[str, Probe | None] = {}  # by device name
-        self._met: defaultdict[str, set[Hashable]] = defaultdict(set)  # kinds of problems, by worker address
+        self._met: defaultdict[str, set[Hashable]] = defaultdict(set)  # signatures of problems, by worker address
         self._jobs: dict[Any, _Job] = {}  # by future
         self._waiting: deque[_Job] = deque()  # to go out before any new case
         self._began = float("inf")
@@ -225,7 +225,7 @@ class ClusterCampaign:
                 job = self._next(address, device, alone=not there)
                 if job is None:
                     break
-                self._met[address].add(kind_of(self._state.family(job.case), job.case.problem, device))
+                self._met[address].add(signature_of(self._state.family(job.case), job.case.problem, device))
                 job = replace(job, address=address)
                 future = self._client.submit(
                     measure, self._settings, job.order, workers=[address], resources={"GPU": 1}, pure=False

@@ -48,9 +48,11 @@ class Binary:
         return cls(family.name, family.binary_key(config, like), arch, config, like, device)
 
 
-def kind_of(family: Measurable, problem: Problem, device: DeviceSpec) -> Hashable:
-    """What is the same for problems that share their binaries: the key of the first config's; all problems are of one
-    kind where the family fails to say."""
+def signature_of(family: Measurable, problem: Problem, device: DeviceSpec) -> Hashable:
+    """Return what is the same for problems that share their binaries: the key of the first config's binary.
+
+    All problems of a family that fails at it have one signature.
+    """
     with suppress(ForetuneError):
         if space := family.space(device):
             return family.name, family.binary_key(space[0], problem.without_sizes())

@@ -125,13 +125,15 @@ class Exhaustive:
         return self._family.space(self._device)  # one and the same: families remember what depends on it alone
 
 
-class Thin:
-    """A `share` of the space on every problem, at least one config: what the `prior` ranks first, and so that what it
-    wrongly thinks slow is found out, a share `explored` of them at random, one predicted to take twice as long 16 times
-    less often. It trains nothing and keeps the cases' order, so that a thousand problems take as long as a hundred
-    measured whole, and need no LightGBM: for wide data beside some that were measured whole.
+class Sparse:
+    """A `share` of the space on every problem, at least one config.
 
-    >>> [len(step.configs) for step in Thin(family, device, share=0.05).next(cases, None)]  # doctest: +SKIP
+    Most are what the `prior` ranks first. So that configs that it wrongly ranks as slow are found, a share `explored` of
+    them is drawn at random; one predicted to take twice as long is drawn 16 times less often. The plan trains nothing
+    (so it needs no LightGBM) and keeps the order of the cases: a thousand problems take as long as a hundred measured
+    exhaustively.
+
+    >>> [len(step.configs) for step in Sparse(family, device, share=0.05).next(cases, None)]  # doctest: +SKIP
     [47, 47, 39, ...]
     """
 
@@ -177,8 +179,8 @@ class Thin:
         return _by_score([space[i] for i in chosen], scores[chosen])
 
 
-class Adaptive(Thin):
-    """A share of the space on every problem as `Thin` chooses it, ranked by a ranker of all that is measured so far.
+class Adaptive(Sparse):
+    """A share of the space on every problem as `Sparse` chooses it, ranked by a ranker of all that is measured so far.
 
     The problems come in batches, each as large as all before it (the first has `first`, ranked by the `prior`), so that
     the ranker is trained a few times and not once a problem.
@@ -275,7 +277,7 @@ class Missing:
 PLANS: dict[str, Callable[..., Plan]] = {
     "exhaustive": Exhaustive,
     "adaptive": Adaptive,
-    "thin": Thin,
+    "thin": Sparse,
     "missing": Missing,
 }
 

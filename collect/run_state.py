@@ -17,7 +17,7 @@ from ..datasets.grid import Grid
 from ..datasets.store import MANIFEST, continued, read
 from .case_state import CaseState, earlier
 from .cases import check_request
-from .compiling import Binary, binary_if_able, kind_of
+from .compiling import Binary, binary_if_able, signature_of
 from .plan import Plan, Step, named
 from .row_writer import RowWriter
 
@@ -26,9 +26,9 @@ if TYPE_CHECKING:
 
     from ..datasets.dataset import Dataset
 
-#: A case may be handed out ahead of so many others that come before it, to a GPU whose process has loaded and checked
-#: the binaries of its kind: that takes longer than to time them. The first case in the queue waits for no case outside
-#: of its window, so a run cut short has still measured all families, to within a few problems.
+#: A case may be handed out ahead of so many others, to a GPU whose process has loaded and checked the binaries of its
+#: signature: that takes longer than to time them. The first case in the queue waits for no case outside of its window,
+#: so a run cut short has still measured all families, to within a few problems.
 WINDOW = 32
 #: So many cases for each of several GPUs are handed out by how long they are expected to take.
 LAST = 4
@@ -45,7 +45,7 @@ class CaseQueue:
     others have nothing left.
 
     `measured` says what is known of the cases of a family beside these, `cost` how long a case will take, in any unit,
-    and `kind` what is the same for cases that share their binaries.
+    and `signature` what is the same for cases that share their binaries.
     """
 
     def __init__(
@@ -54,12 +54,12 @@ class CaseQueue:
         plans: Mapping[str, Plan],
         measured: Callable[[str, Collection[Case]], Grid | None],
         cost: Callable[[Case], float],
-        kind: Callable[[Case], Hashable],
+        signature: Callable[[Case], Hashable],
     ) -> None:
-        self._plans, self._measured, self._cost, self._kind = plans, measured, cost, kind
+        self._plans, self._measured, self._cost, self._signature = plans, measured, cost, signature
         self._todo = {name: [case for case in cases if case.problem.family == name] for name in plans}
         self._queue: list[tuple[int, Step]] = []  # by place
-        self._kinds: dict[int, Hashable] = {}  # by place
+        self._signatures: dict[int, Hashable] = {}  # by place
         self._again: deque[Step] = deque()  # what is to come after all others
         self._out: dict[Case, Step] = {}  # handed out, and not over
         self._queued: Counter[str] = Counter()  # steps so far, by family
@@ -67,8 +67,10 @@ class CaseQueue:
         self._ahead: set[int] = set()  # places that were looked at
 
     def take(self, met: Collection[Hashable] = (), gpus: int = 1) -> Step | None:
-        """The next step for one of so many GPUs, rather of a kind that was `met`; None where there is none, or none
-        yet."""
+        """Return the next step for one of so many GPUs; None where there is none, or none yet.
+
+        Prefers steps of a signature in `met`, whose binaries the GPU's process has loaded.
+        """
         self._refill()
         if self._queue:
             entry = self._chosen(met, gpus)
@@ -83,7 +85,7 @@ class CaseQueue:
 
     def _chosen(self, met: Collection[Hashable], gpus: int) -> tuple[int, Step]:
         window = [entry for entry in self._queue if entry[0] < self._queue[0][0] + WINDOW]
-        near = [entry for entry in window if self._kinds[entry[0]] in met] or window
+        near = [entry for entry in window if self._signatures[entry[0]] in met] or window
         if gpus == 1 or len(self._queue) > LAST * gpus:
             return near[0]
         return max(near, key=lambda entry: self._cost(entry[1].case))
@@ -114,7 +116,7 @@ class CaseQueue:
             for step in steps:
                 place = self._queued[name] * len(self._plans) + which
                 self._queue.append((place, step))
-                self._kinds[place] = self._kind(step.case)
+                self._signatures[place] = self._signature(step.case)
                 self._queued[name] += 1
             asked = {step.case for step in steps}
             self._todo[name] = [case for case in todo if case not in asked]
@@ -240,8 +242,11 @@ class RunState:
         return len(self.cases) * max(len(self._queues) + self.to_come, 1)
 
     def take(self, device: DeviceSpec, met: Collection[Hashable] = (), gpus: int = 1) -> Step | None:
-        """The next case for this device, one of so many `gpus`, rather of a kind that was `met`, with the configs to
-        try; None where there is none, or no time. There may be one again when a case is over."""
+        """Return the next case for this device, one of so many `gpus`, with the configs to try.
+
+        Prefers cases of a signature in `met`. None where there is none, or no time; there may be one again when a case
+        is over.
+        """
         while not self.time_is_over and (step := self._queue(device).take(met, gpus)):
             if (reason := _trouble(step)) is None:
                 return step
@@ -261,7 +266,7 @@ class RunState:
                 plans,
                 partial(self._measured, device),
                 lambda case: self._roofline_us(case, device),
-                lambda case: kind_of(self.family(case), case.problem, device),
+                lambda case: signature_of(self.family(case), case.problem, device),
             )
         return self._queues[device.name]
 

@@ -14,10 +14,10 @@ from ..runtime.poisoning import poison
 if TYPE_CHECKING:
     from ..runtime.timing.timer import Timer
 
-#: A config this much slower than the best so far is hopeless after one launch, whose time is kept. (With the limit at
+#: A config this much slower than the best so far is stopped early, after one launch, whose time is kept. (With the limit at
 #: 4, an H200 computed for 838 s to get the shipped rows: 88 s on what is more than 4x slower, and 310 s on what is 2 to
 #: 4x slower, in three launches each, of which training keeps a tenth.)
-HOPELESS_SLOWDOWN = 2.5
+EARLY_STOP_SLOWDOWN = 2.5
 #: One that is this much slower gets a few samples: it will never be a candidate.
 ALSO_RAN_SLOWDOWN = 1.5
 ALSO_RAN_SAMPLES = 3
@@ -139,7 +139,7 @@ class GpuRunner:
             return binary
 
         def samples(first_us: float) -> int:
-            if first_us > HOPELESS_SLOWDOWN * best_us:
+            if first_us > EARLY_STOP_SLOWDOWN * best_us:
                 return 1
             if first_us > ALSO_RAN_SLOWDOWN * best_us:
                 return ALSO_RAN_SAMPLES
@@ -149,7 +149,7 @@ class GpuRunner:
             timing = self._timer.time(lambda: self._family.launch(self._inputs, config), samples=samples)
         except Exception as error:  # noqa: BLE001 - a launch can fail in any way; each is a row
             return _failure(error)
-        status = Status.HOPELESS if timing.samples == 1 else Status.OK
+        status = Status.EARLY_STOPPED if timing.samples == 1 else Status.OK
         return replace(binary, status=status, **vars(timing))
 
     def confirm(self, config: KernelConfig, best_us: float) -> list[float]:

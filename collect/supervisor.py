@@ -53,7 +53,7 @@ class Supervisor:
         self._start_child, self._watch, self._owner, self._limits = start, watch, owner, limits
         self.device: DeviceSpec | None = None  # known from the first opening on
         self.work: CaseTasks | None = None
-        self.met: set[Hashable] = set()  # kinds of problems whose binaries the process has, or is about to have
+        self.met: set[Hashable] = set()  # signatures of problems whose binaries the process has, or is about to have
         self._last: Case | None = None  # the one before, until the next one has begun
         self.trouble = ""  # what ended the last process
         self.busy_s = self.lost_s = 0.0  # at tasks, and at those that came to nothing
@@ -64,7 +64,7 @@ class Supervisor:
 
     def _start(self) -> None:
         self._ready = self._overdue = False
-        self.met = {self.work.kind} if self.work else set()
+        self.met = {self.work.signature} if self.work else set()
         self._lost: str | None = None
         self._heard = time.monotonic()
         self._child = self._start_child()
@@ -78,7 +78,7 @@ class Supervisor:
     def give(self, work: CaseTasks) -> None:
         """Begins with a case."""
         self.work = work
-        self.met.add(work.kind)
+        self.met.add(work.signature)
         self.proceed()
 
     def proceed(self) -> None:

@@ -1,7 +1,7 @@
 """The process that measures on one GPU: it takes tasks, in batches, and answers them in that order.
 
 Whoever asks counts the answers, so the first unanswered task is the one that this process is at. Batches keep the
-GPU busy while an answer is on its way; what is hopeless is decided here, not a round trip away.
+GPU busy while an answer is on its way; early stopping is decided here, not a round trip away.
 """
 
 from __future__ import annotations

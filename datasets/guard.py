@@ -209,7 +209,7 @@ def _stands_for(place: int) -> _Check:
         if not isinstance(answer, Problem):
             return "a Problem", answer
         problem = _argument(given, place, "problem")
-        is_right = answer.kind == problem.kind
+        is_right = answer.signature == problem.signature
         return None if is_right else (f"a problem of the family, dtype and flags of {problem}", answer)
 
     return check

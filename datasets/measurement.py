@@ -47,7 +47,7 @@ class Case:
 
 
 class Status(str, Enum):
-    """How a measurement ended. Only OK and HOPELESS carry a time."""
+    """How a measurement ended. Only OK and EARLY_STOPPED carry a time."""
 
     OK = "ok"
     INVALID = "invalid"  # refused by `Family.supports` before compiling
@@ -56,10 +56,10 @@ class Status(str, Enum):
     LAUNCH_FAILED = "launch_failed"
     WRONG_RESULT = "wrong_result"
     TIMEOUT = "timeout"
-    HOPELESS = "hopeless"  # one launch was so much slower than the best that no more were spent on it
+    EARLY_STOPPED = "hopeless"  # one launch was so much slower than the best that no more were spent on it
 
 
-TIMED = (Status.OK, Status.HOPELESS)
+TIMED = (Status.OK, Status.EARLY_STOPPED)
 #: 1 = the scan of every config, 2 and 3 = the leading ones again, interleaved.
 TIMING_PASSES = (1, 2, 3)
 #: No kernel takes less: starting one takes a GPU about two microseconds. And none is waited for longer than an hour.
@@ -80,7 +80,7 @@ class Measurement:
     """One config on one problem and device, in one pass.
 
     `time_us` is the kernel's own time with a cold L2, the median of `samples` launches, from 1e-3 to 3.6e9; None unless
-    the status is OK or HOPELESS. `spread` is the samples' interquartile range over their median.
+    the status is OK or EARLY_STOPPED. `spread` is the samples' interquartile range over their median.
 
     Raises `ForetuneError` naming the value that cannot be measured.
 

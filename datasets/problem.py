@@ -37,7 +37,7 @@ DTYPES = tuple(_DTYPES)
 #: One dtype for all operands, or (operand, dtype) of each, sorted by operand.
 Dtype: TypeAlias = str | tuple[tuple[str, str], ...]
 #: Family, dtypes, flags.
-Kind: TypeAlias = tuple[str, Dtype, tuple[str, ...]]
+Signature: TypeAlias = tuple[str, Dtype, tuple[str, ...]]
 #: Every token count is a new problem, and neighbours want the same config: predictions are made on a grid of this many
 #: points an octave (steps of 9 %, so no size is more than 4.5 % from the one that stands for it).
 POINTS_PER_OCTAVE = 8
@@ -254,8 +254,8 @@ class Problem:
         return dict(self.dims)
 
     @property
-    def kind(self) -> Kind:
-        """What decides a kernel's code beside its config: problems of one kind differ in their sizes alone."""
+    def signature(self) -> Signature:
+        """What decides a kernel's code, in addition to its config: problems of one signature differ only in sizes."""
         return (self.family, self.dtype, self.flags)
 
     @property

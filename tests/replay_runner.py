@@ -6,7 +6,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping
 
-from foretune.collect.runner import HOPELESS_SLOWDOWN, LaunchFailedError, Trial
+from foretune.collect.runner import EARLY_STOP_SLOWDOWN, LaunchFailedError, Trial
 from foretune.datasets import KernelConfig, Status
 
 #: A fault is raised in place of the outcome.
@@ -48,8 +48,8 @@ class ReplayRunner:
         time_us = self.family.time_us(self.problem, config, timing_pass=1)
         if time_us is None:
             return Trial(Status.LAUNCH_FAILED, error="invalid argument")
-        if time_us > HOPELESS_SLOWDOWN * best_us:
-            return Trial(Status.HOPELESS, time_us, 0.0, 1)
+        if time_us > EARLY_STOP_SLOWDOWN * best_us:
+            return Trial(Status.EARLY_STOPPED, time_us, 0.0, 1)
         return Trial(Status.OK, time_us, 0.01, 7, registers=64)
 
     def probe(self, family, problem, config):

@@ -26,7 +26,7 @@ from ..progress import advance
 T4_VERSION = "1.0.0"
 _T4_INVALIDITY = {
     Status.OK: "correct",
-    Status.HOPELESS: "correct",  # it ran, and took that long
+    Status.EARLY_STOPPED: "correct",  # it ran, and took that long
     Status.INVALID: "constraints",
     Status.COMPILE_FAILED: "compile",
     Status.OUT_OF_RESOURCES: "runtime",

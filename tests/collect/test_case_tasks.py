@@ -52,7 +52,7 @@ def test_each_failure_is_a_row_of_its_own_status(out):
         outcomes={
             wrong: Trial(Status.WRONG_RESULT, error="relative error 0.3"),
             resources: Trial(Status.OUT_OF_RESOURCES, error="shared memory"),
-            hopeless: Trial(Status.HOPELESS, 1e5, 0.0, 1),
+            hopeless: Trial(Status.EARLY_STOPPED, 1e5, 0.0, 1),
         }
     )
     pool = ReplayPool({uncompiled: "PTXASError: internal"})

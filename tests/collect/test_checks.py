@@ -118,7 +118,7 @@ class SharedBinary(Doubled):
     """One binary for all sizes."""
 
     def binary_key(self, config, problem):
-        return config, problem.kind
+        return config, problem.signature
 
 
 class CheckedSmall(SharedBinary):

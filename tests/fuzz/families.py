@@ -96,7 +96,7 @@ class Sound(FakeFamily):
         return CASES
 
     def binary_key(self, config, problem):
-        return config, problem.kind
+        return config, problem.signature
 
     def inputs(self, problem, device, *, seed=0):
         return [problem]
