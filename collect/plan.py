@@ -128,7 +128,7 @@ class Exhaustive:
 class Sparse:
     """A `share` of the space on every problem, at least one config.
 
-    Most are what the `prior` ranks first. So that configs that it wrongly ranks as slow are found, a share `explored` of
+    Most are what the `prior` ranks first. To find configs that it wrongly ranks as slow, a share `explored` of
     them is drawn at random; one predicted to take twice as long is drawn 16 times less often. The plan trains nothing
     (so it needs no LightGBM) and keeps the order of the cases: a thousand problems take as long as a hundred measured
     exhaustively.

@@ -14,8 +14,8 @@ from ..runtime.poisoning import poison
 if TYPE_CHECKING:
     from ..runtime.timing.timer import Timer
 
-#: A config this much slower than the best so far is stopped early, after one launch, whose time is kept. (With the limit at
-#: 4, an H200 computed for 838 s to get the shipped rows: 88 s on what is more than 4x slower, and 310 s on what is 2 to
+#: A config this much slower than the best so far is stopped early, after one launch, whose time is kept. (With the
+#: limit at 4, an H200 computed for 838 s to get the shipped rows: 88 s on what is more than 4x slower, and 310 s on what is 2 to
 #: 4x slower, in three launches each, of which training keeps a tenth.)
 EARLY_STOP_SLOWDOWN = 2.5
 #: One that is this much slower gets a few samples: it will never be a candidate.
