@@ -130,13 +130,13 @@ class Campaign:
                 for place, starts in enumerate(self._phases if self._state.cases else (), 1):
                     self._state.to_come = len(self._phases) - place
                     self._run(starts, interrupt)
-                    if interrupt.asked or self._state.time_is_over:
+                    if interrupt.requested or self._state.time_is_over:
                         break
             finally:
                 self._state.row_writer.flush()
         if self._state.cases:
             self._state.report(self._state.cases[-1])
-        return Summary.of(self._state, self._spent, interrupted=interrupt.asked)
+        return Summary.of(self._state, self._spent, interrupted=interrupt.requested)
 
     def _run(self, starts: Sequence[Callable[[], Child]], interrupt: Interrupt) -> None:
         """One phase."""
@@ -144,7 +144,7 @@ class Campaign:
         self._pool.start()  # after them: dozens of processes that import Triton would delay what the GPUs wait for
         prepare(self._state.families.values())  # while those open their GPUs
         next_check = 0.0
-        while self._live() and not (self._state.time_is_over or interrupt.asked):
+        while self._live() and not (self._state.time_is_over or interrupt.requested):
             self._watch.handle(CHECK_SECONDS)
             if (now := time.monotonic()) > next_check:
                 next_check = now + CHECK_SECONDS
@@ -190,7 +190,7 @@ class Campaign:
                 step.configs,
                 state.case_state(case, device),
                 self._pool,
-                partial(state.add, case, device),
+                partial(state.row_writer.add, case, device),
                 self._probes[device.name],
                 self._fatal.setdefault(device.name, {}),
             )
@@ -229,7 +229,7 @@ class Campaign:
     def read(self, supervisor: Supervisor, case: Case, probe_us: float) -> None:
         assert supervisor.device is not None
         gpu = str(self._supervisors.index(supervisor))
-        self._state.row_writer.read(case, self._state.family(case), supervisor.device, gpu, probe_us)
+        self._state.row_writer.read(case, supervisor.device, gpu, probe_us)
 
     def retired(self, supervisor: Supervisor, work: CaseTasks | None) -> None:
         self._state.skipped.append(f"GPU {self._supervisors.index(supervisor)}: {supervisor.trouble}")

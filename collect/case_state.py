@@ -56,21 +56,12 @@ class CaseState:
 
 
 @dataclass(frozen=True)
-class Uncompilable:
-    """A config that an earlier run could not compile."""
-
-    device: str  # a DeviceSpec's name
-    problem: Problem
-    config: KernelConfig
-    error: str
-
-
-@dataclass(frozen=True)
 class Earlier:
     """What earlier runs left in a dataset."""
 
     states: dict[tuple[str, Problem], CaseState] = field(default_factory=dict)  # by device name and problem
-    uncompilable: tuple[Uncompilable, ...] = ()  # by the Triton that is here
+    #: What the Triton that is here could not compile: device name, problem, config and error.
+    uncompilable: tuple[tuple[str, Problem, KernelConfig, str], ...] = ()
 
 
 def earlier(out: Path | str, families: Mapping[str, Measurable]) -> Earlier:
@@ -99,12 +90,12 @@ def _check_sources(dataset: Dataset, families: Mapping[str, Measurable]) -> None
             )
 
 
-def _uncompilable(dataset: Dataset) -> tuple[Uncompilable, ...]:
+def _uncompilable(dataset: Dataset) -> tuple[tuple[str, Problem, KernelConfig, str], ...]:
     """Another Triton may compile what the one of an earlier run could not."""
     same = [run for run, facts in dataset.provenance["runs"].items() if facts.get("triton") == triton_version()]
     rows = dataset.measurements
     rows = rows[(rows["status"] == Status.COMPILE_FAILED.value) & rows["run_id"].isin(same)]
     return tuple(
-        Uncompilable(device, dataset.cases[problem].problem, dataset.configs[config], error or "")
+        (device, dataset.cases[problem].problem, dataset.configs[config], error or "")
         for device, problem, config, error in rows[["device", "problem", "config", "error"]].itertuples(index=False)
     )

@@ -76,7 +76,7 @@ class CaseTasks:
         self._fatal: Fatal = {} if fatal is None else fatal
         self._waiting: dict[Binary, list[KernelConfig]] = {}  # for the compiler
         self._ready: deque[Task] = deque()
-        self._asked: deque[Task] = deque()  # and not answered yet
+        self._out: deque[Task] = deque()  # sent, and not answered yet
         self._prepared = self._through = False
         self._tries: Counter[Task | None] = Counter()  # None: to prepare
         self._compile_ms: dict[KernelConfig, float] = {}
@@ -88,17 +88,17 @@ class CaseTasks:
     @property
     def over(self) -> bool:
         """Whether all is known now, or the case was given up."""
-        return not (self._asked or self._ready or self._waiting)
+        return not (self._out or self._ready or self._waiting)
 
     @property
-    def asked(self) -> int:
+    def out(self) -> int:
         """How many tasks are out."""
-        return len(self._asked)
+        return len(self._out)
 
     @property
     def at_hand(self) -> Task | None:
         """The task that the process is at."""
-        return self._asked[0] if self._asked else None
+        return self._out[0] if self._out else None
 
     def take(self, most: int) -> list[Task]:
         """The next tasks, at most so many; none while the compiler is waited for."""
@@ -112,7 +112,7 @@ class CaseTasks:
                 self._settle(task, trial)
             else:
                 tasks.append(task)
-        self._asked += tasks
+        self._out += tasks
         self._advance()
         return tasks
 
@@ -140,7 +140,7 @@ class CaseTasks:
 
     def answered(self, trial: Trial) -> None:
         """Take the answer to the first task that is out."""
-        task = self._asked.popleft()
+        task = self._out.popleft()
         if isinstance(task, Prepare):
             if trial.status is not None:
                 self._refuse(trial)
@@ -155,13 +155,13 @@ class CaseTasks:
         and its task has tries left.
         """
         self._prepared = False
-        if not self._asked:
+        if not self._out:
             return
-        task = self._asked[0]
+        task = self._out[0]
         if isinstance(task, Prepare):
             self._probe = None  # perhaps it was that
-        self._ready.extendleft(task for task in reversed(self._asked) if not isinstance(task, Prepare))
-        self._asked.clear()
+        self._ready.extendleft(task for task in reversed(self._out) if not isinstance(task, Prepare))
+        self._out.clear()
         self.deaths += 1
         tried = None if isinstance(task, Prepare) else task
         self._tries[tried] += 1

@@ -1,4 +1,4 @@
-"""Which cases a run measures: those of a dataset, or those that a family draws; and what no run can be asked for."""
+"""Which cases a run measures: those of a dataset, or those that a family draws; and checks of a run's arguments."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _LONGEST_BUDGET = 1e9
 
 
 def cases_like(dataset: Dataset, family: str, *, seed: int = 0) -> tuple[Case, ...]:
-    """The problems that a dataset has of one family, for who wants to compare cards; shuffled by `seed`.
+    """The problems that a dataset has of one family, to compare cards; shuffled by `seed`.
 
     >>> from foretune.datasets import load
     >>> dataset = load("h200")
@@ -65,7 +65,7 @@ def first_cases(
 
 
 def check_request(families: Mapping[str, Measurable], cases: Collection[Case], budget_s: float | None = None) -> None:
-    """Refuse what no run can be asked for.
+    """Check the arguments of a run.
 
     Raises:
         ForetuneError: There is no family or it declares something wrong, a case is none of the families, or the budget

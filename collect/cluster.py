@@ -52,7 +52,7 @@ class DaskWorkers:
 
     @property
     def is_complete(self) -> bool:
-        """Whether all workers that are there have said what they are."""
+        """Whether all workers that are there have reported their device."""
         return bool(self.devices) and not self._introductions
 
     def lost(self, address: str, trouble: str) -> None:
@@ -186,8 +186,8 @@ class ClusterCampaign:
     def origin(self, family: Measurable, device: DeviceSpec) -> dict[str, Any]:
         """Where measurements come from, as one of the workers that take them says it."""
         address = next(address for address, spec in self._workers.devices.items() if spec.name == device.name)
-        told: dict[str, dict[str, Any]] = self._client.run(run_provenance, family, device, workers=[address])
-        return told[address]
+        reported: dict[str, dict[str, Any]] = self._client.run(run_provenance, family, device, workers=[address])
+        return reported[address]
 
     def measure(self, state: RunState) -> Summary:
         """Raises `ForetuneError` as `collect_on_cluster` does, and where the disk takes no more."""
@@ -200,10 +200,10 @@ class ClusterCampaign:
                 state.row_writer.flush()
                 self._client.run(close, self._settings.run, on_error="ignore")
         state.skipped += [f"worker {address}: {trouble}" for address, trouble in self._workers.troubles.items()]
-        return Summary.of(state, self._effort(), interrupted=interrupt.asked)
+        return Summary.of(state, self._effort(), interrupted=interrupt.requested)
 
     def _run(self, interrupt: Interrupt) -> None:
-        while not (interrupt.asked or self._state.time_is_over):
+        while not (interrupt.requested or self._state.time_is_over):
             self._workers.look()
             self._recall()
             self._submit()
@@ -307,7 +307,7 @@ class ClusterCampaign:
             )
         self._record(job, report.rows)
         for ago_s, time_us in report.readings:
-            state.row_writer.read(job.case, family, job.device, report.gpu, time_us, ago_s)
+            state.row_writer.read(job.case, job.device, report.gpu, time_us, ago_s)
         for what, seconds in report.spent.items():
             self._spent[what] += seconds
         if report.refused is not None:
@@ -320,7 +320,7 @@ class ClusterCampaign:
         for row in rows:
             known.add(row.config, row.timing_pass, row.time_us)
         if rows:
-            self._state.add(job.case, job.device, rows)
+            self._state.row_writer.add(job.case, job.device, rows)
 
     def _done(self, job: _Job) -> None:
         if job.cut is None:

@@ -69,7 +69,7 @@ class Step:
 
     @cached_property
     def configs(self) -> tuple[KernelConfig, ...]:
-        """The one ranked best first. Chosen when first asked for: for hundreds of problems that takes seconds."""
+        """The configs, best first. Chosen at the first access: for hundreds of problems that takes seconds."""
         return self._choose()
 
 
@@ -86,7 +86,7 @@ class Plan(Protocol):
     learns: ClassVar[bool]
 
     def next(self, todo: Sequence[Case], measured: Grid | None) -> list[Step]:
-        """Some of the cases in `todo`, at least one if there are any, to measure before the plan is asked again.
+        """Some of the cases in `todo`, at least one if there are any, to measure before the next call.
 
         `measured` is what is known of other cases on this device, NaN where a config was not tried or failed; None
         where nothing is.
@@ -283,12 +283,17 @@ PLANS: dict[str, Callable[..., Plan]] = {
 
 
 def named(name: str, known: Dataset | None = None, share: float | None = None) -> MakePlan:
-    """A plan by its name; `known` is the dataset that the missing plan adds to, and `share` the part of a problem's
-    configs that the adaptive or the thin plan tries, if not as many as by itself.
+    """Return a function that makes a plan.
 
-    Raises `ForetuneError` listing the names that exist, for what another plan takes, where the missing plan has no
-    dataset, and where a plan that trains has nothing to train with: whoever predicts or measures everything can do
-    without."""
+    Args:
+        name: One of `PLANS`.
+        known: The dataset that the missing plan adds to.
+        share: The part of a problem's configs that the adaptive or the thin plan tries; their own default if left out.
+
+    Raises:
+        ForetuneError: There is no such plan, it does not take an argument that is given, the missing plan has no
+            dataset, or LightGBM is not installed, which the adaptive plan trains.
+    """
     if not isinstance(name, str) or name not in PLANS:
         raise ForetuneError(f"plan must be one of {', '.join(PLANS)} but is {shown(name)}")
     if share is not None:

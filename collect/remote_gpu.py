@@ -175,7 +175,7 @@ def measure(settings: RunSettings, order: Order) -> Report:
 
 
 def stop(run: str) -> None:
-    """Ends the orders of a run soon: they come back with what is measured. Called beside them."""
+    """Ends the orders of a run soon: they return what is measured. Called in another thread."""
     _stopped.add(run)
     if run in _gpus:
         _gpus[run].stop()

@@ -88,32 +88,32 @@ class RowWriter:
     def __init__(
         self,
         out: Path | str,
+        families: Mapping[str, Measurable],
         clock: Callable[[], float],
         noted: Mapping[str, Any],
     ) -> None:
-        self._out, self._clock, self._start, self._noted = Path(out), clock, clock(), noted
+        self._out, self._families, self._noted = Path(out), families, noted
+        self._clock, self._start = clock, clock()
         self._writers: dict[tuple[str, str], Writer] = {}  # by family and device name
         self._pending: dict[tuple[Case, str], list[Measurement]] = {}  # by case and device name
-        self._due: dict[tuple[Case, str], float] = {}  # when to write them
+        self._due: dict[tuple[Case, str], float] = {}  # when to write them, by the same
         self._readings: list[tuple[Writer, Reading]] = []
         self._unwritten = 0  # of the readings, from the first of them
         self._drift_due = self._start + FLUSH_DRIFT_SECONDS
         self.origin: Origin = run_provenance  # settable
         self.statuses: Counter[str] = Counter()
 
-    def add(self, case: Case, family: Measurable, device: DeviceSpec, rows: Sequence[Measurement]) -> None:
-        """Takes rows of one case and device."""
-        self._writer(family, device)
+    def add(self, case: Case, device: DeviceSpec, rows: Sequence[Measurement]) -> None:
+        """Take rows of one case and device."""
+        self._writer(case, device)
         self.statuses.update(row.status.value for row in rows)
         self._due.setdefault((case, device.name), self._clock() + FLUSH_SECONDS)
         self._pending.setdefault((case, device.name), []).extend(rows)
 
-    def read(
-        self, case: Case, family: Measurable, device: DeviceSpec, gpu: str, time_us: float, ago_s: float = 0.0
-    ) -> None:
-        """Takes the time that the drift probe took on one GPU, while it measured the case."""
+    def read(self, case: Case, device: DeviceSpec, gpu: str, time_us: float, ago_s: float = 0.0) -> None:
+        """Take the time of the drift probe on one GPU, while it measured the case."""
         reading = Reading(case.problem, gpu, self._clock() - self._start - ago_s, time_us)
-        self._readings.append((self._writer(family, device), reading))
+        self._readings.append((self._writer(case, device), reading))
 
     def done(self, case: Case) -> None:
         """No more rows of this case are to come for now: they may be written."""
@@ -156,7 +156,8 @@ class RowWriter:
             for writer in dict.fromkeys(writer for writer, _ in fresh):
                 writer.append_drift(reading for of, reading in fresh if of is writer)
 
-    def _writer(self, family: Measurable, device: DeviceSpec) -> Writer:
+    def _writer(self, case: Case, device: DeviceSpec) -> Writer:
+        family = self._families[case.problem.family]
         key = (family.name, device.name)
         if key not in self._writers:
             run_id = f"{datetime.datetime.now(datetime.timezone.utc):%Y%m%d-%H%M%S}-{uuid.uuid4().hex[:4]}"

@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, TypedDict
 
-from ..datasets import Case, DatasetError, DeviceSpec, ForetuneError, Measurable, Measurement, Problem, roofline_us
+from ..datasets import Case, DatasetError, DeviceSpec, ForetuneError, Measurable, Problem, roofline_us
 from ..datasets.errors import check_path
 from ..datasets.grid import Grid
 from ..datasets.store import MANIFEST, continued, read
@@ -37,7 +37,7 @@ LAST = 4
 class CaseQueue:
     """The cases of one device, the families alternating, each as its plan has it.
 
-    A plan is asked again when the last case of its batch is over, never earlier: it then knows the same whatever the
+    A plan is called again when the last case of its batch is over, never earlier: it then knows the same whatever the
     number of GPUs, and a run that goes on after a kill asks for the same. Meanwhile the GPUs that are free measure the
     other families' batches; where there is no other family, they wait.
 
@@ -100,7 +100,7 @@ class CaseQueue:
         self._again.append(self._out.pop(case))
 
     def ahead(self) -> Step | None:
-        """The first step that waits and was not looked at yet. Goes by place, not by case: it is asked for at every
+        """The first step that waits and was not looked at yet. Goes by place, not by case: it is called at every
         message, and hundreds of cases with hundreds of ragged sizes take milliseconds to hash."""
         place, step = next((entry for entry in self._queue if entry[0] not in self._ahead), (None, None))
         if place is not None:
@@ -118,8 +118,8 @@ class CaseQueue:
                 self._queue.append((place, step))
                 self._signatures[place] = self._signature(step.case)
                 self._queued[name] += 1
-            asked = {step.case for step in steps}
-            self._todo[name] = [case for case in todo if case not in asked]
+            taken = {step.case for step in steps}
+            self._todo[name] = [case for case in todo if case not in taken]
             self._open[name] += len(steps)
             self._queue.sort(key=lambda entry: entry[0])
 
@@ -155,7 +155,7 @@ def folder_of_run(out: Path | str, *, resume: bool = True) -> Iterator[None]:
 
 
 class RunOptions(TypedDict, total=False):
-    """What a run over some cases may be asked for beside them."""
+    """Options of a run over some cases."""
 
     plan: str  # its name, see `plan.named`; "exhaustive" if left out
     known: Dataset | None  # see `plan.named`
@@ -217,7 +217,7 @@ class RunState:
         self._start = clock()
         self._deadline = float("inf") if budget_s is None else self._start + budget_s
         self._earlier = earlier(out, families)
-        self.row_writer = RowWriter(out, clock, {"plan": plan} | ({} if share is None else {"share": share}))
+        self.row_writer = RowWriter(out, families, clock, {"plan": plan} | ({} if share is None else {"share": share}))
         self._queues: dict[str, CaseQueue] = {}  # by device name
         self._retried: set[tuple[str, Problem]] = set()
         self._idle = 0  # cases where nothing was left to do
@@ -301,20 +301,15 @@ class RunState:
 
     def uncompilable(self, device: DeviceSpec) -> Iterator[tuple[Binary, str]]:
         """The binaries for this device that an earlier run could not compile, and why."""
-        for one in self._earlier.uncompilable:
-            if one.device == device.name and one.problem.family in self.families:
-                family = self.families[one.problem.family]
-                if binary := binary_if_able(family, one.config, one.problem, device):
-                    yield binary, one.error
+        for name, problem, config, error in self._earlier.uncompilable:
+            family = self.families.get(problem.family)
+            if name == device.name and family and (binary := binary_if_able(family, config, problem, device)):
+                yield binary, error
 
     def is_known(self, step: Step, device: DeviceSpec) -> bool:
         """Whether nothing is left to do."""
         known = self.case_state(step.case, device)
         return all(config in known.scanned_us for config in step.configs) and not known.unconfirmed()
-
-    def add(self, case: Case, device: DeviceSpec, rows: Sequence[Measurement]) -> None:
-        """Takes rows that came about."""
-        self.row_writer.add(case, self.family(case), device, rows)
 
     def done(self, case: Case, device: DeviceSpec, *, was_idle: bool = False) -> None:
         """All of a case is known."""

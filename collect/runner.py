@@ -14,9 +14,9 @@ from ..runtime.poisoning import poison
 if TYPE_CHECKING:
     from ..runtime.timing.timer import Timer
 
-#: A config this much slower than the best so far is stopped early, after one launch, whose time is kept. (With the
-#: limit at 4, an H200 computed for 838 s to get the shipped rows: 88 s on what is more than 4x slower, and 310 s on what is 2 to
-#: 4x slower, in three launches each, of which training keeps a tenth.)
+#: A config this much slower than the best so far is stopped early: one launch, whose time is kept. (With a limit of 4,
+#: an H200 computed for 838 s to get the shipped rows: 88 s on what is more than 4x slower, and 310 s on what is 2 to 4x
+#: slower, in three launches each, of which training keeps a tenth.)
 EARLY_STOP_SLOWDOWN = 2.5
 #: One that is this much slower gets a few samples: it will never be a candidate.
 ALSO_RAN_SLOWDOWN = 1.5
@@ -91,7 +91,7 @@ class Runner(Protocol):
         """A few times of a config that the scan has run, in microseconds. Raises `LaunchFailedError`."""
 
     def probe(self, family: Measurable, problem: Problem, config: KernelConfig) -> float:
-        """The time of the drift probe, in microseconds, beside the prepared problem. Raises `LaunchFailedError`."""
+        """The time of the drift probe, in microseconds, next to the prepared problem. Raises `LaunchFailedError`."""
 
 
 class GpuRunner:
@@ -183,7 +183,7 @@ class GpuRunner:
             except Exception as error:  # noqa: BLE001 - as above
                 failure = _failure(error)
                 if failure.status is Status.OUT_OF_RESOURCES:
-                    return failure  # there may be memory beside another problem
+                    return failure  # there may be memory next to another problem
                 trials[key] = failure
         return trials[key]
 

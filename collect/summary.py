@@ -35,7 +35,7 @@ class Effort:
 class Summary:
     """What a run did."""
 
-    plan: str  # what said which configs to try
+    plan: str  # its name: which configs were tried
     cases: int  # of which all is known now, those of earlier runs included
     measurements: int  # of this run
     statuses: dict[str, int]

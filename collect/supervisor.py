@@ -12,7 +12,7 @@ from ..datasets import TIMED, Case, DeviceSpec, Status
 from .case_tasks import CaseTasks
 from .processes import Child, Watch
 from .runner import Trial
-from .worker import Lost, Message, Prepare, Ready
+from .worker import Lost, Message, Prepare
 
 #: Tasks that are out at most, and the number below which more are sent: a message need not wait for a GPU, nor a
 #: GPU for a message. 128 tasks are half a second of work and fit into a pipe, so that sending never blocks.
@@ -94,10 +94,10 @@ class Supervisor:
     def _feed(self) -> None:
         """As far as the window goes."""
         work = self.work
-        if work is None or not self._ready or work.asked >= LOW:
+        if work is None or not self._ready or work.out >= LOW:
             return
-        waited = not work.asked
-        if tasks := work.take(WINDOW - work.asked):
+        waited = not work.out
+        if tasks := work.take(WINDOW - work.out):
             if waited:
                 self._heard = time.monotonic()
                 self.began = self.began or self._heard
@@ -108,7 +108,7 @@ class Supervisor:
         self._watch.dismiss(self._child)
 
     def check(self) -> None:
-        """Kills a process that has said nothing for too long. To be called now and then."""
+        """Kill a process that has sent nothing for too long. To be called now and then."""
         if (limit_s := self._limit_s()) is None or self._overdue:
             return
         if time.monotonic() - self._heard > limit_s:
@@ -125,8 +125,8 @@ class Supervisor:
 
     def _received(self, message: Message) -> None:
         self._heard = time.monotonic()
-        if isinstance(message, Ready):
-            self.device, self._ready = message.device, True
+        if isinstance(message, DeviceSpec):
+            self.device, self._ready = message, True
             if self.idle:
                 self._owner.idle(self)
         elif isinstance(message, Lost):

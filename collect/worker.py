@@ -89,20 +89,14 @@ Task: TypeAlias = "Prepare | Scan | Confirm"
 
 
 @dataclass(frozen=True)
-class Ready:
-    """The process has its device."""
-
-    device: DeviceSpec
-
-
-@dataclass(frozen=True)
 class Lost:
     """The process can do no more: it lost the GPU at the task, or never had one."""
 
     error: str
 
 
-Message: TypeAlias = "Ready | Trial | Lost"
+#: A process sends its device once it is open, then a trial for each task, and at its end why it lost the device.
+Message: TypeAlias = "DeviceSpec | Trial | Lost"
 
 
 def serve(connection: Connection, gpu: Gpu, families: Mapping[str, Measurable]) -> None:
@@ -112,7 +106,7 @@ def serve(connection: Connection, gpu: Gpu, families: Mapping[str, Measurable]) 
     except Exception as error:  # noqa: BLE001 - whatever it is, the parent must hear of it
         connection.send(Lost(abridged(f"{type(error).__name__}: {error}")))
         return
-    connection.send(Ready(device))
+    connection.send(device)
     task_runner = _TaskRunner(runner, families)
     try:
         while True:

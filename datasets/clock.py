@@ -78,7 +78,7 @@ def on_one_clock(timed: pd.DataFrame) -> pd.DataFrame:
 
     Cards of one name, and days, differ by a few percent, so that what came later would look faster or slower than what
     is compared with it, by more than what sets the leading configs apart. The scale is the median ratio of the configs
-    that both runs tried, as where the `missing` plan measures new ones beside the fastest of old; it is 1 where they
+    that both runs tried, as where the `missing` plan measures new ones next to the fastest of old; it is 1 where they
     share fewer than two. Since the clock of a run's scan may be another one than that of its confirming passes, the
     scan is brought to these first, by the median ratio of what has both.
     """

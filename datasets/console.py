@@ -28,8 +28,8 @@ def table(
     below: Sequence[str] = (),
     once: Sequence[str] = (),
 ) -> Table:
-    """A table that `rich.print` and a notebook show, with lines below it. Columns named in `once` are said in one line
-    below where all rows have the same there.
+    """A table that `rich.print` and a notebook show, with lines below it. Columns named in `once` are reported in one
+    line below where all rows have the same there.
 
     >>> from rich.console import Console
     >>> sizes = table("Sizes", ("name", "bytes", "device"), [("a", 1, "cpu"), ("b", 22, "cpu")], once=("device",))
@@ -52,13 +52,13 @@ def table(
     """
     cells = [[printable(str(cell)) for cell in row] for row in rows]
     same = [at for at, name in enumerate(columns) if name in once and len({row[at] for row in cells}) == 1]
-    said = [f"{printable(columns[at])}={cells[0][at]}" for at in same]
+    common = [f"{printable(columns[at])}={cells[0][at]}" for at in same]
     left = [at for at in range(len(columns)) if at not in same]
     return Table(
         title=printable(title),
         columns=tuple(printable(columns[at]) for at in left),
         rows=tuple(tuple(row[at] for at in left) for row in cells),
-        below="\n".join([*(["All with " + " ".join(said)] if said else []), *map(printable, below)]),
+        below="\n".join([*(["All with " + " ".join(common)] if common else []), *map(printable, below)]),
     )
 
 

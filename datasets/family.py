@@ -67,8 +67,8 @@ class Family(ABC):
         """
 
     def supports_by(self, problem: Problem) -> Hashable:
-        """What `supports` makes its answers depend on: of problems that have the same here, one is asked about. The
-        problem itself, unless a family knows that less decides."""
+        """What `supports` makes its answers depend on: it is called for one of the problems that
+        have the same here. The problem itself, unless a family knows that less decides."""
         return problem
 
     @abstractmethod
@@ -96,8 +96,8 @@ class Family(ABC):
         family that knows what repeats makes predictions quicker, and no different."""
         import numpy as np
 
-        asked = (device, configs, binaries) if self.reads_binaries else (device, configs)
-        tables = np.stack([self.features(problem, *asked) for problem in problems])
+        arguments = (device, configs, binaries) if self.reads_binaries else (device, configs)
+        tables = np.stack([self.features(problem, *arguments) for problem in problems])
         return (FeatureGroup(tuple(range(tables.shape[2])), tables, np.arange(len(configs))),)
 
     @abstractmethod

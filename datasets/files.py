@@ -169,7 +169,7 @@ def replacing(path: Path | str, *, is_cache: bool = False) -> Iterator[Path]:
     step, and when anything goes wrong it is removed and `path` stays as it was. Two writers at once do not meet: the
     last to end wins. What is no ordinary file (/dev/stdout, a pipe) is written as it is.
 
-    A cache's file is its owner's alone (0600), whatever mode it had before, and nobody waits for the disk: a kill
+    A cache's file is its owner's alone (0600), whatever mode it had before, and is not flushed to the disk: a kill
     leaves it whole, a power cut may lose it. It takes the place of a link or a pipe, which is neither followed nor
     written to.
 
@@ -212,7 +212,7 @@ def replacing(path: Path | str, *, is_cache: bool = False) -> Iterator[Path]:
 
 def remove_leftovers(folder: Path, of: str = "") -> None:
     """Removes what `replacing` left of processes that were killed: all, or what was to be the files whose names begin
-    so. Only where nobody else writes to the folder, or to those files."""
+    so. Only where no other process writes to the folder, or to those files."""
     for path in folder.glob(f".{glob.escape(of[:100])}*.tmp"):
         with suppress(FileNotFoundError):  # its writer was faster
             if _TEMPORARY.fullmatch(path.name) and stat.S_ISREG(path.lstat().st_mode):

@@ -100,7 +100,7 @@ def name_of(family: Any) -> str:
     """Return a family's name for a message; its class's where it has none that can be read."""
     try:
         name = family.name
-    except (Exception, SystemExit):  # noqa: BLE001 - a property of somebody's own making
+    except (Exception, SystemExit):  # noqa: BLE001 - a property may raise anything
         name = None
     return printable(abridged(name)) if isinstance(name, str) and name else type(family).__name__
 
@@ -147,10 +147,10 @@ def _space(family: Any, answer: Any, given: _Given) -> tuple[str, Any] | None:
 
 
 def _is_value(answer: Any) -> bool:
-    """Whether it can be hashed, and equals something beside itself."""
+    """Whether it can be hashed, and can equal another object."""
     try:
         hash(answer)
-    except Exception:  # noqa: BLE001 - somebody's own __hash__
+    except Exception:  # noqa: BLE001 - a __hash__ may raise anything
         return False
     return not hasattr(answer, "__next__")
 

@@ -1,7 +1,7 @@
 """Who may write to a dataset's folder: one collection at a time, and one process at a time its files; and `locked`, for
 one file that many update.
 
-The system's own locks (flock), on hidden files that whoever held them removes: a process that dies lets go of its lock,
+The system's own locks (flock), on hidden files that their holder removes: a process that dies lets go of its lock,
 whatever it died of, so a file that it left means nothing.
 
 A forked process inherits open files, and with them locks. It closes them at once (`_LockFiles`). Otherwise it would
@@ -26,7 +26,7 @@ from .errors import ForetuneError, abridged, warn
 from .files import blaming, open_regular, refusal
 from .forking import renew_in_children
 
-#: Locked by what has the folder for itself, a whole collection long, and by whoever writes a file, as long as it takes.
+#: Lock files: of the process that has the folder for itself while it collects, and of one that is writing a file.
 TAKEN, WRITING = ".collecting", ".writing"
 #: What a lock file that is not empty begins with.
 _HOLDER = "process "
@@ -34,8 +34,8 @@ _HOLDER = "process "
 
 @contextmanager
 def taken(directory: Path) -> Iterator[None]:
-    """Has a folder for itself while its block runs, as a collection does. Whoever else asks is refused with a
-    `ForetuneError` that says who has it."""
+    """Has a folder for itself while its block runs, as a collection does. Another process is refused with a
+    `ForetuneError` that names the holder."""
     with _locked(directory / TAKEN, partial(_lock, wait=False)) as (file, _):
         with blaming(directory / TAKEN):
             file.truncate(0)
@@ -63,7 +63,7 @@ def alone(directory: Path) -> Iterator[None]:
 def check_free(directory: Path) -> None:
     """Raises `ForetuneError` as `taken` does, but takes nothing: the folder may be one that is only read."""
     try:
-        with _opened(directory / TAKEN, os.O_RDONLY) as file, _own(file):
+        with _opened(directory / TAKEN, os.O_RDONLY) as file:
             _lock(file, directory / TAKEN, wait=False, shared=True)
     except (FileNotFoundError, NotADirectoryError, FileExistsError):  # the last: it is no lock file
         pass
@@ -71,7 +71,7 @@ def check_free(directory: Path) -> None:
 
 @contextmanager
 def locked(path: Path, within_s: float) -> Iterator[None]:
-    """Has the lock file at `path` while its block runs: for short work where nobody must wait for ever, as in a launch.
+    """Has the lock file at `path` while its block runs: for short work that must not wait for ever, as in a launch.
 
     Raises `TimeoutError` where another process, or thread, does not let go of it in time, and another `OSError` where
     the file system has no locks or nothing can be written.
@@ -89,7 +89,7 @@ def locked(path: Path, within_s: float) -> Iterator[None]:
 @contextmanager
 def _locked(path: Path, lock: Callable[[TextIO, Path], bool]) -> Iterator[tuple[TextIO, bool]]:
     while True:
-        with _opened(path, os.O_RDWR | os.O_CREAT | os.O_APPEND) as file, _own(file):
+        with _opened(path, os.O_RDWR | os.O_CREAT | os.O_APPEND) as file:
             is_locked = lock(file, path)
             if not _lies_at(path, file):
                 continue  # who had it has removed it by now, so another process may lock a new one
@@ -101,16 +101,6 @@ def _locked(path: Path, lock: Callable[[TextIO, Path], bool]) -> Iterator[tuple[
                     path.unlink(missing_ok=True)
                     _unlock(file)
             return
-
-
-@contextmanager
-def _own(file: TextIO) -> Iterator[None]:
-    """Have no forked process keep a lock file open."""
-    _lock_files.handles.add(handle := file.fileno())
-    try:
-        yield
-    finally:
-        _lock_files.handles.discard(handle)
 
 
 class _LockFiles:
@@ -139,21 +129,26 @@ def _unlock(file: TextIO) -> None:
         fcntl.flock(file, fcntl.LOCK_UN)
 
 
-def _opened(path: Path, flags: int) -> TextIO:
-    """Open a lock file.
+@contextmanager
+def _opened(path: Path, flags: int) -> Iterator[TextIO]:
+    """Yield a lock file, which no forked process keeps open.
 
     Raises:
         FileExistsError: Something else lies there, which is neither followed, locked nor removed.
         OSError: It cannot be opened.
     """
     try:
-        file = os.fdopen(open_regular(path, flags), "r" if flags == os.O_RDONLY else "a+", errors="replace")
+        handle = open_regular(path, flags)
     except ForetuneError as error:
         raise refusal(error, path) from None
-    if os.pread(file.fileno(), len(_HOLDER), 0) not in (b"", _HOLDER.encode()):
-        file.close()
-        raise FileExistsError(errno.EEXIST, "it is not a lock file of Foretune", str(path))
-    return file
+    with os.fdopen(handle, "r" if flags == os.O_RDONLY else "a+", errors="replace") as file:
+        if os.pread(handle, len(_HOLDER), 0) not in (b"", _HOLDER.encode()):
+            raise FileExistsError(errno.EEXIST, "it is not a lock file of Foretune", str(path))
+        _lock_files.handles.add(handle)
+        try:
+            yield file
+        finally:
+            _lock_files.handles.discard(handle)
 
 
 def _lock_in_time(file: TextIO, path: Path, end: float) -> bool:

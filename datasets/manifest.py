@@ -113,7 +113,7 @@ def description_in(directory: Path) -> dict[str, Any] | None:
 
 
 def _is_known(contents: Any) -> bool:
-    """Whether it is what `Dataset.contents` gives, as far as is looked at; else the rows are asked."""
+    """Whether it has what `Dataset.contents` returns, as far as `described` uses it; otherwise the rows are read."""
     try:
         return isinstance(contents["drifted"], dict) and all(
             all(type(family[key]) is kind for key, kind in _COUNTS_OF.items())

@@ -156,7 +156,7 @@ class Ragged:
 
     @cached_property
     def array(self) -> NDArray[np.int64]:
-        """The sizes, (n_segments,), which nobody may change."""
+        """The sizes, (n_segments,), read-only."""
         import numpy as np
 
         array = np.array(self.sizes, np.int64)
@@ -184,7 +184,7 @@ class Problem:
     """One call's shape: family, named dimensions, dtypes, layout flags, and for ragged work the sizes along one of the
     dimensions, where they are known.
 
-    At call time the sizes of ragged work are on the device and nobody waits for them: then `ragged` is None and only
+    At call time the sizes of ragged work are on the device and are not waited for: then `ragged` is None and only
     `dims` speak. Hashable and JSON-able. `dtype` is one name for all operands, or a mapping from operand to name.
 
     >>> p = Problem.of("segment_sum", rows=64, columns=128, ragged={"rows": (0, 32, 16, 16)})

@@ -1,4 +1,4 @@
-"""Progress of long computations: how far one is, how it is shown, and how it ends when nobody waits for its result.
+"""Progress of long computations: how far one is, how it is shown, and how it ends when its result is not needed.
 
 A computation reports shares of the task that it is part of with `advance`, and need not know of what task:
 
@@ -29,7 +29,7 @@ _Result = TypeVar("_Result")
 
 
 class AbandonedError(Exception):
-    """Raised in a thread whose result nobody waits for any more."""
+    """Raised in a thread whose result is no longer needed."""
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ def advance(share: float) -> None:
     """Report that a further share of the current task is done, 0 to 1.
 
     Raises:
-        AbandonedError: This is a thread of `side_by_side` whose result nobody waits for. A computation that calls this
+        AbandonedError: This is a thread of `side_by_side` whose result is not needed. A computation that calls this
             often therefore ends soon.
     """
     task = _task.get()

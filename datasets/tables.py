@@ -81,7 +81,7 @@ def upgraded_columns(table: pa.Table) -> pa.Table:
 
 
 def upgraded_problem(text: str) -> str:
-    """One problem as JSON, as today's version writes it; what is none is left to whoever reads it.
+    """One problem as JSON, as today's version writes it; text that is no problem is returned as it is.
 
     >>> upgraded_problem('{"family": "f", "dims": {"rows": 3}, "dtype": "bf16", "flags": [], "group_sizes": [1, 2]}')
     '{"family": "f", "dims": {"rows": 3}, "dtype": "bf16", "flags": [], "ragged": {"dim": "rows", "sizes": [1, 2]}}'
@@ -114,7 +114,7 @@ def read_table(source: Path | pa.Buffer, schema: pa.Schema) -> pa.Table:
             texts = [field.name for field in file.schema_arrow if pa.types.is_string(field.type)]
         with pq.ParquetFile(_opened(source), metadata=metadata, read_dictionary=texts) as file:
             table = upgraded_columns(file.read())
-        table.validate(full=True)  # also that texts are UTF-8, which whoever looks at one relies on
+        table.validate(full=True)  # also that texts are UTF-8, which other code relies on
     except FileNotFoundError:
         raise UnreadableError("the file is missing") from None
     except (pa.ArrowException, OSError, ValueError) as error:
@@ -226,11 +226,10 @@ def sha256(path: Path) -> str:
 
 @contextmanager
 def staged(target: Path) -> Iterator[Path]:
-    """An empty folder beside `target`; what was written there takes its place when all is done, and nothing does where
-    anything went wrong.
+    """Yield an empty folder whose files move to `target` when the block ends without an error.
 
-    A new target appears as a whole. In an old one the files are replaced one by one, the manifest last: who reads
-    meanwhile sees a SHA-256 that does not fit, never a mixture. Files that are not written again stay.
+    A new target appears as a whole. In an old one the files are replaced one by one, the manifest last: a concurrent
+    reader sees a SHA-256 that does not fit, never a mixture. Files that are not written again stay.
     """
     target.parent.mkdir(parents=True, exist_ok=True)
     staging = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))

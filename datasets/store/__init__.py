@@ -6,7 +6,7 @@
     DIR/drift/*.parquet     likewise: how the device did meanwhile
     DIR/{problems,configs,measurements,drift}.parquet   the same rows, sealed: small enough for git
 
-A part is written beside its final name, flushed to the disk and renamed, so a killed run leaves at most one
+A part is written under a temporary name, flushed to the disk and renamed, so a killed run leaves at most one
 half-written part. Such a part is ignored on load and named in `Dataset.ignored`; damage to a sealed table is
 an error, because the manifest vouches for it.
 

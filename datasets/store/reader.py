@@ -44,7 +44,7 @@ from ..tables import (
 )
 from .writer import part_table
 
-#: A part's rows without what is told of their case.
+#: A part's rows without the columns of their case.
 _ROWS = pa.schema([field for field in PART if field.name not in ("sources", "scenario")])
 _Named = TypeVar("_Named", bound=Hashable)
 
@@ -65,12 +65,12 @@ def read(directory: Path | str) -> Dataset:
         check_rows(table, path)
     for path, table in drift.items():
         check_drift(table, path)
-    told = [table.select(PROBLEMS.names) for table in parts.values()]
+    documented = [table.select(PROBLEMS.names) for table in parts.values()]
     rows = [table.select(_ROWS.names) for table in parts.values()]
     readings = list(drift.values())
     if sealed:
         problems = _read_vouched(directory, "problems", PROBLEMS, sealed)
-        told, rows = [problems, *told], [_read_sealed(directory, problems, sealed), *rows]
+        documented, rows = [problems, *documented], [_read_sealed(directory, problems, sealed), *rows]
         readings = [_read_sealed_drift(directory, problems, sealed), *readings]
     # Again: a run may have begun meanwhile, and what it is on is written before its first part.
     manifest = _with_logs(read_manifest(directory), logs.values())
@@ -78,7 +78,7 @@ def read(directory: Path | str) -> Dataset:
         directory,
         manifest,
         _frame(rows, _ROWS),
-        _frame(told, PROBLEMS).drop_duplicates("problem"),
+        _frame(documented, PROBLEMS).drop_duplicates("problem"),
         _frame(readings, DRIFT_PART),
         torn + torn_logs + torn_drift,
         left_out,
@@ -177,7 +177,7 @@ def _read_vouched(directory: Path, table: str, schema: pa.Schema, digests: Mappi
     except OSError as error:
         missing = isinstance(error, FileNotFoundError)
         raise DatasetError(f"{path}: {'the file is missing' if missing else error.strerror}") from None
-    # The digest comes first: a parser need not see bytes that nobody vouches for.
+    # The digest comes first: a parser need not see bytes that no manifest vouches for.
     if hashlib.sha256(content).hexdigest() != digests.get(path.name):
         raise DatasetError(f"{path}: truncated or altered: its SHA-256 is not the one in {MANIFEST}")
     try:
@@ -227,7 +227,7 @@ def _assemble(
     directory: Path,
     manifest: Mapping[str, Any],
     rows: pd.DataFrame,
-    told: pd.DataFrame,
+    documented: pd.DataFrame,
     drift: pd.DataFrame,
     ignored: Iterable[str],
     left_out: Iterable[LeftOut],
@@ -242,7 +242,7 @@ def _assemble(
         problems, problem_at = _numbered(rows["problem"], Problem.from_json)
         configs, config_at = _numbered(rows["config"], KernelConfig.from_json)
         cases: dict[int, Case] = {}
-        for text, sources, scenario in told.itertuples(index=False):
+        for text, sources, scenario in documented.itertuples(index=False):
             if text in problem_at:
                 case = Case(problems[problem_at[text]], json.loads(sources), scenario)
                 cases.setdefault(problem_at[text], case)

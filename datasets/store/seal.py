@@ -140,12 +140,17 @@ def _tables(dataset: Dataset) -> dict[str, pa.Table]:
 
 
 def upgrade_dataset(directory: Path | str) -> list[str]:
-    """Brings the dataset in a directory to today's schema version; returns the names of the files that changed.
+    """Bring the dataset in a directory to today's schema version.
 
-    Only files whose content is of an older version are written: measurements stay byte for byte as they are. Doing so
-    twice changes nothing. Older versions are read as they are, so nobody has to; a shipped dataset should be of one.
+    Only files whose content is of an older version are written: measurements stay byte for byte as they are. A second
+    call changes nothing. Older versions can be read as they are, but a shipped dataset should be of one version.
 
-    Raises `DatasetError` for a dataset that cannot be read, and `ForetuneError` while a collection writes to it.
+    Returns:
+        The names of the files that changed.
+
+    Raises:
+        DatasetError: The dataset cannot be read.
+        ForetuneError: A collection writes to it.
 
     >>> upgrade_dataset("measured")  # doctest: +SKIP
     ['problems.parquet', 'dataset.json']
@@ -160,7 +165,7 @@ def _write_anew(directory: Path) -> list[str]:
     read(directory)  # every sealed table is what the manifest vouches for, or this raises
     manifest = read_manifest(directory)
     changed = []
-    # Each part stands for itself, whatever its version; a torn one is none, and stays to be told of.
+    # Each part stands for itself, whatever its version; a torn one is left, and reported when read.
     for folder, schema in (("parts", PART), ("drift", DRIFT_PART)):
         for path in sorted((directory / folder).glob("*.parquet")):
             if (table := _upgraded(path, schema)) is not None:

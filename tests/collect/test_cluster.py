@@ -209,9 +209,9 @@ def test_two_workers_share_the_cases_and_one_that_is_killed_is_replaced_by_the_o
     start_workers(dask, "first", "second")
     killed, heard, read = threading.Event(), set(), RowWriter.read
 
-    def listen(row_writer, case, family, device, gpu, *more):
+    def listen(row_writer, case, device, gpu, *more):
         heard.add(gpu)
-        read(row_writer, case, family, device, gpu, *more)
+        read(row_writer, case, device, gpu, *more)
         if len(heard) == 2 and not killed.is_set():  # both have measured, and have a next case
             killed.set()
             dask.processes["second"].kill()
