@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any
 from .config import KernelConfig
 from .device import DeviceSpec
 from .errors import BundleError, DatasetError, FamilyError, ForetuneError, ForetuneWarning, abridged, check_path
-from .family import Family, Measurable, roofline_us
-from .family_checks import check_attributes, check_problem_of, not_empty, wrong_knobs
+from .family import Family, Measurable, check_attributes, check_problem_of, not_empty, roofline_us, wrong_knobs
 from .measurement import TIMED, BinaryFacts, Case, Measurement, Status
 from .problem import DTYPES, Dtype, Problem, Ragged, dtype_of_tensor, torch_dtype
 

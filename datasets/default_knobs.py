@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from .family_checks import check_attributes, with_defaults
+from .family import check_attributes, with_defaults
 
 if TYPE_CHECKING:
     from .dataset import Dataset

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..datasets import Family, ForetuneError, KernelConfig, wrong_knobs
 from ..datasets.errors import check_word, shown
-from ..datasets.family_checks import with_defaults
+from ..datasets.family import with_defaults
 
 if TYPE_CHECKING:
     import triton
