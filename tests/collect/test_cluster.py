@@ -259,7 +259,7 @@ def test_an_order_that_is_down_to_one_config_still_has_its_case_confirmed(dask, 
         for config in family.space()
         if config != last
     ]
-    known.add(CASES[0], DEVICE, rows)
+    known.row_writer.add(CASES[0], DEVICE, rows)
     known.row_writer.flush()
     assert run(dask.address, out, CASES[:1], FaultyGpu({last: "kills its supervisor"}), family).complete
     found = check_measured(out, CASES[:1], family)
