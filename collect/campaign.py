@@ -16,19 +16,19 @@ from ..datasets import Case, DeviceSpec, ForetuneError, Measurable
 from ..datasets.errors import check_integer
 from ..runtime.launching.ahead import cores
 from .case_tasks import CaseTasks, Fatal
-from .cases import check_request
 from .compiling import Binary, Compiled, CompilePool, binary_if_able
-from .drift_probe import choose_probe
 from .processes import Child, Interrupt, Watch
-from .provenance import prepare
-from .run_state import Progress, RunState, folder_of_run
+from .row_writer import prepare
+from .run_state import RunState, started_run
 from .runner import DeviceLostError
 from .summary import Effort, Summary
 from .supervisor import Limits, Supervisor
-from .worker import CudaGpu, Probe, serve
+from .worker import CudaGpu, Probe, choose_probe, serve
 
 if TYPE_CHECKING:
-    from ..datasets.dataset import Dataset
+    from typing_extensions import Unpack
+
+    from .run_state import RunOptions
 
 #: Ranks behind those of any config that a GPU waits for.
 AHEAD = 1e6
@@ -43,39 +43,38 @@ def collect_on_gpus(
     *,
     gpus: int | None = None,
     sms: Sequence[int] = (),
-    plan: str = "exhaustive",
-    known: Dataset | None = None,
-    share: float | None = None,
-    budget_s: float | None = None,
-    resume: bool = True,
     compilers: int | None = None,
-    on_progress: Callable[[Progress], None] = lambda progress: None,
+    resume: bool = True,
+    **options: Unpack[RunOptions],
 ) -> Summary:
-    """Measures `cases` on `gpus` of this machine's GPUs (all that are visible if left out), appending to the dataset in
-    `out`: the whole valid spaces of their families, or what another plan chooses of them (see `plan.named`, also for
-    `known` and `share`). With `sms`, on so many of each card's SMs (see `runtime.sm_partition`), which are devices of
-    their own: one number after the other, because what runs beside it on the same card would share its bandwidth and
-    L2.
+    """Measure cases on this machine's GPUs, appending to the dataset in `out`.
 
-    What is already in `out` is not measured again. Stops cleanly when `budget_s` seconds are over and at Ctrl-C.
-    Raises `ForetuneError` as `folder_of_run` does, where there are not so many GPUs or SMs, and where all GPUs are lost
-    (what was measured is kept: run again to go on).
+    What is already in `out` is not measured again. The run stops cleanly when its budget is spent, and at Ctrl-C.
+
+    Args:
+        families: The kernels to measure.
+        cases: Problems of these families.
+        out: The dataset's folder.
+        gpus: How many GPUs to use; all that are visible if left out.
+        sms: Numbers of SMs to measure on, which are devices of their own (see `runtime.sm_partition`): one after the
+            other, because parts of one card would share its bandwidth and L2.
+        compilers: How many processes compile; one for each core without a GPU's process if left out.
+        resume: Whether `out` may hold a dataset.
+        options: See `RunOptions`.
+
+    Raises:
+        ForetuneError: As `started_run` does; there are not so many GPUs or SMs; or all GPUs are lost (what was measured
+            is kept: run again to go on).
     """
-    by_name = {family.name: family for family in families}
-    check_request(by_name, cases, out, plan, known, share, budget_s)
     if gpus is not None:
         check_integer("gpus", gpus, 1)
-    with folder_of_run(out, resume=resume), Watch() as watch:
+    with started_run(families, cases, out, resume=resume, **options) as state, Watch() as watch:
         indices = range(visible_gpus(gpus))
         for index in indices if sms else ():
             check_sms(sms, DeviceSpec.live(index))
-        state = RunState(
-            by_name, cases, out, plan=plan, known=known, share=share, budget_s=budget_s, on_progress=on_progress
-        )
-        pool = CompilePool(by_name, watch, compilers or max(1, cores() - len(indices)))
-        phases = [
-            [partial(Child, serve, CudaGpu(index, part), by_name) for index in indices] for part in sms or (None,)
-        ]
+        pool = CompilePool(state.families, watch, compilers or max(1, cores() - len(indices)))
+        gpu_parts = [[CudaGpu(index, part) for index in indices] for part in sms or (None,)]
+        phases = [[partial(Child, serve, gpu, state.families) for gpu in parts] for parts in gpu_parts]
         return Campaign(state, phases, pool, watch).measure()
 
 
@@ -131,13 +130,13 @@ class Campaign:
                 for place, starts in enumerate(self._phases if self._state.cases else (), 1):
                     self._state.to_come = len(self._phases) - place
                     self._run(starts, interrupt)
-                    if interrupt.asked or self._state.time_is_over:
+                    if interrupt.requested or self._state.time_is_over:
                         break
             finally:
                 self._state.row_writer.flush()
         if self._state.cases:
             self._state.report(self._state.cases[-1])
-        return Summary.of(self._state, self._spent, interrupted=interrupt.asked)
+        return Summary.of(self._state, self._spent, interrupted=interrupt.requested)
 
     def _run(self, starts: Sequence[Callable[[], Child]], interrupt: Interrupt) -> None:
         """One phase."""
@@ -145,7 +144,7 @@ class Campaign:
         self._pool.start()  # after them: dozens of processes that import Triton would delay what the GPUs wait for
         prepare(self._state.families.values())  # while those open their GPUs
         next_check = 0.0
-        while self._live() and not (self._state.time_is_over or interrupt.asked):
+        while self._live() and not (self._state.time_is_over or interrupt.requested):
             self._watch.handle(CHECK_SECONDS)
             if (now := time.monotonic()) > next_check:
                 next_check = now + CHECK_SECONDS
@@ -189,9 +188,9 @@ class Campaign:
                 case,
                 device,
                 step.configs,
-                state.outcomes(case, device),
+                state.case_state(case, device),
                 self._pool,
-                partial(state.add, case, device),
+                partial(state.row_writer.add, case, device),
                 self._probes[device.name],
                 self._fatal.setdefault(device.name, {}),
             )
@@ -230,7 +229,7 @@ class Campaign:
     def read(self, supervisor: Supervisor, case: Case, probe_us: float) -> None:
         assert supervisor.device is not None
         gpu = str(self._supervisors.index(supervisor))
-        self._state.row_writer.read(case, self._state.family(case), supervisor.device, gpu, probe_us)
+        self._state.row_writer.read(case, supervisor.device, gpu, probe_us)
 
     def retired(self, supervisor: Supervisor, work: CaseTasks | None) -> None:
         self._state.skipped.append(f"GPU {self._supervisors.index(supervisor)}: {supervisor.trouble}")

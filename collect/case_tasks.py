@@ -21,10 +21,10 @@ import numpy as np
 from ..datasets import Case, DeviceSpec, ForetuneError, KernelConfig, Measurable, Measurement, Status
 from ..datasets.errors import abridged
 from ..runtime.timing.timer import Timing
-from .compiling import Binary, Compiled, kind_of
-from .outcomes import CONFIRMING, SCAN, Outcomes
-from .runner import Outcome
-from .worker import Answer, Confirm, Prepare, Probe, Scan, Task
+from .case_state import CONFIRMING, SCAN, CaseState
+from .compiling import Binary, Compiled, signature_of
+from .runner import Trial
+from .worker import Confirm, Prepare, Probe, Scan, Task
 
 #: Rounds of each confirming pass, at least and at most, and what they are the quotient of: see `rounds_of`.
 ROUNDS, MOST_ROUNDS, _SURE_US = 4, 16, 40.0
@@ -37,7 +37,7 @@ DEATHS = 20
 
 
 #: How configs ended their process, each with one of its binaries, a case each.
-Fatal: TypeAlias = dict[tuple[KernelConfig, Binary], list[Outcome]]
+Fatal: TypeAlias = dict[tuple[KernelConfig, Binary], list[Trial]]
 
 
 class Pool(Protocol):
@@ -60,7 +60,7 @@ class CaseTasks:
         case: Case,
         device: DeviceSpec,
         space: Iterable[KernelConfig],
-        outcomes: Outcomes,
+        state: CaseState,
         pool: Pool,
         on_rows: Callable[[Sequence[Measurement]], None],
         probe: Probe | None = None,
@@ -71,12 +71,12 @@ class CaseTasks:
         self.family, self.case, self.device = family, case, device
         self.refused: str | None = None  # why the case is given up
         self.deaths = 0  # of processes, at this case
-        self._outcomes, self._pool, self._on_rows = outcomes, pool, on_rows
+        self._state, self._pool, self._on_rows = state, pool, on_rows
         self._probe, self._confirming = probe, confirm
         self._fatal: Fatal = {} if fatal is None else fatal
         self._waiting: dict[Binary, list[KernelConfig]] = {}  # for the compiler
         self._ready: deque[Task] = deque()
-        self._asked: deque[Task] = deque()  # and not answered yet
+        self._out: deque[Task] = deque()  # sent, and not answered yet
         self._prepared = self._through = False
         self._tries: Counter[Task | None] = Counter()  # None: to prepare
         self._compile_ms: dict[KernelConfig, float] = {}
@@ -88,40 +88,40 @@ class CaseTasks:
     @property
     def over(self) -> bool:
         """Whether all is known now, or the case was given up."""
-        return not (self._asked or self._ready or self._waiting)
+        return not (self._out or self._ready or self._waiting)
 
     @property
-    def asked(self) -> int:
+    def out(self) -> int:
         """How many tasks are out."""
-        return len(self._asked)
+        return len(self._out)
 
     @property
     def at_hand(self) -> Task | None:
         """The task that the process is at."""
-        return self._asked[0] if self._asked else None
+        return self._out[0] if self._out else None
 
     def take(self, most: int) -> list[Task]:
         """The next tasks, at most so many; none while the compiler is waited for."""
         tasks: list[Task] = []
         if self._ready and not self._prepared:
             self._prepared = True
-            tasks.append(Prepare(self.case.problem, self._outcomes.best_us, self._probe))
+            tasks.append(Prepare(self.case.problem, self._state.best_us, self._probe))
         while self._ready and len(tasks) < most:
             task = self._ready.popleft()
-            if isinstance(task, Scan) and (outcome := self._doomed(task.config)):
-                self._settle(task, Answer(0.0, outcome))
+            if isinstance(task, Scan) and (trial := self._doomed(task.config)):
+                self._settle(task, trial)
             else:
                 tasks.append(task)
-        self._asked += tasks
+        self._out += tasks
         self._advance()
         return tasks
 
     @property
-    def kind(self) -> Hashable:
-        """See `compiling.kind_of`."""
-        return kind_of(self.family, self.case.problem, self.device)
+    def signature(self) -> Hashable:
+        """See `compiling.signature_of`."""
+        return signature_of(self.family, self.case.problem, self.device)
 
-    def _doomed(self, config: KernelConfig) -> Outcome | None:
+    def _doomed(self, config: KernelConfig) -> Trial | None:
         """What a config gets that has ended its process often enough."""
         ends = self._fatal.get((config, self._binary(config)), []) if self._fatal else []
         if len(ends) < FATAL_CASES:
@@ -138,42 +138,42 @@ class CaseTasks:
         if configs:
             self._advance()
 
-    def answered(self, answer: Answer) -> None:
-        """The answer to the first task that is out."""
-        task = self._asked.popleft()
+    def answered(self, trial: Trial) -> None:
+        """Take the answer to the first task that is out."""
+        task = self._out.popleft()
         if isinstance(task, Prepare):
-            if answer.outcome is not None:
-                self._refuse(answer.outcome)
+            if trial.status is not None:
+                self._refuse(trial)
         elif self.refused is None:
-            self._settle(task, answer)
+            self._settle(task, trial)
         self._advance()
 
-    def died(self, outcome: Outcome, *, forgivable: bool) -> None:
+    def died(self, trial: Trial, *, forgivable: bool) -> None:
         """The process died at the first task that is out, and knows nothing of the others.
 
-        The config gets this outcome and is not met again, unless the process may have been a victim (`forgivable`)
+        The config gets this trial and is not met again, unless the process may have been a victim (`forgivable`)
         and its task has tries left.
         """
         self._prepared = False
-        if not self._asked:
+        if not self._out:
             return
-        task = self._asked[0]
+        task = self._out[0]
         if isinstance(task, Prepare):
             self._probe = None  # perhaps it was that
-        self._ready.extendleft(task for task in reversed(self._asked) if not isinstance(task, Prepare))
-        self._asked.clear()
+        self._ready.extendleft(task for task in reversed(self._out) if not isinstance(task, Prepare))
+        self._out.clear()
         self.deaths += 1
         tried = None if isinstance(task, Prepare) else task
         self._tries[tried] += 1
         if self._tries[tried] == TRIES or not (forgivable or tried is None):
             if tried is None:
-                self._refuse(outcome)
+                self._refuse(trial)
             else:
                 self._ready.popleft()
-                self._fatal.setdefault((tried.config, self._binary(tried.config)), []).append(outcome)
-                self._settle(tried, Answer(0.0, outcome))
+                self._fatal.setdefault((tried.config, self._binary(tried.config)), []).append(trial)
+                self._settle(tried, trial)
         if self.deaths == DEATHS:
-            self._refuse(outcome)
+            self._refuse(trial)
         if self._leading is not None and self.refused is None:
             self._begin_confirming()  # anew: with a pause in their midst the passes would not be interleaved
         self._advance()
@@ -182,7 +182,7 @@ class CaseTasks:
         """The configs to scan; those that cannot run the problem get their rows here."""
         valid, rows = [], []
         for config in space:
-            if config in self._outcomes.scanned_us:
+            if config in self._state.scanned_us:
                 continue
             try:
                 reason = self.family.supports(config, self.case.problem, self.device)
@@ -191,7 +191,7 @@ class CaseTasks:
             if reason is None:
                 valid.append(config)
             else:
-                rows.append(self._row(config, SCAN, Outcome(Status.INVALID, error=reason)))
+                rows.append(self._row(config, SCAN, Trial(Status.INVALID, error=reason)))
         self._record(rows)
         return valid
 
@@ -213,31 +213,28 @@ class CaseTasks:
 
     def _found(self, config: KernelConfig, compiled: Compiled) -> None:
         """What came of a config's compilation."""
-        outcome = Outcome(Status.COMPILE_FAILED, error=compiled.error)
+        trial = Trial(Status.COMPILE_FAILED, error=compiled.error)
         if self._leading is not None:
             if compiled.error is None:
                 self._leading.append(config)
             else:  # an earlier run could compile it
-                self._record(self._row(config, timing_pass, outcome) for timing_pass in CONFIRMING)
+                self._record(self._row(config, timing_pass, trial) for timing_pass in CONFIRMING)
             return
         self._compile_ms[config] = compiled.compile_ms
         if compiled.error is None:
             self._ready.append(Scan(config))
         else:
-            self._settle(Scan(config), Answer(0.0, outcome))
+            self._settle(Scan(config), trial)
 
-    def _settle(self, task: Scan | Confirm, answer: Answer) -> None:
-        """Makes rows of an answer."""
+    def _settle(self, task: Scan | Confirm, trial: Trial) -> None:
+        """Make rows of a trial."""
         config = task.config
         if isinstance(task, Scan):
-            assert answer.outcome is not None
-            row = self._row(config, SCAN, answer.outcome, self._compile_ms.pop(config, None))
-            self._record([row])
-        elif answer.outcome is None:
-            self._samples[task.timing_pass, config] += answer.times_us
-        elif config not in self._outcomes.unconfirmable:
-            outcome = answer.outcome
-            self._record([self._row(config, timing_pass, outcome) for timing_pass in CONFIRMING])
+            self._record([self._row(config, SCAN, trial, self._compile_ms.pop(config, None))])
+        elif trial.status is None:
+            self._samples[task.timing_pass, config] += trial.times_us
+        elif config not in self._state.unconfirmable:
+            self._record([self._row(config, timing_pass, trial) for timing_pass in CONFIRMING])
 
     def _advance(self) -> None:
         """From the scan to the confirming passes, and to their end."""
@@ -248,7 +245,7 @@ class CaseTasks:
             return
         if self._leading is None:
             self._leading = []
-            self._request(self._outcomes.unconfirmed())
+            self._request(self._state.unconfirmed())
         if not self._waiting and not self._samples:
             self._begin_confirming()
         if self.over:
@@ -256,11 +253,11 @@ class CaseTasks:
             self._through = True
 
     def _begin_confirming(self) -> None:
-        leading = [config for config in self._leading or () if config not in self._outcomes.unconfirmable]
+        leading = [config for config in self._leading or () if config not in self._state.unconfirmable]
         self._samples = {(timing_pass, config): [] for timing_pass in CONFIRMING for config in leading}
         self._ready.clear()
         shuffle = np.random.default_rng(0)
-        for number in range(rounds_of(self._outcomes.best_us) * len(CONFIRMING)):
+        for number in range(rounds_of(self._state.best_us) * len(CONFIRMING)):
             timing_pass = CONFIRMING[number % len(CONFIRMING)]
             self._ready += (Confirm(leading[i], timing_pass) for i in shuffle.permutation(len(leading)))
 
@@ -268,19 +265,20 @@ class CaseTasks:
         """Makes the rows of the confirming passes, all of them at once."""
         self._record(
             [
-                self._row(config, timing_pass, Outcome(Status.OK, **vars(Timing.of(times_us))))
+                self._row(config, timing_pass, Trial(Status.OK, **vars(Timing.of(times_us))))
                 for (timing_pass, config), times_us in self._samples.items()
-                if config not in self._outcomes.unconfirmable
+                if config not in self._state.unconfirmable
             ]
         )
 
-    def _refuse(self, outcome: Outcome) -> None:
-        self.refused = outcome.error or outcome.status.value
+    def _refuse(self, trial: Trial) -> None:
+        assert trial.status is not None
+        self.refused = trial.error or trial.status.value
         self._ready.clear()
         self._waiting.clear()
 
     def _row(
-        self, config: KernelConfig, timing_pass: int, outcome: Outcome, compile_ms: float | None = None
+        self, config: KernelConfig, timing_pass: int, trial: Trial, compile_ms: float | None = None
     ) -> Measurement:
         return Measurement(
             problem=self.case.problem,
@@ -288,13 +286,13 @@ class CaseTasks:
             config=config,
             timing_pass=timing_pass,
             compile_ms=compile_ms or None,
-            **vars(outcome),
+            **trial.measured(),
         )
 
     def _record(self, rows: Iterable[Measurement]) -> None:
         rows = list(rows)
         for row in rows:
-            self._outcomes.add(row.config, row.timing_pass, row.time_us)
+            self._state.add(row.config, row.timing_pass, row.time_us)
         if rows:
             self._on_rows(rows)
 

@@ -1,18 +1,15 @@
-"""Which cases a run measures: those of a dataset, those that a family draws, and how many of them; and what no
-run can be asked for."""
+"""Which cases a run measures: those of a dataset, or those that a family draws; and checks of a run's arguments."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from itertools import islice
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from ..datasets import Case, ForetuneError, Measurable, check_attributes, check_problem_of
-from ..datasets.errors import abridged, check_between, check_path, shown
-from .plan import named
+from ..datasets.errors import abridged, check_between, shown
 
 if TYPE_CHECKING:
     from ..datasets.dataset import Dataset
@@ -22,7 +19,7 @@ _LONGEST_BUDGET = 1e9
 
 
 def cases_like(dataset: Dataset, family: str, *, seed: int = 0) -> tuple[Case, ...]:
-    """The problems that a dataset has of one family, for who wants to compare cards; shuffled by `seed`.
+    """The problems that a dataset has of one family, to compare cards; shuffled by `seed`.
 
     >>> from foretune.datasets import load
     >>> dataset = load("h200")
@@ -67,8 +64,19 @@ def first_cases(
     return tuple(islice(small(), limit))
 
 
-def check_cases(families: Mapping[str, Measurable], cases: Collection[Case]) -> None:
-    """Raises `ForetuneError` for cases that are none, or none of the families, by name, that are collected."""
+def check_request(families: Mapping[str, Measurable], cases: Collection[Case], budget_s: float | None = None) -> None:
+    """Check the arguments of a run.
+
+    Raises:
+        ForetuneError: There is no family or it declares something wrong, a case is none of the families, or the budget
+            is no duration in seconds.
+    """
+    if not families:
+        raise ForetuneError("there must be a kernel family to collect but there is none")
+    for family in families.values():
+        check_attributes(family)
+    if budget_s is not None:
+        check_between("budget_s", budget_s, 0, _LONGEST_BUDGET)
     if not isinstance(cases, Collection) or isinstance(cases, (str, bytes)):
         raise ForetuneError(f"cases must be a list of Cases but is {shown(cases)}")
     for case in cases:
@@ -77,24 +85,3 @@ def check_cases(families: Mapping[str, Measurable], cases: Collection[Case]) -> 
         if case.problem.family not in families:
             raise ForetuneError(f"a case is of {case.problem.family}, but collected is {', '.join(families)}: {case}")
         check_problem_of(families[case.problem.family], case.problem)
-
-
-def check_request(
-    families: Mapping[str, Measurable],
-    cases: Collection[Case],
-    out: Path | str,
-    plan: str,
-    known: Dataset | None,
-    share: float | None,
-    budget_s: float | None,
-) -> None:
-    """Raises `ForetuneError` naming what is no case of the families, no folder, no plan or no budget."""
-    if not families:
-        raise ForetuneError("there must be a kernel family to collect but there is none")
-    for family in families.values():
-        check_attributes(family)
-    check_cases(families, cases)
-    check_path("out", out)
-    named(plan, known, share)
-    if budget_s is not None:
-        check_between("budget_s", budget_s, 0, _LONGEST_BUDGET)

@@ -48,9 +48,11 @@ class Binary:
         return cls(family.name, family.binary_key(config, like), arch, config, like, device)
 
 
-def kind_of(family: Measurable, problem: Problem, device: DeviceSpec) -> Hashable:
-    """What is the same for problems that share their binaries: the key of the first config's; all problems are of one
-    kind where the family fails to say."""
+def signature_of(family: Measurable, problem: Problem, device: DeviceSpec) -> Hashable:
+    """Return what is the same for problems that share their binaries: the key of the first config's binary.
+
+    All problems of a family that fails at it have one signature.
+    """
     with suppress(ForetuneError):
         if space := family.space(device):
             return family.name, family.binary_key(space[0], problem.without_sizes())
@@ -67,7 +69,7 @@ def binary_if_able(family: Measurable, config: KernelConfig, problem: Problem, d
 
 @dataclass(frozen=True)
 class Compiled:
-    """The outcome of compiling one binary; `error` is None where it worked."""
+    """What came of compiling one binary; `error` is None where it worked."""
 
     compile_ms: float
     error: str | None = None
@@ -105,7 +107,7 @@ class CompilePool:
             self._workers.append(_Compiler(self._families, self._watch, self._finish))
 
     def request(self, binary: Binary, rank: float) -> Compiled | None:
-        """The outcome, or None where it has yet to be compiled. A lower rank than in an earlier request counts.
+        """Return what came of compiling a binary; None until it is compiled. The lowest rank requested counts.
 
         Raises `ForetuneError` where there is no compiler for the device.
         """
@@ -125,7 +127,7 @@ class CompilePool:
         return len(self._ranks) < self._size
 
     def know(self, binary: Binary, compiled: Compiled) -> None:
-        """Takes an outcome from elsewhere, so that nothing is compiled for it."""
+        """Note what is known of a binary from elsewhere, so that it is not compiled."""
         self._done[binary] = compiled
 
     def check(self) -> None:
@@ -264,7 +266,7 @@ def _compile(family: Measurable, binary: Binary) -> Compiled:
     error = None
     try:
         family.compile(binary.config, binary.problem)
-    except Exception as failure:  # noqa: BLE001 - whatever the compiler raises is this config's outcome
+    except Exception as failure:  # noqa: BLE001 - whatever the compiler raises is this config's error
         cause = cause_of(failure)
         error = abridged(f"{type(cause).__name__}: {cause}")
     return Compiled((time.perf_counter() - start) * 1e3, error)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import zlib
 from collections.abc import Callable, Sequence
-from functools import cached_property, partial
+from functools import cached_property, lru_cache, partial
 from typing import TYPE_CHECKING, ClassVar, Protocol
 
 import numpy as np
@@ -13,14 +13,46 @@ import numpy as np
 from ..datasets import Case, DeviceSpec, Family, FamilyError, ForetuneError, KernelConfig, Problem
 from ..datasets.errors import check_between, check_integer, shown
 from ..datasets.grid import Grid
-from ..model import LightGBMRanker, Ranker
+from ..model import EstimateRanker, LightGBMRanker, Ranker, load_bundle
 from ..runtime.warn import warn_once
-from .prior import Prior
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
+    from typing_extensions import Self
 
     from ..datasets.dataset import Dataset
+    from ..model import Bundle
+
+
+class Prior(Ranker):
+    """The bundle (the shipped one if left out) where it has learned the family on the device's arch, else the family's
+    own estimate."""
+
+    learns = False
+
+    def __init__(self, bundle: Bundle | None = None) -> None:
+        self.bundle = bundle
+
+    def fit(self, grid: Grid, family: Family) -> Self:
+        """Nothing to learn."""
+        return self
+
+    def predict(
+        self, family: Family, problem: Problem, device: DeviceSpec, configs: Sequence[KernelConfig]
+    ) -> NDArray[np.float64]:
+        try:
+            bundle = self.bundle or _shipped()
+            if device.arch in {spec.arch for spec in bundle.trained_on(family.name)}:
+                return bundle.ranker(family.name).predict(family, problem, device, configs)
+        except ForetuneError:  # no such family in it, or the family has other features by now
+            pass
+        return EstimateRanker().predict(family, problem, device, configs)
+
+
+@lru_cache(maxsize=1)
+def _shipped() -> Bundle:
+    return load_bundle()
+
 
 #: The least and the most of a space that a plan may try.
 SHARES = (0.001, 1.0)
@@ -36,7 +68,7 @@ class Step:
 
     @cached_property
     def configs(self) -> tuple[KernelConfig, ...]:
-        """The one ranked best first. Chosen when first asked for: for hundreds of problems that takes seconds."""
+        """The configs, best first. Chosen at the first access: for hundreds of problems that takes seconds."""
         return self._choose()
 
 
@@ -53,7 +85,7 @@ class Plan(Protocol):
     learns: ClassVar[bool]
 
     def next(self, todo: Sequence[Case], measured: Grid | None) -> list[Step]:
-        """Some of the cases in `todo`, at least one if there are any, to measure before the plan is asked again.
+        """Some of the cases in `todo`, at least one if there are any, to measure before the next call.
 
         `measured` is what is known of other cases on this device, NaN where a config was not tried or failed; None
         where nothing is.
@@ -92,13 +124,15 @@ class Exhaustive:
         return self._family.space(self._device)  # one and the same: families remember what depends on it alone
 
 
-class Thin:
-    """A `share` of the space on every problem, at least one config: what the `prior` ranks first, and so that what it
-    wrongly thinks slow is found out, a share `explored` of them at random, one predicted to take twice as long 16 times
-    less often. It trains nothing and keeps the cases' order, so that a thousand problems take as long as a hundred
-    measured whole, and need no LightGBM: for wide data beside some that were measured whole.
+class Sparse:
+    """A `share` of the space on every problem, at least one config.
 
-    >>> [len(step.configs) for step in Thin(family, device, share=0.05).next(cases, None)]  # doctest: +SKIP
+    Most are what the `prior` ranks first. To find configs that it wrongly ranks as slow, a share `explored` of
+    them is drawn at random; one predicted to take twice as long is drawn 16 times less often. The plan trains nothing
+    (so it needs no LightGBM) and keeps the order of the cases: a thousand problems take as long as a hundred measured
+    exhaustively.
+
+    >>> [len(step.configs) for step in Sparse(family, device, share=0.05).next(cases, None)]  # doctest: +SKIP
     [47, 47, 39, ...]
     """
 
@@ -144,8 +178,8 @@ class Thin:
         return _by_score([space[i] for i in chosen], scores[chosen])
 
 
-class Adaptive(Thin):
-    """A share of the space on every problem as `Thin` chooses it, ranked by a ranker of all that is measured so far.
+class Adaptive(Sparse):
+    """A share of the space on every problem as `Sparse` chooses it, ranked by a ranker of all that is measured so far.
 
     The problems come in batches, each as large as all before it (the first has `first`, ranked by the `prior`), so that
     the ranker is trained a few times and not once a problem.
@@ -240,18 +274,23 @@ class Missing:
 PLANS: dict[str, Callable[..., Plan]] = {
     "exhaustive": Exhaustive,
     "adaptive": Adaptive,
-    "thin": Thin,
+    "thin": Sparse,
     "missing": Missing,
 }
 
 
 def named(name: str, known: Dataset | None = None, share: float | None = None) -> MakePlan:
-    """A plan by its name; `known` is the dataset that the missing plan adds to, and `share` the part of a problem's
-    configs that the adaptive or the thin plan tries, if not as many as by itself.
+    """Return a function that makes a plan.
 
-    Raises `ForetuneError` listing the names that exist, for what another plan takes, where the missing plan has no
-    dataset, and where a plan that trains has nothing to train with: whoever predicts or measures everything can do
-    without."""
+    Args:
+        name: One of `PLANS`.
+        known: The dataset that the missing plan adds to.
+        share: The part of a problem's configs that the adaptive or the thin plan tries; their own default if left out.
+
+    Raises:
+        ForetuneError: There is no such plan, it does not take an argument that is given, the missing plan has no
+            dataset, or LightGBM is not installed, which the adaptive plan trains.
+    """
     if not isinstance(name, str) or name not in PLANS:
         raise ForetuneError(f"plan must be one of {', '.join(PLANS)} but is {shown(name)}")
     if share is not None:

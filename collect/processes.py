@@ -34,13 +34,13 @@ _START = f"import sys, json; sys.path[:] = json.loads(sys.argv[1]); from {__name
 
 class Interrupt:
     """Ctrl-C as a question, not an exception: a run ends between two messages, and never in the middle of a write. In
-    its block the first one sets `asked`, and the second one interrupts as usual.
+    its block the first one sets `requested`, and the second one interrupts as usual.
 
-    Outside the main thread, where there are no signals, nothing is ever asked.
+    Outside the main thread, where there are no signals, nothing is ever requested.
     """
 
     def __init__(self) -> None:
-        self.asked = False
+        self.requested = False
 
     def __enter__(self) -> Interrupt:
         here = threading.current_thread() is threading.main_thread()
@@ -52,9 +52,9 @@ class Interrupt:
             signal.signal(number, handler)
 
     def _ask(self, number: int, frame: FrameType | None) -> None:
-        if self.asked:
+        if self.requested:
             raise KeyboardInterrupt
-        self.asked = True
+        self.requested = True
 
 
 class Child:
@@ -85,7 +85,7 @@ class Child:
         return self._process.poll()
 
     def send(self, message: Any) -> None:
-        """To a child that has ended, nothing is sent: whoever watches it will hear of its end."""
+        """Send a message, unless the child has ended: `Watch` reports its end."""
         with suppress(OSError):
             self.connection.send(message)
 
@@ -132,7 +132,7 @@ class Watch:
         child.kill()
 
     def dismiss(self, child: Child) -> None:
-        """Kills a child of which nothing more is to be told."""
+        """Kill a child, and report nothing more of it."""
         for key in list(self._selector.get_map().values()):
             if key.data.child is child:
                 self._hang_up(key.data)

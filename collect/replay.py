@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..datasets import DeviceSpec, Family, KernelConfig, Problem
-from ..datasets.console.tables import percent, table
+from ..datasets.console import percent, table
 from ..datasets.grid import Grid
 from ..datasets.progress import advance, share_of
 from ..model import EstimateRanker, Evaluation, LightGBMRanker, Ranker, cross_validate, summarise
@@ -43,7 +43,7 @@ def chosen(
         todo = {case: row for row, case in enumerate(grid.cases) if grid.devices[row] == device}
         done: list[int] = []
         while True:
-            with share_of(0.0):  # how far a plan's own training is tells nobody how many there will be
+            with share_of(0.0):  # how far a plan's own training is says nothing of how many there will be
                 steps = plan.next(tuple(todo), only(grid, cells, done) if done else None)
             if not steps:
                 break
@@ -95,7 +95,7 @@ class PlannedRanker(Ranker):
 
 @dataclass(frozen=True)
 class Replay:
-    """A ranker of all measurements beside one of those that a plan takes, on the same held-out problems."""
+    """A ranker of all measurements, and one of those that a plan takes, on the same held-out problems."""
 
     everything: Evaluation
     planned: Evaluation
@@ -117,25 +117,25 @@ class Replay:
         }
 
     def __rich__(self) -> Any:
-        told = self.to_json()
-        ks = list(told["everything"]["regret"])
+        entry = self.to_json()
+        ks = list(entry["everything"]["regret"])
         views = {"regret": ""}
         if any(case.problem.ragged for case in self.everything.cases):
             views["regret_sizes_unknown"] = "  sizes unknown"
         rows = []
         for label, key in (("everything", "everything"), ("the plan", "planned")):
-            one = told[key]
+            one = entry[key]
             configs, measurements = (f"{100 * one[share]:.1f} %" for share in ("configs", "measurements"))
             whole = f"{label}: {configs} of the configs, {measurements} of the measurements"
             for view, short in views.items():
                 rows.append([short or whole, *(percent(one[view][k]["geomean"]) for k in ks)])
         for view, short in views.items():
-            ratio = told["ratio"][view]
+            ratio = entry["ratio"][view]
             rows.append([short or "the plan loses", *(percent(ratio[k]["geomean"]) for k in ks)])
             rows.append(["  95 % interval", *("..".join(map(percent, ratio[k]["ci95"])) for k in ks)])
         return table(
-            f"{self.everything.family}: % slower than the best config, over {told['problems']} problems "
-            f"(noise {percent(told['noise_floor'])} %)",
+            f"{self.everything.family}: % slower than the best config, over {entry['problems']} problems "
+            f"(noise {percent(entry['noise_floor'])} %)",
             ("best of first", *ks),
             rows,
         )
@@ -176,7 +176,7 @@ def replay_plan(
         everything = cross_validate(dataset, family, ranker, ks=KS, jobs=jobs)
     tried, there = np.zeros(2), np.zeros(2)  # configs and measurements, over all folds
     for one in made:
-        if hasattr(one, "cells_"):  # else nobody fitted it
+        if hasattr(one, "cells_"):  # else it was not fitted
             mine = dataset.counts(one.grid_)
             tried += ((mine > 0) & one.cells_).sum(), mine[one.cells_].sum()
             there += (mine > 0).sum(), mine.sum()

@@ -1,23 +1,75 @@
-"""Keeps a run's rows and readings: counts them, and brings them to the disk in parts."""
+"""Keeps a run's rows and readings, brings them to the disk in parts, and records where they come from."""
 
 from __future__ import annotations
 
 import datetime
 import errno
+import platform
+import subprocess
 import uuid
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import contextmanager
+from functools import cache
+from itertools import zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from ..datasets import Case, DeviceSpec, ForetuneError, Measurable, Measurement
-from ..datasets.drift import Reading, flagged_names
+from ..datasets.clock import Reading, flagged_names
 from ..datasets.store import Writer
-from .provenance import run_provenance
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+
+def run_provenance(family: Measurable, device: DeviceSpec) -> dict[str, Any]:
+    """Versions, driver, clocks, kernel source hash and date of a run that starts now."""
+    import torch
+
+    return {
+        "family": family.name,
+        "kernel_source": family.source_hash(),
+        "device": device.name,
+        **_first_gpu(),
+        "torch": torch.__version__,
+        "triton": triton_version(),
+        "python": platform.python_version(),
+        "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
+    }
+
+
+def prepare(families: Iterable[Measurable]) -> None:
+    """Does what makes the first `run_provenance` slow (it imports Triton and the families' kernels, and asks
+    nvidia-smi), while the GPUs are being opened: they would wait for it."""
+    for family in families:
+        family.source_hash()
+    triton_version()
+    _first_gpu()
+
+
+def triton_version() -> str:
+    """The Triton that compiles here."""
+    import triton
+
+    return str(triton.__version__)
+
+
+#: What a dataset calls what nvidia-smi knows.
+_ASKED = {"driver": "driver_version", "clocks_sm_mhz": "clocks.sm", "clocks_max_sm_mhz": "clocks.max.sm"}
+
+
+@cache  # the tool takes a second or more
+def _first_gpu() -> dict[str, str | None]:
+    """Driver and clocks of the first GPU, as the run begins; None where there is no nvidia-smi."""
+    command = ["nvidia-smi", f"--query-gpu={','.join(_ASKED.values())}", "--format=csv,noheader,nounits"]
+    try:
+        printed = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True).stdout
+    except (OSError, subprocess.SubprocessError):
+        printed = ""
+    values = printed.partition("\n")[0].split(", ") if printed.strip() else []
+    return dict(zip_longest(_ASKED, values))
+
 
 #: Rows reach the disk at least this often, and when their case is done; readings of the drift probe less often.
 FLUSH_SECONDS, FLUSH_DRIFT_SECONDS = 10.0, 60.0
@@ -28,41 +80,40 @@ Origin: TypeAlias = Callable[[Measurable, DeviceSpec], dict[str, Any]]
 class RowWriter:
     """Appends to the dataset in `out`, under a run id of its own for each family and device.
 
-    `clock` gives seconds; `noted` is what says which configs to try, `origin` where a family's measurements on a device
-    come from (from here, if left out): the dataset's provenance has both.
-    Whatever writes raises `ForetuneError` where the disk takes no more; what it took is kept.
+    `clock` gives seconds. The dataset's provenance has `noted`, which says how configs were chosen, and what `origin`
+    returns of a family and a device: where its measurements come from, which is here unless it is set to another
+    function. A method that writes raises `ForetuneError` where the disk takes no more; what it took is kept.
     """
 
     def __init__(
         self,
         out: Path | str,
+        families: Mapping[str, Measurable],
         clock: Callable[[], float],
         noted: Mapping[str, Any],
-        origin: Origin | None = None,
     ) -> None:
-        self._out, self._clock, self._start, self._noted = Path(out), clock, clock(), noted
+        self._out, self._families, self._noted = Path(out), families, noted
+        self._clock, self._start = clock, clock()
         self._writers: dict[tuple[str, str], Writer] = {}  # by family and device name
         self._pending: dict[tuple[Case, str], list[Measurement]] = {}  # by case and device name
-        self._due: dict[tuple[Case, str], float] = {}  # when to write them
+        self._due: dict[tuple[Case, str], float] = {}  # when to write them, by the same
         self._readings: list[tuple[Writer, Reading]] = []
         self._unwritten = 0  # of the readings, from the first of them
         self._drift_due = self._start + FLUSH_DRIFT_SECONDS
-        self._origin = origin or run_provenance
+        self.origin: Origin = run_provenance  # settable
         self.statuses: Counter[str] = Counter()
 
-    def add(self, case: Case, family: Measurable, device: DeviceSpec, rows: Sequence[Measurement]) -> None:
-        """Takes rows of one case and device."""
-        self._writer(family, device)
+    def add(self, case: Case, device: DeviceSpec, rows: Sequence[Measurement]) -> None:
+        """Take rows of one case and device."""
+        self._writer(case, device)
         self.statuses.update(row.status.value for row in rows)
         self._due.setdefault((case, device.name), self._clock() + FLUSH_SECONDS)
         self._pending.setdefault((case, device.name), []).extend(rows)
 
-    def read(
-        self, case: Case, family: Measurable, device: DeviceSpec, gpu: str, time_us: float, ago_s: float = 0.0
-    ) -> None:
-        """Takes the time that the drift probe took on one GPU, while it measured the case."""
+    def read(self, case: Case, device: DeviceSpec, gpu: str, time_us: float, ago_s: float = 0.0) -> None:
+        """Take the time of the drift probe on one GPU, while it measured the case."""
         reading = Reading(case.problem, gpu, self._clock() - self._start - ago_s, time_us)
-        self._readings.append((self._writer(family, device), reading))
+        self._readings.append((self._writer(case, device), reading))
 
     def done(self, case: Case) -> None:
         """No more rows of this case are to come for now: they may be written."""
@@ -105,11 +156,12 @@ class RowWriter:
             for writer in dict.fromkeys(writer for writer, _ in fresh):
                 writer.append_drift(reading for of, reading in fresh if of is writer)
 
-    def _writer(self, family: Measurable, device: DeviceSpec) -> Writer:
+    def _writer(self, case: Case, device: DeviceSpec) -> Writer:
+        family = self._families[case.problem.family]
         key = (family.name, device.name)
         if key not in self._writers:
             run_id = f"{datetime.datetime.now(datetime.timezone.utc):%Y%m%d-%H%M%S}-{uuid.uuid4().hex[:4]}"
-            facts = {**self._origin(family, device), **self._noted}
+            facts = {**self.origin(family, device), **self._noted}
             with self._writing():
                 self._writers[key] = Writer(self._out, self._out.name, [device], facts, run_id=run_id)
         return self._writers[key]

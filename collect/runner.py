@@ -14,10 +14,10 @@ from ..runtime.poisoning import poison
 if TYPE_CHECKING:
     from ..runtime.timing.timer import Timer
 
-#: A config this much slower than the best so far is hopeless after one launch, whose time is kept. (With the limit at
-#: 4, an H200 computed for 838 s to get the shipped rows: 88 s on what is more than 4x slower, and 310 s on what is 2 to
-#: 4x slower, in three launches each, of which training keeps a tenth.)
-HOPELESS_SLOWDOWN = 2.5
+#: A config this much slower than the best so far is stopped early: one launch, whose time is kept. (With a limit of 4,
+#: an H200 computed for 838 s to get the shipped rows: 88 s on what is more than 4x slower, and 310 s on what is 2 to 4x
+#: slower, in three launches each, of which training keeps a tenth.)
+EARLY_STOP_SLOWDOWN = 2.5
 #: One that is this much slower gets a few samples: it will never be a candidate.
 ALSO_RAN_SLOWDOWN = 1.5
 ALSO_RAN_SAMPLES = 3
@@ -50,10 +50,14 @@ class OutOfMemoryError(ForetuneError):
 
 
 @dataclass(frozen=True)
-class Outcome:
-    """What running one config showed: the fields of a `Measurement` that the GPU decides."""
+class Trial:
+    """One config being timed: what running it showed, which are the fields of a `Measurement` that the GPU decides.
 
-    status: Status
+    It is also the answer of a worker to a task. One without a status makes no row: inputs were made, or a round of a
+    confirming pass gave `times_us`.
+    """
+
+    status: Status | None = None
     time_us: float | None = None
     spread: float | None = None
     samples: int = 0
@@ -61,6 +65,13 @@ class Outcome:
     spills: int | None = None
     smem_bytes: int | None = None
     error: str | None = None
+    times_us: tuple[float, ...] = ()
+    seconds: float = 0.0  # that the task took
+    probe_us: float | None = None  # the drift probe's time, if that was due thereafter
+
+    def measured(self) -> dict[str, Any]:
+        """Return the fields of a `Measurement`."""
+        return {name: value for name, value in vars(self).items() if name not in ("times_us", "seconds", "probe_us")}
 
 
 class Runner(Protocol):
@@ -73,14 +84,14 @@ class Runner(Protocol):
         """Makes the inputs of the problem that the following calls run. Raises `OutOfMemoryError` where they do
         not fit, and `ForetuneError` where the problem is not one of the family."""
 
-    def scan(self, config: KernelConfig, best_us: float) -> Outcome:
+    def scan(self, config: KernelConfig, best_us: float) -> Trial:
         """Runs one config on the prepared problem; `best_us` is the best time so far (inf if none)."""
 
     def confirm(self, config: KernelConfig, best_us: float) -> list[float]:
         """A few times of a config that the scan has run, in microseconds. Raises `LaunchFailedError`."""
 
     def probe(self, family: Measurable, problem: Problem, config: KernelConfig) -> float:
-        """The time of the drift probe, in microseconds, beside the prepared problem. Raises `LaunchFailedError`."""
+        """The time of the drift probe, in microseconds, next to the prepared problem. Raises `LaunchFailedError`."""
 
 
 class GpuRunner:
@@ -95,7 +106,7 @@ class GpuRunner:
         self._problem: Problem
         self._inputs: Any = None
         self._probe: tuple[Problem, Any] | None = None  # and its inputs
-        self._checked: dict[Problem, dict[_Launched, Outcome]] = {}  # by check problem
+        self._checked: dict[Problem, dict[_Launched, Trial]] = {}  # by check problem
         self._check_inputs: dict[Problem, tuple[Any, Any]] = {}  # with the reference, the one used last at the end
 
     def prepare(self, family: Measurable, problem: Problem) -> None:
@@ -122,13 +133,13 @@ class GpuRunner:
                 raise OutOfMemoryError(failure.error) from error
             raise
 
-    def scan(self, config: KernelConfig, best_us: float) -> Outcome:
+    def scan(self, config: KernelConfig, best_us: float) -> Trial:
         binary = self._check(config)
         if binary.status is not Status.OK:
             return binary
 
         def samples(first_us: float) -> int:
-            if first_us > HOPELESS_SLOWDOWN * best_us:
+            if first_us > EARLY_STOP_SLOWDOWN * best_us:
                 return 1
             if first_us > ALSO_RAN_SLOWDOWN * best_us:
                 return ALSO_RAN_SAMPLES
@@ -138,7 +149,7 @@ class GpuRunner:
             timing = self._timer.time(lambda: self._family.launch(self._inputs, config), samples=samples)
         except Exception as error:  # noqa: BLE001 - a launch can fail in any way; each is a row
             return _failure(error)
-        status = Status.HOPELESS if timing.samples == 1 else Status.OK
+        status = Status.EARLY_STOPPED if timing.samples == 1 else Status.OK
         return replace(binary, status=status, **vars(timing))
 
     def confirm(self, config: KernelConfig, best_us: float) -> list[float]:
@@ -157,7 +168,7 @@ class GpuRunner:
         except Exception as error:
             raise LaunchFailedError(_failure(error).error) from error
 
-    def _check(self, config: KernelConfig) -> Outcome:
+    def _check(self, config: KernelConfig) -> Trial:
         """Loads the config's binary and compares its result with the reference: once for all problems that share the
         binary and are checked on the same one."""
         try:
@@ -165,16 +176,16 @@ class GpuRunner:
             problem = self._checked_on(config, key)
         except Exception as error:  # noqa: BLE001 - as above
             return _failure(error)
-        outcomes = self._checked.setdefault(problem, {})
-        if key not in outcomes:
+        trials = self._checked.setdefault(problem, {})
+        if key not in trials:
             try:
-                outcomes[key] = self._load_and_compare(config, problem)
+                trials[key] = self._load_and_compare(config, problem)
             except Exception as error:  # noqa: BLE001 - as above
                 failure = _failure(error)
                 if failure.status is Status.OUT_OF_RESOURCES:
-                    return failure  # there may be memory beside another problem
-                outcomes[key] = failure
-        return outcomes[key]
+                    return failure  # there may be memory next to another problem
+                trials[key] = failure
+        return trials[key]
 
     def _binary_key(self, config: KernelConfig, problem: Problem) -> Hashable:
         return self._family.binary_key(config, problem.without_sizes())
@@ -188,7 +199,7 @@ class GpuRunner:
         is_same = (config, self._binary_key(config, problem)) == key
         return problem if is_same and self._family.supports(config, problem, self._device) is None else self._problem
 
-    def _load_and_compare(self, config: KernelConfig, problem: Problem) -> Outcome:
+    def _load_and_compare(self, config: KernelConfig, problem: Problem) -> Trial:
         import torch
 
         family = self._family
@@ -204,8 +215,8 @@ class GpuRunner:
         error = float((y.float() - reference).norm() / reference.norm().clamp_min(_LEAST_NORM))
         poison(y)
         if error <= family.tolerance(problem):  # never true of NaN
-            return Outcome(Status.OK, **facts)
-        return Outcome(Status.WRONG_RESULT, error=f"relative error {error:.2g}", **facts)
+            return Trial(Status.OK, **facts)
+        return Trial(Status.WRONG_RESULT, error=f"relative error {error:.2g}", **facts)
 
     def _check_of(self, problem: Problem) -> tuple[Any, Any]:
         """Inputs and reference to check on; of the prepared problem its own inputs."""
@@ -230,7 +241,7 @@ def samples_a_round(best_us: float) -> int:
     return max(affordable, min(MOST_CONFIRM_SAMPLES, int(SHORT_US / best_us)))
 
 
-def _failure(error: BaseException) -> Outcome:
+def _failure(error: BaseException) -> Trial:
     """The status of an exception. Raises `DeviceLostError` where the CUDA context is gone with it."""
     import torch
     from triton.runtime.errors import OutOfResources
@@ -240,12 +251,12 @@ def _failure(error: BaseException) -> Outcome:
     if isinstance(error, torch.OutOfMemoryError):
         torch.cuda.empty_cache()  # so that it costs this config alone
     if isinstance(error, (OutOfResources, torch.OutOfMemoryError)):
-        return Outcome(Status.OUT_OF_RESOURCES, error=text)
+        return Trial(Status.OUT_OF_RESOURCES, error=text)
     if "CompilationError" in type(error).__name__ or "PTXASError" in type(error).__name__:
-        return Outcome(Status.COMPILE_FAILED, error=text)
+        return Trial(Status.COMPILE_FAILED, error=text)
     if not _device_answers():
         raise DeviceLostError(text) from error
-    return Outcome(Status.LAUNCH_FAILED, error=text)
+    return Trial(Status.LAUNCH_FAILED, error=text)
 
 
 def _device_answers() -> bool:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from ..datasets.console.tables import percent, printable
+from ..datasets.console import percent, printable
 from .run_state import RunState
 
 
@@ -35,7 +35,7 @@ class Effort:
 class Summary:
     """What a run did."""
 
-    plan: str  # what said which configs to try
+    plan: str  # its name: which configs were tried
     cases: int  # of which all is known now, those of earlier runs included
     measurements: int  # of this run
     statuses: dict[str, int]

@@ -11,8 +11,8 @@ from typing import Protocol
 from ..datasets import TIMED, Case, DeviceSpec, Status
 from .case_tasks import CaseTasks
 from .processes import Child, Watch
-from .runner import Outcome
-from .worker import Answer, Lost, Message, Prepare, Ready
+from .runner import Trial
+from .worker import Lost, Message, Prepare
 
 #: Tasks that are out at most, and the number below which more are sent: a message need not wait for a GPU, nor a
 #: GPU for a message. 128 tasks are half a second of work and fit into a pipe, so that sending never blocks.
@@ -53,7 +53,7 @@ class Supervisor:
         self._start_child, self._watch, self._owner, self._limits = start, watch, owner, limits
         self.device: DeviceSpec | None = None  # known from the first opening on
         self.work: CaseTasks | None = None
-        self.met: set[Hashable] = set()  # kinds of problems whose binaries the process has, or is about to have
+        self.met: set[Hashable] = set()  # signatures of problems whose binaries the process has, or is about to have
         self._last: Case | None = None  # the one before, until the next one has begun
         self.trouble = ""  # what ended the last process
         self.busy_s = self.lost_s = 0.0  # at tasks, and at those that came to nothing
@@ -64,7 +64,7 @@ class Supervisor:
 
     def _start(self) -> None:
         self._ready = self._overdue = False
-        self.met = {self.work.kind} if self.work else set()
+        self.met = {self.work.signature} if self.work else set()
         self._lost: str | None = None
         self._heard = time.monotonic()
         self._child = self._start_child()
@@ -78,7 +78,7 @@ class Supervisor:
     def give(self, work: CaseTasks) -> None:
         """Begins with a case."""
         self.work = work
-        self.met.add(work.kind)
+        self.met.add(work.signature)
         self.proceed()
 
     def proceed(self) -> None:
@@ -94,10 +94,10 @@ class Supervisor:
     def _feed(self) -> None:
         """As far as the window goes."""
         work = self.work
-        if work is None or not self._ready or work.asked >= LOW:
+        if work is None or not self._ready or work.out >= LOW:
             return
-        waited = not work.asked
-        if tasks := work.take(WINDOW - work.asked):
+        waited = not work.out
+        if tasks := work.take(WINDOW - work.out):
             if waited:
                 self._heard = time.monotonic()
                 self.began = self.began or self._heard
@@ -108,7 +108,7 @@ class Supervisor:
         self._watch.dismiss(self._child)
 
     def check(self) -> None:
-        """Kills a process that has said nothing for too long. To be called now and then."""
+        """Kill a process that has sent nothing for too long. To be called now and then."""
         if (limit_s := self._limit_s()) is None or self._overdue:
             return
         if time.monotonic() - self._heard > limit_s:
@@ -125,8 +125,8 @@ class Supervisor:
 
     def _received(self, message: Message) -> None:
         self._heard = time.monotonic()
-        if isinstance(message, Ready):
-            self.device, self._ready = message.device, True
+        if isinstance(message, DeviceSpec):
+            self.device, self._ready = message, True
             if self.idle:
                 self._owner.idle(self)
         elif isinstance(message, Lost):
@@ -141,11 +141,11 @@ class Supervisor:
             self.work.answered(message)
         self.proceed()
 
-    def _count(self, answer: Answer) -> None:
-        self.busy_s += answer.seconds
+    def _count(self, trial: Trial) -> None:
+        self.busy_s += trial.seconds
         self._losses = 0
-        if answer.outcome is not None and answer.outcome.status not in TIMED:
-            self.lost_s += answer.seconds
+        if trial.status is not None and trial.status not in TIMED:
+            self.lost_s += trial.seconds
 
     def _ended(self, exitcode: int | None) -> None:
         seconds = time.monotonic() - self._heard
@@ -153,10 +153,10 @@ class Supervisor:
         # A process that cannot be killed still holds the GPU: no other could use it.
         self._losses = self._losses + 1 if exitcode is not None else LOSSES
         forgivable = exitcode == -signal.SIGKILL and not self._overdue
-        outcome = self._last_outcome(exitcode, seconds)
-        self.trouble = outcome.error or ""
+        trial = self._last_trial(exitcode, seconds)
+        self.trouble = trial.error or ""
         if self._ready and self.work is not None:
-            self.work.died(outcome, forgivable=forgivable)
+            self.work.died(trial, forgivable=forgivable)
         if self._losses < LOSSES:
             self._start()
             self.proceed()
@@ -167,9 +167,9 @@ class Supervisor:
                 self.trouble += "; its process cannot be killed"
             self._owner.retired(self, work)
 
-    def _last_outcome(self, exitcode: int | None, seconds: float) -> Outcome:
+    def _last_trial(self, exitcode: int | None, seconds: float) -> Trial:
         if self._overdue:
-            return Outcome(Status.TIMEOUT, error=f"not over after {seconds:.0f} s")
+            return Trial(Status.TIMEOUT, error=f"not over after {seconds:.0f} s")
         if self._lost is not None:
-            return Outcome(Status.LAUNCH_FAILED, error=self._lost)
-        return Outcome(Status.LAUNCH_FAILED, error=f"the measuring process ended with exit code {exitcode}")
+            return Trial(Status.LAUNCH_FAILED, error=self._lost)
+        return Trial(Status.LAUNCH_FAILED, error=f"the measuring process ended with exit code {exitcode}")

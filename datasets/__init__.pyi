@@ -1,4 +1,3 @@
-from .case import Case as Case
 from .config import KernelConfig as KernelConfig
 from .device import DeviceSpec as DeviceSpec
 from .errors import (
@@ -11,13 +10,19 @@ from .errors import (
 from .family import (
     Family as Family,
     Measurable as Measurable,
+    check_attributes as check_attributes,
     check_problem_of as check_problem_of,
     not_empty as not_empty,
     roofline_us as roofline_us,
     wrong_knobs as wrong_knobs,
 )
-from .guard.attributes import check_attributes as check_attributes
-from .measurement import BinaryFacts as BinaryFacts, Measurement as Measurement, Status as Status, TIMED as TIMED
+from .measurement import (
+    BinaryFacts as BinaryFacts,
+    Case as Case,
+    Measurement as Measurement,
+    Status as Status,
+    TIMED as TIMED,
+)
 from .problem import (
     DTYPES as DTYPES,
     Dtype as Dtype,

@@ -46,11 +46,11 @@ class KernelConfig:
 
     def __post_init__(self) -> None:
         meta, knobs = _checked_meta(self.meta)
-        asked = (self.num_warps, self.num_stages, self.num_ctas, self.maxnreg, self.ir_override)
+        values = (self.num_warps, self.num_stages, self.num_ctas, self.maxnreg, self.ir_override)
         try:
-            options, given = _options(*asked)
+            options, given = _options(*values)
         except TypeError:  # a list, say
-            raise ForetuneError(f"config knobs {', '.join(OPTIONS)} must be numbers but are {shown(asked)}") from None
+            raise ForetuneError(f"config knobs {', '.join(OPTIONS)} must be numbers but are {shown(values)}") from None
         # As `object.__setattr__` would, in a third of the time: spaces have thousands of configs.
         self.__dict__.update(options, meta=meta, _knobs=knobs | given)
 

@@ -1,20 +1,14 @@
-"""What a dataset has, in counts: from its manifest where that says it, without reading a row."""
+"""What a dataset has, in counts; the kernel sources of its runs; and which rows of its files were left out."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from typing import Any
 
-from .console.tables import table
+from .console import table
 from .device import DeviceSpec
-from .disk.left_out import LeftOut
-from .manifest import read_manifest
-
-#: What a family's entry has, and what is counted of it for each device.
-_KINDS = {"problems": int, "configs": int, "measurements": int, "plans": list, "devices": dict, "statuses": dict}
-_COUNTED = ("problems", "measurements")
 
 
 def described(
@@ -37,17 +31,6 @@ def described(
         "ignored": list(ignored),
         "left_out": [one.to_json() for one in left_out],
     }
-
-
-def description_in(directory: Path) -> dict[str, Any] | None:
-    """What the manifest of a sealed dataset says of it; None where that says nothing, or where there are parts, of
-    which it does not know. Raises `DatasetError` for a manifest that is none."""
-    manifest = read_manifest(directory)
-    contents: Any = manifest.get("contents")
-    if not _is_known(contents) or any((directory / folder).exists() for folder in ("parts", "drift")):
-        return None
-    specs = tuple(DeviceSpec.from_json(spec) for spec in manifest["devices"])
-    return described(manifest["name"], specs, manifest["schema_version"], contents, manifest["provenance"], ())
 
 
 def kernel_sources(provenance: Mapping[str, Any], family: str) -> set[str]:
@@ -108,14 +91,54 @@ def contents_table(datasets: Sequence[Mapping[str, Any]]) -> Any:
     return table("Datasets", columns, rows, below=below, once=("plan",))
 
 
-def _is_known(contents: Any) -> bool:
-    """Whether it is what `Dataset.contents` gives, as far as is looked at; else the rows are asked."""
-    try:
-        return isinstance(contents["drifted"], dict) and all(
-            all(type(family[key]) is kind for key, kind in _KINDS.items())
-            and all(isinstance(plan, str) for plan in family["plans"])
-            and all(type(there[key]) is int for there in family["devices"].values() for key in _COUNTED)
-            for family in contents["families"].values()
-        )
-    except (KeyError, TypeError, AttributeError):
-        return False
+#: Lines, and then files, that a message names.
+_MOST_NAMED = 3
+
+
+@dataclass(frozen=True)
+class LeftOut:
+    """Rows of one file that are left out for one reason. The file stays as it is."""
+
+    file: str  # as parts/NAME, in the dataset's folder
+    why: str
+    rows: int | None = None  # how many; None where the file does not say
+    lines: tuple[int, ...] = ()  # where the first of them are, counted from 1
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self) | {"lines": list(self.lines)}
+
+    @property
+    def place(self) -> str:
+        """The file, and the first few lines.
+
+        >>> LeftOut("parts/a.jsonl", "not JSON", 5, (2, 3, 7, 9)).place
+        'parts/a.jsonl line 2, 3, 7, ...'
+        """
+        shown = ", ".join(map(str, self.lines[:_MOST_NAMED]))
+        more = ", ..." if (self.rows or 0) > _MOST_NAMED else ""
+        return f"{self.file} line {shown}{more}" if shown else self.file
+
+
+def summary_of_left_out(left_out: Sequence[LeftOut]) -> str:
+    """Return how many rows are left out, by reason, and where the first of them are.
+
+    >>> summary_of_left_out([LeftOut("parts/a.jsonl", "not JSON", 2, (3, 7)), LeftOut("parts/b.jsonl", "it is a pipe")])
+    '2 rows and 1 file are left out: not JSON (2 rows: parts/a.jsonl line 3, 7); it is a pipe (parts/b.jsonl)'
+    """
+    rows = [one.rows for one in left_out if one.rows is not None]
+    files = len(left_out) - len(rows)
+    counts = [_plural(sum(rows), "row")] * bool(rows) + [_plural(files, "file")] * bool(files)
+    verb = "is" if sum(rows) + files == 1 else "are"
+    return f"{' and '.join(counts)} {verb} left out: {'; '.join(_reasons(left_out))}"
+
+
+def _reasons(left_out: Sequence[LeftOut]) -> Iterator[str]:
+    for why in dict.fromkeys(one.why for one in left_out):
+        those = [one for one in left_out if one.why == why]
+        places = "; ".join(one.place for one in those[:_MOST_NAMED]) + "; ..." * (len(those) > _MOST_NAMED)
+        rows = [one.rows for one in those if one.rows is not None]
+        yield f"{why} ({_plural(sum(rows), 'row')}: {places})" if rows else f"{why} ({places})"
+
+
+def _plural(number: int, noun: str) -> str:
+    return f"{number} {noun}" + "s" * (number != 1)

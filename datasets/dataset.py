@@ -9,19 +9,15 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pandas as pd
 
-from .case import Case
+from .clock import flagged, flagged_names, on_one_clock
 from .config import KernelConfig
-from .contents import contents_table, described, kernel_sources
+from .contents import LeftOut, contents_table, described, kernel_sources
 from .device import DeviceSpec
-from .disk.left_out import LeftOut
-from .drift import flagged, flagged_names
 from .errors import DatasetError
-from .family import Family, with_defaults
+from .family import Family, check_attributes, with_defaults
 from .grid import BinarySignature, Grid
-from .guard.attributes import check_attributes
-from .measurement import TIMED, BinaryFacts, Status
-from .one_clock import on_one_clock
-from .schema import DRIFT
+from .measurement import TIMED, BinaryFacts, Case, Status
+from .tables import DRIFT
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -12,10 +12,9 @@ from numbers import Integral, Real
 from pathlib import Path
 from typing import Any
 
-from .console.tables import table
-from .disk.atomic import replacing
-from .disk.regular import open_regular
+from .console import table
 from .errors import ForetuneError, abridged, check_flag, check_integer, check_path, check_word, shown
+from .files import open_regular, replacing
 
 #: The dtypes whose matrix rate a spec may have, sorted.
 MATRIX_DTYPES = ("bf16", "fp16", "fp32")

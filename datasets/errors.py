@@ -68,7 +68,7 @@ def reason_of(error: BaseException) -> str:
     """
     try:
         text = str(error)
-    except Exception:  # noqa: BLE001 - of somebody's own making
+    except Exception:  # noqa: BLE001 - a __str__ may raise anything
         text = "which cannot be shown"
     return text if isinstance(error, ForetuneError) else f"{type(error).__name__}: {text}"
 
@@ -109,7 +109,7 @@ def shown(value: object, most: int = 100) -> str:
     """
     try:
         text = repr(value)
-    except Exception:  # noqa: BLE001 - of 5,000 digits, or of somebody's own making
+    except Exception:  # noqa: BLE001 - of 5,000 digits, or of a foreign class
         return f"an {type(value).__name__} that is not to be shown"
     return abridged(text, most)
 

@@ -1,29 +1,41 @@
-"""What Foretune needs to know of a tunable kernel: `Family` to predict and prune, `Measurable` to collect as well."""
+"""The contract of a tunable kernel: `Family` to predict and prune, `Measurable` to collect as well.
+
+Also the checks of what a family declares, and of problems and configs against it.
+"""
 
 from __future__ import annotations
 
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Hashable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
+from weakref import WeakValueDictionary
 
-from .case import Case
 from .config import OPTIONS, KernelConfig
 from .device import DeviceSpec
-from .errors import ForetuneError, shown
+from .errors import (
+    MOST_NAMES,
+    FamilyError,
+    ForetuneError,
+    abridged,
+    check_flag,
+    check_integer,
+    check_word,
+    check_words,
+    printable,
+    reason_of,
+    shown,
+)
 from .feature_groups import FeatureGroup
-from .guard.methods import guard_methods
-from .measurement import BinaryFacts
+from .guard import guard_methods, name_of
+from .measurement import BinaryFacts, Case
 from .problem import Problem, Ragged
 
 if TYPE_CHECKING:
     import numpy as np
     import torch
     from numpy.typing import NDArray
-
-
-#: Launch options that no config has unless somebody sets them.
-_UNUSUAL = ("maxnreg", "ir_override")
 
 
 class Family(ABC):
@@ -72,8 +84,8 @@ class Family(ABC):
         """
 
     def supports_by(self, problem: Problem) -> Hashable:
-        """What `supports` makes its answers depend on: of problems that have the same here, one is asked about. The
-        problem itself, unless a family knows that less decides."""
+        """What `supports` makes its answers depend on: it is called for one of the problems that
+        have the same here. The problem itself, unless a family knows that less decides."""
         return problem
 
     @abstractmethod
@@ -101,8 +113,8 @@ class Family(ABC):
         family that knows what repeats makes predictions quicker, and no different."""
         import numpy as np
 
-        asked = (device, configs, binaries) if self.reads_binaries else (device, configs)
-        tables = np.stack([self.features(problem, *asked) for problem in problems])
+        arguments = (device, configs, binaries) if self.reads_binaries else (device, configs)
+        tables = np.stack([self.features(problem, *arguments) for problem in problems])
         return (FeatureGroup(tuple(range(tables.shape[2])), tables, np.arange(len(configs))),)
 
     @abstractmethod
@@ -205,6 +217,90 @@ class Measurable(Family):
         raise ForetuneError(f"no config of {self.name} can run {problem} on {device.name}: {reason}")
 
 
+def roofline_us(family: Measurable, problem: Problem, device: DeviceSpec) -> float:
+    """The longer of the problem's FLOPs at the device's matrix rate for its dtype and its bytes at the device's
+    bandwidth."""
+    memory_us = family.bytes(problem) / (device.copy_bandwidth_gbs * 1e3)
+    return max(compute_us(family, problem, device), memory_us)
+
+
+def compute_us(family: Measurable, problem: Problem, device: DeviceSpec) -> float:
+    """The problem's FLOPs at the device's matrix rate for its dtype."""
+    return family.flops(problem) / (device.matrix_tflops_of(*problem.dtypes) * 1e6)
+
+
+#: What a family, dimension, knob or flag may be called: they stand in commands, tables and logs.
+_NAME = re.compile(r"\w[\w.:+-]*")
+#: More features than any family has, and more dimensions, knobs or flags.
+_MOST_FEATURES, _MOST_DECLARED = 10_000, 4 * MOST_NAMES
+#: Launch options that no config has unless somebody sets them.
+_UNUSUAL = ("maxnreg", "ir_override")
+
+
+def check_name(name: str, value: Any) -> str:
+    """Check that a value can be a name: letters, digits and `_ . : + -`, of which the first is no sign.
+
+    >>> check_name("the family", "row_softmax")
+    'row_softmax'
+    """
+    if not _NAME.fullmatch(check_word(name, value)):
+        raise ForetuneError(f"{name} must be of letters, digits and _ . : + - but is {shown(value)}")
+    return str(value)
+
+
+_sound: WeakValueDictionary[int, Family] = WeakValueDictionary()
+
+
+def check_attributes(family: Family) -> None:
+    """Check what a family declares: names, dimensions, dtypes, knobs and flags.
+
+    Raises:
+        ForetuneError: An attribute is missing, cannot be read, or is not what it must be.
+    """
+    if _sound.get(id(family)) is family:
+        return
+    what = type(family).__name__
+    if missing := [name for name in ("name", "dims", "dtypes", "knobs") if not _has(family, name)]:
+        raise FamilyError(f"{what} must say its {', '.join(missing)}: see foretune.Family")
+    check_name(f"the name of {what}", _read(family, "name"))
+    of = f"of family {family.name}"
+    for name in ("dims", "dtypes", "knobs", "flags", "bucketed"):
+        for word in (words := check_words(f"{name} {of}", _read(family, name), _MOST_DECLARED)):
+            check_name(f"each of {name} {of}", word)
+        if not isinstance(_read(family, name), (tuple, list)) or len(set(words)) < len(words):
+            raise FamilyError(f"{name} {of} must be a tuple of different names but is {shown(words)}")
+        if not words and name in ("dims", "dtypes"):
+            raise FamilyError(f"{name} {of} must not be empty")
+    if _has(family, "feature_names"):
+        check_words(f"feature_names {of}", _read(family, "feature_names"), _MOST_FEATURES)
+    for name, names in (("default_dims", "dims"), ("largest", "dims"), ("default_knobs", "knobs")):
+        values = _read(family, name)
+        if not isinstance(values, Mapping):
+            raise FamilyError(f"{name} {of} must be a mapping but is {shown(values)}")
+        if unknown := [key for key in values if key not in getattr(family, names)]:
+            raise FamilyError(f"{name} {of} must be of its {names} but has {shown(unknown[0])}")
+        for key, value in values.items() if names == "dims" else ():
+            check_integer(f"{name} {of}: {key}", value, 1)
+    if unknown := [dim for dim in family.bucketed if dim not in family.dims]:
+        raise FamilyError(f"bucketed {of} must be of its dims but has {unknown[0]}")
+    check_flag(f"reads_binaries {of}", _read(family, "reads_binaries"))
+    _sound[id(family)] = family
+
+
+def _has(family: Family, name: str) -> bool:
+    try:
+        return hasattr(family, name)
+    except (Exception, SystemExit):  # noqa: BLE001 - there is something, and it fails
+        return True
+
+
+def _read(family: Family, name: str) -> Any:
+    try:
+        return getattr(family, name)
+    except (Exception, SystemExit) as error:
+        raise FamilyError(f"family {name_of(family)}: {name} raised {printable(abridged(reason_of(error)))}") from error
+
+
 def check_problem_of(family: Family, problem: Problem) -> None:
     """Raises `ForetuneError` for a problem that is not the family's: of another one, of other dimensions, smaller than
     the family's `smallest` or larger than its `largest`, ragged otherwise than it says, or with a dtype or flag that it
@@ -289,15 +385,3 @@ def _odd_value(family: Family, config: KernelConfig) -> str | None:
             if kinds == {int}:
                 return f"{knob} of {family.name} must be an integer but is {value!r}"
     return None
-
-
-def roofline_us(family: Measurable, problem: Problem, device: DeviceSpec) -> float:
-    """The longer of the problem's FLOPs at the device's matrix rate for its dtype and its bytes at the device's
-    bandwidth."""
-    memory_us = family.bytes(problem) / (device.copy_bandwidth_gbs * 1e3)
-    return max(compute_us(family, problem, device), memory_us)
-
-
-def compute_us(family: Measurable, problem: Problem, device: DeviceSpec) -> float:
-    """The problem's FLOPs at the device's matrix rate for its dtype."""
-    return family.flops(problem) / (device.matrix_tflops_of(*problem.dtypes) * 1e6)

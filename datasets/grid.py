@@ -9,10 +9,9 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
-from .case import Case
 from .config import KernelConfig
 from .device import DeviceSpec
-from .measurement import BinaryFacts
+from .measurement import BinaryFacts, Case
 from .problem import Dtype
 
 if TYPE_CHECKING:

@@ -17,10 +17,10 @@ from pathlib import Path
 from typing import Any, BinaryIO, TypeVar
 
 from .config import KernelConfig
+from .contents import LeftOut
 from .device import DeviceSpec
-from .disk.left_out import LeftOut
-from .disk.regular import open_regular, why_irregular
 from .errors import ForetuneError, abridged, check_word, shown
+from .files import open_regular, why_irregular
 from .manifest import check_facts
 from .measurement import Measurement, Status
 from .problem import Problem

@@ -8,15 +8,15 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from .disk.atomic import replacing
-from .disk.regular import open_regular
-from .disk.writable import few, visible_in
+from .contents import described
+from .device import DeviceSpec
 from .errors import DatasetError, ForetuneError, abridged, shown
+from .files import BUNDLE, few, open_regular, replacing, visible_in
 
 MANIFEST = "dataset.json"
 #: Of the store: raised by one whenever a column, or a key of the manifest, changes meaning, type or name.
 SCHEMA_VERSION = 2  # 2: scenarios, ragged sizes with their dimension, a dtype for each operand
-#: Versions that are read as well: see store/older.py.
+#: Versions that are read as well: see tables.py.
 OLDER_VERSIONS = (1,)
 _KINDS: dict[str, tuple[type, str]] = {
     "name": (str, "a text"),
@@ -24,6 +24,9 @@ _KINDS: dict[str, tuple[type, str]] = {
     "provenance": (dict, "an object"),
     "sealed": (dict, "an object of SHA-256 by file name"),
 }
+#: What a family's entry has, and what is counted of it for each device.
+_COUNTS_OF = {"problems": int, "configs": int, "measurements": int, "plans": list, "devices": dict, "statuses": dict}
+_COUNTED = ("problems", "measurements")
 
 
 def read_manifest(directory: Path) -> dict[str, Any]:
@@ -79,6 +82,8 @@ def check_ours(directory: Path) -> None:
     """
     if (directory / MANIFEST).exists():
         read_manifest(directory)
+    elif (directory / BUNDLE).is_file():
+        raise DatasetError(f"{directory} is the folder of a bundle: name one for the dataset alone")
     elif others := visible_in(directory):
         raise DatasetError(f"{directory} holds files but no dataset ({few(others)}): name a new or an empty folder")
 
@@ -94,3 +99,27 @@ def write_manifest(directory: Path, content: Mapping[str, Any]) -> None:
 def _check(path: Path, key: str, value: object, kind: type, what: str) -> None:
     if not isinstance(value, kind):
         raise DatasetError(f"{path}: {abridged(key)} must be {what} but is {abridged(repr(value))}")
+
+
+def description_in(directory: Path) -> dict[str, Any] | None:
+    """What the manifest of a sealed dataset says of it; None where that says nothing, or where there are parts, of
+    which it does not know. Raises `DatasetError` for a manifest that is none."""
+    manifest = read_manifest(directory)
+    contents: Any = manifest.get("contents")
+    if not _is_known(contents) or any((directory / folder).exists() for folder in ("parts", "drift")):
+        return None
+    specs = tuple(DeviceSpec.from_json(spec) for spec in manifest["devices"])
+    return described(manifest["name"], specs, manifest["schema_version"], contents, manifest["provenance"], ())
+
+
+def _is_known(contents: Any) -> bool:
+    """Whether it has what `Dataset.contents` returns, as far as `described` uses it; otherwise the rows are read."""
+    try:
+        return isinstance(contents["drifted"], dict) and all(
+            all(type(family[key]) is kind for key, kind in _COUNTS_OF.items())
+            and all(isinstance(plan, str) for plan in family["plans"])
+            and all(type(there[key]) is int for there in family["devices"].values() for key in _COUNTED)
+            for family in contents["families"].values()
+        )
+    except (KeyError, TypeError, AttributeError):
+        return False

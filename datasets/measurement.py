@@ -1,18 +1,53 @@
-"""`Measurement`: one config's outcome on one problem. A failure is data, not an exception."""
+"""`Case`: a problem and where it comes from. `Measurement`: one config's time on one problem, or how it failed."""
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any, NamedTuple
 
 from .config import KernelConfig
-from .errors import MOST, ForetuneError, check_between, check_integer, check_word, shown
+from .errors import MOST, ForetuneError, check_between, check_integer, check_word, check_words, shown
 from .problem import Problem
+
+#: More models than share a layer's shape.
+_MOST_SOURCES = 4096
+
+
+@dataclass(frozen=True)
+class Case:
+    """A problem to measure, the models whose layers have that shape, and under which scenario it was drawn.
+
+    `sources` are "MODEL/LAYER" strings, or ("random",) for a shape drawn at random. `scenario` is a word of the
+    family's own for what the dimensions do not say, as for how skewed ragged sizes were drawn; "" where there is none.
+
+    Raises `ForetuneError` naming what is none of that.
+
+    >>> problem = Problem.of("linear", m=16, n=4096, k=14336)
+    >>> Case(problem, ("Llama-3-8B/down", "Qwen3-8B/down")).model_families
+    ('Llama', 'Qwen')
+    """
+
+    problem: Problem
+    sources: tuple[str, ...]
+    scenario: str = ""
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.problem, Problem):
+            raise ForetuneError(f"the problem of a case must be a Problem but is {shown(self.problem)}")
+        object.__setattr__(self, "sources", check_words("sources", self.sources, _MOST_SOURCES))
+        if not isinstance(self.scenario, str) or self.scenario:
+            check_word("scenario", self.scenario)
+
+    @property
+    def model_families(self) -> tuple[str, ...]:
+        """The leading word of each source's model name: what evaluation splits by."""
+        return tuple(sorted({re.split(r"[^A-Za-z]", source)[0] for source in self.sources}))
 
 
 class Status(str, Enum):
-    """How a measurement ended. Only OK and HOPELESS carry a time."""
+    """How a measurement ended. Only OK and EARLY_STOPPED carry a time."""
 
     OK = "ok"
     INVALID = "invalid"  # refused by `Family.supports` before compiling
@@ -21,10 +56,10 @@ class Status(str, Enum):
     LAUNCH_FAILED = "launch_failed"
     WRONG_RESULT = "wrong_result"
     TIMEOUT = "timeout"
-    HOPELESS = "hopeless"  # one launch was so much slower than the best that no more were spent on it
+    EARLY_STOPPED = "hopeless"  # one launch was so much slower than the best that no more were spent on it
 
 
-TIMED = (Status.OK, Status.HOPELESS)
+TIMED = (Status.OK, Status.EARLY_STOPPED)
 #: 1 = the scan of every config, 2 and 3 = the leading ones again, interleaved.
 TIMING_PASSES = (1, 2, 3)
 #: No kernel takes less: starting one takes a GPU about two microseconds. And none is waited for longer than an hour.
@@ -45,7 +80,7 @@ class Measurement:
     """One config on one problem and device, in one pass.
 
     `time_us` is the kernel's own time with a cold L2, the median of `samples` launches, from 1e-3 to 3.6e9; None unless
-    the status is OK or HOPELESS. `spread` is the samples' interquartile range over their median.
+    the status is OK or EARLY_STOPPED. `spread` is the samples' interquartile range over their median.
 
     Raises `ForetuneError` naming the value that cannot be measured.
 

@@ -11,13 +11,13 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from .case import Case
 from .contents import same_source
 from .dataset import Dataset
 from .device import DeviceSpec
 from .errors import DatasetError, warn
 from .log_part import LOGGED
 from .manifest import SCHEMA_VERSION
+from .measurement import Case
 from .problem import Problem
 
 

@@ -37,7 +37,7 @@ DTYPES = tuple(_DTYPES)
 #: One dtype for all operands, or (operand, dtype) of each, sorted by operand.
 Dtype: TypeAlias = str | tuple[tuple[str, str], ...]
 #: Family, dtypes, flags.
-Kind: TypeAlias = tuple[str, Dtype, tuple[str, ...]]
+Signature: TypeAlias = tuple[str, Dtype, tuple[str, ...]]
 #: Every token count is a new problem, and neighbours want the same config: predictions are made on a grid of this many
 #: points an octave (steps of 9 %, so no size is more than 4.5 % from the one that stands for it).
 POINTS_PER_OCTAVE = 8
@@ -156,7 +156,7 @@ class Ragged:
 
     @cached_property
     def array(self) -> NDArray[np.int64]:
-        """The sizes, (n_segments,), which nobody may change."""
+        """The sizes, (n_segments,), read-only."""
         import numpy as np
 
         array = np.array(self.sizes, np.int64)
@@ -184,7 +184,7 @@ class Problem:
     """One call's shape: family, named dimensions, dtypes, layout flags, and for ragged work the sizes along one of the
     dimensions, where they are known.
 
-    At call time the sizes of ragged work are on the device and nobody waits for them: then `ragged` is None and only
+    At call time the sizes of ragged work are on the device and are not waited for: then `ragged` is None and only
     `dims` speak. Hashable and JSON-able. `dtype` is one name for all operands, or a mapping from operand to name.
 
     >>> p = Problem.of("segment_sum", rows=64, columns=128, ragged={"rows": (0, 32, 16, 16)})
@@ -254,8 +254,8 @@ class Problem:
         return dict(self.dims)
 
     @property
-    def kind(self) -> Kind:
-        """What decides a kernel's code beside its config: problems of one kind differ in their sizes alone."""
+    def signature(self) -> Signature:
+        """What decides a kernel's code, in addition to its config: problems of one signature differ only in sizes."""
         return (self.family, self.dtype, self.flags)
 
     @property

@@ -1,35 +1,40 @@
-"""How far a long computation is, whoever computes and whoever wants to know; and its end when nobody waits any more.
+"""Progress of long computations: how far one is, how it is shown, and how it ends when its result is not needed.
 
-What takes long says so with `advance`, in shares of the task that it is part of, and need not know of what task:
+A computation reports shares of the task that it is part of with `advance`, and need not know of what task:
 
->>> told = []
->>> with reporting(told.append):
+>>> reported = []
+>>> with reporting(reported.append):
 ...     with share_of(0.8):
 ...         advance(0.5)
 ...     advance(0.2)
->>> [round(share, 2) for share in told]
+>>> [round(share, 2) for share in reported]
 [0.4, 0.8, 1.0]
+
+`showing` and `showing_steps` show progress on stderr: as a bar on a terminal or in a notebook, else as lines of a log.
 """
 
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, Protocol, TypeVar
+
+from .errors import printable
 
 _Result = TypeVar("_Result")
 
 
 class AbandonedError(Exception):
-    """Raised in a thread whose result nobody waits for any more."""
+    """Raised in a thread whose result is no longer needed."""
 
 
 @dataclass(frozen=True)
 class _Task:
-    """What `advance` is about in this thread."""
+    """The task that `advance` is part of in this thread."""
 
     add: Callable[[float], None]  # takes a further share of the task
     abandoned: tuple[threading.Event, ...] = ()
@@ -40,8 +45,12 @@ _adding = threading.Lock()  # several threads advance one task
 
 
 def advance(share: float) -> None:
-    """Says that a further share of the current task is done, 0 to 1. Raises `AbandonedError` in a thread of
-    `side_by_side` whose result nobody waits for any more: whoever calls this often ends soon."""
+    """Report that a further share of the current task is done, 0 to 1.
+
+    Raises:
+        AbandonedError: This is a thread of `side_by_side` whose result is not needed. A computation that calls this
+            often therefore ends soon.
+    """
     task = _task.get()
     if any(event.is_set() for event in task.abandoned):
         raise AbandonedError
@@ -51,7 +60,7 @@ def advance(share: float) -> None:
 
 @contextmanager
 def share_of(share: float) -> Iterator[None]:
-    """What is done within is this share of the current task, and all of it when the block ends."""
+    """Count the progress of the block as this share of the current task, and as all of it when the block ends."""
     outer, spent = _task.get(), 0.0
 
     def add(part: float) -> None:
@@ -71,8 +80,7 @@ def share_of(share: float) -> Iterator[None]:
 
 @contextmanager
 def reporting(on_progress: Callable[[float], None]) -> Iterator[None]:
-    """Calls `on_progress` with the share of the block that is done, from 0 to 1, whenever it changes, from whatever
-    thread."""
+    """Call `on_progress` with the share of the block that is done, from 0 to 1, whenever it changes, in any thread."""
     done = 0.0
 
     def add(share: float) -> None:
@@ -90,10 +98,9 @@ def reporting(on_progress: Callable[[float], None]) -> Iterator[None]:
 
 
 def side_by_side(calls: Sequence[Callable[[], _Result]], jobs: int) -> list[_Result]:
-    """The results of several calls, at most `jobs` at a time, in threads that advance the current task.
+    """Return the results of several calls, at most `jobs` at a time, in threads that advance the current task.
 
-    Where one of them fails, or Ctrl-C ends the waiting, the others end at their next `advance`, and nobody waits for
-    that.
+    If one of them fails, or Ctrl-C ends the waiting, the others end at their next `advance`, and are not waited for.
 
     >>> side_by_side([lambda: 1, lambda: 2], jobs=2)
     [1, 2]
@@ -117,3 +124,146 @@ def side_by_side(calls: Sequence[Callable[[], _Result]], jobs: int) -> list[_Res
         over.set()
         raise
     return results
+
+
+#: Seconds between two lines in a log.
+_EVERY_S = 30.0
+#: A computation that takes less is not announced.
+_SOON_S = 2.0
+
+
+class Steps(Protocol):
+    """How far a computation is whose steps are counted; its `str` says what it is at."""
+
+    @property
+    def done(self) -> int:
+        """How many steps are done."""
+
+    @property
+    def total(self) -> int:
+        """How many steps there are."""
+
+
+@contextmanager
+def showing(text: str, about_s: float = 0.0, *, shown: bool = True) -> Iterator[Callable[[str], None]]:
+    """Show on stderr how far the block is (see `advance`) and how long it will still take.
+
+    Args:
+        text: What is computed.
+        about_s: The expected seconds; from two on, the log begins with them.
+        shown: Whether to show anything.
+
+    Yields:
+        A function that replaces the text.
+    """
+    began, share, text = time.monotonic(), 0.0, printable(text)
+
+    def status() -> str:
+        left = time_left(share, time.monotonic() - began, about_s)
+        return f"{text}: {share:.0%}" + ("" if left is None else f", about {in_words(left)} left")
+
+    def show(new_share: float) -> None:
+        nonlocal share
+        share = new_share
+        update(status(), share, 1.0)
+
+    def say(content: str) -> None:
+        nonlocal text
+        text = printable(content)
+        update(status(), share, 1.0)
+
+    with _display(shown, transient=True) as (update, log):
+        if about_s >= _SOON_S:
+            log(f"{text}: about {in_words(about_s)}")
+        update(status(), share, 1.0)
+        with _every(_EVERY_S, lambda: log(status())), reporting(show):
+            yield say
+
+
+@contextmanager
+def showing_steps(shown: bool = True) -> Iterator[Callable[[Steps], None]]:
+    """Show on stderr each step of a computation that reports them.
+
+    Yields:
+        A function that takes where the computation is.
+    """
+    with _display(shown, transient=False) as (update, log):
+
+        def show(now: Steps) -> None:
+            text = printable(str(now))
+            update(text, now.done, now.total)
+            log(f"{now.done}/{now.total} {text}")
+
+        update("starting", 0, None)
+        yield show
+
+
+@contextmanager
+def _display(
+    shown: bool, *, transient: bool
+) -> Iterator[tuple[Callable[[str, float, float | None], None], Callable[[str], None]]]:
+    """Yield a function that updates a bar, and one that prints a line where there is no bar."""
+    from rich import progress as rich
+    from rich.console import Console
+
+    console = Console(stderr=True, quiet=not shown)
+    interactive = console.is_terminal or console.is_jupyter
+    counted: list[Any] = [] if transient else [rich.MofNCompleteColumn()]
+    columns = (rich.SpinnerColumn(), rich.BarColumn(20), rich.TextColumn("{task.description}", markup=False), *counted)
+    with rich.Progress(*columns, console=console, transient=transient, disable=not interactive) as bar:
+        task = bar.add_task("", total=None)
+
+        def update(text: str, done: float, total: float | None) -> None:
+            bar.update(task, description=text, completed=done, total=total)
+
+        def log(line: str) -> None:
+            if not interactive:
+                console.print(line, soft_wrap=True, markup=False, emoji=False, highlight=False)
+
+        yield update, log
+
+
+def time_left(share: float, spent_s: float, about_s: float) -> float | None:
+    """Return the seconds that a computation still takes; None while that is unknown.
+
+    Args:
+        share: The share that is done: from 10 % on, it alone decides.
+        spent_s: The seconds that it took.
+        about_s: The seconds that were expected for all; 0.0 = unknown.
+
+    >>> time_left(0.0, 10.0, 60.0), time_left(0.05, 10.0, 60.0), time_left(0.5, 10.0, 60.0), time_left(0.0, 10.0, 0.0)
+    (50.0, 123.5, 10.0, None)
+    """
+    if share <= 0.0 or (about_s <= 0.0 and share < 0.01):
+        return max(about_s - spent_s, 0.0) if about_s > 0.0 else None
+    trust = min(share / 0.1, 1.0) if about_s > 0.0 else 1.0
+    return trust * spent_s * (1 - share) / share + (1 - trust) * about_s * (1 - share)
+
+
+def in_words(seconds: float) -> str:
+    """Return a duration in a readable unit.
+
+    >>> in_words(0.2), in_words(89), in_words(170), in_words(7000)
+    ('1 s', '89 s', '3 min', '1.9 h')
+    """
+    if seconds < 90:
+        return f"{max(seconds, 1):.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
+
+
+@contextmanager
+def _every(seconds: float, call: Callable[[], None]) -> Iterator[None]:
+    """Call a function periodically while the block runs."""
+    over = threading.Event()
+
+    def run() -> None:
+        while not over.wait(seconds):
+            call()
+
+    ticking = threading.Thread(target=run, daemon=True)
+    ticking.start()
+    try:
+        yield
+    finally:
+        over.set()
+        ticking.join()

@@ -42,7 +42,7 @@ def describe(name_or_path: str | Path) -> dict[str, Any]:
     >>> describe("h200")["device"].split(", ")[0]
     'NVIDIA H200'
     """
-    from .contents import description_in
+    from .manifest import description_in
 
     folder = _folder(name_or_path)
     return description_in(folder) or load(folder).describe()

@@ -391,8 +391,8 @@ def collect_dataset(
     from ..collect.campaign import collect_on_gpus
     from ..collect.cases import cases_like, draw_cases
     from ..collect.plan import checked_dataset
-    from ..collect.progress import showing_progress
     from ..datasets.errors import check_flag
+    from ..datasets.progress import showing_steps
 
     for name, value in (("resume", resume), ("progress", progress)):
         check_flag(name, value)
@@ -401,7 +401,7 @@ def collect_dataset(
         cases = [case for one in measurable for case in cases_like(checked_dataset(known), one.name)]
     drawn = [case for one in measurable for case in draw_cases(one)] if cases is None else cases
     options: dict[str, Any] = {"gpus": gpus, "plan": plan, "known": known, "share": share, "budget_s": budget_s}
-    with showing_progress(progress) as on_progress:
+    with showing_steps(progress) as on_progress:
         return collect_on_gpus(measurable, drawn, out, resume=resume, on_progress=on_progress, **options)
 
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from ..datasets import DatasetError, ForetuneError
-from ..datasets.console.numbers_from_text import whole_number
+from ..datasets.console import whole_number
 from ..datasets.errors import abridged
 
 #: Far beyond any model: layers of a few ten thousand.

@@ -221,7 +221,7 @@ class FamilyContract:
     def test_what_stands_for_a_problem_at_call_time(self) -> None:
         for problem in self.problems():
             near = self.family.at_call_time(problem)
-            assert near.kind == problem.kind, "at_call_time must keep family, dtype and flags"
+            assert near.signature == problem.signature, "at_call_time must keep family, dtype and flags"
             assert near.ragged is None, "at_call_time must forget ragged sizes: they are on the device"
             assert self.family.at_call_time(near) == near, "at_call_time twice must be as once"
             reasons = [self.family.supports(config, near, self.device) for config in self.family.space()]
@@ -273,7 +273,7 @@ class FamilyContract:
         for problem, configs in self.supported():
             for config in configs:
                 check = self.measurable.check_problem(config, problem)
-                assert check.kind == problem.kind, f"check_problem must keep dtype and flags: {problem}"
+                assert check.signature == problem.signature, f"check_problem must keep dtype and flags: {problem}"
                 reason = self.measurable.supports(config, check, self.device)
                 assert reason is None, f"check_problem gives {config} a problem it does not support: {reason}"
                 assert self.measurable.tolerance(check) > 0, "tolerance must be positive"

@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..datasets import BinaryFacts, BundleError, DeviceSpec, KernelConfig, Problem
-from ..datasets.disk.atomic import remove_leftovers, replacing
-from ..datasets.disk.locks import writing
 from ..datasets.errors import abridged, check_between, check_path, reason_of
+from ..datasets.files import remove_leftovers, replacing
 from ..datasets.grid import BinarySignature
+from ..datasets.locks import writing
 from ..datasets.problem import dtype_from_json, dtype_to_json
 from .bundle_file import (
     DAMAGE,

@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..datasets import BundleError, ForetuneError
-from ..datasets.disk.writable import check_folder, few, visible_in
+from ..datasets.files import check_folder, few, visible_in
 from ..datasets.manifest import MANIFEST as DATASET_MANIFEST
 from ..datasets.manifest import check_ours
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..datasets import Case, DeviceSpec
-from ..datasets.console.tables import percent, table
+from ..datasets.console import percent, table
 from ..datasets.grid import Grid
 from .calibration.diversify import diversified_places
 from .metrics import geomean, summarise

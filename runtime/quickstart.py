@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..datasets import DeviceSpec, ForetuneError, Measurable, Problem
-from ..datasets.console.tables import printable
+from ..datasets.console import printable
 from ..datasets.errors import warn
 from ..datasets.progress import share_of, side_by_side
 from ..model.cross_validation import cross_validate

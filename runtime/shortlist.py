@@ -14,7 +14,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from ..datasets import DeviceSpec, Family, ForetuneError, KernelConfig, Problem, check_problem_of
-from ..datasets.console.tables import table
+from ..datasets.console import table
 from ..datasets.errors import reason_of
 from .arguments import bundle_of, configs_of, family_of
 from .how_many import TRIAL_S, HowMany, Length

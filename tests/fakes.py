@@ -90,7 +90,7 @@ class FakeFamily(Measurable):
         return 2.0 * (problem["groups"] * problem["n"] * problem["k"] + problem["rows"] * (problem["n"] + problem["k"]))
 
     def binary_key(self, config, problem):
-        return config, problem.kind
+        return config, problem.signature
 
     inputs = launch = reference = tolerance = compile = problem_from_call
 

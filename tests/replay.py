@@ -20,9 +20,9 @@ from threading import Thread
 
 from fakes import DEVICE, FakeFamily, fake_cases
 from foretune.collect import campaign, worker
+from foretune.collect.case_state import LEADING_LEAST, LEADING_MOST, LEADING_SLOWDOWN
 from foretune.collect.case_tasks import rounds_of
 from foretune.collect.compiling import Compiled
-from foretune.collect.outcomes import LEADING_LEAST, LEADING_MOST, LEADING_SLOWDOWN
 from foretune.collect.processes import Watch
 from foretune.collect.run_state import RunState
 from foretune.datasets import KernelConfig, load

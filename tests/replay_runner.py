@@ -6,7 +6,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping
 
-from foretune.collect.runner import HOPELESS_SLOWDOWN, LaunchFailedError, Outcome
+from foretune.collect.runner import EARLY_STOP_SLOWDOWN, LaunchFailedError, Trial
 from foretune.datasets import KernelConfig, Status
 
 #: A fault is raised in place of the outcome.
@@ -21,7 +21,7 @@ class ReplayRunner:
         scan_faults: Faults = {},  # noqa: B006 - only read
         confirm_faults: Faults = {},  # noqa: B006
         *,
-        outcomes: Mapping[KernelConfig, Outcome] = {},
+        outcomes: Mapping[KernelConfig, Trial] = {},
         prepare: Callable[[object], None] = lambda problem: None,
         seconds: float = 0.0,
     ) -> None:
@@ -47,10 +47,10 @@ class ReplayRunner:
             return self.outcomes[config]
         time_us = self.family.time_us(self.problem, config, timing_pass=1)
         if time_us is None:
-            return Outcome(Status.LAUNCH_FAILED, error="invalid argument")
-        if time_us > HOPELESS_SLOWDOWN * best_us:
-            return Outcome(Status.HOPELESS, time_us, 0.0, 1)
-        return Outcome(Status.OK, time_us, 0.01, 7, registers=64)
+            return Trial(Status.LAUNCH_FAILED, error="invalid argument")
+        if time_us > EARLY_STOP_SLOWDOWN * best_us:
+            return Trial(Status.EARLY_STOPPED, time_us, 0.0, 1)
+        return Trial(Status.OK, time_us, 0.01, 7, registers=64)
 
     def probe(self, family, problem, config):
         return family.time_us(problem, config, timing_pass=1) or 100.0

@@ -9,7 +9,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 from foretune.datasets import Case, DeviceSpec, KernelConfig, Measurement, Problem, Status
-from foretune.datasets.drift import Reading
+from foretune.datasets.clock import Reading
 from foretune.datasets.store import Writer
 
 H200 = DeviceSpec.named("h200")
@@ -30,7 +30,7 @@ def outcomes(problem: Problem) -> list[Measurement]:
         Measurement(problem, H200.name, CONFIGS[0], Status.OK, time_us=time_us, samples=9, timing_pass=timing_pass)
         for timing_pass, time_us in ((2, 10.5), (3, 11.5))
     ]
-    hopeless = Measurement(problem, H200.name, CONFIGS[4], Status.HOPELESS, time_us=900.0, samples=1)
+    hopeless = Measurement(problem, H200.name, CONFIGS[4], Status.EARLY_STOPPED, time_us=900.0, samples=1)
     failed = Measurement(problem, H200.name, CONFIGS[5], Status.OUT_OF_RESOURCES, error="shared memory")
     return [*first, hopeless, failed, *second]
 

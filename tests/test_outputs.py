@@ -111,7 +111,7 @@ def test_a_write_that_is_cut_short_leaves_the_old_file(
     def cut(path: object) -> None:
         raise trouble
 
-    monkeypatch.setattr("foretune.datasets.disk.atomic.flush", cut)  # all is written, and nothing is on the disk
+    monkeypatch.setattr("foretune.datasets.files.flush", cut)  # all is written, and nothing is on the disk
     result = call(line)
     assert result.exit_code != 0
     if isinstance(trouble, OSError):

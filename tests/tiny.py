@@ -31,7 +31,7 @@ class TinyFamily(FakeFamily):
         return tuple(KernelConfig.of(BLOCK=block, GRID=grid) for block in (64, 128, 256) for grid in (1, 2))
 
     def binary_key(self, config, problem):
-        return config["BLOCK"], problem.kind
+        return config["BLOCK"], problem.signature
 
     def compile(self, config, problem):
         if self.log is not None:
@@ -49,7 +49,7 @@ class SpecialisedFamily(TinyFamily):
     """As ordinary kernels are: Triton makes a binary of its own for n=1, for multiples of 16 and for other n."""
 
     def binary_key(self, config, problem):
-        return config["BLOCK"], problem.kind, problem["n"] == 1, problem["n"] % 16 == 0
+        return config["BLOCK"], problem.signature, problem["n"] == 1, problem["n"] % 16 == 0
 
     def compile(self, config, problem):
         super().compile(config, problem)

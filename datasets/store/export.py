@@ -15,12 +15,10 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ..case import Case
 from ..dataset import Dataset
-from ..disk.atomic import replacing
-from ..disk.writable import check_not_stored
 from ..errors import ForetuneError
-from ..measurement import Status
+from ..files import check_not_stored, replacing
+from ..measurement import Case, Status
 from ..progress import advance
 
 #: Of the results schema and the metadata schema that a T4 file keeps to, both at once
@@ -28,7 +26,7 @@ from ..progress import advance
 T4_VERSION = "1.0.0"
 _T4_INVALIDITY = {
     Status.OK: "correct",
-    Status.HOPELESS: "correct",  # it ran, and took that long
+    Status.EARLY_STOPPED: "correct",  # it ran, and took that long
     Status.INVALID: "constraints",
     Status.COMPILE_FAILED: "compile",
     Status.OUT_OF_RESOURCES: "runtime",

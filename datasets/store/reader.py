@@ -15,23 +15,36 @@ import pandas as pd
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from ..case import Case
 from ..config import KernelConfig
+from ..contents import LeftOut, summary_of_left_out
 from ..dataset import Dataset
 from ..device import DeviceSpec
-from ..disk.left_out import LeftOut, summary
-from ..disk.regular import open_regular, why_irregular
 from ..errors import DatasetError, ForetuneError, abridged, warn
+from ..files import open_regular, why_irregular
 from ..log_part import LOG_SUFFIX, LogPart, read_log_part
 from ..manifest import MANIFEST, read_manifest
+from ..measurement import Case
 from ..problem import Problem
-from ..schema import CONFIGS, DRIFT, DRIFT_PART, MEASUREMENTS, PART, PROBLEMS
-from .older import upgraded_problem
-from .parquet import UnreadableError, as_read, joined, read_table
-from .rows import check_drift, check_rows, coded, contradicted
-from .writer import part_row
+from ..tables import (
+    CONFIGS,
+    DRIFT,
+    DRIFT_PART,
+    MEASUREMENTS,
+    PART,
+    PROBLEMS,
+    UnreadableError,
+    as_read,
+    check_drift,
+    check_rows,
+    coded,
+    contradicted,
+    joined,
+    read_table,
+    upgraded_problem,
+)
+from .writer import part_table
 
-#: A part's rows without what is told of their case.
+#: A part's rows without the columns of their case.
 _ROWS = pa.schema([field for field in PART if field.name not in ("sources", "scenario")])
 _Named = TypeVar("_Named", bound=Hashable)
 
@@ -47,17 +60,17 @@ def read(directory: Path | str) -> Dataset:
     drift, torn_drift, unreadable_drift = _read_parts(directory / "drift", DRIFT_PART)
     left_out = [*unreadable, *left_out, *unreadable_drift]
     if left_out:
-        warn(f"{directory}: {summary(left_out)}")
+        warn(f"{directory}: {summary_of_left_out(left_out)}")
     for path, table in parts.items():
         check_rows(table, path)
     for path, table in drift.items():
         check_drift(table, path)
-    told = [table.select(PROBLEMS.names) for table in parts.values()]
+    documented = [table.select(PROBLEMS.names) for table in parts.values()]
     rows = [table.select(_ROWS.names) for table in parts.values()]
     readings = list(drift.values())
     if sealed:
         problems = _read_vouched(directory, "problems", PROBLEMS, sealed)
-        told, rows = [problems, *told], [_read_sealed(directory, problems, sealed), *rows]
+        documented, rows = [problems, *documented], [_read_sealed(directory, problems, sealed), *rows]
         readings = [_read_sealed_drift(directory, problems, sealed), *readings]
     # Again: a run may have begun meanwhile, and what it is on is written before its first part.
     manifest = _with_logs(read_manifest(directory), logs.values())
@@ -65,7 +78,7 @@ def read(directory: Path | str) -> Dataset:
         directory,
         manifest,
         _frame(rows, _ROWS),
-        _frame(told, PROBLEMS).drop_duplicates("problem"),
+        _frame(documented, PROBLEMS).drop_duplicates("problem"),
         _frame(readings, DRIFT_PART),
         torn + torn_logs + torn_drift,
         left_out,
@@ -121,8 +134,7 @@ def _renamed(log: LogPart, known: Mapping[str, Any]) -> LogPart:
 
 def _table_of(log: LogPart) -> pa.Table:
     """Its rows as `read_table` gives those of a part, which must be joined with them."""
-    rows = [part_row(Case(row.problem, ("production",)), row, log.run_id) for row in log.rows]
-    return as_read(pa.Table.from_pylist(rows, schema=PART), PART)
+    return as_read(part_table(log.rows, log.run_id, ("production",)), PART)
 
 
 def _with_logs(manifest: Mapping[str, Any], logs: Iterable[LogPart]) -> dict[str, Any]:
@@ -165,7 +177,7 @@ def _read_vouched(directory: Path, table: str, schema: pa.Schema, digests: Mappi
     except OSError as error:
         missing = isinstance(error, FileNotFoundError)
         raise DatasetError(f"{path}: {'the file is missing' if missing else error.strerror}") from None
-    # The digest comes first: a parser need not see bytes that nobody vouches for.
+    # The digest comes first: a parser need not see bytes that no manifest vouches for.
     if hashlib.sha256(content).hexdigest() != digests.get(path.name):
         raise DatasetError(f"{path}: truncated or altered: its SHA-256 is not the one in {MANIFEST}")
     try:
@@ -215,7 +227,7 @@ def _assemble(
     directory: Path,
     manifest: Mapping[str, Any],
     rows: pd.DataFrame,
-    told: pd.DataFrame,
+    documented: pd.DataFrame,
     drift: pd.DataFrame,
     ignored: Iterable[str],
     left_out: Iterable[LeftOut],
@@ -230,7 +242,7 @@ def _assemble(
         problems, problem_at = _numbered(rows["problem"], Problem.from_json)
         configs, config_at = _numbered(rows["config"], KernelConfig.from_json)
         cases: dict[int, Case] = {}
-        for text, sources, scenario in told.itertuples(index=False):
+        for text, sources, scenario in documented.itertuples(index=False):
             if text in problem_at:
                 case = Case(problems[problem_at[text]], json.loads(sources), scenario)
                 cases.setdefault(problem_at[text], case)

@@ -1,4 +1,6 @@
-"""`seal_dataset`: a dataset as four tables and a manifest that vouches for them, small enough to ship."""
+"""`seal_dataset`: a dataset as four tables and a manifest with their checksums, small enough to ship.
+
+`upgrade_dataset`: the files of an older schema version, written in today's."""
 
 from __future__ import annotations
 
@@ -9,15 +11,28 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pyarrow as pa
+import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from ..dataset import Dataset
-from ..disk.locks import alone, check_free
-from ..disk.writable import check_folder
 from ..errors import DatasetError
-from ..manifest import MANIFEST, check_ours, write_manifest
-from ..schema import CONFIGS, DRIFT, MEASUREMENTS, PROBLEMS
-from .files import sha256, staged, write_table
+from ..files import check_folder
+from ..locks import alone, check_free
+from ..manifest import MANIFEST, SCHEMA_VERSION, check_ours, read_manifest, write_manifest
+from ..tables import (
+    CONFIGS,
+    DRIFT,
+    DRIFT_PART,
+    MEASUREMENTS,
+    PART,
+    PROBLEMS,
+    UnreadableError,
+    read_table,
+    sha256,
+    staged,
+    upgraded_problem,
+    write_table,
+)
 from .reader import read
 
 
@@ -122,3 +137,62 @@ def _tables(dataset: Dataset) -> dict[str, pa.Table]:
         "measurements": pa.Table.from_pandas(rows, schema=MEASUREMENTS, preserve_index=False),
         "drift": pa.Table.from_pandas(drift, schema=DRIFT, preserve_index=False),
     }
+
+
+def upgrade_dataset(directory: Path | str) -> list[str]:
+    """Bring the dataset in a directory to today's schema version.
+
+    Only files whose content is of an older version are written: measurements stay byte for byte as they are. A second
+    call changes nothing. Older versions can be read as they are, but a shipped dataset should be of one version.
+
+    Returns:
+        The names of the files that changed.
+
+    Raises:
+        DatasetError: The dataset cannot be read.
+        ForetuneError: A collection writes to it.
+
+    >>> upgrade_dataset("measured")  # doctest: +SKIP
+    ['problems.parquet', 'dataset.json']
+    """
+    directory = Path(directory)
+    read_manifest(directory)  # where it raises, there is nothing to upgrade
+    with alone(directory):
+        return _write_anew(directory)
+
+
+def _write_anew(directory: Path) -> list[str]:
+    read(directory)  # every sealed table is what the manifest vouches for, or this raises
+    manifest = read_manifest(directory)
+    changed = []
+    # Each part stands for itself, whatever its version; a torn one is left, and reported when read.
+    for folder, schema in (("parts", PART), ("drift", DRIFT_PART)):
+        for path in sorted((directory / folder).glob("*.parquet")):
+            if (table := _upgraded(path, schema)) is not None:
+                write_table(table, path)
+                changed.append(f"{folder}/{path.name}")
+    problems = _upgraded(directory / "problems.parquet", PROBLEMS) if manifest["sealed"] else None
+    if problems is not None or manifest["schema_version"] != SCHEMA_VERSION:
+        with staged(directory) as staging:
+            if problems is not None:
+                write_table(problems, staging / "problems.parquet")
+                manifest["sealed"] |= {"problems.parquet": sha256(staging / "problems.parquet")}
+                changed.append("problems.parquet")
+            write_manifest(staging, manifest)
+            changed.append(MANIFEST)
+    return changed
+
+
+def _upgraded(path: Path, schema: pa.Schema) -> pa.Table | None:
+    """The table in a file, of today's version; None where it already is, or is no table."""
+    try:
+        table = read_table(path, schema)
+    except UnreadableError:
+        return None
+    was = table.column("problem").to_pylist()
+    new = {text: upgraded_problem(text) for text in set(was)}
+    if all(text == now for text, now in new.items()) and set(schema.names) <= set(pq.read_schema(path).names):
+        return None
+    problems = pa.array([new[text] for text in was], pa.string())
+    table = table.set_column(schema.get_field_index("problem"), "problem", problems)
+    return table.cast(schema).replace_schema_metadata(None)

@@ -12,19 +12,16 @@ from typing import Any
 
 import pyarrow as pa
 
-from ..case import Case
+from ..clock import Reading
 from ..config import KernelConfig
 from ..device import DeviceSpec
-from ..disk.atomic import remove_leftovers
-from ..disk.locks import taken, writing
-from ..disk.writable import check_folder
-from ..drift import Reading
 from ..errors import DatasetError
+from ..files import check_folder, remove_leftovers
+from ..locks import taken, writing
 from ..manifest import MANIFEST, check_ours, read_manifest, write_manifest
-from ..measurement import Measurement
+from ..measurement import Case, Measurement
 from ..problem import Problem
-from ..schema import DRIFT_PART, PART
-from .files import write_table
+from ..tables import DRIFT_PART, PART, write_table
 
 
 @contextmanager
@@ -95,10 +92,8 @@ class Writer:
 
     def append(self, case: Case, measurements: Iterable[Measurement]) -> None:
         """Writes one part; when this returns, the rows are on the disk."""
-        rows = [part_row(case, measurement, self.run_id) for measurement in measurements]
-        if not rows:
-            return
-        self._append(pa.Table.from_pylist(rows, schema=PART), "parts")
+        if rows := list(measurements):
+            self._append(part_table(rows, self.run_id, case.sources, case.scenario), "parts")
 
     def append_drift(self, readings: Iterable[Reading]) -> None:
         """Writes what the drift probe took; see `Dataset.drift`."""
@@ -133,20 +128,18 @@ def check_same_card(device: DeviceSpec, known: Mapping[str, Any], where: Path) -
             )
 
 
-def part_row(case: Case, measurement: Measurement, run_id: str) -> dict[str, Any]:
-    """A measurement with the columns of `schema.PART`."""
-    return {
-        "problem": _json(measurement.problem),
-        "sources": json.dumps(case.sources),
-        "scenario": case.scenario,
-        "config": _json(measurement.config),
-        "status": measurement.status.value,
-        "run_id": run_id,
-    } | {
-        name: getattr(measurement, name)
-        for name in PART.names
-        if name not in ("problem", "sources", "scenario", "config", "status", "run_id")
+def part_table(rows: Sequence[Measurement], run_id: str, sources: Sequence[str], scenario: str = "") -> pa.Table:
+    """Return the measurements of a run, of cases with these sources and this scenario, as a table of `tables.PART`."""
+    columns: dict[str, list[Any]] = {
+        "problem": [_json(row.problem) for row in rows],
+        "sources": [json.dumps(sources)] * len(rows),
+        "scenario": [scenario] * len(rows),
+        "config": [_json(row.config) for row in rows],
+        "status": [row.status.value for row in rows],
+        "run_id": [run_id] * len(rows),
     }
+    others = [name for name in PART.names if name not in columns]
+    return pa.table(columns | {name: [getattr(row, name) for row in rows] for name in others}, schema=PART)
 
 
 @lru_cache(maxsize=1 << 14)

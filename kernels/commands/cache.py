@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Annotated
 
 from ...datasets import ForetuneError
-from ...datasets.console.progress_bar import showing
 from ...datasets.errors import abridged
+from ...datasets.progress import showing
 from .. import families, find_measurable
 from .app import cache, command
 from .options import FAMILY, AsJson, Predictor, argument, count, device_names, family_names, option

@@ -12,9 +12,9 @@ from typing import Annotated, Any
 import typer
 
 from ...datasets import ForetuneError, ForetuneWarning
-from ...datasets.console.numbers_from_text import span, whole_numbers
-from ...datasets.console.progress_bar import showing
+from ...datasets.console import span, whole_numbers
 from ...datasets.errors import MOST, abridged
+from ...datasets.progress import showing
 from .. import families, find_family, find_measurable
 from .app import command
 from .inputs import TAKES_DIMENSIONS, device_or_this_gpu, load_all, problem_of

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ...datasets import Family
-from ...datasets.console.numbers_from_text import whole_number, whole_numbers
+from ...datasets.console import whole_number, whole_numbers
 from ...datasets.errors import MOST
 from .. import find_measurable
 from .app import INTERRUPTED, command
@@ -111,10 +111,10 @@ def collect(
         raise typer.BadParameter("only this machine's GPUs can be parted, not a scheduler's", param_hint="--sms")
 
     from ...collect import campaign
+    from ...collect import cluster as on_cluster
     from ...collect.cases import cases_like, draw_cases, first_cases
-    from ...collect.cluster import dask_campaign
-    from ...collect.progress import showing_progress
     from ...datasets import load
+    from ...datasets.progress import showing_steps
     from ..comparisons import comparison_of
 
     kernels = [find_measurable(name) for name in dict.fromkeys(family)]
@@ -131,10 +131,10 @@ def collect(
     collected = (
         partial(campaign.collect_on_gpus, gpus=gpu_count, sms=tuple(dict.fromkeys(parts)))
         if scheduler is None
-        else partial(dask_campaign.collect_on_cluster, scheduler=scheduler)
+        else partial(on_cluster.collect_on_cluster, scheduler=scheduler)
     )
     running: dict[str, Any] = {"plan": plan, "known": known if adds else None, "share": share, "budget_s": budget}
-    with showing_progress() as on_progress:
+    with showing_steps() as on_progress:
         summary = collected(kernels, cases, out, resume=resume, on_progress=on_progress, **running)
     emit(summary, as_json, out=out)
     if summary.interrupted:

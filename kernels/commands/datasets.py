@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from ...datasets.console.progress_bar import showing
+from ...datasets.progress import showing
 from .. import families
 from .app import command, datasets
 from .options import AsJson, argument, dataset_names, option

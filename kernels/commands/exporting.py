@@ -7,8 +7,8 @@ from typing import Annotated
 
 import typer
 
-from ...datasets.console.progress_bar import showing
 from ...datasets.errors import MOST, abridged
+from ...datasets.progress import showing
 from .app import command
 from .inputs import bundle_at, device_or_this_gpu, live_gpu
 from .options import AsJson, Predictor, argument, count, dataset_names, device_names, family_names, option
@@ -61,7 +61,7 @@ def export(
     environment variable names, or in the engine; else its default. Rows that gain nothing say what runs anyway.
     """
     from ...collect.compiling import compile_ahead
-    from ...datasets.disk.writable import check_folder
+    from ...datasets.files import check_folder
     from ..fused_moe import asked, engines, installed, tuned_files, tuning
 
     of_dataset = {"--format": format, "--family": family, "--problem": problem}
@@ -103,7 +103,7 @@ def _export_dataset(
     data: str, out: Path, format: str | None, family: str | None, problem: int | None, as_json: bool
 ) -> None:
     from ...datasets import load
-    from ...datasets.disk.writable import check_file
+    from ...datasets.files import check_file
     from ...datasets.store.export import export_dataset
 
     if format is None:

@@ -11,11 +11,10 @@ import typer
 from typer.core import TyperCommand
 
 from ...datasets import DeviceSpec, Family, ForetuneError, Problem
-from ...datasets.console.numbers_from_text import whole_number
-from ...datasets.console.progress_bar import showing
+from ...datasets.console import whole_number
 from ...datasets.errors import abridged, warn
 from ...datasets.log_part import LOGGED
-from ...datasets.progress import share_of
+from ...datasets.progress import share_of, showing
 from .. import families, find_family
 from .app import GIVEN
 from .options import SHIPPED, given_as

@@ -9,8 +9,8 @@ from typing import Annotated
 import typer
 
 from ...datasets import DeviceSpec, ForetuneError
-from ...datasets.console.progress_bar import showing
 from ...datasets.errors import abridged, printable
+from ...datasets.progress import showing
 from .. import find_family, find_measurable
 from .app import bench, command
 from .inputs import bundle_at, gpu_needed, load_all
@@ -47,7 +47,7 @@ def device(
 
     A device that is named is shown as it is; with --sms, by the rule that partitions of it go by.
     """
-    from ...datasets.disk.writable import check_file
+    from ...datasets.files import check_file
     from ...runtime import sm_partition
     from ...runtime.timing.device_rates import measured
 

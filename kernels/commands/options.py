@@ -9,7 +9,7 @@ from typing import Annotated, Any, TypeVar
 import typer
 
 from ...datasets import DeviceSpec, ForetuneError, Problem
-from ...datasets.console.numbers_from_text import duration_s, number, whole_number
+from ...datasets.console import duration_s, number, whole_number
 from ...datasets.errors import MOST
 from .. import families
 

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ...datasets import DeviceSpec, Family
-from ...datasets.console.progress_bar import showing
 from ...datasets.errors import printable
+from ...datasets.progress import showing
 from .. import find_measurable
 from .app import command
 from .inputs import bundle_at, families_of, for_each_family, judged_families, live_gpu, load_all, rows_of
@@ -202,7 +202,7 @@ def report(
     Regret beside the baselines and by shape and device, the learning curve, what the trees look at, calibration, the
     slowest first choices. The file needs no network. Takes `foretune[report]`.
     """
-    from ...datasets.disk.writable import check_file
+    from ...datasets.files import check_file
     from ...model.bundle_file import check_plots_folder
     from ...model.report import check_installed, make_report
 

@@ -12,8 +12,8 @@ from functools import cache
 from itertools import product
 
 from ...datasets import DeviceSpec, ForetuneError, KernelConfig, Problem
-from ...datasets.disk.regular import file_word
 from ...datasets.errors import shown
+from ...datasets.files import file_word
 
 SGLANG, VLLM = "sglang", "vllm"
 ENGINES = (SGLANG, VLLM)

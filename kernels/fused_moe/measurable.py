@@ -179,7 +179,7 @@ class FusedMoe(FusedMoeFamily, Measurable):
         return small if self.binary_key(config, small) == self.binary_key(config, problem) else problem
 
     def binary_key(self, config: KernelConfig, problem: Problem) -> Hashable:
-        return config, problem.kind, Product(problem, self.down).specialisation(config)
+        return config, problem.signature, Product(problem, self.down).specialisation(config)
 
     def source_hash(self) -> str:
         """Of the kernels of all engines that are installed. Raises `EngineMissingError` where none is."""

@@ -12,10 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from ...datasets import DeviceSpec, ForetuneError
-from ...datasets.console.tables import table
-from ...datasets.disk.atomic import replacing
-from ...datasets.disk.regular import inside
-from ...datasets.disk.writable import check_folder
+from ...datasets.console import table
+from ...datasets.files import check_folder, inside, replacing
 from .engines import BATCH_SIZES, SGLANG, Layer, default_knobs, file_name, folder_name
 from .shipped import VARIABLES, TunedTable, Words, default_pair, row_for
 from .space import KNOBS, TMA

@@ -211,7 +211,7 @@ class GroupedGemm(GroupedGemmFamily, Measurable):
 
     def binary_key(self, config: KernelConfig, problem: Problem) -> Hashable:
         # No runtime integer is specialised, so one binary serves every shape, band and number of programs.
-        return KernelConfig.from_json(config.to_json() | {"GROUP_M": 1, "PROGRAMS_PER_SM": 1}), problem.kind
+        return KernelConfig.from_json(config.to_json() | {"GROUP_M": 1, "PROGRAMS_PER_SM": 1}), problem.signature
 
 
 class _OverRows(GroupedGemm):

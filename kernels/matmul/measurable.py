@@ -176,7 +176,7 @@ class Matmul(MatmulFamily, Measurable):
             "SPLIT_K": min(config["SPLIT_K"], 2),
             "PROGRAMS_PER_SM": min(config["PROGRAMS_PER_SM"], 1),
         }
-        return KernelConfig.from_json(config.to_json() | free), problem.kind, is_aligned(problem)
+        return KernelConfig.from_json(config.to_json() | free), problem.signature, is_aligned(problem)
 
     def source_hash(self) -> str:
         from .. import dependent_launch, warp_jobs

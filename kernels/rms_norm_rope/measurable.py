@@ -116,7 +116,7 @@ class RmsNormRope(RmsNormRopeFamily, Measurable):
     def binary_key(self, config: KernelConfig, problem: Problem) -> Hashable:
         # No runtime number is specialised, STEPS among them.
         knobs = {knob: value for knob, value in config.to_json().items() if knob != "STEPS"}
-        return tuple(knobs.items()), problem.kind, problem["head_dim"]
+        return tuple(knobs.items()), problem.signature, problem["head_dim"]
 
     @abstractmethod
     def kernel(self) -> Any:

@@ -159,7 +159,7 @@ class MeasurableScaledGemm(ScaledGemmFamily, Measurable):
         # No runtime integer is specialised, so one binary serves every shape, band, and number of programs and parts.
         splits = min(config["SPLIT_K"], 2)
         same = {"GROUP_M": 1, "PROGRAMS_PER_SM": 1, "SPLIT_K": splits}
-        return KernelConfig.from_json(config.to_json() | same), problem.kind
+        return KernelConfig.from_json(config.to_json() | same), problem.signature
 
     def source_hash(self) -> str:
         from .. import dependent_launch, warp_jobs

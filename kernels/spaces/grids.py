@@ -12,7 +12,7 @@ from typing import Any
 
 from ...datasets import DeviceSpec, Family, ForetuneError, KernelConfig, Problem, check_problem_of
 from ...datasets.config import OPTIONS
-from ...datasets.console.tables import table
+from ...datasets.console import table
 from ...datasets.errors import check_word, shown
 from ..registry import find_family, find_measurable
 

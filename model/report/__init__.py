@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ...datasets import Family, ForetuneError
-from ...datasets.console.tables import percent, printable, table
-from ...datasets.disk.atomic import replacing
+from ...datasets.console import percent, printable, table
+from ...datasets.files import replacing
 from ...datasets.progress import share_of
 from ..bundle_file import check_plots_folder
 from ..gbdt import LightGBMRanker

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ...datasets.console.tables import percent, printable
+from ...datasets.console import percent, printable
 from ...datasets.errors import abridged
 from ..metrics import geomean
 from .canvas import BLUE, GREEN, HEIGHT, INK, MUTED, ORANGE, OTHERS, RULE, Figure, draw

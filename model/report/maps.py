@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ...datasets import KernelConfig
-from ...datasets.console.tables import printable
+from ...datasets.console import printable
 from ...datasets.errors import abridged
 from ..metrics import geomean
 from .canvas import Figure, draw, paint_cells

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ...datasets import DeviceSpec, Family, ForetuneError, KernelConfig, Measurable, Problem, check_problem_of
-from ...datasets.console.tables import table
+from ...datasets.console import table
 from ...datasets.errors import check_between, check_integer, shown
 from ...datasets.problem import MOST_SIZE, POINTS_PER_OCTAVE
 from ..arguments import bundle_of, configs_of, family_of

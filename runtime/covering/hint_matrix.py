@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ...datasets import DeviceSpec, Family, ForetuneError, Problem
-from ...datasets.console.tables import table
+from ...datasets.console import table
 from ...datasets.errors import abridged
 from .cover import Cover, make_cover, measured_cover
 from .size_losses import SizeLosses, at_size, measured_losses

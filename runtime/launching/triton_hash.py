@@ -16,8 +16,7 @@ from collections.abc import Iterator
 from functools import lru_cache
 from pathlib import Path
 
-from ...datasets.disk.atomic import replacing
-from ...datasets.disk.regular import read_regular
+from ...datasets.files import read_regular, replacing
 from .ahead import compile_ahead_of, wait_for
 
 _JOB = "Triton's own hash"

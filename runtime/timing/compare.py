@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 
 from ...datasets import Case, DeviceSpec, ForetuneError, KernelConfig, Measurable, Problem
-from ...datasets.console.tables import table
+from ...datasets.console import table
 from ...datasets.errors import reason_of, shown, warn
 from ...datasets.family import compute_us
 from ...model.rows import supported

@@ -18,7 +18,7 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 from ...datasets import DeviceSpec, KernelConfig, Measurable, Problem
-from ...datasets.console.tables import table
+from ...datasets.console import table
 from ..prune import Pruner
 from .timer import Timer
 

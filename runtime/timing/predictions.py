@@ -12,7 +12,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ...datasets import DeviceSpec, Family, Problem
-from ...datasets.console.tables import table
+from ...datasets.console import table
 from ..how_many import HowMany, Length
 from ..shortlist import Chooser, bundle_in_force, chooser_of
 

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 from ...datasets import DeviceSpec, Family, ForetuneError
 from ...datasets.errors import reason_of, shown
+from ...datasets.forking import renew_in_children
 from ..current_device import device_here
-from ..forking import renew_in_children
 from ..how_many import Length, check_length
 from ..launching.kernel import Kernel
 from ..launching.stub_driver import measures

@@ -17,7 +17,7 @@ from triton.runtime.errors import AutotunerError
 
 from ...datasets import DeviceSpec, Family, ForetuneError, Problem
 from ...datasets.errors import check_between, check_flag, check_integer, check_words, reason_of, shown
-from ..forking import renew_in_children
+from ...datasets.forking import renew_in_children
 from ..how_many import Length, check_length
 from ..launching.kernel import Kernel
 from ..mode import Mode, resolve_mode

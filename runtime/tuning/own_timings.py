@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 from ...datasets import Family, ForetuneError, KernelConfig, Problem
 from ...datasets.errors import shown
-from ..forking import renew_in_children
+from ...datasets.forking import renew_in_children
 from ..how_many import Length, check_length
 
 #: So many problems are tuned as ever before anything is left out. (After four of them one choice in a hundred was 23 %

@@ -18,10 +18,10 @@ from pathlib import Path
 from typing import Any, TypeAlias, TypeVar
 
 from ...datasets import DeviceSpec, Family, ForetuneError, KernelConfig, Measurable, Problem, check_problem_of
-from ...datasets.console.tables import table
+from ...datasets.console import table
 from ...datasets.contents import same_source
-from ...datasets.disk.regular import read_regular
 from ...datasets.errors import abridged, cause_of, check_integer, check_path, reason_of, shown
+from ...datasets.files import read_regular
 from ..launching.kernel import Kernel
 from ..shortlist import make_shortlist
 from .cache.known import KnownProblem, known_kernels

@@ -11,8 +11,8 @@ import pytest
 from fakes import DEVICE, FakeFamily, fake_cases
 from foretune.collect import plan, row_writer
 from foretune.collect.campaign import AHEAD
-from foretune.collect.case_queue import CaseQueue
 from foretune.collect.plan import Adaptive, Step
+from foretune.collect.run_state import CaseQueue
 from foretune.datasets import Case, Problem, load
 from foretune.model import LightGBMRanker
 from replay import ReplayPool, meeting, outcomes_of, rows_of, run
@@ -178,7 +178,7 @@ def test_while_one_familys_batch_is_measured_the_others_are_handed_out():
         dict.fromkeys("ab", Singly()),
         lambda family, todo: (len(todo), cases[family][0]),
         lambda case: 1.0,
-        lambda case: case.problem.kind,
+        lambda case: case.problem.signature,
     )
     assert [queue.take().case for _ in "ab"] == [cases["a"][0], cases["b"][0]]
     assert queue.take() is None

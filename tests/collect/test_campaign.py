@@ -11,7 +11,8 @@ import pytest
 import torch
 from fakes import DEVICE, FakeFamily
 from faulty import CompiledFamily, FaultyGpu
-from foretune.collect import campaign, provenance
+from foretune.collect import campaign
+from foretune.collect import row_writer as provenance
 from foretune.collect.campaign import collect_on_gpus
 from foretune.datasets import DeviceSpec, ForetuneError, load
 from replay import (

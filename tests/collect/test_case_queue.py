@@ -9,9 +9,8 @@ from dataclasses import replace
 
 import pytest
 from fakes import DEVICE, FakeFamily, fake_cases
-from foretune.collect.case_queue import LAST, WINDOW
-from foretune.collect.compiling import kind_of
-from foretune.collect.run_state import RunState
+from foretune.collect.compiling import signature_of
+from foretune.collect.run_state import LAST, WINDOW, RunState
 from foretune.datasets import roofline_us
 from replay import FAMILIES, outcomes_of, run
 from replay_runner import ReplayRunner
@@ -31,7 +30,7 @@ def state(tmp_path):
 
 
 def kind(case):
-    return kind_of(FAMILIES["fake"], case.problem, DEVICE)
+    return signature_of(FAMILIES["fake"], case.problem, DEVICE)
 
 
 def take(state, met=()):
@@ -96,7 +95,7 @@ class SpecialisedFamily(FakeFamily):
 def test_problems_are_of_a_kind_where_they_share_their_binaries(tmp_path):
     state = RunState({"fake": SpecialisedFamily()}, CASES[:30], tmp_path / "measured")
     first = state.take(DEVICE)
-    met = {kind_of(SpecialisedFamily(), first.case.problem, DEVICE)}
+    met = {signature_of(SpecialisedFamily(), first.case.problem, DEVICE)}
     rows = [state.take(DEVICE, met).case.problem["rows"] for _ in range(4)]
     assert set(rows) == {first.case.problem["rows"]}
 
@@ -136,7 +135,7 @@ def test_each_gpu_stays_with_the_kinds_that_it_has_met(tmp_path):
     runners = [ReplayRunner(seconds=1e-4) for _ in range(2)]
     assert run(cases, tmp_path / "two", *runners).complete
     for runner in runners:
-        kinds = [problem.kind for problem in runner.asked("prepare")]
+        kinds = [problem.signature for problem in runner.asked("prepare")]
         assert sum(one != other for one, other in itertools.pairwise(kinds)) <= 1  # when its own are done
     assert run(cases, tmp_path / "one").complete
     assert outcomes_of(tmp_path / "two") == outcomes_of(tmp_path / "one")

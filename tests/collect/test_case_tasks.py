@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from fakes import DEVICE
 from foretune.collect import campaign
+from foretune.collect.case_state import LEADING_LEAST
 from foretune.collect.case_tasks import MOST_ROUNDS, ROUNDS
-from foretune.collect.outcomes import LEADING_LEAST
-from foretune.collect.runner import LaunchFailedError, Outcome
+from foretune.collect.runner import LaunchFailedError, Trial
 from foretune.datasets import Status, load
 from replay import (
     CASE,
@@ -50,9 +50,9 @@ def test_each_failure_is_a_row_of_its_own_status(out):
     uncompiled, wrong, resources, hopeless = VALID[:4]
     runner = ReplayRunner(
         outcomes={
-            wrong: Outcome(Status.WRONG_RESULT, error="relative error 0.3"),
-            resources: Outcome(Status.OUT_OF_RESOURCES, error="shared memory"),
-            hopeless: Outcome(Status.HOPELESS, 1e5, 0.0, 1),
+            wrong: Trial(Status.WRONG_RESULT, error="relative error 0.3"),
+            resources: Trial(Status.OUT_OF_RESOURCES, error="shared memory"),
+            hopeless: Trial(Status.EARLY_STOPPED, 1e5, 0.0, 1),
         }
     )
     pool = ReplayPool({uncompiled: "PTXASError: internal"})
@@ -154,7 +154,7 @@ def test_confirming_passes_alternate_and_each_round_is_shuffled(out):
 
 def test_short_kernels_are_confirmed_in_more_rounds(out):
     short = VALID[0]
-    runner = ReplayRunner(outcomes={short: Outcome(Status.OK, 2.5, 0.0, 7)})
+    runner = ReplayRunner(outcomes={short: Trial(Status.OK, 2.5, 0.0, 7)})
     run([CASE], out, runner)
     assert runner.asked("confirm").count(short) == 2 * MOST_ROUNDS > 2 * ROUNDS
 

@@ -19,12 +19,12 @@ import pytest
 from children import assert_end
 from fakes import DEVICE, fake_cases
 from faulty import CompiledFamily, FaultyGpu, FewFamily, MeetingGpu, NoGpu, TwoKinds
-from foretune.collect import plan
-from foretune.collect.cluster import dask_campaign, dask_workers, remote_gpu
-from foretune.collect.cluster.dask_campaign import ClusterCampaign, collect_on_cluster, connected
-from foretune.collect.cluster.remote_gpu import Order, RemoteGpu, RunSettings
-from foretune.collect.outcomes import Outcomes
+from foretune.collect import cluster as on_cluster
+from foretune.collect import plan, remote_gpu
+from foretune.collect.case_state import CaseState
+from foretune.collect.cluster import ClusterCampaign, collect_on_cluster, connected
 from foretune.collect.plan import Adaptive, Exhaustive
+from foretune.collect.remote_gpu import Order, RemoteGpu, RunSettings
 from foretune.collect.row_writer import RowWriter
 from foretune.collect.run_state import RunState
 from foretune.collect.supervisor import Limits
@@ -117,8 +117,8 @@ def dask(scheduler):
 def patient(monkeypatch):
     """However long a busy machine takes."""
     for seconds in ("CONNECT_SECONDS", "STOP_SECONDS"):
-        monkeypatch.setattr(dask_campaign, seconds, 300.0)
-    monkeypatch.setattr(dask_workers, "ALONE_SECONDS", 300.0)
+        monkeypatch.setattr(on_cluster, seconds, 300.0)
+    monkeypatch.setattr(on_cluster, "ALONE_SECONDS", 300.0)
 
 
 #: Of what runs in a worker.
@@ -133,7 +133,9 @@ def run(address, out, cases, gpu, family=None, **options):
     family = family or CompiledFamily()
     with connected(address) as client:
         campaign = ClusterCampaign(client, RunSettings(uuid.uuid4().hex, gpu, {"fake": family}, PATIENT))
-        return campaign.measure(RunState({"fake": family}, cases, out, origin=origin, **options))
+        state = RunState({"fake": family}, cases, out, **options)
+        state.row_writer.origin = origin
+        return campaign.measure(state)
 
 
 def workers(address):
@@ -207,9 +209,9 @@ def test_two_workers_share_the_cases_and_one_that_is_killed_is_replaced_by_the_o
     start_workers(dask, "first", "second")
     killed, heard, read = threading.Event(), set(), RowWriter.read
 
-    def listen(row_writer, case, family, device, gpu, *more):
+    def listen(row_writer, case, device, gpu, *more):
         heard.add(gpu)
-        read(row_writer, case, family, device, gpu, *more)
+        read(row_writer, case, device, gpu, *more)
         if len(heard) == 2 and not killed.is_set():  # both have measured, and have a next case
             killed.set()
             dask.processes["second"].kill()
@@ -229,7 +231,7 @@ def test_two_workers_share_the_cases_and_one_that_is_killed_is_replaced_by_the_o
 
 
 def test_a_config_that_kills_every_worker_is_a_row_and_the_rest_is_measured(dask, out, monkeypatch):
-    monkeypatch.setattr(dask_campaign, "TRIES", 2)
+    monkeypatch.setattr(on_cluster, "TRIES", 2)
     dask.add("only")  # with a nanny, which starts it again
     family = FewFamily()
     valid = [config for config in family.space() if family.supports(config, CASES[0].problem, DEVICE) is None]
@@ -243,12 +245,13 @@ def test_a_config_that_kills_every_worker_is_a_row_and_the_rest_is_measured(dask
 
 def test_an_order_that_is_down_to_one_config_still_has_its_case_confirmed(dask, out, monkeypatch):
     """As where an earlier run got to all but one."""
-    monkeypatch.setattr(dask_campaign, "TRIES", 1)
+    monkeypatch.setattr(on_cluster, "TRIES", 1)
     dask.add("only")
     family = FewFamily()
     (step,) = Exhaustive(family, DEVICE).next(CASES[:1], None)
     last = [config for config in step.configs if family.supports(config, CASES[0].problem, DEVICE) is None][-1]
-    known = RunState({"fake": family}, CASES[:1], out, origin=origin)
+    known = RunState({"fake": family}, CASES[:1], out)
+    known.row_writer.origin = origin
     rows = [
         Measurement(CASES[0].problem, DEVICE.name, config, Status.OK, us)
         if (us := family.time_us(CASES[0].problem, config, timing_pass=1))
@@ -256,7 +259,7 @@ def test_an_order_that_is_down_to_one_config_still_has_its_case_confirmed(dask, 
         for config in family.space()
         if config != last
     ]
-    known.add(CASES[0], DEVICE, rows)
+    known.row_writer.add(CASES[0], DEVICE, rows)
     known.row_writer.flush()
     assert run(dask.address, out, CASES[:1], FaultyGpu({last: "kills its supervisor"}), family).complete
     found = check_measured(out, CASES[:1], family)
@@ -294,7 +297,7 @@ def test_an_order_is_brought_back_when_its_time_is_over(tmp_path, monkeypatch):
     gpu = FaultyGpu({valid[5]: "never ends"}, log=log)
     remote = RemoteGpu(RunSettings("a run", gpu, {"fake": family}, PATIENT), "the only one", 1)
     try:
-        report = remote.measure(Order(CASES[0], tuple(valid[:20]), Outcomes(), None, seconds=60.0))
+        report = remote.measure(Order(CASES[0], tuple(valid[:20]), CaseState(), None, seconds=60.0))
     finally:
         remote.close()
     measured = [row.config for row in report.rows]
@@ -333,25 +336,25 @@ def of(grid, cases):
 
 
 def test_a_scheduler_that_is_not_there_is_named(monkeypatch):
-    monkeypatch.setattr(dask_campaign, "CONNECT_SECONDS", 0.5)
+    monkeypatch.setattr(on_cluster, "CONNECT_SECONDS", 0.5)
     with pytest.raises(ForetuneError, match=r"no dask scheduler answers at tcp://127\.0\.0\.1:1"):
         collect_on_cluster([CompiledFamily()], CASES, "nowhere", "tcp://127.0.0.1:1")
 
 
 def test_a_cluster_without_gpus_is_told_how_to_have_some(dask, out, monkeypatch):
-    monkeypatch.setattr(dask_workers, "ALONE_SECONDS", 0.5)
+    monkeypatch.setattr(on_cluster, "ALONE_SECONDS", 0.5)
     with pytest.raises(ForetuneError, match=r"no dask worker with a GPU. Start some: dask worker tcp://.* --res"):
         run(dask.address, out, CASES, FaultyGpu())
 
 
 def test_a_gpu_that_cannot_be_opened_is_said(dask, out, monkeypatch):
-    lost = dask_workers.DaskWorkers.lost
+    lost = on_cluster.DaskWorkers.lost
 
     def lose(known, address, trouble):
         lost(known, address, trouble)
-        monkeypatch.setattr(dask_workers, "ALONE_SECONDS", 0.0)  # not before: nothing would be known of the worker
+        monkeypatch.setattr(on_cluster, "ALONE_SECONDS", 0.0)  # not before: nothing would be known of the worker
 
-    monkeypatch.setattr(dask_workers.DaskWorkers, "lost", lose)
+    monkeypatch.setattr(on_cluster.DaskWorkers, "lost", lose)
     start_workers(dask, "only")
     with pytest.raises(ForetuneError, match="is of no use: RuntimeError: no CUDA today"):
         run(dask.address, out, CASES, NoGpu())

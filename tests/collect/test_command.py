@@ -12,8 +12,8 @@ import torch
 from collecting import SUMMARY
 from foretune.__main__ import app
 from foretune.collect import campaign
+from foretune.collect import cluster as on_cluster
 from foretune.collect.cases import cases_like, first_cases
-from foretune.collect.cluster import dask_campaign
 from foretune.collect.run_state import Progress
 from foretune.collect.runner import DeviceLostError
 from foretune.datasets import DeviceSpec, load
@@ -103,7 +103,7 @@ def test_several_families_may_be_named(collect):
 
 
 def test_a_scheduler_has_a_clusters_gpus_measure(collect, monkeypatch):
-    monkeypatch.setattr(dask_campaign, "collect_on_cluster", collect)
+    monkeypatch.setattr(on_cluster, "collect_on_cluster", collect)
     result = call(f"{FAMILY} --out measured --scheduler tcp://host:8786 --budget 90s")
     assert result.exit_code == 0, result.stderr
     assert collect.options == {

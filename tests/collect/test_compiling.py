@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from children import assert_end
 from fakes import DEVICE
-from foretune.collect.compiling import TRIES, Binary, CompilePool, compile_ahead, kind_of
+from foretune.collect.compiling import TRIES, Binary, CompilePool, compile_ahead, signature_of
 from foretune.collect.processes import Watch
 from foretune.datasets import ForetuneError, KernelConfig, Problem
 from tiny import (
@@ -105,7 +105,7 @@ def test_a_kernel_that_specialises_its_integers_has_one_binary_for_each_speciali
     family = SpecialisedFamily(log)
     problems = [replace(PROBLEM, dims=(("n", n),), ragged=None) for n in (1, 7, 16, 100, 4096, 8191)]
     compile_ahead(family, [(config, one) for one in problems for config in family.space()], DEVICE, size=2)
-    kinds = {kind_of(family, one, DEVICE) for one in problems}
+    kinds = {signature_of(family, one, DEVICE) for one in problems}
     assert len(kinds) == 3
     assert len(log.read_text().splitlines()) == len(list((tmp_path / "cache").rglob("*.cubin"))) == 3 * len(kinds)
 

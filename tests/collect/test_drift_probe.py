@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from fakes import DEVICE, FakeFamily, fake_cases
 from foretune.collect import worker
-from foretune.collect.drift_probe import PROBE_US, choose_probe
 from foretune.collect.runner import DeviceLostError, LaunchFailedError
+from foretune.collect.worker import PROBE_US, choose_probe
 from foretune.datasets import load, roofline_us
 from replay import CASES, FAMILIES, FAMILY, check_complete, run
 from replay_runner import ReplayRunner

@@ -6,8 +6,8 @@ import pytest
 import torch
 from fakes import FakeFamily
 from foretune.collect import runner as runners
-from foretune.collect.compiling import kind_of
-from foretune.collect.plan import Exhaustive, Thin
+from foretune.collect.compiling import signature_of
+from foretune.collect.plan import Exhaustive, Sparse
 from foretune.datasets import ForetuneWarning
 from foretune.runtime.timing import timer
 from fuzz import families as faulty
@@ -68,7 +68,7 @@ def test_a_problem_whose_space_cannot_be_had_is_skipped_and_the_others_are_measu
             return super().estimate_us(problem, device, configs)
 
     family = Late()
-    assert Thin(family, DEVICE, share=0.1).next(CASES[1:2], None)[0].configs
+    assert Sparse(family, DEVICE, share=0.1).next(CASES[1:2], None)[0].configs
     summary = run(CASES[:2], tmp_path / "out", families={"fake": family}, plan="thin", share=0.1)
     (skipped,) = summary.skipped
     assert skipped.startswith(f"{CASES[0].problem}: family fake: estimate_us() raised RuntimeError: not this one")
@@ -90,7 +90,7 @@ def test_problems_are_of_one_kind_where_the_family_cannot_say():
         def binary_key(self, config, problem):
             raise RuntimeError("no")
 
-    assert kind_of(Failing(), CASES[0].problem, DEVICE) == ("fake", None)
+    assert signature_of(Failing(), CASES[0].problem, DEVICE) == ("fake", None)
 
 
 @pytest.mark.parametrize(("result", "shown"), [(None, "None"), (torch.ones(1), r"a tensor of shape (1,)")])

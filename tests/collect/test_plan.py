@@ -9,7 +9,7 @@ from functools import partial
 import numpy as np
 import pytest
 from fakes import DEVICE, FakeFamily, fake_dataset
-from foretune.collect.plan import PLANS, Adaptive, Exhaustive, Thin, _unlike, named
+from foretune.collect.plan import PLANS, Adaptive, Exhaustive, Sparse, _unlike, named
 from foretune.collect.replay import chosen
 from foretune.datasets import Case, ForetuneError, Problem
 from foretune.model import EstimateRanker, LightGBMRanker, Ranker
@@ -61,7 +61,7 @@ def test_the_adaptive_plan_tries_its_share(share):
 
 def test_the_thin_plan_asks_for_all_cases_in_their_order_and_for_the_priors_first_and_others():
     prior = Backwards().fit(GRID, FAMILY)
-    steps = Thin(FAMILY, DEVICE, share=0.4, prior=prior).next(GRID.cases, None)
+    steps = Sparse(FAMILY, DEVICE, share=0.4, prior=prior).next(GRID.cases, None)
     assert [step.case for step in steps] == list(GRID.cases)
     firsts = 0
     for step in steps:

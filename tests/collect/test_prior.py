@@ -8,9 +8,8 @@ from types import SimpleNamespace as Toy
 import numpy as np
 import pytest
 from fakes import DEVICE, FakeFamily, fake_cases
-from foretune.collect import prior
-from foretune.collect.plan import Exhaustive
-from foretune.collect.prior import Prior
+from foretune.collect import plan as prior
+from foretune.collect.plan import Exhaustive, Prior
 from foretune.datasets import BundleError
 
 FAMILY = FakeFamily()

@@ -6,7 +6,7 @@ import stat
 
 import pytest
 from fakes import DEVICE, FakeFamily
-from foretune.collect import provenance
+from foretune.collect import row_writer as provenance
 
 
 @pytest.fixture(autouse=True)

@@ -51,5 +51,7 @@ def test_trouble_with_finding_out_where_rows_come_from_is_not_the_disks(out):
         raise ConnectionResetError("the worker is gone")
 
     row = Measurement(CASE.problem, DEVICE.name, VALID[0], Status.OK, time_us=7.0)
+    writer = RowWriter(out, {"fake": FAMILY}, lambda: 0.0, {"plan": "exhaustive"})
+    writer.origin = lost
     with pytest.raises(ConnectionResetError, match="the worker is gone"):
-        RowWriter(out, lambda: 0.0, {"plan": "exhaustive"}, lost).add(CASE, FAMILY, DEVICE, [row])
+        writer.add(CASE, DEVICE, [row])

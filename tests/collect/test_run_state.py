@@ -9,8 +9,8 @@ from dataclasses import replace
 import pytest
 from fakes import DEVICE
 from foretune.collect.campaign import collect_on_gpus
-from foretune.collect.cluster.dask_campaign import collect_on_cluster
-from foretune.collect.outcomes import earlier
+from foretune.collect.case_state import earlier
+from foretune.collect.cluster import collect_on_cluster
 from foretune.collect.run_state import folder_of_run
 from foretune.collect.runner import OutOfMemoryError
 from foretune.datasets import ForetuneError, Status, load
@@ -143,13 +143,13 @@ def test_a_folder_whose_hashes_had_one_part_is_gone_on_with(out, monkeypatch):
     monkeypatch.setattr(type(FAMILY), "source_hash", lambda self: "037307fb8c7f56d3")
     run([CASE], out)
     monkeypatch.setattr(type(FAMILY), "source_hash", lambda self: "037307fb8c7f56d3+4b1de3aa926b63df")
-    assert set(earlier(out, FAMILIES).outcomes) == {(DEVICE.name, CASE.problem)}
+    assert set(earlier(out, FAMILIES).states) == {(DEVICE.name, CASE.problem)}
     assert run([CASE], out).complete
 
 
 def test_another_devices_measurements_are_not_taken_for_this_ones(out):
     run([CASE], out)
-    assert set(earlier(out, FAMILIES).outcomes) == {(DEVICE.name, CASE.problem)}
+    assert set(earlier(out, FAMILIES).states) == {(DEVICE.name, CASE.problem)}
     other = ReplayRunner()
     assert run([CASE], out, phases=[[ReplayGpu(other, replace(DEVICE, name="another"))]]).complete
     assert len(other.asked("scan")) == len(VALID)

@@ -132,7 +132,7 @@ def runner(device, monkeypatch):
 @pytest.mark.parametrize(
     ("us", "best_us", "samples", "status"),
     [
-        (251.0, 100.0, 1, Status.HOPELESS),
+        (251.0, 100.0, 1, Status.EARLY_STOPPED),
         (250.0, 100.0, 3, Status.OK),
         (151.0, 100.0, 3, Status.OK),
         (150.0, 100.0, 7, Status.OK),

@@ -10,11 +10,11 @@ from types import SimpleNamespace
 import pytest
 from fakes import DEVICE, FakeFamily, fake_cases
 from foretune.collect import supervisor
+from foretune.collect.case_state import CaseState
 from foretune.collect.case_tasks import DEATHS, FATAL_CASES, TRIES, CaseTasks
-from foretune.collect.outcomes import Outcomes
-from foretune.collect.runner import DeviceLostError
+from foretune.collect.runner import DeviceLostError, Trial
 from foretune.collect.supervisor import LOSSES, WINDOW, Limits, Supervisor
-from foretune.collect.worker import Answer, Ready, Scan
+from foretune.collect.worker import Scan
 from foretune.datasets import KernelConfig, load
 from replay import (
     CASE,
@@ -237,13 +237,13 @@ def test_a_process_that_says_nothing_for_longer_than_its_task_may_take_is_killed
         one = Supervisor(lambda: child, child, owner, limits)
         for message in messages:
             child.say(message)
-            if isinstance(message, Ready) and work:
-                one.give(CaseTasks(FAMILY, CASE, DEVICE, VALID[:5], Outcomes(), ReplayPool(), lambda rows: None))
+            if message is DEVICE and work:
+                one.give(CaseTasks(FAMILY, CASE, DEVICE, VALID[:5], CaseState(), ReplayPool(), lambda rows: None))
         now[0] += seconds
         one.check()
         return child.killed
 
-    ready, prepared = Ready(DEVICE), Answer(0.1)
+    ready, prepared = DEVICE, Trial(seconds=0.1)
     assert [silent_for(seconds) for seconds in (99.0, 101.0)] == [False, True]  # it opens its GPU
     assert [silent_for(seconds, ready) for seconds in (9.0, 11.0)] == [False, True]  # it makes inputs
     assert [silent_for(seconds, ready, prepared) for seconds in (0.9, 1.1)] == [False, True]  # it runs a config

@@ -135,10 +135,10 @@ def test_a_dataset_of_an_odd_name_is_shown_by_it(tmp_path: Path) -> None:
 
 
 def test_progress_shows_odd_texts_as_they_are(capsys: pytest.CaptureFixture[str]) -> None:
-    from foretune.collect.progress import showing_progress
+    from foretune.datasets.progress import showing_steps
 
     case = fake_cases(models=1)[0]
     odd = replace(case, problem=replace(case.problem, family=ODD))
-    with showing_progress() as show:
+    with showing_steps() as show:
         show(Progress(1, 3, odd, 50, 12.5, 90.0))
     assert ODD in capsys.readouterr().err

@@ -7,7 +7,7 @@ import os
 import threading
 
 import pytest
-from foretune.datasets.disk.atomic import remove_leftovers, replacing
+from foretune.datasets.files import remove_leftovers, replacing
 
 
 def _half(path, error: BaseException) -> None:

@@ -27,12 +27,12 @@ def outcomes(problem: Problem) -> list[Measurement]:
     """Every status once in the scan; the config that ran is confirmed in two passes, one that ran once then fails."""
     rows = []
     for status, config in CONFIGS.items():
-        time_us = 1234.5678 if status in (Status.OK, Status.HOPELESS) else None
+        time_us = 1234.5678 if status in (Status.OK, Status.EARLY_STOPPED) else None
         facts: dict[str, Any] = {"registers": 40, "spills": 0, "compile_ms": 500.0} if time_us else {"error": ERROR}
         rows.append(Measurement(problem, H200.name, config, status, time_us=time_us, samples=3, **facts))
     for timing_pass, time_us in ((2, 1000.0), (3, 1100.0)):
         rows.append(Measurement(problem, H200.name, OK, Status.OK, time_us=time_us, timing_pass=timing_pass))
-    failing = Measurement(problem, H200.name, CONFIGS[Status.HOPELESS], Status.LAUNCH_FAILED, timing_pass=2)
+    failing = Measurement(problem, H200.name, CONFIGS[Status.EARLY_STOPPED], Status.LAUNCH_FAILED, timing_pass=2)
     return [*rows, failing]
 
 
@@ -133,7 +133,7 @@ def test_t4_says_how_each_ended(t4: dict[str, Any]) -> None:
     assert ended == {
         Status.OK: "correct", Status.INVALID: "constraints", Status.COMPILE_FAILED: "compile",
         Status.OUT_OF_RESOURCES: "runtime", Status.LAUNCH_FAILED: "runtime", Status.WRONG_RESULT: "correctness",
-        Status.TIMEOUT: "timeout", Status.HOPELESS: "runtime",  # which failed when it was to be confirmed
+        Status.TIMEOUT: "timeout", Status.EARLY_STOPPED: "runtime",  # which failed when it was to be confirmed
     }  # fmt: skip
 
 

@@ -17,9 +17,8 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
-from foretune.datasets import ForetuneError, ForetuneWarning
-from foretune.datasets.disk import locks
-from foretune.datasets.disk.locks import TAKEN, WRITING, check_free, taken, writing
+from foretune.datasets import ForetuneError, ForetuneWarning, locks
+from foretune.datasets.locks import TAKEN, WRITING, check_free, taken, writing
 from foretune.datasets.store import continued, read, seal_dataset, upgrade_dataset
 from writers import append
 
@@ -27,7 +26,7 @@ from writers import append
 HOLDS = """
 import subprocess, sys
 from pathlib import Path
-from foretune.datasets.disk.locks import taken
+from foretune.datasets.locks import taken
 with taken(Path(sys.argv[1])):
     own = subprocess.Popen(["cat"])
     print("taken", flush=True)

@@ -5,9 +5,8 @@ from __future__ import annotations
 import io
 
 import pytest
-from foretune.datasets.console import progress_bar
-from foretune.datasets.console.progress_bar import showing, time_left
-from foretune.datasets.progress import advance
+from foretune.datasets import progress as progress_bar
+from foretune.datasets.progress import advance, showing, time_left
 from waiting import until
 
 

@@ -9,8 +9,8 @@ import pyarrow.parquet as pq
 import pytest
 from foretune.datasets import DatasetError, ForetuneWarning, load
 from foretune.datasets.manifest import SCHEMA_VERSION
-from foretune.datasets.schema import PART
 from foretune.datasets.store import read, seal_dataset
+from foretune.datasets.tables import PART
 from stores import SEALED, edit_manifest, rewrite, vouch
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from fakes import fake_cases, fake_dataset
 from foretune.datasets import DatasetError, DeviceSpec, describe, load, names
-from foretune.datasets.console.tables import table
+from foretune.datasets.console import table
 from foretune.datasets.contents import contents_table
 from foretune.datasets.store import seal_dataset
 from stores import edit_manifest, write

@@ -14,7 +14,7 @@ import foretune.datasets
 import pandas as pd
 import pyarrow.parquet as pq
 import pytest
-from foretune.collect.outcomes import earlier
+from foretune.collect.case_state import earlier
 from foretune.datasets import DatasetError, DeviceSpec, KernelConfig, Measurement, Problem, Ragged, Status, load
 from foretune.datasets.dataset import Dataset
 from foretune.datasets.manifest import SCHEMA_VERSION
@@ -136,7 +136,7 @@ def test_an_upgrade_that_is_cut_short_leaves_a_dataset_that_is_read(old: Path, m
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr("foretune.datasets.store.upgrade.write_manifest", cut)
+        patch.setattr("foretune.datasets.store.seal.write_manifest", cut)
         with pytest.raises(KeyboardInterrupt):
             upgrade_dataset(old)
     assert contents(read(old)) == before
@@ -194,11 +194,11 @@ def test_what_earlier_runs_measured_is_known_whatever_their_version(old: Path) -
     dataset, known = read(old), earlier(old, {"toy": _Toy()})  # type: ignore[dict-item]
     ok, slow, failing, wrong = dataset.configs[:4]
     (_, _, again_us), (more, _, more_us) = added
-    first = known.outcomes[H200.name, dataset.cases[0].problem]
+    first = known.states[H200.name, dataset.cases[0].problem]
     assert first.scanned_us == {ok: again_us, slow: 95.0, failing: None, wrong: None}
     assert first.confirmed == {ok}
-    assert known.outcomes[H200.name, more].scanned_us == {ok: more_us}
-    assert known.outcomes[H200.with_sms(64).name, dataset.cases[1].problem].scanned_us[ok] == 20.0
+    assert known.states[H200.name, more].scanned_us == {ok: more_us}
+    assert known.states[H200.with_sms(64).name, dataset.cases[1].problem].scanned_us[ok] == 20.0
     upgrade_dataset(old)
     assert earlier(old, {"toy": _Toy()}) == known  # type: ignore[dict-item]
 

@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 from foretune.datasets import ForetuneError
-from foretune.datasets.disk.atomic import replacing
-from foretune.datasets.disk.writable import check_file, check_folder
+from foretune.datasets.files import check_file, check_folder, replacing
 
 
 @pytest.fixture

@@ -147,7 +147,7 @@ def _bounded(folder: Path) -> Iterator[None]:
         enter = stack.enter_context
         enter(patch("foretune.datasets.load", lambda name: _refuse() if name in ("h100", "h200") else load(name)))
         enter(patch.object(DeviceSpec, "live", _refuse))
-        for gone in ("collect.campaign.collect_on_gpus", "collect.cluster.dask_campaign.collect_on_cluster"):
+        for gone in ("collect.campaign.collect_on_gpus", "collect.cluster.collect_on_cluster"):
             enter(patch(f"foretune.{gone}", _refuse))
         enter(patch("foretune.runtime.quickstart.run_quickstart", _refuse))
         enter(patch.dict(LightGBMRanker.__init__.__kwdefaults__, trees=2, min_rows=1))

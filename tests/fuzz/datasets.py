@@ -17,11 +17,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from fakes import DEVICE, FakeFamily, fake_cases
 from foretune.datasets import DeviceSpec, Measurement, Status, load
-from foretune.datasets.drift import Reading
+from foretune.datasets.clock import Reading
 from foretune.datasets.merge import merge_datasets
-from foretune.datasets.schema import CONFIGS, DRIFT, DRIFT_PART, MEASUREMENTS, PART, PROBLEMS
 from foretune.datasets.store import Writer, seal_dataset
 from foretune.datasets.store.export import export_dataset
+from foretune.datasets.tables import CONFIGS, DRIFT, DRIFT_PART, MEASUREMENTS, PART, PROBLEMS
 from foretune.model import LightGBMRanker, cross_validate, train_bundle
 from fuzz.judging import REFUSED, same, within
 from fuzz.oddities import Change, changed, changes, text_of, values

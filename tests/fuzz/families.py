@@ -97,7 +97,7 @@ class Sound(FakeFamily):
         return CASES
 
     def binary_key(self, config, problem):
-        return config, problem.kind
+        return config, problem.signature
 
     def inputs(self, problem, device, *, seed=0):
         return [problem]
@@ -333,7 +333,7 @@ def collect(family: Any, folder: Path) -> Any:
     found = kernels.find_measurable(family)
     drawn = collected_cases.first_cases(found, collected_cases.draw_cases(found))[:2]
     families = {found.name: found}
-    collected_cases.check_request(families, drawn, folder / "out", "exhaustive", None, None, None)
+    collected_cases.check_request(families, drawn)
     with patch.object(timer, "Timer", FakeTimer), patch.object(runners, "_device_answers", lambda: True):
         gpu = ReplayGpu(runners.GpuRunner(DEVICE))
         summary = run(drawn, folder / "out", phases=[[gpu]], families=families, pool=CompilingPool(found))

@@ -8,7 +8,7 @@ import argparse
 import numpy as np
 import rich
 from foretune.datasets import load
-from foretune.datasets.console.tables import table
+from foretune.datasets.console import table
 from foretune.kernels import find_measurable
 from foretune.model.rows import supported
 

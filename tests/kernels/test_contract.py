@@ -17,7 +17,7 @@ class GroupedGemmContract(FamilyContract):
     compiled = 2  # one of each corner is in test_compile.py
 
     def problems(self):
-        drawn = {case.problem.kind: case.problem for case in self.family.cases(random=30)}
+        drawn = {case.problem.signature: case.problem for case in self.family.cases(random=30)}
         return list(drawn.values())  # one of each dtype and permutation
 
     def call(self, problem):

@@ -7,7 +7,7 @@ from __future__ import annotations
 import argparse
 
 import numpy as np
-from foretune.collect.plan import Thin
+from foretune.collect.plan import Sparse
 from foretune.datasets import load
 from foretune.kernels import find_family
 from foretune.model import LightGBMRanker, TrainingSet, split_folds
@@ -31,7 +31,7 @@ def problems_of(name: str, data: str, share: float) -> tuple[list[Judged], list[
             case, device, mask = grid.cases[row], grid.devices[row], learned.candidate[row]
             configs = learned.configs(mask)
             logs = np.log(ranker.predict(family, family.at_call_time(case.problem), device, configs))
-            (step,) = Thin(family, device, share=share, prior=prior).next([case], None)
+            (step,) = Sparse(family, device, share=share, prior=prior).next([case], None)
             tried = [config in step.configs for config in configs]
             passes = grid.first_us[row, mask], grid.second_us[row, mask]
             few = [np.where(tried, times, np.nan) for times in passes]

@@ -8,8 +8,7 @@ from functools import partial
 import numpy as np
 import pytest
 from fakes import DEVICE, FakeFamily, fake_dataset
-from foretune.collect.plan import Adaptive, Exhaustive
-from foretune.collect.prior import Prior
+from foretune.collect.plan import Adaptive, Exhaustive, Prior
 from foretune.collect.replay import PlannedRanker
 from foretune.datasets import BundleError, Family, ForetuneError, KernelConfig, Problem
 from foretune.model import EstimateRanker, LightGBMRanker, NearestRanker, RandomRanker, StaticRanker, top_k_regret

@@ -11,7 +11,7 @@ import argparse
 
 import numpy as np
 from foretune.datasets import load
-from foretune.datasets.console.tables import table
+from foretune.datasets.console import table
 from foretune.datasets.grid import Grid
 from foretune.kernels import find_family
 from foretune.model import TrainingSet, geomean

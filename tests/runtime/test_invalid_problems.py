@@ -9,7 +9,7 @@ import foretune
 import numpy as np
 import pytest
 from fakes import FakeFamily, fake_cases, fake_dataset
-from foretune.collect.cases import check_cases
+from foretune.collect.cases import check_request
 from foretune.datasets import (
     Case,
     DeviceSpec,
@@ -58,7 +58,7 @@ INVALID = [
         lambda family, problem: check_problem_of(family, problem),
         lambda family, problem: make_shortlist(family, problem, H200, k=2),
         lambda family, problem: filter_valid([], problem, "h200"),
-        lambda family, problem: check_cases({family.name: family}, [Case(problem, ("random",))]),
+        lambda family, problem: check_request({family.name: family}, [Case(problem, ("random",))]),
     ],
     ids=["check", "shortlist", "filter_valid", "collect"],
 )

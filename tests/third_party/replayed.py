@@ -13,7 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
-from foretune.collect.runner import Outcome
+from foretune.collect.runner import Trial
 from foretune.datasets import Case, DeviceSpec, Problem, Status
 from foretune.kernels import find_family
 from interpreting import patch_once_a_launch
@@ -57,7 +57,7 @@ class CheckingRunner(ReplayRunner):
             error = float((y.float() - self.expected).norm() / self.expected.norm())
             y.fill_(float("nan"))
             if not error <= self.family.tolerance(self.problem):
-                return Outcome(Status.WRONG_RESULT, error=f"relative error {error:.2g}", **facts)
+                return Trial(Status.WRONG_RESULT, error=f"relative error {error:.2g}", **facts)
         return replace(super().scan(config, best_us), **facts)
 
     def probe(self, family, problem, config):

@@ -16,7 +16,7 @@ import foretune
 import rich
 import torch
 from foretune import DeviceSpec, Problem
-from foretune.datasets.console.tables import table
+from foretune.datasets.console import table
 from foretune.kernels import find_family
 from foretune.runtime import Mode, choice
 from torch import distributed

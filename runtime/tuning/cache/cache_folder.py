@@ -15,11 +15,9 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from ....datasets import ForetuneError
-from ....datasets.console.tables import printable, table
-from ....datasets.disk.atomic import replacing
-from ....datasets.disk.regular import check_replaceable, open_regular, read_regular
-from ....datasets.disk.writable import check_file
+from ....datasets.console import printable, table
 from ....datasets.errors import abridged, check_path, shown
+from ....datasets.files import check_file, check_replaceable, open_regular, read_regular, replacing
 from ..functions.config_cache import functions_folder
 from .document import merge_choices
 from .kernel_cache import choices_folder, shared_file

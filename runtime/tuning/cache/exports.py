@@ -12,11 +12,9 @@ from statistics import fmean
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from ....datasets import DeviceSpec, Family, ForetuneError, KernelConfig, Measurable, Problem
-from ....datasets.console.tables import percent, printable
-from ....datasets.disk.atomic import replacing
-from ....datasets.disk.regular import check_replaceable, file_word, inside
-from ....datasets.disk.writable import check_file, check_folder
+from ....datasets.console import percent, printable
 from ....datasets.errors import check_integer
+from ....datasets.files import check_file, check_folder, check_replaceable, file_word, inside, replacing
 from ...arguments import bundle_of
 from .decision_list import UNKNOWN, Example, Rule, learn_rules
 from .known import KnownKernel, known_kernels

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from ....datasets import DeviceSpec, ForetuneError, KernelConfig, Problem
-from ....datasets.disk.regular import read_regular
 from ....datasets.errors import LONGEST_WORD, abridged, check_word, shown, warn
+from ....datasets.files import read_regular
 from ..functions.config_cache import FORMAT, ConfigCache, check_document, functions_folder
 from ..functions.key_record import KeyRecord, function_of, records_of
 from .document import check_choices, times_of

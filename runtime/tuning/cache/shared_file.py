@@ -9,11 +9,10 @@ from pathlib import Path
 from threading import Lock
 from typing import Any, TypeAlias
 
-from ....datasets.disk.atomic import remove_leftovers, replacing
-from ....datasets.disk.locks import locked
-from ....datasets.disk.regular import read_regular
 from ....datasets.errors import abridged
-from ...forking import renew_in_children
+from ....datasets.files import read_regular, remove_leftovers, replacing
+from ....datasets.forking import renew_in_children
+from ....datasets.locks import locked
 from ...warn import warn_once
 
 Document: TypeAlias = dict[str, Any]

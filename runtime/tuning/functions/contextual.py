@@ -9,7 +9,7 @@ from typing import Any
 
 from ....datasets import ForetuneError
 from ....datasets.errors import check_flag, check_path
-from ...forking import renew_in_children
+from ....datasets.forking import renew_in_children
 from ...warn import warn_once
 from ..session import is_capturing
 from .call_timer import CallTimer

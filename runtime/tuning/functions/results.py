@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ....datasets import Problem, Status
-from ....datasets.console.tables import table
-from ....datasets.disk.atomic import replacing
+from ....datasets.console import table
 from ....datasets.errors import ForetuneError
+from ....datasets.files import replacing
 from ..session import TuningFailed
 from .config_space import Candidate
 from .plain_values import plain

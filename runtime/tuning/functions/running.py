@@ -9,7 +9,7 @@ from contextlib import AbstractContextManager, contextmanager
 from types import FrameType
 from typing import Any, Protocol
 
-from ...forking import renew_in_children
+from ....datasets.forking import renew_in_children
 from .calls import Call
 from .config_space import Candidate
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from ....datasets import DeviceSpec, Family, ForetuneError, Status
 from ....datasets.errors import check_flag
-from ...forking import renew_in_children
+from ....datasets.forking import renew_in_children
 from ...launching.source_hash import digest_of
 from ...warn import warn_once
 from ..session import Measured, is_capturing

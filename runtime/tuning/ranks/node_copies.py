@@ -20,8 +20,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from ....datasets.disk.atomic import replacing
-from ....datasets.disk.regular import open_regular
+from ....datasets.files import open_regular, replacing
 from ...warn import warn_once
 from .agreement import distributed_in_use
 

@@ -5,7 +5,7 @@ import sys
 import tempfile
 
 from foretune.datasets import Case, DeviceSpec, KernelConfig, Measurement, Problem, Status
-from foretune.datasets.drift import Reading
+from foretune.datasets.clock import Reading
 from foretune.datasets.store import Writer, seal
 
 H200 = DeviceSpec.named("h200")
@@ -24,7 +24,7 @@ def outcomes(problem, device, base_us):
     ok, slow, failing, lost = CONFIGS
     facts = {"registers": 40, "spills": 0, "smem_bytes": 4096, "compile_ms": 12.5, "spread": 0.01}
     yield Measurement(problem, device.name, ok, Status.OK, time_us=base_us, samples=7, **facts)
-    yield Measurement(problem, device.name, slow, Status.HOPELESS, time_us=9.5 * base_us, samples=1)
+    yield Measurement(problem, device.name, slow, Status.EARLY_STOPPED, time_us=9.5 * base_us, samples=1)
     yield Measurement(problem, device.name, failing, Status.COMPILE_FAILED, error="no such layout")
     yield Measurement(problem, device.name, lost, Status.WRONG_RESULT, error="relative error 0.3")
     for timing_pass in (2, 3):

@@ -12,7 +12,7 @@ class ScaledGemmContract(FamilyContract):
     compiled = 1
 
     def problems(self):
-        drawn = {case.problem.kind: case.problem for case in self.family.cases(random=10, per_layer=1)}
+        drawn = {case.problem.signature: case.problem for case in self.family.cases(random=10, per_layer=1)}
         return list(drawn.values())  # one of each kind of scales
 
     def small_problem(self):

@@ -17,7 +17,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from foretune.datasets.disk import atomic, locks
+from foretune.datasets import files as atomic
+from foretune.datasets import locks
 from foretune.runtime import warn
 from foretune.runtime.tuning.cache import shared_file
 from foretune.runtime.tuning.cache.shared_file import SharedFile

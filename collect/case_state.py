@@ -1,4 +1,4 @@
-"""What is known before and while a case is measured: the outcomes of its configs, from this run and earlier ones."""
+"""What is known of a case before and while it is measured, from this run and earlier ones."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import numpy as np
 from ..datasets import ForetuneError, KernelConfig, Measurable, Problem, Status
 from ..datasets.contents import other_sources
 from ..datasets.store import MANIFEST, read
-from .provenance import triton_version
+from .row_writer import triton_version
 
 if TYPE_CHECKING:
     from ..datasets.dataset import Dataset
@@ -25,8 +25,8 @@ LEADING_LEAST, LEADING_MOST = 20, 64
 
 
 @dataclass
-class Outcomes:
-    """The outcomes of one case on one device, by pass."""
+class CaseState:
+    """What is known of the configs of one case on one device."""
 
     scanned_us: dict[KernelConfig, float | None] = field(default_factory=dict)  # None where it failed
     best_us: float = float("inf")  # of the scan
@@ -56,21 +56,12 @@ class Outcomes:
 
 
 @dataclass(frozen=True)
-class Uncompilable:
-    """A config that an earlier run could not compile."""
-
-    device: str  # a DeviceSpec's name
-    problem: Problem
-    config: KernelConfig
-    error: str
-
-
-@dataclass(frozen=True)
 class Earlier:
     """What earlier runs left in a dataset."""
 
-    outcomes: dict[tuple[str, Problem], Outcomes] = field(default_factory=dict)  # by device name and problem
-    uncompilable: tuple[Uncompilable, ...] = ()  # by the Triton that is here
+    states: dict[tuple[str, Problem], CaseState] = field(default_factory=dict)  # by device name and problem
+    #: What the Triton that is here could not compile: device name, problem, config and error.
+    uncompilable: tuple[tuple[str, Problem, KernelConfig, str], ...] = ()
 
 
 def earlier(out: Path | str, families: Mapping[str, Measurable]) -> Earlier:
@@ -80,13 +71,13 @@ def earlier(out: Path | str, families: Mapping[str, Measurable]) -> Earlier:
         return Earlier()
     dataset = read(out)
     _check_sources(dataset, families)
-    outcomes: dict[tuple[str, Problem], Outcomes] = {}
+    states: dict[tuple[str, Problem], CaseState] = {}
     by_case: Any = dataset.measurements.groupby(["device", "problem"], observed=True, sort=False)
     for (device, problem), rows in by_case[["config", "timing_pass", "time_us"]]:
-        entry = outcomes.setdefault((device, dataset.cases[problem].problem), Outcomes())
+        entry = states.setdefault((device, dataset.cases[problem].problem), CaseState())
         for config, timing_pass, time_us in zip(*(rows[name].tolist() for name in rows), strict=True):
             entry.add(dataset.configs[config], timing_pass, None if math.isnan(time_us) else time_us)
-    return Earlier(outcomes, _uncompilable(dataset))
+    return Earlier(states, _uncompilable(dataset))
 
 
 def _check_sources(dataset: Dataset, families: Mapping[str, Measurable]) -> None:
@@ -99,12 +90,12 @@ def _check_sources(dataset: Dataset, families: Mapping[str, Measurable]) -> None
             )
 
 
-def _uncompilable(dataset: Dataset) -> tuple[Uncompilable, ...]:
+def _uncompilable(dataset: Dataset) -> tuple[tuple[str, Problem, KernelConfig, str], ...]:
     """Another Triton may compile what the one of an earlier run could not."""
     same = [run for run, facts in dataset.provenance["runs"].items() if facts.get("triton") == triton_version()]
     rows = dataset.measurements
     rows = rows[(rows["status"] == Status.COMPILE_FAILED.value) & rows["run_id"].isin(same)]
     return tuple(
-        Uncompilable(device, dataset.cases[problem].problem, dataset.configs[config], error or "")
+        (device, dataset.cases[problem].problem, dataset.configs[config], error or "")
         for device, problem, config, error in rows[["device", "problem", "config", "error"]].itertuples(index=False)
     )

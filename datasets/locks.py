@@ -1,11 +1,11 @@
 """Who may write to a dataset's folder: one collection at a time, and one process at a time its files; and `locked`, for
 one file that many update.
 
-The system's own locks (flock), on hidden files that whoever held them removes: a process that dies lets go of its lock,
+The system's own locks (flock), on hidden files that their holder removes: a process that dies lets go of its lock,
 whatever it died of, so a file that it left means nothing.
 
-A forked process inherits open files, and with them locks. It gives them up at once (`_forget`), or it would hold what
-its parent has let go of, and wait for itself.
+A forked process inherits open files, and with them locks. It closes them at once (`_LockFiles`). Otherwise it would
+hold locks that its parent has released, and wait for itself.
 """
 
 from __future__ import annotations
@@ -22,22 +22,20 @@ from functools import partial
 from pathlib import Path
 from typing import TextIO
 
-from ..errors import ForetuneError, abridged, warn
-from .atomic import blaming
-from .regular import open_regular, refusal
+from .errors import ForetuneError, abridged, warn
+from .files import blaming, open_regular, refusal
+from .forking import renew_in_children
 
-#: Locked by what has the folder for itself, a whole collection long, and by whoever writes a file, as long as it takes.
+#: Lock files: of the process that has the folder for itself while it collects, and of one that is writing a file.
 TAKEN, WRITING = ".collecting", ".writing"
-#: The descriptors of lock files that are open in this process.
-_open: set[int] = set()
 #: What a lock file that is not empty begins with.
 _HOLDER = "process "
 
 
 @contextmanager
 def taken(directory: Path) -> Iterator[None]:
-    """Has a folder for itself while its block runs, as a collection does. Whoever else asks is refused with a
-    `ForetuneError` that says who has it."""
+    """Has a folder for itself while its block runs, as a collection does. Another process is refused with a
+    `ForetuneError` that names the holder."""
     with _locked(directory / TAKEN, partial(_lock, wait=False)) as (file, _):
         with blaming(directory / TAKEN):
             file.truncate(0)
@@ -65,7 +63,7 @@ def alone(directory: Path) -> Iterator[None]:
 def check_free(directory: Path) -> None:
     """Raises `ForetuneError` as `taken` does, but takes nothing: the folder may be one that is only read."""
     try:
-        with _opened(directory / TAKEN, os.O_RDONLY) as file, _own(file):
+        with _opened(directory / TAKEN, os.O_RDONLY) as file:
             _lock(file, directory / TAKEN, wait=False, shared=True)
     except (FileNotFoundError, NotADirectoryError, FileExistsError):  # the last: it is no lock file
         pass
@@ -73,7 +71,7 @@ def check_free(directory: Path) -> None:
 
 @contextmanager
 def locked(path: Path, within_s: float) -> Iterator[None]:
-    """Has the lock file at `path` while its block runs: for short work where nobody must wait for ever, as in a launch.
+    """Has the lock file at `path` while its block runs: for short work that must not wait for ever, as in a launch.
 
     Raises `TimeoutError` where another process, or thread, does not let go of it in time, and another `OSError` where
     the file system has no locks or nothing can be written.
@@ -91,7 +89,7 @@ def locked(path: Path, within_s: float) -> Iterator[None]:
 @contextmanager
 def _locked(path: Path, lock: Callable[[TextIO, Path], bool]) -> Iterator[tuple[TextIO, bool]]:
     while True:
-        with _opened(path, os.O_RDWR | os.O_CREAT | os.O_APPEND) as file, _own(file):
+        with _opened(path, os.O_RDWR | os.O_CREAT | os.O_APPEND) as file:
             is_locked = lock(file, path)
             if not _lies_at(path, file):
                 continue  # who had it has removed it by now, so another process may lock a new one
@@ -105,26 +103,22 @@ def _locked(path: Path, lock: Callable[[TextIO, Path], bool]) -> Iterator[tuple[
             return
 
 
-@contextmanager
-def _own(file: TextIO) -> Iterator[None]:
-    """Have no forked process keep a lock file open."""
-    _open.add(handle := file.fileno())
-    try:
-        yield
-    finally:
-        _open.discard(handle)
+class _LockFiles:
+    """The descriptors of lock files that are open in this process."""
+
+    def __init__(self) -> None:
+        self.handles: set[int] = set()
+
+    def renew(self) -> None:
+        """Replace the parent's lock files with /dev/null: threads of this process may still close the descriptors."""
+        while self.handles:
+            nothing = os.open(os.devnull, os.O_RDWR)
+            os.dup2(nothing, self.handles.pop(), inheritable=False)
+            os.close(nothing)
 
 
-def _forget() -> None:
-    """In a forked process: replace the lock files of its parent by nothing, since threads may yet close them here."""
-    while _open:
-        nothing = os.open(os.devnull, os.O_RDWR)
-        os.dup2(nothing, _open.pop(), inheritable=False)
-        os.close(nothing)
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_forget)
+_lock_files = _LockFiles()
+renew_in_children(_lock_files)
 
 
 def _unlock(file: TextIO) -> None:
@@ -135,21 +129,26 @@ def _unlock(file: TextIO) -> None:
         fcntl.flock(file, fcntl.LOCK_UN)
 
 
-def _opened(path: Path, flags: int) -> TextIO:
-    """Open a lock file.
+@contextmanager
+def _opened(path: Path, flags: int) -> Iterator[TextIO]:
+    """Yield a lock file, which no forked process keeps open.
 
     Raises:
         FileExistsError: Something else lies there, which is neither followed, locked nor removed.
         OSError: It cannot be opened.
     """
     try:
-        file = os.fdopen(open_regular(path, flags), "r" if flags == os.O_RDONLY else "a+", errors="replace")
+        handle = open_regular(path, flags)
     except ForetuneError as error:
         raise refusal(error, path) from None
-    if os.pread(file.fileno(), len(_HOLDER), 0) not in (b"", _HOLDER.encode()):
-        file.close()
-        raise FileExistsError(errno.EEXIST, "it is not a lock file of Foretune", str(path))
-    return file
+    with os.fdopen(handle, "r" if flags == os.O_RDONLY else "a+", errors="replace") as file:
+        if os.pread(handle, len(_HOLDER), 0) not in (b"", _HOLDER.encode()):
+            raise FileExistsError(errno.EEXIST, "it is not a lock file of Foretune", str(path))
+        _lock_files.handles.add(handle)
+        try:
+            yield file
+        finally:
+            _lock_files.handles.discard(handle)
 
 
 def _lock_in_time(file: TextIO, path: Path, end: float) -> bool:

@@ -11,29 +11,94 @@ from __future__ import annotations
 import time
 import uuid
 from collections import defaultdict, deque
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ...datasets import Case, DeviceSpec, ForetuneError, KernelConfig, Measurable, Measurement, Status
-from ...datasets.errors import abridged
-from ..case_tasks import TRIES
-from ..cases import check_request
-from ..compiling import binary_if_able, kind_of
-from ..drift_probe import choose_probe
-from ..outcomes import SCAN
-from ..processes import Interrupt
-from ..provenance import run_provenance
-from ..run_state import Progress, RunState, folder_of_run
-from ..runner import DeviceLostError
-from ..summary import Effort, Summary
-from ..worker import CudaGpu, Probe
-from .dask_workers import LOOK_SECONDS, DaskWorkers
-from .remote_gpu import Order, Report, RunSettings, close, measure, stop
+from ..datasets import Case, DeviceSpec, ForetuneError, KernelConfig, Measurable, Measurement, Status
+from ..datasets.errors import abridged
+from .case_state import SCAN
+from .case_tasks import TRIES
+from .compiling import binary_if_able, signature_of
+from .processes import Interrupt
+from .remote_gpu import Order, Report, RunSettings, close, introduce, measure, stop
+from .row_writer import run_provenance
+from .run_state import RunState, started_run
+from .runner import DeviceLostError
+from .summary import Effort, Summary
+from .worker import CudaGpu, Probe, choose_probe
 
 if TYPE_CHECKING:
-    from ...datasets.dataset import Dataset
+    from typing_extensions import Unpack
+
+    from .run_state import RunOptions
+
+#: How often to look for workers that came or went, and how long to do without any.
+LOOK_SECONDS, ALONE_SECONDS = 1.0, 60.0
+
+
+class DaskWorkers:
+    """The dask workers that have a GPU. `client` is dask's."""
+
+    def __init__(self, client: Any, settings: RunSettings) -> None:
+        self._client, self._settings = client, settings
+        self._introductions: dict[str, Any] = {}  # futures, by worker address
+        self.devices: dict[str, DeviceSpec] = {}  # of the workers that are there, by address
+        self.troubles: dict[str, str] = {}  # why a worker is of no use, by address
+        self.most = 0  # GPUs at once
+        self._next_look = 0.0
+        self._last_company = time.monotonic()
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether all workers that are there have reported their device."""
+        return bool(self.devices) and not self._introductions
+
+    def lost(self, address: str, trouble: str) -> None:
+        """A worker is there, but its GPU is not."""
+        self.devices.pop(address, None)
+        self.troubles[address] = trouble
+
+    def look(self) -> None:
+        """Now and then: greets workers that are new, and forgets those that are gone. Raises `ForetuneError` where
+        there has been none for a minute."""
+        if (now := time.monotonic()) < self._next_look:
+            return
+        self._next_look = now + LOOK_SECONDS
+        workers = self._client.scheduler_info()["workers"]
+        present = {address for address, worker in workers.items() if worker["resources"].get("GPU")}
+        for address in self._introductions.keys() - present:
+            self._introductions.pop(address).cancel()
+        for address in self.devices.keys() - present:
+            del self.devices[address]
+        for address in present - self._introductions.keys() - self.devices.keys() - self.troubles.keys():
+            self._introductions[address] = self._client.submit(
+                introduce, self._settings, workers=[address], resources={"GPU": 1}, pure=False
+            )
+        self._hear()
+        if present - self.troubles.keys():
+            self._last_company = now
+        elif now - self._last_company > ALONE_SECONDS:
+            why = "".join(f"; {address} is of no use: {trouble}" for address, trouble in self.troubles.items())
+            raise ForetuneError(
+                f"there is no dask worker with a GPU. Start some: dask worker {self._client.scheduler.address} "
+                f'--resources "GPU=1"{why}'
+            )
+
+    def _hear(self) -> None:
+        """What the new ones say."""
+        for address, future in list(self._introductions.items()):
+            if future.done():
+                del self._introductions[address]
+                if future.status == "finished":
+                    self.devices[address] = future.result()
+                elif isinstance(error := future.exception(), DeviceLostError):
+                    self.lost(address, str(error))
+                elif address in self._client.scheduler_info()["workers"]:
+                    raise ForetuneError(f"the dask worker {address} cannot measure: {error!r}")
+        self.most = max(self.most, len(self.devices))
+
 
 #: Orders for each GPU: one to measure, and one so that it need not wait for the next.
 ORDERS_PER_GPU = 2
@@ -51,33 +116,17 @@ def collect_on_cluster(
     out: Path | str,
     scheduler: str,
     *,
-    plan: str = "exhaustive",
-    known: Dataset | None = None,
-    share: float | None = None,
-    budget_s: float | None = None,
     resume: bool = True,
-    on_progress: Callable[[Progress], None] = lambda progress: None,
+    **options: Unpack[RunOptions],
 ) -> Summary:
     """As `campaign.collect_on_gpus`, on the GPUs of the dask workers at `scheduler` (tcp://HOST:8786). Cards of one
     name share the cases; each name measures all of them, into the one dataset in `out`, which lies here.
 
     Raises `ForetuneError` also where no scheduler answers, and where there is no worker with a GPU for a minute.
     """
-    by_name = {family.name: family for family in families}
-    check_request(by_name, cases, out, plan, known, share, budget_s)
-    with folder_of_run(out, resume=resume), connected(scheduler) as client:
-        run = ClusterCampaign(client, RunSettings(uuid.uuid4().hex, CudaGpu(0), by_name))
-        state = RunState(
-            by_name,
-            cases,
-            out,
-            plan=plan,
-            known=known,
-            share=share,
-            budget_s=budget_s,
-            on_progress=on_progress,
-            origin=run.origin,
-        )
+    with started_run(families, cases, out, resume=resume, **options) as state, connected(scheduler) as client:
+        run = ClusterCampaign(client, RunSettings(uuid.uuid4().hex, CudaGpu(0), state.families))
+        state.row_writer.origin = run.origin
         return run.measure(state)
 
 
@@ -128,7 +177,7 @@ class ClusterCampaign:
         self._client, self._settings, self._workers = client, settings, DaskWorkers(client, settings)
         self._state: RunState
         self._probes: dict[str, Probe | None] = {}  # by device name
-        self._met: defaultdict[str, set[Hashable]] = defaultdict(set)  # kinds of problems, by worker address
+        self._met: defaultdict[str, set[Hashable]] = defaultdict(set)  # signatures of problems, by worker address
         self._jobs: dict[Any, _Job] = {}  # by future
         self._waiting: deque[_Job] = deque()  # to go out before any new case
         self._began = float("inf")
@@ -137,8 +186,8 @@ class ClusterCampaign:
     def origin(self, family: Measurable, device: DeviceSpec) -> dict[str, Any]:
         """Where measurements come from, as one of the workers that take them says it."""
         address = next(address for address, spec in self._workers.devices.items() if spec.name == device.name)
-        told: dict[str, dict[str, Any]] = self._client.run(run_provenance, family, device, workers=[address])
-        return told[address]
+        reported: dict[str, dict[str, Any]] = self._client.run(run_provenance, family, device, workers=[address])
+        return reported[address]
 
     def measure(self, state: RunState) -> Summary:
         """Raises `ForetuneError` as `collect_on_cluster` does, and where the disk takes no more."""
@@ -151,10 +200,10 @@ class ClusterCampaign:
                 state.row_writer.flush()
                 self._client.run(close, self._settings.run, on_error="ignore")
         state.skipped += [f"worker {address}: {trouble}" for address, trouble in self._workers.troubles.items()]
-        return Summary.of(state, self._effort(), interrupted=interrupt.asked)
+        return Summary.of(state, self._effort(), interrupted=interrupt.requested)
 
     def _run(self, interrupt: Interrupt) -> None:
-        while not (interrupt.asked or self._state.time_is_over):
+        while not (interrupt.requested or self._state.time_is_over):
             self._workers.look()
             self._recall()
             self._submit()
@@ -176,7 +225,7 @@ class ClusterCampaign:
                 job = self._next(address, device, alone=not there)
                 if job is None:
                     break
-                self._met[address].add(kind_of(self._state.family(job.case), job.case.problem, device))
+                self._met[address].add(signature_of(self._state.family(job.case), job.case.problem, device))
                 job = replace(job, address=address)
                 future = self._client.submit(
                     measure, self._settings, job.order, workers=[address], resources={"GPU": 1}, pure=False
@@ -201,8 +250,8 @@ class ClusterCampaign:
     def _order(self, case: Case, configs: Sequence[KernelConfig], device: DeviceSpec) -> Order:
         if device.name not in self._probes:
             self._probes[device.name] = choose_probe(self._state.families, self._state.cases, device)
-        outcomes, seconds = self._state.outcomes(case, device), self._state.seconds_left
-        return Order(case, tuple(configs), outcomes, self._probes[device.name], seconds)
+        known, seconds = self._state.case_state(case, device), self._state.seconds_left
+        return Order(case, tuple(configs), known, self._probes[device.name], seconds)
 
     # What comes back.
 
@@ -258,7 +307,7 @@ class ClusterCampaign:
             )
         self._record(job, report.rows)
         for ago_s, time_us in report.readings:
-            state.row_writer.read(job.case, family, job.device, report.gpu, time_us, ago_s)
+            state.row_writer.read(job.case, job.device, report.gpu, time_us, ago_s)
         for what, seconds in report.spent.items():
             self._spent[what] += seconds
         if report.refused is not None:
@@ -267,11 +316,11 @@ class ClusterCampaign:
             self._done(job)
 
     def _record(self, job: _Job, rows: Sequence[Measurement]) -> None:
-        outcomes = self._state.outcomes(job.case, job.device)
+        known = self._state.case_state(job.case, job.device)
         for row in rows:
-            outcomes.add(row.config, row.timing_pass, row.time_us)
+            known.add(row.config, row.timing_pass, row.time_us)
         if rows:
-            self._state.add(job.case, job.device, rows)
+            self._state.row_writer.add(job.case, job.device, rows)
 
     def _done(self, job: _Job) -> None:
         if job.cut is None:
@@ -316,11 +365,11 @@ class ClusterCampaign:
 
     def _left(self, job: _Job) -> tuple[KernelConfig, ...]:
         """What an order was to scan that is not known yet, and may run."""
-        family, outcomes = self._state.family(job.case), self._state.outcomes(job.case, job.device)
+        family, known = self._state.family(job.case), self._state.case_state(job.case, job.device)
         return tuple(
             config
             for config in job.order.configs
-            if config not in outcomes.scanned_us and binary_if_able(family, config, job.case.problem, job.device)
+            if config not in known.scanned_us and binary_if_able(family, config, job.case.problem, job.device)
         )
 
     def _effort(self) -> Effort:

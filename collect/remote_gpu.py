@@ -12,15 +12,15 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 
-from ...datasets import Case, DeviceSpec, KernelConfig, Measurable, Measurement
-from ..campaign import CHECK_SECONDS
-from ..case_tasks import CaseTasks, Fatal
-from ..compiling import Binary, Compiled, CompilePool
-from ..outcomes import Outcomes
-from ..processes import Child, Watch
-from ..runner import DeviceLostError
-from ..supervisor import Limits, Supervisor
-from ..worker import Gpu, Probe, serve
+from ..datasets import Case, DeviceSpec, KernelConfig, Measurable, Measurement
+from .campaign import CHECK_SECONDS
+from .case_state import CaseState
+from .case_tasks import CaseTasks, Fatal
+from .compiling import Binary, Compiled, CompilePool
+from .processes import Child, Watch
+from .runner import DeviceLostError
+from .supervisor import Limits, Supervisor
+from .worker import Gpu, Probe, serve
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class Order:
 
     case: Case
     configs: tuple[KernelConfig, ...]  # to scan, in this order
-    outcomes: Outcomes  # on the device that it is for
+    known: CaseState  # on the device that it is for
     probe: Probe | None
     seconds: float  # to spend at most
     confirm: bool = True  # the leading ones, after the scan
@@ -90,7 +90,7 @@ class RemoteGpu:
             order.case,
             device,
             order.configs,
-            order.outcomes,
+            order.known,
             self._pool,
             rows.extend,
             order.probe,
@@ -175,7 +175,7 @@ def measure(settings: RunSettings, order: Order) -> Report:
 
 
 def stop(run: str) -> None:
-    """Ends the orders of a run soon: they come back with what is measured. Called beside them."""
+    """Ends the orders of a run soon: they return what is measured. Called in another thread."""
     _stopped.add(run)
     if run in _gpus:
         _gpus[run].stop()

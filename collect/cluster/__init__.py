@@ -1,1 +1,0 @@
-"""Collection on the GPUs of a dask cluster."""

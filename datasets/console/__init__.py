@@ -1,1 +1,0 @@
-"""What people read on a terminal and type there: tables, progress, numbers."""

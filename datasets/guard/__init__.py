@@ -1,1 +1,0 @@
-"""The guard around kernel families, which third parties write."""
