@@ -12,7 +12,7 @@ from typing import Any
 def imported_op(module: str, package: str, name: str) -> Any:
     """The attribute of that name, of a module named relatively to a package. Needs torch and triton.
 
-    >>> imported_op(".op.op", "foretune.kernels.grouped_gemm", "grouped_gemm").__name__
+    >>> imported_op(".op", "foretune.kernels.grouped_gemm", "grouped_gemm").__name__
     'grouped_gemm'
     """
     from triton import knobs

@@ -22,7 +22,7 @@ import torch
 from moe_models import made
 
 import foretune  # isort: skip - after moe_models, which mends the path
-from foretune.kernels.grouped_gemm.op import op
+from foretune.kernels.grouped_gemm import op
 
 IMPLEMENTATIONS = ("grouped_mm", "foretune")
 LAYER = {

@@ -9,7 +9,8 @@ from functools import lru_cache
 import pytest
 import torch
 from foretune import KernelConfig, grouped_gemm
-from foretune.kernels.grouped_gemm.op import calls, passes
+from foretune.kernels.grouped_gemm import passes
+from foretune.kernels.grouped_gemm import steps as calls
 from foretune.kernels.grouped_gemm.triton_kernels import tiles
 from foretune.runtime import use_stub_driver
 from foretune.runtime.launching import ahead
@@ -163,7 +164,7 @@ def test_nothing_is_compiled_ahead_where_there_is_no_backward_pass_or_contents_m
 ):
     monkeypatch.setenv("FORETUNE_CHECK", "1" if why == "contents checked" else "0")
     with use_stub_driver(H200), torch.set_grad_enabled(why != "no gradient"):
-        monkeypatch.setattr("foretune.kernels.grouped_gemm.op.passes.check_contents", lambda *_: None)
+        monkeypatch.setattr("foretune.kernels.grouped_gemm.passes.check_contents", lambda *_: None)
         forward_of_a_step(mode="shortlist" if why == "timed on the tensors" else None)
     zeroes = {"zero_ungrouped_kernel"} if why == "contents checked" else set()
     assert {name for name, _ in compiles} == {"tile_map_kernel", "grouped_gemm_kernel"} | zeroes

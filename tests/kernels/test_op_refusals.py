@@ -11,7 +11,7 @@ import pytest
 import torch
 from foretune import KernelConfig, agree, grouped_gemm
 from foretune.datasets import DeviceSpec, ForetuneError
-from foretune.kernels.grouped_gemm.op import calls
+from foretune.kernels.grouped_gemm import steps as calls
 from foretune.runtime import use_stub_driver
 
 ROWS, GROUPS, N, K, TOPK = 12, 3, 16, 24, 2

@@ -10,11 +10,11 @@ import pytest
 import torch
 from foretune import ForetuneWarning
 from foretune.kernels import consumers, find_measurable, hopper, op_calls
-from foretune.kernels.grouped_gemm.op import calls as grouped_calls
+from foretune.kernels.grouped_gemm import steps as grouped_calls
 from foretune.kernels.grouped_gemm.triton_kernels import dw_launches, gemm_launches
-from foretune.kernels.matmul.op import passes
+from foretune.kernels.matmul import op_passes as passes
 from foretune.kernels.matmul.triton_kernels import launches as matmul_launches
-from foretune.kernels.scaled_gemm.op import fp8_product
+from foretune.kernels.scaled_gemm import fp8_product
 from foretune.kernels.scaled_gemm.triton_kernels import launches as scaled_launches
 from foretune.runtime import make_shortlist, use_stub_driver
 from grouped import DW

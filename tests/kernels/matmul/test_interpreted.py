@@ -126,8 +126,8 @@ def test_the_op_takes_whatever_is_a_matrix():
 
 def test_what_lies_across_k_is_copied_where_that_is_worth_it(monkeypatch):
     from foretune.kernels.matmul import matmul
+    from foretune.kernels.matmul import op_passes as passes
     from foretune.kernels.matmul.layouts import A_KM, B_KN
-    from foretune.kernels.matmul.op import passes
 
     launched = []
 

@@ -7,8 +7,8 @@ import foretune
 import pytest
 import torch
 from foretune.kernels.op_calls import Memo
+from foretune.kernels.scaled_gemm import fp8_product
 from foretune.kernels.scaled_gemm.kinds import KINDS
-from foretune.kernels.scaled_gemm.op import fp8_product
 from foretune.kernels.scaled_gemm.quantize import quantize_w, quantize_x
 from foretune.kernels.scaled_gemm.reference import dequantized_weight, dequantized_x
 

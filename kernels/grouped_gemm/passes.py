@@ -10,15 +10,15 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
-from ....runtime import Mode
-from ....runtime.launching.ahead import only_compiling
-from ..triton_kernels.gemm_launches import launch_gemm, prepare_gemm
-from ..triton_kernels.tiles import TileMap
+from ...runtime import Mode
+from ...runtime.launching.ahead import only_compiling
 from .checks import check_aligned, check_contents
+from .triton_kernels.gemm_launches import launch_gemm, prepare_gemm
+from .triton_kernels.tiles import TileMap
 
 if TYPE_CHECKING:
-    from ....datasets import KernelConfig
-    from .calls import Call
+    from ...datasets import KernelConfig
+    from .steps import Call
 
 
 class Needs(NamedTuple):
@@ -96,7 +96,7 @@ def forward(
 
         launch(call.config("grouped_gemm_fwd", launch))
         if call.contents_checked:
-            from ..triton_kernels.ungrouped import zero_ungrouped
+            from .triton_kernels.ungrouped import zero_ungrouped
 
             zero_ungrouped(y, tile_map, _sides(call, indices)[1])
     elif call.contents_checked:
@@ -129,9 +129,9 @@ def backward(
     tile_map = TileMap.build(group_sizes, rows, call.chunk_rows if needs.w else None)
     dx = dw = dweights = dbias = None
     if needs.weights or needs.bias or (needs.x and call.options.permute_x):
-        from ..triton_kernels.rowwise import bias_grads, sum_rows, weight_grads
+        from .triton_kernels.rowwise import bias_grads, sum_rows, weight_grads
     if needs.x:
-        from ..triton_kernels.ungrouped import zero_ungrouped
+        from .triton_kernels.ungrouped import zero_ungrouped
     if needs.x or needs.weights:
         assert w is not None
         # The weights' gradient is made from dx without them, so then they are multiplied in afterwards.
@@ -209,14 +209,14 @@ def _dw(
     weights: torch.Tensor | None,
 ) -> torch.Tensor:
     """dy.T @ x of each group, (groups, N, K)."""
-    from ..triton_kernels.dw_launches import launch_dw
+    from .triton_kernels.dw_launches import launch_dw
 
     _, groups, n, k = call.shape
     permute_x, permute_y = call.options.permute_x, call.options.permute_y
     if permute_x or permute_y:
-        from ..triton_kernels.sorting import sorted_rows
+        from .triton_kernels.sorting import sorted_rows
     elif weights is not None:
-        from ..triton_kernels.rowwise import sum_rows
+        from .triton_kernels.rowwise import sum_rows
     # The weights belong to rows, so either operand may have them: the one that is moved anyway, or the narrower one.
     if permute_x:
         assert indices is not None

@@ -7,12 +7,12 @@ from typing import Any
 import torch
 from torch.autograd.function import once_differentiable
 
-from ....datasets import KernelConfig
-from ....datasets.errors import check_flag
-from ...op_calls import encode, needs_gradient, needs_operator
-from ...op_registration import outside_autocast
-from . import library
-from .passes import Options, backward, forward, gradient_of_w, gradient_of_x
+from ...datasets import KernelConfig
+from ...datasets.errors import check_flag
+from ..op_calls import encode, needs_gradient, needs_operator
+from ..op_registration import outside_autocast
+from . import op_library as library
+from .op_passes import Options, backward, forward, gradient_of_w, gradient_of_x
 
 
 def gated_mlp(

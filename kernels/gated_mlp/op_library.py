@@ -11,10 +11,10 @@ from typing import Any
 
 import torch
 
-from ...op_calls import decode
-from ...op_registration import differentiable, not_differentiable, register_fake, register_flops
-from .checks import check_call
-from .passes import Options, backward, forward, gradient_of_w, gradient_of_x
+from ..op_calls import decode
+from ..op_registration import differentiable, not_differentiable, register_fake, register_flops
+from .op_checks import check_call
+from .op_passes import Options, backward, forward, gradient_of_w, gradient_of_x
 
 _library: Any = torch.library.Library("foretune", "FRAGMENT")  # type: ignore[no-untyped-call]
 for schema in (

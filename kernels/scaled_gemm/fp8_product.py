@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
-from ....datasets import ForetuneError, KernelConfig, Problem
-from ...grouped_gemm.family import MOST_ROWS
-from ...grouped_gemm.op.calls import contents_are_checked
-from ...grouped_gemm.op.checks import check_aligned, check_contents
-from ...grouped_gemm.triton_kernels.tiles import TileMap
-from ...op_calls import (
+from ...datasets import ForetuneError, KernelConfig, Problem
+from ..grouped_gemm.checks import check_aligned, check_contents
+from ..grouped_gemm.family import MOST_ROWS
+from ..grouped_gemm.steps import contents_are_checked
+from ..grouped_gemm.triton_kernels.tiles import TileMap
+from ..op_calls import (
     ConfiguredLaunch,
     Memo,
     check_tensor,
@@ -25,15 +25,15 @@ from ...op_calls import (
     needs_operator,
     on_device_of,
 )
-from ...op_registration import not_differentiable, register_fake, register_flops
-from ..family import DTYPE, STEP, ScaledGemmDense, ScaledGemmGrouped
-from ..kinds import BLOCKWISE, ROWWISE, flags_of, scale_shapes
-from ..quantize import FP8, check_kind
-from ..triton_kernels.launches import prepare_scaled_gemm
+from ..op_registration import not_differentiable, register_fake, register_flops
+from .family import DTYPE, STEP, ScaledGemmDense, ScaledGemmGrouped
+from .kinds import BLOCKWISE, ROWWISE, flags_of, scale_shapes
+from .quantize import FP8, check_kind
+from .triton_kernels.launches import prepare_scaled_gemm
 
 if TYPE_CHECKING:
-    from ....datasets import DeviceSpec
-    from ...op_calls import Launch
+    from ...datasets import DeviceSpec
+    from ..op_calls import Launch
 
 _calls: Memo[Call] = Memo()
 
@@ -101,7 +101,7 @@ def _run(
         x_scale = x_scale.t().contiguous()  # as they are stored anyway
     call.launch((x, w, x_scale, w_scale, y, entries))
     if group_sizes is not None and (zeroes or call.contents_checked):
-        from ...grouped_gemm.triton_kernels.ungrouped import zero_ungrouped
+        from ..grouped_gemm.triton_kernels.ungrouped import zero_ungrouped
 
         with on_device_of(x):
             zero_ungrouped(y, tile_map)

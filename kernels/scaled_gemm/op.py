@@ -18,14 +18,14 @@ from typing import Any
 import torch
 from torch.autograd.function import once_differentiable
 
-from ....datasets import ForetuneError, KernelConfig
-from ...grouped_gemm.op import library as _  # noqa: F401 - torch.ops.foretune.grouped_gemm_backward
-from ...op_calls import check_tensor, encode, is_transformed, needs_gradient
-from ...op_registration import has_tangent, outside_autocast
-from ..kinds import BLOCKWISE
-from ..quantize import FP8, check_kind, quantize_w, quantize_x, transposed
-from ..reference import dequantized_x
+from ...datasets import ForetuneError, KernelConfig
+from ..grouped_gemm import op_library as _  # noqa: F401 - torch.ops.foretune.grouped_gemm_backward
+from ..op_calls import check_tensor, encode, is_transformed, needs_gradient
+from ..op_registration import has_tangent, outside_autocast
 from .fp8_product import check_dims, product
+from .kinds import BLOCKWISE
+from .quantize import FP8, check_kind, quantize_w, quantize_x, transposed
+from .reference import dequantized_x
 
 
 def scaled_gemm(

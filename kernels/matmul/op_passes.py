@@ -11,15 +11,15 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.nn import functional
 
-from ....datasets import ForetuneError, KernelConfig
-from ...op_calls import ConfiguredLaunch, Memo, are_placed, device_at, encode, key_of, needs_operator
-from ..layouts import A_KM, ACTIVATIONS, B_KN, activation_of, is_aligned, worth_turning
-from ..triton_kernels.launches import prepare_matmul
+from ...datasets import ForetuneError, KernelConfig
+from ..op_calls import ConfiguredLaunch, Memo, are_placed, device_at, encode, key_of, needs_operator
+from .layouts import A_KM, ACTIVATIONS, B_KN, activation_of, is_aligned, worth_turning
 from .operands import operands_of
+from .triton_kernels.launches import prepare_matmul
 
 if TYPE_CHECKING:
-    from ....datasets import DeviceSpec
-    from ...op_calls import Launch
+    from ...datasets import DeviceSpec
+    from ..op_calls import Launch
 
 _calls: Memo[Call] = Memo()
 
@@ -34,7 +34,7 @@ def product(
 ) -> torch.Tensor:
     """`foretune.matmul` without gradients; the operator where PyTorch wants to see one."""
     if needs_operator((a, b, bias)):
-        from .library import matmul  # here, because that module imports this one
+        from .op_library import matmul  # here, because that module imports this one
 
         y: torch.Tensor = matmul(a, b, bias, activation, encode(config), mode)
         return y

@@ -10,11 +10,11 @@ from typing import Any
 
 import torch
 
-from ....datasets import ForetuneError
-from ...op_calls import decode
-from ...op_registration import differentiable, register_fake, register_flops
+from ...datasets import ForetuneError
+from ..op_calls import decode
+from ..op_registration import differentiable, register_fake, register_flops
+from .op_passes import gradient_of_bias, gradients, run
 from .operands import check_operands
-from .passes import gradient_of_bias, gradients, run
 
 _library: Any = torch.library.Library("foretune", "FRAGMENT")  # type: ignore[no-untyped-call]
 _library.define(

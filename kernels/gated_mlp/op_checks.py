@@ -6,9 +6,9 @@ from math import prod
 
 import torch
 
-from ....datasets import ForetuneError
-from ...op_calls import DTYPES, check_tensor
-from ..family import ACTIVATIONS, MOST_COLUMNS, MOST_ROWS, wrong_widths
+from ...datasets import ForetuneError
+from ..op_calls import DTYPES, check_tensor
+from .family import ACTIVATIONS, MOST_COLUMNS, MOST_ROWS, wrong_widths
 
 
 def check_call(x: torch.Tensor, w: torch.Tensor, activation: str) -> None:

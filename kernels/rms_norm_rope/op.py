@@ -7,12 +7,12 @@ from typing import Any
 import torch
 from torch.autograd.function import once_differentiable
 
-from ....datasets import KernelConfig
-from ...op_calls import encode, needs_gradient, needs_operator
-from ...op_registration import outside_autocast
-from . import library
-from .checks import check_options
-from .passes import Options, backward, forward
+from ...datasets import KernelConfig
+from ..op_calls import encode, needs_gradient, needs_operator
+from ..op_registration import outside_autocast
+from . import op_library as library
+from .op_checks import check_options
+from .op_passes import Options, backward, forward
 
 
 def rms_norm_rope(

@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
-from ....datasets import KernelConfig, Problem
-from ...op_calls import DTYPES, ConfiguredLaunch, Memo, are_placed, key_of
-from ..launches import Rotation, prepare_backward, prepare_forward
-from .checks import check_call
+from ...datasets import KernelConfig, Problem
+from ..op_calls import DTYPES, ConfiguredLaunch, Memo, are_placed, key_of
+from .launches import Rotation, prepare_backward, prepare_forward
+from .op_checks import check_call
 
 if TYPE_CHECKING:
-    from ....datasets import DeviceSpec
-    from ...op_calls import Launch
+    from ...datasets import DeviceSpec
+    from ..op_calls import Launch
 
 _calls: Memo[Call] = Memo()
 

@@ -7,15 +7,15 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ....datasets import KernelConfig, Problem
-from ....runtime import Mode, resolve_mode, stubbed
-from ....runtime.choice import Launch, choose, given
-from ....runtime.tuning.ranks.agreement import epoch
-from ... import find_measurable, op_calls
-from ...consumers import default_without_gluon
-from ...op_calls import Memo, device_at, key_of, place_of
-from ..chunks import chunk_rows
+from ...datasets import KernelConfig, Problem
+from ...runtime import Mode, resolve_mode, stubbed
+from ...runtime.choice import Launch, choose, given
+from ...runtime.tuning.ranks.agreement import epoch
+from .. import find_measurable, op_calls
+from ..consumers import default_without_gluon
+from ..op_calls import Memo, device_at, key_of, place_of
 from .checks import DTYPES, Shape, check_call
+from .chunks import chunk_rows
 
 #: The environment variable that has every call check what only the device knows.
 CHECK_VARIABLE = "FORETUNE_CHECK"

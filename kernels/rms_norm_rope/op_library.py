@@ -9,10 +9,10 @@ from typing import Any
 
 import torch
 
-from ...op_calls import decode
-from ...op_registration import differentiable, not_differentiable, register_fake
-from .checks import check_call
-from .passes import Options, backward, forward
+from ..op_calls import decode
+from ..op_registration import differentiable, not_differentiable, register_fake
+from .op_checks import check_call
+from .op_passes import Options, backward, forward
 
 _TENSORS = "Tensor q, Tensor k, Tensor cos, Tensor sin, Tensor? q_weight, Tensor? k_weight"
 _OPTIONS = "float eps, float weight_offset, bool interleaved, str? config, str? config_backward, str? mode"

@@ -7,10 +7,10 @@ from typing import Any
 
 import torch
 
-from ....datasets import ForetuneError
-from ....datasets.errors import check_flag, shown
-from ...op_calls import DTYPES, check_tensor
-from ..family import MOST_HEADS, MOST_TOKENS, wrong_heads
+from ...datasets import ForetuneError
+from ...datasets.errors import check_flag, shown
+from ..op_calls import DTYPES, check_tensor
+from .family import MOST_HEADS, MOST_TOKENS, wrong_heads
 
 
 def check_call(

@@ -6,10 +6,10 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ....datasets import ForetuneError, Problem, torch_dtype
-from ...op_calls import are_placed, check_tensor
-from ..layouts import A_KM, ACTIVATIONS, ALIGNMENT_BYTES, B_KN, BIAS, DTYPES
-from ..triton_kernels.turning import turned_copy
+from ...datasets import ForetuneError, Problem, torch_dtype
+from ..op_calls import are_placed, check_tensor
+from .layouts import A_KM, ACTIVATIONS, ALIGNMENT_BYTES, B_KN, BIAS, DTYPES
+from .triton_kernels.turning import turned_copy
 
 _DTYPES = {torch_dtype(name): name for name in DTYPES}
 

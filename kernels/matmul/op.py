@@ -8,11 +8,11 @@ from typing import Any
 import torch
 from torch.autograd.function import once_differentiable
 
-from ....datasets import KernelConfig
-from ...op_calls import encode, is_transformed, needs_gradient, needs_operator
-from ...op_registration import outside_autocast
-from . import library
-from .passes import activated, gradient_of_bias, gradients, product
+from ...datasets import KernelConfig
+from ..op_calls import encode, is_transformed, needs_gradient, needs_operator
+from ..op_registration import outside_autocast
+from . import op_library as library
+from .op_passes import activated, gradient_of_bias, gradients, product
 
 
 def matmul(

@@ -12,14 +12,14 @@ from typing import Any
 import torch
 from torch.autograd.function import once_differentiable
 
-from ....datasets import KernelConfig
-from ....runtime.launching.collector import collecting_later
-from ...op_calls import check_tensor, encode, needs_operator
-from ...op_registration import outside_autocast
-from . import library
-from .calls import Call, call_of
+from ...datasets import KernelConfig
+from ...runtime.launching.collector import collecting_later
+from ..op_calls import check_tensor, encode, needs_operator
+from ..op_registration import outside_autocast
+from . import op_library as library
 from .checks import check_indices, check_options
 from .passes import Needs, backward, compile_step, forward, needs_of, saved_of
+from .steps import Call, call_of
 
 _NO_GRADIENTS = Needs(x=False, w=False, weights=False, bias=False)
 

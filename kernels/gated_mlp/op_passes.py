@@ -7,17 +7,17 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
-from ....datasets import KernelConfig, Problem
-from ....runtime import Mode, resolve_mode
-from ...matmul.op.op import matmul
-from ...op_calls import DTYPES, ConfiguredLaunch, Memo, are_placed, key_of, on_device_of
-from ..family import flags_of
-from ..launches import launch_backward, prepare_gated
-from .checks import check_call
+from ...datasets import KernelConfig, Problem
+from ...runtime import Mode, resolve_mode
+from ..matmul.op import matmul
+from ..op_calls import DTYPES, ConfiguredLaunch, Memo, are_placed, key_of, on_device_of
+from .family import flags_of
+from .launches import launch_backward, prepare_gated
+from .op_checks import check_call
 
 if TYPE_CHECKING:
-    from ....datasets import DeviceSpec
-    from ...op_calls import Launch
+    from ...datasets import DeviceSpec
+    from ..op_calls import Launch
 
 _calls: Memo[Call] = Memo()
 

@@ -10,11 +10,11 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ....datasets import ForetuneError, torch_dtype
-from ....datasets.errors import check_flag, shown
-from ...op_calls import check_tensor
-from ..family import DTYPES as NAMES
-from ..family import MOST_ROWS
+from ...datasets import ForetuneError, torch_dtype
+from ...datasets.errors import check_flag, shown
+from ..op_calls import check_tensor
+from .family import DTYPES as NAMES
+from .family import MOST_ROWS
 
 DTYPES = {torch_dtype(name): name for name in NAMES}
 _INTEGERS = (torch.int32, torch.int64)
