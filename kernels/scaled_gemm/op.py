@@ -197,7 +197,7 @@ def _dw(
     if group_sizes is None:
         return dy.t() @ x
     no_tensors, needs = (None, None, None), [False, True, False, False]
-    options = (1, False, False, None, None, encode(config), mode, None)
+    options = (1, False, False, None, None, encode(config), mode)
     backward = torch.ops.foretune.grouped_gemm_backward
     dw: torch.Tensor = backward(dy, x, None, group_sizes, *no_tensors, *options, needs)[1]
     return dw

@@ -320,7 +320,7 @@ def test_a_hot_call_takes_no_more_than_two_bare_launches(capsys):
     )
     times["the op, recording for backward"] = microseconds(lambda: grouped_gemm(x, layer.leaves["w"], sizes))
     times["the op through the dispatcher"] = microseconds(
-        lambda: torch.ops.foretune.grouped_gemm(x, w, sizes, None, None, None, 1, False, False, *[None] * 5)
+        lambda: torch.ops.foretune.grouped_gemm(x, w, sizes, None, None, None, 1, False, False, *[None] * 4)
     )
     recorded = layer()
     leaves = list(layer.leaves.values())
