@@ -15,7 +15,7 @@ from torch.autograd.function import once_differentiable
 from ...datasets import KernelConfig
 from ...runtime.launching.collector import collecting_later
 from ..op_calls import check_tensor, encode, needs_operator
-from ..op_registration import outside_autocast
+from ..op import outside_autocast
 from . import op_library as library
 from .checks import check_indices, check_options
 from .passes import Needs, backward, compile_step, forward, needs_of, saved_of

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from ..op_calls import decode
-from ..op_registration import differentiable, not_differentiable, register_fake, register_flops
+from ..op import differentiable, not_differentiable, register_fake, register_flops
 from .checks import Shape, check_call
 from .passes import Needs, backward, forward, needs_of, saved_of
 from .steps import Options, call_of, call_of_backward

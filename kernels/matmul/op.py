@@ -10,7 +10,7 @@ from torch.autograd.function import once_differentiable
 
 from ...datasets import KernelConfig
 from ..op_calls import encode, is_transformed, needs_gradient, needs_operator
-from ..op_registration import outside_autocast
+from ..op import outside_autocast
 from . import op_library as library
 from .op_passes import activated, gradient_of_bias, gradients, product
 

@@ -12,7 +12,7 @@ import torch
 
 from ...datasets import ForetuneError
 from ..op_calls import decode
-from ..op_registration import differentiable, register_fake, register_flops
+from ..op import differentiable, register_fake, register_flops
 from .op_passes import gradient_of_bias, gradients, run
 from .operands import check_operands
 

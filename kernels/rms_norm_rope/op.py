@@ -2,17 +2,31 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
+from math import prod
+from typing import TYPE_CHECKING, Any
 
 import torch
-from torch.autograd.function import once_differentiable
 
-from ...datasets import KernelConfig
-from ..op_calls import encode, needs_gradient, needs_operator
-from ..op_registration import outside_autocast
-from . import op_library as library
-from .op_checks import check_options
-from .op_passes import Options, backward, forward
+from ...datasets import KernelConfig, Problem
+from ...datasets.errors import check_flag, shown
+from ..op import Op
+from ..op_calls import DTYPES, Call, ConfiguredLaunch, Operand, are_placed, check_operands, require
+from .family import MOST_HEADS, MOST_TOKENS, wrong_heads
+from .launches import Rotation, prepare_backward, prepare_forward
+
+if TYPE_CHECKING:
+    from ...datasets import DeviceSpec
+    from ..op_calls import Launch
+
+_OPERANDS = (
+    Operand("q", dtypes=tuple(DTYPES), floating=True),
+    Operand("k", dtypes=tuple(DTYPES), floating=True, alike=True),
+    Operand("cos", floating=True),
+    Operand("sin", floating=True),
+    Operand("q_weight", floating=True, needed=False),
+    Operand("k_weight", floating=True, needed=False),
+)
 
 
 def rms_norm_rope(
@@ -75,34 +89,245 @@ def rms_norm_rope(
     if type(interleaved) is not bool or type(eps) is not float or type(weight_offset) is not float:
         # Here, because calls that are alike are looked up by their options, and True is equal to 1.0.
         check_options(eps, weight_offset, interleaved)
-    tensors = (q, k, cos, sin, q_weight, k_weight)
-    if needs_operator(tensors):
-        texts = (encode(config), encode(config_backward), mode)
-        made: tuple[torch.Tensor, torch.Tensor] = library.rms_norm_rope(
-            *tensors, eps, weight_offset, interleaved, *texts
+    made: tuple[torch.Tensor, torch.Tensor] = OP(
+        q, k, cos, sin, q_weight, k_weight, eps, weight_offset, interleaved, config, config_backward, mode
+    )
+    return made
+
+
+def check_call(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    cos: torch.Tensor,
+    sin: torch.Tensor,
+    q_weight: torch.Tensor | None,
+    k_weight: torch.Tensor | None,
+    eps: float,
+    weight_offset: float,
+    interleaved: bool,
+) -> None:
+    """Raise `ForetuneError` naming what is wrong with a call, of what the host knows without waiting for the device."""
+    check_operands(_OPERANDS, (q, k, cos, sin, q_weight, k_weight))
+    for name, x in (("q", q), ("k", k)):
+        require(x.dim() >= 3, f"{name} must be (tokens, heads, head_dim), or more before, but is {tuple(x.shape)}")
+    head_dim, tokens = q.shape[-1], q.shape[:-2]
+    require(
+        (k.shape[:-2], k.shape[-1]) == (tokens, head_dim),
+        f"q {tuple(q.shape)} and k {tuple(k.shape)} must be alike but for the heads, which are the last but one",
+    )
+    reason = wrong_heads(q.shape[-2], k.shape[-2], head_dim)
+    require(reason is None, str(reason))
+    most = max(q.shape[-2], k.shape[-2])
+    require(most <= MOST_HEADS, f"there must be at most {MOST_HEADS} heads but there are {most}")
+    count = prod(tokens)  # numel() would make a number of a size that a compiler leaves open
+    require(count <= MOST_TOKENS, f"there must be at most {MOST_TOKENS} tokens but there are {count}")
+    _check_angles(cos, sin, count, head_dim, interleaved)
+    require((q_weight is None) == (k_weight is None), "q_weight and k_weight must be given both, or neither")
+    for name, weight in (("q_weight", q_weight), ("k_weight", k_weight)):
+        if weight is not None:
+            given = tuple(weight.shape)
+            require(
+                given == (head_dim,),
+                f"{name} must be ({head_dim},), one for each element of a head, but is {given}. (A norm over all heads "
+                "together, as OLMo-2 has it, is another one)",
+            )
+    check_options(eps, weight_offset, interleaved)
+
+
+def check_options(eps: Any, weight_offset: Any, interleaved: Any) -> None:
+    """Raise `ForetuneError` naming the option that is not in order."""
+    check_flag("interleaved", interleaved)
+    for name, number in (("eps", eps), ("weight_offset", weight_offset)):
+        is_number = isinstance(number, (int, float)) and not isinstance(number, bool)
+        require(is_number and 0 <= number < 1e30, f"{name} must be a number from 0 but is {shown(number)}")
+
+
+def _check_angles(cos: torch.Tensor, sin: torch.Tensor, tokens: int, head_dim: int, interleaved: bool) -> None:
+    require(
+        (cos.shape, cos.dtype) == (sin.shape, sin.dtype),
+        f"cos {tuple(cos.shape)} {cos.dtype} and sin {tuple(sin.shape)} {sin.dtype} must be alike",
+    )
+    require(cos.dim() >= 2, f"cos must be (positions, head_dim / 2) but is {tuple(cos.shape)}")
+    columns, positions = cos.shape[-1], prod(cos.shape[:-1])
+    if interleaved:
+        require(
+            columns == head_dim // 2,
+            f"cos must have head_dim / 2 = {head_dim // 2} columns, one for each pair, but has {columns}: of angles "
+            "that are repeated for neighbours take [..., ::2], of those that are repeated by halves the first half",
         )
-        return made
-    options = Options(eps, weight_offset, interleaved, config, config_backward, mode)
-    if needs_gradient(tensors):
-        made = _RmsNormRope.apply(*tensors, options)  # type: ignore[no-untyped-call]
-        return made
-    return forward(tensors, options)
+    else:
+        require(
+            columns in (head_dim // 2, head_dim),
+            f"cos must have head_dim / 2 = {head_dim // 2} columns, or {head_dim} whose halves are alike, but has "
+            f"{columns}. (Heads of which only a part rotates are not taken)",
+        )
+    require(
+        positions > 0 and tokens % positions == 0,
+        f"cos has {positions} rows, which must divide the {tokens} tokens: token i takes row i % {positions}",
+    )
+    for name, table in (("cos", cos), ("sin", sin)):
+        require(not table.requires_grad, f"{name} requires a gradient, which it has none of here: call {name}.detach()")
 
 
-class _RmsNormRope(torch.autograd.Function):
-    """The op in eager mode, where something needs a gradient."""
+def _find(place: int, *arguments: Any) -> Call[None]:
+    check_call(*arguments[:9])
+    return _call(place, arguments[:6], *arguments[6:])
 
-    @staticmethod
-    def forward(ctx: Any, *arguments: Any) -> tuple[torch.Tensor, torch.Tensor]:
-        *tensors, ctx.options = arguments
-        made = forward(tensors, ctx.options)
-        ctx.save_for_backward(*tensors)
-        return made
 
-    @staticmethod
-    @once_differentiable
-    @outside_autocast
-    def backward(ctx: Any, dq: torch.Tensor, dk: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        q_grad, k_grad, *weight_grads = backward(dq, dk, ctx.saved_tensors, ctx.options)
-        of_weights = [None, None] if ctx.saved_tensors[-1] is None else weight_grads
-        return q_grad, k_grad, None, None, *of_weights, None
+def _find_backward(place: int, *arguments: Any) -> Call[None]:
+    """The forward pass found the tensors in order."""
+    return _call(place, _read_backward(arguments[:8]), *arguments[8:], is_backward=True)
+
+
+def _call(
+    place: int,
+    tensors: Sequence[Any],
+    eps: float,
+    weight_offset: float,
+    interleaved: bool,
+    config: KernelConfig | None,
+    config_backward: KernelConfig | None,
+    mode: str | None,
+    *,
+    is_backward: bool = False,
+) -> Call[None]:
+    """All passes in one direction: of pairs of heads, the last of which are q and k, then cos, sin, and both weights or
+    None. The gradient of a rotation alone is the rotation back, which the forward kernel computes."""
+    q, k = (_tokens(x) for x in tensors[-6:-4])
+    copies = not all(_lie_well(tensors))
+    if copies or not q.numel():
+        return Call(None, copies=copies)
+    unnormed = tensors[-1] is None
+    runs_backward, inverse = is_backward and not unnormed, is_backward and unnormed
+
+    def prepare(config: KernelConfig, device: DeviceSpec, tensors: Sequence[Any]) -> Launch:
+        cos, sin, *weights = tensors[-4:]
+        rotation = Rotation(_rows(cos), _rows(sin), *weights, float(eps), float(weight_offset), interleaved)
+        if runs_backward:
+            return prepare_backward(*map(_tokens, tensors[:4]), rotation, config)
+        return prepare_forward(*map(_tokens, tensors[:2]), rotation, config, inverse=inverse)
+
+    flags = ("interleaved",) * interleaved + ("unnormed",) * unnormed
+    tokens, q_heads, head_dim = q.shape
+    dims = {"tokens": tokens, "q_heads": q_heads, "kv_heads": k.shape[1], "head_dim": head_dim}
+    family = "rms_norm_rope_bwd" if runs_backward else "rms_norm_rope_fwd"
+    problem = Problem.of(family, dtype=DTYPES[q.dtype], flags=flags, ragged=None, **dims)
+    chosen = config_backward if runs_backward else config
+    return Call(None, ConfiguredLaunch(problem, place, chosen, mode, prepare, "q"))
+
+
+def _run(call: Call[None], *arguments: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    """q and k normed and rotated, contiguous in their shapes."""
+    tensors = arguments[:6]
+    if call.copies or not are_placed(tensors):
+        return OP.direct(*_readable(tensors), *arguments[6:])  # type: ignore[no-any-return] # a call like any other
+    q, k, *tables = tensors
+    q_out, k_out = _contiguous_like(q), _contiguous_like(k)
+    if call.launch is not None:
+        call.launch((q, k, q_out, k_out, *tables))
+    return q_out, k_out
+
+
+def _run_backward(call: Call[None], *arguments: Any) -> tuple[torch.Tensor | None, ...]:
+    """The gradients of q, k, q_weight and k_weight; None for both weights where there is no norm."""
+    given = _read_backward(arguments[:8])
+    if call.copies or not are_placed(given):
+        dq, dk, *others = _readable(given)
+        tensors = (dq, dk, *arguments[2:4], *others) if len(given) < 8 else (dq, dk, *others)
+        return GRADIENT.direct(*tensors, *arguments[8:])  # type: ignore[no-any-return]
+    *heads, cos, sin, q_weight, k_weight = given
+    q_grad, k_grad = map(_contiguous_like, heads[-2:])
+    if q_weight is None:
+        if call.launch is not None:
+            call.launch((*heads, q_grad, k_grad, cos, sin, None, None))
+        return q_grad, k_grad, None, None
+    if call.launch is None:
+        return q_grad, k_grad, torch.zeros_like(q_weight), torch.zeros_like(k_weight)
+    grads = q_grad, k_grad, torch.empty_like(q_weight), torch.empty_like(k_weight)
+    call.launch((*heads, *grads, cos, sin, q_weight, k_weight))
+    return grads
+
+
+def _read_backward(tensors: tuple[Any, ...]) -> tuple[Any, ...]:
+    """What a backward pass reads of (dq, dk, q, k, cos, sin, q_weight, k_weight): without a norm neither q nor k."""
+    return (*tensors[:2], *tensors[4:]) if tensors[-1] is None else tensors
+
+
+def _backward(ctx: Any, dq: torch.Tensor, dk: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+    q, k, q_weight, k_weight = GRADIENT.within(ctx)(dq, dk, *ctx.saved_tensors, *ctx.options)
+    return q, k, None, None, q_weight, k_weight
+
+
+def _fake(*arguments: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    check_call(*arguments[:9])
+    q, k = arguments[:2]
+    return q.new_empty(q.shape), k.new_empty(k.shape)
+
+
+def _fake_backward(*arguments: Any) -> tuple[torch.Tensor, ...]:
+    q, k = arguments[2:4]
+    weights = (q.new_empty(0) if weight is None else torch.empty_like(weight) for weight in arguments[6:8])
+    return q.new_empty(q.shape), k.new_empty(k.shape), *weights
+
+
+def _readable(tensors: Sequence[Any]) -> list[Any]:
+    """The tensors, or contiguous copies where the kernels could not read them."""
+    return [
+        x if x is None or (lies_well and are_placed([x])) else x.clone(memory_format=torch.contiguous_format)
+        for x, lies_well in zip(tensors, _lie_well(tensors), strict=True)
+    ]
+
+
+def _lie_well(tensors: Sequence[Any]) -> list[bool]:
+    """Which of a call's tensors the kernels can read as they lie, wherever they begin: heads side by side, tokens at
+    multiples of 8 elements, and rows of cos and sin as well, as far apart in both."""
+    *heads, cos, sin, q_weight, k_weight = tensors
+    alike = _rows(cos).stride(0) == _rows(sin).stride(0)
+    return [
+        *map(_has_ready_heads, heads),
+        *(alike and _has_ready_rows(table) for table in (cos, sin)),
+        *(weight is None or weight.is_contiguous() for weight in (q_weight, k_weight)),
+    ]
+
+
+def _has_ready_heads(x: torch.Tensor) -> bool:
+    viewed = _tokens(x)
+    tokens, heads, head_dim = viewed.shape
+    side_by_side = viewed.stride(2) == 1 and (heads == 1 or viewed.stride(1) == head_dim)
+    return side_by_side and (tokens == 1 or viewed.stride(0) % 8 == 0) and viewed.data_ptr() == x.data_ptr()
+
+
+def _has_ready_rows(table: torch.Tensor) -> bool:
+    viewed = _rows(table)
+    return viewed.stride(1) == 1 and viewed.stride(0) % 8 == 0 and viewed.data_ptr() == table.data_ptr()
+
+
+def _contiguous_like(x: torch.Tensor) -> torch.Tensor:
+    return torch.empty_like(x, memory_format=torch.contiguous_format)
+
+
+def _tokens(x: torch.Tensor) -> torch.Tensor:
+    """As (tokens, heads, head_dim)."""
+    return x.reshape(-1, *x.shape[-2:]) if x.dim() > 3 else x
+
+
+def _rows(table: torch.Tensor) -> torch.Tensor:
+    """cos or sin as (positions, columns)."""
+    return table.reshape(-1, table.shape[-1])
+
+
+_TENSORS = "Tensor q, Tensor k, Tensor cos, Tensor sin, Tensor? q_weight, Tensor? k_weight"
+_OPTIONS = "float eps, float weight_offset, bool interleaved, str? config, str? config_backward, str? mode"
+OP = Op(
+    f"rms_norm_rope({_TENSORS}, {_OPTIONS}) -> (Tensor, Tensor)",
+    find=_find,
+    run=_run,
+    fake=_fake,
+    backward=_backward,
+)
+GRADIENT = Op(
+    f"rms_norm_rope_backward(Tensor dq, Tensor dk, {_TENSORS}, {_OPTIONS}) -> (Tensor, Tensor, Tensor, Tensor)",
+    find=_find_backward,
+    run=_run_backward,
+    fake=_fake_backward,
+)

@@ -25,7 +25,7 @@ from ..op_calls import (
     needs_operator,
     on_device_of,
 )
-from ..op_registration import not_differentiable, register_fake, register_flops
+from ..op import not_differentiable, register_fake, register_flops
 from .family import DTYPE, STEP, ScaledGemmDense, ScaledGemmGrouped
 from .kinds import BLOCKWISE, ROWWISE, flags_of, scale_shapes
 from .quantize import FP8, check_kind

@@ -21,7 +21,7 @@ from torch.autograd.function import once_differentiable
 from ...datasets import ForetuneError, KernelConfig
 from ..grouped_gemm import op_library as _  # noqa: F401 - torch.ops.foretune.grouped_gemm_backward
 from ..op_calls import check_tensor, encode, is_transformed, needs_gradient
-from ..op_registration import has_tangent, outside_autocast
+from ..op import has_tangent, outside_autocast
 from .fp8_product import check_dims, product
 from .kinds import BLOCKWISE
 from .quantize import FP8, check_kind, quantize_w, quantize_x, transposed

@@ -11,9 +11,9 @@ import torch
 from foretune import KernelConfig
 from foretune.datasets import DeviceSpec
 from foretune.kernels import op_calls
-from foretune.kernels.gated_mlp import op_passes as gated_mlp
+from foretune.kernels.gated_mlp.op import OP as gated_mlp
 from foretune.kernels.matmul import op_passes as matmul
-from foretune.kernels.rms_norm_rope import op_passes as rms_norm_rope
+from foretune.kernels.rms_norm_rope.op import OP as rms_norm_rope
 from foretune.kernels.scaled_gemm import fp8_product
 from foretune.runtime import use_stub_driver
 from foretune.runtime.launching.launcher import Launcher

@@ -1,0 +1,328 @@
+"""`Op`: one operator of PyTorch's, declared once: its schema, what it computes, its gradient and its FLOPs.
+
+An op reaches its code in two ways. In eager mode it is called directly, through an `autograd.Function` if something needs
+a gradient: PyTorch's dispatcher would cost more than the launch. Wherever PyTorch wants to see an operator
+(`torch.compile`, fake tensors, dispatch modes, function transforms) it gets `torch.ops.foretune.<name>`.
+
+Needs torch and triton.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from functools import wraps
+from typing import Any, TypeVar
+
+import torch
+from torch._C._functorch import peek_interpreter_stack
+from torch.autograd import forward_ad
+from torch.autograd.function import once_differentiable
+from torch.utils import flop_counter
+
+from ..datasets import ForetuneError
+from ..runtime.launching.collector import collecting_later
+from .op_calls import Call, Memo, decode, encode, flop_formulas, is_transformed, key_of, needs_gradient, needs_operator
+
+#: Operators are defined in it, and not with the `custom_op` decorator, which adds some 20 us to each call.
+_library: Any = torch.library.Library("foretune", "FRAGMENT")  # type: ignore[no-untyped-call]
+Pass = TypeVar("Pass", bound=Callable[..., Any])
+
+
+class Op:
+    """An operator `torch.ops.foretune.<name>`, and the same in eager mode without PyTorch's dispatcher.
+
+    Arguments are flat everywhere: first tensors, then options, in the order of the schema. An option whose name begins
+    with `config` is a `KernelConfig`, of which the operator takes the text (`encode`), so that Dynamo can trace a call.
+
+    Args:
+        schema: The operator's, in PyTorch's notation.
+        run: `run(call, *arguments)` computes what a call returns, of tensors that have memory. It may leave out tensors
+            that nobody needs (None), of which the operator makes empty ones.
+        fake: `fake(*arguments)` makes tensors like those that `run` returns, and refuses what `find` refuses.
+        find: `find(place, *arguments)` finds out what is the same for all calls that are alike, on the GPU of that
+            index, and refuses what is wrong with them. Where left out, `call` is None.
+        backward: `backward(ctx, *gradients)` returns a gradient for each tensor, at least for those of
+            `ctx.needs_input_grad`. `ctx` also has the `saved_tensors`, the `options` and the `call`, which is None if
+            the forward pass was the operator's. Where left out, the operator itself computes a gradient, and is not
+            differentiable.
+        save: `save(ctx, arguments, output)` calls `ctx.save_for_backward`; all tensors are saved where it is left out.
+        flops: As `register_flops` takes it.
+        compile_step: `compile_step(call, needs, *arguments)` has all that calls of these gradients launch compiled at
+            once, at the first of them in eager mode.
+        intermediate: The operator returns a tuple, of which all but the first are for the backward pass: a call returns
+            the first.
+    """
+
+    def __init__(
+        self,
+        schema: str,
+        *,
+        run: Callable[..., Any],
+        fake: Callable[..., Any],
+        find: Callable[..., Call[Any]] | None = None,
+        backward: Callable[..., Any] | None = None,
+        save: Callable[..., None] | None = None,
+        flops: Callable[..., Any] | None = None,
+        compile_step: Callable[..., None] | None = None,
+        intermediate: bool = False,
+    ) -> None:
+        self.name, _, parameters = schema.partition("(")
+        kinds, names = zip(*[one.split(" ") for one in parameters.partition(")")[0].split(", ")], strict=True)
+        self._tensors = sum(kind.startswith("Tensor") for kind in kinds)
+        self._configs = [place for place, name in enumerate(names) if name.startswith("config")]
+        self._first, self._no_needs = names[0], (False,) * self._tensors
+        self._run, self._find, self._save, self._compile_step = run, find, save, compile_step
+        self._intermediate = intermediate
+        self.calls: Memo[Call[Any]] = Memo()
+        _library.define(schema, tags=(torch.Tag.pt2_compliant_tag,))
+        _library.impl(self.name, self._of_operator, "CompositeExplicitAutograd")
+        register_fake(f"foretune::{self.name}", fake, _library)
+        if backward is None:
+            self.operator = differentiable(self.name, lambda ctx, inputs, output: None, self._refuse, _library)
+        else:
+            padded = outside_autocast(_padded(backward))
+            self.operator = differentiable(self.name, self._setup_context, padded, _library)
+            self._function = _eager_function(self, padded)
+        if flops is not None:
+            register_flops(self.name, flops)
+
+    def __call__(self, *arguments: Any) -> Any:
+        """The op of tensors and options, configs as `KernelConfig`s."""
+        if needs_operator(arguments[: self._tensors]):
+            made = self.operator(
+                *[encode(value) if place in self._configs else value for place, value in enumerate(arguments)]
+            )
+            return made[0] if self._intermediate else made
+        call = self.call_of(arguments)
+        if call.is_differentiable and torch.is_grad_enabled():
+            return self._function.apply(*arguments, call)
+        made = (
+            self._run(call, *arguments) if self._compile_step is None else self._step(call, self._no_needs, arguments)
+        )
+        return made[0] if self._intermediate else made
+
+    def direct(self, *arguments: Any) -> Any:
+        """What `run` computes, with nothing recorded for a gradient."""
+        return self._run(None if self._find is None else self.call_of(arguments), *arguments)
+
+    def within(self, ctx: Any) -> Callable[..., Any]:
+        """What computes this op in a backward pass: the operator where the forward pass was one, of whose options the
+        configs are texts then, and `direct` elsewhere."""
+        return self.operator if ctx.call is None else self.direct
+
+    def call_of(self, arguments: tuple[Any, ...]) -> Call[Any]:
+        """What is known of calls like the one of these arguments."""
+        tensors = arguments[: self._tensors]
+        key = key_of(tensors, arguments[self._tensors :], self._first)
+        call = self.calls.found(key)
+        if call is None:
+            assert self._find is not None
+            call = self.calls.add(key, self._find(key[0], *arguments))
+            call.is_differentiable = any(tensor is not None and tensor.requires_grad for tensor in tensors)
+        return call
+
+    def _step(self, call: Call[Any], needs: tuple[bool, ...], arguments: tuple[Any, ...]) -> Any:
+        """Run a call. The first one with these gradients has all binaries of the step compiled at once."""
+        if self._compile_step is None or needs in call.compiled:
+            return self._run(call, *arguments)
+        call.compiled.add(needs)
+        with collecting_later():
+            self._compile_step(call, needs, *arguments)
+            return self._run(call, *arguments)
+
+    def _of_operator(self, *arguments: Any) -> Any:
+        """The operator on tensors that have memory."""
+        options = [tuple(value) if isinstance(value, list) else value for value in arguments]
+        for place in self._configs:
+            options[place] = decode(options[place])
+        made = self.direct(*options)
+        if not isinstance(made, tuple):
+            return made
+        return tuple(arguments[0].new_empty(0) if one is None else one for one in made)
+
+    def _setup_context(self, ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+        ctx.call, ctx.options = None, inputs[self._tensors :]
+        self._saved(ctx, inputs, output)
+
+    def _saved(self, ctx: Any, arguments: tuple[Any, ...], output: Any) -> None:
+        if self._save is None:
+            ctx.save_for_backward(*arguments[: self._tensors])
+        else:
+            self._save(ctx, arguments, output)
+
+    def _refuse(self, ctx: Any, *_: Any) -> Any:
+        raise ForetuneError(
+            f"foretune.{self.name.removesuffix('_backward')} has no second derivative: its gradient cannot be "
+            "differentiated"
+        )
+
+
+def _eager_function(op: Op, backward: Callable[..., Any]) -> Any:
+    """The `autograd.Function` of an op in eager mode: it takes the arguments, and last the `Call`."""
+
+    class Eager(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, *arguments: Any) -> Any:
+            given, call = arguments[:-1], arguments[-1]
+            made = op._step(call, ctx.needs_input_grad[: op._tensors], given)
+            ctx.call, ctx.options = call, given[op._tensors :]
+            op._saved(ctx, given, made)
+            return made[0] if op._intermediate else made
+
+    Eager.backward = staticmethod(once_differentiable(backward))  # type: ignore[method-assign]
+    return Eager
+
+
+def _padded(backward: Callable[..., Any]) -> Callable[..., Any]:
+    """A backward pass of all arguments: those that need no gradient, or are no tensors, get None."""
+
+    def run(ctx: Any, *gradients: Any) -> tuple[Any, ...]:
+        needs = ctx.needs_input_grad
+        made = [one if needed else None for one, needed in zip(backward(ctx, *gradients), needs, strict=False)]
+        return *made, *[None] * (len(needs) - len(made))
+
+    return run
+
+
+def register_fake(operator: str, fake: Callable[..., Any], library: Any) -> None:
+    """`torch.library.register_fake`, which has `inspect` find the line that calls it: unless that is told which module
+    this file is, it looks at every module that is loaded, 30 ms with torch."""
+    vars(inspect).get("modulesbyfile", {})[__file__] = __name__
+    torch.library.register_fake(operator, fake, lib=library)
+
+
+def outside_autocast(backward: Pass) -> Pass:
+    """Decorate a backward pass, `backward(ctx, *gradients)`, to run with autocast off.
+
+    An op computes in the dtype of its tensors. PyTorch's own products in a backward pass would be recast if the pass
+    ran inside autocast, whether or not the forward pass did.
+    """
+
+    @wraps(backward)
+    def run(ctx: Any, *gradients: Any) -> Any:
+        kinds = {gradient.device.type for gradient in gradients if gradient is not None} - {"meta"}
+        kind = kinds.pop() if kinds else None
+        if kind is None or not torch.is_autocast_enabled(kind):
+            return backward(ctx, *gradients)
+        with torch.autocast(kind, enabled=False):
+            return backward(ctx, *gradients)
+
+    return run  # type: ignore[return-value]
+
+
+def differentiable(
+    name: str, setup_context: Callable[..., None], backward: Callable[..., Any], library: Any
+) -> Callable[..., Any]:
+    """Register the gradient of the operator `foretune::name`, and return what calls the operator.
+
+    The operator's own autograd registration does not support PyTorch's function transforms. While one is active, the
+    call goes through an `autograd.Function` that does: `grad`, `vjp` and `jacrev` nest, `vmap` runs the operator once
+    for each example, and forward-mode AD is refused.
+
+    Args:
+        name: The operator's name, without its namespace.
+        setup_context: `setup_context(ctx, inputs, output)`, as `torch.library.register_autograd` takes it.
+        backward: `backward(ctx, *gradients)`, likewise. It must call operators by what this function returned.
+        library: The `torch.library.Library` that defines the operator.
+    """
+    operator, backward = getattr(torch.ops.foretune, name), outside_autocast(backward)
+    guarded: Any = _GuardedLibrary(library)
+    torch.library.register_autograd(f"foretune::{name}", backward, setup_context=setup_context, lib=guarded)
+
+    class Transformed(torch.autograd.Function):
+        """The operator under function transforms."""
+
+        @staticmethod
+        def forward(*arguments: Any) -> Any:
+            below = call if peek_interpreter_stack() is not None else operator  # the innermost transform
+            return below(*arguments)
+
+        @staticmethod
+        def vmap(info: Any, in_dims: tuple[Any, ...], *arguments: Any) -> Any:
+            if not info.batch_size:
+                raise ForetuneError(f"foretune.{name} cannot be mapped over no examples at all")
+            mapped = [isinstance(dim, int) for dim in in_dims]
+            made = [
+                call(
+                    *[
+                        one.select(dim, i).contiguous() if is_mapped else one
+                        for one, dim, is_mapped in zip(arguments, in_dims, mapped, strict=True)
+                    ]
+                )
+                for i in range(info.batch_size)
+            ]
+            if isinstance(made[0], tuple):
+                return tuple(map(torch.stack, zip(*made, strict=True))), (0,) * len(made[0])
+            return torch.stack(made), 0
+
+        @staticmethod
+        def jvp(ctx: Any, *_: Any) -> Any:
+            raise ForetuneError(_no_forward_mode(name))
+
+    Transformed.setup_context = staticmethod(setup_context)  # type: ignore[method-assign]
+    Transformed.backward = staticmethod(backward)  # type: ignore[method-assign]
+
+    def call(*arguments: Any) -> Any:
+        if torch.compiler.is_compiling() or not is_transformed():
+            return operator(*arguments)
+        return Transformed.apply(*arguments)  # type: ignore[no-untyped-call]
+
+    return call
+
+
+def not_differentiable(name: str, library: Any) -> Callable[..., Any]:
+    """As `differentiable`, for an operator that computes a gradient: differentiating it again is refused."""
+
+    def refuse(ctx: Any, *_: Any) -> Any:
+        raise ForetuneError(
+            f"foretune.{name.removesuffix('_backward')} has no second derivative: its gradient cannot be differentiated"
+        )
+
+    return differentiable(name, lambda ctx, inputs, output: None, refuse, library)
+
+
+def register_flops(name: str, formula: Callable[..., Any]) -> None:
+    """Tell PyTorch's `FlopCounterMode` how many FLOPs the operator `foretune::name` makes: those of its products.
+
+    Args:
+        name: The operator's name, without its namespace.
+        formula: `formula(*arguments, **_)` of the operator's arguments, with the shapes of tensors in their place.
+    """
+    operator = getattr(torch.ops.foretune, name)
+    flop_counter.register_flop_formula(operator)(formula)
+    flop_formulas[operator] = flop_counter.flop_registry[operator]
+
+
+def has_tangent(value: Any) -> bool:
+    """Return whether forward-mode AD is active and has a tangent of this value."""
+    if forward_ad._current_level < 0 or not isinstance(value, torch.Tensor):
+        return False
+    return forward_ad.unpack_dual(value).tangent is not None  # type: ignore[no-untyped-call]
+
+
+class _GuardedLibrary:
+    """A library whose gradients refuse what PyTorch's registration would get wrong: the tangents of forward-mode AD,
+    which it drops, and torch.func's transforms of the operator itself, which torch.compile makes of those of an op."""
+
+    def __init__(self, library: Any) -> None:
+        self._library = library
+
+    def impl(self, name: str, kernel: Callable[..., Any], *arguments: Any, **options: Any) -> None:
+        def guarded(keyset: Any, *inputs: Any, **keywords: Any) -> Any:
+            if forward_ad._current_level >= 0 and any(map(has_tangent, inputs)):
+                raise ForetuneError(_no_forward_mode(name))
+            if torch._C._are_functorch_transforms_active() and needs_gradient(inputs):
+                raise ForetuneError(
+                    f"torch.ops.foretune.{name} cannot be differentiated by torch.func, which is what torch.compile "
+                    f"tries: call foretune.{name}, and the transform outside of what is compiled"
+                )
+            return kernel(keyset, *inputs, **keywords)
+
+        self._library.impl(name, guarded, *arguments, **options)
+
+
+def _no_forward_mode(name: str) -> str:
+    return (
+        f"foretune.{name} has no forward-mode derivative (jvp, jacfwd, hessian): use reverse mode (grad, vjp, jacrev)"
+    )
