@@ -1,7 +1,7 @@
 """`Op`: one operator of PyTorch's, declared once: its schema, what it computes, its gradient and its FLOPs.
 
-An op reaches its code in two ways. In eager mode it is called directly, through an `autograd.Function` if something needs
-a gradient: PyTorch's dispatcher would cost more than the launch. Wherever PyTorch wants to see an operator
+An op reaches its code in two ways. In eager mode it is called directly, through an `autograd.Function` if something
+needs a gradient: PyTorch's dispatcher would cost more than the launch. Wherever PyTorch wants to see an operator
 (`torch.compile`, fake tensors, dispatch modes, function transforms) it gets `torch.ops.foretune.<name>`.
 
 Needs torch and triton.
@@ -10,7 +10,7 @@ Needs torch and triton.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import wraps
 from typing import Any, TypeVar
 
@@ -71,36 +71,26 @@ class Op:
         kinds, names = zip(*[one.split(" ") for one in parameters.partition(")")[0].split(", ")], strict=True)
         self._tensors = sum(kind.startswith("Tensor") for kind in kinds)
         self._configs = [place for place, name in enumerate(names) if name.startswith("config")]
-        self._first, self._no_needs = names[0], (False,) * self._tensors
-        self._run, self._find, self._save, self._compile_step = run, find, save, compile_step
-        self._intermediate = intermediate
+        self._first = names[0]
+        defaults = [name.partition("=")[2] for name in names if "=" in name]
+        self._defaults = tuple(value == "True" for value in defaults)  # of the last options: flags
+        self._run, self._find, self._save, self._compile_step = run, find, save or self._save_all, compile_step
+        self._count, self._intermediate = len(names), intermediate
         self.calls: Memo[Call[Any]] = Memo()
         _library.define(schema, tags=(torch.Tag.pt2_compliant_tag,))
         _library.impl(self.name, self._of_operator, "CompositeExplicitAutograd")
         register_fake(f"foretune::{self.name}", fake, _library)
+        self._apply: Callable[..., Any] | None = None
         if backward is None:
             self.operator = differentiable(self.name, lambda ctx, inputs, output: None, self._refuse, _library)
         else:
             padded = outside_autocast(_padded(backward))
             self.operator = differentiable(self.name, self._setup_context, padded, _library)
-            self._function = _eager_function(self, padded)
+            self._apply = _eager_function(self, padded).apply
         if flops is not None:
             register_flops(self.name, flops)
-
-    def __call__(self, *arguments: Any) -> Any:
-        """The op of tensors and options, configs as `KernelConfig`s."""
-        if needs_operator(arguments[: self._tensors]):
-            made = self.operator(
-                *[encode(value) if place in self._configs else value for place, value in enumerate(arguments)]
-            )
-            return made[0] if self._intermediate else made
-        call = self.call_of(arguments)
-        if call.is_differentiable and torch.is_grad_enabled():
-            return self._function.apply(*arguments, call)
-        made = (
-            self._run(call, *arguments) if self._compile_step is None else self._step(call, self._no_needs, arguments)
-        )
-        return made[0] if self._intermediate else made
+        #: The op of tensors and options, configs as `KernelConfig`s.
+        self.call = _call_function(self)
 
     def direct(self, *arguments: Any) -> Any:
         """What `run` computes, with nothing recorded for a gradient."""
@@ -113,27 +103,27 @@ class Op:
 
     def call_of(self, arguments: tuple[Any, ...]) -> Call[Any]:
         """What is known of calls like the one of these arguments."""
-        tensors = arguments[: self._tensors]
-        key = key_of(tensors, arguments[self._tensors :], self._first)
-        call = self.calls.found(key)
-        if call is None:
-            assert self._find is not None
-            call = self.calls.add(key, self._find(key[0], *arguments))
-            call.is_differentiable = any(tensor is not None and tensor.requires_grad for tensor in tensors)
-        return call
+        key = key_of(arguments[: self._tensors], arguments[self._tensors :], self._first)
+        return self.calls.found(key) or self._found_out(key, arguments)
 
-    def _step(self, call: Call[Any], needs: tuple[bool, ...], arguments: tuple[Any, ...]) -> Any:
-        """Run a call. The first one with these gradients has all binaries of the step compiled at once."""
-        if self._compile_step is None or needs in call.compiled:
-            return self._run(call, *arguments)
+    def _found_out(self, key: tuple[Any, ...], arguments: tuple[Any, ...]) -> Call[Any]:
+        assert self._find is not None
+        call = self._find(key[0], *arguments)
+        call.is_differentiable = any(one is not None and one.requires_grad for one in arguments[: self._tensors])
+        return self.calls.add(key, call)
+
+    def _compile(self, call: Call[Any], needs: tuple[bool, ...], arguments: Sequence[Any]) -> None:
+        """Have all that the first call with these gradients launches compiled at once."""
+        assert self._compile_step is not None
         call.compiled.add(needs)
         with collecting_later():
             self._compile_step(call, needs, *arguments)
-            return self._run(call, *arguments)
 
     def _of_operator(self, *arguments: Any) -> Any:
         """The operator on tensors that have memory."""
         options = [tuple(value) if isinstance(value, list) else value for value in arguments]
+        if missing := self._count - len(options):  # PyTorch leaves out what is as the schema's defaults
+            options += self._defaults[-missing:]
         for place in self._configs:
             options[place] = decode(options[place])
         made = self.direct(*options)
@@ -143,13 +133,11 @@ class Op:
 
     def _setup_context(self, ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
         ctx.call, ctx.options = None, inputs[self._tensors :]
-        self._saved(ctx, inputs, output)
+        ctx.set_materialize_grads(not self._intermediate)
+        self._save(ctx, inputs, output)
 
-    def _saved(self, ctx: Any, arguments: tuple[Any, ...], output: Any) -> None:
-        if self._save is None:
-            ctx.save_for_backward(*arguments[: self._tensors])
-        else:
-            self._save(ctx, arguments, output)
+    def _save_all(self, ctx: Any, arguments: tuple[Any, ...], _: Any) -> None:
+        ctx.save_for_backward(*arguments[: self._tensors])
 
     def _refuse(self, ctx: Any, *_: Any) -> Any:
         raise ForetuneError(
@@ -158,17 +146,48 @@ class Op:
         )
 
 
+def _call_function(op: Op) -> Callable[..., Any]:
+    """What `Op.__call__` is, as one flat function: calls of small tensors take as long as the host does."""
+    count, first, run, intermediate = op._tensors, op._first, op._run, op._intermediate
+    no_needs, has_steps, apply = (False,) * count, op._compile_step is not None, op._apply
+
+    def call(*arguments: Any) -> Any:
+        tensors = arguments[:count]
+        if needs_operator(tensors):
+            made = op.operator(*[encode(one) if i in op._configs else one for i, one in enumerate(arguments)])
+            return made[0] if intermediate else made
+        known = op.calls.found(key := key_of(tensors, arguments[count:], first)) or op._found_out(key, arguments)
+        if known.is_differentiable and apply is not None and torch.is_grad_enabled():
+            return apply(*tensors, arguments, known)
+        if has_steps and no_needs not in known.compiled:
+            op._compile(known, no_needs, arguments)
+        made = run(known, *arguments)
+        return made[0] if intermediate else made
+
+    return call
+
+
 def _eager_function(op: Op, backward: Callable[..., Any]) -> Any:
-    """The `autograd.Function` of an op in eager mode: it takes the arguments, and last the `Call`."""
+    """The `autograd.Function` of an op in eager mode. It takes the tensors, for PyTorch to see, then all arguments as one
+    tuple, which takes PyTorch less time than each by itself, and the `Call`."""
+    count, run, save, intermediate, has_steps = (
+        op._tensors,
+        op._run,
+        op._save,
+        op._intermediate,
+        op._compile_step is not None,
+    )
 
     class Eager(torch.autograd.Function):
         @staticmethod
         def forward(ctx: Any, *arguments: Any) -> Any:
-            given, call = arguments[:-1], arguments[-1]
-            made = op._step(call, ctx.needs_input_grad[: op._tensors], given)
-            ctx.call, ctx.options = call, given[op._tensors :]
-            op._saved(ctx, given, made)
-            return made[0] if op._intermediate else made
+            given, call = arguments[-2:]
+            ctx.call, ctx.options = call, given[count:]
+            if has_steps and (needs := ctx.needs_input_grad[:count]) not in call.compiled:
+                op._compile(call, needs, given)
+            made = run(call, *given)
+            save(ctx, given, made)
+            return made[0] if intermediate else made
 
     Eager.backward = staticmethod(once_differentiable(backward))  # type: ignore[method-assign]
     return Eager

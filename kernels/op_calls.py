@@ -79,7 +79,7 @@ def key_of(tensors: Sequence[Any], options: Hashable, name: str = "x") -> tuple[
 
     A config that was chosen before the ranks agree on one is chosen anew, so their epoch is part of it.
     """
-    return (place_of(tensors[0], name), epoch(), options, *[_facts(tensor) for tensor in tensors])
+    return (place_of(tensors[0], name), epoch(), options, *map(_facts, tensors))
 
 
 class Call(Generic[Seen]):
@@ -129,13 +129,13 @@ class ConfiguredLaunch:
     def __call__(self, tensors: Sequence[torch.Tensor | None]) -> None:
         """Launch on the device of the first of the tensors."""
         with on_device_of(tensors[0]):
-            self.here(tensors)
+            (self._launch or self._first)(tensors)
 
     def here(self, tensors: Sequence[torch.Tensor | None]) -> None:
         """Launch on the current device, where the tensors are."""
-        if self._launch is not None:
-            self._launch(tensors)
-            return
+        (self._launch or self._first)(tensors)
+
+    def _first(self, tensors: Sequence[torch.Tensor | None]) -> None:
         with collecting_later():
             self._launch = self._chosen(tensors)
             self._launch(tensors)
@@ -305,7 +305,7 @@ def needs_operator(tensors: tuple[Any, ...]) -> bool:
     if _dispatch_modes():
         _tell_flop_counters()
         return True
-    if is_transformed():
+    if peek_interpreter_stack() is not None or forward_ad._current_level >= 0:  # `is_transformed`
         return True
     for tensor in tensors:
         if type(tensor) not in _PLAIN and isinstance(tensor, torch.Tensor) and not tensor.is_nested:

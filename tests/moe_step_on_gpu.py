@@ -110,7 +110,7 @@ def main() -> None:
     warnings.simplefilter("default", foretune.ForetuneWarning)
     foretune.use("transformers")
     if asked.one_by_one:
-        op.compile_step = lambda *_: None
+        op.OP._compile_step = None
     if asked.first:
         print(json.dumps(first_step(asked.tiny)))
         return

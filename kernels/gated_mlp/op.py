@@ -81,7 +81,7 @@ def gated_mlp(
     if type(recompute) is not bool:
         check_flag("recompute", recompute)
     saves = not recompute and needs_gradient((x, w_gate_up))
-    h: torch.Tensor = OP(x, w_gate_up, activation, saves, config, mode)
+    h: torch.Tensor = OP.call(x, w_gate_up, activation, saves, config, mode)
     return h
 
 
@@ -143,8 +143,9 @@ def _run(
     if call.copies or not are_placed((x, w)):
         made: tuple[torch.Tensor, torch.Tensor | None] = OP.direct(ready(x), ready(w), activation, saves, *options)
         return made  # a call like any other
-    h = x.new_empty(call.seen[0])
-    saved = x.new_empty(call.seen[1]) if saves else None
+    of_h, of_saved = call.seen
+    h = x.new_empty(*of_h)
+    saved = x.new_empty(*of_saved) if saves else None
     if call.launch is not None:
         call.launch((x, w, h, saved))
     return h, saved
@@ -157,8 +158,7 @@ def _fake(x: torch.Tensor, w: torch.Tensor, activation: str, saves: bool, *_: An
 
 
 def _save(ctx: Any, arguments: tuple[Any, ...], output: tuple[torch.Tensor, torch.Tensor | None]) -> None:
-    ctx.save_for_backward(*arguments[:2], output[1])
-    ctx.set_materialize_grads(False)
+    ctx.save_for_backward(arguments[0], arguments[1], output[1])
 
 
 def _backward(ctx: Any, dh: torch.Tensor | None, *_: Any) -> tuple[torch.Tensor | None, ...]:

@@ -1,27 +1,29 @@
-"""`grouped_gemm`: the op that people call, with gradients, in eager mode and under `torch.compile`.
-
-One implementation (passes.py) is reached in two ways. In eager mode it is called directly, through an
-`autograd.Function` if something needs a gradient: PyTorch's dispatcher would cost more than the launch. Wherever
-PyTorch wants to see an operator (`torch.compile`, fake tensors, dispatch modes) it gets one, library.py's.
-"""
+"""`grouped_gemm`: the op that people call, with gradients, in eager mode and under `torch.compile`."""
 
 from __future__ import annotations
 
+from math import prod
+from numbers import Integral
 from typing import Any
 
 import torch
-from torch.autograd.function import once_differentiable
 
 from ...datasets import KernelConfig
-from ...runtime.launching.collector import collecting_later
-from ..op_calls import check_tensor, encode, needs_operator
-from ..op import outside_autocast
-from . import op_library as library
-from .checks import check_indices, check_options
-from .passes import Needs, backward, compile_step, forward, needs_of, saved_of
-from .steps import Call, call_of
+from ...datasets.errors import check_flag, shown
+from ..op import Op
+from ..op_calls import DTYPES, INTEGERS, Operand, check_operands, check_tensor, require
+from .family import MOST_ROWS
+from .passes import Needs, Options, Shape, Step, backward, compile_step, forward, saved_of
 
-_NO_GRADIENTS = Needs(x=False, w=False, weights=False, bias=False)
+_FLOATS = tuple(DTYPES)
+_OPERANDS = (
+    Operand("x", 2, _FLOATS, contiguous=True),
+    Operand("w", 3, _FLOATS, contiguous=True, alike=True),
+    Operand("group_sizes", 1, INTEGERS, contiguous=True),
+    Operand("gather_indices", 1, INTEGERS, contiguous=True, needed=False),
+    Operand("topk_weights", 1, _FLOATS, contiguous=True, needed=False),
+    Operand("bias", 2, _FLOATS, contiguous=True, needed=False),
+)
 
 
 def grouped_gemm(
@@ -103,40 +105,144 @@ def grouped_gemm(
     if not (permute_x or permute_y):
         gather_indices = None
     tensors = (x, w, group_sizes, gather_indices, topk_weights, bias)
-    if needs_operator(tensors):
-        configs = (encode(config), encode(config_dx), encode(config_dw))
-        y: torch.Tensor = library.grouped_gemm(*tensors, topk, permute_x, permute_y, *configs, mode)
-        return y
-    call = call_of((topk, permute_x, permute_y, config, config_dx, config_dw, mode), tensors)
-    if call.differentiable and torch.is_grad_enabled():
-        y = _GroupedGemm.apply(*tensors, call)  # type: ignore[no-untyped-call]
-        return y
-    return _forward(call, _NO_GRADIENTS, tensors)
+    y: torch.Tensor = OP.call(*tensors, topk, permute_x, permute_y, config, config_dx, config_dw, mode)
+    return y
 
 
-def _forward(call: Call, needs: Needs, tensors: tuple[Any, ...]) -> torch.Tensor:
-    """The forward pass. The first of its kind has all binaries of the step compiled at once."""
-    if needs in call.compiled:
-        return forward(call, *tensors)
-    call.compiled.add(needs)
-    with collecting_later():
-        compile_step(call, needs, tensors)
-        return forward(call, *tensors)
+def check_call(
+    x: torch.Tensor,
+    w: torch.Tensor,
+    group_sizes: torch.Tensor,
+    gather_indices: torch.Tensor | None,
+    topk_weights: torch.Tensor | None,
+    bias: torch.Tensor | None,
+    topk: int,
+    permute_x: bool,
+    permute_y: bool,
+) -> Shape:
+    """Return the sizes of a call. Raise `ForetuneError` naming what the host can know to be wrong with it."""
+    require(not (permute_x and permute_y), "permute_x and permute_y exclude each other: only one side is permuted")
+    permuted = "permute_x" if permute_x else "permute_y"
+    require(
+        gather_indices is not None or not (permute_x or permute_y),
+        f"{permuted}=True needs gather_indices, but they are None",
+    )
+    require(isinstance(topk, int) and topk >= 1, f"topk must be an integer >= 1 but is {topk!r}")
+    check_operands(_OPERANDS, (x, w, group_sizes, gather_indices, topk_weights, bias))
+
+    groups, n, k = w.shape
+    require(x.shape[1] == k, f"x has {x.shape[1]} columns but w {tuple(w.shape)}, (groups, N, K), has K = {k}")
+    require(n % 8 == 0 and k % 8 == 0, f"N and K of w must be multiples of 8 but are {n} and {k}")
+    require(n > 0 and k > 0, f"N and K of w must be at least 8 but are {n} and {k}")
+    require(group_sizes.shape[0] == groups, f"there are {group_sizes.shape[0]} group_sizes but w has {groups} groups")
+    rows = x.shape[0] * topk if permute_x else x.shape[0]
+    require(rows <= MOST_ROWS, f"there must be at most {MOST_ROWS} rows but there are {rows}")
+    if gather_indices is not None:
+        what = f"{x.shape[0]} rows of x times topk = {topk}" if permute_x else f"{rows} rows of x"
+        given = gather_indices.shape[0]
+        require(given == rows, f"there must be one of gather_indices a row, for {what}, but there are {given}")
+    if topk_weights is not None:
+        given = topk_weights.shape[0]
+        require(given == rows, f"there must be one of topk_weights a row of y, so {rows}, but there are {given}")
+    if bias is not None:
+        require(tuple(bias.shape) == (groups, n), f"bias must be {(groups, n)} but is {tuple(bias.shape)}")
+    return Shape(rows, groups, n, k)
 
 
-class _GroupedGemm(torch.autograd.Function):
-    """The op in eager mode, where something needs a gradient."""
+def check_options(topk: Any, permute_x: Any, permute_y: Any) -> tuple[int, bool, bool]:
+    """Return the options in Python's own types. Raise `ForetuneError` for what merely equals one, as True equals 1."""
+    is_integer = isinstance(topk, Integral) and not isinstance(topk, bool)
+    require(is_integer, f"topk must be an integer >= 1 but is {shown(topk)}")
+    return int(topk), check_flag("permute_x", permute_x), check_flag("permute_y", permute_y)
 
-    @staticmethod
-    def forward(ctx: Any, *arguments: Any) -> torch.Tensor:
-        tensors, call, needs = arguments[:6], arguments[6], needs_of(ctx)
-        ctx.call = call
-        ctx.save_for_backward(*saved_of(tensors, needs))
-        return _forward(call, needs, tensors)
 
-    @staticmethod
-    @once_differentiable
-    @outside_autocast
-    def backward(ctx: Any, dy: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        grads = backward(ctx.call, needs_of(ctx), dy, *ctx.saved_tensors)
-        return grads.x, grads.w, None, None, grads.weights, grads.bias, None
+def check_indices(gather_indices: torch.Tensor, topk_weights: torch.Tensor) -> None:
+    """Raise `ForetuneError` for indices that cannot permute the weights, (rows,), of rows that are not permuted."""
+    *_, indices, weights, _ = _OPERANDS
+    weights.check(topk_weights, topk_weights, "topk_weights")
+    indices.check(gather_indices, topk_weights, "topk_weights")
+    given, rows = len(gather_indices), len(topk_weights)
+    require(given == rows, f"there must be {rows} gather_indices, one for each of topk_weights, but there are {given}")
+
+
+def _find(place: int, *arguments: Any) -> Step:
+    return Step(check_call(*arguments[:9]), arguments[0].dtype, place, Options(*arguments[6:]))
+
+
+def _find_backward(place: int, dy: torch.Tensor, *arguments: Any) -> Step:
+    """Nothing is checked: the forward pass was."""
+    return Step(_shape(dy, *arguments[:3]), dy.dtype, place, Options(*arguments[6:-1]))
+
+
+def _shape(dy: torch.Tensor, x: torch.Tensor | None, w: torch.Tensor | None, group_sizes: torch.Tensor) -> Shape:
+    """The sizes of a call from what is left of it. K is 0 where only the bias has a gradient, which needs none."""
+    known = x if x is not None else w
+    return Shape(dy.shape[0], group_sizes.shape[0], dy.shape[1], 0 if known is None else known.shape[-1])
+
+
+def _fake(*arguments: Any) -> torch.Tensor:
+    shape = check_call(*arguments[:9])
+    return arguments[0].new_empty(shape.rows, shape.n)  # type: ignore[no-any-return]
+
+
+def _save(ctx: Any, arguments: tuple[Any, ...], _: torch.Tensor) -> None:
+    ctx.save_for_backward(*saved_of(arguments[:6], Needs.of(ctx.needs_input_grad)))
+
+
+def _backward(ctx: Any, dy: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+    needs = Needs.of(ctx.needs_input_grad)
+    if ctx.call is None:
+        x, w, weights, bias = GRADIENT.operator(dy, *ctx.saved_tensors, *ctx.options, needs)
+    else:
+        x, w, weights, bias = backward(ctx.call, needs, dy, *ctx.saved_tensors)
+    return x, w, None, None, weights, bias
+
+
+def _run_backward(step: Step, dy: torch.Tensor, *arguments: Any) -> tuple[torch.Tensor | None, ...]:
+    return tuple(backward(step, Needs(*arguments[-1]), dy, *arguments[:6]))
+
+
+def _fake_backward(dy: torch.Tensor, *arguments: Any) -> tuple[torch.Tensor, ...]:
+    x, w, group_sizes, _, weights, bias, topk, permute_x = arguments[:8]
+    rows, groups, n, k = _shape(dy, x, w, group_sizes)
+    needs = Needs(*arguments[-1])
+    return (
+        dy.new_empty(rows // topk if permute_x else rows, k) if needs.x else dy.new_empty(0),
+        dy.new_empty(groups, n, k) if needs.w else dy.new_empty(0),
+        torch.empty_like(weights) if needs.weights else dy.new_empty(0),
+        torch.empty_like(bias) if needs.bias else dy.new_empty(0),
+    )
+
+
+def _flops(*arguments: Any, out_shape: Any, **_: Any) -> Any:
+    return 2 * prod(out_shape) * arguments[1][-1]
+
+
+def _backward_flops(dy: Any, x: Any, w: Any, *arguments: Any, **_: Any) -> Any:
+    needs = Needs(*arguments[-1])
+    known = x if x is not None else w
+    products = (needs.x or needs.weights) + needs.w  # the weights' gradient is made from that of x
+    return 2 * prod(dy) * known[-1] * products if products else 0
+
+
+_TENSORS = "Tensor group_sizes, Tensor? gather_indices, Tensor? topk_weights, Tensor? bias"
+_CONFIGS = "str? config, str? config_dx, str? config_dw"
+_OPTIONS = f"int topk, bool permute_x, bool permute_y, {_CONFIGS}, str? mode"
+OP = Op(
+    f"grouped_gemm(Tensor x, Tensor w, {_TENSORS}, {_OPTIONS}) -> Tensor",
+    find=_find,
+    run=forward,
+    fake=_fake,
+    save=_save,
+    backward=_backward,
+    flops=_flops,
+    compile_step=compile_step,
+)
+GRADIENT = Op(
+    f"grouped_gemm_backward(Tensor dy, Tensor? x, Tensor? w, {_TENSORS}, {_OPTIONS}, bool[4] needs)"
+    " -> (Tensor, Tensor, Tensor, Tensor)",
+    find=_find_backward,
+    run=_run_backward,
+    fake=_fake_backward,
+    flops=_backward_flops,
+)

@@ -89,7 +89,7 @@ def rms_norm_rope(
     if type(interleaved) is not bool or type(eps) is not float or type(weight_offset) is not float:
         # Here, because calls that are alike are looked up by their options, and True is equal to 1.0.
         check_options(eps, weight_offset, interleaved)
-    made: tuple[torch.Tensor, torch.Tensor] = OP(
+    made: tuple[torch.Tensor, torch.Tensor] = OP.call(
         q, k, cos, sin, q_weight, k_weight, eps, weight_offset, interleaved, config, config_backward, mode
     )
     return made

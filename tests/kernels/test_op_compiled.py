@@ -9,9 +9,9 @@ from functools import lru_cache
 import pytest
 import torch
 from foretune import KernelConfig, grouped_gemm
-from foretune.kernels.grouped_gemm import passes
-from foretune.kernels.grouped_gemm import steps as calls
+from foretune.kernels.grouped_gemm import op, passes
 from foretune.kernels.grouped_gemm.triton_kernels import tiles
+from foretune.kernels.op_calls import Memo
 from foretune.runtime import use_stub_driver
 from foretune.runtime.launching import ahead
 from grouped import A100, B200, H200, MI300X
@@ -115,7 +115,7 @@ def forward_of_a_step(**options):
 def at_once(monkeypatch):
     monkeypatch.setattr(ahead, "_pool", AtOnce)
     monkeypatch.setattr(ahead, "_underway", {})
-    monkeypatch.setattr(calls, "_calls", calls.Memo())
+    monkeypatch.setattr(op.OP, "calls", Memo())
 
 
 def test_the_backward_pass_finds_all_its_binaries_compiled_by_the_forward_pass(compiles, at_once):
@@ -145,8 +145,8 @@ def test_a_hot_call_checks_and_prepares_nothing(monkeypatch, at_once):
     def counted(function):
         return lambda *given, **options: done.append(function.__name__) or function(*given, **options)
 
-    monkeypatch.setattr(calls, "check_call", counted(calls.check_call))
-    monkeypatch.setattr(calls, "chunk_rows", counted(calls.chunk_rows))
+    monkeypatch.setattr(op, "check_call", counted(op.check_call))
+    monkeypatch.setattr(passes, "chunk_rows", counted(passes.chunk_rows))
     monkeypatch.setattr(passes, "prepare_gemm", counted(passes.prepare_gemm))
     monkeypatch.setattr(tiles, "_prepared", lru_cache(counted(tiles._prepared.__wrapped__)))
     config = KernelConfig.of(**SMALL.to_json(), **WITHOUT_TMA)
