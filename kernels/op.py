@@ -47,7 +47,7 @@ class Op:
             the forward pass was the operator's. Where left out, the operator itself computes a gradient, and is not
             differentiable.
         save: `save(ctx, arguments, output)` calls `ctx.save_for_backward`; all tensors are saved where it is left out.
-        flops: As `register_flops` takes it.
+        flops: As `_register_flops` takes it.
         compile_step: `compile_step(call, needs, *arguments)` has all that calls of these gradients launch compiled at
             once, at the first of them in eager mode.
         intermediate: The operator returns a tuple, of which all but the first are for the backward pass: a call returns
@@ -79,22 +79,25 @@ class Op:
         self.calls: Memo[Call[Any]] = Memo()
         _library.define(schema, tags=(torch.Tag.pt2_compliant_tag,))
         _library.impl(self.name, self._of_operator, "CompositeExplicitAutograd")
-        register_fake(f"foretune::{self.name}", fake, _library)
+        _register_fake(f"foretune::{self.name}", fake)
         self._apply: Callable[..., Any] | None = None
         if backward is None:
-            self.operator = differentiable(self.name, lambda ctx, inputs, output: None, self._refuse, _library)
+            self.operator = _differentiable(self.name, lambda ctx, inputs, output: None, self._refuse)
         else:
             padded = outside_autocast(_padded(backward))
-            self.operator = differentiable(self.name, self._setup_context, padded, _library)
+            self.operator = _differentiable(self.name, self._setup_context, padded)
             self._apply = _eager_function(self, padded).apply
         if flops is not None:
-            register_flops(self.name, flops)
+            _register_flops(self.name, flops)
         #: The op of tensors and options, configs as `KernelConfig`s.
         self.call = _call_function(self)
 
     def direct(self, *arguments: Any) -> Any:
         """What `run` computes, with nothing recorded for a gradient."""
-        return self._run(None if self._find is None else self.call_of(arguments), *arguments)
+        if self._find is None:
+            return self._run(None, *arguments)
+        key = key_of(arguments[: self._tensors], arguments[self._tensors :], self._first)
+        return self._run(self.calls.found(key) or self._found_out(key, arguments), *arguments)
 
     def within(self, ctx: Any) -> Callable[..., Any]:
         """What computes this op in a backward pass: the operator where the forward pass was one, of whose options the
@@ -168,15 +171,13 @@ def _call_function(op: Op) -> Callable[..., Any]:
 
 
 def _eager_function(op: Op, backward: Callable[..., Any]) -> Any:
-    """The `autograd.Function` of an op in eager mode. It takes the tensors, for PyTorch to see, then all arguments as one
-    tuple, which takes PyTorch less time than each by itself, and the `Call`."""
-    count, run, save, intermediate, has_steps = (
-        op._tensors,
-        op._run,
-        op._save,
-        op._intermediate,
-        op._compile_step is not None,
-    )
+    """The `autograd.Function` of an op in eager mode.
+
+    It takes the tensors, for PyTorch to see, then all arguments as one tuple, which takes PyTorch less time than each
+    by itself, and the `Call`.
+    """
+    count, run, save, intermediate = op._tensors, op._run, op._save, op._intermediate
+    has_steps = op._compile_step is not None
 
     class Eager(torch.autograd.Function):
         @staticmethod
@@ -194,21 +195,24 @@ def _eager_function(op: Op, backward: Callable[..., Any]) -> Any:
 
 
 def _padded(backward: Callable[..., Any]) -> Callable[..., Any]:
-    """A backward pass of all arguments: those that need no gradient, or are no tensors, get None."""
+    """A backward pass of all arguments: what needs no gradient, or is no tensor, gets None."""
 
     def run(ctx: Any, *gradients: Any) -> tuple[Any, ...]:
-        needs = ctx.needs_input_grad
-        made = [one if needed else None for one, needed in zip(backward(ctx, *gradients), needs, strict=False)]
+        made = backward(ctx, *gradients)
+        if ctx.call is not None:
+            return *made, None, None  # a tensor that needs none may get one
+        needs = ctx.needs_input_grad  # an operator makes empty tensors instead
+        made = [one if needed else None for one, needed in zip(made, needs, strict=False)]
         return *made, *[None] * (len(needs) - len(made))
 
     return run
 
 
-def register_fake(operator: str, fake: Callable[..., Any], library: Any) -> None:
+def _register_fake(operator: str, fake: Callable[..., Any]) -> None:
     """`torch.library.register_fake`, which has `inspect` find the line that calls it: unless that is told which module
     this file is, it looks at every module that is loaded, 30 ms with torch."""
     vars(inspect).get("modulesbyfile", {})[__file__] = __name__
-    torch.library.register_fake(operator, fake, lib=library)
+    torch.library.register_fake(operator, fake, lib=_library)
 
 
 def outside_autocast(backward: Pass) -> Pass:
@@ -220,19 +224,19 @@ def outside_autocast(backward: Pass) -> Pass:
 
     @wraps(backward)
     def run(ctx: Any, *gradients: Any) -> Any:
-        kinds = {gradient.device.type for gradient in gradients if gradient is not None} - {"meta"}
-        kind = kinds.pop() if kinds else None
-        if kind is None or not torch.is_autocast_enabled(kind):
-            return backward(ctx, *gradients)
-        with torch.autocast(kind, enabled=False):
-            return backward(ctx, *gradients)
+        for gradient in gradients:
+            if gradient is not None and not gradient.is_meta:
+                device_type = gradient.device.type
+                if not torch.is_autocast_enabled(device_type):
+                    break
+                with torch.autocast(device_type, enabled=False):
+                    return backward(ctx, *gradients)
+        return backward(ctx, *gradients)
 
     return run  # type: ignore[return-value]
 
 
-def differentiable(
-    name: str, setup_context: Callable[..., None], backward: Callable[..., Any], library: Any
-) -> Callable[..., Any]:
+def _differentiable(name: str, setup_context: Callable[..., None], backward: Callable[..., Any]) -> Callable[..., Any]:
     """Register the gradient of the operator `foretune::name`, and return what calls the operator.
 
     The operator's own autograd registration does not support PyTorch's function transforms. While one is active, the
@@ -243,10 +247,8 @@ def differentiable(
         name: The operator's name, without its namespace.
         setup_context: `setup_context(ctx, inputs, output)`, as `torch.library.register_autograd` takes it.
         backward: `backward(ctx, *gradients)`, likewise. It must call operators by what this function returned.
-        library: The `torch.library.Library` that defines the operator.
     """
-    operator, backward = getattr(torch.ops.foretune, name), outside_autocast(backward)
-    guarded: Any = _GuardedLibrary(library)
+    operator, guarded = getattr(torch.ops.foretune, name), _GuardedLibrary()
     torch.library.register_autograd(f"foretune::{name}", backward, setup_context=setup_context, lib=guarded)
 
     class Transformed(torch.autograd.Function):
@@ -290,18 +292,7 @@ def differentiable(
     return call
 
 
-def not_differentiable(name: str, library: Any) -> Callable[..., Any]:
-    """As `differentiable`, for an operator that computes a gradient: differentiating it again is refused."""
-
-    def refuse(ctx: Any, *_: Any) -> Any:
-        raise ForetuneError(
-            f"foretune.{name.removesuffix('_backward')} has no second derivative: its gradient cannot be differentiated"
-        )
-
-    return differentiable(name, lambda ctx, inputs, output: None, refuse, library)
-
-
-def register_flops(name: str, formula: Callable[..., Any]) -> None:
+def _register_flops(name: str, formula: Callable[..., Any]) -> None:
     """Tell PyTorch's `FlopCounterMode` how many FLOPs the operator `foretune::name` makes: those of its products.
 
     Args:
@@ -324,9 +315,6 @@ class _GuardedLibrary:
     """A library whose gradients refuse what PyTorch's registration would get wrong: the tangents of forward-mode AD,
     which it drops, and torch.func's transforms of the operator itself, which torch.compile makes of those of an op."""
 
-    def __init__(self, library: Any) -> None:
-        self._library = library
-
     def impl(self, name: str, kernel: Callable[..., Any], *arguments: Any, **options: Any) -> None:
         def guarded(keyset: Any, *inputs: Any, **keywords: Any) -> Any:
             if forward_ad._current_level >= 0 and any(map(has_tangent, inputs)):
@@ -338,7 +326,7 @@ class _GuardedLibrary:
                 )
             return kernel(keyset, *inputs, **keywords)
 
-        self._library.impl(name, guarded, *arguments, **options)
+        _library.impl(name, guarded, *arguments, **options)
 
 
 def _no_forward_mode(name: str) -> str:
