@@ -150,7 +150,7 @@ class Op:
 
 
 def _call_function(op: Op) -> Callable[..., Any]:
-    """What `Op.__call__` is, as one flat function: calls of small tensors take as long as the host does."""
+    """Return `Op.call`, one flat function: the host decides how long calls of small tensors take."""
     count, first, run, intermediate = op._tensors, op._first, op._run, op._intermediate
     no_needs, has_steps, apply = (False,) * count, op._compile_step is not None, op._apply
 

@@ -1,6 +1,6 @@
 """`imported_op`: what an op's name stands for, imported when it is first asked for.
 
-Whoever asks is about to call it, so what its first call waits for begins here.
+The caller is about to call it, so what the first call waits for begins here.
 """
 
 from __future__ import annotations

@@ -101,7 +101,7 @@ def launcher_of(config: KernelConfig) -> Launcher:
 
 @cache
 def launcher_of_jobs() -> Launcher:
-    """What launches the one of CONSUMERS. Imports Gluon: for who needs it."""
+    """What launches the one of CONSUMERS. It imports Gluon, which other configs do not need."""
     from .specialized_dw import specialized_dw_kernel
 
     return Launcher(specialized_dw_kernel)
