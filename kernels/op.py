@@ -190,7 +190,7 @@ def _eager_function(op: Op, backward: Callable[..., Any]) -> Any:
             save(ctx, given, made)
             return made[0] if intermediate else made
 
-    Eager.backward = staticmethod(once_differentiable(backward))  # type: ignore[method-assign]
+    Eager.backward = staticmethod(once_differentiable(backward))  # type: ignore[assignment]
     return Eager
 
 

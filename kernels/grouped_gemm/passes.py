@@ -118,7 +118,7 @@ class Step(Call[Shape]):
 
     def _prepare_forward(self, config: KernelConfig, device: DeviceSpec, tensors: Sequence[Any]) -> Launch:
         topk, permute_x, permute_y, *_ = self.options
-        sides = {"gathers": permute_x, "divisor": topk, "scatters": permute_y}
+        sides: dict[str, Any] = {"gathers": permute_x, "divisor": topk, "scatters": permute_y}
         return prepare_gemm(*self.seen, config, device.sm_count, x_rows=len(tensors[0]), **sides)
 
     def _prepare_dx(self, config: KernelConfig, device: DeviceSpec, _: Any) -> Launch:

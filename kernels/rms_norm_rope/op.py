@@ -201,11 +201,14 @@ def _call(
     runs_backward, inverse = is_backward and not unnormed, is_backward and unnormed
 
     def prepare(config: KernelConfig, device: DeviceSpec, tensors: Sequence[Any]) -> Launch:
-        cos, sin, *weights = tensors[-4:]
-        rotation = Rotation(_rows(cos), _rows(sin), *weights, float(eps), float(weight_offset), interleaved)
+        cos, sin, q_weight, k_weight = tensors[-4:]
+        numbers = float(eps), float(weight_offset)
+        rotation = Rotation(_rows(cos), _rows(sin), q_weight, k_weight, *numbers, interleaved)
         if runs_backward:
-            return prepare_backward(*map(_tokens, tensors[:4]), rotation, config)
-        return prepare_forward(*map(_tokens, tensors[:2]), rotation, config, inverse=inverse)
+            dq, dk, q, k = map(_tokens, tensors[:4])
+            return prepare_backward(dq, dk, q, k, rotation, config)
+        q, k = map(_tokens, tensors[:2])
+        return prepare_forward(q, k, rotation, config, inverse=inverse)
 
     flags = ("interleaved",) * interleaved + ("unnormed",) * unnormed
     tokens, q_heads, head_dim = q.shape

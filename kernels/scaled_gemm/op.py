@@ -278,8 +278,8 @@ def check_dims(name: str, operand: torch.Tensor, dims: int) -> None:
 
 
 def _find(place: int, *arguments: Any) -> Call[Shape]:
-    *tensors, kind, config, mode, _ = arguments
-    shape = check_product(*tensors, kind)
+    shape = check_product(*arguments[:6])
+    kind, config, mode, _ = arguments[5:]
     device_at(place)  # which refuses the CPU
     rows, n, k, groups = shape
     if rows == 0 or groups == 0:

@@ -34,8 +34,9 @@ def launch_dw(
 
     dy (rows, N) and x (rows, K), sorted by group; dw (groups, N, K), all of it written, with zeros where no rows are.
     """
-    entries, *sizes = tile_map
-    prepare_dw(*sizes, *dw.shape[1:], config, sm_count)((dy, x, dw, entries))
+    entries, rows, groups, chunk_rows = tile_map
+    _, n, k = dw.shape
+    prepare_dw(rows, groups, chunk_rows, n, k, config, sm_count)((dy, x, dw, entries))
 
 
 def prepare_dw(
@@ -57,7 +58,9 @@ def prepare_dw(
             add_partials(partial, dw, tile_map)
 
     numbers = (rows, groups, max(sizes.slots, 1), n // 8, k // 8)
-    prepared = launcher_of(config).prepare((grid, 1, 1), numbers, config, **constants(config))
+    prepared: Callable[[Sequence[torch.Tensor | None]], None] = launcher_of(config).prepare(
+        (grid, 1, 1), numbers, config, **constants(config)
+    )
     if config["TMA_DY"] or config["TMA_X"] or config["TMA_DW"]:
         prepared = with_scratch(prepared)
     return launch
