@@ -6,10 +6,11 @@ Needs torch and triton.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Hashable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeAlias, TypeVar
 
 import torch
 from torch._C._functorch import peek_interpreter_stack
@@ -35,8 +36,13 @@ flop_formulas: dict[Any, Any] = {}
 Launch: TypeAlias = "Callable[[Sequence[torch.Tensor | None]], object]"
 #: What the ops compute in, by torch's name.
 DTYPES = {torch_dtype(name): name for name in ("bf16", "fp16", "fp32")}
+#: Dtypes of group sizes and indices.
+INTEGERS = (torch.int32, torch.int64)
 _ALIGNMENT = 16  # bytes
 Made = TypeVar("Made")
+Seen = TypeVar("Seen")
+#: The environment variable that has every call check what only the device knows.
+CHECK_VARIABLE = "FORETUNE_CHECK"
 
 
 class Memo(dict[tuple[Any, ...], Made]):
@@ -73,7 +79,24 @@ def key_of(tensors: Sequence[Any], options: Hashable, name: str = "x") -> tuple[
 
     A config that was chosen before the ranks agree on one is chosen anew, so their epoch is part of it.
     """
-    return (place_of(tensors[0], name), epoch(), options, *[_facts(tensor) for tensor in tensors])
+    return (place_of(tensors[0], name), epoch(), options, *map(_facts, tensors))
+
+
+class Call(Generic[Seen]):
+    """What is the same for all calls that are alike, found out at the first of them and then looked up.
+
+    Args:
+        seen: How the family sees their tensors: sizes, layouts, shapes to return.
+        launch: What launches their kernel; None where there is nothing to compute.
+        copies: Whether the kernel cannot read one of their tensors as it lies.
+    """
+
+    def __init__(self, seen: Seen, launch: ConfiguredLaunch | None = None, *, copies: bool = False) -> None:
+        self.seen, self.launch, self.copies = seen, launch, copies
+        #: Whether FORETUNE_CHECK has calls wait for the device and check what only it knows.
+        self.contents_checked = os.environ.get(CHECK_VARIABLE, "") not in ("", "0")
+        self.is_differentiable = False  # whether a tensor wants a gradient
+        self.compiled: set[tuple[bool, ...]] = set()  # the gradients whose first step has been compiled
 
 
 class ConfiguredLaunch:
@@ -104,14 +127,18 @@ class ConfiguredLaunch:
         self._launch: Launch | None = None
 
     def __call__(self, tensors: Sequence[torch.Tensor | None]) -> None:
-        """Launches on the device of the first of the tensors."""
+        """Launch on the device of the first of the tensors."""
         with on_device_of(tensors[0]):
-            if self._launch is not None:
-                self._launch(tensors)
-                return
-            with collecting_later():
-                self._launch = self._chosen(tensors)
-                self._launch(tensors)
+            (self._launch or self._first)(tensors)
+
+    def here(self, tensors: Sequence[torch.Tensor | None]) -> None:
+        """Launch on the current device, where the tensors are."""
+        (self._launch or self._first)(tensors)
+
+    def _first(self, tensors: Sequence[torch.Tensor | None]) -> None:
+        with collecting_later():
+            self._launch = self._chosen(tensors)
+            self._launch(tensors)
 
     def _chosen(self, tensors: Sequence[torch.Tensor | None]) -> Launch:
         if self._given is not None:
@@ -204,6 +231,58 @@ def check_tensor(name: str, tensor: Any) -> None:
         raise ForetuneError(f"{name} must be a dense tensor but is a {layout} one: call {name}.to_dense()")
 
 
+class Operand(NamedTuple):
+    """What one tensor of a call must be."""
+
+    name: str
+    dims: int | None = None  # any number of them if None
+    dtypes: Sequence[torch.dtype] = ()  # one of these; any if empty
+    needed: bool = True  # whether it must not be None
+    floating: bool = False  # whether it must be of some floating dtype
+    alike: bool = False  # whether it has the dtype of the call's first tensor
+    contiguous: bool = False
+
+    def check(self, tensor: Any, first: torch.Tensor, name_of_first: str) -> None:
+        """Raise `ForetuneError` naming what is wrong with it, or where it is on another device than the first."""
+        name, dims = self.name, self.dims
+        check_tensor(name, tensor)
+        require(dims in (None, tensor.dim()), f"{name} must have {dims} dimensions but is {tuple(tensor.shape)}")
+        require(not self.floating or tensor.is_floating_point(), f"{name} must be of floats but is {tensor.dtype}")
+        require(tensor.device == first.device, f"{name} is on {tensor.device} but {name_of_first} is on {first.device}")
+        if self.dtypes and tensor.dtype not in self.dtypes:
+            able = "int32 or int64" if self.dtypes == INTEGERS else ", ".join(map(str, self.dtypes))
+            one_of = "one of " if len(self.dtypes) > 2 else ""
+            raise ForetuneError(f"{name} must be {one_of}{able} but is {tensor.dtype}")
+        require(
+            not self.alike or tensor.dtype == first.dtype,
+            f"{name} is {tensor.dtype} but {name_of_first} is {first.dtype}: cast one of them",
+        )
+        require(
+            not self.contiguous or tensor.is_contiguous(),
+            f"{name} must be contiguous but has strides {tuple(tensor.stride())} at shape {tuple(tensor.shape)}: "
+            f"call {name}.contiguous() first",
+        )
+
+
+def check_operands(declared: Sequence[Operand], tensors: Sequence[Any]) -> None:
+    """Raise `ForetuneError` naming what is wrong with the tensors of a call, each by itself."""
+    for operand, tensor in zip(declared, tensors, strict=True):
+        if tensor is not None or operand.needed:
+            operand.check(tensor, tensors[0], declared[0].name)
+
+
+def require(is_so: bool, otherwise: str) -> None:
+    """Raise `ForetuneError` with this message unless it is so."""
+    if not is_so:
+        raise ForetuneError(otherwise)
+
+
+def ready(x: torch.Tensor) -> torch.Tensor:
+    """Return x, or a copy that is contiguous and begins at a multiple of 16 bytes, as TMA and vector loads do."""
+    x = x.contiguous()
+    return x if are_placed([x]) else x.clone()
+
+
 def are_placed(tensors: Sequence[torch.Tensor | None]) -> bool:
     """Whether all begin at multiples of 16 bytes, as TMA and vector loads do.
 
@@ -226,7 +305,7 @@ def needs_operator(tensors: tuple[Any, ...]) -> bool:
     if _dispatch_modes():
         _tell_flop_counters()
         return True
-    if is_transformed():
+    if peek_interpreter_stack() is not None or forward_ad._current_level >= 0:  # `is_transformed`
         return True
     for tensor in tensors:
         if type(tensor) not in _PLAIN and isinstance(tensor, torch.Tensor) and not tensor.is_nested:

@@ -1,6 +1,6 @@
 """`imported_op`: what an op's name stands for, imported when it is first asked for.
 
-Whoever asks is about to call it, so what its first call waits for begins here.
+The caller is about to call it, so what the first call waits for begins here.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 def imported_op(module: str, package: str, name: str) -> Any:
     """The attribute of that name, of a module named relatively to a package. Needs torch and triton.
 
-    >>> imported_op(".op.op", "foretune.kernels.grouped_gemm", "grouped_gemm").__name__
+    >>> imported_op(".op", "foretune.kernels.grouped_gemm", "grouped_gemm").__name__
     'grouped_gemm'
     """
     from triton import knobs

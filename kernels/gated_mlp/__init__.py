@@ -11,14 +11,14 @@ from ..op_imports import imported_op
 from .measurable import GatedMlp
 
 if TYPE_CHECKING:
-    from .op.op import gated_mlp
+    from .op import gated_mlp
 
 __all__ = ["GatedMlp", "gated_mlp"]
 
 
 def __getattr__(name: str) -> Any:
     if name == "gated_mlp":
-        return globals().setdefault(name, imported_op(".op.op", __name__, name))
+        return globals().setdefault(name, imported_op(".op", __name__, name))
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 

@@ -57,7 +57,7 @@ class GatedMlpComparison:
 
     def launch_path(self, device: DeviceSpec) -> LaunchPath:
         from .launches import launch_gated
-        from .op.op import gated_mlp
+        from .op import gated_mlp
 
         family = GatedMlp()
         problem = Problem.of(family.name, m=64, n=256, k=256)

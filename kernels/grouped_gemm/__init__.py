@@ -12,8 +12,8 @@ from .measurable import GroupedGemmDW, GroupedGemmDX, GroupedGemmForward
 from .space import estimate_smem_bytes
 
 if TYPE_CHECKING:
-    from .op.op import grouped_gemm
-    from .op.unsloth import KernelConfigBackward_dW, KernelConfigBackward_dX, KernelConfigForward, unsloth_grouped_gemm
+    from .op import grouped_gemm
+    from .unsloth import KernelConfigBackward_dW, KernelConfigBackward_dX, KernelConfigForward, unsloth_grouped_gemm
 
 __all__ = [
     "GroupedGemmDW",
@@ -28,11 +28,11 @@ __all__ = [
 ]
 
 _HOMES = {
-    "grouped_gemm": ".op.op",
-    "unsloth_grouped_gemm": ".op.unsloth",
-    "KernelConfigForward": ".op.unsloth",
-    "KernelConfigBackward_dX": ".op.unsloth",
-    "KernelConfigBackward_dW": ".op.unsloth",
+    "grouped_gemm": ".op",
+    "unsloth_grouped_gemm": ".unsloth",
+    "KernelConfigForward": ".unsloth",
+    "KernelConfigBackward_dX": ".unsloth",
+    "KernelConfigBackward_dW": ".unsloth",
 }
 
 

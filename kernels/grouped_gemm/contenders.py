@@ -144,7 +144,7 @@ def _permutation(family: str, inputs: Any) -> Callable[[], Any]:
 
 def time_launch_path(family: Measurable, device: DeviceSpec) -> LaunchPath:
     """Times the op against a bare launch of its main kernel."""
-    from .op.op import grouped_gemm
+    from .op import grouped_gemm
     from .triton_kernels.gemm import grouped_gemm_kernel
     from .triton_kernels.gemm_launches import arguments
 

@@ -1,8 +1,7 @@
-"""`use`: Foretune inside projects that people train and compile models with, one module a project.
+"""`use`: Foretune inside projects that people train and compile models with.
 
-Each module is imported by the call that asks for it, and imports its project only then. It has `install(**options)`,
-which puts Foretune in and returns the function that takes it out again, or raises `ForetuneError` saying which version
-it needs.
+A module is imported by the call that needs it, and imports its project only then. What installs Foretune in a project
+returns the function that takes it out again, or raises `ForetuneError` that names the version it needs.
 """
 
 from __future__ import annotations
@@ -17,8 +16,12 @@ from ...datasets.errors import shown
 
 __all__ = ["Use", "use"]
 
-#: Each with the options that it takes.
-_PROJECTS = {"inductor": ("k", "bundle"), "torchtitan": (), "transformers": ()}
+#: Each with what installs Foretune in it, a function of a module of this package, and the options that it takes.
+_PROJECTS: dict[str, tuple[str, str, tuple[str, ...]]] = {
+    "inductor": (".inductor", "install", ("k", "bundle")),
+    "torchtitan": (".experts", "install_torchtitan", ()),
+    "transformers": (".experts", "install_transformers", ()),
+}
 _lock = Lock()
 _users: dict[str, int] = {}  # the uses of each project that are not undone
 _options: dict[str, dict[str, Any]] = {}  # with which they were asked for
@@ -52,12 +55,13 @@ def use(project: str, **options: Any) -> Use:
     if not isinstance(project, str) or project not in _PROJECTS:
         *others, last = _PROJECTS
         raise ForetuneError(f"Foretune can be used in {', '.join(others)} or {last} but not in {shown(project)}")
-    if unknown := [name for name in options if name not in _PROJECTS[project]]:
-        known = ", ".join(_PROJECTS[project]) or "no options"
+    module, install, able = _PROJECTS[project]
+    if unknown := [name for name in options if name not in able]:
+        known = ", ".join(able) or "no options"
         raise ForetuneError(f"foretune.use({project!r}) takes {known}, and not {unknown[0]}")
     with _lock:
         if not _users.get(project):
-            _removers[project] = import_module(f".{project}", __name__).install(**options)
+            _removers[project] = getattr(import_module(module, __name__), install)(**options)
             _options[project] = options
         elif options != _options[project]:
             given = ", ".join(f"{name}={shown(value)}" for name, value in _options[project].items()) or "no options"

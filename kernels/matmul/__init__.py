@@ -11,14 +11,14 @@ from ..op_imports import imported_op
 from .measurable import Matmul
 
 if TYPE_CHECKING:
-    from .op.op import matmul
+    from .op import matmul
 
 __all__ = ["Matmul", "matmul"]
 
 
 def __getattr__(name: str) -> Any:
     if name == "matmul":
-        return globals().setdefault(name, imported_op(".op.op", __name__, name))
+        return globals().setdefault(name, imported_op(".op", __name__, name))
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 

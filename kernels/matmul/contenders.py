@@ -126,7 +126,7 @@ def time_launch_path(device: DeviceSpec) -> LaunchPath:
     the host."""
     import torch
 
-    from .op.op import matmul
+    from .op import matmul
     from .triton_kernels.gemm import matmul_kernel
 
     family = Matmul()

@@ -11,14 +11,14 @@ from ..op_imports import imported_op
 from .measurable import RmsNormRopeBackward, RmsNormRopeForward
 
 if TYPE_CHECKING:
-    from .op.op import rms_norm_rope
+    from .op import rms_norm_rope
 
 __all__ = ["RmsNormRopeBackward", "RmsNormRopeForward", "rms_norm_rope"]
 
 
 def __getattr__(name: str) -> Any:
     if name == "rms_norm_rope":
-        return globals().setdefault(name, imported_op(".op.op", __name__, name))
+        return globals().setdefault(name, imported_op(".op", __name__, name))
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 

@@ -58,7 +58,7 @@ class RmsNormRopeComparison:
 
     def launch_path(self, device: DeviceSpec) -> LaunchPath:
         from .launches import launch_forward
-        from .op.op import rms_norm_rope
+        from .op import rms_norm_rope
 
         family = RmsNormRopeForward()
         problem = Problem.of(family.name, tokens=64, q_heads=32, kv_heads=8, head_dim=128)

@@ -11,7 +11,7 @@ from ..op_imports import imported_op
 from .measurable import ScaledGemm, ScaledGroupedGemmForward
 
 if TYPE_CHECKING:
-    from .op.op import scaled_gemm, scaled_grouped_gemm
+    from .op import scaled_gemm, scaled_grouped_gemm
     from .quantize import quantize_blocks_128, quantize_groups, quantize_rows, quantize_rows_128, quantize_tensor
 
 __all__ = [
@@ -27,7 +27,7 @@ __all__ = [
 ]
 
 _HOMES = {
-    **dict.fromkeys(("scaled_gemm", "scaled_grouped_gemm"), ".op.op"),
+    **dict.fromkeys(("scaled_gemm", "scaled_grouped_gemm"), ".op"),
     **dict.fromkeys([name for name in __all__ if name.startswith("quantize_")], ".quantize"),
 }
 

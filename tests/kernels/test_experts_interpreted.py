@@ -10,8 +10,7 @@ import pytest
 import torch
 from experts import EXPERTS, HIDDEN, INNER, Experts, routed
 from foretune import ForetuneError, ForetuneWarning
-from foretune.kernels.integrations.torchtitan import multiply
-from foretune.kernels.integrations.transformers import experts_forward
+from foretune.kernels.integrations.experts import experts_forward, multiply
 from foretune.runtime import warn
 from loops import error
 

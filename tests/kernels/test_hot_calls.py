@@ -11,10 +11,10 @@ import torch
 from foretune import KernelConfig
 from foretune.datasets import DeviceSpec
 from foretune.kernels import op_calls
-from foretune.kernels.gated_mlp.op import passes as gated_mlp
-from foretune.kernels.matmul.op import passes as matmul
-from foretune.kernels.rms_norm_rope.op import passes as rms_norm_rope
-from foretune.kernels.scaled_gemm.op import fp8_product
+from foretune.kernels.gated_mlp.op import OP as GATED_MLP
+from foretune.kernels.matmul.op import OP as MATMUL
+from foretune.kernels.rms_norm_rope.op import OP as RMS_NORM_ROPE
+from foretune.kernels.scaled_gemm.op import PRODUCT
 from foretune.runtime import use_stub_driver
 from foretune.runtime.launching.launcher import Launcher
 from triton.runtime import _allocation
@@ -33,14 +33,14 @@ BF16_JOBS = KernelConfig.of(
     BLOCK_M=128, BLOCK_N=160, BLOCK_K=64, PROGRAMS_PER_SM=1, SPLIT_K=1, TMA=2, CONSUMERS=2, num_warps=4, num_stages=2
 )
 HEADS = KernelConfig.of(HEADS=2, num_warps=1)
-MEMOS = {
-    "matmul": matmul,
-    "matmul, specialized": matmul,
-    "gated_mlp": gated_mlp,
-    "rms_norm_rope": rms_norm_rope,
-    "scaled_gemm": fp8_product,
-    "scaled_gemm, split": fp8_product,
-    "scaled_gemm, specialized": fp8_product,
+OPS = {
+    "matmul": MATMUL,
+    "matmul, specialized": MATMUL,
+    "gated_mlp": GATED_MLP,
+    "rms_norm_rope": RMS_NORM_ROPE,
+    "scaled_gemm": PRODUCT,
+    "scaled_gemm, split": PRODUCT,
+    "scaled_gemm, specialized": PRODUCT,
 }
 
 
@@ -95,8 +95,8 @@ CALLS = {
 
 @pytest.fixture
 def stub(monkeypatch):
-    for passes in MEMOS.values():
-        monkeypatch.setattr(passes, "_calls", op_calls.Memo())
+    for op in OPS.values():
+        monkeypatch.setattr(op, "calls", op_calls.Memo())
     with use_stub_driver(DeviceSpec.named("h200")) as driver:
         yield driver
 
@@ -109,7 +109,7 @@ def test_a_hot_call_launches_and_finds_out_nothing(op, stub, monkeypatch):
     def refuse(*_, **__):
         pytest.fail("a hot call finds out what the first one did")
 
-    monkeypatch.setattr(MEMOS[op].Call, "__init__", refuse)
+    monkeypatch.setattr(op_calls.Call, "__init__", refuse)
     monkeypatch.setattr(op_calls.ConfiguredLaunch, "__init__", refuse)
     monkeypatch.setattr(op_calls.ConfiguredLaunch, "_chosen", refuse)
     # What adds up parts of sums depends on nothing that is chosen, and is looked up by its launcher.
@@ -121,7 +121,7 @@ def test_a_hot_call_launches_and_finds_out_nothing(op, stub, monkeypatch):
     assert len(prepared) == 3 * (len(kernels) - 1)
 
 
-@pytest.mark.parametrize("op", [op for op in CALLS if MEMOS[op] is not fp8_product])
+@pytest.mark.parametrize("op", [op for op in CALLS if OPS[op] is not PRODUCT])
 @pytest.mark.parametrize("first", [0, 1])
 def test_what_begins_at_an_odd_address_is_copied_and_what_is_else_alike_is_not(op, first, stub, monkeypatch):
     call, kernels = CALLS[op]
@@ -133,14 +133,14 @@ def test_what_begins_at_an_odd_address_is_copied_and_what_is_else_alike_is_not(o
         call(offset)
     assert copied == [2, 2]
     assert [launch.kernel for launch in stub.launches] == kernels * 4
-    calls = MEMOS[op]._calls
+    calls = OPS[op].calls
     assert len(calls) == 1  # a copy is laid out alike
 
 
 @pytest.mark.parametrize("op", CALLS)
 def test_a_full_memo_is_emptied(op, stub, monkeypatch):
     monkeypatch.setattr(op_calls.Memo, "most", 1)
-    memo = MEMOS[op]._calls
+    memo = OPS[op].calls
     memo.add(("another",), None)
     CALLS[op][0]()
     assert len(memo) == 1
@@ -151,7 +151,7 @@ def test_calls_are_made_anew_when_the_ranks_are_to_agree(stub):
     call()
     with foretune.agree():
         call()
-    assert len(gated_mlp._calls) == 2
+    assert len(GATED_MLP.calls) == 2
 
 
 @pytest.mark.parametrize(("load", "store"), [(0, 0), (0, 1), (1, 0)])

@@ -76,10 +76,10 @@ def test_used_twice_it_stays_until_both_uses_end_in_either_order(registry, first
 
 
 def test_the_experts_of_a_block_multiply_through_foretune(seam, monkeypatch):
-    from foretune.kernels.integrations import torchtitan
+    from foretune.kernels.integrations import experts
 
     before = seam._grouped_mm
-    monkeypatch.setattr(torchtitan, "grouped_gemm", lambda x, w, sizes: (tuple(w.shape), sizes.tolist()))
+    monkeypatch.setattr(experts, "grouped_gemm", lambda x, w, sizes: (tuple(w.shape), sizes.tolist()))
     import torch
 
     a, b_t, offs = torch.ones(6, 8), torch.ones(3, 16, 8).transpose(-2, -1), torch.tensor([4, 4, 6])

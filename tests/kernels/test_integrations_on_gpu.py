@@ -10,8 +10,7 @@ from loops import error
 from moe_models import MODELS, made
 
 import foretune  # isort: skip - after moe_models, which mends the path
-from foretune.kernels.integrations.torchtitan import multiply
-from foretune.kernels.integrations.transformers import experts_forward
+from foretune.kernels.integrations.experts import experts_forward, multiply
 
 pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("ignore::foretune.runtime.ForetuneWarning")]
 

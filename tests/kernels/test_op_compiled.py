@@ -9,8 +9,9 @@ from functools import lru_cache
 import pytest
 import torch
 from foretune import KernelConfig, grouped_gemm
-from foretune.kernels.grouped_gemm.op import calls, passes
+from foretune.kernels.grouped_gemm import op, passes
 from foretune.kernels.grouped_gemm.triton_kernels import tiles
+from foretune.kernels.op_calls import Memo
 from foretune.runtime import use_stub_driver
 from foretune.runtime.launching import ahead
 from grouped import A100, B200, H200, MI300X
@@ -114,7 +115,7 @@ def forward_of_a_step(**options):
 def at_once(monkeypatch):
     monkeypatch.setattr(ahead, "_pool", AtOnce)
     monkeypatch.setattr(ahead, "_underway", {})
-    monkeypatch.setattr(calls, "_calls", calls.Memo())
+    monkeypatch.setattr(op.OP, "calls", Memo())
 
 
 def test_the_backward_pass_finds_all_its_binaries_compiled_by_the_forward_pass(compiles, at_once):
@@ -144,8 +145,8 @@ def test_a_hot_call_checks_and_prepares_nothing(monkeypatch, at_once):
     def counted(function):
         return lambda *given, **options: done.append(function.__name__) or function(*given, **options)
 
-    monkeypatch.setattr(calls, "check_call", counted(calls.check_call))
-    monkeypatch.setattr(calls, "chunk_rows", counted(calls.chunk_rows))
+    monkeypatch.setattr(op, "check_call", counted(op.check_call))
+    monkeypatch.setattr(passes, "chunk_rows", counted(passes.chunk_rows))
     monkeypatch.setattr(passes, "prepare_gemm", counted(passes.prepare_gemm))
     monkeypatch.setattr(tiles, "_prepared", lru_cache(counted(tiles._prepared.__wrapped__)))
     config = KernelConfig.of(**SMALL.to_json(), **WITHOUT_TMA)
@@ -163,7 +164,7 @@ def test_nothing_is_compiled_ahead_where_there_is_no_backward_pass_or_contents_m
 ):
     monkeypatch.setenv("FORETUNE_CHECK", "1" if why == "contents checked" else "0")
     with use_stub_driver(H200), torch.set_grad_enabled(why != "no gradient"):
-        monkeypatch.setattr("foretune.kernels.grouped_gemm.op.passes.check_contents", lambda *_: None)
+        monkeypatch.setattr("foretune.kernels.grouped_gemm.passes.check_contents", lambda *_: None)
         forward_of_a_step(mode="shortlist" if why == "timed on the tensors" else None)
     zeroes = {"zero_ungrouped_kernel"} if why == "contents checked" else set()
     assert {name for name, _ in compiles} == {"tile_map_kernel", "grouped_gemm_kernel"} | zeroes

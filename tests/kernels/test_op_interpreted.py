@@ -7,8 +7,9 @@ import torch
 from foretune import KernelConfig, grouped_gemm
 from foretune.datasets import ForetuneError
 from foretune.kernels.grouped_gemm.chunks import chunk_rows
-from foretune.kernels.grouped_gemm.op import calls
+from foretune.kernels.grouped_gemm.op import OP
 from foretune.kernels.grouped_gemm.triton_kernels import rowwise, tiles
+from foretune.kernels.op_calls import Memo
 from foretune.runtime.choice import interpreter
 from grouped import guarded
 from loops import error, grouped_loop
@@ -321,7 +322,7 @@ class TestTheDebugSwitch:
     @pytest.fixture(autouse=True)
     def switched_on(self, monkeypatch):
 
-        monkeypatch.setattr(calls, "_calls", calls.Memo())
+        monkeypatch.setattr(OP, "calls", Memo())
         monkeypatch.setenv("FORETUNE_CHECK", "1")
 
     def test_lets_pass_what_is_in_order(self):

@@ -15,9 +15,11 @@ from foretune import KernelConfig, grouped_gemm
 from foretune.kernels import find_family
 from foretune.kernels.grouped_gemm import unsloth_grouped_gemm
 from foretune.kernels.grouped_gemm.chunks import chunk_rows
-from foretune.kernels.grouped_gemm.op import calls
+from foretune.kernels.grouped_gemm.op import OP
+from foretune.kernels.grouped_gemm.passes import Options, Shape, Step
 from foretune.kernels.grouped_gemm.triton_kernels import gemm, gemm_launches, tiles
 from foretune.kernels.grouped_gemm.triton_kernels.rowwise import sum_rows
+from foretune.kernels.op_calls import Memo
 from foretune.runtime import ForetuneWarning, choice
 from loops import error, grouped_loop, moe_fused, moe_loop
 
@@ -235,7 +237,7 @@ def test_forward_and_backward_wait_for_nothing(side):
 
 
 def test_the_debug_switch_does_wait_and_raises(monkeypatch):
-    monkeypatch.setattr(calls, "_calls", calls.Memo())
+    monkeypatch.setattr(OP, "calls", Memo())
     monkeypatch.setenv("FORETUNE_CHECK", "1")
     layer = Layer("permute_x", 3000)
     layer.assert_right(layer.run(), layer.expected())
@@ -300,9 +302,7 @@ def test_a_hot_call_takes_no_more_than_two_bare_launches(capsys):
             num_stages=3,
         )
         forward = find_family("grouped_gemm_fwd")
-        problem = calls.Call(calls.Shape(rows, GROUPS, 128, 64), x.dtype, x.get_device(), calls.Options()).problem(
-            forward.name
-        )
+        problem = Step(Shape(rows, GROUPS, 128, 64), x.dtype, x.get_device(), Options()).problem(forward.name)
         if forward.supports(config, problem, choice.live(x.get_device())):
             continue
         arguments = gemm_launches.arguments(x, w, y, tile_map)
@@ -320,7 +320,7 @@ def test_a_hot_call_takes_no_more_than_two_bare_launches(capsys):
     )
     times["the op, recording for backward"] = microseconds(lambda: grouped_gemm(x, layer.leaves["w"], sizes))
     times["the op through the dispatcher"] = microseconds(
-        lambda: torch.ops.foretune.grouped_gemm(x, w, sizes, None, None, None, 1, False, False, *[None] * 5)
+        lambda: torch.ops.foretune.grouped_gemm(x, w, sizes, None, None, None, 1, False, False, *[None] * 4)
     )
     recorded = layer()
     leaves = list(layer.leaves.values())
@@ -390,7 +390,7 @@ class TestMoreThan2To31Elements:
 
 
 def test_a_prediction_is_never_a_reason_to_fail(monkeypatch):
-    monkeypatch.setattr(calls, "_calls", calls.Memo())
+    monkeypatch.setattr(OP, "calls", Memo())
     monkeypatch.setattr("foretune.runtime.warn._said", set())
     monkeypatch.setattr(choice, "chooser_of", lambda *_: 1 / 0)
     layer = Layer("permute_x", 3000, full=False)

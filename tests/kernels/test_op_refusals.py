@@ -11,7 +11,9 @@ import pytest
 import torch
 from foretune import KernelConfig, agree, grouped_gemm
 from foretune.datasets import DeviceSpec, ForetuneError
-from foretune.kernels.grouped_gemm.op import calls
+from foretune.kernels.grouped_gemm.op import GRADIENT, OP
+from foretune.kernels.grouped_gemm.passes import Options
+from foretune.kernels.op_calls import Memo
 from foretune.runtime import use_stub_driver
 
 ROWS, GROUPS, N, K, TOPK = 12, 3, 16, 24, 2
@@ -189,7 +191,7 @@ class TestOptionsThatEqualOthers:
     @pytest.mark.parametrize("wrong", [True, 1.0])
     @pytest.mark.parametrize("first", [1, "wrong"])
     def test_topk(self, first, wrong, monkeypatch):
-        monkeypatch.setattr(calls, "_calls", calls.Memo())
+        monkeypatch.setattr(OP, "calls", Memo())
         x = torch.zeros(ROWS, K, requires_grad=True)
         for topk in (1, wrong) if first == 1 else (wrong, 1):
             if topk is wrong:
@@ -197,12 +199,12 @@ class TestOptionsThatEqualOthers:
                     call(x=x, topk=wrong)
             else:
                 assert call(x=x, topk=topk).shape == (ROWS, N)
-        assert [type(one.options.topk) for one in calls._calls.values()] == [int]
+        assert [type(one.options.topk) for one in OP.calls.values()] == [int]
 
     def test_topk_of_numpy_is_an_integer(self, monkeypatch):
-        monkeypatch.setattr(calls, "_calls", calls.Memo())
+        monkeypatch.setattr(OP, "calls", Memo())
         call(topk=np.int64(1))
-        assert [type(one.options.topk) for one in calls._calls.values()] == [int]
+        assert [type(one.options.topk) for one in OP.calls.values()] == [int]
 
     @pytest.mark.parametrize("wrong", [{"eps": True}, {"weight_offset": True}, {"interleaved": 0}])
     def test_numbers_of_norms(self, wrong):
@@ -301,21 +303,23 @@ def test_small_tensors_may_begin_anywhere():
 
 
 def test_the_memo_does_not_grow_without_end(monkeypatch):
-    monkeypatch.setattr(calls, "_calls", calls.Memo())
-    monkeypatch.setattr(calls._calls, "most", 5)
+    monkeypatch.setattr(OP, "calls", Memo())
+    monkeypatch.setattr(OP.calls, "most", 5)
     with use_stub_driver(DeviceSpec.named("h200")):
         for rows in range(1, 20):
             call(x=torch.zeros(rows, K), mode="off")
-            assert len(calls._calls) <= 5
+            assert len(OP.calls) <= 5
 
 
 def test_a_call_is_looked_up_until_the_ranks_are_to_agree_on_its_config(monkeypatch):
-    monkeypatch.setattr(calls, "_calls", calls.Memo())
+    for op in (OP, GRADIENT):
+        monkeypatch.setattr(op, "calls", Memo())
     x, w, sizes = torch.zeros(ROWS, K), torch.zeros(GROUPS, N, K), torch.zeros(GROUPS, dtype=torch.int32)
 
     def looked_up():
-        forward = calls.call_of(calls.Options(), (x, w, sizes, None, None, None))
-        return forward, calls.call_of_backward(x, forward.shape, calls.Options())
+        tensors = (x, w, sizes, None, None, None)
+        needs = (True, True, False, False)
+        return OP.call_of((*tensors, *Options())), GRADIENT.call_of((torch.zeros(ROWS, N), *tensors, *Options(), needs))
 
     with use_stub_driver(DeviceSpec.named("h200")):
         before = looked_up()

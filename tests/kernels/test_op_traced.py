@@ -123,7 +123,7 @@ def test_pytorchs_own_checks(frozen):
         inputs[name] = inputs[name].detach()
     flat = [inputs[name] for name in ("x", "w", "group_sizes", "gather_indices", "topk_weights", "bias")]
     torch.library.opcheck(
-        torch.ops.foretune.grouped_gemm, (*flat, TOPK, True, False, "BLOCK_M=16;num_warps=4", None, None, "off", "a")
+        torch.ops.foretune.grouped_gemm, (*flat, TOPK, True, False, "BLOCK_M=16;num_warps=4", None, None, "off")
     )
 
 

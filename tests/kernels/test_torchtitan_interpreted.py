@@ -17,7 +17,7 @@ pytestmark = pytest.mark.interpret
 
 
 def test_experts_multiply_through_foretune_also_those_that_were_built_before(monkeypatch):
-    from foretune.kernels.integrations import torchtitan
+    from foretune.kernels.integrations.experts import multiply
 
     monkeypatch.setenv("FORETUNE_MODE", "off")
     experts = moe.GroupedExperts.Config(dim=16, hidden_dim=24, num_experts=3).build()
@@ -29,10 +29,10 @@ def test_experts_multiply_through_foretune_also_those_that_were_built_before(mon
 
     def recorded(self, *, A, B_t, offs):
         asked.append(A.dtype)
-        return torchtitan.multiply(self, A=A.half(), B_t=B_t.half(), offs=offs).to(A.dtype)
+        return multiply(self, A=A.half(), B_t=B_t.half(), offs=offs).to(A.dtype)
 
     with foretune.use("torchtitan"):
-        assert moe.GroupedExperts._grouped_mm is torchtitan.multiply
+        assert moe.GroupedExperts._grouped_mm is multiply
         monkeypatch.setattr(moe.GroupedExperts, "_grouped_mm", recorded)
         y = experts(x, sizes)
     assert asked == [torch.bfloat16] * 3

@@ -12,9 +12,9 @@ from foretune.kernels.grouped_gemm import (
     KernelConfigBackward_dW,
     KernelConfigBackward_dX,
     KernelConfigForward,
+    unsloth,
     unsloth_grouped_gemm,
 )
-from foretune.kernels.grouped_gemm.op import unsloth
 
 BLOCKS = {"BLOCK_SIZE_M": 16, "BLOCK_SIZE_N": 32, "BLOCK_SIZE_K": 64, "num_warps": 8, "num_stages": 4}
 KINDS = (KernelConfigForward, KernelConfigBackward_dX, KernelConfigBackward_dW)

@@ -10,11 +10,11 @@ import pytest
 import torch
 from foretune import ForetuneWarning
 from foretune.kernels import consumers, find_measurable, hopper, op_calls
-from foretune.kernels.grouped_gemm.op import calls as grouped_calls
+from foretune.kernels.grouped_gemm.op import GRADIENT, OP
 from foretune.kernels.grouped_gemm.triton_kernels import dw_launches, gemm_launches
-from foretune.kernels.matmul.op import passes
+from foretune.kernels.matmul.op import OP as MATMUL
 from foretune.kernels.matmul.triton_kernels import launches as matmul_launches
-from foretune.kernels.scaled_gemm.op import fp8_product
+from foretune.kernels.scaled_gemm.op import PRODUCT
 from foretune.kernels.scaled_gemm.triton_kernels import launches as scaled_launches
 from foretune.runtime import make_shortlist, use_stub_driver
 from grouped import DW
@@ -79,9 +79,8 @@ def forget():
 def no_gluon(monkeypatch):
     forget()
     monkeypatch.setattr("foretune.runtime.warn._said", set())
-    monkeypatch.setattr(fp8_product, "_calls", op_calls.Memo())
-    monkeypatch.setattr(passes, "_calls", op_calls.Memo())
-    monkeypatch.setattr(grouped_calls, "_calls", op_calls.Memo())
+    for op in (PRODUCT, MATMUL, OP, GRADIENT):
+        monkeypatch.setattr(op, "calls", op_calls.Memo())
     for launches, name in (
         (matmul_launches, "specialized"),
         (scaled_launches, "specialized"),

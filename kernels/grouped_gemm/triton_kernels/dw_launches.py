@@ -6,17 +6,18 @@ from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from ....runtime.launching.launcher import Launcher
-from ....runtime.launching.scratch import ensure_allocator
+from ....runtime.launching.scratch import with_scratch
 from .dw import grouped_gemm_dw_kernel, sum_partials_kernel
 from .gemm_launches import constants, grid_of
+from .tiles import TileMap
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
     import torch
 
     from ....datasets import KernelConfig
-    from .tiles import TileMap
 
-_TENSORS = 5  # of the arguments, come first
 _SUM_BLOCK = 4096
 _launch, _launch_sum = Launcher(grouped_gemm_dw_kernel), Launcher(sum_partials_kernel)
 
@@ -33,20 +34,36 @@ def launch_dw(
 
     dy (rows, N) and x (rows, K), sorted by group; dw (groups, N, K), all of it written, with zeros where no rows are.
     """
-    if tile_map.rows == 0:  # nothing that a descriptor could point to
-        dw.zero_()
-        return
+    entries, rows, groups, chunk_rows = tile_map
     _, n, k = dw.shape
-    grid = grid_of(tile_map.most_chunks * -(-n // config["BLOCK_M"]), k, config, sm_count)
-    if grid == 0:
-        return
+    prepare_dw(rows, groups, chunk_rows, n, k, config, sm_count)((dy, x, dw, entries))
+
+
+def prepare_dw(
+    rows: int, groups: int, chunk_rows: int, n: int, k: int, config: KernelConfig, sm_count: int
+) -> Callable[[Sequence[torch.Tensor | None]], None]:
+    """What launches the kernels on (dy, x, dw, the entries of a tile map) of these sizes, again and again. All as in
+    `launch_dw`."""
+    sizes = TileMap(None, rows, groups, chunk_rows)  # type: ignore[arg-type] # of every map
+    grid = grid_of(sizes.most_chunks * -(-n // config["BLOCK_M"]), k, config, sm_count)
+
+    def launch(tensors: Sequence[Any]) -> None:
+        dy, x, dw, entries = tensors
+        if rows == 0:  # nothing that a descriptor could point to
+            dw.zero_()
+        elif grid:
+            tile_map = TileMap(entries, *sizes[1:])
+            partial = partial_sums(dw, tile_map)
+            prepared((dy, x, dw, partial, entries))
+            add_partials(partial, dw, tile_map)
+
+    numbers = (rows, groups, max(sizes.slots, 1), n // 8, k // 8)
+    prepared: Callable[[Sequence[torch.Tensor | None]], None] = launcher_of(config).prepare(
+        (grid, 1, 1), numbers, config, **constants(config)
+    )
     if config["TMA_DY"] or config["TMA_X"] or config["TMA_DW"]:
-        ensure_allocator()
-    partial = partial_sums(dw, tile_map)
-    given = arguments(dy, x, dw, partial, tile_map)
-    launch = launcher_of(config)
-    launch((grid, 1, 1), given[:_TENSORS], given[_TENSORS:], config, **constants(config))
-    add_partials(partial, dw, tile_map)
+        prepared = with_scratch(prepared)
+    return launch
 
 
 def partial_sums(dw: torch.Tensor, tile_map: TileMap) -> torch.Tensor:
@@ -87,7 +104,7 @@ def launcher_of(config: KernelConfig) -> Launcher:
 
 @cache
 def launcher_of_jobs() -> Launcher:
-    """What launches the one of CONSUMERS. Imports Gluon: for who needs it."""
+    """What launches the one of CONSUMERS. It imports Gluon, which other configs do not need."""
     from .specialized_dw import specialized_dw_kernel
 
     return Launcher(specialized_dw_kernel)

@@ -110,7 +110,7 @@ def launcher_of(config: KernelConfig) -> Launcher:
 
 @cache
 def launcher_of_jobs() -> Launcher:
-    """What launches the one of CONSUMERS. Imports Gluon: for who needs it."""
+    """What launches the one of CONSUMERS. It imports Gluon, which other configs do not need."""
     from .specialized_gemm import specialized_gemm_kernel
 
     return Launcher(specialized_gemm_kernel)

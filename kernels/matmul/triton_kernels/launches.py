@@ -152,6 +152,6 @@ def _constants(
 def _launcher(specialized: bool) -> Launcher:
     if not specialized:
         return Launcher(matmul_kernel)
-    from .specialized import specialized_matmul_kernel  # imports Gluon: for who needs it
+    from .specialized import specialized_matmul_kernel  # imports Gluon, which other configs do not need
 
     return Launcher(specialized_matmul_kernel)

@@ -113,6 +113,6 @@ def _constants(config: KernelConfig, rowwise: bool, blockwise: bool, pdl: bool) 
 def _launcher(specialized: bool) -> Launcher:
     if not specialized:
         return Launcher(scaled_gemm_kernel)
-    from .specialized import specialized_scaled_gemm_kernel  # imports Gluon: for who needs it
+    from .specialized import specialized_scaled_gemm_kernel  # imports Gluon, which other configs do not need
 
     return Launcher(specialized_scaled_gemm_kernel)

@@ -9,7 +9,7 @@ import foretune
 import pytest
 import torch
 from foretune import ForetuneError
-from foretune.kernels.integrations import inductor_timing
+from foretune.kernels.integrations import inductor
 from foretune.runtime.timing.timer import Timing, timer_of
 
 
@@ -21,10 +21,10 @@ def theirs(benchmarker, launch, *more, **how):
 def ours(monkeypatch):
     """A benchmarker with our timer, which says that every launch takes 12 us."""
     timer = SimpleNamespace(time=lambda launch: launch() and Timing.of([12.0]))
-    monkeypatch.setattr(inductor_timing, "timer_of", lambda index: timer)
+    monkeypatch.setattr(inductor, "timer_of", lambda index: timer)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
-    return partial(inductor_timing.timed_by_us(theirs, lambda: True), object())
+    return partial(inductor.timed_by_us(theirs, lambda: True), object())
 
 
 @pytest.mark.parametrize(
@@ -53,7 +53,7 @@ def test_in_inductors_deterministic_mode_or_without_foretune_it_is_theirs(ours):
 
     with config.patch(deterministic=True):
         assert ours(lambda: True)[0] == "theirs"
-    assert inductor_timing.timed_by_us(theirs, lambda: False)(object(), lambda: True)[0] == "theirs"
+    assert inductor.timed_by_us(theirs, lambda: False)(object(), lambda: True)[0] == "theirs"
 
 
 def test_a_launch_that_waits_for_the_device_is_timed_by_theirs_and_what_a_launch_raises_is_raised(ours, monkeypatch):
@@ -65,7 +65,7 @@ def test_a_launch_that_waits_for_the_device_is_timed_by_theirs_and_what_a_launch
 
     with pytest.raises(RuntimeError, match="out of resource"):
         ours(refused)
-    monkeypatch.setattr(inductor_timing, "timer_of", lambda index: SimpleNamespace(time=waits))
+    monkeypatch.setattr(inductor, "timer_of", lambda index: SimpleNamespace(time=waits))
     assert ours(lambda: True) == ("theirs", True, (), {})
 
 
@@ -73,7 +73,7 @@ def test_without_a_timer_it_is_theirs_and_a_warning_says_why(ours, monkeypatch):
     def broken(index):
         raise RuntimeError("no such device")
 
-    monkeypatch.setattr(inductor_timing, "timer_of", broken)
+    monkeypatch.setattr(inductor, "timer_of", broken)
     with pytest.warns(foretune.ForetuneWarning, match="no timer .RuntimeError: no such device"):
         assert ours(lambda: True)[0] == "theirs"
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
@@ -91,7 +91,7 @@ def test_all_choices_of_a_real_product_are_timed_by_ours(monkeypatch):
         taken.append(timer.time(launch))
         return taken[-1]
 
-    monkeypatch.setattr(inductor_timing, "timer_of", lambda index: SimpleNamespace(time=partial(kept, timer_of(index))))
+    monkeypatch.setattr(inductor, "timer_of", lambda index: SimpleNamespace(time=partial(kept, timer_of(index))))
     x, w = (torch.randn(256, 512, device="cuda", dtype=torch.bfloat16) for _ in range(2))
     with foretune.use("inductor", k=2), fresh_cache(), config.patch(max_autotune=True):
         y = torch.compile(lambda x, w: x @ w.T)(x, w)

@@ -125,9 +125,8 @@ def test_the_op_takes_whatever_is_a_matrix():
 
 
 def test_what_lies_across_k_is_copied_where_that_is_worth_it(monkeypatch):
-    from foretune.kernels.matmul import matmul
+    from foretune.kernels.matmul import matmul, op
     from foretune.kernels.matmul.layouts import A_KM, B_KN
-    from foretune.kernels.matmul.op import passes
 
     launched = []
 
@@ -135,9 +134,9 @@ def test_what_lies_across_k_is_copied_where_that_is_worth_it(monkeypatch):
         launched.append((a_km, b_kn))
         return prepare(*args, a_km=a_km, b_kn=b_kn, **kwargs)
 
-    prepare = passes.prepare_matmul
-    monkeypatch.setattr(passes, "prepare_matmul", prepared)
-    monkeypatch.setattr(passes, "worth_turning", lambda problem, device: (A_KM in problem.flags, B_KN in problem.flags))
+    prepare = op.prepare_matmul
+    monkeypatch.setattr(op, "prepare_matmul", prepared)
+    monkeypatch.setattr(op, "worth_turning", lambda problem, device: (A_KM in problem.flags, B_KN in problem.flags))
     for kind in ("nn", "tn", "a batch by one", "a batch", "a row"):
         a, b = operands()[kind]
         assert_close(matmul(a, b, mode="off"), a.float() @ b.float(), 1e-3, kind)

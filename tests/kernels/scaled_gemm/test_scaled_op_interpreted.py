@@ -8,7 +8,7 @@ import pytest
 import torch
 from foretune.kernels.op_calls import Memo
 from foretune.kernels.scaled_gemm.kinds import KINDS
-from foretune.kernels.scaled_gemm.op import fp8_product
+from foretune.kernels.scaled_gemm.op import PRODUCT
 from foretune.kernels.scaled_gemm.quantize import quantize_w, quantize_x
 from foretune.kernels.scaled_gemm.reference import dequantized_weight, dequantized_x
 
@@ -66,7 +66,7 @@ def dirty_memory():
 @pytest.mark.parametrize("checked", [False, True])
 @pytest.mark.usefixtures("dirty_memory")
 def test_rows_of_no_group_have_no_gradient_and_are_zero_if_contents_are_checked(layer, checked, monkeypatch):
-    monkeypatch.setattr(fp8_product, "_calls", Memo())
+    monkeypatch.setattr(PRODUCT, "calls", Memo())
     monkeypatch.setenv("FORETUNE_CHECK", str(int(checked)))
     x, w, dy = layer
     x.requires_grad_()

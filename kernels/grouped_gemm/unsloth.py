@@ -9,8 +9,8 @@ from dataclasses import dataclass
 
 import torch
 
-from ....datasets import ForetuneError, KernelConfig
-from ...op_calls import check_tensor
+from ...datasets import ForetuneError, KernelConfig
+from ..op_calls import check_tensor
 from .op import grouped_gemm
 
 

@@ -13,19 +13,38 @@ What each product of a training step runs in, and why:
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch.autograd.function import once_differentiable
 
-from ....datasets import ForetuneError, KernelConfig
-from ...grouped_gemm.op import library as _  # noqa: F401 - torch.ops.foretune.grouped_gemm_backward
-from ...op_calls import check_tensor, encode, is_transformed, needs_gradient
-from ...op_registration import has_tangent, outside_autocast
-from ..kinds import BLOCKWISE
-from ..quantize import FP8, check_kind, quantize_w, quantize_x, transposed
-from ..reference import dequantized_x
-from .fp8_product import check_dims, product
+from ...datasets import ForetuneError, KernelConfig, Problem
+from ..grouped_gemm.family import MOST_ROWS
+from ..grouped_gemm.op import GRADIENT
+from ..grouped_gemm.passes import check_aligned, check_contents
+from ..grouped_gemm.triton_kernels.tiles import TileMap
+from ..op import Op, has_tangent, outside_autocast
+from ..op_calls import (
+    INTEGERS,
+    Call,
+    ConfiguredLaunch,
+    Operand,
+    check_tensor,
+    device_at,
+    is_transformed,
+    needs_gradient,
+    on_device_of,
+    require,
+)
+from .family import DTYPE, STEP, ScaledGemmDense, ScaledGemmGrouped
+from .kinds import BLOCKWISE, ROWWISE, flags_of, scale_shapes
+from .quantize import FP8, check_kind, quantize_w, quantize_x, transposed
+from .reference import dequantized_x
+from .triton_kernels.launches import prepare_scaled_gemm
+
+if TYPE_CHECKING:
+    from ...datasets import DeviceSpec
+    from ..op_calls import Launch
 
 
 def scaled_gemm(
@@ -65,7 +84,7 @@ def scaled_gemm(
     ...     x, w = (torch.randn(64, 256, device="cuda", dtype=torch.bfloat16) for _ in range(2))
     ...     assert scaled_gemm(x, w).shape == (64, 64)
     """
-    return _run(x, w, None, x_scale, w_scale, check_kind(scales), config, config_dx, None, mode)
+    return _scaled(x, w, None, x_scale, w_scale, check_kind(scales), config, config_dx, None, mode)
 
 
 def scaled_grouped_gemm(
@@ -109,10 +128,10 @@ def scaled_grouped_gemm(
     """
     if group_sizes is None:
         raise ForetuneError("group_sizes must be a tensor but is None: foretune.scaled_gemm is the dense product")
-    return _run(x, w, group_sizes, x_scale, w_scale, check_kind(scales), config, config_dx, config_dw, mode)
+    return _scaled(x, w, group_sizes, x_scale, w_scale, check_kind(scales), config, config_dx, config_dw, mode)
 
 
-def _run(
+def _scaled(
     x: torch.Tensor,
     w: torch.Tensor,
     group_sizes: torch.Tensor | None,
@@ -124,6 +143,7 @@ def _run(
     config_dw: KernelConfig | None,
     mode: str | None,
 ) -> torch.Tensor:
+    """Both ops: dense where there are no group sizes."""
     y: torch.Tensor
     if is_transformed():
         _refuse_derivatives(x, w)
@@ -136,7 +156,8 @@ def _run(
         return y
     x8, x_scale = _quantized("x", x, x_scale, kind, 2)
     w8, w_scale = _quantized("w", w, w_scale, kind, 2 if group_sizes is None else 3)
-    return product(x8, w8, x_scale, w_scale, group_sizes, kind, config, mode)
+    y = PRODUCT.call(x8, w8, x_scale, w_scale, group_sizes, kind, config, mode, False)
+    return y
 
 
 def _refuse_derivatives(x: Any, w: Any) -> None:
@@ -152,14 +173,14 @@ def _refuse_derivatives(x: Any, w: Any) -> None:
 
 
 class _ScaledGemm(torch.autograd.Function):
-    """Both ops: dense where there are no group sizes."""
+    """What quantises, and multiplies by the operator: its gradients are other products than the operator's."""
 
     @staticmethod
     def forward(ctx: Any, *arguments: Any) -> torch.Tensor:
         x, w, group_sizes, x_scale, w_scale, kind, config, config_dx, config_dw, mode = arguments
         x8, own_scale = _quantized("x", x, x_scale, kind, 2)
         w8, w_scale = _quantized("w", w, w_scale, kind, 2 if group_sizes is None else 3)
-        y = product(x8, w8, own_scale, w_scale, group_sizes, kind, config, mode)
+        y: torch.Tensor = PRODUCT.call(x8, w8, own_scale, w_scale, group_sizes, kind, config, mode, False)
         needs_x, needs_w = ctx.needs_input_grad[:2]
         of_x = (x, x_scale) if needs_w else (None, None)
         of_w = (w8, w_scale) if needs_x else (None, None)
@@ -178,29 +199,16 @@ class _ScaledGemm(torch.autograd.Function):
         if w8 is not None:
             dy8, dy_scale = quantize_x(dy, kind)
             wt8, wt_scale = transposed(w8, w_scale, kind)
-            dx = product(dy8, wt8, dy_scale, wt_scale, group_sizes, kind, config_dx, mode, zeroes=True)
+            dx = PRODUCT.call(dy8, wt8, dy_scale, wt_scale, group_sizes, kind, config_dx, mode, True)
         if x is not None:
             if x_scale is not None:  # x was given in fp8
                 x = dequantized_x(x, x_scale, kind).to(torch.bfloat16)
-            dw = _dw(dy, x, group_sizes, config_dw, mode)
+            if group_sizes is None:
+                dw = dy.t() @ x
+            else:
+                options = (None, None, None, 1, False, False, None, None, config_dw, mode)
+                dw = GRADIENT.call(dy, x, None, group_sizes, *options, (False, True, False, False))[1]
         return dx, dw, *[None] * 8
-
-
-def _dw(
-    dy: torch.Tensor,
-    x: torch.Tensor,
-    group_sizes: torch.Tensor | None,
-    config: KernelConfig | None,
-    mode: str | None,
-) -> torch.Tensor:
-    """dy.T @ x of each group, in bf16."""
-    if group_sizes is None:
-        return dy.t() @ x
-    no_tensors, needs = (None, None, None), [False, True, False, False]
-    options = (1, False, False, None, None, encode(config), mode, None)
-    backward = torch.ops.foretune.grouped_gemm_backward
-    dw: torch.Tensor = backward(dy, x, None, group_sizes, *no_tensors, *options, needs)[1]
-    return dw
 
 
 def _quantized(
@@ -220,3 +228,132 @@ def _quantized(
         raise ForetuneError(f"{name} must be torch.bfloat16 or {FP8} but is {operand.dtype}")
     check_dims(name, operand, dims)
     return (quantize_x if name == "x" else quantize_w)(operand, kind)
+
+
+class Shape(NamedTuple):
+    """The sizes of one product; without groups it is dense."""
+
+    rows: int
+    n: int
+    k: int
+    groups: int | None
+
+
+def check_product(
+    x: torch.Tensor,
+    w: torch.Tensor,
+    x_scale: torch.Tensor,
+    w_scale: torch.Tensor,
+    group_sizes: torch.Tensor | None,
+    kind: str,
+) -> Shape:
+    """The sizes of a product of fp8 operands. Raises `ForetuneError` naming what is wrong with it."""
+    check_kind(kind)
+    for name, operand, dims in (("x", x, 2), ("w", w, 2 if group_sizes is None else 3)):
+        Operand(name, dtypes=(FP8,), contiguous=True).check(operand, x, "x")
+        check_dims(name, operand, dims)
+    (rows, k), n = x.shape, w.shape[-2]
+    require(w.shape[-1] == k, f"x has {k} columns but w {tuple(w.shape)} has K = {w.shape[-1]}")
+    require(min(n, k) > 0, f"N and K of w must be at least {STEP} but are {n} and {k}")
+    require(n % STEP == 0 and k % STEP == 0, f"N and K of w must be multiples of {STEP} but are {n} and {k}")
+    require(rows <= MOST_ROWS, f"there must be at most {MOST_ROWS} rows but there are {rows}")
+    groups = None
+    if group_sizes is not None:
+        groups = w.shape[0]
+        Operand("group_sizes", 1, INTEGERS, contiguous=True).check(group_sizes, x, "x")
+        require(len(group_sizes) == groups, f"there are {len(group_sizes)} group_sizes but w has {groups} groups")
+    shapes = scale_shapes(kind, rows, n, k, groups)
+    for name, scale, shape in (("x_scale", x_scale, shapes[0]), ("w_scale", w_scale, shapes[1])):
+        Operand(name, dtypes=(torch.float32,)).check(scale, x, "x")
+        require(tuple(scale.shape) == shape, f"{name} must be {shape} for {kind} scales but is {tuple(scale.shape)}")
+        in_order = scale.is_contiguous() or (name == "x_scale" and kind == BLOCKWISE)
+        require(in_order, f"{name} must be contiguous: call {name}.contiguous() first")
+    return Shape(rows, n, k, groups)
+
+
+def check_dims(name: str, operand: torch.Tensor, dims: int) -> None:
+    """Raise `ForetuneError` for an operand with another number of dimensions, or nothing to add up."""
+    require(operand.dim() == dims, f"{name} must have {dims} dimensions but is {tuple(operand.shape)}")
+    require(operand.shape[-1] > 0, f"{name} must have at least {STEP} columns but is {tuple(operand.shape)}")
+
+
+def _find(place: int, *arguments: Any) -> Call[Shape]:
+    shape = check_product(*arguments[:6])
+    kind, config, mode, _ = arguments[5:]
+    device_at(place)  # which refuses the CPU
+    rows, n, k, groups = shape
+    if rows == 0 or groups == 0:
+        return Call(shape)
+
+    def prepare(config: KernelConfig, device: DeviceSpec, _: Any) -> Launch:
+        are = {"rowwise": kind == ROWWISE, "blockwise": kind == BLOCKWISE}
+        return prepare_scaled_gemm(*shape, config, device.sm_count, **are)
+
+    if groups is None:
+        problem = Problem.of(ScaledGemmDense.name, dtype=DTYPE, flags=flags_of(kind), m=rows, n=n, k=k)
+    else:
+        name, flags = ScaledGemmGrouped.name, flags_of(kind)
+        problem = Problem.of(name, dtype=DTYPE, flags=flags, groups=groups, rows=rows, n=n, k=k)
+    return Call(shape, ConfiguredLaunch(problem, place, config, mode, prepare))
+
+
+def _run(
+    call: Call[Shape],
+    x: torch.Tensor,
+    w: torch.Tensor,
+    x_scale: torch.Tensor,
+    w_scale: torch.Tensor,
+    group_sizes: torch.Tensor | None,
+    kind: str,
+    config: KernelConfig | None,
+    mode: str | None,
+    zeroes: bool,
+) -> torch.Tensor:
+    """y (rows, N) in bf16 of x (rows, K) and w (N, K), or with group sizes (groups, N, K), in fp8.
+
+    The scales are as `kinds.scale_shapes` says. Rows of no group are zero if `zeroes`, or under FORETUNE_CHECK; else as
+    the memory was.
+    """
+    check_aligned(x, w)
+    rows, n, _, _ = call.seen
+    y = x.new_empty(rows, n, dtype=torch.bfloat16)
+    if group_sizes is not None and call.contents_checked:
+        check_contents(group_sizes, None, rows)
+    if call.launch is None:
+        return y.zero_()
+    if kind == BLOCKWISE:
+        x_scale = x_scale.t().contiguous()  # as they are stored anyway
+    if group_sizes is None:
+        call.launch((x, w, x_scale, w_scale, y, None))
+        return y
+    with on_device_of(x):
+        tile_map = TileMap.build(group_sizes, rows)
+        call.launch.here((x, w, x_scale, w_scale, y, tile_map.entries))
+        if zeroes or call.contents_checked:
+            from ..grouped_gemm.triton_kernels.ungrouped import zero_ungrouped
+
+            zero_ungrouped(y, tile_map)
+    return y
+
+
+def _fake(
+    x: torch.Tensor,
+    w: torch.Tensor,
+    x_scale: torch.Tensor,
+    w_scale: torch.Tensor,
+    group_sizes: torch.Tensor | None,
+    kind: str,
+    *_: Any,
+) -> torch.Tensor:
+    shape = check_product(x, w, x_scale, w_scale, group_sizes, kind)
+    return x.new_empty((shape.rows, shape.n), dtype=torch.bfloat16)
+
+
+PRODUCT = Op(
+    "scaled_product(Tensor x, Tensor w, Tensor x_scale, Tensor w_scale, Tensor? group_sizes, str kind, str? config, "
+    "str? mode, bool zeroes=False) -> Tensor",
+    find=_find,
+    run=_run,
+    fake=_fake,
+    flops=lambda x, w, *_, **__: 2 * x[0] * w[-2] * w[-1],
+)

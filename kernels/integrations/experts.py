@@ -1,7 +1,11 @@
-"""`foretune.use("transformers")`: the experts implementation "foretune" of Hugging Face's MoE models.
+"""The experts of MoE models in other projects, multiplied by `foretune.grouped_gemm`.
 
-It computes what their `grouped_mm` does, with the gathering of tokens, the bias, the routing weights and the
-scattering fused into the products; no (tokens * topk, hidden) copy of the activations is made on the way in.
+`foretune.use("transformers")` registers the experts implementation "foretune" of Hugging Face's models. It computes
+what their `grouped_mm` does, with the gathering of tokens, the bias, the routing weights and the scattering fused into
+the products; no (tokens * topk, hidden) copy of the activations is made on the way in.
+
+`foretune.use("torchtitan")` replaces `GroupedExperts._grouped_mm`, the seam that torchtitan's experts multiply through.
+What it replaces is `torch._grouped_mm`: rows that are past the last offset are of no expert, and neither writes them.
 """
 
 from __future__ import annotations
@@ -13,15 +17,15 @@ from typing import Any
 import torch
 
 from ...datasets import ForetuneError
+from ...runtime.warn import warn_once
 from ..grouped_gemm import grouped_gemm
-from .operands import sizes_between, stored_as_n_k
 
-#: What the implementation is called in the registry.
+#: What the implementation is called in transformers' registry.
 NAME = "foretune"
 
 
-def install() -> Callable[[], None]:
-    """Registers the implementation; returns what removes it. Raises `ForetuneError` where there is no registry."""
+def install_transformers() -> Callable[[], None]:
+    """Register the implementation and return what removes it. Raise `ForetuneError` where there is no registry."""
     try:
         # There since models look for the name of an implementation in the registry; before, they knew three names.
         from transformers.modeling_utils import ALL_EXPERTS_FUNCTIONS
@@ -96,3 +100,56 @@ def _weights(experts: Any, name: str) -> tuple[torch.Tensor, torch.Tensor | None
     if experts.is_transposed:
         w = w.transpose(-2, -1)
     return stored_as_n_k(w, type(experts).__name__), getattr(experts, f"{name}_bias") if experts.has_bias else None
+
+
+def install_torchtitan() -> Callable[[], None]:
+    """Replace the method and return what restores it. Raise `ForetuneError` where there is no such seam."""
+    try:
+        from torchtitan.models.common.moe import GroupedExperts
+
+        before = GroupedExperts._grouped_mm
+    except (ImportError, AttributeError) as error:
+        raise ForetuneError(
+            f"foretune.use('torchtitan') needs torchtitan >= 0.3, which has GroupedExperts._grouped_mm: {error}"
+        ) from error
+    GroupedExperts._grouped_mm = multiply
+
+    def restore() -> None:
+        if GroupedExperts._grouped_mm is multiply:  # and not what somebody put there since
+            GroupedExperts._grouped_mm = before
+
+    return restore
+
+
+def multiply(experts: Any, *, A: torch.Tensor, B_t: torch.Tensor, offs: torch.Tensor) -> torch.Tensor:
+    """A[rows of e] @ B_t[e] for each expert e, (rows, N), from A (rows, K), sorted by expert, B_t (experts, K, N) and
+    `offs` (experts,), where each expert's rows end."""
+    w = stored_as_n_k(B_t.transpose(-2, -1), type(experts).__name__)
+    return grouped_gemm(A.contiguous(), w, sizes_between(offs))
+
+
+def sizes_between(ends: torch.Tensor) -> torch.Tensor:
+    """Group sizes (groups,), int32, from where each group ends; on the device, nothing waits.
+
+    >>> sizes_between(torch.tensor([4, 4, 6])).tolist()
+    [4, 0, 2]
+    """
+    return ends.to(torch.int32).diff(prepend=ends.new_zeros(1, dtype=torch.int32))
+
+
+def stored_as_n_k(w: torch.Tensor, owner: str) -> torch.Tensor:
+    """Weights (groups, N, K) that the op can read: themselves, unless they are a view of what is stored as
+    (groups, K, N). Then they are copied, which is said once for each owner.
+
+    >>> stored = torch.zeros(2, 8, 16)
+    >>> stored_as_n_k(stored, "an example") is stored
+    True
+    """
+    if w.is_contiguous():
+        return w
+    if not torch.compiler.is_compiling():  # Dynamo cannot trace a warning
+        warn_once(
+            f"{owner}: the weights are stored as (experts, K, N) but Foretune reads (experts, N, K)",
+            ": each call copies them. Store them transposed, or keep the project's own implementation",
+        )
+    return w.contiguous()

@@ -1,1 +1,0 @@
-"""The op that people call, with gradients: it checks, chooses and launches. Needs torch and triton."""

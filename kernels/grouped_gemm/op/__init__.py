@@ -1,1 +1,0 @@
-"""The op that people call, with gradients: it chooses, checks and launches. Needs torch and triton."""

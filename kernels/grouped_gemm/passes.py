@@ -1,0 +1,335 @@
+"""The forward and backward pass of one call: plain tensors in and out, nothing recorded, nothing waited for.
+
+The kernels that only some calls launch are imported where they are: Triton reads the source of each, 2 ms.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+
+from ...datasets import ForetuneError, KernelConfig, Problem
+from ...runtime import Mode, resolve_mode, stubbed
+from ...runtime.launching.ahead import only_compiling
+from ..op_calls import DTYPES, Call, ConfiguredLaunch, device_at, require
+from .chunks import chunk_rows
+from .triton_kernels.gemm_launches import prepare_gemm
+from .triton_kernels.tiles import TileMap
+
+if TYPE_CHECKING:
+    from ...datasets import DeviceSpec
+    from ..op_calls import Launch
+
+
+class Shape(NamedTuple):
+    """The sizes of one call; x has `rows` rows, or rows / topk where it is gathered."""
+
+    rows: int
+    groups: int
+    n: int
+    k: int
+
+
+class Options(NamedTuple):
+    """What a call asks for besides its tensors; `grouped_gemm` says what each means."""
+
+    topk: int = 1
+    permute_x: bool = False
+    permute_y: bool = False
+    config: KernelConfig | None = None
+    config_dx: KernelConfig | None = None
+    config_dw: KernelConfig | None = None
+    mode: str | None = None
+
+
+class Needs(NamedTuple):
+    """Which gradients are needed."""
+
+    x: bool
+    w: bool
+    weights: bool
+    bias: bool
+
+    @classmethod
+    def of(cls, needs: Sequence[bool]) -> Needs:
+        """Of what is needed of the op's arguments, in their order."""
+        x, w, _, _, weights, bias = needs[:6]
+        return cls(x, w, weights, bias)
+
+
+class Grads(NamedTuple):
+    """The gradients that were needed."""
+
+    x: torch.Tensor | None = None
+    w: torch.Tensor | None = None
+    weights: torch.Tensor | None = None
+    bias: torch.Tensor | None = None
+
+
+class Step(Call[Shape]):
+    """What is the same for all training steps of one shape on one device: the launches of its three products.
+
+    Raises `ForetuneError` for a mode that does not exist and for a config that cannot run this.
+    """
+
+    def __init__(self, shape: Shape, dtype: torch.dtype, place: int, options: Options) -> None:
+        super().__init__(shape)
+        self.dtype, self.options = dtype, options
+        self.device, self._place = device_at(place), place
+        self.gpu = place if self.device.backend != "cpu" and stubbed() is None else None  # its index
+        self.mode = resolve_mode(options.mode, default=Mode.PREDICT)
+        self.chunk_rows = chunk_rows(shape.rows, shape.n, shape.k, self.device.sm_count)
+        self._given = {
+            "grouped_gemm_fwd": options.config,
+            "grouped_gemm_dx": options.config_dx,
+            "grouped_gemm_dw": options.config_dw,
+        }
+        self._launches: dict[str, ConfiguredLaunch] = {}
+        for family, config in self._given.items():
+            if config is not None and shape.groups and shape.k:  # otherwise there is nothing to run it on
+                self.launch_of(family)
+
+    def elsewhere(self) -> bool:
+        """Whether the call is of another GPU than the current one, which is what a launch goes to."""
+        return self.gpu is not None and self.gpu != torch.cuda.current_device()
+
+    def problem(self, family: str) -> Problem:
+        """What the host knows of the problem that one of the kernels solves."""
+        permuted = {"permute_x": self.options.permute_x, "permute_y": self.options.permute_y}
+        flags = tuple(name for name, is_set in permuted.items() if is_set)
+        return Problem.of(family, dtype=DTYPES[self.dtype], flags=flags, **self.seen._asdict())
+
+    def launch_of(self, family: str) -> ConfiguredLaunch:
+        """What launches one of the kernels, made the first time."""
+        launch = self._launches.get(family)
+        if launch is None:
+            prepare = {
+                "grouped_gemm_fwd": self._prepare_forward,
+                "grouped_gemm_dx": self._prepare_dx,
+                "grouped_gemm_dw": self._prepare_dw,
+            }[family]
+            given = self._given[family]
+            launch = ConfiguredLaunch(self.problem(family), self._place, given, self.mode, prepare)
+            self._launches[family] = launch
+        return launch
+
+    def _prepare_forward(self, config: KernelConfig, device: DeviceSpec, tensors: Sequence[Any]) -> Launch:
+        topk, permute_x, permute_y, *_ = self.options
+        sides: dict[str, Any] = {"gathers": permute_x, "divisor": topk, "scatters": permute_y}
+        return prepare_gemm(*self.seen, config, device.sm_count, x_rows=len(tensors[0]), **sides)
+
+    def _prepare_dx(self, config: KernelConfig, device: DeviceSpec, _: Any) -> Launch:
+        rows, groups, n, k = self.seen
+        sides = {"gathers": self.options.permute_y, "scatters": self.options.permute_x}
+        return prepare_gemm(rows, groups, k, n, config, device.sm_count, x_rows=rows, transposed=True, **sides)
+
+    def _prepare_dw(self, config: KernelConfig, device: DeviceSpec, tensors: Sequence[Any]) -> Launch:
+        from .triton_kernels.dw_launches import prepare_dw
+
+        rows, groups, n, k = self.seen
+        return prepare_dw(rows, groups, self.chunk_rows, n, k, config, device.sm_count)
+
+
+def saved_of(tensors: tuple[Any, ...], needs: Needs) -> tuple[torch.Tensor | None, ...]:
+    """What `backward` takes of a call's tensors. x and w are large, so each only where a gradient is made from it."""
+    x, w, *others = tensors
+    return x if needs.w or needs.weights else None, w if needs.x or needs.weights else None, *others
+
+
+def forward(
+    step: Step,
+    x: torch.Tensor,
+    w: torch.Tensor,
+    group_sizes: torch.Tensor,
+    indices: torch.Tensor | None,
+    weights: torch.Tensor | None,
+    bias: torch.Tensor | None,
+    *options: Any,
+) -> torch.Tensor:
+    """y, (rows, N). Rows of no group are as the memory was, or zero where contents are checked."""
+    if step.elsewhere():
+        with torch.cuda.device(step.gpu):
+            return forward(step, x, w, group_sizes, indices, weights, bias)
+    check_aligned(x, w)
+    rows, groups, n, _ = step.seen
+    if step.contents_checked:
+        check_contents(group_sizes, indices, rows)
+    y = x.new_empty(rows, n)
+    if rows and groups:
+        tile_map = TileMap.build(group_sizes, rows)
+        if not (step.options.permute_x or step.options.permute_y):
+            indices = None
+        step.launch_of("grouped_gemm_fwd").here((x, w, y, tile_map.entries, indices, weights, bias))
+        if step.contents_checked:
+            from .triton_kernels.ungrouped import zero_ungrouped
+
+            zero_ungrouped(y, tile_map, indices if step.options.permute_y else None)
+    elif step.contents_checked:
+        y.zero_()
+    return y
+
+
+def backward(
+    step: Step,
+    needs: Needs,
+    dy: torch.Tensor,
+    x: torch.Tensor | None,
+    w: torch.Tensor | None,
+    group_sizes: torch.Tensor,
+    indices: torch.Tensor | None,
+    weights: torch.Tensor | None,
+    bias: torch.Tensor | None,
+) -> Grads:
+    """The gradients that are needed; that of x is zero in rows of no group. x and w may be None where `saved_of` says
+    so."""
+    if step.elsewhere():
+        with torch.cuda.device(step.gpu):
+            return backward(step, needs, dy, x, w, group_sizes, indices, weights, bias)
+    rows, groups, _, _ = step.seen
+    dy = dy.contiguous()
+    if dy.data_ptr() % 16:
+        dy = dy.clone()
+    if not (rows and groups):
+        return _nothing(step, dy, weights, bias, needs)
+    tile_map = TileMap.build(group_sizes, rows, step.chunk_rows if needs.w else None)
+    dx = dw = dweights = dbias = None
+    if needs.weights or needs.bias or (needs.x and step.options.permute_x):
+        from .triton_kernels.rowwise import bias_grads, sum_rows, weight_grads
+    if needs.x:
+        from .triton_kernels.ungrouped import zero_ungrouped
+    if needs.x or needs.weights:
+        assert w is not None
+        # The weights' gradient is made from dx without them, so then they are multiplied in afterwards.
+        dx = _dx(step, dy, w, tile_map, indices, None if needs.weights else weights)
+        if needs.weights:
+            assert x is not None
+            assert weights is not None
+            permutes = (step.options.permute_x, step.options.permute_y)
+            dweights = weight_grads(dx, x, dy, bias, tile_map, indices, step.options.topk, *permutes).to(weights.dtype)
+        if not needs.x:
+            dx = None
+        elif step.options.permute_x:  # dx has a row for each of the topk rows of a token
+            zero_ungrouped(dx, tile_map, indices)
+            dx = sum_rows(dx, step.options.topk, weights if needs.weights else None)
+        else:
+            if needs.weights:
+                dx = sum_rows(dx, scale=weights, indices=indices)
+            zero_ungrouped(dx, tile_map)  # last, since the weights of such rows may be anything
+    if needs.w:
+        assert x is not None
+        dw = _dw(step, dy, x, tile_map, indices, weights)
+    if needs.bias:
+        assert bias is not None
+        dbias = bias_grads(dy, weights, tile_map, indices, step.options.permute_y, bias.dtype)
+    return Grads(dx, dw, dweights, dbias)
+
+
+def compile_step(step: Step, needs: Sequence[bool], *arguments: Any) -> None:
+    """Have all that the forward pass launches compiled at once, and the backward pass if anything is needed of that,
+    where that is not known yet.
+
+    For the first step of a shape, whose binaries would else be compiled one after another. Tensors are only looked at.
+    """
+    if step.mode is Mode.SHORTLIST or step.contents_checked or step.device.backend == "cpu":
+        return  # what needs the tensors' contents; and in the interpreter there are no binaries
+    if TileMap.has_binary() and not any(needs):
+        return  # the GEMM's alone may be missing: there is nothing to compile it beside
+    empty: list[Any] = [
+        tensor if tensor is None else torch.empty_like(tensor, device="meta") for tensor in arguments[:6]
+    ]
+    with suppress(Exception), only_compiling():  # the launches themselves say what is wrong
+        y = forward(step, *empty)
+        if any(needs):
+            of_grads = Needs.of(needs)
+            backward(step, of_grads, y, *saved_of(tuple(empty), of_grads))  # type: ignore[arg-type]
+
+
+def _dx(
+    step: Step,
+    dy: torch.Tensor,
+    w: torch.Tensor,
+    tile_map: TileMap,
+    indices: torch.Tensor | None,
+    weights: torch.Tensor | None,
+) -> torch.Tensor:
+    """dy @ w, (rows, K): sorted by group, or where permute_x permuted as the indices say. Rows of no group are as the
+    memory was."""
+    dx = torch.empty((step.seen.rows, step.seen.k), dtype=dy.dtype, device=dy.device)
+    step.launch_of("grouped_gemm_dx").here((dy, w, dx, tile_map.entries, indices, weights, None))
+    return dx
+
+
+def _dw(
+    step: Step,
+    dy: torch.Tensor,
+    x: torch.Tensor,
+    tile_map: TileMap,
+    indices: torch.Tensor | None,
+    weights: torch.Tensor | None,
+) -> torch.Tensor:
+    """dy.T @ x of each group, (groups, N, K)."""
+    _, groups, n, k = step.seen
+    permute_x, permute_y = step.options.permute_x, step.options.permute_y
+    if permute_x or permute_y:
+        from .triton_kernels.sorting import sorted_rows
+    elif weights is not None:
+        from .triton_kernels.rowwise import sum_rows
+    # The weights belong to rows, so either operand may have them: the one that is moved anyway, or the narrower one.
+    if permute_x:
+        assert indices is not None
+        x = sorted_rows(x, indices, step.options.topk, weights)
+    elif permute_y:
+        assert indices is not None
+        dy = sorted_rows(dy, indices, scale=weights)
+    elif weights is not None and n <= k:
+        dy = sum_rows(dy, scale=weights, indices=indices)
+    elif weights is not None:
+        x = sum_rows(x, scale=weights, indices=indices)
+    dw = torch.empty((groups, n, k), dtype=x.dtype, device=x.device)
+
+    step.launch_of("grouped_gemm_dw").here((dy, x, dw, tile_map.entries))
+    return dw
+
+
+def _nothing(
+    step: Step,
+    dy: torch.Tensor,
+    weights: torch.Tensor | None,
+    bias: torch.Tensor | None,
+    needs: Needs,
+) -> Grads:
+    """The gradients where no row belongs to a group."""
+    rows, groups, n, k = step.seen
+    tokens = rows // step.options.topk if step.options.permute_x else rows
+    return Grads(
+        dy.new_zeros(tokens, k) if needs.x else None,
+        dy.new_zeros(groups, n, k) if needs.w else None,
+        torch.zeros_like(weights) if needs.weights and weights is not None else None,
+        torch.zeros_like(bias) if needs.bias and bias is not None else None,
+    )
+
+
+def check_aligned(x: torch.Tensor, w: torch.Tensor) -> None:
+    """Raises `ForetuneError` where TMA or a vector load could not begin at the first element."""
+    if (x.data_ptr() | w.data_ptr()) % 16:
+        name = "x" if x.data_ptr() % 16 else "w"
+        raise ForetuneError(f"{name} must begin at a multiple of 16 bytes but this view does not: call {name}.clone()")
+
+
+def check_contents(group_sizes: torch.Tensor, gather_indices: torch.Tensor | None, rows: int) -> None:
+    """Waits for the device and raises `ForetuneError` for group sizes and indices that make no sense. (Rows that are
+    past the last group are allowed.)"""
+    sizes = group_sizes.tolist()
+    require(min(sizes, default=0) >= 0, f"group_sizes must be >= 0 but one is {min(sizes, default=0)}")
+    require(sum(sizes) <= rows, f"group_sizes sum to {sum(sizes)} but there are {rows} rows")
+    if gather_indices is not None:
+        there = torch.arange(rows, device=gather_indices.device, dtype=gather_indices.dtype)
+        wrong = (gather_indices.sort().values != there).nonzero().flatten()
+        require(
+            len(wrong) == 0,
+            f"gather_indices must be each of 0 to {rows - 1} once but, sorted, there is "
+            f"{gather_indices.sort().values[wrong[:1]].tolist()} at {wrong[:1].tolist()}",
+        )

@@ -1,1 +1,0 @@
-"""The ops that people call, with gradients: they quantise, choose, check and launch. Needs torch and triton."""
