@@ -377,7 +377,7 @@ def export(
     """
     from .collect.compiling import compile_ahead
     from .datasets.disk.writable import check_file, check_folder
-    from .kernels.fused_moe import asked, engines, installed, tuned_files, tuning
+    from .kernels.fused_moe import engines, installed, tuned_files, tuning, workload
     from .model import load_bundle
 
     of_dataset = {"--format": format, "--family": family, "--problem": problem}
@@ -402,7 +402,7 @@ def export(
         result = {"format": format, "results": results} | left_out_of(dataset)
         emit(Said(result, f"{results} results."), as_json, out=out)
         return
-    layer = asked.layer_asked_for(model, experts=experts, topk=topk, hidden=hidden, inter=inter, tp=tp, dtype=dtype)
+    layer = workload.requested_layer(model, experts=experts, topk=topk, hidden=hidden, inter=inter, tp=tp, dtype=dtype)
     gpu = live_gpu()
     spec = gpu if device is None and gpu is not None else this_gpu() if device is None else DeviceSpec.find(device)
     is_here = gpu is not None and gpu.name == spec.name

@@ -10,8 +10,7 @@ from numpy.typing import NDArray
 
 from ..datasets import DeviceSpec
 from ..datasets.feature_groups import FeatureGroup
-from .knob_values import Knobs
-from .sm_limits import programs_that_fit
+from .config_limits import Knobs, programs_that_fit
 
 Floats: TypeAlias = NDArray[np.float64]
 

@@ -8,11 +8,10 @@ from typing import Any
 
 from ...datasets import Case, DeviceSpec, KernelConfig, Measurable, Problem
 from ...runtime.timing.compare import BestConfigs, Goal, LaunchPath, Row, judge_least
-from .asked import layer_asked_for
-from .engine_source import installed
-from .engines import SGLANG, Layer, engine_of
+from .engines import SGLANG, Layer, engine_of, installed
 from .measurable import Inputs
-from .shipped import row_for, table_in_force
+from .tuned_files import row_for, table_in_force
+from .workload import requested_layer
 
 #: Layers: model, and tensor-parallel degree. Both engines ship a file for the first and the third on an H200.
 LAYERS = (("Qwen3-30B-A3B", 1), ("OLMoE-1B-7B", 1), ("Mixtral-8x7B", 4), ("DeepSeek-V2", 4), ("GLM-5", 8))
@@ -30,7 +29,7 @@ class FusedMoeComparison:
         cases = {}
         for engine in installed() or (SGLANG,):
             for model, degree in LAYERS:
-                layer = layer_asked_for(model, tp=degree)
+                layer = requested_layer(model, tp=degree)
                 for tokens in TOKENS:
                     case = Case(layer.problem(family.name, engine, tokens), (f"{model}/experts",))
                     cases[f"{engine} {model} tp{degree} {tokens}"] = case

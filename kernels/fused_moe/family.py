@@ -9,8 +9,7 @@ from ...datasets import BinaryFacts, DeviceSpec, Family, ForetuneError, KernelCo
 from ...datasets.feature_groups import FeatureGroup, stacked
 from .engines import SGLANG, VLLM, Layer
 from .features import FEATURE_NAMES, estimates, feature_groups, feature_table
-from .launching import Product
-from .space import KNOBS, TMA, full_space, wrong_for, wrong_knob
+from .launching import KNOBS, TMA, Product, full_space, wrong_for, wrong_knob
 
 if TYPE_CHECKING:
     import numpy as np

@@ -14,8 +14,7 @@ from ...model.configs_memo import remembered
 from ..config_table import L2_OVER_DRAM, ConfigTable
 from ..grouped_gemm.group_sizes import typical_sizes
 from .engines import VLLM
-from .launching import Product
-from .space import accumulators, is_asynchronous, residents, smem_bytes, uses_tma
+from .launching import Product, accumulators, is_asynchronous, residents, smem_bytes, uses_tma
 
 # Of the estimate, before anything is measured.
 # Hopper's synchronous products reach so much of the rate of its asynchronous ones (vendor documentation of mma.sync).

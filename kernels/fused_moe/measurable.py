@@ -11,11 +11,19 @@ from typing import TYPE_CHECKING, Any
 from ...datasets import Case, DeviceSpec, KernelConfig, Measurable, Problem, torch_dtype
 from ...runtime.launching.source_hash import combined_hash
 from . import workload
-from .engine_source import EngineMissingError, engine_kernel, engine_version, installed
-from .engines import ENGINES, SCALED_BLOCK, SGLANG, default_config, engine_of
+from .engines import (
+    ENGINES,
+    SCALED_BLOCK,
+    SGLANG,
+    EngineMissingError,
+    default_config,
+    engine_kernel,
+    engine_of,
+    engine_version,
+    installed,
+)
 from .family import FusedMoeFamily
-from .launching import Product
-from .space import BLOCKS_M, uses_tma, with_tma
+from .launching import BLOCKS_M, Product, uses_tma, with_tma
 
 if TYPE_CHECKING:
     import torch

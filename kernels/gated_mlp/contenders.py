@@ -8,7 +8,7 @@ from typing import Any
 
 from ...datasets import Case, DeviceSpec, Measurable, Problem
 from ...runtime.timing.compare import BestConfigs, Goal, LaunchPath, Row, judge_least
-from ..dense_llms import load_dense_models
+from ..workloads import load_dense_models
 from .family import activation_of, flags_of
 from .measurable import GatedMlp, Inputs
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from ...datasets import BinaryFacts, DeviceSpec, Family, ForetuneError, KernelConfig, Problem, dtype_of_tensor
 from ...datasets.feature_groups import FeatureGroup, stacked
-from ..sm_limits import TMA_ARCHS, too_much_smem
+from ..config_limits import TMA_ARCHS, too_much_smem
 from .features import FEATURE_NAMES, FLAGS, feature_groups, feature_table, moved_bytes
 from .space import SPACE, VALUES, full_space, smem_bytes, wrong_tile
 

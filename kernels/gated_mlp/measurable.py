@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ...datasets import Case, DeviceSpec, KernelConfig, Measurable, Problem, torch_dtype
-from ..dense_llms import load_dense_models
-from ..sm_limits import TMA_ARCHS
+from ..config_limits import TMA_ARCHS
+from ..workloads import load_dense_models
 from . import workload
 from .family import GatedMlpFamily, activation_of
 

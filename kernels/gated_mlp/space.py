@@ -6,8 +6,7 @@ from collections.abc import Mapping, Sequence
 from functools import lru_cache
 
 from ...datasets import KernelConfig
-from ..knob_values import Knobs, KnobValues
-from ..sm_limits import programs_that_fit
+from ..config_limits import Knobs, KnobValues, programs_that_fit
 
 #: Knobs and their values. A tile is BLOCK_M x BLOCK_N of the output, so twice as many columns of the weights.
 SPACE: Mapping[str, Sequence[int]] = {

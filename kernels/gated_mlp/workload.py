@@ -8,8 +8,7 @@ import numpy as np
 
 from ...datasets import Case, ForetuneError, Problem
 from ...model.splits import RANDOM
-from ..dense_llms import DenseModel
-from ..drawing import TENSOR_PARALLEL, TOKENS, check_drawn, shuffled
+from ..workloads import TENSOR_PARALLEL, TOKENS, DenseModel, check_drawn, shuffled
 from .family import flags_of
 
 #: Models whose gate goes through another activation than silu.
@@ -38,7 +37,7 @@ def draw(
 
     Raises `ForetuneError` for a count that cannot be, or where hardly any problem is within the limit.
 
-    >>> from ..dense_llms import load_dense_models
+    >>> from ..workloads import load_dense_models
     >>> len(draw(load_dense_models()[:1], random=3))
     11
     """

@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from ...datasets import BinaryFacts, DeviceSpec, Family, ForetuneError, KernelConfig, Problem, dtype_of_tensor
 from ...datasets.feature_groups import FeatureGroup
-from ..consumers import WITHOUT_CONSUMERS, no_consumers
-from ..sm_limits import TMA_ARCHS, too_much_smem
+from ..config_limits import TMA_ARCHS, WITHOUT_CONSUMERS, no_consumers, too_much_smem
 from .features import FEATURE_NAMES, feature_groups, feature_names, feature_table
 from .group_sizes import likely_problems
 from .space import Ranges, full_space, knobs_of, smem_bytes, values_of, wrong_tile

@@ -16,12 +16,11 @@ from ...datasets import DeviceSpec, KernelConfig, Problem
 from ...datasets.feature_groups import FeatureGroup, joined
 from ...datasets.problem import Ragged
 from ...model.configs_memo import remembered
+from ..config_limits import accumulator_registers
 from ..config_table import L2_OVER_DRAM, ConfigTable, Floats, alignment, distinct, resident_programs
-from ..sm_limits import accumulator_registers
-from .chunks import chunk_rows
 from .group_sizes import typical_sizes
 from .space import smem_bytes
-from .variants import DW, PERMUTATIONS, Variant
+from .variants import DW, PERMUTATIONS, Variant, chunk_rows
 
 Sizes: TypeAlias = NDArray[np.int64]
 

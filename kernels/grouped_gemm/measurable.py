@@ -11,13 +11,12 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from ...datasets import Case, DeviceSpec, KernelConfig, Measurable, Problem, torch_dtype
 from ...runtime.launching.source_hash import hash_of_modules
-from ..sm_limits import TMA_ARCHS
+from ..config_limits import TMA_ARCHS
+from ..workloads import load_models
 from . import workload
-from .chunks import chunk_rows
 from .family import GroupedGemmFamily
 from .features import group_sizes_of
-from .models import load_models
-from .variants import DW, DX, FORWARD
+from .variants import DW, DX, FORWARD, chunk_rows
 
 if TYPE_CHECKING:
     import torch

@@ -9,9 +9,16 @@ from itertools import product
 from typing import Any
 
 from ...datasets import DeviceSpec, ForetuneError, KernelConfig, Problem
-from ..consumers import WITHOUT_CONSUMERS, undecided, wrong_tile_of_consumers
-from ..knob_values import KnobValues
-from ..sm_limits import ASYNC_PRODUCT_ARCHS, accumulator_registers, exchange_bytes, programs_that_fit
+from ..config_limits import (
+    ASYNC_PRODUCT_ARCHS,
+    WITHOUT_CONSUMERS,
+    KnobValues,
+    accumulator_registers,
+    exchange_bytes,
+    programs_that_fit,
+    undecided,
+    wrong_tile_of_consumers,
+)
 from .variants import DW, VARIANTS, Variant
 
 #: What the tile map has room for; the kernels take no other BLOCK_M over rows.

@@ -9,9 +9,8 @@ import numpy as np
 
 from ...datasets import Case, ForetuneError, Problem
 from ...model.splits import RANDOM
-from ..drawing import TENSOR_PARALLEL, check_drawn, shuffled
+from ..workloads import TENSOR_PARALLEL, Model, check_drawn, shuffled
 from .group_sizes import ROUTINGS, drawn_sizes
-from .models import Model
 
 #: Routed rows (tokens x top_k) of one call, from decode to training.
 ROWS = (16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768, 65536, 131072)
@@ -55,7 +54,7 @@ def draw(
     often; a share in fp16, and a share with the layer's permutation fused. The order is shuffled, so that a run cut
     short by its budget has a fair sample. The same arguments give the same cases.
 
-    >>> from .models import load_models
+    >>> from ..workloads import load_models
     >>> len(draw("grouped_gemm_fwd", load_models()[:2], random=3))
     11
     """

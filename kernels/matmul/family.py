@@ -8,13 +8,10 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from ...datasets import BinaryFacts, DeviceSpec, Family, ForetuneError, KernelConfig, Problem, dtype_of_tensor
 from ...datasets.feature_groups import FeatureGroup, stacked
-from ..consumers import WITHOUT_CONSUMERS, no_consumers
-from ..knob_values import Knobs
-from ..sm_limits import TMA_ARCHS, too_much_smem
+from ..config_limits import TMA_ARCHS, WITHOUT_CONSUMERS, Knobs, no_consumers, too_much_smem
 from .features import FEATURE_NAMES, feature_groups, feature_table
 from .layouts import A_KM, ACTIVATIONS, B_KN, BIAS, DTYPES, FLAGS, call_dims, is_aligned
-from .smem import smem_bytes
-from .space import KNOBS, full_space, wrong_knob
+from .space import KNOBS, full_space, smem_bytes, wrong_knob
 
 if TYPE_CHECKING:
     import numpy as np

@@ -14,10 +14,10 @@ from numpy.typing import NDArray
 from ...datasets import DeviceSpec, KernelConfig, Problem
 from ...datasets.feature_groups import FeatureGroup, joined
 from ...model.configs_memo import remembered
+from ..config_limits import accumulator_registers
 from ..config_table import L2_OVER_DRAM, ConfigTable, Floats, alignment, resident_programs
-from ..sm_limits import accumulator_registers
 from .layouts import FLAGS, LAYOUTS, output_dtype, row_lengths
-from .smem import smem_bytes
+from .space import smem_bytes
 
 # float32 is multiplied as tf32, which every tensor core since Ampere does at half the rate of 16 bits.
 _TF32_RATE = 0.5

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 from ...datasets import Case, DeviceSpec, KernelConfig, Measurable, Problem, torch_dtype
 from ...runtime.launching.source_hash import hash_of_modules
 from ...runtime.poisoning import poison
-from ..dense_llms import load_dense_models
-from ..sm_limits import TMA_ARCHS
+from ..config_limits import TMA_ARCHS
+from ..workloads import load_dense_models
 from . import workload
 from .family import MatmulFamily, device_limit
 from .layouts import A_KM, ALIGNMENT_BYTES, B_KN, BIAS, activation_of, is_aligned, output_dtype

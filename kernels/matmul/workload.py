@@ -10,8 +10,7 @@ import numpy as np
 
 from ...datasets import Case, ForetuneError, Problem
 from ...model.splits import RANDOM
-from ..dense_llms import DenseModel
-from ..drawing import TENSOR_PARALLEL, TOKENS, check_drawn, chosen, shuffled
+from ..workloads import TENSOR_PARALLEL, TOKENS, DenseModel, check_drawn, chosen, shuffled
 from .layouts import A_KM, B_KN, BIAS
 
 #: With fewer tokens nothing is trained: such calls are forward passes.
@@ -66,7 +65,7 @@ def draw(
     are held out. The order is shuffled, so that a run cut short by its budget has a fair sample. The same arguments
     give the same cases.
 
-    >>> from ..dense_llms import load_dense_models
+    >>> from ..workloads import load_dense_models
     >>> len(draw(load_dense_models()[:2], random=3))
     27
     """

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from ...datasets import Case, DeviceSpec, Measurable, Problem
 from ...runtime.timing.compare import BestConfigs, Goal, LaunchPath, Row, judge_least
-from ..dense_llms import load_dense_models
+from ..workloads import load_dense_models
 from .measurable import Inputs, RmsNormRopeForward
 
 if TYPE_CHECKING:

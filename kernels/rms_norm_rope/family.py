@@ -9,8 +9,7 @@ from ...datasets import BinaryFacts, DeviceSpec, Family, ForetuneError, KernelCo
 from ...datasets.feature_groups import FeatureGroup, joined, stacked
 from ...model.configs_memo import remembered
 from ...model.generic_features import GenericFeatures
-from ..knob_values import Knobs
-from ..sm_limits import MOST_PROGRAMS, MOST_THREADS
+from ..config_limits import MOST_PROGRAMS, MOST_THREADS, Knobs
 from .features import TILE_FEATURES, tile_features
 from .space import MOST_HEAD_DIM, SPACES, VALUES, backward_grid, forward_grid, full_space, wrong_tile
 

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...datasets import DeviceSpec, Problem
-from ..sm_limits import MOST_PROGRAMS, MOST_REGISTERS, MOST_THREADS
+from ..config_limits import MOST_PROGRAMS, MOST_REGISTERS, MOST_THREADS
 from .space import block_of, head_blocks
 
 TILE_FEATURES = (

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ...datasets import Case, DeviceSpec, ForetuneError, KernelConfig, Measurable, Problem, torch_dtype
-from ..dense_llms import load_dense_models
+from ..workloads import load_dense_models
 from . import workload
 from .family import RmsNormRopeFamily
 from .space import block_constants

@@ -7,7 +7,7 @@ from functools import lru_cache, partial
 from typing import Any
 
 from ...datasets import KernelConfig, Problem
-from ..knob_values import Knobs, KnobValues
+from ..config_limits import Knobs, KnobValues
 
 #: Knobs and their values. A tile is ROWS tokens x HEADS heads; num_stages says nothing to a kernel without a loop,
 #: so it is Triton's default.

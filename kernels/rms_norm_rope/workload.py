@@ -8,8 +8,7 @@ import numpy as np
 
 from ...datasets import Case, ForetuneError, Problem
 from ...model.splits import RANDOM
-from ..dense_llms import DenseModel
-from ..drawing import TENSOR_PARALLEL, TOKENS, check_drawn, shuffled
+from ..workloads import TENSOR_PARALLEL, TOKENS, DenseModel, check_drawn, shuffled
 
 #: Families of models that norm each head of q and k before they rotate it; the others rotate alone.
 NORMED = ("Qwen3", "Gemma")
@@ -39,7 +38,7 @@ def draw(
 
     Raises `ForetuneError` for a count that cannot be.
 
-    >>> from ..dense_llms import load_dense_models
+    >>> from ..workloads import load_dense_models
     >>> len(draw("rms_norm_rope_fwd", load_dense_models()[:1], random=3))
     11
     """

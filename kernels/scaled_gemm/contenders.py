@@ -14,8 +14,8 @@ from ...datasets import Case, DeviceSpec, Measurable, Problem
 from ...runtime.timing.compare import BestConfigs, Goal, LaunchPath, Row, judge_least
 from ..grouped_gemm.group_sizes import drawn_sizes
 from .family import DTYPE
-from .kinds import BLOCKWISE, KINDS, ROWWISE, flags_of, kind_of
 from .measurable import Inputs
+from .scales import BLOCKWISE, KINDS, ROWWISE, flags_of, kind_of
 from .workload import DEEPSEEK_V3
 
 if TYPE_CHECKING:

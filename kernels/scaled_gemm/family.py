@@ -7,12 +7,11 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from ...datasets import BinaryFacts, DeviceSpec, Family, ForetuneError, KernelConfig, Problem, dtype_of_tensor
 from ...datasets.feature_groups import FeatureGroup
-from ..consumers import no_consumers
+from ..config_limits import TMA_ARCHS, no_consumers, too_much_smem
 from ..grouped_gemm.family import MOST_COLUMNS, MOST_GROUPS, MOST_ROWS
 from ..grouped_gemm.group_sizes import likely_problems
-from ..sm_limits import TMA_ARCHS, too_much_smem
 from .features import FEATURE_NAMES, estimated_us, feature_groups, feature_table
-from .kinds import BLOCKWISE, FLAGS, ROWWISE, SCALED, TENSORWISE, kind_of
+from .scales import BLOCKWISE, FLAGS, ROWWISE, SCALED, TENSORWISE, kind_of
 from .space import KNOBS, Ranges, full_space, smem_bytes, values_of, wrong_tile
 
 if TYPE_CHECKING:

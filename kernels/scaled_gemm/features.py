@@ -14,10 +14,10 @@ from numpy.typing import NDArray
 from ...datasets import DeviceSpec, KernelConfig, Problem
 from ...datasets.feature_groups import FeatureGroup, joined
 from ...model.configs_memo import remembered
+from ..config_limits import accumulator_registers
 from ..config_table import ConfigTable, Floats, alignment, resident_programs
 from ..grouped_gemm.features import group_sizes_of, of_each, padded, tiles_of
-from ..sm_limits import accumulator_registers
-from .kinds import FLAGS, kind_of, scale_bytes
+from .scales import FLAGS, kind_of, scale_bytes
 from .space import smem_bytes
 
 # From asking for a step's operands to having them, under load: DRAM's latency on Hopper is 0.6 to 0.8 us without any.

@@ -10,13 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 from ...datasets import Case, DeviceSpec, KernelConfig, Measurable, Problem
 from ...runtime.launching.source_hash import hash_of_modules
-from ..dense_llms import load_dense_models
+from ..config_limits import TMA_ARCHS
 from ..grouped_gemm.features import group_sizes_of
-from ..grouped_gemm.models import load_models
-from ..sm_limits import TMA_ARCHS
+from ..workloads import load_dense_models, load_models
 from . import workload
 from .family import ScaledGemmDense, ScaledGemmFamily, ScaledGemmGrouped
-from .kinds import BLOCKWISE, FLAGS, ROWWISE, kind_of, scale_bytes, scale_shapes
+from .scales import BLOCKWISE, FLAGS, ROWWISE, kind_of, scale_bytes, scale_shapes
 
 if TYPE_CHECKING:
     import torch
@@ -129,7 +128,7 @@ class MeasurableScaledGemm(ScaledGemmFamily, Measurable):
         return i.out
 
     def reference(self, inputs: Inputs) -> torch.Tensor:
-        from .reference import dequantized_weight, dequantized_x
+        from .quantize import dequantized_weight, dequantized_x
 
         kind, i = kind_of(inputs.problem), inputs
         x = dequantized_x(i.x, i.x_scale, kind)

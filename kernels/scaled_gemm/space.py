@@ -8,11 +8,16 @@ from functools import cache, lru_cache
 from itertools import product
 
 from ...datasets import DeviceSpec, ForetuneError, KernelConfig
-from ..consumers import undecided, wrong_tile_of_all_warps
+from ..config_limits import (
+    ASYNC_PRODUCT_ARCHS,
+    KnobValues,
+    accumulator_registers,
+    programs_that_fit,
+    undecided,
+    wrong_tile_of_all_warps,
+)
 from ..grouped_gemm.space import BLOCKS_M
-from ..knob_values import KnobValues
-from ..sm_limits import ASYNC_PRODUCT_ARCHS, accumulator_registers, programs_that_fit
-from .kinds import BLOCKWISE, ROWWISE, SCALED, TENSORWISE
+from .scales import BLOCKWISE, ROWWISE, SCALED, TENSORWISE
 
 #: BLOCK_M x BLOCK_N is the output tile and BLOCK_K the contraction's step, which lies inside one block of the scales.
 KNOBS = (

@@ -13,7 +13,7 @@ from pathlib import Path
 from ...datasets import DeviceSpec, ForetuneError, KernelConfig
 from ...datasets.errors import check_integer, shown
 from ...datasets.problem import MOST_SIZE, Problem
-from ..sm_limits import ASYNC_PRODUCT_ARCHS, too_much_smem
+from ..config_limits import ASYNC_PRODUCT_ARCHS, too_much_smem
 from .filtered import Filtered
 
 # A lane's accumulators. Blocks are powers of two, so the next number would be 256, beside which no register is left for

@@ -14,9 +14,9 @@ import numpy as np
 from foretune.datasets import DeviceSpec, load
 from foretune.kernels import find_family
 from foretune.kernels.fused_moe import FusedMoeDown, FusedMoeUp, tuning
-from foretune.kernels.fused_moe.asked import layer_asked_for
 from foretune.kernels.fused_moe.contenders import LAYERS
 from foretune.kernels.fused_moe.engines import SGLANG
+from foretune.kernels.fused_moe.workload import layer_asked_for
 from foretune.model import geomean
 from foretune.model.train import train_bundle
 

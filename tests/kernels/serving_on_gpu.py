@@ -37,13 +37,12 @@ from foretune.collect.compiling import compile_ahead
 from foretune.datasets import Case, DeviceSpec, load
 from foretune.kernels import find_measurable
 from foretune.kernels.fused_moe import Layer, installed
-from foretune.kernels.fused_moe.asked import layer_asked_for
 from foretune.kernels.fused_moe.contenders import LAYERS
 from foretune.kernels.fused_moe.engines import BATCH_SIZES, ENGINES
-from foretune.kernels.fused_moe.shipped import table_in_force
+from foretune.kernels.fused_moe.tuned_files import table_in_force
 from foretune.kernels.fused_moe.tuning import best_pairs, tune_layer
-from foretune.kernels.fused_moe.workload import layers_on_ranks
-from foretune.kernels.grouped_gemm.models import COLUMNS, load_models
+from foretune.kernels.fused_moe.workload import layer_asked_for, layers_on_ranks
+from foretune.kernels.workloads import MOE_COLUMNS, load_models
 from foretune.model.train import train_bundle
 
 FAMILIES = ("fused_moe", "fused_moe_down")
@@ -57,7 +56,7 @@ def other_models(out: Path) -> Path:
     path = out / "models.csv"
     with path.open("w", newline="") as file:
         writer = csv.writer(file)
-        columns = (*COLUMNS, "expert_hidden_size")  # which all have a gate
+        columns = (*MOE_COLUMNS, "expert_hidden_size")  # which all have a gate
         writer.writerow(columns)
         writer.writerows([getattr(model, column) for column in columns] for model in left if model.is_gated)
     return path

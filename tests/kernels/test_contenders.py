@@ -8,9 +8,9 @@ import pytest
 from foretune.datasets import DeviceSpec, ForetuneError, KernelConfig, Problem
 from foretune.kernels import find_family
 from foretune.kernels.comparisons import comparison_of
-from foretune.kernels.grouped_gemm.models import load_models
-from foretune.kernels.grouped_gemm.suite import LAYERS, PHASES, suite_cases
+from foretune.kernels.grouped_gemm.contenders import LAYERS, PHASES, suite_cases
 from foretune.kernels.grouped_gemm.variants import DW, DX, FORWARD
+from foretune.kernels.workloads import load_models
 from foretune.runtime.timing.compare import Row
 
 FAMILIES = [variant.name for variant in (FORWARD, DX, DW)]

@@ -12,9 +12,9 @@ from ....runtime import Mode, resolve_mode, stubbed
 from ....runtime.choice import Launch, choose, given
 from ....runtime.tuning.ranks.agreement import epoch
 from ... import find_measurable, op_calls
-from ...consumers import default_without_gluon
+from ...config_limits import default_without_gluon
 from ...op_calls import Memo, device_at, key_of, place_of
-from ..chunks import chunk_rows
+from ..variants import chunk_rows
 from .checks import DTYPES, Shape, check_call
 
 #: The environment variable that has every call check what only the device knows.

@@ -27,8 +27,8 @@ from ...op_calls import (
 )
 from ...op_registration import not_differentiable, register_fake, register_flops
 from ..family import DTYPE, STEP, ScaledGemmDense, ScaledGemmGrouped
-from ..kinds import BLOCKWISE, ROWWISE, flags_of, scale_shapes
 from ..quantize import FP8, check_kind
+from ..scales import BLOCKWISE, ROWWISE, flags_of, scale_shapes
 from ..triton_kernels.launches import prepare_scaled_gemm
 
 if TYPE_CHECKING:

@@ -22,9 +22,8 @@ from ....datasets import ForetuneError, KernelConfig
 from ...grouped_gemm.op import library as _  # noqa: F401 - torch.ops.foretune.grouped_gemm_backward
 from ...op_calls import check_tensor, encode, is_transformed, needs_gradient
 from ...op_registration import has_tangent, outside_autocast
-from ..kinds import BLOCKWISE
-from ..quantize import FP8, check_kind, quantize_w, quantize_x, transposed
-from ..reference import dequantized_x
+from ..quantize import FP8, check_kind, dequantized_x, quantize_w, quantize_x, transposed
+from ..scales import BLOCKWISE
 from .fp8_product import check_dims, product
 
 
