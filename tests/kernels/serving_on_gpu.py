@@ -41,7 +41,7 @@ from foretune.kernels.fused_moe.contenders import LAYERS
 from foretune.kernels.fused_moe.engines import BATCH_SIZES, ENGINES
 from foretune.kernels.fused_moe.tuned_files import table_in_force
 from foretune.kernels.fused_moe.tuning import best_pairs, tune_layer
-from foretune.kernels.fused_moe.workload import layer_asked_for, layers_on_ranks
+from foretune.kernels.fused_moe.workload import layers_on_ranks, requested_layer
 from foretune.kernels.workloads import MOE_COLUMNS, load_models
 from foretune.model.train import train_bundle
 
@@ -122,7 +122,7 @@ def verdict(arguments: argparse.Namespace) -> None:
     bundle = train_bundle(dataset, {name: find_measurable(name) for name in FAMILIES if name in dataset.families})
     bundle.save(out / "bundle")
     print(f"trained after {time.monotonic() - began:.0f} s", flush=True)
-    layers = {f"{model} tp{degree}": layer_asked_for(model, tp=degree) for model, degree in LAYERS}
+    layers = {f"{model} tp{degree}": requested_layer(model, tp=degree) for model, degree in LAYERS}
     best = searched(engine, layers, arguments.batches, out / "searched", arguments.search)
     results, lines = [], []
 
