@@ -81,7 +81,7 @@ def test_what_is_left_of_all_that_inductor_lists_is_what_is_ranked_first(k):
 def test_float32_is_ranked_as_it_is_multiplied(precision, monkeypatch):
     asked = []
     ranked = listed.best_first
-    monkeypatch.setattr(choices, "best_first", lambda problem, *given: asked.append(problem) or ranked(problem, *given))
+    monkeypatch.setattr(listed, "best_first", lambda problem, *given: asked.append(problem) or ranked(problem, *given))
     before = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision(precision)
     try:
