@@ -3,7 +3,7 @@ products (CONSUMERS)."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from importlib import import_module
 from itertools import product
@@ -130,6 +130,20 @@ def exchange_bytes(block_m: int, block_n: int, num_warps: int, arch: str) -> int
     else:
         rows = min(block_m // 4, 8 * num_warps)
     return rows * block_n * 2
+
+
+def no_tma(knobs: Knobs, names: Iterable[str], device: DeviceSpec, words: str = "cannot be {value}") -> str | None:
+    """Return why a device cannot run a config that has TMA by one of these knobs, or None. The interpreter has TMA.
+
+    >>> no_tma({"TMA_X": 0, "TMA_Y": 1}, ("TMA_X", "TMA_Y"), DeviceSpec.named("h200")) is None
+    True
+    """
+    if device.arch in TMA_ARCHS or device.backend == "cpu":
+        return None
+    for knob in names:
+        if value := knobs[knob]:
+            return f"{knob} {words.format(value=value)}: {device.arch} has {'none' if knob == 'TMA' else 'no TMA'}"
+    return None
 
 
 def too_much_smem(needed: int, device: DeviceSpec, blocks: str = "BLOCK_M, BLOCK_N, BLOCK_K") -> str | None:
