@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Hashable, Mapping, Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -172,10 +173,15 @@ class GemmFamily(DeclaredFamily):
     def device_limit(self, config: Knobs, problem: Problem, device: DeviceSpec) -> str | None:
         return self.limit_of(config, self.elements_of(problem), device)
 
-    def able(self, space: Sequence[KernelConfig], device: DeviceSpec | None) -> tuple[KernelConfig, ...]:
-        """Return what of a space some problem on the device can have; all of it without a device."""
-        if device is None:
-            return tuple(space)
+    @abstractmethod
+    def full_space(self) -> tuple[KernelConfig, ...]:
+        """Return every config worth declaring."""
+
+    def space(self, device: DeviceSpec | None = None) -> tuple[KernelConfig, ...]:
+        return self.full_space() if device is None else _space_of(self, device)
+
+    def able(self, space: Sequence[KernelConfig], device: DeviceSpec) -> tuple[KernelConfig, ...]:
+        """Return what of a space some problem on the device can have."""
         return tuple(config for config in space if self.limit_of(config, self.least_elements, device) is None)
 
     def estimate_us(self, problem: Problem, device: DeviceSpec, configs: Sequence[KernelConfig]) -> NDArray[np.float64]:
@@ -186,6 +192,11 @@ class GemmFamily(DeclaredFamily):
         table = joined(self.grouped_features((problem,), device, configs, None))
         places = [self.feature_names.index(name) for name in self.estimated_by]
         return table[:, places].max(axis=1).astype(np.float64)
+
+
+@lru_cache(maxsize=64)
+def _space_of(family: GemmFamily, device: DeviceSpec) -> tuple[KernelConfig, ...]:
+    return family.able(family.full_space(), device)
 
 
 class MeasuredFamily(Measurable):

@@ -77,8 +77,8 @@ class GatedMlp(GemmFamily, MeasuredFamily):
     def values(self) -> KnobValues:
         return VALUES
 
-    def space(self, device: DeviceSpec | None = None) -> tuple[KernelConfig, ...]:
-        return self.able(full_space(), device)
+    def full_space(self) -> tuple[KernelConfig, ...]:
+        return full_space()
 
     def wrong_problem(self, problem: Problem) -> str | None:
         if {"gelu", "gelu_tanh"} <= set(problem.flags):

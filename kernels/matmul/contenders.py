@@ -11,8 +11,8 @@ from ...datasets.errors import warn
 from ...model.splits import RANDOM
 from ...runtime.timing.compare import BestConfigs, Goal, LaunchPath, Row, judge_least
 from ..workloads import DenseModel, load_dense_models
+from .family import Inputs, Matmul
 from .layouts import A_KM, B_KN, BIAS, activation_of
-from .measurable import Inputs, Matmul
 
 if TYPE_CHECKING:
     import torch
