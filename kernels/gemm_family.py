@@ -44,8 +44,8 @@ class DeclaredFamily(Family):
     dtype_argument: ClassVar[str]
     #: The kernel's parameter that says a dimension, and what it is counted in.
     dims_from: ClassVar[Mapping[str, tuple[str, int]]]
-    #: Parameters that a launch must have besides, because flags follow from them.
-    flags_from: ClassVar[tuple[str, ...]] = ()
+    #: Parameters that a launch must have besides.
+    also_needed: ClassVar[tuple[str, ...]] = ()
 
     def wrong_knobs(self, knobs: Mapping[str, Any]) -> str | None:
         """Return why knobs, as `KernelConfig.to_json` has them, are no config of the kernel, whatever the problem."""
@@ -113,7 +113,7 @@ class DeclaredFamily(Family):
 
     def problem_from_call(self, arguments: Mapping[str, Any]) -> Problem:
         sizes = {dim: (name, unit) for dim, (name, unit) in self.dims_from.items()}
-        needed = (self.dtype_argument, *(name for name, _ in sizes.values()), *self.flags_from)
+        needed = (self.dtype_argument, *(name for name, _ in sizes.values()), *self.also_needed)
         check_call(self, arguments, needed)
         return Problem.of(
             self.name,

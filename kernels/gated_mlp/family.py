@@ -72,7 +72,7 @@ class GatedMlp(GemmFamily, MeasuredFamily):
     feature_names = FEATURE_NAMES
     dtype_argument = "x_ptr"
     dims_from: ClassVar[Mapping[str, tuple[str, int]]] = {"m": ("M", 1), "n": ("N8", 8), "k": ("K8", 8)}
-    flags_from = ("ACTIVATION",)
+    also_needed = ("ACTIVATION",)
 
     def values(self) -> KnobValues:
         return VALUES

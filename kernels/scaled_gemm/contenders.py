@@ -13,9 +13,8 @@ import numpy as np
 from ...datasets import Case, DeviceSpec, Measurable, Problem
 from ...runtime.timing.compare import BestConfigs, Goal, LaunchPath, Row, judge_least
 from ..grouped_gemm.group_sizes import drawn_sizes
-from .family import DTYPE
-from .measurable import Inputs
-from .scales import BLOCKWISE, KINDS, ROWWISE, flags_of, kind_of
+from .family import Inputs
+from .scales import BLOCKWISE, DTYPE, KINDS, ROWWISE, flags_of, kind_of
 from .workload import DEEPSEEK_V3
 
 if TYPE_CHECKING:

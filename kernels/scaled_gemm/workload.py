@@ -13,8 +13,7 @@ from ...model.splits import RANDOM
 from ..grouped_gemm import workload as grouped
 from ..grouped_gemm.group_sizes import ROUTINGS, drawn_sizes
 from ..workloads import TENSOR_PARALLEL, TOKENS, DenseModel, Model, check_drawn, shuffled
-from .family import DTYPE, STEP
-from .scales import KINDS, flags_of
+from .scales import DTYPE, KINDS, STEP, flags_of
 
 T = TypeVar("T")
 

@@ -26,9 +26,9 @@ from ...op_calls import (
     on_device_of,
 )
 from ...op_registration import not_differentiable, register_fake, register_flops
-from ..family import DTYPE, STEP, ScaledGemmDense, ScaledGemmGrouped
+from ..family import ScaledGemm, ScaledGroupedGemmForward
 from ..quantize import FP8, check_kind
-from ..scales import BLOCKWISE, ROWWISE, flags_of, scale_shapes
+from ..scales import BLOCKWISE, DTYPE, ROWWISE, STEP, flags_of, scale_shapes
 from ..triton_kernels.launches import prepare_scaled_gemm
 
 if TYPE_CHECKING:
@@ -132,9 +132,9 @@ class Call:
 
         rows, n, k, groups = shape
         if groups is None:
-            problem = Problem.of(ScaledGemmDense.name, dtype=DTYPE, flags=flags_of(kind), m=rows, n=n, k=k)
+            problem = Problem.of(ScaledGemm.name, dtype=DTYPE, flags=flags_of(kind), m=rows, n=n, k=k)
         else:
-            name, flags = ScaledGemmGrouped.name, flags_of(kind)
+            name, flags = ScaledGroupedGemmForward.name, flags_of(kind)
             problem = Problem.of(name, dtype=DTYPE, flags=flags, groups=groups, rows=rows, n=n, k=k)
         self.launch = ConfiguredLaunch(problem, place, config, mode, prepare)
 
