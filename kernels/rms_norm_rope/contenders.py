@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from ...datasets import Case, DeviceSpec, Measurable, Problem
 from ...runtime.timing.compare import BestConfigs, Goal, LaunchPath, Row, judge_least
 from ..workloads import load_dense_models
-from .measurable import Inputs, RmsNormRopeForward
+from .family import Inputs, RmsNormRopeForward, rotated
 
 if TYPE_CHECKING:
     import torch
@@ -121,8 +121,6 @@ def _backward_of(way: Way, inputs: Inputs) -> Callable[[], Any]:
 
 
 def _plain(q: torch.Tensor, k: torch.Tensor, rotation: Rotation) -> tuple[torch.Tensor, torch.Tensor]:
-    from .plain import rotated
-
     return rotated(q, k, rotation)
 
 
