@@ -25,7 +25,7 @@ from ..datasets import (
     dtype_of_tensor,
 )
 from ..datasets.feature_groups import FeatureGroup, joined
-from .config_limits import Knobs, KnobValues, no_consumers, no_tma, too_much_smem
+from .config_limits import Knobs, no_consumers, no_tma, too_much_smem
 
 if TYPE_CHECKING:
     import numpy as np
@@ -34,7 +34,9 @@ if TYPE_CHECKING:
 
 #: The largest relative error of a float32 sum that is rounded once: about 2^-9 (bf16) or 2^-12 (fp16) at most, less on
 #: average. float32 differs by the order of the sum: sqrt(depth) roundings of 2^-24.
-ROUNDED_ONCE = {"bf16": 4e-3, "fp16": 5e-4, "fp32": 1e-5}
+ROUNDED_ONCE: Mapping[str, float] = {"bf16": 4e-3, "fp16": 5e-4, "fp32": 1e-5}
+#: `launch_knobs` of kernels that take the number of M tiles in a band and the number of programs at a launch.
+BANDS_AND_PROGRAMS: Mapping[str, tuple[int, int]] = {"GROUP_M": (1, 1), "PROGRAMS_PER_SM": (1, 1)}
 
 
 class DeclaredFamily(Family):
@@ -47,13 +49,9 @@ class DeclaredFamily(Family):
     #: Parameters that a launch must have besides.
     also_needed: ClassVar[tuple[str, ...]] = ()
 
+    @abstractmethod
     def wrong_knobs(self, knobs: Mapping[str, Any]) -> str | None:
         """Return why knobs, as `KernelConfig.to_json` has them, are no config of the kernel, whatever the problem."""
-        return self.values().wrong(knobs)
-
-    @abstractmethod
-    def values(self) -> KnobValues:
-        """Return the values of each knob."""
 
     def wrong_problem(self, problem: Problem) -> str | None:
         """Return why no config runs a problem whose dtype and flags the family has, or None."""
@@ -205,7 +203,7 @@ class MeasuredFamily(Measurable):
     #: The largest relative error that counts as right, by dtype.
     tolerances: ClassVar[Mapping[str, float]] = ROUNDED_ONCE
     #: Knobs that are arguments of a launch, and the smallest and largest value that binaries tell apart.
-    launch_knobs: ClassVar[Mapping[str, tuple[int, int]]] = {"GROUP_M": (1, 1), "PROGRAMS_PER_SM": (1, 1)}
+    launch_knobs: ClassVar[Mapping[str, tuple[int, int]]] = {}
 
     def cases(
         self,
@@ -228,6 +226,8 @@ class MeasuredFamily(Measurable):
         return self.tolerances[problem.dtype_name]
 
     def binary_key(self, config: KernelConfig, problem: Problem) -> Hashable:
+        if not self.launch_knobs:
+            return super().binary_key(config, problem)
         # No runtime integer is specialised, so one binary serves every shape and every value of these knobs.
         knobs = config.to_json()
         same = {knob: min(max(knobs[knob], low), high) for knob, (low, high) in self.launch_knobs.items()}

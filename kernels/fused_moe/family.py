@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from ...datasets import BinaryFacts, DeviceSpec, Family, ForetuneError, KernelConfig, Problem, dtype_of_tensor
+from ...datasets import BinaryFacts, DeviceSpec, ForetuneError, KernelConfig, Problem, dtype_of_tensor
 from ...datasets.feature_groups import FeatureGroup, stacked
+from ..gemm_family import DeclaredFamily
 from .engines import SGLANG, VLLM, Layer
-from .features import FEATURE_NAMES, estimates, feature_groups, feature_table
+from .features import FEATURE_NAMES, estimates, feature_groups
 from .launching import KNOBS, TMA, Product, full_space, wrong_for, wrong_knob
 
 if TYPE_CHECKING:
@@ -21,7 +22,7 @@ UP, DOWN = "fused_moe", "fused_moe_down"
 LARGEST = {"experts": 65536, "topk": 65536, "tokens": 2**24, "hidden": 2**20, "inter": 2**20}
 
 
-class FusedMoeFamily(Family):
+class FusedMoeFamily(DeclaredFamily):
     """What predicting and pruning need, for both products of a layer.
 
     Problems have the dimensions of the layer on one rank, `inter` after the activation, so that w13 is (experts, 2 *
@@ -57,38 +58,29 @@ class FusedMoeFamily(Family):
         able = [Layer(8, 2, 1024, 1024, dtype).problem(self.name, SGLANG, 64) for dtype in ("bf16", "fp8e4m3")]
         return tuple(c for c in space if any(wrong_for(c, problem, device) is None for problem in able))
 
-    def supports(self, config: KernelConfig, problem: Problem, device: DeviceSpec) -> str | None:
-        if (wrong := wrong_knob(config, self.down)) is not None:
-            return wrong
-        if problem.dtype not in self.dtypes:
-            return f"dtype {problem.dtype_name} is not one of {', '.join(self.dtypes)}"
-        if unknown := [flag for flag in problem.flags if flag not in self.flags]:
-            return f"flag {unknown[0]} is not one of {', '.join(self.flags)}"
+    def wrong_knobs(self, knobs: Mapping[str, Any]) -> str | None:
+        return wrong_knob(knobs, self.down)
+
+    def wrong_problem(self, problem: Problem) -> str | None:
         for dim in self.dims:
             if problem[dim] < 1:
                 return f"{dim} must be >= 1 but is {problem[dim]}"
         if problem["topk"] > problem["experts"]:
             return f"topk must be at most experts, {problem['experts']}, but is {problem['topk']}"
+        return None
+
+    def device_limit(self, config: KernelConfig, problem: Problem, device: DeviceSpec) -> str | None:
         if device.backend == "hip":
             return f"the engines run other kernels and knobs on {device.name}"
         return wrong_for(config, problem, device)
 
-    def features(
-        self,
-        problem: Problem,
-        device: DeviceSpec,
-        configs: Sequence[KernelConfig],
-        binaries: Mapping[KernelConfig, BinaryFacts] | None = None,
-    ) -> NDArray[np.float32]:
-        return feature_table(Product(problem, self.down), device, configs)
-
-    def feature_groups(
+    def grouped_features(
         self,
         problems: Sequence[Problem],
         device: DeviceSpec,
         configs: Sequence[KernelConfig],
-        binaries: Mapping[KernelConfig, BinaryFacts] | None = None,
-    ) -> tuple[FeatureGroup, ...]:
+        binaries: Mapping[KernelConfig, BinaryFacts] | None,
+    ) -> Sequence[FeatureGroup]:
         return stacked([feature_groups(Product(problem, self.down), device, configs) for problem in problems])
 
     def estimate_us(self, problem: Problem, device: DeviceSpec, configs: Sequence[KernelConfig]) -> NDArray[np.float64]:

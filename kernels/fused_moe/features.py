@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...datasets import DeviceSpec, KernelConfig
-from ...datasets.feature_groups import FeatureGroup, joined
+from ...datasets.feature_groups import FeatureGroup
 from ...model.configs_memo import remembered
 from ..config_table import L2_OVER_DRAM, ConfigTable
 from ..grouped_gemm.group_sizes import typical_sizes
@@ -175,15 +175,8 @@ def estimates(product: Product, device: DeviceSpec, configs: Sequence[KernelConf
     return _work(product, device, space).estimate_us[space.kind]
 
 
-def feature_table(product: Product, device: DeviceSpec, configs: Sequence[KernelConfig]) -> NDArray[np.float32]:
-    """(n_configs, n_features), columns named by FEATURE_NAMES; finite."""
-    if not len(configs):
-        return np.empty((0, len(FEATURE_NAMES)), np.float32)
-    return joined(feature_groups(product, device, configs))
-
-
 def feature_groups(product: Product, device: DeviceSpec, configs: Sequence[KernelConfig]) -> tuple[FeatureGroup, ...]:
-    """The columns of `feature_table`: those of the call, of the config, and of what of both decides on the work."""
+    """The features: those of the call, of the config, and of what of both decides on the work."""
     problem, n, k = product.problem, product.n, product.k
     space = _space(tuple(configs), problem.dtype_name, device)
     work = _work(product, device, space)

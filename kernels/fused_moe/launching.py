@@ -7,7 +7,7 @@ filled in by name, so each gets what it has, and one that is not known here is r
 
 from __future__ import annotations
 
-from collections.abc import Collection, Hashable
+from collections.abc import Collection, Hashable, Mapping
 from dataclasses import dataclass
 from functools import cache, lru_cache
 from typing import Any
@@ -52,10 +52,9 @@ def with_tma(config: KernelConfig, tma: int) -> KernelConfig:
     return KernelConfig.of(**config.to_json() | {TMA: tma})
 
 
-def wrong_knob(config: KernelConfig, down: bool) -> str | None:
-    """The reason why a config is none of the kernel's, or None."""
+def wrong_knob(named: Mapping[str, Any], down: bool) -> str | None:
+    """The reason why knobs are none of a config of the kernel's, or None."""
     knobs = (*KNOBS, TMA) if down else KNOBS
-    named = config.to_json()
     for knob in knobs:
         if knob not in named:
             return f"a config must have {knob}: it is {_VALID[knob][0]}"
@@ -63,7 +62,7 @@ def wrong_knob(config: KernelConfig, down: bool) -> str | None:
         if type(named[knob]) is not int or named[knob] not in values:
             return f"{knob} must be {words} but is {named[knob]!r}"
     unknown = sorted(set(named) - {*knobs, "num_ctas"})
-    if unknown or config.num_ctas != 1:
+    if unknown or named["num_ctas"] != 1:
         return f"{unknown[0] if unknown else 'num_ctas'} is no knob of the kernel, which has {', '.join(knobs)}"
     return None
 

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from ...datasets import BinaryFacts, Case, DeviceSpec, ForetuneError, KernelConfig, Problem, torch_dtype
 from ...datasets.feature_groups import FeatureGroup, stacked
-from ..config_limits import TMA_ARCHS, Knobs, KnobValues
-from ..gemm_family import GemmFamily, MeasuredFamily, seeded
+from ..config_limits import TMA_ARCHS, Knobs
+from ..gemm_family import BANDS_AND_PROGRAMS, GemmFamily, MeasuredFamily, seeded
 from ..workloads import load_dense_models
 from .features import FEATURE_NAMES, FLAGS, feature_groups, moved_bytes
 from .space import SPACE, VALUES, full_space, smem_bytes, wrong_tile
@@ -73,9 +73,10 @@ class GatedMlp(GemmFamily, MeasuredFamily):
     dtype_argument = "x_ptr"
     dims_from: ClassVar[Mapping[str, tuple[str, int]]] = {"m": ("M", 1), "n": ("N8", 8), "k": ("K8", 8)}
     also_needed = ("ACTIVATION",)
+    launch_knobs = BANDS_AND_PROGRAMS
 
-    def values(self) -> KnobValues:
-        return VALUES
+    def wrong_knobs(self, knobs: Mapping[str, Any]) -> str | None:
+        return VALUES.wrong(knobs)
 
     def full_space(self) -> tuple[KernelConfig, ...]:
         return full_space()

@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 
 from ...datasets import BinaryFacts, Case, DeviceSpec, Family, KernelConfig, Problem
 from ...datasets.feature_groups import FeatureGroup
-from ..config_limits import WITHOUT_CONSUMERS, Knobs, KnobValues
+from ..config_limits import WITHOUT_CONSUMERS, Knobs
 from ..gemm_family import GemmFamily, MeasuredFamily
 from .features import feature_groups, feature_names
 from .group_sizes import likely_problems
@@ -103,8 +103,8 @@ class GroupedGemmFamily(OverGroups, GemmFamily):
         if variant is DW:  # whose tiles do not depend on the routing
             self.routings = _UNIFORM
 
-    def values(self) -> KnobValues:
-        return values_of(self.variant)
+    def wrong_knobs(self, knobs: Mapping[str, Any]) -> str | None:
+        return values_of(self.variant).wrong(knobs)
 
     def full_space(self) -> tuple[KernelConfig, ...]:
         return full_space(self.variant.first_of_kernel, Ranges.of(self.variant))

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from ...datasets import Case, DeviceSpec, KernelConfig, Problem, torch_dtype
 from ...runtime.launching.source_hash import hash_of_modules
 from ..config_limits import TMA_ARCHS
-from ..gemm_family import seeded
+from ..gemm_family import BANDS_AND_PROGRAMS, seeded
 from ..workloads import load_models
 from . import workload
 from .family import GroupedGemmFamily, MeasuredOverGroups
@@ -42,6 +42,7 @@ class Inputs:
 class GroupedGemm(GroupedGemmFamily, MeasuredOverGroups):
     """What measuring needs, for all three variants."""
 
+    launch_knobs = BANDS_AND_PROGRAMS
     off_blocks = (648, 328)  # N = 2 x 256 + 136, K = 256 + 72
 
     def draw(self, models: Path | str | None, max_tflop: float | None, **drawn: Any) -> tuple[Case, ...]:

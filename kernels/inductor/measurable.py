@@ -11,8 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ...datasets import Case, DeviceSpec, ForetuneError, KernelConfig, Measurable, Problem
+from ...datasets import Case, DeviceSpec, ForetuneError, KernelConfig, Problem
 from ...model.splits import RANDOM
+from .. import workloads
+from ..gemm_family import MeasuredFamily, seeded
 from ..workloads import DenseModel, check_drawn, chosen, shuffled
 from .matmul import TF32, InductorMMFamily, is_exact
 
@@ -137,7 +139,7 @@ class Inputs:
     problem: Problem
 
 
-class InductorMM(InductorMMFamily, Measurable):
+class InductorMM(InductorMMFamily, MeasuredFamily):
     """Inductor's mm, addmm, bmm, baddbmm and scaled_mm, as `foretune collect inductor:mm` measures them.
 
     >>> from foretune.kernels import find_family
@@ -147,26 +149,8 @@ class InductorMM(InductorMMFamily, Measurable):
     2105
     """
 
-    def cases(
-        self,
-        *,
-        models: Path | str | None = None,
-        tokens: Sequence[int] | None = None,
-        per_layer: int = 2,
-        random: int = 40,
-        max_tflop: float | None = None,
-        seed: int = 0,
-    ) -> tuple[Case, ...]:
-        from ..workloads import load_dense_models
-
-        return draw(
-            load_dense_models(models),
-            tokens=tokens,
-            per_layer=per_layer,
-            random=random,
-            most_tflop=max_tflop,
-            seed=seed,
-        )
+    def draw(self, models: Path | str | None, max_tflop: float | None, **drawn: Any) -> tuple[Case, ...]:
+        return draw(workloads.load_dense_models(models), most_tflop=max_tflop, **drawn)
 
     def default(self, problem: Problem, device: DeviceSpec) -> KernelConfig:
         # The config that Inductor has listed first since it has lists, where that is not too large for the problem.
@@ -197,8 +181,7 @@ class InductorMM(InductorMMFamily, Measurable):
 
         from .generated import operands_of
 
-        where = "cpu" if device.backend == "cpu" else "cuda"
-        generator = torch.Generator(where).manual_seed(seed)
+        where, generator = seeded(device, seed)
         made = {}
         for name, (shape, strides, dtype) in operands_of(problem).items():
             if name == "y":

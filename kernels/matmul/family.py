@@ -12,8 +12,8 @@ from ...datasets import BinaryFacts, Case, DeviceSpec, KernelConfig, Problem, to
 from ...datasets.feature_groups import FeatureGroup, stacked
 from ...runtime.launching.source_hash import hash_of_modules
 from ...runtime.poisoning import poison
-from ..config_limits import TMA_ARCHS, WITHOUT_CONSUMERS, Knobs, KnobValues
-from ..gemm_family import ROUNDED_ONCE, GemmFamily, MeasuredFamily, seeded
+from ..config_limits import TMA_ARCHS, WITHOUT_CONSUMERS, Knobs
+from ..gemm_family import BANDS_AND_PROGRAMS, ROUNDED_ONCE, GemmFamily, MeasuredFamily, seeded
 from ..workloads import load_dense_models
 from . import workload
 from .features import FEATURE_NAMES, feature_groups
@@ -30,7 +30,7 @@ from .layouts import (
     is_aligned,
     output_dtype,
 )
-from .space import KNOBS, VALUES, full_space, smem_bytes, wrong_knob
+from .space import KNOBS, full_space, smem_bytes, wrong_knob
 
 if TYPE_CHECKING:
     import torch
@@ -92,14 +92,7 @@ class Matmul(GemmFamily, MeasuredFamily):
     estimated_by = ("estimate_us",)
     # Operands in tf32 are rounded to 2^-11 each, or cut off, which is twice as far. int32 is exact.
     tolerances: ClassVar[Mapping[str, float]] = ROUNDED_ONCE | {"fp32": 1e-3, "int8": 1e-6}
-    launch_knobs: ClassVar[Mapping[str, tuple[int, int]]] = {
-        "GROUP_M": (1, 1),
-        "SPLIT_K": (1, 2),
-        "PROGRAMS_PER_SM": (0, 1),
-    }
-
-    def values(self) -> KnobValues:
-        return VALUES
+    launch_knobs = BANDS_AND_PROGRAMS | {"SPLIT_K": (1, 2), "PROGRAMS_PER_SM": (0, 1)}
 
     def full_space(self) -> tuple[KernelConfig, ...]:
         return full_space()

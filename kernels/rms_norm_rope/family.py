@@ -15,7 +15,7 @@ from ...datasets import BinaryFacts, Case, DeviceSpec, ForetuneError, KernelConf
 from ...datasets.feature_groups import FeatureGroup, stacked
 from ...model.configs_memo import remembered
 from ...model.generic_features import GenericFeatures
-from ..config_limits import MOST_PROGRAMS, MOST_THREADS, Knobs, KnobValues
+from ..config_limits import MOST_PROGRAMS, MOST_THREADS, Knobs
 from ..gemm_family import DeclaredFamily, MeasuredFamily, seeded
 from ..workloads import load_dense_models
 from . import workload
@@ -109,8 +109,8 @@ class RmsNormRope(DeclaredFamily, MeasuredFamily):
     def space(self, device: DeviceSpec | None = None) -> tuple[KernelConfig, ...]:
         return full_space(self.name)
 
-    def values(self) -> KnobValues:
-        return VALUES[self.name]
+    def wrong_knobs(self, knobs: Mapping[str, Any]) -> str | None:
+        return VALUES[self.name].wrong(knobs)
 
     def wrong_problem(self, problem: Problem) -> str | None:
         return wrong_heads(problem["q_heads"], problem["kv_heads"], problem["head_dim"])

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from ...datasets import BinaryFacts, Case, DeviceSpec, KernelConfig, Problem
 from ...datasets.feature_groups import FeatureGroup
 from ...runtime.launching.source_hash import hash_of_modules
-from ..config_limits import TMA_ARCHS, Knobs, KnobValues
-from ..gemm_family import GemmFamily, MeasuredFamily, seeded
+from ..config_limits import TMA_ARCHS, Knobs
+from ..gemm_family import BANDS_AND_PROGRAMS, GemmFamily, MeasuredFamily, seeded
 from ..grouped_gemm.family import MOST_COLUMNS, MOST_ROWS, MeasuredOverGroups
 from ..grouped_gemm.features import group_sizes_of
 from ..workloads import load_dense_models, load_models
@@ -65,14 +65,10 @@ class ScaledGemmFamily(GemmFamily, MeasuredFamily):
     # Rounding the sum to bf16: 2^-9 at most, 2^-8 in the interpreter, which cuts off. What Hopper's tensor cores drop
     # of 128 products is a tenth of that: see `quantize.error_bound`.
     tolerances: ClassVar[Mapping[str, float]] = {DTYPE: 4e-3}
-    launch_knobs: ClassVar[Mapping[str, tuple[int, int]]] = {
-        "GROUP_M": (1, 1),
-        "PROGRAMS_PER_SM": (1, 1),
-        "SPLIT_K": (1, 2),
-    }
+    launch_knobs = BANDS_AND_PROGRAMS | {"SPLIT_K": (1, 2)}
 
-    def values(self) -> KnobValues:
-        return values_of(self.name)
+    def wrong_knobs(self, knobs: Mapping[str, Any]) -> str | None:
+        return values_of(self.name).wrong(knobs)
 
     def full_space(self) -> tuple[KernelConfig, ...]:
         return full_space(Ranges.of(), "groups" in self.dims)

@@ -85,7 +85,7 @@ def test_each_engines_kernel_gives_what_the_reference_says(engine, name, dims):
 @pytest.mark.parametrize("tokens", [1, 5, 300])
 def test_sorted_rows_are_whole_blocks_of_one_expert(engine, tokens):
     import torch
-    from foretune.kernels.fused_moe.routing import blocks_of, chosen_experts
+    from foretune.kernels.fused_moe.measurable import blocks_of, chosen_experts
 
     product = Product(small("fused_moe", engine, experts=12, topk=3, tokens=tokens), down=False)
     chosen = chosen_experts(product, torch.Generator().manual_seed(0), "cpu")
