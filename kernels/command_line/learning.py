@@ -133,7 +133,7 @@ def evaluate(
         list[str] | None,
         typer.Option(
             help="What to compare with: fast, all, or a name: random, static, regimes (a static list for each), "
-            "nearest, estimate, nvmatmulheuristics (of grouped GEMMs); 13 and 19 times as slow as our own: ck_tile, "
+            "nearest, estimate, or what a family has of its own; 13 and 19 times as slow as our own: ck_tile, "
             "flagtune (the recipes of these projects). May be repeated.",
             show_default="fast",
             metavar="fast|all|NAME",

@@ -7,7 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from ...datasets import Case, DeviceSpec, KernelConfig, Measurable, Problem
-from ...runtime.timing.compare import BestConfigs, Goal, LaunchPath, Row, judge_least
+from ...runtime.timing.compare import BestConfigs, Goal, LaunchPath, Row
+from ..comparisons import judge_predicted
 from .engines import SGLANG, Layer, engine_of, installed
 from .measurable import Inputs
 from .tuned_files import row_for, table_in_force
@@ -52,15 +53,11 @@ class FusedMoeComparison:
 
     def goals(self, rows: Sequence[Row]) -> list[Goal]:
         """To be faster than the default, and within 2 % of what the engine's tuner found in hours."""
-        judged: list[Goal] = []
-        for name, aim in (("default", 1.0), ("shipped", 0.98)):
-            chosen = [row for row in rows if name in row.others_us]
-            ratios = [row.others_us[name] / row.predicted_us for row in chosen]
-            judged += judge_least(f"predicted config, over the engine's {name} one", chosen, ratios, 0.95, aim)
-        return judged
+        over = {"default": (0.95, 1.0), "shipped": (0.95, 0.98)}
+        return judge_predicted(rows, over, "predicted config, over the engine's {} one")
 
 
-#: Found by `kernels.comparison_of`.
+#: Found by `kernels.comparisons.comparison_of`.
 COMPARISON = FusedMoeComparison()
 
 

@@ -7,7 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ...datasets import Case, DeviceSpec, Measurable, Problem
-from ...runtime.timing.compare import BestConfigs, Goal, LaunchPath, Row, judge_least
+from ...runtime.timing.compare import BestConfigs, Goal, LaunchPath, Row
+from ..comparisons import judge_predicted
 from ..workloads import load_dense_models
 from .family import GatedMlp, Inputs, activated, activation_of, flags_of
 
@@ -70,15 +71,10 @@ class GatedMlpComparison:
 
     def goals(self, rows: Sequence[Row]) -> list[Goal]:
         """To be faster than each of them, and not far from the product alone."""
-        judged: list[Goal] = []
-        for name, aim in (("eager", 1.0), ("compile", 1.0), ("liger", 1.0), ("cublas", 0.9)):
-            chosen = [row for row in rows if name in row.others_us]
-            ratios = [row.others_us[name] / row.predicted_us for row in chosen]
-            judged += judge_least(f"predicted config, over {name}", chosen, ratios, aim)
-        return judged
+        return judge_predicted(rows, {"eager": (1.0,), "compile": (1.0,), "liger": (1.0,), "cublas": (0.9,)})
 
 
-#: Found by `kernels.comparison_of`.
+#: Found by `kernels.comparisons.comparison_of`.
 COMPARISON = GatedMlpComparison()
 
 

@@ -15,12 +15,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ...datasets import Case, DeviceSpec, ForetuneError, Measurable, Problem
-from ...model.baselines import Baseline
 from ...runtime.timing.compare import BestConfigs, Goal, LaunchPath, Row, judge_least, judge_most
 from ..workloads import Model, load_models
 from .group_sizes import drawn_sizes
 from .measurable import GroupedGemm, GroupedGemmForward, Inputs
-from .nv_heuristics import DISTRIBUTION, MODULE, NvMatmulHeuristicsRanker
 from .variants import DW, DX, FORWARD
 from .workload import PERMUTATION
 
@@ -142,12 +140,8 @@ class GroupedGemmComparison:
         )
 
 
-#: Found by `kernels.comparison_of`.
+#: Found by `kernels.comparisons.comparison_of`.
 COMPARISON = GroupedGemmComparison()
-#: Found by `kernels.comparisons.baselines_of`; its cost is that of a fold of the weight gradients.
-BASELINES = {
-    "nvmatmulheuristics": Baseline((NvMatmulHeuristicsRanker,), cost=0.1, module=MODULE, distribution=DISTRIBUTION)
-}
 
 
 def _layer(row: Row) -> str:

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 from ...datasets import Case, DeviceSpec, ForetuneError, Measurable, Problem
 from ...datasets.errors import warn
 from ...model.splits import RANDOM
-from ...runtime.timing.compare import BestConfigs, Goal, LaunchPath, Row, judge_least
+from ...runtime.timing.compare import BestConfigs, Goal, LaunchPath, Row
+from ..comparisons import judge_predicted
 from ..workloads import DenseModel, load_dense_models
 from .family import Inputs, Matmul
 from .layouts import A_KM, B_KN, BIAS, activation_of
@@ -105,15 +106,14 @@ class MatmulComparison:
 
     def goals(self, rows: Sequence[Row]) -> list[Goal]:
         """The predicted config next to both; those that no row is about are left out."""
-        judged: list[Goal] = []
-        for other, name, aim in (("cublas", "cuBLAS", 0.95), ("inductor", "Inductor's max-autotune", 1.0)):
-            chosen = [row for row in rows if other in row.others_us]
-            ratios = [row.others_us[other] / row.predicted_us for row in chosen]
-            judged += judge_least(f"dense GEMM, predicted config, over {name}", chosen, ratios, 0.85, aim)
-        return judged
+        what = "dense GEMM, predicted config, over"
+        return [
+            *judge_predicted(rows, {"cublas": (0.85, 0.95)}, f"{what} cuBLAS"),
+            *judge_predicted(rows, {"inductor": (0.85, 1.0)}, f"{what} Inductor's max-autotune"),
+        ]
 
 
-#: Found by `kernels.comparison_of`.
+#: Found by `kernels.comparisons.comparison_of`.
 COMPARISON = MatmulComparison()
 
 
