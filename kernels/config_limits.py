@@ -4,15 +4,20 @@ products (CONSUMERS)."""
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import fields, replace
 from functools import cache
 from importlib import import_module
 from itertools import product
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
-from ..datasets import DeviceSpec, KernelConfig, Measurable, Problem
+from ..datasets import DeviceSpec, ForetuneError, KernelConfig, Measurable, Problem
 from ..datasets.errors import reason_of
 from ..runtime.warn import warn_once
 
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+R = TypeVar("R", bound="DataclassInstance")
 #: A config, or knobs by name, which are quicker to make and to look up; of several configs, arrays of integers, where
 #: what follows from them may be arrays as well.
 Knobs: TypeAlias = KernelConfig | Mapping[str, Any]
@@ -88,6 +93,29 @@ MOST_REGISTERS, MOST_THREADS, MOST_PROGRAMS = 255, 2048, 32
 RESERVED_SMEM_BYTES = 1024
 # Beside the accumulators a thread holds addresses, masks and loop state (40-70 registers seen on sm_90).
 _OTHER_REGISTERS = 56
+
+
+def with_ranges(own: R, given: Mapping[str, Sequence[int]], valid: Mapping[str, tuple[str, Collection[int]]]) -> R:
+    """Return the ranges that a space is made of, a dataclass of tuples, with some values in place of its own.
+
+    Args:
+        own: The ranges.
+        given: The new values, by the names of fields.
+        valid: The values that each may have, and these in words.
+
+    Raises:
+        ForetuneError: There is no such range, or it cannot have a value.
+    """
+    for name, values in given.items():
+        if name not in (known := sorted(field.name for field in fields(own))):
+            raise ForetuneError(f"{name} is not a range of the space; there are {', '.join(known)}")
+        if not isinstance(values, Sequence) or isinstance(values, str) or not values:
+            raise ForetuneError(f"{name} must be a list of values but is {values!r}")
+        words, able = valid[name]
+        for value in values:
+            if type(value) is not int or value not in able:
+                raise ForetuneError(f"{name} must be {words} but is {value!r}")
+    return replace(own, **{name: tuple(values) for name, values in given.items()})
 
 
 def accumulator_registers(block_m: Any, block_n: Any, num_warps: Any) -> Any:

@@ -17,6 +17,19 @@ from .config_limits import Knobs, accumulator_registers, programs_that_fit
 
 Floats: TypeAlias = NDArray[np.float64]
 
+#: Features that all tiled products have, in this order: of the tile; of the config with it; of a call's tiles.
+BLOCKS = ("block_m", "block_n", "block_k", "group_m")
+TILE = ("num_warps", "num_stages", "tile_area", "tile_aspect", "smem_bytes", "programs_per_sm")
+TILING = (
+    "log_tiles",
+    "log_rounds",
+    "round_efficiency",
+    "padding_m",
+    "padding_n",
+    "padding_k",
+    "steps_per_tile",
+    "log_steps_per_program",
+)
 #: L2 delivers about this multiple of the copy bandwidth (H100/H200 microbenchmarks: 5.5-7 TB/s read against 3-4.3).
 L2_OVER_DRAM = 1.6
 

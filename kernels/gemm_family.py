@@ -11,7 +11,7 @@ from abc import abstractmethod
 from collections.abc import Hashable, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 
 from ..datasets import (
     BinaryFacts,
@@ -24,7 +24,7 @@ from ..datasets import (
     Problem,
     dtype_of_tensor,
 )
-from ..datasets.feature_groups import FeatureGroup, joined
+from ..datasets.feature_groups import FeatureGroup, joined, stacked
 from .config_limits import Knobs, no_consumers, no_tma, too_much_smem
 
 if TYPE_CHECKING:
@@ -32,11 +32,15 @@ if TYPE_CHECKING:
     import torch
     from numpy.typing import NDArray
 
+Configs: TypeAlias = Sequence[KernelConfig]
+Binaries: TypeAlias = Mapping[KernelConfig, BinaryFacts]
+Groups: TypeAlias = Sequence[FeatureGroup]
+
 #: The largest relative error of a float32 sum that is rounded once: about 2^-9 (bf16) or 2^-12 (fp16) at most, less on
 #: average. float32 differs by the order of the sum: sqrt(depth) roundings of 2^-24.
-ROUNDED_ONCE: Mapping[str, float] = {"bf16": 4e-3, "fp16": 5e-4, "fp32": 1e-5}
+ROUNDED_ONCE = {"bf16": 4e-3, "fp16": 5e-4, "fp32": 1e-5}
 #: `launch_knobs` of kernels that take the number of M tiles in a band and the number of programs at a launch.
-BANDS_AND_PROGRAMS: Mapping[str, tuple[int, int]] = {"GROUP_M": (1, 1), "PROGRAMS_PER_SM": (1, 1)}
+BANDS_AND_PROGRAMS = {"GROUP_M": (1, 1), "PROGRAMS_PER_SM": (1, 1)}
 
 
 class DeclaredFamily(Family):
@@ -77,15 +81,16 @@ class DeclaredFamily(Family):
             or self.device_limit(config, problem, device)
         )
 
-    @abstractmethod
+    def call_features(self, problem: Problem, device: DeviceSpec, configs: Configs) -> Groups:
+        """Return the features of one problem, by what they depend on."""
+        raise NotImplementedError
+
     def grouped_features(
-        self,
-        problems: Sequence[Problem],
-        device: DeviceSpec,
-        configs: Sequence[KernelConfig],
-        binaries: Mapping[KernelConfig, BinaryFacts] | None,
-    ) -> Sequence[FeatureGroup]:
-        """Return the features of several problems of one dtype and the same flags, by what they depend on."""
+        self, problems: Sequence[Problem], device: DeviceSpec, configs: Configs, binaries: Binaries | None
+    ) -> Groups:
+        """Return the features of several problems of one dtype and the same flags: of each problem alone, unless a
+        family has something in common to compute once."""
+        return stacked([self.call_features(problem, device, configs) for problem in problems])
 
     def feature_groups(
         self,

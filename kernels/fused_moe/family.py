@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from ...datasets import BinaryFacts, DeviceSpec, ForetuneError, KernelConfig, Problem, dtype_of_tensor
-from ...datasets.feature_groups import FeatureGroup, stacked
-from ..gemm_family import DeclaredFamily
+from ...datasets import DeviceSpec, ForetuneError, KernelConfig, Problem, dtype_of_tensor
+from ..gemm_family import Configs, DeclaredFamily, Groups
 from .engines import SGLANG, VLLM, Layer
 from .features import FEATURE_NAMES, estimates, feature_groups
 from .launching import KNOBS, TMA, Product, full_space, wrong_for, wrong_knob
@@ -74,14 +73,8 @@ class FusedMoeFamily(DeclaredFamily):
             return f"the engines run other kernels and knobs on {device.name}"
         return wrong_for(config, problem, device)
 
-    def grouped_features(
-        self,
-        problems: Sequence[Problem],
-        device: DeviceSpec,
-        configs: Sequence[KernelConfig],
-        binaries: Mapping[KernelConfig, BinaryFacts] | None,
-    ) -> Sequence[FeatureGroup]:
-        return stacked([feature_groups(Product(problem, self.down), device, configs) for problem in problems])
+    def call_features(self, problem: Problem, device: DeviceSpec, configs: Configs) -> Groups:
+        return feature_groups(Product(problem, self.down), device, configs)
 
     def estimate_us(self, problem: Problem, device: DeviceSpec, configs: Sequence[KernelConfig]) -> NDArray[np.float64]:
         return estimates(Product(problem, self.down), device, configs)

@@ -3,15 +3,14 @@ needed: a prediction needs neither."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from ...datasets import BinaryFacts, Case, DeviceSpec, ForetuneError, KernelConfig, Problem, torch_dtype
-from ...datasets.feature_groups import FeatureGroup, stacked
+from ...datasets import Case, DeviceSpec, ForetuneError, KernelConfig, Problem, torch_dtype
 from ..config_limits import TMA_ARCHS, Knobs
-from ..gemm_family import BANDS_AND_PROGRAMS, GemmFamily, MeasuredFamily, seeded
+from ..gemm_family import BANDS_AND_PROGRAMS, Configs, GemmFamily, Groups, MeasuredFamily, seeded
 from ..workloads import load_dense_models
 from .features import FEATURE_NAMES, FLAGS, feature_groups, moved_bytes
 from .space import SPACE, VALUES, full_space, smem_bytes, wrong_tile
@@ -98,14 +97,8 @@ class GatedMlp(GemmFamily, MeasuredFamily):
     def bytes(self, problem: Problem) -> float:
         return moved_bytes(problem)
 
-    def grouped_features(
-        self,
-        problems: Sequence[Problem],
-        device: DeviceSpec,
-        configs: Sequence[KernelConfig],
-        binaries: Mapping[KernelConfig, BinaryFacts] | None,
-    ) -> Sequence[FeatureGroup]:
-        return stacked([feature_groups(problem, device, configs) for problem in problems])
+    def call_features(self, problem: Problem, device: DeviceSpec, configs: Configs) -> Groups:
+        return feature_groups(problem, device, configs)
 
     def flags_of_call(self, arguments: Mapping[str, Any]) -> tuple[str, ...]:
         return flags_of(arguments["ACTIVATION"], arguments.get("saved_ptr") is not None)

@@ -9,7 +9,7 @@ import numpy as np
 from ...datasets import DeviceSpec, KernelConfig, Problem
 from ...datasets.feature_groups import FeatureGroup
 from ...model.configs_memo import remembered
-from ..config_table import L2_OVER_DRAM, ConfigTable, TiledWork, alignment, config_columns
+from ..config_table import BLOCKS, L2_OVER_DRAM, TILE, ConfigTable, TiledWork, alignment, config_columns
 from .space import smem_bytes
 
 #: Flags of a problem; without one of the first two the activation is silu.
@@ -31,18 +31,10 @@ _PROBLEM_FEATURES = (
     "k_alignment",
 )
 CONFIG_FEATURES = (
-    "block_m",
-    "block_n",
-    "block_k",
-    "group_m",
+    *BLOCKS,
     "programs_asked",
     "tma",
-    "num_warps",
-    "num_stages",
-    "tile_area",
-    "tile_aspect",
-    "smem_bytes",
-    "programs_per_sm",
+    *TILE,
     "accumulators_per_thread",
     "in_flight_bytes_per_sm",
 )
@@ -66,7 +58,7 @@ _MIXED_FEATURES = (
     "roofline_us",
 )
 #: What of a config decides on all other features.
-_DECIDING = ("block_m", "block_n", "block_k", "group_m", "programs_per_sm", "num_stages")
+_DECIDING = (*BLOCKS, "programs_per_sm", "num_stages")
 FEATURE_NAMES = _PROBLEM_FEATURES + CONFIG_FEATURES + _MIXED_FEATURES
 
 

@@ -10,10 +10,9 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, ClassVar
 
-from ...datasets import BinaryFacts, Case, DeviceSpec, Family, KernelConfig, Problem
-from ...datasets.feature_groups import FeatureGroup
+from ...datasets import Case, DeviceSpec, Family, KernelConfig, Problem
 from ..config_limits import WITHOUT_CONSUMERS, Knobs
-from ..gemm_family import GemmFamily, MeasuredFamily
+from ..gemm_family import Binaries, Configs, GemmFamily, Groups, MeasuredFamily
 from .features import feature_groups, feature_names
 from .group_sizes import likely_problems
 from .space import Ranges, full_space, knobs_of, smem_bytes, values_of, wrong_tile
@@ -150,12 +149,8 @@ class GroupedGemmFamily(OverGroups, GemmFamily):
         return problem.dtype, problem.flags, min(sizes) < 1, problem["n"] % 8, problem["k"] % 8
 
     def grouped_features(
-        self,
-        problems: Sequence[Problem],
-        device: DeviceSpec,
-        configs: Sequence[KernelConfig],
-        binaries: Mapping[KernelConfig, BinaryFacts] | None,
-    ) -> Sequence[FeatureGroup]:
+        self, problems: Sequence[Problem], device: DeviceSpec, configs: Configs, binaries: Binaries | None
+    ) -> Groups:
         return feature_groups(self.variant, problems, device, configs)
 
     def flags_of_call(self, arguments: Mapping[str, Any]) -> Sequence[str]:

@@ -16,14 +16,15 @@ from ...datasets import DeviceSpec, KernelConfig, Problem
 from ...datasets.feature_groups import FeatureGroup, joined
 from ...datasets.problem import Ragged
 from ...model.configs_memo import remembered
-from ..config_table import L2_OVER_DRAM, ConfigTable, Floats, alignment, config_columns, distinct
+from ..config_table import BLOCKS, L2_OVER_DRAM, TILE, TILING, ConfigTable, Floats, alignment, config_columns, distinct
 from .group_sizes import typical_sizes
 from .space import smem_bytes
 from .variants import DW, PERMUTATIONS, Variant, chunk_rows
 
 Sizes: TypeAlias = NDArray[np.int64]
 
-_PROBLEM_FEATURES = (
+#: What any product over groups has of a call.
+OVER_GROUPS = (
     "log_rows",
     "log_n",
     "log_k",
@@ -34,6 +35,9 @@ _PROBLEM_FEATURES = (
     "sizes_known",
     "log_flops",
     "intensity",
+)
+_PROBLEM_FEATURES = (
+    *OVER_GROUPS,
     "fp16",
     "fp32",
     *PERMUTATIONS,
@@ -43,34 +47,19 @@ _PROBLEM_FEATURES = (
     "k_alignment",
 )
 CONFIG_FEATURES = (
-    "block_m",
-    "block_n",
-    "block_k",
-    "group_m",
+    *BLOCKS,
     "tma_left",
     "tma_right",
     "tma_out",
     "consumers",
     "pingpong",
-    "num_warps",
-    "num_stages",
-    "tile_area",
-    "tile_aspect",
-    "smem_bytes",
-    "programs_per_sm",
+    *TILE,
     "programs_asked",
     "accumulator_registers",
     "in_flight_bytes_per_sm",
 )
 _MIXED_FEATURES = (
-    "log_tiles",
-    "log_rounds",
-    "round_efficiency",
-    "padding_m",
-    "padding_n",
-    "padding_k",
-    "steps_per_tile",
-    "log_steps_per_program",
+    *TILING,
     "m_tiles_per_group",
     "n_tiles",
     "depth_per_group_over_block_k",
@@ -85,7 +74,7 @@ _MIXED_FEATURES = (
     "stages_over_steps",
 )
 #: What of a config decides on all other features; what TMA may move.
-_DECIDING = ("block_m", "block_n", "block_k", "group_m", "programs_per_sm")
+_DECIDING = (*BLOCKS, "programs_per_sm")
 _SIDES = ("left", "right", "out")
 FEATURE_NAMES = _PROBLEM_FEATURES + CONFIG_FEATURES + _MIXED_FEATURES
 #: Of dW besides: how many bands of M tiles, and how many groups, the programs cover that run at once, and what of the

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass
 from functools import cache, lru_cache
 from itertools import product
 from typing import Any
@@ -17,6 +17,7 @@ from ..config_limits import (
     exchange_bytes,
     programs_that_fit,
     undecided,
+    with_ranges,
     wrong_tile_of_consumers,
 )
 from .variants import DW, VARIANTS, Variant
@@ -86,16 +87,7 @@ class Ranges:
         >>> Ranges.of(DW, block_m=[64]).block_m, Ranges.of(DW, block_m=[64]).block_k
         ((64,), (32, 64))
         """
-        for name, values in ranges.items():
-            if name not in (known := sorted(field.name for field in fields(cls))):
-                raise ForetuneError(f"{name} is not a range of the space; there are {', '.join(known)}")
-            if not isinstance(values, Sequence) or isinstance(values, str) or not values:
-                raise ForetuneError(f"{name} must be a list of values but is {values!r}")
-            for value in values:
-                if (wrong := wrong_value(name, value)) is not None:
-                    raise ForetuneError(wrong)
-        changed: dict[str, Any] = {name: tuple(values) for name, values in ranges.items()}
-        return replace(_DW_RANGES if variant is DW else cls(), **changed)
+        return with_ranges(_DW_RANGES if variant is DW else cls(), ranges, _VALID)
 
 
 #: A tile of dW is a piece of N x K, which is never small, and its contraction is a group's rows, which often are few.
@@ -114,12 +106,6 @@ _VALID: dict[str, tuple[str, Sequence[int]]] = {
     "group_m": ("between 1 and 1024", range(1, 1025)),
     "programs_per_sm": ("between 0 and 64, 0 for a program a tile", range(65)),
 }
-
-
-def wrong_value(name: str, value: Any) -> str | None:
-    """The reason why a range cannot have this value, or None."""
-    words, values = _VALID[name]
-    return None if type(value) is int and value in values else f"{name} must be {words} but is {value!r}"
 
 
 @cache

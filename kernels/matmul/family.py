@@ -8,12 +8,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from ...datasets import BinaryFacts, Case, DeviceSpec, KernelConfig, Problem, torch_dtype
-from ...datasets.feature_groups import FeatureGroup, stacked
+from ...datasets import Case, DeviceSpec, KernelConfig, Problem, torch_dtype
 from ...runtime.launching.source_hash import hash_of_modules
 from ...runtime.poisoning import poison
 from ..config_limits import TMA_ARCHS, WITHOUT_CONSUMERS, Knobs
-from ..gemm_family import BANDS_AND_PROGRAMS, ROUNDED_ONCE, GemmFamily, MeasuredFamily, seeded
+from ..gemm_family import BANDS_AND_PROGRAMS, ROUNDED_ONCE, Configs, GemmFamily, Groups, MeasuredFamily, seeded
 from ..workloads import load_dense_models
 from . import workload
 from .features import FEATURE_NAMES, feature_groups
@@ -141,14 +140,8 @@ class Matmul(GemmFamily, MeasuredFamily):
     def at_call_time(self, problem: Problem) -> Problem:
         return problem.without_sizes().rounded(*call_dims(problem))
 
-    def grouped_features(
-        self,
-        problems: Sequence[Problem],
-        device: DeviceSpec,
-        configs: Sequence[KernelConfig],
-        binaries: Mapping[KernelConfig, BinaryFacts] | None,
-    ) -> Sequence[FeatureGroup]:
-        return stacked([feature_groups(problem, device, configs) for problem in problems])
+    def call_features(self, problem: Problem, device: DeviceSpec, configs: Configs) -> Groups:
+        return feature_groups(problem, device, configs)
 
     def flags_of_call(self, arguments: Mapping[str, Any]) -> Sequence[str]:
         given = {A_KM: arguments.get("A_KM"), B_KN: arguments.get("B_KN"), BIAS: arguments.get("bias_ptr") is not None}
@@ -266,7 +259,7 @@ class Matmul(GemmFamily, MeasuredFamily):
         )
 
     def binary_key(self, config: KernelConfig, problem: Problem) -> Hashable:
-        return *super().binary_key(config, problem), is_aligned(problem)
+        return super().binary_key(config, problem), is_aligned(problem)
 
     def source_hash(self) -> str:
         from .. import dependent_launch, warp_jobs

@@ -13,7 +13,7 @@ import numpy as np
 from ...datasets import DeviceSpec, KernelConfig, Problem
 from ...datasets.feature_groups import FeatureGroup
 from ...model.configs_memo import remembered
-from ..config_table import L2_OVER_DRAM, ConfigTable, TiledWork, alignment, config_columns
+from ..config_table import BLOCKS, L2_OVER_DRAM, TILE, TILING, ConfigTable, TiledWork, alignment, config_columns
 from .layouts import FLAGS, LAYOUTS, output_dtype, row_lengths
 from .space import smem_bytes
 
@@ -44,33 +44,18 @@ _PROBLEM_FEATURES = (
     "y_alignment",
 )
 CONFIG_FEATURES = (
-    "block_m",
-    "block_n",
-    "block_k",
-    "group_m",
+    *BLOCKS,
     "split_k",
     "programs_asked",
     "tma",
     "consumers",
     "pingpong",
-    "num_warps",
-    "num_stages",
-    "tile_area",
-    "tile_aspect",
-    "smem_bytes",
-    "programs_per_sm",
+    *TILE,
     "accumulator_registers",
     "in_flight_bytes_per_sm",
 )
 _MIXED_FEATURES = (
-    "log_tiles",
-    "log_rounds",
-    "round_efficiency",
-    "padding_m",
-    "padding_n",
-    "padding_k",
-    "steps_per_tile",
-    "log_steps_per_program",
+    *TILING,
     "m_tiles",
     "n_tiles",
     "busy_share",
@@ -87,7 +72,7 @@ _MIXED_FEATURES = (
     "stages_over_steps",
 )
 #: What of a config decides on all other features.
-_DECIDING = ("block_m", "block_n", "block_k", "group_m", "split_k", "programs_per_sm", "num_stages")
+_DECIDING = (*BLOCKS, "split_k", "programs_per_sm", "num_stages")
 FEATURE_NAMES = _PROBLEM_FEATURES + CONFIG_FEATURES + _MIXED_FEATURES
 
 

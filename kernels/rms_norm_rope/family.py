@@ -16,7 +16,7 @@ from ...datasets.feature_groups import FeatureGroup, stacked
 from ...model.configs_memo import remembered
 from ...model.generic_features import GenericFeatures
 from ..config_limits import MOST_PROGRAMS, MOST_THREADS, Knobs
-from ..gemm_family import DeclaredFamily, MeasuredFamily, seeded
+from ..gemm_family import Binaries, Configs, DeclaredFamily, Groups, MeasuredFamily, seeded
 from ..workloads import load_dense_models
 from . import workload
 from .space import (
@@ -133,12 +133,8 @@ class RmsNormRope(DeclaredFamily, MeasuredFamily):
         return grid(problem["tokens"], problem["q_heads"], problem["kv_heads"], config)
 
     def grouped_features(
-        self,
-        problems: Sequence[Problem],
-        device: DeviceSpec,
-        configs: Sequence[KernelConfig],
-        binaries: Mapping[KernelConfig, BinaryFacts] | None,
-    ) -> Sequence[FeatureGroup]:
+        self, problems: Sequence[Problem], device: DeviceSpec, configs: Configs, binaries: Binaries | None
+    ) -> Groups:
         return stacked([self._groups(problem, device, configs, binaries) for problem in problems])
 
     def _groups(

@@ -8,11 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from ...datasets import BinaryFacts, Case, DeviceSpec, KernelConfig, Problem
-from ...datasets.feature_groups import FeatureGroup
+from ...datasets import Case, DeviceSpec, KernelConfig, Problem
 from ...runtime.launching.source_hash import hash_of_modules
 from ..config_limits import TMA_ARCHS, Knobs
-from ..gemm_family import BANDS_AND_PROGRAMS, GemmFamily, MeasuredFamily, seeded
+from ..gemm_family import BANDS_AND_PROGRAMS, Binaries, Configs, GemmFamily, Groups, MeasuredFamily, seeded
 from ..grouped_gemm.family import MOST_COLUMNS, MOST_ROWS, MeasuredOverGroups
 from ..grouped_gemm.features import group_sizes_of
 from ..workloads import load_dense_models, load_models
@@ -131,12 +130,8 @@ class ScaledGemmFamily(GemmFamily, MeasuredFamily):
         return problem.dtype, problem.flags, min(n, k, _groups(problem)) < 1, n % STEP, k % STEP
 
     def grouped_features(
-        self,
-        problems: Sequence[Problem],
-        device: DeviceSpec,
-        configs: Sequence[KernelConfig],
-        binaries: Mapping[KernelConfig, BinaryFacts] | None,
-    ) -> Sequence[FeatureGroup]:
+        self, problems: Sequence[Problem], device: DeviceSpec, configs: Configs, binaries: Binaries | None
+    ) -> Groups:
         return feature_groups(problems, self.rows, device, configs)
 
     def flags_of_call(self, arguments: Mapping[str, Any]) -> Sequence[str]:

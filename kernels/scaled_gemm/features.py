@@ -13,8 +13,8 @@ import numpy as np
 from ...datasets import DeviceSpec, KernelConfig, Problem
 from ...datasets.feature_groups import FeatureGroup
 from ...model.configs_memo import remembered
-from ..config_table import ConfigTable, TiledWork, alignment, config_columns
-from ..grouped_gemm.features import group_sizes_of, of_each, padded, tiles_of
+from ..config_table import BLOCKS, TILE, TILING, ConfigTable, TiledWork, alignment, config_columns
+from ..grouped_gemm.features import OVER_GROUPS, group_sizes_of, of_each, padded, tiles_of
 from .scales import DTYPE, FLAGS, kind_of, scale_bytes
 from .space import smem_bytes
 
@@ -26,16 +26,7 @@ _L2_OVER_DRAM = 2.7
 _LANES_PER_SM, _GHZ = 128, 1.8
 
 _PROBLEM_FEATURES = (
-    "log_rows",
-    "log_n",
-    "log_k",
-    "log_groups",
-    "log_active",
-    "log_rows_per_active",
-    "skew",
-    "sizes_known",
-    "log_flops",
-    "intensity",
+    *OVER_GROUPS,
     *FLAGS,
     "sm_count",
     "flops_per_byte_limit",
@@ -43,34 +34,19 @@ _PROBLEM_FEATURES = (
     "k_alignment",
 )
 CONFIG_FEATURES = (
-    "block_m",
-    "block_n",
-    "block_k",
-    "group_m",
+    *BLOCKS,
     "split_k",
     "swap_ab",
     "tma_load",
     "tma_store",
     "consumers",
-    "num_warps",
-    "num_stages",
-    "tile_area",
-    "tile_aspect",
-    "smem_bytes",
-    "programs_per_sm",
+    *TILE,
     "programs_asked",
     "accumulators",
     "in_flight_bytes_per_sm",
 )
 _MIXED_FEATURES = (
-    "log_tiles",
-    "log_rounds",
-    "round_efficiency",
-    "padding_m",
-    "padding_n",
-    "padding_k",
-    "steps_per_tile",
-    "log_steps_per_program",
+    *TILING,
     "m_tiles_per_group",
     "n_tiles",
     "log_compute_us",
@@ -86,10 +62,7 @@ _MIXED_FEATURES = (
 )
 #: What of a config decides on all other features.
 _DECIDING = (
-    "block_m",
-    "block_n",
-    "block_k",
-    "group_m",
+    *BLOCKS,
     "split_k",
     "programs_per_sm",
     "consumers",
