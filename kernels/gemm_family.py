@@ -65,7 +65,7 @@ class DeclaredFamily(Family):
         """Return why a config of the kernel cannot run a problem on any device, or None."""
         return None
 
-    def device_limit(self, config: Knobs, problem: Problem, device: DeviceSpec) -> str | None:
+    def device_limit(self, config: KernelConfig, problem: Problem, device: DeviceSpec) -> str | None:
         """Return why a device cannot run a config for any problem of this dtype and these flags, or None."""
         return None
 
@@ -122,6 +122,7 @@ class DeclaredFamily(Family):
             self.name,
             dtype=dtype_of_tensor(self.dtype_argument, arguments[self.dtype_argument]),
             flags=tuple(self.flags_of_call(arguments)),
+            ragged=None,
             **{dim: unit * int(arguments[name]) for dim, (name, unit) in sizes.items()},
         )
 
@@ -173,7 +174,7 @@ class GemmFamily(DeclaredFamily):
             return reason
         return too_much_smem(self.smem_bytes(config, elements, device), device)
 
-    def device_limit(self, config: Knobs, problem: Problem, device: DeviceSpec) -> str | None:
+    def device_limit(self, config: KernelConfig, problem: Problem, device: DeviceSpec) -> str | None:
         return self.limit_of(config, self.elements_of(problem), device)
 
     @abstractmethod
@@ -194,7 +195,8 @@ class GemmFamily(DeclaredFamily):
             return np.empty(0)
         table = joined(self.grouped_features((problem,), device, configs, None))
         places = [self.feature_names.index(name) for name in self.estimated_by]
-        return table[:, places].max(axis=1).astype(np.float64)
+        estimate: NDArray[np.float64] = table[:, places].max(axis=1).astype(np.float64)
+        return estimate
 
 
 @lru_cache(maxsize=64)

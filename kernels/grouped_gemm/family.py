@@ -141,7 +141,7 @@ class GroupedGemmFamily(OverGroups, GemmFamily):
                 return f"{knob}=1 with {flag}: TMA moves boxes of neighbouring rows, and these are permuted"
         return None
 
-    def device_limit(self, config: Knobs, problem: Problem, device: DeviceSpec) -> str | None:
+    def device_limit(self, config: KernelConfig, problem: Problem, device: DeviceSpec) -> str | None:
         return _wrong_size(self, config, problem.dtype_name, problem.itemsize, device)
 
     def supports_by(self, problem: Problem) -> Hashable:

@@ -12,6 +12,7 @@ from ...datasets import DeviceSpec, ForetuneError, KernelConfig, Problem
 from ..config_limits import (
     ASYNC_PRODUCT_ARCHS,
     WITHOUT_CONSUMERS,
+    Knobs,
     KnobValues,
     accumulator_registers,
     exchange_bytes,
@@ -259,26 +260,26 @@ def tile_smem_bytes(
     return buffers * (block_m + block_n) * block_k * itemsize + output + barriers
 
 
-def smem_bytes(variant: Variant, config: KernelConfig, itemsize: int, device: DeviceSpec) -> int:
+def smem_bytes(variant: Variant, config: Knobs, itemsize: int, device: DeviceSpec) -> int:
     """Shared memory of one program on a device."""
     blocks = (config["BLOCK_M"], config["BLOCK_N"], config["BLOCK_K"])
     if config["CONSUMERS"]:
         return _specialized_smem_bytes(config)
     tma = (config[variant.tma_left], config[variant.tma_right], config[variant.tma_out])
-    needed = tile_smem_bytes(*blocks, config.num_stages, config.num_warps, tma, itemsize, arch=device.arch)
+    needed = tile_smem_bytes(*blocks, config["num_stages"], config["num_warps"], tma, itemsize, arch=device.arch)
     # Ways of no config of the space: a bound.
     if variant is DW and blocks[0] < 64 and itemsize == 2 and tma[:2] == (1, 1):
-        needed += 16 + 8 * max(config.num_stages - 1, 1)  # so small, dy and x have barriers of their own
+        needed += 16 + 8 * max(config["num_stages"] - 1, 1)  # so small, dy and x have barriers of their own
     elif variant is not DW and tma[2] and tma[:2] != (1, 1):
         needed += 2048  # what TMA stores from is aligned, and may have an exchange beside it
     return needed
 
 
-def _specialized_smem_bytes(config: KernelConfig) -> int:
+def _specialized_smem_bytes(config: Knobs) -> int:
     """Shared memory of a program with CONSUMERS, of 16-bit elements: that of the stages, of the 16 KiB that each group
     stores at a time, and of barriers and what Triton keeps for the warps to find (up to 88 bytes less)."""
     m, n, k, groups = (int(config[knob]) for knob in ("BLOCK_M", "BLOCK_N", "BLOCK_K", "CONSUMERS"))
-    return config.num_stages * (2 * (m + n) * k + 16) + groups * 16 * 1024 + 240
+    return int(config["num_stages"]) * (2 * (m + n) * k + 16) + groups * 16 * 1024 + 240
 
 
 def estimate_smem_bytes(config: KernelConfig, problem: Problem, device: DeviceSpec | None = None) -> int:
