@@ -264,6 +264,24 @@ def check_drawn(tokens: Sequence[int] | None, **counts: int) -> None:
         raise ForetuneError(f"token counts must be between 1 and {MOST_TOKENS} but got {abridged(str(list(tokens)))}")
 
 
+class Deck:
+    """Values in random order, each once before any of them comes again.
+
+    >>> deck = Deck([1, 2], np.random.default_rng(0))
+    >>> sorted([deck.draw(), deck.draw()])
+    [1, 2]
+    """
+
+    def __init__(self, values: Sequence[int], rng: np.random.Generator) -> None:
+        self._values, self._rng = values, rng
+        self._left: list[int] = []
+
+    def draw(self) -> int:
+        """Return the next value."""
+        self._left = self._left or [int(value) for value in self._rng.permutation(self._values)]
+        return self._left.pop()
+
+
 def chosen(shares: Mapping[T, float], rng: np.random.Generator) -> T:
     """One of some values, each as often as its share of them all.
 

@@ -11,7 +11,7 @@ import numpy as np
 from ...datasets import Case, ForetuneError, Problem
 from ...datasets.errors import check_integer, shown
 from ...model.splits import RANDOM
-from ..workloads import TENSOR_PARALLEL, Model, check_drawn, load_models, shuffled
+from ..workloads import TENSOR_PARALLEL, Deck, Model, check_drawn, load_models, shuffled
 from .engines import BATCH_SIZES, SCALED_BLOCK, Layer
 from .family import DTYPES, LARGEST
 from .launching import Product
@@ -52,16 +52,15 @@ def draw(
     rng = np.random.default_rng(seed)
     batches = [int(count) for count in tokens or BATCH_SIZES]
     drawn: list[Case] = []
-    deck: list[int] = []
+    deck = Deck(batches, rng)
     for (experts, inter), found in layers_on_ranks(load_models(models)).items():
         taken: set[Problem] = set()
         for _ in range(per_layer):
             for _ in range(_TRIES):  # a draw over the limits, or a repeated one, is drawn again
                 model = found[int(rng.integers(len(found)))][0]
-                deck = deck or [int(count) for count in rng.permutation(batches)]
-                hidden = model.expert_hidden_size
+                count, hidden = deck.draw(), model.expert_hidden_size
                 layer = Layer(experts, model.top_k, hidden, inter, _dtype(hidden, inter, rng))
-                problem = layer.problem(family, engines[len(drawn) % len(engines)], deck.pop())
+                problem = layer.problem(family, engines[len(drawn) % len(engines)], count)
                 if problem not in taken and _affordable(Product(problem, down), most_tflop):
                     taken.add(problem)
                     sources = tuple(dict.fromkeys(f"{model.model}/tp{degree}" for model, degree in found))
