@@ -12,8 +12,7 @@ from ...datasets import Case, DeviceSpec, ForetuneError, KernelConfig, Problem, 
 from ..config_limits import TMA_ARCHS, Knobs
 from ..gemm_family import BANDS_AND_PROGRAMS, Configs, GemmFamily, Groups, MeasuredFamily, seeded
 from ..workloads import load_dense_models
-from .features import FEATURE_NAMES, FLAGS, feature_groups, moved_bytes
-from .space import SPACE, VALUES, full_space, smem_bytes, wrong_tile
+from .space import FEATURE_NAMES, FLAGS, SPACE, VALUES, feature_groups, full_space, moved_bytes, smem_bytes, wrong_tile
 
 if TYPE_CHECKING:
     import torch
