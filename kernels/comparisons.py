@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING
 from ..datasets import Family, ForetuneError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
     from types import ModuleType
 
     from ..model.baselines import Baseline
-    from ..runtime.timing.compare import Comparison
+    from ..runtime.timing.compare import Comparison, Goal, Row
 
 
 def comparison_of(family: Family) -> Comparison:
@@ -32,11 +32,31 @@ def baselines_of(family: Family) -> Mapping[str, Baseline]:
     family's, none where it has none.
 
     >>> from foretune.kernels import find_family
-    >>> list(baselines_of(find_family("grouped_gemm_fwd")))
-    ['nvmatmulheuristics']
+    >>> dict(baselines_of(find_family("grouped_gemm_fwd")))
+    {}
     """
     found: Mapping[str, Baseline] = getattr(_contenders(family), "BASELINES", {})
     return found
+
+
+def judge_predicted(
+    rows: Sequence[Row], over: Mapping[str, Sequence[float]], what: str = "predicted config, over {}"
+) -> list[Goal]:
+    """Return the goals for the predicted config next to contenders.
+
+    Args:
+        rows: The rows of a comparison; those without a contender do not count for it.
+        over: The least speedups over each contender, in the order of `judge_least`.
+        what: The text of a goal, with the place of the contender's name.
+    """
+    from ..runtime.timing.compare import judge_least
+
+    goals: list[Goal] = []
+    for name, least in over.items():
+        chosen = [row for row in rows if name in row.others_us]
+        ratios = [row.others_us[name] / row.predicted_us for row in chosen]
+        goals += judge_least(what.format(name), chosen, ratios, *least)
+    return goals
 
 
 def _contenders(family: Family) -> ModuleType | None:

@@ -1,20 +1,35 @@
-"""`ConfigTable`: the features of a tiled product by what they depend on, so that what repeats is computed once."""
+"""The features that tiled products share: of a config, and of how the tiles of a call fall on a device.
+
+`ConfigTable` has the features by what they depend on, so that what repeats is computed once.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import TypeAlias
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ..datasets import DeviceSpec
+from ..datasets import DeviceSpec, KernelConfig
 from ..datasets.feature_groups import FeatureGroup
-from .knob_values import Knobs
-from .sm_limits import programs_that_fit
+from .config_limits import Knobs, accumulator_registers, programs_that_fit
 
 Floats: TypeAlias = NDArray[np.float64]
 
+#: Features that all tiled products have, in this order: of the tile; of the config with it; of a call's tiles.
+BLOCKS = ("block_m", "block_n", "block_k", "group_m")
+TILE = ("num_warps", "num_stages", "tile_area", "tile_aspect", "smem_bytes", "programs_per_sm")
+TILING = (
+    "log_tiles",
+    "log_rounds",
+    "round_efficiency",
+    "padding_m",
+    "padding_n",
+    "padding_k",
+    "steps_per_tile",
+    "log_steps_per_program",
+)
 #: L2 delivers about this multiple of the copy bandwidth (H100/H200 microbenchmarks: 5.5-7 TB/s read against 3-4.3).
 L2_OVER_DRAM = 1.6
 
@@ -47,6 +62,13 @@ class ConfigTable:
         #: The distinct values of the first that decides, and the place among them of each kind's.
         self.ms, self.m = np.unique(self.kinds[0], return_inverse=True)
         self.one_kind = np.zeros(len(self.kind), np.intp)
+
+    @classmethod
+    def of(
+        cls, first: int, names: Sequence[str], columns: Mapping[str, Floats], deciding: Sequence[str]
+    ) -> ConfigTable:
+        """Return the table of these features of `config_columns`, of which `deciding` decide on all others."""
+        return cls(first, [columns[name] for name in names], [columns[name] for name in deciding])
 
     def groups(self, of_calls: Sequence[Sequence[float]], of_kinds: Sequence[Floats]) -> tuple[FeatureGroup, ...]:
         """The features of several problems: those of each call, and those of each kind, each (n_problems, n_kinds) or
@@ -87,6 +109,92 @@ def resident_programs(
         fits = programs_that_fit(int(smem), float(held), config["num_warps"], *an_sm)
         resident.append(min(config["PROGRAMS_PER_SM"] or fits, fits))
     return np.array(resident, dtype=np.float64)
+
+
+def config_columns(
+    configs: Sequence[KernelConfig],
+    smem_bytes: Sequence[float],
+    device: DeviceSpec,
+    *,
+    itemsize: int,
+    rights: int = 1,
+    sums: int = 1,
+) -> dict[str, Floats]:
+    """Return what features say of the configs of a tiled product, by name, each (n_configs,).
+
+    Args:
+        configs: The configs; each knob is a feature, in small letters.
+        smem_bytes: The shared memory of one program of each.
+        device: What they run on.
+        itemsize: Bytes of an element of the operands.
+        rights: How many tiles of BLOCK_N columns a program multiplies its rows with.
+        sums: How many accumulators of each element it holds at a time.
+    """
+    knobs = [config.to_json() for config in configs]
+    columns = {name.lower(): np.array([one[name] for one in knobs], dtype=np.float64) for name in knobs[0]}
+    m, n, k, stages = (columns[name] for name in ("block_m", "block_n", "block_k", "num_stages"))
+    warps = columns["num_warps"]
+    if "consumers" in columns:  # those that multiply a tile
+        of_a_tile = np.where(columns.get("pingpong", np.zeros_like(m)) > 0, 1, columns["consumers"])
+        warps = np.where(columns["consumers"] > 0, 4 * of_a_tile, warps)
+    accumulators = rights * accumulator_registers(m, n, warps)
+    programs = resident_programs(knobs, smem_bytes, sums * accumulators, device)
+    return columns | {
+        "programs_asked": columns["programs_per_sm"],
+        "num_warps": warps,
+        "tile_area": m * n,
+        "tile_aspect": m / n,
+        "smem_bytes": np.array(smem_bytes, dtype=np.float64),
+        "programs_per_sm": programs,
+        **dict.fromkeys(("accumulators", "accumulators_per_thread", "accumulator_registers"), accumulators),
+        "in_flight_bytes_per_sm": programs * (stages - 1) * (m + rights * n) * k * itemsize,
+    }
+
+
+class TiledWork:
+    """How the tiles of a call fall on a device. All are (n_kinds,), or (n_problems, n_kinds) of several problems.
+
+    Args:
+        device: What runs them.
+        programs: How many programs an SM holds.
+        tiles: How many there are.
+        steps: Of BLOCK_K, of one tile.
+    """
+
+    def __init__(self, device: DeviceSpec, programs: Floats, tiles: Floats, steps: Floats) -> None:
+        self.device, self.tiles, self.steps = device, tiles, steps
+        self.slots = device.sm_count * programs
+        self.rounds: Floats = np.ceil(tiles / self.slots)
+        #: Of the busiest SM, which does `rounds` tiles for each program that it holds.
+        self.most_tiles: Floats = np.minimum(self.rounds * programs, np.ceil(tiles / device.sm_count))
+
+    def compute_us(self, step_flops: Floats, matrix_tflops: float) -> Floats:
+        """Return the busiest SM's time at the measured matrix rate."""
+        return self.most_tiles * self.steps * step_flops * self.device.sm_count / (matrix_tflops * 1e6)
+
+    def moved_us(self, moved_bytes: Any, faster: float = 1.0) -> Any:
+        """Return the time of moving bytes at so many times the copy bandwidth."""
+        return moved_bytes / (self.device.copy_bandwidth_gbs * 1e3 * faster)
+
+    def columns(
+        self, dims: Sequence[Any], blocks: Sequence[Floats], m_tiles: Floats, n_tiles: Floats, **times_us: Floats
+    ) -> dict[str, Floats]:
+        """Return the features that follow, by name: those of the tiles, and the logarithm of each time."""
+        (m, n, k), (block_m, block_n, block_k) = dims, blocks
+        return {
+            "log_tiles": np.log2(self.tiles),
+            "log_tiles_per_sm": np.log2(self.tiles / self.device.sm_count),
+            "log_rounds": np.log2(self.rounds),
+            "round_efficiency": self.tiles / (self.rounds * self.slots),
+            "padding_m": m_tiles * block_m / m,
+            "padding_n": n_tiles * block_n / n,
+            "padding_k": self.steps * block_k / k,
+            "steps_per_tile": self.steps,
+            "log_steps_per_program": np.log2(self.rounds * self.steps),
+            "m_tiles": m_tiles,
+            "n_tiles": n_tiles,
+            **{f"log_{name}": np.log2(us) for name, us in times_us.items()},
+        }
 
 
 def alignment(size: int) -> int:

@@ -25,7 +25,7 @@ from ..runtime.choice import choose, given, interpreter, live
 from ..runtime.launching.collector import collecting_later
 from ..runtime.tuning.ranks.agreement import epoch
 from . import find_measurable
-from .consumers import default_without_gluon
+from .config_limits import default_without_gluon
 
 if TYPE_CHECKING:
     from ..datasets import DeviceSpec

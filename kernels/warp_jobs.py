@@ -1,12 +1,43 @@
-"""What the kernels of CONSUMERS share, in Gluon: the barriers between who loads and who multiplies, and how a group of
-warps stores what it summed."""
+"""What the kernels of CONSUMERS share, in Gluon: what they use of Hopper (copies of tiles that barriers count, and
+products that run beside them), barriers between the warps that load and those that multiply, and how a group of warps
+stores its sum.
+
+Gluon is experimental: this is where it may have moved (`config_limits.why_no_gluon` asks), and what its names are now.
+"""
 
 from __future__ import annotations
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.ampere import async_copy
+from triton.experimental.gluon.language.nvidia.hopper import (
+    fence_async_shared,
+    mbarrier,
+    tma,
+    warpgroup_mma,
+    warpgroup_mma_wait,
+)
 
-from .hopper import fence_async_shared, mbarrier, store_tile, tma
+__all__ = [
+    "async_copy",
+    "fence_async_shared",
+    "halves",
+    "load_scales",
+    "load_tile",
+    "mbarrier",
+    "stage_barriers",
+    "store_box",
+    "store_tile",
+    "tma",
+    "turn_barriers",
+    "warpgroup_mma",
+    "warpgroup_mma_wait",
+]
+
+# What copies are called from Triton 3.8 or 3.9 on, and before.
+load_tile = getattr(tma, "async_load", None) or tma.async_copy_global_to_shared
+store_tile = getattr(tma, "async_store", None) or tma.async_copy_shared_to_global
+load_scales = getattr(async_copy, "async_load", None) or async_copy.async_copy_global_to_shared
 
 
 @gluon.jit

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from foretune.datasets import DeviceSpec, KernelConfig, Problem
 from foretune.kernels import find_family
-from foretune.kernels.scaled_gemm.kinds import flags_of, kind_of
+from foretune.kernels.scaled_gemm.scales import flags_of, kind_of
 
 DENSE, GROUPED = (find_family(name) for name in ("scaled_gemm", "scaled_grouped_gemm_fwd"))
 FAMILIES = (DENSE, GROUPED)
@@ -62,7 +62,7 @@ def checked(family, kind):
 def exact(inputs, block_k=128):
     """What a launch should give, and how far off each element may be, in float64; NaN where nothing is written."""
     import torch
-    from foretune.kernels.scaled_gemm.reference import dequantized_weight, dequantized_x, error_bound
+    from foretune.kernels.scaled_gemm.quantize import dequantized_weight, dequantized_x, error_bound
 
     kind, i = kind_of(inputs.problem), inputs
     x = dequantized_x(i.x, i.x_scale, kind, torch.float64)

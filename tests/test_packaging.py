@@ -27,7 +27,7 @@ USE = """
 import foretune, foretune.datasets, pathlib, sys
 assert pathlib.Path(foretune.__file__).is_relative_to(sys.argv[1]), foretune.__file__
 assert foretune.DeviceSpec.named("h200").sm_count == 132
-from foretune.kernels.grouped_gemm.models import load_models
+from foretune.kernels.workloads import load_models
 assert load_models()
 print(*foretune.datasets.names())
 for name in foretune.datasets.names():

@@ -62,7 +62,7 @@ def export(
     """
     from ...collect.compiling import compile_ahead
     from ...datasets.files import check_folder
-    from ..fused_moe import asked, engines, installed, tuned_files, tuning
+    from ..fused_moe import engines, installed, tuned_files, tuning, workload
 
     of_dataset = {"--format": format, "--family": family, "--problem": problem}
     of_engine = {"--model": model, "--experts": experts, "--topk": topk, "--hidden": hidden, "--inter": inter}
@@ -75,7 +75,7 @@ def export(
     if not is_engine:
         _export_dataset(data, out, format, family, problem, as_json)
         return
-    layer = asked.layer_asked_for(model, experts=experts, topk=topk, hidden=hidden, inter=inter, tp=tp, dtype=dtype)
+    layer = workload.requested_layer(model, experts=experts, topk=topk, hidden=hidden, inter=inter, tp=tp, dtype=dtype)
     gpu = live_gpu()
     spec = gpu if device is None and gpu is not None else device_or_this_gpu(device)
     is_here = gpu is not None and gpu.name == spec.name

@@ -124,7 +124,7 @@ def evaluate(
         list[str] | None,
         option(
             "What to compare with: fast, all, or a name: random, static, regimes (a static list for each), "
-            "nearest, estimate, nvmatmulheuristics (of grouped GEMMs). May be repeated.",
+            "nearest, estimate, or what a family has of its own. May be repeated.",
             "fast",
             metavar="fast|all|NAME",
         ),

@@ -5,8 +5,7 @@ Importing this imports neither torch nor triton nor an engine.
 
 from __future__ import annotations
 
-from .engine_source import EngineMissingError, installed
-from .engines import Layer
+from .engines import EngineMissingError, Layer, installed
 from .measurable import FusedMoeDown, FusedMoeUp
 
 __all__ = ["EngineMissingError", "FusedMoeDown", "FusedMoeUp", "Layer", "installed"]

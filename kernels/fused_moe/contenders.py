@@ -7,12 +7,12 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from ...datasets import Case, DeviceSpec, KernelConfig, Measurable, Problem
-from ...runtime.timing.compare import BestConfigs, Goal, LaunchPath, Row, judge_least
-from .asked import layer_asked_for
-from .engine_source import installed
-from .engines import SGLANG, Layer, engine_of
+from ...runtime.timing.compare import BestConfigs, Goal, LaunchPath, Row
+from ..comparisons import judge_predicted
+from .engines import SGLANG, Layer, engine_of, installed
 from .measurable import Inputs
-from .shipped import row_for, table_in_force
+from .tuned_files import row_for, table_in_force
+from .workload import requested_layer
 
 #: Layers: model, and tensor-parallel degree. Both engines ship a file for the first and the third on an H200.
 LAYERS = (("Qwen3-30B-A3B", 1), ("OLMoE-1B-7B", 1), ("Mixtral-8x7B", 4), ("DeepSeek-V2", 4), ("GLM-5", 8))
@@ -30,7 +30,7 @@ class FusedMoeComparison:
         cases = {}
         for engine in installed() or (SGLANG,):
             for model, degree in LAYERS:
-                layer = layer_asked_for(model, tp=degree)
+                layer = requested_layer(model, tp=degree)
                 for tokens in TOKENS:
                     case = Case(layer.problem(family.name, engine, tokens), (f"{model}/experts",))
                     cases[f"{engine} {model} tp{degree} {tokens}"] = case
@@ -53,15 +53,11 @@ class FusedMoeComparison:
 
     def goals(self, rows: Sequence[Row]) -> list[Goal]:
         """To be faster than the default, and within 2 % of what the engine's tuner found in hours."""
-        judged: list[Goal] = []
-        for name, aim in (("default", 1.0), ("shipped", 0.98)):
-            chosen = [row for row in rows if name in row.others_us]
-            ratios = [row.others_us[name] / row.predicted_us for row in chosen]
-            judged += judge_least(f"predicted config, over the engine's {name} one", chosen, ratios, 0.95, aim)
-        return judged
+        over = {"default": (0.95, 1.0), "shipped": (0.95, 0.98)}
+        return judge_predicted(rows, over, "predicted config, over the engine's {} one")
 
 
-#: Found by `kernels.comparison_of`.
+#: Found by `kernels.comparisons.comparison_of`.
 COMPARISON = FusedMoeComparison()
 
 

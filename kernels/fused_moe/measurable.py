@@ -3,28 +3,46 @@ are imported when they are needed, and of an engine only its kernel."""
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
-from ...datasets import Case, DeviceSpec, KernelConfig, Measurable, Problem, torch_dtype
+from ...datasets import Case, DeviceSpec, KernelConfig, Problem, torch_dtype
 from ...runtime.launching.source_hash import combined_hash
+from ..gemm_family import ROUNDED_ONCE, MeasuredFamily, seeded
 from . import workload
-from .engine_source import EngineMissingError, engine_kernel, engine_version, installed
-from .engines import ENGINES, SCALED_BLOCK, SGLANG, default_config, engine_of
+from .engines import (
+    ENGINES,
+    SCALED_BLOCK,
+    SGLANG,
+    EngineMissingError,
+    default_config,
+    engine_kernel,
+    engine_of,
+    engine_version,
+    installed,
+)
 from .family import FusedMoeFamily
-from .launching import Product
-from .space import BLOCKS_M, uses_tma, with_tma
+from .launching import BLOCKS_M, Product, uses_tma, with_tma
 
 if TYPE_CHECKING:
     import torch
 
     from ...runtime.launching.kernel import Kernel
-    from .routing import Blocks
 
 #: What the engines pass as launch options, beside their constants.
 _OPTIONS = ("num_warps", "num_stages", "num_ctas")
+
+
+@dataclass(frozen=True)
+class Blocks:
+    """Routed rows for one BLOCK_SIZE_M, as the kernel wants them: sorted by expert, each expert's padded to whole
+    blocks."""
+
+    sorted_rows: torch.Tensor | None  # (length,) int32; the number of rows where there is padding; None if unsorted
+    experts: torch.Tensor  # (blocks,) int32
+    padded: torch.Tensor  # (1,) int32: how many of sorted_rows count
 
 
 @dataclass(frozen=True)
@@ -48,30 +66,16 @@ class Inputs:
         return self.product.problem
 
 
-class FusedMoe(FusedMoeFamily, Measurable):
+class FusedMoe(FusedMoeFamily, MeasuredFamily):
     """What measuring needs, for both products."""
 
-    def cases(
-        self,
-        *,
-        models: Path | str | None = None,
-        tokens: Sequence[int] | None = None,
-        per_layer: int = 2,
-        random: int = 40,
-        max_tflop: float | None = None,
-        seed: int = 0,
-    ) -> tuple[Case, ...]:
-        return workload.draw(
-            self.name,
-            self.down,
-            installed() or (SGLANG,),
-            models=models,
-            tokens=tokens,
-            per_layer=per_layer,
-            random=random,
-            most_tflop=workload.MOST_TFLOP if max_tflop is None else max_tflop,
-            seed=seed,
-        )
+    # Results of fp8 are bf16 too, and Hopper adds up 128 products in 14 bits or so before the scales (DeepSeek-V3's
+    # report, section 3.3.2).
+    tolerances: ClassVar[Mapping[str, float]] = ROUNDED_ONCE | {"fp8e4m3": 8e-3}
+
+    def draw(self, models: Path | str | None, max_tflop: float | None, **drawn: Any) -> tuple[Case, ...]:
+        drawn["most_tflop"] = workload.MOST_TFLOP if max_tflop is None else max_tflop
+        return workload.draw(self.name, self.down, installed() or (SGLANG,), models=models, **drawn)
 
     def flops(self, problem: Problem) -> float:
         product = Product(problem, self.down)
@@ -91,11 +95,8 @@ class FusedMoe(FusedMoeFamily, Measurable):
     def inputs(self, problem: Problem, device: DeviceSpec, *, seed: int = 0) -> Inputs:
         import torch
 
-        from .routing import blocks_of, chosen_experts
-
-        where = "cpu" if device.backend == "cpu" else "cuda"
+        where, generator = seeded(device, seed)
         product = Product(problem, self.down)
-        generator = torch.Generator(where).manual_seed(seed)
         dtype = torch_dtype(problem.dtype_name)
         made = torch.bfloat16 if product.is_scaled else dtype
 
@@ -154,11 +155,6 @@ class FusedMoe(FusedMoeFamily, Measurable):
             w = _unscaled(inputs.w[expert], scale, rows_a_scale=SCALED_BLOCK)
             out[rows] = x[rows // product.top_k] @ w.T
         return out * weights[:, None] if self.down else out
-
-    def tolerance(self, problem: Problem) -> float:
-        # Rounding the float32 sum once, as for any 16-bit product. Results of fp8 are bf16 too, and Hopper adds up 128
-        # products in 14 bits or so before the scales (DeepSeek-V3's report, section 3.3.2).
-        return {"bf16": 4e-3, "fp16": 5e-4, "fp8e4m3": 8e-3}[problem.dtype_name]
 
     def check_problem(self, config: KernelConfig, problem: Problem) -> Problem:
         """A small layer that has the same binary: sizes that leave the same rest by 256, and by 16 where that is all
@@ -325,3 +321,43 @@ def _unscaled(values: torch.Tensor, scale: torch.Tensor | None, rows_a_scale: in
         return full
     wide = scale.repeat_interleave(rows_a_scale, 0)[: full.shape[0]].repeat_interleave(SCALED_BLOCK, 1)
     return full * wide[:, : full.shape[1]]
+
+
+def chosen_experts(product: Product, generator: torch.Generator, where: str) -> torch.Tensor:
+    """(tokens, topk) int32: different experts for each token, all alike likely."""
+    import torch
+
+    tokens, experts, topk = (product.problem[dim] for dim in ("tokens", "experts", "topk"))
+    chances = torch.rand(tokens, experts, generator=generator, device=where)
+    return chances.topk(topk, dim=1).indices.to(torch.int32)
+
+
+def blocks_of(product: Product, chosen: torch.Tensor, block_m: int) -> Blocks:
+    """The routed rows in blocks of `block_m`, each of one expert.
+
+    The engines do this with compiled CUDA kernels (`moe_align_block_size`), which need not be installed; here plain
+    PyTorch stands in for them. It is not part of what is timed.
+    """
+    import torch
+
+    flat, experts = chosen.flatten(), product.problem["experts"]
+    device, rows = flat.device, flat.numel()
+
+    def whole(size: int, value: int) -> torch.Tensor:
+        return torch.full((size,), value, dtype=torch.int32, device=device)
+
+    if product.is_unsorted:
+        return Blocks(None, flat.contiguous(), whole(1, rows * block_m))
+    counts = torch.bincount(flat.long(), minlength=experts)
+    padded = (counts + block_m - 1) // block_m * block_m
+    begins = padded.cumsum(0) - padded  # of each expert in the padded list
+    order = flat.long().argsort(stable=True)
+    expert = flat[order].long()
+    within = torch.arange(rows, device=device) - (counts.cumsum(0) - counts)[expert]
+    length = product.sorted_length(block_m)
+    sorted_rows = whole(length, rows)
+    sorted_rows[begins[expert] + within] = order.to(torch.int32)
+    blocks = torch.repeat_interleave(torch.arange(experts, device=device), padded // block_m).to(torch.int32)
+    named = whole(-(-length // block_m), 0)
+    named[: len(blocks)] = blocks
+    return Blocks(sorted_rows, named, padded.sum().to(torch.int32).reshape(1))

@@ -14,11 +14,9 @@ import numpy as np
 
 from ...datasets import DeviceSpec, Family, ForetuneError, ForetuneWarning, KernelConfig, Measurable, Problem
 from ...datasets.errors import check_integer
-from .engine_source import engine_version, installed
-from .engines import BATCH_SIZES, SGLANG, Layer, check_engine
+from .engines import BATCH_SIZES, SGLANG, Layer, check_engine, engine_version, installed
 from .measurable import FusedMoeDown, FusedMoeUp
-from .shipped import Pair, TunedRow, default_pair, row_for, table_in_force
-from .tuned_files import DEFAULT, OURS, SHIPPED, Row, TunedFiles
+from .tuned_files import DEFAULT, OURS, SHIPPED, Pair, Row, TunedFiles, TunedRow, default_pair, row_for, table_in_force
 
 if TYPE_CHECKING:
     from ...model import Bundle

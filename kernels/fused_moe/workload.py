@@ -1,4 +1,5 @@
-"""Which problems to measure: the layers of real MoE models as serving engines run them, and random ones besides."""
+"""Which problems to measure: the layers of real MoE models as serving engines run them, and random ones besides; and
+the layer that a caller requests, by a model's name or by its dimensions."""
 
 from __future__ import annotations
 
@@ -8,10 +9,11 @@ from pathlib import Path
 import numpy as np
 
 from ...datasets import Case, ForetuneError, Problem
+from ...datasets.errors import check_integer, shown
 from ...model.splits import RANDOM
-from ..drawing import TENSOR_PARALLEL, check_drawn, shuffled
-from ..grouped_gemm.models import Model, load_models
-from .engines import BATCH_SIZES, Layer
+from ..workloads import TENSOR_PARALLEL, Deck, Model, check_drawn, load_models, shuffled
+from .engines import BATCH_SIZES, SCALED_BLOCK, Layer
+from .family import DTYPES, LARGEST
 from .launching import Product
 
 #: A rank's part is at least this wide.
@@ -50,16 +52,15 @@ def draw(
     rng = np.random.default_rng(seed)
     batches = [int(count) for count in tokens or BATCH_SIZES]
     drawn: list[Case] = []
-    deck: list[int] = []
+    deck = Deck(batches, rng)
     for (experts, inter), found in layers_on_ranks(load_models(models)).items():
         taken: set[Problem] = set()
         for _ in range(per_layer):
             for _ in range(_TRIES):  # a draw over the limits, or a repeated one, is drawn again
                 model = found[int(rng.integers(len(found)))][0]
-                deck = deck or [int(count) for count in rng.permutation(batches)]
-                hidden = model.expert_hidden_size
+                count, hidden = deck.draw(), model.expert_hidden_size
                 layer = Layer(experts, model.top_k, hidden, inter, _dtype(hidden, inter, rng))
-                problem = layer.problem(family, engines[len(drawn) % len(engines)], deck.pop())
+                problem = layer.problem(family, engines[len(drawn) % len(engines)], count)
                 if problem not in taken and _affordable(Product(problem, down), most_tflop):
                     taken.add(problem)
                     sources = tuple(dict.fromkeys(f"{model.model}/tp{degree}" for model, degree in found))
@@ -113,3 +114,57 @@ def _random_layer(rng: np.random.Generator) -> Layer:
 def _affordable(product: Product, most_tflop: float) -> bool:
     weights = float(product.problem["experts"]) * product.n * product.k * product.problem.itemsize
     return 2e-12 * product.rows * product.n * product.k <= most_tflop and weights <= MOST_WEIGHT_BYTES
+
+
+def requested_layer(
+    model: str | None = None,
+    *,
+    experts: int | None = None,
+    topk: int | None = None,
+    hidden: int | None = None,
+    inter: int | None = None,
+    tp: int = 1,
+    dtype: str = "bf16",
+) -> Layer:
+    """One of `tp` ranks' part of a model's MoE layer: of a model in the shipped table, by its name, or of the whole
+    layer's dimensions, of which `inter` is the intermediate size of one expert, after the activation.
+
+    Raises `ForetuneError` for a model that is not in the table or whose experts have no gate, dimensions that are
+    missing or no whole numbers, and an `inter` that `tp` ranks cannot share.
+
+    >>> requested_layer("Qwen3-30B-A3B", tp=2)
+    Layer(experts=128, topk=8, hidden=2048, inter=384, dtype='bf16')
+    """
+    given = {"experts": experts, "topk": topk, "hidden": hidden, "inter": inter}
+    if model is not None:
+        if both := [name for name, value in given.items() if value is not None]:
+            raise ForetuneError(f"{model} has its own {both[0]}: give a model, or dimensions without one")
+        known = {one.model: one for one in load_models()}
+        called = {name.partition("/")[0]: one for name, one in known.items()} | known  # "DeepSeek-V3/R1" by its first
+        if model not in called:
+            raise ForetuneError(f"unknown model {shown(model)}; known: {', '.join(known)}; others by their dimensions")
+        one = called[model]
+        if not one.is_gated:
+            raise ForetuneError(f"the experts of {model} have no gate, and the engines' tuned files are for gated ones")
+        sizes = (one.num_experts, one.top_k, one.expert_hidden_size, one.moe_intermediate_size)
+        given = dict(zip(given, sizes, strict=True))
+    if missing := [name for name, value in given.items() if value is None]:
+        raise ForetuneError(
+            f"{' and '.join(missing)} missing: a layer is a model's, or has experts, topk, hidden and inter (topk and "
+            "hidden are in no file's name, but decide the times)"
+        )
+    whole = {name: check_integer(name, value, 1, LARGEST[name]) for name, value in given.items()}
+    check_integer("tp", tp, 1, 1024)
+    if dtype not in DTYPES:
+        raise ForetuneError(f"dtype must be one of {', '.join(DTYPES)} but is {shown(dtype)}")
+    if whole["topk"] > whole["experts"]:
+        raise ForetuneError(f"topk must be at most experts, {whole['experts']}, but is {whole['topk']}")
+    part, rest = divmod(whole["inter"], tp)
+    if rest:
+        raise ForetuneError(f"tp must divide inter, {whole['inter']}, but is {tp}")
+    if dtype == "fp8e4m3" and part % SCALED_BLOCK:
+        raise ForetuneError(
+            f"a rank must have whole blocks of {SCALED_BLOCK} in fp8e4m3, but {whole['inter']} / {tp} is {part}: fewer "
+            "ranks, or expert parallelism"
+        )
+    return Layer(**whole | {"inter": part}, dtype=dtype)

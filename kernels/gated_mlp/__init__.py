@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from ..op_imports import imported_op
-from .measurable import GatedMlp
+from .family import GatedMlp
 
 if TYPE_CHECKING:
     from .op import gated_mlp

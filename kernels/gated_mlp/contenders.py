@@ -4,13 +4,16 @@ activation, and cuBLAS's product alone."""
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ...datasets import Case, DeviceSpec, Measurable, Problem
-from ...runtime.timing.compare import BestConfigs, Goal, LaunchPath, Row, judge_least
-from ..dense_llms import load_dense_models
-from .family import activation_of, flags_of
-from .measurable import GatedMlp, Inputs
+from ...runtime.timing.compare import BestConfigs, Goal, LaunchPath, Row
+from ..comparisons import judge_predicted
+from ..workloads import load_dense_models
+from .family import GatedMlp, Inputs, activated, activation_of, flags_of
+
+if TYPE_CHECKING:
+    import torch
 
 #: Layers: model, and tensor-parallel degree.
 LAYERS = (("Qwen3-1.7B", 1), ("Llama-3.1-8B", 1), ("Qwen3-32B", 4), ("Gemma-3-12B", 1), ("Qwen2.5-72B", 8))
@@ -40,8 +43,6 @@ class GatedMlpComparison:
         """`cublas` is the product alone, without the activation. `liger` is there where it is installed."""
         import torch
 
-        from .plain import gated
-
         x, w, activation = inputs.x, inputs.w, activation_of(problem)
         torch._dynamo.reset()  # or of a function that has met many shapes Dynamo would make one for all of them
         compiled = torch.compile(gated, dynamic=False)
@@ -70,16 +71,17 @@ class GatedMlpComparison:
 
     def goals(self, rows: Sequence[Row]) -> list[Goal]:
         """To be faster than each of them, and not far from the product alone."""
-        judged: list[Goal] = []
-        for name, aim in (("eager", 1.0), ("compile", 1.0), ("liger", 1.0), ("cublas", 0.9)):
-            chosen = [row for row in rows if name in row.others_us]
-            ratios = [row.others_us[name] / row.predicted_us for row in chosen]
-            judged += judge_least(f"predicted config, over {name}", chosen, ratios, aim)
-        return judged
+        return judge_predicted(rows, {"eager": (1.0,), "compile": (1.0,), "liger": (1.0,), "cublas": (0.9,)})
 
 
-#: Found by `kernels.comparison_of`.
+#: Found by `kernels.comparisons.comparison_of`.
 COMPARISON = GatedMlpComparison()
+
+
+def gated(x: torch.Tensor, w: torch.Tensor, activation: str) -> torch.Tensor:
+    """Return act(x @ gate.T) * (x @ up.T) by plain PyTorch, with x (M, K) and w (2 N, K), gate's rows first; (M, N)."""
+    gate, up = (x @ w.t()).chunk(2, -1)
+    return activated(gate, activation) * up
 
 
 def _liger(activation: str) -> Callable[..., Any] | None:

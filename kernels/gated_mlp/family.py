@@ -1,19 +1,21 @@
-"""The gated MLP as a family: what predicting and pruning need. Imports neither torch nor triton."""
+"""The gated MLP as a family: what predicting, pruning and measuring need. torch and triton are imported when they are
+needed: a prediction needs neither."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from ...datasets import BinaryFacts, DeviceSpec, Family, ForetuneError, KernelConfig, Problem, dtype_of_tensor
-from ...datasets.feature_groups import FeatureGroup, stacked
-from ..sm_limits import TMA_ARCHS, too_much_smem
-from .features import FEATURE_NAMES, FLAGS, feature_groups, feature_table, moved_bytes
-from .space import SPACE, VALUES, full_space, smem_bytes, wrong_tile
+from ...datasets import Case, DeviceSpec, ForetuneError, KernelConfig, Problem, torch_dtype
+from ..config_limits import TMA_ARCHS, Knobs
+from ..gemm_family import BANDS_AND_PROGRAMS, Configs, GemmFamily, Groups, MeasuredFamily, seeded
+from ..workloads import load_dense_models
+from .space import FEATURE_NAMES, FLAGS, SPACE, VALUES, feature_groups, full_space, moved_bytes, smem_bytes, wrong_tile
 
 if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
+    import torch
 
 #: What the gate goes through; each but the first is a flag of a problem.
 ACTIVATIONS = ("silu", "gelu", "gelu_tanh")
@@ -21,11 +23,40 @@ ACTIVATIONS = ("silu", "gelu", "gelu_tanh")
 MOST_ROWS, MOST_COLUMNS = 2**30, 2**30
 
 
-class GatedMlpFamily(Family):
-    """What predicting needs of h (m, n) = act(x @ gate.T) * (x @ up.T), with x (m, k) and one weight (2 n, k).
+@dataclass(frozen=True)
+class Inputs:
+    """The tensors of one call, on the device."""
+
+    x: torch.Tensor  # (m, k)
+    w: torch.Tensor  # (2 n, k)
+    out: torch.Tensor  # (m, n), or with "saves" (3, m, n) flat: h, then the rows of gate and up; poisoned with NaN
+    problem: Problem
+    device: DeviceSpec
+
+    @property
+    def h(self) -> torch.Tensor:
+        """The output proper, (m, n)."""
+        m, n = self.problem["m"], self.problem["n"]
+        return self.out[: m * n].view(m, n)
+
+    @property
+    def saved(self) -> torch.Tensor | None:
+        """Gate and up, (m, 2 n), where they are saved."""
+        m, n = self.problem["m"], self.problem["n"]
+        return self.out[m * n :].view(m, 2 * n) if "saves" in self.problem.flags else None
+
+
+class GatedMlp(GemmFamily, MeasuredFamily):
+    """h (m, n) = act(x @ gate.T) * (x @ up.T), with x (m, k) and one weight (2 n, k), gate's rows first.
 
     Flags of a problem: "gelu" or "gelu_tanh" (silu without one), and "saves", where gate and up are stored for the
     backward pass.
+
+    >>> from foretune.datasets import DeviceSpec
+    >>> family, h200 = GatedMlp(), DeviceSpec.named("h200")
+    >>> problem = Problem.of("gated_mlp", m=4096, n=14336, k=4096)
+    >>> family.supports(family.default(problem, h200), problem, h200) is None
+    True
     """
 
     name = "gated_mlp"
@@ -37,31 +68,27 @@ class GatedMlpFamily(Family):
     ragged: ClassVar[Mapping[str, str]] = {}
     bucketed = ("m",)
     feature_names = FEATURE_NAMES
+    dtype_argument = "x_ptr"
+    dims_from: ClassVar[Mapping[str, tuple[str, int]]] = {"m": ("M", 1), "n": ("N8", 8), "k": ("K8", 8)}
+    also_needed = ("ACTIVATION",)
+    launch_knobs = BANDS_AND_PROGRAMS
 
-    def space(self, device: DeviceSpec | None = None) -> tuple[KernelConfig, ...]:
-        space = full_space()
-        return space if device is None else tuple(c for c in space if self._device_limit(c, 2, device) is None)
+    def wrong_knobs(self, knobs: Mapping[str, Any]) -> str | None:
+        return VALUES.wrong(knobs)
 
-    def supports(self, config: KernelConfig, problem: Problem, device: DeviceSpec) -> str | None:
-        if (wrong := VALUES.wrong(config.to_json())) is not None:
-            return wrong
-        if problem.dtype not in self.dtypes:
-            return f"dtype {problem.dtype_name} is not one of {', '.join(self.dtypes)}"
-        if unknown := [flag for flag in problem.flags if flag not in FLAGS]:
-            return f"flag {unknown[0]} is not one of {', '.join(FLAGS)}"
+    def full_space(self) -> tuple[KernelConfig, ...]:
+        return full_space()
+
+    def wrong_problem(self, problem: Problem) -> str | None:
         if {"gelu", "gelu_tanh"} <= set(problem.flags):
             return "gelu and gelu_tanh exclude each other"
-        if (reason := wrong_widths(problem["n"], problem["k"])) is not None:
-            return reason
-        if (wrong := wrong_tile(config, problem.dtype_name)) is not None:
-            return wrong
-        return self._device_limit(config, problem.itemsize, device)
+        return wrong_widths(problem["n"], problem["k"])
 
-    def _device_limit(self, config: KernelConfig, itemsize: int, device: DeviceSpec) -> str | None:
-        """The reason why the device cannot run the config for any problem, or None."""
-        if config["TMA"] and device.arch not in TMA_ARCHS and device.backend != "cpu":  # the interpreter has it
-            return f"TMA cannot be 1: {device.arch} has none"
-        return too_much_smem(smem_bytes(config, itemsize, device.arch), device)
+    def wrong_pair(self, config: KernelConfig, problem: Problem) -> str | None:
+        return wrong_tile(config, problem.dtype_name)
+
+    def smem_bytes(self, config: Knobs, elements: Any, device: DeviceSpec) -> int:
+        return smem_bytes(config, elements, device.arch)
 
     def flops(self, problem: Problem) -> float:
         return 4.0 * problem["m"] * problem["n"] * problem["k"]
@@ -69,42 +96,85 @@ class GatedMlpFamily(Family):
     def bytes(self, problem: Problem) -> float:
         return moved_bytes(problem)
 
-    def features(
-        self,
-        problem: Problem,
-        device: DeviceSpec,
-        configs: Sequence[KernelConfig],
-        binaries: Mapping[KernelConfig, BinaryFacts] | None = None,
-    ) -> NDArray[np.float32]:
-        return feature_table(problem, device, configs)
+    def call_features(self, problem: Problem, device: DeviceSpec, configs: Configs) -> Groups:
+        return feature_groups(problem, device, configs)
 
-    def feature_groups(
-        self,
-        problems: Sequence[Problem],
-        device: DeviceSpec,
-        configs: Sequence[KernelConfig],
-        binaries: Mapping[KernelConfig, BinaryFacts] | None = None,
-    ) -> Sequence[FeatureGroup]:
-        return stacked([feature_groups(problem, device, configs) for problem in problems])
+    def flags_of_call(self, arguments: Mapping[str, Any]) -> tuple[str, ...]:
+        return flags_of(arguments["ACTIVATION"], arguments.get("saved_ptr") is not None)
 
-    def estimate_us(self, problem: Problem, device: DeviceSpec, configs: Sequence[KernelConfig]) -> NDArray[np.float64]:
-        import numpy as np
+    def draw(self, models: Path | str | None, max_tflop: float | None, **drawn: Any) -> tuple[Case, ...]:
+        from . import workload
 
-        table = feature_table(problem, device, configs)
-        return table[:, FEATURE_NAMES.index("roofline_us")].astype(np.float64)
+        most_tflop = workload.MOST_TFLOP if max_tflop is None else max_tflop
+        return workload.draw(load_dense_models(models), most_tflop=most_tflop, **drawn)
 
-    def problem_from_call(self, arguments: Mapping[str, Any]) -> Problem:
-        needed = ("x_ptr", "M", "N8", "K8", "ACTIVATION")
-        if missing := [name for name in needed if name not in arguments]:
-            raise ForetuneError(f"the call has no argument {', '.join(missing)}: {self.name} needs {', '.join(needed)}")
-        return Problem.of(
-            self.name,
-            dtype=dtype_of_tensor("x_ptr", arguments["x_ptr"]),
-            flags=flags_of(arguments["ACTIVATION"], arguments.get("saved_ptr") is not None),
-            m=int(arguments["M"]),
-            n=8 * int(arguments["N8"]),
-            k=8 * int(arguments["K8"]),
+    def default(self, problem: Problem, device: DeviceSpec) -> KernelConfig:
+        many, smem = problem["m"] > 64, device.smem_per_block_bytes
+        block_m, block_n, block_k = (128 if many else 16 if problem["m"] <= 16 else 64), 64, 64
+        if smem < 96 * 1024:  # 64 KiB on CDNA
+            block_m, block_n = min(block_m, 64), 32
+        if problem.dtype == "fp32":
+            block_m, block_n, block_k = 32, 32, 32
+        return KernelConfig.of(
+            BLOCK_M=block_m,
+            BLOCK_N=block_n,
+            BLOCK_K=block_k,
+            GROUP_M=8 if many else 1,
+            PROGRAMS_PER_SM=0,
+            TMA=int(device.arch in TMA_ARCHS),
+            num_warps=4,
+            # 2-byte operands, 4 stages of (128 + 2 x 64) x 64 and a tile: 144 KiB; less where there is less.
+            num_stages=4 if smem >= 160 * 1024 else 2,
         )
+
+    def inputs(self, problem: Problem, device: DeviceSpec, *, seed: int = 0) -> Inputs:
+        import torch
+
+        where, generator = seeded(device, seed)
+        dtype = torch_dtype(problem.dtype_name)
+        m, n, k = (problem[dim] for dim in self.dims)
+        parts = 3 if "saves" in problem.flags else 1
+        return Inputs(
+            x=torch.randn(m, k, generator=generator, device=where, dtype=dtype),
+            # So that gate and up are of the size that an activation is about.
+            w=torch.randn(2 * n, k, generator=generator, device=where, dtype=dtype).div_(k**0.5),
+            out=torch.full((parts * m * n,), float("nan"), dtype=dtype, device=where),
+            problem=problem,
+            device=device,
+        )
+
+    def launch(self, inputs: Inputs, config: KernelConfig) -> torch.Tensor:
+        from .launches import launch_gated
+
+        activation = activation_of(inputs.problem)
+        launch_gated(inputs.x, inputs.w, inputs.h, inputs.saved, config, inputs.device.sm_count, activation)
+        return inputs.out
+
+    def reference(self, inputs: Inputs) -> torch.Tensor:
+        import torch
+
+        both = inputs.x.float() @ inputs.w.float().t()
+        gate, up = both.chunk(2, -1)
+        h = activated(gate, activation_of(inputs.problem)) * up
+        return torch.cat([h.flatten(), *[both.flatten()] * ("saves" in inputs.problem.flags)])
+
+    def check_problem(self, config: KernelConfig, problem: Problem) -> Problem:
+        # Off every block: M = 256 + 37, N = 2 x 128 + 72, K = 2 x 128 + 72.
+        return replace(problem, dims=(("m", 293), ("n", 328), ("k", 328)))
+
+    def compile(self, config: KernelConfig, problem: Problem) -> Any:
+        from .triton_kernels import gated_mlp_kernel
+
+        element = torch_dtype(problem.dtype_name)
+        saved = element if "saves" in problem.flags else None
+        constants = {"ACTIVATION": activation_of(problem)} | config.to_json()
+        return gated_mlp_kernel.warmup(element, element, element, saved, 1024, 128, 128, grid=(1,), **constants)
+
+    def source_hash(self) -> str:
+        from ...runtime.launching.source_hash import hash_of_kernel
+        from .triton_kernels import gated_mlp_kernel
+
+        return hash_of_kernel(gated_mlp_kernel)
 
 
 def flags_of(activation: str, saves: bool) -> tuple[str, ...]:
@@ -128,3 +198,12 @@ def wrong_widths(n: int, k: int) -> str | None:
     if n % 8 or k % 8 or min(n, k) < 8:
         return f"N and K must be multiples of 8, and 8 at least, but are {n} and {k}"
     return None
+
+
+def activated(gate: torch.Tensor, activation: str) -> torch.Tensor:
+    """Return the activation by its name, by plain PyTorch: silu, gelu or gelu_tanh."""
+    from torch.nn import functional
+
+    if activation == "silu":
+        return functional.silu(gate)
+    return functional.gelu(gate, approximate="tanh" if activation == "gelu_tanh" else "none")

@@ -8,8 +8,7 @@ import numpy as np
 
 from ...datasets import Case, ForetuneError, Problem
 from ...model.splits import RANDOM
-from ..dense_llms import DenseModel
-from ..drawing import TENSOR_PARALLEL, TOKENS, check_drawn, shuffled
+from ..workloads import TENSOR_PARALLEL, TOKENS, Deck, DenseModel, check_drawn, shuffled
 from .family import flags_of
 
 #: Models whose gate goes through another activation than silu.
@@ -38,19 +37,18 @@ def draw(
 
     Raises `ForetuneError` for a count that cannot be, or where hardly any problem is within the limit.
 
-    >>> from ..dense_llms import load_dense_models
+    >>> from ..workloads import load_dense_models
     >>> len(draw(load_dense_models()[:1], random=3))
     11
     """
     check_drawn(tokens, per_layer=per_layer, random=random, seed=seed)
     rng = np.random.default_rng(seed)
     drawn: dict[Problem, Case] = {}
-    deck: list[int] = []
+    deck = Deck(tokens or TOKENS, rng)
     for (n, k), sources in _layers(models).items():
         for _ in range(per_layer):
             for _ in range(50):  # one over the limit, or a repeated one, is drawn again
-                deck = deck or [int(count) for count in rng.permutation(tokens or TOKENS)]
-                count = deck.pop()
+                count = deck.draw()
                 if 4e-12 * count * n * k > most_tflop:
                     continue
                 problem = _problem(count, n, k, sources, rng)
@@ -74,8 +72,7 @@ def draw(
             raise ForetuneError(
                 f"no random shape of {low} rows or more has at most {most_tflop} TFLOP: allow more, or fewer tokens"
             )
-    cases = list(drawn.values())
-    return shuffled(cases, rng)
+    return shuffled(list(drawn.values()), rng)
 
 
 def _layers(models: Sequence[DenseModel]) -> dict[tuple[int, int], tuple[str, ...]]:

@@ -1,27 +1,81 @@
 """What the grouped GEMMs are compared with: `torch._grouped_mm`, a dense cuBLAS product of the same FLOPs, permutations
-by torch, and a bare launch; and the project's goals for them.
+by torch, and a bare launch; on which problems (real layers from decode to training, routed in several ways); and the
+project's goals for them.
 
 The tile map is in no figure, as torch's offsets are not in `torch._grouped_mm`'s: both are made once a layer.
 """
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from ...datasets import Case, DeviceSpec, Measurable, Problem
-from ...model.baselines import Baseline
+import numpy as np
+
+from ...datasets import Case, DeviceSpec, ForetuneError, Measurable, Problem
 from ...runtime.timing.compare import BestConfigs, Goal, LaunchPath, Row, judge_least, judge_most
+from ..workloads import Model, load_models
+from .group_sizes import drawn_sizes
 from .measurable import GroupedGemm, GroupedGemmForward, Inputs
-from .models import load_models
-from .nv_heuristics import DISTRIBUTION, MODULE, NvMatmulHeuristicsRanker
-from .suite import suite_cases
 from .variants import DW, DX, FORWARD
+from .workload import PERMUTATION
 
 if TYPE_CHECKING:
     import torch
     import triton
+
+#: Layers: model, projection, expert-parallel degree.
+LAYERS = (
+    ("Qwen3-30B-A3B", "w13", 1),
+    ("Qwen3-30B-A3B", "w2", 1),
+    ("Mixtral-8x7B", "w13", 1),
+    ("OLMoE-1B-7B", "w2", 1),
+    ("DeepSeek-V3/R1", "w2", 8),
+    ("Nemotron-3-Nano-30B-A3B", "w13", 1),
+)
+#: Phases: tokens of the whole layer, and how they are routed. Training is also run with the permutation fused.
+PHASES = {
+    "decode": (64, ("uniform",)),
+    "mid": (1024, ("uniform", "zipf")),
+    "training": (8192, ("balanced", "zipf", "hot")),
+}
+#: Rows of training are cut to so many floating-point operations, so that one launch takes milliseconds.
+MOST_FLOPS = 2.0e12
+
+
+def suite_cases(family: str, models: Sequence[Model]) -> dict[str, Case]:
+    """The suite of one family by name, "MODEL/PROJECTION phase routing"; the same in every process.
+
+    Raises `ForetuneError` where a model is not among `models`.
+
+    >>> from ..workloads import load_models
+    >>> cases = suite_cases("grouped_gemm_dw", load_models())
+    >>> cases["OLMoE-1B-7B/w2 training balanced"].problem["rows"]
+    65536
+    """
+    by_name = {model.model: model for model in models}
+    cases = {}
+    for name, projection, degree in LAYERS:
+        if name not in by_name:
+            raise ForetuneError(f"the suite needs the model {name} but there are {', '.join(sorted(by_name))}")
+        model = by_name[name]
+        n, k = model.projections()[projection]
+        groups = model.num_experts // degree
+        for phase, (tokens, routings) in PHASES.items():
+            rows = min(tokens * model.top_k // degree, int(MOST_FLOPS / (2 * n * k)) // 1024 * 1024 or 1024)
+            for routing in routings:
+                layer = f"{name}/{projection}"
+                rng = np.random.default_rng(zlib.crc32(f"{layer} {phase} {routing}".encode()))
+                sizes = drawn_sizes(routing, rows, groups, rng)
+                plain = Problem.of(family, ragged={"rows": sizes}, groups=groups, rows=rows, n=n, k=k)
+                cases[f"{layer} {phase} {routing}"] = Case(plain, (layer,), routing)
+                if phase == "training" and routing == "balanced":
+                    flag = PERMUTATION[projection]
+                    fused = replace(plain, flags=(flag,))
+                    cases[f"{layer} {phase} {routing} {flag}"] = Case(fused, (layer,), routing)
+    return cases
 
 
 class GroupedGemmComparison:
@@ -86,12 +140,8 @@ class GroupedGemmComparison:
         )
 
 
-#: Found by `kernels.comparison_of`.
+#: Found by `kernels.comparisons.comparison_of`.
 COMPARISON = GroupedGemmComparison()
-#: Found by `kernels.comparisons.baselines_of`; its cost is that of a fold of the weight gradients.
-BASELINES = {
-    "nvmatmulheuristics": Baseline((NvMatmulHeuristicsRanker,), cost=0.1, module=MODULE, distribution=DISTRIBUTION)
-}
 
 
 def _layer(row: Row) -> str:

@@ -16,16 +16,15 @@ from ...datasets import DeviceSpec, KernelConfig, Problem
 from ...datasets.feature_groups import FeatureGroup, joined
 from ...datasets.problem import Ragged
 from ...model.configs_memo import remembered
-from ..config_table import L2_OVER_DRAM, ConfigTable, Floats, alignment, distinct, resident_programs
-from ..sm_limits import accumulator_registers
-from .chunks import chunk_rows
+from ..config_table import BLOCKS, L2_OVER_DRAM, TILE, TILING, ConfigTable, Floats, alignment, config_columns, distinct
 from .group_sizes import typical_sizes
 from .space import smem_bytes
-from .variants import DW, PERMUTATIONS, Variant
+from .variants import DW, PERMUTATIONS, Variant, chunk_rows
 
 Sizes: TypeAlias = NDArray[np.int64]
 
-_PROBLEM_FEATURES = (
+#: What any product over groups has of a call.
+OVER_GROUPS = (
     "log_rows",
     "log_n",
     "log_k",
@@ -36,6 +35,9 @@ _PROBLEM_FEATURES = (
     "sizes_known",
     "log_flops",
     "intensity",
+)
+_PROBLEM_FEATURES = (
+    *OVER_GROUPS,
     "fp16",
     "fp32",
     *PERMUTATIONS,
@@ -45,34 +47,19 @@ _PROBLEM_FEATURES = (
     "k_alignment",
 )
 CONFIG_FEATURES = (
-    "block_m",
-    "block_n",
-    "block_k",
-    "group_m",
+    *BLOCKS,
     "tma_left",
     "tma_right",
     "tma_out",
     "consumers",
     "pingpong",
-    "num_warps",
-    "num_stages",
-    "tile_area",
-    "tile_aspect",
-    "smem_bytes",
-    "programs_per_sm",
+    *TILE,
     "programs_asked",
     "accumulator_registers",
     "in_flight_bytes_per_sm",
 )
 _MIXED_FEATURES = (
-    "log_tiles",
-    "log_rounds",
-    "round_efficiency",
-    "padding_m",
-    "padding_n",
-    "padding_k",
-    "steps_per_tile",
-    "log_steps_per_program",
+    *TILING,
     "m_tiles_per_group",
     "n_tiles",
     "depth_per_group_over_block_k",
@@ -86,6 +73,9 @@ _MIXED_FEATURES = (
     "log_rows_per_group_over_block_m",
     "stages_over_steps",
 )
+#: What of a config decides on all other features; what TMA may move.
+_DECIDING = (*BLOCKS, "programs_per_sm")
+_SIDES = ("left", "right", "out")
 FEATURE_NAMES = _PROBLEM_FEATURES + CONFIG_FEATURES + _MIXED_FEATURES
 #: Of dW besides: how many bands of M tiles, and how many groups, the programs cover that run at once, and what of the
 #: last one is left over. Where dW waits for its writes, this tells apart tiles that are equally large. Forward and dX
@@ -245,41 +235,15 @@ class _Space(ConfigTable):
     """
 
     def __init__(self, configs: tuple[KernelConfig, ...], variant: Variant, itemsize: int, device: DeviceSpec) -> None:
-        def knob(name: str) -> Floats:
-            return np.array([config[name] for config in configs], dtype=np.float64)
-
-        block_m, block_n, block_k = (knob(f"BLOCK_{axis}") for axis in "MNK")
-        group_m, warps, stages = knob("GROUP_M"), knob("num_warps"), knob("num_stages")
-        consumers, pingpong = knob("CONSUMERS"), knob("PINGPONG")
-        # Those that multiply a tile.
-        warps = np.where(consumers > 0, 4 * np.where(pingpong > 0, 1, consumers), warps)
-        smem = np.array([smem_bytes(variant, config, itemsize, device) for config in configs], dtype=np.float64)
-        accumulators = accumulator_registers(block_m, block_n, warps)
-        programs = resident_programs(configs, smem, accumulators, device)
-        in_flight = programs * (stages - 1) * (block_m + block_n) * block_k * itemsize
-        columns = [
-            block_m,
-            block_n,
-            block_k,
-            group_m,
-            *(knob(name) for name in variant.tma),
-            consumers,
-            pingpong,
-            warps,
-            stages,
-            block_m * block_n,
-            block_m / block_n,
-            smem,
-            programs,
-            knob("PROGRAMS_PER_SM"),
-            accumulators,
-            in_flight,
-        ]
-        super().__init__(len(_PROBLEM_FEATURES), columns, [block_m, block_n, block_k, group_m, programs])
+        smem = [smem_bytes(variant, config, itemsize, device) for config in configs]
+        columns = config_columns(configs, smem, device, itemsize=itemsize)
+        columns |= {f"tma_{side}": columns[knob.lower()] for side, knob in zip(_SIDES, variant.tma, strict=True)}
+        own, deciding = ([columns[name] for name in names] for names in (CONFIG_FEATURES, _DECIDING))
+        super().__init__(len(_PROBLEM_FEATURES), own, deciding)
         m, n, k = self.kinds[:3]
         self.step_flops, self.step_bytes = 2.0 * m * n * k, (m + n) * k * itemsize
         self.ks, self.k = np.unique(k, return_inverse=True)
-        (depth, of_depth), self.depth_kind = distinct(block_k, stages)
+        (depth, of_depth), self.depth_kind = distinct(columns["block_k"], columns["num_stages"])
         self.depth, self.stages = self.ks.searchsorted(depth), of_depth.astype(np.float32)
 
 

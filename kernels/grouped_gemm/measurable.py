@@ -4,20 +4,19 @@ imported when they are needed."""
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from ...datasets import Case, DeviceSpec, KernelConfig, Measurable, Problem, torch_dtype
+from ...datasets import Case, DeviceSpec, KernelConfig, Problem, torch_dtype
 from ...runtime.launching.source_hash import hash_of_modules
-from ..sm_limits import TMA_ARCHS
+from ..config_limits import TMA_ARCHS
+from ..gemm_family import BANDS_AND_PROGRAMS, seeded
+from ..workloads import load_models
 from . import workload
-from .chunks import chunk_rows
-from .family import GroupedGemmFamily
+from .family import GroupedGemmFamily, MeasuredOverGroups
 from .features import group_sizes_of
-from .models import load_models
-from .variants import DW, DX, FORWARD
+from .variants import DW, DX, FORWARD, chunk_rows
 
 if TYPE_CHECKING:
     import torch
@@ -40,32 +39,15 @@ class Inputs:
     device: DeviceSpec
 
 
-class GroupedGemm(GroupedGemmFamily, Measurable):
+class GroupedGemm(GroupedGemmFamily, MeasuredOverGroups):
     """What measuring needs, for all three variants."""
 
-    def cases(
-        self,
-        *,
-        models: Path | str | None = None,
-        tokens: Sequence[int] | None = None,
-        per_layer: int = 2,
-        random: int = 40,
-        invented: int = 0,
-        max_tflop: float | None = None,
-        seed: int = 0,
-    ) -> tuple[Case, ...]:
+    launch_knobs = BANDS_AND_PROGRAMS
+    off_blocks = (648, 328)  # N = 2 x 256 + 136, K = 256 + 72
+
+    def draw(self, models: Path | str | None, max_tflop: float | None, **drawn: Any) -> tuple[Case, ...]:
         most_tflop = workload.MOST_TFLOP if max_tflop is None else max_tflop
-        drawn = load_models(models)
-        return workload.draw(
-            self.name,
-            drawn,
-            tokens=tokens,
-            per_layer=per_layer,
-            random=random,
-            invented=invented,
-            most_tflop=most_tflop,
-            seed=seed,
-        )
+        return workload.draw(self.name, load_models(models), most_tflop=most_tflop, **drawn)
 
     def flops(self, problem: Problem) -> float:
         return 2.0 * problem["rows"] * problem["n"] * problem["k"]
@@ -106,10 +88,9 @@ class GroupedGemm(GroupedGemmFamily, Measurable):
 
         from .triton_kernels.tiles import TileMap
 
-        where = "cpu" if device.backend == "cpu" else "cuda"
+        where, generator = seeded(device, seed)
         dtype = torch_dtype(problem.dtype_name)
         rows, n, k, groups = (problem[dim] for dim in ("rows", "n", "k", "groups"))
-        generator = torch.Generator(where).manual_seed(seed)
 
         def random(*shape: int) -> torch.Tensor:
             return torch.randn(*shape, generator=generator, device=where, dtype=dtype)
@@ -174,25 +155,6 @@ class GroupedGemm(GroupedGemmFamily, Measurable):
     ) -> None:
         """One group of the reference: its sorted rows, and which rows of the permuted side they are, (size,)."""
 
-    def tolerance(self, problem: Problem) -> float:
-        # Rounding the float32 sum once: a relative error of about 2^-9 (bf16) or 2^-12 (fp16) at most, less on average.
-        # float32 differs by the order of the sum: sqrt(depth) roundings of 2^-24.
-        return {"bf16": 4e-3, "fp16": 5e-4, "fp32": 1e-5}[problem.dtype_name]
-
-    def check_problem(self, config: KernelConfig, problem: Problem) -> Problem:
-        # Off every block: N = 2 x 256 + 136, K = 256 + 72; groups of 0 and 1 row, one over every BLOCK_M.
-        sizes = (37, 0, 1, 300, 0, 16, 129, 5)
-        return Problem.of(
-            self.name,
-            dtype=problem.dtype_name,
-            flags=problem.flags,
-            ragged={"rows": sizes},
-            groups=len(sizes),
-            rows=sum(sizes),
-            n=648,
-            k=328,
-        )
-
     def compile(self, config: KernelConfig, problem: Problem) -> Any:
         import torch
 
@@ -208,10 +170,6 @@ class GroupedGemm(GroupedGemmFamily, Measurable):
     @abstractmethod
     def _warmup_arguments(self, element: Any, indices: Any) -> tuple[Any, ...]:
         """Arguments of the types that `arguments` gives: dtypes for tensors, any numbers for numbers."""
-
-    def binary_key(self, config: KernelConfig, problem: Problem) -> Hashable:
-        # No runtime integer is specialised, so one binary serves every shape, band and number of programs.
-        return KernelConfig.from_json(config.to_json() | {"GROUP_M": 1, "PROGRAMS_PER_SM": 1}), problem.signature
 
 
 class _OverRows(GroupedGemm):

@@ -15,9 +15,9 @@ from ...datasets import ForetuneError, KernelConfig, Problem
 from ...runtime import Mode, resolve_mode, stubbed
 from ...runtime.launching.ahead import only_compiling
 from ..op_calls import DTYPES, Call, ConfiguredLaunch, device_at, require
-from .chunks import chunk_rows
 from .triton_kernels.gemm_launches import prepare_gemm
 from .triton_kernels.tiles import TileMap
+from .variants import chunk_rows
 
 if TYPE_CHECKING:
     from ...datasets import DeviceSpec

@@ -3,15 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass
 from functools import cache, lru_cache
 from itertools import product
 from typing import Any
 
 from ...datasets import DeviceSpec, ForetuneError, KernelConfig, Problem
-from ..consumers import WITHOUT_CONSUMERS, undecided, wrong_tile_of_consumers
-from ..knob_values import KnobValues
-from ..sm_limits import ASYNC_PRODUCT_ARCHS, accumulator_registers, exchange_bytes, programs_that_fit
+from ..config_limits import (
+    ASYNC_PRODUCT_ARCHS,
+    WITHOUT_CONSUMERS,
+    Knobs,
+    KnobValues,
+    accumulator_registers,
+    exchange_bytes,
+    programs_that_fit,
+    undecided,
+    with_ranges,
+    wrong_tile_of_consumers,
+)
 from .variants import DW, VARIANTS, Variant
 
 #: What the tile map has room for; the kernels take no other BLOCK_M over rows.
@@ -79,16 +88,7 @@ class Ranges:
         >>> Ranges.of(DW, block_m=[64]).block_m, Ranges.of(DW, block_m=[64]).block_k
         ((64,), (32, 64))
         """
-        for name, values in ranges.items():
-            if name not in (known := sorted(field.name for field in fields(cls))):
-                raise ForetuneError(f"{name} is not a range of the space; there are {', '.join(known)}")
-            if not isinstance(values, Sequence) or isinstance(values, str) or not values:
-                raise ForetuneError(f"{name} must be a list of values but is {values!r}")
-            for value in values:
-                if (wrong := wrong_value(name, value)) is not None:
-                    raise ForetuneError(wrong)
-        changed: dict[str, Any] = {name: tuple(values) for name, values in ranges.items()}
-        return replace(_DW_RANGES if variant is DW else cls(), **changed)
+        return with_ranges(_DW_RANGES if variant is DW else cls(), ranges, _VALID)
 
 
 #: A tile of dW is a piece of N x K, which is never small, and its contraction is a group's rows, which often are few.
@@ -107,12 +107,6 @@ _VALID: dict[str, tuple[str, Sequence[int]]] = {
     "group_m": ("between 1 and 1024", range(1, 1025)),
     "programs_per_sm": ("between 0 and 64, 0 for a program a tile", range(65)),
 }
-
-
-def wrong_value(name: str, value: Any) -> str | None:
-    """The reason why a range cannot have this value, or None."""
-    words, values = _VALID[name]
-    return None if type(value) is int and value in values else f"{name} must be {words} but is {value!r}"
 
 
 @cache
@@ -266,26 +260,26 @@ def tile_smem_bytes(
     return buffers * (block_m + block_n) * block_k * itemsize + output + barriers
 
 
-def smem_bytes(variant: Variant, config: KernelConfig, itemsize: int, device: DeviceSpec) -> int:
+def smem_bytes(variant: Variant, config: Knobs, itemsize: int, device: DeviceSpec) -> int:
     """Shared memory of one program on a device."""
     blocks = (config["BLOCK_M"], config["BLOCK_N"], config["BLOCK_K"])
     if config["CONSUMERS"]:
         return _specialized_smem_bytes(config)
     tma = (config[variant.tma_left], config[variant.tma_right], config[variant.tma_out])
-    needed = tile_smem_bytes(*blocks, config.num_stages, config.num_warps, tma, itemsize, arch=device.arch)
+    needed = tile_smem_bytes(*blocks, config["num_stages"], config["num_warps"], tma, itemsize, arch=device.arch)
     # Ways of no config of the space: a bound.
     if variant is DW and blocks[0] < 64 and itemsize == 2 and tma[:2] == (1, 1):
-        needed += 16 + 8 * max(config.num_stages - 1, 1)  # so small, dy and x have barriers of their own
+        needed += 16 + 8 * max(config["num_stages"] - 1, 1)  # so small, dy and x have barriers of their own
     elif variant is not DW and tma[2] and tma[:2] != (1, 1):
         needed += 2048  # what TMA stores from is aligned, and may have an exchange beside it
     return needed
 
 
-def _specialized_smem_bytes(config: KernelConfig) -> int:
+def _specialized_smem_bytes(config: Knobs) -> int:
     """Shared memory of a program with CONSUMERS, of 16-bit elements: that of the stages, of the 16 KiB that each group
     stores at a time, and of barriers and what Triton keeps for the warps to find (up to 88 bytes less)."""
     m, n, k, groups = (int(config[knob]) for knob in ("BLOCK_M", "BLOCK_N", "BLOCK_K", "CONSUMERS"))
-    return config.num_stages * (2 * (m + n) * k + 16) + groups * 16 * 1024 + 240
+    return int(config["num_stages"]) * (2 * (m + n) * k + 16) + groups * 16 * 1024 + 240
 
 
 def estimate_smem_bytes(config: KernelConfig, problem: Problem, device: DeviceSpec | None = None) -> int:

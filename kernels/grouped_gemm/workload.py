@@ -9,9 +9,8 @@ import numpy as np
 
 from ...datasets import Case, ForetuneError, Problem
 from ...model.splits import RANDOM
-from ..drawing import TENSOR_PARALLEL, check_drawn, shuffled
+from ..workloads import TENSOR_PARALLEL, Deck, Model, check_drawn, shuffled
 from .group_sizes import ROUTINGS, drawn_sizes
-from .models import Model
 
 #: Routed rows (tokens x top_k) of one call, from decode to training.
 ROWS = (16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768, 65536, 131072)
@@ -55,14 +54,14 @@ def draw(
     often; a share in fp16, and a share with the layer's permutation fused. The order is shuffled, so that a run cut
     short by its budget has a fair sample. The same arguments give the same cases.
 
-    >>> from .models import load_models
+    >>> from ..workloads import load_models
     >>> len(draw("grouped_gemm_fwd", load_models()[:2], random=3))
     11
     """
     check_drawn(tokens, per_layer=per_layer, random=random, invented=invented, seed=seed)
     rng = np.random.default_rng(seed)
     drawn: list[Case] = []
-    deck: list[int] = []
+    deck = Deck(tokens or ROWS, rng)
     for (experts, n, k), layer in _layers(models).items():
         degrees = [degree for degree in EXPERT_PARALLEL if experts % degree == 0 and experts // degree >= 2]
         taken: set[tuple[int, int, int, int]] = set()
@@ -70,8 +69,7 @@ def draw(
             for _ in range(50):  # a draw over the limits, or a repeated one, is drawn again
                 groups = experts // int(rng.choice(degrees))
                 on_rank = _split(n, k, layer.sources[0], layer.inter, rng)
-                deck = deck or [int(count) for count in rng.permutation(tokens or ROWS)]
-                count = deck.pop() * (int(rng.choice(layer.top_ks)) if tokens else 1)
+                count = deck.draw() * (int(rng.choice(layer.top_ks)) if tokens else 1)
                 if (groups, count, *on_rank) not in taken and _affordable(groups, count, *on_rank, most_tflop):
                     taken.add((groups, count, *on_rank))
                     drawn.append(_case(family, groups, count, *on_rank, layer.sources, rng))

@@ -6,9 +6,14 @@ neither torch nor triton. `foretune.use("inductor")` (integrations/) puts the pr
 
 from __future__ import annotations
 
-from .attention import InductorFlexAttention, InductorFlexBackward, InductorFlexDecoding
-from .grouped_and_conv import InductorConvolution, InductorGroupedMM
 from .measurable import InductorMM
+from .templates import (
+    InductorConvolution,
+    InductorFlexAttention,
+    InductorFlexBackward,
+    InductorFlexDecoding,
+    InductorGroupedMM,
+)
 
 __all__ = [
     "InductorConvolution",

@@ -1,4 +1,5 @@
-"""Inductor's choices as problems and configs of our families. Sizes are what Inductor hints: nothing is guarded on.
+"""Inductor's choices as problems and configs of our families, and which of them are worth generating. Sizes are what
+Inductor hints: nothing is guarded on.
 
 Two things come from Inductor: a `KernelTemplateChoice`, before code is generated (mm and its kin), and a
 `TritonTemplateCaller`, after that (grouped_mm, convolution, flex attention). Whatever is none of a family that we have
@@ -12,13 +13,16 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from ...datasets import KernelConfig, Problem, torch_dtype
+from ...datasets import DeviceSpec, KernelConfig, Problem, torch_dtype
+from ...runtime.shortlist import bundle_in_force, make_shortlist, supported
 from .. import find_family
 from .matmul import TF32
 
 if TYPE_CHECKING:
     from torch._inductor.kernel_inputs import MMKernelInputs
     from torch._inductor.kernel_template_choice import KernelTemplateChoice
+
+    from ...model import Bundle
 
 #: A node of Inductor's graph.
 Node: TypeAlias = Any
@@ -190,3 +194,39 @@ def _is_transposed(node: Node) -> bool:
 def _dtype_name(dtype: Any, family: str) -> str | None:
     """What the family calls it, if it takes it."""
     return next((name for name in find_family(family).dtypes if torch_dtype(name) == dtype), None)
+
+
+#: So many times as many choices go through while nothing is learned of an op. (Inductor's default lists have about 20,
+#: so trying them still takes less than that.)
+GROWTH = 2
+
+
+def best_first(
+    problem: Problem, configs: Sequence[KernelConfig], device: DeviceSpec, k: int, bundle: Bundle | None = None
+) -> tuple[int, ...]:
+    """Positions of the configs to try, fastest first: `k` where the bundle (the shipped one if left out) has learned
+    the op, more on an arch that it knows nothing of (see `make_shortlist`), and `GROWTH` times `k` where the family's
+    estimate ranks. The same arguments give the same answer.
+
+    >>> problem = Problem.of("inductor_mm", batch=1, m=4096, n=4096, k=4096)
+    >>> configs, h200 = find_family("inductor_mm").space(), DeviceSpec.named("h200")
+    >>> len(best_first(problem, configs, h200, k=4))
+    4
+    >>> grouped, configs = find_family("inductor_grouped_mm"), find_family("inductor_grouped_mm").space()
+    >>> problem = Problem.of(grouped.name, groups=8, m=4096, n=4096, k=4096)
+    >>> len(best_first(problem, configs, h200, k=4))
+    8
+    """
+    import numpy as np
+
+    family = find_family(problem.family)
+    distinct = tuple(dict.fromkeys(configs))
+    if family.name in bundle_in_force(bundle).families:
+        chosen = make_shortlist(family, problem, device, k=k, configs=list(distinct), bundle=bundle).configs
+    else:
+        able = [distinct[position] for position in supported(family, problem, device, distinct)]
+        order = np.argsort(family.estimate_us(problem, device, able), kind="stable")
+        chosen = tuple(able[position] for position in order[: GROWTH * k].tolist())
+    # Knobs that the family lacks may tell choices apart: as many go through all the same.
+    positions = [position for config in chosen for position, one in enumerate(configs) if one == config]
+    return tuple(positions[: len(chosen)])

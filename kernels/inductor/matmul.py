@@ -9,16 +9,16 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from ...datasets import BinaryFacts, DeviceSpec, KernelConfig, Problem
 from ...datasets.feature_groups import FeatureGroup, joined, stacked
 from ...model.configs_memo import remembered
+from ..config_limits import TMA_ARCHS
 from ..matmul.features import FEATURE_NAMES, feature_groups
 from ..matmul.layouts import A_KM, B_KN, BIAS
-from ..sm_limits import TMA_ARCHS
 from .family import OF_MODEL, InductorTemplate
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from .pipeline import Column, TiledLoop
+    from .family import Column, TiledLoop
 
 #: Accumulators and a few more is what a thread has registers for; Inductor leaves out what is sure to spill.
 _MOST_ACCUMULATORS = 255
@@ -156,7 +156,7 @@ class InductorMMFamily(InductorTemplate):
     def loop(self, problem: Problem, knobs: Mapping[str, Column]) -> TiledLoop:
         import numpy as np
 
-        from .pipeline import TiledLoop
+        from .family import TiledLoop
 
         block_m, block_n, block_k = (knobs[knob] for knob in self.tiles)
         return TiledLoop(

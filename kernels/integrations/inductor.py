@@ -69,10 +69,10 @@ class Limits:
     @cached_property
     def uuid(self) -> str:
         """What decides on the choices, for the keys of Inductor's caches."""
-        from ..inductor import attention, family, grouped_and_conv, matmul, pipeline, ranking
+        from ..inductor import choices, family, matmul, templates
 
         # Where nothing is learned, and how times are taken.
-        deciding = attention, family, grouped_and_conv, matmul, pipeline, ranking, timed_by_us, _timer
+        deciding = choices, family, matmul, templates, timed_by_us, _timer
         sources = (inspect.getsource(one) for one in deciding)
         try:
             digest = bundle_in_force(self.bundle).digest
@@ -108,7 +108,7 @@ class Limits:
         hints: Sequence[int | None],
         problem_of: Callable[[int | None], Problem | None],
     ) -> list[Any]:
-        from ..inductor.ranking import best_first
+        from ..inductor.choices import best_first
 
         kept = [choice for choice, config in zip(choices, configs, strict=True) if config is None]
         ranked = [(*one, hint) for *one, hint in zip(choices, configs, hints, strict=True) if one[1] is not None]

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from ..op_imports import imported_op
-from .measurable import Matmul
+from .family import Matmul
 
 if TYPE_CHECKING:
     from .op import matmul

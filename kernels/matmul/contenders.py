@@ -1,4 +1,5 @@
-"""What the dense GEMM is compared with, cuBLAS as torch calls it and Inductor's max-autotune, and the goals for it."""
+"""What the dense GEMM is compared with, cuBLAS as torch calls it and Inductor's max-autotune, on which products (real
+layers from decode to training, forward and backward, and squares), and the goals for it."""
 
 from __future__ import annotations
 
@@ -7,14 +8,74 @@ from typing import TYPE_CHECKING, Any
 
 from ...datasets import Case, DeviceSpec, ForetuneError, Measurable, Problem
 from ...datasets.errors import warn
-from ...runtime.timing.compare import BestConfigs, Goal, LaunchPath, Row, judge_least
-from ..dense_llms import load_dense_models
-from .layouts import A_KM, B_KN, activation_of
-from .measurable import Inputs, Matmul
-from .suite import suite_cases
+from ...model.splits import RANDOM
+from ...runtime.timing.compare import BestConfigs, Goal, LaunchPath, Row
+from ..comparisons import judge_predicted
+from ..workloads import DenseModel, load_dense_models
+from .family import Inputs, Matmul
+from .layouts import A_KM, B_KN, BIAS, activation_of
 
 if TYPE_CHECKING:
     import torch
+
+#: Layers: model, layer, tensor-parallel degree.
+LAYERS = (
+    ("Llama-3.1-8B", "gate_up", 1),
+    ("Llama-3.1-70B", "qkv", 8),
+    ("Qwen3-4B", "down", 1),
+    ("Gemma-3-12B", "o", 1),
+)
+#: Tokens of a forward pass, and of training's three passes.
+FORWARD, TRAINED = (1, 16, 128), 8192
+#: One layer in other dtypes, and with what may follow: (dtype, flags).
+WAYS: tuple[tuple[str, tuple[str, ...]], ...] = (
+    ("fp16", ()),
+    ("fp32", ()),
+    ("int8", ()),
+    ("bf16", (BIAS,)),
+    ("bf16", (BIAS, "gelu")),
+)
+SQUARES = (1024, 4096, 8192)
+
+
+def suite_cases(models: Sequence[DenseModel]) -> dict[str, Case]:
+    """The suite by name, "MODEL/LAYER pass tokens"; the same in every process.
+
+    Raises `ForetuneError` where a model is not among `models`.
+
+    >>> from ..workloads import load_dense_models
+    >>> suite_cases(load_dense_models())["Qwen3-4B/down dw 8192"].problem["k"]
+    8192
+    """
+    by_name = {model.model: model for model in models}
+    cases = {}
+    for name, layer, degree in LAYERS:
+        if name not in by_name:
+            raise ForetuneError(f"the suite needs the model {name} but there are {', '.join(sorted(by_name))}")
+        n, k = by_name[name].linear_layers(degree)[layer]
+        source = f"{name}/{layer}"
+        for tokens in (*FORWARD, TRAINED):
+            cases[f"{source} forward {tokens}"] = _case(source, "forward", tokens, n, k)
+        cases[f"{source} dx {TRAINED}"] = _case(source, "dx", TRAINED, k, n, flags=(B_KN,))
+        cases[f"{source} dw {TRAINED}"] = _case(source, "dw", n, k, TRAINED, flags=(A_KM, B_KN))
+    name, layer, degree = LAYERS[2]
+    n, k = by_name[name].linear_layers(degree)[layer]
+    for dtype, flags in WAYS:
+        for tokens in (64, TRAINED):
+            way = " ".join((*flags, *([] if dtype == "bf16" else [dtype])))
+            cases[f"{name}/{layer} {way} {tokens}"] = _case(
+                f"{name}/{layer}", "forward", tokens, n, k, dtype=dtype, flags=flags
+            )
+    for size in SQUARES:
+        cases[f"square {size}"] = _case(RANDOM, "forward", size, size, size)
+    cases["batched 32 x 1024"] = Case(Problem.of("matmul", batch=32, m=1024, n=1024, k=128), (RANDOM,), "batched")
+    return cases
+
+
+def _case(
+    source: str, scenario: str, m: int, n: int, k: int, *, dtype: str = "bf16", flags: tuple[str, ...] = ()
+) -> Case:
+    return Case(Problem.of("matmul", dtype=dtype, flags=flags, batch=1, m=m, n=n, k=k), (source,), scenario)
 
 
 class MatmulComparison:
@@ -45,15 +106,14 @@ class MatmulComparison:
 
     def goals(self, rows: Sequence[Row]) -> list[Goal]:
         """The predicted config next to both; those that no row is about are left out."""
-        judged: list[Goal] = []
-        for other, name, aim in (("cublas", "cuBLAS", 0.95), ("inductor", "Inductor's max-autotune", 1.0)):
-            chosen = [row for row in rows if other in row.others_us]
-            ratios = [row.others_us[other] / row.predicted_us for row in chosen]
-            judged += judge_least(f"dense GEMM, predicted config, over {name}", chosen, ratios, 0.85, aim)
-        return judged
+        what = "dense GEMM, predicted config, over"
+        return [
+            *judge_predicted(rows, {"cublas": (0.85, 0.95)}, f"{what} cuBLAS"),
+            *judge_predicted(rows, {"inductor": (0.85, 1.0)}, f"{what} Inductor's max-autotune"),
+        ]
 
 
-#: Found by `kernels.comparison_of`.
+#: Found by `kernels.comparisons.comparison_of`.
 COMPARISON = MatmulComparison()
 
 

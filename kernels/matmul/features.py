@@ -9,15 +9,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ...datasets import DeviceSpec, KernelConfig, Problem
-from ...datasets.feature_groups import FeatureGroup, joined
+from ...datasets.feature_groups import FeatureGroup
 from ...model.configs_memo import remembered
-from ..config_table import L2_OVER_DRAM, ConfigTable, Floats, alignment, resident_programs
-from ..sm_limits import accumulator_registers
+from ..config_table import BLOCKS, L2_OVER_DRAM, TILE, TILING, ConfigTable, TiledWork, alignment, config_columns
 from .layouts import FLAGS, LAYOUTS, output_dtype, row_lengths
-from .smem import smem_bytes
+from .space import smem_bytes
 
 # float32 is multiplied as tf32, which every tensor core since Ampere does at half the rate of 16 bits.
 _TF32_RATE = 0.5
@@ -46,33 +44,18 @@ _PROBLEM_FEATURES = (
     "y_alignment",
 )
 CONFIG_FEATURES = (
-    "block_m",
-    "block_n",
-    "block_k",
-    "group_m",
+    *BLOCKS,
     "split_k",
     "programs_asked",
     "tma",
     "consumers",
     "pingpong",
-    "num_warps",
-    "num_stages",
-    "tile_area",
-    "tile_aspect",
-    "smem_bytes",
-    "programs_per_sm",
+    *TILE,
     "accumulator_registers",
     "in_flight_bytes_per_sm",
 )
 _MIXED_FEATURES = (
-    "log_tiles",
-    "log_rounds",
-    "round_efficiency",
-    "padding_m",
-    "padding_n",
-    "padding_k",
-    "steps_per_tile",
-    "log_steps_per_program",
+    *TILING,
     "m_tiles",
     "n_tiles",
     "busy_share",
@@ -88,16 +71,13 @@ _MIXED_FEATURES = (
     "log_n_over_block_n",
     "stages_over_steps",
 )
+#: What of a config decides on all other features.
+_DECIDING = (*BLOCKS, "split_k", "programs_per_sm", "num_stages")
 FEATURE_NAMES = _PROBLEM_FEATURES + CONFIG_FEATURES + _MIXED_FEATURES
 
 
-def feature_table(problem: Problem, device: DeviceSpec, configs: Sequence[KernelConfig]) -> NDArray[np.float32]:
-    """(n_configs, n_features), columns named by FEATURE_NAMES; finite for any problem, also one without rows."""
-    return joined(feature_groups(problem, device, configs))
-
-
 def feature_groups(problem: Problem, device: DeviceSpec, configs: Sequence[KernelConfig]) -> tuple[FeatureGroup, ...]:
-    """The columns of `feature_table`: those of the call, of the config, and of its tile and stages."""
+    """The features, finite also without rows: those of the call, of the config, and of its tile and stages."""
     space = _space(tuple(configs), problem.itemsize, device)
     batch, m, n, k = (max(problem[dim], 1) for dim in ("batch", "m", "n", "k"))
     out_itemsize = 4 if output_dtype(problem) == "int32" else problem.itemsize
@@ -129,94 +109,42 @@ def feature_groups(problem: Problem, device: DeviceSpec, configs: Sequence[Kerne
     m_tiles, n_tiles = np.ceil(m / block_m), np.ceil(n / block_n)
     all_steps = np.ceil(k / block_k)
     steps = np.maximum(np.ceil(all_steps / splits), 1.0)  # of one tile's part of the contraction
-    tiles = batch * splits * m_tiles * n_tiles
-    slots = device.sm_count * programs
-    rounds = np.ceil(tiles / slots)
-    # The SMs' time at the measured matrix rate: the busiest one does `rounds` tiles for each resident program.
-    busiest = np.minimum(rounds * programs, np.ceil(tiles / device.sm_count))
-    step_flops = 2.0 * block_m * block_n * block_k
-    compute_us = busiest * steps * step_flops * device.sm_count / (matrix_tflops * 1e6)
-    dram_us = (read_bytes + written_bytes) / (device.copy_bandwidth_gbs * 1e3)
-    busy = np.minimum(tiles / device.sm_count, 1.0)  # SMs that have something to do
-    loaded_bytes = tiles * steps * (block_m + block_n) * block_k * problem.itemsize
-    l2_us = loaded_bytes / (device.copy_bandwidth_gbs * 1e3 * L2_OVER_DRAM) / busy
+    work = TiledWork(device, programs, batch * splits * m_tiles * n_tiles, steps)
+    compute_us = work.compute_us(2.0 * block_m * block_n * block_k, matrix_tflops)
+    dram_us = work.moved_us(read_bytes + written_bytes)
+    busy = np.minimum(work.tiles / device.sm_count, 1.0)  # SMs that have something to do
+    loaded_bytes = work.tiles * steps * (block_m + block_n) * block_k * problem.itemsize
+    l2_us = work.moved_us(loaded_bytes, L2_OVER_DRAM) / busy
     # Partial sums are written and read back in float32, and an SM alone does not draw the whole bandwidth.
     partial_bytes = np.where(splits > 1, (2.0 * splits) * batch * m * n * 4, 0.0)
-    partial_us = np.where(splits > 1, _SECOND_LAUNCH_US, 0.0) + partial_bytes / (
-        device.copy_bandwidth_gbs * 1e3 * L2_OVER_DRAM
-    )
-    steps_per_program = rounds * steps
+    partial_us = np.where(splits > 1, _SECOND_LAUNCH_US, 0.0) + work.moved_us(partial_bytes, L2_OVER_DRAM)
     # How many concurrent programs share the columns' operand (M tiles side by side in a band) or the rows' one.
     sharing = np.minimum(group_m, m_tiles)
-    wide = np.minimum(n_tiles, np.maximum(slots / np.maximum(sharing, 1), 1))
+    wide = np.minimum(n_tiles, np.maximum(work.slots / np.maximum(sharing, 1), 1))
     reuse = sharing * block_m + wide * block_n
-    band_bytes = reuse * k * problem.itemsize
     # A tile reads each row and column of its operands from shared memory, whose rate a small one is bound by; below 64
     # rows products are no asynchronous ones.
     slowed_us = compute_us * (1.0 + _SMEM_BOUND * (1.0 / block_m + 1.0 / block_n)) * np.where(block_m < 64, 1.6, 1.0)
     estimate_us = np.maximum(np.maximum(slowed_us, l2_us), dram_us / np.minimum(2 * busy, 1.0)) + partial_us
     # A program waits for its first step, and for every one that comes while too few are in flight.
-    waiting_us = _LAUNCH_US + _STEP_US * (1.0 + steps_per_program / np.maximum(stages, 1.0) / 4)
-    of_kinds = [
-        np.log2(tiles),
-        np.log2(rounds),
-        tiles / (rounds * slots),
-        m_tiles * block_m / m,
-        n_tiles * block_n / n,
-        all_steps * block_k / k,
-        steps,
-        np.log2(steps_per_program),
-        m_tiles,
-        n_tiles,
-        busy,
-        np.log2(compute_us),
-        np.log2(dram_us),
-        np.log2(l2_us),
-        np.log2(partial_us + 0.1),
-        np.log2(reuse),
-        np.log2(band_bytes / device.l2_bytes),
-        estimate_us.astype(np.float32) + waiting_us,  # rounded first, as rankers learned it; likewise the last
-        np.log2(tiles / device.sm_count),
-        np.log2(m / block_m),
-        np.log2(n / block_n),
-        (1.0 / steps).astype(np.float32) * stages.astype(np.float32),
-    ]
-    return space.groups([of_call], of_kinds)
+    waiting_us = _LAUNCH_US + _STEP_US * (1.0 + work.rounds * steps / np.maximum(stages, 1.0) / 4)
+    times_us = {"compute_us": compute_us, "dram_us": dram_us, "l2_us": l2_us, "partial_us": partial_us + 0.1}
+    found = work.columns((m, n, k), (block_m, block_n, block_k), m_tiles, n_tiles, **times_us) | {
+        "padding_k": all_steps * block_k / k,
+        "busy_share": busy,
+        "l2_reuse": np.log2(reuse),
+        "band_over_l2": np.log2(reuse * k * problem.itemsize / device.l2_bytes),
+        "estimate_us": estimate_us.astype(np.float32) + waiting_us,  # rounded first, as rankers learned it
+        "log_m_over_block_m": np.log2(m / block_m),
+        "log_n_over_block_n": np.log2(n / block_n),
+        "stages_over_steps": (1.0 / steps).astype(np.float32) * stages.astype(np.float32),  # likewise
+    }
+    return space.groups([of_call], [found[name] for name in _MIXED_FEATURES])
 
 
 @remembered(maxsize=64)
 def _space(configs: tuple[KernelConfig, ...], itemsize: int, device: DeviceSpec) -> ConfigTable:
     """What depends only on the configs, the dtype and the device."""
-    said = [config.to_json() for config in configs]
-
-    def knob(name: str) -> Floats:
-        return np.array([knobs[name] for knobs in said], dtype=np.float64)
-
-    block_m, block_n, block_k = (knob(f"BLOCK_{axis}") for axis in "MNK")
-    group_m, splits, stages = (knob(name) for name in ("GROUP_M", "SPLIT_K", "num_stages"))
-    consumers, pingpong = knob("CONSUMERS"), knob("PINGPONG")
-    # Those that multiply a tile.
-    warps = np.where(consumers > 0, 4 * np.where(pingpong > 0, 1, consumers), knob("num_warps"))
-    smem = np.array([smem_bytes(knobs, itemsize, device) for knobs in said], dtype=np.float64)
-    accumulators = accumulator_registers(block_m, block_n, warps)
-    programs = resident_programs(said, smem, accumulators, device)
-    columns = [
-        block_m,
-        block_n,
-        block_k,
-        group_m,
-        splits,
-        knob("PROGRAMS_PER_SM"),
-        knob("TMA"),
-        consumers,
-        pingpong,
-        warps,
-        stages,
-        block_m * block_n,
-        block_m / block_n,
-        smem,
-        programs,
-        accumulators,
-        programs * (stages - 1) * (block_m + block_n) * block_k * itemsize,
-    ]
-    return ConfigTable(len(_PROBLEM_FEATURES), columns, [block_m, block_n, block_k, group_m, splits, programs, stages])
+    smem = [smem_bytes(config.to_json(), itemsize, device) for config in configs]
+    columns = config_columns(configs, smem, device, itemsize=itemsize)
+    return ConfigTable.of(len(_PROBLEM_FEATURES), CONFIG_FEATURES, columns, _DECIDING)

@@ -10,8 +10,7 @@ import numpy as np
 
 from ...datasets import Case, ForetuneError, Problem
 from ...model.splits import RANDOM
-from ..dense_llms import DenseModel
-from ..drawing import TENSOR_PARALLEL, TOKENS, check_drawn, chosen, shuffled
+from ..workloads import TENSOR_PARALLEL, TOKENS, Deck, DenseModel, check_drawn, chosen, shuffled
 from .layouts import A_KM, B_KN, BIAS
 
 #: With fewer tokens nothing is trained: such calls are forward passes.
@@ -66,14 +65,14 @@ def draw(
     are held out. The order is shuffled, so that a run cut short by its budget has a fair sample. The same arguments
     give the same cases.
 
-    >>> from ..dense_llms import load_dense_models
+    >>> from ..workloads import load_dense_models
     >>> len(draw(load_dense_models()[:2], random=3))
     27
     """
     check_drawn(tokens, per_layer=per_layer, random=random, seed=seed)
     rng = np.random.default_rng(seed)
     owners = _owners(models)
-    counts = _Deck(tokens, rng)
+    counts = _Counts(tokens, rng)
     drawn: dict[Problem, Case] = {}
     for model in models:
         for name in (*model.linear_layers(), "attention"):
@@ -94,20 +93,17 @@ def draw(
                 break
         else:
             raise ForetuneError(f"no random shape has at most {most_tflop} TFLOP: allow more")
-    cases = tuple(drawn.values())
-    return shuffled(cases, rng)
+    return shuffled(list(drawn.values()), rng)
 
 
-class _Deck:
+class _Counts:
     """Token counts, each as often as the others; where none are given half of them are moved to what is between."""
 
     def __init__(self, tokens: Sequence[int] | None, rng: np.random.Generator) -> None:
-        self._given, self._rng = tokens, rng
-        self._left: list[int] = []
+        self._given, self._rng, self._deck = tokens, rng, Deck(tokens or TOKENS, rng)
 
     def draw(self) -> int:
-        self._left = self._left or [int(count) for count in self._rng.permutation(self._given or TOKENS)]
-        count = self._left.pop()
+        count = self._deck.draw()
         if self._given is None and self._rng.uniform() < 0.5:
             return max(1, int(count * 2 ** self._rng.uniform(-0.5, 0.5)))
         return count
@@ -161,7 +157,7 @@ def _problem_of(layer: Layer, tokens: int, rng: np.random.Generator) -> Problem:
     return Problem.of("matmul", dtype=dtype, flags=_epilogue(dtype, rng), batch=1, m=tokens, n=n, k=k)
 
 
-def _random_problem(counts: _Deck | None, rng: np.random.Generator) -> Problem:
+def _random_problem(counts: _Counts | None, rng: np.random.Generator) -> Problem:
     tokens, n, k = (int(size) for size in np.exp(rng.uniform(*np.log(np.transpose(RANDOM_SIZES)))))
     tokens = tokens if counts is None else counts.draw()
     step = chosen(RANDOM_STEPS, rng)

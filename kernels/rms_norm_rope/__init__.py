@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from ..op_imports import imported_op
-from .measurable import RmsNormRopeBackward, RmsNormRopeForward
+from .family import RmsNormRopeBackward, RmsNormRopeForward
 
 if TYPE_CHECKING:
     from .op import rms_norm_rope

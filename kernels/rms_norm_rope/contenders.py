@@ -7,9 +7,10 @@ from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from ...datasets import Case, DeviceSpec, Measurable, Problem
-from ...runtime.timing.compare import BestConfigs, Goal, LaunchPath, Row, judge_least
-from ..dense_llms import load_dense_models
-from .measurable import Inputs, RmsNormRopeForward
+from ...runtime.timing.compare import BestConfigs, Goal, LaunchPath, Row
+from ..comparisons import judge_predicted
+from ..workloads import load_dense_models
+from .family import Inputs, RmsNormRopeForward, rotated
 
 if TYPE_CHECKING:
     import torch
@@ -72,15 +73,10 @@ class RmsNormRopeComparison:
 
     def goals(self, rows: Sequence[Row]) -> list[Goal]:
         """To be faster than each of them, wherever it can run."""
-        judged: list[Goal] = []
-        for name in ("eager", "compile", "liger"):
-            chosen = [row for row in rows if name in row.others_us]
-            ratios = [row.others_us[name] / row.predicted_us for row in chosen]
-            judged += judge_least(f"predicted config, over {name}", chosen, ratios, 1.0)
-        return judged
+        return judge_predicted(rows, dict.fromkeys(("eager", "compile", "liger"), (1.0,)))
 
 
-#: Found by `kernels.comparison_of`.
+#: Found by `kernels.comparisons.comparison_of`.
 COMPARISON = RmsNormRopeComparison()
 
 if TYPE_CHECKING:
@@ -121,8 +117,6 @@ def _backward_of(way: Way, inputs: Inputs) -> Callable[[], Any]:
 
 
 def _plain(q: torch.Tensor, k: torch.Tensor, rotation: Rotation) -> tuple[torch.Tensor, torch.Tensor]:
-    from .plain import rotated
-
     return rotated(q, k, rotation)
 
 

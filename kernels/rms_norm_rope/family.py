@@ -1,22 +1,42 @@
-"""RMSNorm and rotary embedding as families: what predicting and pruning need. Imports neither torch nor triton."""
+"""RMSNorm and rotary embedding as families: what predicting, pruning and measuring need. torch and triton are imported
+when they are needed: a prediction needs neither."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from abc import abstractmethod
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from ...datasets import BinaryFacts, DeviceSpec, Family, ForetuneError, KernelConfig, Problem, dtype_of_tensor
-from ...datasets.feature_groups import FeatureGroup, joined, stacked
+import numpy as np
+
+from ...datasets import BinaryFacts, Case, DeviceSpec, ForetuneError, KernelConfig, Problem, torch_dtype
+from ...datasets.feature_groups import FeatureGroup, stacked
 from ...model.configs_memo import remembered
 from ...model.generic_features import GenericFeatures
-from ..knob_values import Knobs
-from ..sm_limits import MOST_PROGRAMS, MOST_THREADS
-from .features import TILE_FEATURES, tile_features
-from .space import MOST_HEAD_DIM, SPACES, VALUES, backward_grid, forward_grid, full_space, wrong_tile
+from ..config_limits import MOST_PROGRAMS, MOST_THREADS, Knobs
+from ..gemm_family import Binaries, Configs, DeclaredFamily, Groups, MeasuredFamily, seeded
+from ..workloads import load_dense_models
+from . import workload
+from .space import (
+    MOST_HEAD_DIM,
+    SPACES,
+    TILE_FEATURES,
+    VALUES,
+    backward_grid,
+    block_constants,
+    forward_grid,
+    full_space,
+    tile_features,
+    wrong_tile,
+)
 
 if TYPE_CHECKING:
-    import numpy as np
+    import torch
     from numpy.typing import NDArray
+
+    from .launches import Rotation
 
 DIMS = ("tokens", "q_heads", "kv_heads", "head_dim")
 DTYPES = ("bf16", "fp16", "fp32")
@@ -26,8 +46,27 @@ MOST_TOKENS, MOST_HEADS = 2**26, 4096
 _LEAST_US = 2.0
 
 
-class RmsNormRopeFamily(Family):
-    """What predicting needs, forward and backward.
+#: The constant of the norm in all models so far, or near it.
+EPS = 1e-6
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """The tensors of one call, on the device. All that a launch writes lies in `out`, one after another, poisoned with
+    NaN: q's part, k's part, and of the backward pass the gradients of both weights."""
+
+    q: torch.Tensor  # (tokens, q_heads, head_dim)
+    k: torch.Tensor
+    dq: torch.Tensor | None  # gradients of what the forward pass gives; None forward
+    dk: torch.Tensor | None
+    rotation: Rotation
+    out: torch.Tensor
+    parts: tuple[torch.Tensor, ...]
+    problem: Problem
+
+
+class RmsNormRope(DeclaredFamily, MeasuredFamily):
+    """What forward and backward share.
 
     A problem is a call with q (tokens, q_heads, head_dim) and k (tokens, kv_heads, head_dim). Its flags: "interleaved",
     where neighbouring elements are pairs that rotate (GPT-J's layout) and not the halves of a head (NeoX's), and,
@@ -46,8 +85,15 @@ class RmsNormRopeFamily(Family):
     }
     bucketed = ("tokens",)
     reads_binaries = True
-    #: A kernel's argument of the problem's dtype, and how many elements it reads and writes for each of q and k.
-    dtype_argument: ClassVar[str]
+    dtype_argument = "q_ptr"
+    dims_from: ClassVar[Mapping[str, tuple[str, int]]] = {
+        "tokens": ("tokens", 1),
+        "q_heads": ("q_heads", 1),
+        "kv_heads": ("k_heads", 1),
+        "head_dim": ("HEAD_DIM", 1),
+    }
+    also_needed = ("INTERLEAVED",)
+    #: How many elements the kernel reads and writes for each of q and k.
     moved: ClassVar[int]
     _generic: ClassVar[GenericFeatures]
 
@@ -63,15 +109,13 @@ class RmsNormRopeFamily(Family):
     def space(self, device: DeviceSpec | None = None) -> tuple[KernelConfig, ...]:
         return full_space(self.name)
 
-    def supports(self, config: KernelConfig, problem: Problem, device: DeviceSpec) -> str | None:
-        if (wrong := VALUES[self.name].wrong(config.to_json())) is not None:
-            return wrong
-        if problem.dtype not in self.dtypes:
-            return f"dtype {problem.dtype_name} is not one of {', '.join(self.dtypes)}"
-        if unknown := [flag for flag in problem.flags if flag not in self.flags]:
-            return f"flag {unknown[0]} is not one of {', '.join(self.flags)}"
-        if (reason := wrong_heads(problem["q_heads"], problem["kv_heads"], problem["head_dim"])) is not None:
-            return reason
+    def wrong_knobs(self, knobs: Mapping[str, Any]) -> str | None:
+        return VALUES[self.name].wrong(knobs)
+
+    def wrong_problem(self, problem: Problem) -> str | None:
+        return wrong_heads(problem["q_heads"], problem["kv_heads"], problem["head_dim"])
+
+    def wrong_pair(self, config: KernelConfig, problem: Problem) -> str | None:
         return wrong_tile(self.name, config, problem)
 
     def flops(self, problem: Problem) -> float:
@@ -88,22 +132,9 @@ class RmsNormRopeFamily(Family):
         grid = forward_grid if "STEPS" not in self.knobs else backward_grid
         return grid(problem["tokens"], problem["q_heads"], problem["kv_heads"], config)
 
-    def features(
-        self,
-        problem: Problem,
-        device: DeviceSpec,
-        configs: Sequence[KernelConfig],
-        binaries: Mapping[KernelConfig, BinaryFacts] | None = None,
-    ) -> NDArray[np.float32]:
-        return joined(self._groups(problem, device, configs, binaries))
-
-    def feature_groups(
-        self,
-        problems: Sequence[Problem],
-        device: DeviceSpec,
-        configs: Sequence[KernelConfig],
-        binaries: Mapping[KernelConfig, BinaryFacts] | None = None,
-    ) -> Sequence[FeatureGroup]:
+    def grouped_features(
+        self, problems: Sequence[Problem], device: DeviceSpec, configs: Configs, binaries: Binaries | None
+    ) -> Groups:
         return stacked([self._groups(problem, device, configs, binaries) for problem in problems])
 
     def _groups(
@@ -113,8 +144,6 @@ class RmsNormRopeFamily(Family):
         configs: Sequence[KernelConfig],
         binaries: Mapping[KernelConfig, BinaryFacts] | None,
     ) -> Sequence[FeatureGroup]:
-        import numpy as np
-
         programs, flops, touched = self._programs(problem, configs), self.flops(problem), self.bytes(problem)
         generic = self._generic.groups(problem, device, configs, programs, binaries, flops=flops, touched_bytes=touched)
         first, each = len(self._generic.names), np.arange(len(configs))
@@ -123,8 +152,6 @@ class RmsNormRopeFamily(Family):
 
     def estimate_us(self, problem: Problem, device: DeviceSpec, configs: Sequence[KernelConfig]) -> NDArray[np.float64]:
         """The time that the bytes take, times how much of a head's padding and of the last wave is idle."""
-        import numpy as np
-
         if not len(configs):
             return np.empty(0)
         programs = np.maximum(self._programs(problem, configs), 1.0)
@@ -139,34 +166,189 @@ class RmsNormRopeFamily(Family):
         return estimate
 
     def _programs(self, problem: Problem, configs: Sequence[KernelConfig]) -> NDArray[np.float64]:
-        import numpy as np
-
         programs = self.grid(problem, _tiles(tuple(configs), self.knobs))
         return np.broadcast_to(np.asarray(programs, float), len(configs))
 
-    def problem_from_call(self, arguments: Mapping[str, Any]) -> Problem:
-        needed = (self.dtype_argument, "tokens", "q_heads", "k_heads", "HEAD_DIM", "INTERLEAVED")
-        if missing := [name for name in needed if name not in arguments]:
-            raise ForetuneError(f"the call has no argument {', '.join(missing)}: {self.name} needs {', '.join(needed)}")
-        flags = [flag for flag in ("interleaved",) if arguments["INTERLEAVED"]]
-        if "unnormed" in self.flags and arguments.get("q_weight_ptr") is None:
-            flags.append("unnormed")
-        return Problem.of(
-            self.name,
-            dtype=dtype_of_tensor(self.dtype_argument, arguments[self.dtype_argument]),
-            flags=tuple(flags),
-            tokens=int(arguments["tokens"]),
-            q_heads=int(arguments["q_heads"]),
-            kv_heads=int(arguments["k_heads"]),
-            head_dim=int(arguments["HEAD_DIM"]),
+    def flags_of_call(self, arguments: Mapping[str, Any]) -> Sequence[str]:
+        flags = ["interleaved"] * bool(arguments["INTERLEAVED"])
+        return flags + ["unnormed"] * ("unnormed" in self.flags and arguments.get("q_weight_ptr") is None)
+
+    def draw(self, models: Path | str | None, max_tflop: float | None, **drawn: Any) -> tuple[Case, ...]:
+        most = float(workload.MOST_ELEMENTS)
+        if max_tflop is not None:
+            if not max_tflop > 0:
+                raise ForetuneError(f"max_tflop must be more than 0 but is {max_tflop}")
+            most = min(most, max_tflop * 1e12 / (3.5 * self.moved))
+        return workload.draw(self.name, load_dense_models(models), most_elements=most, **drawn)
+
+    def inputs(self, problem: Problem, device: DeviceSpec, *, seed: int = 0) -> Inputs:
+        import torch
+
+        from .launches import Rotation
+
+        where, generator = seeded(device, seed)
+        dtype = torch_dtype(problem.dtype_name)
+        tokens, q_heads, kv_heads, head_dim = (problem[dim] for dim in self.dims)
+
+        def random(*shape: int) -> torch.Tensor:
+            return torch.randn(*shape, generator=generator, device=where, dtype=dtype)
+
+        shapes = [(tokens, q_heads, head_dim), (tokens, kv_heads, head_dim), *[(head_dim,)] * 2 * self._has_gradients]
+        sizes = [torch.Size(shape).numel() for shape in shapes]
+        out = torch.full((sum(sizes),), float("nan"), device=where, dtype=dtype)
+        parts = tuple(part.view(shape) for part, shape in zip(torch.split(out, sizes), shapes, strict=True))
+        # As in models: q and k side by side in one projection.
+        q, k = torch.split(random(tokens, q_heads + kv_heads, head_dim), [q_heads, kv_heads], 1)
+        dq, dk = (random(*shapes[0]), random(*shapes[1])) if self._has_gradients else (None, None)
+        angles = torch.arange(tokens, device=where)[:, None] * 1e4 ** -torch.linspace(0, 1, head_dim // 2, device=where)
+        weights = None if "unnormed" in problem.flags else (1 + random(head_dim) / 8, 1 + random(head_dim) / 8)
+        rotation = Rotation(
+            cos=angles.cos().to(dtype),
+            sin=angles.sin().to(dtype),
+            q_weight=weights and weights[0],
+            k_weight=weights and weights[1],
+            eps=EPS,
+            weight_offset=0.0,
+            interleaved="interleaved" in problem.flags,
         )
+        return Inputs(q, k, dq, dk, rotation, out, parts, problem)
+
+    @property
+    def _has_gradients(self) -> bool:
+        return "STEPS" in self.knobs
+
+    def check_problem(self, config: KernelConfig, problem: Problem) -> Problem:
+        # Off every block: 37 tokens, 5 and 3 heads.
+        dims = {"tokens": 37, "q_heads": 5, "kv_heads": 3, "head_dim": problem["head_dim"]}
+        return replace(problem, dims=tuple(dims.items()))
+
+    def binary_key(self, config: KernelConfig, problem: Problem) -> Hashable:
+        # No runtime number is specialised, STEPS among them.
+        knobs = {knob: value for knob, value in config.to_json().items() if knob != "STEPS"}
+        return tuple(knobs.items()), problem.signature, problem["head_dim"]
+
+    @abstractmethod
+    def kernel(self) -> Any:
+        """The kernel."""
+
+    def source_hash(self) -> str:
+        from ...runtime.launching.source_hash import hash_of_modules
+        from . import triton_kernels
+
+        return hash_of_modules(triton_kernels)
+
+    def compile(self, config: KernelConfig, problem: Problem) -> Any:
+        knobs = config.to_json() | block_constants(problem["head_dim"])
+        return self.kernel().warmup(*self.arguments(problem), grid=(1,), **self.constants(problem), **knobs)
+
+    @abstractmethod
+    def arguments(self, problem: Problem) -> tuple[Any, ...]:
+        """The kernel's positional arguments for a compile: dtypes for tensors, and numbers."""
+
+    def constants(self, problem: Problem) -> dict[str, bool]:
+        """The kernel's constants beside the knobs and the head's size."""
+        return {"INTERLEAVED": "interleaved" in problem.flags}
+
+
+class RmsNormRopeForward(RmsNormRope):
+    """q and k normed by head (unless "unnormed") and rotated, in one launch.
+
+    >>> from foretune.datasets import DeviceSpec
+    >>> family, h200 = RmsNormRopeForward(), DeviceSpec.named("h200")
+    >>> problem = Problem.of(family.name, tokens=4096, q_heads=32, kv_heads=8, head_dim=128)
+    >>> family.supports(family.default(problem, h200), problem, h200) is None
+    True
+    """
+
+    name = "rms_norm_rope_fwd"
+    flags = ("interleaved", "unnormed")
+    moved = 2
+
+    def default(self, problem: Problem, device: DeviceSpec) -> KernelConfig:
+        # Eight heads of 128 elements are 8 elements a thread; larger heads are fewer.
+        heads = max(8 * 128 // (2 * block_constants(problem["head_dim"])["BLOCK"]), 1)
+        return KernelConfig.of(ROWS=1, HEADS=min(heads, 32), num_warps=4, num_stages=3)
+
+    def launch(self, inputs: Inputs, config: KernelConfig) -> torch.Tensor:
+        from .launches import launch_forward
+
+        launch_forward(inputs.q, inputs.k, inputs.parts[0], inputs.parts[1], inputs.rotation, config)
+        return inputs.out
+
+    def reference(self, inputs: Inputs) -> torch.Tensor:
+        import torch
+
+        both = rotated(inputs.q.float(), inputs.k.float(), inputs.rotation)
+        return torch.cat([part.flatten() for part in both])
+
+    def kernel(self) -> Any:
+        from .triton_kernels import rms_norm_rope_kernel
+
+        return rms_norm_rope_kernel
+
+    def arguments(self, problem: Problem) -> tuple[Any, ...]:
+        element = torch_dtype(problem.dtype_name)
+        weight = None if "unnormed" in problem.flags else element
+        return *[element] * 6, weight, weight, 37, 8, 8, 1024, 1024, 37, 8, EPS, 0.0
+
+    def constants(self, problem: Problem) -> dict[str, bool]:
+        return super().constants(problem) | {"INVERSE": False}
+
+
+class RmsNormRopeBackward(RmsNormRope):
+    """The gradients of q, k and both weights, from those of what `RmsNormRopeForward` gives.
+
+    >>> from foretune.datasets import DeviceSpec
+    >>> family, h200 = RmsNormRopeBackward(), DeviceSpec.named("h200")
+    >>> len(family.space(h200)) > 100
+    True
+    """
+
+    name = "rms_norm_rope_bwd"
+    moved = 3
+
+    def default(self, problem: Problem, device: DeviceSpec) -> KernelConfig:
+        heads = max(4 * 128 // (2 * block_constants(problem["head_dim"])["BLOCK"]), 1)
+        return KernelConfig.of(ROWS=1, HEADS=min(heads, 16), STEPS=4, num_warps=4, num_stages=1)
+
+    def launch(self, inputs: Inputs, config: KernelConfig) -> torch.Tensor:
+        from .launches import launch_backward
+
+        i = inputs
+        assert i.dq is not None
+        assert i.dk is not None
+        launch_backward(i.dq, i.dk, i.q, i.k, i.parts, i.rotation, config)
+        return i.out
+
+    def reference(self, inputs: Inputs) -> torch.Tensor:
+        import torch
+
+        rotation = inputs.rotation
+        assert rotation.q_weight is not None
+        assert rotation.k_weight is not None
+        given = (inputs.q, inputs.k, rotation.q_weight, rotation.k_weight)
+        leaves = [tensor.detach().float().requires_grad_() for tensor in given]
+        with torch.enable_grad():
+            both = rotated(leaves[0], leaves[1], rotation._replace(q_weight=leaves[2], k_weight=leaves[3]))
+            grads = torch.autograd.grad(both, leaves, [inputs.dq.float(), inputs.dk.float()])  # type: ignore[union-attr]
+        return torch.cat([grad.flatten() for grad in grads])
+
+    def kernel(self) -> Any:
+        from .triton_kernels import rms_norm_rope_backward_kernel
+
+        return rms_norm_rope_backward_kernel
+
+    def arguments(self, problem: Problem) -> tuple[Any, ...]:
+        import torch
+
+        element = torch_dtype(problem.dtype_name)
+        tensors = (*[element] * 6, torch.float32, *[element] * 4)
+        return *tensors, 37, 8, 8, 1024, 1024, 1024, 1024, 37, 8, EPS, 0.0
 
 
 @remembered(maxsize=64)
 def _tiles(configs: tuple[KernelConfig, ...], knobs: tuple[str, ...]) -> Mapping[str, NDArray[np.int64]]:
     """Each knob of all configs, (n_configs,)."""
-    import numpy as np
-
     return {knob: np.array([config[knob] for config in configs], np.int64) for knob in knobs}
 
 
@@ -181,3 +363,23 @@ def wrong_heads(q_heads: int, kv_heads: int, head_dim: int) -> str | None:
 
 def _elements(problem: Problem) -> float:
     return float(problem["tokens"]) * (problem["q_heads"] + problem["kv_heads"]) * problem["head_dim"]
+
+
+def rotated(q: torch.Tensor, k: torch.Tensor, rotation: Rotation) -> tuple[torch.Tensor, torch.Tensor]:
+    """q (tokens, q_heads, head_dim) and k, normed by head if there are weights, and rotated; in their dtype. By plain
+    PyTorch: the reference, and what users run."""
+    import torch
+
+    half = q.shape[-1] // 2
+    rows = torch.arange(len(q), device=q.device) % len(rotation.cos)
+    cos, sin = (table[rows, None, :half].to(q.dtype) for table in (rotation.cos, rotation.sin))
+
+    def one(x: torch.Tensor, weight: torch.Tensor | None) -> torch.Tensor:
+        if weight is not None:
+            scale = torch.rsqrt(x.float().square().mean(-1, keepdim=True) + rotation.eps)
+            x = (x.float() * scale * (weight.float() + rotation.weight_offset)).to(x.dtype)
+        first, second = (x[..., 0::2], x[..., 1::2]) if rotation.interleaved else x.chunk(2, -1)
+        pair = first * cos - second * sin, second * cos + first * sin
+        return torch.stack(pair, -1).flatten(-2) if rotation.interleaved else torch.cat(pair, -1)
+
+    return one(q, rotation.q_weight), one(k, rotation.k_weight)

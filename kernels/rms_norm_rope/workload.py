@@ -8,8 +8,7 @@ import numpy as np
 
 from ...datasets import Case, ForetuneError, Problem
 from ...model.splits import RANDOM
-from ..dense_llms import DenseModel
-from ..drawing import TENSOR_PARALLEL, TOKENS, check_drawn, shuffled
+from ..workloads import TENSOR_PARALLEL, TOKENS, Deck, DenseModel, check_drawn, shuffled
 
 #: Families of models that norm each head of q and k before they rotate it; the others rotate alone.
 NORMED = ("Qwen3", "Gemma")
@@ -39,20 +38,18 @@ def draw(
 
     Raises `ForetuneError` for a count that cannot be.
 
-    >>> from ..dense_llms import load_dense_models
+    >>> from ..workloads import load_dense_models
     >>> len(draw("rms_norm_rope_fwd", load_dense_models()[:1], random=3))
     11
     """
     check_drawn(tokens, per_layer=per_layer, random=random, seed=seed)
     rng = np.random.default_rng(seed)
-    deck: list[int] = []
+    deck = Deck(tokens or TOKENS, rng)
     drawn: dict[Problem, Case] = {}
 
     def add(shape: tuple[int, int, int], sources: tuple[str, ...], normed: bool) -> None:
-        nonlocal deck
         for _ in range(50):  # one over the limit, or a repeated one, is drawn again
-            deck = deck or [int(count) for count in rng.permutation(tokens or TOKENS)]
-            count = deck.pop()
+            count = deck.draw()
             if sources == (RANDOM,) and tokens is None:
                 count = int(np.exp(rng.uniform(0, np.log(TOKENS[-1] + 1))))
             problem = _problem(family, count, shape, normed, rng)
@@ -71,8 +68,7 @@ def draw(
         add(shape, (RANDOM,), bool(rng.uniform() < NORMED_SHARE))
     if not drawn and per_layer + random:
         raise ForetuneError(f"no problem has at most {most_elements:g} elements: allow more, or fewer tokens")
-    cases = list(drawn.values())
-    return shuffled(cases, rng)
+    return shuffled(list(drawn.values()), rng)
 
 
 def _layers(models: Sequence[DenseModel]) -> dict[tuple[int, int, int], tuple[str, ...]]:

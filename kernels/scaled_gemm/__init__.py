@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from ..op_imports import imported_op
-from .measurable import ScaledGemm, ScaledGroupedGemmForward
+from .family import ScaledGemm, ScaledGroupedGemmForward
 
 if TYPE_CHECKING:
     from .op import scaled_gemm, scaled_grouped_gemm

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ...datasets import Case, DeviceSpec, Measurable, Problem
-from ...runtime.timing.compare import BestConfigs, Goal, LaunchPath, Row, judge_least
+from ...runtime.timing.compare import BestConfigs, Goal, LaunchPath, Row
+from ..comparisons import judge_predicted
 from ..grouped_gemm.group_sizes import drawn_sizes
-from .family import DTYPE
-from .kinds import BLOCKWISE, KINDS, ROWWISE, flags_of, kind_of
-from .measurable import Inputs
+from .family import Inputs
+from .scales import BLOCKWISE, DTYPE, KINDS, ROWWISE, flags_of, kind_of
 from .workload import DEEPSEEK_V3
 
 if TYPE_CHECKING:
@@ -58,14 +58,12 @@ class ScaledGemmComparison:
         for family in dict.fromkeys(row.family for row in rows):
             for kind in KINDS:
                 chosen = [row for row in rows if row.family == family and kind_of(row.problem) == kind]
-                for other in ("torch", "fast", "bf16"):
-                    there = [row for row in chosen if other in row.others_us]
-                    ratios = [row.others_us[other] / row.predicted_us for row in there]
-                    judged += judge_least(f"{family} {kind}, predicted config, over {other}", there, ratios, 0.9, 1.0)
+                over = dict.fromkeys(("torch", "fast", "bf16"), (0.9, 1.0))
+                judged += judge_predicted(chosen, over, f"{family} {kind}, predicted config, over {{}}")
         return judged
 
 
-#: Found by `kernels.comparison_of`.
+#: Found by `kernels.comparisons.comparison_of`.
 COMPARISON = ScaledGemmComparison()
 
 

@@ -36,10 +36,9 @@ from ..op_calls import (
     on_device_of,
     require,
 )
-from .family import DTYPE, STEP, ScaledGemmDense, ScaledGemmGrouped
-from .kinds import BLOCKWISE, ROWWISE, flags_of, scale_shapes
-from .quantize import FP8, check_kind, quantize_w, quantize_x, transposed
-from .reference import dequantized_x
+from .family import ScaledGemm, ScaledGroupedGemmForward
+from .quantize import FP8, check_kind, dequantized_x, quantize_w, quantize_x, transposed
+from .scales import BLOCKWISE, DTYPE, ROWWISE, STEP, flags_of, scale_shapes
 from .triton_kernels.launches import prepare_scaled_gemm
 
 if TYPE_CHECKING:
@@ -290,9 +289,9 @@ def _find(place: int, *arguments: Any) -> Call[Shape]:
         return prepare_scaled_gemm(*shape, config, device.sm_count, **are)
 
     if groups is None:
-        problem = Problem.of(ScaledGemmDense.name, dtype=DTYPE, flags=flags_of(kind), m=rows, n=n, k=k)
+        problem = Problem.of(ScaledGemm.name, dtype=DTYPE, flags=flags_of(kind), m=rows, n=n, k=k)
     else:
-        name, flags = ScaledGemmGrouped.name, flags_of(kind)
+        name, flags = ScaledGroupedGemmForward.name, flags_of(kind)
         problem = Problem.of(name, dtype=DTYPE, flags=flags, groups=groups, rows=rows, n=n, k=k)
     return Call(shape, ConfiguredLaunch(problem, place, config, mode, prepare))
 

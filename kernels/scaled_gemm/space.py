@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass
 from functools import cache, lru_cache
 from itertools import product
 
-from ...datasets import DeviceSpec, ForetuneError, KernelConfig
-from ..consumers import undecided, wrong_tile_of_all_warps
+from ...datasets import DeviceSpec, KernelConfig
+from ..config_limits import (
+    ASYNC_PRODUCT_ARCHS,
+    Knobs,
+    KnobValues,
+    accumulator_registers,
+    programs_that_fit,
+    undecided,
+    with_ranges,
+    wrong_tile_of_all_warps,
+)
 from ..grouped_gemm.space import BLOCKS_M
-from ..knob_values import KnobValues
-from ..sm_limits import ASYNC_PRODUCT_ARCHS, accumulator_registers, programs_that_fit
-from .kinds import BLOCKWISE, ROWWISE, SCALED, TENSORWISE
+from .scales import BLOCKWISE, ROWWISE, SCALED, TENSORWISE
 
 #: BLOCK_M x BLOCK_N is the output tile and BLOCK_K the contraction's step, which lies inside one block of the scales.
 KNOBS = (
@@ -64,16 +71,7 @@ class Ranges:
         >>> Ranges.of(block_m=[64]).block_m
         (64,)
         """
-        for name, values in ranges.items():
-            if name not in (known := sorted(field.name for field in fields(cls))):
-                raise ForetuneError(f"{name} is not a range of the space; there are {', '.join(known)}")
-            if not isinstance(values, Sequence) or isinstance(values, str) or not values:
-                raise ForetuneError(f"{name} must be a list of values but is {values!r}")
-            words, valid = _VALID[name if name.startswith("num_") else name.upper()]
-            for value in values:
-                if type(value) is not int or value not in valid:
-                    raise ForetuneError(f"{name} must be {words} but is {value!r}")
-        return replace(cls(), **{name: tuple(values) for name, values in ranges.items()})
+        return with_ranges(cls(), ranges, {knob.lower(): valid for knob, valid in _VALID.items()})
 
 
 _SWITCH = ("0 or 1", (0, 1))
@@ -274,7 +272,7 @@ def _specialized_smem_bytes(consumers: int, n: int, stages: int, kind: str) -> i
     return stages * ((_INSTRUCTION_ROWS * consumers + n) * SCALED + scales + 16) + outputs + kept
 
 
-def smem_bytes(config: KernelConfig, device: DeviceSpec, kind: str) -> int:
+def smem_bytes(config: Knobs, device: DeviceSpec, kind: str) -> int:
     """Shared memory of one program on a device: what `supports` compares with the device's limit.
 
     `kind` is one of `KINDS`.
@@ -285,9 +283,9 @@ def smem_bytes(config: KernelConfig, device: DeviceSpec, kind: str) -> int:
     """
     m, n, k = config["BLOCK_M"], config["BLOCK_N"], config["BLOCK_K"]
     if config["CONSUMERS"]:
-        return _specialized_smem_bytes(config["CONSUMERS"], n, config.num_stages, kind)
+        return _specialized_smem_bytes(config["CONSUMERS"], n, config["num_stages"], kind)
     ways = (config["SWAP_AB"], config["TMA_LOAD"], config["TMA_STORE"])
     split = config["SPLIT_K"] > 1
     return tile_smem_bytes(
-        m, n, k, config.num_stages, config.num_warps, *ways, split=split, kind=kind, arch=device.arch
+        m, n, k, config["num_stages"], config["num_warps"], *ways, split=split, kind=kind, arch=device.arch
     )

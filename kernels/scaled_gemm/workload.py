@@ -10,13 +10,10 @@ import numpy as np
 
 from ...datasets import Case, ForetuneError, Problem
 from ...model.splits import RANDOM
-from ..dense_llms import DenseModel
-from ..drawing import TENSOR_PARALLEL, TOKENS, check_drawn, shuffled
 from ..grouped_gemm import workload as grouped
 from ..grouped_gemm.group_sizes import ROUTINGS, drawn_sizes
-from ..grouped_gemm.models import Model
-from .family import DTYPE, STEP
-from .kinds import KINDS, flags_of
+from ..workloads import TENSOR_PARALLEL, TOKENS, DenseModel, Model, check_drawn, shuffled
+from .scales import DTYPE, KINDS, STEP, flags_of
 
 T = TypeVar("T")
 
@@ -61,7 +58,7 @@ def dense_layers(models: Sequence[DenseModel], with_deepseek: bool = True) -> tu
     One that several model families have is "random/LAYER", nobody's: held out with one of them it would tie all of them
     together.
 
-    >>> from ..dense_llms import load_dense_models
+    >>> from ..workloads import load_dense_models
     >>> len(dense_layers(load_dense_models()[:1], with_deepseek=False)) > 5
     True
     """
@@ -113,7 +110,7 @@ def draw_dense(
     Token counts and kinds of scales are drawn by stratified sampling, so that every one appears as often as it should.
     The order is shuffled, so that a run cut short has a fair sample. The same arguments give the same cases.
 
-    >>> from ..dense_llms import load_dense_models
+    >>> from ..workloads import load_dense_models
     >>> len(draw_dense("scaled_gemm", load_dense_models()[:1], per_layer=1, random=3, with_deepseek=False)) > 10
     True
     """
@@ -159,7 +156,7 @@ def draw_grouped(
     """Problems of the grouped family: those of `grouped_gemm`'s forward pass whose widths fp8 takes, with a kind of
     scales each, routed anew.
 
-    >>> from ..grouped_gemm.models import load_models
+    >>> from ..workloads import load_models
     >>> len(draw_grouped("scaled_grouped_gemm_fwd", load_models()[:2], random=0))
     8
     """

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 from ...datasets import DeviceSpec, ForetuneError, KernelConfig, Problem
 from ...datasets.errors import check_integer, shown
 from ...datasets.problem import MOST_SIZE
-from ..sm_limits import ASYNC_PRODUCT_ARCHS, too_much_smem
+from ..config_limits import ASYNC_PRODUCT_ARCHS, too_much_smem
 from .grids import Filtered, checked_values, combinations, generate
 
 # A lane's accumulators. Blocks are powers of two, so the next number would be 256, beside which no register is left for

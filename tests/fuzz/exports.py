@@ -13,8 +13,7 @@ from typing import Any, NamedTuple
 
 from foretune.datasets import KernelConfig, Problem
 from foretune.kernels.fused_moe.engines import ENGINES, Layer
-from foretune.kernels.fused_moe.shipped import Pair
-from foretune.kernels.fused_moe.tuned_files import Row, TunedFiles
+from foretune.kernels.fused_moe.tuned_files import Pair, Row, TunedFiles
 from foretune.runtime.tuning.cache import exports
 from foretune.runtime.tuning.cache.cache_folder import export_choices, import_choices
 from foretune.runtime.tuning.cache.kernel_cache import ChoiceCache

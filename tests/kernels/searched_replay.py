@@ -14,9 +14,9 @@ import numpy as np
 from foretune.datasets import DeviceSpec, load
 from foretune.kernels import find_family
 from foretune.kernels.fused_moe import FusedMoeDown, FusedMoeUp, tuning
-from foretune.kernels.fused_moe.asked import layer_asked_for
 from foretune.kernels.fused_moe.contenders import LAYERS
 from foretune.kernels.fused_moe.engines import SGLANG
+from foretune.kernels.fused_moe.workload import requested_layer
 from foretune.model import geomean
 from foretune.model.train import train_bundle
 
@@ -50,7 +50,7 @@ def main() -> None:
     lost = []
     print(f"{'':20} {'tokens':>6} {'best us':>9}" + "".join(f"{f'of {count}':>8}" for count in CANDIDATES))
     for model, degree in LAYERS:
-        layer = layer_asked_for(model, tp=degree)
+        layer = requested_layer(model, tp=degree)
         products = [tuning._Product(made, SGLANG, layer, H200) for made in (FusedMoeUp(), FusedMoeDown())]
         for tokens in sorted({problem["tokens"] for problem in searched[0]}):
             problems = [product.problem(tokens) for product in products]

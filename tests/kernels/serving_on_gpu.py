@@ -37,13 +37,12 @@ from foretune.collect.compiling import compile_ahead
 from foretune.datasets import Case, DeviceSpec, load
 from foretune.kernels import find_measurable
 from foretune.kernels.fused_moe import Layer, installed
-from foretune.kernels.fused_moe.asked import layer_asked_for
 from foretune.kernels.fused_moe.contenders import LAYERS
 from foretune.kernels.fused_moe.engines import BATCH_SIZES, ENGINES
-from foretune.kernels.fused_moe.shipped import table_in_force
+from foretune.kernels.fused_moe.tuned_files import table_in_force
 from foretune.kernels.fused_moe.tuning import best_pairs, tune_layer
-from foretune.kernels.fused_moe.workload import layers_on_ranks
-from foretune.kernels.grouped_gemm.models import COLUMNS, load_models
+from foretune.kernels.fused_moe.workload import layers_on_ranks, requested_layer
+from foretune.kernels.workloads import MOE_COLUMNS, load_models
 from foretune.model.train import train_bundle
 
 FAMILIES = ("fused_moe", "fused_moe_down")
@@ -57,7 +56,7 @@ def other_models(out: Path) -> Path:
     path = out / "models.csv"
     with path.open("w", newline="") as file:
         writer = csv.writer(file)
-        columns = (*COLUMNS, "expert_hidden_size")  # which all have a gate
+        columns = (*MOE_COLUMNS, "expert_hidden_size")  # which all have a gate
         writer.writerow(columns)
         writer.writerows([getattr(model, column) for column in columns] for model in left if model.is_gated)
     return path
@@ -123,7 +122,7 @@ def verdict(arguments: argparse.Namespace) -> None:
     bundle = train_bundle(dataset, {name: find_measurable(name) for name in FAMILIES if name in dataset.families})
     bundle.save(out / "bundle")
     print(f"trained after {time.monotonic() - began:.0f} s", flush=True)
-    layers = {f"{model} tp{degree}": layer_asked_for(model, tp=degree) for model, degree in LAYERS}
+    layers = {f"{model} tp{degree}": requested_layer(model, tp=degree) for model, degree in LAYERS}
     best = searched(engine, layers, arguments.batches, out / "searched", arguments.search)
     results, lines = [], []
 

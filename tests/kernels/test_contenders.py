@@ -7,10 +7,10 @@ from dataclasses import replace
 import pytest
 from foretune.datasets import DeviceSpec, ForetuneError, KernelConfig, Problem
 from foretune.kernels import find_family
-from foretune.kernels.comparisons import comparison_of
-from foretune.kernels.grouped_gemm.models import load_models
-from foretune.kernels.grouped_gemm.suite import LAYERS, PHASES, suite_cases
+from foretune.kernels.comparisons import baselines_of, comparison_of
+from foretune.kernels.grouped_gemm.contenders import LAYERS, PHASES, suite_cases
 from foretune.kernels.grouped_gemm.variants import DW, DX, FORWARD
+from foretune.kernels.workloads import load_models
 from foretune.runtime.timing.compare import Row
 
 FAMILIES = [variant.name for variant in (FORWARD, DX, DW)]
@@ -94,3 +94,13 @@ def test_a_hot_expert_is_compared_with_balanced_rows_of_the_same_layer():
     assert not judged(ROW, replace(hot, best_us=116.0))[label].met
     assert label not in judged(ROW, replace(hot, family=DW.name))
     assert label not in judged(ROW, replace(hot, memory_us=90.0))  # limited by memory, not by work
+
+
+def test_baselines_of_a_family_alone_are_found_beside_it(monkeypatch):
+    from fakes import FakeFamily
+    from foretune.kernels.grouped_gemm import contenders
+
+    family, own = find_family("grouped_gemm_fwd"), {"mine": object()}
+    assert baselines_of(family) == baselines_of(FakeFamily()) == {}
+    monkeypatch.setattr(contenders, "BASELINES", own, raising=False)
+    assert baselines_of(family) == own

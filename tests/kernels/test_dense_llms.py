@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from foretune.datasets import DatasetError, ForetuneError
-from foretune.kernels.dense_llms import COLUMNS, load_dense_models
+from foretune.kernels.workloads import COLUMNS, load_dense_models
 
 SMALL = "Tiny-1B,64,128,4,2,16,1000"
 

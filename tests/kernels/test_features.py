@@ -8,10 +8,10 @@ import sys
 import numpy as np
 import pytest
 from foretune.datasets import KernelConfig
-from foretune.kernels.grouped_gemm.chunks import chunk_rows
 from foretune.kernels.grouped_gemm.features import feature_table
 from foretune.kernels.grouped_gemm.group_sizes import typical_sizes
 from foretune.kernels.grouped_gemm.space import smem_bytes
+from foretune.kernels.grouped_gemm.variants import chunk_rows
 from grouped import A10, A100, B200, DW, DX, FAMILIES, FORWARD, H200, MI300X, problem, specialized
 
 every_device = pytest.mark.parametrize("device", [H200, A100, A10, B200, MI300X], ids=lambda device: device.arch)

@@ -11,9 +11,8 @@ from foretune.kernels import find_measurable
 from foretune.kernels.comparisons import comparison_of
 from foretune.kernels.fused_moe import EngineMissingError, Layer, contenders, installed, workload
 from foretune.kernels.fused_moe.engines import SGLANG, VLLM
-from foretune.kernels.fused_moe.launching import Product
-from foretune.kernels.fused_moe.shipped import Pair, TunedRow, TunedTable
-from foretune.kernels.fused_moe.space import with_tma
+from foretune.kernels.fused_moe.launching import Product, with_tma
+from foretune.kernels.fused_moe.tuned_files import Pair, TunedRow, TunedTable
 from foretune.kernels.testing import FamilyContract
 
 H200 = DeviceSpec.named("h200")
@@ -86,7 +85,7 @@ def test_each_engines_kernel_gives_what_the_reference_says(engine, name, dims):
 @pytest.mark.parametrize("tokens", [1, 5, 300])
 def test_sorted_rows_are_whole_blocks_of_one_expert(engine, tokens):
     import torch
-    from foretune.kernels.fused_moe.routing import blocks_of, chosen_experts
+    from foretune.kernels.fused_moe.measurable import blocks_of, chosen_experts
 
     product = Product(small("fused_moe", engine, experts=12, topk=3, tokens=tokens), down=False)
     chosen = chosen_experts(product, torch.Generator().manual_seed(0), "cpu")
@@ -110,13 +109,13 @@ def test_sorted_rows_are_whole_blocks_of_one_expert(engine, tokens):
 
 
 def test_without_an_engine_it_is_said_what_to_install(monkeypatch):
-    from foretune.kernels.fused_moe import engine_source
+    from foretune.kernels.fused_moe import engines
 
-    monkeypatch.setattr(engine_source, "find_spec", lambda name: None)
-    engine_source.engine_kernel.cache_clear()
-    assert engine_source.installed() == ()
+    monkeypatch.setattr(engines, "find_spec", lambda name: None)
+    engines.engine_kernel.cache_clear()
+    assert engines.installed() == ()
     with pytest.raises(EngineMissingError, match="pip install --no-deps sglang"):
-        engine_source.engine_kernel(SGLANG)
+        engines.engine_kernel(SGLANG)
     with pytest.raises(ForetuneError, match="none of the engines is installed: pip install sglang or vllm"):
         find_measurable("fused_moe").source_hash()
 

@@ -14,20 +14,30 @@ from types import SimpleNamespace
 import pytest
 from foretune.datasets import DeviceSpec, ForetuneError, KernelConfig
 from foretune.kernels.fused_moe import Layer, installed
-from foretune.kernels.fused_moe import shipped as shipped_module
-from foretune.kernels.fused_moe.engine_source import EngineMissingError, functions_of, shipped_folder
+from foretune.kernels.fused_moe import tuned_files as shipped_module
 from foretune.kernels.fused_moe.engines import (
     BATCH_SIZES,
     ENGINES,
     SGLANG,
     VLLM,
+    EngineMissingError,
     default_config,
     file_name,
+    functions_of,
+    shipped_folder,
     tuner_space,
 )
-from foretune.kernels.fused_moe.shipped import Pair, default_pair, row_for, table_in_force
-from foretune.kernels.fused_moe.space import in_engine_words, with_tma
-from foretune.kernels.fused_moe.tuned_files import DEFAULT, OURS, Row, TunedFiles
+from foretune.kernels.fused_moe.launching import in_engine_words, with_tma
+from foretune.kernels.fused_moe.tuned_files import (
+    DEFAULT,
+    OURS,
+    Pair,
+    Row,
+    TunedFiles,
+    default_pair,
+    row_for,
+    table_in_force,
+)
 from foretune.kernels.fused_moe.tuning import tune_layer
 
 H200, H100 = DeviceSpec.named("h200"), DeviceSpec.named("h100")

@@ -12,10 +12,9 @@ import pytest
 from commands import call
 from foretune.datasets import DeviceSpec, ForetuneError, KernelConfig, load
 from foretune.kernels import find_family
-from foretune.kernels.fused_moe import FusedMoeDown, FusedMoeUp, Layer, asked, tuning
+from foretune.kernels.fused_moe import FusedMoeDown, FusedMoeUp, Layer, tuning, workload
 from foretune.kernels.fused_moe.engines import ENGINES, SGLANG, VLLM
-from foretune.kernels.fused_moe.shipped import TunedRow, TunedTable, default_pair, row_for
-from foretune.kernels.fused_moe.tuned_files import DEFAULT, OURS
+from foretune.kernels.fused_moe.tuned_files import DEFAULT, OURS, TunedRow, TunedTable, default_pair, row_for
 from foretune.model import Bundle, LightGBMRanker, TrainingSet, load_bundle, split_folds, split_groups
 from foretune.runtime.timing import timer as timer_module
 
@@ -194,11 +193,11 @@ def test_the_best_pair_shares_its_sorting():
 )
 def test_a_layer_that_cannot_be_is_refused(given, why):
     with pytest.raises(ForetuneError, match=why):
-        asked.layer_asked_for(**given)
+        workload.requested_layer(**given)
 
 
 def test_a_model_of_two_names_is_known_by_its_first():
-    assert asked.layer_asked_for("DeepSeek-V3", tp=8) == asked.layer_asked_for("DeepSeek-V3/R1", tp=8)
+    assert workload.requested_layer("DeepSeek-V3", tp=8) == workload.requested_layer("DeepSeek-V3/R1", tp=8)
 
 
 def test_the_command_writes_the_files_with_their_verdict(tmp_path, none_installed, monkeypatch):

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from foretune.datasets import Case, DatasetError, Problem
-from foretune.kernels.grouped_gemm.models import load_models
+from foretune.kernels.workloads import load_models
 
 HEADER = "model,num_experts,top_k,hidden_size,moe_intermediate_size"
 GOOD = "A-1B,8,2,64,128"

@@ -9,9 +9,9 @@ import re
 
 import pytest
 from foretune.datasets import ForetuneError, KernelConfig
+from foretune.kernels.config_limits import accumulator_registers
 from foretune.kernels.config_table import resident_programs
 from foretune.kernels.grouped_gemm.space import smem_bytes
-from foretune.kernels.sm_limits import accumulator_registers
 from grouped import (
     A10,
     A100,

@@ -9,7 +9,7 @@ import foretune
 import pytest
 import torch
 from foretune import ForetuneWarning
-from foretune.kernels import consumers, find_measurable, hopper, op_calls
+from foretune.kernels import config_limits, find_measurable, op_calls, warp_jobs
 from foretune.kernels.grouped_gemm.op import GRADIENT, OP
 from foretune.kernels.grouped_gemm.triton_kernels import dw_launches, gemm_launches
 from foretune.kernels.matmul.op import OP as MATMUL
@@ -70,7 +70,7 @@ def forget():
         scaled_launches._launcher,
         dw_launches.launcher_of_jobs,
         gemm_launches.launcher_of_jobs,
-        consumers.why_no_gluon,
+        config_limits.why_no_gluon,
     ):
         cached.cache_clear()
 
@@ -88,7 +88,7 @@ def no_gluon(monkeypatch):
         (gemm_launches, "specialized_gemm"),
     ):
         monkeypatch.delitem(sys.modules, f"{launches.__package__}.{name}", raising=False)
-    monkeypatch.delitem(sys.modules, hopper.__name__)
+    monkeypatch.delitem(sys.modules, warp_jobs.__name__)
     import_module("triton.experimental.gluon.language")  # which Triton itself does: only what is Hopper's is missing
     monkeypatch.setitem(sys.modules, "triton.experimental.gluon.language.nvidia.hopper", None)
     yield

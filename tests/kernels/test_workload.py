@@ -8,9 +8,7 @@ import numpy as np
 import pytest
 from foretune.datasets import ForetuneError
 from foretune.kernels import find_family
-from foretune.kernels.drawing import MOST_TOKENS
 from foretune.kernels.grouped_gemm.group_sizes import ROUTINGS, drawn_sizes
-from foretune.kernels.grouped_gemm.models import Model, load_models
 from foretune.kernels.grouped_gemm.workload import (
     EXPERT_PARALLEL,
     INVENTED_EXPERTS,
@@ -21,6 +19,7 @@ from foretune.kernels.grouped_gemm.workload import (
     TENSOR_PARALLEL,
     draw,
 )
+from foretune.kernels.workloads import MOST_TOKENS, Model, load_models
 
 FAMILY = "grouped_gemm_fwd"
 MODELS = load_models()

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from fakes import fake_cases
 from foretune.datasets import Case, ForetuneError, Problem
-from foretune.kernels.grouped_gemm.models import load_models
+from foretune.kernels.workloads import load_models
 from foretune.model import split_folds, split_groups
 
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
-from ...hopper import fence_async_shared, load_tile, store_tile, tma
-from ...warp_jobs import halves
+from ...warp_jobs import fence_async_shared, halves, load_tile, store_tile, tma
 from .ragged import FAR, MOST
 
 

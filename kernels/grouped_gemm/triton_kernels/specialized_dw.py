@@ -10,8 +10,16 @@ from __future__ import annotations
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
-from ...hopper import mbarrier, tma, warpgroup_mma, warpgroup_mma_wait
-from ...warp_jobs import halves, stage_barriers, store_box, turn_barriers
+from ...warp_jobs import (
+    halves,
+    mbarrier,
+    stage_barriers,
+    store_box,
+    tma,
+    turn_barriers,
+    warpgroup_mma,
+    warpgroup_mma_wait,
+)
 from .dw import UNSPECIALIZED
 from .ragged_boxes import load_ragged, ragged_descriptor
 from .tiles import load_chunk, load_chunk_count, tile_position

@@ -11,9 +11,8 @@ from __future__ import annotations
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
-from ...hopper import load_tile as load_box
-from ...hopper import mbarrier, tma, warpgroup_mma, warpgroup_mma_wait
-from ...warp_jobs import stage_barriers, turn_barriers
+from ...warp_jobs import load_tile as load_box
+from ...warp_jobs import mbarrier, stage_barriers, tma, turn_barriers, warpgroup_mma, warpgroup_mma_wait
 from .gemm import UNSPECIALIZED
 from .ragged_boxes import ragged_descriptor, store_ragged
 from .tiles import load_tile, load_tile_count, tile_position

@@ -13,8 +13,17 @@ from __future__ import annotations
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
-from ...hopper import load_tile, mbarrier, tma, warpgroup_mma, warpgroup_mma_wait
-from ...warp_jobs import halves, stage_barriers, store_box, turn_barriers
+from ...warp_jobs import (
+    halves,
+    load_tile,
+    mbarrier,
+    stage_barriers,
+    store_box,
+    tma,
+    turn_barriers,
+    warpgroup_mma,
+    warpgroup_mma_wait,
+)
 from .epilogue import activated
 from .gemm import UNSPECIALIZED
 from .tile_order import tile_at

@@ -35,8 +35,8 @@ def launch_scaled_gemm(
 ) -> None:
     """Launches the product and does not wait for it.
 
-    x (rows, K), w (N, K), or with a tile map (groups, N, K), y (rows, N). The scales are as `kinds.py` says, contiguous
-    but for those of x in blocks, (rows, blocks of K), which are stored by blocks first.
+    x (rows, K), w (N, K), or with a tile map (groups, N, K), y (rows, N). The scales are as `scales.py` says,
+    contiguous but for those of x in blocks, (rows, blocks of K), which are stored by blocks first.
     """
     groups = None if tile_map is None else tile_map.groups
     prepared = prepare_scaled_gemm(

@@ -16,16 +16,8 @@ from triton.experimental.gluon import language as gl
 
 from ...grouped_gemm.triton_kernels.ragged_boxes import ragged_descriptor, store_ragged
 from ...grouped_gemm.triton_kernels.tiles import load_tile, load_tile_count, tile_position
-from ...hopper import (
-    async_copy,
-    load_scales,
-    mbarrier,
-    tma,
-    warpgroup_mma,
-    warpgroup_mma_wait,
-)
-from ...hopper import load_tile as load_box
-from ...warp_jobs import stage_barriers
+from ...warp_jobs import async_copy, load_scales, mbarrier, stage_barriers, tma, warpgroup_mma, warpgroup_mma_wait
+from ...warp_jobs import load_tile as load_box
 from .product import UNSPECIALIZED
 
 _ROWS = gl.constexpr(64)  # of a tile that one group of warps has

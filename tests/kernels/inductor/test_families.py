@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from foretune.datasets import DeviceSpec, ForetuneError, KernelConfig, Problem
-from foretune.kernels import dense_llms, find_family
+from foretune.kernels import find_family, workloads
 from foretune.kernels.inductor import InductorMM
-from foretune.kernels.inductor.ranking import GROWTH, best_first
+from foretune.kernels.inductor.choices import GROWTH, best_first
 from foretune.kernels.testing import FamilyContract
 
 H200 = DeviceSpec.named("h200")
@@ -31,8 +31,8 @@ class TestMM(FamilyContract):
         ]
 
     def test_cases_follow_their_seed_and_their_limits(self, monkeypatch):
-        some = dense_llms.load_dense_models()[:2]  # else every config is asked about every layer of all models
-        monkeypatch.setattr(dense_llms, "load_dense_models", lambda path=None: some)
+        some = workloads.load_dense_models()[:2]  # else every config is asked about every layer of all models
+        monkeypatch.setattr(workloads, "load_dense_models", lambda path=None: some)
         super().test_cases_follow_their_seed_and_their_limits()
 
     def small_problem(self):

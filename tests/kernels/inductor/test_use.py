@@ -9,10 +9,9 @@ import pytest
 import torch
 from foretune import DeviceSpec, ForetuneError, KernelConfig, Problem
 from foretune.kernels import find_family
-from foretune.kernels.inductor import ranking
-from foretune.kernels.inductor.choices import caller_config, caller_problem, mm_config, multiplies_as_tf32
+from foretune.kernels.inductor import choices as listed
+from foretune.kernels.inductor.choices import GROWTH, caller_config, caller_problem, mm_config, multiplies_as_tf32
 from foretune.kernels.inductor.generated import generate
-from foretune.kernels.inductor.ranking import GROWTH
 from foretune.kernels.integrations import inductor
 from foretune.runtime import use_stub_driver
 from lowered import lowered, tensor
@@ -81,8 +80,8 @@ def test_what_is_left_of_all_that_inductor_lists_is_what_is_ranked_first(k):
 @pytest.mark.parametrize("precision", ["high", "highest"])
 def test_float32_is_ranked_as_it_is_multiplied(precision, monkeypatch):
     asked = []
-    ranked = ranking.best_first
-    monkeypatch.setattr(ranking, "best_first", lambda problem, *given: asked.append(problem) or ranked(problem, *given))
+    ranked = listed.best_first
+    monkeypatch.setattr(listed, "best_first", lambda problem, *given: asked.append(problem) or ranked(problem, *given))
     before = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision(precision)
     try:

@@ -6,7 +6,7 @@ from __future__ import annotations
 import re
 
 import pytest
-from foretune.kernels.matmul.smem import smem_bytes
+from foretune.kernels.matmul.space import smem_bytes
 from foretune.runtime import use_stub_driver
 from products import A100, B200, H200, LAYOUTS, MATMUL, MI300X, SPECIALIZED, config, problem, specialized
 

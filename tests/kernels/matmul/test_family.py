@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 from foretune.datasets import ForetuneError
 from foretune.kernels.comparisons import comparison_of
-from foretune.kernels.dense_llms import load_dense_models
+from foretune.kernels.matmul.contenders import suite_cases
 from foretune.kernels.matmul.layouts import call_dims, is_aligned, row_lengths
-from foretune.kernels.matmul.suite import suite_cases
 from foretune.kernels.matmul.workload import MOST_TFLOP, TOKENS, draw
+from foretune.kernels.workloads import load_dense_models
 from foretune.model.splits import split_groups
 from foretune.runtime.timing.compare import Row
 from products import A100, B200, CPU, H200, LAYOUTS, MATMUL, MI300X, SPECIALIZED, config, problem, specialized

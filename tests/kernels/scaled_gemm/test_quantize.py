@@ -4,9 +4,15 @@ from __future__ import annotations
 
 import pytest
 import torch
-from foretune.kernels.scaled_gemm.kinds import KINDS, scale_shapes
-from foretune.kernels.scaled_gemm.quantize import LARGEST, quantize_w, quantize_x, transposed
-from foretune.kernels.scaled_gemm.reference import dequantized_weight, dequantized_x
+from foretune.kernels.scaled_gemm.quantize import (
+    LARGEST,
+    dequantized_weight,
+    dequantized_x,
+    quantize_w,
+    quantize_x,
+    transposed,
+)
+from foretune.kernels.scaled_gemm.scales import KINDS, scale_shapes
 
 every_kind = pytest.mark.parametrize("kind", KINDS)
 

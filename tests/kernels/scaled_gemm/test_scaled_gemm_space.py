@@ -7,11 +7,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from foretune.datasets import ForetuneError, KernelConfig, roofline_us
-from foretune.kernels.dense_llms import load_dense_models
 from foretune.kernels.scaled_gemm.features import FEATURE_NAMES
-from foretune.kernels.scaled_gemm.kinds import KINDS, kind_of
+from foretune.kernels.scaled_gemm.scales import KINDS, kind_of
 from foretune.kernels.scaled_gemm.space import smem_bytes
 from foretune.kernels.scaled_gemm.workload import KIND_SHARES, TOKENS, dense_layers
+from foretune.kernels.workloads import load_dense_models
 from foretune.runtime import use_stub_driver
 from scaled import DENSE, FAMILIES, GROUPED, H200, SPECIALIZED, config, problem, specialized, split
 

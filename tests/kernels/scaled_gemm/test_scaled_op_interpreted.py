@@ -7,10 +7,9 @@ import foretune
 import pytest
 import torch
 from foretune.kernels.op_calls import Memo
-from foretune.kernels.scaled_gemm.kinds import KINDS
 from foretune.kernels.scaled_gemm.op import PRODUCT
-from foretune.kernels.scaled_gemm.quantize import quantize_w, quantize_x
-from foretune.kernels.scaled_gemm.reference import dequantized_weight, dequantized_x
+from foretune.kernels.scaled_gemm.quantize import dequantized_weight, dequantized_x, quantize_w, quantize_x
+from foretune.kernels.scaled_gemm.scales import KINDS
 
 pytestmark = pytest.mark.interpret
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 import foretune
 import pytest
 import torch
-from foretune.kernels.scaled_gemm.kinds import KINDS
+from foretune.kernels.scaled_gemm.scales import KINDS
 
 pytestmark = pytest.mark.gpu
 

@@ -6,6 +6,10 @@ from typing import Any
 
 from ...datasets import Problem
 
+#: The dtype of both operands; the output is bf16.
+DTYPE = "fp8e4m3"
+#: N and K are multiples of so many: rows of 16 bytes, which TMA and cuBLAS want too, of operands and their transposes.
+STEP = 16
 #: Elements along K that one scale of a block is for, and rows of w.
 SCALED = 128
 #: Flags of a problem, at most one of them. Without one there is one scale a tensor.

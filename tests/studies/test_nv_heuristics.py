@@ -1,4 +1,4 @@
-"""nvMatmulHeuristics as a baseline: its configs become ours, whether it is installed here or played."""
+"""nvMatmulHeuristics as a ranker: its configs become ours, whether it is installed here or played."""
 
 from __future__ import annotations
 
@@ -11,8 +11,7 @@ import pytest
 from foretune.datasets import Case, DeviceSpec, ForetuneError, Problem
 from foretune.datasets.grid import Grid
 from foretune.kernels import find_family
-from foretune.kernels.comparisons import baselines_of
-from foretune.kernels.grouped_gemm.nv_heuristics import MODULE, NvMatmulHeuristicsRanker
+from studies.nv_heuristics import MODULE, NvMatmulHeuristicsRanker
 
 DEVICE = DeviceSpec.named("h200")
 FORWARD = find_family("grouped_gemm_fwd")
@@ -116,10 +115,3 @@ def test_where_it_is_not_installed_it_says_so(monkeypatch):
     ranker = NvMatmulHeuristicsRanker().fit(grid_of(FORWARD), FORWARD)
     with pytest.raises(ForetuneError, match="pip install nvidia-matmul-heuristics"):
         ranker.predict(FORWARD, grid_of(FORWARD).cases[0].problem, DEVICE, FORWARD.space(DEVICE))
-
-
-def test_it_is_found_beside_its_family_alone():
-    from fakes import FakeFamily
-
-    assert list(baselines_of(FORWARD)) == ["nvmatmulheuristics"]
-    assert baselines_of(FakeFamily()) == {}

@@ -1,18 +1,25 @@
-"""nvMatmulHeuristics' choice for the dense product that is most like a grouped GEMM."""
+"""nvMatmulHeuristics' choice for the dense product that is most like a grouped GEMM, as a ranker, and what it scores
+against ours without a GPU.
+
+`python tests/studies/nv_heuristics.py grouped_gemm_fwd --data h100` prints the regret of the best of the first k. It
+needs PyPI's nvidia-matmul-heuristics.
+"""
 
 from __future__ import annotations
 
+import argparse
+import sys
 from collections.abc import Sequence
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-
-from ...datasets import DeviceSpec, Family, ForetuneError, KernelConfig, Problem
-from ...datasets.grid import Grid
-from ...model import Ranker
-from .features import group_sizes_of
-from .variants import DW, DX, VARIANTS
+from foretune.datasets import DeviceSpec, Family, ForetuneError, KernelConfig, Problem, load
+from foretune.datasets.grid import Grid
+from foretune.kernels.grouped_gemm.features import group_sizes_of
+from foretune.kernels.grouped_gemm.variants import DW, DX, VARIANTS
+from foretune.model import Ranker, cross_validate
+from foretune.model.baselines import Baseline, Rivals
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -121,3 +128,26 @@ class NvMatmulHeuristicsRanker(Ranker):
                 gpu=heuristics.NvMatmulHeuristicsNvidiaGpu[gpu],
             )
         return self._interfaces_[gpu]
+
+
+def main() -> None:
+    from foretune.kernels import find_family
+
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("family")
+    parser.add_argument("--data", default="h200", help="a dataset")
+    given = parser.parse_args()
+    # Its cost is that of a fold of the weight gradients.
+    baseline = Baseline((NvMatmulHeuristicsRanker,), cost=0.1, module=MODULE, distribution=DISTRIBUTION)
+    if baseline.lacking is not None:
+        sys.exit(baseline.lacking)
+    rivals = Rivals({"nvmatmulheuristics": baseline}, {})
+    found = cross_validate(load(given.data), find_family(given.family), rivals=rivals).to_json()
+    for view in ("", "_sizes_unknown"):
+        for name, by_k in {"foretune": found["regret" + view], **found["baselines" + view]}.items():
+            figures = ", ".join(f"{k}: {100 * (one['geomean'] - 1):.1f} %" for k, one in by_k.items())
+            sys.stdout.write(f"{name}{view.replace('_', ' ')}: {figures}\n")
+
+
+if __name__ == "__main__":
+    main()

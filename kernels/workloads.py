@@ -1,0 +1,301 @@
+"""Tables of real models (dense_llms.csv, grouped_gemm/models.csv), and what all workloads draw from and how."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+import numpy as np
+
+from ..datasets import DatasetError, ForetuneError
+from ..datasets.console import whole_number
+from ..datasets.errors import abridged
+
+#: Far beyond any model: layers of a few ten thousand.
+MOST_WIDTH, MOST_NAME = 1 << 20, 200
+#: A table of all models there are takes some kilobytes; reading stops here.
+_MOST_BYTES = 256 << 10
+
+
+def table_rows(
+    file: Path, columns: Sequence[str], optional: Sequence[str] = ()
+) -> Iterator[tuple[str, dict[str, str]]]:
+    """Yield (where it stands, fields by column) of each row of a CSV file with these columns, the first of which is the
+    model's name. `optional` columns that the file does not have are empty. Empty lines are passed over.
+
+    Raises `DatasetError` naming the file, line, column and value that is wrong, and what would be right; also for a
+    model with two rows, and for a table without any.
+    """
+    lines: dict[str, int] = {}
+    for line, fields in _rows(file, columns, optional):
+        where = f"{file}, line {line}"
+        name = _name(fields[columns[0]], f"{where}, {columns[0]}")
+        if (earlier := lines.setdefault(name, line)) != line:
+            raise DatasetError(f"{where}, {columns[0]}: {name!r} stands in line {earlier} already: give each one row")
+        yield where, {**dict.fromkeys(optional, ""), **fields, columns[0]: name}
+    if not lines:
+        raise DatasetError(f"{file}: no models in it: a row for each is due below the columns' names")
+
+
+def count_in(fields: Mapping[str, str], column: str, where: str, low: int, high: int, step: int = 1) -> int:
+    """A field's whole number, between `low` and `high` and a multiple of `step`; else `DatasetError` says where."""
+    try:
+        count = whole_number(fields[column].strip(), low, high)
+    except ForetuneError as error:
+        raise DatasetError(f"{where}, {column}: {error}") from None
+    if count % step:
+        raise DatasetError(f"{where}, {column}: must be a multiple of {step} but is {count}")
+    return count
+
+
+def _name(name: str, where: str) -> str:
+    name = name.strip()
+    # Evaluation holds out all models of a family at once, which it knows by the name's first word.
+    if not (name[:1].isascii() and name[:1].isalpha() and name.isprintable() and len(name) <= MOST_NAME):
+        raise DatasetError(
+            f"{where}: must be a name that begins with a letter, A to Z, in at most {MOST_NAME} characters, "
+            f"but is {abridged(name, 60)!r}"
+        )
+    return name
+
+
+def _rows(file: Path, columns: Sequence[str], optional: Sequence[str]) -> Iterator[tuple[int, dict[str, str]]]:
+    """(line, fields by column) of each row."""
+    reader = csv.reader(io.StringIO(_text(file), newline=""), strict=True)
+    names: list[str] | None = None
+    try:
+        for fields in reader:
+            where = f"{file}, line {reader.line_num}"
+            if not fields:
+                continue
+            if names is None:
+                names = _columns([name.strip() for name in fields], columns, optional, where)
+            elif len(fields) != len(names):
+                raise DatasetError(f"{where}: must have {len(names)} fields as the first line has, but {len(fields)}")
+            else:
+                yield reader.line_num, dict(zip(names, fields, strict=True))
+    except csv.Error as error:  # a field of over 131,072 characters, or a quote that nothing ends
+        raise DatasetError(f"{file}, line {reader.line_num}: not CSV: {error}") from None
+    if names is None:
+        _columns([], columns, optional, str(file))
+
+
+def _text(file: Path) -> str:
+    try:
+        with file.open("rb") as opened:
+            content = opened.read(_MOST_BYTES + 1)
+    except OSError as error:
+        raise DatasetError(f"{file}: cannot be read as a CSV file: {error.strerror}") from None
+    if len(content) > _MOST_BYTES:
+        raise DatasetError(f"{file}: larger than any table of models ({_MOST_BYTES >> 10} KiB)")
+    try:
+        text = content.decode("utf-8-sig")  # Excel begins with a byte order mark
+    except UnicodeDecodeError as error:
+        line = content.count(b"\n", 0, error.start) + 1
+        raise DatasetError(f"{file}, line {line}: must be text in UTF-8: save it as `CSV UTF-8`") from None
+    if "\0" in text:
+        line = text.count("\n", 0, text.index("\0")) + 1
+        raise DatasetError(f"{file}, line {line}: must be text in UTF-8 but has a NUL byte")
+    return text
+
+
+def _columns(names: list[str], columns: Sequence[str], optional: Sequence[str], where: str) -> list[str]:
+    missing = [column for column in columns if column not in names]
+    others = [name for name in names if name not in (*columns, *optional)]
+    repeated = [name for name in dict.fromkeys(names) if names.count(name) > 1]
+    for wrong, found in (("missing", missing), ("unknown", others), ("there twice", repeated)):
+        if found:
+            due = ",".join(columns) + (f", and may have {' and '.join(optional)}" if optional else "")
+            raise DatasetError(f"{where}: columns {wrong}: {abridged(', '.join(found))}; the first line must be {due}")
+    return names
+
+
+COLUMNS = ("model", "hidden_size", "intermediate_size", "num_heads", "num_kv_heads", "head_dim", "vocab_size")
+#: Far beyond any model, which has some hundreds.
+MOST_HEADS, MOST_HEAD_DIM = 4096, 4096
+#: Widths of layers are multiples of 16 bytes: 8 elements of 16 bits.
+WIDTH_STEP = 8
+
+
+@dataclass(frozen=True)
+class DenseModel:
+    """The dimensions of one published dense model: attention, and a gated MLP."""
+
+    model: str
+    hidden_size: int
+    intermediate_size: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    vocab_size: int
+
+    def splits(self, degree: int) -> bool:
+        """Whether `degree` ranks can share its heads and its intermediate size in whole parts, as tensor parallelism
+        needs it (key and value heads are repeated where there are fewer of them than ranks)."""
+        kv_heads_fit = self.num_kv_heads % degree == 0 or degree % self.num_kv_heads == 0
+        return self.num_heads % degree == 0 and self.intermediate_size % (degree * WIDTH_STEP) == 0 and kv_heads_fit
+
+    def heads_on_rank(self, degree: int = 1) -> tuple[int, int]:
+        """Query heads, and key (or value) heads, of one of `degree` tensor-parallel ranks.
+
+        Raises `ForetuneError` for a degree that does not split the model.
+        """
+        if degree < 1 or not self.splits(degree):
+            raise ForetuneError(f"{self.model} cannot be split over {degree} ranks: see DenseModel.splits")
+        return self.num_heads // degree, max(self.num_kv_heads // degree, 1)
+
+    def linear_layers(self, degree: int = 1) -> dict[str, tuple[int, int]]:
+        """(N, K) of each product with a weight, y (M, N) = x (M, K) @ w.T, on one of `degree` tensor-parallel ranks:
+        query, key and value in one, attention's output, gate and up in one, down, and the head over the vocabulary
+        (padded to a multiple of 64 on each rank, as serving engines pad it).
+
+        >>> load_dense_models()[2].linear_layers(2)["gate_up"]
+        (14336, 4096)
+        """
+        heads, kv_heads = self.heads_on_rank(degree)
+        inner = self.intermediate_size // degree
+        return {
+            "qkv": ((heads + 2 * kv_heads) * self.head_dim, self.hidden_size),
+            "o": (self.hidden_size, heads * self.head_dim),
+            "gate_up": (2 * inner, self.hidden_size),
+            "down": (self.hidden_size, inner),
+            "lm_head": (-(-self.vocab_size // (64 * degree)) * 64, self.hidden_size),
+        }
+
+
+def load_dense_models(path: Path | str | None = None) -> tuple[DenseModel, ...]:
+    """The models of a CSV file; of the shipped table where no path is given. Empty lines are passed over.
+
+    Raises `DatasetError` naming the file, line, column and value that is wrong, and what would be right.
+
+    >>> load_dense_models()[2].model
+    'Llama-3.1-8B'
+    """
+    file = Path(__file__).with_name("dense_llms.csv") if path is None else Path(path)
+    return tuple(_model(fields, where) for where, fields in table_rows(file, COLUMNS))
+
+
+def _model(fields: dict[str, str], where: str) -> DenseModel:
+    hidden, inner = (count_in(fields, column, where, WIDTH_STEP, MOST_WIDTH, WIDTH_STEP) for column in COLUMNS[1:3])
+    heads = count_in(fields, "num_heads", where, 1, MOST_HEADS)
+    kv_heads = count_in(fields, "num_kv_heads", where, 1, heads)
+    head_dim = count_in(fields, "head_dim", where, WIDTH_STEP, MOST_HEAD_DIM, WIDTH_STEP)
+    vocabulary = count_in(fields, "vocab_size", where, 1, MOST_WIDTH)
+    return DenseModel(fields["model"], hidden, inner, heads, kv_heads, head_dim, vocabulary)
+
+
+MOE_COLUMNS = ("model", "num_experts", "top_k", "hidden_size", "moe_intermediate_size")
+#: May be left out, or empty: the experts' hidden size is then the model's, and they are gated.
+OPTIONAL_COLUMNS = ("expert_hidden_size", "gated")
+_GATED = {"": True, "yes": True, "no": False}
+#: Far beyond any model, which has a few hundred.
+MOST_EXPERTS = 65536
+
+
+@dataclass(frozen=True)
+class Model:
+    """The MoE dimensions of one published model. `expert_hidden_size` is the width of what experts read and write."""
+
+    model: str
+    num_experts: int
+    top_k: int
+    hidden_size: int
+    moe_intermediate_size: int
+    expert_hidden_size: int
+    is_gated: bool = True
+
+    def projections(self) -> dict[str, tuple[int, int]]:
+        """Return (N, K) of both grouped GEMMs of a layer: w13 (gate and up fused, or up alone) and w2 (down)."""
+        hidden, inter = self.expert_hidden_size, self.moe_intermediate_size
+        return {"w13": ((1 + self.is_gated) * inter, hidden), "w2": (hidden, inter)}
+
+
+def load_models(path: Path | str | None = None) -> tuple[Model, ...]:
+    """The models of a CSV file; of the shipped table where no path is given. Empty lines are passed over.
+
+    Raises `DatasetError` naming the file, line, column and value that is wrong, and what would be right.
+
+    >>> load_models()[0].projections()["w13"]
+    (28672, 4096)
+    """
+    file = Path(__file__).parent / "grouped_gemm" / "models.csv" if path is None else Path(path)
+    return tuple(_moe_model(fields, where) for where, fields in table_rows(file, MOE_COLUMNS, OPTIONAL_COLUMNS))
+
+
+def _moe_model(fields: dict[str, str], where: str) -> Model:
+    # A layer of one expert is no grouped GEMM.
+    experts = count_in(fields, "num_experts", where, 2, MOST_EXPERTS)
+    top_k = count_in(fields, "top_k", where, 1, experts)
+    widths = [*MOE_COLUMNS[-2:], *(["expert_hidden_size"] if fields["expert_hidden_size"].strip() else [])]
+    sizes = {column: count_in(fields, column, where, WIDTH_STEP, MOST_WIDTH, WIDTH_STEP) for column in widths}
+    hidden, inter = sizes["hidden_size"], sizes["moe_intermediate_size"]
+    gated = fields["gated"].strip()
+    if gated not in _GATED:
+        raise DatasetError(f"{where}, gated: must be yes or no but is {abridged(gated, 60)!r}")
+    return Model(fields["model"], experts, top_k, hidden, inter, sizes.get("expert_hidden_size", hidden), _GATED[gated])
+
+
+T = TypeVar("T")
+
+#: Tokens of one call, from decode to training.
+TOKENS = tuple(2**exponent for exponent in range(15))
+#: With more tokens than this hardly any layer is within the limits of a problem.
+MOST_TOKENS = 1 << 22
+#: Tensor-parallel degrees: ranks that share a layer.
+TENSOR_PARALLEL = (1, 2, 4, 8)
+
+
+def check_drawn(tokens: Sequence[int] | None, **counts: int) -> None:
+    """Raises `ForetuneError` naming what a workload is asked for and cannot be: `per_layer`, `random` and other counts
+    that are negative, or token counts that no call has.
+
+    >>> check_drawn([16, 0], per_layer=2)
+    Traceback (most recent call last):
+    foretune.datasets.errors.ForetuneError: token counts must be between 1 and 4194304 but got [16, 0]
+    """
+    for name, value in counts.items():
+        if value < 0:
+            raise ForetuneError(f"{name} must be >= 0 but got {value}")
+    if tokens is not None and not (tokens and all(1 <= count <= MOST_TOKENS for count in tokens)):
+        raise ForetuneError(f"token counts must be between 1 and {MOST_TOKENS} but got {abridged(str(list(tokens)))}")
+
+
+class Deck:
+    """Values in random order, each once before any of them comes again.
+
+    >>> deck = Deck([1, 2], np.random.default_rng(0))
+    >>> sorted([deck.draw(), deck.draw()])
+    [1, 2]
+    """
+
+    def __init__(self, values: Sequence[int], rng: np.random.Generator) -> None:
+        self._values, self._rng = values, rng
+        self._left: list[int] = []
+
+    def draw(self) -> int:
+        """Return the next value."""
+        self._left = self._left or [int(value) for value in self._rng.permutation(self._values)]
+        return self._left.pop()
+
+
+def chosen(shares: Mapping[T, float], rng: np.random.Generator) -> T:
+    """One of some values, each as often as its share of them all.
+
+    >>> chosen({"bf16": 1.0, "fp16": 0.0}, np.random.default_rng(0))
+    'bf16'
+    """
+    weights = np.array(list(shares.values()))
+    return list(shares)[int(rng.choice(len(shares), p=weights / weights.sum()))]
+
+
+def shuffled(values: Sequence[T], rng: np.random.Generator) -> tuple[T, ...]:
+    """In another order: a run that is cut short has a fair sample.
+
+    >>> sorted(shuffled("abc", np.random.default_rng(0)))
+    ['a', 'b', 'c']
+    """
+    return tuple(values[place] for place in rng.permutation(len(values)))
