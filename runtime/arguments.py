@@ -28,7 +28,7 @@ def bundle_of(bundle: Bundle | Path | str | None) -> Bundle | None:
         return None
     from ..model import Bundle, load_bundle
     from ..model.folders import FILE
-    from .tuning.ranks.node_copies import near_copy
+    from .node_copies import near_copy
 
     if isinstance(bundle, (str, Path)):
         file = near_copy(check_path("bundle", bundle) / FILE)

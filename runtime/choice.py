@@ -95,7 +95,7 @@ def _logged_times_us(
     family: Measurable, problem: Problem, device: DeviceSpec, configs: tuple[KernelConfig, ...], launch: Launch
 ) -> list[float | None]:
     """`_times_us`, which are rows to learn from where FORETUNE_LOG asks for them."""
-    from .tuning.cache.flywheel import log_row  # imports the caches, which no prediction needs
+    from .timing.flywheel import log_row  # imports the caches, which no prediction needs
 
     times = _times_us(family, configs, launch)
     for config, time_us in zip(configs, times, strict=True) if measures() else ():

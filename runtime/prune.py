@@ -14,6 +14,7 @@ from .how_many import TRIAL_S, HowMany, Length
 from .mode import Mode, resolve_mode
 from .own_knobs import OwnKnobs
 from .shortlist import make_shortlist, supported
+from .timing.flywheel import expect
 from .traced import (
     CAN_ASK_SINCE,
     break_graph,
@@ -22,7 +23,6 @@ from .traced import (
     may_tune_what_is_traced,
     torch_release,
 )
-from .tuning.cache.flywheel import expect
 from .warn import warn_once
 
 if TYPE_CHECKING:

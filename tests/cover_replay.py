@@ -12,7 +12,7 @@ import numpy as np
 from foretune.datasets import DeviceSpec, Problem, load
 from foretune.kernels import find_measurable
 from foretune.runtime.covering import Cover, candidates, cover, make_cover
-from foretune.runtime.covering.size_losses import SizeLosses, measured_losses
+from foretune.runtime.covering.losses import SizeLosses, measured_losses
 
 #: Family -> (its dynamic dimension, the others).
 LAYERS = {

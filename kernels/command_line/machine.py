@@ -71,7 +71,7 @@ def bench_runtime(
     how fast the config is that each of them chose.
     """
     from ...model import load_bundle
-    from ...runtime.timing.first_call import compare_first_calls
+    from ...runtime.bench import compare_first_calls
     from ..grouped_gemm.contenders import autotuned
 
     gpu = live_gpu()

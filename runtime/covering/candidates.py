@@ -13,7 +13,7 @@ from ...datasets import DeviceSpec, ForetuneError, KernelConfig, Measurable, Pro
 from ..timing.one_pass import time_configs
 from ..timing.timer import Timer
 from ..tuning.compiling import compile_ahead
-from .size_losses import SizeLosses, at_size
+from .losses import SizeLosses, at_size
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -23,7 +23,7 @@ from ...datasets.problem import MOST_SIZE, POINTS_PER_OCTAVE
 from ..arguments import bundle_of, configs_of, family_of
 from ..current_device import device_here
 from .dispatch import Dispatch, best_dispatch, fewest_dispatch
-from .size_losses import SizeLosses, at_size, measured_losses, predicted_losses
+from .losses import SizeLosses, at_size, measured_losses, predicted_losses
 
 if TYPE_CHECKING:
     from ...datasets.dataset import Dataset

@@ -16,8 +16,8 @@ from triton.runtime import JITFunction, driver
 
 from ...datasets import ForetuneError
 from .ahead import compile_ahead_of, is_only_compiling, wait_for
+from .first_compile import wait_for_the_hash
 from .launch_function import make_launch_function_ahead
-from .triton_hash import wait_for_the_hash
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

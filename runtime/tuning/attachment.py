@@ -296,7 +296,7 @@ class Attachment:
         tuning.known.record(tuning.problem, value, time_us)
         # (What a family's pruner leaves is logged as that of any pruner is.)
         if os.environ.get("FORETUNE_LOG") and self._pruner is None and self._is_real():
-            from .cache.flywheel import log_row
+            from ..timing.flywheel import log_row
 
             source, timed = self._kernel.source_hash(), self._how_timed
             log_row(self.family, tuning.problem, value, time_us, tuning.known.device, timed=timed, source_hash=source)

@@ -88,7 +88,7 @@ class KnownTimes:
                 self._on_disk.record(stand_in, value, time_us)
             self._advisor.learn(stand_in, {value: time_us})
         if is_measured and self._device is not None:
-            from .cache.flywheel import is_logging, log_row, source_that_ran
+            from ..timing.flywheel import is_logging, log_row, source_that_ran
 
             if not is_logging():
                 return

@@ -28,7 +28,7 @@ from foretune.model.sources import measured_grid
 from foretune.runtime import choice, make_shortlist
 from foretune.runtime.mode import Mode
 from foretune.runtime.prune import Pruner
-from foretune.runtime.tuning.cache.flywheel import log_row
+from foretune.runtime.timing.flywheel import log_row
 
 H200 = DeviceSpec.named("h200")
 GROUPED = "grouped_gemm_fwd"

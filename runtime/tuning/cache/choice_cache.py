@@ -24,8 +24,8 @@ from typing import Any
 from ....datasets import DeviceSpec, ForetuneError, KernelConfig, Problem
 from ....datasets.errors import LONGEST_WORD, check_word, shown
 from ....datasets.measurement import LONGEST_US, SHORTEST_US
+from ...node_copies import near_copy
 from ...warn import warn_once
-from ..ranks.node_copies import near_copy
 from .choice_document import FAILED_AT, check_choices, forget_oldest, is_launch, joined_launches, new_document, times_of
 from .shared_file import Document, SharedFile
 

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 from foretune.runtime import warn
-from foretune.runtime.tuning.cache import choice_cache, flywheel
+from foretune.runtime.timing import flywheel
+from foretune.runtime.tuning.cache import choice_cache
 
 
 @pytest.fixture(autouse=True)

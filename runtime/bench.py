@@ -17,13 +17,13 @@ from functools import partial
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
-from ...datasets import DeviceSpec, KernelConfig, Measurable, Problem
-from ...datasets.console.tables import table
-from ..prune import Pruner
-from .timer import Timer
+from ..datasets import DeviceSpec, KernelConfig, Measurable, Problem
+from ..datasets.console.tables import table
+from .prune import Pruner
+from .timing.timer import Timer
 
 if TYPE_CHECKING:
-    from ...model import Bundle
+    from ..model import Bundle
 
 
 #: (configs, key) -> the decorator of a kernel.
@@ -94,7 +94,7 @@ def compare_first_calls(
     """
     import triton
 
-    from ..tuning.autotuner import autotune
+    from .tuning.autotuner import autotune
 
     inputs = family.inputs(problem, device)
     space = [config for config in family.space(device) if family.supports(config, problem, device) is None]

@@ -21,16 +21,16 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ....datasets import DeviceSpec, Family, ForetuneError, KernelConfig, Problem
-from ....datasets.errors import check_path, shown
-from ....datasets.log_part import LOG_SUFFIX, LOGGED, TIMED_HOW, row_line, run_line
-from ....datasets.manifest import MANIFEST, check_ours, read_manifest, write_manifest
-from ....datasets.measurement import LONGEST_US, SHORTEST_US
-from ...launching.kernel import Kernel
-from ...launching.source_hash import hash_of_kernel
-from ...launching.stub_driver import measures
-from ...warn import warn_once
-from .choice_cache import Software
+from ...datasets import DeviceSpec, Family, ForetuneError, KernelConfig, Problem
+from ...datasets.errors import check_path, shown
+from ...datasets.log_part import LOG_SUFFIX, LOGGED, TIMED_HOW, row_line, run_line
+from ...datasets.manifest import MANIFEST, check_ours, read_manifest, write_manifest
+from ...datasets.measurement import LONGEST_US, SHORTEST_US
+from ..launching.kernel import Kernel
+from ..launching.source_hash import hash_of_kernel
+from ..launching.stub_driver import measures
+from ..tuning.cache.choice_cache import Software
+from ..warn import warn_once
 
 if TYPE_CHECKING:
     import triton
