@@ -19,7 +19,7 @@ def imported_op(module: str, package: str, name: str) -> Any:
 
     # Here, because every family's module imports this one, and who only predicts has no use for threads.
     from ..runtime.launching.collector import collecting_later
-    from ..runtime.launching.first_compile import hash_triton_ahead
+    from ..runtime.launching.triton_hash import hash_triton_ahead
 
     if not knobs.runtime.interpret:  # which compiles nothing
         hash_triton_ahead()

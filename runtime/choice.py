@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import replace
-from functools import lru_cache, partial
+from functools import partial
 from typing import Any
 
 import torch
@@ -117,15 +116,3 @@ def _times_us(family: Measurable, configs: tuple[KernelConfig, ...], launch: Lau
 
 def _can_wait() -> bool:
     return torch.cuda.is_available() and not torch.cuda.is_current_stream_capturing()
-
-
-@lru_cache
-def live(index: int) -> DeviceSpec:
-    """The spec of a live GPU."""
-    return DeviceSpec.live(index)
-
-
-@lru_cache
-def interpreter() -> DeviceSpec:
-    """What Triton's interpreter stands in for: an H200 of few SMs, so that programs take several tiles."""
-    return replace(DeviceSpec.named("h200"), name="Triton's interpreter", backend="cpu", sm_count=4)

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 from ..datasets import DeviceSpec, Dtype, Family, ForetuneError, KernelConfig, Problem, not_empty
 from ..datasets.errors import reason_of, shown
 from .arguments import bundle_of, family_of
-from .current_device import device_here
 from .how_many import TRIAL_S, HowMany, Length
+from .launching.stub_driver import device_here
 from .mode import Mode, resolve_mode
 from .own_knobs import OwnKnobs
 from .shortlist import make_shortlist, supported

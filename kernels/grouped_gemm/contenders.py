@@ -175,7 +175,7 @@ def autotuned(
     """
     import triton
 
-    from ...runtime.launching.scratch import ensure_allocator
+    from ...runtime.launching.launcher import ensure_allocator
 
     kernel, unspecialized, key = family.kernel()
     fresh = triton.jit(do_not_specialize=unspecialized)(kernel.fn)

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 from ...datasets import Family, ForetuneError, KernelConfig, Problem
-from ..current_device import device_here
+from ..launching.stub_driver import device_here
 from ..mode import Mode, resolve_mode
 from ..prune import Pruner
 from ..shortlist import bundle_in_force

@@ -14,16 +14,15 @@ from typing import TYPE_CHECKING, Any
 from ...datasets import Family, ForetuneError, KernelConfig, Problem
 from ...datasets.errors import reason_of
 from ..arguments import family_of
-from ..current_device import device_here
 from ..forking import renew_in_children
 from ..how_many import Length
+from ..launching.ahead import compile_ahead
 from ..launching.kernel import Kernel
-from ..launching.stub_driver import measures
+from ..launching.stub_driver import device_here, measures
 from ..mode import Mode, resolve_mode
 from ..prune import Pruner
 from ..warn import warn_once
 from .advice import tell
-from .compiling import compile_ahead
 from .known_times import values_of
 from .launch_arguments import kept_arguments
 from .launches import LaunchFamily

@@ -10,8 +10,7 @@ from typing import Any, TypeVar
 
 from ...datasets import ForetuneError
 from ...datasets.errors import abridged
-from ..launching.ahead import cores
-from .compiling import compile_ahead
+from ..launching.ahead import compile_ahead, cores
 
 _Config = TypeVar("_Config", bound=Hashable)
 

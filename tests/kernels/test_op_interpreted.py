@@ -9,7 +9,7 @@ from foretune.datasets import ForetuneError
 from foretune.kernels.grouped_gemm.chunks import chunk_rows
 from foretune.kernels.grouped_gemm.op import calls
 from foretune.kernels.grouped_gemm.triton_kernels import rowwise, tiles
-from foretune.runtime.choice import interpreter
+from foretune.runtime.launching.stub_driver import interpreter
 from grouped import guarded
 from loops import error, grouped_loop
 

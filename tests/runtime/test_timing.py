@@ -10,8 +10,7 @@ from foretune.datasets import ForetuneError
 from foretune.datasets.errors import ForetuneWarning
 from foretune.runtime import Timer, Timing, warn
 from foretune.runtime.timing import timer as timer_module
-from foretune.runtime.timing.l2_flush import L2Flush
-from foretune.runtime.timing.timer import EMPTY_KERNEL_US
+from foretune.runtime.timing.timer import EMPTY_KERNEL_US, L2Flush
 
 
 class FakeQueue:

@@ -9,7 +9,7 @@ from pathlib import Path
 from threading import get_ident
 
 import pytest
-from foretune.runtime.launching import ahead, first_compile
+from foretune.runtime.launching import ahead, triton_hash
 
 cache = pytest.importorskip("triton.runtime.cache")
 
@@ -29,9 +29,9 @@ class Hashing:
     def of_a_new_process(self):
         """What a process compiles with that finds the disk as it is."""
         cache.triton_key = self
-        first_compile.hash_triton_ahead()
-        first_compile.hash_triton_ahead()
-        first_compile.wait_for_the_hash()
+        triton_hash.hash_triton_ahead()
+        triton_hash.hash_triton_ahead()
+        triton_hash.wait_for_the_hash()
         return cache.triton_key()
 
 
@@ -42,8 +42,8 @@ def hashing(monkeypatch, tmp_path, own_cache):
         (tmp_path / "triton" / name).parent.mkdir(parents=True)
         (tmp_path / "triton" / name).write_text("one")
     monkeypatch.setattr(triton, "__file__", str(tmp_path / "triton" / "__init__.py"))
-    monkeypatch.setattr(ahead, "_underway", {})
-    monkeypatch.setattr(first_compile, "_known", [])
+    monkeypatch.setattr(ahead._jobs, "underway", {})
+    monkeypatch.setattr(triton_hash, "_known", [])
     hashing = Hashing(tmp_path / "triton", triton.knobs.cache.dir)
     monkeypatch.setattr(cache, "triton_key", hashing)
     return hashing
@@ -51,9 +51,9 @@ def hashing(monkeypatch, tmp_path, own_cache):
 
 def test_it_is_made_once_in_another_thread_that_gets_pythons_lock_soon(hashing):
     usual = sys.getswitchinterval()
-    first_compile.hash_triton_ahead()
-    first_compile.hash_triton_ahead()
-    first_compile.wait_for_the_hash()
+    triton_hash.hash_triton_ahead()
+    triton_hash.hash_triton_ahead()
+    triton_hash.wait_for_the_hash()
     assert len(hashing.threads) == 1
     assert hashing.threads[0] != get_ident()
     assert hashing.intervals[0] < usual == sys.getswitchinterval()
@@ -61,7 +61,7 @@ def test_it_is_made_once_in_another_thread_that_gets_pythons_lock_soon(hashing):
 
 
 def test_who_has_not_begun_it_waits_for_nothing_and_lets_triton_do_it(hashing):
-    first_compile.wait_for_the_hash()
+    triton_hash.wait_for_the_hash()
     assert hashing.threads == []
     assert cache.triton_key is hashing
 
@@ -110,18 +110,16 @@ def test_where_nothing_can_be_written_every_process_hashes(hashing, monkeypatch)
 
 def test_tritons_own_hash_of_the_real_installation_is_what_the_next_process_is_told(own_cache, monkeypatch):
     """And the fingerprint is of files that are there: the library, and the language."""
-    monkeypatch.setattr(ahead, "_underway", {})
-    monkeypatch.setattr(first_compile, "_known", [])
+    monkeypatch.setattr(ahead._jobs, "underway", {})
+    monkeypatch.setattr(triton_hash, "_known", [])
     import triton
 
     files = [
-        path
-        for part in first_compile._HASHED
-        for path in first_compile._files(f"{Path(triton.__file__).parent}/{part}")
+        path for part in triton_hash._HASHED for path in triton_hash._files(f"{Path(triton.__file__).parent}/{part}")
     ]
     names = {Path(path).name for path in files}
     assert names >= {"libtriton.so", "core.py", "cache.py", "compiler.py"}
     own = cache.triton_key
-    first_compile._hash()
-    first_compile._hash()
-    assert first_compile._known == [own()]
+    triton_hash._hash()
+    triton_hash._hash()
+    assert triton_hash._known == [own()]

@@ -5,8 +5,7 @@ from __future__ import annotations
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
-from ....runtime.launching.launcher import Launcher
-from ....runtime.launching.scratch import ensure_allocator
+from ....runtime.launching.launcher import Launcher, ensure_allocator
 from .dw import grouped_gemm_dw_kernel, sum_partials_kernel
 from .gemm_launches import constants, grid_of
 

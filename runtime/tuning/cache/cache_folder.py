@@ -15,8 +15,9 @@ from ....datasets.disk.atomic import replacing
 from ....datasets.disk.regular import check_replaceable, read_regular
 from ....datasets.disk.writable import check_file
 from ....datasets.errors import abridged, check_path, shown, warn
+from ...timing.flywheel import Software
 from ..functions.config_cache import functions_folder
-from .choice_cache import Software, choices_folder, shared_file
+from .choice_cache import choices_folder, shared_file
 from .choice_document import check_choices, times_of
 from .function_files import KnownFunction, known_functions
 from .merging import merge_choices

@@ -9,8 +9,7 @@ from typing import Any, Protocol
 
 from ....datasets import ForetuneError
 from ....datasets.errors import shown
-from ...timing.device_queue import CudaQueue, DeviceQueue
-from ...timing.timer import Timer
+from ...timing.timer import CudaQueue, DeviceQueue, Timer
 
 
 class CallTimer(Protocol):

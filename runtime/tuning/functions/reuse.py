@@ -16,8 +16,8 @@ from typing import Any
 
 from ....datasets import DeviceSpec, ForetuneError
 from ....datasets.errors import shown
-from ...current_device import device_here
-from ..cache.choice_cache import Software
+from ...launching.stub_driver import device_here
+from ...timing.flywheel import Software
 
 VARIABLE = "FORETUNE_TUNE"
 

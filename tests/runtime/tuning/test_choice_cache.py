@@ -12,8 +12,9 @@ from typing import Any
 
 import pytest
 from foretune.datasets import DeviceSpec, ForetuneError, ForetuneWarning, KernelConfig, Problem
+from foretune.runtime.timing.flywheel import Software
 from foretune.runtime.tuning.cache import choice_cache
-from foretune.runtime.tuning.cache.choice_cache import ChoiceCache, Software, choices_folder
+from foretune.runtime.tuning.cache.choice_cache import ChoiceCache, choices_folder
 from foretune.runtime.tuning.cache.choice_document import check_choices
 from foretune.runtime.tuning.cache.shared_file import SharedFile
 
