@@ -15,7 +15,7 @@ from ..datasets.default_knobs import with_default_knobs
 from ..datasets.errors import check_between, check_integer, shown
 from ..datasets.grid import Grid
 from ..model import LightGBMRanker, Ranker
-from ..runtime.warn import warn_once
+from ..runtime.arguments import warn_once
 from .prior import Prior
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from importlib import import_module
 
 from ..datasets import DeviceSpec, KernelConfig, Measurable, Problem
 from ..datasets.errors import reason_of
-from ..runtime.warn import warn_once
+from ..runtime.arguments import warn_once
 from .knob_values import Knobs
 
 #: What these knobs are of a kernel that has none of this: `Family.default_knobs`.

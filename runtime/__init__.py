@@ -10,14 +10,13 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from ..datasets import ForetuneWarning
+    from .arguments import Mode, resolve_mode, warn_once
     from .launching.stub_driver import gpu_target, stubbed, use_stub_driver
-    from .mode import Mode, resolve_mode
     from .prune import Pruner
     from .shortlist import Shortlist, make_shortlist
     from .timing.partition import sm_partition
     from .timing.timer import Timer, Timing
     from .triton_family import TritonFamily
-    from .warn import warn_once
 
 __all__ = [
     "ForetuneWarning",
@@ -41,8 +40,8 @@ _HOMES = {
     "Pruner": ".prune",
     "TritonFamily": ".triton_family",
     "sm_partition": ".timing.partition",
-    "warn_once": ".warn",
-    **dict.fromkeys(("Mode", "resolve_mode"), ".mode"),
+    "warn_once": ".arguments",
+    **dict.fromkeys(("Mode", "resolve_mode"), ".arguments"),
     **dict.fromkeys(("Shortlist", "make_shortlist"), ".shortlist"),
     **dict.fromkeys(("Timer", "Timing"), ".timing.timer"),
     **dict.fromkeys(("gpu_target", "stubbed", "use_stub_driver"), ".launching.stub_driver"),

@@ -1,29 +1,186 @@
-"""What a first call costs, from cold: `triton.autotune` over the whole space, over a predicted shortlist, and
-`foretune.autotune` over the same.
+"""What `foretune bench predictions` and `foretune bench runtime` measure: predictions, and first calls from cold.
 
-This is the README's measurement, `foretune bench runtime`, and the GPU half of `foretune quickstart`. Everything here
-is what a user would write.
-"""
+How long predictions take is CPU time of one thread: what others do on the machine counts for little."""
 
 from __future__ import annotations
 
+import math
 import os
 import statistics
+import subprocess
+import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from functools import partial
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
-from ..datasets import DeviceSpec, KernelConfig, Measurable, Problem
+from ..datasets import DeviceSpec, Family, KernelConfig, Measurable, Problem
 from ..datasets.console.tables import table
+from .how_many import HowMany, Length
 from .prune import Pruner
+from .shortlist import Chooser, bundle_in_force, chooser_of
 from .timing.timer import Timer
 
 if TYPE_CHECKING:
     from ..model import Bundle
+
+#: How often a known problem is asked about at a time: one answer is as short as the clock's step.
+_ASKED = 1000
+#: A program that predicts, in a process of its own: it prints what it imported.
+_PREDICTS = """
+import sys
+before = set(sys.modules)
+import foretune
+problem = foretune.Problem.of("matmul", m=1024, n=4096, k=4096, batch=1)
+foretune.shortlist("matmul", problem, "h200", k=1)
+print(*(name for name in sys.modules if name not in before))
+"""
+#: In another one, the CPU milliseconds of importing these.
+_IMPORTS = """
+import importlib, sys, time
+start = time.process_time()
+for name in sys.argv[1:]:
+    importlib.import_module(name)
+print((time.process_time() - start) * 1e3)
+"""
+
+
+@dataclass(frozen=True)
+class PredictionTimes:
+    """CPU times of one family's predictions over its whole space: in milliseconds, the process's first one, which lays
+    out the space and makes the tables; the least and the median of many, the best config alone and k="auto" for new
+    problems; and in microseconds for one that was asked about before."""
+
+    family: str
+    configs: int
+    first_ms: float
+    best_ms: tuple[float, float]
+    auto_ms: tuple[float, float]
+    repeat_us: tuple[float, float]
+
+    @property
+    def times(self) -> tuple[tuple[float, float], ...]:
+        return self.best_ms, self.auto_ms, self.repeat_us
+
+
+@dataclass(frozen=True)
+class Predictions:
+    """What `foretune bench predictions` shows."""
+
+    device: str
+    import_ms: float  # of what predicting needs, NumPy with it; the least of a few processes
+    numpy_ms: float  # of NumPy alone
+    families: tuple[PredictionTimes, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "device": self.device,
+            "import_ms": round(self.import_ms, 1),
+            "numpy_ms": round(self.numpy_ms, 1),
+            "families": {
+                one.family: {
+                    "configs": one.configs,
+                    "first_ms": round(one.first_ms, 1),
+                    **{
+                        name: {"least": round(least, 3), "median": round(median, 3)}
+                        for name, (least, median) in zip(("best_ms", "auto_ms", "repeat_us"), one.times, strict=True)
+                    },
+                }
+                for one in self.families
+            },
+        }
+
+    def __rich__(self) -> Any:
+        rows = [
+            (one.family, one.configs, f"{one.first_ms:.0f}", *("{:.2f} - {:.2f}".format(*times) for times in one.times))
+            for one in self.families
+        ]
+        return table(
+            f"Predictions for {self.device}, in CPU time: least - median",
+            ("family", "configs", "first, ms", "best config, ms", 'k="auto", ms', "known problem, us"),
+            rows,
+            below=[f"What predicting imports takes {self.import_ms:.0f} ms, NumPy with its {self.numpy_ms:.0f}."],
+        )
+
+
+def time_predictions(
+    families: Sequence[Family], device: DeviceSpec, bundle: Bundle | None = None, *, repeats: int = 200
+) -> Predictions:
+    """The times of predictions by a bundle (the shipped one if left out), which is open by then. The first one is that
+    only of a family that nothing was asked about in this process.
+
+    Raises `BundleError` for a family that the bundle has not learned.
+
+    >>> time_predictions([family], DeviceSpec.named("h200"))  # doctest: +SKIP
+    """
+    modules = _printed(_PREDICTS).split()
+    imports, of_numpy = (min(float(_printed(_IMPORTS, *names)) for _ in range(5)) for names in (modules, ["numpy"]))
+    opened = bundle_in_force(bundle)
+    for family in families:
+        opened.ranker(family.name)  # raises where there is nothing to time
+    times = []
+    for family in families:
+        start = time.thread_time()
+        choose = partial(chooser_of(family, device, None, bundle).choose, _problem(family, bundle, 0), HowMany(1))
+        choose()
+        first_ms = (time.thread_time() - start) * 1e3
+        times.append(
+            PredictionTimes(
+                family=family.name,
+                configs=len(family.space(device)),
+                first_ms=first_ms,
+                best_ms=prediction_ms(family, device, bundle, repeats=repeats),
+                auto_ms=prediction_ms(family, device, bundle, k="auto", repeats=repeats),
+                repeat_us=_least_and_median([_spent_ms(choose, times=_ASKED) * 1e3 for _ in range(repeats // 10)]),
+            )
+        )
+    return Predictions(device.name, imports, of_numpy, tuple(times))
+
+
+def prediction_ms(
+    family: Family, device: DeviceSpec, bundle: Bundle | None = None, *, k: Length = 1, repeats: int = 200
+) -> tuple[float, float]:
+    """The least and the median CPU milliseconds of a shortlist of the family's whole space, of `repeats`. Each is for a
+    problem of its own, so that nothing that is remembered of the last one helps; the first is a rehearsal, because it
+    makes the tables that all later ones use.
+
+    >>> prediction_ms(family, DeviceSpec.named("h200"))  # doctest: +SKIP
+    (1.8, 2.1)
+    """
+    chooser, many = Chooser(family, device, None, bundle), HowMany.of(family, k)
+    problems = [_problem(family, bundle, place) for place in range(repeats + 1)]
+    return _least_and_median([_spent_ms(partial(chooser.choose, problem, many)) for problem in problems][1:])
+
+
+def _problem(family: Family, bundle: Bundle | None, place: int) -> Problem:
+    """One of many problems amid what the bundle learned from: all differ at call time as well."""
+    extent = bundle_in_force(bundle).trained[family.name].extent
+    sizes = {dim: round(math.sqrt(low * high) / 16 + 1) * 16 for dim, (low, high) in extent.sizes.items()}
+    free = (dim for dim in family.dims if dim not in family.bucketed)
+    varied = max(free, key=lambda dim: (family.largest.get(dim, math.inf), sizes[dim]))  # the one with the most room
+    sizes[varied] += 16 * place
+    return Problem(family.name, tuple(sorted(sizes.items())), family.dtypes[0])
+
+
+def _printed(program: str, *arguments: str) -> str:
+    command = [sys.executable, "-c", program, *arguments]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+
+
+def _spent_ms(call: Callable[[], object], times: int = 1) -> float:
+    """CPU milliseconds of this thread in one call, of so many."""
+    start = time.thread_time()
+    for _ in range(times):
+        call()
+    return (time.thread_time() - start) * 1e3 / times
+
+
+def _least_and_median(values: Iterable[float]) -> tuple[float, float]:
+    known = sorted(values)
+    return known[0], known[len(known) // 2]
 
 
 #: (configs, key) -> the decorator of a kernel.

@@ -11,14 +11,13 @@ import torch
 
 from ..datasets import DeviceSpec, ForetuneError, KernelConfig, Measurable, Problem, not_empty, wrong_knobs
 from ..datasets.errors import shown
+from .arguments import Mode, warn_once
 from .how_many import HowMany
 from .launching.collector import collecting_later
 from .launching.stub_driver import measures
-from .mode import Mode
 from .shortlist import chooser_of
 from .timing.timer import timer_of
 from .tuning.ranks.agreement import agreed_choice, may_tune, scope
-from .warn import warn_once
 
 #: How many configs the mode `shortlist` benchmarks.
 K = 8

@@ -23,7 +23,7 @@ from typing import Any
 
 from ..datasets.disk.atomic import replacing
 from ..datasets.disk.regular import open_regular
-from .warn import warn_once
+from .arguments import warn_once
 
 #: Names a folder on the node's own disk, of one job alone, for the copies. Needed only where `torch.distributed` cannot
 #: tell that this is a job of several nodes.

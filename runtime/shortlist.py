@@ -15,9 +15,8 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from ..datasets import DeviceSpec, Family, ForetuneError, KernelConfig, Problem, check_problem_of
 from ..datasets.console.tables import table
 from ..datasets.errors import reason_of
-from .arguments import bundle_of, configs_of, family_of
+from .arguments import bundle_of, configs_of, family_of, warn_once
 from .how_many import TRIAL_S, HowMany, Length
-from .warn import warn_once
 
 if TYPE_CHECKING:
     from pathlib import Path

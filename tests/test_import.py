@@ -42,7 +42,7 @@ def test_the_run_time_imports_what_is_asked_of_it(tmp_path: Path) -> None:
     ours = {module for module in loaded if module.startswith("foretune.")}
     assert {module for module in ours if not module.startswith("foretune.datasets")} == {
         "foretune.runtime",
-        "foretune.runtime.mode",
+        "foretune.runtime.arguments",
     }
 
 

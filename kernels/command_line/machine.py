@@ -105,7 +105,7 @@ def bench_predictions(
 ) -> None:
     """Time predictions over the whole space on this machine's CPU: new problems, and one asked about before."""
     from ...model import load_bundle
-    from ...runtime.timing.predictions import time_predictions
+    from ...runtime.bench import time_predictions
 
     known = load_bundle(bundle)
     families = [find_family(name) for name in ([family] if family else known.families)]

@@ -17,11 +17,10 @@ from typing import TYPE_CHECKING, Any
 
 from ...datasets import DeviceSpec, ForetuneError, KernelConfig, Problem
 from ...datasets.errors import check_integer, reason_of
-from ...runtime.arguments import bundle_of
+from ...runtime.arguments import bundle_of, warn_once
 from ...runtime.launching.source_hash import digest_of
 from ...runtime.launching.stub_driver import device_here
 from ...runtime.shortlist import bundle_in_force
-from ...runtime.warn import warn_once
 from . import inductor_timing
 
 if TYPE_CHECKING:

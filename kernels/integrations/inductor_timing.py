@@ -14,8 +14,8 @@ from typing import Any
 
 from ...datasets import ForetuneError
 from ...datasets.errors import reason_of
+from ...runtime.arguments import warn_once
 from ...runtime.timing.timer import Timer, timer_of
-from ...runtime.warn import warn_once
 
 #: What callers say that does not ask for more than one time: how long to try, and that a time may decide at all.
 _KNOWN = {"warmup", "rep", "is_vetted_benchmarking", "device_type"}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from ...runtime.warn import warn_once
+from ...runtime.arguments import warn_once
 
 
 def sizes_between(ends: torch.Tensor) -> torch.Tensor:

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ...datasets import Case, DeviceSpec, KernelConfig, Measurable, Problem, torch_dtype
+from ...runtime.launching.kernel import poison
 from ...runtime.launching.source_hash import hash_of_modules
-from ...runtime.poisoning import poison
 from ..dense_llms import load_dense_models
 from ..sm_limits import TMA_ARCHS
 from . import workload

@@ -29,10 +29,10 @@ from ...datasets.errors import check_path, shown
 from ...datasets.log_part import LOG_SUFFIX, LOGGED, TIMED_HOW, row_line, run_line
 from ...datasets.manifest import MANIFEST, check_ours, read_manifest, write_manifest
 from ...datasets.measurement import LONGEST_US, SHORTEST_US
+from ..arguments import warn_once
 from ..launching.kernel import Kernel
 from ..launching.source_hash import hash_of_kernel
 from ..launching.stub_driver import measures
-from ..warn import warn_once
 
 if TYPE_CHECKING:
     import triton

@@ -26,7 +26,7 @@ from typing import Any, Protocol
 
 from ...datasets import ForetuneError, KernelConfig, Measurable, Problem
 from ...datasets.errors import reason_of
-from ..warn import warn_once
+from ..arguments import warn_once
 
 MIN_SAMPLES, MAX_SAMPLES = 5, 30
 #: What starting and draining a grid takes, as CUPTI sees it in an empty kernel. It is part of every kernel's own time,

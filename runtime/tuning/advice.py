@@ -7,11 +7,10 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 from ...datasets import Family, ForetuneError, KernelConfig, Problem
+from ..arguments import Mode, resolve_mode, warn_once
 from ..launching.stub_driver import device_here
-from ..mode import Mode, resolve_mode
 from ..prune import Pruner
 from ..shortlist import bundle_in_force
-from ..warn import warn_once
 from .ranks.agreement import scope
 
 if TYPE_CHECKING:

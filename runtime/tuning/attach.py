@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from ...datasets import Family, ForetuneError
 from ...datasets.errors import shown
+from ..arguments import resolve_mode, warn_once
 from ..how_many import Length, check_length
-from ..mode import resolve_mode
-from ..warn import warn_once
 from .attachment import Attachment
 from .launches import autotuner_of
 from .packages import autotuners_in

@@ -13,15 +13,13 @@ from typing import TYPE_CHECKING, Any
 
 from ...datasets import Family, ForetuneError, KernelConfig, Problem
 from ...datasets.errors import reason_of
-from ..arguments import family_of
+from ..arguments import Mode, family_of, resolve_mode, warn_once
 from ..forking import renew_in_children
 from ..how_many import Length
 from ..launching.ahead import compile_ahead
 from ..launching.kernel import Kernel
 from ..launching.stub_driver import device_here, measures
-from ..mode import Mode, resolve_mode
 from ..prune import Pruner
-from ..warn import warn_once
 from .advice import tell
 from .known_times import values_of
 from .launch_arguments import kept_arguments

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 from ...datasets import DeviceSpec, ForetuneError, KernelConfig, Problem
 from ...datasets.errors import reason_of
+from ..arguments import warn_once
 from ..launching.kernel import hash_of_tuned
 from ..launching.stub_driver import device_here, measures
-from ..warn import warn_once
 from .launch_arguments import kept_arguments
 
 if TYPE_CHECKING:

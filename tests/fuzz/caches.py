@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from unittest.mock import patch
 
 import rich.console
-from foretune.runtime import warn
+from foretune.runtime import arguments
 from foretune.runtime.tuning.cache import choice_cache, freeze, pinned_tables
 from foretune.runtime.tuning.cache.cache_folder import (
     CacheContents,
@@ -381,7 +381,7 @@ def _snapshot(folder: Path) -> dict[str, Any]:
 def _cache_in(folder: Path) -> Iterator[None]:
     with ExitStack() as stack:
         stack.enter_context(patch.dict(os.environ, {choice_cache.VARIABLE: str(folder)}))
-        stack.enter_context(patch.object(warn, "_said", set()))
+        stack.enter_context(patch.object(arguments, "_said", set()))
         for known in (choice_cache._shared, config_cache._opened):
             known.cache_clear()
             stack.callback(known.cache_clear)

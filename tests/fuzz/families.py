@@ -33,8 +33,8 @@ from foretune.collect import runner as runners
 from foretune.datasets import ForetuneError, ForetuneWarning, KernelConfig, Measurement, Status, load
 from foretune.datasets.store import Writer
 from foretune.model import LightGBMRanker, evaluate_bundle, train_bundle
+from foretune.runtime import arguments as warned
 from foretune.runtime import make_shortlist
-from foretune.runtime import warn as warned
 from foretune.runtime.timing import timer
 from foretune.runtime.timing.timer import Timing
 from foretune.runtime.tuning.warmup import warm_up

@@ -78,7 +78,7 @@ def forget():
 @pytest.fixture
 def no_gluon(monkeypatch):
     forget()
-    monkeypatch.setattr("foretune.runtime.warn._said", set())
+    monkeypatch.setattr("foretune.runtime.arguments._said", set())
     monkeypatch.setattr(fp8_product, "_calls", op_calls.Memo())
     monkeypatch.setattr(passes, "_calls", op_calls.Memo())
     monkeypatch.setattr(grouped_calls, "_calls", op_calls.Memo())

@@ -26,7 +26,7 @@ from foretune.kernels import find_family
 from foretune.kernels.spaces import filter_valid
 from foretune.model.sources import measured_grid
 from foretune.runtime import choice, make_shortlist
-from foretune.runtime.mode import Mode
+from foretune.runtime.arguments import Mode
 from foretune.runtime.prune import Pruner
 from foretune.runtime.timing.flywheel import log_row
 

@@ -22,9 +22,9 @@ from typing import Any
 from ....datasets import DeviceSpec, ForetuneError, KernelConfig, Problem
 from ....datasets.errors import LONGEST_WORD, check_word, shown
 from ....datasets.measurement import LONGEST_US, SHORTEST_US
+from ...arguments import warn_once
 from ...node_copies import near_copy
 from ...timing.flywheel import Software
-from ...warn import warn_once
 from .choice_document import FAILED_AT, check_choices, forget_oldest, is_launch, joined_launches, new_document, times_of
 from .shared_file import Document, SharedFile
 

@@ -15,7 +15,7 @@ from ....datasets.disk.atomic import remove_leftovers, replacing
 from ....datasets.disk.locks import locked
 from ....datasets.disk.regular import read_regular
 from ....datasets.errors import abridged
-from ...warn import warn_once
+from ...arguments import warn_once
 
 Document: TypeAlias = dict[str, Any]
 

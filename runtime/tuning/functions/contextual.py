@@ -11,9 +11,9 @@ from typing import Any
 
 from ....datasets import ForetuneError
 from ....datasets.errors import MOST, check_flag, check_integer, check_path
+from ...arguments import warn_once
 from ...forking import renew_in_children
 from ...launching.stub_driver import measures
-from ...warn import warn_once
 from .call_problem import problem_of_key
 from .call_timer import CallTimer, check_timer, timer_for
 from .config_cache import ConfigCache

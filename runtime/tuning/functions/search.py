@@ -10,7 +10,7 @@ from typing import Any, Protocol, cast
 
 from ....datasets import ForetuneError, KernelConfig, Problem
 from ....datasets.errors import MOST, check_between, check_integer, shown
-from ...warn import warn_once
+from ...arguments import warn_once
 from .config_space import Candidate
 
 #: Longer than anybody tunes.

@@ -10,10 +10,10 @@ from typing import Any
 
 from ....datasets import DeviceSpec, Family, ForetuneError, Status
 from ....datasets.errors import MOST, check_flag, check_integer
+from ...arguments import warn_once
 from ...forking import renew_in_children
 from ...launching.source_hash import digest_of
 from ...launching.stub_driver import measures
-from ...warn import warn_once
 from .call_timer import CallTimer, check_timer, timer_for
 from .calls import Call, CallReader
 from .config_cache import ConfigCache

@@ -14,8 +14,8 @@ from weakref import WeakKeyDictionary
 
 from ....datasets import ForetuneError
 from ....datasets.errors import check_words, shown
+from ...arguments import warn_once
 from ...launching.source_hash import captured_by, digest_of, hash_of_kernel, is_kernel, source_texts
-from ...warn import warn_once
 from .config_cache import ConfigCache
 from .plain_values import Reader, is_tensor, plain, text_of, type_name
 

@@ -16,8 +16,8 @@ from weakref import WeakKeyDictionary
 
 from ....datasets import ForetuneError, KernelConfig, Problem
 from ....datasets.errors import abridged, check_between, shown
+from ...arguments import warn_once
 from ...node_copies import distributed_in_use
-from ...warn import warn_once
 from .rendezvous import RankMismatchError, Rendezvous, Times, longest_of_ranks
 
 if TYPE_CHECKING:

@@ -11,6 +11,7 @@ from fakes import DEVICE, FakeFamily
 from foretune.datasets import DeviceSpec, ForetuneError, Problem
 from foretune.kernels import by_name, find_measurable
 from foretune.runtime.covering import cover, make_cover, measured_cover
+from foretune.runtime.covering.losses import CANDIDATES
 
 
 def test_few_configs_are_timed_and_those_chosen_lose_two_per_cent_hardly_anywhere():

@@ -416,7 +416,7 @@ def test_what_somebody_elses_autotuner_measures_is_not_taken_for_ours(
 
 def test_an_ops_own_benchmarks_are_logged_as_cold(log: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from foretune.runtime import choice
-    from foretune.runtime.mode import Mode
+    from foretune.runtime.arguments import Mode
 
     family, case = FakeFamily(), fake_cases()[0]
     fast, slow = family.space()[:2]
