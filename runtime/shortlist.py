@@ -157,6 +157,8 @@ class Chooser:
         self.family, self.device, self.bundle = family_of(family), device, bundle
         self.given = configs  # kept alive, because the memo knows it by its id
         self.configs = configs_of(family, device, configs)
+        # A known problem takes 0.6 us by the first memo and 0.3-0.4 ms by the second, which serves all problems of a
+        # bucket at call time; a new one 2-3 ms (k=8).
         self._answers: dict[tuple[Problem, HowMany], Shortlist] = {}
         self._rankings: dict[Problem, Ranking] = {}
 
@@ -320,6 +322,7 @@ def _remember(memo: dict, key: object, value: object, most: int) -> None:  # typ
     memo[key] = value
 
 
+#: Keeps the memos of choosers from call to call; and where a space is laid out anew each time, 2.3 ms.
 _choosers: dict[tuple[object, ...], Chooser] = {}
 
 
