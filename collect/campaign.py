@@ -53,7 +53,7 @@ def collect_on_gpus(
 ) -> Summary:
     """Measures `cases` on `gpus` of this machine's GPUs (all that are visible if left out), appending to the dataset in
     `out`: the whole valid spaces of their families, or what another plan chooses of them (see `plan.named`, also for
-    `known` and `share`). With `sms`, on so many of each card's SMs (see `runtime.partition`), which are devices of
+    `known` and `share`). With `sms`, on so many of each card's SMs (see `timing/partition.py`), which are devices of
     their own: one number after the other, because what runs beside it on the same card would share its bandwidth and
     L2.
 

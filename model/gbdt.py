@@ -53,8 +53,7 @@ class LightGBMRanker(Ranker):
     `epochs` is how often the network, whose predictions are averaged with the trees', sees the data in training; with 0
     there is none. Without torch there is none either, and a `ForetuneWarning` says so.
 
-    Where a problem's ragged sizes are unknown, what is predicted is the mean over what it is likely to be
-    (`Family.likely`).
+    Where a problem's ragged sizes are unknown, predictions are marginalized over plausible ones (`Family.likely`).
 
     `slow` and `keep_slow` thin out what nobody chooses: see `rows.training_rows`. model/README.md has the figures that
     decided on the defaults.
@@ -178,8 +177,8 @@ class LightGBMRanker(Ranker):
         self._check_features(family)
         if not len(configs):
             return np.empty(0)
-        shares, groups = self._likely(family, problem, device, configs)
-        slowdowns: NDArray[np.float64] = np.exp(_mean(shares, self._logs_of(groups)))
+        weights, groups = self._marginal(family, problem, device, configs)
+        slowdowns: NDArray[np.float64] = np.exp(_mean(weights, self._logs_of(groups)))
         return slowdowns
 
     def fastest(
@@ -194,22 +193,22 @@ class LightGBMRanker(Ranker):
         kept = _KEPT + _KEPT_PER_CONFIG * count
         if self.network_ is None or len(configs) <= kept:
             return super().fastest(family, problem, device, configs, count)
-        shares, groups = self._likely(family, problem, device, configs)
+        weights, groups = self._marginal(family, problem, device, configs)
         check_finite(groups)
         logs = self.network_.predict_groups(groups)
-        near = np.sort(_mean(shares, logs).argsort(kind="stable")[:kept])
+        near = np.sort(_mean(weights, logs).argsort(kind="stable")[:kept])
         logs = logs.take(near, axis=1) + self.forest_.predict_groups(narrowed(groups, configs=near))
-        mean = _mean(shares, logs)
+        mean = _mean(weights, logs)
         order = mean.argsort(kind="stable")
         return near[order], np.exp(mean[order])
 
-    def _likely(
+    def _marginal(
         self, family: Family, problem: Problem, device: DeviceSpec, configs: Sequence[KernelConfig]
     ) -> tuple[tuple[float, ...], Sequence[FeatureGroup]]:
-        """How likely each of the problems is that this one may turn out to be, and their features."""
+        """Return the weights of the problems that this one may turn out to be, and their features."""
         binaries = self.binaries_.get((problem.dtype, problem.flags), {}) if family.reads_binaries else None
-        shares, problems = zip(*family.likely(problem), strict=True)
-        return shares, family.feature_groups(problems, device, configs, binaries)
+        weights, problems = zip(*family.likely(problem), strict=True)
+        return weights, family.feature_groups(problems, device, configs, binaries)
 
     def _logs_of(self, groups: Sequence[FeatureGroup]) -> NDArray[np.float64]:
         """Log slowdowns, (n_problems, n_rows)."""
@@ -299,7 +298,7 @@ class AdaptedRanker(Ranker):
         return self.ranker_.predict(family, problem, device, configs)
 
 
-def _mean(shares: Sequence[float], logs: NDArray[np.floating[Any]]) -> NDArray[np.float64]:
+def _mean(weights: Sequence[float], logs: NDArray[np.floating[Any]]) -> NDArray[np.float64]:
     """The mean over the problems, (n_rows,), of (n_problems, n_rows)."""
-    mean: NDArray[np.float64] = np.add.reduce(np.array(shares)[:, None] * logs, axis=0)
+    mean: NDArray[np.float64] = np.add.reduce(np.array(weights)[:, None] * logs, axis=0)
     return mean

@@ -126,7 +126,7 @@ def _job(distributed: Any) -> str:
 
 @lru_cache
 def _own_folder(job: str) -> Path:
-    """A folder of the job's own among the node's temporary files, which ends with whoever has made it."""
+    """A folder of the job's own among the node's temporary files, which ends with the process that made it."""
     mine = Path(tempfile.gettempdir()) / f"foretune-{os.getuid()}"
     mine.mkdir(mode=0o700, exist_ok=True)
     if mine.is_symlink() or mine.stat().st_uid != os.getuid() or mine.stat().st_mode & 0o077:

@@ -164,9 +164,9 @@ def make_cover(
 
     Whatever runs at a size, the family supports there (in ranges of more than 8,192 sizes: at those of `sizes`).
 
-    With `measure`, the two configs that are predicted to be best at each size are timed at all of them, on the current
-    device, which must be `device`; they are chosen from by the times of some passes, and the losses are those of
-    other passes, against the best of them.
+    With `measure`, the three configs that are predicted to be best at each size are timed at all of them, on the
+    current device, which must be `device`; they are chosen from by the times of some passes, and the losses are those
+    of other passes, against the best of them.
 
     Raises `ForetuneError` for what is none of that, where nothing is predicted, where no `n` configs can run all sizes,
     and where none ran at one. `foretune.cover` has an example.
