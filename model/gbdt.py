@@ -107,15 +107,8 @@ class LightGBMRanker(Ranker):
             ("seed", seed, 0, 2**31 - 1),
         ):
             check_between(name, value, low, high)
-        for name, count in (
-            ("trees", trees),
-            ("epochs", epochs),
-            ("leaves", leaves),
-            ("min_rows", min_rows),
-            ("seed", seed),
-        ):
-            if type(count) is not int:
-                raise ForetuneError(f"{name} must be an integer but got {count!r}")
+            if type(low) is int and type(value) is not int:
+                raise ForetuneError(f"{name} must be an integer but got {value!r}")
         self.objective = objective
         self.trees = trees
         self.epochs = epochs
