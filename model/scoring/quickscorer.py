@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -24,6 +24,8 @@ from .parts import OfLasting, combined, parts_of
 
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike, NDArray
+
+    from .trees import Forest
 
     Masks = NDArray[np.uint32]
 
@@ -38,29 +40,10 @@ _LONG = 512
 _MERGE_TRIES = 32
 
 
-class Splits(Protocol):
-    """What the tables are made of: the flat arrays of a `Forest`."""
-
-    @property
-    def tree_leaves(self) -> NDArray[np.uint8]: ...  # (n_trees,)
-    @property
-    def leaf_value(self) -> NDArray[np.floating[Any]]: ...  # (n_leaves,)
-    @property
-    def split_feature(self) -> NDArray[np.uint16]: ...  # (n_splits,), as the others
-    @property
-    def split_threshold(self) -> NDArray[np.float32]: ...
-    @property
-    def split_left(self) -> NDArray[np.uint8]: ...
-    @property
-    def split_first(self) -> NDArray[np.int64]: ...
-    @property
-    def split_tree(self) -> NDArray[np.int64]: ...
-
-
 class QuickScorer:
     """The tables of one forest. Made once; to score is then a few vector operations."""
 
-    def __init__(self, forest: Splits) -> None:
+    def __init__(self, forest: Forest) -> None:
         trees = len(forest.tree_leaves)
         left = forest.split_left.astype(np.uint64)
         leaves = ((np.uint64(1) << left) - np.uint64(1)) << (32 - left - forest.split_first.astype(np.uint64))
