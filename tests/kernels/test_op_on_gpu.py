@@ -19,6 +19,7 @@ from foretune.kernels.grouped_gemm.op import calls
 from foretune.kernels.grouped_gemm.triton_kernels import gemm, gemm_launches, tiles
 from foretune.kernels.grouped_gemm.triton_kernels.rowwise import sum_rows
 from foretune.runtime import ForetuneWarning, choice
+from foretune.runtime.launching.stub_driver import live
 from loops import error, grouped_loop, moe_fused, moe_loop
 
 pytestmark = [
@@ -303,7 +304,7 @@ def test_a_hot_call_takes_no_more_than_two_bare_launches(capsys):
         problem = calls.Call(calls.Shape(rows, GROUPS, 128, 64), x.dtype, x.get_device(), calls.Options()).problem(
             forward.name
         )
-        if forward.supports(config, problem, choice.live(x.get_device())):
+        if forward.supports(config, problem, live(x.get_device())):
             continue
         arguments = gemm_launches.arguments(x, w, y, tile_map)
         constants = {"TRANSPOSED": False, "GATHER": False, "SCATTER": False, **config.to_json()}
