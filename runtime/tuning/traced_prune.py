@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 class TracedPrune(TracedPositions):
     """The `early_config_prune` of a `PredictedAutotuner`, for Dynamo, which makes an autotuner of its own of what this
-    lets through (see `runtime/traced.py`):
+    lets through (see `runtime/prune.py`):
 
     - Static shapes: the config that is known to be the fastest, alone, so that nothing is tuned; else the shortlist.
       Of a kernel that needs its tensors reset or restored it is one config, too.
