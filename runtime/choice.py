@@ -55,7 +55,7 @@ def choose(
     if key not in _measured:
         if not (_can_wait() and may_tune()):
             return configs[0]
-        time_them = partial(_times_us, family, problem, device, configs, launch)
+        time_them = partial(_logged_times_us, family, problem, device, configs, launch)
         best = agreed_choice(family.name, near, configs, time_them)
         _measured[key] = configs[best]
     return _measured[key]
@@ -89,25 +89,28 @@ def _ranked(family: Measurable, problem: Problem, device: DeviceSpec, k: int) ->
     return ()
 
 
-def _times_us(
+def _logged_times_us(
     family: Measurable, problem: Problem, device: DeviceSpec, configs: tuple[KernelConfig, ...], launch: Launch
 ) -> list[float | None]:
-    """Return what the launch of each config takes, None for one that cannot be timed; and log it as rows to learn from
-    where FORETUNE_LOG asks for them."""
+    """Return `_times_us`, and log them as rows to learn from where FORETUNE_LOG asks for them."""
     from .timing.flywheel import log_row  # which no prediction needs
 
-    times: list[float | None] = []
+    times = _times_us(family, configs, launch)
+    for config, time_us in zip(configs, times, strict=True) if measures() else ():
+        log_row(family, problem, config, time_us, device, timed="cold")
+    return times
+
+
+def _times_us(family: Measurable, configs: tuple[KernelConfig, ...], launch: Launch) -> list[float | None]:
+    """Return what the launch of each config takes; None for one that cannot be timed."""
+    times: dict[KernelConfig, float] = {}
     for config in configs:
-        time_us = None
         with suppress(Exception):  # a config that fails is one config less
             launch(config)  # compiles and loads
-            time_us = timer_of(torch.cuda.current_device()).time(partial(launch, config)).time_us
-        times.append(time_us)
-        if measures():
-            log_row(family, problem, config, time_us, device, timed="cold")
-    if failed := times.count(None):
-        warn_once(f"{family.name}: {failed} of {len(configs)} configs could not be timed")
-    return times
+            times[config] = timer_of(torch.cuda.current_device()).time(partial(launch, config)).time_us
+    if len(times) < len(configs):
+        warn_once(f"{family.name}: {len(configs) - len(times)} of {len(configs)} configs could not be timed")
+    return [times.get(config) for config in configs]
 
 
 def _can_wait() -> bool:
