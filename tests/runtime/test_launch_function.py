@@ -10,7 +10,8 @@ import triton.language as tl
 from foretune.datasets import DeviceSpec
 from foretune.runtime import use_stub_driver
 from foretune.runtime.launching import ahead, stub_driver
-from foretune.runtime.launching.launcher import Launcher, make_launch_function_ahead
+from foretune.runtime.launching.ahead import make_launch_function_ahead
+from foretune.runtime.launching.launcher import Launcher
 
 pytestmark = [pytest.mark.compile, pytest.mark.usefixtures("own_cache")]
 H200 = DeviceSpec.named("h200")
