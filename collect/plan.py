@@ -14,7 +14,7 @@ from ..datasets import Case, DeviceSpec, Family, FamilyError, ForetuneError, Ker
 from ..datasets.errors import check_between, check_integer, shown
 from ..datasets.grid import Grid
 from ..model import EstimateRanker, LightGBMRanker, Ranker, load_bundle
-from ..runtime.warn import warn_once
+from ..runtime.arguments import warn_once
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

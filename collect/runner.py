@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 from ..datasets import DeviceSpec, FamilyError, ForetuneError, KernelConfig, Measurable, Problem, Status
 from ..datasets.errors import abridged, cause_of, shown
-from ..runtime.poisoning import poison
+from ..runtime.launching.kernel import poison
 
 if TYPE_CHECKING:
     from ..runtime.timing.timer import Timer

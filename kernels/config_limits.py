@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 from ..datasets import DeviceSpec, ForetuneError, KernelConfig, Measurable, Problem
 from ..datasets.errors import reason_of
-from ..runtime.warn import warn_once
+from ..runtime.arguments import warn_once
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance

@@ -21,8 +21,9 @@ from triton import knobs
 from ..datasets import ForetuneError, KernelConfig, Problem, torch_dtype
 from ..datasets.errors import shown
 from ..runtime import Mode, resolve_mode, stubbed
-from ..runtime.choice import choose, given, interpreter, live
+from ..runtime.choice import choose, given
 from ..runtime.launching.collector import collecting_later
+from ..runtime.launching.stub_driver import interpreter, live
 from ..runtime.tuning.ranks.agreement import epoch
 from . import find_measurable
 from .config_limits import default_without_gluon

@@ -3,7 +3,6 @@ torch train; NumPy predicts."""
 
 from __future__ import annotations
 
-import math
 import operator
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial, reduce
@@ -28,8 +27,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from typing_extensions import Self
 
-    from .ranker import Enough
-
 #: The logarithm of no slowdown is larger, nor its negative: the quotient of two slowdowns is a number still. The leaves
 #: of the shipped trees add up to 4.
 MAX_LOG_SLOWDOWN = 300.0
@@ -39,14 +36,9 @@ OBJECTIVES = ("regression", "lambdarank", "blend")
 #: are a few units apart: with 20 what was learned before is harder to turn over, with 5 it is forgotten too easily.
 _RANKS_PER_LOG = 20.0
 
-# So few configs are predicted in full, which takes no longer.
-_FEW = 128
-# How far behind in log slowdown a config may be and go on to the next stage of `fastest`: by what the network says of
-# one likely problem; then, as (a, b), a - b / count: by what it says of the only one or of several, and with some of
-# the trees. Read off the shipped measurements: `python tests/model/two_stages.py` says what is missed.
-_ON_ONE_OF_THEM, _ON_ONE, _ON_SEVERAL, _BY_SAMPLE = 0.11, (0.08, 0.02), (0.08, 0.04), (0.07, 0.04)
-# What the sample's trees say is multiplied by: a little more tells configs apart better.
-_SAMPLE_COUNTS = 1.25
+# So many configs, and so many more for each that is asked for, go on from the network to the trees in `fastest`.
+# `python tests/model/two_stages.py` says what that misses on the shipped measurements.
+_KEPT, _KEPT_PER_CONFIG = 192, 5
 
 
 class LightGBMRanker(Ranker):
@@ -61,8 +53,7 @@ class LightGBMRanker(Ranker):
     `epochs` is how often the network, whose predictions are averaged with the trees', sees the data in training; with 0
     there is none. Without torch there is none either, and a `ForetuneWarning` says so.
 
-    Where a problem's ragged sizes are unknown, what is predicted is the mean over what it is likely to be
-    (`Family.likely`).
+    Where a problem's ragged sizes are unknown, predictions are marginalized over plausible ones (`Family.likely`).
 
     `slow` and `keep_slow` thin out what nobody chooses: see `rows.training_rows`. model/README.md has the figures that
     decided on the defaults.
@@ -116,15 +107,8 @@ class LightGBMRanker(Ranker):
             ("seed", seed, 0, 2**31 - 1),
         ):
             check_between(name, value, low, high)
-        for name, count in (
-            ("trees", trees),
-            ("epochs", epochs),
-            ("leaves", leaves),
-            ("min_rows", min_rows),
-            ("seed", seed),
-        ):
-            if type(count) is not int:
-                raise ForetuneError(f"{name} must be an integer but got {count!r}")
+            if type(low) is int and type(value) is not int:
+                raise ForetuneError(f"{name} must be an integer but got {value!r}")
         self.objective = objective
         self.trees = trees
         self.epochs = epochs
@@ -186,58 +170,38 @@ class LightGBMRanker(Ranker):
         self._check_features(family)
         if not len(configs):
             return np.empty(0)
-        shares, groups = self._likely(family, problem, device, configs)
-        slowdowns: NDArray[np.float64] = np.exp(_mean(shares, self._logs_of(groups)))
+        weights, groups = self._marginal(family, problem, device, configs)
+        slowdowns: NDArray[np.float64] = np.exp(_mean(weights, self._logs_of(groups)))
         return slowdowns
 
     def fastest(
-        self,
-        family: Family,
-        problem: Problem,
-        device: DeviceSpec,
-        configs: Sequence[KernelConfig],
-        count: int,
-        enough: Enough | None = None,
+        self, family: Family, problem: Problem, device: DeviceSpec, configs: Sequence[KernelConfig], count: int
     ) -> tuple[NDArray[np.intp], NDArray[np.float64]]:
-        """See `Ranker.fastest`. The network alone chooses for which configs some of the trees are asked as well, first
-        on the first likely problem and then on all of them, and what these say for which the others are asked."""
-        self._check_features(family)
-        if self.network_ is None or len(configs) <= max(count, _FEW):
-            return super().fastest(family, problem, device, configs, count)
-        shares, groups = self._likely(family, problem, device, configs)
-        check_finite(groups)
-        network, trees = self.network_.rough, self.forest_.scorer
-        units, most = network.units(groups), count + int(120 + 65 * math.log(count))
-        logs, rows = network.logs(narrowed(units, slice(1))), None
-        if len(shares) > 1:
-            rows = _least(logs[0], count, _ON_ONE_OF_THEM, most)
-            others = network.logs(narrowed(units, slice(1, None)), rows)
-            logs = np.concatenate([logs.take(rows, axis=1), others])
-        behind, nearer = _ON_ONE if rows is None else _ON_SEVERAL
-        near = _least(_mean(shares, logs), count, behind - nearer / count, most)
-        rows = near if rows is None else rows[near]
-        groups = narrowed(groups, configs=rows)
-        coded = trees.coded(groups)
-        sampled = trees.sampled(coded)
-        mean = _mean(shares, logs.take(near, axis=1) + _SAMPLE_COUNTS * sampled)
-        if enough is not None:
-            first = np.sort(mean)[:count]
-            count = min(count, enough(first - first[0]))
-        behind, nearer = _BY_SAMPLE
-        near = _least(mean, count, behind - nearer / count)
-        logs = sampled.take(near, axis=1) + trees.others(narrowed(coded, configs=near))
-        logs += self.network_.predict_groups(groups, near)
-        mean = _mean(shares, logs)
-        order = mean.argsort(kind="stable")[:count]
-        return rows[near[order]], np.exp(mean[order])
+        """Return the first configs, more than `count`; see `Ranker.fastest`.
 
-    def _likely(
+        The network predicts all configs, and the trees, which take longer, only those that it puts first: `_KEPT` and
+        so many more for each that is asked for. The slowdowns are those of `predict`.
+        """
+        self._check_features(family)
+        kept = _KEPT + _KEPT_PER_CONFIG * count
+        if self.network_ is None or len(configs) <= kept:
+            return super().fastest(family, problem, device, configs, count)
+        weights, groups = self._marginal(family, problem, device, configs)
+        check_finite(groups)
+        logs = self.network_.predict_groups(groups)
+        near = np.sort(_mean(weights, logs).argsort(kind="stable")[:kept])
+        logs = logs.take(near, axis=1) + self.forest_.predict_groups(narrowed(groups, configs=near))
+        mean = _mean(weights, logs)
+        order = mean.argsort(kind="stable")
+        return near[order], np.exp(mean[order])
+
+    def _marginal(
         self, family: Family, problem: Problem, device: DeviceSpec, configs: Sequence[KernelConfig]
     ) -> tuple[tuple[float, ...], Sequence[FeatureGroup]]:
-        """How likely each of the problems is that this one may turn out to be, and their features."""
+        """Return the weights of the problems that this one may turn out to be, and their features."""
         binaries = self.binaries_.get((problem.dtype, problem.flags), {}) if family.reads_binaries else None
-        shares, problems = zip(*family.likely(problem), strict=True)
-        return shares, family.feature_groups(problems, device, configs, binaries)
+        weights, problems = zip(*family.likely(problem), strict=True)
+        return weights, family.feature_groups(problems, device, configs, binaries)
 
     def _logs_of(self, groups: Sequence[FeatureGroup]) -> NDArray[np.float64]:
         """Log slowdowns, (n_problems, n_rows)."""
@@ -271,7 +235,6 @@ class LightGBMRanker(Ranker):
         known = -_RANKS_PER_LOG * self._logs(rows.features)
         new, slope, offset = self._training(rows).lambdarank(trees, share=0.8, known=known)
         result = LightGBMRanker(**self.get_params())
-        # (What orders the new card's configs comes first: a sample of trees is of those.)
         result.forest_ = (new.affine(slope, offset) + self.forest_.affine(-_RANKS_PER_LOG * slope)).compact()
         result.network_ = self.network_ and self.network_.affine(-_RANKS_PER_LOG * slope)
         result.feature_names_, result.trust_ = self.feature_names_, self.trust_
@@ -328,19 +291,7 @@ class AdaptedRanker(Ranker):
         return self.ranker_.predict(family, problem, device, configs)
 
 
-def _mean(shares: Sequence[float], logs: NDArray[np.floating[Any]]) -> NDArray[np.float64]:
+def _mean(weights: Sequence[float], logs: NDArray[np.floating[Any]]) -> NDArray[np.float64]:
     """The mean over the problems, (n_rows,), of (n_problems, n_rows)."""
-    mean: NDArray[np.float64] = np.add.reduce(np.array(shares)[:, None] * logs, axis=0)
+    mean: NDArray[np.float64] = np.add.reduce(np.array(weights)[:, None] * logs, axis=0)
     return mean
-
-
-def _least(values: NDArray[np.floating[Any]], count: int, margin: float, most: int | None = None) -> NDArray[np.intp]:
-    """The places, in their order, of what is larger by at most a margin than the `count`-th least value: of all, or of
-    the `most` least ones and of what equals the last of these."""
-    if len(values) <= count:
-        return np.arange(len(values))
-    ascending = np.sort(values)
-    limit = float(ascending[count - 1]) + margin
-    if most is not None and most < len(values):
-        limit = min(limit, float(ascending[most - 1]))
-    return (values <= limit).nonzero()[0]

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
@@ -14,9 +14,6 @@ from ..datasets.grid import Grid
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike, NDArray
     from typing_extensions import Self
-
-    #: How many of the first configs are enough, from their logs of slowdowns over the first, ascending.
-    Enough: TypeAlias = Callable[[NDArray[np.float64]], int]
 
 # What the estimate is held against: configs up to so much slower than the best, of so many problems at most.
 _NEAR, _ASKED = 1.5, 64
@@ -51,20 +48,14 @@ class Ranker(ABC):
         """
 
     def fastest(
-        self,
-        family: Family,
-        problem: Problem,
-        device: DeviceSpec,
-        configs: Sequence[KernelConfig],
-        count: int,
-        enough: Enough | None = None,
+        self, family: Family, problem: Problem, device: DeviceSpec, configs: Sequence[KernelConfig], count: int
     ) -> tuple[NDArray[np.intp], NDArray[np.float64]]:
-        """Places of the `count` configs with the least predicted slowdowns, (count,), least first and equals as they
-        come, and these slowdowns, (count,); fewer where there are fewer configs.
+        """Return the places of the `count` configs with the least predicted slowdowns, least first, ties in the given
+        order, and these slowdowns, both (n,); fewer where there are fewer configs.
 
-        A ranker may be quicker than by `predict`, and may then miss what the last of these are; and where it knows
-        about what the slowdowns are before it knows them, it may have only as many as are then `enough`. Raises
-        `ForetuneError` for predictions that are no slowdowns, one for each config.
+        A ranker that need not predict all configs may be quicker than `predict`. It may then miss some of the last
+        ones, and may return more than `count`, as many as it knows. Raises `ForetuneError` for predictions that are no
+        slowdowns, one for each config.
 
         >>> from foretune.model import RandomRanker
         >>> configs = tuple(KernelConfig.of(BLOCK=size) for size in (16, 32, 64))

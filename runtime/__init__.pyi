@@ -1,8 +1,12 @@
 from .launching.stub_driver import gpu_target as gpu_target, stubbed as stubbed, use_stub_driver as use_stub_driver
-from .mode import Mode as Mode, resolve_mode as resolve_mode
+from .arguments import (
+    ForetuneWarning as ForetuneWarning,
+    Mode as Mode,
+    resolve_mode as resolve_mode,
+    warn_once as warn_once,
+)
 from .prune import Pruner as Pruner
 from .shortlist import Shortlist as Shortlist, make_shortlist as make_shortlist
 from .timing.partition import sm_partition as sm_partition
 from .timing.timer import Timer as Timer, Timing as Timing
 from .triton_family import TritonFamily as TritonFamily
-from .warn import ForetuneWarning as ForetuneWarning, warn_once as warn_once

@@ -4,22 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import replace
-from functools import lru_cache, partial
+from functools import partial
 from typing import Any
 
 import torch
 
 from ..datasets import DeviceSpec, ForetuneError, KernelConfig, Measurable, Problem, not_empty, wrong_knobs
 from ..datasets.errors import shown
+from .arguments import Mode, warn_once
 from .how_many import HowMany
 from .launching.collector import collecting_later
 from .launching.stub_driver import measures
-from .mode import Mode
 from .shortlist import chooser_of
 from .timing.timer import timer_of
 from .tuning.ranks.agreement import agreed_choice, may_tune, scope
-from .warn import warn_once
 
 #: How many configs the mode `shortlist` benchmarks.
 K = 8
@@ -78,7 +76,7 @@ def given(config: KernelConfig, family: Measurable, problem: Problem, device: De
 
 
 def _ranked(family: Measurable, problem: Problem, device: DeviceSpec, k: int) -> tuple[KernelConfig, ...]:
-    """The `k` configs predicted to be fastest; none where nothing is predicted, which has then been said."""
+    """Return the `k` configs predicted to be fastest; none, with a warning, where nothing is predicted."""
     try:
         with collecting_later():  # the first time a bundle is read
             ranked = chooser_of(family, device).choose(problem, HowMany(k))
@@ -94,8 +92,8 @@ def _ranked(family: Measurable, problem: Problem, device: DeviceSpec, k: int) ->
 def _logged_times_us(
     family: Measurable, problem: Problem, device: DeviceSpec, configs: tuple[KernelConfig, ...], launch: Launch
 ) -> list[float | None]:
-    """`_times_us`, which are rows to learn from where FORETUNE_LOG asks for them."""
-    from .tuning.cache.flywheel import log_row  # imports the caches, which no prediction needs
+    """Return `_times_us`, and log them as rows to learn from where FORETUNE_LOG asks for them."""
+    from .timing.flywheel import log_row  # which no prediction needs
 
     times = _times_us(family, configs, launch)
     for config, time_us in zip(configs, times, strict=True) if measures() else ():
@@ -104,7 +102,7 @@ def _logged_times_us(
 
 
 def _times_us(family: Measurable, configs: tuple[KernelConfig, ...], launch: Launch) -> list[float | None]:
-    """What the launch of each config takes; None for one that cannot be timed."""
+    """Return what the launch of each config takes; None for one that cannot be timed."""
     times: dict[KernelConfig, float] = {}
     for config in configs:
         with suppress(Exception):  # a config that fails is one config less
@@ -117,15 +115,3 @@ def _times_us(family: Measurable, configs: tuple[KernelConfig, ...], launch: Lau
 
 def _can_wait() -> bool:
     return torch.cuda.is_available() and not torch.cuda.is_current_stream_capturing()
-
-
-@lru_cache
-def live(index: int) -> DeviceSpec:
-    """The spec of a live GPU."""
-    return DeviceSpec.live(index)
-
-
-@lru_cache
-def interpreter() -> DeviceSpec:
-    """What Triton's interpreter stands in for: an H200 of few SMs, so that programs take several tiles."""
-    return replace(DeviceSpec.named("h200"), name="Triton's interpreter", backend="cpu", sm_count=4)

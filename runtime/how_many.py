@@ -14,7 +14,6 @@ from ..datasets.errors import check_between, check_integer, shown
 if TYPE_CHECKING:
     from ..model.calibration.conformal import Calibration
     from ..model.calibration.training_domain import Distance
-    from ..model.ranker import Enough
 
 #: A length, or what finds it.
 Length: TypeAlias = int | Literal["auto"]
@@ -71,13 +70,9 @@ class HowMany:
         # One more, because the gap to the next config says how sure the choice among the first ones is.
         return UNCALIBRATED if calibration is None else most_tried(distance.growth) + 1
 
-    def enough(self, calibration: Calibration | None, distance: Distance) -> Enough | None:
-        """From the logs of predicted slowdowns of the first configs, ascending, how many of them decide on the length:
-        one more than the calibration wants. None where all of the `longest` do."""
-        if self.k != "auto" or calibration is None or self.expected_calls is not None:
-            return None
-        growth = distance.growth
-        return lambda logs: calibration.wanted(logs, growth=growth) + 1
+    def is_by_level(self, calibration: Calibration | None) -> bool:
+        """Return whether the calibration's level decides on the length."""
+        return self.k == "auto" and calibration is not None and self.expected_calls is None
 
     def length(
         self, logs: Sequence[float], calibration: Calibration | None, distance: Distance, call_us: float

@@ -3,27 +3,21 @@
 from __future__ import annotations
 
 import operator
+import re
+import sys
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from functools import cache
+from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
 
 from ..datasets import DeviceSpec, Dtype, Family, ForetuneError, KernelConfig, Problem, not_empty
 from ..datasets.errors import reason_of, shown
-from .arguments import bundle_of, family_of
-from .current_device import device_here
+from .arguments import Mode, OwnKnobs, bundle_of, family_of, resolve_mode, warn_once
 from .how_many import TRIAL_S, HowMany, Length
-from .mode import Mode, resolve_mode
-from .own_knobs import OwnKnobs
-from .shortlist import make_shortlist, supported
-from .traced import (
-    CAN_ASK_SINCE,
-    break_graph,
-    is_traced,
-    leave_launches_to_triton,
-    may_tune_what_is_traced,
-    torch_release,
-)
-from .tuning.cache.flywheel import expect
-from .warn import warn_once
+from .launching.stub_driver import device_here
+from .shortlist import chooser_of, supported
+from .timing.flywheel import expect
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -32,12 +26,109 @@ if TYPE_CHECKING:
 
     from ..model import Bundle
 
+# Where `torch.compile` traces a launch, Dynamo runs the prune callback, and makes of what it lets through an autotuner
+# of its own, which is tuned once for each graph (torch 2.13: `TritonHOPifier.call_triton_kernel`). That one has lost
+# the key (pytorch#164124), so that a graph of dynamic shapes would run one config for all of them; and, since configs
+# were pruned, `reset_to_zero` and `restore_value`, so that tuning a kernel that needs them would change its results.
+
+#: The first torch known to take a `triton.Config` for a constant, as a prediction in a trace needs it; the Dynamo of
+#: 2.11 stops with an error.
+CAN_ASK_SINCE = (2, 13)
+
+
+@cache
+def torch_release() -> tuple[int, ...]:
+    """The first two numbers of the installed torch's version, without importing it; none where there is none."""
+    try:
+        return tuple(map(int, re.findall(r"\d+", version("torch"))[:2]))
+    except PackageNotFoundError:
+        return ()
+
+
+def is_traced() -> bool:
+    """Return whether Dynamo traces the caller. (It takes the answer for a constant.)"""
+    torch: Any = sys.modules.get("torch")
+    return torch is not None and bool(torch.compiler.is_compiling())
+
+
+def leave_launches_to_triton() -> None:
+    """Has Dynamo look into no launch that it has left outside of its graphs. To be called before a graph may break.
+
+    Else it traces what Triton does there: 2.11 stops with an error ("Can't construct an AttrSource"), and 2.13 takes
+    seconds to trace the tuning, and traces it again for every shape.
+    """
+    with suppress(ImportError, AttributeError):  # all of it is private; 2.11 and 2.13 have it
+        from torch._C._dynamo.eval_frame import _FrameAction, _FrameExecStrategy, set_code_exec_strategy
+        from triton.runtime.jit import KernelInterface
+
+        launch = KernelInterface.__getitem__(None, None)  # a function that runs whatever kernel it was asked of
+        set_code_exec_strategy(launch.__code__, _FrameExecStrategy(_FrameAction.SKIP, _FrameAction.SKIP))
+
+
+# For Dynamo to call it, and take its answer as a constant (see `TracedPositions`).
+leave_launches_to_triton.__dict__["_dynamo_marked_constant"] = True
+
+
+def break_graph() -> None:
+    """Ends Dynamo's graph before the launch that is traced: that runs outside of it, and is pruned and tuned as ever.
+    Outside of a trace it does nothing."""
+    import torch._dynamo
+
+    torch._dynamo.graph_break()
+
+
+def may_tune_what_is_traced() -> bool:
+    """Whether several configs may be let through: unless Dynamo makes an autotuner anew of one whose tensors are reset
+    or restored, or one that cannot be told. To be asked in what Dynamo does not trace but calls."""
+    guards: Any = sys.modules.get("torch._guards")
+    if guards is None or guards.TracingContext.try_get() is None:
+        return True
+    autotuner = None
+    frame = sys._getframe(1)
+    while frame.f_back is not None:
+        frame = frame.f_back
+        name = frame.f_code.co_name
+        if name == "prune_configs" and autotuner is None:
+            return True  # Triton's own, in a launch that is not traced: only our callback is
+        if name == "call_triton_kernel":  # the outermost, because it calls itself with what it has made
+            autotuner = getattr(frame.f_locals.get("variable"), "kernel", None)
+    return autotuner is not None and not (autotuner.reset_to_zero or autotuner.restore_value)
+
+
+class TracedPositions:
+    """A prune callback's choice of positions, which Dynamo calls where it traces a launch, instead of tracing it.
+
+    It cannot trace a prediction, so it is told to take the answer as a constant. For that a problem is handed over as
+    plain values and the configs one by one. This is all that `torch.compiler.assume_constant_result` does, and torch
+    must not be imported for it.
+    """
+
+    def positions_of(self, problem: Problem, configs: Sequence[triton.Config]) -> tuple[int, ...]:
+        """Return which configs go through; none where the launch must not be traced."""
+        return self._as_constant(problem.family, problem.dims, problem.dtype, problem.flags, *configs)
+
+    def _as_constant(
+        self,
+        family: str,
+        dims: tuple[tuple[str, int], ...],
+        dtype: Dtype,
+        flags: tuple[str, ...],
+        *configs: triton.Config,
+    ) -> tuple[int, ...]:
+        return self.let_through(Problem(family, dims, dtype, flags), configs)
+
+    _as_constant.__dict__["_dynamo_marked_constant"] = True
+
+    def let_through(self, problem: Problem, configs: tuple[triton.Config, ...]) -> tuple[int, ...]:
+        """Return what `positions_of` does. Never raises."""
+        raise NotImplementedError
+
 
 #: Lists of configs whose values are kept: a pruner serves one kernel, or a few.
 _MOST_LISTS = 8
 
 
-class Pruner:
+class Pruner(TracedPositions):
     """Picks the configs worth measuring for a launch: `triton.autotune(prune_configs_by={"early_config_prune": ...})`.
 
     The arguments are those of `foretune.prune`; `trial_s` is as for `make_shortlist`.
@@ -111,67 +202,50 @@ class Pruner:
         except Exception as error:  # noqa: BLE001 - no trouble of ours stops a launch
             self._say_no_prediction(error, len(configs))
             return list(configs)
-        if positions := self._positions(problem.family, problem.dims, problem.dtype, problem.flags, *configs):
+        if positions := self.positions_of(problem, configs):
             return [configs[position] for position in positions]
         break_graph()
         return list(configs)
 
-    def _positions(
-        self,
-        family: str,
-        dims: tuple[tuple[str, int], ...],
-        dtype: Dtype,
-        flags: tuple[str, ...],
-        *configs: triton.Config,
-    ) -> tuple[int, ...]:
-        """Which configs go through; none where the launch must not be traced. It takes plain values and the configs one
-        by one, because so Dynamo can call it."""
+    def let_through(self, problem: Problem, configs: tuple[triton.Config, ...]) -> tuple[int, ...]:
+        """Return the shortlist's positions, as what the launching autotuner will time is logged."""
         one_alone = not may_tune_what_is_traced()
         try:
-            problem = Problem(family, dims, dtype, flags)
-            kept = self.positions(problem, configs, one_alone)
-            values, device = dict(zip(*self._usable(configs), strict=True)), self.device or device_here()
-            left = [configs[at] for at in kept]
-            expect(self.family, problem, device, left, [values[at] for at in kept], timed=self.timed)
+            device, (usable, values) = self.device or device_here(), self._usable(configs)
+            kept = self._kept(problem, device, values, one_alone)
+            positions = tuple(usable[place] for place in kept)
+            left = [configs[position] for position in positions]
+            expect(self.family, problem, device, left, [values[place] for place in kept], timed=self.timed)
         except Exception as error:  # noqa: BLE001 - no trouble of ours stops a launch
             self._say_no_prediction(error, len(configs))
-            kept = tuple(range(len(configs)))
-        return () if one_alone and len(kept) > 1 else kept
-
-    # When a torch.compile'd function calls the kernel, Dynamo traces `__call__`. It cannot trace a prediction, so it
-    # is told to call `_positions` and take the answer as a constant. This is all that
-    # `torch.compiler.assume_constant_result` does, and torch must not be imported for it.
-    _positions.__dict__["_dynamo_marked_constant"] = True
+            positions = tuple(range(len(configs)))
+        return () if one_alone and len(positions) > 1 else positions
 
     def _say_no_prediction(self, error: Exception, n_configs: int) -> None:
         warn_once(f"{self.family.name}: no prediction ({reason_of(error)})", f": all {n_configs} configs go through")
 
-    def positions(
-        self, problem: Problem, configs: tuple[triton.Config, ...], one_alone: bool = False
+    def positions(self, problem: Problem, configs: tuple[triton.Config, ...]) -> tuple[int, ...]:
+        """Return which configs go through for a problem, fastest first; the caller logs what it measures.
+
+        Raises `ForetuneError` where none of the configs is the family's, and whatever the family raises.
+        """
+        usable, values = self._usable(configs)
+        return tuple(usable[place] for place in self._kept(problem, self.device or device_here(), values))
+
+    def _kept(
+        self, problem: Problem, device: DeviceSpec, values: tuple[KernelConfig, ...], one_alone: bool = False
     ) -> tuple[int, ...]:
-        """Which configs go through for a problem, fastest first, or the fastest alone; whoever asks logs what it
-        measures. Raises `ForetuneError` where none is the family's, and whatever the family raises."""
-        device, (usable, values), wanted = self.device or device_here(), self._usable(configs), resolve_mode()
+        """Return the places of the values that go through, fastest first, or of the fastest alone."""
+        wanted = resolve_mode()
         if wanted is Mode.OFF:
-            kept = supported(self.family, problem, device, values)
-        else:
-            k = HowMany(1) if one_alone or wanted is Mode.PREDICT else self.k
-            kept = make_shortlist(
-                self.family,
-                not_empty(self.family, problem),
-                device,
-                k=k.k,
-                expected_calls=k.expected_calls,
-                call_us=k.call_us,
-                trial_s=k.trial_s,
-                configs=values,
-                bundle=self.bundle,
-            ).positions
-        return tuple(usable[position] for position in kept)
+            return supported(self.family, problem, device, values)
+        chooser = chooser_of(self.family, device, values, self.bundle)
+        k = HowMany(1) if one_alone or wanted is Mode.PREDICT else self.k
+        return chooser.choose_or_warn(not_empty(self.family, problem), k).positions
 
     def _usable(self, configs: tuple[triton.Config, ...]) -> tuple[tuple[int, ...], tuple[KernelConfig, ...]]:
         """`OwnKnobs.usable`. An autotuner passes the same list at every call, and some share a pruner, so the last few
-        are remembered: converting a thousand configs takes milliseconds, comparing identities microseconds."""
+        are remembered: converting a thousand configs takes 10 ms, comparing identities 14 us."""
         for known, usable, values in self._lists:
             if len(known) == len(configs) and all(map(operator.is_, known, configs)):
                 return usable, values

@@ -16,9 +16,8 @@ from ..model.cross_validation import cross_validate
 from ..model.evaluation import Evaluation
 from ..model.gbdt import LightGBMRanker
 from ..model.train import train_bundle
+from .bench import Autotuned, FirstCalls, compare_first_calls, prediction_ms
 from .shortlist import Shortlist, make_shortlist
-from .timing.first_call import Autotuned, FirstCalls, compare_first_calls
-from .timing.predictions import prediction_ms
 
 if TYPE_CHECKING:
     from ..datasets.dataset import Dataset

@@ -6,7 +6,6 @@ supported config goes through, in its order, with one warning that says why.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -16,9 +15,8 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from ..datasets import DeviceSpec, Family, ForetuneError, KernelConfig, Problem, check_problem_of
 from ..datasets.console import table
 from ..datasets.errors import reason_of
-from .arguments import bundle_of, configs_of, family_of
+from .arguments import bundle_of, configs_of, family_of, warn_once
 from .how_many import TRIAL_S, HowMany, Length
-from .warn import warn_once
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -27,13 +25,12 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from ..model import Bundle, Ranker
-    from ..model.ranker import Enough
 
     #: Positions of the first configs, fastest first, (n,), and their predicted slowdowns, (n,).
     Ranking: TypeAlias = tuple[NDArray[np.intp], NDArray[np.float64]]
 
-#: So many of a ranking are asked for at least where its first ones cannot run the problem.
-_LOOKED_AT = 8
+#: The shortest ranking that is asked for, and how many times as many where too few of its configs can run the problem.
+_LEAST_RANKED, _MORE = 8, 4
 #: Entries of each memo. A full one is emptied: predicting again costs milliseconds and changes no answer.
 _MEMO_SIZE = 4096
 #: On an arch without a measurement the shortlist is so many times as long, and has so many configs at least. What that
@@ -147,12 +144,8 @@ def make_shortlist(
     >>> best.positions, best.predicted_slowdown, str(best.configs[0])
     ((1, 0), (1.0, 2.0), 'BLOCK=128 num_warps=4 num_stages=3')
     """
-    chooser = chooser_of(family, device, configs, bundle)
-    answer = chooser.choose(problem, HowMany.of(family, k, expected_calls, call_us, trial_s))
-    if not answer.predicted:
-        which = "" if len(answer.configs) == len(chooser.configs) else "supported "
-        warn_once(answer.reason, f": all {len(answer.configs)} {which}configs go through")
-    return answer
+    many = HowMany.of(family, k, expected_calls, call_us, trial_s)
+    return chooser_of(family, device, configs, bundle).choose_or_warn(problem, many)
 
 
 class Chooser:
@@ -164,15 +157,24 @@ class Chooser:
         self.family, self.device, self.bundle = family_of(family), device, bundle
         self.given = configs  # kept alive, because the memo knows it by its id
         self.configs = configs_of(family, device, configs)
+        # A known problem takes 0.6 us by the first memo and 0.3-0.4 ms by the second, which serves all problems of a
+        # bucket at call time; a new one 2-3 ms (k=8).
         self._answers: dict[tuple[Problem, HowMany], Shortlist] = {}
         self._rankings: dict[Problem, Ranking] = {}
-        #: How many of a ranking to ask for, where some of them cannot run problems of a kind.
-        self._asked: dict[tuple[object, ...], int] = {}
+
+    def choose_or_warn(self, problem: Problem, k: HowMany) -> Shortlist:
+        """Return what `choose` does, with a warning, once for each reason, where nothing was predicted."""
+        answer = self.choose(problem, k)
+        if not answer.predicted:
+            which = "" if len(answer.configs) == len(self.configs) else "supported "
+            warn_once(answer.reason, f": all {len(answer.configs)} {which}configs go through")
+        return answer
 
     def choose(self, problem: Problem, k: HowMany) -> Shortlist:
-        """The first supported configs of the ranking, or without one all that are supported, and why. The sizes of
-        ragged work count as unknown. Raises `ForetuneError` for a problem that is not the
-        family's."""
+        """Return the first supported configs of the ranking, or without one all that are supported, and why.
+
+        The sizes of ragged work count as unknown. Raises `ForetuneError` for a problem that is not the family's.
+        """
         if isinstance(problem, Problem):
             if problem.ragged is not None:  # else the answer may be remembered of one that is the family's
                 check_problem_of(self.family, problem)
@@ -181,27 +183,16 @@ class Chooser:
             if answer is not None:
                 return answer
         check_problem_of(self.family, problem)
-        answer = self._choose(problem, k)
+        try:
+            answer = self._predicted(problem, k)
+        except Exception as error:  # noqa: BLE001 - no trouble of ours stops a launch
+            answer = self._not_predicted(problem, error)
         _remember(self._answers, (problem, k), answer, _MEMO_SIZE)
         return answer
 
-    def _choose(self, problem: Problem, k: HowMany) -> Shortlist:
-        try:
-            return self._ranked(problem, k)
-        except Exception as error:  # noqa: BLE001 - no trouble of ours stops a launch
-            return self._unranked(problem, f"{self.family.name}: no prediction ({self._cause(problem, error)})")
-
-    def _cause(self, problem: Problem, error: Exception) -> str:
-        """Why nothing was predicted: what went wrong, or that no config can run the problem."""
-        with suppress(Exception):  # the judgement is then the error's
-            reasons = [self.family.supports(config, problem, self.device) for config in self.configs]
-            if None not in reasons:
-                return f"none of the configs can run this problem: {reasons[0]}"
-        return reason_of(error)
-
-    def _ranked(self, problem: Problem, k: HowMany) -> Shortlist:
-        """Whether a config is supported is asked of the problem itself, and only until enough of them are."""
-        import numpy as np  # as below
+    def _predicted(self, problem: Problem, k: HowMany) -> Shortlist:
+        """Return the shortlist by the bundle. Raises whatever the bundle or the family does."""
+        import numpy as np  # takes as long to import as the rest of Foretune: not before it is needed
 
         from ..model.calibration.diversify import AMONG, diversified_order, knob_table
 
@@ -212,16 +203,17 @@ class Chooser:
         if self.device.arch not in archs:
             k = k.times(_GROWTH, _LEAST_UNMEASURED, calibration)
         longest = min(k.longest(calibration, distance), len(self.configs))
-        enough = k.enough(calibration, distance)
-        # A list of k="auto" has all up to a level. For any other some more are looked at, and not all alike taken.
-        is_spread = enough is None and longest > 1
-        among = min(max(longest, AMONG), len(self.configs)) if is_spread else longest
-        positions, slowdowns = self._first_able(problem, among, enough)
+        # By its level, a list has all configs up to there. Of any other, more are looked at, and not all alike taken.
+        is_diverse = longest > 1 and not k.is_by_level(calibration)
+        among = min(max(longest, AMONG), len(self.configs)) if is_diverse else longest
+        positions, slowdowns = self._first_able(problem, among)
         chosen = slowdowns / slowdowns[0]
         logs = np.log(chosen)
         call_us = k.estimate_us(self.family, problem, self.device, self.configs[positions[0]])
         length, length_why = k.length(logs[:longest].tolist(), calibration, distance, call_us)
-        tried = diversified_order(logs, knob_table(self.configs)[positions]) if is_spread else np.arange(len(positions))
+        tried = (
+            diversified_order(logs, knob_table(self.configs)[positions]) if is_diverse else np.arange(len(positions))
+        )
         positions, chosen = positions[tried[:length]], chosen[tried[:length]]
         why = f"predicted by bundle {bundle.digest[:12]}"
         if self.device.arch not in archs:
@@ -242,102 +234,79 @@ class Chooser:
             device=self.device.name,
         )
 
-    def _first_able(self, problem: Problem, longest: int, enough: Enough | None) -> Ranking:
-        """The first `longest` configs that can run the problem, or as many as are `enough`, fastest first."""
-        kind = problem.dtype, problem.flags, longest
-        asked, known = self._asked.get(kind, longest), dict[int, bool]()
-        while True:
-            share = asked / longest
-            wish = None if enough is None else lambda logs, share=share, enough=enough: math.ceil(enough(logs) * share)
-            order, slowdowns = self._ranking(problem, asked, wish)
-            places = self._able(problem, order, longest, known)
-            able = order[places], slowdowns[places]
-            if len(places) == longest or (places and enough is not None and _suffices(able, enough)):
-                return able
-            if enough is None and (len(order) < asked or asked >= len(self.configs)):
-                if places:
-                    return able
-                raise ForetuneError("of the configs that can run this problem none computed a right result")
-            enough = None
-            if len(places) < len(order):
-                # By the share of them that can run it so many would do; and a few more.
-                asked = max(len(order) * longest * 5 // (4 * max(len(places), 1)) + 1, _LOOKED_AT)
-                _remember(self._asked, kind, asked, _MEMO_SIZE)
+    def _first_able(self, problem: Problem, most: int) -> Ranking:
+        """Return the first `most` configs that can run the problem, fastest first.
 
-    def _able(self, problem: Problem, order: NDArray[np.intp], most: int, known: dict[int, bool]) -> list[int]:
-        """The places of an order whose configs can run the problem, at most so many. Which configs can and which
-        cannot is `known` from then on."""
-        wrong, places = self._wrong(problem), list[int]()
-        for place, position in enumerate(order.tolist()):
-            if position not in known:
+        `Family.supports` is asked about the problem itself, and only until enough configs can run it. Raises
+        `ForetuneError` where each of them computed a wrong result.
+        """
+        wrong, count = self._wrong(problem), max(most, _LEAST_RANKED)
+        while True:
+            order, slowdowns = self._ranking(problem, count)
+            places: list[int] = []
+            for place, position in enumerate(order.tolist()):
                 config = self.configs[position]
                 is_right = not wrong or config not in wrong  # to hash a config takes a while
-                known[position] = is_right and self.family.supports(config, problem, self.device) is None
-            if known[position]:
-                places.append(place)
-                if len(places) == most:
-                    break
-        return places
+                if is_right and self.family.supports(config, problem, self.device) is None:
+                    places.append(place)
+                    if len(places) == most:
+                        break
+            if len(places) == most or len(order) < count or count >= len(self.configs):
+                if not places:
+                    raise ForetuneError("of the configs that can run this problem none computed a right result")
+                return order[places], slowdowns[places]
+            count *= _MORE
 
-    def _ranking(self, problem: Problem, count: int, enough: Enough | None = None) -> Ranking:
-        """At least `count` configs, or as many as are `enough`, fastest first, as predicted for what stands for the
-        problem at call time."""
-        near = self.family.at_call_time(problem)
-        ranking = self._rankings.get(near)
-        if ranking is None or not (
-            len(ranking[0]) >= min(count, len(self.configs)) or (enough is not None and _suffices(ranking, enough))
-        ):
-            try:
-                ranking = self._predicted(near, self.configs, count, enough)
-            except Exception:
-                able = supported(self.family, problem, self.device, self.configs)
-                if len(able) < len(self.configs):
-                    with suppress(Exception):  # a config that no kernel takes may have no features
-                        return self._ranking_of(able, near, count)
-                raise
-            _remember(self._rankings, near, ranking, _MEMO_SIZE)
-        return ranking
-
-    def _ranking_of(self, positions: tuple[int, ...], problem: Problem, count: int) -> Ranking:
+    def _ranking(self, problem: Problem, count: int) -> Ranking:
+        """Return at least `count` configs, fastest first, as predicted for what stands for the problem at call time:
+        of all configs, or where these cannot be predicted, of the supported ones."""
         import numpy as np
 
-        order, slowdowns = self._predicted(problem, tuple(self.configs[position] for position in positions), count)
-        return np.array(positions)[order], slowdowns
-
-    def _predicted(
-        self, problem: Problem, configs: tuple[KernelConfig, ...], count: int, enough: Enough | None = None
-    ) -> Ranking:
-        import numpy as np  # takes as long to import as the rest of Foretune: not before it is needed
-
-        ranker, count = _ranker_of(self.family, self.device, self.bundle), min(count, len(configs))
+        near, count = self.family.at_call_time(problem), min(count, len(self.configs))
+        ranking = self._rankings.get(near)
+        if ranking is not None and len(ranking[0]) >= count:
+            return ranking
+        ranker = _ranker_of(self.family, self.device, self.bundle)
         with np.errstate(all="ignore"):  # what is not finite is refused
-            return ranker.fastest(self.family, problem, self.device, configs, count, enough)
+            try:
+                ranking = ranker.fastest(self.family, near, self.device, self.configs, count)
+            except Exception as error:
+                able = supported(self.family, problem, self.device, self.configs)
+                some = tuple(self.configs[position] for position in able)
+                if len(some) == len(self.configs):
+                    raise
+                try:  # a config that no kernel takes may have no features
+                    order, slowdowns = ranker.fastest(self.family, near, self.device, some, min(count, len(some)))
+                except Exception:  # noqa: BLE001
+                    raise error from None
+                ranking = np.array(able)[order], slowdowns
+        _remember(self._rankings, near, ranking, _MEMO_SIZE)
+        return ranking
 
-    def _wrong(self, problem: Problem) -> Collection[KernelConfig]:
-        """What computed a wrong result when the bundle's data were measured; nothing where there is no such bundle."""
-        try:
-            return bundle_in_force(self.bundle).wrong_results(self.family.name, problem)
-        except Exception:  # noqa: BLE001 - as above; whoever wanted a prediction has told why there is none
-            return ()
-
-    def _unranked(self, problem: Problem, reason: str) -> Shortlist:
+    def _not_predicted(self, problem: Problem, error: Exception) -> Shortlist:
+        """Return all supported configs, and why: what went wrong, or that no config can run the problem."""
+        why = reason_of(error)
+        with suppress(Exception):  # the judgement is then the error's
+            reasons = [self.family.supports(config, problem, self.device) for config in self.configs]
+            if None not in reasons:
+                why = f"none of the configs can run this problem: {reasons[0]}"
         positions, wrong = supported(self.family, problem, self.device, self.configs), self._wrong(problem)
         positions = tuple(position for position in positions if self.configs[position] not in wrong) or positions
         return Shortlist(
             configs=tuple(self.configs[position] for position in positions),
             predicted_slowdown=(1.0,) * len(positions),
             positions=positions,
-            reason=reason,
+            reason=f"{self.family.name}: no prediction ({why})",
             predicted=False,
             device=self.device.name,
         )
 
-
-def _suffices(ranking: Ranking, enough: Enough) -> bool:
-    """Whether a ranking has as many configs as are enough."""
-    import numpy as np
-
-    return enough(np.log(ranking[1] / ranking[1][0])) <= len(ranking[0])
+    def _wrong(self, problem: Problem) -> Collection[KernelConfig]:
+        """Return what computed a wrong result when the bundle's data were measured; nothing without such a bundle."""
+        try:
+            return bundle_in_force(self.bundle).wrong_results(self.family.name, problem)
+        except Exception:  # noqa: BLE001 - a prediction that the caller wanted has already told why there is none
+            return ()
 
 
 def supported(family: Family, problem: Problem, device: DeviceSpec, configs: Sequence[KernelConfig]) -> tuple[int, ...]:
@@ -355,6 +324,7 @@ def _remember(memo: dict, key: object, value: object, most: int) -> None:  # typ
     memo[key] = value
 
 
+#: Keeps the memos of choosers from call to call; and where a space is laid out anew each time, 2.3 ms.
 _choosers: dict[tuple[object, ...], Chooser] = {}
 
 
@@ -382,7 +352,7 @@ def predicted_slowdowns(
 ) -> NDArray[np.float64]:
     """What the bundle predicts for each config, (n_configs,), which compares within this problem. Raises
     `ForetuneError` where it has nothing to say, or nothing that can be."""
-    import numpy as np  # as above
+    import numpy as np
 
     from ..model.ranker import checked_slowdowns
 

@@ -99,8 +99,8 @@ def later():
     from foretune.kernels.grouped_gemm.triton_kernels.gemm_launches import launch_gemm
     from foretune.kernels.grouped_gemm.triton_kernels.tiles import TileMap
     from foretune.model import load_bundle
+    from foretune.runtime.bench import prediction_ms
     from foretune.runtime.shortlist import Chooser
-    from foretune.runtime.timing.predictions import prediction_ms
 
     spent, choose = [], Chooser.choose
 

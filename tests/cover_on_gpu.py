@@ -19,7 +19,7 @@ from fakes import FakeFamily, fake_dataset
 from foretune.datasets import Case, ForetuneError, Problem, load
 from foretune.kernels import find_family
 from foretune.runtime.covering import make_hint_matrix, measured_cover
-from foretune.runtime.covering.size_losses import at_size
+from foretune.runtime.covering.losses import at_size
 
 HINTS, STEP, MOST = (64, 256, 4096), 64, 4096
 #: Family -> (its dynamic dimension, the others): projections of a dense model, and a layer of eight experts.

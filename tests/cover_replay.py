@@ -11,8 +11,8 @@ from unittest.mock import patch
 import numpy as np
 from foretune.datasets import DeviceSpec, Problem, load
 from foretune.kernels import find_measurable
-from foretune.runtime.covering import Cover, candidates, cover, make_cover
-from foretune.runtime.covering.size_losses import SizeLosses, measured_losses
+from foretune.runtime.covering import Cover, cover, losses, make_cover
+from foretune.runtime.covering.losses import SizeLosses, measured_losses
 
 #: Family -> (its dynamic dimension, the others).
 LAYERS = {
@@ -64,7 +64,7 @@ class Replay:
             patch.object(type(self.family), "inputs", lambda family, problem, device: problem),
             patch.object(type(self.family), "launch", lambda family, inputs, config: launch(inputs, config)),
             patch.object(type(self.family), "compile", lambda family, config, problem: self.compiled.append(config)),
-            patch.object(candidates, "Timer", lambda: SimpleNamespace(time=time)),
+            patch.object(losses, "Timer", lambda: SimpleNamespace(time=time)),
             patch.object(cover, "device_here", lambda: H200),
         ):
             span = (64, 4096)
@@ -85,7 +85,7 @@ def main() -> None:
         for each in (1, 2, 3, 4, 8):
             for options in ({}, {"within": 0.02}, {"within": 0.015}):
                 replay = Replay(name)
-                with patch.object(candidates, "CANDIDATES", each):
+                with patch.object(losses, "CANDIDATES", each):
                     found = replay.cover(**options)
                 lost = replay.losses(found)
                 timed = len({config for _, config in replay.timed})

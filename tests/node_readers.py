@@ -11,7 +11,7 @@ PATH, TIMES = sys.argv[1], int(sys.argv[2])
 opened = []
 sys.addaudithook(lambda event, about: event == "open" and str(about[0]) == PATH and opened.append(PATH))
 
-from foretune.runtime.tuning.ranks.node_copies import near_copy  # noqa: E402 - counted from here on
+from foretune.runtime.node_copies import near_copy  # noqa: E402 - counted from here on
 
 texts = {near_copy(Path(PATH)).read_text() for _ in range(TIMES)}
 sys.stdout.write(json.dumps({"texts": sorted(texts), "opened": len(opened)}))

@@ -42,7 +42,7 @@ def test_the_run_time_imports_what_is_asked_of_it(tmp_path: Path) -> None:
     ours = {module for module in loaded if module.startswith("foretune.")}
     assert {module for module in ours if not module.startswith("foretune.datasets")} == {
         "foretune.runtime",
-        "foretune.runtime.mode",
+        "foretune.runtime.arguments",
     }
 
 
@@ -90,8 +90,9 @@ def test_nothing_is_collected_while_an_op_is_imported(tmp_path: Path) -> None:
         foretune.grouped_gemm
         assert "foretune.kernels.grouped_gemm.op" in sys.modules
     """
-    parts = ["foretune", "runtime", "launching", "collector"]  # which switches it off
-    assert run(textwrap.dedent(code), tmp_path).split() == [".".join(parts[:end]) for end in (2, 3, 4)]
+    # What switches it off.
+    first = ["runtime", "runtime.launching", "runtime.launching.collector", "runtime.forking"]
+    assert run(textwrap.dedent(code), tmp_path).split() == [f"foretune.{module}" for module in first]
 
 
 def test_predicting_imports_no_other_family_and_nothing_that_compiles(tmp_path: Path) -> None:

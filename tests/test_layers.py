@@ -27,8 +27,24 @@ GENERIC = ("datasets", "model", "runtime", "collect")
 #: What only a grouped GEMM has: words anywhere in a file, and the names of its dimensions as text in code.
 ITS_WORDS = re.compile(r"\b(grouped\w*|group_sizes|rout(ing|ed)|permute\w*|d[XW]|experts?|MoE)\b", re.IGNORECASE)
 ITS_DIMENSIONS = {"groups", "n", "k"}
+#: The parts of runtime/, lowest first: each may import itself and those before it. A module belongs to the part with
+#: the longest name that its own begins with. (What lists and exports the cache folder is above what keeps in it.)
+PARTS = (
+    ("arguments", "node_copies"),
+    ("launching",),
+    ("timing",),
+    ("how_many", "shortlist", "prune", "triton_family"),
+    ("covering", "timing/compare"),
+    ("tuning/ranks",),
+    ("tuning/cache", "tuning/launch_arguments"),
+    (
+        "tuning",
+        *(f"tuning/cache/{name}" for name in ("cache_folder", "known", "exports")),
+    ),
+    ("choice", "bench", "quickstart", "__init__"),
+)
 #: About fifteen files in a folder and 400 lines in a file.
-MOST_FILES, MOST_LINES = 20, 430
+MOST_FILES, MOST_LINES = 20, 450
 TOP_LEVEL = {*FLOORS, "__init__.py", "__init__.pyi", "__main__.py", "pyproject.toml", "README.md", "LICENSE", "tests"}
 TOP_LEVEL |= {"py.typed"}  # says that the package has types, and is looked for beside its __init__.py alone (PEP 561)
 SOURCES = [
@@ -78,6 +94,56 @@ def test_imports_point_only_down() -> None:
     assert not wrong, "\n".join(wrong)
 
 
+def part_of(module: str) -> int:
+    """Return the place in `PARTS` of a module of runtime/, such as `tuning/cache/shared_file`."""
+    named = {name: place for place, part in enumerate(PARTS) for name in part}
+    known = [name for name in named if f"{module}/".startswith(f"{name}/")]
+    assert known, f"runtime/{module} belongs to no part: add it to PARTS"
+    return named[max(known, key=len)]
+
+
+def imports_that_point_up() -> list[str]:
+    """Return the imports in runtime/ of a part above the importing one, anywhere in a file."""
+    wrong = []
+    for path in sorted((ROOT / "runtime").rglob("*.py")):
+        own = path.relative_to(ROOT / "runtime").with_suffix("").as_posix()
+        for line, module in imports(path):
+            if f"{module}.".startswith(".runtime."):
+                imported = module.removeprefix(".runtime").strip(".").replace(".", "/") or "__init__"
+                if part_of(imported) > part_of(own):
+                    wrong.append(
+                        f"{path.relative_to(ROOT)}:{line}: {own} must not import {imported}, which is above it"
+                    )
+    return wrong
+
+
+def test_imports_inside_runtime_point_only_down() -> None:
+    wrong = imports_that_point_up()
+    assert not wrong, "\n".join(wrong)
+
+
+def test_an_import_that_points_up_inside_runtime_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(globals(), "ROOT", tmp_path)
+    files = {
+        "prune.py": "from .shortlist import a\nfrom .timing.timer import b\nfrom .tuning.ranks.agreement import c\n",
+        "launching/kernel.py": "def f():\n from ..timing import timer\n from . import launcher\n",
+        "timing/timer.py": "if TYPE_CHECKING:\n from ..tuning.session import d\nfrom ...datasets import e\n",
+        "tuning/ranks/agreement.py": "from ...choice import g\nfrom ....runtime import h\nfrom .rendezvous import i\n",
+        "tuning/session.py": "from .cache.shared_file import j\nfrom ..prune import k\n",
+    }
+    for name, text in files.items():
+        path = tmp_path / "runtime" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    assert [one.split(": ", 1)[1].removesuffix(", which is above it") for one in imports_that_point_up()] == [
+        "launching/kernel must not import timing",
+        "prune must not import tuning/ranks/agreement",
+        "timing/timer must not import tuning/session",
+        "tuning/ranks/agreement must not import choice",
+        "tuning/ranks/agreement must not import __init__",
+    ]
+
+
 def test_nothing_else_lies_at_top_level() -> None:
     if not (ROOT / ".git").exists():
         pytest.skip("not a checkout")
@@ -89,7 +155,7 @@ def test_nothing_else_lies_at_top_level() -> None:
 def test_the_floors_below_know_no_kernel_by_name() -> None:
     found = []
     for path in SOURCES:
-        if path.relative_to(ROOT).parts[0] not in GENERIC or path.name == "older.py":  # which reads files that did
+        if path.relative_to(ROOT).parts[0] not in GENERIC or path.name == "tables.py":  # which reads files that did
             continue
         text = path.read_text()
         found += [

@@ -78,7 +78,7 @@ def test_the_kernel_of_the_readme_is_pruned(monkeypatch, tmp_path):
         f"import foretune\nimport triton\nfrom my_kernels import my_grouped_gemm\n{example}"
     )
     monkeypatch.syspath_prepend(str(tmp_path))
-    monkeypatch.setattr("foretune.runtime.current_device._live", lambda index: DeviceSpec.named("h200"))
+    monkeypatch.setattr("foretune.runtime.launching.stub_driver.live", lambda index: DeviceSpec.named("h200"))
     tuned = importlib.import_module("my_example").tuned
     x, w = torch.zeros(64, 128, dtype=torch.bfloat16), torch.zeros(2, 64, 128, dtype=torch.bfloat16)
     ends = torch.tensor([32, 64], dtype=torch.int32)

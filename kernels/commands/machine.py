@@ -80,7 +80,7 @@ def bench_runtime(
     triton.autotune with a predicted shortlist and foretune.autotune, next to triton.autotune over the whole space; and
     how fast the config is that each of them chose.
     """
-    from ...runtime.timing.first_call import compare_first_calls
+    from ...runtime.bench import compare_first_calls
     from ..grouped_gemm.contenders import autotuned
 
     gpu = gpu_needed("tune")
@@ -110,7 +110,7 @@ def bench_predictions(
 ) -> None:
     """Time predictions over the whole space on this machine's CPU: new problems, and one asked about before."""
     from ...model import load_bundle
-    from ...runtime.timing.predictions import time_predictions
+    from ...runtime.bench import time_predictions
 
     known = load_bundle(bundle)
     families = [find_family(name) for name in ([family] if family else known.families)]

@@ -283,8 +283,7 @@ def _measured_times(
 ) -> tuple[Pair, dict[str, float]]:
     """Return our pair, chosen in one pass over the candidates, and the times of it and of the contenders by name, from
     another pass in which they take turns."""
-    from ...runtime.timing.one_pass import time_configs
-    from ...runtime.timing.timer import Timer
+    from ...runtime.timing.timer import Timer, time_configs
 
     timer = Timer()
     inputs = [product.family.inputs(product.problem(tokens), device) for product in products]

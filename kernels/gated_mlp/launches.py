@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ...runtime.launching.launcher import Launcher, launch_nothing
-from ...runtime.launching.scratch import with_scratch
+from ...runtime.launching.launcher import Launcher, launch_nothing, with_scratch
 from .space import programs_of
 from .triton_kernels import gated_backward_kernel, gated_mlp_kernel
 

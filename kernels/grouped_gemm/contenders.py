@@ -220,12 +220,12 @@ def autotuned(
     declare: Callable[..., Callable[[Any], Any]] | None = None,
 ) -> tuple[Any, Callable[..., torch.Tensor]]:
     """A new autotuner of the kernel over these configs, as a user would declare it, with nothing compiled in memory
-    yet, and a function that calls it once, on these inputs or on others: what `runtime.timing.first_call` times.
+    yet, and a function that calls it once, on these inputs or on others: what `runtime.bench` times.
     `declare(configs, key)` is the decorator: `triton.autotune` if left out, or one such with a prune callback.
     """
     import triton
 
-    from ...runtime.launching.scratch import ensure_allocator
+    from ...runtime.launching.launcher import ensure_allocator
 
     kernel, unspecialized, key = family.kernel()
     fresh = triton.jit(do_not_specialize=unspecialized)(kernel.fn)

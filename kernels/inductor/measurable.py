@@ -200,7 +200,7 @@ class InductorMM(InductorMMFamily, MeasuredFamily):
         return Inputs(made, torch.full(shape, float("nan"), dtype=dtype, device=where), problem)
 
     def launch(self, inputs: Inputs, config: KernelConfig) -> torch.Tensor:
-        from ...runtime.launching.scratch import ensure_allocator
+        from ...runtime.launching.launcher import ensure_allocator
         from .generated import generate
 
         if config["PERSISTENT_TMA"]:

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from ...datasets import ForetuneError
-from ...runtime.warn import warn_once
+from ...runtime.arguments import warn_once
 from ..grouped_gemm import grouped_gemm
 
 #: What the implementation is called in transformers' registry.

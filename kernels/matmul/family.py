@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from ...datasets import Case, DeviceSpec, KernelConfig, Problem, torch_dtype
+from ...runtime.launching.kernel import poison
 from ...runtime.launching.source_hash import hash_of_modules
-from ...runtime.poisoning import poison
 from ..config_limits import TMA_ARCHS, WITHOUT_CONSUMERS, Knobs
 from ..gemm_family import BANDS_AND_PROGRAMS, ROUNDED_ONCE, Configs, GemmFamily, Groups, MeasuredFamily, seeded
 from ..workloads import load_dense_models

@@ -13,24 +13,22 @@ jointly, so their AND is computed for each of those and shared.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from ...datasets.feature_groups import FeatureGroup, renumbered
-from .lasting import OfLasting
-from .parts import combined, parts_of
+from .parts import OfLasting, combined, parts_of
 
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike, NDArray
 
+    from .trees import Forest
+
     Masks = NDArray[np.uint32]
 
-#: A sample of the trees is every second one of the first half: where there are two kinds, those that order configs come
-#: first.
-_SAMPLED = 2
 _ALL = np.uint32(0xFFFFFFFF)
 _LEAF_BITS = 5  # 32 leaves a tree
 #: Masks looked at at a time: 128 rows x 450 trees x 4 bytes stay in a core's L2 next to the tables.
@@ -42,29 +40,10 @@ _LONG = 512
 _MERGE_TRIES = 32
 
 
-class Splits(Protocol):
-    """What the tables are made of: the flat arrays of a `Forest`."""
-
-    @property
-    def tree_leaves(self) -> NDArray[np.uint8]: ...  # (n_trees,)
-    @property
-    def leaf_value(self) -> NDArray[np.floating[Any]]: ...  # (n_leaves,)
-    @property
-    def split_feature(self) -> NDArray[np.uint16]: ...  # (n_splits,), as the others
-    @property
-    def split_threshold(self) -> NDArray[np.float32]: ...
-    @property
-    def split_left(self) -> NDArray[np.uint8]: ...
-    @property
-    def split_first(self) -> NDArray[np.int64]: ...
-    @property
-    def split_tree(self) -> NDArray[np.int64]: ...
-
-
 class QuickScorer:
     """The tables of one forest. Made once; to score is then a few vector operations."""
 
-    def __init__(self, forest: Splits) -> None:
+    def __init__(self, forest: Forest) -> None:
         trees = len(forest.tree_leaves)
         left = forest.split_left.astype(np.uint64)
         leaves = ((np.uint64(1) << left) - np.uint64(1)) << (32 - left - forest.split_first.astype(np.uint64))
@@ -77,88 +56,22 @@ class QuickScorer:
         self._before = {number: before for before, number in enumerate(np.flatnonzero(np.bincount(feature)).tolist())}
         rows = place + np.array([self._before[number] for number in feature.tolist()], np.intp)[place] + 1
         ends = np.searchsorted(feature, [*self._before], side="right") + np.arange(1, len(self._before) + 1)
+        self._table = np.full((max(len(self._keys) + len(self._before), 1), trees), _ALL)
+        np.bitwise_and.at(self._table, (rows, forest.split_tree), masks)
+        for first, last in pairwise([0, *ends.tolist()]):
+            np.bitwise_and.accumulate(self._table[first:last], axis=0, out=self._table[first:last])
         # The leaf of bit b of tree t at t, b; the padding is never reached.
         values = np.zeros((trees, 1 << _LEAF_BITS))
-        used = np.arange(1 << _LEAF_BITS) < forest.tree_leaves[:, None]
-        values[used] = forest.leaf_value
-        is_sampled = np.zeros(trees, np.bool_)
-        is_sampled[: (trees + 1) // 2 : _SAMPLED] = True
-
-        def of(these: NDArray[np.bool_]) -> _Trees:
-            table = np.full((max(len(self._keys) + len(self._before), 1), np.count_nonzero(these)), _ALL)
-            own = these[forest.split_tree]
-            column = (np.cumsum(these) - 1)[forest.split_tree[own]]
-            np.bitwise_and.at(table, (rows[own], column), masks[own])
-            for first, last in pairwise([0, *ends.tolist()]):
-                np.bitwise_and.accumulate(table[first:last], axis=0, out=table[first:last])
-            return _Trees(table, values[these, ::-1])
-
-        self._sample, self._others = of(is_sampled), of(~is_sampled)
-        self._columns: dict[tuple[int, ...], _Columns] = {}
-
-    def coded(self, groups: Sequence[FeatureGroup]) -> list[FeatureGroup]:
-        """The groups with rows of the tables as their values, one for each column that any tree looks at: what
-        `predict`, `sampled` and `others` take. Lasting groups stay as they are."""
-        return [group if group.lasting else group.holding(self._codes(group)) for group in groups]
-
-    def predict(self, coded: Sequence[FeatureGroup]) -> NDArray[np.float64]:
-        """Sums over all trees, (n_problems, n_configs)."""
-        return self.sampled(coded) + self.others(coded)
-
-    def sampled(self, coded: Sequence[FeatureGroup]) -> NDArray[np.float64]:
-        """Sums over every second tree of the first half, (n_problems, n_configs)."""
-        return self._sample.sums(coded, self._codes)
-
-    def others(self, coded: Sequence[FeatureGroup]) -> NDArray[np.float64]:
-        """Sums over the trees that are not `sampled`, (n_problems, n_configs)."""
-        return self._others.sums(coded, self._codes)
-
-    def _codes(self, group: FeatureGroup) -> NDArray[np.intp]:
-        """Rows of the tables, (n_problems, n_kinds, n_used_columns)."""
-        columns = self._columns.get(group.columns)
-        if columns is None:
-            used = [place for place, column in enumerate(group.columns) if column in self._before]
-            features = [group.columns[place] for place in used]
-            before = np.array([self._before[feature] for feature in features], np.intp)
-            columns = _Columns(np.array(used, np.intp), _high(features), before)
-            self._columns[group.columns] = columns
-        values = group.values
-        if len(columns.used) < len(group.columns):
-            values = values.take(columns.used, axis=2)
-        codes: NDArray[np.intp] = self._keys.searchsorted(_keys(values, columns.features))
-        codes += columns.before
-        return codes
-
-
-class _Columns(NamedTuple):
-    """What a scorer knows of a group's columns."""
-
-    used: NDArray[np.intp]  # the places of those that any tree looks at
-    features: NDArray[np.int64]  # which features these are, as `_high` has them
-    before: NDArray[np.intp]  # how many features have rows in the tables before each
-
-
-class _Trees:
-    """Some trees of a forest: what the intervals leave over of their leaves, and what their leaves say."""
-
-    def __init__(self, table: Masks, values: NDArray[np.float64]) -> None:
-        self._table = table
-        self._values = np.ascontiguousarray(values).ravel()
+        values[np.arange(1 << _LEAF_BITS) < forest.tree_leaves[:, None]] = forest.leaf_value
+        self._values = np.ascontiguousarray(values[:, ::-1]).ravel()
         # The highest bit of a number is its exponent as a float64, which has that + 1023 in the upper bits.
-        self._base = (np.arange(len(values), dtype=np.int64) << _LEAF_BITS) - 1023
+        self._base = (np.arange(trees, dtype=np.int64) << _LEAF_BITS) - 1023
+        self._columns: dict[tuple[int, ...], _Columns] = {}
         self._of_lasting: OfLasting[Masks] = OfLasting()
 
-    def sums(
-        self, coded: Sequence[FeatureGroup], codes: Callable[[FeatureGroup], NDArray[np.intp]]
-    ) -> NDArray[np.float64]:
-        """(n_problems, n_configs). `codes` are those of a lasting group."""
-
-        def of_kinds(group: FeatureGroup) -> Masks:
-            if group.lasting:
-                return self._of_lasting(group, lambda: self._left_over(codes(group)))
-            return self._left_over(np.asarray(group.values, np.intp))
-
-        parts = parts_of(coded, of_kinds, np.bitwise_and)
+    def predict(self, groups: Sequence[FeatureGroup]) -> NDArray[np.float64]:
+        """Return the sums over all trees, (n_problems, n_configs)."""
+        parts = parts_of(groups, self._of_kinds, np.bitwise_and)
         problems, trees = len(parts[0][0]), len(self._base)
         result = np.empty((problems, len(parts[0][1])))
         size = max(1, min(result.shape[1], _BLOCK_CELLS // max(problems * trees, 1)))
@@ -175,12 +88,34 @@ class _Trees:
             self._values.take(leaf, mode="clip").sum(axis=2, out=result[:, block])
         return result
 
-    def _left_over(self, codes: NDArray[np.intp]) -> Masks:
-        """What each kind leaves over, (n_problems, n_kinds, n_trees)."""
+    def _of_kinds(self, group: FeatureGroup) -> Masks:
+        """Return what each kind leaves over, (n_problems, n_kinds, n_trees)."""
+        if group.lasting:
+            return self._of_lasting(group, lambda: self._left_over(group))
+        return self._left_over(group)
+
+    def _left_over(self, group: FeatureGroup) -> Masks:
+        codes = self._codes(group)
         problems, kinds, columns = codes.shape
         rows = np.ascontiguousarray(codes.reshape(problems * kinds, columns).T)
         masks = self._merged(rows) if rows.shape[1] > _LONG and len(rows) else self._all_of(rows)
         return masks.reshape(problems, kinds, -1)
+
+    def _codes(self, group: FeatureGroup) -> NDArray[np.intp]:
+        """Rows of the tables, (n_problems, n_kinds, n_used_columns)."""
+        columns = self._columns.get(group.columns)
+        if columns is None:
+            used = [place for place, column in enumerate(group.columns) if column in self._before]
+            features = [group.columns[place] for place in used]
+            before = np.array([self._before[feature] for feature in features], np.intp)
+            columns = _Columns(np.array(used, np.intp), _high(features), before)
+            self._columns[group.columns] = columns
+        values = group.values
+        if len(columns.used) < len(group.columns):
+            values = values.take(columns.used, axis=2)
+        codes: NDArray[np.intp] = self._keys.searchsorted(_keys(values, columns.features))
+        codes += columns.before
+        return codes
 
     def _all_of(self, rows: NDArray[np.intp]) -> Masks:
         """The AND of the table's rows, (n, n_trees), that each column has, (n_columns, n)."""
@@ -199,6 +134,14 @@ class _Trees:
         for row, table in others:
             masks &= table.take(row, axis=0)
         return masks
+
+
+class _Columns(NamedTuple):
+    """What a scorer knows of a group's columns."""
+
+    used: NDArray[np.intp]  # the places of those that any tree looks at
+    features: NDArray[np.int64]  # which features these are, as `_high` has them
+    before: NDArray[np.intp]  # how many features have rows in the tables before each
 
 
 def _keys(values: NDArray[np.floating[Any]], features: NDArray[np.int64]) -> NDArray[np.int64]:

@@ -134,8 +134,7 @@ class Forest:
         return first
 
     @cached_property
-    def scorer(self) -> QuickScorer:
-        """What scores groups of features that are `coded`, by all trees or a sample of them."""
+    def _scorer(self) -> QuickScorer:
         return QuickScorer(self)
 
     def __len__(self) -> int:
@@ -161,7 +160,7 @@ class Forest:
     def predict_groups(self, groups: Sequence[FeatureGroup]) -> NDArray[np.float64]:
         """What `predict` gives for the groups' tables, (n_problems, n_rows)."""
         check_finite(groups)
-        return self.scorer.predict(self.scorer.coded(groups))
+        return self._scorer.predict(groups)
 
     def arrays(self) -> dict[str, NDArray[Any]]:
         """The arrays by name, for storing; the inverse of `Forest(**arrays)`."""

@@ -21,9 +21,9 @@ from ...datasets.console import table
 from ...datasets.errors import check_between, check_integer, shown
 from ...datasets.problem import MOST_SIZE, POINTS_PER_OCTAVE
 from ..arguments import bundle_of, configs_of, family_of
-from ..current_device import device_here
+from ..launching.stub_driver import device_here
 from .dispatch import Dispatch, best_dispatch, fewest_dispatch
-from .size_losses import SizeLosses, at_size, measured_losses, predicted_losses
+from .losses import SizeLosses, at_size, measured_losses, predicted_losses
 
 if TYPE_CHECKING:
     from ...datasets.dataset import Dataset
@@ -179,7 +179,7 @@ def make_cover(
     kernel = _measurable_here(family, spec) if measure else None
     losses = predicted_losses(family, problem, dynamic, sorted(counts), spec, space, bundle_of(bundle))
     if kernel is not None:
-        from .candidates import timed_losses  # what times and compiles
+        from .losses import timed_losses  # what times and compiles
 
         losses = timed_losses(kernel, problem, dynamic, losses, spec)
     return _dispatched(family, problem, dynamic, (low, high), losses, counts, choose, spec)

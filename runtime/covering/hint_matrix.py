@@ -19,7 +19,7 @@ from ...datasets import DeviceSpec, Family, ForetuneError, Problem
 from ...datasets.console import table
 from ...datasets.errors import abridged
 from .cover import Cover, make_cover, measured_cover
-from .size_losses import SizeLosses, at_size, measured_losses
+from .losses import SizeLosses, at_size, measured_losses
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -8,15 +8,16 @@ absent, and that all of them start at a multiple of 16 bytes.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
+import triton
 from triton import knobs
-from triton.runtime import JITFunction, driver
+from triton.runtime import JITFunction, _allocation, driver
 
 from ...datasets import ForetuneError
-from .ahead import compile_ahead_of, is_only_compiling, wait_for
-from .launch_function import make_launch_function_ahead
+from .ahead import compile_ahead_of, is_only_compiling, make_launch_function_ahead, wait_for
 from .triton_hash import wait_for_the_hash
 
 if TYPE_CHECKING:
@@ -203,3 +204,31 @@ def settle(kernel: JITFunction[Any]) -> None:
         if isinstance(called, JITFunction) and called is not kernel:  # which may call itself, with other constants
             settle(called)
     kernel.cache_key  # noqa: B018 - a property that computes it
+
+
+# Device memory for the tensor descriptors that a kernel with TMA loads makes for itself.
+
+
+def _scratch(size: int, alignment: int, stream: int | None) -> torch.Tensor:
+    import torch
+
+    # From PyTorch's caching allocator: stream-ordered, and part of the pool while a CUDA graph is captured.
+    return torch.empty(size, dtype=torch.int8, device="cuda")
+
+
+def ensure_allocator() -> None:
+    """Gives Triton an allocator in this context (it keeps one a thread) unless the caller has set one."""
+    if isinstance(_allocation._allocator.get(), _allocation.NullAllocator):
+        triton.set_allocator(_scratch)
+
+
+def with_scratch(
+    prepared: Callable[[Sequence[torch.Tensor | None]], None],
+) -> Callable[[Sequence[torch.Tensor | None]], None]:
+    """The same launches, with an allocator in the context that each of them finds."""
+
+    def launch(tensors: Sequence[torch.Tensor | None]) -> None:
+        ensure_allocator()
+        prepared(tensors)
+
+    return launch

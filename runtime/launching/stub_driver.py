@@ -19,7 +19,8 @@ import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from ...datasets import DeviceSpec, ForetuneError
@@ -176,3 +177,36 @@ class _Utils:
         """(module, function, registers, spills, largest block in threads). There is no module: Triton 3.8 and
         later unload one when the kernel goes, by whatever driver is active then."""
         return None, None, 0, 0, 1024
+
+
+# The device that launches run on.
+
+
+def device_here() -> DeviceSpec:
+    """Return the spec of torch's current GPU, or of the one that a stub driver stands in for.
+
+    Raises `ForetuneError` where there is neither.
+    """
+    if "triton" in sys.modules and (stub := stubbed()) is not None:
+        return stub.device
+    return live(_current_index())
+
+
+def _current_index() -> int | None:
+    try:
+        import torch
+    except ImportError:
+        return None  # `DeviceSpec.live` says what is missing
+    return torch.cuda.current_device() if torch.cuda.is_available() else None
+
+
+@lru_cache
+def live(index: int | None) -> DeviceSpec:
+    """Return the spec of a live GPU, or of the current one."""
+    return DeviceSpec.live(index)
+
+
+@lru_cache
+def interpreter() -> DeviceSpec:
+    """Return what Triton's interpreter stands in for: an H200 of few SMs, so that programs take several tiles."""
+    return replace(DeviceSpec.named("h200"), name="Triton's interpreter", backend="cpu", sm_count=4)

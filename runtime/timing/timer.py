@@ -21,10 +21,12 @@ import statistics
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from typing import Any, Protocol
 
-from ...datasets import ForetuneError
-from .device_queue import CudaQueue, DeviceQueue
+from ...datasets import ForetuneError, KernelConfig, Measurable, Problem
+from ...datasets.errors import reason_of
+from ..arguments import warn_once
 
 MIN_SAMPLES, MAX_SAMPLES = 5, 30
 #: What starting and draining a grid takes, as CUPTI sees it in an empty kernel. It is part of every kernel's own time,
@@ -161,3 +163,154 @@ def timer_of(device_index: int) -> Timer:
     if queue.flush.is_whole:
         _timers[device_index] = timer
     return timer
+
+
+_CALIBRATION_CYCLES = 2_000_000  # about 1 ms: long enough that the launch gap does not count
+
+
+class DeviceQueue(Protocol):
+    """A queue of work on one device. All but `wait` return at once."""
+
+    def hold(self, us: float) -> None:
+        """Queues one kernel that keeps the device busy for about this long; with 0, one that does nothing."""
+
+    def flush(self) -> None:
+        """Queues the eviction of everything from the L2."""
+
+    def mark(self) -> Any:
+        """Queues a time stamp."""
+
+    def passed(self, mark: Any) -> bool:
+        """Whether the device has already come to this time stamp."""
+
+    def elapsed_us(self, start: Any, end: Any) -> float:
+        """The time between two stamps that the device has passed."""
+
+    def wait(self) -> None:
+        """Returns when the queue is empty."""
+
+
+class CudaQueue:
+    """The current stream of one CUDA or HIP device (the current device if `index` is left out).
+
+    `flush_bytes`, `clean` and `may_shrink`: see `L2Flush`.
+    """
+
+    def __init__(
+        self,
+        index: int | None = None,
+        flush_bytes: int | None = None,
+        *,
+        clean: bool = False,
+        may_shrink: bool = False,
+    ) -> None:
+        import torch
+
+        self._cuda: Any = torch.cuda  # large parts of it are untyped
+        self._device = torch.device("cuda", torch.cuda.current_device() if index is None else index)
+        self.flush = L2Flush(self._device, flush_bytes, clean=clean, may_shrink=may_shrink)
+        self._cycles_per_us = self._calibrate()
+
+    def _calibrate(self) -> float:
+        us = 0.0
+        for _ in range(2):  # the first launch also loads the kernel and wakes the clocks
+            start = self.mark()
+            with self._cuda.device(self._device):
+                self._cuda._sleep(_CALIBRATION_CYCLES)
+            end = self.mark()
+            self.wait()
+            us = self.elapsed_us(start, end)
+        return _CALIBRATION_CYCLES / us
+
+    def hold(self, us: float) -> None:
+        with self._cuda.device(self._device):
+            self._cuda._sleep(int(us * self._cycles_per_us))
+
+    def mark(self) -> Any:
+        event = self._cuda.Event(enable_timing=True)
+        event.record(self._cuda.current_stream(self._device))
+        return event
+
+    def passed(self, mark: Any) -> bool:
+        return bool(mark.query())
+
+    def elapsed_us(self, start: Any, end: Any) -> float:
+        return float(start.elapsed_time(end)) * 1000
+
+    def wait(self) -> None:
+        self._cuda.synchronize(self._device)
+
+
+#: Enough that nothing of the last launch is left in the L2; a bigger buffer only costs time.
+_FLUSH_L2_SIZES = 2
+#: Integers of the smallest buffer that is tried: 64 KiB.
+_SMALLEST = 1 << 14
+
+
+class L2Flush:
+    """Queues the eviction on the current stream of one CUDA or HIP device.
+
+    `flush_bytes` is how much is written to evict the L2: twice its size if left out. With `clean` it is read instead,
+    and no launch finds lines that must go to memory before its own can come. With `may_shrink` the buffer is as large
+    as fits where so much memory is not free; `is_whole` says whether it is as large as it should be.
+    """
+
+    def __init__(
+        self, device: Any, flush_bytes: int | None = None, *, clean: bool = False, may_shrink: bool = False
+    ) -> None:
+        import torch
+
+        if flush_bytes is None:
+            flush_bytes = _FLUSH_L2_SIZES * torch.cuda.get_device_properties(device).L2_cache_size
+        self._buffer, self.is_whole = _allocated(max(flush_bytes // 4, 1), device, may_shrink=may_shrink)
+        self._clean = clean
+
+    def __call__(self) -> None:
+        if self._clean:
+            self._buffer.sum()
+        else:
+            self._buffer.fill_(0x5EED)
+
+
+def _allocated(count: int, device: Any, *, may_shrink: bool) -> tuple[Any, bool]:
+    """A buffer of so many 32-bit integers, or of as many as fit (halved until they do), and whether it is all of them.
+
+    Raises torch's `OutOfMemoryError` where it may not shrink, and where not even `_SMALLEST` fit.
+    """
+    import torch
+
+    wanted = count
+    while True:
+        try:
+            # Written, not read, and not with zeros: those may take a short cut (compression) on the way to memory.
+            buffer = torch.full((count,), 0x5EED, dtype=torch.int32, device=device)
+        except torch.cuda.OutOfMemoryError:
+            if not may_shrink or count <= _SMALLEST:
+                raise
+            count //= 2
+            continue
+        if count < wanted:
+            what = f"{4 * wanted >> 20} MiB of GPU memory to clear the L2 with are not free"
+            warn_once(what, f": {4 * count >> 10} KiB are used, and kernels may find some of their inputs in the L2")
+        return buffer, count == wanted
+
+
+def time_configs(
+    timer: Timer, family: Measurable, problem: Problem, inputs: Any, configs: Sequence[KernelConfig]
+) -> dict[KernelConfig, float]:
+    """The time in microseconds of each config that compiles and launches, on `inputs` of the problem, in their order.
+
+    Raises `ForetuneError` where none does, with what was wrong with the last one.
+    """
+    times: dict[KernelConfig, float] = {}
+    reason = "there are none"
+    for config in configs:
+        launch = partial(family.launch, inputs, config)
+        try:
+            launch()  # compiled, and loaded
+            times[config] = timer.time(launch).time_us
+        except Exception as error:  # noqa: BLE001 - one that does not compile or launch is none
+            reason = reason_of(error)
+    if not times:
+        raise ForetuneError(f"none of {len(configs)} configs of {family.name} ran {problem}: {reason}")
+    return times

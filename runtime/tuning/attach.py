@@ -14,13 +14,11 @@ from typing import TYPE_CHECKING, Any
 from ...datasets import DeviceSpec, Family, ForetuneError
 from ...datasets.errors import reason_of, shown
 from ...datasets.forking import renew_in_children
-from ..current_device import device_here
+from ..arguments import Mode, resolve_mode, warn_once
 from ..how_many import Length, check_length
 from ..launching.kernel import Kernel
-from ..launching.stub_driver import measures
-from ..mode import Mode, resolve_mode
+from ..launching.stub_driver import device_here, measures
 from ..prune import Pruner
-from ..warn import warn_once
 from .known_times import KeyTimes, KnownTimes
 from .launches import LaunchFamily, autotuner_of, autotuners_in
 from .one_launch import OneConfigCache, OneLaunch, key_of_launch, milliseconds, times_one

@@ -18,11 +18,10 @@ from triton.runtime.errors import AutotunerError
 from ...datasets import DeviceSpec, Family, ForetuneError, Problem
 from ...datasets.errors import check_between, check_flag, check_integer, check_words, reason_of, shown
 from ...datasets.forking import renew_in_children
+from ..arguments import Mode, resolve_mode, warn_once
 from ..how_many import Length, check_length
 from ..launching.kernel import Kernel
-from ..mode import Mode, resolve_mode
 from ..prune import Pruner
-from ..warn import warn_once
 from .isolation import IsolatedTimer, NoIsolationError
 from .known_times import KnownTimes
 from .one_launch import OneLaunch, times_one

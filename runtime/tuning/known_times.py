@@ -10,10 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 from ...datasets import DeviceSpec, ForetuneError, KernelConfig, Problem
 from ...datasets.errors import reason_of
-from ..current_device import device_here
+from ..arguments import warn_once
 from ..launching.kernel import Kernel
-from ..launching.stub_driver import measures
-from ..warn import warn_once
+from ..launching.stub_driver import device_here, measures
 from .launch_arguments import kept_arguments
 from .ranks.agreement import agreed, choose_together, scope
 from .ranks.rendezvous import Times
@@ -89,7 +88,7 @@ class KnownTimes:
         """Log a row where FORETUNE_LOG asks for it."""
         if not self._logs or self.device is None:
             return
-        from .cache.flywheel import is_logging, log_row, source_that_ran
+        from ..timing.flywheel import is_logging, log_row, source_that_ran
 
         if is_logging():
             with self.quietly():

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from ...datasets import ForetuneError
 from ...datasets.errors import shown
-from ..launching.launch_function import make_launch_function_ahead
+from ..launching.ahead import make_launch_function_ahead
 from ..launching.stub_driver import stubbed
 from ..timing.timer import timer_of
 from .launch_arguments import OF_THE_LAUNCH

@@ -17,8 +17,7 @@ from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 from ...datasets import ForetuneError, Status
 from ...datasets.errors import abridged, printable
-from ..launching.ahead import cores
-from .compiling import compile_ahead
+from ..launching.ahead import compile_ahead, cores
 
 C = TypeVar("C", bound=Hashable)
 

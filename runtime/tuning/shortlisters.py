@@ -7,14 +7,12 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from ...datasets import Dtype, Family, ForetuneError, KernelConfig, Problem
+from ...datasets import Family, ForetuneError, KernelConfig, Problem
 from ...datasets.errors import reason_of
-from ..current_device import device_here
-from ..mode import Mode, resolve_mode
-from ..prune import Pruner
+from ..arguments import Mode, resolve_mode, warn_once
+from ..launching.stub_driver import device_here
+from ..prune import CAN_ASK_SINCE, Pruner, TracedPositions, break_graph, leave_launches_to_triton, torch_release
 from ..shortlist import bundle_in_force
-from ..traced import CAN_ASK_SINCE, break_graph, leave_launches_to_triton, torch_release
-from ..warn import warn_once
 from .launches import LaunchFamily
 from .own_timings import OwnTimings
 from .ranks.agreement import scope
@@ -127,9 +125,9 @@ class OwnShortlister(Shortlister):
         return self._own.setdefault(ranks, OwnTimings(self.family))
 
 
-class TracedPrune:
+class TracedPrune(TracedPositions):
     """The `early_config_prune` of a `PredictedAutotuner`, for Dynamo, which makes an autotuner of its own of what this
-    lets through (see `runtime/traced.py`):
+    lets through (see `runtime/prune.py`):
 
     - Static shapes: the config that is known to be the fastest, alone, so that nothing is tuned; else the shortlist.
       Of a kernel that needs its tensors reset or restored it is one config, too.
@@ -157,21 +155,13 @@ class TracedPrune:
         allowed = configs if self._own is None else self._own(configs, named_args, **kwargs)
         if self._can_ask:
             problem = self._problem({**named_args, **kwargs})
-            if positions := self._positions(problem.family, problem.dims, problem.dtype, problem.flags, *allowed):
+            if positions := self.positions_of(problem, allowed):
                 return [allowed[position] for position in positions]
         break_graph()
         return list(allowed)
 
-    def _positions(
-        self,
-        family: str,
-        dims: tuple[tuple[str, int], ...],
-        dtype: Dtype,
-        flags: tuple[str, ...],
-        *configs: triton.Config,
-    ) -> tuple[int, ...]:
-        """Which configs go through; none where the launch has to find out by itself."""
-        problem = Problem(family, dims, dtype, flags)
+    def let_through(self, problem: Problem, configs: tuple[triton.Config, ...]) -> tuple[int, ...]:
+        """Return which configs go through; none where the launch has to find out by itself."""
         try:
             if (best := self._best_known(problem, configs)) is not None:
                 return (best,)
@@ -184,6 +174,3 @@ class TracedPrune:
         if not self._alters:
             return positions
         return positions[:1] if len(positions) < len(configs) or len(configs) == 1 else ()
-
-    # For Dynamo to call it, and take its answer as a constant (see `Pruner`).
-    _positions.__dict__["_dynamo_marked_constant"] = True

@@ -22,10 +22,10 @@ from ...datasets.console import table
 from ...datasets.contents import same_source
 from ...datasets.errors import abridged, cause_of, check_integer, check_path, reason_of, shown
 from ...datasets.files import read_regular
+from ..launching.ahead import compile_ahead
 from ..launching.kernel import Kernel
 from ..shortlist import make_shortlist
 from .cache.known import KnownProblem, known_kernels
-from .compiling import compile_ahead
 from .launch_arguments import stand_ins
 from .launches import ELEMENTS, OTHER_ELEMENTS, LaunchFamily, autotuners_in
 from .own_timings import OwnTimings

@@ -9,7 +9,7 @@ from commands import FAMILY, LAYER, call, words
 from foretune import ForetuneError, ForetuneWarning, KernelConfig, Problem
 from foretune.datasets import load
 from foretune.kernels.commands.inputs import families_of
-from foretune.runtime.tuning.cache.flywheel import VARIABLE, log_row
+from foretune.runtime.timing.flywheel import VARIABLE, log_row
 from remembered import CONFIGS, H200, KERNEL, problem
 
 SIZES = {name.removeprefix("--"): int(size) for name, size in zip(*[iter(LAYER.split())] * 2, strict=True)}

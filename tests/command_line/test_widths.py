@@ -17,9 +17,8 @@ from foretune.collect.run_state import Progress
 from foretune.datasets import DeviceSpec, KernelConfig
 from foretune.model import RandomRanker, cross_validate
 from foretune.model.evaluation import Evaluation
+from foretune.runtime.bench import WHOLE_SPACE, FirstCall, FirstCalls, Predictions, PredictionTimes
 from foretune.runtime.timing.compare import Compared, LaunchPath, Row, judge_least
-from foretune.runtime.timing.first_call import WHOLE_SPACE, FirstCall, FirstCalls
-from foretune.runtime.timing.predictions import Predictions, PredictionTimes
 from rich.console import Console
 
 WIDTHS = (60, 80, 200)

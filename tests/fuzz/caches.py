@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from unittest.mock import patch
 
 import rich.console
-from foretune.runtime import warn
+from foretune.runtime import arguments as warn
 from foretune.runtime.tuning.cache import exports, kernel_cache
 from foretune.runtime.tuning.cache.cache_folder import (
     CacheContents,

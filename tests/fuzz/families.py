@@ -34,8 +34,8 @@ from foretune.datasets import ForetuneError, ForetuneWarning, KernelConfig, Meas
 from foretune.datasets.store import Writer
 from foretune.kernels import registry
 from foretune.model import LightGBMRanker, evaluate_bundle, train_bundle
+from foretune.runtime import arguments as warned
 from foretune.runtime import make_shortlist
-from foretune.runtime import warn as warned
 from foretune.runtime.timing import timer
 from foretune.runtime.timing.timer import Timing
 from foretune.runtime.tuning.warmup import warm_up

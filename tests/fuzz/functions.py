@@ -23,7 +23,7 @@ from unittest import mock
 
 import foretune
 import numpy as np
-from foretune.runtime import warn
+from foretune.runtime import arguments
 from foretune.runtime.tuning.functions import TuningFailed, config_cache
 from fuzz.judging import REFUSED, TroubleError, same, within
 from fuzz.oddities import VALUES
@@ -84,7 +84,7 @@ def check(one: Tuned, folder: Path) -> str:
     with mock.patch.dict(os.environ, {"FORETUNE_CACHE_DIR": str(cache)}), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         config_cache._opened.cache_clear()
-        warn._said.clear()
+        arguments._said.clear()
         answered = within(lambda: _run(one))
     return "refused" if answered is REFUSED else "answered"
 

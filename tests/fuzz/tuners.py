@@ -23,7 +23,7 @@ import foretune
 import torch
 import triton
 from foretune.datasets import DeviceSpec
-from foretune.runtime import use_stub_driver, warn
+from foretune.runtime import arguments, use_stub_driver
 from foretune.runtime.tuning.session import TuningFailed
 from fuzz.judging import REFUSED, TroubleError, within
 from fuzz.oddities import VALUES
@@ -106,7 +106,7 @@ def check(one: Launches, folder: Path) -> str:
     kept = {"FORETUNE_CACHE_DIR": str(folder / name), "TRITON_CACHE_DIR": str(folder / "triton")}
     with mock.patch.dict(os.environ, kept), warnings.catch_warnings(), use_stub_driver(H200) as driver:
         warnings.simplefilter("ignore")
-        warn._said.clear()
+        arguments._said.clear()
         return "refused" if within(lambda: _run(one, driver)) is REFUSED else "answered"
 
 

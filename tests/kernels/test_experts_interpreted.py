@@ -11,7 +11,7 @@ import torch
 from experts import EXPERTS, HIDDEN, INNER, Experts, routed
 from foretune import ForetuneError, ForetuneWarning
 from foretune.kernels.integrations.experts import experts_forward, multiply
-from foretune.runtime import warn
+from foretune.runtime import arguments
 from loops import error
 
 pytestmark = pytest.mark.interpret
@@ -28,7 +28,7 @@ LAYOUTS = {
 
 @pytest.fixture(autouse=True)
 def nothing_said_and_nothing_predicted(monkeypatch):
-    monkeypatch.setattr(warn, "_said", set())
+    monkeypatch.setattr(arguments, "_said", set())
     monkeypatch.setenv("FORETUNE_MODE", "off")
 
 

@@ -113,8 +113,8 @@ def forward_of_a_step(**options):
 
 @pytest.fixture
 def at_once(monkeypatch):
-    monkeypatch.setattr(ahead, "_pool", AtOnce)
-    monkeypatch.setattr(ahead, "_underway", {})
+    monkeypatch.setattr(ahead._jobs, "pool", AtOnce())
+    monkeypatch.setattr(ahead._jobs, "underway", {})
     monkeypatch.setattr(op.OP, "calls", Memo())
 
 

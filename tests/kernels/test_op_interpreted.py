@@ -10,7 +10,7 @@ from foretune.kernels.grouped_gemm.op import OP
 from foretune.kernels.grouped_gemm.triton_kernels import rowwise, tiles
 from foretune.kernels.grouped_gemm.variants import chunk_rows
 from foretune.kernels.op_calls import Memo
-from foretune.runtime.choice import interpreter
+from foretune.runtime.launching.stub_driver import interpreter
 from grouped import guarded
 from loops import error, grouped_loop
 

@@ -21,6 +21,7 @@ from foretune.kernels.grouped_gemm.triton_kernels.rowwise import sum_rows
 from foretune.kernels.grouped_gemm.variants import chunk_rows
 from foretune.kernels.op_calls import Memo
 from foretune.runtime import ForetuneWarning, choice
+from foretune.runtime.launching.stub_driver import live
 from loops import error, grouped_loop, moe_fused, moe_loop
 
 pytestmark = [
@@ -303,7 +304,7 @@ def test_a_hot_call_takes_no_more_than_two_bare_launches(capsys):
         )
         forward = find_family("grouped_gemm_fwd")
         problem = Step(Shape(rows, GROUPS, 128, 64), x.dtype, x.get_device(), Options()).problem(forward.name)
-        if forward.supports(config, problem, choice.live(x.get_device())):
+        if forward.supports(config, problem, live(x.get_device())):
             continue
         arguments = gemm_launches.arguments(x, w, y, tile_map)
         constants = {"TRANSPOSED": False, "GATHER": False, "SCATTER": False, **config.to_json()}
@@ -391,7 +392,7 @@ class TestMoreThan2To31Elements:
 
 def test_a_prediction_is_never_a_reason_to_fail(monkeypatch):
     monkeypatch.setattr(OP, "calls", Memo())
-    monkeypatch.setattr("foretune.runtime.warn._said", set())
+    monkeypatch.setattr("foretune.runtime.arguments._said", set())
     monkeypatch.setattr(choice, "chooser_of", lambda *_: 1 / 0)
     layer = Layer("permute_x", 3000, full=False)
     with pytest.warns(ForetuneWarning, match="no prediction"):

@@ -7,7 +7,6 @@ import pytest
 from foretune.datasets import DeviceSpec, ForetuneError, Problem
 from foretune.kernels import find_family
 from foretune.model import Ranker, load_bundle
-from foretune.model.gbdt import _least
 
 H200 = DeviceSpec.named("h200")
 DIMS = ((8, 512, 28672, 4096), (64, 8192, 2048, 1024), (128, 65536, 1536, 2048))
@@ -23,7 +22,8 @@ def test_the_first_are_those_of_all_predictions(name):
         order = np.argsort(slowdowns, kind="stable")
         for count in (1, 8, 65, len(space), len(space) + 1):
             places, predicted = ranker.fastest(family, problem, H200, space, count)
-            assert places.tolist() == order[:count].tolist()
+            assert len(places) >= min(count, len(space))
+            assert places[:count].tolist() == order[:count].tolist()
             np.testing.assert_allclose(predicted, slowdowns[places], rtol=1e-6)
 
 
@@ -39,37 +39,6 @@ def test_a_config_has_the_same_figure_in_any_list_and_among_any_problems():
     together = ranker.network_.predict_groups(family.feature_groups(likely, H200, space))
     for place, one in enumerate(likely):
         assert np.array_equal(together[place], ranker.network_.predict(family.features(one, H200, space)))
-
-
-@pytest.mark.parametrize("count", [1, 7, 99, 100, 101])
-def test_the_least_come_in_their_places_with_what_is_within_a_margin(count):
-    random = np.random.default_rng(count)
-    for values in (random.random(100), random.integers(0, 9, 100).astype(np.float32)):
-        for margin, most in ((0.0, None), (0.1, None), (0.1, count + 3)):
-            ascending = np.sort(values).tolist()
-            limit = ascending[min(count, 100) - 1] + margin
-            limit = limit if most is None else min(limit, ascending[min(most, 100) - 1])
-            found = _least(values, count, margin, most)
-            assert found.tolist() == [place for place, value in enumerate(values.tolist()) if value <= limit]
-
-
-@pytest.mark.parametrize("name", ["grouped_gemm_fwd", "matmul"])
-def test_as_many_as_are_enough_and_those_are_the_first_ones(name):
-    family, ranker = find_family(name), load_bundle().ranker(name)
-    space, asked = family.space(H200), []
-
-    def enough(logs):
-        asked.append(logs)
-        return 1 + int((logs < 0.03).sum())
-
-    sizes = {"groups": 64, "rows": 8192} if name == "grouped_gemm_fwd" else {"batch": 1, "m": 8192}
-    problem = Problem.of(name, n=2048, k=1024, **sizes)
-    order = np.argsort(ranker.predict(family, problem, H200, space), kind="stable")
-    places, slowdowns = ranker.fastest(family, problem, H200, space, 65, enough)
-    assert len(asked[0]) == 65
-    assert len(places) == 1 + (asked[0] < 0.03).sum() < 65
-    assert places.tolist() == order[: len(places)].tolist()
-    assert (np.diff(slowdowns) >= 0).all()
 
 
 class Odd(Ranker):

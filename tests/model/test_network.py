@@ -9,11 +9,9 @@ import pytest
 import torch
 from fakes import DEVICE, FakeFamily, fake_dataset
 from foretune.datasets import ForetuneError, ForetuneWarning
-from foretune.datasets.feature_groups import FeatureGroup
 from foretune.model import LightGBMRanker
 from foretune.model.rows import TrainingRows
-from foretune.model.scoring.network import MOST_LOG, MOST_UNITS, Network
-from foretune.model.scoring.network_scorer import LIMIT
+from foretune.model.scoring.network import LIMIT, MOST_LOG, MOST_UNITS, Network
 from foretune.model.scoring.network_training import LIST_SHARE, TEMPERATURE, gradient_of, softmax_of, train_network
 
 FAMILY, GRID = FakeFamily(), fake_dataset().grid("fake")
@@ -65,13 +63,6 @@ def test_a_row_has_the_same_figure_among_any_others():
     assert (net.predict(features[order]) == everything[order]).all()
     for count in (1, 31, 33, 500):
         assert (net.predict(features[:count]) == everything[:count]).all()
-
-
-def test_a_rough_figure_is_nearly_right():
-    net, features = network(units=(64, 32)), table(1000)
-    whole = FeatureGroup(tuple(range(5)), features[None], np.arange(1000))
-    rough = np.clip(net.rough.logs(net.rough.units([whole]))[0], -MOST_LOG, MOST_LOG)
-    np.testing.assert_allclose(rough, net.predict(features), rtol=1e-4, atol=1e-4)
 
 
 def test_no_figure_is_out_of_reach():

@@ -29,9 +29,7 @@ def walked(forest, table):
         leaf[inner] += np.where(goes_left, 0, left)
         size[inner] = np.where(goes_left, left, size[inner] - left)
     values = forest.leaf_value[leaf].reshape(shape).astype(np.float64)  # which the leaves are added up in
-    place = np.arange(len(leaves))
-    sampled = (place % 2 == 0) & (place < len(leaves) / 2)  # which are added up first
-    return np.ascontiguousarray(values[:, sampled]).sum(axis=1) + np.ascontiguousarray(values[:, ~sampled]).sum(axis=1)
+    return values.sum(axis=1)
 
 
 def check(family, bundle, cases):
@@ -140,19 +138,3 @@ def test_a_long_table_is_scored_as_a_short_one_is():
     table[:, 3] = 4
     assert np.array_equal(trees.predict(table), walked(trees, table))
     assert np.array_equal(trees.predict(table[:50]), walked(trees, table[:50]))
-
-
-def test_a_sample_is_every_second_tree_of_the_first_half_and_the_others_are_the_rest():
-    trees, table = forest(trees=41), np.random.default_rng(0).integers(0, 7, (20, 12)).astype(np.float32)
-    leaves, splits = np.split(trees.leaf_value, np.cumsum(trees.tree_leaves)[:-1]), np.cumsum(trees.tree_leaves - 1)
-    alone = np.zeros(20)
-    for tree in range(0, 21, 2):
-        of_it = slice(int(splits[tree] - (trees.tree_leaves[tree] - 1)), int(splits[tree]))
-        parts = {name: getattr(trees, name)[of_it] for name in ("split_feature", "split_threshold", "split_left")}
-        one = Forest(np.array(12), trees.tree_leaves[tree : tree + 1], **parts, leaf_value=leaves[tree])
-        alone += walked(one, table)
-    whole = FeatureGroup(tuple(range(12)), table[None], np.arange(20))
-    sampled = trees.scorer.sampled(trees.scorer.coded([whole]))[0]
-    np.testing.assert_allclose(sampled, alone, rtol=1e-12, atol=1e-12)
-    others = trees.scorer.others(trees.scorer.coded([whole]))[0]
-    assert np.array_equal(sampled + others, trees.predict(table))

@@ -11,8 +11,6 @@ import numpy as np
 from foretune.datasets import describe, load, names
 from foretune.kernels import find_family
 from foretune.model import load_bundle
-from foretune.model.calibration.conformal import most_tried
-from foretune.runtime.how_many import AUTO
 from foretune.runtime.shortlist import supported
 
 KS = (1, 4, 8, 16, 65)
@@ -33,13 +31,13 @@ def main():
     bundle = load_bundle()
     for name in given.families or bundle.families:
         family = find_family(name)
-        ranker, calibration, spaces, asked = bundle.ranker(name), bundle.calibration(name), {}, {}
+        ranker, spaces, asked = bundle.ranker(name), {}, {}
         for data in (data for data in names() if name in describe(data)["families"]):
             grid = load(data).grid(family.name)
             for case, device, times in zip(grid.cases, grid.devices, grid.times_us, strict=True):
                 known = {config: us for config, us in zip(grid.configs, times.tolist(), strict=True) if np.isfinite(us)}
                 asked.setdefault((family.at_call_time(case.problem), device), []).append(known)
-        same, change, auto = {k: [] for k in KS}, {k: [] for k in KS}, []
+        same, change = {k: [] for k in KS}, {k: [] for k in KS}
         for problem, device in list(asked)[:: given.every]:
             space = spaces.setdefault(device, family.space(device))
             if given.able:
@@ -47,24 +45,13 @@ def main():
             slowdowns = ranker.predict(family, problem, device, space)
             order = np.argsort(slowdowns, kind="stable").tolist()
             for k in KS:
-                quick = ranker.fastest(family, problem, device, space, k)[0].tolist()
+                quick = ranker.fastest(family, problem, device, space, k)[0].tolist()[:k]
                 same[k].append(quick == order[:k])
                 if not same[k][-1]:
                     told = [[space[place] for place in places] for places in (quick, order[:k])]
                     change[k] += [
                         slowdown(times, told[0]) - slowdown(times, told[1]) for times in asked[problem, device]
                     ]
-            if calibration is not None:
-                growth = bundle.distance(name, problem, device).growth
-                enough = AUTO.enough(calibration, bundle.distance(name, problem, device))
-                quick, known = ranker.fastest(family, problem, device, space, most_tried(growth) + 1, enough)
-                if len(known) <= most_tried(growth) and enough(np.log(known / known[0])) > len(known):
-                    # A shortlist then asks for all of them.
-                    auto.append(None)
-                else:
-                    first = slowdowns[order[: most_tried(growth) + 1]]
-                    length = calibration.length(np.log(first / first[0]), growth=growth)
-                    auto.append(quick[:length].tolist() == order[:length])
         print(f"{family.name}: {len(same[1])} problems")
         for k in KS:
             gone = np.nan_to_num(change[k]) if change[k] else np.zeros(1)
@@ -73,7 +60,6 @@ def main():
                 f"{100 * gone.max():.3f} at most",
                 flush=True,
             )
-        print(f'  k="auto": as many as are enough, the same on {auto.count(True)} of {len(auto) - auto.count(None)}')
 
 
 if __name__ == "__main__":

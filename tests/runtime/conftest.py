@@ -63,8 +63,8 @@ def disk(monkeypatch):
 
 @pytest.fixture(autouse=True)
 def fresh(monkeypatch):
-    from foretune.runtime import make_shortlist, warn
+    from foretune.runtime import arguments, make_shortlist
 
-    monkeypatch.setattr(warn, "_said", set())
+    monkeypatch.setattr(arguments, "_said", set())
     monkeypatch.setattr(sys.modules[make_shortlist.__module__], "_choosers", {})
     monkeypatch.delenv("FORETUNE_MODE", raising=False)

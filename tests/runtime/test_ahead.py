@@ -12,7 +12,7 @@ from foretune.runtime.launching import ahead
 
 @pytest.fixture(autouse=True)
 def nothing_underway(monkeypatch):
-    monkeypatch.setattr(ahead, "_underway", {})
+    monkeypatch.setattr(ahead._jobs, "underway", {})
 
 
 def test_a_job_runs_in_another_thread_once_for_each_key_until_it_is_waited_for():
@@ -53,7 +53,7 @@ def test_a_forked_process_waits_for_no_job_of_its_parent_and_runs_its_own():
     started, go_on = Event(), Event()
     ahead.compile_ahead_of("a", lambda: (started.set(), go_on.wait()))
     started.wait()
-    ahead._underway["b"] = Future()  # that nobody will ever run
+    ahead._jobs.underway["b"] = Future()  # that nobody will ever run
     child = os.fork()
     if child == 0:
         ran = []

@@ -554,7 +554,7 @@ def test_all_that_tritons_takes_is_taken():
 
 
 def test_each_benchmark_is_logged_once(filler, tuned, monkeypatch, tmp_path):
-    from foretune.runtime.tuning.cache import flywheel
+    from foretune.runtime.timing import flywheel
 
     rows = []
     monkeypatch.setenv("FORETUNE_LOG", str(tmp_path / "log"))

@@ -8,7 +8,7 @@ import threading
 import pytest
 from foretune.datasets import ForetuneError
 from foretune.runtime import use_stub_driver
-from foretune.runtime.tuning.compiling import compile_ahead
+from foretune.runtime.launching.ahead import compile_ahead
 
 pytestmark = [pytest.mark.compile, pytest.mark.usefixtures("own_cache")]
 

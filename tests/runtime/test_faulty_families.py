@@ -9,7 +9,7 @@ import foretune
 import pytest
 import triton
 from foretune.datasets import ForetuneWarning
-from foretune.runtime import Pruner, use_stub_driver, warn
+from foretune.runtime import Pruner, arguments, use_stub_driver
 from foretune.runtime.tuning import attach
 
 pytestmark = [pytest.mark.compile, pytest.mark.usefixtures("own_cache")]
@@ -45,7 +45,7 @@ def test_all_configs_are_timed_with_one_warning(filler, declared, monkeypatch, t
     monkeypatch.setattr(attach, "Pruner", partial(Pruner, device=filler.H200, bundle=filler.FillerBundle()))
     for number, (method, fault) in enumerate(zip(METHODS, FAULTS, strict=True)):
         monkeypatch.setenv("FORETUNE_CACHE_DIR", str(tmp_path / str(number)))
-        monkeypatch.setattr(warn, "_said", set())
+        monkeypatch.setattr(arguments, "_said", set())
         answer = FAULTS[fault]
         family = type("Theirs", (filler.Filler,), {method: lambda self, *args, answer=answer: answer()})()
         with use_stub_driver(filler.H200) as driver, warnings.catch_warnings(record=True) as caught:

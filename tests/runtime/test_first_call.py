@@ -7,9 +7,8 @@ from types import SimpleNamespace
 
 import pytest
 import triton
-from foretune.runtime import use_stub_driver
-from foretune.runtime.timing import first_call
-from foretune.runtime.timing.first_call import WHOLE_SPACE, compare_first_calls
+from foretune.runtime import bench, use_stub_driver
+from foretune.runtime.bench import WHOLE_SPACE, compare_first_calls
 
 pytestmark = [pytest.mark.compile, pytest.mark.usefixtures("own_cache")]
 torch = pytest.importorskip("torch")
@@ -35,9 +34,7 @@ def test_each_way_starts_cold_in_turn_and_the_whole_space_comes_last(filler, mon
         return kernel, call
 
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
-    monkeypatch.setattr(
-        first_call, "Timer", lambda: SimpleNamespace(time=lambda run: run() or SimpleNamespace(time_us=5.0))
-    )
+    monkeypatch.setattr(bench, "Timer", lambda: SimpleNamespace(time=lambda run: run() or SimpleNamespace(time_us=5.0)))
     monkeypatch.delenv("FORETUNE_CACHE_DIR", raising=False)
     problem, said = filler.Filler().problem_from_call({"M": 8, "N": 8}), []
     with use_stub_driver(filler.H200):

@@ -11,8 +11,8 @@ import foretune
 import pytest
 from foretune.datasets import KernelConfig, Problem, load
 from foretune.runtime import use_stub_driver
+from foretune.runtime.timing import flywheel
 from foretune.runtime.tuning import attach
-from foretune.runtime.tuning.cache import flywheel
 from foretune.runtime.tuning.own_timings import OwnTimings
 from remembered import CONFIGS, H200, KERNEL, problem
 

@@ -26,9 +26,9 @@ from foretune.kernels import find_family
 from foretune.kernels.spaces import filter_valid
 from foretune.model import TrainingSet
 from foretune.runtime import choice, make_shortlist
-from foretune.runtime.mode import Mode
+from foretune.runtime.arguments import Mode
 from foretune.runtime.prune import Pruner
-from foretune.runtime.tuning.cache.flywheel import log_row
+from foretune.runtime.timing.flywheel import log_row
 
 H200 = DeviceSpec.named("h200")
 GROUPED = "grouped_gemm_fwd"

@@ -10,7 +10,7 @@ import triton.language as tl
 from foretune.datasets import DeviceSpec
 from foretune.runtime import use_stub_driver
 from foretune.runtime.launching import ahead, stub_driver
-from foretune.runtime.launching.launch_function import make_launch_function_ahead
+from foretune.runtime.launching.ahead import make_launch_function_ahead
 from foretune.runtime.launching.launcher import Launcher
 
 pytestmark = [pytest.mark.compile, pytest.mark.usefixtures("own_cache")]
@@ -39,7 +39,7 @@ def made(monkeypatch):
 
 
 def wait_for_threads():
-    for key in list(ahead._underway):
+    for key in list(ahead._jobs.underway):
         ahead.wait_for(key)
 
 

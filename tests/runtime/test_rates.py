@@ -134,8 +134,7 @@ def test_the_card_reaches_what_it_can_and_no_more():
 
 @pytest.mark.gpu
 def test_the_sweep_falls_from_the_cache_to_the_memory():
-    from foretune.runtime.timing.device_rates import _sweep
-    from foretune.runtime.timing.rate_meter import CudaRateMeter
+    from foretune.runtime.timing.device_rates import CudaRateMeter, _sweep
 
     live = DeviceSpec.live()
     meter = CudaRateMeter(live)

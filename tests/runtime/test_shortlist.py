@@ -79,23 +79,6 @@ def test_where_many_cannot_run_more_are_ranked(toy, k, taken):
         assert max(asked) < 200
 
 
-def test_of_the_next_problem_of_a_kind_as_many_are_ranked_as_sufficed(toy):
-    space = tuple(KernelConfig.of(BLOCK_M=16 * size, BLOCK_N=16, BLOCK_K=16) for size in range(1, 601))
-    family = toy.ToyFamily(lambda config, problem: "odd" if config["BLOCK_M"] // 16 % 4 else None)
-    bundle, asked = toy.ToyBundle(), []
-
-    def fastest(*args):
-        asked.append(args[4])
-        return Ranker.fastest(bundle, *args)
-
-    bundle.fastest = fastest
-    for rows in (64, 256):
-        problem = Problem.of("toy", rows=rows, n=64, k=64)
-        answer = make_shortlist(family, problem, toy.H200, k=10, configs=space, bundle=bundle)
-        assert answer.positions == tuple(range(599, 559, -4))
-    assert asked == [32, 161, 161]
-
-
 def test_what_computed_a_wrong_result_is_never_on_it(toy):
     bundle = toy.ToyBundle(wrong=frozenset({toy.CONFIGS[5], toy.CONFIGS[0]}))
     assert make_shortlist(toy.ToyFamily(), PROBLEM, toy.H200, bundle=bundle).positions == (4, 3, 2, 1)
@@ -276,25 +259,6 @@ def test_it_is_as_long_as_the_calibration_wants(toy):
     assert sure.reason.endswith("; k=1 for a config within 1 % of the best in 95 % of cases")
     assert len(auto(toy, [1.0] * 6, calibration=None).configs) == 6  # of the 8 that there would be
     assert "k=6, because it is not calibrated" in auto(toy, [1.0] * 6, calibration=None).reason
-
-
-@pytest.mark.parametrize(("guess", "asked"), [(2.0, [6]), (10.0, [6, 6])])
-def test_no_more_are_predicted_than_decide_on_the_length(toy, guess, asked):
-    """A ranker that knows about what the slowdowns are has only as many as are enough by that; where these turn out too
-    few, it is asked for all."""
-    slowdowns = np.array([1.0, 1.01, 1.02, 1.03, 3.0, 3.0])
-    bundle, calls = toy.ToyBundle(slowdowns, calibration=LEVEL_2), []
-
-    def fastest(family, problem, device, configs, count, enough):
-        calls.append(count)
-        places, known = Ranker.fastest(bundle, family, problem, device, configs, count)
-        count = count if enough is None else min(count, enough(guess * np.log(known)))
-        return places[:count], known[:count]
-
-    bundle.fastest = fastest
-    answer = make_shortlist(toy.ToyFamily(), PROBLEM, toy.H200, bundle=bundle)
-    assert answer.positions == (0, 1, 2, 3)
-    assert calls == asked
 
 
 def test_far_from_the_data_it_grows_and_says_so(toy):

@@ -9,9 +9,9 @@ import pytest
 import triton
 from fakes import FakeFamily, fake_cases
 from foretune.runtime import Pruner, choice, use_stub_driver
+from foretune.runtime.arguments import Mode
 from foretune.runtime.launching.stub_driver import measures
-from foretune.runtime.mode import Mode
-from foretune.runtime.tuning.cache import flywheel
+from foretune.runtime.timing import flywheel
 from remembered import H200
 from triton import knobs
 

@@ -8,10 +8,9 @@ from types import SimpleNamespace
 import pytest
 from foretune.datasets import ForetuneError
 from foretune.datasets.errors import ForetuneWarning
-from foretune.runtime import Timer, Timing, warn
+from foretune.runtime import Timer, Timing, arguments
 from foretune.runtime.timing import timer as timer_module
-from foretune.runtime.timing.l2_flush import L2Flush
-from foretune.runtime.timing.timer import EMPTY_KERNEL_US
+from foretune.runtime.timing.timer import EMPTY_KERNEL_US, L2Flush
 
 
 class FakeQueue:
@@ -161,7 +160,7 @@ class Card:
 
         monkeypatch.setattr(torch, "full", allocate)
         monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(L2_cache_size=50 << 20))
-        monkeypatch.setattr(warn, "_said", set())
+        monkeypatch.setattr(arguments, "_said", set())
 
 
 def test_the_buffer_that_clears_the_l2_is_as_large_as_fits(monkeypatch):
@@ -209,7 +208,7 @@ def test_with_little_memory_free_configs_are_timed_all_the_same(monkeypatch):
     import torch
 
     monkeypatch.setattr(timer_module, "_timers", {})
-    monkeypatch.setattr(warn, "_said", set())
+    monkeypatch.setattr(arguments, "_said", set())
     x = torch.rand(1 << 16, device="cuda")
     x.mul_(2)
     torch.cuda.synchronize()

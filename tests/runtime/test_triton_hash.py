@@ -42,7 +42,7 @@ def hashing(monkeypatch, tmp_path, own_cache):
         (tmp_path / "triton" / name).parent.mkdir(parents=True)
         (tmp_path / "triton" / name).write_text("one")
     monkeypatch.setattr(triton, "__file__", str(tmp_path / "triton" / "__init__.py"))
-    monkeypatch.setattr(ahead, "_underway", {})
+    monkeypatch.setattr(ahead._jobs, "underway", {})
     monkeypatch.setattr(triton_hash, "_known", [])
     hashing = Hashing(tmp_path / "triton", triton.knobs.cache.dir)
     monkeypatch.setattr(cache, "triton_key", hashing)
@@ -110,7 +110,7 @@ def test_where_nothing_can_be_written_every_process_hashes(hashing, monkeypatch)
 
 def test_tritons_own_hash_of_the_real_installation_is_what_the_next_process_is_told(own_cache, monkeypatch):
     """And the fingerprint is of files that are there: the library, and the language."""
-    monkeypatch.setattr(ahead, "_underway", {})
+    monkeypatch.setattr(ahead._jobs, "underway", {})
     monkeypatch.setattr(triton_hash, "_known", [])
     import triton
 

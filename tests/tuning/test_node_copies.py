@@ -17,8 +17,8 @@ import foretune
 import pytest
 from foretune import ForetuneWarning
 from foretune.datasets import ForetuneError
-from foretune.runtime.tuning.ranks import node_copies
-from foretune.runtime.tuning.ranks.node_copies import copied, near_copy
+from foretune.runtime import node_copies
+from foretune.runtime.node_copies import copied, near_copy
 
 READERS = Path(__file__).parents[1] / "node_readers.py"
 NODES, RANKS_OF_NODE = 64, 8
@@ -26,7 +26,7 @@ NODES, RANKS_OF_NODE = 64, 8
 
 @pytest.fixture(autouse=True)
 def fresh(monkeypatch):
-    monkeypatch.setattr("foretune.runtime.warn._said", set())
+    monkeypatch.setattr("foretune.runtime.arguments._said", set())
     for name in ("FORETUNE_NODE_DIR", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "RANK"):
         monkeypatch.delenv(name, raising=False)
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
-from ....runtime.launching.launcher import Launcher
-from ....runtime.launching.scratch import with_scratch
+from ....runtime.launching.launcher import Launcher, with_scratch
 from .dw import grouped_gemm_dw_kernel, sum_partials_kernel
 from .gemm_launches import constants, grid_of
 from .tiles import TileMap

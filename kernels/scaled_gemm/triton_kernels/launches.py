@@ -5,8 +5,7 @@ from __future__ import annotations
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
-from ....runtime.launching.launcher import Launcher, launch_nothing
-from ....runtime.launching.scratch import with_scratch
+from ....runtime.launching.launcher import Launcher, launch_nothing, with_scratch
 from ...grouped_gemm.triton_kernels.gemm_launches import grid_of
 from ...matmul.triton_kernels.split_k import add_partials, compile_add_partials
 from .product import scaled_gemm_kernel

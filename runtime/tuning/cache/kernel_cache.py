@@ -10,22 +10,21 @@ import atexit
 import hashlib
 import os
 import re
-import sys
 import time
 import weakref
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from functools import lru_cache
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 from ....datasets import DeviceSpec, ForetuneError, KernelConfig, Problem
 from ....datasets.errors import LONGEST_WORD, check_word, shown
 from ....datasets.measurement import LONGEST_US, SHORTEST_US
-from ...warn import warn_once
-from ..ranks.node_copies import near_copy
+from ...arguments import warn_once
+from ...node_copies import near_copy
+from ...timing.flywheel import Software
 from .document import (
     FAILED_AT,
     Places,
@@ -212,43 +211,6 @@ class ChoiceCache:
             document["entries"] = [one for one in document["entries"] if one is not entry]
         document["entries"].append(entry)
         return entry
-
-
-@dataclass(frozen=True)
-class Software:
-    """What a time depends on beside the kernel, the problem and the card; "" for what is not here."""
-
-    driver: str
-    torch: str
-    triton: str
-
-    @classmethod
-    def here(cls) -> Software:
-        return _software()
-
-
-@lru_cache(maxsize=1)
-def _software() -> Software:
-    return Software(driver=_driver(), torch=_version_of("torch"), triton=_version_of("triton"))
-
-
-def _driver() -> str:
-    """Read from the system: asking the driver itself would begin CUDA."""
-    for path in ("/proc/driver/nvidia/version", "/sys/module/amdgpu/version"):
-        try:
-            found = re.search(r"\b\d+(\.\d+)+", Path(path).read_text(errors="replace"))
-        except OSError:
-            continue
-        if found:
-            return found[0]
-    return ""
-
-
-def _version_of(package: str) -> str:
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:  # built in place: then it is known once it is imported
-        return str(getattr(sys.modules.get(package), "__version__", ""))
 
 
 def choices_folder() -> Path | None:

@@ -10,10 +10,11 @@ from typing import Any, TypeVar
 from ....datasets import DeviceSpec, ForetuneError, KernelConfig, Problem
 from ....datasets.errors import LONGEST_WORD, abridged, check_word, shown, warn
 from ....datasets.files import read_regular
+from ...timing.flywheel import Software
 from ..functions.config_cache import FORMAT, ConfigCache, check_document, functions_folder
 from ..functions.key_record import KeyRecord, function_of, records_of
 from .document import check_choices, times_of
-from .kernel_cache import Software, choices_folder
+from .kernel_cache import choices_folder
 from .shared_file import MOST_BYTES, Document, from_json
 
 T = TypeVar("T")

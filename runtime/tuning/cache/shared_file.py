@@ -13,7 +13,7 @@ from ....datasets.errors import abridged
 from ....datasets.files import read_regular, remove_leftovers, replacing
 from ....datasets.forking import renew_in_children
 from ....datasets.locks import locked
-from ...warn import warn_once
+from ...arguments import warn_once
 
 Document: TypeAlias = dict[str, Any]
 

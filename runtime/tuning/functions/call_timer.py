@@ -16,8 +16,7 @@ from typing import Any, Protocol
 from ....datasets import ForetuneError, Status
 from ....datasets.errors import shown
 from ....datasets.measurement import SHORTEST_US
-from ...timing.device_queue import CudaQueue, DeviceQueue
-from ...timing.timer import Timer, Timing
+from ...timing.timer import CudaQueue, DeviceQueue, Timer, Timing
 from ..ranks.rendezvous import longest
 from ..session import Measured
 from .config_space import Candidate

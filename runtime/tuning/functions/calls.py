@@ -17,7 +17,7 @@ from ....datasets import DTYPES, DeviceSpec, Family, ForetuneError, Measurable, 
 from ....datasets.errors import shown
 from ....datasets.problem import MOST_SIZE, dtype_from_json, dtype_of_tensor
 from ...arguments import family_of
-from ...current_device import device_here
+from ...launching.stub_driver import device_here
 from ..launches import flag_of
 from .config_space import Candidate, ConfigSpace
 from .plain_values import text_of

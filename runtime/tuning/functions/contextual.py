@@ -10,7 +10,7 @@ from typing import Any
 from ....datasets import ForetuneError
 from ....datasets.errors import check_flag, check_path
 from ....datasets.forking import renew_in_children
-from ...warn import warn_once
+from ...arguments import warn_once
 from ..session import is_capturing
 from .call_timer import CallTimer
 from .calls import Call, place_of, problem_of_key

@@ -15,9 +15,9 @@ from typing import Any
 
 from ....datasets import ForetuneError, Problem
 from ....datasets.errors import MOST, check_integer, shown
+from ...arguments import warn_once
 from ...launching.stub_driver import measures
-from ...warn import warn_once
-from ..cache.kernel_cache import Software
+from ...timing.flywheel import Software
 from ..progress import teller
 from ..session import Measured, TuningSession
 from .call_timer import CallTimer, CallTrials, check_timer, timer_for

@@ -24,8 +24,7 @@ from typing import Any
 
 from ....datasets import ForetuneError
 from ....datasets.errors import shown
-from ...launching.function_source import source_texts
-from ...launching.source_hash import captured_by, hash_of_kernel, is_kernel
+from ...launching.source_hash import captured_by, hash_of_kernel, is_kernel, source_texts
 
 MOST_DECORATORS = 20
 #: Deeper than any argument nests; a list that contains itself does not end.

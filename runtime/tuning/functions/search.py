@@ -9,7 +9,7 @@ from typing import Any, cast
 
 from ....datasets import ForetuneError, KernelConfig, Problem
 from ....datasets.errors import MOST, check_between, check_integer, shown
-from ...warn import warn_once
+from ...arguments import warn_once
 from ..own_timings import Advice, Advisor, OwnTimings
 from ..session import TuningSession
 from .config_space import Candidate

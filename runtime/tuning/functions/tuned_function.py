@@ -12,8 +12,8 @@ from typing import Any
 from ....datasets import DeviceSpec, Family, ForetuneError, Status
 from ....datasets.errors import check_flag
 from ....datasets.forking import renew_in_children
+from ...arguments import warn_once
 from ...launching.source_hash import digest_of
-from ...warn import warn_once
 from ..session import Measured, is_capturing
 from .calls import Call, CallReader
 from .config_space import Candidate

@@ -13,9 +13,8 @@ from weakref import WeakKeyDictionary
 
 from ....datasets import ForetuneError
 from ....datasets.errors import check_words, shown
-from ...launching.function_source import source_texts
-from ...launching.source_hash import captured_by, digest_of, hash_of_kernel
-from ...warn import warn_once
+from ...arguments import warn_once
+from ...launching.source_hash import captured_by, digest_of, hash_of_kernel, source_texts
 from .config_cache import ConfigCache
 from .plain_values import (
     MOST_DECORATORS,

@@ -10,14 +10,14 @@ import hashlib
 import itertools
 import json
 import math
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
 from ....datasets import ForetuneError, KernelConfig, Problem
 from ....datasets.errors import abridged, check_between, shown
-from ...warn import warn_once
+from ...arguments import warn_once
+from ...node_copies import distributed_in_use
 from .rendezvous import RankMismatchError, Rendezvous, Times, longest_of_ranks
 
 if TYPE_CHECKING:
@@ -265,9 +265,3 @@ def _is_ours(group: Any) -> bool:
         return bool(distributed_in_use().get_rank(group) >= 0)
     except Exception:  # noqa: BLE001 - torch says in many ways that something is no group
         return False
-
-
-def distributed_in_use() -> Any:
-    """`torch.distributed` where a process group was made, else None. Imports nothing: without torch there is none."""
-    distributed = sys.modules.get("torch.distributed")
-    return distributed if distributed and distributed.is_available() and distributed.is_initialized() else None

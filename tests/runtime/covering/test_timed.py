@@ -10,7 +10,8 @@ from cover_replay import H200, Replay
 from fakes import DEVICE, FakeFamily
 from foretune.datasets import DeviceSpec, ForetuneError, Problem
 from foretune.kernels import api, find_measurable
-from foretune.runtime.covering import candidates, cover, make_cover, measured_cover
+from foretune.runtime.covering import cover, make_cover, measured_cover
+from foretune.runtime.covering.losses import CANDIDATES
 
 
 def test_few_configs_are_timed_and_those_chosen_lose_two_per_cent_hardly_anywhere():
@@ -23,7 +24,7 @@ def test_few_configs_are_timed_and_those_chosen_lose_two_per_cent_hardly_anywher
     of_all = measured_cover(replay.family, replay.problem, "m", (64, 4096), None, H200, replay.data, within=0.02)
     assert 1 < len(found.configs) <= len(of_all.configs) + 1
     timed = {config for _, config in replay.timed}
-    assert len(timed) <= candidates.CANDIDATES * len(found.sizes) / 4  # neighbours share their best ones
+    assert len(timed) <= CANDIDATES * len(found.sizes) / 4  # neighbours share their best ones
     assert set(found.configs) <= timed
     assert set(Counter(replay.timed).values()) == {4}  # once in each pass
     half = len(replay.timed) // 2

@@ -183,7 +183,7 @@ def test_a_foreign_file_is_begun_anew_with_one_warning(make, tmp_path):
         with pytest.warns(ForetuneWarning, match="cannot be read as it is and is begun anew"):
             assert tuned(1) == 2
         assert make(cache=path)[0].tune(1).tuned_s == 0.0
-        foretune.runtime.warn._said.clear()
+        foretune.runtime.arguments._said.clear()
 
 
 def test_a_disk_that_cannot_be_written_stops_nothing(make, tmp_path):

@@ -5,8 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from foretune.runtime import warn
-from foretune.runtime.tuning.cache import flywheel, kernel_cache
+from foretune.runtime import arguments
+from foretune.runtime.timing import flywheel
+from foretune.runtime.tuning.cache import kernel_cache
 
 
 @pytest.fixture(autouse=True)
@@ -14,7 +15,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Where the files of choices are."""
     monkeypatch.setenv(kernel_cache.VARIABLE, str(tmp_path / "cache"))
     monkeypatch.delenv(flywheel.VARIABLE, raising=False)
-    monkeypatch.setattr(warn, "_said", set())
+    monkeypatch.setattr(arguments, "_said", set())
     monkeypatch.setattr(flywheel, "_logs", {})
     kernel_cache._shared.cache_clear()
     return tmp_path / "cache" / "choices"

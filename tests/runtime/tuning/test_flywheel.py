@@ -26,9 +26,9 @@ from foretune.datasets.store import seal_dataset
 from foretune.kernels import find_family
 from foretune.runtime import Pruner, use_stub_driver
 from foretune.runtime.launching.source_hash import hash_of_kernel
+from foretune.runtime.timing import flywheel
+from foretune.runtime.timing.flywheel import log_row
 from foretune.runtime.tuning import attach, known_times
-from foretune.runtime.tuning.cache import flywheel
-from foretune.runtime.tuning.cache.flywheel import log_row
 from remembered import CONFIGS, H100, H200, KERNEL, problem
 
 
@@ -166,7 +166,7 @@ def test_a_kill_while_rows_are_written_leaves_a_dataset(log: Path) -> None:
 import os, signal, sys
 sys.path.insert(0, sys.argv[1])
 from remembered import CONFIGS, H200, KERNEL, problem
-from foretune.runtime.tuning.cache.flywheel import log_row
+from foretune.runtime.timing.flywheel import log_row
 for config, time_us in zip(CONFIGS, (1.0, 2.0)):
     log_row(KERNEL, problem(64), config, time_us, H200, timed="cold")
 write = os.write
@@ -416,7 +416,7 @@ def test_what_somebody_elses_autotuner_measures_is_not_taken_for_ours(
 
 def test_an_ops_own_benchmarks_are_logged_as_cold(log: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from foretune.runtime import choice
-    from foretune.runtime.mode import Mode
+    from foretune.runtime.arguments import Mode
 
     family, case = FakeFamily(), fake_cases()[0]
     fast, slow = family.space()[:2]

@@ -12,9 +12,11 @@ from typing import Any
 
 import pytest
 from foretune.datasets import DeviceSpec, ForetuneError, ForetuneWarning, KernelConfig, Problem
+from foretune.runtime.timing import flywheel
+from foretune.runtime.timing.flywheel import Software
 from foretune.runtime.tuning.cache import kernel_cache
 from foretune.runtime.tuning.cache.document import check_choices
-from foretune.runtime.tuning.cache.kernel_cache import ChoiceCache, Software, choices_folder
+from foretune.runtime.tuning.cache.kernel_cache import ChoiceCache, choices_folder
 from foretune.runtime.tuning.cache.shared_file import SharedFile
 
 H200, H100 = DeviceSpec.named("h200"), DeviceSpec.named("h100")
@@ -335,8 +337,8 @@ def test_the_folder_is_where_the_environment_says_or_in_the_home(
 
 
 def test_software_is_what_is_installed() -> None:
-    assert kernel_cache._version_of("pytest") == pytest.__version__
-    assert kernel_cache._version_of("no such package") == ""
+    assert flywheel._version_of("pytest") == pytest.__version__
+    assert flywheel._version_of("no such package") == ""
 
 
 def test_a_problem_with_thousands_of_configs_keeps_its_choice_and_the_other_problems(folder: Path) -> None:

@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 from foretune.datasets import files as atomic
 from foretune.datasets import locks
-from foretune.runtime import warn
+from foretune.runtime import arguments
 from foretune.runtime.tuning.cache import shared_file
 from foretune.runtime.tuning.cache.shared_file import SharedFile
 
@@ -114,7 +114,7 @@ def test_a_file_that_was_cut_off_anywhere_is_moved_aside_and_begun_anew(tmp_path
     add(counts_in(path), "x")
     whole = path.read_bytes()
     for length in range(len(whole)):
-        warn._said.clear()
+        arguments._said.clear()
         path.write_bytes(whole[:length])
         file = counts_in(path)
         with heard() as caught:

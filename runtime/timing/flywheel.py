@@ -11,26 +11,28 @@ import datetime
 import errno
 import math
 import os
+import re
 import sys
 import threading
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
+from functools import lru_cache
+from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ....datasets import DeviceSpec, Family, ForetuneError, KernelConfig, Problem
-from ....datasets.errors import check_path, shown
-from ....datasets.forking import renew_in_children
-from ....datasets.log_part import LOG_SUFFIX, LOGGED, TIMED_HOW, row_line, run_line
-from ....datasets.manifest import MANIFEST, check_ours, read_manifest, write_manifest
-from ....datasets.measurement import LONGEST_US, SHORTEST_US
-from ...launching.kernel import Kernel
-from ...launching.source_hash import hash_of_kernel
-from ...launching.stub_driver import measures
-from ...warn import warn_once
-from .kernel_cache import Software
+from ...datasets import DeviceSpec, Family, ForetuneError, KernelConfig, Problem
+from ...datasets.errors import check_path, shown
+from ...datasets.forking import renew_in_children
+from ...datasets.log_part import LOG_SUFFIX, LOGGED, TIMED_HOW, row_line, run_line
+from ...datasets.manifest import MANIFEST, check_ours, read_manifest, write_manifest
+from ...datasets.measurement import LONGEST_US, SHORTEST_US
+from ..arguments import warn_once
+from ..launching.kernel import Kernel
+from ..launching.source_hash import hash_of_kernel
+from ..launching.stub_driver import measures
 
 if TYPE_CHECKING:
     import triton
@@ -38,6 +40,43 @@ if TYPE_CHECKING:
 VARIABLE = "FORETUNE_LOG"
 #: How far up a pruner looks for the autotuner that runs it.
 _MOST_FRAMES = 16
+
+
+@dataclass(frozen=True)
+class Software:
+    """What a time depends on beside the kernel, the problem and the card; "" for what is not here."""
+
+    driver: str
+    torch: str
+    triton: str
+
+    @classmethod
+    def here(cls) -> Software:
+        return _software()
+
+
+@lru_cache(maxsize=1)
+def _software() -> Software:
+    return Software(driver=_driver(), torch=_version_of("torch"), triton=_version_of("triton"))
+
+
+def _driver() -> str:
+    """Read from the system: asking the driver itself would begin CUDA."""
+    for path in ("/proc/driver/nvidia/version", "/sys/module/amdgpu/version"):
+        try:
+            found = re.search(r"\b\d+(\.\d+)+", Path(path).read_text(errors="replace"))
+        except OSError:
+            continue
+        if found:
+            return found[0]
+    return ""
+
+
+def _version_of(package: str) -> str:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:  # built in place: then it is known once it is imported
+        return str(getattr(sys.modules.get(package), "__version__", ""))
 
 
 def is_logging() -> bool:

@@ -13,6 +13,7 @@ import hashlib
 import os
 import secrets
 import shutil
+import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -20,9 +21,8 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from ....datasets.files import open_regular, replacing
-from ...warn import warn_once
-from .agreement import distributed_in_use
+from ..datasets.files import open_regular, replacing
+from .arguments import warn_once
 
 #: Names a folder on the node's own disk, of one job alone, for the copies. Needed only where `torch.distributed` cannot
 #: tell that this is a job of several nodes.
@@ -141,3 +141,9 @@ def _own_folder(job: str) -> Path:
         return folder
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     return folder
+
+
+def distributed_in_use() -> Any:
+    """`torch.distributed` where a process group was made, else None. Imports nothing: without torch there is none."""
+    distributed = sys.modules.get("torch.distributed")
+    return distributed if distributed and distributed.is_available() and distributed.is_initialized() else None
