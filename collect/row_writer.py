@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from ..datasets import Case, DeviceSpec, ForetuneError, Measurable, Measurement
-from ..datasets.clock import Reading, flagged_names
+from ..datasets.measurement import Reading, flagged_names
 from ..datasets.store import Writer
 
 if TYPE_CHECKING:

@@ -9,14 +9,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pandas as pd
 
-from .clock import flagged, flagged_names, on_one_clock
 from .config import KernelConfig
 from .contents import LeftOut, contents_table, described, kernel_sources
 from .device import DeviceSpec
 from .errors import DatasetError
 from .family import Family, check_attributes, with_defaults
 from .grid import BinarySignature, Grid
-from .measurement import TIMED, BinaryFacts, Case, Status
+from .measurement import TIMED, BinaryFacts, Case, Status, flagged, flagged_names, on_one_clock
 from .tables import DRIFT
 
 if TYPE_CHECKING:

@@ -52,7 +52,7 @@ _OUTCOME = [
     pa.field("error", pa.string()),
 ]
 
-#: One reading of the drift probe, which tells whether the device stayed the same (see clock.py).
+#: One reading of the drift probe, which tells whether the device stayed the same (see measurement.py).
 _DRIFT = [
     _required("run_id", pa.string()),
     _required("gpu", pa.string()),  # which one of the run's

@@ -74,7 +74,7 @@ def commands() -> dict[str, list[str]]:
 
     found: dict[str, list[str]] = {}
     walk(typer.main.get_command(app), "foretune")
-    return found
+    return dict(sorted(found.items()))
 
 
 def bundles() -> dict[str, str]:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 from foretune.datasets import Case, DeviceSpec, KernelConfig, Measurement, Problem, Status
-from foretune.datasets.clock import Reading
+from foretune.datasets.measurement import Reading
 from foretune.datasets.store import Writer
 
 H200 = DeviceSpec.named("h200")

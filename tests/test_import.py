@@ -91,7 +91,7 @@ def test_nothing_is_collected_while_an_op_is_imported(tmp_path: Path) -> None:
         assert "foretune.kernels.grouped_gemm.op" in sys.modules
     """
     # What switches it off.
-    first = ["runtime", "runtime.launching", "runtime.launching.collector", "runtime.forking"]
+    first = ["runtime", "runtime.launching", "runtime.launching.collector", "datasets", "datasets.forking"]
     assert run(textwrap.dedent(code), tmp_path).split() == [f"foretune.{module}" for module in first]
 
 

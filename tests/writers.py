@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from foretune.datasets import Case, DeviceSpec, KernelConfig, Measurement, Problem, Status
-from foretune.datasets.clock import Reading
+from foretune.datasets.measurement import Reading
 from foretune.datasets.store import Writer
 
 DEVICE = DeviceSpec.named("h200")

@@ -12,14 +12,13 @@ from typing import Any
 
 import pyarrow as pa
 
-from ..clock import Reading
 from ..config import KernelConfig
 from ..device import DeviceSpec
 from ..errors import DatasetError
 from ..files import check_folder, remove_leftovers
 from ..locks import taken, writing
 from ..manifest import MANIFEST, check_ours, read_manifest, write_manifest
-from ..measurement import Case, Measurement
+from ..measurement import Case, Measurement, Reading
 from ..problem import Problem
 from ..tables import DRIFT_PART, PART, write_table
 

@@ -23,9 +23,9 @@ from foretune.datasets import (
     Problem,
     Status,
 )
-from foretune.datasets.clock import Reading
 from foretune.datasets.dataset import Dataset
 from foretune.datasets.log_part import LOGGED
+from foretune.datasets.measurement import Reading
 from foretune.datasets.merge import merge_datasets
 from foretune.datasets.store import Writer, read, seal_dataset
 

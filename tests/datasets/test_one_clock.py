@@ -8,8 +8,8 @@ import numpy as np
 import pandas as pd
 import pytest
 from fakes import fake_cases, fake_dataset
-from foretune.datasets.clock import on_one_clock
 from foretune.datasets.dataset import Dataset
+from foretune.datasets.measurement import on_one_clock
 
 CASES = fake_cases(models=2, randoms=0)[:4]
 SLOWER = 1.25

@@ -20,8 +20,8 @@ from foretune.datasets import (
     Ragged,
     Status,
 )
-from foretune.datasets.clock import Reading
 from foretune.datasets.manifest import SCHEMA_VERSION
+from foretune.datasets.measurement import Reading
 from foretune.datasets.store import Writer, read, seal_dataset
 from stores import CONFIGS, H200, PROBLEMS, SEALED, outcomes, readings, write
 

@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from fakes import DEVICE, FakeFamily, fake_cases
 from foretune.datasets import DeviceSpec, Measurement, Status, load
-from foretune.datasets.clock import Reading
+from foretune.datasets.measurement import Reading
 from foretune.datasets.merge import merge_datasets
 from foretune.datasets.store import Writer, seal_dataset
 from foretune.datasets.store.export import export_dataset

@@ -5,7 +5,7 @@ import sys
 import tempfile
 
 from foretune.datasets import Case, DeviceSpec, KernelConfig, Measurement, Problem, Status
-from foretune.datasets.clock import Reading
+from foretune.datasets.measurement import Reading
 from foretune.datasets.store import Writer, seal
 
 H200 = DeviceSpec.named("h200")
