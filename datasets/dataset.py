@@ -32,7 +32,7 @@ class Dataset:
     """Cases, configs and their measurements. Made by `foretune.datasets.load`.
 
     `measurements` has the columns of `schema.MEASUREMENTS`; `problem` and `config` are positions in `cases`
-    and `configs`. `drift` has the columns of `schema.DRIFT`: how the device did meanwhile. `ignored` names the
+    and `configs`. `drift` has the columns of `tables.DRIFT`: how the device did meanwhile. `ignored` names the
     half-written parts that a killed run left behind, and parts with rows that are none; `left_out` says which rows.
     """
 
