@@ -31,4 +31,4 @@ from .problem import (
     dtype_of_tensor as dtype_of_tensor,
     torch_dtype as torch_dtype,
 )
-from .manifest import describe as describe, load as load, names as names
+from .shipped import describe as describe, load as load, names as names

@@ -5,18 +5,15 @@ from __future__ import annotations
 import os
 from collections.abc import Collection, Mapping, Sequence
 from enum import Enum
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..datasets import DeviceSpec, Family, ForetuneError, KernelConfig, check_attributes, wrong_knobs
 from ..datasets.errors import ForetuneWarning as ForetuneWarning
-from ..datasets.errors import check_path, check_word, shown, warn
+from ..datasets.errors import check_word, shown, warn
 from ..datasets.family import with_defaults
 
 if TYPE_CHECKING:
     import triton
-
-    from ..model import Bundle
 
 
 def family_of(family: Any) -> Family:
@@ -25,23 +22,6 @@ def family_of(family: Any) -> Family:
         raise ForetuneError(f"family must be a Family but is {shown(family)}")
     check_attributes(family)
     return family
-
-
-def bundle_of(bundle: Bundle | Path | str | None) -> Bundle | None:
-    """A bundle as it is, or the one in a folder; None stands for the shipped one. Raises `ForetuneError` for what is
-    none of these, and `BundleError` as `load_bundle` does."""
-    if bundle is None:
-        return None
-    from ..model import Bundle, load_bundle
-    from ..model.bundle_file import FILE
-    from .node_copies import near_copy
-
-    if isinstance(bundle, (str, Path)):
-        file = near_copy(check_path("bundle", bundle) / FILE)
-        return load_bundle(file.parent if file.is_file() else bundle)
-    if not isinstance(bundle, Bundle):
-        raise ForetuneError(f"bundle must be a Bundle, or the path of one's folder, but is {shown(bundle)}")
-    return bundle
 
 
 def configs_of(family: Family, device: DeviceSpec, configs: Any) -> tuple[KernelConfig, ...]:

@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any
 
 from ..datasets import DeviceSpec, Dtype, Family, ForetuneError, KernelConfig, Problem, not_empty
 from ..datasets.errors import reason_of, shown
-from .arguments import Mode, OwnKnobs, bundle_of, family_of, resolve_mode, warn_once
+from .arguments import Mode, OwnKnobs, family_of, resolve_mode, warn_once
 from .how_many import TRIAL_S, HowMany, Length
 from .launching.stub_driver import device_here
-from .shortlist import chooser_of, supported
+from .shortlist import bundle_of, chooser_of, supported
 from .timing.flywheel import expect
 
 if TYPE_CHECKING:

@@ -10,12 +10,13 @@ from collections.abc import Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from ..datasets import DeviceSpec, Family, ForetuneError, KernelConfig, Problem, check_problem_of
 from ..datasets.console import table
-from ..datasets.errors import reason_of
-from .arguments import bundle_of, configs_of, family_of, warn_once
+from ..datasets.errors import check_path, reason_of, shown
+from .arguments import configs_of, family_of, warn_once
 from .how_many import TRIAL_S, HowMany, Length
 
 if TYPE_CHECKING:
@@ -367,6 +368,23 @@ def _ranker_of(family: Family, device: DeviceSpec, bundle: Bundle | None) -> Ran
 
     bundle = bundle_in_force(bundle)
     return ranker_on(device, bundle.ranker(family.name), bundle.trained_on(family.name))
+
+
+def bundle_of(bundle: Bundle | Path | str | None) -> Bundle | None:
+    """A bundle as it is, or the one in a folder; None stands for the shipped one. Raises `ForetuneError` for what is
+    none of these, and `BundleError` as `load_bundle` does."""
+    if bundle is None:
+        return None
+    from ..model import Bundle, load_bundle
+    from ..model.bundle_file import FILE
+    from .node_copies import near_copy
+
+    if isinstance(bundle, (str, Path)):
+        file = near_copy(check_path("bundle", bundle) / FILE)
+        return load_bundle(file.parent if file.is_file() else bundle)
+    if not isinstance(bundle, Bundle):
+        raise ForetuneError(f"bundle must be a Bundle, or the path of one's folder, but is {shown(bundle)}")
+    return bundle
 
 
 def bundle_in_force(bundle: Bundle | None) -> Bundle:

@@ -10,7 +10,8 @@ from ...datasets import Case, DeviceSpec, Measurable, Problem
 from ...runtime.timing.compare import BestConfigs, Goal, LaunchPath, Row
 from ..comparisons import judge_predicted
 from ..workloads import load_dense_models
-from .family import GatedMlp, Inputs, activated, activation_of, flags_of
+from .family import GatedMlp, Inputs, activated, activation_of
+from .space import flags_of
 
 if TYPE_CHECKING:
     import torch

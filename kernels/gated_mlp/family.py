@@ -8,17 +8,27 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from ...datasets import Case, DeviceSpec, ForetuneError, KernelConfig, Problem, torch_dtype
+from ...datasets import Case, DeviceSpec, KernelConfig, Problem, torch_dtype
 from ..config_limits import TMA_ARCHS, Knobs
 from ..gemm_family import BANDS_AND_PROGRAMS, Configs, GemmFamily, Groups, MeasuredFamily, seeded
 from ..workloads import load_dense_models
-from .space import FEATURE_NAMES, FLAGS, SPACE, VALUES, feature_groups, full_space, moved_bytes, smem_bytes, wrong_tile
+from .space import (
+    ACTIVATIONS,
+    FEATURE_NAMES,
+    FLAGS,
+    SPACE,
+    VALUES,
+    feature_groups,
+    flags_of,
+    full_space,
+    moved_bytes,
+    smem_bytes,
+    wrong_tile,
+)
 
 if TYPE_CHECKING:
     import torch
 
-#: What the gate goes through; each but the first is a flag of a problem.
-ACTIVATIONS = ("silu", "gelu", "gelu_tanh")
 #: Rows, columns and depth are 32 bits on the device.
 MOST_ROWS, MOST_COLUMNS = 2**30, 2**30
 
@@ -175,17 +185,6 @@ class GatedMlp(GemmFamily, MeasuredFamily):
         from .triton_kernels import gated_mlp_kernel
 
         return hash_of_kernel(gated_mlp_kernel)
-
-
-def flags_of(activation: str, saves: bool) -> tuple[str, ...]:
-    """The flags of a problem. Raises `ForetuneError` for an activation that there is not.
-
-    >>> flags_of("gelu", saves=True)
-    ('gelu', 'saves')
-    """
-    if activation not in ACTIVATIONS:
-        raise ForetuneError(f"activation must be one of {', '.join(ACTIVATIONS)} but is {activation!r}")
-    return (*(activation,) * (activation != ACTIVATIONS[0]), *("saves",) * saves)
 
 
 def activation_of(problem: Problem) -> str:

@@ -27,8 +27,9 @@ from ..op_calls import (
     ready,
     require,
 )
-from .family import ACTIVATIONS, MOST_COLUMNS, MOST_ROWS, flags_of, wrong_widths
+from .family import MOST_COLUMNS, MOST_ROWS, wrong_widths
 from .launches import launch_backward, prepare_gated
+from .space import ACTIVATIONS, flags_of
 
 if TYPE_CHECKING:
     from ...datasets import DeviceSpec

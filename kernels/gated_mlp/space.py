@@ -7,7 +7,7 @@ from functools import lru_cache
 
 import numpy as np
 
-from ...datasets import DeviceSpec, KernelConfig, Problem
+from ...datasets import DeviceSpec, ForetuneError, KernelConfig, Problem
 from ...datasets.feature_groups import FeatureGroup
 from ...model.configs_memo import remembered
 from ..config_limits import Knobs, KnobValues, programs_that_fit
@@ -105,6 +105,8 @@ def wrong_tile(config: KernelConfig, dtype: str) -> str | None:
     return None
 
 
+#: What the gate goes through; each but the first is a flag of a problem.
+ACTIVATIONS = ("silu", "gelu", "gelu_tanh")
 #: Flags of a problem; without one of the first two the activation is silu.
 FLAGS = ("gelu", "gelu_tanh", "saves")
 
@@ -207,3 +209,14 @@ def _space(configs: tuple[KernelConfig, ...], itemsize: int, device: DeviceSpec)
     smem = [smem_bytes(config, itemsize, device.arch) for config in configs]
     columns = config_columns(configs, smem, device, itemsize=itemsize, rights=2)
     return ConfigTable.of(len(_PROBLEM_FEATURES), CONFIG_FEATURES, columns, _DECIDING)
+
+
+def flags_of(activation: str, saves: bool) -> tuple[str, ...]:
+    """The flags of a problem. Raises `ForetuneError` for an activation that there is not.
+
+    >>> flags_of("gelu", saves=True)
+    ('gelu', 'saves')
+    """
+    if activation not in ACTIVATIONS:
+        raise ForetuneError(f"activation must be one of {', '.join(ACTIVATIONS)} but is {activation!r}")
+    return (*(activation,) * (activation != ACTIVATIONS[0]), *("saves",) * saves)

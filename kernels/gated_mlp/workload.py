@@ -9,7 +9,7 @@ import numpy as np
 from ...datasets import Case, ForetuneError, Problem
 from ...model.splits import RANDOM
 from ..workloads import TENSOR_PARALLEL, TOKENS, Deck, DenseModel, check_drawn, shuffled
-from .family import flags_of
+from .space import flags_of
 
 #: Models whose gate goes through another activation than silu.
 GELU_TANH = ("Gemma",)

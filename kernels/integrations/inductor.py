@@ -22,10 +22,10 @@ from typing import TYPE_CHECKING, Any
 
 from ...datasets import DeviceSpec, ForetuneError, KernelConfig, Problem
 from ...datasets.errors import check_integer, reason_of
-from ...runtime.arguments import bundle_of, warn_once
+from ...runtime.arguments import warn_once
 from ...runtime.launching.source_hash import digest_of
 from ...runtime.launching.stub_driver import device_here
-from ...runtime.shortlist import bundle_in_force
+from ...runtime.shortlist import bundle_in_force, bundle_of
 from ...runtime.timing.timer import Timer, timer_of
 
 if TYPE_CHECKING:

@@ -20,8 +20,9 @@ from ...datasets import DeviceSpec, Family, ForetuneError, KernelConfig, Measura
 from ...datasets.console import table
 from ...datasets.errors import check_between, check_integer, shown
 from ...datasets.problem import MOST_SIZE, POINTS_PER_OCTAVE
-from ..arguments import bundle_of, configs_of, family_of
+from ..arguments import configs_of, family_of
 from ..launching.stub_driver import device_here
+from ..shortlist import bundle_of
 from .dispatch import Dispatch, best_dispatch, fewest_dispatch
 from .losses import SizeLosses, at_size, measured_losses, predicted_losses
 

@@ -15,7 +15,7 @@ from ....datasets import DeviceSpec, Family, ForetuneError, KernelConfig, Measur
 from ....datasets.console import percent, printable
 from ....datasets.errors import check_integer
 from ....datasets.files import check_file, check_folder, check_replaceable, file_word, inside, replacing
-from ...arguments import bundle_of
+from ...shortlist import bundle_of
 from .decision_list import UNKNOWN, Example, Rule, learn_rules
 from .known import KnownKernel, known_kernels
 
