@@ -1,4 +1,4 @@
-"""The console script and `python -m foretune`: all commands, each of which parses, calls a floor and prints."""
+"""The console script and `python -m foretune`: all commands. Each parses, calls a floor and prints."""
 
 from __future__ import annotations
 

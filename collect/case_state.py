@@ -1,4 +1,4 @@
-"""What is known of a case before and while it is measured, from this run and earlier ones."""
+"""`CaseState`: the measurements of one case so far, from this run and earlier ones."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ LEADING_LEAST, LEADING_MOST = 20, 64
 
 @dataclass
 class CaseState:
-    """What is known of the configs of one case on one device."""
+    """The measurements so far of one case's configs on one device."""
 
     scanned_us: dict[KernelConfig, float | None] = field(default_factory=dict)  # None where it failed
     best_us: float = float("inf")  # of the scan

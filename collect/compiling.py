@@ -127,7 +127,7 @@ class CompilePool:
         return len(self._ranks) < self._size
 
     def know(self, binary: Binary, compiled: Compiled) -> None:
-        """Note what is known of a binary from elsewhere, so that it is not compiled."""
+        """Record a binary's result from an earlier run, so that it is not compiled."""
         self._done[binary] = compiled
 
     def check(self) -> None:

@@ -82,7 +82,7 @@ class RowWriter:
 
     `clock` gives seconds. The dataset's provenance has `noted`, which says how configs were chosen, and what `origin`
     returns of a family and a device: where its measurements come from, which is here unless it is set to another
-    function. A method that writes raises `ForetuneError` where the disk takes no more; what it took is kept.
+    function. A method that writes raises `ForetuneError` if the disk is full; rows that were written are kept.
     """
 
     def __init__(

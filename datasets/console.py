@@ -1,6 +1,6 @@
-"""How results look on a terminal or in a notebook (`table`), and how numbers are read from options.
+"""Tables for a terminal or a notebook (`table`), and numbers read from options.
 
-Text from outside is shown as it is: neither as rich's markup nor as a terminal's control codes."""
+Text from outside is shown literally: neither as rich's markup nor as a terminal's control codes."""
 
 from __future__ import annotations
 

@@ -43,7 +43,7 @@ class KnobValues:
 
     @classmethod
     def in_words(cls, family: str, valid: Mapping[str, tuple[str, Sequence[int]]]) -> KnobValues:
-        """Knobs with (which values they may have in words, the values).
+        """Return the values of knobs, each given as (a description of the valid values, the values).
 
         >>> knobs = KnobValues.in_words("row_softmax", {"BLOCK": ("a multiple of 32", range(32, 4096, 32))})
         >>> knobs.wrong({"BLOCK": 48, "num_ctas": 1})
@@ -101,7 +101,7 @@ def with_ranges(own: R, given: Mapping[str, Sequence[int]], valid: Mapping[str, 
     Args:
         own: The ranges.
         given: The new values, by the names of fields.
-        valid: The values that each may have, and these in words.
+        valid: The valid values of each, and their description.
 
     Raises:
         ForetuneError: There is no such range, or it cannot have a value.

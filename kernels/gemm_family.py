@@ -43,7 +43,40 @@ ROUNDED_ONCE = {"bf16": 4e-3, "fp16": 5e-4, "fp32": 1e-5}
 BANDS_AND_PROGRAMS = {"GROUP_M": (1, 1), "PROGRAMS_PER_SM": (1, 1)}
 
 
-class DeclaredFamily(Family):
+class GroupedFeatures(Family):
+    """A family whose features are computed in groups, by what they depend on."""
+
+    def call_features(self, problem: Problem, device: DeviceSpec, configs: Configs) -> Groups:
+        """Return the features of one problem, by what they depend on."""
+        raise NotImplementedError
+
+    def grouped_features(
+        self, problems: Sequence[Problem], device: DeviceSpec, configs: Configs, binaries: Binaries | None
+    ) -> Groups:
+        """Return the features of several problems of one dtype and the same flags: of each problem alone, unless a
+        family has something in common to compute once."""
+        return stacked([self.call_features(problem, device, configs) for problem in problems])
+
+    def feature_groups(
+        self,
+        problems: Sequence[Problem],
+        device: DeviceSpec,
+        configs: Sequence[KernelConfig],
+        binaries: Mapping[KernelConfig, BinaryFacts] | None = None,
+    ) -> Sequence[FeatureGroup]:
+        return self.grouped_features(problems, device, configs, binaries)
+
+    def features(
+        self,
+        problem: Problem,
+        device: DeviceSpec,
+        configs: Sequence[KernelConfig],
+        binaries: Mapping[KernelConfig, BinaryFacts] | None = None,
+    ) -> NDArray[np.float32]:
+        return joined(self.grouped_features((problem,), device, configs, binaries))
+
+
+class DeclaredFamily(GroupedFeatures):
     """A family that declares the values of its knobs, and what of a launch says its problem."""
 
     #: The kernel's parameter that has the problem's dtype.
@@ -80,35 +113,6 @@ class DeclaredFamily(Family):
             or self.wrong_pair(config, problem)
             or self.device_limit(config, problem, device)
         )
-
-    def call_features(self, problem: Problem, device: DeviceSpec, configs: Configs) -> Groups:
-        """Return the features of one problem, by what they depend on."""
-        raise NotImplementedError
-
-    def grouped_features(
-        self, problems: Sequence[Problem], device: DeviceSpec, configs: Configs, binaries: Binaries | None
-    ) -> Groups:
-        """Return the features of several problems of one dtype and the same flags: of each problem alone, unless a
-        family has something in common to compute once."""
-        return stacked([self.call_features(problem, device, configs) for problem in problems])
-
-    def feature_groups(
-        self,
-        problems: Sequence[Problem],
-        device: DeviceSpec,
-        configs: Sequence[KernelConfig],
-        binaries: Mapping[KernelConfig, BinaryFacts] | None = None,
-    ) -> Sequence[FeatureGroup]:
-        return self.grouped_features(problems, device, configs, binaries)
-
-    def features(
-        self,
-        problem: Problem,
-        device: DeviceSpec,
-        configs: Sequence[KernelConfig],
-        binaries: Mapping[KernelConfig, BinaryFacts] | None = None,
-    ) -> NDArray[np.float32]:
-        return joined(self.grouped_features((problem,), device, configs, binaries))
 
     def flags_of_call(self, arguments: Mapping[str, Any]) -> Sequence[str]:
         """Return the flags that a launch's arguments mean."""

@@ -93,19 +93,21 @@ class Op:
         self.call = _call_function(self)
 
     def direct(self, *arguments: Any) -> Any:
-        """What `run` computes, with nothing recorded for a gradient."""
+        """Return what `run` computes, with nothing recorded for a gradient."""
         if self._find is None:
             return self._run(None, *arguments)
-        key = key_of(arguments[: self._tensors], arguments[self._tensors :], self._first)
-        return self._run(self.calls.found(key) or self._found_out(key, arguments), *arguments)
+        return self._run(self.call_of(arguments), *arguments)
 
     def within(self, ctx: Any) -> Callable[..., Any]:
-        """What computes this op in a backward pass: the operator where the forward pass was one, of whose options the
-        configs are texts then, and `direct` elsewhere."""
+        """Return the function that computes this op in a backward pass.
+
+        If the forward pass was the operator, it is the operator too, and configs among the options are texts. Otherwise
+        it is `direct`.
+        """
         return self.operator if ctx.call is None else self.direct
 
     def call_of(self, arguments: tuple[Any, ...]) -> Call[Any]:
-        """What is known of calls like the one of these arguments."""
+        """Return the `Call` of these arguments, found out at the first call like it."""
         key = key_of(arguments[: self._tensors], arguments[self._tensors :], self._first)
         return self.calls.found(key) or self._found_out(key, arguments)
 

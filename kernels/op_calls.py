@@ -58,8 +58,8 @@ class Memo(dict[tuple[Any, ...], Made]):
     most = 4096
 
     def found(self, key: tuple[Any, ...]) -> Made | None:
-        """What is known for this key, or None. Raises `ForetuneError` where an option in it is a list or a dictionary,
-        as a config is not."""
+        """Return the value of this key, or None. Raises `ForetuneError` if an option in it is a list or a dictionary,
+        which a config is not."""
         try:
             return self.get(key)
         except TypeError:
@@ -84,7 +84,7 @@ def key_of(tensors: Sequence[Any], options: Hashable, name: str = "x") -> tuple[
 
 
 class Call(Generic[Seen]):
-    """What is the same for all calls that are alike, found out at the first of them and then looked up.
+    """The facts that similar calls share, found out at the first of them and then looked up.
 
     Args:
         seen: How the family sees their tensors: sizes, layouts, shapes to return.
@@ -193,7 +193,7 @@ def device_at(place: int, name: str = "x") -> DeviceSpec:
 
 
 def _unhashable(key: Any) -> Any:
-    """What in a key, in which options are grouped, has no hash."""
+    """Return the part of a key, whose options are grouped, that has no hash."""
     for one in key:
         try:
             hash(one)
@@ -233,7 +233,7 @@ def check_tensor(name: str, tensor: Any) -> None:
 
 
 class Operand(NamedTuple):
-    """What one tensor of a call must be."""
+    """Requirements for one tensor of a call."""
 
     name: str
     dims: int | None = None  # any number of them if None
@@ -285,7 +285,7 @@ def ready(x: torch.Tensor) -> torch.Tensor:
 
 
 def are_placed(tensors: Sequence[torch.Tensor | None]) -> bool:
-    """Whether all begin at multiples of 16 bytes, as TMA and vector loads do.
+    """Return whether all begin at multiples of 16 bytes, as TMA and vector loads do.
 
     >>> are_placed((torch.zeros(8), None)), are_placed([torch.zeros(8)[1:]])
     (True, False)
@@ -298,9 +298,9 @@ def are_placed(tensors: Sequence[torch.Tensor | None]) -> bool:
 
 
 def needs_operator(tensors: tuple[Any, ...]) -> bool:
-    """Whether PyTorch wants to see an operator: it traces, a dispatch mode is on, a function transform or forward-mode
-    AD is active, the tensors have no memory (meta), or one is of a subclass, whose own way with operators must not be
-    bypassed. Else calling the dispatcher would cost more than the launch."""
+    """Return whether PyTorch wants to see an operator: it traces, a dispatch mode is on, a function transform or
+    forward-mode AD is active, the tensors have no memory (meta), or one is of a subclass, whose own way with operators
+    must not be bypassed. Otherwise calling the dispatcher would cost more than the launch."""
     if torch.compiler.is_compiling():
         return True
     if _dispatch_modes():
@@ -315,12 +315,12 @@ def needs_operator(tensors: tuple[Any, ...]) -> bool:
 
 
 def is_transformed() -> bool:
-    """Whether one of torch.func's transforms, or forward-mode AD, is active."""
+    """Return whether one of torch.func's transforms, or forward-mode AD, is active."""
     return peek_interpreter_stack() is not None or forward_ad._current_level >= 0
 
 
 def needs_gradient(tensors: Sequence[Any]) -> bool:
-    """Whether one of a call's tensors wants a gradient, and gradients are on."""
+    """Return whether one of a call's tensors wants a gradient, and gradients are on."""
     if torch.is_grad_enabled():
         for tensor in tensors:
             if getattr(tensor, "requires_grad", False):

@@ -1,27 +1,44 @@
-"""`imported_op`: what an op's name stands for, imported when it is first asked for.
-
-The caller is about to call it, so what the first call waits for begins here.
-"""
+"""`attach_ops`: the ops of a family's folder, imported when one is first used."""
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Callable, Mapping
 from importlib import import_module
 from typing import Any
 
 
-def imported_op(module: str, package: str, name: str) -> Any:
-    """The attribute of that name, of a module named relatively to a package. Needs torch and triton.
+def attach_ops(package: str, homes: Mapping[str, str]) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
+    """Return the `__getattr__` and the `__dir__` of a package whose ops need torch and triton.
 
-    >>> imported_op(".op", "foretune.kernels.grouped_gemm", "grouped_gemm").__name__
+    The first use of an op is about to call it, so what a first call waits for begins then.
+
+    Args:
+        package: The package's name, which has an `__all__`.
+        homes: The module of each op, relative to the package.
+
+    >>> get, _ = attach_ops("foretune.kernels.grouped_gemm", {"grouped_gemm": ".op"})
+    >>> get("grouped_gemm").__name__
     'grouped_gemm'
     """
-    from triton import knobs
 
-    # Here, because every family's module imports this one, and who only predicts has no use for threads.
-    from ..runtime.launching.collector import collecting_later
-    from ..runtime.launching.triton_hash import hash_triton_ahead
+    def get(name: str) -> Any:
+        if name not in homes:
+            raise AttributeError(f"module {package!r} has no attribute {name!r}")
+        from triton import knobs
 
-    if not knobs.runtime.interpret:  # which compiles nothing
-        hash_triton_ahead()
-    with collecting_later():
-        return getattr(import_module(module, package), name)
+        # Not at the top: every family's folder imports this module, and predicting has no use for threads.
+        from ..runtime.launching.collector import collecting_later
+        from ..runtime.launching.triton_hash import hash_triton_ahead
+
+        if not knobs.runtime.interpret:  # which compiles nothing
+            hash_triton_ahead()
+        with collecting_later():
+            found = getattr(import_module(homes[name], package), name)
+        setattr(sys.modules[package], name, found)
+        return found
+
+    def names() -> list[str]:
+        return list(sys.modules[package].__all__)
+
+    return get, names

@@ -111,7 +111,7 @@ def find_family(family: str | Family | type[Family]) -> Family:
 
 
 def find_measurable(family: str | Family | type[Family]) -> Measurable:
-    """As `find_family`, for who wants to measure. Raises `ForetuneError` for a family that only predicts, too."""
+    """Return a family as `find_family` does. Also raises `ForetuneError` for one that only predicts."""
     found = find_family(family)
     if not isinstance(found, Measurable):
         raise ForetuneError(f"{found.name} can be predicted but not collected: it is a Family and no Measurable")

@@ -97,23 +97,25 @@ class TrainingSet:
 
     @property
     def supported(self) -> NDArray[np.bool_]:
-        """What the family lets through."""
+        """Mask of the configs that the family supports."""
         return supported(self.grid, self.family)
 
     @property
     def measured(self) -> NDArray[np.bool_]:
-        """What was measured, failed launches included."""
+        """Mask of what was measured, failed launches included."""
         return self.grid.measured
 
     @cached_property
     def judged(self) -> NDArray[np.bool_]:
-        """What a ranker may be judged by: candidates that were measured. A run cut short by its budget, or guided by a
-        plan, says nothing about the others."""
+        """Mask of what a ranker may be judged by: candidates that were measured.
+
+        A run cut short by its budget, or guided by a plan, says nothing about the others.
+        """
         return self.candidate & self.measured
 
     @cached_property
     def exhaustive(self) -> NDArray[np.bool_]:
-        """Whether at least `EXHAUSTIVE` of the supported configs are judged, (n_problems,); the others are sparse."""
+        """Mask of problems, (n_problems,), of whose supported configs at least `EXHAUSTIVE` are judged."""
         return is_exhaustive(self.judged, self.supported)
 
     @cached_property
@@ -166,7 +168,7 @@ class TrainingSet:
 
     @property
     def origin(self) -> dict[str, Any]:
-        """What a bundle records of its training data, as JSON values: see `TrainedFamily.origin`."""
+        """The record of the training data in a bundle, as JSON values: see `TrainedFamily.origin`."""
         return {
             "dataset": self.name,
             "measurements_sha256": self._fingerprint(),

@@ -28,7 +28,7 @@ WrongUsage: type[Exception] = typer.BadParameter.__mro__[1]
 INTERRUPTED = 130
 #: Where a context keeps the words of the command line.
 GIVEN = "foretune.given"
-#: The order of `--help`: that in which people come to need the commands.
+#: The order of commands in `--help`: the one in which users need them.
 ORDER = (
     "quickstart", "collect", "train", "adapt", "evaluate", "report", "replay", "predict", "cover", "warmup", "device",
     "export", "bench", "datasets", "cache",

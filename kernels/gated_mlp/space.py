@@ -108,7 +108,7 @@ def wrong_tile(config: KernelConfig, dtype: str) -> str | None:
 #: What the gate goes through; each but the first is a flag of a problem.
 ACTIVATIONS = ("silu", "gelu", "gelu_tanh")
 #: Flags of a problem; without one of the first two the activation is silu.
-FLAGS = ("gelu", "gelu_tanh", "saves")
+FLAGS = (*ACTIVATIONS[1:], "saves")
 
 _PROBLEM_FEATURES = (
     "log_m",

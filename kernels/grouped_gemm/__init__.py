@@ -5,9 +5,9 @@ Importing this imports neither torch nor triton: a prediction needs neither. The
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from ..op_imports import imported_op
+from ..op_imports import attach_ops
 from .measurable import GroupedGemmDW, GroupedGemmDX, GroupedGemmForward
 from .space import estimate_smem_bytes
 
@@ -27,20 +27,13 @@ __all__ = [
     "unsloth_grouped_gemm",
 ]
 
-_HOMES = {
-    "grouped_gemm": ".op",
-    "unsloth_grouped_gemm": ".unsloth",
-    "KernelConfigForward": ".unsloth",
-    "KernelConfigBackward_dX": ".unsloth",
-    "KernelConfigBackward_dW": ".unsloth",
-}
-
-
-def __getattr__(name: str) -> Any:
-    if name in _HOMES:
-        return globals().setdefault(name, imported_op(_HOMES[name], __name__, name))
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-
-
-def __dir__() -> list[str]:
-    return __all__
+__getattr__, __dir__ = attach_ops(
+    __name__,
+    {
+        "grouped_gemm": ".op",
+        "unsloth_grouped_gemm": ".unsloth",
+        "KernelConfigForward": ".unsloth",
+        "KernelConfigBackward_dX": ".unsloth",
+        "KernelConfigBackward_dW": ".unsloth",
+    },
+)

@@ -74,7 +74,7 @@ class TiledLoop:
 
 @dataclass(frozen=True)
 class Prediction:
-    """What the loop comes to, all (n_configs,)."""
+    """The analytic model's estimates for the loop, each (n_configs,)."""
 
     time_us: Column
     resident: Column  # programs that an SM holds

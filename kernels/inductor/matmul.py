@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from ...datasets import BinaryFacts, DeviceSpec, KernelConfig, Problem
-from ...datasets.feature_groups import FeatureGroup, joined, stacked
+from ...datasets import DeviceSpec, KernelConfig, Problem
+from ...datasets.feature_groups import FeatureGroup
 from ...model.configs_memo import remembered
 from ..config_limits import TMA_ARCHS
+from ..gemm_family import Configs, GroupedFeatures, Groups
 from ..matmul.features import FEATURE_NAMES, feature_groups
 from ..matmul.layouts import A_KM, B_KN, BIAS
 from .family import OF_MODEL, InductorTemplate
 
 if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
-
     from .family import Column, TiledLoop
 
 #: Accumulators and a few more is what a thread has registers for; Inductor leaves out what is sure to spill.
@@ -42,7 +40,7 @@ _STREAMED, _STREAMED_TMA = 600, 40
 _LEAST_DEPTH_FP8 = 32
 
 
-class InductorMMFamily(InductorTemplate):
+class InductorMMFamily(GroupedFeatures, InductorTemplate):
     """y = a @ b, with a (batch, m, k) and b (batch, k, n); float8 operands have a scale a row and a column.
 
     Flags: "bias" (addmm and baddbmm: a row of y is added), "a_transposed" and "b_transposed" (the operand's rows are
@@ -119,31 +117,11 @@ class InductorMMFamily(InductorTemplate):
     def feature_names(self) -> tuple[str, ...]:  # type: ignore[override]
         return (*FEATURE_NAMES, *OF_MODEL)
 
-    def features(
-        self,
-        problem: Problem,
-        device: DeviceSpec,
-        configs: Sequence[KernelConfig],
-        binaries: Mapping[KernelConfig, BinaryFacts] | None = None,
-    ) -> NDArray[np.float32]:
-        return joined(self._groups(problem, device, tuple(configs)))
-
-    def feature_groups(
-        self,
-        problems: Sequence[Problem],
-        device: DeviceSpec,
-        configs: Sequence[KernelConfig],
-        binaries: Mapping[KernelConfig, BinaryFacts] | None = None,
-    ) -> Sequence[FeatureGroup]:
-        return stacked([self._groups(problem, device, tuple(configs)) for problem in problems])
-
-    def _groups(
-        self, problem: Problem, device: DeviceSpec, configs: tuple[KernelConfig, ...]
-    ) -> tuple[FeatureGroup, ...]:
+    def call_features(self, problem: Problem, device: DeviceSpec, configs: Configs) -> Groups:
         """Those of our own GEMM for the same work, and what the analytic model adds."""
         import numpy as np
 
-        of_call, *others = feature_groups(_as_ours(problem), device, _by_our_knobs(configs))
+        of_call, *others = feature_groups(_as_ours(problem), device, _by_our_knobs(tuple(configs)))
         if is_exact(problem):  # which our own GEMM never is
             of_call.values[..., FEATURE_NAMES.index("fp32")] = 2
         columns = tuple(range(len(FEATURE_NAMES), len(self.feature_names)))

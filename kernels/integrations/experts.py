@@ -139,7 +139,7 @@ def sizes_between(ends: torch.Tensor) -> torch.Tensor:
 
 def stored_as_n_k(w: torch.Tensor, owner: str) -> torch.Tensor:
     """Weights (groups, N, K) that the op can read: themselves, unless they are a view of what is stored as
-    (groups, K, N). Then they are copied, which is said once for each owner.
+    (groups, K, N). Those are copied, with one warning for each owner.
 
     >>> stored = torch.zeros(2, 8, 16)
     >>> stored_as_n_k(stored, "an example") is stored

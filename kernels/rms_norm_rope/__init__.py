@@ -5,9 +5,9 @@ Importing this imports neither torch nor triton: a prediction needs neither. The
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from ..op_imports import imported_op
+from ..op_imports import attach_ops
 from .family import RmsNormRopeBackward, RmsNormRopeForward
 
 if TYPE_CHECKING:
@@ -15,12 +15,4 @@ if TYPE_CHECKING:
 
 __all__ = ["RmsNormRopeBackward", "RmsNormRopeForward", "rms_norm_rope"]
 
-
-def __getattr__(name: str) -> Any:
-    if name == "rms_norm_rope":
-        return globals().setdefault(name, imported_op(".op", __name__, name))
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-
-
-def __dir__() -> list[str]:
-    return __all__
+__getattr__, __dir__ = attach_ops(__name__, {"rms_norm_rope": ".op"})

@@ -5,9 +5,9 @@ Importing this imports neither torch nor triton: a prediction needs neither. The
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from ..op_imports import imported_op
+from ..op_imports import attach_ops
 from .family import ScaledGemm, ScaledGroupedGemmForward
 
 if TYPE_CHECKING:
@@ -26,17 +26,10 @@ __all__ = [
     "scaled_grouped_gemm",
 ]
 
-_HOMES = {
-    **dict.fromkeys(("scaled_gemm", "scaled_grouped_gemm"), ".op"),
-    **dict.fromkeys([name for name in __all__ if name.startswith("quantize_")], ".quantize"),
-}
-
-
-def __getattr__(name: str) -> Any:
-    if name in _HOMES:
-        return globals().setdefault(name, imported_op(_HOMES[name], __name__, name))
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-
-
-def __dir__() -> list[str]:
-    return __all__
+__getattr__, __dir__ = attach_ops(
+    __name__,
+    {
+        **dict.fromkeys(("scaled_gemm", "scaled_grouped_gemm"), ".op"),
+        **dict.fromkeys([name for name in __all__ if name.startswith("quantize_")], ".quantize"),
+    },
+)

@@ -168,7 +168,7 @@ def section(found: Findings, key: str) -> Section:
 
 
 def render(sections: Mapping[str, Section], facts: Mapping[str, Any]) -> str:
-    """The HTML. `facts` are name and value of what is said of the data and the ranker, at the top."""
+    """Return the HTML. `facts` are names and values of the data and the ranker, shown at the top."""
     from jinja2 import Environment, StrictUndefined
     from markupsafe import Markup
 

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 class KnownTimes:
-    """What is known of one kernel on one device; `of` has it by key.
+    """The times of one kernel on one device; `of` returns them by key.
 
     What has no place in the cache on disk (a launch that is no `Problem`, a config that is more than values, times that
     no GPU measured) is kept in memory alone. Never raises.
@@ -203,8 +203,10 @@ def values_of(configs: Sequence[triton.Config]) -> dict[triton.Config, KernelCon
 
 
 def is_lasting(error: Exception) -> bool:
-    """Whether a config that failed so will fail again: the compiler or the device refuses it. (No memory left, or an
-    argument that is missing, says nothing of the config.)"""
+    """Return whether a config that failed with this error will fail again: the compiler or the device refuses it.
+
+    Out of memory, or a missing argument, says nothing of the config.
+    """
     from triton.errors import TritonError
 
     from .isolation import CrashError

@@ -34,7 +34,7 @@ class TuningFailed(ForetuneError):  # noqa: N818 - what happened, as people say 
 
 
 class Measured(NamedTuple):
-    """What was measured of a config: the median time of `samples` calls, or why there is none."""
+    """The result of timing a config: the median time of `samples` calls, or why there is none."""
 
     status: Status
     time_us: float | None = None  # None unless the status is OK
@@ -66,7 +66,7 @@ def failure_of(error: Exception) -> tuple[Status, str]:
 
 
 class Known(Protocol[C]):
-    """What is known of the candidates of one key, and where what is found out is kept."""
+    """The memory of one key's candidates: results from before, and where new ones are kept."""
 
     def recall(self, candidates: Sequence[C]) -> Mapping[C, Measured]:
         """Return what is known of some of these."""
@@ -205,7 +205,7 @@ class TuningSession(Generic[C]):
 
 
 def is_capturing() -> bool:
-    """Whether a CUDA graph is being captured, when the device cannot be waited for."""
+    """Return whether a CUDA graph is being captured; the device cannot be waited for then."""
     torch = sys.modules.get("torch")
     return torch is not None and torch.cuda.is_available() and bool(torch.cuda.is_current_stream_capturing())
 

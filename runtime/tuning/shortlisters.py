@@ -56,7 +56,7 @@ class Shortlister(ABC):
         """Return which configs to try, the best first, as FORETUNE_MODE has it."""
 
     def supports(self, config: triton.Config, problem: Problem) -> bool:
-        """Whether a config that was chosen for the problem's stand-in can run the problem itself."""
+        """Return whether a config that was chosen for the problem's stand-in can run the problem itself."""
         return True
 
     def learn(self, problem: Problem, times_us: Mapping[KernelConfig, float | None], ranks: int = 0) -> None:  # noqa: B027 - optional

@@ -15,7 +15,8 @@ from ....datasets import DeviceSpec, Family, ForetuneError, KernelConfig, Measur
 from ....datasets.console import percent, printable
 from ....datasets.errors import check_integer
 from ....datasets.files import check_file, check_folder, check_replaceable, file_word, inside, replacing
-from ...shortlist import bundle_of
+from ...how_many import HowMany
+from ...shortlist import bundle_of, chooser_of
 from .decision_list import UNKNOWN, Example, Rule, learn_rules
 from .known import KnownKernel, known_kernels
 
@@ -178,9 +179,6 @@ def _examples(known: KnownKernel) -> list[Example]:
 
 def _predicted(family: Family, problem: Problem, device: DeviceSpec, bundle: Bundle | None) -> Slowdowns | None:
     """Return the predicted slowdowns of all configs that can run a problem; None where nothing is predicted."""
-    from ...how_many import HowMany
-    from ...shortlist import chooser_of
-
     chooser = chooser_of(family, device, bundle=bundle)
     answer = chooser.choose(problem, HowMany(len(chooser.configs)))
     return dict(zip(answer.configs, answer.predicted_slowdown, strict=True)) if answer.predicted else None

@@ -36,7 +36,7 @@ VARIABLE = "FORETUNE_TUNE"
 
 
 class Reuse(str, Enum):
-    """How far what was found out before is trusted: what becomes of a key that was tuned before."""
+    """How far earlier results are trusted: what happens with a key that was tuned before."""
 
     KNOWN = "known"  # it is used, with a warning where another driver, torch, Triton or Python measured it
     STRICT = "strict"  # it is used where the same versions measured it
@@ -90,7 +90,7 @@ class FunctionTuner(WrappedFunction):
         self._generation = self.cache.generation
 
     def _remembered(self, key: tuple[str, str, int]) -> Any:
-        """What was chosen in this process, unless the cache has changed since."""
+        """Return what was chosen in this process, unless the cache has changed since."""
         if self._generation != self.cache.generation:
             self._generation = self.cache.generation
             self._chosen.clear()
@@ -104,7 +104,7 @@ class FunctionTuner(WrappedFunction):
         return self._record_key(call), fixed, Ranks(group).number
 
     def _bears_trials(self, call: Call, consequence: str | None = None) -> bool:
-        """Whether a call may be repeated. Where not, warn of a consequence, or raise `ForetuneError` without one."""
+        """Return whether a call may be repeated. If not, warn of the consequence, or raise `ForetuneError` if None."""
         if (reason := self._effects.used_up(call.named)) is None:
             return True
         if consequence is None:
@@ -165,7 +165,7 @@ class CallTuning:
                 undo()
 
     def is_shared(self, gist: str) -> bool:
-        """Whether all ranks know the same. What only some of them know has to be measured again, in step."""
+        """Return whether all ranks know the same. Results that only some of them have are measured again, in step."""
         return len(set(self.ranks.exchange("what is known", gist))) == 1
 
     def measure(
