@@ -20,8 +20,11 @@ from .kernels.api import (
     collect_dataset as collect_dataset,
     configs as configs,
     cover as cover,
+    evaluate as evaluate,
     prune as prune,
+    report as report,
     shortlist as shortlist,
+    train as train,
     tune as tune,
 )
 from .kernels.gated_mlp import gated_mlp as gated_mlp

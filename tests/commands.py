@@ -18,7 +18,7 @@ SUBCOMMANDS += ("cache show", "cache clear", "cache export", "cache import", "ca
 FAMILY = "grouped_gemm_fwd"
 LAYER = "--groups 64 --rows 8192 --n 2048 --k 1024"
 #: A small dataset.
-MEASURED = Path(__file__).parent / "third_party" / "measured_h200"
+MEASURED = Path(__file__).parents[1] / "kernels" / "examples" / "measured_h200"
 PREDICT = f"predict {FAMILY} --device h200 {LAYER}"
 
 

@@ -130,7 +130,9 @@ def test_cross_validation_tells_what_a_ranker_of_it_is_worth(installed, data):
 @pytest.mark.slow
 def test_what_a_card_measured_of_it_is_learned_better_than_any_list(installed):
     """64 shapes of each, from an H200 (`on_gpu.py` collected them, 2026-11)."""
-    judged = json.loads(installed.foretune("evaluate", "--data", PACKAGE / "measured_h200", "--json"))["families"]
+    judged = json.loads(
+        installed.foretune("evaluate", "--data", HERE.parent / "kernels" / "examples" / "measured_h200", "--json")
+    )["families"]
     assert sorted(judged) == sorted(FAMILIES)
     for one in judged.values():
         assert one["problems"] == 64

@@ -16,8 +16,9 @@ from ...datasets.console import span, whole_numbers
 from ...datasets.errors import MOST, abridged
 from ...datasets.progress import showing
 from .. import families, find_family, find_measurable
+from ..api import datasets_merged
 from .app import command
-from .inputs import TAKES_DIMENSIONS, device_or_this_gpu, load_all, problem_of
+from .inputs import TAKES_DIMENSIONS, device_or_this_gpu, problem_of
 from .options import (
     FAMILY,
     AsJson,
@@ -224,7 +225,7 @@ def warmup(
     from ...runtime import use_stub_driver
     from ...runtime.tuning.warmup import problems_from_csv, warm_up, warm_up_seen
 
-    logged = [case.problem for case in load_all(data).cases] if data else []
+    logged = [case.problem for case in datasets_merged(data).cases] if data else []
     if family in families() or ":" in family or not ("." in family or _is_module(family)):
         kernel = find_measurable(family)
         if shapes is None and not data:

@@ -12,8 +12,9 @@ from ...datasets import Family
 from ...datasets.console import whole_number, whole_numbers
 from ...datasets.errors import MOST
 from .. import find_measurable
+from ..api import datasets_merged, families_in
 from .app import INTERRUPTED, command
-from .inputs import families_of, for_each_family, load_all
+from .inputs import for_each_family
 from .options import (
     FAMILY,
     MOST_SMS,
@@ -155,10 +156,10 @@ def replay(
     from ...collect.plan import Adaptive
     from ...collect.replay import replay_plan
 
-    dataset, adaptive = load_all(data), partial(Adaptive, share=share)
+    dataset, adaptive = datasets_merged(data), partial(Adaptive, share=share)
 
     def replayed(kernel: Family) -> Replay:
         return replay_plan(dataset, kernel, adaptive)
 
     what = "measuring by the plan, training and judging"
-    emit(ByFamily(for_each_family(replayed, dataset, families_of(dataset, family), what, _REPLAYING_S)), as_json)
+    emit(ByFamily(for_each_family(replayed, dataset, families_in(dataset, family), what, _REPLAYING_S)), as_json)

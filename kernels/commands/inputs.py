@@ -12,12 +12,11 @@ from typer.core import TyperCommand
 
 from ...datasets import DeviceSpec, Family, ForetuneError, Problem
 from ...datasets.console import whole_number
-from ...datasets.errors import abridged, warn
-from ...datasets.log_part import LOGGED
+from ...datasets.errors import abridged
 from ...datasets.progress import share_of, showing
-from .. import families, find_family
+from .. import find_family
 from .app import GIVEN
-from .options import SHIPPED, given_as
+from .options import given_as
 
 if TYPE_CHECKING:
     from ...datasets.dataset import Dataset
@@ -97,57 +96,6 @@ def bundle_at(path: Path | None) -> Bundle | None:
     from ...model import load_bundle
 
     return None if path is None else load_bundle(path)
-
-
-def load_all(data: Sequence[str] | None) -> Dataset:
-    """Return one dataset, or several merged."""
-    from ...datasets import load
-
-    loaded = [load(one) for one in data or [SHIPPED]]
-    if len(loaded) == 1:
-        return loaded[0]
-    from ...datasets.merge import merge_datasets
-
-    return merge_datasets(loaded, name="+".join(one.name for one in loaded))
-
-
-def families_of(dataset: Dataset, only: Iterable[str] | None = None) -> dict[str, Family]:
-    """Return the families in a dataset, or those that are named.
-
-    Kernels that were only logged while they were tuned, and that no family declares, are left out with a warning if
-    there are others.
-    """
-    names = list(only or dataset.families)
-    undeclared = [] if only else [name for name in names if _is_undeclared(dataset, name)]
-    if undeclared and len(undeclared) == len(names):
-        raise ForetuneError(
-            f"{dataset.name} has logged times of {_few(undeclared)}, of which no family is registered: name one as "
-            "--family package.module:attribute. What an attached kernel without a family learned is in the choice cache"
-        )
-    if undeclared:
-        warn(
-            f"{dataset.name}: the logged times of {_few(undeclared)} are left out, for no family is registered for them"
-        )
-    found = [find_family(name) for name in names if name not in undeclared]
-    return {family.name: family for family in found}
-
-
-def _is_undeclared(dataset: Dataset, name: str) -> bool:
-    return name not in families() and dataset.plans(name) == {LOGGED}
-
-
-def _few(names: Sequence[str]) -> str:
-    more = f" and {len(names) - 4} more" if len(names) > 4 else ""
-    return ", ".join(names[:4]) + more
-
-
-def judged_families(dataset: Dataset, only: Iterable[str] | None, bundle: Bundle | None) -> dict[str, Family]:
-    """Return the families in a dataset that can be judged: with a bundle, those that it has."""
-    families = families_of(dataset, only)
-    kernels = {name: family for name, family in families.items() if bundle is None or name in bundle.families}
-    if not kernels:
-        raise ForetuneError(f"the bundle has none of the families in {dataset.name}: {', '.join(dataset.families)}")
-    return kernels
 
 
 def for_each_family(

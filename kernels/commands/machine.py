@@ -12,8 +12,9 @@ from ...datasets import DeviceSpec, ForetuneError
 from ...datasets.errors import abridged, printable
 from ...datasets.progress import showing
 from .. import find_family, find_measurable
+from ..api import datasets_merged
 from .app import bench, command
-from .inputs import bundle_at, gpu_needed, load_all
+from .inputs import bundle_at, gpu_needed
 from .options import (
     EXAMPLE,
     FAMILY,
@@ -167,7 +168,7 @@ def bench_kernels(
         compared = compare_kernels(
             comparisons,
             measured(gpu),
-            load_all(known) if known else None,
+            datasets_merged(known) if known else None,
             bundle_at(bundle),
             only=only,
             against=against or (),

@@ -12,8 +12,9 @@ from ...datasets import DeviceSpec, Family
 from ...datasets.errors import printable
 from ...datasets.progress import showing
 from .. import find_measurable
+from ..api import datasets_merged, families_in, judged_families
 from .app import command
-from .inputs import bundle_at, families_of, for_each_family, judged_families, live_gpu, load_all, rows_of
+from .inputs import bundle_at, for_each_family, live_gpu, rows_of
 from .options import EXAMPLE, FAMILY, SHIPPED, AsJson, Data, OnlyFamilies, ToJudge, amount, count, dataset_names, option
 from .printing import ByFamily, Printed, emit, left_out_of
 
@@ -71,8 +72,8 @@ def train(
 
     check_bundle_folder(out)
     kept = None if keep is None else load_bundle(None if keep == SHIPPED_BUNDLE else keep)
-    dataset = load_all(data)
-    families = families_of(dataset, family)
+    dataset = datasets_merged(data)
+    families = families_in(dataset, family)
     with showing(f"training on {' and '.join(data)}", _TRAINING_S * rows_of(dataset, families)):
         trained = train_bundle(dataset, families)
     merged = trained if kept is None else trained.beside(kept)
@@ -103,8 +104,8 @@ def adapt(
     from ..api import adapt as adapted_by_name
 
     check_bundle_folder(out)
-    given, dataset = load_bundle(bundle), load_all(data)
-    families = families_of(dataset, family or [name for name in dataset.families if name in given.families])
+    given, dataset = load_bundle(bundle), datasets_merged(data)
+    families = families_in(dataset, family or [name for name in dataset.families if name in given.families])
     with showing(f"adapting to {' and '.join(data)}", _TRAINING_S * rows_of(dataset, families)):
         adapted = adapted_by_name(dataset, bundle=given, family=list(families.values()))
     adapted.save(out)
@@ -160,7 +161,7 @@ def evaluate(
     given = bundle_at(bundle)
     names = ",".join(baselines or ["fast"]).split(",")
     with showing(f"loading {' and '.join(data or [SHIPPED])}"):
-        dataset = load_all(data)
+        dataset = datasets_merged(data or [SHIPPED])
         kernels = judged_families(dataset, family, given)
         rivals = {name: choose_rivals(names, baselines_of(kernel)) for name, kernel in kernels.items()}
     what, row_s = ("judging the bundle", _JUDGING_S) if given else (f"training and judging, by {split}", _EVALUATING_S)
@@ -211,7 +212,7 @@ def report(
     if plots is not None:
         check_plots_folder(plots)
     given = bundle_at(bundle)
-    dataset = load_all(data)
+    dataset = datasets_merged(data or [SHIPPED])
     kernels = judged_families(dataset, family, given)
     row_s = (_JUDGING_S if given else _EVALUATING_S) + (0.0 if quick else _CURVE_S)
     with showing("training and judging" if given is None else "judging the bundle", row_s * rows_of(dataset, kernels)):

@@ -81,7 +81,7 @@ def test_datasets_as_json_is_the_contract() -> None:
 
 
 def test_datasets_are_merged_and_sealed(tmp_path: Path) -> None:
-    measured = Path(__file__).parents[1] / "third_party" / "measured_h200"
+    measured = Path(__file__).parents[2] / "kernels" / "examples" / "measured_h200"
     rows = len(datasets.load(measured).measurements)
     merged = json.loads(call(f"datasets merge {measured} {measured} --json --out", tmp_path / "both").stdout)
     # What is there twice is dropped.

@@ -8,7 +8,7 @@ import pytest
 from commands import FAMILY, LAYER, call, words
 from foretune import ForetuneError, ForetuneWarning, KernelConfig, Problem
 from foretune.datasets import load
-from foretune.kernels.commands.inputs import families_of
+from foretune.kernels.api import families_in
 from foretune.runtime.timing.flywheel import VARIABLE, log_row
 from remembered import CONFIGS, H200, KERNEL, problem
 
@@ -28,13 +28,13 @@ def test_they_are_left_out_with_a_warning_where_there_are_others(log: Path) -> N
     dataset = load(log)
     assert dataset.families == (FAMILY, KERNEL)
     with pytest.warns(ForetuneWarning, match=f"log: the logged times of {KERNEL} are left out"):
-        assert list(families_of(dataset)) == [FAMILY]
+        assert list(families_in(dataset)) == [FAMILY]
     with pytest.raises(ForetuneError, match=f"unknown kernel family '{KERNEL}'"):
-        families_of(dataset, [FAMILY, KERNEL])  # it was asked for
+        families_in(dataset, [FAMILY, KERNEL])  # it was asked for
 
 
 def test_where_there_are_no_others_it_is_said_what_to_do(log: Path, tmp_path: Path) -> None:
     result = call(f"train --data {log} --out {tmp_path / 'bundle'}")
     assert result.exit_code == 1
-    assert f"logged times of {KERNEL}, of which no family is registered" in words(result.stderr)
-    assert "--family package.module:attribute" in words(result.stderr)
+    assert f"logged times of {KERNEL}, but no family is registered for them" in words(result.stderr)
+    assert "--family package.module:Class" in words(result.stderr)

@@ -24,7 +24,7 @@ TRITON_CONFIGS = [config.to_triton() for config in CONFIGS[:6]]
 PROBLEM = CASES[0].problem
 OTHER = foretune.Problem.of("grouped_gemm_fwd", groups=8, rows=256, n=512, k=512)
 ROOT = Path(foretune.__file__).parent
-MEASURED = ROOT / "tests" / "third_party" / "measured_h200"
+MEASURED = ROOT / "kernels" / "examples" / "measured_h200"
 #: By what an argument is for; odd values may stand for any of them.
 RIGHT: dict[str, list[Any]] = {
     "family": ["grouped_gemm_fwd", FAMILY, FakeFamily, "fakes:FakeFamily"],
