@@ -14,22 +14,24 @@ from .datasets import (
 )
 from .kernels import families as families, register as register, spaces as spaces
 from .kernels.api import (
-    adapt as adapt,
     attach as attach,
     autotune as autotune,
-    collect_dataset as collect_dataset,
     configs as configs,
     cover as cover,
-    evaluate as evaluate,
     prune as prune,
-    report as report,
     shortlist as shortlist,
-    train as train,
     tune as tune,
 )
 from .kernels.gated_mlp import gated_mlp as gated_mlp
 from .kernels.grouped_gemm import grouped_gemm as grouped_gemm
 from .kernels.integrations import use as use
+from .kernels.learning import (
+    adapt as adapt,
+    collect_dataset as collect_dataset,
+    evaluate as evaluate,
+    report as report,
+    train as train,
+)
 from .kernels.matmul import matmul as matmul
 from .kernels.rms_norm_rope import rms_norm_rope as rms_norm_rope
 from .kernels.scaled_gemm import scaled_gemm as scaled_gemm, scaled_grouped_gemm as scaled_grouped_gemm

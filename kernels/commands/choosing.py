@@ -16,7 +16,7 @@ from ...datasets.console import span, whole_numbers
 from ...datasets.errors import MOST, abridged
 from ...datasets.progress import showing
 from .. import families, find_family, find_measurable
-from ..api import datasets_merged
+from ..learning import datasets_merged
 from .app import command
 from .inputs import TAKES_DIMENSIONS, device_or_this_gpu, problem_of
 from .options import (

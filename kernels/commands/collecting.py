@@ -12,7 +12,7 @@ from ...datasets import Family
 from ...datasets.console import whole_number, whole_numbers
 from ...datasets.errors import MOST
 from .. import find_measurable
-from ..api import datasets_merged, families_in
+from ..learning import datasets_merged, families_in
 from .app import INTERRUPTED, command
 from .inputs import for_each_family
 from .options import (

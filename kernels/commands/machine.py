@@ -12,7 +12,7 @@ from ...datasets import DeviceSpec, ForetuneError
 from ...datasets.errors import abridged, printable
 from ...datasets.progress import showing
 from .. import find_family, find_measurable
-from ..api import datasets_merged
+from ..learning import datasets_merged
 from .app import bench, command
 from .inputs import bundle_at, gpu_needed
 from .options import (

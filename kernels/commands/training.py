@@ -12,7 +12,7 @@ from ...datasets import DeviceSpec, Family
 from ...datasets.errors import printable
 from ...datasets.progress import showing
 from .. import find_measurable
-from ..api import datasets_merged, families_in, judged_families
+from ..learning import datasets_merged, families_in, judged_families
 from .app import command
 from .inputs import bundle_at, for_each_family, live_gpu, rows_of
 from .options import EXAMPLE, FAMILY, SHIPPED, AsJson, Data, OnlyFamilies, ToJudge, amount, count, dataset_names, option
@@ -101,7 +101,7 @@ def adapt(
     """
     from ...model import load_bundle
     from ...model.bundle_file import check_bundle_folder
-    from ..api import adapt as adapted_by_name
+    from ..learning import adapt as adapted_by_name
 
     check_bundle_folder(out)
     given, dataset = load_bundle(bundle), datasets_merged(data)

@@ -8,7 +8,7 @@ import pytest
 from commands import FAMILY, LAYER, call, words
 from foretune import ForetuneError, ForetuneWarning, KernelConfig, Problem
 from foretune.datasets import load
-from foretune.kernels.api import families_in
+from foretune.kernels.learning import families_in
 from foretune.runtime.timing.flywheel import VARIABLE, log_row
 from remembered import CONFIGS, H200, KERNEL, problem
 

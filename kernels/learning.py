@@ -1,0 +1,303 @@
+"""The public functions of `foretune` that collect data, train on them and evaluate what was learned.
+
+A family is also accepted by name, and data as a folder or by the name of a shipped dataset. What a function needs is
+imported by its call: importing this module imports neither torch, pandas nor NumPy. `collect_dataset` needs collect/,
+the floor above; nothing in kernels/ but the commands imports this module.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+
+from ..datasets import Family, ForetuneError
+from .registry import families, find_family, find_measurable
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from ..collect.summary import Summary
+    from ..datasets import Case
+    from ..datasets.dataset import Dataset
+    from ..model import Bundle, Evaluation
+    from ..model.report import Report
+
+#: A family, its class, its name, or "package.module:attribute".
+FamilyLike: TypeAlias = Family | type[Family] | str
+#: A dataset, its folder, or the name of a shipped one.
+DataLike: TypeAlias = "Dataset | Path | str"
+
+
+def collect_dataset(
+    family: FamilyLike | Sequence[FamilyLike],
+    *,
+    out: Path | str,
+    cases: Sequence[Case] | None = None,
+    plan: str = "exhaustive",
+    known: Dataset | None = None,
+    share: float | None = None,
+    budget_s: float | None = None,
+    gpus: int | None = None,
+    resume: bool = True,
+    progress: bool = True,
+) -> Summary:
+    """Measure the config spaces of one family or several on this machine's GPUs, as `foretune collect` does.
+
+    If the process is killed or interrupted, the next call continues.
+
+    Args:
+        family: The families, which must be `Measurable`.
+        out: The dataset's folder.
+        cases: The problems to measure; if None, those of `known`, or those that each family draws.
+        plan: "exhaustive", "adaptive", "thin" or "missing".
+        known: The dataset that `plan="missing"` adds to.
+        share: The part of each problem's configs that "adaptive" or "thin" tries, such as 0.03.
+        budget_s: Seconds after which it stops.
+        gpus: How many GPUs to use; all that are visible if None.
+        resume: Whether to continue an earlier run in `out`; if not, `out` must not have one.
+        progress: Whether to show progress on stderr.
+
+    Raises:
+        ForetuneError: A family can only predict, or as for `foretune collect`.
+
+    >>> collect_dataset("grouped_gemm_fwd", out="measured", budget_s=1200)  # doctest: +SKIP
+    Summary(plan='exhaustive', cases=74, ...)
+    """
+    from ..collect.campaign import collect_on_gpus
+    from ..collect.cases import cases_like, draw_cases
+    from ..collect.plan import checked_dataset
+    from ..datasets.errors import check_flag
+    from ..datasets.progress import showing_steps
+
+    for name, value in (("resume", resume), ("progress", progress)):
+        check_flag(name, value)
+    measurable = [find_measurable(one) for one in _several(family)]
+    if cases is None and known is not None:
+        cases = [case for one in measurable for case in cases_like(checked_dataset(known), one.name)]
+    drawn = [case for one in measurable for case in draw_cases(one)] if cases is None else cases
+    options: dict[str, Any] = {"gpus": gpus, "plan": plan, "known": known, "share": share, "budget_s": budget_s}
+    with showing_steps(progress) as on_progress:
+        return collect_on_gpus(measurable, drawn, out, resume=resume, on_progress=on_progress, **options)
+
+
+def train(
+    data: DataLike | Sequence[DataLike],
+    *,
+    family: FamilyLike | Sequence[FamilyLike] | None = None,
+    keep: Bundle | Path | str | None = None,
+) -> Bundle:
+    """Train a bundle on measurements, as `foretune train` does.
+
+    The same data, families and versions give the same bundle, byte for byte.
+
+    Args:
+        data: The measurements: a dataset, its folder, or the name of a shipped one; or several of these.
+        family: One family of the data or several; all registered families in the data if None.
+        keep: A bundle, or its folder: its other families become part of the new bundle.
+
+    Returns:
+        The trained bundle. `save(folder)` writes it.
+
+    Raises:
+        ForetuneError: The data have none of the families, a family is not registered, or data cannot be read.
+
+    >>> bundle = train("h200_rms_norm_rope", family="rms_norm_rope_bwd")  # doctest: +SKIP
+    >>> bundle.save("my-bundle")  # doctest: +SKIP
+    """
+    from ..model import load_bundle
+    from ..model.bundle import Bundle
+    from ..model.train import train_bundle
+
+    kept = keep if keep is None or isinstance(keep, Bundle) else load_bundle(keep)
+    dataset = datasets_merged(_several_data(data))
+    trained = train_bundle(dataset, families_in(dataset, None if family is None else _several(family)))
+    return trained if kept is None else trained.beside(kept)
+
+
+def adapt(
+    data: Dataset | Path | str,
+    *,
+    bundle: Bundle | Path | str | None = None,
+    family: FamilyLike | Sequence[FamilyLike] | None = None,
+) -> Bundle:
+    """Return a bundle that knows another card as well: `bundle` with more trees, which learn from a few measurements.
+
+    Five minutes of `foretune collect --plan adaptive` on the card are enough; the bundle's own data are not needed.
+
+    Args:
+        data: The measurements of the new card: a dataset, its folder, or the name of a shipped one.
+        bundle: The bundle to begin with, or its folder; the shipped one if None.
+        family: One family of `data` or several; all that the bundle knows if None.
+
+    Raises:
+        ForetuneError: The two have no family in common, or an argument is not one of these.
+
+    >>> adapt("small").save("my-bundle")  # doctest: +SKIP
+    """
+    from ..model import load_bundle
+    from ..model.bundle import Bundle
+    from ..model.train import adapt_bundle
+
+    dataset = dataset_of(data)
+    given = bundle if isinstance(bundle, Bundle) else load_bundle(bundle)
+    wanted = [name for name in dataset.families if name in given.families] if family is None else _several(family)
+    found = [find_family(one) for one in wanted]
+    return adapt_bundle(given, dataset, {one.name: one for one in found})
+
+
+def evaluate(
+    data: DataLike | Sequence[DataLike],
+    *,
+    bundle: Bundle | Path | str | None = None,
+    family: FamilyLike | Sequence[FamilyLike] | None = None,
+    split: Literal["model", "device", "size"] = "model",
+    baselines: Sequence[str] = ("fast",),
+    jobs: int = 2,
+) -> dict[str, Evaluation]:
+    """Return the regret of shortlists for each family in the data, as `foretune evaluate` prints it.
+
+    Args:
+        data: The measurements to judge on: a dataset, its folder, or the name of a shipped one; or several of these.
+        bundle: A bundle to judge as it is, or its folder. If None, rankers are trained and judged by cross-validation.
+        family: One family of the data or several; all registered families in the data if None.
+        split: What cross-validation holds out: model families, each device, or the largest sizes.
+        baselines: What to compare with: "fast", "all", or names such as "random", "static" and "nearest".
+        jobs: Folds that are trained and judged in parallel.
+
+    Returns:
+        An evaluation for each family, by name.
+
+    Raises:
+        ForetuneError: The data have none of the families, or cannot be split this way.
+
+    >>> evaluate("h200_gated_mlp")["gated_mlp"].to_json()["regret"]["1"]["geomean"]  # doctest: +SKIP
+    1.0202
+    """
+    from ..model import load_bundle
+    from ..model.baselines import choose_rivals
+    from ..model.bundle import Bundle
+    from ..model.cross_validation import cross_validate, evaluate_bundle
+    from .comparisons import baselines_of
+
+    given = bundle if bundle is None or isinstance(bundle, Bundle) else load_bundle(bundle)
+    dataset = datasets_merged(_several_data(data))
+    judged: dict[str, Evaluation] = {}
+    for name, one in judged_families(dataset, None if family is None else _several(family), given).items():
+        rivals = choose_rivals(baselines, baselines_of(one))
+        if given is None:
+            judged[name] = cross_validate(dataset, one, split=split, rivals=rivals, jobs=jobs)
+        else:
+            judged[name] = evaluate_bundle(dataset, given, one, rivals=rivals, jobs=jobs)
+    return judged
+
+
+def report(
+    data: DataLike | Sequence[DataLike],
+    *,
+    bundle: Bundle | Path | str | None = None,
+    family: FamilyLike | Sequence[FamilyLike] | None = None,
+    quick: bool = False,
+) -> Report:
+    """Return an HTML report on how good the shortlists are, as `foretune report` writes it.
+
+    Args:
+        data: The measurements to judge on: a dataset, its folder, or the name of a shipped one; or several of these.
+        bundle: A bundle to judge as it is, or its folder. If None, rankers are trained and judged by cross-validation.
+        family: One family of the data or several; all registered families in the data if None.
+        quick: Leave out the learning curve, which needs more training.
+
+    Returns:
+        The report: `save(file)` writes the page, `save_plots(folder)` its figures as SVG files.
+
+    Raises:
+        ForetuneError: `foretune[report]` is not installed, or as for `evaluate`.
+
+    >>> report("h200_gated_mlp", quick=True).save("report.html")  # doctest: +SKIP
+    """
+    from ..model import load_bundle
+    from ..model.bundle import Bundle
+    from ..model.report import make_report
+
+    given = bundle if bundle is None or isinstance(bundle, Bundle) else load_bundle(bundle)
+    dataset = datasets_merged(_several_data(data))
+    kernels = judged_families(dataset, None if family is None else _several(family), given)
+    return make_report(dataset, kernels, given, quick=quick)
+
+
+def datasets_merged(data: Sequence[DataLike]) -> Dataset:
+    """Return one dataset, or several merged."""
+    from ..datasets.merge import merge_datasets
+
+    loaded = [dataset_of(one) for one in data]
+    return loaded[0] if len(loaded) == 1 else merge_datasets(loaded, name="+".join(one.name for one in loaded))
+
+
+def families_in(dataset: Dataset, only: Iterable[FamilyLike] | None = None) -> dict[str, Family]:
+    """Return the families in a dataset, or the given ones, by name.
+
+    Kernels that were only logged while they were tuned, and that no family declares, are left out with a warning if
+    the dataset has other families.
+
+    Raises:
+        ForetuneError: A name is not registered, or no kernel in the dataset has a family.
+    """
+    from ..datasets.errors import warn
+    from ..datasets.log_part import LOGGED
+
+    if only is not None:
+        return {family.name: family for family in map(find_family, only)}
+    undeclared = [name for name in dataset.families if name not in families() and dataset.plans(name) == {LOGGED}]
+    if undeclared and len(undeclared) == len(dataset.families):
+        raise ForetuneError(
+            f"{dataset.name} has logged times of {_few(undeclared)}, but no family is registered for them: name one "
+            "with --family package.module:Class. What tuning learned of an attached kernel is in the choice cache"
+        )
+    if undeclared:
+        warn(f"{dataset.name}: the logged times of {_few(undeclared)} are left out: no family is registered for them")
+    found: dict[str, Family] = {}
+    for name in dataset.families:
+        if name in undeclared:
+            continue
+        try:
+            found[name] = find_family(name)
+        except ForetuneError as error:
+            raise ForetuneError(
+                f"{dataset.name} has measurements of {name}, which is not a registered family: name its class with "
+                f"--family package.module:Class, or register it ({error})"
+            ) from None
+    return found
+
+
+def judged_families(dataset: Dataset, only: Iterable[FamilyLike] | None, bundle: Bundle | None) -> dict[str, Family]:
+    """Return the families in a dataset that can be judged, by name: with a bundle, those that it has.
+
+    Raises:
+        ForetuneError: The bundle has none of them, or as `families_in`.
+    """
+    found = families_in(dataset, only)
+    judged = {name: family for name, family in found.items() if bundle is None or name in bundle.families}
+    if not judged:
+        raise ForetuneError(f"the bundle has none of the families in {dataset.name}: {', '.join(dataset.families)}")
+    return judged
+
+
+def dataset_of(data: DataLike) -> Dataset:
+    """Return a dataset as it is, or read the one that a folder or a shipped name stands for."""
+    from ..datasets import load
+    from ..datasets.dataset import Dataset
+
+    return data if isinstance(data, Dataset) else load(data)
+
+
+def _few(names: Sequence[str]) -> str:
+    """Return up to four names as text, and how many more there are."""
+    more = f" and {len(names) - 4} more" if len(names) > 4 else ""
+    return ", ".join(names[:4]) + more
+
+
+def _several_data(data: DataLike | Sequence[DataLike]) -> Sequence[DataLike]:
+    return data if isinstance(data, (list, tuple)) else [data]  # type: ignore[list-item]
+
+
+def _several(family: FamilyLike | Sequence[FamilyLike]) -> Sequence[FamilyLike]:
+    return [family] if isinstance(family, (str, type)) or not isinstance(family, Sequence) else family
