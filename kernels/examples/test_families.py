@@ -1,0 +1,29 @@
+"""The contract of each example family: `TRITON_INTERPRET=1 pytest kernels/examples/test_families.py`."""
+
+from attention import CausalAttention
+from foretune import Problem
+from foretune.kernels.testing import FamilyContract
+from in_place import BiasGelu
+from softmax import RowSoftmax
+
+
+class TestRowSoftmax(FamilyContract):
+    """Run the contract with the softmax."""
+
+    family = RowSoftmax
+
+
+class TestBiasGelu(FamilyContract):
+    """Run the contract with the kernel that works in place."""
+
+    family = BiasGelu
+
+
+class TestCausalAttention(FamilyContract):
+    """Run the contract with the attention kernel."""
+
+    family = CausalAttention
+
+    def small_problem(self) -> Problem:
+        """Return a problem that the interpreter can run."""
+        return Problem.of("causal_attention", heads=2, length=48, head_dim=64, dtype="fp16")
