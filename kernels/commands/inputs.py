@@ -112,21 +112,31 @@ def load_all(data: Sequence[str] | None) -> Dataset:
 
 
 def families_of(dataset: Dataset, only: Iterable[str] | None = None) -> dict[str, Family]:
-    """Return the families in a dataset, or those that are named.
+    """Return the families of a dataset by name, or only those that `only` names.
 
     Kernels that were only logged while they were tuned, and that no family declares, are left out with a warning if
     there are others.
+
+    Raises:
+        ForetuneError: A family is not registered. The message tells the user to pass `--family package.module:Class`.
     """
     names = list(only or dataset.families)
     undeclared = [] if only else [name for name in names if _is_undeclared(dataset, name)]
     if undeclared and len(undeclared) == len(names):
         raise ForetuneError(
-            f"{dataset.name} has logged times of {_few(undeclared)}, of which no family is registered: name one as "
-            "--family package.module:attribute. What an attached kernel without a family learned is in the choice cache"
+            f"{dataset.name} has logged times of {_few(undeclared)}, for which no family is registered: pass --family "
+            "package.module:Class. What an attached kernel without a family learned is in the choice cache"
         )
     if undeclared:
         warn(
-            f"{dataset.name}: the logged times of {_few(undeclared)} are left out, for no family is registered for them"
+            f"{dataset.name}: the logged times of {_few(undeclared)} are left out, because no family is registered for them"
+        )
+    unknown = [] if only else [name for name in names if name not in undeclared and name not in families()]
+    if unknown:
+        raise ForetuneError(
+            f"{dataset.name} has measurements of {_few(unknown)}, for which no family is registered: pass --family "
+            "package.module:Class (once for each family to use), or register the family with foretune.register or an "
+            "entry point"
         )
     found = [find_family(name) for name in names if name not in undeclared]
     return {family.name: family for family in found}
