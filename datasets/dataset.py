@@ -190,7 +190,7 @@ class Dataset:
 
         >>> from foretune.datasets import load
         >>> load("h200_cover").grid("matmul").times_us.shape
-        (64, 1223)
+        (64, 1133)
         """
         if not isinstance(family, str):
             return self.of_family(family).grid(family.name)
