@@ -1,6 +1,6 @@
-"""Ground floor: the vocabulary that every floor speaks, and the store that keeps measurements.
+"""The values that all of Foretune uses (problems, configs, devices, measurements) and the files that keep them.
 
-Imports nothing of ours above it. The store (pandas, pyarrow) is only imported when a dataset is read.
+This package imports no other part of Foretune. pandas and pyarrow are imported only when a dataset is read or written.
 """
 
 import lazy_loader

@@ -1,4 +1,4 @@
-"""`KernelConfig`: one point of a kernel's tuning space, as a value."""
+"""`KernelConfig`: the knob values of one kernel variant, as an immutable value."""
 
 from __future__ import annotations
 
@@ -16,17 +16,29 @@ if TYPE_CHECKING:
     import triton
 
 Knob: TypeAlias = int | str | float
-#: The launch options of `triton.Config` that are values; the rest of a config is meta-parameters.
+#: The launch options of `triton.Config`. All other knobs are meta-parameters of the kernel.
 OPTIONS = ("num_warps", "num_stages", "num_ctas", "maxnreg", "ir_override")
+#: The most characters of a knob's value.
 _LONGEST_TEXT = 4096
 
 
 @dataclass(frozen=True)
 class KernelConfig:
-    """Meta-parameters and launch options of one kernel variant. Hashable, JSON-able, ordered by knob name.
+    """The meta-parameters and launch options of one kernel variant. Hashable, and convertible to and from JSON.
 
-    Raises `ForetuneError` naming the knob whose value no kernel of any family takes. What this one's takes, its
-    `Family.supports` says.
+    `KernelConfig.of` builds one from keywords. The constructor only refuses values that no kernel can have;
+    `Family.supports` says what a particular kernel accepts.
+
+    Attributes:
+        meta: The meta-parameters as (name, value), sorted by name.
+        num_warps: Warps of a block; a power of two from 1 to 32.
+        num_stages: Software pipelining stages.
+        num_ctas: Blocks of a cluster.
+        maxnreg: The most registers of a thread; None leaves it to the compiler.
+        ir_override: Triton's option of that name; None if it is not set.
+
+    Raises:
+        ForetuneError: A knob has a value that no kernel can have. The message names the knob.
 
     >>> config = KernelConfig.of(num_warps=8, BLOCK_M=128, BLOCK_N=64)
     >>> config["BLOCK_M"], config["num_warps"]
@@ -41,7 +53,7 @@ class KernelConfig:
     num_ctas: int = 1
     maxnreg: int | None = None
     ir_override: str | None = None
-    # All that are set, looked up at every launch.
+    # All knobs that are not None. `__getitem__` reads it at every launch.
     _knobs: dict[str, Knob] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -51,16 +63,21 @@ class KernelConfig:
             options, given = _options(*values)
         except TypeError:  # a list, say
             raise ForetuneError(f"config knobs {', '.join(OPTIONS)} must be numbers but are {shown(values)}") from None
-        # As `object.__setattr__` would, in a third of the time: spaces have thousands of configs.
+        # Does what `object.__setattr__` does in a third of the time; spaces have thousands of configs.
         self.__dict__.update(options, meta=meta, _knobs=knobs | given)
 
     @classmethod
     def of(cls, /, **knobs: Any) -> KernelConfig:
-        """A config from flat keywords: those of `OPTIONS` are launch options, all others meta-parameters."""
+        """Return a config from keywords: the names in `OPTIONS` are launch options, all others meta-parameters.
+
+        >>> str(KernelConfig.of(BLOCK=256, num_warps=8))
+        'BLOCK=256 num_warps=8 num_stages=3'
+        """
         options = {name: knobs.pop(name) for name in OPTIONS if name in knobs}
         return cls(tuple(knobs.items()), **options)
 
     def __getitem__(self, knob: str) -> Any:
+        """Return the value of a knob; None for a launch option that is not set."""
         if knob in self._knobs:
             return self._knobs[knob]
         if knob in OPTIONS:
@@ -68,18 +85,18 @@ class KernelConfig:
         raise KeyError(knob)
 
     def to_json(self) -> dict[str, Knob]:
-        """All knobs, flat; options that Triton leaves unset (None) are left out."""
+        """Return all knobs in one dict, without launch options that are None."""
         return dict(self._knobs)
 
     @classmethod
     def from_json(cls, knobs: Mapping[str, Any]) -> KernelConfig:
-        """The inverse of `to_json`. Raises `ForetuneError` for a value that is not a number or a string."""
+        """Return the config that `to_json` described; raise `ForetuneError` for anything else."""
         if not isinstance(knobs, Mapping) or not all(isinstance(name, str) for name in knobs):
-            raise ForetuneError(f"not a config, which has a value for each knob: {shown(knobs)}")
+            raise ForetuneError(f"a config must be a mapping from knob names to values but is {shown(knobs)}")
         return cls.of(**knobs)
 
     def to_triton(self) -> triton.Config:
-        """A new `triton.Config` with these values."""
+        """Return a new `triton.Config` with these values."""
         import triton
 
         options = {name: value for name in OPTIONS if (value := getattr(self, name)) is not None}
@@ -87,8 +104,11 @@ class KernelConfig:
 
     @classmethod
     def from_triton(cls, config: triton.Config) -> KernelConfig:
-        """The values of a `triton.Config`. A `pre_hook` is code, not a value: it stays with the original,
-        which is what prune callbacks hand back."""
+        """Return the values of a `triton.Config`.
+
+        A `pre_hook` is code and not a value, so it is not copied. Prune callbacks return the original `triton.Config`
+        objects, which keep theirs.
+        """
         if not isinstance(meta := getattr(config, "kwargs", None), Mapping):
             raise ForetuneError(f"a config must be a triton.Config but is {shown(config)}")
         options: dict[str, Any] = {name: getattr(config, name, None) for name in OPTIONS}
@@ -99,35 +119,38 @@ class KernelConfig:
 
 
 def _checked_meta(meta: Any) -> tuple[tuple[tuple[str, Knob], ...], dict[str, Knob]]:
-    """The pairs, sorted by name; and as a dict."""
+    """Check the meta-parameters and return them sorted by name, and as a dict."""
     if not isinstance(meta, (tuple, list)) or len(meta) > MOST_NAMES:
         raise ForetuneError(
-            f"a config must have at most {MOST_NAMES} pairs of a knob and a value but has {shown(meta)}"
+            f"the meta-parameters of a config must be at most {MOST_NAMES} pairs (knob, value) but are {shown(meta)}"
         )
     try:
         checked = sorted([_knob(name, value) for name, value in meta], key=itemgetter(0))
     except ForetuneError:
         raise
-    except (TypeError, ValueError):  # no pairs, or a list as a value
-        raise ForetuneError(f"each knob of a config must be a number or a string but there are {shown(meta)}") from None
+    except (TypeError, ValueError):  # not pairs, or a value that cannot be hashed
+        raise ForetuneError(
+            f"the value of each knob must be a number or a string but the config has {shown(meta)}"
+        ) from None
     knobs = dict(checked)
     if len(knobs) < len(checked):
-        raise ForetuneError(f"a config must have each knob once but has {shown(meta)}")
+        raise ForetuneError(f"a config must name each knob once but has {shown(meta)}")
     return tuple(checked), knobs
 
 
-# Spaces and datasets have thousands of configs of the same few values. (Typed: True equals 1, and is another value.)
+# Cached, because thousands of configs share the same few values. typed=True keeps True and 1 apart.
 @lru_cache(maxsize=4096, typed=True)
 def _knob(name: Any, value: Any) -> tuple[str, Knob]:
+    """Check one meta-parameter and return it with its value in Python's own types."""
     name = check_word("a config's knob", name)
     if name in OPTIONS:
-        raise ForetuneError(f"{name} is a launch option, no meta-parameter: KernelConfig.of({name}=...)")
+        raise ForetuneError(f"{name} is a launch option and not a meta-parameter: use KernelConfig.of({name}=...)")
     if isinstance(value, bool):
         return name, value
     if isinstance(value, float) and math.isfinite(value):
-        return name, float(value)  # NumPy's are floats too, of another repr
+        return name, float(value)  # np.float64 is a float with another repr
     if isinstance(value, Integral):
-        return name, check_integer(f"config knob {name}", value, -(2**63), 2**63 - 1)  # as kernels have them
+        return name, check_integer(f"config knob {name}", value, -(2**63), 2**63 - 1)
     if isinstance(value, str):
         return name, str(value) if value == "" else check_word(f"config knob {name}", value, _LONGEST_TEXT)
     raise ForetuneError(f"config knob {name} must be a number or a string but got {shown(value)}")
@@ -137,7 +160,7 @@ def _knob(name: Any, value: Any) -> tuple[str, Knob]:
 def _options(
     num_warps: Any, num_stages: Any, num_ctas: Any, maxnreg: Any, ir_override: Any
 ) -> tuple[dict[str, Any], dict[str, Knob]]:
-    """The values of `OPTIONS`, checked: all of them, and those that are set."""
+    """Check the launch options and return all of them, and those that are not None."""
     warps = check_integer("config knob num_warps", num_warps, 1, 32)  # a block has at most 1024 threads
     if warps & (warps - 1):
         raise ForetuneError(f"config knob num_warps must be a power of two but got {warps}")

@@ -1,6 +1,7 @@
-"""Tables for a terminal or a notebook (`table`), and numbers read from options.
+"""Tables for terminals and notebooks, and parsers of numbers in command-line options.
 
-Text from outside is shown literally: neither as rich's markup nor as a terminal's control codes."""
+Text is shown literally: rich does not interpret it as markup, and control codes are escaped.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +9,7 @@ import math
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from html import escape
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from .errors import MOST, ForetuneError, abridged
@@ -16,7 +18,7 @@ from .errors import printable as printable
 if TYPE_CHECKING:
     from rich.text import Text
 
-#: What a frame takes of a line: for each column, and once more.
+#: Characters that the frame of a table adds to a line: for each column, and once.
 _FRAME, _EDGE = 3, 1
 
 
@@ -28,8 +30,14 @@ def table(
     below: Sequence[str] = (),
     once: Sequence[str] = (),
 ) -> Table:
-    """A table that `rich.print` and a notebook show, with lines below it. Columns named in `once` are reported in one
-    line below where all rows have the same there.
+    """Return a table that `rich.print` and notebooks show.
+
+    Args:
+        title: The line above the table.
+        columns: The column names.
+        rows: The cells of each row.
+        below: Lines below the table.
+        once: Columns that are replaced by one line below the table if all rows have the same value.
 
     >>> from rich.console import Console
     >>> sizes = table("Sizes", ("name", "bytes", "device"), [("a", 1, "cpu"), ("b", 22, "cpu")], once=("device",))
@@ -64,15 +72,31 @@ def table(
 
 @dataclass(frozen=True)
 class Table:
-    """Made by `table`. Where the columns do not fit side by side with every word whole, a row is a line or two of
-    name=value: nothing is ever cut off."""
+    """A table made by `table`.
+
+    If the columns do not fit into the width without breaking words, each row is printed as lines of name=value, so that
+    nothing is cut off.
+    """
 
     title: str
     columns: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
     below: str
 
+    def _repr_html_(self) -> str:
+        """Return the table as HTML, for notebooks.
+
+        >>> table("Sizes", ("name", "bytes"), [("a<b", 1)])._repr_html_()  # doctest: +ELLIPSIS
+        '<table><caption>Sizes</caption><thead><tr><th>name</th>...<td>a&lt;b</td><td>1</td></tr></tbody></table>'
+        """
+        head = "".join(f"<th>{escape(name)}</th>" for name in self.columns)
+        body = "".join(f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in row)}</tr>" for row in self.rows)
+        below = "".join(f"<p>{escape(line)}</p>" for line in self.below.splitlines())
+        caption = f"<caption>{escape(self.title)}</caption>"
+        return f"<table>{caption}<thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>{below}"
+
     def __rich_console__(self, console: Any, options: Any) -> Iterator[Any]:
+        """Yield the parts that rich renders: the title, the framed columns or the rows as lines, and `below`."""
         from rich.table import Table as Framed
         from rich.text import Text
 
@@ -93,7 +117,7 @@ class Table:
             yield Text(self.below)
 
     def _widths(self, room: int) -> list[int] | None:
-        """Those of the columns, the widest narrowed as far as is needed; None where that would cut a word."""
+        """Return the column widths, the widest ones narrowed to fit into `room`; None if a word would break."""
         from rich.cells import cell_len
 
         columns = list(zip(self.columns, *self.rows, strict=True))
@@ -107,6 +131,7 @@ class Table:
         return widths
 
     def _lines(self, row: Sequence[str], room: int) -> Iterator[Text]:
+        """Yield a row as lines of name=value, each at most `room` wide if an item fits."""
         from rich.cells import cell_len
         from rich.text import Text
 
@@ -123,7 +148,7 @@ class Table:
 
 
 def percent(ratio: float) -> str:
-    """How much over 1 a ratio is, in percent.
+    """Return how far a ratio is above 1, in percent.
 
     >>> percent(1.034)
     '3.4'
@@ -131,13 +156,19 @@ def percent(ratio: float) -> str:
     return f"{(ratio - 1) * 100:.1f}"
 
 
+#: The longest duration of an option, in hours.
 MOST_HOURS = 10_000
-_UNITS_S = 3600, 60, 1  # of hours, minutes and seconds
+#: Seconds of an hour, a minute and a second.
+_UNITS_S = 3600, 60, 1
 
 
 def whole_number(text: str, low: int = 0, high: int = MOST) -> int:
-    """A whole number of plain digits, 0 to 9: neither signs, nor underscores, nor the digits of other scripts, which
-    `int` would take. Raises `ForetuneError` with the bounds.
+    """Return the integer in [low, high] that a text of digits 0 to 9 stands for.
+
+    Signs, underscores and digits of other scripts, which `int` accepts, are refused.
+
+    Raises:
+        ForetuneError: The text is not such a number. The message names the bounds.
 
     >>> whole_number("8192", low=1)
     8192
@@ -145,14 +176,14 @@ def whole_number(text: str, low: int = 0, high: int = MOST) -> int:
     Traceback (most recent call last):
     foretune.datasets.errors.ForetuneError: must be a whole number from 0 to 2147483647 but is '1e3'
     """
-    # int() of thousands of digits is an error of its own; so many are over any bound without it.
+    # The length is checked first, because int() raises another error for thousands of digits.
     if re.fullmatch("[0-9]+", text) and len(text.lstrip("0")) <= len(str(high)) and low <= int(text) <= high:
         return int(text)
     _refuse(text, f"a whole number from {low} to {high}")
 
 
 def whole_numbers(text: str, low: int = 1, high: int = MOST, most: int = 1000) -> tuple[int, ...]:
-    """Whole numbers between commas, as `whole_number` reads them, at least one and at most so many.
+    """Return 1 to `most` comma-separated integers, each parsed as `whole_number` does.
 
     >>> whole_numbers("32,64,96")
     (32, 64, 96)
@@ -167,7 +198,7 @@ def whole_numbers(text: str, low: int = 1, high: int = MOST, most: int = 1000) -
 
 
 def span(text: str) -> tuple[int, int]:
-    """Two whole numbers from 1 with a colon between them, the smaller one first. Raises `ForetuneError`.
+    """Return the bounds in a text LOW:HIGH of positive integers with LOW <= HIGH; raise `ForetuneError` otherwise.
 
     >>> span("64:4096")
     (64, 4096)
@@ -182,7 +213,7 @@ def span(text: str) -> tuple[int, int]:
 
 
 def number(text: str, low: float, high: float) -> float:
-    """A number that may have a fraction. Raises `ForetuneError` with the bounds; of "nan" and "inf" too.
+    """Return the number in [low, high] that a text stands for; raise `ForetuneError` for others, nan and inf too.
 
     >>> number("0.1", 0, 1)
     0.1
@@ -197,7 +228,10 @@ def number(text: str, low: float, high: float) -> float:
 
 
 def duration_s(text: str) -> float:
-    """Seconds from a duration such as 90s, 20m, 1.5h or 1h30m. Raises `ForetuneError` for others, none, and years.
+    """Return the seconds of a duration such as 90s, 20m, 1.5h or 1h30m.
+
+    Raises:
+        ForetuneError: The text is not a positive duration of at most `MOST_HOURS`.
 
     >>> duration_s("1.5h"), duration_s("8m40s")
     (5400.0, 520.0)
@@ -214,4 +248,5 @@ def duration_s(text: str) -> float:
 
 
 def _refuse(text: str, right: str) -> NoReturn:
+    """Raise `ForetuneError` for an option's text; `right` describes what it must be."""
     raise ForetuneError(f"must be {right} but is {abridged(text, 60)!r}")

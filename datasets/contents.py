@@ -1,13 +1,13 @@
-"""What a dataset has, in counts; the kernel sources of its runs; and which rows of its files were left out."""
+"""Descriptions of a dataset: counts of its rows, kernel sources of its runs, and rows that could not be read."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
-from .console import table
+from .console import Table, table
 from .device import DeviceSpec
 
 
@@ -20,7 +20,7 @@ def described(
     ignored: Sequence[str],
     left_out: Sequence[LeftOut] = (),
 ) -> dict[str, Any]:
-    """As `foretune datasets --json` prints it. `contents` is `Dataset.contents`."""
+    """Return the description that `foretune datasets --json` prints; `contents` is what `Dataset.contents` returns."""
     return {
         "name": name,
         "device": ", ".join(spec.name for spec in devices),
@@ -34,16 +34,16 @@ def described(
 
 
 def kernel_sources(provenance: Mapping[str, Any], family: str) -> set[str]:
-    """The hashes of the kernel's sources with which a family was measured, as far as its runs recorded them."""
+    """Return the recorded hashes of the kernel sources that a family was measured with."""
     runs = provenance.get("runs", {}).values()
     return {str(run["kernel_source"]) for run in runs if run.get("family") == family and "kernel_source" in run}
 
 
 def same_source(one: str, other: str) -> bool:
-    """Return whether two recorded hashes can be of the same kernel.
+    """Return whether two recorded hashes can belong to the same kernel source.
 
-    The hash of a kernel that depends on more than functions that it calls by name has a second part, which was not
-    recorded at first: a hash without it is compared with the first part of the other.
+    The hash of a kernel that depends on more than the functions it calls by name has a second part. Older datasets
+    lack that part; only the first parts are compared then.
 
     >>> same_source("037307fb8c7f56d3", "037307fb8c7f56d3+4b1de3aa926b63df")
     True
@@ -57,19 +57,23 @@ def same_source(one: str, other: str) -> bool:
 
 
 def other_sources(recorded: Iterable[str], now: str) -> set[str]:
-    """Return those of some recorded hashes that cannot be of the kernel that has this hash now."""
+    """Return the recorded hashes that cannot belong to the kernel whose hash is `now`."""
     return {source for source in recorded if not same_source(source, now)}
 
 
 def _parts(source: str) -> tuple[str, str]:
-    """The parts of a hash that `hash_of_kernel` makes; anything else is one part."""
+    """Split a hash of `hash_of_kernel` into its two parts; any other text is one part."""
     found = re.fullmatch(r"([0-9a-f]{16})(?:\+([0-9a-f]{16}))?", source)
     return (found[1], found[2] or "") if found else (source, "")
 
 
-def contents_table(datasets: Sequence[Mapping[str, Any]]) -> Any:
-    """A `rich.table.Table` of several datasets as `described`: what is in each, by family and device; what was ignored
-    stands below."""
+def contents_table(datasets: Sequence[Mapping[str, Any]]) -> Table:
+    """Return a table of several datasets with one row for each family and device.
+
+    Args:
+        datasets: Descriptions with the fields "name", "families" and "ignored" of `described`. Ignored files are listed
+            below the table.
+    """
     rows = [
         (
             one["name"],
@@ -84,32 +88,38 @@ def contents_table(datasets: Sequence[Mapping[str, Any]]) -> Any:
         for name, family in one["families"].items()
         for device, there in family["devices"].items()
     ]
-    below = [
-        f"{one['name']}: ignored half-written parts: {', '.join(one['ignored'])}" for one in datasets if one["ignored"]
-    ]
+    below = [f"{one['name']}: ignored parts: {', '.join(one['ignored'])}" for one in datasets if one["ignored"]]
     columns = ("name", "family", "device", "problems", "configs", "measurements", "plan")
     return table("Datasets", columns, rows, below=below, once=("plan",))
 
 
-#: Lines, and then files, that a message names.
+#: The most lines of a file, and the most files, that a message names.
 _MOST_NAMED = 3
 
 
 @dataclass(frozen=True)
 class LeftOut:
-    """Rows of one file that are left out for one reason. The file stays as it is."""
+    """Rows of one file that are not read, for one reason. The file itself is not changed.
 
-    file: str  # as parts/NAME, in the dataset's folder
+    Attributes:
+        file: The file's path in the dataset's folder, such as parts/NAME.
+        why: The reason.
+        rows: How many rows; None if the file does not tell.
+        lines: The line numbers of the first of them, counted from 1.
+    """
+
+    file: str
     why: str
-    rows: int | None = None  # how many; None where the file does not say
-    lines: tuple[int, ...] = ()  # where the first of them are, counted from 1
+    rows: int | None = None
+    lines: tuple[int, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
+        """Return the attributes as a dict for `json.dumps`."""
         return asdict(self) | {"lines": list(self.lines)}
 
     @property
     def place(self) -> str:
-        """The file, and the first few lines.
+        """The file and its first few line numbers, as text.
 
         >>> LeftOut("parts/a.jsonl", "not JSON", 5, (2, 3, 7, 9)).place
         'parts/a.jsonl line 2, 3, 7, ...'
@@ -119,8 +129,19 @@ class LeftOut:
         return f"{self.file} line {shown}{more}" if shown else self.file
 
 
+class LogLine(NamedTuple):
+    """A line of a log, to be named in messages."""
+
+    run_id: str
+    file: str
+    line: int  # counted from 1
+
+    def __str__(self) -> str:
+        return f"{self.file}, line {self.line}"
+
+
 def summary_of_left_out(left_out: Sequence[LeftOut]) -> str:
-    """Return how many rows are left out, by reason, and where the first of them are.
+    """Return a sentence that says how many rows are left out, why, and where the first of them are.
 
     >>> summary_of_left_out([LeftOut("parts/a.jsonl", "not JSON", 2, (3, 7)), LeftOut("parts/b.jsonl", "it is a pipe")])
     '2 rows and 1 file are left out: not JSON (2 rows: parts/a.jsonl line 3, 7); it is a pipe (parts/b.jsonl)'
@@ -133,6 +154,7 @@ def summary_of_left_out(left_out: Sequence[LeftOut]) -> str:
 
 
 def _reasons(left_out: Sequence[LeftOut]) -> Iterator[str]:
+    """Yield each reason with its number of rows and the first places."""
     for why in dict.fromkeys(one.why for one in left_out):
         those = [one for one in left_out if one.why == why]
         places = "; ".join(one.place for one in those[:_MOST_NAMED]) + "; ..." * (len(those) > _MOST_NAMED)

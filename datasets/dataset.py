@@ -1,8 +1,8 @@
-"""`Dataset`: what a store holds, in memory."""
+"""`Dataset`: the measurements of a folder, in memory."""
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -10,10 +10,12 @@ import numpy as np
 import pandas as pd
 
 from .config import KernelConfig
-from .contents import LeftOut, contents_table, described, kernel_sources
+from .console import Table
+from .contents import LeftOut, LogLine, contents_table, described, kernel_sources
 from .device import DeviceSpec
 from .errors import DatasetError
 from .family import Family, check_attributes, with_defaults
+from .files import few
 from .grid import BinarySignature, Grid
 from .measurement import TIMED, BinaryFacts, Case, Status, flagged, flagged_names, on_one_clock
 from .tables import DRIFT
@@ -22,18 +24,32 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 
-#: What a time counts for in training that was not taken as `Measurement.time_us` says. It may be off by what a warm L2
-#: (18 % on the smallest kernels) or the gaps between launches do to it, and by more than the confirming passes' noise.
+#: The sample weight, in training, of times that were not taken as `Measurement.time_us` says. A warm L2 (18 % on the
+#: smallest kernels) or the gaps between launches change them by more than the noise of the confirming passes.
 OTHERWISE_TIMED = 0.5
 
 
 @dataclass(frozen=True)
 class Dataset:
-    """Cases, configs and their measurements. Made by `foretune.datasets.load`.
+    """Measurements of configs on problems, as `foretune.datasets.load` returns them.
 
-    `measurements` has the columns of `schema.MEASUREMENTS`; `problem` and `config` are positions in `cases`
-    and `configs`. `drift` has the columns of `tables.DRIFT`: how the device did meanwhile. `ignored` names the
-    half-written parts that a killed run left behind, and parts with rows that are none; `left_out` says which rows.
+    Attributes:
+        name: The dataset's name.
+        schema_version: The version of the file format that it was read from.
+        devices: The devices that it was measured on.
+        provenance: Facts about each run, in `provenance["runs"][run_id]`: date, versions, kernel sources and more.
+        cases: The problems, each once.
+        configs: The configs, each once.
+        measurements: A row for each measurement, with the columns of `tables.MEASUREMENTS`. `problem` and `config` are
+            indices into `cases` and `configs`.
+        drift: Readings of the drift probe, with the columns of `tables.DRIFT`; see `measurement.py`.
+        ignored: Names of the part files that are incomplete, damaged, or have rows that could not be read.
+        left_out: The rows that could not be read, and why.
+        log_lines: For each (family, config) that a log has (see `log_part.py`), the first place that has it.
+
+    >>> from foretune.datasets import load
+    >>> load("h200_cover")
+    <Dataset h200_cover: 1 device (NVIDIA H200), 2 families (grouped_gemm_fwd, matmul), 128 problems, 154,067 rows>
     """
 
     name: str
@@ -46,43 +62,57 @@ class Dataset:
     drift: pd.DataFrame = field(default_factory=lambda: DRIFT.empty_table().to_pandas())
     ignored: tuple[str, ...] = ()
     left_out: tuple[LeftOut, ...] = ()
+    log_lines: Mapping[tuple[str, KernelConfig], LogLine] = field(default_factory=dict)
 
     def __repr__(self) -> str:
-        """A line: of a million measurements nobody wants to see each."""
-        on = ", ".join(device.name for device in self.devices)
-        return f"<Dataset {self.name}: {len(self.measurements):,} measurements of {', '.join(self.families)} on {on}>"
+        """Return one line with the devices, the families, and the numbers of problems and rows."""
+        devices = _counted("device", "devices", [device.name for device in self.devices])
+        families = _counted("family", "families", self.families)
+        n_problems, n_rows = len(self.cases), len(self.measurements)
+        counts = f"{n_problems:,} problem{'s' * (n_problems != 1)}, {n_rows:,} row{'s' * (n_rows != 1)}"
+        return f"<Dataset {self.name}: {devices}, {families}, {counts}>"
+
+    def _repr_html_(self) -> str:
+        """Return the counts of each family on each device as an HTML table, for notebooks."""
+        return self._table()._repr_html_()
 
     @property
     def families(self) -> tuple[str, ...]:
+        """The names of the families that it has problems of, sorted."""
         return tuple(sorted({case.problem.family for case in self.cases}))
 
     def drifted(self) -> dict[Case, float]:
-        """The cases during which the device was slower than usual, and how much: their times may be off."""
+        """Return the cases during which the drift probe was slower than usual, and its slowdown.
+
+        The times of these cases may be wrong.
+        """
         worst = flagged(self.drift)
         return {self.cases[problem]: slowdown for problem, slowdown in zip(worst.index, worst, strict=True)}
 
     def kernel_sources(self, family: str) -> set[str]:
-        """The hashes of the kernel's sources with which a family was measured, as far as its runs recorded them."""
+        """Return the recorded hashes of the kernel sources that a family was measured with."""
         return kernel_sources(self.provenance, family)
 
     def plans(self, family: str) -> set[str]:
-        """What said which configs of a family to try: with an adaptive plan, that was a share of them. Runs that
-        recorded no plan are of before there were others than the exhaustive one."""
+        """Return the plans of a family's runs: how each run selected the configs to measure.
+
+        Runs that recorded no plan are older than the other plans and used the exhaustive one.
+        """
         runs = self.provenance.get("runs", {}).values()
         return {str(run.get("plan", "exhaustive")) for run in runs if run.get("family", family) == family}
 
     def rows(self, family: str) -> pd.DataFrame:
-        """The measurements of one family. Raises `DatasetError` listing the families that are in it."""
+        """Return the measurements of one family; raise `DatasetError` that lists the families if it has none."""
         if family not in self.families:
             raise DatasetError(
-                f"{self.name}: no measurements of {family!r}; it has {', '.join(self.families) or 'none'}"
+                f"{self.name} has no measurements of {family!r}; its families: {', '.join(self.families) or 'none'}"
             )
         wanted = np.array([case.problem.family == family for case in self.cases])
         rows: pd.DataFrame = self.measurements.loc[wanted[self.measurements["problem"].to_numpy()]]
         return rows
 
     def without_runs(self, run_ids: Collection[str]) -> Dataset:
-        """This dataset without what these runs measured, and without the problems of which then nothing is left."""
+        """Return the dataset without the rows of these runs, and without problems that then have no rows."""
         rows = self.measurements[~self.measurements["run_id"].isin(list(run_ids))]
         left = np.union1d(rows["problem"], self.drift["problem"]).astype(np.int32)
         place = np.zeros(len(self.cases), np.int32)
@@ -94,16 +124,17 @@ class Dataset:
             cases=tuple(self.cases[problem] for problem in left),
             measurements=rows.assign(problem=place[rows["problem"]]).reset_index(drop=True),
             drift=self.drift.assign(problem=place[self.drift["problem"]]),
+            log_lines={of: line for of, line in self.log_lines.items() if line.run_id not in run_ids},
         )
 
     def of_family(self, family: Family) -> Dataset:
-        """Return the dataset with the family's configs as they would be named today.
+        """Return the dataset with all of the family's knobs in its configs.
 
-        A config that lacks a knob of `Family.default_knobs`, which the kernel got after the measurement, has its
-        default. Nothing else changes, and a dataset without such configs is returned as it is.
+        A config that lacks a knob of `Family.default_knobs`, because the kernel got the knob after the measurement, is
+        given the default. Nothing else changes; a dataset without such configs is returned itself.
 
         Raises:
-            FamilyError: The family declares what cannot be right.
+            FamilyError: The family's declarations are wrong.
         """
         check_attributes(family)
         if not family.default_knobs or family.name not in self.families:
@@ -111,41 +142,67 @@ class Dataset:
         rows = self.rows(family.name)
         configs = list(self.configs)
         number_of = {config: number for number, config in enumerate(configs)}
-        today = np.arange(len(configs), dtype=np.int32)  # (n_configs,) the number of each config as it is named today
+        today = np.arange(len(configs), dtype=np.int32)  # (n_configs,) index of each completed config
+        log_lines = dict(self.log_lines)
         for number in rows["config"].unique():
             if (complete := with_defaults(family, configs[number])) != configs[number]:
                 if complete not in number_of:
                     number_of[complete] = len(configs)
                     configs.append(complete)
                 today[number] = number_of[complete]
+                if (line := self.log_lines.get((family.name, configs[number]))) is not None:
+                    log_lines.setdefault((family.name, complete), line)
         if (today == np.arange(len(today))).all():
             return self
         numbers = self.measurements["config"].to_numpy().copy()
         is_of_family = self.measurements.index.isin(rows.index)
         numbers[is_of_family] = today[numbers[is_of_family]]
-        return replace(self, configs=tuple(configs), measurements=self.measurements.assign(config=numbers))
+        measurements = self.measurements.assign(config=numbers)
+        return replace(self, configs=tuple(configs), measurements=measurements, log_lines=log_lines)
+
+    def place_of(self, family: str, config: KernelConfig) -> str:
+        """Return where a config of a family was read, for error messages.
+
+        It is the file and the line if a log has the config, else the dataset's name and the runs that measured it.
+        """
+        if (line := self.log_lines.get((family, config))) is not None:
+            return str(line)
+        rows = self.rows(family)
+        runs = rows.loc[rows["config"] == self.configs.index(config), "run_id"].unique()
+        return f"{self.name} (run {few([str(run) for run in runs])})" if len(runs) else self.name
 
     def grid(self, family: Family | str) -> Grid:
-        """One family as dense arrays; given the family itself and not its name, with its configs as `of_family` names
-        them. Problems on which nothing ran are left out, and what several runs timed of one
-        problem is brought to one clock (see `one_clock`).
+        """Return one family's times as dense arrays.
 
-        Times that were taken otherwise than `Measurement.time_us` says (a run's "timed" in the provenance: those that
-        production logged) fill only the cells that have no other. They are scaled by the median ratio of a problem's
-        cells that have both, and count for `OTHERWISE_TIMED` when a ranker learns: their clock is another, but the
-        order of configs within a problem is much the same.
+        Problems without any time are left out. Times of several runs are scaled to be comparable (see
+        `measurement.on_one_clock`).
+
+        Times that were not taken as `Measurement.time_us` says, such as those logged in production (see "timed" in a
+        run's provenance), are used only for cells without another time. They are scaled by the median ratio of the
+        problem's cells that have both, and get the weight `OTHERWISE_TIMED`: absolute times differ, but the order of
+        the configs of a problem is nearly the same.
+
+        Args:
+            family: The family or its name. For a `Family`, configs are completed as `of_family` does.
+
+        Raises:
+            DatasetError: There are no measurements of the family, or none of them has a time.
+
+        >>> from foretune.datasets import load
+        >>> load("h200_cover").grid("matmul").times_us.shape
+        (64, 1133)
         """
         if not isinstance(family, str):
             return self.of_family(family).grid(family.name)
         rows = self.rows(family)
         timed = rows[rows["status"].isin([status.value for status in TIMED])]
         if not (timed["timing_pass"] == 1).any():
-            raise DatasetError(f"{self.name}: no config of {family!r} ran, so there is nothing to learn from")
+            raise DatasetError(f"{self.name}: no measurement of {family!r} has a time")
         specs = {spec.name: spec for spec in self.devices}
         runs = self.provenance.get("runs", {})
         otherwise = timed["run_id"].isin([run for run, facts in runs.items() if facts.get("timed", "cold") != "cold"])
         alike = on_one_clock(timed[~otherwise])
-        # One row a (problem, device), one column a config; a re-measured cell keeps its last value.
+        # One row for each (problem, device), one column for each config; a re-measured cell keeps its last value.
         scan, *confirmed = (_cells(alike[alike["timing_pass"] == timing_pass]) for timing_pass in (1, 2, 3))
         weights = None
         if otherwise.any():
@@ -167,7 +224,7 @@ class Dataset:
         )
 
     def _binaries(self, rows: pd.DataFrame) -> dict[BinarySignature, dict[KernelConfig, BinaryFacts]]:
-        """See `Grid.binaries`; of a config whose problems have binaries of their own the median."""
+        """Return `Grid.binaries`: the median if a config's binaries differ between problems of one signature."""
         signatures: dict[BinarySignature, int] = {}
         keys = ((case.problem.dtype, case.problem.flags) for case in self.cases)
         number = [signatures.setdefault(key, len(signatures)) for key in keys]
@@ -180,8 +237,10 @@ class Dataset:
         return found
 
     def counts(self, grid: Grid) -> NDArray[np.int64]:
-        """How many measurements each cell of a grid of this dataset has, (n_problems, n_configs): failed ones too, but
-        none of a config that was refused unmeasured (`Status.INVALID`)."""
+        """Return the number of measurements of each cell of a grid of this dataset, (n_problems, n_configs).
+
+        Failed measurements count, refused configs (`Status.INVALID`) do not.
+        """
         row_of = {(case, spec.name): row for row, (case, spec) in enumerate(zip(grid.cases, grid.devices, strict=True))}
         column_of = {config: column for column, config in enumerate(grid.configs)}
         columns = np.array([column_of.get(config, -1) for config in self.configs])
@@ -196,8 +255,7 @@ class Dataset:
         return counts
 
     def wrong_results(self, family: str) -> dict[BinarySignature, frozenset[KernelConfig]]:
-        """The configs of a family that computed a wrong result, on whatever device, by dtype and flags: what they were
-        compared for."""
+        """Return the configs of a family that computed a wrong result on any device, by (dtype, flags)."""
         rows = self.rows(family)
         wrong: dict[BinarySignature, set[KernelConfig]] = {}
         pairs = rows.loc[rows["status"] == Status.WRONG_RESULT.value, ["problem", "config"]].drop_duplicates()
@@ -207,7 +265,7 @@ class Dataset:
         return {signature: frozenset(configs) for signature, configs in wrong.items()}
 
     def _noise_floor(self, family: str) -> float | None:
-        """None where nothing ran."""
+        """Return the geometric mean of `Grid.noise`; None if the family has no times."""
         try:
             noise = self.grid(family).noise
         except DatasetError:
@@ -215,42 +273,58 @@ class Dataset:
         return round(float(np.exp(np.log(noise).mean())), 4)
 
     def to_json(self) -> dict[str, Any]:
-        """What it is, not the measurements themselves: see `describe`."""
+        """Return `describe()`: counts and provenance, but not the measurements themselves."""
         return self.describe()
 
     def __rich__(self) -> Any:
-        """What `rich.print` and a notebook show: counts of each family on each device."""
-        return contents_table([self.describe()])
+        """Return the counts of each family on each device as a table, for `rich.print`."""
+        return self._table()
+
+    def _table(self) -> Table:
+        """Return the counts of each family on each device as a table."""
+        families = {family: self._counts(family) for family in self.families}
+        return contents_table([{"name": self.name, "families": families, "ignored": self.ignored}])
 
     def describe(self) -> dict[str, Any]:
-        """Counts and origin, as `foretune datasets --json` prints them."""
+        """Return counts and provenance as `foretune datasets --json` prints them."""
         return described(
             self.name, self.devices, self.schema_version, self.contents(), self.provenance, self.ignored, self.left_out
         )
 
     def contents(self) -> dict[str, Any]:
-        """What a sealed dataset's manifest says of its rows. `noise_floor` is the geometric mean of `Grid.noise`."""
-        families = {}
-        for family in self.families:
-            rows = self.rows(family)
-            families[family] = {
-                "problems": int(rows["problem"].nunique()),
-                "measurements": len(rows),
-                "configs": int(rows["config"].nunique()),
-                "plans": sorted(self.plans(family)),
-                "noise_floor": self._noise_floor(family),
-                "devices": {
-                    str(device): {"problems": int(of_it["problem"].nunique()), "measurements": len(of_it)}
-                    for device, of_it in rows.groupby("device", observed=True)
-                },
-                "statuses": {str(status): int(n) for status, n in rows["status"].value_counts().items() if n},
-            }
+        """Return the counts that the manifest of a sealed dataset has.
+
+        `noise_floor` is the geometric mean of `Grid.noise`.
+        """
+        families = {family: self._counts(family, noise_floor=True) for family in self.families}
         names = [str(self.cases[number].problem) for number in self.drift["problem"]]
         return {"families": families, "drifted": flagged_names(self.drift.assign(problem=names))}
 
+    def _counts(self, family: str, *, noise_floor: bool = False) -> dict[str, Any]:
+        """Return the counts of one family, with the noise floor, which takes longer, only if requested."""
+        rows = self.rows(family)
+        return {
+            "problems": int(rows["problem"].nunique()),
+            "measurements": len(rows),
+            "configs": int(rows["config"].nunique()),
+            "plans": sorted(self.plans(family)),
+            **({"noise_floor": self._noise_floor(family)} if noise_floor else {}),
+            "devices": {
+                str(device): {"problems": int(of_it["problem"].nunique()), "measurements": len(of_it)}
+                for device, of_it in rows.groupby("device", observed=True)
+            },
+            "statuses": {str(status): int(n) for status, n in rows["status"].value_counts().items() if n},
+        }
+
+
+def _counted(one: str, several: str, names: Sequence[str]) -> str:
+    """Return the number of names and the first few of them, e.g. "2 families (matmul, gated_mlp)"."""
+    noun = one if len(names) == 1 else several
+    return f"{len(names)} {noun} ({few(names)})" if names else f"0 {noun}"
+
 
 def _cells(rows: pd.DataFrame) -> pd.DataFrame:
-    """Times by (problem, device) and config, the last of each."""
+    """Return the last time of each cell: rows are (problem, device), columns are configs."""
     cells: pd.DataFrame = (
         rows.groupby(["problem", "device", "config"], observed=True)["time_us"].last().unstack("config")
     )
@@ -258,7 +332,7 @@ def _cells(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def _tried(rows: pd.DataFrame, cells: pd.DataFrame) -> NDArray[np.bool_]:
-    """Return which of the cells have a measurement, failed ones included, but not those refused unmeasured."""
+    """Return the mask of the cells that were measured, failed ones included, refused configs not."""
     rows = rows[rows["status"] != Status.INVALID.value]
     at = cells.index.get_indexer(pd.MultiIndex.from_frame(rows[["problem", "device"]]))
     column = cells.columns.get_indexer(pd.Index(rows["config"]))
@@ -269,8 +343,11 @@ def _tried(rows: pd.DataFrame, cells: pd.DataFrame) -> NDArray[np.bool_]:
 
 
 def _filled(scan: pd.DataFrame, others: pd.DataFrame) -> tuple[pd.DataFrame, NDArray[np.float64]]:
-    """The cells of a scan with those that were timed otherwise in between, on the scan's scale; and what each counts
-    for."""
+    """Fill empty cells of a scan with times that were taken otherwise, scaled to the scan.
+
+    Returns:
+        The filled cells, and the weight of each.
+    """
     index, columns = scan.index.union(others.index), scan.columns.union(others.columns)
     scan, others = (cells.reindex(index=index, columns=columns) for cells in (scan, others))
     scale = _usual(scan / others)
@@ -279,6 +356,6 @@ def _filled(scan: pd.DataFrame, others: pd.DataFrame) -> tuple[pd.DataFrame, NDA
 
 
 def _usual(ratios: pd.DataFrame) -> pd.Series[float]:
-    """The median ratio of each problem; 1 where it has none, as where a run ended before anything was confirmed."""
+    """Return the median ratio of each problem; 1 if it has none, e.g. because nothing was confirmed."""
     known: pd.Series[float] = ratios.dropna(how="all").median(axis=1)
     return known.reindex(ratios.index).fillna(1.0)

@@ -1,4 +1,4 @@
-"""`DeviceSpec`: what a GPU is to a kernel."""
+"""`DeviceSpec`: the limits and rates of a GPU."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from .console import table
 from .errors import ForetuneError, abridged, check_flag, check_integer, check_path, check_word, shown
 from .files import open_regular, replacing
 
-#: The dtypes whose matrix rate a spec may have, sorted.
+#: The dtypes for which a spec may have a measured matrix rate, sorted.
 MATRIX_DTYPES = ("bf16", "fp16", "fp32")
-# Dense fp16/bf16 matrix FLOPs per SM and clock, for cards nobody has measured yet (vendor whitepapers:
+# Dense fp16/bf16 matrix FLOPs per SM and clock cycle, for cards that were not measured (vendor whitepapers:
 # A100 312 TF / 108 SM / 1.41 GHz, H100 990 / 132 / 1.83, B200 2250 / 148 / 1.9, MI300X 1307 / 304 / 2.1).
 _MATRIX_FLOPS_PER_SM_CLOCK = {
     "sm_80": 2048,
@@ -28,29 +28,50 @@ _MATRIX_FLOPS_PER_SM_CLOCK = {
     "sm_100": 8192,
     "gfx942": 2048,
 }
-# What a copy and a cuBLAS product reach of the theoretical figure on an H200 (4.3 of 4.8 TB/s, 785 of 1070 TFLOP/s).
+# The shares of the theoretical rates that a copy and a cuBLAS product reach on an H200 (4.3 of 4.8 TB/s, 785 of 1070
+# TFLOP/s).
 _COPY_SHARE, _MATRIX_SHARE = 0.9, 0.73
-# The share of the SMs that draws a card's whole bandwidth. Parts of an H200 copied at (GB/s, 2026-11) 1525 with 16 SMs,
-# 2905 with 32, 4308 with 64, 4263 with 96, and all 132 at 4258: the rule is within 4 % of each. They read at 1961,
-# 3262, 4421, 4052 and 4510: there it is 20 % low at 16. `pytest -m gpu -s tests/runtime/test_partition.py` prints them.
+# The share of the SMs that is enough for a card's full bandwidth. Parts of an H200 copied at 1525 GB/s with 16 SMs,
+# 2905 with 32, 4308 with 64, 4263 with 96 and 4258 with all 132 (2026-11): the rule is within 4 % of each. They read at
+# 1961, 3262, 4421, 4052 and 4510 GB/s, where the rule is 20 % low at 16 SMs. `pytest -m gpu -s
+# tests/runtime/test_partition.py` prints these figures.
 _SHARE_THAT_DRAWS_ALL = 0.35
-#: No limit or rate of a GPU is near this, in whatever unit of `DeviceSpec`; the largest, bytes of L2, is a millionth.
+#: Upper bound of every number of a spec. The largest real one, bytes of L2, is a millionth of it.
 _MOST = 10**15
 
-#: What matrix units multiply twice as fast as bf16.
+#: Dtypes that matrix units multiply twice as fast as bf16.
 _TWICE_AS_FAST = frozenset({"fp8e4m3", "fp8e5m2", "fp8e4m3fnuz", "fp8e5m2fnuz", "int8"})
-#: A spec takes some hundred bytes; reading its file stops here.
+#: The largest file that is read as a spec. Real ones have a few hundred bytes.
 _MOST_BYTES = 1 << 20
 
 
 @dataclass(frozen=True)
 class DeviceSpec:
-    """A GPU's limits and rates. Heuristics take this and never query a device.
+    """The limits and rates of a GPU. Predictions use this value and never query a device.
 
-    `rates_measured` says whether the rates were measured on such a card or estimated from its clocks. Those without
-    an estimate are only there where `foretune device` measured them.
+    Rates were either measured on a card of this kind (`rates_measured`) or estimated from its clocks. The fields that
+    default to None or () are only known if `foretune device` measured them.
 
-    Raises `ForetuneError` naming a field that is not what a device can have.
+    Attributes:
+        name: The name that the driver reports, e.g. "NVIDIA H200".
+        backend: "cuda", "hip", "xpu" or "cpu".
+        arch: The architecture: "sm_90", "gfx942", ...
+        sm_count: The number of streaming multiprocessors (SMs).
+        smem_per_block_bytes: The most shared memory of a block.
+        smem_per_sm_bytes: The shared memory of an SM.
+        registers_per_sm: The 32-bit registers of an SM.
+        l2_bytes: The size of the L2 cache.
+        warp_size: The threads of a warp.
+        clock_mhz: The highest SM clock.
+        copy_bandwidth_gbs: GB/s of a copy from memory to memory, counting bytes read plus bytes written.
+        matrix_tflops: TFLOP/s of a dense bf16 matrix product of random data.
+        rates_measured: Whether the rates were measured rather than estimated.
+        read_bandwidth_gbs: GB/s of reading from memory.
+        l2_seen_bytes: The largest working set that is re-read at the speed of the L2.
+        matrix_tflops_by_dtype: (dtype, TFLOP/s) as for `matrix_tflops`, sorted by dtype.
+
+    Raises:
+        ForetuneError: A field has a value that no device can have. The message names it.
 
     >>> DeviceSpec.named("h200").sm_count
     132
@@ -60,8 +81,8 @@ class DeviceSpec:
     """
 
     name: str
-    backend: str  # cuda, hip, xpu or cpu
-    arch: str  # sm_90, gfx942, ...
+    backend: str
+    arch: str
     sm_count: int
     smem_per_block_bytes: int
     smem_per_sm_bytes: int
@@ -69,12 +90,12 @@ class DeviceSpec:
     l2_bytes: int
     warp_size: int
     clock_mhz: float
-    copy_bandwidth_gbs: float  # device copy, bytes read + written
-    matrix_tflops: float  # dense bf16 product on random data
+    copy_bandwidth_gbs: float
+    matrix_tflops: float
     rates_measured: bool = False
-    read_bandwidth_gbs: float | None = None  # reading alone, from memory
-    l2_seen_bytes: int | None = None  # the largest set that is read again at the L2's speed
-    matrix_tflops_by_dtype: tuple[tuple[str, float], ...] = ()  # (dtype, rate) as `matrix_tflops`, sorted by dtype
+    read_bandwidth_gbs: float | None = None
+    l2_seen_bytes: int | None = None
+    matrix_tflops_by_dtype: tuple[tuple[str, float], ...] = ()
 
     def __post_init__(self) -> None:
         for field in fields(self):
@@ -83,7 +104,7 @@ class DeviceSpec:
 
     @cached_property
     def card(self) -> str:
-        """The name of the card that it is, or is a part of.
+        """The name of the whole card, also for a spec of some of its SMs (see `with_sms`).
 
         >>> DeviceSpec.named("h200").with_sms(33).card
         'NVIDIA H200'
@@ -92,16 +113,21 @@ class DeviceSpec:
 
     @property
     def limits(self) -> dict[str, Any]:
-        """Return what tells cards of one name apart, by field."""
+        """The fields that must agree if two specs of one name describe the same hardware."""
         return {name: getattr(self, name) for name in _LIMITS}
 
     @classmethod
     def live(cls, index: int | None = None) -> DeviceSpec:
-        """The spec of a live device (the current one unless `index` names another): queried limits, and the
-        measured rates of a shipped spec of the same card where there is one.
+        """Return the spec of a GPU of this machine.
 
-        Raises `ForetuneError` where there is no device, or not so many, and where torch, which is asked for it, is
-        not installed.
+        If a shipped spec has the same name and number of SMs, it is returned, because its rates are measured.
+        Otherwise limits are queried from torch, and rates are estimated from clocks and bus width.
+
+        Args:
+            index: The GPU's index; None selects the current one.
+
+        Raises:
+            ForetuneError: There is no such GPU, or torch is not installed.
         """
         if index is not None:
             check_integer("the device's index", index, 0)
@@ -109,14 +135,14 @@ class DeviceSpec:
             import torch
         except ImportError:
             raise ForetuneError(
-                "torch, which is asked for the GPU here, is not installed; devices that can be named instead: "
-                f"{', '.join(cls.names())}"
+                "the GPU of this machine cannot be queried, because torch is not installed. Devices that can be named "
+                f"instead: {', '.join(cls.names())}"
             ) from None
 
         if not torch.cuda.is_available():
-            raise ForetuneError(f"no GPU is visible here; devices that can be named instead: {', '.join(cls.names())}")
+            raise ForetuneError(f"no GPU is visible here. Devices that can be named instead: {', '.join(cls.names())}")
         if index is not None and index >= (found := torch.cuda.device_count()):
-            raise ForetuneError(f"the device's index must be under {found}, as many as are here, but is {index}")
+            raise ForetuneError(f"the device's index must be below {found}, the number of GPUs, but is {index}")
         properties = torch.cuda.get_device_properties(torch.cuda.current_device() if index is None else index)
         spec = _from_properties(properties, hip=torch.version.hip is not None)
         for known in (cls.named(name) for name in cls.names()):
@@ -125,8 +151,10 @@ class DeviceSpec:
         return spec
 
     def matrix_tflops_of(self, *dtypes: str) -> float:
-        """The rate that products of operands in these dtypes stay below: twice bf16's where all have 8 bits (NVIDIA's
-        and AMD's data sheets since H100 and MI300X), else bf16's, which float32's is below in any precision.
+        """Return an upper bound in TFLOP/s for products of operands in these dtypes.
+
+        It is twice the bf16 rate if all operands have 8 bits (the data sheets of NVIDIA and AMD since H100 and MI300X),
+        and the bf16 rate otherwise; products in float32 or TF32 are slower than that.
 
         >>> DeviceSpec.named("h200").matrix_tflops_of("fp8e4m3"), DeviceSpec.named("h200").matrix_tflops_of("fp32")
         (1570.0, 785.0)
@@ -134,18 +162,22 @@ class DeviceSpec:
         return self.matrix_tflops * (2.0 if _TWICE_AS_FAST.issuperset(dtypes) else 1.0)
 
     def with_sms(self, sm_count: int) -> DeviceSpec:
-        """The spec of so many of its SMs (see `runtime.sm_partition`); itself where that is all of them.
+        """Return the spec of a partition of the card with this many SMs (see `runtime.sm_partition`).
 
-        A rule, not a measurement: matrix rates in proportion to the SMs; bandwidths too, up to the whole card's, which
-        about a third of the SMs draw. Limits, clock and L2 stay, because a partition has the L2 to itself.
+        The rates follow a rule and are not measured: matrix rates are proportional to the number of SMs; so are
+        bandwidths, but 35 % of the SMs already reach the full bandwidth. Limits, clock and L2 do not change, because
+        nothing else uses the L2 while a partition is measured.
 
-        Raises `ForetuneError` for more SMs than there are.
+        Raises:
+            ForetuneError: `sm_count` is not between 1 and the number of SMs.
 
         >>> DeviceSpec.named("h200").with_sms(33).matrix_tflops
         196.2
         """
         if not isinstance(sm_count, Integral) or isinstance(sm_count, bool) or not 1 <= sm_count <= self.sm_count:
-            raise ForetuneError(f"{self.name} has 1 to {self.sm_count} SMs but {shown(sm_count)} were asked for")
+            raise ForetuneError(
+                f"the number of SMs must be 1 to {self.sm_count} for {self.name} but is {shown(sm_count)}"
+            )
         if sm_count == self.sm_count:
             return self
         share = sm_count / self.sm_count
@@ -164,20 +196,22 @@ class DeviceSpec:
 
     @classmethod
     def named(cls, name: str) -> DeviceSpec:
-        """A shipped spec, by its short name. Raises `ForetuneError` listing the names that exist."""
+        """Return a shipped spec by its short name; raise `ForetuneError` that lists the names for an unknown one."""
         if not isinstance(name, str) or name not in _shipped():
             raise ForetuneError(f"unknown device {shown(name)}; known: {', '.join(_shipped())}")
         return _shipped()[name]
 
     @staticmethod
     def names() -> list[str]:
-        """Short names of the shipped specs."""
+        """Return the short names of the shipped specs."""
         return sorted(_shipped())
 
     @classmethod
     def find(cls, device: DeviceSpec | Path | str) -> DeviceSpec:
-        """A spec as it is, a shipped one by its short name, or the one in a JSON file. Raises `ForetuneError` for what
-        is none of these.
+        """Return the spec that is given as a `DeviceSpec`, as a shipped spec's short name or as a JSON file's path.
+
+        Raises:
+            ForetuneError: The name is unknown, or the file is not a spec.
 
         >>> DeviceSpec.find("h200").name
         'NVIDIA H200'
@@ -194,8 +228,11 @@ class DeviceSpec:
 
     @classmethod
     def load(cls, path: Path | str) -> DeviceSpec:
-        """The spec in a JSON file, as `save` or `foretune device --out` wrote it. Raises `ForetuneError` naming the
-        file and what is wrong with it."""
+        """Return the spec in a JSON file that `save` or `foretune device --out` wrote.
+
+        Raises:
+            ForetuneError: The file is not a spec. The message names the file and what is wrong.
+        """
         path = check_path("a device's file", path)
         try:
             return cls.from_json(json.loads(_content(path)))
@@ -203,31 +240,36 @@ class DeviceSpec:
             raise ForetuneError(f"{abridged(str(path))}: cannot be read: {error.strerror}") from None
         except ForetuneError as error:
             raise ForetuneError(f"{abridged(str(path))}: {error}") from None
-        except (ValueError, RecursionError) as error:  # no UTF-8, no JSON, a number of 5,000 digits, a path with NUL
+        except (
+            ValueError,
+            RecursionError,
+        ) as error:  # not UTF-8, not JSON, a number of 5,000 digits, or a path with NUL
             raise ForetuneError(f"{abridged(str(path))}: not JSON: {error}") from None
 
     def save(self, path: Path | str) -> None:
-        """Writes the spec as a JSON file that `load` reads: whole or not at all."""
+        """Write the spec atomically as a JSON file that `load` reads."""
         with replacing(path) as temporary:
             temporary.write_text(json.dumps(self.to_json(), indent=1) + "\n")
 
     def to_json(self) -> dict[str, Any]:
-        """All fields; those that were never measured are left out, so that specs of before they existed stay as
-        they were."""
+        """Return the fields as a dict for `json.dumps`.
+
+        Optional rates that were not measured are left out, so that older specs are written unchanged.
+        """
         value = asdict(self) | {"matrix_tflops_by_dtype": dict(self.matrix_tflops_by_dtype)}
         return {name: value[name] for name in value if name not in _ONLY_MEASURED or value[name]}
 
     def __rich__(self) -> Any:
-        """What `rich.print` and a notebook show: a field a row."""
+        """Return a table with one field in each row, for `rich.print` and notebooks."""
         fields_shown = {name: value for name, value in self.to_json().items() if not isinstance(value, Mapping)}
         rates = {f"matrix_tflops, {dtype}": rate for dtype, rate in self.matrix_tflops_by_dtype}
         return table(self.name, ("", "value"), [row for row in (fields_shown | rates).items() if row[0] != "name"])
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> DeviceSpec:
-        """The inverse of `to_json`. Raises `ForetuneError` naming fields that are missing, unknown or wrong."""
+        """Return the spec that `to_json` described; raise `ForetuneError` for missing, unknown or wrong fields."""
         if not isinstance(value, Mapping):
-            raise ForetuneError(f"not a device spec: {shown(value)}")
+            raise ForetuneError(f"not a device spec, which is a JSON object: {shown(value)}")
         known = {field.name for field in fields(cls)}
         required = {field.name for field in fields(cls) if field.default is MISSING}
         wrong = sorted(map(str, (required - value.keys()) | (value.keys() - known)))
@@ -239,33 +281,34 @@ class DeviceSpec:
         return cls(**{**value, "matrix_tflops_by_dtype": tuple(sorted(by_dtype.items(), key=str))})
 
 
-#: Fields in which two cards of one name differ only if they are not alike. (Others are rates, or what some releases of
-#: torch do not say, so that one card may have two values.)
+#: Fields that are equal for all cards of one kind. Other fields are rates, or are not reported by some versions of
+#: torch, so that one card may have two values.
 _LIMITS = ("backend", "arch", "sm_count", "l2_bytes", "warp_size")
 #: Fields that only `foretune device` fills.
 _ONLY_MEASURED = ("read_bandwidth_gbs", "l2_seen_bytes", "matrix_tflops_by_dtype")
 
 
-_NO_RATES = f"matrix_tflops_by_dtype must have rates of {', '.join(MATRIX_DTYPES)} but is {{}}"
+_NO_RATES = f"matrix_tflops_by_dtype must map dtypes ({', '.join(MATRIX_DTYPES)}) to rates but is {{}}"
 
 
-def _checked(name: str, kind: str, value: Any) -> Any:
-    """The value of a field of that type, in Python's own types. Raises `ForetuneError` for what no device can have."""
-    if kind == "str":
+def _checked(name: str, type_name: str, value: Any) -> Any:
+    """Return a field's value in Python's own types; raise `ForetuneError` for one that no device can have."""
+    if type_name == "str":
         return check_word(name, value)
-    if kind == "bool":
+    if type_name == "bool":
         return check_flag(name, value)
-    if kind.startswith("tuple") or (value is None and kind.endswith("None")):
+    if type_name.startswith("tuple") or (value is None and type_name.endswith("None")):
         return value
     is_number = isinstance(value, Real) and not isinstance(value, bool)
     if not (is_number and 0 < value <= _MOST):
         raise ForetuneError(f"{name} must be a positive number but is {shown(value)}")
-    if kind.startswith("int") and value != int(value):
+    if type_name.startswith("int") and value != int(value):
         raise ForetuneError(f"{name} must be a whole number but is {shown(value)}")
-    return int(value) if kind.startswith("int") or isinstance(value, Integral) else float(value)
+    return int(value) if type_name.startswith("int") or isinstance(value, Integral) else float(value)
 
 
 def _check_rates(rates: Any) -> None:
+    """Raise `ForetuneError` unless the value is pairs (dtype of `MATRIX_DTYPES`, positive rate), sorted by dtype."""
     pairs = isinstance(rates, tuple) and all(isinstance(pair, tuple) and len(pair) == 2 for pair in rates)
     dtypes = [dtype for dtype, _ in rates] if pairs else []
     if not pairs or dtypes != [dtype for dtype in MATRIX_DTYPES if dtype in dtypes]:
@@ -276,12 +319,13 @@ def _check_rates(rates: Any) -> None:
 
 @cache
 def _shipped() -> dict[str, DeviceSpec]:
-    """By short name. Read once: a call that names its device takes microseconds."""
+    """Return the shipped specs by short name. Cached, so that naming a device in a call takes microseconds."""
     files = sorted((Path(__file__).parent / "devices").iterdir())
     return {file.name.removesuffix(".json"): DeviceSpec.from_json(json.loads(file.read_text())) for file in files}
 
 
 def _is_there(path: str) -> bool:
+    """Return whether a path exists; False for one that cannot be a path."""
     try:
         return Path(path).exists()
     except (OSError, ValueError):  # too long, or with a NUL
@@ -289,7 +333,7 @@ def _is_there(path: str) -> bool:
 
 
 def _from_properties(p: Any, *, hip: bool) -> DeviceSpec:
-    """A spec from `torch.cuda.get_device_properties`, with rates estimated from clocks and bus width."""
+    """Return the spec of `torch.cuda.get_device_properties`, with rates estimated from clocks and bus width."""
     arch = p.gcnArchName.split(":")[0] if hip else f"sm_{p.major}{p.minor}"
     clock_mhz = getattr(p, "clock_rate", 1_500_000) / 1000
     bus_gbs = 2 * getattr(p, "memory_clock_rate", 2_000_000) * 1e3 * getattr(p, "memory_bus_width", 4096) / 8 / 1e9
@@ -312,8 +356,9 @@ def _from_properties(p: Any, *, hip: bool) -> DeviceSpec:
 
 
 def _content(path: Path) -> bytes:
+    """Return the bytes of a spec's file; raise `ForetuneError` if it is too large or not a regular file."""
     with os.fdopen(open_regular(path, follow=True), "rb") as file:
         content = file.read(_MOST_BYTES + 1)
     if len(content) > _MOST_BYTES:
-        raise ForetuneError(f"larger than any device's spec ({_MOST_BYTES >> 20} MiB)")
+        raise ForetuneError(f"larger than {_MOST_BYTES >> 20} MiB, so it is not a device spec")
     return content

@@ -1,5 +1,7 @@
-"""The one error family that a caller of Foretune can cause with bad input, its one kind of warning, and the checks of
-values that raise it: each names the value and says what would do."""
+"""Foretune's exceptions, its warning, and the checks of argument values that raise them.
+
+Every message names the bad value and the accepted values.
+"""
 
 from __future__ import annotations
 
@@ -10,40 +12,40 @@ from numbers import Integral, Real
 from pathlib import Path
 from typing import Any
 
-#: Counts are 32 bits, as the store's columns are.
+#: The largest count that is accepted: columns of the Parquet tables have 32 bits.
 MOST = 2**31 - 1
-#: More than any name or word is long, and short enough to show.
+#: The most characters of a name: longer than any real one, and short enough for a message.
 LONGEST_WORD = 200
-#: More dimensions, operands, flags or knobs than any kernel has.
+#: The most dimensions, operands, flags or knobs: more than any kernel has.
 MOST_NAMES = 64
-#: Of Linux: PATH_MAX.
+#: The most characters of a path: PATH_MAX on Linux.
 _LONGEST_PATH = 4096
-#: Whose lines no user can do anything about: ours, and those of what calls us.
+#: Packages whose frames `warn` skips, because a user cannot change their code.
 _NOT_THE_USERS = (__name__.partition(".")[0], "triton", "torch")
 
 
 class ForetuneError(ValueError):
-    """Bad input; the message names the value and says what would be right."""
+    """Bad input. The message names the bad value and the accepted values."""
 
 
 class DatasetError(ForetuneError):
-    """A dataset that cannot be read as it is; the message names the file."""
+    """A dataset that cannot be read or written. The message names the file."""
 
 
 class BundleError(ForetuneError):
-    """A bundle that cannot be read as it is; the message names the file."""
+    """A bundle of trained rankers that cannot be read. The message names the file."""
 
 
 class FamilyError(ForetuneError):
-    """A kernel family whose own code fails, or gives what it must not; the message names the family and the method."""
+    """A kernel family whose code raised or returned a wrong value. The message names the family and the method."""
 
 
 class ForetuneWarning(UserWarning):
-    """All goes on, but not as one would think; the message says why."""
+    """Foretune continues, but with a result that the user may not expect. The message says why."""
 
 
 def warn(message: str) -> None:
-    """A `ForetuneWarning` that points at the user's line: the innermost one outside of Foretune, Triton and torch.
+    """Issue a `ForetuneWarning` at the innermost stack frame outside of Foretune, Triton and torch.
 
     >>> with warnings.catch_warnings(record=True) as caught:
     ...     warnings.simplefilter("always")
@@ -61,7 +63,7 @@ def warn(message: str) -> None:
 
 
 def reason_of(error: BaseException) -> str:
-    """What an error says, for a message of ours: with its type, unless it is ours and says all there is to say.
+    """Return the text of an exception for a message, preceded by its type unless it is a `ForetuneError`.
 
     >>> reason_of(ForetuneError("k must be >= 1")), reason_of(KeyError("rows"))
     ('k must be >= 1', "KeyError: 'rows'")
@@ -69,28 +71,30 @@ def reason_of(error: BaseException) -> str:
     try:
         text = str(error)
     except Exception:  # noqa: BLE001 - a __str__ may raise anything
-        text = "which cannot be shown"
+        text = "(its message cannot be shown)"
     return text if isinstance(error, ForetuneError) else f"{type(error).__name__}: {text}"
 
 
 def cause_of(error: BaseException) -> BaseException:
-    """The exception that a family's method raised, where the error reports one; else the error itself."""
+    """Return the exception that a family's method raised if `error` is a `FamilyError` about one, else `error`."""
     return error.__cause__ if isinstance(error, FamilyError) and isinstance(error.__cause__, Exception) else error
 
 
 def printable(text: str) -> str:
-    """The text on one line, with control characters, which could do anything to a terminal, written out.
+    r"""Return the text with control characters and line breaks escaped, so that it is safe to print on one line.
 
     >>> printable("a [red] card")
     'a [red] card'
     >>> print(printable(chr(27) + "[31m" + chr(10)))
-    \\x1b[31m\\n
+    \x1b[31m\n
     """
     return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
 
 
 def abridged(text: str, most: int = 300) -> str:
-    """A text as a row has room for: both its ends, since a compiler quotes the source first and says its reason last.
+    """Shorten a text to at most `most` characters, keeping its beginning and its end.
+
+    The end matters: compilers quote the source first and give the reason last.
 
     >>> abridged("0123456789" * 3, most=15)
     '01234 ... 56789'
@@ -102,20 +106,22 @@ def abridged(text: str, most: int = 300) -> str:
 
 
 def shown(value: object, most: int = 100) -> str:
-    """A value as an error shows it: short, on one line, and never an error itself.
+    """Return the `repr` of a value for a message, shortened; never raises.
 
     >>> shown("fast"), shown("x" * 10_000, most=20), shown(10**5000)
-    ("'fast'", "'xxxxxx ... xxxxxxx'", 'an int that is not to be shown')
+    ("'fast'", "'xxxxxx ... xxxxxxx'", 'an int that cannot be shown')
     """
     try:
         text = repr(value)
     except Exception:  # noqa: BLE001 - of 5,000 digits, or of a foreign class
-        return f"an {type(value).__name__} that is not to be shown"
+        return f"an {type(value).__name__} that cannot be shown"
     return abridged(text, most)
 
 
 def check_integer(name: str, value: Any, low: int, high: int | None = None) -> int:
-    """An integer, NumPy's among them, of these bounds, as Python's own.
+    """Return a Python or NumPy integer in [low, high] as an `int`; raise `ForetuneError` for anything else.
+
+    `high=None` means no upper bound. `name` is what the message calls the value.
 
     >>> check_integer("k", 0, 1)
     Traceback (most recent call last):
@@ -129,7 +135,7 @@ def check_integer(name: str, value: Any, low: int, high: int | None = None) -> i
 
 
 def check_between(name: str, value: Any, low: float, high: float) -> None:
-    """A number with low <= value <= high; no NaN, and neither True nor False.
+    """Raise `ForetuneError` unless the value is a number with low <= value <= high (NaN and bools are refused).
 
     >>> check_between("k", 0, 1, 64)
     Traceback (most recent call last):
@@ -141,7 +147,7 @@ def check_between(name: str, value: Any, low: float, high: float) -> None:
 
 
 def check_flag(name: str, value: Any) -> bool:
-    """True or False; nothing that merely counts as one.
+    """Return the value if it is True or False; raise `ForetuneError` for anything else, 0 and 1 included.
 
     >>> check_flag("resume", "no")
     Traceback (most recent call last):
@@ -153,28 +159,28 @@ def check_flag(name: str, value: Any) -> bool:
 
 
 def check_word(name: str, value: Any, most: int = LONGEST_WORD) -> str:
-    """A text of 1 to `most` characters, all of which can be printed.
+    """Return the value if it is a string of 1 to `most` printable characters; raise `ForetuneError` otherwise.
 
     >>> check_word("the family", "")
     Traceback (most recent call last):
-    foretune.datasets.errors.ForetuneError: the family must be a word but is ''
+    foretune.datasets.errors.ForetuneError: the family must be a non-empty string of printable characters but is ''
     """
     if not isinstance(value, str) or not value or not value.isprintable():
-        raise ForetuneError(f"{name} must be a word but is {shown(value)}")
+        raise ForetuneError(f"{name} must be a non-empty string of printable characters but is {shown(value)}")
     if len(value) > most:
         raise ForetuneError(f"{name} must have at most {most} characters but is {shown(value)}")
     return str(value)
 
 
 def check_words(name: str, values: Any, most: int = MOST_NAMES) -> tuple[str, ...]:
-    """A collection of at most so many words, in the order given."""
+    """Return a collection of at most `most` non-empty printable strings as a tuple, in the given order."""
     if isinstance(values, (str, bytes)) or not isinstance(values, Collection) or len(values) > most:
-        raise ForetuneError(f"{name} must be a list of at most {most} words but is {shown(values)}")
+        raise ForetuneError(f"{name} must be a list of at most {most} strings but is {shown(values)}")
     return tuple(check_word(f"each of {name}", value) for value in values)
 
 
 def check_path(name: str, value: Any) -> Path:
-    """A path that some file could have, whether or not one is there.
+    """Return the value as a `Path` if a file could have that path; whether the file exists is not checked.
 
     >>> check_path("out", "")
     Traceback (most recent call last):
@@ -186,6 +192,7 @@ def check_path(name: str, value: Any) -> Path:
 
 
 def _integer(value: Any) -> int | None:
+    """Return a Python or NumPy integer as an `int`, and None for anything else (bools too)."""
     if type(value) is int:
         return value
     return int(value) if isinstance(value, Integral) and not isinstance(value, bool) else None

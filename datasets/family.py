@@ -1,6 +1,6 @@
-"""The contract of a tunable kernel: `Family` to predict and prune, `Measurable` to collect as well.
+"""The interface of a tunable kernel: `Family` for predicting and pruning, `Measurable` for collecting as well.
 
-Also the checks of what a family declares, and of problems and configs against it.
+This file also has the checks of what a family declares, and of problems and configs against a family.
 """
 
 from __future__ import annotations
@@ -39,53 +39,63 @@ if TYPE_CHECKING:
 
 
 class Family(ABC):
-    """One tunable kernel, as far as predicting and pruning go. model/ and runtime/ take nothing else.
+    """A tunable kernel, described well enough to predict and prune its configs.
 
-    Whoever also wants to measure it makes it a `Measurable`. `foretune.TritonFamily` has a default for nearly all of
-    both, from the kernel itself. `foretune.kernels.testing.FamilyContract` tests one.
+    The packages model and runtime use a kernel only through this interface. Subclass `Measurable` to collect
+    measurements as well. `foretune.TritonFamily` derives nearly all of both interfaces from a Triton kernel, and
+    `foretune.kernels.testing.FamilyContract` is the test suite for an implementation.
     """
 
-    name: ClassVar[str]  # of letters, digits and _ . : + -, as all names here
-    dims: ClassVar[tuple[str, ...]]  # the dimensions a Problem of this family has
-    dtypes: ClassVar[tuple[str, ...]]  # the dtypes it takes, in their short form
-    knobs: ClassVar[tuple[str, ...]]  # the knobs a KernelConfig of this family has
+    #: The family's name. All names here consist of letters, digits and _ . : + -
+    name: ClassVar[str]
+    #: The dimensions that each of its problems has.
+    dims: ClassVar[tuple[str, ...]]
+    #: The dtypes that it accepts if all operands have the same one.
+    dtypes: ClassVar[tuple[str, ...]]
+    #: The knobs of its configs.
+    knobs: ClassVar[tuple[str, ...]]
+    #: The name of each column of `features`.
     feature_names: ClassVar[tuple[str, ...]]
-    flags: ClassVar[tuple[str, ...]] = ()  # the layout flags a Problem of it may have
-    #: What a dimension is where a person leaves it out.
+    #: The layout flags that its problems may have.
+    flags: ClassVar[tuple[str, ...]] = ()
+    #: Sizes of dimensions that a user leaves out on the command line.
     default_dims: ClassVar[Mapping[str, int]] = {}
-    #: What a knob is of a kernel whose configs do not name it: one that came later, or that most kernels lack.
+    #: Values of knobs that a config does not name, e.g. because the kernel got the knob after the config was measured.
     default_knobs: ClassVar[Mapping[str, Any]] = {}
-    #: The largest size of a dimension, where that is less than `Problem` has room for.
+    #: The largest size of a dimension; left out, the limit of `Problem`.
     largest: ClassVar[Mapping[str, int]] = {}
-    #: The smallest size of a dimension, where that is not 1.
+    #: The smallest size of a dimension; left out, 1.
     smallest: ClassVar[Mapping[str, int]] = {}
-    #: The dimensions that may be ragged, and the dimension that counts the segments of each; None = not known.
+    #: Each dimension that may be ragged -> the dimension that counts its segments; None if that is not declared.
     ragged: ClassVar[Mapping[str, str] | None] = None
-    #: Dimensions that are rounded at call time, because every call has another size: see `Problem.rounded`.
+    #: Dimensions that are rounded at call time, because they differ at every call; see `Problem.rounded`.
     bucketed: ClassVar[tuple[str, ...]] = ()
-    #: Whether `features` looks at what the binaries say: then a bundle keeps that, by config.
+    #: Whether `features` uses its argument `binaries`. A bundle then stores the facts of each config's binary.
     reads_binaries: ClassVar[bool] = False
 
     def __init_subclass__(cls, **options: Any) -> None:
-        """Guard the methods of the class: what they raise, or return that they must not, is a `FamilyError`."""
+        """Wrap the methods of a new subclass, so that errors and wrong return values become a `FamilyError`."""
         super().__init_subclass__(**options)
         guard_methods(cls, Family)
 
     @abstractmethod
     def space(self, device: DeviceSpec | None = None) -> tuple[KernelConfig, ...]:
-        """Every config worth declaring; with a device, only those that some problem on it supports."""
+        """Return all configs of the kernel; with a device, only those that can run some problem on it."""
 
     @abstractmethod
     def supports(self, config: KernelConfig, problem: Problem, device: DeviceSpec) -> str | None:
-        """None where the config can run the problem on the device, else the reason why not.
+        """Return None if the config can run the problem on the device, else the reason why not.
 
-        The only statement of validity: collect, model and runtime all ask here. What it passes compiles; what it
-        refuses for a knob's value it refuses with the knob's name and the values that would do.
+        This is the only definition of validity; all packages call it. An accepted config must compile. A reason that
+        concerns a knob names the knob and the accepted values.
         """
 
     def supports_by(self, problem: Problem) -> Hashable:
-        """What `supports` makes its answers depend on: it is called for one of the problems that
-        have the same here. The problem itself, unless a family knows that less decides."""
+        """Return a key of the problem such that `supports` gives the same answers for problems of equal keys.
+
+        `supports` is then called for only one problem of each key. The default is the problem itself; override it if
+        only some properties of the problem matter.
+        """
         return problem
 
     @abstractmethod
@@ -96,10 +106,15 @@ class Family(ABC):
         configs: Sequence[KernelConfig],
         binaries: Mapping[KernelConfig, BinaryFacts] | None = None,
     ) -> NDArray[np.float32]:
-        """What the ranker sees: (n_configs, n_features), columns named by `feature_names`. Finite.
+        """Return the ranker's input: finite numbers, (n_configs, n_features), with columns `feature_names`.
 
-        A config's row does not depend on the other configs. `binaries` is what is known of the configs' binaries; it
-        is only given where `reads_binaries` asks for it.
+        The row of a config must not depend on the other configs.
+
+        Args:
+            problem: A problem of this family.
+            device: The device that it runs on.
+            configs: The configs to describe.
+            binaries: The facts of those configs' binaries that are known; passed only if `reads_binaries`.
         """
 
     def feature_groups(
@@ -109,8 +124,11 @@ class Family(ABC):
         configs: Sequence[KernelConfig],
         binaries: Mapping[KernelConfig, BinaryFacts] | None = None,
     ) -> Sequence[FeatureGroup]:
-        """The `features` of several problems of one dtype, by what they depend on: a ranker takes them in this form. A
-        family that knows what repeats makes predictions quicker, and no different."""
+        """Return the `features` of several problems of one dtype as `FeatureGroup`s, the form that a ranker takes.
+
+        The default calls `features` for each problem. Override it to compute columns that repeat only once, which makes
+        predictions faster and must not change them.
+        """
         import numpy as np
 
         arguments = (device, configs, binaries) if self.reads_binaries else (device, configs)
@@ -119,29 +137,42 @@ class Family(ABC):
 
     @abstractmethod
     def problem_from_call(self, arguments: Mapping[str, Any]) -> Problem:
-        """The problem that a launch of the kernel with these arguments (by parameter name) solves, from what
-        the host knows. Raises `ForetuneError` naming an argument that is missing or odd. Never waits for the device."""
+        """Return the problem that a launch with these arguments solves, without waiting for the device.
+
+        Args:
+            arguments: The kernel's arguments by parameter name.
+
+        Raises:
+            ForetuneError: An argument is missing or wrong. The message names it.
+        """
 
     def at_call_time(self, problem: Problem) -> Problem:
-        """What stands for this problem when a config is chosen: what the host knows of it (not the sizes of ragged
-        work, which are on the device), with the dimensions in `bucketed` rounded. Doing so twice changes nothing."""
+        """Return the problem for which a config is predicted when `problem` is launched.
+
+        It has no segment sizes, which are on the device, and its dimensions in `bucketed` are rounded. The method is
+        idempotent.
+        """
         return problem.without_sizes().rounded(*self.bucketed)
 
     def likely(self, problem: Problem) -> Sequence[tuple[float, Problem]]:
-        """What a problem may turn out to be where its ragged sizes are unknown, each with its share of 1: a ranker
-        takes the mean of what it predicts for them. The problem itself, unless a family knows better."""
+        """Return plausible problems with known segment sizes for one without, as (weight, problem); weights sum to 1.
+
+        A ranker marginalizes over them: it predicts the weighted mean. The default is the problem itself.
+        """
         return ((1.0, problem),)
 
     def estimate_us(self, problem: Problem, device: DeviceSpec, configs: Sequence[KernelConfig]) -> NDArray[np.float64]:
-        """An analytic estimate of each config's time in microseconds, (n_configs,): ranks while nothing is learned.
-        One and the same for all where the family has none."""
+        """Return an analytic estimate of each config's time in microseconds, (n_configs,).
+
+        It ranks configs while no trained ranker exists. The default is the same value for all.
+        """
         import numpy as np
 
         return np.ones(len(configs))
 
 
 class Measurable(Family):
-    """A family that can be collected: it also makes inputs, launches, checks and compiles, and owns its workload."""
+    """A family that can also be measured: it has a workload, makes inputs, compiles, launches and checks results."""
 
     @abstractmethod
     def cases(
@@ -154,63 +185,77 @@ class Measurable(Family):
         max_tflop: float | None = None,
         seed: int = 0,
     ) -> Sequence[Case]:
-        """The problems worth measuring, shuffled by `seed`: the same arguments give the same ones.
+        """Return the problems to measure, in random order. The same arguments give the same list.
 
-        `models` is a file of models in the family's own format (its shipped ones if left out) and `tokens` the token
-        counts to draw from; `per_layer` problems of each layer of these models, and `random` shapes besides, none of
-        more than `max_tflop` x 1e12 floating-point operations (the family's own limit if left out).
+        Args:
+            models: A file of models in the family's own format; None selects the family's shipped file.
+            tokens: The token counts to sample from; None selects the family's own.
+            per_layer: Number of problems for each layer of these models.
+            random: Number of random shapes in addition.
+            max_tflop: Upper limit of a problem's floating-point operations, in units of 1e12; None selects the family's
+                own.
+            seed: Seed of the sampling and of the order.
 
-        Raises `ForetuneError` for what the family has no use for.
+        Raises:
+            ForetuneError: The family cannot use one of the arguments.
         """
 
     @abstractmethod
     def flops(self, problem: Problem) -> float:
-        """Floating-point operations of one launch."""
+        """Return the number of floating-point operations of one launch."""
 
     @abstractmethod
     def bytes(self, problem: Problem) -> float:
-        """Bytes that one launch reads and writes at least, each operand once."""
+        """Return the bytes that one launch reads and writes if it touches each operand once."""
 
     @abstractmethod
     def inputs(self, problem: Problem, device: DeviceSpec, *, seed: int = 0) -> Any:
-        """Random inputs on the live device (the CPU for a spec with backend "cpu"), output poisoned with NaN;
-        typical sizes where those of ragged work are unknown."""
+        """Return random inputs on the current GPU, or on the CPU if the spec's backend is "cpu".
+
+        The output is filled with NaN. If the segment sizes of ragged work are unknown, typical ones are chosen.
+        """
 
     @abstractmethod
     def launch(self, inputs: Any, config: KernelConfig) -> torch.Tensor:
-        """Launches the kernel once, without waiting, and returns its output tensor."""
+        """Launch the kernel once, without waiting for it, and return its output tensor."""
 
     @abstractmethod
     def reference(self, inputs: Any) -> torch.Tensor:
-        """What `launch` should return, in float32, by plain PyTorch."""
+        """Return the correct result of `launch` in float32, computed with PyTorch."""
 
     @abstractmethod
     def tolerance(self, problem: Problem) -> float:
-        """The largest ||y - reference|| / ||reference|| that counts as right."""
+        """Return the largest accepted error ||y - reference|| / ||reference||."""
 
     @abstractmethod
     def compile(self, config: KernelConfig, problem: Problem) -> Any:
-        """Compiles one config for the active Triton driver's target, into Triton's cache; returns the binary, which
-        is the one that `launch` uses for this problem."""
+        """Compile one config for the active Triton driver's target and return the binary.
+
+        The binary goes into Triton's cache, and is the one that `launch` uses for this problem.
+        """
 
     @abstractmethod
     def source_hash(self) -> str:
-        """A hash of the kernel's source: a dataset measured with another one is another dataset."""
+        """Return a hash of the kernel's source. Times measured with different sources are not comparable."""
 
     def check_problem(self, config: KernelConfig, problem: Problem) -> Problem:
-        """What a config's result is checked on before it is timed on `problem`: one that the config supports and runs
-        with the same binary (else `problem` is taken after all). The problem itself, unless a family has one that
-        exercises every mask."""
+        """Return the problem on which a config's result is checked before the config is timed on `problem`.
+
+        The config must support it and run it with the same binary, otherwise `problem` is used. The default is
+        `problem`; override it to check on a shape that exercises every mask of the kernel.
+        """
         return problem
 
     def binary_key(self, config: KernelConfig, problem: Problem) -> Hashable:
-        """What decides on the binary that `compile` makes, beside the device's arch: calls of one key share a binary.
-        Every problem its own, unless a family knows better."""
+        """Return a key such that configs and problems of equal keys share the binary that `compile` makes on one arch.
+
+        The default gives every config and problem its own key.
+        """
         return config, problem.without_sizes()
 
     def default(self, problem: Problem, device: DeviceSpec) -> KernelConfig:
-        """A config that `supports` accepts, for when nothing is known. Raises `ForetuneError` where there is none."""
-        reason: str | None = "its space has none"
+        """Return a config to use when no prediction is available; raise `ForetuneError` if no config can run."""
+        reason: str | None = "its space is empty"
         for config in self.space(device):
             if (reason := self.supports(config, problem, device)) is None:
                 return config
@@ -218,33 +263,34 @@ class Measurable(Family):
 
 
 def roofline_us(family: Measurable, problem: Problem, device: DeviceSpec) -> float:
-    """The longer of the problem's FLOPs at the device's matrix rate for its dtype and its bytes at the device's
-    bandwidth."""
+    """Return the roofline time of a problem in microseconds: the larger of its compute and its memory time."""
     memory_us = family.bytes(problem) / (device.copy_bandwidth_gbs * 1e3)
     return max(compute_us(family, problem, device), memory_us)
 
 
 def compute_us(family: Measurable, problem: Problem, device: DeviceSpec) -> float:
-    """The problem's FLOPs at the device's matrix rate for its dtype."""
+    """Return the time in microseconds that the problem's FLOPs take at the device's matrix rate for its dtypes."""
     return family.flops(problem) / (device.matrix_tflops_of(*problem.dtypes) * 1e6)
 
 
-#: What a family, dimension, knob or flag may be called: they stand in commands, tables and logs.
+#: Valid names of families, dimensions, knobs and flags. They occur in commands, tables and logs.
 _NAME = re.compile(r"\w[\w.:+-]*")
-#: More features than any family has, and more dimensions, knobs or flags.
+#: The most features of a family, and the most dimensions, dtypes, knobs or flags: more than any family has.
 _MOST_FEATURES, _MOST_DECLARED = 10_000, 4 * MOST_NAMES
-#: Launch options that no config has unless somebody sets them.
+#: Launch options that are None unless a config sets them.
 _UNUSUAL = ("maxnreg", "ir_override")
 
 
 def check_name(name: str, value: Any) -> str:
-    """Check that a value can be a name: letters, digits and `_ . : + -`, of which the first is no sign.
+    """Return the value if it is a name: letters, digits and `_ . : + -`, starting with a letter, digit or `_`.
+
+    Raises `ForetuneError` otherwise; `name` is what the message calls the value.
 
     >>> check_name("the family", "row_softmax")
     'row_softmax'
     """
     if not _NAME.fullmatch(check_word(name, value)):
-        raise ForetuneError(f"{name} must be of letters, digits and _ . : + - but is {shown(value)}")
+        raise ForetuneError(f"{name} must consist of letters, digits and _ . : + - but is {shown(value)}")
     return str(value)
 
 
@@ -252,23 +298,23 @@ _sound: WeakValueDictionary[int, Family] = WeakValueDictionary()
 
 
 def check_attributes(family: Family) -> None:
-    """Check what a family declares: names, dimensions, dtypes, knobs and flags.
+    """Check the attributes that a family declares: names, dimensions, dtypes, knobs and flags.
 
     Raises:
-        ForetuneError: An attribute is missing, cannot be read, or is not what it must be.
+        ForetuneError: An attribute is missing, cannot be read, or has a wrong value.
     """
     if _sound.get(id(family)) is family:
         return
     what = type(family).__name__
     if missing := [name for name in ("name", "dims", "dtypes", "knobs") if not _has(family, name)]:
-        raise FamilyError(f"{what} must say its {', '.join(missing)}: see foretune.Family")
+        raise FamilyError(f"{what} must declare {', '.join(missing)}: see foretune.Family")
     check_name(f"the name of {what}", _read(family, "name"))
     of = f"of family {family.name}"
     for name in ("dims", "dtypes", "knobs", "flags", "bucketed"):
         for word in (words := check_words(f"{name} {of}", _read(family, name), _MOST_DECLARED)):
             check_name(f"each of {name} {of}", word)
         if not isinstance(_read(family, name), (tuple, list)) or len(set(words)) < len(words):
-            raise FamilyError(f"{name} {of} must be a tuple of different names but is {shown(words)}")
+            raise FamilyError(f"{name} {of} must be a tuple without duplicates but is {shown(words)}")
         if not words and name in ("dims", "dtypes"):
             raise FamilyError(f"{name} {of} must not be empty")
     if _has(family, "feature_names"):
@@ -278,23 +324,25 @@ def check_attributes(family: Family) -> None:
         if not isinstance(values, Mapping):
             raise FamilyError(f"{name} {of} must be a mapping but is {shown(values)}")
         if unknown := [key for key in values if key not in getattr(family, names)]:
-            raise FamilyError(f"{name} {of} must be of its {names} but has {shown(unknown[0])}")
+            raise FamilyError(f"{name} {of} may only name its {names} but has {shown(unknown[0])}")
         for key, value in values.items() if names == "dims" else ():
             check_integer(f"{name} {of}: {key}", value, 1)
     if unknown := [dim for dim in family.bucketed if dim not in family.dims]:
-        raise FamilyError(f"bucketed {of} must be of its dims but has {unknown[0]}")
+        raise FamilyError(f"bucketed {of} may only name its dims but has {unknown[0]}")
     check_flag(f"reads_binaries {of}", _read(family, "reads_binaries"))
     _sound[id(family)] = family
 
 
 def _has(family: Family, name: str) -> bool:
+    """Return whether a family has an attribute; True if reading it fails, so that `_read` reports the error."""
     try:
         return hasattr(family, name)
-    except (Exception, SystemExit):  # noqa: BLE001 - there is something, and it fails
+    except (Exception, SystemExit):  # noqa: BLE001 - a property may raise anything
         return True
 
 
 def _read(family: Family, name: str) -> Any:
+    """Return an attribute of a family; raise `FamilyError` if reading it fails."""
     try:
         return getattr(family, name)
     except (Exception, SystemExit) as error:
@@ -302,18 +350,20 @@ def _read(family: Family, name: str) -> Any:
 
 
 def check_problem_of(family: Family, problem: Problem) -> None:
-    """Raises `ForetuneError` for a problem that is not the family's: of another one, of other dimensions, smaller than
-    the family's `smallest` or larger than its `largest`, ragged otherwise than it says, or with a dtype or flag that it
-    lacks. (Whether it takes a dtype for each operand, its `supports` says.)"""
+    """Raise `ForetuneError` unless a problem fits the family's declarations.
+
+    Checked are the family's name, the dimensions and their `smallest` and `largest` sizes, the ragged dimension, the
+    dtype if all operands share one, and the flags. `Family.supports` decides about one dtype for each operand.
+    """
     if not isinstance(problem, Problem):
         raise ForetuneError(f"a problem of {family.name} must be a Problem but is {shown(problem)}")
     if problem.family != family.name:
-        raise ForetuneError(f"a problem of {family.name} was due but this one is of {problem.family}: {problem}")
+        raise ForetuneError(f"the problem must be one of {family.name} but is one of {problem.family}: {problem}")
     dims = dict(problem.dims)
     if dims.keys() != set(family.dims):
         usual = ", ".join(f"{dim}={size}" for dim, size in family.default_dims.items() if dim not in dims)
         raise ForetuneError(
-            f"a problem of {family.name} has the dimensions {', '.join(family.dims)} but this one has "
+            f"a problem of {family.name} must have the dimensions {', '.join(family.dims)} but this one has "
             f"{', '.join(dims) or 'none'}" + (f" ({usual} is usual)" if usual else "")
         )
     for dim, size in problem.dims:
@@ -327,10 +377,13 @@ def check_problem_of(family: Family, problem: Problem) -> None:
     if isinstance(problem.dtype, str) and problem.dtype not in family.dtypes:
         raise ForetuneError(f"dtype of {family.name} must be one of {', '.join(family.dtypes)} but is {problem.dtype}")
     if unknown := [flag for flag in problem.flags if flag not in family.flags]:
-        raise ForetuneError(f"{unknown[0]} is no flag of {family.name}; it has {', '.join(family.flags) or 'none'}")
+        raise ForetuneError(
+            f"{unknown[0]} is not a flag of {family.name}, whose flags are: {', '.join(family.flags) or 'none'}"
+        )
 
 
 def _check_ragged(family: Family, problem: Problem, ragged: Ragged) -> None:
+    """Raise `ForetuneError` unless the ragged dimension and the number of segments fit the family's declaration."""
     known = family.ragged or {}
     if ragged.dim not in known:
         raise ForetuneError(
@@ -339,15 +392,16 @@ def _check_ragged(family: Family, problem: Problem, ragged: Ragged) -> None:
     counted = known[ragged.dim]
     if len(ragged.sizes) != problem[counted]:
         raise ForetuneError(
-            f"there must be as many sizes along {ragged.dim} as {counted}={problem[counted]} but there are "
-            f"{len(ragged.sizes)}"
+            f"there must be {problem[counted]} sizes along {ragged.dim}, because {counted}={problem[counted]}, "
+            f"but there are {len(ragged.sizes)}"
         )
 
 
 def not_empty(family: Family, problem: Problem) -> Problem:
-    """Return the problem that stands for a launch without work: sizes of 0 are raised to the family's `smallest`.
+    """Return the problem with sizes of 0 raised to the family's `smallest`.
 
-    A launch may have nothing to do, as where no token came to a rank. It must not fail or warn, and any config will do.
+    A launch may have no work, e.g. if no token was routed to a rank. It must not fail or warn, and any config is valid
+    for it.
     """
     if all(size or not family.smallest.get(dim, 1) for dim, size in problem.dims):
         return problem
@@ -356,17 +410,18 @@ def not_empty(family: Family, problem: Problem) -> Problem:
 
 
 def with_defaults(family: Family, config: KernelConfig) -> KernelConfig:
-    """The config with the family's `default_knobs` for those of them that it does not name; itself where it names
-    all."""
+    """Return the config with the family's `default_knobs` added for the knobs that it does not name."""
     named = config.to_json()
     missing = {knob: value for knob, value in family.default_knobs.items() if knob not in named}
     return KernelConfig.of(**named, **missing) if missing else config
 
 
 def wrong_knobs(family: Family, config: KernelConfig) -> str | None:
-    """The reason why a config is none of the family's, whatever its values: it has a knob that the family lacks, or
-    lacks one that all configs of the family's space have, or a value like 64.0 or True where they have 64 or 1, which
-    are equal but compile to something else; else None."""
+    """Return the reason why a config cannot belong to the family whatever its values, or None if it can.
+
+    It cannot if it has a knob that the family lacks, if it lacks one that all configs of the family's space have, or if
+    it has a value like 64.0 or True where they have an integer: these compare equal but compile to different code.
+    """
     named = {name for name, _ in config.meta} | {name for name in _UNUSUAL if getattr(config, name) is not None}
     unknown = sorted(named - set(family.knobs))
     missing = [knob for knob in family.knobs if knob not in named and knob not in OPTIONS]
@@ -378,10 +433,10 @@ def wrong_knobs(family: Family, config: KernelConfig) -> str | None:
 
 
 def _odd_value(family: Family, config: KernelConfig) -> str | None:
-    """The reason why the type of a value is wrong: all configs of the family's space have an integer there."""
+    """Return the reason why a float or bool is wrong for a knob that is an integer in all configs of the space."""
     for knob, value in config.meta:
         if isinstance(value, (bool, float)) and value == int(value):
-            kinds = {type(dict(one.meta).get(knob, value)) for one in family.space()}
-            if kinds == {int}:
+            types = {type(dict(one.meta).get(knob, value)) for one in family.space()}
+            if types == {int}:
                 return f"{knob} of {family.name} must be an integer but is {value!r}"
     return None

@@ -1,4 +1,4 @@
-"""`FeatureGroup`: a table of features by what its columns depend on, so that what repeats is computed once."""
+"""`FeatureGroup`: columns of a feature table that many configs share, stored and computed once."""
 
 from __future__ import annotations
 
@@ -11,25 +11,33 @@ if TYPE_CHECKING:
 
 
 class FeatureGroup(NamedTuple):
-    """Some columns of the features of several problems on the same configs: configs of one kind have the same values in
-    all of them. What is the same for all configs is a group of one kind.
+    """Some feature columns of several problems on the same configs, with repeated rows stored once.
 
-    `lasting` promises that `values` are one and the same object for the next problems too, and never change: what
-    follows from them is remembered.
+    Configs of one kind have the same values in all of these columns. Columns that are equal for all configs form a
+    group with a single kind.
+
+    Attributes:
+        columns: The positions of the columns in the family's `feature_names`.
+        values: The distinct rows, (n_problems, n_kinds, n_columns); (1, n_kinds, n_columns) for a lasting group.
+        kind: The kind of each config, an index into the second axis of `values`, (n_configs,).
+        lasting: Promises that `values` is the same unchanged object for later problems too, so that results computed
+            from it may be cached.
     """
 
-    columns: tuple[int, ...]  # their places among the family's `feature_names`
-    values: NDArray[np.float32]  # (n_problems, n_kinds, n_columns); of a lasting group (1, n_kinds, n_columns)
-    kind: NDArray[np.intp]  # (n_configs,) which of the kinds each config is of
+    columns: tuple[int, ...]
+    values: NDArray[np.float32]
+    kind: NDArray[np.intp]
     lasting: bool = False
 
     def holding(self, values: NDArray[Any]) -> FeatureGroup:
-        """The same columns and kinds with other values: what was made of these, say."""
+        """Return a group of the same columns and kinds with other values."""
         return FeatureGroup(self.columns, values, self.kind, self.lasting)
 
 
 def joined(groups: Sequence[FeatureGroup], place: int = 0) -> NDArray[np.float32]:
-    """The table of the problem in a place, (n_configs, n_features), of groups that have each column once.
+    """Return the feature table of one problem, (n_configs, n_features), from groups that have each column once.
+
+    `place` is the problem's index in the groups.
 
     >>> import numpy as np
     >>> one = FeatureGroup((1,), np.array([[[5.0]]], np.float32), np.array([0, 0]))
@@ -47,7 +55,7 @@ def joined(groups: Sequence[FeatureGroup], place: int = 0) -> NDArray[np.float32
 
 
 def stacked(each: Sequence[Sequence[FeatureGroup]]) -> tuple[FeatureGroup, ...]:
-    """The groups of several problems on the same configs, from those of each.
+    """Concatenate the groups of several problems on the same configs.
 
     >>> import numpy as np
     >>> one, two = (FeatureGroup((0,), np.array([[[size]]], np.float32), np.array([0, 0])) for size in (4.0, 8.0))
@@ -67,8 +75,14 @@ def stacked(each: Sequence[Sequence[FeatureGroup]]) -> tuple[FeatureGroup, ...]:
 def narrowed(
     groups: Sequence[FeatureGroup], problems: slice = slice(None), configs: NDArray[np.intp] | None = None
 ) -> list[FeatureGroup]:
-    """The groups of some of their problems, on the configs in these places. The kinds that none of those is of are left
-    out, but of a lasting group, whose `values` stay the same object.
+    """Return the groups for some of their problems and configs.
+
+    Kinds that none of these configs has are dropped, except in lasting groups, whose `values` stay the same object.
+
+    Args:
+        groups: The groups to select from.
+        problems: The problems to keep.
+        configs: The indices of the configs to keep; None keeps all.
 
     >>> import numpy as np
     >>> group = FeatureGroup((0,), np.array([[[1], [2], [3]]], np.float32), np.array([2, 0, 2]))
@@ -90,7 +104,7 @@ def narrowed(
 
 
 def renumbered(codes: NDArray[np.intp], bound: int) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
-    """The codes that there are, of those below `bound`, ascending, and for each one its place among these."""
+    """Return the distinct codes (all below `bound`) in ascending order, and each code's index among them."""
     import numpy as np
 
     taken = np.zeros(bound, np.bool_)
@@ -102,5 +116,5 @@ def renumbered(codes: NDArray[np.intp], bound: int) -> tuple[NDArray[np.intp], N
 
 
 def problems_in(groups: Sequence[FeatureGroup]) -> int:
-    """How many problems groups are of."""
+    """Return the number of problems that the groups describe."""
     return max(len(group.values) for group in groups)

@@ -1,4 +1,4 @@
-"""`Grid`: one family's measurements as dense arrays, which is what ranking and evaluation work on."""
+"""`Grid`: one family's measurements as dense arrays, for training and evaluation."""
 
 from __future__ import annotations
 
@@ -20,33 +20,44 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 
-#: The dtype and the flags of a problem: with the config they decide the binary, and results are checked for each.
+#: (dtype, flags) of a problem. Together with the config they decide the binary; results are checked once for each.
 BinarySignature: TypeAlias = tuple[Dtype, tuple[str, ...]]
 
 
 @dataclass(frozen=True)
 class Grid:
-    """Times of every config on every problem of one family, measured twice.
+    """The times of all configs on all problems of one family, from two independent timing passes.
 
-    A choice is made on the first and reported from the second, so that nobody profits from his own noise. A
-    config that failed, or was never tried, has NaN in both. Only the leading configs are really measured twice
-    (the confirming passes); the others have their time of the scan in both, times the median ratio of confirmed
-    to scanned times of that problem, because the card's clock was another one then.
+    A config is chosen by the first pass and its time is reported from the second, so that lucky samples do not make a
+    choice look better than it is. Only the leading configs of a problem were timed in both passes (the confirming
+    passes). For the others both arrays have the time of the scan, multiplied by the problem's median ratio of confirmed
+    to scanned times, because the GPU's clock differed between the scan and those passes. A config that failed or was
+    not measured has NaN in both.
+
+    Attributes:
+        family: The family's name.
+        cases: The problem of each row, (n_problems,).
+        devices: The device that each row was measured on, (n_problems,).
+        configs: The config of each column, (n_configs,).
+        first_us: Times of the first pass in microseconds, (n_problems, n_configs).
+        second_us: Times of the second pass, (n_problems, n_configs).
+        binaries: What is known of the binaries, by (dtype, flags) of the problem and by config.
+        weights: Sample weights for training, (n_problems, n_configs); None if all are equal. See `Dataset.grid`.
+        measured: Mask of the measured configs, failed ones included, (n_problems, n_configs). If it is left out, those
+            with a time.
+        supported: Mask of the configs that the family supports, (n_problems, n_configs); None until it is computed,
+            which takes seconds.
     """
 
     family: str
-    cases: tuple[Case, ...]  # (n_problems,)
-    devices: tuple[DeviceSpec, ...]  # (n_problems,) where each problem was measured
-    configs: tuple[KernelConfig, ...]  # (n_configs,)
-    first_us: NDArray[np.float64]  # (n_problems, n_configs)
-    second_us: NDArray[np.float64]  # (n_problems, n_configs)
-    #: What the binaries say, by dtype and flags of the problem and by config.
+    cases: tuple[Case, ...]
+    devices: tuple[DeviceSpec, ...]
+    configs: tuple[KernelConfig, ...]
+    first_us: NDArray[np.float64]
+    second_us: NDArray[np.float64]
     binaries: Mapping[BinarySignature, Mapping[KernelConfig, BinaryFacts]] = field(default_factory=dict)
-    #: What a time counts for when a ranker learns, (n_problems, n_configs); None = all alike. See `Dataset.grid`.
     weights: NDArray[np.float64] | None = None
-    #: Which configs were measured, failed ones included, (n_problems, n_configs); left out, those with a time.
     measured: NDArray[np.bool_] = None  # type: ignore[assignment]
-    #: Which configs the family supports, (n_problems, n_configs); None = not known yet: it takes seconds.
     supported: NDArray[np.bool_] | None = None
 
     def __post_init__(self) -> None:
@@ -54,31 +65,37 @@ class Grid:
             object.__setattr__(self, "measured", np.isfinite(self.times_us))
 
     def __len__(self) -> int:
+        """Return the number of rows: pairs of a problem and a device."""
         return len(self.cases)
 
     @property
     def times_us(self) -> NDArray[np.float64]:
-        """The best estimate: the mean of both passes, (n_problems, n_configs)."""
+        """The mean of both passes in microseconds, (n_problems, n_configs)."""
         return (self.first_us + self.second_us) / 2
 
     @property
     def slowdowns(self) -> NDArray[np.float64]:
-        """Each time over its problem's best, (n_problems, n_configs); NaN where there is none."""
+        """Each time divided by its problem's best, (n_problems, n_configs); NaN for configs without a time."""
         times = self.times_us
         result: NDArray[np.float64] = times / np.nanmin(times, axis=1, keepdims=True)
         return result
 
     @property
     def noise(self) -> NDArray[np.float64]:
-        """What the best config of the first pass takes in the second, over the best there, (n_problems,): how far off a
-        search of everything is. No regret below its geometric mean says anything."""
+        """The slowdown of an exhaustive search, (n_problems,).
+
+        It is the second-pass time of the first pass's best config, divided by the best time of the second pass. A
+        regret below its geometric mean, the noise floor, is not meaningful.
+        """
         chosen = np.nanargmin(self.first_us, axis=1)
         result: NDArray[np.float64] = self.second_us[np.arange(len(self)), chosen] / np.nanmin(self.second_us, axis=1)
         return result
 
     def tidy(self) -> Grid:
-        """The same, but for the order in which it was measured, and for configs of which nothing is known: who learns
-        from it learns the same, whatever came first."""
+        """Return the grid in a canonical order and without configs that have no times.
+
+        Training on it gives the same result whatever the order of the measurements was.
+        """
         rows = sorted(
             range(len(self)), key=lambda row: (self.devices[row].name, json.dumps(self.cases[row].problem.to_json()))
         )
@@ -87,18 +104,18 @@ class Grid:
         return self.select(rows).select_configs(columns)
 
     def select(self, rows: Sequence[int] | NDArray[np.intp]) -> Grid:
-        """The same grid with only these problems."""
+        """Return the grid with only these rows, in this order."""
         index = [int(row) for row in rows]
         cases, devices = tuple(self.cases[i] for i in index), tuple(self.devices[i] for i in index)
         return replace(self, cases=cases, devices=devices, **self._each(lambda array: array[index]))
 
     def select_configs(self, columns: Sequence[int] | NDArray[np.intp]) -> Grid:
-        """The same grid with only these configs, in this order."""
+        """Return the grid with only these columns, in this order."""
         index = [int(column) for column in columns]
         configs = tuple(self.configs[i] for i in index)
         return replace(self, configs=configs, **self._each(lambda array: array[:, index]))
 
     def _each(self, take: Callable[[NDArray[Any]], NDArray[Any]]) -> dict[str, Any]:
-        """Return a part of each (n_problems, n_configs) array that there is, by name."""
+        """Apply `take` to each (n_problems, n_configs) array that is not None and return the results by name."""
         arrays = {name: getattr(self, name) for name in ("first_us", "second_us", "weights", "measured", "supported")}
         return {name: take(array) for name, array in arrays.items() if array is not None}

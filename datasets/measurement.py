@@ -1,7 +1,7 @@
-"""`Case`: a problem and where it comes from. `Measurement`: one config's time on one problem, or how it failed.
+"""`Case`: a problem and its origin. `Measurement`: the time of one config on one problem, or how it failed.
 
-Every run also has a drift probe: one config of one problem, timed again every few seconds on each GPU. A `Reading` of
-it shows another process on the card, or a clock that sinks; `on_one_clock` puts times of several runs on one clock.
+Every run also times a drift probe, one fixed config of one problem, every few seconds on each GPU. A `Reading` of it
+reveals another process on the GPU or a falling clock. `on_one_clock` makes times of several runs comparable.
 """
 
 from __future__ import annotations
@@ -18,18 +18,21 @@ from .problem import Problem
 if TYPE_CHECKING:
     import pandas as pd
 
-#: More models than share a layer's shape.
+#: The most sources of a case: more models than share a layer's shape.
 _MOST_SOURCES = 4096
 
 
 @dataclass(frozen=True)
 class Case:
-    """A problem to measure, the models whose layers have that shape, and under which scenario it was drawn.
+    """A problem to measure, with the models whose layers have that shape.
 
-    `sources` are "MODEL/LAYER" strings, or ("random",) for a shape drawn at random. `scenario` is a word of the
-    family's own for what the dimensions do not say, as for how skewed ragged sizes were drawn; "" where there is none.
+    Attributes:
+        problem: The problem.
+        sources: "MODEL/LAYER" for each such layer, or ("random",) for a random shape.
+        scenario: The family's name for how the problem was sampled, e.g. how skewed its segment sizes are; may be "".
 
-    Raises `ForetuneError` naming what is none of that.
+    Raises:
+        ForetuneError: An attribute has a wrong type or value. The message names it.
 
     >>> problem = Problem.of("linear", m=16, n=4096, k=14336)
     >>> Case(problem, ("Llama-3-8B/down", "Qwen3-8B/down")).model_families
@@ -49,7 +52,7 @@ class Case:
 
     @property
     def model_families(self) -> tuple[str, ...]:
-        """The leading word of each source's model name: what evaluation splits by."""
+        """The first word of each source's model name, sorted. Evaluation splits by these."""
         return tuple(sorted({re.split(r"[^A-Za-z]", source)[0] for source in self.sources}))
 
 
@@ -57,39 +60,56 @@ class Status(str, Enum):
     """How a measurement ended. Only OK and EARLY_STOPPED carry a time."""
 
     OK = "ok"
-    INVALID = "invalid"  # refused by `Family.supports` before compiling
+    INVALID = "invalid"  # refused by `Family.supports`, neither compiled nor measured
     COMPILE_FAILED = "compile_failed"
     OUT_OF_RESOURCES = "out_of_resources"
     LAUNCH_FAILED = "launch_failed"
     WRONG_RESULT = "wrong_result"
     TIMEOUT = "timeout"
-    EARLY_STOPPED = "hopeless"  # one launch was so much slower than the best that no more were spent on it
+    EARLY_STOPPED = "hopeless"  # given up after one launch, which was much slower than the best config
 
 
+#: The statuses with a time.
 TIMED = (Status.OK, Status.EARLY_STOPPED)
-#: 1 = the scan of every config, 2 and 3 = the leading ones again, interleaved.
+#: 1 = the scan of all configs; 2 and 3 = the confirming passes, which time the leading configs again, interleaved.
 TIMING_PASSES = (1, 2, 3)
-#: No kernel takes less: starting one takes a GPU about two microseconds. And none is waited for longer than an hour.
+#: Bounds of a time. A launch alone takes about two microseconds, and no kernel runs for an hour.
 SHORTEST_US, LONGEST_US = 1e-3, 3.6e9
+#: The most characters of a stored error message.
 _LONGEST_ERROR = 10_000
 
 
 class BinaryFacts(NamedTuple):
-    """What a compiled config says of itself."""
+    """What the compiler reports about a config's binary."""
 
-    registers: int  # per thread
-    spills: int  # as Triton counts them; 0 = none
-    smem_bytes: int
+    registers: int  # of a thread
+    spills: int  # spilled registers as Triton counts them
+    smem_bytes: int  # of a block
 
 
 @dataclass(frozen=True)
 class Measurement:
-    """One config on one problem and device, in one pass.
+    """The result of timing one config on one problem and device in one timing pass.
 
-    `time_us` is the kernel's own time with a cold L2, the median of `samples` launches, from 1e-3 to 3.6e9; None unless
-    the status is OK or EARLY_STOPPED. `spread` is the samples' interquartile range over their median.
+    Attributes:
+        problem: The problem.
+        device: The name of the `DeviceSpec`, which itself is in the dataset's manifest.
+        config: The config.
+        status: How the measurement ended.
+        time_us: The time of the kernel alone with a cold L2: the median of `samples` launches, in microseconds, from
+            1e-3 to 3.6e9. None unless the status is OK or EARLY_STOPPED.
+        spread: The interquartile range of the samples divided by their median.
+        samples: The number of timed launches.
+        timing_pass: 1 for the scan, 2 and 3 for the confirming passes.
+        compile_ms: The compile time in milliseconds.
+        registers: Registers of a thread.
+        spills: Spilled registers as Triton counts them.
+        smem_bytes: Shared memory of a block.
+        run_id: The run that measured it.
+        error: The error message of a failed measurement.
 
-    Raises `ForetuneError` naming the value that cannot be measured.
+    Raises:
+        ForetuneError: An attribute has a wrong type or value. The message names it.
 
     >>> problem, config = Problem.of("row_softmax", rows=8, columns=8), KernelConfig.of(BLOCK=16)
     >>> Measurement(problem, "NVIDIA H200", config, Status.OK, time_us=1e30)
@@ -98,7 +118,7 @@ class Measurement:
     """
 
     problem: Problem
-    device: str  # the DeviceSpec's name; the spec itself is in the dataset's manifest
+    device: str
     config: KernelConfig
     status: Status
     time_us: float | None = None
@@ -106,8 +126,8 @@ class Measurement:
     samples: int = 0
     timing_pass: int = 1
     compile_ms: float | None = None
-    registers: int | None = None  # per thread
-    spills: int | None = None  # as Triton counts them; 0 = none
+    registers: int | None = None
+    spills: int | None = None
     smem_bytes: int | None = None
     run_id: str = ""
     error: str | None = None
@@ -130,14 +150,15 @@ class Measurement:
             check_word("run_id", self.run_id)
         if self.error is not None and not (isinstance(self.error, str) and len(self.error) <= _LONGEST_ERROR):
             raise ForetuneError(
-                f"error must be a text of at most {_LONGEST_ERROR} characters but is {shown(self.error)}"
+                f"error must be a string of at most {_LONGEST_ERROR} characters but is {shown(self.error)}"
             )
 
 
 def _check_time(status: Status, time_us: Any) -> None:
+    """Raise `ForetuneError` unless the time is in its bounds for a status of `TIMED`, and None for the others."""
     if status not in TIMED:
         if time_us is not None:
-            raise ForetuneError(f"status {status.value} does not go with a time_us, but got {shown(time_us)}")
+            raise ForetuneError(f"time_us must be None for status {status.value} but is {shown(time_us)}")
         return
     try:
         check_between("time_us", time_us, SHORTEST_US, LONGEST_US)
@@ -146,23 +167,30 @@ def _check_time(status: Status, time_us: Any) -> None:
         raise ForetuneError(f"status {status.value} needs a time_us {bounds} but got {shown(time_us)}") from None
 
 
-#: A case is flagged when the drift probe was slower than usual by more than this while it was measured. A clock that
-#: follows the power limit moves it by some percent; a second process on the card, by 50 % or more.
+#: A case is flagged if the drift probe took more than this multiple of its usual time while the case was measured. A
+#: clock that follows the power limit changes the probe by a few percent, a second process on the GPU by 50 % or more.
 FLAGGED = 1.15
 
 
 @dataclass(frozen=True)
 class Reading:
-    """The drift probe's time on one GPU of a run, while a problem was measured there."""
+    """The time of the drift probe on one GPU of a run.
 
-    problem: Problem  # the one that was measured
-    gpu: str  # which one of the run's
-    at_s: float  # since the run began
+    Attributes:
+        problem: The problem that was being measured on that GPU.
+        gpu: Which of the run's GPUs it is.
+        at_s: Seconds since the start of the run.
+        time_us: The probe's time in microseconds.
+    """
+
+    problem: Problem
+    gpu: str
+    at_s: float
     time_us: float
 
 
 def slowdowns(drift: pd.DataFrame) -> pd.Series[float]:
-    """The time of each reading over the median of its run and GPU, (n_readings,): 1.0 = as usual.
+    """Return each drift reading divided by the median of its run and GPU, (n_readings,).
 
     `drift` has the columns of `tables.DRIFT`.
 
@@ -176,7 +204,7 @@ def slowdowns(drift: pd.DataFrame) -> pd.Series[float]:
 
 
 def flagged(drift: pd.DataFrame) -> pd.Series[float]:
-    """Of the problems that were measured while the drift probe was off: its worst slowdown, by problem.
+    """Return the problems whose worst drift reading is a slowdown above `FLAGGED`, and that slowdown.
 
     >>> import pandas as pd
     >>> readings = pd.DataFrame({"run_id": "r1", "gpu": "0", "problem": [0, 0, 1], "time_us": [100.0, 100.0, 150.0]})
@@ -188,8 +216,9 @@ def flagged(drift: pd.DataFrame) -> pd.Series[float]:
 
 
 def flagged_names(drift: pd.DataFrame) -> dict[str, float]:
-    """`flagged` for people, where `drift` has the problems by name: those that differ in their ragged sizes alone
-    share one, and the worst counts.
+    """Return `flagged` by problem name, rounded; `drift` must have names in its column `problem`.
+
+    Problems that differ only in their segment sizes share a name; the worst slowdown counts.
 
     >>> import pandas as pd
     >>> readings = pd.DataFrame({"run_id": "r1", "gpu": "0", "problem": [*"aab"], "time_us": [100.0, 100.0, 150.0]})
@@ -199,21 +228,24 @@ def flagged_names(drift: pd.DataFrame) -> dict[str, float]:
     return {str(name): round(float(worst), 3) for name, worst in flagged(drift).items()}
 
 
-#: Configs that two runs must share for the ratio of their times to say anything.
+#: The fewest configs that two runs must share for the ratio of their times to be used.
 _SHARED = 2
 _PLACE = ["problem", "device"]
 _RUN = [*_PLACE, "run_id"]
 
 
 def on_one_clock(timed: pd.DataFrame) -> pd.DataFrame:
-    """The same rows of measurements, with the times of each problem's runs scaled to those of the run that tried most
-    of its configs, of several the latest.
+    """Scale the times of each problem's runs so that times of different runs are comparable.
 
-    Cards of one name, and days, differ by a few percent, so that what came later would look faster or slower than what
-    is compared with it, by more than what sets the leading configs apart. The scale is the median ratio of the configs
-    that both runs tried, as where the `missing` plan measures new ones next to the fastest of old; it is 1 where they
-    share fewer than two. Since the clock of a run's scan may be another one than that of its confirming passes, the
-    scan is brought to these first, by the median ratio of what has both.
+    Times of the same config differ by a few percent between cards of one name and between days, which is more than the
+    differences between the leading configs. For each (problem, device), the reference is the run that measured the most
+    configs (the latest of several). Times of another run are multiplied by the median ratio of the configs that both
+    measured, e.g. because the `missing` plan times new configs next to the fastest old ones; they are kept if the runs
+    share fewer than two configs. Within a run, the clock may differ between the scan and the confirming passes, so the
+    scan is first scaled to these by the median ratio of the configs that have both.
+
+    Args:
+        timed: Rows of measurements that have a time, with the columns of `tables.MEASUREMENTS`.
     """
     several = timed.groupby(_PLACE, observed=True)["run_id"].transform("nunique") > 1
     if not several.any():
@@ -235,7 +267,7 @@ def on_one_clock(timed: pd.DataFrame) -> pd.DataFrame:
 
 
 def _of_rows(rows: pd.DataFrame, of_run: pd.Series[float]) -> pd.Series[float]:
-    """What each row's run has; 1 where it has nothing."""
+    """Return the value of each row's (problem, device, run) as a series like `rows`; 1 if it has none."""
     found = rows[_RUN].merge(of_run.rename("scale").reset_index(), on=_RUN, how="left")["scale"].fillna(1.0)
     scale: pd.Series[float] = found.set_axis(rows.index)
     return scale

@@ -68,6 +68,7 @@ def merge_datasets(datasets: Sequence[Dataset], *, name: str, allow_other_source
         drift=_together(drift),
         ignored=tuple(dict.fromkeys(part for one in datasets for part in one.ignored)),
         left_out=tuple(dict.fromkeys(part for one in datasets for part in one.left_out)),
+        log_lines={of: line for one in reversed(datasets) for of, line in one.log_lines.items()},
     )
 
 

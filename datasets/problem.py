@@ -1,4 +1,4 @@
-"""`Problem`: the shape of one kernel call, as a value."""
+"""`Problem`: the sizes, dtypes and flags of one kernel call, as an immutable value."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     import torch
     from numpy.typing import NDArray
 
-#: What operands may consist of: name -> (bits of one element, what torch calls it, None where torch has no such type).
+#: Element types: name -> (bits of one element, torch's name or None if torch has no such type).
 _DTYPES: dict[str, tuple[int, str | None]] = {
     "bf16": (16, "bfloat16"),
     "fp16": (16, "float16"),
@@ -33,30 +33,34 @@ _DTYPES: dict[str, tuple[int, str | None]] = {
     "int64": (64, "int64"),
     "uint8": (8, "uint8"),
 }
+#: The names of all element types.
 DTYPES = tuple(_DTYPES)
-#: One dtype for all operands, or (operand, dtype) of each, sorted by operand.
+#: One dtype for all operands, or a pair (operand, dtype) for each, sorted by operand.
 Dtype: TypeAlias = str | tuple[tuple[str, str], ...]
-#: Family, dtypes, flags.
+#: (family, dtype, flags): what decides a kernel's code in addition to its config.
 Signature: TypeAlias = tuple[str, Dtype, tuple[str, ...]]
-#: Every token count is a new problem, and neighbours want the same config: predictions are made on a grid of this many
-#: points an octave (steps of 9 %, so no size is more than 4.5 % from the one that stands for it).
+#: Points per octave of the grid that `Problem.rounded` rounds to: steps of 9 %, so a size changes by at most 4.5 %.
+#: Token counts differ at every call, and problems of nearly the same size want the same config.
 POINTS_PER_OCTAVE = 8
-#: More elements than any GPU has bytes of memory. (2**31 of them are not rare: a family whose kernel counts in 32 bits
-#: says so in `Family.largest`.)
+#: The largest size of a dimension: more elements than any GPU has bytes of memory. Sizes above 2**31 do occur; a family
+#: whose kernel counts in 32 bits declares that in `Family.largest`.
 MOST_SIZE = 2**40
-#: More segments than any ragged work has.
+#: The most segments of a ragged dimension: more than any real problem has.
 MOST_SEGMENTS = 1 << 20
 
 
 def dtype_to_json(dtype: Dtype) -> str | dict[str, str]:
-    """The JSON value of `Problem.dtype`."""
+    """Return the JSON form of `Problem.dtype`: a name, or a mapping from operand to name."""
     return dtype if isinstance(dtype, str) else dict(dtype)
 
 
 def dtype_from_json(value: Any) -> Dtype:
-    """The inverse of `dtype_to_json`. Operands that are all alike have the short form.
+    """Return the `Dtype` of a name or of a mapping from operand to name.
 
-    Raises `ForetuneError` for what is neither a dtype nor a mapping from operands to dtypes.
+    A mapping that gives all operands one dtype becomes that dtype's name, so that equal problems compare equal.
+
+    Raises:
+        ForetuneError: The value is neither a known dtype nor a mapping from operands to known dtypes.
 
     >>> dtype_from_json({"x": "bf16", "w": "int4"}), dtype_from_json({"x": "bf16", "w": "bf16"})
     ((('w', 'int4'), ('x', 'bf16')), 'bf16')
@@ -67,13 +71,13 @@ def dtype_from_json(value: Any) -> Dtype:
     if not isinstance(value, Mapping):
         return str(value)
     if not value:
-        raise ForetuneError(f"dtype must name the operands, at least one, but is {value!r}")
+        raise ForetuneError(f"dtype must map at least one operand to its dtype but is {value!r}")
     check_words("dtype's operands", value)
     return next(iter(given)) if len(set(given)) == 1 else tuple(sorted(value.items()))
 
 
 def torch_dtype(name: str) -> torch.dtype:
-    """The torch dtype of one of `DTYPES`. Raises `ForetuneError` for one that torch does not have.
+    """Return the torch dtype of a name in `DTYPES`; raise `ForetuneError` if torch has none.
 
     >>> torch_dtype("bf16")
     torch.bfloat16
@@ -89,14 +93,20 @@ def torch_dtype(name: str) -> torch.dtype:
 
 
 def _check_dtype(name: str, value: Any) -> None:
+    """Raise `ForetuneError` unless the value is one of `DTYPES`; `name` is what the message calls it."""
     if not isinstance(value, str) or value not in _DTYPES:
         raise ForetuneError(f"{name} must be one of {', '.join(DTYPES)} but got {shown(value)}")
 
 
 def dtype_of_tensor(name: str, tensor: Any) -> str:
-    """The name in `DTYPES` of a tensor's element type; `name` is what an error calls the tensor. Takes a mock too.
+    """Return the name in `DTYPES` of a tensor's element type.
 
-    Raises `ForetuneError` for what is no tensor, and for a dtype that has no name here.
+    Args:
+        name: What the error message calls the tensor.
+        tensor: Any object with a `dtype` of torch's or Triton's name, so mock tensors work too.
+
+    Raises:
+        ForetuneError: The object has no `dtype`, or one that is not in `DTYPES`.
     """
     dtype = str(getattr(tensor, "dtype", None)).removeprefix("torch.")
     if dtype not in _THEIR_NAMES:
@@ -104,16 +114,20 @@ def dtype_of_tensor(name: str, tensor: Any) -> str:
     return _THEIR_NAMES[dtype]
 
 
-#: What Triton calls them: its own names where they are not ours.
+#: Triton's name -> the name in `DTYPES`.
 _TRITON_NAMES = {name: name for name in DTYPES} | {"fp8e4nv": "fp8e4m3", "fp8e5": "fp8e5m2"}
 _TRITON_NAMES |= {"fp8e4b8": "fp8e4m3fnuz", "fp8e5b16": "fp8e5m2fnuz"}
-#: What torch or Triton calls them -> our name.
+#: The name that torch or Triton uses -> the name in `DTYPES`.
 _THEIR_NAMES = {theirs: ours for ours, (_, theirs) in _DTYPES.items() if theirs} | _TRITON_NAMES
 
 
 @dataclass(frozen=True)
 class Ragged:
-    """The sizes that one dimension of a problem falls into: the segments of ragged work.
+    """The segment sizes of a ragged dimension, e.g. the number of tokens of each expert.
+
+    Attributes:
+        dim: The dimension's name.
+        sizes: The size of each segment. Their sum is the dimension's size.
 
     >>> ragged = Ragged("tokens", (0, 32, 16, 16))
     >>> ragged.active, ragged.max, ragged.skew
@@ -131,7 +145,7 @@ class Ragged:
             raise ForetuneError(
                 f"sizes along {self.dim} must be a list of at most {MOST_SEGMENTS} integers but is {shown(sizes)}"
             )
-        if {*map(type, sizes)} != {int} or not 0 <= min(sizes) <= max(sizes) <= MOST_SIZE:  # else all are right
+        if {*map(type, sizes)} != {int} or not 0 <= min(sizes) <= max(sizes) <= MOST_SIZE:
             what = f"each of the sizes along {self.dim}"
             sizes = [check_integer(what, size, 0, MOST_SIZE) for size in sizes]
         object.__setattr__(self, "sizes", tuple(sizes))
@@ -139,24 +153,27 @@ class Ragged:
 
     @cached_property
     def total(self) -> int:
+        """The sum of the sizes."""
         return sum(self.sizes)
 
     @cached_property
     def active(self) -> int:
-        """How many segments are not empty."""
+        """The number of segments that are not empty."""
         return sum(size > 0 for size in self.sizes)
 
     @property
     def mean(self) -> float:
+        """The mean size, empty segments included."""
         return self.total / max(len(self.sizes), 1)
 
     @cached_property
     def max(self) -> int:
+        """The largest size; 0 if there are no segments."""
         return max(self.sizes, default=0)
 
     @cached_property
     def array(self) -> NDArray[np.int64]:
-        """The sizes, (n_segments,), read-only."""
+        """The sizes as a read-only array, (n_segments,)."""
         import numpy as np
 
         array = np.array(self.sizes, np.int64)
@@ -165,27 +182,37 @@ class Ragged:
 
     @property
     def skew(self) -> float:
-        """The largest segment over the mean one: 1.0 = all alike."""
+        """The largest size divided by the mean size; 1.0 if all segments are equal."""
         return self.max / self.mean if self.total else 1.0
 
     def to_json(self) -> dict[str, Any]:
+        """Return the attributes as a dict for `json.dumps`."""
         return {"dim": self.dim, "sizes": list(self.sizes)}
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> Ragged:
-        """The inverse of `to_json`. Raises `ForetuneError` naming what is missing, unknown or wrong."""
+        """Return the value that `to_json` described; raise `ForetuneError` for missing, unknown or wrong fields."""
         if not isinstance(value, Mapping) or set(value) != {"dim", "sizes"}:
-            raise ForetuneError(f"ragged must have dim and sizes but is {shown(value)}")
+            raise ForetuneError(f"ragged must be a mapping with the keys dim and sizes but is {shown(value)}")
         return cls(value["dim"], value["sizes"])
 
 
 @dataclass(frozen=True)
 class Problem:
-    """One call's shape: family, named dimensions, dtypes, layout flags, and for ragged work the sizes along one of the
-    dimensions, where they are known.
+    """The sizes, dtypes and flags of one kernel call. Hashable, and convertible to and from JSON.
 
-    At call time the sizes of ragged work are on the device and are not waited for: then `ragged` is None and only
-    `dims` speak. Hashable and JSON-able. `dtype` is one name for all operands, or a mapping from operand to name.
+    `Problem.of` builds one from keywords.
+
+    Attributes:
+        family: The name of the kernel's family.
+        dims: The dimensions as (name, size), sorted by name.
+        dtype: One name of `DTYPES` for all operands, or a pair (operand, name) for each.
+        flags: The layout flags that are set, sorted.
+        ragged: The segment sizes of the ragged dimension; None if the problem has none or they are unknown. At call
+            time they are unknown, because they are on the device and Foretune does not synchronize to read them.
+
+    Raises:
+        ForetuneError: A value is wrong, e.g. a size that is not an integer from 0 to 2**40. The message names it.
 
     >>> p = Problem.of("segment_sum", rows=64, columns=128, ragged={"rows": (0, 32, 16, 16)})
     >>> p["columns"], p.dtype, p.ragged.skew
@@ -198,27 +225,30 @@ class Problem:
     """
 
     family: str
-    dims: tuple[tuple[str, int], ...]  # (name, size), sorted by name
+    dims: tuple[tuple[str, int], ...]
     dtype: Dtype = "bf16"
     flags: tuple[str, ...] = ()
     ragged: Ragged | None = None
 
     def __post_init__(self) -> None:
         check_word("family", self.family)
-        # One way to say it, so that equal problems are equal: sorted, and short where all dtypes are alike.
+        # Normalized (sorted; one name if all dtypes are equal), so that equal problems compare equal.
         object.__setattr__(self, "dims", _sorted_dims(self.dims))
         object.__setattr__(self, "dtype", dtype_from_json(_as_mapping(self.dtype)))
         object.__setattr__(self, "flags", tuple(sorted(set(check_words("flags", self.flags)))))
         self._check_ragged()
 
     def _check_ragged(self) -> None:
+        """Raise `ForetuneError` unless the segment sizes are along one of `dims` and sum to its size."""
         if not isinstance(self.ragged, (Ragged, type(None))):
             raise ForetuneError(f"ragged must be a Ragged but is {shown(self.ragged)}")
         if self.ragged is not None:
             along = dict(self.dims).get(self.ragged.dim)
             if along is None:
                 names = ", ".join(name for name, _ in self.dims)
-                raise ForetuneError(f"ragged sizes along {self.ragged.dim!r}, but the dimensions are {names}")
+                raise ForetuneError(
+                    f"ragged sizes are given along {self.ragged.dim!r}, which is not one of the dimensions {names}"
+                )
             if self.ragged.total != along:
                 raise ForetuneError(
                     f"sizes along {self.ragged.dim} sum to {self.ragged.total} but {self.ragged.dim}={along}"
@@ -234,19 +264,33 @@ class Problem:
         ragged: Ragged | Mapping[str, Sequence[int]] | None = None,
         **dims: int,
     ) -> Problem:
-        """A problem from keyword dimensions. `ragged` maps the one dimension to its sizes.
+        """Return a problem from keywords.
 
-        Raises `ForetuneError` for a size that is no integer of 0 to 2**40, a dtype that does not exist, and
-        sizes that do not sum up.
+        Args:
+            family: The name of the kernel's family.
+            dtype: One name of `DTYPES` for all operands, or a mapping from operand to name.
+            flags: The layout flags that are set.
+            ragged: The segment sizes of the ragged dimension, as `{dimension: sizes}` or a `Ragged`.
+            **dims: The size of each dimension.
+
+        Raises:
+            ForetuneError: A size is not an integer from 0 to 2**40, a dtype does not exist, or the segment sizes do
+                not sum to the size of their dimension.
+
+        >>> str(Problem.of("matmul", m=64, n=1024, k=1024, dtype="fp16"))
+        'matmul k=1024 m=64 n=1024 fp16'
         """
         if isinstance(ragged, Mapping):
             if len(ragged) != 1:
-                raise ForetuneError(f"ragged must name one dimension but has {', '.join(map(str, ragged)) or 'none'}")
+                raise ForetuneError(
+                    f"ragged must name exactly one dimension but has {', '.join(map(str, ragged)) or 'none'}"
+                )
             ((dim, sizes),) = ragged.items()
-            ragged = Ragged(dim, sizes)  # type: ignore[arg-type]  # which makes a tuple of them
-        return cls(family, tuple(dims.items()), dtype, flags, ragged)  # type: ignore[arg-type]  # as above
+            ragged = Ragged(dim, sizes)  # type: ignore[arg-type]  # converted by the constructor
+        return cls(family, tuple(dims.items()), dtype, flags, ragged)  # type: ignore[arg-type]
 
     def __getitem__(self, dim: str) -> int:
+        """Return the size of a dimension."""
         return self._dims[dim]
 
     @cached_property
@@ -255,21 +299,21 @@ class Problem:
 
     @property
     def signature(self) -> Signature:
-        """What decides a kernel's code, in addition to its config: problems of one signature differ only in sizes."""
+        """(family, dtype, flags). Problems of one signature differ only in sizes and share the binary of a config."""
         return (self.family, self.dtype, self.flags)
 
     @property
     def dtypes(self) -> tuple[str, ...]:
-        """The dtypes of the operands; the one where they have the same."""
+        """The dtype of each operand; a single one if all operands have the same."""
         return (self.dtype,) if isinstance(self.dtype, str) else tuple(dtype for _, dtype in self.dtype)
 
     @property
     def dtype_name(self) -> str:
-        """The dtypes as one word: "bf16", or "w=int4,x=bf16" where operands differ."""
+        """The dtypes as text: "bf16", or "w=int4,x=bf16" if operands differ."""
         return self.dtype if isinstance(self.dtype, str) else ",".join("=".join(pair) for pair in self.dtype)
 
     def dtype_of(self, operand: str) -> str:
-        """One operand's dtype. Raises `ForetuneError` listing the operands that have one."""
+        """Return an operand's dtype; raise `ForetuneError` that lists the operands for an unknown one."""
         if isinstance(self.dtype, str):
             return self.dtype
         dtypes = dict(self.dtype)
@@ -278,23 +322,26 @@ class Problem:
         return dtypes[operand]
 
     def itemsize_of(self, operand: str) -> float:
-        """Bytes of one element of an operand; half a byte for a 4-bit type. Raises as `dtype_of` does."""
+        """Return the bytes of one element of an operand, 0.5 for a 4-bit type; raises as `dtype_of` does."""
         return _DTYPES[self.dtype_of(operand)][0] / 8
 
     @property
     def itemsize(self) -> int:
-        """Bytes that one element alone takes, a whole number. Raises `ForetuneError` where operands differ: ask
-        `itemsize_of` there."""
+        """The bytes of one element, rounded up to an integer.
+
+        Raises:
+            ForetuneError: The operands have different dtypes; use `itemsize_of` then.
+        """
         if not isinstance(self.dtype, str):
-            raise ForetuneError(f"the operands have different dtypes ({self.dtype_name}): name one")
+            raise ForetuneError(f"the operands have different dtypes ({self.dtype_name}): use itemsize_of(operand)")
         return math.ceil(_DTYPES[self.dtype][0] / 8)
 
     def without_sizes(self) -> Problem:
-        """The same call as the host sees it at call time: the sizes of ragged work unknown."""
+        """Return the problem with unknown segment sizes, as the host knows it at call time."""
         return self if self.ragged is None else self._with(ragged=None)
 
     def with_sizes(self, ragged: Ragged) -> Problem:
-        """The same call with known sizes of ragged work. Raises `ForetuneError` for sizes that do not sum up.
+        """Return the problem with these segment sizes; raise `ForetuneError` if they do not sum to the dimension.
 
         >>> Problem.of("segment_sum", rows=64, columns=128).with_sizes(Ragged("rows", (0, 32, 32))).ragged.skew
         1.5
@@ -302,8 +349,10 @@ class Problem:
         return self._with(ragged=ragged)
 
     def rounded(self, *dims: str) -> Problem:
-        """The problem that stands for all near it: these dimensions, where it has them, on the grid of
-        `POINTS_PER_OCTAVE`. Powers of two and numbers up to 11 stand for themselves.
+        """Return the problem with these dimensions rounded to the grid of `POINTS_PER_OCTAVE` points per octave.
+
+        Problems of similar size share one prediction this way. Powers of two and sizes up to 11 do not change, and
+        dimensions that the problem lacks are ignored.
 
         >>> p = Problem.of("linear", m=1100, n=96)
         >>> p.rounded("m")["m"], p.rounded("m", "n")["n"], Problem.of("linear", m=4096, n=96).rounded("m")["m"]
@@ -315,13 +364,14 @@ class Problem:
         return self._with(dims=tuple(sizes.items()), _dims=sizes)
 
     def _with(self, **changed: Any) -> Problem:
-        """The same call but for what is right by itself: all else has been checked."""
+        """Return a copy with changed attributes. Only the ragged sizes are checked again."""
         result = object.__new__(type(self))
         vars(result).update(vars(self), **changed)
         result._check_ragged()
         return result
 
     def to_json(self) -> dict[str, Any]:
+        """Return the attributes as a dict for `json.dumps`."""
         return {
             "family": self.family,
             "dims": dict(self.dims),
@@ -332,10 +382,12 @@ class Problem:
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> Problem:
-        """The inverse of `to_json`. Raises `ForetuneError` naming what is missing, unknown or wrong."""
+        """Return the problem that `to_json` described; raise `ForetuneError` for missing, unknown or wrong fields."""
         keys = ("family", "dims", "dtype", "flags", "ragged")
         if not isinstance(value, Mapping) or set(value) != set(keys) or not isinstance(value["dims"], Mapping):
-            raise ForetuneError(f"not a problem, which has {', '.join(keys)}: {shown(value, most=200)}")
+            raise ForetuneError(
+                f"not a problem: it must have exactly the fields {', '.join(keys)}, but is {shown(value, most=200)}"
+            )
         try:
             ragged = None if value["ragged"] is None else Ragged.from_json(value["ragged"])
             return cls(value["family"], tuple(value["dims"].items()), value["dtype"], value["flags"], ragged)
@@ -348,31 +400,33 @@ class Problem:
 
 
 def _on_grid(size: int) -> int:
+    """Return the grid point of `POINTS_PER_OCTAVE` nearest to a size, on a logarithmic scale."""
     if size < 1:
         return size
     return min(round(2 ** (round(math.log2(size) * POINTS_PER_OCTAVE) / POINTS_PER_OCTAVE)), MOST_SIZE)
 
 
 def _sorted_dims(dims: Any) -> tuple[tuple[str, int], ...]:
+    """Check dimensions and return them sorted by name."""
     if not isinstance(dims, (tuple, list)) or len(dims) > MOST_NAMES:
-        raise ForetuneError(f"dims must be at most {MOST_NAMES} pairs of a name and a size but is {shown(dims)}")
+        raise ForetuneError(f"dims must be at most {MOST_NAMES} pairs (name, size) but is {shown(dims)}")
     for pair in dims:
         if not isinstance(pair, (tuple, list)) or len(pair) != 2:
-            raise ForetuneError(f"each of dims must be a pair of a name and a size but one is {shown(pair)}")
+            raise ForetuneError(f"each of dims must be a pair (name, size) but one is {shown(pair)}")
         check_word("each dimension's name", pair[0])
     checked = sorted((str(name), check_integer(f"dimension {name}", size, 0, MOST_SIZE)) for name, size in dims)
     for one, other in itertools.pairwise(checked):
         if one[0] == other[0]:
-            raise ForetuneError(f"dimension {one[0]} must be given once but is both {one[1]} and {other[1]}")
+            raise ForetuneError(f"dimension {one[0]} must be given once but is given as {one[1]} and as {other[1]}")
     return tuple(checked)
 
 
 def _as_mapping(dtype: Any) -> Any:
-    """A dtype as `dtype_from_json` takes it: the pairs of a `Dtype` by name."""
+    """Return a `Dtype` in the form that `dtype_from_json` takes: pairs become a mapping."""
     if not isinstance(dtype, tuple):
         return dtype
     if not all(isinstance(pair, tuple) and len(pair) == 2 and isinstance(pair[0], str) for pair in dtype):
-        raise ForetuneError(f"dtype must be pairs of an operand and its dtype but is {shown(dtype)}")
+        raise ForetuneError(f"dtype must be a name or pairs (operand, dtype) but is {shown(dtype)}")
     named = dict(dtype)
     if len(named) < len(dtype):
         raise ForetuneError(f"dtype must name each operand once but is {shown(dtype)}")

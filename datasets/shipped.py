@@ -1,4 +1,4 @@
-"""The datasets that are shipped with the package, and those in a folder."""
+"""Loading datasets: the ones shipped with the package by name, others by their folder."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def names() -> list[str]:
-    """Names of the datasets that are shipped with the package.
+    """Return the names of the datasets that are shipped with the package.
 
     >>> names()[:2]
     ['h100', 'h100_kernels']
@@ -23,10 +23,14 @@ def names() -> list[str]:
 
 
 def load(name_or_path: str | Path) -> Dataset:
-    """A shipped dataset by name, or the one in a directory.
+    """Load a shipped dataset by name, or the dataset in a folder.
 
-    Raises `DatasetError` naming the file that is truncated, foreign, of another schema or filled with NaN,
-    or listing the shipped names where nothing of that name exists.
+    Args:
+        name_or_path: A name of `names()`, or the folder of a dataset.
+
+    Raises:
+        DatasetError: There is no such dataset, or one of its files is damaged, has another format or another schema
+            version. The message names the file.
 
     >>> load("h200").name
     'h200'
@@ -37,8 +41,9 @@ def load(name_or_path: str | Path) -> Dataset:
 
 
 def describe(name_or_path: str | Path) -> dict[str, Any]:
-    """What a dataset has, in counts, and where it comes from: `load(name_or_path).describe()`, but for a sealed one
-    from its manifest alone. Raises `DatasetError` as `load` does.
+    """Return a dataset's counts and provenance, as `load(name_or_path).describe()` does.
+
+    A sealed dataset is described from its manifest alone, which is much faster. Raises `DatasetError` as `load` does.
 
     >>> describe("h200")["device"].split(", ")[0]
     'NVIDIA H200'
@@ -48,17 +53,19 @@ def describe(name_or_path: str | Path) -> dict[str, Any]:
 
 
 def _folder(name_or_path: str | Path) -> Path:
+    """Return the folder of a dataset that is given by name or by path; raise `DatasetError` if there is none."""
     check_path("a dataset", name_or_path)
     if str(name_or_path) in names():
         return Path(__file__).parent / str(name_or_path)
     if not _is_folder(name_or_path):
         raise DatasetError(
-            f"{abridged(str(name_or_path))}: neither a directory nor a shipped dataset (shipped: {', '.join(names())})"
+            f"{abridged(str(name_or_path))}: neither a folder nor a shipped dataset (shipped: {', '.join(names())})"
         )
     return Path(name_or_path)
 
 
 def _is_folder(path: str | Path) -> bool:
+    """Return whether a path is a folder; False for one that cannot be a path."""
     try:
         return Path(path).is_dir()
     except (OSError, ValueError):  # too long, or with a NUL

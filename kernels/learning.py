@@ -249,22 +249,22 @@ def families_in(dataset: Dataset, only: Iterable[FamilyLike] | None = None) -> d
     undeclared = [name for name in dataset.families if name not in families() and dataset.plans(name) == {LOGGED}]
     if undeclared and len(undeclared) == len(dataset.families):
         raise ForetuneError(
-            f"{dataset.name} has logged times of {_few(undeclared)}, but no family is registered for them: name one "
-            "with --family package.module:Class. What tuning learned of an attached kernel is in the choice cache"
+            f"{dataset.name} has logged times of {_few(undeclared)}, for which no family is registered: pass --family "
+            "package.module:Class. What an attached kernel without a family learned is in the choice cache"
         )
     if undeclared:
-        warn(f"{dataset.name}: the logged times of {_few(undeclared)} are left out: no family is registered for them")
-    found: dict[str, Family] = {}
-    for name in dataset.families:
-        if name in undeclared:
-            continue
-        try:
-            found[name] = find_family(name)
-        except ForetuneError as error:
-            raise ForetuneError(
-                f"{dataset.name} has measurements of {name}, which is not a registered family: name its class with "
-                f"--family package.module:Class, or register it ({error})"
-            ) from None
+        warn(
+            f"{dataset.name}: the logged times of {_few(undeclared)} are left out, because no family is registered "
+            "for them"
+        )
+    declared = [name for name in dataset.families if name not in undeclared]
+    if unknown := [name for name in declared if name not in families()]:
+        raise ForetuneError(
+            f"{dataset.name} has measurements of {_few(unknown)}, for which no family is registered: pass --family "
+            "package.module:Class (once for each family to use), or register the family with foretune.register or an "
+            "entry point"
+        )
+    found = {name: find_family(name) for name in declared}
     return found
 
 

@@ -249,7 +249,7 @@ def check_measured(dataset: Dataset, family: Family) -> None:
                 raise DatasetError(f"{dataset.name}: {error}") from None
     for number in dataset.rows(family.name)["config"].unique():
         if why := wrong_knobs(family, dataset.configs[number]):
-            raise DatasetError(f"{dataset.name}: {why}")
+            raise DatasetError(f"{dataset.place_of(family.name, dataset.configs[number])}: {why}")
     check_sources(dataset.name, dataset.provenance, family)
 
 

@@ -1,16 +1,15 @@
-"""The store: a directory that runs append to, crash-safely, and that can be sealed for shipping.
+"""The store: a folder that runs append to in a crash-safe way, and that can be sealed for shipping.
 
     DIR/dataset.json        schema version, name, DeviceSpecs, provenance, SHA-256 of the sealed tables
-    DIR/parts/*.parquet     appended during a run, each complete and self-contained
-    DIR/parts/*.jsonl       likewise, a line a row: what production measured (see log_part.py)
-    DIR/drift/*.parquet     likewise: how the device did meanwhile
-    DIR/{problems,configs,measurements,drift}.parquet   the same rows, sealed: small enough for git
+    DIR/parts/*.parquet     measurements, appended during a run; each file is self-contained
+    DIR/parts/*.jsonl       measurements logged in production, one in each line (see log_part.py)
+    DIR/drift/*.parquet     readings of the drift probe, appended during a run
+    DIR/{problems,configs,measurements,drift}.parquet   sealed tables with the same content, small enough for git
+    DIR/.collecting, DIR/.writing    locks that exist while a collection runs or a file is written (see locks.py)
 
 A part is written under a temporary name, flushed to the disk and renamed, so a killed run leaves at most one
-half-written part. Such a part is ignored on load and named in `Dataset.ignored`; damage to a sealed table is
-an error, because the manifest vouches for it.
-
-    DIR/.collecting, DIR/.writing    locks: there while a collection, or one write, goes on (see `datasets.locks`)
+incomplete part. Such a part is ignored by `read` and named in `Dataset.ignored`. A damaged sealed table is an error,
+because the manifest has its checksum.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Datasets in formats that others read: T4, the autotuning community's JSON, and CSV."""
+"""Exporting datasets for other tools: as CSV, or as T4, the JSON format of the autotuning community."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from ..files import check_not_stored, replacing
 from ..measurement import Case, Status
 from ..progress import advance
 
-#: Of the results schema and the metadata schema that a T4 file keeps to, both at once
+#: The version of both the results and the metadata schema of T4 files
 #: (https://github.com/odgaard/TuningSchema, branch T4; Kernel Tuner ships them as kernel_tuner/schema/T4/1.0.0).
 T4_VERSION = "1.0.0"
 _T4_INVALIDITY = {
     Status.OK: "correct",
-    Status.EARLY_STOPPED: "correct",  # it ran, and took that long
+    Status.EARLY_STOPPED: "correct",  # it ran, and has a time
     Status.INVALID: "constraints",
     Status.COMPILE_FAILED: "compile",
     Status.OUT_OF_RESOURCES: "runtime",
@@ -36,25 +36,33 @@ _T4_INVALIDITY = {
 }
 _T4_UNITS = {"time": "ms", "registers": "", "spills": "", "smem_bytes": "B"}
 _COUNTS = ("registers", "spills", "smem_bytes")
-#: Rows that are made into text at once.
+#: The number of rows that are converted to text at once.
 _BLOCK = 50_000
 
 
 def export_dataset(
     dataset: Dataset, out: Path | str, format: str, *, family: str | None = None, problem: int | None = None
 ) -> int:
-    """Writes a dataset's measurements as one file, of one family and of one problem if they are named; returns the
-    number of results in it. `problem` counts from 0, in the order of `dataset.cases`.
+    """Write a dataset's measurements as one file and return the number of results in it.
 
-    "csv": a row a measurement, a column a dimension, a knob and a fact. Ragged sizes are summarised.
+    "csv" has a row for each measurement, with columns for dimensions, knobs and the other values. Segment sizes are
+    summarized.
 
-    "t4": a result a config on a problem and device, all passes together, times in milliseconds as in Kernel Tuner's
-    files: `times.runtimes` has the median of each pass, the measurement "time" their mean, without the scan's where
-    there are others. T4 describes one search space, so results say, beside what is required, which "problem" (of
-    those in "problems") and "device" they are of; a tool that takes no notice of these wants a file with one problem.
+    "t4" has a result for each config on a problem and device, with times in milliseconds as in Kernel Tuner's files.
+    `times.runtimes` lists the median of each pass. The measurement "time" is their mean, without the scan if there are
+    confirming passes. T4 describes one search space, so each result also has the fields "problem" (an index into
+    "problems") and "device". For tools that ignore these, export one problem at a time.
 
-    Raises `ForetuneError` for a format, family or problem that there is not, and for an `out` that is a file of a
-    dataset or a bundle; `OSError` where `out` can't be written.
+    Args:
+        dataset: The dataset.
+        out: The file to write.
+        format: "csv" or "t4".
+        family: Export only this family.
+        problem: Export only this problem, an index into `dataset.cases`.
+
+    Raises:
+        ForetuneError: There is no such format, family or problem, or `out` is a file of a dataset or a bundle.
+        OSError: `out` cannot be written.
 
     >>> from foretune.datasets import load
     >>> export_dataset(load("h200"), "problem-7.json", "t4", problem=7)  # doctest: +SKIP
@@ -74,7 +82,7 @@ def export_dataset(
 
 
 def _csv(dataset: Dataset, rows: pd.DataFrame, out: Path) -> int:
-    """What repeats is made into text once: a million rows take seconds."""
+    """Write CSV and return the number of rows. Problems and configs are formatted only once, which is much faster."""
     cases = {number: _describe(number, case) for number, case in _used(rows, "problem", dataset.cases)}
     configs = {number: config.to_json() for number, config in _used(rows, "config", dataset.configs)}
     facts = [name for name in rows.columns if name not in ("problem", "config", "device")]
@@ -93,20 +101,21 @@ def _csv(dataset: Dataset, rows: pd.DataFrame, out: Path) -> int:
 
 
 def _texts(values: Mapping[int, Sequence[object]]) -> pa.Array:
-    """Several cells as one text, as CSV has them, by number."""
+    """Return an array that has, at each number, its values formatted as cells of CSV."""
     return pa.array(
         [_cells(values[number]) if number in values else None for number in range(max(values, default=-1) + 1)]
     )
 
 
 def _cells(values: Sequence[object]) -> str:
+    """Return values as comma-separated cells, quoted where CSV needs it."""
     text = io.StringIO()
     csv.writer(text, lineterminator="").writerow(values)
     return text.getvalue()
 
 
 def _fact(column: pd.Series[Any]) -> pa.Array:
-    """One column as texts; None where nothing is known. A float32 has as many digits as tell it from its neighbours."""
+    """Return a column as cells of CSV, None for missing values; a float32 has the fewest digits that identify it."""
     if column.name in _COUNTS:  # floats, because some are unknown
         column = column.astype("Int64")
     if not isinstance(column.dtype, pd.CategoricalDtype) and not pd.api.types.is_string_dtype(column.dtype):
@@ -117,6 +126,7 @@ def _fact(column: pd.Series[Any]) -> pa.Array:
 
 
 def _t4(dataset: Dataset, rows: pd.DataFrame, out: Path) -> int:
+    """Write T4 and return the number of results."""
     configs = {number: config.to_json() for number, config in _used(rows, "config", dataset.configs)}
     head = {
         "schema_version": T4_VERSION,
@@ -125,7 +135,7 @@ def _t4(dataset: Dataset, rows: pd.DataFrame, out: Path) -> int:
     }
     dates = {run: str(facts["date"]) for run, facts in _runs(dataset).items() if "date" in facts}
     count = 0
-    with out.open("w") as file:  # line by line: a large dataset is hundreds of megabytes as JSON
+    with out.open("w") as file:  # line by line, because a large dataset has hundreds of megabytes as JSON
         file.write(f'{json.dumps(head)[:-1]}, "results": [')
         same = itertools.groupby(_records(rows), lambda row: (row["problem"], row["device"], row["config"]))
         for (problem, device, config), passes in same:
@@ -138,7 +148,7 @@ def _t4(dataset: Dataset, rows: pd.DataFrame, out: Path) -> int:
 
 
 def _t4_outcome(passes: Sequence[Mapping[str, Any]], dates: Mapping[str, str]) -> dict[str, Any]:
-    """What became of one config: in its last pass that failed if any did, else in the last."""
+    """Return the T4 result of a config from its passes. The last failed pass, if any, decides the status."""
     last = next((row for row in reversed(passes) if "time_us" not in row), passes[-1])
     invalidity = _T4_INVALIDITY[Status(last["status"])]
     times_ms = {row["timing_pass"]: row["time_us"] / 1000 for row in passes if "time_us" in row}
@@ -159,6 +169,7 @@ def _t4_outcome(passes: Sequence[Mapping[str, Any]], dates: Mapping[str, str]) -
 
 
 def _t4_metadata(dataset: Dataset) -> dict[str, Any]:
+    """Return the hardware and the environment of a dataset's runs as T4 metadata."""
     runs = _runs(dataset)
     packages = {f"{name}=={run[name]}" for run in runs.values() for name in ("torch", "triton") if run.get(name)}
     return {
@@ -167,6 +178,7 @@ def _t4_metadata(dataset: Dataset) -> dict[str, Any]:
     }
 
 
+#: The function that writes each format.
 FORMATS: Mapping[str, Callable[[Dataset, pd.DataFrame, Path], int]] = {"t4": _t4, "csv": _csv}
 
 
@@ -175,6 +187,7 @@ def _runs(dataset: Dataset) -> dict[str, dict[str, Any]]:
 
 
 def _describe(number: int, case: Case) -> dict[str, Any]:
+    """Return a problem's number and properties by column name."""
     problem, ragged = case.problem, case.problem.ragged
     return {
         "problem": number,
@@ -189,18 +202,19 @@ def _describe(number: int, case: Case) -> dict[str, Any]:
 
 
 def _used(rows: pd.DataFrame, column: str, values: Sequence[Any]) -> Iterable[tuple[int, Any]]:
+    """Yield each index that occurs in a column, with its value."""
     return ((int(number), values[number]) for number in rows[column].unique())
 
 
 def _blocks(rows: pd.DataFrame) -> Iterator[pd.DataFrame]:
-    """The rows, so many at a time: a dataset as text takes more memory than many machines have."""
+    """Yield the rows in blocks, because a whole dataset as text can exceed the memory, and report progress."""
     for start in range(0, len(rows), _BLOCK):
         advance(min(_BLOCK / len(rows), 1.0))
         yield rows.iloc[start : start + _BLOCK]
 
 
 def _records(rows: pd.DataFrame) -> Iterator[dict[str, Any]]:
-    """Each row as plain values by column; what is not known is left out."""
+    """Yield each row as a dict of Python values, without missing ones."""
     for block in _blocks(rows):
         columns = [block[name].tolist() for name in block.columns]
         for values in zip(*columns, strict=True):
@@ -209,7 +223,8 @@ def _records(rows: pd.DataFrame) -> Iterator[dict[str, Any]]:
 
 
 def _plain(name: str, value: Any) -> Any:
+    """Return a value of a column as an int for counts, and with seven digits for other floats."""
     if not isinstance(value, float):
         return value
-    # Counts are floats where some are unknown; a float32 has seven digits, and the rest is noise of the conversion.
+    # A column of counts with missing values has floats. A float32 has seven significant digits.
     return int(value) if name in _COUNTS else float(f"{value:.7g}")

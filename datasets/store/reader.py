@@ -1,4 +1,4 @@
-"""Reading a dataset from the disk: its sealed tables, and the parts of runs that went on from there."""
+"""Reading a dataset from the disk: its sealed tables, and the parts that runs appended."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from ..config import KernelConfig
-from ..contents import LeftOut, summary_of_left_out
+from ..contents import LeftOut, LogLine, summary_of_left_out
 from ..dataset import Dataset
 from ..device import DeviceSpec
 from ..errors import DatasetError, ForetuneError, abridged, warn
@@ -44,18 +44,25 @@ from ..tables import (
 )
 from .writer import part_table
 
-#: A part's rows without the columns of their case.
+#: The columns of a part, without those that belong to the case.
 _ROWS = pa.schema([field for field in PART if field.name not in ("sources", "scenario")])
 _Named = TypeVar("_Named", bound=Hashable)
 
 
 def read(directory: Path | str) -> Dataset:
-    """The dataset in a directory. Raises `DatasetError` naming the file that is wrong, and how."""
+    """Read the dataset in a folder.
+
+    Parts and log lines that cannot be read are left out with one `ForetuneWarning` (see `Dataset.left_out`).
+
+    Raises:
+        DatasetError: The manifest or a sealed table is missing or damaged, or values are impossible. The message names
+            the file.
+    """
     directory = Path(directory)
     sealed = read_manifest(directory)["sealed"]
     parts, torn, unreadable = _read_parts(directory / "parts", PART)
     logs, torn_logs, left_out = _read_logs(directory / "parts")
-    logs = _kept_apart(read_manifest(directory)["devices"], logs)
+    logs = _with_distinct_devices(read_manifest(directory)["devices"], logs)
     parts |= {path: _table_of(log) for path, log in logs.items()}
     drift, torn_drift, unreadable_drift = _read_parts(directory / "drift", DRIFT_PART)
     left_out = [*unreadable, *left_out, *unreadable_drift]
@@ -69,10 +76,10 @@ def read(directory: Path | str) -> Dataset:
     rows = [table.select(_ROWS.names) for table in parts.values()]
     readings = list(drift.values())
     if sealed:
-        problems = _read_vouched(directory, "problems", PROBLEMS, sealed)
+        problems = _read_verified(directory, "problems", PROBLEMS, sealed)
         documented, rows = [problems, *documented], [_read_sealed(directory, problems, sealed), *rows]
         readings = [_read_sealed_drift(directory, problems, sealed), *readings]
-    # Again: a run may have begun meanwhile, and what it is on is written before its first part.
+    # Read again: a run may have started meanwhile; its devices are in the manifest before its first part is written.
     manifest = _with_logs(read_manifest(directory), logs.values())
     return _assemble(
         directory,
@@ -82,13 +89,27 @@ def read(directory: Path | str) -> Dataset:
         _frame(readings, DRIFT_PART),
         torn + torn_logs + torn_drift,
         left_out,
+        _first_lines(logs),
     )
 
 
+def _first_lines(logs: Mapping[Path, LogPart]) -> dict[tuple[str, KernelConfig], LogLine]:
+    """Return the first line of the logs that has each (family, config)."""
+    first: dict[tuple[str, KernelConfig], LogLine] = {}
+    for path, log in logs.items():
+        for row, line in zip(log.rows, log.lines, strict=True):
+            first.setdefault((row.problem.family, row.config), LogLine(log.run_id, str(path), line))
+    return first
+
+
 def _read_parts(folder: Path, schema: pa.Schema) -> tuple[dict[Path, pa.Table], list[str], list[LeftOut]]:
-    """Whole parts; the names of what is none: torn by a power cut, it is no more than one that was never finished; and
-    why those that have a part's name are none."""
-    whole: dict[Path, pa.Table] = {}
+    """Read the parts in a folder.
+
+    Returns:
+        The complete parts; the names of all other files, such as incomplete parts of a killed run; and why those of
+        them that are named like parts cannot be read.
+    """
+    complete: dict[Path, pa.Table] = {}
     torn, left_out = [], []
     for path in (path for path in sorted(folder.glob("*")) if path.suffix != LOG_SUFFIX):
         if path.suffix != ".parquet":
@@ -96,15 +117,19 @@ def _read_parts(folder: Path, schema: pa.Schema) -> tuple[dict[Path, pa.Table], 
             continue
         try:
             os.close(open_regular(path, follow=True))  # reading Parquet would wait for a pipe
-            whole[path] = joined([read_table(path, schema)])
+            complete[path] = joined([read_table(path, schema)])
         except (ForetuneError, IsADirectoryError, UnreadableError) as error:
             torn.append(path.name)
             left_out.append(LeftOut(f"{folder.name}/{path.name}", abridged(why_irregular(error))))
-    return whole, torn, left_out
+    return complete, torn, left_out
 
 
 def _read_logs(folder: Path) -> tuple[dict[Path, LogPart], list[str], list[LeftOut]]:
-    """Likewise of the parts that are lines of JSON; one with lines that are no rows is read without them, and named."""
+    """Read the logs in a folder, without the lines that cannot be read.
+
+    Returns:
+        The logs; the names of files with such lines; and the rows that are left out.
+    """
     logs: dict[Path, LogPart] = {}
     torn, left_out = [], []
     for path in sorted(folder.glob(f"*{LOG_SUFFIX}")):
@@ -112,18 +137,19 @@ def _read_logs(folder: Path) -> tuple[dict[Path, LogPart], list[str], list[LeftO
         left_out += wrong
         if log is not None:
             logs[path] = log
-        if log is None or not log.is_whole:
+        if log is None or not log.is_complete:
             torn.append(path.name)
     return logs, torn, left_out
 
 
-def _kept_apart(devices: Sequence[Any], logs: Mapping[Path, LogPart]) -> dict[Path, LogPart]:
-    """The logs, in which a device that has the name of another one, but not its limits, is called by what differs."""
+def _with_distinct_devices(devices: Sequence[Any], logs: Mapping[Path, LogPart]) -> dict[Path, LogPart]:
+    """Return the logs, with a device renamed if it has another one's name but other limits."""
     named = {spec["name"]: spec for spec in devices if isinstance(spec, Mapping) and isinstance(spec.get("name"), str)}
     return {path: _renamed(log, named.setdefault(log.device.name, log.device.to_json())) for path, log in logs.items()}
 
 
 def _renamed(log: LogPart, known: Mapping[str, Any]) -> LogPart:
+    """Return the log; if its device's limits differ from `known`, with these limits in the device's name."""
     limits = log.device.limits
     differing = [f"{name} {limit}" for name, limit in limits.items() if known.get(name) != limit]
     if not differing:
@@ -133,14 +159,14 @@ def _renamed(log: LogPart, known: Mapping[str, Any]) -> LogPart:
 
 
 def _table_of(log: LogPart) -> pa.Table:
-    """Its rows as `read_table` gives those of a part, which must be joined with them."""
+    """Return a log's rows as a table like those of `read_table`."""
     return as_read(part_table(log.rows, log.run_id, ("production",)), PART)
 
 
 def _with_logs(manifest: Mapping[str, Any], logs: Iterable[LogPart]) -> dict[str, Any]:
-    """The manifest of a dataset with the runs of its logs, which say themselves what they are and were on."""
+    """Return the manifest with the devices and runs of the logs, which are only recorded in the logs themselves."""
     devices, runs = list(manifest["devices"]), dict(manifest["provenance"].get("runs", {}))
-    named = [spec.get("name") for spec in devices if isinstance(spec, Mapping)]  # anything else `_assemble` refuses
+    named = [spec.get("name") for spec in devices if isinstance(spec, Mapping)]  # `_assemble` refuses anything else
     for log in logs:
         if log.device.name not in named:
             devices.append(log.device.to_json())
@@ -151,23 +177,25 @@ def _with_logs(manifest: Mapping[str, Any], logs: Iterable[LogPart]) -> dict[str
 
 
 def _read_sealed(directory: Path, problems: pa.Table, digests: Mapping[str, str]) -> pa.Table:
-    """The rows, with the problems and configs that they point to in place of their positions."""
+    """Read the sealed measurements, with positions of problems and configs replaced by the problems and configs."""
     path = directory / "measurements.parquet"
-    configs = _read_vouched(directory, "configs", CONFIGS, digests)
-    rows = _read_vouched(directory, "measurements", MEASUREMENTS, digests)
+    configs = _read_verified(directory, "configs", CONFIGS, digests)
+    rows = _read_verified(directory, "measurements", MEASUREMENTS, digests)
     check_rows(rows, path)
-    return _pointed(_pointed(rows, "problem", problems, path), "config", configs, path)
+    return _resolved(_resolved(rows, "problem", problems, path), "config", configs, path)
 
 
 def _read_sealed_drift(directory: Path, problems: pa.Table, digests: Mapping[str, str]) -> pa.Table:
+    """Read the sealed drift readings; an empty table if the dataset was sealed without."""
     if "drift.parquet" not in digests:  # sealed before there were readings
         return _empty(DRIFT_PART)
-    drift = _read_vouched(directory, "drift", DRIFT, digests)
+    drift = _read_verified(directory, "drift", DRIFT, digests)
     check_drift(drift, directory / "drift.parquet")
-    return _pointed(drift, "problem", problems, directory / "drift.parquet")
+    return _resolved(drift, "problem", problems, directory / "drift.parquet")
 
 
-def _read_vouched(directory: Path, table: str, schema: pa.Schema, digests: Mapping[str, str]) -> pa.Table:
+def _read_verified(directory: Path, table: str, schema: pa.Schema, digests: Mapping[str, str]) -> pa.Table:
+    """Read a sealed table; raise `DatasetError` if its SHA-256 is not the one in the manifest."""
     path = directory / f"{table}.parquet"
     try:
         with os.fdopen(open_regular(path, follow=True), "rb") as file:
@@ -177,7 +205,7 @@ def _read_vouched(directory: Path, table: str, schema: pa.Schema, digests: Mappi
     except OSError as error:
         missing = isinstance(error, FileNotFoundError)
         raise DatasetError(f"{path}: {'the file is missing' if missing else error.strerror}") from None
-    # The digest comes first: a parser need not see bytes that no manifest vouches for.
+    # Checked before parsing, so that the Parquet parser never sees altered bytes.
     if hashlib.sha256(content).hexdigest() != digests.get(path.name):
         raise DatasetError(f"{path}: truncated or altered: its SHA-256 is not the one in {MANIFEST}")
     try:
@@ -186,18 +214,18 @@ def _read_vouched(directory: Path, table: str, schema: pa.Schema, digests: Mappi
         raise DatasetError(f"{path}: {error}") from None
 
 
-def _pointed(rows: pa.Table, column: str, table: pa.Table, path: Path) -> pa.Table:
-    """The rows, whose positions in a table are replaced by what stands there."""
+def _resolved(rows: pa.Table, column: str, table: pa.Table, path: Path) -> pa.Table:
+    """Return the rows with the positions in a column replaced by the values at these positions of a table."""
     positions = rows.column(column).to_numpy()
     if len(positions) and not (positions.min() >= 0 and positions.max() < len(table)):
-        raise DatasetError(f"{path}: points past the end of {column}s.parquet")
+        raise DatasetError(f"{path}: column {column} has positions outside of {column}s.parquet")
     texts = table.column(column).combine_chunks().dictionary_decode()
-    pointing = pa.DictionaryArray.from_arrays(pa.array(positions, pa.int32()), texts)
-    return rows.set_column(rows.schema.get_field_index(column), column, pointing)
+    values = pa.DictionaryArray.from_arrays(pa.array(positions, pa.int32()), texts)
+    return rows.set_column(rows.schema.get_field_index(column), column, values)
 
 
 def _frame(tables: Sequence[pa.Table], schema: pa.Schema) -> pd.DataFrame:
-    """Tables of a schema as one frame: texts are categories, in alphabetical order."""
+    """Concatenate tables of a schema into a frame; text columns are categories in alphabetical order."""
     table = joined(list(tables) or [_empty(schema)])
     columns = {
         name: _categories(*coded(table, name)) if pa.types.is_dictionary(column.type) else column.to_numpy()
@@ -208,16 +236,17 @@ def _frame(tables: Sequence[pa.Table], schema: pa.Schema) -> pd.DataFrame:
 
 
 def _categories(codes: NDArray[np.int32], texts: Sequence[str]) -> Any:
-    """Texts by their number, -1 for none, as a `pandas.Categorical`: only those that are used, each once."""
+    """Return codes into `texts` (-1 = missing) as a `pandas.Categorical` of the distinct texts in use."""
     used = np.bincount(codes + 1, minlength=len(texts) + 1)[1:] > 0
     sorted_texts = sorted({text for text, needed in zip(texts, used, strict=True) if needed})
     place = {text: number for number, text in enumerate(sorted_texts)}
-    small = np.min_scalar_type(-len(sorted_texts) - 1)  # as pandas keeps them
-    renumbered = np.array([*(place.get(text, -1) for text in texts), -1], small)  # the last is what -1 points to
+    small = np.min_scalar_type(-len(sorted_texts) - 1)  # the type that pandas uses
+    renumbered = np.array([*(place.get(text, -1) for text in texts), -1], small)  # index -1 is the last
     return pd.Categorical.from_codes(renumbered[codes], pd.Index(sorted_texts))
 
 
 def _empty(schema: pa.Schema) -> pa.Table:
+    """Return a table of a schema without rows, with texts as dictionaries."""
     kinds = [(field.name, pa.dictionary(pa.int32(), field.type) if pa.types.is_string(field.type) else field.type)
              for field in schema]  # fmt: skip
     return pa.schema(kinds).empty_table()
@@ -231,13 +260,17 @@ def _assemble(
     drift: pd.DataFrame,
     ignored: Iterable[str],
     left_out: Iterable[LeftOut],
+    log_lines: Mapping[tuple[str, KernelConfig], LogLine],
 ) -> Dataset:
+    """Parse problems, configs and devices, and build the dataset from frames that have them as JSON."""
     try:
         devices = tuple(DeviceSpec.from_json(spec) for spec in manifest["devices"])
     except (ForetuneError, TypeError, AttributeError) as error:
         raise DatasetError(f"{directory / MANIFEST}: {error}") from None
-    if strangers := {*rows["device"].cat.categories} - {spec.name for spec in devices}:
-        raise DatasetError(f"{directory / MANIFEST}: has no device named {', '.join(sorted(strangers))}")
+    if unlisted := {*rows["device"].cat.categories} - {spec.name for spec in devices}:
+        raise DatasetError(
+            f"{directory / MANIFEST}: measurements are of a device that it does not list: {', '.join(sorted(unlisted))}"
+        )
     try:
         problems, problem_at = _numbered(rows["problem"], Problem.from_json)
         configs, config_at = _numbered(rows["config"], KernelConfig.from_json)
@@ -250,7 +283,7 @@ def _assemble(
         raise DatasetError(f"{directory}: {abridged(str(error))}") from None
     rows = rows.assign(problem=_numbers(rows["problem"], problem_at), config=_numbers(rows["config"], config_at))
     rows = _unambiguous(rows, directory, bool(manifest["sealed"]))
-    drift = drift[drift["problem"].isin(problem_at)]  # a case may have left no row of its own
+    drift = drift[drift["problem"].isin(problem_at)]  # a case may have readings but no rows
     return Dataset(
         name=manifest["name"],
         schema_version=manifest["schema_version"],
@@ -262,22 +295,23 @@ def _assemble(
         drift=drift.assign(problem=_numbers(drift["problem"], problem_at)).astype({"run_id": str, "gpu": str}),
         ignored=tuple(ignored),
         left_out=tuple(left_out),
+        log_lines=log_lines,
     )
 
 
 def _unambiguous(rows: pd.DataFrame, directory: Path, is_sealed: bool) -> pd.DataFrame:
-    """The rows without those that their own run takes back. In a sealed dataset there are none, or it was altered."""
+    """Drop rows that a later row of their run contradicts, with a warning; raise if the dataset is sealed."""
     places = contradicted(rows)
     if not len(places):
         return rows
     first = rows.iloc[int(places[0])]
     what = (
-        f"{directory}: {len(places)} measurements contradict later ones of their run, such as that of problem "
+        f"{directory}: {len(places)} measurements contradict later ones of the same run, such as that of problem "
         f"{first['problem']} with config {first['config']} in pass {first['timing_pass']} of run {first['run_id']}"
     )
     if is_sealed:
         raise DatasetError(what)
-    warn(f"{what}: the last one counts")
+    warn(f"{what}. The last one is used")
     kept = np.ones(len(rows), bool)
     kept[places] = False
     left: pd.DataFrame = rows[kept].reset_index(drop=True)
@@ -285,17 +319,22 @@ def _unambiguous(rows: pd.DataFrame, directory: Path, is_sealed: bool) -> pd.Dat
 
 
 def _numbered(texts: pd.Series[Any], parse: Callable[[Any], _Named]) -> tuple[list[_Named], dict[str, int]]:
-    """What the texts say, each once, in the order in which they come; and the place there of what each text says."""
+    """Parse the distinct texts of a column.
+
+    Returns:
+        The distinct values in the order of their first row, and the index of each text's value among them.
+    """
     at: dict[str, int] = {}
     places: dict[_Named, int] = {}
     first = np.zeros(len(texts.cat.categories), np.intp)
-    first[texts.cat.codes.to_numpy()[::-1]] = np.arange(len(texts))[::-1]  # what is written last stays: the first row
+    first[texts.cat.codes.to_numpy()[::-1]] = np.arange(len(texts))[::-1]  # reversed, so that the first row is kept
     for text in texts.cat.categories[np.argsort(first)]:
         at[text] = places.setdefault(parse(json.loads(upgraded_problem(text))), len(places))
     return list(places), at
 
 
 def _numbers(texts: pd.Series[Any], at: Mapping[str, int]) -> NDArray[np.int32]:
+    """Return the index in `at` of each text of a column; -1 if it has none."""
     by_code = np.array([at.get(text, -1) for text in texts.cat.categories], np.int32)
     numbers: NDArray[np.int32] = by_code[texts.cat.codes.to_numpy()]
     return numbers

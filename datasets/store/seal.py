@@ -1,6 +1,7 @@
-"""`seal_dataset`: a dataset as four tables and a manifest with their checksums, small enough to ship.
+"""`seal_dataset` writes a dataset as four tables and a manifest with their checksums, small enough to ship.
 
-`upgrade_dataset`: the files of an older schema version, written in today's."""
+`upgrade_dataset` rewrites files of an older schema version in the current one.
+"""
 
 from __future__ import annotations
 
@@ -37,19 +38,27 @@ from .reader import read
 
 
 def seal_dataset(source: Dataset | Path | str, target: Path | str, *, name: str) -> Dataset:
-    """Writes all rows of a dataset, or of the one in a directory, as the sealed tables of another directory; returns
-    that dataset, which says what of its files could not be read (`Dataset.left_out`).
+    """Write all rows of a dataset as sealed tables in another folder, and return the dataset.
 
-    The same rows give the same bytes. A new target appears as a whole; the tables of an old one are replaced if the new
-    ones have all of its rows, and what else lies there (a card, say) stays. A kill leaves the target as it was, and at
-    most a hidden folder beside it.
+    The same rows give the same bytes. A new target folder appears atomically. The tables of an existing target are
+    replaced if the new ones have all of its rows; its other files, such as a card, stay. A process that is killed
+    leaves the target unchanged, and at most a hidden temporary folder next to it.
 
-    Raises `ForetuneError` for a source or a target that a collection writes to, for a target with rows that would be
-    lost, and as `check_target` does.
+    Args:
+        source: The dataset, or its folder.
+        target: The folder to write.
+        name: The name of the sealed dataset.
+
+    Returns:
+        The dataset. Its `left_out` lists rows of the source that could not be read.
+
+    Raises:
+        ForetuneError: A collection is writing to the source or the target, rows of an existing target would be lost, or
+            `check_target` refuses the target.
 
     >>> import tempfile
     >>> from foretune.datasets import load
-    >>> h200 = load("h200")  # of merge_datasets([...], name="mine"), say
+    >>> h200 = load("h200")  # or merge_datasets([...], name="mine")
     >>> seal_dataset(h200, tempfile.mkdtemp() + "/mine", name="mine")  # doctest: +SKIP
     """
     target = Path(target)
@@ -65,20 +74,23 @@ def seal_dataset(source: Dataset | Path | str, target: Path | str, *, name: str)
 
 
 def check_target(target: Path | str, source: Dataset | Path | str | None = None) -> None:
-    """Raises `ForetuneError`, naming the target, where no dataset can be sealed into it: what cannot be written, what
-    is the source, what holds parts, whose rows would count twice, and what holds something other than a dataset."""
+    """Raise `ForetuneError` unless a dataset can be sealed into the target folder.
+
+    Refused are a folder that cannot be written, that is the source itself, that holds something other than a dataset,
+    or that has parts, because their rows would be counted twice.
+    """
     target = Path(target)
     if source is not None and not isinstance(source, Dataset) and Path(source).resolve() == target.resolve():
-        raise DatasetError(f"{target}: is the source as well; seal into another directory")
+        raise DatasetError(f"{target} is the source itself: seal into another folder")
     for folder in ("parts", "drift"):
         if (target / folder).exists():
-            raise DatasetError(f"{target}: has {folder} of its own; seal into another directory")
+            raise DatasetError(f"{target} has unsealed {folder}: seal into another folder")
     check_folder(target)
     check_ours(target)
 
 
 def _check_kept(dataset: Dataset, target: Path) -> None:
-    """Raises `DatasetError` unless a dataset has every row of the one that it is to replace."""
+    """Raise `DatasetError` unless the dataset has every row of the sealed one that it replaces."""
     if not (target / MANIFEST).exists():
         return
     old = read(target)
@@ -88,13 +100,13 @@ def _check_kept(dataset: Dataset, target: Path) -> None:
     ):
         if lost := int((~np.isin(theirs, mine)).sum()):
             raise DatasetError(
-                f"{target}: {lost} of the {len(theirs)} {what} there are not in the new dataset and would be lost: "
+                f"{target}: {lost} of its {len(theirs)} {what} are not in the new dataset and would be lost: "
                 "seal into another folder, or merge both first"
             )
 
 
 def _row_hashes(dataset: Dataset, rows: pd.DataFrame) -> NDArray[np.uint64]:
-    """What each row says, problem and config included, as a number; whatever the types of its columns, (n_rows,)."""
+    """Return a hash of each row's values, independent of the types of the columns, (n_rows,)."""
     texts = {
         "problem": [json.dumps(case.problem.to_json()) for case in dataset.cases],
         "config": [json.dumps(config.to_json(), sort_keys=True) for config in dataset.configs],
@@ -107,6 +119,7 @@ def _row_hashes(dataset: Dataset, rows: pd.DataFrame) -> NDArray[np.uint64]:
 
 
 def _seal(dataset: Dataset, target: Path, name: str) -> None:
+    """Write the sealed tables and the manifest of a dataset."""
     tables = _tables(dataset)
     with staged(target) as staging:
         for table, content in tables.items():
@@ -124,6 +137,7 @@ def _seal(dataset: Dataset, target: Path, name: str) -> None:
 
 
 def _tables(dataset: Dataset) -> dict[str, pa.Table]:
+    """Return the four sealed tables by name, with rows in a canonical order."""
     problems = [
         {"problem": json.dumps(c.problem.to_json()), "sources": json.dumps(c.sources), "scenario": c.scenario}
         for c in dataset.cases
@@ -140,32 +154,33 @@ def _tables(dataset: Dataset) -> dict[str, pa.Table]:
 
 
 def upgrade_dataset(directory: Path | str) -> list[str]:
-    """Bring the dataset in a directory to today's schema version.
+    """Rewrite the files of a dataset that have an older schema version in the current one.
 
-    Only files whose content is of an older version are written: measurements stay byte for byte as they are. A second
-    call changes nothing. Older versions can be read as they are, but a shipped dataset should be of one version.
+    Other files do not change by a byte, and a second call changes nothing. Older versions can be read without this, but
+    a shipped dataset should have a single version.
 
     Returns:
         The names of the files that changed.
 
     Raises:
         DatasetError: The dataset cannot be read.
-        ForetuneError: A collection writes to it.
+        ForetuneError: A collection is writing to it.
 
     >>> upgrade_dataset("measured")  # doctest: +SKIP
     ['problems.parquet', 'dataset.json']
     """
     directory = Path(directory)
-    read_manifest(directory)  # where it raises, there is nothing to upgrade
+    read_manifest(directory)  # raises if this is not a dataset
     with alone(directory):
-        return _write_anew(directory)
+        return _write_upgraded(directory)
 
 
-def _write_anew(directory: Path) -> list[str]:
-    read(directory)  # every sealed table is what the manifest vouches for, or this raises
+def _write_upgraded(directory: Path) -> list[str]:
+    """Rewrite the outdated files of a dataset and return their names."""
+    read(directory)  # raises if a sealed table does not have the checksum in the manifest
     manifest = read_manifest(directory)
     changed = []
-    # Each part stands for itself, whatever its version; a torn one is left, and reported when read.
+    # Parts are independent of each other. Damaged ones are skipped here and reported when the dataset is read.
     for folder, schema in (("parts", PART), ("drift", DRIFT_PART)):
         for path in sorted((directory / folder).glob("*.parquet")):
             if (table := _upgraded(path, schema)) is not None:
@@ -184,7 +199,7 @@ def _write_anew(directory: Path) -> list[str]:
 
 
 def _upgraded(path: Path, schema: pa.Schema) -> pa.Table | None:
-    """The table in a file, of today's version; None where it already is, or is no table."""
+    """Return a file's table in the current version; None if the file already has it, or cannot be read."""
     try:
         table = read_table(path, schema)
     except UnreadableError:

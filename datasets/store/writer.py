@@ -1,5 +1,4 @@
-"""`Writer`: a run's rows and readings, appended to a dataset on the disk; `continued`: the folder that a run has for
-itself."""
+"""`Writer` appends a run's measurements to a dataset on the disk; `continued` locks the folder for one collection."""
 
 from __future__ import annotations
 
@@ -25,11 +24,13 @@ from ..tables import DRIFT_PART, PART, write_table
 
 @contextmanager
 def continued(directory: Path | str) -> Iterator[None]:
-    """The folder of a dataset, old or new, for one run to write to while its block goes on: what a killed one left
-    half written is removed, and a folder that was made for nothing, too.
+    """Lock a dataset's folder, new or existing, for one collection while the block runs.
 
-    Raises `ForetuneError` that says who has it where another run does, where it is no folder or cannot be written, and
-    where it holds something other than a dataset.
+    Incomplete files of killed runs are removed first. A folder that was created and stays empty is removed at the end.
+
+    Raises:
+        ForetuneError: Another collection is writing to the folder (the message names its process), the folder cannot be
+            written, or it holds something other than a dataset.
     """
     directory = Path(directory)
     check_folder(directory)
@@ -44,13 +45,25 @@ def continued(directory: Path | str) -> Iterator[None]:
             yield
     finally:
         if is_new:
-            with suppress(OSError):  # it holds something
+            with suppress(OSError):  # it is not empty
                 directory.rmdir()
 
 
 class Writer:
-    """Appends measurements to a dataset directory, which it makes if need be. Several may do so at once, in threads and
-    processes: none loses what another wrote, and who reads meanwhile sees all rows of the parts that are there.
+    """Appends measurements to a dataset's folder, which is created if it does not exist.
+
+    Several writers, in threads and processes, may append at the same time, and the dataset may be read meanwhile:
+    readers see complete parts only.
+
+    Args:
+        directory: The dataset's folder.
+        name: The name of a new dataset.
+        devices: The devices of the run.
+        provenance: Facts about the run, such as its date and versions.
+        run_id: The run's id. Ids start with the date and time, because rows are read in their order.
+
+    Raises:
+        DatasetError: The folder holds something other than a dataset, or measurements of another card of the same name.
 
     >>> import tempfile; folder = tempfile.mkdtemp()
     >>> from foretune.datasets.measurement import Status
@@ -74,7 +87,7 @@ class Writer:
     ) -> None:
         self.directory, self.run_id = Path(directory), run_id
         self.directory.mkdir(parents=True, exist_ok=True)
-        with writing(self.directory):  # or another writer's run is lost that reads the manifest meanwhile
+        with writing(self.directory):  # so that no other writer updates the manifest at the same time
             check_ours(self.directory)
             new: dict[str, Any] = {"name": name, "devices": [], "provenance": {}, "sealed": {}}
             manifest = read_manifest(self.directory) if (self.directory / MANIFEST).exists() else new
@@ -85,17 +98,17 @@ class Writer:
             runs = manifest["provenance"].get("runs", {}) | {run_id: dict(provenance)}
             provenance = manifest["provenance"] | {"runs": runs}
             write_manifest(self.directory, manifest | {"devices": list(specs.values()), "provenance": provenance})
-        # A run that is taken up again under its old id goes on counting: its earlier parts are not replaced.
+        # A resumed run continues the numbering, so that its earlier parts are not replaced.
         numbers = [path.stem.rpartition("-")[2] for path in self.directory.glob(f"*/{run_id}-*.parquet")]
         self._sequence = max((int(number) for number in numbers if number.isdecimal()), default=-1) + 1
 
     def append(self, case: Case, measurements: Iterable[Measurement]) -> None:
-        """Writes one part; when this returns, the rows are on the disk."""
+        """Write the measurements of a case as one part; they are on the disk when this returns."""
         if rows := list(measurements):
             self._append(part_table(rows, self.run_id, case.sources, case.scenario), "parts")
 
     def append_drift(self, readings: Iterable[Reading]) -> None:
-        """Writes what the drift probe took; see `Dataset.drift`."""
+        """Write readings of the drift probe as one part; see `Dataset.drift`."""
         rows = [
             {"problem": _json(reading.problem), "run_id": self.run_id, "gpu": reading.gpu}
             | {"at_s": reading.at_s, "time_us": reading.time_us}
@@ -105,19 +118,25 @@ class Writer:
             self._append(pa.Table.from_pylist(rows, schema=DRIFT_PART), "drift")
 
     def _append(self, table: pa.Table, folder: str) -> None:
+        """Write a table as the run's next part in a subfolder."""
         with writing(self.directory):
             (self.directory / folder).mkdir(exist_ok=True)
             while (path := self.directory / folder / f"{self.run_id}-{self._sequence:06d}.parquet").exists():
-                self._sequence += 1  # another process goes on with the same run
+                self._sequence += 1  # another process continues the same run
             write_table(table, path)
         self._sequence += 1
 
 
 def check_same_card(device: DeviceSpec, known: Mapping[str, Any], where: Path) -> None:
-    """Refuse to mix the times of two cards that have one name.
+    """Refuse to mix times of two different cards of one name.
+
+    Args:
+        device: The device to add.
+        known: The spec, as JSON, that the dataset has by that name; {} if it has none.
+        where: The dataset's folder.
 
     Raises:
-        DatasetError: The spec that a dataset has by this name is of other hardware; names what differs.
+        DatasetError: The two specs are of different hardware. The message names the differing field.
     """
     for name, limit in device.limits.items():
         if known.get(name, limit) != limit:
@@ -128,7 +147,7 @@ def check_same_card(device: DeviceSpec, known: Mapping[str, Any], where: Path) -
 
 
 def part_table(rows: Sequence[Measurement], run_id: str, sources: Sequence[str], scenario: str = "") -> pa.Table:
-    """Return the measurements of a run, of cases with these sources and this scenario, as a table of `tables.PART`."""
+    """Return a run's measurements of cases with these sources and this scenario as a table of schema `tables.PART`."""
     columns: dict[str, list[Any]] = {
         "problem": [_json(row.problem) for row in rows],
         "sources": [json.dumps(sources)] * len(rows),
@@ -143,4 +162,5 @@ def part_table(rows: Sequence[Measurement], run_id: str, sources: Sequence[str],
 
 @lru_cache(maxsize=1 << 14)
 def _json(value: Problem | KernelConfig) -> str:
-    return json.dumps(value.to_json())  # of hundreds of ragged sizes, say: longer work than all else in a row
+    """Return a value as JSON. Cached: with hundreds of segment sizes it takes longer than the rest of a row."""
+    return json.dumps(value.to_json())

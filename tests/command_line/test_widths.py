@@ -122,7 +122,7 @@ def test_a_device_of_an_odd_name_is_shown_by_it(odd_device: Path, width: int) ->
     for line in (f"predict {FAMILY} --device {odd_device} {LAYER}", f"device {odd_device}"):
         assert ODD in words(call(line, columns=width).stdout)
     refused = call(f"device {odd_device} --sms 1000")
-    assert refused.stderr == f"Error: {ODD} has 1 to 132 SMs but 1000 were asked for\n"
+    assert refused.stderr == f"Error: the number of SMs must be 1 to 132 for {ODD} but is 1000\n"
 
 
 def test_a_dataset_of_an_odd_name_is_shown_by_it(tmp_path: Path) -> None:

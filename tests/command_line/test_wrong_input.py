@@ -60,7 +60,7 @@ def test_wrong_usage_exits_with_2_and_is_told_in_json_too(line: str) -> None:
 def test_an_error_is_one_line_whatever_it_names() -> None:
     told = call("datasets show", "no\nsuch\x1b[31m")
     assert told.exit_code == 1
-    assert told.stderr.startswith("Error: no\\nsuch\\x1b[31m: neither a directory")
+    assert told.stderr.startswith("Error: no\\nsuch\\x1b[31m: neither a folder")
     assert told.stderr.count("\n") == 1
 
 
@@ -181,7 +181,7 @@ def test_an_empty_argument_is_refused(line: str) -> None:
     ("line", "named"),
     [
         ("datasets show h300", "h300"),
-        ("datasets show '[/foo]'", "[/foo]: neither a directory nor"),
+        ("datasets show '[/foo]'", "[/foo]: neither a folder nor"),
         (f"datasets merge {MEASURED} no/such --out o", "no/such"),
         ("datasets seal no/such --out o", "no/such"),
         ("train --data no/such/folder --out bundle", "no/such/folder"),
@@ -195,7 +195,7 @@ def test_an_empty_argument_is_refused(line: str) -> None:
         ("bench predictions --device h200 --family fakes:FakeFamily", "the bundle has no family 'fake'"),
         (f"predict {FAMILY} --device h200 --groups 64 --rows 8 --n 2047 --k 64", "multiples of 8 but are 2047 and 64"),
         (f"predict {FAMILY} --device no/such.json {LAYER}", "no/such.json: cannot be read"),
-        ("device h200 --sms 133", "NVIDIA H200 has 1 to 132 SMs but 133 were asked for"),
+        ("device h200 --sms 133", "the number of SMs must be 1 to 132 for NVIDIA H200 but is 133"),
         ("export h300 --format csv --out o", "h300"),
         (f"export {MEASURED} --format xml --out o", "format must be one of t4, csv but is 'xml'"),
         (f"export {MEASURED} --format t4 --out o --problem 100000", "problem must be 0 to "),
@@ -248,7 +248,7 @@ def test_no_gpu_is_told_in_a_line_that_says_what_to_give(line: str, monkeypatch:
     assert result.stderr.count("\n") == 1
     assert "no GPU is visible here" in result.stderr
     names = ", ".join(DeviceSpec.names())
-    assert line.startswith("bench") or f"devices that can be named instead: {names}" in result.stderr
+    assert line.startswith("bench") or f"Devices that can be named instead: {names}" in result.stderr
     assert ("Give one with --device" in result.stderr) is line.startswith("predict")
 
 
@@ -269,7 +269,7 @@ SPEC = json.dumps(DeviceSpec.named("h200").to_json())
 @pytest.mark.parametrize(
     ("content", "named"),
     [
-        (b" " * (1 << 20) + SPEC.encode(), "larger than any device's spec (1 MiB)"),
+        (b" " * (1 << 20) + SPEC.encode(), "larger than 1 MiB, so it is not a device spec"),
         (SPEC.replace("132", "NaN").encode(), "sm_count must be"),
         (SPEC.replace("132", "Infinity").encode(), "sm_count must be"),
         (SPEC.replace("132", DIGITS).encode(), "not JSON: "),

@@ -47,7 +47,7 @@ def test_ragged_sizes(sizes: Any, said: str) -> None:
 def test_a_problem_is_the_same_however_it_is_said() -> None:
     one = Problem("toy", (("rows", 8), ("columns", 4)), "bf16", ("b", "a", "a"))
     assert one == Problem.of("toy", rows=8, columns=4, flags=("a", "b"))
-    with pytest.raises(ForetuneError, match="dimension rows must be given once but is both 8 and 9"):
+    with pytest.raises(ForetuneError, match="dimension rows must be given once but is given as 8 and as 9"):
         Problem("toy", (("rows", 9), ("rows", 8)))
 
 
@@ -87,7 +87,7 @@ def test_a_problem_of_odd_json(change: dict[str, Any]) -> None:
         ({"BLOCK": None}, "BLOCK must be a number or a string but got None"),
         ({"BLOCK": [16]}, "must be a number or a string"),
         ({"BLOCK": "x" * 5000}, "BLOCK must have at most 4096 characters"),
-        ({"": 1}, "a config's knob must be a word"),
+        ({"": 1}, "a config's knob must be a non-empty string of printable characters"),
         ({f"B{i}": i for i in range(65)}, "at most 64 pairs"),
     ],
 )
@@ -110,9 +110,9 @@ def test_an_options_name_is_no_meta_parameter() -> None:
         ({"clock_mhz": float("inf")}, "clock_mhz must be a positive number but is inf"),
         ({"l2_bytes": 10**16}, "l2_bytes must be a positive number"),
         ({"name": "x" * 5000}, "name must have at most 200 characters"),
-        ({"arch": "sm\x1b90"}, "arch must be a word"),
+        ({"arch": "sm\x1b90"}, "arch must be a non-empty string of printable characters"),
         ({"matrix_tflops_by_dtype": (("bf16", HUGE),)}, "bf16 must be a positive number"),
-        ({"matrix_tflops_by_dtype": (("fp16", 1.0), ("bf16", 1.0))}, "must have rates of bf16, fp16, fp32"),
+        ({"matrix_tflops_by_dtype": (("fp16", 1.0), ("bf16", 1.0))}, "must map dtypes (bf16, fp16, fp32) to rates"),
     ],
 )
 def test_a_device(change: dict[str, Any], said: str) -> None:

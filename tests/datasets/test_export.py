@@ -189,7 +189,7 @@ def test_one_problem_or_one_family_alone(dataset: Dataset, tmp_path: Path, forma
         ({"format": "xml"}, "format must be one of t4, csv but is 'xml'"),
         ({"problem": 2}, "mine: problem must be 0 to 1 but is 2"),
         ({"problem": -1}, "mine: problem must be 0 to 1 but is -1"),
-        ({"family": "gemm"}, "no measurements of 'gemm'; it has other, toy"),
+        ({"family": "gemm"}, "no measurements of 'gemm'; its families: other, toy"),
     ],
 )
 def test_what_there_is_not_is_refused_and_nothing_written(

@@ -10,14 +10,17 @@ import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 from commands import call, words
+from fakes import FakeFamily
 from foretune.datasets import DatasetError, DeviceSpec, ForetuneWarning, KernelConfig, Problem, load
 from foretune.datasets.log_part import read_log_part, row_line, run_line
 from foretune.datasets.manifest import write_manifest
+from foretune.datasets.merge import merge_datasets
 from foretune.datasets.store import Writer, read
+from foretune.model import check_measured
 from writers import append
 
 H200 = DeviceSpec.named("h200")
@@ -41,11 +44,11 @@ DAMAGED: dict[str, tuple[bytes, str]] = {
     "half a UTF-8 character": (text().replace(b"toy", b"to\xc3"), "not JSON"),
     "deep": (b"[" * 100_000, "not JSON"),
     "5000 digits": (text(time_us=1.5).replace(b"1.5", b"9" * 5000), "not JSON"),
-    "null": (b"null", "no object with config, problem, status, time_us"),
-    "a list": (b"[1]", "no object with config, problem, status, time_us"),
+    "null": (b"null", "not an object with config, problem, status, time_us"),
+    "a list": (b"[1]", "not an object with config, problem, status, time_us"),
     "no time": (
         json.dumps({k: v for k, v in ROW.items() if k != "time_us"}).encode(),
-        "no object with config, problem",
+        "not an object with config, problem",
     ),
     "a key twice": (text()[:-1] + b', "time_us": 9.0}', "with a key that is given twice"),
     "a size twice": (text().replace(b'"rows": 64', b'"rows": 64, "rows": 65'), "with a key that is given twice"),
@@ -83,6 +86,41 @@ def write_log(
     first = json.dumps(json.loads(run_line(run, FACTS, device)) | (changed or {})).encode()
     path.write_bytes(b"".join(b"\n" + line for line in [first, *lines]))
     return path
+
+
+class Toy(FakeFamily):
+    """The family of these rows, with one knob."""
+
+    name = "toy"
+    dims = ("rows",)
+    knobs = ("BLOCK", "num_warps", "num_stages")
+    default_knobs: ClassVar[dict[str, Any]] = {}
+
+    def space(self, device: DeviceSpec | None = None) -> tuple[KernelConfig, ...]:
+        return (KernelConfig.of(BLOCK=16), KernelConfig.of(BLOCK=32))
+
+
+def test_a_row_with_an_unknown_knob_is_refused_with_its_file_and_line(tmp_path: Path) -> None:
+    odd = row_line(PROBLEM, KernelConfig.of(BLOCK=16, TILE=8), 2.5).strip()
+    path = write_log(tmp_path, [good(16), b"", good(32), odd, odd])
+    dataset = load(tmp_path)
+    other = write_log(tmp_path / "other", [good(16)], run="r2")
+    for data, said in (
+        (dataset, rf"^{path}, line 7: the knobs of toy are .* but a config has TILE$"),  # of two, the last counts
+        (merge_datasets([load(other.parent.parent), dataset], name="both"), rf"^{path}, line 7: "),
+    ):
+        with pytest.raises(DatasetError, match=said):
+            check_measured(data, Toy())
+    check_measured(merge_datasets([dataset, load(other.parent.parent)], name="both").without_runs(["r1"]), Toy())
+
+
+def test_a_row_whose_knobs_were_completed_is_refused_with_its_file_and_line(tmp_path: Path) -> None:
+    class Later(Toy):
+        default_knobs: ClassVar[dict[str, Any]] = {"BLOCK": 16}
+
+    path = write_log(tmp_path, [good(16), row_line(PROBLEM, KernelConfig.of(TILE=8), 2.5).strip()])
+    with pytest.raises(DatasetError, match=rf"^{path}, line 4: .* has TILE$"):
+        check_measured(load(tmp_path).of_family(Later()), Later())
 
 
 def good(block: int) -> bytes:
@@ -123,7 +161,7 @@ def test_a_damaged_row_is_reported_with_its_line_and_costs_no_other(kind: str, t
     ("changed", "why"),
     [
         ({"schema_version": 9}, "of schema_version 9, but this Foretune reads 1"),
-        ({"run_id": 7}, "not valid: run_id must be a word but is 7"),
+        ({"run_id": 7}, "not valid: run_id must be a non-empty string of printable characters but is 7"),
         ({"device": {"name": "NVIDIA H200"}}, "not valid: not a device spec"),
         ({"facts": FACTS | {"timed": "quickly"}}, "not valid: timed must be one of"),
         ({"facts": FACTS | {"family": ["toy"]}}, r"not valid: family must be a text but is \['toy'\]"),

@@ -276,7 +276,7 @@ def test_sealing_over_another_dataset_is_refused_and_leaves_it_as_it_was(
     seal_dataset(a, target, name="mine")
     before = {path.name: path.read_bytes() for path in target.iterdir()}
     new, count = (b, len(a.measurements)) if lost == "measurements" else (replace(a, drift=a.drift[:0]), len(a.drift))
-    said = f"sealed: {count} of the {count} {lost} there are not in the new dataset and would be lost"
+    said = f"sealed: {count} of its {count} {lost} are not in the new dataset and would be lost"
     with pytest.raises(DatasetError, match=said):
         seal_dataset(new, target, name="mine")
     assert {path.name: path.read_bytes() for path in target.iterdir()} == before
@@ -302,7 +302,7 @@ def test_a_target_with_rows_of_its_own_is_refused(a: Dataset, tmp_path: Path, fo
 
 def test_a_dataset_is_not_sealed_into_itself(a: Dataset, tmp_path: Path) -> None:
     seal_dataset(a, tmp_path / "sealed", name="mine")
-    with pytest.raises(DatasetError, match="sealed: is the source as well"):
+    with pytest.raises(DatasetError, match="sealed is the source itself"):
         seal_dataset(tmp_path / "sealed", tmp_path / "elsewhere" / ".." / "sealed", name="mine")
 
 

@@ -139,7 +139,7 @@ def test_a_problem_that_is_none_is_an_error(parts: Path, problem: str) -> None:
 
 
 def test_a_name_that_does_not_exist_is_an_error_that_lists_the_shipped_ones() -> None:
-    with pytest.raises(DatasetError, match=r"h300: neither a directory nor a shipped dataset \(shipped: .*h200"):
+    with pytest.raises(DatasetError, match=r"h300: neither a folder nor a shipped dataset \(shipped: .*h200"):
         load("h300")
 
 
@@ -199,7 +199,7 @@ def test_a_sealed_dataset_whose_run_says_two_things_of_one_cell_is_an_error(seal
 def test_of_parts_that_say_two_things_of_one_cell_the_last_counts_with_a_warning(parts: Path, tmp_path: Path) -> None:
     rows = len(read(parts).measurements)
     told = _contradict(min(parts.glob("parts/*.parquet")))
-    with pytest.warns(ForetuneWarning, match=rf"{CONTRADICTED}: the last one counts"):
+    with pytest.warns(ForetuneWarning, match=rf"{CONTRADICTED}. The last one is used"):
         dataset = read(parts)
     assert len(dataset.measurements) == rows
     cell = dataset.measurements.query("problem == 0 and config == 0 and timing_pass == 1")
@@ -222,7 +222,7 @@ def test_what_is_taken_back_is_gone_also_where_it_was_said_twice(parts: Path) ->
 def test_sources_that_are_no_list_are_an_error_that_names_them(parts: Path, sources: str) -> None:
     for victim in parts.glob("parts/*.parquet"):
         rewrite(victim, sources=pa.array([sources] * pq.read_metadata(victim).num_rows))
-    with pytest.raises(DatasetError, match="sources must be a list of at most 4096 words but is"):
+    with pytest.raises(DatasetError, match="sources must be a list of at most 4096 strings but is"):
         read(parts)
 
 

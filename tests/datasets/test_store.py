@@ -177,7 +177,7 @@ def test_sealing_twice_gives_the_same_bytes(parts: Path, sealed: Path, tmp_path:
 
 
 def test_sealing_beside_parts_is_refused(parts: Path) -> None:
-    with pytest.raises(DatasetError, match="is the source as well"):
+    with pytest.raises(DatasetError, match="is the source itself"):
         seal_dataset(parts, parts, name="mine")
 
 
@@ -195,10 +195,22 @@ def test_a_run_taken_up_again_under_its_id_keeps_what_it_had(tmp_path: Path) -> 
 
 def test_a_dataset_is_shown_as_a_line(parts: Path) -> None:
     dataset = read(parts)
-    assert repr(dataset) == (
-        f"<Dataset {dataset.name}: {len(dataset.measurements):,} measurements of {', '.join(dataset.families)} on "
-        "NVIDIA H200>"
+    assert repr(dataset) == "<Dataset mine: 1 device (NVIDIA H200), 1 family (toy), 3 problems, 24 rows>"
+    assert repr(replace(dataset, devices=(), cases=dataset.cases[:1])).startswith(
+        "<Dataset mine: 0 devices, 1 family ("
     )
+    many = tuple(replace(case, problem=replace(case.problem, family=f"f{at}")) for at, case in enumerate(dataset.cases))
+    more = replace(many[0], problem=replace(many[0].problem, family="f3"))
+    assert "4 families (f0, f1, f2, ...)" in repr(replace(dataset, cases=(*many, more)))
+
+
+def test_a_notebook_shows_a_dataset_as_the_table_that_a_terminal_shows(parts: Path) -> None:
+    dataset = replace(read(parts), name="<b>mine</b>", ignored=("a & b",))
+    shown = dataset._repr_html_()
+    assert "<th>family</th><th>device</th><th>problems</th><th>configs</th><th>measurements</th>" in shown
+    assert "<td>&lt;b&gt;mine&lt;/b&gt;</td><td>toy</td><td>NVIDIA H200</td><td>3</td>" in shown
+    assert "<p>All with plan=exhaustive</p>" in shown
+    assert "ignored parts: a &amp; b</p>" in shown
 
 
 def test_an_empty_dataset_is_read_and_has_no_family(tmp_path: Path) -> None:

@@ -59,7 +59,7 @@ def test_each_operand_has_its_dtype_and_its_bytes() -> None:
     assert W4A16.to_json()["dtype"] == {"w": "int4", "x": "bf16", "y": "bf16"}
     with pytest.raises(ForetuneError, match="no operand 'z'; it has w, x, y"):
         W4A16.dtype_of("z")
-    with pytest.raises(ForetuneError, match=r"different dtypes \(w=int4,x=bf16,y=bf16\): name one"):
+    with pytest.raises(ForetuneError, match=r"different dtypes \(w=int4,x=bf16,y=bf16\): use itemsize_of"):
         W4A16.itemsize  # noqa: B018
 
 
@@ -173,12 +173,12 @@ def test_a_device_of_before_more_was_measured_is_read_and_written_as_it_was() ->
         ({"sm_count": "132"}, "sm_count must be a positive number but is '132'"),
         ({"clock_mhz": float("nan")}, "clock_mhz must be a positive number but is nan"),
         ({"copy_bandwidth_gbs": True}, "copy_bandwidth_gbs must be a positive number but is True"),
-        ({"arch": 90}, "arch must be a word but is 90"),
-        ({"name": ""}, "name must be a word but is ''"),
+        ({"arch": 90}, "arch must be a non-empty string of printable characters but is 90"),
+        ({"name": ""}, "name must be a non-empty string of printable characters but is ''"),
         ({"rates_measured": 1}, "rates_measured must be true or false but is 1"),
         ({"cores": 4}, "missing or unknown: cores"),
-        ({"matrix_tflops_by_dtype": {"int8": 9.0}}, "must have rates of bf16, fp16, fp32 but is"),
-        ({"matrix_tflops_by_dtype": [["bf16", 9.0]]}, "must have rates of bf16, fp16, fp32 but is"),
+        ({"matrix_tflops_by_dtype": {"int8": 9.0}}, "must map dtypes (bf16, fp16, fp32) to rates but is"),
+        ({"matrix_tflops_by_dtype": [["bf16", 9.0]]}, "must map dtypes (bf16, fp16, fp32) to rates but is"),
         ({"matrix_tflops_by_dtype": {"bf16": -9.0}}, "bf16 must be a positive number but is -9.0"),
         ({"l2_seen_bytes": -1}, "l2_seen_bytes must be a positive number but is -1"),
     ],
@@ -229,15 +229,18 @@ def test_a_folder_is_no_device(tmp_path: Path) -> None:
         ({"rows": -1}, "dimension rows must be an integer between 0 and 1099511627776 but got -1"),
         ({"dtype": "int7"}, "bf16, fp16, .* but got 'int7'"),
         ({"dtype": {"x": "bf16", "w": "int7"}}, "bf16, fp16, .* but got 'int7'"),
-        ({"dtype": {}}, "dtype must name the operands, at least one, but is {}"),
-        ({"columns": 2, "ragged": {"rows": (1,)}}, "ragged sizes along 'rows', but the dimensions are columns"),
+        ({"dtype": {}}, "dtype must map at least one operand to its dtype but is {}"),
+        (
+            {"columns": 2, "ragged": {"rows": (1,)}},
+            "ragged sizes are given along 'rows', which is not one of the dimensions columns",
+        ),
         ({"rows": 9, "ragged": {"rows": (4, 4)}}, "sizes along rows sum to 8 but rows=9"),
         (
             {"rows": 0, "ragged": {"rows": (4, -4)}},
             "each of the sizes along rows must be an integer between 0 and 1099511627776 but got -4",
         ),
         ({"rows": 4, "columns": 4, "ragged": {"rows": (4,), "columns": (4,)}}, "one dimension but has rows, columns"),
-        ({"rows": 4, "ragged": {}}, "ragged must name one dimension but has none"),
+        ({"rows": 4, "ragged": {}}, "ragged must name exactly one dimension but has none"),
     ],
 )
 def test_a_problem_that_makes_no_sense_is_refused_by_value(wrong: dict[str, Any], named: str) -> None:

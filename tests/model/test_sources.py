@@ -113,14 +113,16 @@ def with_config(config):
 def test_a_config_that_lacks_a_knob_is_refused_by_name():
     first = BARE.configs[0].to_json()
     lacking = KernelConfig.from_json({name: value for name, value in first.items() if name != FAMILY.knobs[0]})
-    with pytest.raises(DatasetError, match=rf"fake: the knobs of fake are .* but a config lacks {FAMILY.knobs[0]}"):
+    with pytest.raises(
+        DatasetError, match=rf"fake \(run fake-run\): the knobs of fake are .* but a config lacks {FAMILY.knobs[0]}"
+    ):
         TrainingSet.of(with_config(lacking), FAMILY)
 
 
 def test_a_problem_of_other_dimensions_is_refused():
     case = BARE.cases[0]
     other = replace(case, problem=replace(case.problem, dims=case.problem.dims[:-1], ragged=None))
-    with pytest.raises(DatasetError, match="fake: a problem of fake has the dimensions"):
+    with pytest.raises(DatasetError, match="fake: a problem of fake must have the dimensions"):
         TrainingSet.of(replace(BARE, cases=(other, *BARE.cases[1:])), FAMILY)
 
 

@@ -35,11 +35,11 @@ def test_numpys_integers_are_integers(toy):
 
 #: Problems that are none of the toy's, and what is said of them.
 OTHERS = {
-    "family": (replace(PROBLEM, family="fake"), "a problem of toy was due but this one is of fake"),
-    "missing": (Problem.of("toy", rows=64, n=64), "has the dimensions rows, n, k but this one has n, rows"),
-    "unknown": (Problem.of("toy", rows=64, n=64, k=64, m=1), "has the dimensions rows, n, k but this one has k, m, n,"),
+    "family": (replace(PROBLEM, family="fake"), "the problem must be one of toy but is one of fake"),
+    "missing": (Problem.of("toy", rows=64, n=64), "must have the dimensions rows, n, k but this one has n, rows"),
+    "unknown": (Problem.of("toy", rows=64, n=64, k=64, m=1), "must have the dimensions rows, n, k but this one has k, m, n,"),
     "dtype": (replace(PROBLEM, dtype="int8"), "dtype of toy must be one of bf16, fp16 but is int8"),
-    "flag": (replace(PROBLEM, flags=("fused",)), "fused is no flag of toy; it has none"),
+    "flag": (replace(PROBLEM, flags=("fused",)), "fused is not a flag of toy, whose flags are: none"),
     "size": (
         replace(PROBLEM, dims=(("k", 64), ("n", 64), ("rows", 2**20))),
         "rows of toy must be at most 65536 but is",
@@ -178,7 +178,7 @@ def test_kernels_without_warps_of_one_job_each_are_pruned_as_they_are(family):
     ("declared", "said"),
     [
         ({"knobs": {"BM": "BLOCK_X"}}, "'BLOCK_X' is no knob of toy; it has BLOCK_M, BLOCK_N"),
-        ({"knobs": {"BM": 5}}, "each of knobs must be a word but is 5"),
+        ({"knobs": {"BM": 5}}, "each of knobs must be a non-empty string of printable characters but is 5"),
         ({"knobs": {"BM": "BLOCK_M", "BN": "BLOCK_M"}}, "BLOCK_M is said more than once"),
         ({"knobs": {"BM": "BLOCK_M"}, "fixed": {"BLOCK_M": 8}}, "BLOCK_M is said more than once"),
         ({"fixed": {"FOO": 8}}, "'FOO' is no knob of toy"),

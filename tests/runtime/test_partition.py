@@ -48,7 +48,7 @@ def test_the_sms_are_given_back_even_after_an_error():
 def test_sms_that_are_not_there_are_refused_before_the_driver_is_asked(sms):
     carver = FakeCarver()
     with (
-        pytest.raises(ForetuneError, match=f"NVIDIA H200 has 1 to 132 SMs but {sms} were asked for"),
+        pytest.raises(ForetuneError, match=f"SMs must be 1 to 132 for NVIDIA H200 but is {sms}"),
         sm_partition(sms, H200, carve=carver.carve),
     ):
         pass
@@ -111,7 +111,7 @@ def test_the_rule_for_bandwidth_fits_what_parts_of_a_card_drew(sms, copied_gbs):
 
 @pytest.mark.parametrize("sms", [0, 133])
 def test_a_part_has_some_of_the_sms(sms):
-    with pytest.raises(ForetuneError, match=f"NVIDIA H200 has 1 to 132 SMs but {sms} were asked for"):
+    with pytest.raises(ForetuneError, match=f"SMs must be 1 to 132 for NVIDIA H200 but is {sms}"):
         H200.with_sms(sms)
 
 

@@ -27,5 +27,5 @@ def test_a_real_autotuner_is_pruned_for_a_named_device():
 def test_without_a_named_device_every_config_goes_through_and_the_warning_says_why():
     done = run("live")
     assert done.stdout.strip() == "[32, 64, 128, 256, 512]"
-    assert "torch, which is asked for the GPU here, is not installed; devices that can be named instead" in done.stderr
+    assert "cannot be queried, because torch is not installed. Devices that can be named instead" in done.stderr
     assert "h200" in done.stderr

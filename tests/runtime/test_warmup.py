@@ -86,7 +86,7 @@ def test_a_column_may_be_left_out_that_has_a_default(tmp_path):
         ("n\n1\n1,2\n", "line 3: "),
         ("n\n-1\n", "line 2: dimension n must be"),
         ("n,dtype\n1,int3\n", "line 2: dtype must be one of"),
-        ("n,flags\n1,odd\n", "line 2: odd is no flag of scale"),
+        ("n,flags\n1,odd\n", "line 2: odd is not a flag of scale"),
     ],
 )
 def test_what_is_wrong_in_a_file_is_named(tmp_path, text, why):

@@ -224,7 +224,7 @@ def test_a_size_that_was_hardly_begun_is_left_out(data):
         ({"problem": "matmul"}, "must be a Problem but is 'matmul'"),
         (
             {"family": "matmul", "dynamic": "m", "problem": Problem.of("matmul", m=8, n=64, k=64)},
-            r"has the dimensions batch, m, n, k but this one has k, m, n \(batch=1 is usual\)",
+            r"must have the dimensions batch, m, n, k but this one has k, m, n \(batch=1 is usual\)",
         ),
         ({"data": "h200", "sizes": [64]}, "sizes is for predictions"),
         ({"device": "h300"}, "unknown device 'h300'"),

@@ -149,9 +149,9 @@ def test_launches_are_kept_as_triton_knows_them(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        (("", "s1", H200), "a kernel's name must be a word"),
-        (("k\n", "s1", H200), "a kernel's name must be a word"),
-        (("k", "", H200), "a kernel's source hash must be a word"),
+        (("", "s1", H200), "a kernel's name must be a non-empty string of printable characters"),
+        (("k\n", "s1", H200), "a kernel's name must be a non-empty string of printable characters"),
+        (("k", "", H200), "a kernel's source hash must be a non-empty string of printable characters"),
         (("k", "s1", "h200"), "device must be a DeviceSpec but is 'h200'"),
     ],
 )
