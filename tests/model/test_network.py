@@ -148,7 +148,7 @@ def test_without_torch_trees_alone_are_trained_and_a_warning_says_so(monkeypatch
     from foretune.model import gbdt
 
     monkeypatch.setattr(gbdt, "find_spec", lambda name: None)
-    with pytest.warns(ForetuneWarning, match="there is no torch to train the network with"):
+    with pytest.warns(ForetuneWarning, match="torch is not installed, so the ranker has trees but no network"):
         ranker = LightGBMRanker(trees=4).fit(GRID, FAMILY)
     assert ranker.network_ is None
     assert len(ranker.predict(FAMILY, GRID.cases[0].problem, DEVICE, GRID.configs)) == len(GRID.configs)

@@ -61,7 +61,10 @@ def test_trouble_with_the_estimate_lets_everything_through(toy):
     def odd(places):
         raise ZeroDivisionError("odd")
 
-    for estimate, why in ((odd, "ZeroDivisionError: odd"), (lambda places: -1.0 - places, "not positive numbers")):
+    for estimate, why in (
+        (odd, "ZeroDivisionError: odd"),
+        (lambda places: -1.0 - places, "not finite positive numbers"),
+    ):
         with pytest.warns(ForetuneWarning, match=why):
             answer = make_shortlist(
                 estimated(toy, estimate), PROBLEM, replace(toy.H200, name="A100", arch="sm_80"), bundle=toy.ToyBundle()
