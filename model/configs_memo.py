@@ -15,9 +15,9 @@ Configs = tuple[KernelConfig, ...]
 def remembered(maxsize: int) -> Callable[[Callable[..., T]], Callable[..., T]]:
     """Return a decorator that caches up to `maxsize` results of a function of a tuple of configs.
 
-    The function's other arguments must be hashable. A tuple that was passed before is recognized by its identity, because
-    hashing a thousand configs takes 0.3 ms, a third of the time that a prediction may take. A tuple that is equal, but
-    another object, gets the same result.
+    The function's other arguments must be hashable. A tuple that was passed before is recognized by its identity,
+    because hashing a thousand configs takes 0.3 ms, a third of the time that a prediction may take. A tuple that is
+    equal, but another object, gets the same result.
 
     >>> count = remembered(maxsize=8)(len)
     >>> count((KernelConfig.of(BLOCK=16), KernelConfig.of(BLOCK=32)))

@@ -35,8 +35,8 @@ MAX_LOG_SLOWDOWN = 300.0
 OBJECTIVES = ("regression", "lambdarank", "blend")
 
 #: The lambdarank score of a log slowdown of 1 when `adapted` continues from known trees. Lambdarank's gradients vanish
-#: where two scores are a few units apart, so a larger value makes the known order harder to change. At 5 it is forgotten
-#: too easily.
+#: where two scores are a few units apart, so a larger value makes the known order harder to change. At 5 it is
+#: forgotten too easily.
 _RANKS_PER_LOG = 20.0
 
 #: `fastest` predicts this many configs with the trees: a constant, and a number for each config that is requested. The
@@ -47,8 +47,8 @@ _KEPT, _KEPT_PER_CONFIG = 192, 5
 class LightGBMRanker(Ranker):
     """Ranks configs with gradient-boosted trees and a small network, whose log slowdowns are averaged.
 
-    If a problem's ragged sizes are unknown, predictions are marginalized over plausible ones (`Family.likely`). The same
-    data, parameters and seed give the same trees. model/NOTES.md has the figures behind the defaults.
+    If a problem's ragged sizes are unknown, predictions are marginalized over plausible ones (`Family.likely`). The
+    same data, parameters and seed give the same trees. model/NOTES.md has the figures behind the defaults.
 
     Args:
         objective: "regression" (least squares on the log slowdown), "lambdarank" (the order within a problem, scaled to

@@ -61,8 +61,8 @@ def training_rows(grid: Grid, family: Family, *, slow: float, keep_slow: float, 
     the problem at call time, if the family predicts from those features. A family that marginalizes over plausible
     routings (`Family.likely`) does not need it.
 
-    Configs that failed or were not tried have no row. Most slow configs are dropped, because they would take much of the
-    training, and nobody needs to tell 20x slower from 30x slower.
+    Configs that failed or were not tried have no row. Most slow configs are dropped, because they would take much of
+    the training, and nobody needs to tell 20x slower from 30x slower.
 
     Args:
         grid: The measurements.

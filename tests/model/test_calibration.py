@@ -212,7 +212,7 @@ def test_evaluation_reports_coverage_and_length():
         assert figures["nominal"] == COVERAGE
         assert 0.8 <= figures["coverage"] <= 1.0
         assert 1 <= figures["mean_k"] <= MOST_TRIED
-    assert 'Of the shortlists of k="auto", models it never saw: ' in evaluation.__rich__().below
+    assert 'Shortlists with k="auto", models it never saw: ' in evaluation.__rich__().below
 
 
 def test_the_largest_sizes_are_held_out():
