@@ -252,7 +252,7 @@ class Baseline:
 
     @property
     def is_fast(self) -> bool:
-        """Whether "fast" selects it."""
+        """True if "fast" selects it."""
         return self.cost <= _FAST_COST
 
     @property

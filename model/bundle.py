@@ -52,7 +52,7 @@ _UNKNOWN = BinaryFacts(-1, -1, -1)
 
 @dataclass(frozen=True)
 class TrainedFamily:
-    """One family's fitted ranker, and what is known about its training data."""
+    """One family's fitted ranker, and a description of its training data."""
 
     ranker: LightGBMRanker  # fitted
     devices: tuple[DeviceSpec, ...]  # on which its training data were measured

@@ -85,7 +85,7 @@ class Evaluation:
         }
 
     def better_baselines(self) -> list[Better]:
-        """Return each case in which a baseline has a lower geometric mean regret than the ranker."""
+        """Return each baseline and k with a lower geometric mean regret than the ranker's."""
         views = [("sizes known", self.regret, self.baselines)]
         if self._ragged:
             views += [("sizes unknown", self.regret_sizes_unknown, self.baselines_sizes_unknown)]
@@ -99,7 +99,7 @@ class Evaluation:
 
     @property
     def _ragged(self) -> bool:
-        """Whether any problem has ragged sizes."""
+        """True if any problem has ragged sizes."""
         return any(case.problem.ragged for case in self.cases)
 
     def __rich__(self) -> Any:
@@ -125,7 +125,7 @@ class Evaluation:
             if self._ragged and without != rows[-1][1:]:
                 rows += [["  sizes unknown", *without]]
         title = (
-            f"{self.family}: % slower than the best measured config ({100 * self.tried:.0f} % were measured), "
+            f"{self.family}: % slower than the best config that was measured ({100 * self.tried:.0f} % were), "
             f"over {len(self.cases)} problems (noise {percent(summary['noise_floor'])} %)"
         )
         seen = self.seen_in_training

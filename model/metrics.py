@@ -65,7 +65,7 @@ def growing_regret(choose_us: ArrayLike, report_us: ArrayLike) -> NDArray[np.flo
     """Return `top_k_regret` of one problem for every k, (n_configs,): entry k - 1 is the regret of the first k configs.
 
     Args:
-        choose_us: Times of the first pass in the order in which configs are tried, (n_configs,), in microseconds.
+        choose_us: Times of the first pass in microseconds, in the order of trying the configs, (n_configs,).
         report_us: Times of the second pass in the same order, (n_configs,), in microseconds.
 
     Raises:

@@ -1,4 +1,4 @@
-"""`TrainingSet`: one family's measurements, from which rankers are trained and evaluated."""
+"""`TrainingSet`: one family's measurements, for training and evaluating rankers."""
 
 from __future__ import annotations
 
@@ -55,9 +55,7 @@ class TrainingSet:
     name: str  # of the dataset
     family: Family
     grid: Grid  # with `supported` and `measured`; without empty problems and times of unsupported configs
-    candidate: NDArray[
-        np.bool_
-    ]  # configs that a shortlist may have: supported, and no wrong result with this signature
+    candidate: NDArray[np.bool_]  # a shortlist may have it: supported, no wrong result with this signature
     wrong_results: Mapping[BinarySignature, frozenset[KernelConfig]]  # see `Dataset.wrong_results`
     runs: Mapping[str, int]  # the number of the family's measurements, by run id
 

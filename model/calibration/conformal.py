@@ -1,8 +1,8 @@
 """`Calibration`: the length of shortlists with k="auto", by split conformal prediction on held-out models.
 
 The nonconformity score of a config is the natural log of its place in the ranking plus `STEEPNESS` times the log of its
-predicted slowdown relative to the first config. The score of a problem is that of the config with which its shortlist
-becomes good. Of n calibrating problems, whose model families were not in the training data, the
+predicted slowdown relative to the first config. A problem has the score of the config that makes its shortlist
+good. Of n calibrating problems, whose model families were not in the training data, the
 ceil((n + 1) * coverage)-th smallest score is the threshold. A shortlist of all configs with scores up to it is good
 with at least that probability, if the problem is drawn from the same distribution (Vovk et al., Algorithmic Learning in
 a Random World, 2005; Angelopoulos and Bates, arXiv:2107.07511, section 1). The list is long if many configs are
@@ -62,7 +62,7 @@ class Calibration:
     regret: tuple[float, ...]  # (len(_SCORES),) mean excess if all configs up to the score are tried: 0.02 = 2 % slower
 
     def threshold(self, coverage: float = COVERAGE) -> float:
-        """Return the score up to which configs are tried; infinite if too few problems have a score."""
+        """Return the largest score of configs that are tried; infinite if too few problems have a score."""
         place = math.ceil((self.problems + 1) * coverage)
         return self.scores[place - 1] if place <= len(self.scores) else math.inf
 
@@ -71,7 +71,7 @@ class Calibration:
 
         Args:
             logs: Predicted log slowdowns relative to the first config, ascending, (n_configs,).
-            growth: The factor by which the list is longer out of distribution; see `Distance.growth`.
+            growth: The factor that makes the list longer out of distribution; see `Distance.growth`.
             coverage: The probability that the shortlist contains a good config.
         """
         threshold = self.threshold(coverage) + math.log(growth)
@@ -174,7 +174,7 @@ def excess(choose_us: ArrayLike, report_us: ArrayLike) -> NDArray[np.float64]:
 
 
 def needed_length(loss: NDArray[np.float64], good: float = GOOD) -> int:
-    """Return the least length from which on every shortlist contains a good config.
+    """Return the smallest length such that every shortlist of at least this length contains a good config.
 
     Args:
         loss: The `excess` of each length, (n_configs,).

@@ -18,8 +18,8 @@ from ..configs_memo import remembered
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike, NDArray
 
-#: The penalty, in log slowdown, for an equal config earlier in the list. It is halved for each knob in which the two
-#: configs differ. NOTES.md has the figures behind it.
+#: The penalty, in log slowdown, for an equal config earlier in the list. It is halved for each knob that differs
+#: between the two configs. NOTES.md has the figures behind it.
 _LIKENESS = 0.08
 #: The number of configs that are chosen so, and the number of first configs in the ranking that they are chosen from.
 #: The others follow in predicted order, because a long list needs near-equal configs to contain the very best one.
@@ -47,7 +47,7 @@ def knob_table(configs: tuple[KernelConfig, ...]) -> NDArray[np.float32]:
 
 
 def diversified_order(logs: ArrayLike, table: NDArray[np.float32]) -> NDArray[np.intp]:
-    """Return the positions of configs in the order in which to try them, (n_configs,).
+    """Return the positions of configs in the order of trying them, (n_configs,).
 
     The first is the config that is predicted fastest; ties go to the earlier one.
 

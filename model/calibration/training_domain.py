@@ -37,7 +37,7 @@ _DEVICE_FIGURES = {
 
 @dataclass(frozen=True)
 class Distance:
-    """How far a problem and a device are from a ranker's training data.
+    """The distance of a problem and a device from a ranker's training data.
 
     >>> round(Distance(2.0, "rows 4x above the data").growth, 3), Distance(0.0).growth
     (2.0, 1.0)
@@ -48,7 +48,7 @@ class Distance:
 
     @property
     def growth(self) -> float:
-        """The factor by which the shortlist is longer than within the training domain."""
+        """The length of the shortlist relative to that within the training domain."""
         return min(math.pow(_GROWTH_AN_OCTAVE, min(self.octaves, 100.0)), _MOST_GROWTH)
 
 
@@ -160,7 +160,7 @@ def distance_of(
 def _device_outside(device: DeviceSpec, learned_on: tuple[DeviceSpec, ...]) -> Sequence[tuple[float, str]]:
     """Return how far a device is from the most similar training device; nothing for a training device.
 
-    The distance between two devices is that of the figure in which they differ most.
+    The distance between two devices is the largest difference among their figures.
     """
     if device in learned_on:
         return ()
@@ -176,7 +176,7 @@ def _device_outside(device: DeviceSpec, learned_on: tuple[DeviceSpec, ...]) -> S
 
 
 def _difference(one: DeviceSpec, other: DeviceSpec) -> tuple[float, str]:
-    """Return the figure in which two devices differ most: the octaves and its name."""
+    """Return the largest difference between the figures of two devices: its octaves and the figure's name."""
     apart = []
     for name, words in _DEVICE_FIGURES.items():
         ours, theirs = getattr(one, name), getattr(other, name)
@@ -198,7 +198,7 @@ def _widened(one: Mapping[str, Range], other: Mapping[str, Range]) -> dict[str, 
 
 
 def _beyond(name: str, value: float, bounds: Range) -> list[tuple[float, str]]:
-    """Return the octaves by which a value is outside of a range, and a description; nothing if it is within."""
+    """Return a value's octaves outside of a range and a description; nothing if it is within."""
     low, high = bounds
     factor, where = (value / high, "above") if value > high else (low / value, "below")
     return [(math.log2(factor), f"{name} {factor:.2g}x {where} the data")] if factor > _WITHIN else []

@@ -87,7 +87,7 @@ def test_it_shows_itself_as_a_table(evaluation):
         return captured.get()
 
     report, shown = evaluation.to_json(), printed(evaluation)
-    assert shown.startswith("fake: % slower than the best measured config (100 % were measured), over 39 problems")
+    assert shown.startswith("fake: % slower than the best config that was measured (100 % were), over 39 problems")
     lines = [[cell.strip() for cell in line.split("│")[1:-1]] for line in shown.splitlines() if "│" in line]
     cells = {label: figures for label, *figures in lines}
     for label, curve in {
@@ -104,7 +104,7 @@ def test_an_evaluation_shows_itself_in_one_line_and_as_html(evaluation):
     assert repr(evaluation).startswith(f"Evaluation(fake: 39 problems; regret {first}, ")
     assert "\n" not in repr(evaluation)
     shown = evaluation._repr_html_()
-    assert shown.startswith("<table><caption>fake: % slower than the best measured config")
+    assert shown.startswith("<table><caption>fake: % slower than the best config that was measured")
     assert f"<td>foretune</td><td>{first.split()[0]}</td>" in shown
     hostile = replace(evaluation, left_out={"mine": "<script>"})._repr_html_()
     assert "mine is left out: &lt;script&gt;" in hostile

@@ -86,7 +86,7 @@ def test_flat_arrays_and_back():
     [
         ({"mean": np.zeros(5)}, "mean of a network must be an array of float32"),
         ({"bias1": np.full(8, np.nan, np.float32)}, "bias1 of a network must be finite"),
-        ({"scale": np.zeros(5, np.float32)}, "scale of a network must be above 0"),
+        ({"scale": np.zeros(5, np.float32)}, "scale of a network must be positive"),
         ({"which": np.array([0, 1, 5], np.int32)}, "which of a network must be positions of its 5 features"),
         ({"which": np.array([0, 1, -1], np.int32)}, "which of a network must be positions of its 5 features"),
         ({"weight3": np.zeros(5, np.float32)}, r"weight3 of a network must be \(4,\) but is \(5,\)"),
