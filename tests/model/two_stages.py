@@ -4,8 +4,8 @@ A shortlist is predicted in two stages (`LightGBMRanker.fastest`): the network p
 its first 192 + 5 k. For each family of the shipped bundle this prints the regret of such shortlists next to those with
 the trees on all configs, on the shipped problems that were measured exhaustively, and on how many of all shipped
 problems the first k configs differ. Problems are predicted as at call time. The bundle was trained on most of
-them, so both regrets are lower than on new problems; their difference is what counts. It needs no GPU and takes about a minute for
-each family.
+them, so both regrets are lower than on new problems; their difference is what counts. It needs no GPU and takes
+about half a minute for each family.
 """
 
 from __future__ import annotations
