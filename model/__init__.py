@@ -1,7 +1,7 @@
-"""Ranking: features in, predicted slowdowns out; the bundle that carries it; the evaluation that judges it.
+"""Rank a kernel's configs: rankers, the bundles that store them, and their evaluation.
 
-Importing this imports nothing of it before it is asked for; who predicts needs NumPy alone, LightGBM is imported to
-train, pandas to read a dataset.
+Submodules are imported when one of their names is first used. Predicting needs NumPy alone; LightGBM is imported only
+for training and pandas only for reading a dataset.
 """
 
 import lazy_loader

@@ -1,4 +1,4 @@
-"""What a learned ranker must beat, behind the same interface: rankers without a model, and the choice among them."""
+"""Baselines: simple rankers that a learned ranker must beat, and `choose_rivals`, which selects some by name."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ if TYPE_CHECKING:
 
 RankerFactory: TypeAlias = Callable[[], Ranker]
 
-#: The score of a config that a ranker has no measurement of: after all that were measured.
+#: The score of a config without a measurement. It is far above any slowdown, so that such configs rank last.
 _UNKNOWN = 1e6
-#: What stands for several names: those that take no time worth mentioning, and all.
+#: Names that select several baselines: those that cost little time, and every one.
 FAST, ALL = "fast", "all"
-#: A baseline that takes longer than this is not among the fast ones; see `Baseline.cost`.
+#: The highest `Baseline.cost` of a baseline that "fast" selects.
 _FAST_COST = 0.5
 
 
 class RandomRanker(Ranker):
-    """Any order is as good as another: what pruning without a model amounts to. One seed is one draw.
+    """Rank configs in a random order, like pruning without a model. Each seed gives another order.
 
     >>> RandomRanker(seed=1).get_params()
     {'seed': 1}
@@ -44,12 +44,14 @@ class RandomRanker(Ranker):
         self.seed = seed
 
     def fit(self, grid: Grid, family: Family) -> Self:
+        """Return this ranker unchanged, because it does not learn."""
         return self
 
     def predict(
         self, family: Family, problem: Problem, device: DeviceSpec, configs: Sequence[KernelConfig]
     ) -> NDArray[np.float64]:
-        # A hash rather than a generator's next number: a config's score must not depend on its place in the list.
+        """Return random scores from 1 to 2, (n_configs,); see `Ranker.predict`."""
+        # Hashes instead of a random generator: a config's score must not depend on its place in the list.
         salt = np.uint64(zlib.crc32(str((self.seed, problem.to_json(), device.name)).encode()))
         keys = np.array([_config_hash(config) for config in configs], np.uint64)
         scores: NDArray[np.float64] = 1.0 + _mix(keys ^ (salt << np.uint64(32))) / 2.0**64
@@ -62,7 +64,7 @@ def _config_hash(config: KernelConfig) -> int:
 
 
 def _mix(keys: NDArray[np.uint64]) -> NDArray[np.float64]:
-    """splitmix64's finaliser: neighbouring keys give unrelated numbers below 2 ** 64."""
+    """Return uncorrelated numbers below 2 ** 64, even for consecutive keys: the finalizer of splitmix64."""
     keys = (keys ^ (keys >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     keys = (keys ^ (keys >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     result: NDArray[np.float64] = (keys ^ (keys >> np.uint64(31))).astype(np.float64)
@@ -70,10 +72,11 @@ def _mix(keys: NDArray[np.uint64]) -> NDArray[np.float64]:
 
 
 class StaticRanker(Ranker):
-    """One fixed order for every problem: the best short list of configs that a maintainer could hard-code.
+    """Rank configs in one fixed order for every problem: the best short list that a maintainer could hard-code.
 
-    The first `size` places are chosen greedily: each config is the one that, with those before it, gives the lowest
-    geometric mean over the training problems of the best slowdown on the list. The rest follow by their own mean.
+    The first `size` places are filled greedily. Each step adds the config that minimizes, as a geometric mean over the
+    training problems, the slowdown of the best config on the list so far. The other configs follow in the order of
+    their own mean slowdown.
     """
 
     order_: dict[KernelConfig, int]
@@ -83,6 +86,7 @@ class StaticRanker(Ranker):
         self.size = size
 
     def fit(self, grid: Grid, family: Family) -> Self:
+        """Choose the order from the slowdowns of the grid, and return this ranker."""
         logs = _filled(grid)
         covered = np.full(len(logs), np.inf)
         order: list[int] = []
@@ -100,23 +104,24 @@ class StaticRanker(Ranker):
     def predict(
         self, family: Family, problem: Problem, device: DeviceSpec, configs: Sequence[KernelConfig]
     ) -> NDArray[np.float64]:
-        """The place in the order, from 1; see `Ranker.predict`."""
+        """Return each config's place in the fixed order, counted from 1, (n_configs,); see `Ranker.predict`."""
         self._check_fitted("order_")
         return np.array([1.0 + self.order_.get(config, _UNKNOWN) for config in configs], np.float64)
 
 
 def _filled(grid: Grid) -> NDArray[np.float64]:
-    """Log slowdowns with a failure counting as the problem's slowest, (n_problems, n_configs)."""
+    """Return log slowdowns, (n_problems, n_configs), with failed configs counted as the slowest of their problem."""
     logs = np.log(grid.slowdowns)
     return np.where(np.isnan(logs), np.nanmax(logs, axis=1, keepdims=True), logs)
 
 
 class RegimeRanker(Ranker):
-    """A `StaticRanker` for each of so many regimes: little work for the bytes that are moved, some, and much.
+    """Rank with one `StaticRanker` for each range ("regime") of arithmetic intensity.
 
-    Regimes are what the host can tell at call time: quantiles, over the training problems, of the arithmetic intensity
-    without the sizes of ragged work (see `intensity`), so that each has equally many problems. The source is what
-    serving engines ship: a table of configs by batch size for each kernel (vLLM's and SGLang's `E=...,N=....json`).
+    Arithmetic intensity is computed from what the host knows at call time, that is, without ragged sizes (see
+    `intensity`). The ranges are split at quantiles over the training problems, so that each has about equally many
+    problems. This imitates what serving engines ship: a table of configs by batch size for each kernel (vLLM's and
+    SGLang's `E=...,N=....json`).
 
     >>> RegimeRanker().get_params()
     {'regimes': 3, 'size': 16}
@@ -132,27 +137,31 @@ class RegimeRanker(Ranker):
         self.size = size
 
     def fit(self, grid: Grid, family: Family) -> Self:
+        """Split the problems into regimes, fit one fixed order for each, and return this ranker."""
         known = np.array([intensity(family, case.problem) for case in grid.cases])
         quantiles = np.quantile(known, np.arange(1, self.regimes) / self.regimes)
-        # As few problems may have as few intensities: an edge twice, or below all of them, would leave a regime empty.
+        # With few distinct intensities, quantiles can coincide or equal the minimum, which would leave a regime empty.
         self.edges_ = np.array([edge for edge in np.unique(quantiles) if edge > known.min()])
         regime = np.searchsorted(self.edges_, known, side="right")
         rows = [np.flatnonzero(regime == number) for number in range(len(self.edges_) + 1)]
-        self.lists_ = tuple(StaticRanker(self.size).fit(grid.select(of_it), family) for of_it in rows)
+        self.lists_ = tuple(StaticRanker(self.size).fit(grid.select(members), family) for members in rows)
         return self
 
     def predict(
         self, family: Family, problem: Problem, device: DeviceSpec, configs: Sequence[KernelConfig]
     ) -> NDArray[np.float64]:
-        """The place in the order of the problem's regime, from 1; see `Ranker.predict`."""
+        """Return the place, counted from 1, of each config in the order of the problem's regime, (n_configs,)."""
         self._check_fitted("lists_")
         regime = int(np.searchsorted(self.edges_, intensity(family, problem), side="right"))
         return self.lists_[regime].predict(family, problem, device, configs)
 
 
 def intensity(family: Family, problem: Problem) -> float:
-    """Floating-point operations per byte that is moved at least, as the host knows the problem; of a family that says
-    neither, the product of its dimensions, which tells small problems from large ones."""
+    """Return the arithmetic intensity of a problem without its ragged sizes, in FLOP per byte of minimum traffic.
+
+    If the family defines no FLOPs or bytes, return the product of the dimensions, which separates small problems from
+    large ones.
+    """
     known = problem.without_sizes()
     if isinstance(family, Measurable):
         moved = float(family.bytes(known))
@@ -162,20 +171,21 @@ def intensity(family: Family, problem: Problem) -> float:
 
 
 class NearestRanker(Ranker):
-    """The measured slowdowns of the nearest training problem: what a table of tuned shapes does.
+    """Predict the measured slowdowns of the nearest training problem, as a lookup table of tuned shapes does.
 
-    Nearest by Euclidean distance between the logs of the dimensions (and of the skew of ragged sizes, where both are
-    known); another dtype, layout or device is further away than any shape.
+    The distance is Euclidean over the logs of the dimensions, and of the skew of ragged sizes where both are known. A
+    problem with another dtype, other flags or another device is further away than any shape.
     """
 
     dims_: tuple[str, ...]
     sizes_: NDArray[np.float64]  # (n_problems, n_dims)
-    skew_: NDArray[np.float64]  # (n_problems,) NaN where the ragged sizes are not known
-    number_: dict[Hashable, int]  # of each signature on a device
-    numbers_: NDArray[np.intp]  # (n_problems,)
+    skew_: NDArray[np.float64]  # (n_problems,) NaN where the ragged sizes are unknown
+    number_: dict[Hashable, int]  # index of each (dtype, flags, device)
+    numbers_: NDArray[np.intp]  # (n_problems,) the value of `number_` for each
     slowdowns_: list[dict[KernelConfig, float]]
 
     def fit(self, grid: Grid, family: Family) -> Self:
+        """Store the sizes and slowdowns of the grid's problems, and return this ranker."""
         problems = [case.problem for case in grid.cases]
         self.dims_ = tuple(name for name, _ in problems[0].dims)
         self.sizes_ = np.array([self._sizes(problem) for problem in problems])
@@ -192,6 +202,7 @@ class NearestRanker(Ranker):
     def predict(
         self, family: Family, problem: Problem, device: DeviceSpec, configs: Sequence[KernelConfig]
     ) -> NDArray[np.float64]:
+        """Return the nearest problem's slowdowns, (n_configs,); 1e6 for configs that did not run on it."""
         self._check_fitted("sizes_")
         steps = np.log((1 + self._sizes(problem)) / (1 + self.sizes_))
         skews = np.nan_to_num(np.log(_skew(problem) / self.skew_))
@@ -213,40 +224,40 @@ def _signature_on(problem: Problem, device: DeviceSpec) -> Hashable:
 
 
 class EstimateRanker(Ranker):
-    """The family's analytic estimate, `Family.estimate_us`.
-
-    Figures are in microseconds: a slowdown would need the best config's time, and the order is the same.
-    """
+    """Rank configs by the family's analytic estimate, `Family.estimate_us`."""
 
     learns = False
 
     def fit(self, grid: Grid, family: Family) -> Self:
+        """Return this ranker unchanged, because it does not learn."""
         return self
 
     def predict(
         self, family: Family, problem: Problem, device: DeviceSpec, configs: Sequence[KernelConfig]
     ) -> NDArray[np.float64]:
+        """Return estimated times in microseconds, (n_configs,), which order configs as slowdowns would."""
         return np.asarray(family.estimate_us(problem, device, configs), np.float64)
 
 
 @dataclass(frozen=True)
 class Baseline:
-    """What a learned ranker is compared with: one ranker, or the mean over several."""
+    """One baseline of an evaluation: one ranker, or several whose regrets are averaged."""
 
     rankers: tuple[RankerFactory, ...]
-    #: Processor time over that of `LightGBMRanker`, to train and to judge, as far as one can tell beforehand.
+    #: Estimated CPU time to train and evaluate it, as a multiple of that of `LightGBMRanker`.
     cost: float = 0.01
-    #: The module that it needs, and the distribution that has it, where that is not one of Foretune's own.
+    #: The third-party module that it needs, and the distribution that contains it if it has another name.
     module: str | None = None
     distribution: str | None = None
 
     @property
     def is_fast(self) -> bool:
+        """True if "fast" selects it."""
         return self.cost <= _FAST_COST
 
     @property
     def lacking(self) -> str | None:
-        """Why it cannot be had here, or None."""
+        """The reason why it cannot run here (a package that is not installed), or None."""
         if self.module is None or find_spec(self.module):
             return None
         return f"it needs {self.distribution or self.module}: pip install {self.distribution or self.module}"
@@ -263,22 +274,29 @@ BASELINES: Mapping[str, Baseline] = {
 
 @dataclass(frozen=True)
 class Rivals:
-    """The baselines of one evaluation, and why others that were asked for are left out."""
+    """The baselines of one evaluation, and the requested ones that are left out, each with its reason."""
 
     baselines: Mapping[str, Baseline]
     left_out: Mapping[str, str]
 
     @property
     def cost(self) -> float:
-        """See `Baseline.cost`; of all of them."""
+        """The sum of the baselines' `Baseline.cost`."""
         return sum(one.cost for one in self.baselines.values())
 
 
 def choose_rivals(names: Sequence[str] = (FAST,), own: Mapping[str, Baseline] | None = None) -> Rivals:
-    """The baselines of these names, among Foretune's and a family's `own`; "fast" and "all" stand for several.
+    """Return the baselines with these names.
 
-    Those that need a package that is not installed are left out, with the reason. Raises `ForetuneError` for an unknown
-    name, and for none.
+    Args:
+        names: Names of baselines; "fast" and "all" select several.
+        own: Baselines that a family adds to those of `BASELINES`, by name.
+
+    Returns:
+        The selected baselines. Those that need a package that is not installed are in `left_out`, with the reason.
+
+    Raises:
+        ForetuneError: A name is unknown, or `names` is empty.
 
     >>> list(choose_rivals().baselines)
     ['random', 'static', 'regimes', 'nearest', 'estimate']

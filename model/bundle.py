@@ -1,4 +1,4 @@
-"""`Bundle`: trained rankers, safe to load, byte for byte the same for the same training; `bundle_file` has its file."""
+"""`Bundle`: trained rankers of several families, saved to and loaded from one file (format: `bundle_file`)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import numpy as np
 
 from ..datasets import BinaryFacts, BundleError, DeviceSpec, KernelConfig, Problem
 from ..datasets.errors import abridged, check_between, check_path, reason_of
-from ..datasets.files import remove_leftovers, replacing
+from ..datasets.files import few, remove_leftovers, replacing
 from ..datasets.grid import BinarySignature
 from ..datasets.locks import writing
 from ..datasets.problem import dtype_from_json, dtype_to_json
@@ -40,43 +40,43 @@ from .scoring.trees import Forest
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-#: More families than any bundle has.
+#: The most families that a bundle may have.
 _MAX_FAMILIES = 64
-#: The arrays of a family in a bundle, each as `family/array`: of its trees, and of its network where it has one.
+#: The names of a family's arrays in a bundle, stored as `family/array`: those of the trees and of the network, if any.
 _FOREST = tuple(one.name for one in fields(Forest))
 _NETWORK = {f"network_{one.name}": one.name for one in fields(Network)}
-#: One more, (n_signatures, n_configs, 3), of a family whose features read binaries; and its value where none is known.
+#: One more array, (n_signatures, n_configs, 3), if the family's features read binaries; and its value for unknown ones.
 _BINARIES = "binaries"
 _UNKNOWN = BinaryFacts(-1, -1, -1)
 
 
 @dataclass(frozen=True)
 class TrainedFamily:
-    """One family's ranker and where it comes from."""
+    """One family's fitted ranker, and a description of its training data."""
 
     ranker: LightGBMRanker  # fitted
-    devices: tuple[DeviceSpec, ...]  # that its measurements were taken on
+    devices: tuple[DeviceSpec, ...]  # on which its training data were measured
     origin: Mapping[str, Any]  # dataset name and content hash, kernel source hash, problems; JSON values
     domain: TrainingDomain  # of the problems that it learned from
-    #: See `Dataset.wrong_results`.
+    #: Configs that computed wrong results, by signature; see `Dataset.wrong_results`.
     wrong_results: Mapping[BinarySignature, frozenset[KernelConfig]] = field(default_factory=dict)
-    #: How long a shortlist must be; None where the data were too few to say.
+    #: Determines the length of shortlists for k="auto"; None if there were too few data to calibrate.
     calibration: Calibration | None = None
 
     @property
     def arrays(self) -> dict[str, NDArray[Any]]:
-        """The trees and the network, and what the binaries say."""
+        """The arrays of the trees, the network and the facts about binaries, by name."""
         network = {} if self.ranker.network_ is None else self.ranker.network_.arrays()
         arrays = self.ranker.forest_.arrays() | {key: network[name] for key, name in _NETWORK.items() if network}
         if self._signatures:
             known = (self.ranker.binaries_[signature] for signature in self._signatures)
-            facts = [of_kind.get(config, _UNKNOWN) for of_kind in known for config in self._binary_configs]
+            facts = [by_config.get(config, _UNKNOWN) for by_config in known for config in self._binary_configs]
             arrays[_BINARIES] = np.array(facts, np.int32).ravel()
         return arrays
 
     @staticmethod
     def array_names(value: Mapping[str, Any]) -> tuple[str, ...]:
-        """What `arrays` has of a family whose `to_json` is this."""
+        """Return the names that `arrays` has, given the family's `to_json`."""
         binaries = (_BINARIES,) if value["binaries"]["kinds"] else ()
         return (*_FOREST, *binaries, *_NETWORK) if value["network"] else (*_FOREST, *binaries)
 
@@ -86,11 +86,11 @@ class TrainedFamily:
 
     @cached_property
     def _binary_configs(self) -> list[KernelConfig]:
-        """Those that have a known binary."""
+        """The configs with a known binary for some signature."""
         return sorted({config for known in self.ranker.binaries_.values() for config in known}, key=str)
 
     def to_json(self) -> dict[str, Any]:
-        """All but the arrays."""
+        """Return everything except the arrays, as JSON values."""
         return {
             "feature_names": list(self.ranker.feature_names_),
             "params": self.ranker.get_params(),
@@ -113,9 +113,11 @@ class TrainedFamily:
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) -> TrainedFamily:
-        """The inverse of `to_json`, with the arrays by name.
+        """Return the trained family described by the values of `to_json` and `arrays`.
 
-        Raises `ForetuneError`, `KeyError`, `TypeError`, `AttributeError` or `ValueError` for what is none.
+        Raises:
+            ForetuneError: A value is invalid. `KeyError`, `TypeError`, `AttributeError` and `ValueError` are raised for
+                some invalid values too.
         """
         ranker = LightGBMRanker(**value["params"])
         ranker.forest_ = Forest(**{name: arrays[name] for name in _FOREST})
@@ -123,8 +125,7 @@ class TrainedFamily:
         ranker.network_ = None if network is None else Network.restored(**network)
         if ranker.reach > MAX_LOG_SLOWDOWN:
             raise BundleError(
-                f"what it predicts adds up to {ranker.reach:.3g}, and at most {MAX_LOG_SLOWDOWN:.0f} is the logarithm "
-                "of a slowdown"
+                f"its predicted log slowdowns can reach {ranker.reach:.3g}, but at most {MAX_LOG_SLOWDOWN:.0f} may be"
             )
         names = value["feature_names"]
         for part in (ranker.forest_, ranker.network_):
@@ -136,7 +137,7 @@ class TrainedFamily:
         ranker.trust_ = float(value["trust"])
         devices = tuple(map(DeviceSpec.from_json, value["devices"]))
         if not devices:
-            raise BundleError("devices must name at least one that its measurements were taken on")
+            raise BundleError("devices must name at least one device")
         wrong_results = {
             _signature_from_json(wrong): frozenset(map(KernelConfig.from_json, wrong["configs"]))
             for wrong in value["wrong_results"]
@@ -166,11 +167,12 @@ def _signature_from_json(value: Mapping[str, Any]) -> BinarySignature:
 def _binaries(
     value: Mapping[str, Any], facts: NDArray[np.int32] | None
 ) -> dict[BinarySignature, dict[KernelConfig, BinaryFacts]]:
+    """Return the facts about binaries from their JSON values and the array `_BINARIES`."""
     signatures, configs = map(_signature_from_json, value["kinds"]), list(map(KernelConfig.from_json, value["configs"]))
     if facts is None:
         return {}
     if facts.dtype != np.int32:
-        raise BundleError(f"what binaries say must be int32 but is {facts.dtype}")
+        raise BundleError(f"the array of facts about binaries must be int32 but is {facts.dtype}")
     table = facts.reshape(len(value["kinds"]), len(configs), len(_UNKNOWN)).tolist()
     return {
         signature: {config: BinaryFacts(*row) for config, row in zip(configs, rows, strict=True) if min(row) >= 0}
@@ -180,7 +182,9 @@ def _binaries(
 
 @dataclass(frozen=True)
 class Bundle:
-    """Trained rankers by family name. Made by `train`, read by `load_bundle`.
+    """Trained rankers by family name.
+
+    `train_bundle` creates a bundle, and `load_bundle` reads a saved one.
 
     >>> bundle = load_bundle("my-bundle")  # doctest: +SKIP
     >>> bundle.ranker("row_softmax").predict(family, problem, device, configs)  # doctest: +SKIP
@@ -188,38 +192,73 @@ class Bundle:
     """
 
     trained: Mapping[str, TrainedFamily]
-    lightgbm_version: str  # that trained it; none is needed to predict
+    lightgbm_version: str  # of the LightGBM that trained it; predicting needs none
+
+    def __repr__(self) -> str:
+        families = "family" if len(self.trained) == 1 else "families"
+        names = few(self.families) or "none"
+        return f"Bundle({len(self.trained)} {families}: {names}; digest {self.digest[:12]})"
+
+    def _repr_html_(self) -> str:
+        """Return a table of the families for a notebook."""
+        from ..datasets.console import table
+        from .notebook import html_table
+
+        rows = []
+        for name in self.families:
+            trained = self.trained[name]
+            cards = ", ".join(sorted({device.card for device in trained.devices}))
+            network = "no" if trained.ranker.network_ is None else "yes"
+            calibrated = "no" if trained.calibration is None else f"on {trained.calibration.problems} problems"
+            rows.append(
+                (name, cards, trained.origin.get("problems", ""), len(trained.ranker.forest_), network, calibrated)
+            )
+        columns = ("family", "measured on", "problems", "trees", "network", "calibrated")
+        return html_table(table(f"Bundle {self.digest[:12]}", columns, rows))
 
     @property
     def families(self) -> tuple[str, ...]:
+        """The names of the families, sorted."""
         return tuple(sorted(self.trained))
 
     @property
     def digest(self) -> str:
-        """SHA-256 of all that is in the bundle: the same digest gives the same predictions."""
+        """The SHA-256 of the bundle's contents. Bundles with the same digest predict the same."""
         return str(self.manifest["checksum"])
 
     def ranker(self, family: str) -> LightGBMRanker:
-        """The fitted ranker of a family, by name. Raises `BundleError` listing the families that are in it."""
+        """Return the fitted ranker of a family.
+
+        Raises:
+            BundleError: The bundle has no such family; the message lists its families.
+        """
         return self._trained(family).ranker
 
     def trained_on(self, family: str) -> tuple[DeviceSpec, ...]:
-        """The devices that a family's measurements were taken on. Raises `BundleError` as `ranker` does."""
+        """Return the devices on which a family's training data were measured.
+
+        Raises `BundleError` if the bundle has no such family.
+        """
         return self._trained(family).devices
 
     def wrong_results(self, family: str, problem: Problem) -> frozenset[KernelConfig]:
-        """The configs of a family that computed a wrong result when they were measured with this problem's dtype and
-        flags: no shortlist has them. Raises `BundleError` as `ranker` does."""
+        """Return the configs that computed wrong results with a problem's dtype and flags; shortlists exclude them.
+
+        Raises `BundleError` if the bundle has no such family.
+        """
         return self._trained(family).wrong_results.get((problem.dtype, problem.flags), frozenset())
 
     def calibration(self, family: str) -> Calibration | None:
-        """What says how long a family's shortlists must be; None where nothing does. Raises `BundleError` as `ranker`
-        does."""
+        """Return the calibration that determines the length of a family's shortlists, or None if there is none.
+
+        Raises `BundleError` if the bundle has no such family.
+        """
         return self._trained(family).calibration
 
     def distance(self, family: str, problem: Problem, device: DeviceSpec) -> Distance:
-        """How far a problem on a device is from what the family's ranker learned: 0 octaves within. Raises
-        `BundleError` as `ranker` does.
+        """Return how far a problem and a device are from a family's training data; 0 octaves means within.
+
+        Raises `BundleError` if the bundle has no such family.
 
         >>> problem = Problem.of("row_softmax", rows=1 << 20, columns=4096)  # doctest: +SKIP
         >>> bundle.distance("row_softmax", problem, DeviceSpec.named("h200")).reason  # doctest: +SKIP
@@ -229,23 +268,29 @@ class Bundle:
         return distance_of(problem, device, trained.domain, trained.devices)
 
     def beside(self, other: Bundle) -> Bundle:
-        """This bundle's families, and of another bundle those that it lacks.
+        """Return a bundle of this one's families and of those that only another bundle has.
 
         >>> train_bundle(dataset, families).beside(load_bundle()).save("my-bundle")  # doctest: +SKIP
         """
         return Bundle({**other.trained, **self.trained}, self.lightgbm_version)
 
     def save(self, path: Path | str) -> None:
-        """Writes `bundle.npz` into a folder, which is made where there is none, in one step: whoever reads meanwhile,
-        or after this process was killed, has the old bundle or this one.
+        """Write the bundle to `bundle.npz` in a folder, creating the folder if necessary.
 
-        Raises `OSError` naming what could not be written, `BundleError` for what no bundle may hold, and
-        `ForetuneError` for a folder that holds something else.
+        The file is replaced atomically: readers see the old bundle or the new one, even if this process is killed.
+
+        Args:
+            path: The folder. It must be new, empty, or have only a bundle.
+
+        Raises:
+            OSError: The file cannot be written.
+            BundleError: The bundle has values that cannot be stored.
+            ForetuneError: The folder has other files or a dataset.
 
         >>> bundle.save("my-bundle")  # doctest: +SKIP
         """
         directory, content = Path(path), self._content
-        _parsed(content, directory / FILE).restore()  # what is written can be read
+        _parsed(content, directory / FILE).restore()  # checks that it can be read
         check_only_bundle(directory)
         directory.mkdir(parents=True, exist_ok=True)
         with writing(directory) as is_alone:
@@ -255,13 +300,17 @@ class Bundle:
                 temporary.write_bytes(content)
 
     def restore(self) -> None:
-        """Asks for every family, so that nothing is left to be found wrong with what `open_bundle` read."""
+        """Restore and validate every family of a bundle that `open_bundle` read.
+
+        Raises:
+            BundleError: A family is invalid.
+        """
         for name in self.families:
             self.trained[name]
 
     @cached_property
     def manifest(self) -> dict[str, Any]:
-        """All but the arrays, as JSON values."""
+        """Everything except the arrays, as JSON values."""
         content = {
             "schema_version": SCHEMA_VERSION,
             "lightgbm_version": self.lightgbm_version,
@@ -289,9 +338,13 @@ class Bundle:
 
 
 def load_bundle(path: Path | str | None = None) -> Bundle:
-    """The bundle in a folder; the shipped one where no path is given.
+    """Load a bundle and validate all of it.
 
-    Raises `BundleError` naming the file that is missing, damaged, of another schema, or not what it should be.
+    Args:
+        path: The bundle's folder; the shipped bundle if left out.
+
+    Raises:
+        BundleError: The file is missing, damaged, invalid or of another schema version; the message names it.
 
     >>> load_bundle("/nowhere")
     Traceback (most recent call last):
@@ -303,8 +356,16 @@ def load_bundle(path: Path | str | None = None) -> Bundle:
 
 
 def open_bundle(path: Path | str | None = None) -> Bundle:
-    """`load_bundle` for who needs a family or two: checksums are compared, and a family is restored, and found to be
-    what it should be, when it is first asked for. What asks for it raises `BundleError` then, naming the file.
+    """Open a bundle without restoring its families, which is faster than `load_bundle` if few of them are needed.
+
+    Checksums are compared at once. A family is restored and validated when it is first used; that use raises
+    `BundleError` if the family is invalid.
+
+    Args:
+        path: The bundle's folder; the shipped bundle if left out.
+
+    Raises:
+        BundleError: The file is missing, damaged, or of another schema version; the message names it.
 
     >>> open_bundle().families == load_bundle().families
     True
@@ -317,8 +378,11 @@ def open_bundle(path: Path | str | None = None) -> Bundle:
 
 
 class _Stored(Mapping[str, TrainedFamily]):
-    """The families that a file holds, each restored when it is first asked for, if it is what `Bundle.save` would write
-    of it; else a `BundleError`. A program uses one or two of them, and a first call waits for this."""
+    """The families of a file, each restored and validated on first access.
+
+    Restoring is lazy, because a program uses one or two families and its first kernel call waits for this. A family is
+    valid only if `Bundle.save` would write exactly the same data, otherwise access raises `BundleError`.
+    """
 
     def __init__(
         self, path: Path, entries: Mapping[str, Mapping[str, Any]], arrays: Mapping[str, Mapping[str, NDArray[Any]]]
@@ -335,7 +399,7 @@ class _Stored(Mapping[str, TrainedFamily]):
             trained = TrainedFamily.from_json(entry, arrays)
             if checksum(trained.to_json()) != checksum(entry) or digest_of(trained.arrays) != digest_of(arrays):
                 raise BundleError(f"manifest entry {name!r} is not in canonical form")
-        return self._restored.setdefault(name, trained)  # another thread may have been faster
+        return self._restored.setdefault(name, trained)  # keeps the value of a faster thread
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._entries)
@@ -345,37 +409,41 @@ class _Stored(Mapping[str, TrainedFamily]):
 
 
 def _parsed(content: bytes, path: Path) -> Bundle:
-    """The bundle that the file holds, undamaged, with families that are yet to be restored."""
+    """Return the bundle in a file's bytes, with checksums compared and families not yet restored."""
     with _naming(path):
         arrays, texts = loads(content)
         manifest = manifest_of(texts.pop(MANIFEST, b""))
         if texts:
-            raise BundleError(f"it also holds {', '.join(map(repr, sorted(texts)))}")
+            raise BundleError(f"unexpected members: {', '.join(map(repr, sorted(texts)))}")
         if digest_of(arrays) != manifest["arrays_sha256"]:
-            raise BundleError("its arrays are not what the manifest vouches for (SHA-256 differs)")
+            raise BundleError("the SHA-256 of its arrays differs from the one in its manifest")
         bundle = Bundle(_Stored(path, manifest["families"], _arrays_of(manifest, arrays)), manifest["lightgbm_version"])
-        vars(bundle)["manifest"] = manifest  # it need not be made of all families then
+        vars(bundle)["manifest"] = manifest  # fills the cached property, which would restore all families
     return bundle
 
 
 def _arrays_of(manifest: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) -> dict[str, dict[str, NDArray[Any]]]:
-    """Those of each family. Raises `BundleError` for names that cannot be, and arrays that are nobody's."""
+    """Group the arrays by family.
+
+    Raises:
+        BundleError: A name is invalid, or arrays are missing or belong to no family.
+    """
     families, version = manifest["families"], manifest["lightgbm_version"]
     if not isinstance(families, dict) or len(families) > _MAX_FAMILIES:
-        raise BundleError(f"families must be an object of at most {_MAX_FAMILIES}")
+        raise BundleError(f"families must be an object with at most {_MAX_FAMILIES} entries")
     for text in (version, *families):
         if not (isinstance(text, str) and text.isprintable() and 0 < len(text) <= 200):
-            raise BundleError(f"names and versions must be plain words but one is {text!r}")
+            raise BundleError(f"names and versions must be printable text of 1 to 200 characters but one is {text!r}")
     names = {name: TrainedFamily.array_names(entry) for name, entry in families.items()}
-    wanted = {f"{name}/{array}" for name, of_it in names.items() for array in of_it}
+    wanted = {f"{name}/{array}" for name, members in names.items() for array in members}
     if arrays.keys() != wanted:
-        raise BundleError(f"arrays missing or not its own: {', '.join(map(repr, sorted(arrays.keys() ^ wanted)))}")
-    return {name: {array: arrays[f"{name}/{array}"] for array in of_it} for name, of_it in names.items()}
+        raise BundleError(f"missing or unexpected arrays: {', '.join(map(repr, sorted(arrays.keys() ^ wanted)))}")
+    return {name: {array: arrays[f"{name}/{array}"] for array in members} for name, members in names.items()}
 
 
 @contextmanager
 def _naming(path: Path) -> Iterator[None]:
-    """Name the file in the error for damage found inside."""
+    """Convert errors about invalid contents to a `BundleError` that names the file."""
     try:
         yield
     except DAMAGE as error:

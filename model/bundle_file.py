@@ -1,12 +1,12 @@
-"""The file that a bundle is, as bytes: the same content always gives the same bytes, and nothing is trusted on reading.
+"""Read and write a bundle's file. Equal bundles give equal bytes, and reading trusts nothing in the file.
 
-    DIR/bundle.npz   manifest.json   what was learned from what: features, parameters, devices, dataset; SHA-256 of
-                                     the arrays and of the manifest's own content
-                     FAMILY/*.npy    trees, network, what binaries say, as flat arrays: no pickle, no LightGBM
+    DIR/bundle.npz   manifest.json   features, parameters, devices, dataset; SHA-256 of the arrays and of the rest of
+                                     the manifest
+                     FAMILY/*.npy    trees, network and facts about binaries, as flat arrays: no pickle, no LightGBM
                                      text
 
-One file, so that it is replaced in one step: a reader sees one bundle or the next, never parts of both. Damage shows in
-the checksums. A checksum does not stop a file made on purpose, so everything is validated besides.
+It is a single file, so that it can be replaced atomically: a reader sees the old bundle or the new one, never parts of
+both. Checksums detect accidental damage. They do not detect a manipulated file, so everything is validated as well.
 """
 
 from __future__ import annotations
@@ -33,41 +33,45 @@ from ..datasets.manifest import check_ours
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-#: The file in a bundle's folder, and its member that is no array.
+#: The file in a bundle's folder, and its only member that is not an array.
 FILE, MANIFEST = "bundle.npz", "manifest.json"
-#: Raised by one whenever a manifest key or an array changes meaning, type or name.
+#: Increased by one whenever a manifest key or an array changes its meaning, type or name.
 SCHEMA_VERSION = 8
-#: No bundle has more; the shipped one has 2.4 MB, of which the manifest takes a thirtieth.
+#: The largest file and manifest that are read. The shipped bundle has 2.4 MB, and its manifest a thirtieth of that.
 _MAX_BYTES, _MAX_MANIFEST_BYTES = 64 << 20, 8 << 20
-#: Of a manifest.
+#: The keys of a manifest.
 _KEYS = {"schema_version", "lightgbm_version", "arrays_sha256", "families", "checksum"}
-#: What Python raises for made-up values.
+#: The exceptions that invalid values in a manifest cause.
 DAMAGE = (KeyError, TypeError, AttributeError, ValueError, OverflowError, RecursionError)
-# All that `dumps` ever writes: version 1.0, numbers, at most one axis. NumPy's own reader parses Python expressions.
+# The only headers that `dumps` writes: version 1.0, numbers, at most one axis. NumPy's reader parses Python literals.
 _HEADER = re.compile(
     rb"\x93NUMPY\x01\x00(?P<length>..)"
     rb"(?P<text>\{'descr': '(?P<dtype>[<|][iuf][1248])', 'fortran_order': False, "
     rb"'shape': \((?P<shape>(\d{1,9},)?)\), \} *\n)",
     re.DOTALL,
 )
-# What zipfile and NumPy raise for bytes that somebody made up.
+# The exceptions that zipfile and NumPy raise for invalid bytes.
 _NPZ_DAMAGE = (
     zipfile.BadZipFile, zlib.error, struct.error, ValueError, KeyError, EOFError, OSError, RuntimeError, TypeError,
     OverflowError,
 )  # fmt: skip
-#: More members than any file of ours has, and the longest list of them. zipfile makes objects of what is listed, so
-#: this is looked at first.
+#: The most members, and the longest central directory in bytes. zipfile creates an object for each entry, so these are
+#: checked first.
 _MAX_MEMBERS, _MAX_LIST_BYTES = 1024, 1 << 20
-#: How a zip of one disk without a comment ends: signature, disks, members here and in all, bytes of their list and
-#: where it begins, bytes of the comment.
+#: The end record of a zip file: signature, disk numbers, entries on this disk and in total, size and offset of the
+#: central directory, length of the comment.
 _END = struct.Struct("<4s2H2H2LH")
 
 
 def read(path: Path) -> bytes | None:
-    """Return the content of a file, None where there is none. Raises `BundleError` naming a file that cannot be."""
+    """Return the content of a file, or None if the file does not exist.
+
+    Raises:
+        BundleError: The path is not a regular file, cannot be read, or is too large.
+    """
     try:
         if path.exists() and not path.is_file():
-            raise OSError("not a file")  # a pipe would be waited for
+            raise OSError("not a file")  # reading a pipe would block
         with path.open("rb") as file:
             content = file.read(_MAX_BYTES + 1)
     except FileNotFoundError:
@@ -75,14 +79,18 @@ def read(path: Path) -> bytes | None:
     except (OSError, ValueError) as error:  # ValueError: a path with a NUL
         raise BundleError(f"{str(path)!r}: cannot be read: {getattr(error, 'strerror', None) or error}") from None
     if len(content) > _MAX_BYTES:
-        raise BundleError(f"{path}: larger than any bundle ({_MAX_BYTES >> 20} MiB)")
+        raise BundleError(f"{path}: larger than a bundle may be ({_MAX_BYTES >> 20} MiB)")
     return content
 
 
 def manifest_of(text: bytes) -> dict[str, Any]:
-    """Return a manifest of this schema whose checksum fits. Raises `BundleError` for anything else."""
+    """Return the parsed manifest.
+
+    Raises:
+        BundleError: It is too large, not JSON, of another schema version, has wrong keys, or a wrong checksum.
+    """
     if len(text) > _MAX_MANIFEST_BYTES:
-        raise BundleError(f"its manifest is larger than any ({_MAX_MANIFEST_BYTES >> 20} MiB)")
+        raise BundleError(f"its manifest is larger than one may be ({_MAX_MANIFEST_BYTES >> 20} MiB)")
     try:
         manifest = json.loads(text)
     except (ValueError, RecursionError) as error:
@@ -99,9 +107,9 @@ def manifest_of(text: bytes) -> dict[str, Any]:
     if missing := _KEYS - manifest.keys():
         raise BundleError(f"keys missing in its manifest: {', '.join(sorted(missing))}")
     if unknown := manifest.keys() - _KEYS:
-        raise BundleError(f"keys in its manifest that no bundle has: {', '.join(sorted(unknown))}")
+        raise BundleError(f"unknown keys in its manifest: {', '.join(sorted(unknown))}")
     if manifest["checksum"] != checksum({key: value for key, value in manifest.items() if key != "checksum"}):
-        raise BundleError("its manifest is not what its checksum vouches for")
+        raise BundleError("its manifest does not match its checksum")
     return manifest
 
 
@@ -109,17 +117,17 @@ def checksum(content: Mapping[str, Any]) -> str:
     """Return the SHA-256 of JSON values.
 
     Raises:
-        BundleError: A value is not JSON: NaN, half a character, an object.
+        BundleError: A value has no JSON form, for example NaN, a lone surrogate or an object.
     """
     try:
         text = json.dumps(content, sort_keys=True, allow_nan=False, ensure_ascii=False).encode()
     except DAMAGE as error:
-        raise BundleError(f"what a bundle says must be JSON: {error}") from None
+        raise BundleError(f"the values of a bundle must be JSON: {error}") from None
     return hashlib.sha256(text).hexdigest()
 
 
 def digest_of(arrays: Mapping[str, NDArray[Any]]) -> str:
-    """Return the SHA-256 of arrays, by name; how a file holds them does not matter."""
+    """Return the SHA-256 of named arrays: of names, dtypes, shapes and values, but not of how a file stores them."""
     digest = hashlib.sha256()
     for name, array in sorted(arrays.items()):
         digest.update(f"{name} {array.dtype.str} {array.shape}\n".encode())
@@ -128,7 +136,13 @@ def digest_of(arrays: Mapping[str, NDArray[Any]]) -> str:
 
 
 def dumps(arrays: Mapping[str, NDArray[Any]], texts: Mapping[str, bytes] | None = None) -> bytes:
-    """The bytes of an uncompressed .npz, which `numpy.load` reads too; `numpy.savez` would put the time in them.
+    """Return the bytes of an uncompressed .npz file, which `numpy.load` can read.
+
+    Unlike with `numpy.savez`, the bytes do not contain the current time.
+
+    Args:
+        arrays: The arrays by name.
+        texts: Other members by file name.
 
     >>> arrays, texts = loads(dumps({"a": np.arange(3)}, {"says.txt": b"counted"}))
     >>> arrays["a"].tolist(), texts
@@ -144,10 +158,13 @@ def dumps(arrays: Mapping[str, NDArray[Any]], texts: Mapping[str, bytes] | None 
 
 
 def loads(content: bytes) -> tuple[dict[str, NDArray[Any]], dict[str, bytes]]:
-    """The arrays and the texts of an .npz that `dumps` made.
+    """Return the arrays and texts of an .npz file that `dumps` wrote.
 
-    Raises `BundleError` for anything else. Nothing is unpickled, and nothing is allocated before the bytes for it are
-    known to be there: no member may be compressed, and none may claim another shape than its length holds.
+    Nothing is unpickled, and memory is allocated only for data that the file contains: members must be uncompressed,
+    and an array's shape must match its length.
+
+    Raises:
+        BundleError: The bytes are not such a file.
     """
     try:
         _check_end(content)
@@ -167,37 +184,42 @@ def loads(content: bytes) -> tuple[dict[str, NDArray[Any]], dict[str, bytes]]:
 
 
 def _check_end(content: bytes) -> None:
+    """Check the end record of a zip file before zipfile reads its central directory."""
     if len(content) < _END.size:
         raise ValueError("it is too short")
     signature, *disks, _, members, list_bytes, _, comment = _END.unpack(content[-_END.size :])
     if signature != b"PK\x05\x06" or any(disks) or comment:
-        raise ValueError("it does not end as a zip without a comment does")
-    extended = content[-_END.size - 20 :].startswith(b"PK\x06\x07")  # 64-bit counts, elsewhere
+        raise ValueError("it does not end with the record of a zip file without a comment")
+    extended = content[-_END.size - 20 :].startswith(b"PK\x06\x07")  # zip64: the counts are elsewhere
     if extended or members > _MAX_MEMBERS or list_bytes > _MAX_LIST_BYTES:
         raise ValueError(f"it has more than {_MAX_MEMBERS} members")
 
 
 def _saved(array: NDArray[Any]) -> bytes:
+    """Return the bytes of an .npy file."""
     member = io.BytesIO()
     np.save(member, array, allow_pickle=False)
     return member.getvalue()
 
 
 def _array(content: bytes) -> NDArray[Any]:
+    """Return the array of an .npy file with at most one axis. Raises `ValueError` for other content."""
     header = _HEADER.match(content)
     if not header or len(header["text"]) != int.from_bytes(header["length"], "little"):
-        raise ValueError("a member does not begin as numpy.save writes a flat array of numbers")
+        raise ValueError("a member does not have the header of a flat array of numbers")
     shape = tuple(int(size) for size in header["shape"].split(b",") if size)
     dtype = np.dtype(header["dtype"].decode())
     if math.prod(shape) * dtype.itemsize != len(content) - header.end():
-        raise ValueError(f"an array says that its shape is {shape}, but its length differs")
+        raise ValueError(f"an array has the shape {shape}, but data of another length")
     array: NDArray[Any] = np.frombuffer(content, dtype, offset=header.end()).reshape(shape)
     return array
 
 
 def check_bundle_folder(path: Path | str) -> None:
-    """Raises `ForetuneError`, naming the path, unless a bundle can be saved there: in a folder that is new, empty, or a
-    bundle's.
+    """Check that a bundle can be saved in a folder: it must be new, empty, or have only a bundle.
+
+    Raises:
+        ForetuneError: It cannot; the message names the folder and the reason.
 
     >>> check_bundle_folder("/dev/null")
     Traceback (most recent call last):
@@ -208,7 +230,7 @@ def check_bundle_folder(path: Path | str) -> None:
 
 
 def check_only_bundle(path: Path) -> None:
-    """Refuse a folder that holds something other than a bundle. Hidden files do not count.
+    """Check that a folder has nothing other than a bundle. Hidden files are ignored.
 
     Raises:
         ForetuneError: The folder has a dataset, or files but no bundle.
@@ -218,12 +240,14 @@ def check_only_bundle(path: Path) -> None:
         raise ForetuneError(f"{path} is the folder of a dataset: name one for the bundle alone")
     others = visible_in(path)
     if others and not is_bundle:
-        raise ForetuneError(f"{path} holds what is no bundle ({few(others)}): name a folder for the bundle alone")
+        raise ForetuneError(f"{path} holds files but no bundle ({few(others)}): name a new or an empty folder")
 
 
 def check_dataset_folder(path: Path | str) -> None:
-    """Raises `ForetuneError`, naming the path, unless a dataset can be written there: in a folder that is new, empty,
-    or a dataset's.
+    """Check that a dataset can be written to a folder: it must be new, empty, or a dataset's folder.
+
+    Raises:
+        ForetuneError: It cannot; the message names the folder and the reason.
 
     >>> check_dataset_folder("/dev/null")
     Traceback (most recent call last):
@@ -237,16 +261,16 @@ def check_dataset_folder(path: Path | str) -> None:
 
 
 def check_plots_folder(path: Path | str) -> None:
-    """Refuse a folder for figures that holds something other than figures.
+    """Check that a folder for figures has no other files. Hidden files are ignored.
 
     Raises:
         ForetuneError: The path cannot be a folder, or it has files whose names do not end in `.svg`.
     """
     check_folder(path := Path(path))
     if others := [name for name in visible_in(path) if not name.endswith(".svg")]:
-        raise ForetuneError(f"{path} holds files that are no figures ({few(others)}): name a folder for them alone")
+        raise ForetuneError(f"{path} holds files that are not figures ({few(others)}): name a new or an empty folder")
 
 
 def _holds(folder: Path) -> tuple[bool, bool]:
-    """Return whether it is the folder of a bundle, and whether of a dataset."""
+    """Return whether a folder has a bundle, and whether it has a dataset."""
     return (folder / FILE).is_file(), (folder / DATASET_MANIFEST).is_file()

@@ -1,4 +1,4 @@
-"""`remembered`: `functools.lru_cache` for what depends on a list of configs."""
+"""`remembered`: a faster `functools.lru_cache` for functions of a tuple of configs."""
 
 from __future__ import annotations
 
@@ -13,10 +13,11 @@ Configs = tuple[KernelConfig, ...]
 
 
 def remembered(maxsize: int) -> Callable[[Callable[..., T]], Callable[..., T]]:
-    """A decorator for functions of a tuple of configs, and other hashable arguments, which remembers `maxsize` results.
+    """Return a decorator that caches up to `maxsize` results of a function of a tuple of configs.
 
-    A tuple that was there before is known by its identity: to hash a thousand configs takes 0.3 ms, which is a third
-    of what a prediction may take. An equal one has the same result.
+    The function's other arguments must be hashable. A tuple that was passed before is recognized by its identity,
+    because hashing a thousand configs takes 0.3 ms, a third of the time that a prediction may take. A tuple that is
+    equal, but another object, gets the same result.
 
     >>> count = remembered(maxsize=8)(len)
     >>> count((KernelConfig.of(BLOCK=16), KernelConfig.of(BLOCK=32)))
@@ -24,17 +25,17 @@ def remembered(maxsize: int) -> Callable[[Callable[..., T]], Callable[..., T]]:
     """
 
     def decorate(function: Callable[..., T]) -> Callable[..., T]:
-        equal = lru_cache(maxsize)(function)
-        same: dict[tuple[Hashable, ...], tuple[Configs, T]] = {}
+        by_equality = lru_cache(maxsize)(function)
+        by_identity: dict[tuple[Hashable, ...], tuple[Configs, T]] = {}
 
         def found(configs: Configs, *args: Hashable) -> T:
             key = (id(configs), *args)
-            known = same.get(key)
+            known = by_identity.get(key)
             if known is None:
-                known = configs, equal(configs, *args)  # kept alive, so that no identity is used twice
-                if len(same) >= maxsize:
-                    same.clear()
-                same[key] = known
+                known = configs, by_equality(configs, *args)  # keeps the tuple alive, so that its id is not reused
+                if len(by_identity) >= maxsize:
+                    by_identity.clear()
+                by_identity[key] = known
             return known[1]
 
         return found

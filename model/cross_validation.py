@@ -1,4 +1,4 @@
-"""Regret on problems whose model family the ranker never saw, next to the baselines and the noise floor."""
+"""Evaluate rankers on held-out model families, devices or sizes, next to baselines and the noise floor."""
 
 from __future__ import annotations
 
@@ -37,15 +37,15 @@ if TYPE_CHECKING:
     from ..datasets.dataset import Dataset
     from .bundle import Bundle
 
-#: How much of a problem a ranker is told.
+#: Converts a problem to what a ranker is given, for example by removing ragged sizes.
 _View: TypeAlias = Callable[[Problem], Problem]
 #: Regrets by k, each (n_rankers, n_problems).
 _Curve: TypeAlias = "dict[int, NDArray[np.float64]]"
 
 KS = (1, 2, 4, 8, 16)
-#: What is held out: the layers of some models at a time, all that was measured on a device, or the largest sizes.
+#: What cross-validation can hold out: model families, devices, or the largest sizes.
 SPLITS = ("model", "device", "size")
-#: What judging a ranker takes that is trained already, as `Baseline.cost` counts.
+#: The cost of evaluating a trained ranker, in the unit of `Baseline.cost`.
 _JUDGING_COST = 0.05
 
 
@@ -68,16 +68,25 @@ def cross_validate(
     jobs: int = 2,
     rivals: Rivals | None = None,
 ) -> Evaluation:
-    """Regret of a ranker and of the baselines on model families that were held out, each problem once.
+    """Cross-validate a ranker and baselines on one family's measurements; each problem is tested once.
 
-    With `split="device"` each device is held out instead, one a fold: what is predicted for a card nobody measured on,
-    where the same problems may be known from others. With `split="size"` the largest quarter of each dimension's sizes
-    is, and only they are judged.
+    Args:
+        dataset: The measurements.
+        family: The family to evaluate.
+        ranker: Returns an unfitted ranker; called for each fold.
+        ks: The lengths of shortlists whose regret is computed.
+        split: What is held out. "model": model families. "device": one device in each fold, which shows how predictions
+            carry over to a card without measurements (the same problems may be known from other devices). "size": the
+            largest quarter of each dimension's sizes; only those problems are tested.
+        folds: The number of folds for "model".
+        tested: Test only this many of the folds, the last ones, which have the most families. One of five takes a fifth
+            of the time.
+        jobs: The number of folds that run concurrently. It does not change the result.
+        rivals: The baselines, from `choose_rivals`; the fast ones if left out.
 
-    `ranker` makes a fresh ranker for each fold; `jobs` folds run side by side, and do not change the result.
-    With `tested`, only the last so many folds are judged, which hold the most families: one takes a fifth of the time.
-    `rivals` are the baselines that it is compared with: the fast ones, unless `choose_rivals` chose others.
-    Raises `ForetuneError` where all problems are of one model family, or of one device, so that nothing can be split.
+    Raises:
+        ForetuneError: An argument is out of range, or nothing can be split because all problems are of one model
+            family, one device or one size.
 
     >>> from functools import partial
     >>> lambdarank = partial(LightGBMRanker, "lambdarank")
@@ -104,10 +113,23 @@ def evaluate_bundle(
     jobs: int = 2,
     rivals: Rivals | None = None,
 ) -> Evaluation:
-    """Regret of a bundle's ranker, as it is, on every problem of a dataset; the baselines are cross-validated on it.
+    """Evaluate a bundle's ranker, without training, on all problems of a dataset that were measured exhaustively.
 
-    Data that the bundle was trained on flatter it: where some are, a `ForetuneWarning` says so. Where all problems are
-    of one model family the baselines that learn are left out. Raises `BundleError` where the bundle has no such family.
+    The baselines are cross-validated on the dataset; those that learn are left out if all problems are of one model
+    family. A `ForetuneWarning` reports measurements that the bundle was trained on, because they make its regret too
+    low.
+
+    Args:
+        dataset: The measurements.
+        bundle: The bundle to evaluate.
+        family: The family to evaluate.
+        ks: The lengths of shortlists whose regret is computed.
+        folds: The number of folds for the baselines.
+        jobs: The number of folds that run concurrently.
+        rivals: The baselines, from `choose_rivals`; the fast ones if left out.
+
+    Raises:
+        BundleError: The bundle has no such family.
 
     >>> evaluate_bundle(load("b200"), load_bundle(), family).frame().head()  # doctest: +SKIP
     """
@@ -118,17 +140,17 @@ def evaluate_bundle(
     if seen:
         warn(
             f"the bundle was trained on {in_percent(seen)} of the measurements of {family.name} in {dataset.name}, "
-            "which flatter it: judge it on others"
+            "so its regrets are too low: evaluate it on other measurements"
         )
     ours = _JUDGING_COST / (_JUDGING_COST + rivals.cost)
     with share_of(ours):
-        scores = split_data.as_it_is(ranker)
+        scores = split_data.scores_of(ranker)
     coverage = split_data.coverage_of(bundle, scores[1])
     return replace(split_data.evaluation(scores, rivals, 1 - ours), seen_in_training=seen, coverage=coverage)
 
 
 class _Split:
-    """One family's measurements, split, and what was a candidate on each problem."""
+    """One family's measurements, split into folds, and the methods that score them."""
 
     def __init__(
         self,
@@ -146,7 +168,7 @@ class _Split:
             raise ForetuneError(f"split must be one of {', '.join(SPLITS)} but is {split!r}")
         self.data = TrainingSet.of(dataset, family)
         self.ks, self._folds, self.jobs, self._split = tuple(ks), folds, jobs, split
-        # What was measured sparsely is learned from: how good a choice among few configs is says little.
+        # Sparse problems are only used for training: regret among few configs says little.
         exhaustive = self.data.exhaustive
         self.sparse = int((~exhaustive).sum()) if exhaustive.any() else 0
         tested_at_all = exhaustive if self.sparse else np.ones(len(self.data), bool)
@@ -156,8 +178,10 @@ class _Split:
 
     @cached_property
     def fold(self) -> NDArray[np.intp]:
-        """The fold of each problem, (n_problems,); -1 where none tests it. Raises `ForetuneError` where there is
-        nothing to split."""
+        """The fold that tests each problem, (n_problems,), -1 if none does.
+
+        Raises `ForetuneError` if nothing can be split.
+        """
         if self._split == "size":
             return split_sizes(self.data.grid.cases)[0]
         if self._split == "device":
@@ -165,43 +189,45 @@ class _Split:
         return split_folds(self.data.groups, self._folds)
 
     def learned_from(self, number: int) -> NDArray[np.intp]:
-        """The problems that the ranker of a fold learns from."""
+        """Return the rows of the problems that the ranker of a fold is trained on."""
         if self._split == "size":
             return np.flatnonzero(split_sizes(self.data.grid.cases)[1][number])
         return np.flatnonzero(self.fold != number)
 
     def held_out(self, factory: RankerFactory, views: Sequence[_View] = _BOTH) -> NDArray[np.float64]:
-        """Scores of every problem by a ranker that was fitted without its group, (n_views, n_problems, n_configs);
-        NaN for those that are not judged."""
+        """Return scores of every problem by a ranker trained on the other folds, (n_views, n_problems, n_configs).
+
+        NaN marks problems that are not tested and configs that are no candidates.
+        """
         data = self.data
         if not factory().learns:
-            return self.as_it_is(factory().fit(data.grid, data.family), views)
+            return self.scores_of(factory().fit(data.grid, data.family), views)
         tested = {number: self.rows[self.fold[self.rows] == number] for number in self._tested_folds}
 
         def test(number: int) -> NDArray[np.float64]:
             with share_of(0.9 / len(tested)):
                 known = data.select(self.learned_from(number))
                 ranker = factory().fit(known.grid, data.family)
-            if self._split == "device" and isinstance(ranker, LightGBMRanker):  # as a shortlist is made there
+            if self._split == "device" and isinstance(ranker, LightGBMRanker):  # as shortlists do on such a device
                 ranker = ranker_on(data.grid.devices[int(np.argmax(self.fold == number))], ranker, known.devices)
             with share_of(0.1 / len(tested)):
                 return self._scores(ranker, tested[number], views)
 
-        # Threads: LightGBM and NumPy release the GIL, and nothing needs to be copied or pickled.
+        # Threads suffice, because LightGBM and NumPy release the GIL, and they need no copies of the data.
         parts = side_by_side([partial(test, number) for number in tested], self.jobs)
         scores = np.full((len(views), *data.judged.shape), np.nan)
         for number, part in zip(tested, parts, strict=True):
             scores[:, tested[number]] = part
         return scores
 
-    def as_it_is(self, ranker: Ranker, views: Sequence[_View] = _BOTH) -> NDArray[np.float64]:
-        """Scores of every problem by one ranker, as `held_out` has them."""
+    def scores_of(self, ranker: Ranker, views: Sequence[_View] = _BOTH) -> NDArray[np.float64]:
+        """Return the scores of every tested problem by one fitted ranker, in the form of `held_out`."""
         scores = np.full((len(views), *self.data.judged.shape), np.nan)
         scores[:, self.rows] = self._scores(ranker, self.rows, views)
         return scores
 
     def _scores(self, ranker: Ranker, rows: NDArray[np.intp], views: Sequence[_View]) -> NDArray[np.float64]:
-        """Predictions for these problems, (n_views, n_rows, n_configs); NaN where a config is no candidate."""
+        """Return the predictions for some rows, (n_views, n_rows, n_configs); NaN where a config is no candidate."""
         data = self.data
         scores = np.full((len(views), len(rows), len(data.grid.configs)), np.nan)
         for place, row in enumerate(rows):
@@ -212,18 +238,26 @@ class _Split:
 
     @property
     def _tested_folds(self) -> list[int]:
+        """The folds that test any problem."""
         return [int(number) for number in np.unique(self.fold[self.rows])]
 
     def evaluation(self, scores: NDArray[np.float64], rivals: Rivals, share: float) -> Evaluation:
-        """The ranker's regrets from its scores with sizes known and unknown, and its rivals', whose scores are this
-        share of the current task."""
+        """Return the evaluation of a ranker and the baselines.
+
+        Args:
+            scores: The ranker's scores with sizes known and unknown, (2, n_problems, n_configs).
+            rivals: The baselines, which are scored here.
+            share: The share of the current task's progress that the baselines take.
+        """
         data, rows = self.data, self.rows
         scores = np.where(data.judged, scores, np.nan)
-        places = np.stack([diversified_places(view, data.grid.configs) for view in scores])  # as a shortlist has them
+        places = np.stack(
+            [diversified_places(view, data.grid.configs) for view in scores]
+        )  # in the order of a shortlist
         found, left_out = {}, dict(rivals.left_out)
         for name, baseline in rivals.baselines.items():
             if data.groups.max() == 0 and baseline.rankers[0]().learns:
-                left_out[name] = "all problems are of one model family, and it has to learn from others"
+                left_out[name] = "it needs problems of at least two model families to be trained"
             else:
                 with share_of(share * baseline.cost / rivals.cost):
                     found[name] = self._baseline(baseline)
@@ -246,7 +280,7 @@ class _Split:
         )
 
     def _baseline(self, baseline: Baseline) -> tuple[_Curve, _Curve]:
-        """Its regrets with ragged sizes known, and without."""
+        """Return a baseline's regrets with ragged sizes known and unknown."""
         draws = []
         for factory in baseline.rankers:
             with share_of(1 / len(baseline.rankers)):
@@ -258,15 +292,21 @@ class _Split:
         return known, unknown
 
     def _regret(self, scores: NDArray[np.float64], k: int) -> NDArray[np.float64]:
+        """Return the regret of the first k judged configs of each tested problem, (n_tested,)."""
         rows, grid = self.rows, self.data.grid
         scores = np.where(self.data.judged[rows], scores[rows], np.nan)
         return top_k_regret(scores, grid.first_us[rows], grid.second_us[rows], k)
 
     def coverage(self, factory: RankerFactory, scores: NDArray[np.float64]) -> dict[str, Coverage]:
-        """See `Evaluation.coverage`; `scores` are those at call time, (n_problems, n_configs).
+        """Return `Evaluation.coverage` of a cross-validated ranker; nothing if there are too few problems.
 
-        Held-out models are calibrated on the scores of the other folds. A held-out device or size is new to the
-        calibration of its fold's training data too, so that is made anew. Nothing where there are too few problems.
+        With held-out models, the scores of the other folds calibrate each fold. With held-out devices or sizes, each
+        fold's training data are calibrated separately by cross-fitting, because the device or size must be new to the
+        calibration.
+
+        Args:
+            factory: Returns an unfitted ranker.
+            scores: The ranker's scores at call time, (n_problems, n_configs).
         """
         problems, fold = self._calibrating(scores), self.fold[self.rows]
         learned = {number: self.data.select(self.learned_from(number)) for number in self._tested_folds}
@@ -288,7 +328,7 @@ class _Split:
         return {f"{self._split}s it never saw": Coverage.of(problems, by_fold, self._growths(learned))}
 
     def coverage_of(self, bundle: Bundle, scores: NDArray[np.float64]) -> dict[str, Coverage]:
-        """The same of a bundle's own calibration; nothing where it has none."""
+        """Return `Evaluation.coverage` of a bundle's own calibration; nothing if it has none."""
         grid, family = self.data.grid, self.data.family.name
         calibration = bundle.calibration(family)
         if calibration is None:
@@ -297,11 +337,12 @@ class _Split:
         return {"this bundle": Coverage.of(self._calibrating(scores), [calibration] * len(self.rows), growths)}
 
     def _calibrating(self, scores: NDArray[np.float64]) -> list[Judged]:
+        """Return the tested problems in the form that `calibrate` takes."""
         rows = self.rows.tolist()
         return calibrating_problems(self.data, rows, [np.log(scores[row, self.data.candidate[row]]) for row in rows])
 
     def _growths(self, learned: Mapping[int, TrainingSet]) -> list[float]:
-        """How far each judged problem's shortlist grows for its distance from its fold's training data."""
+        """Return the growth of each tested problem's shortlist by its distance from its fold's training data."""
         grid = self.data.grid
         domains = {number: (TrainingDomain.of(known.problems), known.devices) for number, known in learned.items()}
         return [
@@ -311,7 +352,7 @@ class _Split:
 
 
 def _tried(data: TrainingSet) -> float:
-    """Return the share of the supported configs of the space as it is now that were judged."""
+    """Return the share of the supported configs in the family's current space that were judged."""
     column_of = {config: column for column, config in enumerate(data.grid.configs)}
     tried = could = 0
     for device in data.devices:

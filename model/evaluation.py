@@ -1,4 +1,4 @@
-"""`Evaluation`: what judging a ranker found, and how it shows itself."""
+"""`Evaluation`: the regrets of a ranker and its baselines, as JSON, tables and a data frame."""
 
 from __future__ import annotations
 
@@ -25,35 +25,48 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Regrets by k, each (n_problems,); those of a baseline (n_rankers, n_problems)."""
+    """The result of evaluating a ranker on one family's measurements.
+
+    Regrets are by k: those of the ranker (n_problems,), those of a baseline (n_rankers, n_problems). A regret is the
+    time of the best of the first k configs over the time of the best config; 1.0 = the best.
+    """
 
     family: str
     cases: tuple[Case, ...]  # (n_problems,)
     devices: tuple[DeviceSpec, ...]  # (n_problems,)
-    groups: NDArray[np.intp]  # (n_problems,) what was split by
-    tried: float  # the share of the configs that could run that was measured: the best is the best of these
-    full_search: NDArray[np.float64]  # (n_problems,) regret of measuring every config: noise alone
+    groups: NDArray[np.intp]  # (n_problems,) labels of related problems; see `split_groups`
+    tried: float  # the share of the supported configs that was measured; "best" means the best of these
+    full_search: NDArray[np.float64]  # (n_problems,) regret of measuring every config, which is timing noise
     regret: dict[int, NDArray[np.float64]]
     regret_sizes_unknown: dict[int, NDArray[np.float64]]
     baselines: dict[str, dict[int, NDArray[np.float64]]]
     baselines_sizes_unknown: dict[str, dict[int, NDArray[np.float64]]]
-    left_out: Mapping[str, str]  # the baselines that could not be judged, and why
+    left_out: Mapping[str, str]  # baselines that could not be evaluated, with the reason
     grid: Grid  # the measurements of these problems
-    #: What the ranker said, (2, n_problems, n_configs): with ragged sizes known, and without; NaN = no candidate.
+    #: Predicted slowdowns, (2, n_problems, n_configs), with ragged sizes known and unknown; NaN = not judged.
     predicted: NDArray[np.float64]
-    seen_in_training: float | None = 0.0  # the share of the measurements that the ranker learned from; None: unknown
-    sparse: int = 0  # other problems, of which few configs were tried: they were learned from and are not judged
-    #: Whether shortlists of k="auto" hold a good config, by where the problems are from; empty where nothing is
-    #: calibrated.
+    seen_in_training: float | None = 0.0  # the share of the measurements that the ranker was trained on; None: unknown
+    sparse: int = 0  # the number of further problems, measured sparsely: used for training, not evaluated
+    #: How often shortlists with k="auto" contain a good config, by kind of problem; empty without a calibration.
     coverage: Mapping[str, Coverage] = field(default_factory=dict)
+
+    def __repr__(self) -> str:
+        regrets = ", ".join(f"{percent(geomean(values))} % at k={k}" for k, values in self.regret.items())
+        return f"Evaluation({self.family}: {len(self.cases)} problems; regret {regrets})"
+
+    def _repr_html_(self) -> str:
+        """Return the table of `__rich__` for a notebook."""
+        from .notebook import html_table
+
+        return html_table(self.__rich__())
 
     @cached_property
     def places(self) -> NDArray[np.float64]:
-        """Where each config stands on a shortlist, first 0, shaped as `predicted`."""
+        """The position of each config on a diversified shortlist, from 0, with the shape of `predicted`."""
         return np.stack([diversified_places(view, self.grid.configs) for view in self.predicted])
 
     def to_json(self) -> dict[str, Any]:
-        """One family's entry of `foretune evaluate --json`; 1.0 = the best config."""
+        """Return the family's entry of `foretune evaluate --json`; a regret of 1.0 is the best config."""
         of_all = self._part(slice(None))
         return {
             "problems": of_all.pop("problems"),
@@ -72,7 +85,7 @@ class Evaluation:
         }
 
     def better_baselines(self) -> list[Better]:
-        """Where a baseline is better, by geometric mean: none, where the ranker beats them all at every k."""
+        """Return each baseline and k with a lower geometric mean regret than the ranker's."""
         views = [("sizes known", self.regret, self.baselines)]
         if self._ragged:
             views += [("sizes unknown", self.regret_sizes_unknown, self.baselines_sizes_unknown)]
@@ -86,51 +99,58 @@ class Evaluation:
 
     @property
     def _ragged(self) -> bool:
+        """True if any problem has ragged sizes."""
         return any(case.problem.ragged for case in self.cases)
 
     def __rich__(self) -> Any:
-        """What `rich.print` and a notebook show: percent slower than the best config that was tried."""
-        told = self.to_json()
-        regret, ks = told["regret"], list(told["regret"])
+        """Return a table of percentages over the best config's time, which `rich.print` shows."""
+        summary = self.to_json()
+        regret, ks = summary["regret"], list(summary["regret"])
         rows = [["foretune", *(percent(regret[k]["geomean"]) for k in ks)]]
         rows += [["  95 % interval", *("..".join(map(percent, regret[k]["ci95"])) for k in ks)]]
         rows += [[f"  {key}", *(percent(regret[k][key]) for k in ks)] for key in ("p95", "max")]
-        devices = told["regret_by_device"] if len(told["regret_by_device"]) > 1 else {}
-        for apart, part in (told["regret_by_origin"] | devices).items():
-            label = f"  {apart} only ({part['problems']}, noise {percent(part['noise_floor'])} %)"
+        devices = summary["regret_by_device"] if len(summary["regret_by_device"]) > 1 else {}
+        for subset, part in (summary["regret_by_origin"] | devices).items():
+            label = f"  {subset} only ({part['problems']}, noise {percent(part['noise_floor'])} %)"
             rows += [[label, *(percent(part["regret"][k]["geomean"]) for k in ks)]]
             if self._ragged:
                 unknown = part["regret_sizes_unknown"]
                 rows += [["    ragged sizes unknown", *(percent(unknown[k]["geomean"]) for k in ks)]]
         if self._ragged:
-            unknown = told["regret_sizes_unknown"]
+            unknown = summary["regret_sizes_unknown"]
             rows += [["  ragged sizes unknown", *(percent(unknown[k]["geomean"]) for k in ks)]]
-        for baseline, curve in told["baselines"].items():
+        for baseline, curve in summary["baselines"].items():
             rows += [[baseline, *(percent(curve[k]["geomean"]) for k in ks)]]
-            without = [percent(told["baselines_sizes_unknown"][baseline][k]["geomean"]) for k in ks]
+            without = [percent(summary["baselines_sizes_unknown"][baseline][k]["geomean"]) for k in ks]
             if self._ragged and without != rows[-1][1:]:
                 rows += [["  sizes unknown", *without]]
         title = (
-            f"{self.family}: % slower than the best config that was tried ({100 * self.tried:.0f} % of them were), "
-            f"over {len(self.cases)} problems (noise {percent(told['noise_floor'])} %)"
+            f"{self.family}: % slower than the best config that was measured ({100 * self.tried:.0f} % were), "
+            f"over {len(self.cases)} problems (noise {percent(summary['noise_floor'])} %)"
         )
         seen = self.seen_in_training
         below = [*self._compared(), *(f"{name} is left out: {why}." for name, why in self.left_out.items())]
-        below += [f"It was trained on {in_percent(seen)} of these measurements, which flatter it."] if seen else []
         below += (
-            [f"Learned from as well: {self.sparse} problems of which few configs were tried."] if self.sparse else []
+            [f"The ranker was trained on {in_percent(seen)} of these measurements, so its regrets are too low."]
+            if seen
+            else []
         )
-        below += [f'Of the shortlists of k="auto", {where}: {coverage}.' for where, coverage in self.coverage.items()]
+        below += (
+            [f"Also used for training: {self.sparse} problems of which few configs were measured."]
+            if self.sparse
+            else []
+        )
+        below += [f'Shortlists with k="auto", {where}: {coverage}.' for where, coverage in self.coverage.items()]
         return table(title, ("best of first", *ks), rows, below=below)
 
     def _compared(self) -> list[str]:
-        """In words, whether any baseline is better anywhere."""
+        """Return sentences that name the baselines that are better than the ranker, if any."""
         if not self.baselines:
             return []
         better: dict[tuple[str, str], list[str]] = {}
         for one in self.better_baselines():
-            said = f"{one.k} ({percent(one.baseline_regret)} against {percent(one.regret)})"
-            better.setdefault((one.baseline, one.view), []).append(said)
+            result = f"{one.k} ({percent(one.baseline_regret)} against {percent(one.regret)})"
+            better.setdefault((one.baseline, one.view), []).append(result)
         if not better:
             return ["Lower than every baseline at every k."]
         views = {name: f", {name}" if self._ragged else "" for name in ("sizes known", "sizes unknown")}
@@ -140,28 +160,28 @@ class Evaluation:
         ]
 
     def _by_origin(self) -> dict[str, Any]:
-        """The same, apart for the layers of real models and for random shapes, which are odder."""
-        drawn = np.array([RANDOM in case.model_families for case in self.cases])
-        return {name: self._part(rows) for name, rows in (("models", ~drawn), ("random", drawn)) if rows.any()}
+        """Return the summaries for layers of real models and for random shapes, which are more unusual."""
+        is_random = np.array([RANDOM in case.model_families for case in self.cases])
+        return {name: self._part(rows) for name, rows in (("models", ~is_random), ("random", is_random)) if rows.any()}
 
     def _by_device(self) -> dict[str, Any]:
-        """The same, apart for each device."""
+        """Return the summaries for each device."""
         names = np.array([device.name for device in self.devices])
         return {name: self._part(names == name) for name in dict.fromkeys(names.tolist())}
 
     def _part(self, rows: NDArray[np.bool_] | slice) -> dict[str, Any]:
-        """The regrets of some problems."""
+        """Return the summaries of the problems that a mask, (n_problems,), selects."""
         both = ((self.baselines, "baselines"), (self.baselines_sizes_unknown, "baselines_sizes_unknown"))
         return {
             "problems": len(self.full_search[rows]),
             "noise_floor": round(geomean(self.full_search[rows]), 4),
             "regret": self._summaries(self.regret, rows),
             "regret_sizes_unknown": self._summaries(self.regret_sizes_unknown, rows),
-            **{key: {name: self._summaries(one, rows) for name, one in of_them.items()} for of_them, key in both},
+            **{key: {name: self._summaries(one, rows) for name, one in curves.items()} for curves, key in both},
         }
 
     def frame(self) -> pd.DataFrame:
-        """One row a problem, the worst first choice first: for finding out what a ranker gets wrong."""
+        """Return one row for each problem, the one with the worst first choice first, to inspect a ranker's errors."""
         import pandas as pd
 
         columns: dict[str, Any] = {
@@ -181,7 +201,7 @@ class Evaluation:
         return worst_first
 
     def _summaries(self, regret: Mapping[int, NDArray[np.float64]], rows: NDArray[np.bool_] | slice) -> dict[str, Any]:
-        """By k, of these problems."""
+        """Return the summary of some problems' regrets for each k."""
         summaries = {}
         for k, values in regret.items():
             draws = np.atleast_2d(values)[:, rows]
@@ -191,15 +211,16 @@ class Evaluation:
 
 @dataclass(frozen=True)
 class Better:
-    """Where a baseline beats the ranker; regrets are geometric means, 1.0 = the best config."""
+    """A baseline that beats the ranker at one k. Regrets are geometric means; 1.0 = the best config."""
 
     baseline: str
-    view: str  # what was known of ragged sizes
+    view: str  # "sizes known" or "sizes unknown", about ragged sizes
     k: int
     baseline_regret: float
     regret: float
 
     def to_json(self) -> dict[str, Any]:
+        """Return an entry of "better_baselines" of `foretune evaluate --json`."""
         return {
             "baseline": self.baseline,
             "view": self.view,
@@ -210,5 +231,5 @@ class Better:
 
 
 def in_percent(share: float) -> str:
-    """All, or so many percent, of which there is at least one."""
+    """Return a share as "all" or in percent from 1 to 99."""
     return "all" if share == 1 else f"{max(1, min(99, round(100 * share)))} %"

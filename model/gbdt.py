@@ -1,5 +1,7 @@
-"""`LightGBMRanker`: gradient-boosted trees over the family's features, and a small network beside them. LightGBM and
-torch train; NumPy predicts."""
+"""`LightGBMRanker`: gradient-boosted trees and a small network over a family's features.
+
+LightGBM and torch train them; predicting needs NumPy alone.
+"""
 
 from __future__ import annotations
 
@@ -27,38 +29,49 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from typing_extensions import Self
 
-#: The logarithm of no slowdown is larger, nor its negative: the quotient of two slowdowns is a number still. The leaves
-#: of the shipped trees add up to 4.
+#: The largest absolute log slowdown that a ranker may predict, so that the quotient of two slowdowns does not overflow.
+#: The shipped trees predict at most 4.
 MAX_LOG_SLOWDOWN = 300.0
 OBJECTIVES = ("regression", "lambdarank", "blend")
 
-#: What a log slowdown of 1 is in lambdarank's scores when it goes on from known trees. Its gradients end where pairs
-#: are a few units apart: with 20 what was learned before is harder to turn over, with 5 it is forgotten too easily.
+#: The lambdarank score of a log slowdown of 1 when `adapted` continues from known trees. Lambdarank's gradients vanish
+#: where two scores are a few units apart, so a larger value makes the known order harder to change. At 5 it is
+#: forgotten too easily.
 _RANKS_PER_LOG = 20.0
 
-# So many configs, and so many more for each that is asked for, go on from the network to the trees in `fastest`.
-# `python tests/model/two_stages.py` says what that misses on the shipped measurements.
+#: `fastest` predicts this many configs with the trees: a constant, and a number for each config that is requested. The
+#: network selects them. `python tests/model/two_stages.py` measures what that changes on the shipped measurements.
 _KEPT, _KEPT_PER_CONFIG = 192, 5
 
 
 class LightGBMRanker(Ranker):
-    """Gradient-boosted trees on the log of the slowdown, on its order within a problem, or on both.
+    """Ranks configs with gradient-boosted trees and a small network, whose log slowdowns are averaged.
 
-    `objective` is "regression" (least squares on the log slowdown), "lambdarank" (order within a problem, scaled to
-    log slowdowns afterwards, so that its figures compare within a problem only) or "blend" (half the trees each,
-    predictions averaged).
+    If a problem's ragged sizes are unknown, predictions are marginalized over plausible ones (`Family.likely`). The
+    same data, parameters and seed give the same trees. model/NOTES.md has the figures behind the defaults.
 
-    `emphasis` weighs a training row by slowdown ** -emphasis: above 0, being right about fast configs counts more.
+    Args:
+        objective: "regression" (least squares on the log slowdown), "lambdarank" (the order within a problem, scaled to
+            log slowdowns afterwards, so that predictions are comparable within a problem only) or "blend" (half the
+            trees each, predictions averaged).
+        trees: The number of trees.
+        epochs: The number of passes over the data for training the network; 0 trains no network. Without torch there is
+            none either, with a `ForetuneWarning`.
+        leaves: The most leaves of a tree.
+        learning_rate: LightGBM's learning rate.
+        min_rows: The fewest training rows in a leaf.
+        feature_fraction: The share of the features that each tree may use.
+        row_fraction: The share of the rows that each tree is trained on.
+        l2: The L2 regularization of leaf values.
+        emphasis: The weight of a training row is slowdown ** -emphasis: a larger value makes errors on fast configs
+            count more.
+        clip: Slowdowns above this value are reduced to it.
+        slow: See `rows.training_rows`.
+        keep_slow: See `rows.training_rows`.
+        seed: The random seed.
 
-    `epochs` is how often the network, whose predictions are averaged with the trees', sees the data in training; with 0
-    there is none. Without torch there is none either, and a `ForetuneWarning` says so.
-
-    Where a problem's ragged sizes are unknown, predictions are marginalized over plausible ones (`Family.likely`).
-
-    `slow` and `keep_slow` thin out what nobody chooses: see `rows.training_rows`. model/README.md has the figures that
-    decided on the defaults.
-
-    The same data, parameters and seed give the same trees.
+    Raises:
+        ForetuneError: A parameter is out of range.
 
     >>> LightGBMRanker(trees=0)
     Traceback (most recent call last):
@@ -68,7 +81,7 @@ class LightGBMRanker(Ranker):
     forest_: Forest
     network_: Network | None
     feature_names_: tuple[str, ...]
-    #: What the binaries of the training data say, where the family's features want to know.
+    #: Facts about the training data's binaries by signature, if the family's features read them.
     binaries_: Mapping[BinarySignature, Mapping[KernelConfig, BinaryFacts]]
 
     def __init__(
@@ -125,38 +138,43 @@ class LightGBMRanker(Ranker):
         self.seed = seed
 
     def fit(self, grid: Grid, family: Family) -> Self:
+        """Train the trees and the network on a grid of measurements, and return this ranker.
+
+        Raises:
+            ForetuneError: The parameters make trees whose predictions are no slowdowns.
+        """
         with share_of(0.2):
             rows = training_rows(grid, family, slow=self.slow, keep_slow=self.keep_slow, seed=self.seed)
         epochs = self.epochs
         if epochs and not find_spec("torch"):
-            warn("there is no torch to train the network with: trees alone, which rank a little worse")
+            warn("torch is not installed, so the ranker has trees but no network and ranks a little worse")
             epochs = 0
         training = self._training(rows)
-        kinds = ("lambdarank", "regression") if self.objective == "blend" else (self.objective,)
-        trees, share = max(self.trees // len(kinds), 1), 0.8 / (len(kinds) + bool(epochs))
+        objectives = ("lambdarank", "regression") if self.objective == "blend" else (self.objective,)
+        trees, share = max(self.trees // len(objectives), 1), 0.8 / (len(objectives) + bool(epochs))
 
         def ranked() -> Forest:
             forest, slope, offset = training.lambdarank(trees, share=share)
             return forest.affine(slope, offset)
 
         regressed = partial(training.regression, trees, emphasis=self.emphasis, share=share)
-        ways: dict[str, Callable[[], Forest]] = {"lambdarank": ranked, "regression": regressed}
-        trainings: list[Callable[[], Forest | Network]] = [ways[kind] for kind in kinds]
+        trainer_of: dict[str, Callable[[], Forest]] = {"lambdarank": ranked, "regression": regressed}
+        trainings: list[Callable[[], Forest | Network]] = [trainer_of[one] for one in objectives]
         if epochs:
             trainings.append(partial(train_network, rows, seed=self.seed, epochs=epochs, share=share))
-        # Side by side, but each on one thread: OpenMP's threads spin while they wait for each other, and two of them on
-        # two busy cores made a fit of 11 s last 190 s (2026-11).
+        # They run concurrently, but each on one thread: OpenMP's threads spin while they wait for each other, and two
+        # of them on two busy cores made a fit of 11 s last 190 s (2026-11).
         parts = side_by_side(trainings, jobs=2)
         forests = [part for part in parts if isinstance(part, Forest)]
         networks = [part for part in parts if isinstance(part, Network)]
-        # The trees' mean, and of that and the network's figures the mean again.
+        # First the mean of the forests, then the mean of that and the network.
         weight = 1 / (1 + len(networks))
         self.forest_ = reduce(operator.add, [forest.affine(weight / len(forests)) for forest in forests]).compact()
         self.network_ = networks[0].affine(weight) if networks else None
         if self.reach > MAX_LOG_SLOWDOWN:
             raise ForetuneError(
-                f"learning_rate {self.learning_rate} with {self.trees} trees makes logarithms of slowdowns of up to "
-                f"{self.reach:.3g}, and e to the power of that is no slowdown: learn more slowly"
+                f"learning_rate {self.learning_rate} with {self.trees} trees gives log slowdowns of up to "
+                f"{self.reach:.3g}, but at most {MAX_LOG_SLOWDOWN:.0f} is allowed: use a lower learning_rate"
             )
         self.feature_names_ = family.feature_names
         self.binaries_ = dict(grid.binaries) if family.reads_binaries else {}
@@ -166,7 +184,11 @@ class LightGBMRanker(Ranker):
     def predict(
         self, family: Family, problem: Problem, device: DeviceSpec, configs: Sequence[KernelConfig]
     ) -> NDArray[np.float64]:
-        """See `Ranker.predict`. Raises `BundleError` where the family's features are not those it learned from."""
+        """Return the predicted slowdown of each config, (n_configs,); see `Ranker.predict`.
+
+        Raises:
+            BundleError: The family's features are not those that the ranker was trained on.
+        """
         self._check_features(family)
         if not len(configs):
             return np.empty(0)
@@ -177,10 +199,10 @@ class LightGBMRanker(Ranker):
     def fastest(
         self, family: Family, problem: Problem, device: DeviceSpec, configs: Sequence[KernelConfig], count: int
     ) -> tuple[NDArray[np.intp], NDArray[np.float64]]:
-        """Return the first configs, more than `count`; see `Ranker.fastest`.
+        """Return the configs predicted fastest, `count` or more; see `Ranker.fastest`.
 
-        The network predicts all configs, and the trees, which take longer, only those that it puts first: `_KEPT` and
-        so many more for each that is asked for. The slowdowns are those of `predict`.
+        The network predicts all configs. The trees, which take longer, predict only its first `_KEPT` +
+        `_KEPT_PER_CONFIG` * `count`. The slowdowns equal those of `predict`.
         """
         self._check_features(family)
         kept = _KEPT + _KEPT_PER_CONFIG * count
@@ -198,35 +220,45 @@ class LightGBMRanker(Ranker):
     def _marginal(
         self, family: Family, problem: Problem, device: DeviceSpec, configs: Sequence[KernelConfig]
     ) -> tuple[tuple[float, ...], Sequence[FeatureGroup]]:
-        """Return the weights of the problems that this one may turn out to be, and their features."""
+        """Return the plausible versions of a problem (see `Family.likely`): their weights and features."""
         binaries = self.binaries_.get((problem.dtype, problem.flags), {}) if family.reads_binaries else None
         weights, problems = zip(*family.likely(problem), strict=True)
         return weights, family.feature_groups(problems, device, configs, binaries)
 
     def _logs_of(self, groups: Sequence[FeatureGroup]) -> NDArray[np.float64]:
-        """Log slowdowns, (n_problems, n_rows)."""
+        """Return predicted log slowdowns, (n_problems, n_configs)."""
         logs = self.forest_.predict_groups(groups)
         return logs if self.network_ is None else logs + self.network_.predict_groups(groups)
 
     def _logs(self, table: NDArray[np.float32], size: int = 4096) -> NDArray[np.float64]:
-        """Log slowdowns, (n_rows,), of features, (n_rows, n_features), in blocks: the scorer's working set grows with
-        the rows it is given."""
+        """Return predicted log slowdowns, (n_rows,), of features, (n_rows, n_features).
+
+        Blocks of rows limit the scorer's memory.
+        """
         blocks = [table[start : start + size] for start in range(0, len(table), size)]
         logs = np.concatenate([self.forest_.predict(block) for block in blocks])
         return logs if self.network_ is None else logs + np.concatenate(list(map(self.network_.predict, blocks)))
 
     @property
     def reach(self) -> float:
-        """What no predicted logarithm of a slowdown is larger than, nor its negative."""
+        """An upper bound on the absolute value of predicted log slowdowns."""
         return self.forest_.reach + (0.0 if self.network_ is None else self.network_.reach)
 
     def adapted(self, grid: Grid, family: Family, *, trees: int = 100) -> LightGBMRanker:
-        """Another ranker: this one's trees, and so many more that put right how these order the configs of the grid's
-        problems. It needs none of the measurements that this one learned from, and a few of the new device are enough.
+        """Return a ranker adapted to new measurements: this one plus further trees that correct its order.
 
-        The new trees are lambdarank's, and begin where these trees are: an order is what carries over, and the levels
-        of two devices' slowdowns differ. The same grid, trees and seed give the same trees. Raises `BundleError` as
-        `predict` does, and `ForetuneError` for more trees than a ranker can have.
+        It does not need the measurements that this ranker was trained on, and a few from a new device are enough.
+        Lambdarank trains the new trees, starting from this ranker's scores, because the order of configs carries over
+        between devices and the values of slowdowns do not. The same grid, trees and seed give the same result.
+
+        Args:
+            grid: The new measurements.
+            family: The family of the grid's problems.
+            trees: The number of further trees.
+
+        Raises:
+            BundleError: The family's features are not those that the ranker was trained on.
+            ForetuneError: The ranker would have too many trees, or predict no slowdowns.
         """
         self._check_features(family)
         check_integer("trees", trees, 1, MAX_TREES - len(self.forest_))
@@ -239,10 +271,13 @@ class LightGBMRanker(Ranker):
         result.network_ = self.network_ and self.network_.affine(-_RANKS_PER_LOG * slope)
         result.feature_names_, result.trust_ = self.feature_names_, self.trust_
         result.binaries_ = dict(self.binaries_)
-        for kind, facts in (grid.binaries if family.reads_binaries else {}).items():
-            result.binaries_[kind] = {**self.binaries_.get(kind, {}), **facts}
+        for signature, facts in (grid.binaries if family.reads_binaries else {}).items():
+            result.binaries_[signature] = {**self.binaries_.get(signature, {}), **facts}
         if result.reach > MAX_LOG_SLOWDOWN:
-            raise ForetuneError(f"{trees} trees make logarithms of slowdowns of up to {result.reach:.3g}: take fewer")
+            raise ForetuneError(
+                f"{trees} trees give log slowdowns of up to {result.reach:.3g}, but at most {MAX_LOG_SLOWDOWN:.0f} is "
+                "allowed: use fewer trees"
+            )
         return result
 
     def _check_features(self, family: Family) -> None:
@@ -251,7 +286,7 @@ class LightGBMRanker(Ranker):
             changed = sorted(set(family.feature_names) ^ set(self.feature_names_)) or ["their order"]
             raise BundleError(
                 f"the ranker of {family.name} was trained on other features than the family has now "
-                f"(differing: {', '.join(changed)}): retrain it"
+                f"(differences: {', '.join(changed)}): retrain it"
             )
 
     def _training(self, rows: TrainingRows) -> TreeTraining:
@@ -269,7 +304,7 @@ class LightGBMRanker(Ranker):
 
 
 class AdaptedRanker(Ranker):
-    """`LightGBMRanker.adapted` as something that is fitted, for cross-validation: what `base` makes of a grid.
+    """Wraps `LightGBMRanker.adapted` as a ranker whose `fit` adapts `base`, for cross-validation.
 
     >>> AdaptedRanker(LightGBMRanker(), trees=20).trees
     20
@@ -281,17 +316,19 @@ class AdaptedRanker(Ranker):
         self.base, self.trees = base, trees
 
     def fit(self, grid: Grid, family: Family) -> Self:
+        """Adapt `base` to a grid of measurements, and return this ranker."""
         self.ranker_ = self.base.adapted(grid, family, trees=self.trees)
         return self
 
     def predict(
         self, family: Family, problem: Problem, device: DeviceSpec, configs: Sequence[KernelConfig]
     ) -> NDArray[np.float64]:
+        """Return the adapted ranker's slowdowns, (n_configs,); see `Ranker.predict`."""
         self._check_fitted("ranker_")
         return self.ranker_.predict(family, problem, device, configs)
 
 
 def _mean(weights: Sequence[float], logs: NDArray[np.floating[Any]]) -> NDArray[np.float64]:
-    """The mean over the problems, (n_rows,), of (n_problems, n_rows)."""
+    """Return the weighted mean over the first axis, (n_configs,), of log slowdowns, (n_problems, n_configs)."""
     mean: NDArray[np.float64] = np.add.reduce(np.array(weights)[:, None] * logs, axis=0)
     return mean

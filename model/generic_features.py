@@ -1,6 +1,6 @@
-"""Features of a kernel that nobody wrote features for: its dimensions, its knobs, its grid, and what its binaries say.
+"""Features for kernels without features of their own: dimensions, knobs, grid, and facts about compiled binaries.
 
-Names are fixed by what a family declares, so that a bundle can tell whether it still fits.
+The family's declarations determine the feature names, so that a bundle can detect that they changed.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from .configs_memo import remembered
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-#: What the driver keeps of each program's shared memory (CUDA programming guide, compute capability 8.x and later).
+#: Shared memory that the driver reserves for each program (CUDA programming guide, compute capability 8.x and later).
 _RESERVED_SMEM_BYTES = 1024
-#: Programs and threads that an SM of any kind so far can hold (CUDA programming guide, table of compute capabilities).
+#: The most programs and threads per SM of any NVIDIA GPU (CUDA programming guide, table of compute capabilities).
 _MOST_PROGRAMS, _MOST_THREADS = 32, 2048
 _DEVICE = ("sm_count", "flops_per_byte_limit", "smem_per_sm_bytes", "l2_bytes")
 _WORK = ("log_flops", "log_bytes", "intensity")
@@ -33,7 +33,9 @@ _BINARY = ("binary_known", "registers", "spills", "smem_bytes", "residency")
 
 @dataclass(frozen=True)
 class GenericFeatures:
-    """What a family declares of itself, as columns. `tiles` says which knob divides which dimension.
+    """Computes generic features from a family's declarations.
+
+    `tiles` maps a knob to the dimension that it tiles.
 
     >>> generic = GenericFeatures(dims=("rows", "columns"), dtypes=("fp16",), flags=(), knobs=("BLOCK", "num_warps"),
     ...                           tiles={"BLOCK": "columns"})
@@ -49,7 +51,7 @@ class GenericFeatures:
 
     @cached_property
     def names(self) -> tuple[str, ...]:
-        """The columns, in order."""
+        """The names of the feature columns, in order."""
         return (
             *(f"log_{dim}" for dim in self.dims),
             *(f"log_{a}_over_{b}" for a, b in combinations(self.dims, 2)),
@@ -75,8 +77,17 @@ class GenericFeatures:
         flops: float = 0.0,
         touched_bytes: float = 0.0,
     ) -> NDArray[np.float32]:
-        """(n_configs, len(names)), finite. `programs` is the size of each config's grid, (n_configs,); `flops` and
-        `touched_bytes` are of the whole problem, 0 where nobody said."""
+        """Return the features of the configs, (n_configs, len(names)), all finite.
+
+        Args:
+            problem: The problem.
+            device: The device.
+            configs: The configs.
+            programs: The number of programs in each config's grid, (n_configs,).
+            binaries: Facts about the compiled binaries of some of the configs.
+            flops: Floating-point operations of the whole problem, 0 if unknown.
+            touched_bytes: Bytes read and written by the whole problem, 0 if unknown.
+        """
         return joined(
             self.groups(problem, device, configs, programs, binaries, flops=flops, touched_bytes=touched_bytes)
         )
@@ -92,9 +103,11 @@ class GenericFeatures:
         flops: float = 0.0,
         touched_bytes: float = 0.0,
     ) -> tuple[FeatureGroup, ...]:
-        """The columns of `table`: those of the problem, those of the config and its binary, and the others. `binaries`
-        may not change: what follows from them is remembered."""
-        own = _own(tuple(configs), self.knobs, device, _Same(binaries or _NO_BINARIES))
+        """Return the columns of `table` in three groups: of the problem, of the config and its binary, and of both.
+
+        `binaries` must not be modified afterwards, because what is computed from it is cached.
+        """
+        own = _own(tuple(configs), self.knobs, device, _ById(binaries or _NO_BINARIES))
         columns: list[NDArray[np.float64]] = []
         for knob, dim in self.tiles.items():
             size, block = max(problem[dim], 1), np.maximum(own.knobs[self.knobs.index(knob)], 1.0)
@@ -116,7 +129,7 @@ class GenericFeatures:
         )
 
     def _of_problem(self, problem: Problem, device: DeviceSpec, flops: float, touched_bytes: float) -> list[float]:
-        """The columns that are the same for all configs."""
+        """Return the columns that are equal for all configs."""
         logs = {dim: float(np.log2(max(problem[dim], 1))) for dim in self.dims}
         return [
             *logs.values(),
@@ -134,13 +147,14 @@ class GenericFeatures:
         ]
 
 
-#: Known by its identity, as no mapping is hashable.
 @dataclass(frozen=True, eq=False)
-class _Same:
+class _ById:
+    """A mapping that is compared by identity, so that it can be the key of a cache."""
+
     binaries: Mapping[KernelConfig, BinaryFacts]
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Same) and other.binaries is self.binaries
+        return isinstance(other, _ById) and other.binaries is self.binaries
 
     def __hash__(self) -> int:
         return id(self.binaries)
@@ -150,13 +164,13 @@ _NO_BINARIES: Mapping[KernelConfig, BinaryFacts] = {}
 
 
 class _Own:
-    """What depends only on the configs, the device and what is known of the binaries."""
+    """Features that depend only on the configs, the device and the facts about binaries."""
 
     def __init__(
-        self, configs: tuple[KernelConfig, ...], knobs: tuple[str, ...], device: DeviceSpec, known: _Same
+        self, configs: tuple[KernelConfig, ...], knobs: tuple[str, ...], device: DeviceSpec, known: _ById
     ) -> None:
-        said = [config.to_json() for config in configs]
-        self.knobs = np.array([[_number(one.get(knob)) for one in said] for knob in knobs], float)
+        values = [config.to_json() for config in configs]
+        self.knobs = np.array([[_number(one.get(knob)) for one in values] for knob in knobs], float)
         self.knobs = self.knobs.reshape(len(knobs), len(configs))
         self.threads = np.array([config.num_warps * device.warp_size for config in configs], float)
         facts = _facts(configs, known.binaries)
@@ -170,21 +184,21 @@ _own = remembered(maxsize=64)(_Own)
 
 
 def _number(value: Any) -> float:
-    """A knob as a number; one that is not set is 0, and of a text the places in any order say nothing."""
+    """Return a knob value as a number: 0 if it is not set, a hash for a string."""
     if value is None:
         return 0.0
     return float(value) if isinstance(value, (int, float)) else float(zlib.crc32(str(value).encode()) % 4096)
 
 
 def _facts(configs: Sequence[KernelConfig], binaries: Mapping[KernelConfig, BinaryFacts]) -> NDArray[np.float64]:
-    """Whether a config's binary is known, and its registers, spills and bytes of shared memory: (n_configs, 4)."""
+    """Return whether each binary is known, its registers, spills and bytes of shared memory, (n_configs, 4)."""
     found = [binaries.get(config) for config in configs] if binaries else [None] * len(configs)
     rows = [(0.0, 0.0, 0.0, 0.0) if one is None else (1.0, *one) for one in found]
     return np.array(rows, float).reshape(len(configs), 4)
 
 
 def _residency(facts: NDArray[np.float64], threads: NDArray[np.float64], device: DeviceSpec) -> NDArray[np.float64]:
-    """How many programs of each config one SM holds at a time, (n_configs,); 0 where its binary is not known."""
+    """Return how many programs of each config fit on an SM, (n_configs,); 0 if the binary is unknown."""
     known, registers, _, smem = facts.T
     by_registers = np.floor(device.registers_per_sm / np.maximum(registers * threads, 1.0))
     by_smem = np.floor(device.smem_per_sm_bytes / (smem + _RESERVED_SMEM_BYTES))

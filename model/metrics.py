@@ -1,7 +1,8 @@
-"""How good a ranking is: pure functions of arrays.
+"""Measure how good a ranking is: pure functions of arrays.
 
-Times of two passes: a shortlist is benchmarked on the first, and what it chose is reported on the second, so that
-luck in the first does not count: the argmin of one pass takes 3-5 % longer when it is measured again.
+They take the times of two timing passes. The best config of a shortlist is chosen on the first pass, and its time is
+taken from the second, so that a lucky first measurement does not count: the argmin of one pass takes 3-5 % longer when
+it is measured again.
 """
 
 from __future__ import annotations
@@ -19,15 +20,24 @@ if TYPE_CHECKING:
 
 
 def top_k_regret(scores: ArrayLike, choose_us: ArrayLike, report_us: ArrayLike, k: int) -> NDArray[np.float64]:
-    """What benchmarking the k best-scored configs gives: time of the chosen one over the best, 1.0 = the best.
+    """Return the regret of benchmarking only the k configs with the lowest scores; 1.0 is the best config's time.
 
-    All three are (n_configs,) or (n_problems, n_configs); the result is () or (n_problems,). Of the k configs
-    with the lowest scores (earlier ones first among equals) the fastest in `choose_us` is chosen, and its
-    `report_us` compared with the lowest there is.
+    Of these k configs the one that is fastest in `choose_us` is chosen. The regret is its time in `report_us` over the
+    lowest time in `report_us`.
 
-    NaN in `scores`: not a candidate. NaN in `choose_us` or `report_us`: the config did not run; on a shortlist it
-    is lost. Where the whole shortlist is lost the regret is that of the slowest config that ran, so that a
-    failure never counts as less than any choice. Raises `ForetuneError` for k < 1 or a problem on which nothing ran.
+    Args:
+        scores: Scores of the configs, lower is better, (n_configs,) or (n_problems, n_configs). NaN marks a config
+            that is no candidate. Ties go to the earlier config.
+        choose_us: Times of the first pass, of the same shape, in microseconds. NaN: the config did not run.
+        report_us: Times of the second pass, of the same shape, in microseconds. NaN: the config did not run.
+        k: The number of configs on the shortlist.
+
+    Returns:
+        The regret of each problem, () or (n_problems,). If no config on the shortlist ran, it is the regret of the
+        slowest config that ran, so that a failure is never better than any choice.
+
+    Raises:
+        ForetuneError: k is less than 1, the shapes differ, or no config ran on a problem.
 
     >>> float(top_k_regret([1.0, 1.1, 1.2], [9.0, 8.0, 5.0], [9.0, 7.5, 6.0], k=2))  # chooses the second
     1.25
@@ -52,15 +62,21 @@ def top_k_regret(scores: ArrayLike, choose_us: ArrayLike, report_us: ArrayLike, 
 
 
 def growing_regret(choose_us: ArrayLike, report_us: ArrayLike) -> NDArray[np.float64]:
-    """`top_k_regret` for each k at once, of configs in the order in which they are tried: (n_configs,), entry k - 1 is
-    that of the first k. Raises as that does.
+    """Return `top_k_regret` of one problem for every k, (n_configs,): entry k - 1 is the regret of the first k configs.
+
+    Args:
+        choose_us: Times of the first pass in microseconds, in the order of trying the configs, (n_configs,).
+        report_us: Times of the second pass in the same order, (n_configs,), in microseconds.
+
+    Raises:
+        ForetuneError: The arrays differ in shape or are not one-dimensional, or no config ran.
 
     >>> growing_regret([9.0, 8.0, 5.0], [9.0, 7.5, 6.0]).tolist()
     [1.5, 1.25, 1.0]
     """
     choose, report = np.asarray(choose_us, np.float64), np.asarray(report_us, np.float64)
     if not choose.shape == report.shape or choose.ndim != 1:
-        raise ForetuneError(f"shapes must be alike, with one axis, but are {choose.shape} and {report.shape}")
+        raise ForetuneError(f"shapes must be equal, with one axis, but are {choose.shape} and {report.shape}")
     ran = np.isfinite(choose) & np.isfinite(report)
     if not ran.any():
         raise ForetuneError("no config ran")
@@ -74,7 +90,8 @@ def growing_regret(choose_us: ArrayLike, report_us: ArrayLike) -> NDArray[np.flo
 
 
 def geomean(values: ArrayLike) -> float:
-    """
+    """Return the geometric mean.
+
     >>> geomean([1.0, 4.0])
     2.0
     """
@@ -82,7 +99,9 @@ def geomean(values: ArrayLike) -> float:
 
 
 def noise_floor(choose_us: ArrayLike, report_us: ArrayLike) -> float:
-    """The geometric mean regret of the full search: no ranking can be expected to score less.
+    """Return the geometric mean regret of measuring every config, (n_problems, n_configs) times of two passes.
+
+    It is above 1.0 because of timing noise alone, so no ranking can be expected to score less.
 
     >>> noise_floor([[5.0, 5.1], [7.0, 8.0]], [[5.2, 5.0], [7.0, 8.0]]) == geomean([1.04, 1.0])
     True
@@ -93,9 +112,9 @@ def noise_floor(choose_us: ArrayLike, report_us: ArrayLike) -> float:
 
 @dataclass(frozen=True)
 class Summary:
-    """Regrets of many problems in four figures, 1.0 = the best config everywhere.
+    """A summary of the regrets of many problems; 1.0 = the best config on every problem.
 
-    `ci95` is the bootstrap interval of the geometric mean.
+    `ci95` is the 95 % bootstrap confidence interval of the geometric mean.
     """
 
     geomean: float
@@ -104,7 +123,7 @@ class Summary:
     ci95: tuple[float, float]
 
     def to_json(self) -> dict[str, Any]:
-        """As `foretune evaluate --json` prints it, to four decimals."""
+        """Return the summary as `foretune evaluate --json` prints it, rounded to four decimals."""
         return {
             "geomean": round(self.geomean, 4),
             "p95": round(self.p95, 4),
@@ -114,10 +133,15 @@ class Summary:
 
 
 def summarise(regrets: ArrayLike, groups: ArrayLike | None = None, *, resamples: int = 1000, seed: int = 0) -> Summary:
-    """The summary of regrets, (n_problems,).
+    """Summarize regrets of many problems.
 
-    The bootstrap draws whole groups, (n_problems,) labels, each problem its own where there are none: problems of
-    one model resemble each other, and drawing them singly would make the interval too narrow.
+    Args:
+        regrets: The regret of each problem, (n_problems,).
+        groups: Labels of related problems, (n_problems,); if left out, each problem is its own group. The bootstrap
+            draws whole groups: problems of one model resemble each other, and drawing single problems would make the
+            interval too narrow.
+        resamples: The number of bootstrap samples.
+        seed: The random seed of the bootstrap.
 
     >>> summarise([1.0, 1.0, 1.0]).ci95
     (1.0, 1.0)

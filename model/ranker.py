@@ -1,4 +1,4 @@
-"""`Ranker`: what learned predictors and baselines have in common."""
+"""`Ranker`: the interface of learned rankers and baselines."""
 
 from __future__ import annotations
 
@@ -15,47 +15,64 @@ if TYPE_CHECKING:
     from numpy.typing import ArrayLike, NDArray
     from typing_extensions import Self
 
-# What the estimate is held against: configs up to so much slower than the best, of so many problems at most.
-_NEAR, _ASKED = 1.5, 64
+#: `trust_in_estimate` uses configs up to this many times slower than the best, of at most this many problems.
+_NEAR, _MOST_PROBLEMS = 1.5, 64
 
 
 class Ranker(ABC):
-    """Learns from a `Grid` which configs are fast. scikit-learn's habits: hyper-parameters in the constructor,
-    which validates them; learned state in attributes that end in "_".
+    """Base class: learns from a `Grid` of measurements which configs are fast.
+
+    It follows scikit-learn's conventions: the constructor takes and validates hyper-parameters, and attributes with
+    learned state end in "_". `foretune.model.testing.RankerContract` tests an implementation.
 
     >>> from foretune.model import StaticRanker
     >>> StaticRanker(size=8).get_params()
     {'size': 8}
     """
 
-    #: Whether `fit` looks at the measurements at all.
+    #: Whether `fit` uses the measurements.
     learns: ClassVar[bool] = True
-    #: How far the family's estimate counts on a card without a measurement, see `UnseenCardRanker`.
+    #: The exponent of the family's analytic estimate on cards without measurements; see `UnseenCardRanker`.
     trust_: float = 0.0
 
     @abstractmethod
     def fit(self, grid: Grid, family: Family) -> Self:
-        """Learns from these measurements; returns itself."""
+        """Learn from the measurements in a grid, and return this ranker."""
 
     @abstractmethod
     def predict(
         self, family: Family, problem: Problem, device: DeviceSpec, configs: Sequence[KernelConfig]
     ) -> NDArray[np.float64]:
-        """Predicted slowdown of each config, (n_configs,): time over the best config's time; lower is faster.
+        """Return the predicted slowdown of each config, (n_configs,): its time over the best config's time.
 
-        Finite and positive. A config's figure does not depend on which others are in the list, nor on their
-        order. Raises `ForetuneError` before `fit`.
+        Slowdowns are finite and positive. That of a config does not depend on the other configs in the list or on their
+        order.
+
+        Raises:
+            ForetuneError: The ranker was not fitted.
         """
 
     def fastest(
         self, family: Family, problem: Problem, device: DeviceSpec, configs: Sequence[KernelConfig], count: int
     ) -> tuple[NDArray[np.intp], NDArray[np.float64]]:
-        """Return the places of the `count` configs with the least predicted slowdowns, least first, ties in the given
-        order, and these slowdowns, both (n,); fewer where there are fewer configs.
+        """Return the `count` configs with the lowest predicted slowdowns, lowest first.
 
-        A ranker that need not predict all configs may be quicker than `predict`. It may then miss some of the last
-        ones, and may return more than `count`, as many as it knows. Raises `ForetuneError` for predictions that are no
-        slowdowns, one for each config.
+        Subclasses may override it to avoid predicting every config. They may then return more than `count` configs, and
+        the last ones may differ from those that `predict` puts there.
+
+        Args:
+            family: The family of the problem.
+            problem: The problem to predict.
+            device: The device to predict for.
+            configs: The configs to choose from.
+            count: The number of configs.
+
+        Returns:
+            The configs' positions in `configs` and their slowdowns, (n,) each. Ties keep the order of `configs`; n is
+            smaller than `count` if there are fewer configs.
+
+        Raises:
+            ForetuneError: `predict` did not return one finite positive slowdown for each config.
 
         >>> from foretune.model import RandomRanker
         >>> configs = tuple(KernelConfig.of(BLOCK=size) for size in (16, 32, 64))
@@ -68,35 +85,41 @@ class Ranker(ABC):
         return order, slowdowns[order]
 
     def get_params(self) -> dict[str, Any]:
-        """The hyper-parameters by name; a constructor called with them makes the same ranker, unfitted."""
+        """Return the hyper-parameters by name; calling the class with them makes an unfitted copy."""
         return {name: value for name, value in vars(self).items() if not name.endswith("_")}
 
     def _check_fitted(self, attribute: str) -> None:
         if not hasattr(self, attribute):
-            raise ForetuneError(f"this {type(self).__name__} has learned nothing yet: call fit first")
+            raise ForetuneError(f"this {type(self).__name__} is not fitted: call fit first")
 
 
 def checked_slowdowns(predicted: ArrayLike, count: int) -> NDArray[np.float64]:
-    """What a ranker predicted for so many configs, (count,). Raises `ForetuneError` for what are no slowdowns, one for
-    each: anybody may write a ranker, or a bundle.
+    """Return a ranker's predictions as a float64 array, (count,), after checking them.
+
+    The check is needed because users write rankers, and bundles can be manipulated.
+
+    Raises:
+        ForetuneError: There is not one finite positive number for each of the `count` configs.
 
     >>> checked_slowdowns([1.5, 1.0], 2).tolist()
     [1.5, 1.0]
     """
     slowdowns = np.asarray(predicted, np.float64)
     if slowdowns.shape != (count,):
-        raise ForetuneError(f"{count} slowdowns were due but the ranker gave {slowdowns.shape}")
+        raise ForetuneError(
+            f"the ranker must return {count} slowdowns but returned an array of shape {slowdowns.shape}"
+        )
     if not (np.isfinite(slowdowns) & (slowdowns > 0)).all():
-        raise ForetuneError("the ranker gave slowdowns that are not positive numbers")
+        raise ForetuneError("the ranker returned slowdowns that are not finite positive numbers")
     return slowdowns
 
 
 class UnseenCardRanker(Ranker):
-    """A fitted ranker on a card that it has no measurement of: its slowdowns, times the family's analytic estimate to
-    the power of its `trust_`.
+    """Rank for a card without measurements: multiply a fitted ranker's slowdowns by a power of the analytic estimate.
 
-    What was learned elsewhere now and then ranks a config first that is hopeless on this card, and the estimate knows
-    better (model/README.md). Where a family has no estimate nothing changes.
+    The power is the ranker's `trust_`. A ranker that learned on other cards sometimes puts a config first that is very
+    slow on this one, which the estimate prevents (model/NOTES.md has figures). Without an estimate of the family
+    nothing changes.
 
     >>> from foretune.model import RandomRanker
     >>> UnseenCardRanker(RandomRanker()).ranker.trust_
@@ -109,13 +132,13 @@ class UnseenCardRanker(Ranker):
         self.ranker = ranker
 
     def fit(self, grid: Grid, family: Family) -> Self:
-        """Nothing to learn: the ranker has."""
+        """Return this ranker unchanged: the wrapped ranker is fitted already."""
         return self
 
     def predict(
         self, family: Family, problem: Problem, device: DeviceSpec, configs: Sequence[KernelConfig]
     ) -> NDArray[np.float64]:
-        """Slowdowns that compare within a problem only; see `Ranker.predict`."""
+        """Return scores, (n_configs,), that are comparable only within one problem; see `Ranker.predict`."""
         learned = self.ranker.predict(family, problem, device, configs)
         estimate_us = np.asarray(family.estimate_us(problem, device, configs), np.float64)
         result: NDArray[np.float64] = learned * estimate_us**self.ranker.trust_
@@ -123,16 +146,18 @@ class UnseenCardRanker(Ranker):
 
 
 def trust_in_estimate(grid: Grid, family: Family) -> float:
-    """How much of the difference between two configs' estimates there is between their times, from 0 to 1: the slope of
-    log time over log estimate, by least squares within problems, each counting alike, over the configs that take up to
-    1.5 times as long as the best. 0 where a family has no estimate."""
+    """Return how well the family's analytic estimate predicts the measured times, from 0 to 1.
+
+    It is the least-squares slope of log time over log estimate within problems, clipped to 0..1, over the configs that
+    take up to 1.5 times the best config's time. Each problem has the same weight. It is 0 without an estimate.
+    """
     products = squares = 0.0
     times = grid.times_us
     known = np.flatnonzero(np.isfinite(times).any(axis=1))
-    for row in known[np.linspace(0, len(known) - 1, min(len(known), _ASKED)).astype(np.intp)]:
+    for row in known[np.linspace(0, len(known) - 1, min(len(known), _MOST_PROBLEMS)).astype(np.intp)]:
         slowdowns = times[row] / np.nanmin(times[row])
         near = np.flatnonzero(slowdowns <= _NEAR)
-        # Of all configs, always the same tuple: families remember what depends on the list alone.
+        # Estimates of all configs, because families cache what depends only on the tuple of configs.
         estimates = np.log(family.estimate_us(grid.cases[row].problem, grid.devices[row], grid.configs)[near])
         estimates = estimates - estimates.mean()
         products += float(estimates @ np.log(slowdowns[near])) / len(near)
@@ -141,8 +166,12 @@ def trust_in_estimate(grid: Grid, family: Family) -> float:
 
 
 def ranker_on(device: DeviceSpec, ranker: Ranker, learned_on: Iterable[DeviceSpec]) -> Ranker:
-    """A fitted ranker as it should rank on a device: itself where it learned on that card or a part of it, else as
-    `UnseenCardRanker` does.
+    """Return the ranker to use on a device: the given one, or an `UnseenCardRanker` around it for an unmeasured card.
+
+    Args:
+        device: The device to rank for.
+        ranker: A fitted ranker.
+        learned_on: The devices that it was trained on. A part of a card counts as the card.
 
     >>> from foretune.model import RandomRanker
     >>> h200 = DeviceSpec.named("h200")

@@ -1,4 +1,4 @@
-"""The training table: every measured config of every problem, seen as the ranker will see it."""
+"""Build the training table: one row of features and one target for each measured config of each problem."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def supported(grid: Grid, family: Family) -> NDArray[np.bool_]:
-    """Return where the family supports a config, (n_problems, n_configs): the others reach no shortlist."""
+    """Return the mask of the configs that the family supports on each problem, (n_problems, n_configs)."""
     if grid.supported is not None:
         return grid.supported
     known: dict[Hashable, list[bool]] = {}
@@ -37,7 +37,7 @@ def features_of(
     configs: Sequence[KernelConfig],
     binaries: Mapping[KernelConfig, BinaryFacts] | None,
 ) -> NDArray[np.float32]:
-    """A family's features, with what is known of the binaries if it wants to know."""
+    """Return a family's features, (n_configs, n_features), from `binaries` too if the family reads them."""
     if family.reads_binaries:
         return family.features(problem, device, configs, binaries or {})
     return family.features(problem, device, configs)
@@ -45,23 +45,36 @@ def features_of(
 
 @dataclass(frozen=True)
 class TrainingRows:
-    """Features and targets; the rows of one problem in one view are one query, and lie together."""
+    """Features and targets. The rows of one problem, with sizes known or unknown, are consecutive: a query."""
 
     features: NDArray[np.float32]  # (n_rows, n_features)
     log_slowdown: NDArray[np.float64]  # (n_rows,) natural log of time over the problem's best
     query_sizes: NDArray[np.int64]  # (n_queries,)
-    query_rows: NDArray[np.int64]  # (n_queries,) which problem of the grid each is of
-    weights: NDArray[np.float64] | None = None  # (n_rows,) what each counts for; None = all alike
+    query_rows: NDArray[np.int64]  # (n_queries,) the problem of each query, as a row of the grid
+    weights: NDArray[np.float64] | None = None  # (n_rows,) weights in the loss; None = all equal
 
 
 def training_rows(grid: Grid, family: Family, *, slow: float, keep_slow: float, seed: int) -> TrainingRows:
-    """Return the rows of each problem; where its ragged sizes are known perhaps once more, as the host sees it at call
-    time, without them: unless the family marginalizes over what such a problem is likely to be (`Family.likely`), so
-    that its features are not needed.
+    """Return the training rows of all problems of a grid.
 
-    Configs that failed, or were never tried, are left out. Of those slower than `slow` times the best only a share
-    `keep_slow` of all that there would be stays, drawn by `seed`: a third of a wide space is of no use, and telling
-    20x from 30x apart helps nobody. So where few of the supported configs were tried, all of them stay.
+    A problem with known ragged sizes has one query with its sizes. It has a second one without them, as the host sees
+    the problem at call time, if the family predicts from those features. A family that marginalizes over plausible
+    routings (`Family.likely`) does not need it.
+
+    Configs that failed or were not tried have no row. Most slow configs are dropped, because they would take much of
+    the training, and nobody needs to tell 20x slower from 30x slower.
+
+    Args:
+        grid: The measurements.
+        family: The family of the grid's problems.
+        slow: A config is slow if it takes more than this many times the best config's time.
+        keep_slow: The share of slow configs that is kept, relative to an exhaustive measurement: where only a part of
+            the supported configs was tried, the share is larger by that factor, up to all of them.
+        seed: Random seed for choosing the slow configs that are kept.
+
+    Raises:
+        FamilyError: The family returns features that are not finite.
+        ForetuneError: The grid has no measurements.
     """
     random = np.random.default_rng(seed)
     slowdowns = grid.slowdowns
@@ -70,15 +83,15 @@ def training_rows(grid: Grid, family: Family, *, slow: float, keep_slow: float, 
     share = keep_slow * (could.sum(axis=1) / np.maximum(ran.sum(axis=1), 1))[:, None]
     keep = ran & ((slowdowns <= slow) | (random.random(slowdowns.shape) < share))
     weights = np.ones(slowdowns.shape) if grid.weights is None else grid.weights
-    features, targets, sizes, rows, counted = [], [], [], [], []
+    features, targets, sizes, rows, row_weights = [], [], [], [], []
     measured = zip(keep, slowdowns, weights, grid.cases, grid.devices, strict=True)
     for row, (kept, slowdown, weight, case, device) in enumerate(measured):
         advance(1 / len(grid))
         hidden = case.problem.without_sizes()
-        is_asked = any(likely == hidden for _, likely in family.likely(hidden))
-        asked = (hidden,) if is_asked else ()
-        for problem in dict.fromkeys((case.problem, *asked)):
-            # Of all configs, always the same tuple: families remember what depends on the list alone.
+        needs_hidden = any(plausible == hidden for _, plausible in family.likely(hidden))
+        views = (case.problem, hidden) if needs_hidden else (case.problem,)
+        for problem in dict.fromkeys(views):
+            # Features of all configs, because families cache what depends only on the tuple of configs.
             binaries = grid.binaries.get((problem.dtype, problem.flags))
             table = features_of(family, problem, device, grid.configs, binaries)[kept]
             if not np.isfinite(table).all():
@@ -87,7 +100,7 @@ def training_rows(grid: Grid, family: Family, *, slow: float, keep_slow: float, 
             targets.append(np.log(slowdown[kept]))
             sizes.append(int(kept.sum()))
             rows.append(row)
-            counted.append(weight[kept])
+            row_weights.append(weight[kept])
     if not features:
         raise ForetuneError(f"no measurements of {family.name} to learn from")
     return TrainingRows(
@@ -95,5 +108,5 @@ def training_rows(grid: Grid, family: Family, *, slow: float, keep_slow: float, 
         np.concatenate(targets),
         np.array(sizes),
         np.array(rows),
-        None if grid.weights is None else np.concatenate(counted),
+        None if grid.weights is None else np.concatenate(row_weights),
     )

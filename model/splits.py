@@ -1,4 +1,4 @@
-"""Which problems may be tested on which training problems: never a model family on itself."""
+"""Split problems into training and test sets, so that no model family is in both."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from ..datasets import Case, DeviceSpec, ForetuneError
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-#: The source of a shape that belongs to no model.
+#: The source name of a random shape, which belongs to no model.
 RANDOM = "random"
 
 
 def split_groups(cases: Sequence[Case]) -> NDArray[np.intp]:
-    """A label for each case, (n_cases,): cases with one label must stay on one side of a split.
+    """Return a group label for each case, (n_cases,): a split must not separate cases of one group.
 
-    Together belong the cases of one model family, all families that share a case, and cases with the same
-    dimensions. A random shape is a group of its own.
+    A group consists of the cases of one model family, of all families that share a case with it, and of all cases with
+    the same dimensions as one of these. Each random shape is a group of its own.
 
     >>> from foretune.datasets import Problem
     >>> def case(n, *sources): return Case(Problem.of("f", rows=8, n=n), sources, "balanced")
@@ -45,30 +45,39 @@ def split_groups(cases: Sequence[Case]) -> NDArray[np.intp]:
 
 
 def split_folds(groups: NDArray[np.intp], folds: int) -> NDArray[np.intp]:
-    """The fold of each case, (n_cases,): whole groups, the largest first, each to the emptiest fold, as scikit-learn's
-    `GroupKFold` does it.
+    """Return the fold of each case, (n_cases,), without splitting a group.
 
-    There are fewer folds than asked for where there are fewer groups. Raises `ForetuneError` below two of either.
+    scikit-learn's `GroupKFold` assigns the groups, the largest first, each to the fold with the fewest cases so far.
+
+    Args:
+        groups: The group label of each case, (n_cases,); see `split_groups`.
+        folds: The number of folds. With fewer groups, each group is a fold.
+
+    Raises:
+        ForetuneError: There are fewer than two folds or groups.
 
     >>> split_folds(np.array([0, 0, 0, 1, 1, 2]), 2).tolist()
     [0, 0, 0, 1, 1, 1]
     """
-    there = np.unique(groups)
+    labels = np.unique(groups)
     if folds < 2:
         raise ForetuneError(f"folds must be >= 2 but got {folds}")
-    if len(there) < 2:
+    if len(labels) < 2:
         raise ForetuneError("cross-validation needs problems of at least two unrelated models, but there is one group")
     from sklearn.model_selection import GroupKFold
 
     result = np.empty(len(groups), np.intp)
-    splits = GroupKFold(min(folds, len(there))).split(groups, groups=groups)
+    splits = GroupKFold(min(folds, len(labels))).split(groups, groups=groups)
     for fold, (_, tested) in enumerate(splits):
         result[tested] = fold
     return result
 
 
 def split_devices(devices: Sequence[DeviceSpec]) -> NDArray[np.intp]:
-    """The fold of each case by where it was measured, (n_cases,). Raises `ForetuneError` where that is one device.
+    """Return the fold of each case, (n_cases,): one fold for each device.
+
+    Raises:
+        ForetuneError: All cases were measured on one device.
 
     >>> h200 = DeviceSpec.named("h200")
     >>> split_devices([h200, h200.with_sms(64), h200]).tolist()
@@ -80,16 +89,22 @@ def split_devices(devices: Sequence[DeviceSpec]) -> NDArray[np.intp]:
     return np.array([number[device.name] for device in devices], np.intp)
 
 
-#: The share of the problems that are held out as the largest in a dimension.
+#: The share of the problems that `split_sizes` holds out in each dimension.
 _LARGEST = 0.25
 
 
 def split_sizes(cases: Sequence[Case]) -> tuple[NDArray[np.intp], NDArray[np.bool_]]:
-    """What lies outside of what is learned: a fold for each dimension, of the problems in which it is among the largest
-    quarter, and -1 for those that are nowhere, (n_cases,); and which are below that, so that the fold's ranker may
-    learn from them, (n_folds, n_cases). One of several dimensions' largest is in the first such fold.
+    """Split by size: hold out the problems in the largest quarter of a dimension, one fold for each dimension.
 
-    Raises `ForetuneError` where no dimension has two sizes.
+    This measures extrapolation to sizes beyond the training data. A problem that is among the largest in several
+    dimensions is in the fold of the first one (dimensions are sorted by name).
+
+    Returns:
+        The fold that tests each case, (n_cases,), -1 where none does; and a mask of the cases that the ranker of each
+        fold may learn from, (n_folds, n_cases).
+
+    Raises:
+        ForetuneError: No dimension has two sizes.
 
     >>> from foretune.datasets import Problem
     >>> cases = [Case(Problem.of("f", rows=rows, n=8), ("random",), "even") for rows in (1, 2, 3, 4)]

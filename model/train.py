@@ -1,4 +1,4 @@
-"""From measurements to a bundle: trained, or adapted to another card."""
+"""Train a bundle on measurements, or adapt one to another card."""
 
 from __future__ import annotations
 
@@ -6,13 +6,15 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from ..datasets import BundleError, Family, ForetuneError, KernelConfig
 from ..datasets.errors import warn
 from ..datasets.grid import BinarySignature
 from ..datasets.progress import share_of, side_by_side
 from .bundle import Bundle, TrainedFamily
-from .calibration.conformal import UNCALIBRATED
-from .calibration.cross_fit import cross_fitted
+from .calibration.conformal import UNCALIBRATED, Calibration
+from .calibration.cross_fit import ENOUGH, LEAST, cross_fitted
 from .calibration.training_domain import TrainingDomain
 from .gbdt import AdaptedRanker, LightGBMRanker
 from .training_set import TrainingSet
@@ -20,15 +22,26 @@ from .training_set import TrainingSet
 if TYPE_CHECKING:
     from ..datasets.dataset import Dataset
 
+#: Shortlists with k="auto" are long if they have more than this share of the configs; it is tested on so many problems.
+_LONG, _LISTS = 0.25, 16
+
 
 def train_bundle(
     dataset: Dataset, families: Mapping[str, Family], ranker: Callable[[], LightGBMRanker] = LightGBMRanker
 ) -> Bundle:
-    """A bundle with one ranker for each of `families` (by name) that the dataset has, fitted on all its problems, and
-    calibrated on models that were held out, where the dataset has enough.
+    """Train a bundle with one ranker for each family.
 
-    `ranker` makes the unfitted ranker. The same dataset, families, parameters and LightGBM give the same bytes. Warns
-    as `TrainingSet.of` does. Raises `ForetuneError` where the dataset has none of the families.
+    Each ranker is fitted on all of the dataset's problems of its family, and calibrated by cross-validation if there
+    are enough. The same dataset, families, parameters and LightGBM version give the same bytes. Warns as
+    `TrainingSet.of` does, and if shortlists with k="auto" will be long because few problems calibrate them.
+
+    Args:
+        dataset: The measurements.
+        families: Families by name; those without measurements are skipped.
+        ranker: Returns an unfitted ranker.
+
+    Raises:
+        ForetuneError: The dataset has measurements of none of the families.
 
     >>> train_bundle(load("h200"), families).save("my-bundle")  # doctest: +SKIP
     """
@@ -36,8 +49,8 @@ def train_bundle(
 
     learnable = [name for name in dataset.families if name in families]
     if not learnable:
-        wanted, there = (", ".join(sorted(names)) or "none" for names in (families, dataset.families))
-        raise ForetuneError(f"{dataset.name}: families must be among {wanted} but are {there}")
+        wanted, measured = (", ".join(sorted(names)) or "none" for names in (families, dataset.families))
+        raise ForetuneError(f"{dataset.name}: families must be among {wanted} but are {measured}")
 
     rows = {name: len(dataset.rows(name)) for name in learnable}
 
@@ -48,6 +61,7 @@ def train_bundle(
                 fitted = ranker().fit(data.grid, data.family)
             with share_of(0.6):
                 calibration = cross_fitted(data, ranker)
+        _warn_of_long_lists(data, fitted, calibration)
         return TrainedFamily(
             ranker=fitted,
             devices=data.devices,
@@ -57,25 +71,38 @@ def train_bundle(
             domain=TrainingDomain.of(data.problems),
         )
 
-    # One family's two halves do not take equally long (see `LightGBMRanker.fit`), and beside another no core idles. The
-    # longest first, so that none is left for the end.
+    # Two families at a time keep both cores busy, because the parts of a fit take unequal times (see
+    # `LightGBMRanker.fit`). The largest family is first, so that it is not left alone at the end.
     learnable.sort(key=lambda name: -rows[name])
     trained = side_by_side([partial(train, name) for name in learnable], jobs=2)
     return Bundle(dict(zip(learnable, trained, strict=True)), lightgbm.__version__)
 
 
 def adapt_bundle(bundle: Bundle, dataset: Dataset, families: Mapping[str, Family], *, trees: int = 100) -> Bundle:
-    """The bundle with `trees` more for each of `families` (by name) that it and the dataset have, which put right how
-    it orders the dataset's configs: see `LightGBMRanker.adapted`. Its other families stay as they are.
+    """Adapt a bundle to new measurements, usually from another card.
 
-    The measurements that the bundle was trained on are not needed, and five minutes of an adaptive collection on the
-    new card are enough. They also calibrate it anew, by the same cross-validation as in training: what each part of
-    them makes of the bundle is judged on the others' models. Where they are too few for that the bundle is not
-    calibrated any more, since it would be for another ranker and card, and a `ForetuneWarning` says so.
+    Each ranker gets further trees that correct its order of configs (see `LightGBMRanker.adapted`). The measurements
+    that the bundle was trained on are not needed, and five minutes of an adaptive collection on the new card suffice.
 
-    The same bundle, dataset, families and LightGBM give the same bytes; the origin in the manifest has the bundle it
-    came from and what was added, in "adapted". Warns as `TrainingSet.of` does. Raises `BundleError` where the two have
-    no family in common, or the family's features are not those that the bundle learned from.
+    The new measurements also replace the calibration, by the same cross-validation as in training. If they are too few,
+    the family has no calibration, because the old one applied to another ranker and card; a `ForetuneWarning` reports
+    this. Other warnings are those of `train_bundle`.
+
+    The same bundle, dataset, families and LightGBM version give the same bytes. The manifest's origin records the
+    original bundle and the new data under "adapted".
+
+    Args:
+        bundle: The bundle to adapt. It is not modified.
+        dataset: The new measurements.
+        families: Families by name; those that the bundle or the dataset lacks are skipped.
+        trees: The number of further trees of each family.
+
+    Returns:
+        A bundle with the adapted families; the bundle's other families are unchanged.
+
+    Raises:
+        BundleError: No family is in the bundle, the dataset and `families`, or a family's features are not those that
+            the bundle was trained on.
 
     >>> adapt_bundle(load_bundle(), load("small"), families).save("my-bundle")  # doctest: +SKIP
     """
@@ -83,35 +110,56 @@ def adapt_bundle(bundle: Bundle, dataset: Dataset, families: Mapping[str, Family
     if not both:
         raise BundleError(
             f"{dataset.name} has measurements of {', '.join(dataset.families) or 'nothing'}, but the bundle knows "
-            f"{', '.join(bundle.families) or 'nothing'}: none of these is in both and asked for"
+            f"{', '.join(bundle.families) or 'nothing'}: none of the requested families is in both"
         )
     trained = dict(bundle.trained)
     for name in both:
         family, old = families[name], bundle.trained[name]
         data = TrainingSet.of(dataset, family)
-        tidy = data.tidy()  # what is learned depends on what was measured, and not on what came first
+        tidy = data.tidy()  # the result must not depend on the order of the measurements
         with share_of(0.4 / len(both)):
             ranker = old.ranker.adapted(tidy.grid, family, trees=trees)
         with share_of(0.6 / len(both)):
             calibration = cross_fitted(tidy, partial(AdaptedRanker, old.ranker, trees))
         if calibration is None:
             warn(
-                f"{dataset.name}: {len(tidy)} problems of {name} are too few, or too much alike, to calibrate it: "
-                f'k="auto" is {UNCALIBRATED} then'
+                f"{dataset.name}: {len(tidy)} problems of {name} are too few, or of too few models, to calibrate it, "
+                f'so k="auto" is {UNCALIBRATED}. Measure at least {LEAST} problems of at least two models'
             )
+        _warn_of_long_lists(tidy, ranker, calibration)
         trained[name] = TrainedFamily(
             ranker=ranker,
             devices=tuple(dict.fromkeys((*bundle.trained_on(name), *data.devices))),
             origin=_origin(bundle, data),
-            wrong_results=_together(old.wrong_results, data.wrong_results),
+            wrong_results=_merged(old.wrong_results, data.wrong_results),
             calibration=calibration,
             domain=old.domain | TrainingDomain.of(data.problems),
         )
     return Bundle(trained, bundle.lightgbm_version)
 
 
+def _warn_of_long_lists(data: TrainingSet, ranker: LightGBMRanker, calibration: Calibration | None) -> None:
+    """Warn if few problems calibrated a ranker and its shortlists with k="auto" are long.
+
+    The length is set by the 95 % quantile of the problems' scores, which is nearly the worst score if there are few.
+    """
+    if calibration is None or calibration.problems >= ENOUGH:
+        return
+    known = np.flatnonzero(data.candidate.any(axis=1))
+    rows = known[np.unique(np.linspace(0, len(known) - 1, min(len(known), _LISTS)).astype(np.intp))]
+    logs = [np.sort(np.log(data.predict(ranker, row, data.family.at_call_time))) for row in rows.tolist()]
+    lengths = [(calibration.length(one - one[0]), len(one)) for one in logs]
+    length, configs = sorted(lengths)[len(lengths) // 2]
+    if length > UNCALIBRATED and length > _LONG * configs:
+        warn(
+            f'{data.name}: shortlists of {data.family.name} with k="auto" will be long (typically {length} of '
+            f"{configs} configs), because only {calibration.problems} problems calibrate them, so that the hardest few "
+            f"decide. Measure at least {ENOUGH} problems, or give k as a number"
+        )
+
+
 def _origin(bundle: Bundle, data: TrainingSet) -> dict[str, Any]:
-    """The bundle's origin, and what was added to it; its runs are those of both, where the bundle recorded any."""
+    """Return a bundle's origin extended by the data that it was adapted to, with the run ids of both."""
     old, new = dict(bundle.trained[data.family.name].origin), data.origin
     if isinstance(old.get("runs"), list):
         old["runs"] = sorted({*map(str, old["runs"]), *new["runs"]})
@@ -120,7 +168,8 @@ def _origin(bundle: Bundle, data: TrainingSet) -> dict[str, Any]:
     return old | {"adapted": [*(earlier if isinstance(earlier, list) else []), added]}
 
 
-def _together(
+def _merged(
     one: Mapping[BinarySignature, frozenset[KernelConfig]], other: Mapping[BinarySignature, frozenset[KernelConfig]]
 ) -> dict[BinarySignature, frozenset[KernelConfig]]:
+    """Return the union of two records of configs with wrong results."""
     return {key: one.get(key, frozenset()) | other.get(key, frozenset()) for key in (*one, *other)}

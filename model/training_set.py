@@ -1,4 +1,4 @@
-"""`TrainingSet`: one family's measurements, as everything that trains or judges a ranker uses them."""
+"""`TrainingSet`: one family's measurements, for training and evaluating rankers."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ EXHAUSTIVE = 0.5
 
 @dataclass(frozen=True)
 class TrainingSet:
-    """One family's measurements: times, problems, configs, and each mask under one name, computed once.
+    """One family's measurements: times, problems, configs and masks, each computed once.
 
     Masks are (n_problems, n_configs), in the order of `grid.cases` and `grid.configs`. `exhaustive` and `groups` are
     (n_problems,).
@@ -54,8 +54,8 @@ class TrainingSet:
 
     name: str  # of the dataset
     family: Family
-    grid: Grid  # with `supported` and `measured`; problems without work and times of unsupported configs are left out
-    candidate: NDArray[np.bool_]  # what a shortlist may hold: supported, and no wrong result with that dtype and flags
+    grid: Grid  # with `supported` and `measured`; without empty problems and times of unsupported configs
+    candidate: NDArray[np.bool_]  # a shortlist may have it: supported, no wrong result with this signature
     wrong_results: Mapping[BinarySignature, frozenset[KernelConfig]]  # see `Dataset.wrong_results`
     runs: Mapping[str, int]  # the number of the family's measurements, by run id
 
@@ -63,16 +63,20 @@ class TrainingSet:
     def of(
         cls, dataset: Dataset | TrainingSet, family: Family, where: Callable[[Problem, DeviceSpec], bool] | None = None
     ) -> TrainingSet:
-        """Return what a ranker of the family may learn from: all problems, or those `where` a predicate holds. A
-        training set is returned as it is.
+        """Return the measurements that a ranker of the family may learn from.
 
-        Times of configs that the family does not support on their problem are left out, with a `ForetuneWarning` that
-        says how many and why: no shortlist has them, and their features may be anything. So are configs that it
-        supports on none of the problems, and problems without work. Warns as `check_sources` does.
+        Times of configs that the family does not support on their problem are dropped with a `ForetuneWarning`: no
+        shortlist contains them, and their features are undefined. Configs that the family supports on no problem and
+        problems without work are dropped too. Warns as `check_sources` does.
+
+        Args:
+            dataset: The measurements. A training set is returned unchanged.
+            family: The family whose measurements are used.
+            where: A predicate; if given, only problems on devices for which it returns True are used.
 
         Raises:
-            DatasetError: A problem or a config cannot be the family's, or nothing is left.
-            FamilyError: The family declares what cannot be right.
+            DatasetError: A problem or a config of the dataset is invalid for the family, or no measurement is left.
+            FamilyError: The family's declarations are inconsistent.
         """
         if isinstance(dataset, TrainingSet):
             return dataset
@@ -102,20 +106,20 @@ class TrainingSet:
 
     @property
     def measured(self) -> NDArray[np.bool_]:
-        """Mask of what was measured, failed launches included."""
+        """Mask of the configs that were measured, including failed launches."""
         return self.grid.measured
 
     @cached_property
     def judged(self) -> NDArray[np.bool_]:
-        """Mask of what a ranker may be judged by: candidates that were measured.
+        """Mask of the configs that a ranker is evaluated on: candidates that were measured.
 
-        A run cut short by its budget, or guided by a plan, says nothing about the others.
+        Others are unknown where a run was cut short by its budget or guided by a sparse plan.
         """
         return self.candidate & self.measured
 
     @cached_property
     def exhaustive(self) -> NDArray[np.bool_]:
-        """Mask of problems, (n_problems,), of whose supported configs at least `EXHAUSTIVE` are judged."""
+        """Mask of the problems, (n_problems,), with at least a share `EXHAUSTIVE` of their supported configs judged."""
         return is_exhaustive(self.judged, self.supported)
 
     @cached_property
@@ -125,7 +129,7 @@ class TrainingSet:
 
     @cached_property
     def devices(self) -> tuple[DeviceSpec, ...]:
-        """The devices that it was measured on, each once."""
+        """The distinct devices of the measurements."""
         return tuple(dict.fromkeys(self.grid.devices))
 
     @property
@@ -134,13 +138,15 @@ class TrainingSet:
         return [case.problem for case in self.grid.cases]
 
     def select(self, rows: Sequence[int] | NDArray[np.intp]) -> TrainingSet:
-        """Return the same set with only these problems."""
+        """Return a training set with only the problems of these rows."""
         index = np.asarray(rows, np.intp)
         return replace(self, grid=self.grid.select(index), candidate=self.candidate[index])
 
     def tidy(self) -> TrainingSet:
-        """Return the same set in an order that does not depend on what was measured first, without configs that never
-        ran: whatever learns from it learns the same."""
+        """Return the set in a canonical order, without configs that never ran.
+
+        Training on it gives the same result whatever the order of the measurements was.
+        """
         grid = self.grid.tidy()
         row_of = {cell: row for row, cell in enumerate(zip(self.grid.cases, self.grid.devices, strict=True))}
         rows = [row_of[cell] for cell in zip(grid.cases, grid.devices, strict=True)]
@@ -149,14 +155,21 @@ class TrainingSet:
         return replace(self, grid=grid, candidate=self.candidate[np.ix_(rows, columns)])
 
     def predict(self, ranker: Ranker, row: int, view: Callable[[Problem], Problem]) -> NDArray[np.float64]:
-        """Return the predicted slowdowns of the candidates of a row, (n_candidates,), for a view of its problem, such
-        as `Family.at_call_time`."""
+        """Return the predicted slowdowns of one problem's candidates, (n_candidates,).
+
+        Args:
+            ranker: A fitted ranker.
+            row: The problem's row.
+            view: Converts the problem to what the ranker is given, for example `Family.at_call_time`.
+        """
         configs, problem = self.configs(self.candidate[row]), view(self.grid.cases[row].problem)
         return ranker.predict(self.family, problem, self.grid.devices[row], configs)
 
     def configs(self, mask: NDArray[np.bool_]) -> tuple[KernelConfig, ...]:
-        """Return the configs where a mask, (n_configs,), holds: for one mask always the same tuple, since families
-        remember what depends on a list of configs alone."""
+        """Return the configs selected by a mask, (n_configs,).
+
+        Equal masks give the identical tuple, because families cache what depends only on the tuple of configs.
+        """
         key = mask.tobytes()
         if key not in self._subsets:
             self._subsets[key] = tuple(self.grid.configs[column] for column in np.flatnonzero(mask))
@@ -168,7 +181,7 @@ class TrainingSet:
 
     @property
     def origin(self) -> dict[str, Any]:
-        """The record of the training data in a bundle, as JSON values: see `TrainedFamily.origin`."""
+        """A description of the training data, as JSON values, for a bundle: see `TrainedFamily.origin`."""
         return {
             "dataset": self.name,
             "measurements_sha256": self._fingerprint(),
@@ -179,21 +192,25 @@ class TrainingSet:
         }
 
     def share_in(self, origin: Mapping[str, Any]) -> float | None:
-        """Return the share of the measurements that a bundle of this origin was trained on: those of the same runs.
+        """Return the share of these measurements that a bundle was trained on, judged by their run ids.
 
-        None where that cannot be told, of a bundle that recorded no runs.
+        Args:
+            origin: The bundle's `TrainedFamily.origin`.
+
+        Returns:
+            A share from 0 to 1, or None for a bundle that recorded no runs.
         """
         if origin.get("measurements_sha256") == self._fingerprint():
             return 1.0
         runs = origin.get("runs")
-        if not isinstance(runs, list):  # trained before they were recorded
+        if not isinstance(runs, list):  # older bundles have none
             return None
         return sum(self.runs.get(run, 0) for run in {run for run in runs if isinstance(run, str)}) / sum(
             self.runs.values()
         )
 
     def _fingerprint(self) -> str:
-        """SHA-256 of what a ranker learns from: problems, devices, configs and both passes' times."""
+        """Return the SHA-256 of the problems, devices, configs and times of both passes."""
         digest = hashlib.sha256()
         for part in (self.problems, self.grid.devices, self.grid.configs):
             digest.update(json.dumps([one.to_json() for one in part], sort_keys=True).encode())
@@ -203,13 +220,13 @@ class TrainingSet:
 
 
 def is_exhaustive(judged: NDArray[np.bool_], supported: NDArray[np.bool_]) -> NDArray[np.bool_]:
-    """Return whether the judged configs of each problem are at least `EXHAUSTIVE` of the supported, (n_problems,)."""
+    """Return whether at least a share `EXHAUSTIVE` of each problem's supported configs is judged, (n_problems,)."""
     result: NDArray[np.bool_] = judged.sum(axis=1) >= EXHAUSTIVE * np.maximum(supported.sum(axis=1), 1)
     return result
 
 
 def _valid(name: str, grid: Grid, family: Family) -> Grid:
-    """Return the problems with work and the times of supported configs, with `Grid.supported`: see `TrainingSet.of`."""
+    """Drop empty problems and times of unsupported configs from a grid, and set `Grid.supported`."""
     idle = np.array([not_empty(family, case.problem) != case.problem for case in grid.cases])
     if idle.any():
         example = grid.cases[int(idle.argmax())].problem
@@ -236,10 +253,10 @@ def _valid(name: str, grid: Grid, family: Family) -> Grid:
 
 
 def check_measured(dataset: Dataset, family: Family) -> None:
-    """Check that the problems and configs of a dataset can be the family's, and warn as `check_sources` does.
+    """Check that the problems and configs of a dataset are valid for a family, and warn as `check_sources` does.
 
     Raises:
-        DatasetError: A problem or a config cannot be.
+        DatasetError: A problem or a config is invalid.
     """
     for case in dataset.cases:
         if case.problem.family == family.name:
@@ -254,23 +271,29 @@ def check_measured(dataset: Dataset, family: Family) -> None:
 
 
 def check_sources(name: str, provenance: Mapping[str, Any], family: Family) -> None:
-    """Warns (`ForetuneWarning`) where a dataset, of this name and provenance, was measured with other sources of the
-    family's kernel.
+    """Warn if a dataset was measured with other sources of the family's kernel than the installed ones.
 
-    What is learned from it may still be good: a new feature that is off by default changes the sources too. Where
-    runs recorded no sources there is nothing to compare, nor where the family's are not known here.
+    It is only a warning, because the times may still apply: adding an option that is off by default changes the sources
+    too. Nothing is compared if the runs recorded no source hash or the family's is not known here.
+
+    Args:
+        name: The dataset's name, for the `ForetuneWarning`.
+        provenance: The dataset's provenance.
+        family: The family to compare with.
     """
     now = source_of(family)
     if now is not None and (others := other_sources(kernel_sources(provenance, family.name), now)):
         warn(
-            f"{name} was measured with other sources of {family.name} ({', '.join(sorted(others))}) than there "
-            f"are now ({now}): its times are another kernel's. Collect again where that matters"
+            f"{name} was measured with other sources of {family.name} ({', '.join(sorted(others))}) than the installed "
+            f"ones ({now}), so its times may not apply. Collect again if the change affects performance"
         )
 
 
 def source_of(family: Family) -> str | None:
-    """The hash of the family's kernel as it is now; None where it is not known: a family that only predicts has no
-    kernel, and a laptop ranks without Triton."""
+    """Return the source hash of the family's installed kernel.
+
+    None if it is unknown: a family that only predicts has no kernel, and hashing needs Triton.
+    """
     if not isinstance(family, Measurable):
         return None
     try:

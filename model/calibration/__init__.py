@@ -1,2 +1,1 @@
-"""How many configs to try, and which: what a ranker's figures are worth on models that it never saw, and how
-far a problem is from what was measured."""
+"""Choose the length of a shortlist by conformal calibration, diversify it, and measure distance from training data."""

@@ -1,11 +1,12 @@
-"""`Calibration`: how long a shortlist must be, by split conformal prediction on models that the ranker never saw.
+"""`Calibration`: the length of shortlists with k="auto", by split conformal prediction on held-out models.
 
-The nonconformity score of a config says how much has to be tried to reach it: the natural log of its place in the
-ranking, plus `STEEPNESS` times the log of its predicted slowdown against the first. A problem's score is that of the
-config at which its shortlist was good. Of n problems that were calibrated on, whole model families apart from what the
-ranker learned, the ceil((n + 1) * coverage)-th smallest score covers the next problem with at least that probability,
-if that one is drawn as they were (Vovk et al., Algorithmic Learning in a Random World, 2005; Angelopoulos and Bates,
-arXiv:2107.07511, section 1). So a list that many near-equals lead is long, and one with clear winners is short.
+The nonconformity score of a config is the natural log of its place in the ranking plus `STEEPNESS` times the log of its
+predicted slowdown relative to the first config. A problem has the score of the config that makes its shortlist
+good. Of n calibrating problems, whose model families were not in the training data, the
+ceil((n + 1) * coverage)-th smallest score is the threshold. A shortlist of all configs with scores up to it is good
+with at least that probability, if the problem is drawn from the same distribution (Vovk et al., Algorithmic Learning in
+a Random World, 2005; Angelopoulos and Bates, arXiv:2107.07511, section 1). The list is long if many configs are
+predicted to be about equal, and short if there are clear winners.
 """
 
 from __future__ import annotations
@@ -24,83 +25,93 @@ from ..metrics import growing_regret
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike, NDArray
 
-#: How often a shortlist is to hold a good config, and what is good: that much slower than a search of everything finds.
+#: The probability that a shortlist contains a good config, and the largest regret of a good one relative to a full
+#: search.
 COVERAGE, GOOD = 0.95, 1.01
-#: What is good of a problem of which less than this share of the configs ran (as `training_set.EXHAUSTIVE`, which
-#: predicting does not import): the best of them may not be the best of all. README.md has the effect on the coverage.
+#: If less than this share of a problem's configs ran, the bound for a good config is stricter, because the best of
+#: these may not be the best of all. (The share equals `training_set.EXHAUSTIVE`, which is not imported for predicting.)
 _FEW, _GOOD_OF_FEW = 0.5, 1.005
-#: No shortlist of a problem in the training domain is longer; outside, it grows as the threshold does. Where it binds,
-#: the reason says so.
+#: The most configs of a shortlist in the training domain. Out of distribution it is multiplied by `Distance.growth`.
 MOST_TRIED = 64
-#: What is tried of a ranker that is not calibrated.
+#: The length of shortlists with k="auto" if the ranker has no calibration.
 UNCALIBRATED = 8
-#: How much a predicted slowdown counts beside the place: at 10, what is 7 % slower counts as twice as far down.
-#: README.md names what compares it with others.
+#: The weight of a predicted slowdown relative to the place: at 10, a config that is 7 % slower counts as twice as far
+#: down. README.md names the study that compares it with other scores.
 STEEPNESS = 10.0
-#: At which scores the expected regret is kept; straight lines between.
+#: The scores at which `Calibration.regret` is stored. Values between them are interpolated linearly.
 _SCORES = (0.0, 0.5, 1.0, 1.5, 2.0, 2.5, 3.0, 3.5, 4.0, 4.5, 5.0, 6.0, 8.0)
-#: More problems than any data will have, and more than any score or regret is.
+#: Bounds for the values in a file: problems, scores and regrets.
 _MOST_PROBLEMS, _MOST_SCORE, _MOST_REGRET = 1 << 20, 1e4, 1e6
 
-#: One problem to calibrate on: predicted logs of slowdowns of all configs that may be on its shortlist, and their times
-#: in both passes, (n_configs,) each, NaN where a config did not run, or was not tried.
+#: A problem to calibrate on: the predicted log slowdowns of all candidates for its shortlist, and their times in both
+#: passes, (n_configs,) each. NaN marks a config that did not run or was not measured.
 Judged: TypeAlias = tuple["ArrayLike", "ArrayLike", "ArrayLike"]
 
 
 @dataclass(frozen=True)
 class Calibration:
-    """What a family's ranker was worth on problems of models that it never saw.
+    """Determines the length of shortlists, from a ranker's results on held-out models.
 
     >>> calibration = Calibration(problems=40, scores=(0.0,) * 30 + (2.0,) * 10, regret=(0.02,) * len(_SCORES))
     >>> calibration.length([0.0, 0.01, 0.02, 0.2]), calibration.length([0.0, 0.2, 0.3, 0.4])
     (3, 1)
     """
 
-    problems: int  # that it was calibrated on
-    scores: tuple[float, ...]  # sorted; of those that at most MOST_TRIED configs solved
-    regret: tuple[float, ...]  # (len(_SCORES),) expected loss where all up to that score are tried: 0.02 = 2 % slower
+    problems: int  # the number of calibrating problems
+    scores: tuple[float, ...]  # ascending; of the problems for which MOST_TRIED configs or fewer are enough
+    regret: tuple[float, ...]  # (len(_SCORES),) mean excess if all configs up to the score are tried: 0.02 = 2 % slower
 
     def threshold(self, coverage: float = COVERAGE) -> float:
-        """Return the score up to which to try; infinite where problems were too few, or too many had no short list."""
+        """Return the largest score of configs that are tried; infinite if too few problems have a score."""
         place = math.ceil((self.problems + 1) * coverage)
         return self.scores[place - 1] if place <= len(self.scores) else math.inf
 
     def wanted(self, logs: ArrayLike, *, growth: float = 1.0, coverage: float = COVERAGE) -> int:
-        """How many to try, if there were no cap, of configs with these logs of predicted slowdowns against the first,
-        ascending, (n_configs,): at least 1. `growth` is how many times as long lists are: see `Distance.growth`."""
+        """Return the length of a shortlist before it is capped, at least 1.
+
+        Args:
+            logs: Predicted log slowdowns relative to the first config, ascending, (n_configs,).
+            growth: The factor that makes the list longer out of distribution; see `Distance.growth`.
+            coverage: The probability that the shortlist contains a good config.
+        """
         threshold = self.threshold(coverage) + math.log(growth)
         return max(1, int(np.searchsorted(scores_of(logs), threshold, side="right")))
 
     def length(self, logs: ArrayLike, *, growth: float = 1.0, coverage: float = COVERAGE) -> int:
-        """`wanted`, but at most `most_tried(growth)`."""
+        """Return the length of a shortlist: `wanted`, but at most `most_tried(growth)`."""
         return min(self.wanted(logs, growth=growth, coverage=coverage), most_tried(growth))
 
     def expected_regret(self, logs: ArrayLike, *, growth: float = 1.0) -> NDArray[np.float64]:
-        """What a call is expected to lose when the first 1, 2, ... are tried, never rising: 0.02 = 2 % slower. `logs`
-        are as for `wanted`, (n_configs,); the result has at most `most_tried(growth)` entries.
+        """Return the expected excess time of the choice among the first 1, 2, ... configs; 0.02 = 2 % slower.
 
-        The first k try all scores below that of the next config, so a clear winner loses less than one of many."""
+        The arguments are those of `wanted`. The result has at most `most_tried(growth)` entries and never increases.
+        The first k configs cover all scores below that of the next config, so a clear winner has a lower expected
+        excess than one of many equals.
+        """
         most = most_tried(growth)
         beyond = np.append(scores_of(logs)[1 : most + 1], np.inf)[:most]
         return np.interp(beyond - math.log(growth), _SCORES, self.regret)
 
     def to_json(self) -> dict[str, Any]:
+        """Return the calibration as JSON values."""
         return {"problems": self.problems, "levels": list(self.scores), "regret": list(self.regret)}
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> Calibration:
-        """The inverse of `to_json`. Raises `ForetuneError`, `KeyError` or `TypeError` for what is none."""
+        """Return the calibration of `to_json`. Raises `ForetuneError`, `KeyError` or `TypeError` for invalid values."""
         problems = check_integer("calibrated problems", value["problems"], 1, _MOST_PROBLEMS)
         scores = _ascending("levels", value["levels"], problems, _MOST_SCORE)
         regret = _ascending("regret", value["regret"][::-1], len(_SCORES), _MOST_REGRET)[::-1]
         if len(regret) != len(_SCORES):
-            raise BundleError(f"the regret of a calibration must have {len(_SCORES)} figures but has {len(regret)}")
+            raise BundleError(f"the regret of a calibration must have {len(_SCORES)} numbers but has {len(regret)}")
         return cls(problems, scores, regret)
 
 
 def scores_of(logs: ArrayLike) -> NDArray[np.float64]:
-    """Return the nonconformity score of each config, (n_configs,), from the logs of the predicted slowdowns against the
-    first, ascending.
+    """Return the nonconformity score of each config, (n_configs,).
+
+    Args:
+        logs: Predicted log slowdowns relative to the first config, ascending, (n_configs,).
 
     >>> scores_of([0.0, 0.1]).round(2).tolist()
     [0.0, 1.69]
@@ -111,7 +122,7 @@ def scores_of(logs: ArrayLike) -> NDArray[np.float64]:
 
 
 def most_tried(growth: float = 1.0) -> int:
-    """The length that no shortlist exceeds.
+    """Return the largest length of a shortlist with k="auto".
 
     >>> most_tried(), most_tried(1.5)
     (64, 96)
@@ -120,8 +131,10 @@ def most_tried(growth: float = 1.0) -> int:
 
 
 def calibrate(problems: Sequence[Judged]) -> Calibration:
-    """The calibration from problems that a ranker predicted without having seen their model. Where few configs of one
-    were tried, good is what is close to the best of these, and its place is that among all configs.
+    """Return the calibration from problems whose models the ranker was not trained on.
+
+    If few configs of a problem were measured, a good config is one that is close to the best of these. Its place counts
+    all configs, measured or not.
 
     >>> round(calibrate([([0.0, 0.1, 0.2], [5.0, 4.0, 4.1], [5.1, 4.0, 4.1])] * 30).threshold(), 2)
     1.69
@@ -131,7 +144,7 @@ def calibrate(problems: Sequence[Judged]) -> Calibration:
     solved, losses = [], []
     for problem in problems:
         scores, loss, ran = ranked(problem)
-        first = int(np.argmax(ran))  # before it there is nothing to lose or to gain
+        first = int(np.argmax(ran))  # no configs before it were measured
         place = needed_length(loss, GOOD if ran.mean() >= _FEW else _GOOD_OF_FEW) - 1
         if place < MOST_TRIED:
             solved.append(float(scores[place]))
@@ -142,7 +155,7 @@ def calibrate(problems: Sequence[Judged]) -> Calibration:
 
 
 def ranked(problem: Judged) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.bool_]]:
-    """Nonconformity score and `excess` of each config, and whether it ran, best prediction first, (n_configs,) each."""
+    """Return the score and `excess` of each config and whether it ran, best prediction first, (n_configs,) each."""
     logs, choose_us, report_us = (np.asarray(part, np.float64) for part in problem)
     order = np.argsort(logs, kind="stable")
     ascending, choose_us, report_us = logs[order], choose_us[order], report_us[order]
@@ -151,15 +164,22 @@ def ranked(problem: Judged) -> tuple[NDArray[np.float64], NDArray[np.float64], N
 
 
 def excess(choose_us: ArrayLike, report_us: ArrayLike) -> NDArray[np.float64]:
-    """What the first 1, 2, ... configs lose against a search of them all, (n_configs,): 0.02 = 2 % slower. Chosen on
-    one pass and reported on the other, the search as well; so below 0 is luck."""
+    """Return the excess time of choosing among the first 1, 2, ... configs over a full search, (n_configs,).
+
+    0.02 means 2 % slower. Both choose on one pass and are reported on the other, so a negative value is due to noise.
+    """
     regret = growing_regret(choose_us, report_us)
     result: NDArray[np.float64] = regret / regret[-1] - 1
     return result
 
 
 def needed_length(loss: NDArray[np.float64], good: float = GOOD) -> int:
-    """From which length on all shortlists hold a good config; `loss` is that of `excess`.
+    """Return the smallest length such that every shortlist of at least this length contains a good config.
+
+    Args:
+        loss: The `excess` of each length, (n_configs,).
+        good: The largest regret of a good config.
+
 
     >>> needed_length(np.array([0.3, 0.004, 0.02, 0.003, 0.0]))
     4
@@ -169,15 +189,16 @@ def needed_length(loss: NDArray[np.float64], good: float = GOOD) -> int:
 
 
 def _ascending(name: str, values: Any, most: int, largest: float) -> tuple[float, ...]:
+    """Return a list of at most `most` ascending numbers from 0 to `largest` as a tuple. Raises `BundleError` else."""
     if not isinstance(values, list) or len(values) > most:
         raise BundleError(f"{name} of a calibration must be a list of at most {most} numbers but is {shown(values)}")
     if not all(type(value) in (int, float) and 0 <= value <= largest for value in values):
         raise BundleError(f"{name} of a calibration must be numbers from 0 to {largest:g} but is {shown(values)}")
     if values != sorted(values):
-        raise BundleError(f"{name} of a calibration must be in order but is {shown(values)}")
+        raise BundleError(f"{name} of a calibration must be sorted but is {shown(values)}")
     return tuple(map(float, values))
 
 
 def _rounded(values: Sequence[float]) -> list[float]:
-    """As JSON keeps them: to six digits."""
+    """Return the values rounded to six significant digits."""
     return [float(f"{value:.6g}") for value in values]

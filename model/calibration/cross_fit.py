@@ -1,6 +1,6 @@
-"""A ranker's calibration by cross-fitting: every problem is predicted by a ranker that never saw its model.
+"""Calibrate a ranker by cross-fitting: each problem is predicted by a ranker that was not trained on its model.
 
-And `Coverage`: how many shortlists of the length that a calibration wants hold a good config.
+`Coverage` measures how many shortlists of calibrated length contain a good config.
 """
 
 from __future__ import annotations
@@ -23,30 +23,30 @@ from .conformal import COVERAGE, GOOD, Calibration, Judged, calibrate, most_trie
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-#: Folds, and trees of each fold's ranker: less than the shipped one has, so that training on everything takes three
-#: minutes. README.md says what that does to the lengths.
+#: The number of folds, and the most trees of each fold's ranker: fewer than the shipped one has, so that training on
+#: all shipped data takes three minutes. README.md explains the effect on lengths.
 FOLDS, TREES = 3, 200
-#: With this many exhaustively measured problems the others do not calibrate; and with this many, the standard error of
-#: what they say of one in twenty is 1.3 points, so that further folds are not worth their training.
-_ENOUGH, _PLENTY = 100, 300
-#: Fewer problems than this say nothing about one in twenty, and more make training longer and little else better.
+#: With at least `ENOUGH` exhaustively measured problems, sparse ones are not used for calibration. With `_PLENTY`, the
+#: standard error of the coverage of 95 % is 1.3 points, so that further folds are not worth their training time.
+ENOUGH, _PLENTY = 100, 300
+#: The fewest problems to calibrate on, because a 95 % quantile needs at least 20, and the most, to limit training time.
 LEAST, MOST = round(1 / (1 - COVERAGE)), 1000
 
 
 def cross_fitted(data: TrainingSet, ranker: Callable[[], Ranker], *, jobs: int = 2) -> Calibration | None:
-    """Return the calibration of such a ranker trained on this data.
+    """Return the calibration of a kind of ranker, from cross-validation on its training data.
 
-    Where enough problems were measured exhaustively, the others do not calibrate: the best config of one may be none of
-    those that were tried. Folds past the first `_PLENTY` problems that calibrate are left out. The same data and
+    If enough problems were measured exhaustively, only they calibrate: the best config of a sparsely measured problem
+    may not be among those that were tried. Folds are skipped once `_PLENTY` problems calibrate. The same data and
     parameters give the same calibration.
 
     Args:
-        data: What the ranker learns from.
-        ranker: Makes the unfitted ranker; of a `LightGBMRanker` those of the folds have at most `TREES` trees.
-        jobs: How many folds run side by side.
+        data: The training data.
+        ranker: Returns an unfitted ranker. A `LightGBMRanker` is trained with at most `TREES` trees in each fold.
+        jobs: The number of folds that run concurrently.
 
     Returns:
-        None where there are too few problems, or all are of one model: then nothing can be said.
+        The calibration, or None if there are fewer than `LEAST` problems or all are of one model.
 
     >>> cross_fitted(TrainingSet.of(dataset, family), LightGBMRanker).threshold()  # doctest: +SKIP
     0.21
@@ -55,7 +55,7 @@ def cross_fitted(data: TrainingSet, ranker: Callable[[], Ranker], *, jobs: int =
     if len(rows) > MOST:
         rows = np.sort(np.random.default_rng(0).choice(rows, MOST, replace=False))
     data = data.select(rows)
-    judged = data.exhaustive if data.exhaustive.sum() >= _ENOUGH else np.ones(len(data), np.bool_)
+    judged = data.exhaustive if data.exhaustive.sum() >= ENOUGH else np.ones(len(data), np.bool_)
     if len(data) < LEAST or len(np.unique(data.groups)) < 2:
         return None
     fold = split_folds(data.groups, FOLDS)
@@ -72,12 +72,18 @@ def cross_fitted(data: TrainingSet, ranker: Callable[[], Ranker], *, jobs: int =
         return logs
 
     parts = side_by_side([partial(predicted, number) for number in numbers], jobs)
-    logs = {row: of_it for part in parts for row, of_it in part.items()}
+    logs = {row: predictions for part in parts for row, predictions in part.items()}
     return calibrate(calibrating_problems(data, sorted(logs), [logs[row] for row in sorted(logs)]))
 
 
 def calibrating_problems(data: TrainingSet, rows: Sequence[int], logs: Sequence[NDArray[np.float64]]) -> list[Judged]:
-    """Return problems as a calibration takes them, from the predicted logs of slowdowns of each one's candidates."""
+    """Return the problems of some rows in the form that `calibrate` takes.
+
+    Args:
+        data: The measurements.
+        rows: The rows, (n_problems,).
+        logs: The predicted log slowdowns of each row's candidates, (n_candidates,) each.
+    """
     passes = data.grid.first_us, data.grid.second_us
     return [
         (predicted, *(times[row, data.candidate[row]] for times in passes))
@@ -86,6 +92,7 @@ def calibrating_problems(data: TrainingSet, rows: Sequence[int], logs: Sequence[
 
 
 def _smaller(ranker: Ranker) -> Ranker:
+    """Return the ranker, or a copy with `TREES` trees if it has more."""
     if isinstance(ranker, LightGBMRanker) and ranker.trees > TREES:
         return type(ranker)(**{**ranker.get_params(), "trees": TREES})
     return ranker
@@ -93,15 +100,15 @@ def _smaller(ranker: Ranker) -> Ranker:
 
 @dataclass(frozen=True)
 class Coverage:
-    """Lengths of shortlists of k="auto", and whether they held a good config, (n_problems,) each."""
+    """Lengths of shortlists with k="auto", and whether they contain a good config, (n_problems,) each."""
 
     covered: NDArray[np.bool_]
     length: NDArray[np.intp]
-    capped: NDArray[np.bool_]  # the cap made it shorter than the calibration wants
+    capped: NDArray[np.bool_]  # whether the cap made it shorter than the calibration requires
 
     @classmethod
     def of(cls, problems: Sequence[Judged], calibrations: Sequence[Calibration], growths: Sequence[float]) -> Coverage:
-        """That of each problem by a calibration and a growth of its own."""
+        """Return the coverage of problems, each with a calibration and a growth (see `Distance.growth`) of its own."""
         found = []
         for problem, calibration, growth in zip(problems, calibrations, growths, strict=True):
             scores, loss, _ = ranked(problem)
@@ -112,7 +119,7 @@ class Coverage:
         return cls(np.array(covered), np.array(lengths), np.array(capped))
 
     def to_json(self) -> dict[str, Any]:
-        """As `foretune evaluate --json` prints it: shares of 1, of configs within `within` of the best."""
+        """Return the values that `foretune evaluate --json` prints; a config is good if it is `within` of the best."""
         return {
             "nominal": COVERAGE,
             "within": round(GOOD - 1, 4),
@@ -124,16 +131,16 @@ class Coverage:
         }
 
     def __str__(self) -> str:
-        told = self.to_json()
+        summary = self.to_json()
         return (
-            f"{100 * told['coverage']:.1f} % hold a config within {100 * told['within']:.0f} % of the best; k is "
-            f"{told['mean_k']:.0f} on average, {told['median_k']:.0f} in the median, at the cap in "
-            f"{100 * told['capped']:.0f} %"
+            f"{100 * summary['coverage']:.1f} % contain a config within {100 * summary['within']:.0f} % of the best; k "
+            f"is {summary['mean_k']:.0f} on average (median {summary['median_k']:.0f}), and capped in "
+            f"{100 * summary['capped']:.0f} %"
         )
 
 
 def within_distribution(problems: Sequence[Judged], *, draws: int = 20, seed: int = 0) -> Coverage:
-    """The coverage of problems drawn as those that were calibrated on: of random halves one calibrates the other."""
+    """Return the coverage on problems like the calibrating ones: random halves calibrate each other, `draws` times."""
     random, parts = np.random.default_rng(seed), []
     for _ in range(draws):
         order = random.permutation(len(problems))
@@ -145,7 +152,13 @@ def within_distribution(problems: Sequence[Judged], *, draws: int = 20, seed: in
 
 
 def across_folds(problems: Sequence[Judged], fold: NDArray[np.intp], growths: Sequence[float]) -> Coverage:
-    """The coverage of each fold, (n_problems,) labels, by a calibration on the others."""
+    """Return the coverage of each fold's problems when the other folds calibrate.
+
+    Args:
+        problems: The problems.
+        fold: The fold of each problem, (n_problems,).
+        growths: The growth of each problem's shortlist; see `Distance.growth`.
+    """
     by_fold = {
         number: calibrate([problem for problem, its in zip(problems, fold, strict=True) if its != number])
         for number in np.unique(fold).tolist()

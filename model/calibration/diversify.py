@@ -1,8 +1,8 @@
-"""`diversified_order`: the order to try configs in, so that those on a short list are not all wrong for one reason.
+"""`diversified_order`: diversify a short list of configs, so that one prediction error does not affect all of them.
 
-A ranker's errors are shared: configs that differ in one knob are misjudged together, and what is second behind a wrong
-first choice is often wrong as well. So the list is chosen greedily, as in maximal marginal relevance (Carbonell and
-Goldstein, SIGIR 1998): each config counts as so much slower for each one before it as they are alike.
+Similar configs share prediction errors: if the first choice is wrong, the second one, which often differs in only one
+knob, is often wrong too. So the list is chosen greedily, as in maximal marginal relevance (Carbonell and Goldstein,
+SIGIR 1998): each config has a penalty for each similar config before it.
 """
 
 from __future__ import annotations
@@ -18,18 +18,19 @@ from ..configs_memo import remembered
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike, NDArray
 
-#: In log slowdown: what a config counts as slower for an equal one before it, and half of that for each knob in which
-#: they differ. README.md has the figures that decided.
+#: The penalty, in log slowdown, for an equal config earlier in the list. It is halved for each knob that differs
+#: between the two configs. NOTES.md has the figures behind it.
 _LIKENESS = 0.08
-#: So many are chosen so, among the first of the ranking; the others follow as they are predicted, because to have the
-#: very best on a long list takes near-equals too.
+#: The number of configs that are chosen so, and the number of first configs in the ranking that they are chosen from.
+#: The others follow in predicted order, because a long list needs near-equal configs to contain the very best one.
 _CHOSEN, AMONG = 16, 32
 
 
 @remembered(maxsize=64)
 def knob_table(configs: tuple[KernelConfig, ...]) -> NDArray[np.float32]:
-    """One column for each value of each knob, (n_configs, n_values), with 1.0 where a config has it: the product of two
-    rows is in how many knobs they agree.
+    """Return a one-hot table of knob values, (n_configs, n_values).
+
+    The dot product of two rows is the number of knobs on which the configs agree.
 
     >>> table = knob_table((KernelConfig.of(BLOCK=16), KernelConfig.of(BLOCK=32), KernelConfig.of(BLOCK=32)))
     >>> (table @ table.T)[:, 1].tolist() == [table[1].sum() - 1, table[1].sum(), table[1].sum()]
@@ -46,9 +47,13 @@ def knob_table(configs: tuple[KernelConfig, ...]) -> NDArray[np.float32]:
 
 
 def diversified_order(logs: ArrayLike, table: NDArray[np.float32]) -> NDArray[np.intp]:
-    """The places of configs in the order in which to try them, (n_configs,), from the logs of their predicted
-    slowdowns, (n_configs,), and their rows of a `knob_table`. The first is the one that is predicted fastest, the
-    earlier one of equals.
+    """Return the positions of configs in the order of trying them, (n_configs,).
+
+    The first is the config that is predicted fastest; ties go to the earlier one.
+
+    Args:
+        logs: Predicted log slowdowns, (n_configs,).
+        table: The configs' rows of a `knob_table`, (n_configs, n_values).
 
     >>> configs = [KernelConfig.of(BLOCK=b, GROUP=g, num_stages=s) for b, g, s in ((64, 1, 3), (64, 1, 4), (128, 8, 4))]
     >>> diversified_order([0.0, 0.01, 0.02], knob_table(tuple(configs))).tolist()
@@ -58,23 +63,27 @@ def diversified_order(logs: ArrayLike, table: NDArray[np.float32]) -> NDArray[np
     order = np.argsort(logs, kind="stable")
     among = order[:AMONG]
     rows = table[among]
-    alike = rows @ rows.T
-    counted = np.ldexp(_LIKENESS, (alike - alike.diagonal()[:, None]).astype(np.int32))
-    left = logs[among]
+    agreement = rows @ rows.T
+    penalties = np.ldexp(_LIKENESS, (agreement - agreement.diagonal()[:, None]).astype(np.int32))
+    penalized = logs[among]
     chosen = []
     for _ in range(min(_CHOSEN, len(among))):
-        place = int(left.argmin())
+        place = int(penalized.argmin())
         chosen.append(place)
-        left += counted[place]
-        left[place] = np.inf
+        penalized += penalties[place]
+        penalized[place] = np.inf
     rest = np.ones(len(order), np.bool_)
     rest[chosen] = False
     return np.concatenate([among[chosen], order[rest]])
 
 
 def diversified_places(scores: NDArray[np.float64], configs: Sequence[KernelConfig]) -> NDArray[np.float64]:
-    """Where on the list each config stands, first 0, from predicted slowdowns; (n_problems, n_configs) both, NaN = no
-    candidate.
+    """Return each config's position in its problem's diversified order, from 0, (n_problems, n_configs).
+
+    Args:
+        scores: Predicted slowdowns, (n_problems, n_configs). NaN marks a config that is no candidate, and its position
+            is NaN.
+        configs: The configs, (n_configs,).
 
     >>> configs = [KernelConfig.of(BLOCK=size) for size in (16, 32, 64)]
     >>> diversified_places(np.array([[1.3, np.nan, 1.0]]), configs).tolist()
@@ -82,9 +91,9 @@ def diversified_places(scores: NDArray[np.float64], configs: Sequence[KernelConf
     """
     table = knob_table(tuple(configs))
     places = np.full(scores.shape, np.nan)
-    for row, of_it in zip(scores, places, strict=True):
-        there = np.flatnonzero(~np.isnan(row))
-        with np.errstate(divide="ignore"):  # a baseline may say 0 of its favourite
-            logs = np.log(row[there])
-        of_it[there[diversified_order(logs, table[there])]] = np.arange(len(there))
+    for row, row_places in zip(scores, places, strict=True):
+        candidates = np.flatnonzero(~np.isnan(row))
+        with np.errstate(divide="ignore"):  # a baseline may score its first choice as 0
+            logs = np.log(row[candidates])
+        row_places[candidates[diversified_order(logs, table[candidates])]] = np.arange(len(candidates))
     return places

@@ -1,4 +1,4 @@
-"""`TrainingDomain`: the problems that a ranker learned from; `Distance`: how far out of distribution a problem is."""
+"""`TrainingDomain`: the range of a ranker's training problems; `Distance`: how far a problem is outside of it."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from ...datasets.errors import check_word, shown
 from ...datasets.grid import BinarySignature
 from ...datasets.problem import MOST_SIZE, dtype_from_json, dtype_to_json
 
-#: The least and the largest: of a dimension's size, or of one dimension over another.
+#: The smallest and the largest value, of a dimension's size or of the ratio of two dimensions.
 Range: TypeAlias = tuple[float, float]
 
-#: What is this little outside counts as within: call-time rounding moves a size by 4.5 %.
+#: A value outside by at most this factor counts as within, because call-time rounding changes sizes by up to 4.5 %.
 _WITHIN = 1.1
-#: How many times as long a shortlist is for each octave, and at most: README.md has the figures that decided.
+#: The factor by which shortlists grow for each octave outside, and the largest growth. NOTES.md has figures.
 _GROWTH_AN_OCTAVE, _MOST_GROWTH = 2**0.5, 4.0
-#: What counts as one octave at least: a dtype or flags, or a card, that nothing was learned on.
+#: The octaves of a signature (dtype and flags) that is not in the training data, and the fewest of such a card.
 _NEW = 1.0
-#: More pairs of dimensions than any family has: see `datasets.errors.MOST_NAMES`.
-_MOST_RANGES, _MOST_KINDS = 64 * 65 // 2, 4096
-#: Of what a device is to a kernel, what its rates and limits are.
-_OF_DEVICES = {
+#: Bounds for the values in a file: pairs of dimensions (see `datasets.errors.MOST_NAMES`) and signatures.
+_MOST_RANGES, _MOST_SIGNATURES = 64 * 65 // 2, 4096
+#: The rates and limits by which devices are compared, with their names in messages.
+_DEVICE_FIGURES = {
     "sm_count": "SMs",
     "copy_bandwidth_gbs": "bandwidth",
     "matrix_tflops": "matrix rate",
@@ -37,24 +37,24 @@ _OF_DEVICES = {
 
 @dataclass(frozen=True)
 class Distance:
-    """How far a problem on a device is from what a ranker learned.
+    """The distance of a problem and a device from a ranker's training data.
 
     >>> round(Distance(2.0, "rows 4x above the data").growth, 3), Distance(0.0).growth
     (2.0, 1.0)
     """
 
-    octaves: float  # the base-2 logarithm of the largest factor by which anything is outside; 0.0 = within
-    reason: str = ""  # what is outside, the farthest first; "" = nothing
+    octaves: float  # base-2 log of the largest factor by which a value is outside; 0.0 = within
+    reason: str = ""  # the values that are outside, the farthest first; "" if none
 
     @property
     def growth(self) -> float:
-        """How many times as long a shortlist is for it: 1.0 = as long as within the data."""
+        """The length of the shortlist relative to that within the training domain."""
         return min(math.pow(_GROWTH_AN_OCTAVE, min(self.octaves, 100.0)), _MOST_GROWTH)
 
 
 @dataclass(frozen=True)
 class TrainingDomain:
-    """The sizes, ratios of sizes and signatures of the problems that were learned from.
+    """The ranges of sizes and of ratios of sizes, and the signatures, of training problems.
 
     >>> domain = TrainingDomain.of([Problem.of("row_sum", rows=rows, columns=64) for rows in (64, 1024)])
     >>> domain.outside(Problem.of("row_sum", rows=12288, columns=64))
@@ -62,12 +62,12 @@ class TrainingDomain:
     """
 
     sizes: Mapping[str, Range]  # by dimension
-    ratios: Mapping[str, Range]  # by "one/other", where both are dimensions, in their order
+    ratios: Mapping[str, Range]  # by "a/b", for dimensions a and b in sorted order
     signatures: frozenset[BinarySignature]
 
     @classmethod
     def of(cls, problems: Sequence[Problem]) -> TrainingDomain:
-        """That of these problems, of one family."""
+        """Return the domain of problems of one family."""
         dims = [_sizes_of(problem) for problem in problems]
         names = sorted(dims[0])
         pairs = list(itertools.combinations(names, 2))
@@ -78,10 +78,10 @@ class TrainingDomain:
         )
 
     def outside(self, problem: Problem) -> list[tuple[float, str]]:
-        """What of a problem is outside: how many octaves, and in words."""
+        """Return each property of a problem that is outside: its octaves and a description."""
         found, sizes = [], _sizes_of(problem)
-        there = [name for name in self.sizes if name in sizes]  # all, but in a bundle of the family as it once was
-        for name in there:
+        common = [name for name in self.sizes if name in sizes]  # all, unless the family's dimensions changed
+        for name in common:
             found += _beyond(name, sizes[name], self.sizes[name])
         for name, (one, other) in self._ratio_dims.items():
             if one in sizes and other in sizes:
@@ -93,11 +93,11 @@ class TrainingDomain:
 
     @cached_property
     def _ratio_dims(self) -> dict[str, tuple[str, str]]:
-        """The two dimensions of each ratio."""
+        """The two dimensions of each ratio, by its name."""
         return {f"{one}/{other}": (one, other) for one, other in itertools.combinations(self.sizes, 2)}
 
     def __or__(self, other: TrainingDomain) -> TrainingDomain:
-        """That of the problems of both, which are of one family.
+        """Return the smallest domain that contains both, which must be of one family.
 
         >>> one, other = (TrainingDomain.of([Problem.of("row_sum", rows=rows)]) for rows in (64, 1024))
         >>> (one | other).sizes
@@ -108,6 +108,7 @@ class TrainingDomain:
         )
 
     def to_json(self) -> dict[str, Any]:
+        """Return the domain as JSON values."""
         signatures = sorted(self.signatures, key=str)
         return {
             "sizes": {name: list(bounds) for name, bounds in self.sizes.items()},
@@ -117,29 +118,37 @@ class TrainingDomain:
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> TrainingDomain:
-        """The inverse of `to_json`. Raises `ForetuneError`, `KeyError` or `TypeError` for what is none."""
+        """Return the domain of `to_json`. Raises `ForetuneError`, `KeyError` or `TypeError` for invalid values."""
         sizes, ratios = _ranges("sizes", value["sizes"]), _ranges("ratios", value["ratios"])
-        sizes = dict(sorted(sizes.items()))  # in which order their ratios are
+        sizes = dict(sorted(sizes.items()))  # the order that the names of ratios have
         if ratios.keys() != {f"{a}/{b}" for a, b in itertools.combinations(sorted(sizes), 2)}:
-            raise BundleError(f"ratios must be of each two of {', '.join(sizes)} but are {shown(list(ratios))}")
-        kinds = value["kinds"]
-        if not isinstance(kinds, list) or not 0 < len(kinds) <= _MOST_KINDS:
-            raise BundleError(f"kinds must be a list of 1 to {_MOST_KINDS} dtypes and flags but is {shown(kinds)}")
-        read = ((dtype_from_json(kind["dtype"]), tuple(map(str, kind["flags"]))) for kind in kinds)
+            raise BundleError(f"ratios must be of each pair of {', '.join(sizes)} but are {shown(list(ratios))}")
+        signatures = value["kinds"]
+        if not isinstance(signatures, list) or not 0 < len(signatures) <= _MOST_SIGNATURES:
+            most, given = _MOST_SIGNATURES, shown(signatures)
+            raise BundleError(f"kinds must be a list of 1 to {most} dtypes and flags but is {given}")
+        read = ((dtype_from_json(one["dtype"]), tuple(map(str, one["flags"]))) for one in signatures)
         return cls(sizes, ratios, frozenset(read))
 
 
 def distance_of(
     problem: Problem, device: DeviceSpec, domain: TrainingDomain, learned_on: Sequence[DeviceSpec]
 ) -> Distance:
-    """How far a problem on a device is from what was learned.
+    """Return how far a problem and a device are from training data.
+
+    Args:
+        problem: The problem.
+        device: The device.
+        domain: The domain of the training problems.
+        learned_on: The devices of the training data.
+
 
     >>> h200, problem = DeviceSpec.named("h200"), Problem.of("row_sum", rows=8)
     >>> distance_of(problem, h200, TrainingDomain.of([problem]), [h200]).octaves
     0.0
     """
     outside = [*domain.outside(problem), *_device_outside(device, tuple(learned_on))]
-    # The farthest first; equals as they come, so that a size is named before the ratios that it is in.
+    # The farthest first. The sort is stable, so that a size is named before its ratios.
     ranked = sorted(outside, key=lambda found: -round(found[0], 6))
     if not ranked:
         return Distance(0.0)
@@ -149,8 +158,10 @@ def distance_of(
 
 @lru_cache(maxsize=64)
 def _device_outside(device: DeviceSpec, learned_on: tuple[DeviceSpec, ...]) -> Sequence[tuple[float, str]]:
-    """Nothing for a device that was learned on. Of the others the one that differs least counts, by its most different
-    figure."""
+    """Return how far a device is from the most similar training device; nothing for a training device.
+
+    The distance between two devices is the largest difference among their figures.
+    """
     if device in learned_on:
         return ()
     near = min(learned_on, key=lambda spec: (spec.arch != device.arch, _difference(device, spec)[0]))
@@ -165,13 +176,13 @@ def _device_outside(device: DeviceSpec, learned_on: tuple[DeviceSpec, ...]) -> S
 
 
 def _difference(one: DeviceSpec, other: DeviceSpec) -> tuple[float, str]:
-    """The figure in which two devices differ most: by how many octaves, and in words."""
+    """Return the largest difference between the figures of two devices: its octaves and the figure's name."""
     apart = []
-    for name, words in _OF_DEVICES.items():
+    for name, words in _DEVICE_FIGURES.items():
         ours, theirs = getattr(one, name), getattr(other, name)
         if ours > 0 and theirs > 0:
             apart.append((abs(math.log2(ours / theirs)), words))
-    return max(apart, default=(0.0, "nothing that is known"))
+    return max(apart, default=(0.0, "no known figure"))
 
 
 def _sizes_of(problem: Problem) -> dict[str, int]:
@@ -187,14 +198,16 @@ def _widened(one: Mapping[str, Range], other: Mapping[str, Range]) -> dict[str, 
 
 
 def _beyond(name: str, value: float, bounds: Range) -> list[tuple[float, str]]:
+    """Return a value's octaves outside of a range and a description; nothing if it is within."""
     low, high = bounds
     factor, where = (value / high, "above") if value > high else (low / value, "below")
     return [(math.log2(factor), f"{name} {factor:.2g}x {where} the data")] if factor > _WITHIN else []
 
 
 def _ranges(name: str, value: Any) -> dict[str, Range]:
+    """Return ranges by name from JSON values. Raises `BundleError` for invalid ones."""
     if not isinstance(value, dict) or len(value) > _MOST_RANGES:
-        raise BundleError(f"{name} of what was learned from must be an object but is {shown(value)}")
+        raise BundleError(f"{name} of the training domain must be an object but is {shown(value)}")
     for key, bounds in value.items():
         check_word(f"each of {name}", key)
         if not (
@@ -203,5 +216,5 @@ def _ranges(name: str, value: Any) -> dict[str, Range]:
             and all(type(bound) in (int, float) for bound in bounds)
             and 1 / MOST_SIZE <= bounds[0] <= bounds[1] <= MOST_SIZE
         ):
-            raise BundleError(f"{name} of {key} must be a least and a largest but are {shown(bounds)}")
+            raise BundleError(f"{name} of {key} must be a minimum and a maximum but are {shown(bounds)}")
     return {key: (float(low), float(high)) for key, (low, high) in value.items()}

@@ -1,1 +1,1 @@
-"""What predicts, as flat arrays that NumPy evaluates: trees and a small network; how each is trained or scored."""
+"""Train trees and a small network, store them as flat arrays, and predict with them in NumPy."""

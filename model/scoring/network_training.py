@@ -1,4 +1,4 @@
-"""Training of a `Network`, with torch on the CPU."""
+"""Train a `Network` with torch on the CPU."""
 
 from __future__ import annotations
 
@@ -15,35 +15,42 @@ if TYPE_CHECKING:
 
     from ..rows import TrainingRows
 
-#: Units of the hidden layers. 96 and 48, or 192 and 96, were no better (model/README.md).
+#: Units of the hidden layers. 96 and 48, or 192 and 96, were no better (model/NOTES.md).
 HIDDEN = (64, 32)
-#: A feature with at most so many values within the data gets an input for each of them too.
+#: A feature with at most this many distinct values in the data also gets an indicator input for each value.
 MOST_VALUES = 12
-#: Queries of one step, and passes over all of them.
+#: Queries in a batch, and passes over the data.
 BATCH, EPOCHS = 24, 24
-#: The temperature of the list loss, in log slowdown: what is this much slower counts for e times less.
+#: The temperature of the list loss, in log slowdown: the weight of a config falls by e for each such step.
 TEMPERATURE = 0.04
-#: What the list loss counts for beside the error of each row, and by which power of the slowdown a row counts for less.
+#: The weight of the list loss relative to the row errors; a row error has the weight slowdown ** -EMPHASIS.
 LIST_SHARE, EMPHASIS = 0.15, 1.5
-#: The highest learning rate, of one cycle, and the noise on inputs, but for the last passes.
+#: The peak learning rate of the one-cycle schedule; the standard deviation of input noise; the last passes without it.
 RATE, NOISE, QUIET = 4e-3, 0.03, 4
-#: At so many places a step's noise may begin.
+#: The number of offsets in the noise array at which a step's noise may start.
 NOISE_PLACES = 1 << 20
-#: Slowdowns are cut here: 4x.
+#: Log slowdowns are clipped at this value, a slowdown of 4.
 MOST_LOG = float(np.log(4.0))
 
 
 def train_network(rows: TrainingRows, *, seed: int, epochs: int = EPOCHS, share: float = 1.0) -> Network:
-    """A network for log slowdowns and their order within each query; `share` is its part of the current task.
+    """Train a network to predict log slowdowns and their order within each query.
 
     The loss is that of ListNet (Cao et al., 2007), with targets softmax(-log slowdown / TEMPERATURE), plus the absolute
-    error of each row. What both add to the gradient of a prediction is a difference of two softmaxes and a sign, so
-    only the layers are left to torch. One thread, and the same rows and seed give the same network on the same machine.
+    error of each row. Its gradient with respect to a prediction is a difference of two softmaxes plus a sign and is
+    computed in NumPy; torch differentiates only the layers. Training uses one thread. The same rows and seed give the
+    same network on the same machine.
+
+    Args:
+        rows: The training rows.
+        seed: The random seed.
+        epochs: The number of passes over the data.
+        share: The share of the current task's progress that this training is.
     """
     import torch
 
-    threads = torch.get_num_threads()  # of this Python thread
-    torch.set_num_threads(1)  # several fits run side by side
+    threads = torch.get_num_threads()  # the setting of this Python thread
+    torch.set_num_threads(1)  # several fits run concurrently
     try:
         return _trained(rows, seed, epochs, share)
     finally:
@@ -51,6 +58,7 @@ def train_network(rows: TrainingRows, *, seed: int, epochs: int = EPOCHS, share:
 
 
 def _trained(rows: TrainingRows, seed: int, epochs: int, share: float) -> Network:
+    """Train the network with torch's current number of threads."""
     import torch
     from torch import nn
 
@@ -58,8 +66,8 @@ def _trained(rows: TrainingRows, seed: int, epochs: int, share: float) -> Networ
     inputs = torch.from_numpy(_inputs(empty, rows.features))
     starts = _starts(rows.query_sizes)
     targets = np.minimum(rows.log_slowdown, MOST_LOG).astype(np.float32)
-    counts = np.exp(-EMPHASIS * targets) * (1 if rows.weights is None else rows.weights.astype(np.float32))
-    known = np.stack([targets, counts, softmax_of(targets, rows.query_sizes)])
+    row_weights = np.exp(-EMPHASIS * targets) * (1 if rows.weights is None else rows.weights.astype(np.float32))
+    known = np.stack([targets, row_weights, softmax_of(targets, rows.query_sizes)])
     lists = [slice(start, start + size) for start, size in zip(starts.tolist(), rows.query_sizes.tolist(), strict=True)]
     spans = [span for span in lists if span.stop - span.start > 1]
     random = np.random.default_rng(seed)
@@ -69,7 +77,7 @@ def _trained(rows: TrainingRows, seed: int, epochs: int, share: float) -> Networ
     batch = min(BATCH, max(len(spans), 1))
     steps = len(spans) // batch
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimiser, RATE, total_steps=max(epochs * steps, 1) + 1)
-    # Drawn once, and begun at another place in each step: to draw it anew would take half of the time.
+    # Drawn once and used from a random offset in each step: drawing it anew would take half of the training time.
     most = int(np.sort(rows.query_sizes)[-batch:].sum()) * inputs.shape[1]
     noise = torch.from_numpy(NOISE * random.standard_normal(most + NOISE_PLACES, np.float32))
     for epoch in range(epochs):
@@ -78,12 +86,12 @@ def _trained(rows: TrainingRows, seed: int, epochs: int, share: float) -> Networ
             chosen = [spans[place] for place in order[start : start + batch]]
             sizes = np.array([span.stop - span.start for span in chosen])
             x = torch.cat([inputs[span] for span in chosen])
-            target, count, wanted = np.concatenate([known[:, span] for span in chosen], axis=1)
+            target, weight, wanted = np.concatenate([known[:, span] for span in chosen], axis=1)
             if epoch < epochs - QUIET:
                 place = int(random.integers(NOISE_PLACES))
                 x += noise[place : place + x.numel()].view_as(x)
             predicted = net(x)[:, 0]
-            gradient = gradient_of(predicted.detach().numpy(), target, count, wanted, sizes)
+            gradient = gradient_of(predicted.detach().numpy(), target, weight, wanted, sizes)
             optimiser.zero_grad()
             predicted.backward(torch.from_numpy(gradient))
             optimiser.step()
@@ -95,7 +103,7 @@ def _trained(rows: TrainingRows, seed: int, epochs: int, share: float) -> Networ
 
 
 def _layer(inputs: int, outputs: int, random: np.random.Generator) -> Linear:
-    """With torch's usual initial weights, drawn from `random`."""
+    """Return a linear layer with torch's default distribution of initial weights, drawn from `random`."""
     import torch
 
     layer: Linear = torch.nn.utils.skip_init(torch.nn.Linear, inputs, outputs)  # type: ignore[no-untyped-call]
@@ -107,22 +115,36 @@ def _layer(inputs: int, outputs: int, random: np.random.Generator) -> Linear:
 
 
 def gradient_of(
-    predicted: NDArray[np.float32],  # (n_rows,) log slowdowns, as the targets
+    predicted: NDArray[np.float32],
     target: NDArray[np.float32],
-    count: NDArray[np.float32],  # what each row's error counts for
-    wanted: NDArray[np.float32],  # `softmax_of` the targets
-    sizes: NDArray[np.int64],  # (n_queries,) rows of each
+    weight: NDArray[np.float32],
+    wanted: NDArray[np.float32],
+    sizes: NDArray[np.int64],
 ) -> NDArray[np.float32]:
-    """Of the loss: LIST_SHARE x the lists' mean cross-entropy + the rows' mean counted error, by each prediction."""
+    """Return the gradient of the loss with respect to each prediction, (n_rows,).
+
+    The loss is LIST_SHARE times the queries' mean cross-entropy plus the rows' mean weighted absolute error.
+
+    Args:
+        predicted: Predicted log slowdowns, (n_rows,).
+        target: True log slowdowns, (n_rows,).
+        weight: The weight of each row's error, (n_rows,).
+        wanted: `softmax_of` the targets, (n_rows,).
+        sizes: The number of rows of each query, which are consecutive, (n_queries,).
+    """
     of_lists = (wanted - softmax_of(predicted, sizes)) * (LIST_SHARE / TEMPERATURE / len(sizes))
-    of_rows = count * np.sign(predicted - target) / np.float32(len(predicted))
+    of_rows = weight * np.sign(predicted - target) / np.float32(len(predicted))
     result: NDArray[np.float32] = of_lists + of_rows
     return result
 
 
 def softmax_of(logs: NDArray[np.float32], sizes: NDArray[np.int64]) -> NDArray[np.float32]:
-    """What share of its list each row gets that has this log slowdown, (n_rows,); lists of such sizes lie one behind
-    the other."""
+    """Return the softmax of -log slowdown / TEMPERATURE within each query, (n_rows,).
+
+    Args:
+        logs: Log slowdowns, (n_rows,).
+        sizes: The number of rows of each query, which are consecutive, (n_queries,).
+    """
     values, starts = logs / np.float32(-TEMPERATURE), _starts(sizes)
     powers = np.exp(values - np.repeat(np.maximum.reduceat(values, starts), sizes))
     result: NDArray[np.float32] = powers / np.repeat(np.add.reduceat(powers, starts), sizes)
@@ -130,12 +152,12 @@ def softmax_of(logs: NDArray[np.float32], sizes: NDArray[np.int64]) -> NDArray[n
 
 
 def _starts(sizes: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Where lists of such sizes begin that lie one behind the other."""
+    """Return the first row of each query, (n_queries,), from the sizes of consecutive queries."""
     return np.cumsum(sizes) - sizes
 
 
 def _inputs(network: Network, features: NDArray[np.float32], size: int = 4096) -> NDArray[np.float32]:
-    """`Network.inputs` in float32, of a long table."""
+    """Return `Network.inputs` of a long table in float32, computed in blocks of `size` rows."""
     table = np.empty((len(features), len(network.mean) + len(network.which)), np.float32)
     for start in range(0, len(features), size):
         table[start : start + size] = network.inputs(features[start : start + size])
@@ -143,11 +165,11 @@ def _inputs(network: Network, features: NDArray[np.float32], size: int = 4096) -
 
 
 def _encoding(rows: TrainingRows) -> Network:
-    """A network that knows how features become inputs, and has no units yet."""
+    """Return a network without units that converts features to inputs."""
     table = rows.features
     mean, scale = table.mean(axis=0, dtype=np.float64), table.std(axis=0, dtype=np.float64)
     starts = _starts(rows.query_sizes)
-    # Not of what is the same for all configs of a problem, as a device's SMs: another device has another value.
+    # Features that are equal for all configs of a problem get no indicators: new problems and devices have new values.
     varies = (np.maximum.reduceat(table, starts) > np.minimum.reduceat(table, starts)).any(axis=0)
     which, value = [], []
     for column in np.flatnonzero(varies).tolist():

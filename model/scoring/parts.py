@@ -1,4 +1,4 @@
-"""What scorers combine the rows of problems from, part by part, and what they remember of lasting groups."""
+"""Combine per-group results into one row per problem and config, and cache those of lasting groups."""
 
 from __future__ import annotations
 
@@ -12,21 +12,27 @@ from ...datasets.feature_groups import FeatureGroup, problems_in
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-#: What the kinds of each problem have, (n_problems, n_kinds, width), or (1, n_kinds, width) where that is the same in
-#: all of them; and of which kind each config is, (n_configs,).
+#: A table with the result of each kind (a distinct row of a feature group), (n_problems, n_kinds, width), or
+#: (1, n_kinds, width) if it is equal for all problems; and the kind of each config, (n_configs,).
 Part: TypeAlias = "tuple[NDArray[Any], NDArray[np.intp]]"
 
 T = TypeVar("T")
-#: Groups that are remembered: 2 MB each in a forest of 450 trees, for 1,000 configs.
-_MOST = 4
+#: The number of cached groups. Each takes 2 MB for a forest of 450 trees and 1,000 configs.
+_MOST_GROUPS = 4
 
 
 def parts_of(
     groups: Sequence[FeatureGroup], of_kinds: Callable[[FeatureGroup], NDArray[Any]], combine: np.ufunc
 ) -> list[Part]:
-    """What `of_kinds`, (n_problems, n_kinds, width), makes of each group, those that differ among problems first, and
-    of these the one with the fewest kinds. What is the same for all configs of a problem is combined with another part
-    already.
+    """Return the parts that `combined` needs, from a function of one group.
+
+    Parts that differ between problems come first, and of these the one with the fewest kinds. A part with one kind,
+    which is equal for all configs, is combined with the next one at once.
+
+    Args:
+        groups: The feature groups of the same problems and configs.
+        of_kinds: Returns the results for the kinds of a group, (n_problems, n_kinds, width).
+        combine: The operation that combines the results of two groups.
 
     >>> one = FeatureGroup((0,), np.array([[[5.0]], [[6.0]]]), np.array([0, 0, 0]))
     >>> two = FeatureGroup((1,), np.array([[[10.0], [20.0]]]), np.array([1, 0, 1]), lasting=True)
@@ -46,8 +52,13 @@ def parts_of(
 
 
 def combined(parts: Sequence[Part], configs: slice, combine: np.ufunc, buffers: NDArray[Any]) -> NDArray[Any]:
-    """What the parts have for some of the configs together, (n_problems, n_configs, width), in the first of two
-    buffers, each of that shape or with room for more configs.
+    """Return the combined parts of some configs, (n_problems, n_configs, width), in the first of two buffers.
+
+    Args:
+        parts: The parts from `parts_of`.
+        configs: The range of configs.
+        combine: The operation that combines two parts.
+        buffers: Two buffers of the result's shape, or with space for more configs.
 
     >>> table = np.array([[[1], [2]], [[3], [4]]])
     >>> parts = [(table, np.array([0, 1, 1])), (10 * table[:1], np.array([1, 1, 0]))]
@@ -56,7 +67,7 @@ def combined(parts: Sequence[Part], configs: slice, combine: np.ufunc, buffers: 
     """
     (table, kind), *others = parts
     kind = kind[configs]
-    # (Clipping is what lets NumPy write to the buffer at once; no kind is out of range.)
+    # With mode="clip", NumPy writes to the buffer without a copy; no index is out of range.
     result = table.take(kind, axis=1, out=buffers[0, :, : len(kind)], mode="clip")
     for table, kind in others:
         kind = kind[configs]
@@ -65,22 +76,23 @@ def combined(parts: Sequence[Part], configs: slice, combine: np.ufunc, buffers: 
     return result
 
 
-class OfLasting(Generic[T]):
-    """What was made of lasting groups: one is known by its `values`.
+class GroupMemo(Generic[T]):
+    """A cache of values computed from lasting feature groups, which are recognized by the identity of their `values`.
 
-    >>> group, known = FeatureGroup((0,), np.zeros((1, 5, 1), np.float32), np.zeros(8, np.intp), True), OfLasting()
+    >>> group, known = FeatureGroup((0,), np.zeros((1, 5, 1), np.float32), np.zeros(8, np.intp), True), GroupMemo()
     >>> known(group, lambda: 5), known(group, lambda: 6)
     (5, 5)
     """
 
     def __init__(self) -> None:
-        self._known: tuple[tuple[FeatureGroup, T], ...] = ()  # kept alive, so that no identity is used twice
+        self._known: tuple[tuple[FeatureGroup, T], ...] = ()  # keeps arrays alive, so that no id is reused
 
     def __call__(self, group: FeatureGroup, make: Callable[[], T]) -> T:
+        """Return the cached value of a group; call `make` for it if there is none."""
         for known, value in self._known:
             if known.values is group.values:
                 return value
         value = make()
-        # Replaced in one step: other threads predict meanwhile.
-        self._known = ((group, value), *self._known)[:_MOST]
+        # Replaced in one assignment, because other threads may predict at the same time.
+        self._known = ((group, value), *self._known)[:_MOST_GROUPS]
         return value

@@ -1,14 +1,13 @@
-"""QuickScorer: a forest's predictions for many rows at once, in NumPy alone.
+"""QuickScorer: evaluate a forest for many rows at once, in NumPy alone (Lucchese et al., SIGIR 2015).
 
-A tree's leaves are bits, the leftmost one the highest. A split whose test fails (x > threshold) rules out the leaves
-of its left subtree; the highest bit that no failed split rules out is the leaf a row ends in (Lucchese et al., SIGIR
-2015). The failed splits of a feature are those with a threshold below x, so one table per feature holds, for every
-interval between thresholds, what all its failed splits leave over in every tree: a row's leaves are the AND of one
-table row per feature.
+Each leaf of a tree is a bit; the leftmost leaf is the highest bit. A split whose test fails (x > threshold) clears the
+bits of its left subtree. The highest bit that no failed split clears is the leaf that the row reaches. The failed
+splits of a feature are those with a threshold below x. So one table for each feature has, for every interval between
+thresholds, the mask of remaining leaves in every tree, and a row's mask is the AND of one table row for each feature.
 
-The rows are configs, and configs of one kind share columns (see `FeatureGroup`): what those leave over is computed
-once for each kind, and what a lasting group leaves over once and for all. In a long table columns take few values
-jointly, so their AND is computed for each of those and shared.
+Rows are configs, and configs of one kind share the columns of a `FeatureGroup`. The masks of a group are computed once
+for each kind, and cached for lasting groups. In a long table, columns have few distinct joint values, so the AND is
+computed for each of these and shared.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from ...datasets.feature_groups import FeatureGroup, renumbered
-from .parts import OfLasting, combined, parts_of
+from .parts import GroupMemo, combined, parts_of
 
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike, NDArray
@@ -31,28 +30,28 @@ if TYPE_CHECKING:
 
 _ALL = np.uint32(0xFFFFFFFF)
 _LEAF_BITS = 5  # 32 leaves a tree
-#: Masks looked at at a time: 128 rows x 450 trees x 4 bytes stay in a core's L2 next to the tables.
+#: Masks that are processed at a time: 128 rows x 450 trees x 4 bytes fit in a core's L2 cache next to the tables.
 _BLOCK_CELLS = 128 * 450
-#: Beyond so many rows it pays to look for columns that take few values jointly.
+#: With more rows than this, columns with few distinct joint values are merged.
 _LONG = 512
-#: A part is merged with one of so many others: the 29 features that differ among a kernel's configs become 4 parts, and
-#: a thousand features would take seconds if each were tried with each.
+#: The most parts that are tried for merging with another one. The 29 features that differ among a kernel's configs
+#: become 4 parts; trying all pairs of a thousand features would take seconds.
 _MERGE_TRIES = 32
 
 
 class QuickScorer:
-    """The tables of one forest. Made once; to score is then a few vector operations."""
+    """The tables of a forest, built once, so that predicting takes few vector operations."""
 
     def __init__(self, forest: Forest) -> None:
         trees = len(forest.tree_leaves)
         left = forest.split_left.astype(np.uint64)
         leaves = ((np.uint64(1) << left) - np.uint64(1)) << (32 - left - forest.split_first.astype(np.uint64))
         masks = (~leaves).astype(np.uint32)
-        #: Each distinct threshold of each feature, ascending: one search finds the intervals of all features.
+        #: The distinct thresholds of all features, ascending: one search finds the intervals of all features.
         self._keys, place = np.unique(_keys(forest.split_threshold, _high(forest.split_feature)), return_inverse=True)
         feature = np.empty(len(self._keys), np.int64)
         feature[place] = forest.split_feature
-        #: By feature, how many others have rows in the tables before it: each has one more than thresholds.
+        #: By feature, the number of features before it in the table. Each has one more row than thresholds.
         self._before = {number: before for before, number in enumerate(np.flatnonzero(np.bincount(feature)).tolist())}
         rows = place + np.array([self._before[number] for number in feature.tolist()], np.intp)[place] + 1
         ends = np.searchsorted(feature, [*self._before], side="right") + np.arange(1, len(self._before) + 1)
@@ -60,14 +59,14 @@ class QuickScorer:
         np.bitwise_and.at(self._table, (rows, forest.split_tree), masks)
         for first, last in pairwise([0, *ends.tolist()]):
             np.bitwise_and.accumulate(self._table[first:last], axis=0, out=self._table[first:last])
-        # The leaf of bit b of tree t at t, b; the padding is never reached.
+        # The value of the leaf with bit b of tree t at (t, b); the padding is never read.
         values = np.zeros((trees, 1 << _LEAF_BITS))
         values[np.arange(1 << _LEAF_BITS) < forest.tree_leaves[:, None]] = forest.leaf_value
         self._values = np.ascontiguousarray(values[:, ::-1]).ravel()
-        # The highest bit of a number is its exponent as a float64, which has that + 1023 in the upper bits.
+        # A number's highest bit is its exponent as a float64, which stores it in the upper bits with an offset of 1023.
         self._base = (np.arange(trees, dtype=np.int64) << _LEAF_BITS) - 1023
         self._columns: dict[tuple[int, ...], _Columns] = {}
-        self._of_lasting: OfLasting[Masks] = OfLasting()
+        self._lasting: GroupMemo[Masks] = GroupMemo()
 
     def predict(self, groups: Sequence[FeatureGroup]) -> NDArray[np.float64]:
         """Return the sums over all trees, (n_problems, n_configs)."""
@@ -89,12 +88,13 @@ class QuickScorer:
         return result
 
     def _of_kinds(self, group: FeatureGroup) -> Masks:
-        """Return what each kind leaves over, (n_problems, n_kinds, n_trees)."""
+        """Return the mask of remaining leaves of each kind, (n_problems, n_kinds, n_trees)."""
         if group.lasting:
-            return self._of_lasting(group, lambda: self._left_over(group))
+            return self._lasting(group, lambda: self._left_over(group))
         return self._left_over(group)
 
     def _left_over(self, group: FeatureGroup) -> Masks:
+        """Compute the result of `_of_kinds`."""
         codes = self._codes(group)
         problems, kinds, columns = codes.shape
         rows = np.ascontiguousarray(codes.reshape(problems * kinds, columns).T)
@@ -102,7 +102,7 @@ class QuickScorer:
         return masks.reshape(problems, kinds, -1)
 
     def _codes(self, group: FeatureGroup) -> NDArray[np.intp]:
-        """Rows of the tables, (n_problems, n_kinds, n_used_columns)."""
+        """Return the table row of each value, (n_problems, n_kinds, n_used_columns)."""
         columns = self._columns.get(group.columns)
         if columns is None:
             used = [place for place, column in enumerate(group.columns) if column in self._before]
@@ -118,7 +118,7 @@ class QuickScorer:
         return codes
 
     def _all_of(self, rows: NDArray[np.intp]) -> Masks:
-        """The AND of the table's rows, (n, n_trees), that each column has, (n_columns, n)."""
+        """Return the AND over columns, (n_rows, n_trees), of the table rows in `rows`, (n_columns, n_rows)."""
         masks = np.empty((rows.shape[1], self._table.shape[1]), np.uint32)
         size = max(1, _BLOCK_CELLS // max(len(rows) * self._table.shape[1], 1))
         for start in range(0, len(masks), size):
@@ -128,7 +128,7 @@ class QuickScorer:
         return masks
 
     def _merged(self, rows: NDArray[np.intp]) -> Masks:
-        """The same of a long table."""
+        """Return the result of `_all_of` faster for many rows, by merging columns."""
         (row, table), *others = _merge([(of_column, self._table) for of_column in rows], rows.shape[1])
         masks = table.take(row, axis=0)
         for row, table in others:
@@ -137,34 +137,39 @@ class QuickScorer:
 
 
 class _Columns(NamedTuple):
-    """What a scorer knows of a group's columns."""
+    """The columns of a group, as a scorer uses them."""
 
-    used: NDArray[np.intp]  # the places of those that any tree looks at
-    features: NDArray[np.int64]  # which features these are, as `_high` has them
-    before: NDArray[np.intp]  # how many features have rows in the tables before each
+    used: NDArray[np.intp]  # positions of the columns that any tree uses
+    features: NDArray[np.int64]  # the features of these columns, from `_high`
+    before: NDArray[np.intp]  # the number of features before each in the table
 
 
 def _keys(values: NDArray[np.floating[Any]], features: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Integers in the order of the features, which are `_high`, and within one of them in that of the values.
+    """Return integers that sort by feature and then by value.
+
+    Args:
+        values: The values.
+        features: The features, from `_high`; broadcast against `values`.
+
 
     >>> keys = _keys(np.array([-2.0, -0.0, 0.0, 1e-30, 3.0, -5.0], np.float32), _high([1, 1, 1, 1, 1, 2]))
     >>> (np.diff(keys) > 0).tolist()
     [True, False, True, True, True]
     """
     bits = np.add(values, 0, dtype=np.float32).view(np.int32)  # -0.0 is 0.0
-    # The bits of a float are in its order, but that of negative ones is turned over.
+    # The bits of floats sort like the floats, but in reverse for negative ones.
     keys: NDArray[np.int64] = (bits ^ ((bits >> 31) & 0x7FFFFFFF)) + features
     return keys
 
 
 def _high(features: ArrayLike) -> NDArray[np.int64]:
-    """Features in the upper half of integers: above any value."""
+    """Return the features shifted to the upper 32 bits of integers."""
     high: NDArray[np.int64] = np.asarray(features, np.int64) << 32
     return high
 
 
 def _merge(parts: list[tuple[NDArray[np.intp], Masks]], rows: int) -> list[tuple[NDArray[np.intp], Masks]]:
-    """Fewer parts that say the same: those whose codes take few values jointly become one."""
+    """Merge parts whose joint codes have few distinct values. The result has the same AND with fewer parts."""
     limit = rows // 4
     merged: list[tuple[NDArray[np.intp], Masks]] = []
     used = []

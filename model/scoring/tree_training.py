@@ -1,4 +1,4 @@
-"""Training of a `Forest`, with LightGBM on the CPU."""
+"""Train a `Forest` with LightGBM on the CPU."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ if TYPE_CHECKING:
 
     from ..rows import TrainingRows
 
-#: Upper edges of slowdown for the grades that lambdarank sorts by: the best (within the noise) have grade 9.
+#: Upper bounds of log slowdown for lambdarank's relevance grades: the best configs (within the noise) have grade 9.
 _GRADE_EDGES = np.log([1.01, 1.02, 1.04, 1.07, 1.12, 1.2, 1.35, 1.7, 3.0])
-#: LightGBM refuses to rank longer queries.
+#: The most rows of a query that LightGBM ranks.
 MOST_ROWS = 10_000
 _LAMBDARANK = {
     "objective": "lambdarank",
@@ -37,15 +37,15 @@ _ALWAYS = {
 
 
 def dealt(query_sizes: NDArray[np.int64]) -> tuple[NDArray[np.intp], NDArray[np.int64]]:
-    """Deal the rows of each query that is too long for LightGBM into several of nearly equal size, like cards.
+    """Split each query that is too long for LightGBM into several of nearly equal size, dealing its rows like cards.
 
-    Neighboring configs are alike, so that every piece has some of all kinds.
+    Neighboring configs are similar, so dealing gives every piece a sample of all of them.
 
     Args:
-        query_sizes: Rows of each query, which lie together, (n_queries,).
+        query_sizes: The number of rows of each query, which are consecutive, (n_queries,).
 
     Returns:
-        The order of the rows, (n_rows,), and the sizes of the queries that they are then, (n_pieces,).
+        The order of the rows, (n_rows,), and the sizes of the resulting queries, (n_pieces,).
 
     >>> dealt(np.array([2, 3]))
     (array([0, 1, 2, 3, 4]), array([2, 3]))
@@ -60,11 +60,15 @@ def dealt(query_sizes: NDArray[np.int64]) -> tuple[NDArray[np.intp], NDArray[np.
 
 
 class TreeTraining:
-    """Trains trees on one table, by one objective or another, also side by side in threads: to find the features' bins
-    takes a tenth of the time that a forest does, so all have the same ones.
+    """Trains forests with different objectives on one table, also concurrently in threads.
 
-    `target` is what each row's log slowdown counts as, (n_rows,), and `parameters` are LightGBM's that are no
-    objective's. The same rows, parameters and number of trees give the same trees.
+    The features are binned once for all forests, which takes a tenth of a forest's training time. The same rows,
+    parameters and number of trees give the same trees.
+
+    Args:
+        rows: The training rows.
+        target: The clipped log slowdown of each row, (n_rows,).
+        parameters: LightGBM parameters that do not depend on the objective.
     """
 
     def __init__(self, rows: TrainingRows, target: NDArray[np.float64], parameters: Mapping[str, Any]) -> None:
@@ -78,7 +82,13 @@ class TreeTraining:
         self._binned = lightgbm.Dataset(rows.features, params=self._parameters).construct()
 
     def regression(self, trees: int, *, emphasis: float, share: float) -> Forest:
-        """Least squares, a row weighing slowdown ** -emphasis; `share` is its part of the current task."""
+        """Train with least squares and a row weight of slowdown ** -emphasis.
+
+        Args:
+            trees: The number of trees.
+            emphasis: See `LightGBMRanker`.
+            share: The share of the current task's progress that this training is.
+        """
         weight = np.exp(-emphasis * self._target) if emphasis else None
         if self._rows.weights is not None:
             weight = self._rows.weights if weight is None else weight * self._rows.weights
@@ -88,13 +98,21 @@ class TreeTraining:
     def lambdarank(
         self, trees: int, *, share: float, known: NDArray[np.float64] | None = None
     ) -> tuple[Forest, float, float]:
-        """Trees that order the configs of a problem, beginning with scores that are `known`, (n_rows,); and the slope
-        and the offset that make log slowdowns of what they and the known ones add up to."""
+        """Train trees that order the configs of each problem.
+
+        Args:
+            trees: The number of trees.
+            share: The share of the current task's progress that this training is.
+            known: Scores that training starts from, (n_rows,); 0 if left out.
+
+        Returns:
+            The forest, and the slope and offset that convert its scores plus the known ones to log slowdowns.
+        """
         rows, target = self._rows, self._target
         grade = len(_GRADE_EDGES) - np.searchsorted(_GRADE_EDGES, target)
         known = None if known is None else known[self._order]
         booster = self._train(_LAMBDARANK, trees, share, grade, rows.weights, self._pieces, known)
-        # Ranking leaves scale and zero open: the line through log slowdowns, fitted within each problem, fixes both.
+        # Ranking scores have no scale or zero point. A line fitted to log slowdowns within problems determines both.
         score = _scores(booster)
         query = np.repeat(np.arange(len(rows.query_sizes)), rows.query_sizes)
         centred = score - (np.bincount(query, score) / rows.query_sizes)[query]
@@ -111,24 +129,27 @@ class TreeTraining:
         group: NDArray[np.int64] | None = None,
         init_score: NDArray[np.float64] | None = None,
     ) -> lightgbm.Booster:
+        """Train a booster on the shared bins; see LightGBM for `label`, `weight`, `group` and `init_score`."""
         import lightgbm
 
-        # A copy, whose labels are its own: another objective may be trained at the same time.
+        # A copy with labels of its own, because another objective may be trained at the same time.
         data = self._binned.subset(list(range(len(label)))).construct()
         data.set_label(label).set_weight(weight).set_group(group).set_init_score(init_score)
-        told = [lambda _: advance(share / trees)]
+        callbacks = [lambda _: advance(share / trees)]
         parameters = {**objective, **self._parameters}
-        return lightgbm.train(parameters, data, num_boost_round=trees, callbacks=told, keep_training_booster=True)
+        return lightgbm.train(parameters, data, num_boost_round=trees, callbacks=callbacks, keep_training_booster=True)
 
 
 def _scores(booster: lightgbm.Booster) -> NDArray[np.float64]:
-    """What it predicts for each row that it was trained on, (n_rows,), on top of the known scores: it has that at hand,
-    but hands it to a metric alone."""
-    found: list[NDArray[np.float64]] = []
+    """Return a booster's scores of its training rows, (n_rows,), including the known scores.
+
+    LightGBM has computed them already, but gives them only to a metric.
+    """
+    scores_seen: list[NDArray[np.float64]] = []
 
     def metric(scores: NDArray[np.float64], _: lightgbm.Dataset) -> tuple[str, float, bool]:
-        found.append(scores.copy())
+        scores_seen.append(scores.copy())
         return "none", 0.0, True
 
     booster.eval_train(metric)
-    return found[0]
+    return scores_seen[0]

@@ -1,8 +1,8 @@
-"""`Forest`: a trained ensemble of trees as flat arrays that cannot hold a cycle.
+"""`Forest`: a trained ensemble of trees, stored as flat arrays that cannot represent a cycle.
 
-A tree with L leaves has L - 1 splits. They are written in pre-order, each with the number of leaves in its
-left subtree, so the left child of split i is split i + 1 and the right child is split i + left[i]: no index
-points anywhere, and a damaged or hostile file can at worst hold a count out of range, which is refused.
+A tree with L leaves has L - 1 splits, stored in pre-order with the number of leaves in each left subtree. The left
+child of split i is split i + 1, and the right child is split i + left[i]. There are no pointers, so a damaged or
+hostile file can at worst have a count out of range, which is an error.
 """
 
 from __future__ import annotations
@@ -21,19 +21,20 @@ from .quickscorer import QuickScorer
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-#: One bit a leaf in a uint32: see quickscorer.
+#: The most leaves of a tree: `quickscorer` uses one bit of a uint32 for each.
 MAX_LEAVES = 32
-#: What a file may make the scorer do: twice the trees that a ranker can be trained with, ten times the features that
-#: one has, and tables (uint32 cells, 128 MiB) seven times as large as those of 450 trees with 255 thresholds for each
-#: of 40 features. At these bounds 1,000 configs take 1.0 s and 300 MB the first time (2026-11).
+#: Bounds that limit the memory and time that a file can cause: twice the trees that a ranker can be trained with, ten
+#: times its features, and scorer tables (uint32 cells, 128 MiB) seven times as large as those of 450 trees with 255
+#: thresholds for each of 40 features. At these bounds 1,000 configs take 1.0 s and 300 MB the first time (2026-11).
 MAX_TREES, MAX_FEATURES, _MAX_TABLE_CELLS = 4096, 512, 1 << 25
 
 
 @dataclass(frozen=True, eq=False)
 class Forest:
-    """An additive ensemble over float32 comparisons `x[feature] <= threshold`; no missing values.
+    """An additive ensemble of trees with float32 comparisons `x[feature] <= threshold` and no missing values.
 
-    Raises `BundleError` naming the array that is wrong.
+    Raises:
+        BundleError: An array is invalid; the message names it.
 
     >>> stump = Forest(  # x[0] <= 0.5 ? 1 : 2, plus the constant 10
     ...     n_features=np.array(1),
@@ -49,22 +50,22 @@ class Forest:
 
     n_features: NDArray[np.int64]  # ()
     tree_leaves: NDArray[np.uint8]  # (n_trees,) 1 to 32; a tree of one leaf is a constant
-    split_feature: NDArray[np.uint16]  # (n_splits,) column compared
-    split_threshold: NDArray[np.float32]  # (n_splits,) goes left where x <= threshold
+    split_feature: NDArray[np.uint16]  # (n_splits,) the feature that is compared
+    split_threshold: NDArray[np.float32]  # (n_splits,) a row goes left if x <= threshold
     split_left: NDArray[np.uint8]  # (n_splits,) leaves in the left subtree
-    leaf_value: NDArray[np.floating[Any]]  # (n_leaves,) of all trees, each left to right; float64, or `compact`
+    leaf_value: NDArray[np.floating[Any]]  # (n_leaves,) tree by tree, left to right; float64, or float32 if `compact`
 
     def __post_init__(self) -> None:
         self._check_shapes()
-        # Raises for a tree that does not add up.
-        _ = self.split_first
+        _ = self.split_first  # raises an error for inconsistent counts
 
     def _check_shapes(self) -> None:
+        """Check dtypes, shapes and bounds. Raises `BundleError`."""
         for name, (dtypes, rank) in _LAYOUT.items():
             array = getattr(self, name)
             if not isinstance(array, np.ndarray) or array.dtype.name not in dtypes or array.ndim != rank:
                 wanted = " or ".join(dtypes)
-                raise BundleError(f"forest array {name} must be {wanted} with {rank} axes but is {_kind(array)}")
+                raise BundleError(f"forest array {name} must be {wanted} with {rank} axes but is {_described(array)}")
         if not 1 <= self.n_features <= MAX_FEATURES:
             raise BundleError(f"forest array n_features must be between 1 and {MAX_FEATURES} but is {self.n_features}")
         if len(self.tree_leaves) > MAX_TREES:
@@ -89,11 +90,14 @@ class Forest:
         if splits * len(self.tree_leaves) > _MAX_TABLE_CELLS and self._table_cells() > _MAX_TABLE_CELLS:
             raise BundleError(
                 f"a forest of {len(self.tree_leaves)} trees and {splits} splits is too large to score: its tables "
-                f"would have {self._table_cells()} cells, and at most {_MAX_TABLE_CELLS} may be"
+                f"would have {self._table_cells()} cells, but at most {_MAX_TABLE_CELLS} are allowed"
             )
 
     def _table_cells(self) -> int:
-        """Those of the scorer: a row for each threshold of a feature, and one more, a column for each tree."""
+        """Return the size of the scorer's tables.
+
+        They have a column for each tree, and for each feature one row more than it has thresholds.
+        """
         order = np.lexsort((self.split_threshold, self.split_feature))
         feature, threshold = np.diff(self.split_feature[order]) != 0, np.diff(self.split_threshold[order]) != 0
         rows = int((feature | threshold).sum()) + 1 + int(feature.sum()) + 1
@@ -101,7 +105,7 @@ class Forest:
 
     @cached_property
     def reach(self) -> float:
-        """What no prediction is larger than, nor its negative: the largest leaves of all trees together."""
+        """An upper bound on the absolute value of predictions: the sum of each tree's largest leaf."""
         first = np.cumsum(self.tree_leaves, dtype=np.int64) - self.tree_leaves
         return float(np.maximum.reduceat(np.abs(self.leaf_value), first).sum(dtype=np.float64))
 
@@ -115,7 +119,7 @@ class Forest:
     def split_first(self) -> NDArray[np.int64]:
         """The leftmost leaf under each split, numbered within its tree, (n_splits,)."""
         first = np.zeros(len(self.split_left), np.int64)
-        # All trees at once, one level at a time: (split, its leftmost leaf, its leaves).
+        # All trees at once, level by level. For each split: its index, its leftmost leaf, its number of leaves.
         size = self.tree_leaves[self.tree_leaves > 1].astype(np.int64)
         node = np.cumsum(size - 1) - (size - 1)
         start = np.zeros(len(size), np.int64)
@@ -123,7 +127,7 @@ class Forest:
             left = self.split_left[node].astype(np.int64)
             if (left < 1).any() or (left >= size).any():
                 raise BundleError(
-                    "forest array split_left does not describe trees: a side has too few or too many leaves"
+                    "forest array split_left does not describe trees: a subtree has too few or too many leaves"
                 )
             first[node] = start
             node = np.concatenate([node + 1, node + left])
@@ -142,10 +146,12 @@ class Forest:
         return len(self.tree_leaves)
 
     def predict(self, features: NDArray[np.floating[Any]]) -> NDArray[np.float64]:
-        """The sum of all trees for each row: (n_rows, n_features) finite -> (n_rows,).
+        """Return the sum of all trees for each row, (n_rows,), of features, (n_rows, n_features).
 
-        Each row's sum is the same whatever other rows there are. What is no float32 is rounded to the nearest one.
-        Raises `ForetuneError` for another width or for values that are not finite.
+        A row's sum does not depend on the other rows. Values are rounded to the nearest float32.
+
+        Raises:
+            ForetuneError: The number of features is wrong, or a value is not finite.
         """
         if features.ndim != 2 or features.shape[1] != self.n_features:
             raise ForetuneError(f"features must be (rows, {self.n_features}) but are {features.shape}")
@@ -158,16 +164,16 @@ class Forest:
         return result
 
     def predict_groups(self, groups: Sequence[FeatureGroup]) -> NDArray[np.float64]:
-        """What `predict` gives for the groups' tables, (n_problems, n_rows)."""
+        """Return the predictions for features in groups, (n_problems, n_configs); see `predict`."""
         check_finite(groups)
         return self._scorer.predict(groups)
 
     def arrays(self) -> dict[str, NDArray[Any]]:
-        """The arrays by name, for storing; the inverse of `Forest(**arrays)`."""
+        """Return the arrays by name, for storing; `Forest(**arrays)` gives an equal forest."""
         return {name: getattr(self, name) for name in _LAYOUT}
 
     def affine(self, scale: float, offset: float = 0.0) -> Forest:
-        """The forest that predicts `scale * this + offset`; an offset is one more tree, of one leaf."""
+        """Return a forest that predicts `scale` times this one's prediction plus `offset`, a tree with one leaf."""
         arrays = self.arrays() | {"leaf_value": self.leaf_value * scale}
         if offset:
             arrays["tree_leaves"] = np.append(self.tree_leaves, np.uint8(1))
@@ -175,12 +181,14 @@ class Forest:
         return Forest(**arrays)
 
     def compact(self) -> Forest:
-        """The forest with leaves of half as many bytes, rounded to the nearest float32: what it predicts moves by a
-        millionth, which tells no configs apart."""
+        """Return a forest whose leaf values are rounded to float32, half the size.
+
+        Predictions change by about a millionth, which is far below any difference between configs.
+        """
         return Forest(**self.arrays() | {"leaf_value": self.leaf_value.astype(np.float32)})
 
     def __add__(self, other: Forest) -> Forest:
-        """The forest that predicts the sum of both."""
+        """Return a forest that predicts the sum of both."""
         if other.n_features != self.n_features:
             raise ForetuneError(f"forests over {self.n_features} and {other.n_features} features cannot be added")
         pairs = {name: (getattr(self, name), getattr(other, name)) for name in _LAYOUT if name != "n_features"}
@@ -188,10 +196,10 @@ class Forest:
 
     @classmethod
     def from_lightgbm(cls, dump: Mapping[str, Any]) -> Forest:
-        """The forest of a `Booster.dump_model()`.
+        """Return the forest of a LightGBM `Booster.dump_model()`.
 
-        Raises `ForetuneError` for what cannot be scored here: categorical splits, missing values, more than
-        32 leaves.
+        Raises:
+            ForetuneError: The model has categorical splits, missing values, or trees with more than 32 leaves.
         """
         trees: list[int] = []
         splits: list[tuple[int, float, int]] = []
@@ -212,7 +220,7 @@ class Forest:
         )
 
 
-#: The dtypes that each array may have, and its axes.
+#: The dtypes that each array may have, and its number of axes.
 _LAYOUT: dict[str, tuple[tuple[str, ...], int]] = {
     "n_features": (("int64",), 0),
     "tree_leaves": (("uint8",), 1),
@@ -225,7 +233,7 @@ assert tuple(_LAYOUT) == tuple(field.name for field in fields(Forest))
 
 
 def _flatten(node: Mapping[str, Any], splits: list[tuple[int, float, int]], values: list[float]) -> int:
-    """Appends a subtree in pre-order; returns its number of leaves."""
+    """Append a subtree's splits and leaf values in pre-order, and return its number of leaves."""
     if "split_feature" not in node:
         values.append(float(node["leaf_value"]))
         return 1
@@ -239,7 +247,10 @@ def _flatten(node: Mapping[str, Any], splits: list[tuple[int, float, int]], valu
 
 
 def _rounded_down(thresholds: NDArray[np.float64]) -> NDArray[np.float32]:
-    """The largest float32 that is not above each: features are float32, and the same ones are at most that.
+    """Return the largest float32 values that are not above the thresholds.
+
+    Comparing float32 features with them gives the same results as with the float64 thresholds.
+
 
     >>> _rounded_down(np.array([0.1, 0.5])).tolist()
     [0.09999999403953552, 0.5]
@@ -249,12 +260,17 @@ def _rounded_down(thresholds: NDArray[np.float64]) -> NDArray[np.float32]:
 
 
 def check_finite(groups: Sequence[FeatureGroup]) -> None:
-    """Raises `ForetuneError` naming the column of what is not finite, but for lasting groups."""
+    """Check that features are finite. Lasting groups are not checked again.
+
+    Raises:
+        ForetuneError: A value is not finite; the message names its column.
+    """
     for group in groups:
         if not group.lasting and not np.isfinite(group.values).all():
             column = int(np.flatnonzero(~np.isfinite(group.values).all(axis=(0, 1)))[0])
             raise ForetuneError(f"features must be finite, but column {group.columns[column]} is not")
 
 
-def _kind(array: object) -> str:
+def _described(array: object) -> str:
+    """Return the dtype and shape of an array, or the type of another object, for a message."""
     return f"{array.dtype} {array.shape}" if isinstance(array, np.ndarray) else type(array).__name__

@@ -1,6 +1,6 @@
 """`python thin_curve.py FAMILY... [--data NAME]... [--share 0]... [--seed 0]...`: what problems are worth of which few
 configs were measured. Regret on the same problems, held out in the same folds, where a share of the thin ones is
-learned from; a seed draws them, and trains. Figures in model/README.md. Not a test: each share and seed trains five
+learned from; a seed draws them, and trains. Figures in model/NOTES.md. Not a test: each share and seed trains five
 rankers, in half a minute to two minutes a family."""
 
 from __future__ import annotations

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import warnings
 from dataclasses import replace
 from functools import partial
 
@@ -17,6 +18,7 @@ from foretune.model import Bundle, LightGBMRanker, adapt_bundle, evaluate_bundle
 FAMILY, ALL = FakeFamily(), {"fake": FakeFamily()}
 OTHER = replace(DEVICE, name="another card")
 OLD = fake_dataset(fake_cases(models=3))
+QUICK = partial(LightGBMRanker, trees=30, epochs=0)
 
 
 def elsewhere(cases, share=1.0):
@@ -37,7 +39,7 @@ SMALL = elsewhere(fake_cases(models=3), share=0.12)
 
 @pytest.fixture(scope="module")
 def bundle():
-    return train_bundle(OLD, ALL, partial(LightGBMRanker, trees=30, epochs=0))
+    return train_bundle(OLD, ALL, QUICK)
 
 
 @pytest.fixture(scope="module")
@@ -79,11 +81,26 @@ def test_it_is_calibrated_on_the_new_card_and_knows_the_problems_of_both(bundle,
     assert new.calibration.problems == len(SMALL.cases)
     assert new.calibration != old.calibration
     large = elsewhere([Case(Problem.of("fake", groups=8, rows=1 << 20, n=1 << 14, k=1 << 14), ("random",))])
-    with pytest.warns(foretune.ForetuneWarning, match='1 problems of fake are too few.*k="auto" is 8 then'):
+    with pytest.warns(foretune.ForetuneWarning, match=r'1 problems of fake are too few.*k="auto" is 8\. Measure'):
         wider = adapt_bundle(bundle, large, ALL, trees=1).trained["fake"]
     assert wider.calibration is None
     assert wider.domain.outside(large.cases[0].problem) == []
     assert all(wider.domain.outside(case.problem) == [] for case in OLD.cases)
+
+
+def test_few_problems_that_make_lists_long_are_named_with_the_remedy(bundle):
+    few = r'small: shortlists of fake with k="auto" will be long \(typically \d\d of 158 configs\), because only 21 '
+    for make in (partial(adapt_bundle, bundle, trees=1), partial(train_bundle, ranker=QUICK)):
+        with pytest.warns(foretune.ForetuneWarning, match=few + "problems .* at least 100 problems, or give k as a"):
+            make(dataset=SMALL, families=ALL)
+
+
+def test_enough_problems_are_calibrated_without_a_warning():
+    many = fake_dataset(fake_cases(models=8, randoms=60))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", foretune.ForetuneWarning)
+        calibration = train_bundle(many, ALL, QUICK).calibration("fake")
+    assert calibration.problems >= 100
 
 
 def test_twice_adapted_it_says_both(adapted):
@@ -106,7 +123,7 @@ def test_what_computed_a_wrong_result_on_either_card_is_remembered(bundle):
 
 
 def test_what_cannot_be_adapted_is_named(bundle, monkeypatch):
-    with pytest.raises(BundleError, match="small has measurements of fake, but the bundle knows other: none of these"):
+    with pytest.raises(BundleError, match="small has measurements of fake, but the bundle knows other: none of the"):
         adapt_bundle(Bundle({"other": bundle.trained["fake"]}, "4"), SMALL, ALL)
     with pytest.raises(ForetuneError, match=r"trees must be an integer between 1 and [0-9]+ but got 0"):
         adapt_bundle(bundle, SMALL, ALL, trees=0)

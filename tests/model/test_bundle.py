@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from fakes import DEVICE, FakeFamily, fake_cases, fake_dataset
 from foretune.datasets import BinaryFacts, BundleError, ForetuneError, Problem
-from foretune.model import LightGBMRanker, TrainedFamily, load_bundle, open_bundle, train_bundle
+from foretune.model import Bundle, LightGBMRanker, TrainedFamily, load_bundle, open_bundle, train_bundle
 from foretune.runtime import make_shortlist
 from forging import contents, forge, hand_made
 
@@ -258,3 +258,15 @@ def test_missing_and_newer_files_are_named(saved, tmp_path):
         forge(saved, change_manifest=lambda manifest, version=version: manifest.update(schema_version=version))
         with pytest.raises(BundleError, match=f"schema_version is {version} but this Foretune reads 8{why}"):
             load_bundle(saved)
+
+
+def test_a_bundle_shows_its_families_in_one_line_and_as_a_table(bundle):
+    assert repr(bundle) == f"Bundle(1 family: fake; digest {bundle.digest[:12]})"
+    assert repr(Bundle({}, "4")).startswith("Bundle(0 families: none; digest ")
+    shown = bundle._repr_html_()
+    assert f"<caption>Bundle {bundle.digest[:12]}</caption>" in shown
+    cells = [cell.removesuffix("</td>") for cell in shown.split("<tr>")[2].partition("</tr>")[0].split("<td>")[1:]]
+    trained = bundle.trained["fake"]
+    assert cells[:4] == ["fake", "NVIDIA H200", str(trained.origin["problems"]), str(len(trained.ranker.forest_))]
+    hostile = replace(trained, origin={"problems": "<script>"})
+    assert "<script>" not in Bundle({"fake": hostile}, "4")._repr_html_()

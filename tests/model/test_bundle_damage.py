@@ -325,14 +325,14 @@ def test_a_deep_origin_is_an_error_or_kept(saved):
 
 def test_a_manifest_larger_than_any_is_not_parsed(saved):
     forge(saved, change_manifest=lambda m: m["families"]["fake"]["origin"].update(more="x" * (8 << 20)))
-    with pytest.raises(BundleError, match=r"its manifest is larger than any \(8 MiB\)"):
+    with pytest.raises(BundleError, match=r"its manifest is larger than one may be \(8 MiB\)"):
         load_bundle(saved)
 
 
 def test_a_file_larger_than_any_is_not_read(saved):
     with (saved / "bundle.npz").open("r+b") as file:
         file.truncate((64 << 20) + 1)  # a hole
-    with pytest.raises(BundleError, match="larger than any bundle"):
+    with pytest.raises(BundleError, match="larger than a bundle may be"):
         load_bundle(saved)
 
 
@@ -354,7 +354,7 @@ def test_members_that_are_no_bundles(saved):
     arrays, manifest = contents(saved)
     texts = {"manifest.json": json.dumps(manifest).encode(), "../evil.txt": b"more"}
     (saved / "bundle.npz").write_bytes(bundle_file.dumps(arrays, texts))
-    with pytest.raises(BundleError, match=r"it also holds '../evil.txt'"):
+    with pytest.raises(BundleError, match=r"unexpected members: '../evil.txt'"):
         load_bundle(saved)
 
 
@@ -391,8 +391,8 @@ def resealed(directory, arrays):
         (forest(1_000_000, 1, 18, 1), "at most 4096 trees but has 1000000"),
         (forest(1, 2, 513, 1), "n_features must be between 1 and 512 but is 513"),
         (forest(2000, 32, 100, 10_000), "too large to score: its tables would have"),
-        (forest(2, 2, 18, 1) | {"fake/leaf_value": np.full(4, 1e300)}, "adds up to 2e.300, and at most 300"),
-        (forest(2, 2, 18, 1) | {"fake/leaf_value": np.full(4, 150.1)}, "adds up to 300, and at most 300"),
+        (forest(2, 2, 18, 1) | {"fake/leaf_value": np.full(4, 1e300)}, "can reach 2e.300, but at most 300"),
+        (forest(2, 2, 18, 1) | {"fake/leaf_value": np.full(4, 150.1)}, "can reach 300, but at most 300"),
     ],
 )
 def test_no_forest_takes_all_memory_or_predicts_no_number(saved, arrays, message, read):

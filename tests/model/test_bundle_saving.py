@@ -43,7 +43,7 @@ def test_what_could_not_be_read_is_not_saved(saved):
     for odd in (float("nan"), object(), "\ud800", {"deep": [[[float("inf")]]]}):
         bundle = hand_made(seed=1)
         bundle.trained["fake"].origin["dataset"] = odd
-        with pytest.raises(BundleError, match="what a bundle says must be JSON"):
+        with pytest.raises(BundleError, match="the values of a bundle must be JSON"):
             bundle.save(saved)
     assert load_bundle(saved).digest == before
 

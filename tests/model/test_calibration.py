@@ -42,7 +42,7 @@ def test_regrets_of_growing_lists_are_those_of_each_length():
         assert grown.tolist() == [float(top_k_regret(np.arange(12), choose, report, k)) for k in range(1, 13)]
     with pytest.raises(ForetuneError, match="no config ran"):
         growing_regret([np.nan], [1.0])
-    with pytest.raises(ForetuneError, match="shapes must be alike"):
+    with pytest.raises(ForetuneError, match="shapes must be equal"):
         growing_regret([1.0, 2.0], [1.0])
 
 
@@ -212,7 +212,7 @@ def test_evaluation_reports_coverage_and_length():
         assert figures["nominal"] == COVERAGE
         assert 0.8 <= figures["coverage"] <= 1.0
         assert 1 <= figures["mean_k"] <= MOST_TRIED
-    assert 'Of the shortlists of k="auto", models it never saw: ' in evaluation.__rich__().below
+    assert 'Shortlists with k="auto", models it never saw: ' in evaluation.__rich__().below
 
 
 def test_the_largest_sizes_are_held_out():

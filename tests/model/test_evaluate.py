@@ -87,7 +87,7 @@ def test_it_shows_itself_as_a_table(evaluation):
         return captured.get()
 
     report, shown = evaluation.to_json(), printed(evaluation)
-    assert shown.startswith("fake: % slower than the best config that was tried (100 % of them were), over 39 problems")
+    assert shown.startswith("fake: % slower than the best config that was measured (100 % were), over 39 problems")
     lines = [[cell.strip() for cell in line.split("│")[1:-1]] for line in shown.splitlines() if "│" in line]
     cells = {label: figures for label, *figures in lines}
     for label, curve in {
@@ -96,6 +96,19 @@ def test_it_shows_itself_as_a_table(evaluation):
         **report["baselines"],
     }.items():
         assert cells[label] == [f"{100 * (summary['geomean'] - 1):.1f}" for summary in curve.values()]
+
+
+def test_an_evaluation_shows_itself_in_one_line_and_as_html(evaluation):
+    report = evaluation.to_json()["regret"]
+    first = f"{100 * (report['1']['geomean'] - 1):.1f} % at k=1"
+    assert repr(evaluation).startswith(f"Evaluation(fake: 39 problems; regret {first}, ")
+    assert "\n" not in repr(evaluation)
+    shown = evaluation._repr_html_()
+    assert shown.startswith("<table><caption>fake: % slower than the best config that was measured")
+    assert f"<td>foretune</td><td>{first.split()[0]}</td>" in shown
+    hostile = replace(evaluation, left_out={"mine": "<script>"})._repr_html_()
+    assert "mine is left out: &lt;script&gt;" in hostile
+    assert "<script>" not in hostile
 
 
 def test_what_has_no_ragged_sizes_is_not_reported_without_them(evaluation):
@@ -249,7 +262,7 @@ def test_problems_of_which_few_configs_were_tried_are_learned_from_and_not_judge
     assert evaluation.tried == 1.0
     assert few & set.union(*learned)
     assert evaluation.to_json()["sparse_problems"] == len(thin)
-    assert f"Learned from as well: {len(thin)} problems of which few" in evaluation.__rich__().below
+    assert f"Also used for training: {len(thin)} problems of which few" in evaluation.__rich__().below
 
 
 def test_configs_whose_result_was_wrong_are_no_candidates():
@@ -280,11 +293,16 @@ def test_a_bundle_is_judged_as_it_is():
 
 def test_a_bundle_judged_on_what_it_was_trained_on_says_so(evaluation):
     bundle = train_bundle(DATASET, {"fake": FAMILY}, QUICK)
-    with pytest.warns(ForetuneWarning, match="trained on all of the measurements of fake in fake, which flatter it"):
+    with pytest.warns(
+        ForetuneWarning, match="trained on all of the measurements of fake in fake, so its regrets are too low"
+    ):
         judged = evaluate_bundle(DATASET, bundle, FAMILY)
     told = judged.to_json()
     assert told["seen_in_training"] == 1.0
-    assert "It was trained on all of these measurements, which flatter it." in judged.__rich__().below.splitlines()
+    assert (
+        "The ranker was trained on all of these measurements, so its regrets are too low."
+        in judged.__rich__().below.splitlines()
+    )
     assert told["regret"]["2"]["geomean"] < evaluation.to_json()["regret"]["2"]["geomean"]
     assert evaluation.to_json()["seen_in_training"] == 0.0
     assert "trained on" not in evaluation.__rich__().below

@@ -56,7 +56,11 @@ class Odd(Ranker):
 
 @pytest.mark.parametrize(
     ("slowdowns", "message"),
-    [([1.0], "2 slowdowns were due"), ([1.0, np.nan], "not positive numbers"), ([1.0, 0.0], "not positive numbers")],
+    [
+        ([1.0], "must return 2 slowdowns"),
+        ([1.0, np.nan], "not finite positive numbers"),
+        ([1.0, 0.0], "not finite positive numbers"),
+    ],
 )
 def test_what_are_no_slowdowns_is_refused(slowdowns, message):
     with pytest.raises(ForetuneError, match=message):

@@ -31,8 +31,8 @@ def test_a_bundle_may_replace_one_or_begin_a_folder(tmp_path, names):
     [
         (("dataset.json",), "made is the folder of a dataset: name one for the bundle alone"),
         (("dataset.json", "bundle.npz"), "made is the folder of a dataset"),
-        (("manifest.json",), r"made holds what is no bundle \(manifest.json\): name a folder for the bundle alone"),
-        (("d", "c", "b", "a"), r"made holds what is no bundle \(a, b, c, ...\)"),
+        (("manifest.json",), r"made holds files but no bundle \(manifest.json\): name a new or an empty folder"),
+        (("d", "c", "b", "a"), r"made holds files but no bundle \(a, b, c, ...\)"),
     ],
 )
 def test_what_is_no_bundles_folder_is_refused_and_named(tmp_path, names, said):
@@ -71,7 +71,7 @@ def test_a_bundles_folder_takes_no_dataset(tmp_path):
 
 def test_a_bundle_is_saved_in_no_folder_of_something_else(tmp_path):
     made = folder(tmp_path, "notes.txt")
-    with pytest.raises(ForetuneError, match=r"made holds what is no bundle \(notes.txt\)"):
+    with pytest.raises(ForetuneError, match=r"made holds files but no bundle \(notes.txt\)"):
         hand_made().save(made)
     assert [path.name for path in made.iterdir()] == ["notes.txt"]
 
@@ -79,5 +79,5 @@ def test_a_bundle_is_saved_in_no_folder_of_something_else(tmp_path):
 def test_figures_replace_figures_alone(tmp_path):
     check_plots_folder(folder(tmp_path, "f0-regret.svg"))
     (tmp_path / "made" / "notes.txt").write_text("")
-    with pytest.raises(ForetuneError, match=r"made holds files that are no figures \(notes.txt\)"):
+    with pytest.raises(ForetuneError, match=r"made holds files that are not figures \(notes.txt\)"):
         check_plots_folder(tmp_path / "made")

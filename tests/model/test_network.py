@@ -86,7 +86,7 @@ def test_flat_arrays_and_back():
     [
         ({"mean": np.zeros(5)}, "mean of a network must be an array of float32"),
         ({"bias1": np.full(8, np.nan, np.float32)}, "bias1 of a network must be finite"),
-        ({"scale": np.zeros(5, np.float32)}, "scale of a network must be above 0"),
+        ({"scale": np.zeros(5, np.float32)}, "scale of a network must be positive"),
         ({"which": np.array([0, 1, 5], np.int32)}, "which of a network must be positions of its 5 features"),
         ({"which": np.array([0, 1, -1], np.int32)}, "which of a network must be positions of its 5 features"),
         ({"weight3": np.zeros(5, np.float32)}, r"weight3 of a network must be \(4,\) but is \(5,\)"),
@@ -148,7 +148,7 @@ def test_without_torch_trees_alone_are_trained_and_a_warning_says_so(monkeypatch
     from foretune.model import gbdt
 
     monkeypatch.setattr(gbdt, "find_spec", lambda name: None)
-    with pytest.warns(ForetuneWarning, match="there is no torch to train the network with"):
+    with pytest.warns(ForetuneWarning, match="torch is not installed, so the ranker has trees but no network"):
         ranker = LightGBMRanker(trees=4).fit(GRID, FAMILY)
     assert ranker.network_ is None
     assert len(ranker.predict(FAMILY, GRID.cases[0].problem, DEVICE, GRID.configs)) == len(GRID.configs)

@@ -33,7 +33,7 @@ def measured_with(*sources, family="fake"):
     ids=["train", "cross_validate", "check_measured"],
 )
 def test_whoever_learns_from_another_kernels_times_is_told(use):
-    named = r"fake was measured with other sources of fake \(new, old\) than there are now \(fake-source\)"
+    named = r"fake was measured with other sources of fake \(new, old\) than the installed ones \(fake-source\)"
     with pytest.warns(ForetuneWarning, match=named):
         use(measured_with("old", FAMILY.source_hash(), "new"))
 

@@ -72,7 +72,7 @@ def test_a_shortlist_of_one_runs_that_one(toy):
 def test_trouble_tunes_the_whole_space(toy):
     kernel = toy.tuned(Pruner(toy.ToyFamily(), 1, device=toy.H200, bundle=toy.ToyBundle([1.0])))
     with use_stub_driver(toy.H200):
-        with pytest.warns(ForetuneWarning, match="6 slowdowns were due") as caught:
+        with pytest.warns(ForetuneWarning, match="must return 6 slowdowns") as caught:
             _launch(kernel, toy, "positional")
         _launch(kernel, toy, "positional", n=32)
     (said,) = [one for one in caught if one.category is ForetuneWarning]  # others are other tests' garbage

@@ -137,10 +137,10 @@ def _raise(error):
 
 
 TROUBLES = {
-    "NaN": (lambda toy: toy.ToyBundle(np.full(6, np.nan)), "not positive numbers"),
-    "infinite": (lambda toy: toy.ToyBundle([1, 2, 3, 4, 5, np.inf]), "not positive numbers"),
-    "negative": (lambda toy: toy.ToyBundle([1, 2, 3, 4, 5, -1]), "not positive numbers"),
-    "short": (lambda toy: toy.ToyBundle([1.0]), "6 slowdowns were due"),
+    "NaN": (lambda toy: toy.ToyBundle(np.full(6, np.nan)), "not finite positive numbers"),
+    "infinite": (lambda toy: toy.ToyBundle([1, 2, 3, 4, 5, np.inf]), "not finite positive numbers"),
+    "negative": (lambda toy: toy.ToyBundle([1, 2, 3, 4, 5, -1]), "not finite positive numbers"),
+    "short": (lambda toy: toy.ToyBundle([1.0]), "must return 6 slowdowns"),
     "bundle": (lambda toy: toy.ToyBundle(lambda *_: _raise(BundleError("x.npz: torn"))), "x.npz: torn"),
     "bug": (lambda toy: toy.ToyBundle(lambda *_: _raise(ZeroDivisionError("oops"))), "ZeroDivisionError: oops"),
 }
