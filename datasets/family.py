@@ -176,6 +176,12 @@ class Measurable(Family):
         """Random inputs on the live device (the CPU for a spec with backend "cpu"), output poisoned with NaN;
         typical sizes where those of ragged work are unknown."""
 
+    def reset(self, inputs: Any) -> None:
+        """Put inputs back as `inputs` made them, before each launch and outside of the time that is measured.
+
+        Does nothing by default: it is for kernels that update a tensor in place.
+        """
+
     @abstractmethod
     def launch(self, inputs: Any, config: KernelConfig) -> torch.Tensor:
         """Launches the kernel once, without waiting, and returns its output tensor."""
