@@ -299,7 +299,7 @@ def _allocated(count: int, device: Any, *, may_shrink: bool) -> tuple[Any, bool]
         return buffer, count == wanted
 
 
-def resetting(family: Measurable, inputs: Any) -> dict[str, Callable[[], Any]]:
+def resetting(family: Measurable, inputs: Any) -> dict[str, Any]:
     """Return the argument `before` of a timer that resets a family's inputs; empty if the family never has to."""
     if type(family).reset is Measurable.reset:
         return {}

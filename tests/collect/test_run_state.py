@@ -135,7 +135,9 @@ def test_cases_that_were_measured_before_do_not_make_the_rest_look_quick(out):
 def test_going_on_with_another_kernel_is_refused(out, monkeypatch):
     run([CASE], out)
     monkeypatch.setattr(type(FAMILY), "source_hash", lambda self: "changed")
-    with pytest.raises(ForetuneError, match=r"other sources of fake \(fake-source; they are changed now\)"):
+    with pytest.raises(
+        ForetuneError, match=r"another version of fake's kernel \(source hash fake-source; now changed\)"
+    ):
         run([CASE], out)
 
 

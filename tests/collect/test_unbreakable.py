@@ -234,7 +234,7 @@ def test_a_full_disk_is_a_clear_stop_and_the_next_run_goes_on(out, undisturbed):
     )  # fmt: skip
     assert run.returncode == 1
     told = run.stderr.splitlines()[-1]
-    assert re.search(r"ForetuneError: .*measured takes no more: .*File too large.* run the same command again", told)
+    assert re.search(r"ForetuneError: cannot write to .*measured: .*File too large.* run the same command again", told)
     assert not list(out.rglob("*.tmp"))
     assert load(out).ignored == ()
     assert rows_of(out).keys() == kept.keys()
