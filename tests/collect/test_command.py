@@ -91,7 +91,7 @@ def test_only_problems_of_the_named_dtypes_are_measured(collect):
     assert collect.cases == [case for case in drawn if case.problem.dtype in ("fp32", "int8")]
     result = call("matmul --out measured --dtype fp8")
     assert result.exit_code == 1
-    assert "matmul has no dtype fp8: one of bf16, fp16, fp32, int8" in result.stderr
+    assert "dtype must be one of bf16, fp16, fp32, int8 for matmul but is fp8" in result.stderr
 
 
 def test_several_families_may_be_named(collect):

@@ -106,7 +106,7 @@ def test_an_interrupted_confirmation_is_done_again_as_a_whole(out):
 
 def test_problems_of_a_family_that_the_run_does_not_have_are_refused(out):
     other = replace(CASE, problem=replace(CASE.problem, family="another"))
-    with pytest.raises(ForetuneError, match="a case is of another, but collected is fake"):
+    with pytest.raises(ForetuneError, match="each case must be of one of the families fake but one is of another"):
         run([CASE, other], out)
 
 
