@@ -36,7 +36,7 @@ from .kernels.matmul import matmul as matmul
 from .kernels.rms_norm_rope import rms_norm_rope as rms_norm_rope
 from .kernels.scaled_gemm import scaled_gemm as scaled_gemm, scaled_grouped_gemm as scaled_grouped_gemm
 from .model import load_bundle as load_bundle
-from .runtime import TritonFamily as TritonFamily
+from .runtime import TritonFamily as TritonFamily, testing as testing
 from .runtime.tuning.attach import attached as attached, detach as detach
 from .runtime.tuning.functions import (
     ConfigCache as ConfigCache,

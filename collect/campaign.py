@@ -1,7 +1,7 @@
-"""A collection run: every case, every config that the plan asks for, into a store that survives being killed.
+"""A run on this machine: measure the cases on its GPUs, or replay recorded times, and write a dataset.
 
-One process per GPU measures, a pool of processes compiles for all of them, and the parent hands out the cases (a GPU
-that is free takes the next one), writes the rows and replaces what dies. See `case_tasks` for what a case takes.
+One process per GPU measures, and a pool of processes compiles for all of them. The parent hands out the cases (a free
+GPU gets the next one), writes the rows and restarts processes that die. `case_tasks` has the tasks of one case.
 """
 
 from __future__ import annotations
@@ -17,7 +17,9 @@ from ..datasets.errors import check_integer
 from ..runtime.launching.ahead import cores
 from .case_tasks import CaseTasks, Fatal
 from .compiling import Binary, Compiled, CompilePool, binary_if_able
-from .processes import Child, Interrupt, Watch
+from .processes import Child, Interrupt, ThreadChild, Watch
+from .recording import Recording
+from .replay_runner import NoCompilePool, ReplayGpu
 from .row_writer import prepare
 from .run_state import RunState, started_run
 from .runner import DeviceLostError
@@ -28,11 +30,12 @@ from .worker import CudaGpu, Probe, choose_probe, serve
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
+    from ..datasets.dataset import Dataset
     from .run_state import RunOptions
 
-#: Ranks behind those of any config that a GPU waits for.
+#: The rank of a binary that no GPU waits for yet: above the rank of any that one waits for.
 AHEAD = 1e6
-#: How often the parent looks after processes that say nothing.
+#: How often, in seconds, the parent checks for processes that take too long.
 CHECK_SECONDS = 0.25
 
 
@@ -47,24 +50,27 @@ def collect_on_gpus(
     resume: bool = True,
     **options: Unpack[RunOptions],
 ) -> Summary:
-    """Measure cases on this machine's GPUs, appending to the dataset in `out`.
+    """Measure cases on this machine's GPUs, and append the results to the dataset in `out`.
 
     What is already in `out` is not measured again. The run stops cleanly when its budget is spent, and at Ctrl-C.
 
     Args:
-        families: The kernels to measure.
+        families: The families to measure.
         cases: Problems of these families.
         out: The dataset's folder.
-        gpus: How many GPUs to use; all that are visible if left out.
-        sms: Numbers of SMs to measure on, which are devices of their own (see `runtime.sm_partition`): one after the
-            other, because parts of one card would share its bandwidth and L2.
-        compilers: How many processes compile; one for each core without a GPU's process if left out.
-        resume: Whether `out` may hold a dataset.
+        gpus: How many GPUs to use; by default all that are visible.
+        sms: Numbers of SMs to measure on, as devices of their own (see `runtime.sm_partition`). They are measured one
+            after the other, because parts of one GPU share its bandwidth and L2.
+        compilers: How many processes compile; by default one for each core that no GPU's process uses.
+        resume: Whether `out` may hold a dataset already.
         options: See `RunOptions`.
 
     Raises:
-        ForetuneError: As `started_run` does; there are not so many GPUs or SMs; or all GPUs are lost (what was measured
-            is kept: run again to go on).
+        ForetuneError: As `started_run` does; there are fewer GPUs or SMs; or all GPUs are lost. What was measured is
+            kept, and the same call continues.
+
+    >>> collect_on_gpus([family], family.cases(), "measured", budget_s=600)  # doctest: +SKIP
+    Summary(plan='exhaustive', cases=74, ...)
     """
     if gpus is not None:
         check_integer("gpus", gpus, 1)
@@ -78,23 +84,83 @@ def collect_on_gpus(
         return Campaign(state, phases, pool, watch).measure()
 
 
-def visible_gpus(wanted: int | None = None) -> int:
-    """How many GPUs to take: `wanted`, or all there are. Raises `ForetuneError` where there are fewer.
+def collect_replayed(
+    families: Sequence[Measurable],
+    cases: Sequence[Case] | None,
+    out: Path | str,
+    recorded: Dataset,
+    *,
+    resume: bool = True,
+    **options: Unpack[RunOptions],
+) -> Summary:
+    """Replay the times of a dataset as if they were measured now, and append them to the dataset in `out`.
 
-    Makes no CUDA context: those are made in the processes that measure.
+    Everything but the GPU is real: plans, the scan, the confirming passes, the budget and the store. It is for trying
+    out and testing, on a CPU, what one does with a new GPU. Each device of `recorded` is replayed.
+
+    Replayed times are never passed off as new ones. The rows have the recorded device, `out` says in its provenance
+    (`replay_of`, and a plan that ends in "(replay)") where they come from, a later run that measures does not continue
+    it, and it cannot be merged with other datasets. A config without a recorded result gets no row. Of a confirming
+    pass every sample is the recorded median, so the spread is 0; compile times and readings of the drift probe are
+    not replayed.
+
+    Args:
+        families: The families to replay.
+        cases: Problems of these families that `recorded` has; all of them if None.
+        out: The dataset's folder.
+        recorded: The dataset to replay.
+        resume: Whether `out` may hold a dataset already, which must be a replay of `recorded`.
+        options: See `RunOptions`.
+
+    Raises:
+        ForetuneError: As `started_run` does, or `recorded` has no times of a family or a case.
+
+    >>> import tempfile
+    >>> from foretune.datasets import load
+    >>> from foretune.kernels import find_family
+    >>> recorded, family = load("h200_rms_norm_rope"), find_family("rms_norm_rope_bwd")
+    >>> cases = [case for case in recorded.cases if case.problem.family == family.name][:2]
+    >>> with tempfile.TemporaryDirectory() as out:
+    ...     summary = collect_replayed([family], cases, out, recorded)
+    ...     load(out)  # doctest: +ELLIPSIS
+    <Dataset ...: ... measurements of rms_norm_rope_bwd on NVIDIA H200>
+    >>> summary.cases, summary.complete, summary.replay_of
+    (2, True, 'h200_rms_norm_rope')
+    """
+    recording = Recording(recorded, families)
+    cases = recording.cases if cases is None else cases
+    recording.check_cases(cases)
+    with started_run(families, cases, out, resume=resume, recording=recording, **options) as state, Watch() as watch:
+        phases = [
+            [partial(ThreadChild, serve, ReplayGpu(device, recording.on(device)), state.families)]
+            for device in recording.devices
+        ]
+        return Campaign(state, phases, NoCompilePool(), watch).measure()
+
+
+def visible_gpus(wanted: int | None = None) -> int:
+    """Return how many GPUs to use: `wanted`, or all that are visible.
+
+    This makes no CUDA context: the processes that measure make those.
+
+    Raises:
+        ForetuneError: There are fewer.
     """
     import torch
 
     found = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if found == 0:
-        raise ForetuneError("no GPU is visible here: collecting needs at least one")
+        raise ForetuneError(
+            "no GPU is visible here: collecting needs at least one. Recorded times can be replayed without one: "
+            "--replay DATA"
+        )
     if wanted is not None and not 1 <= wanted <= found:
         raise ForetuneError(f"gpus must be between 1 and {found}, which are visible here, but got {wanted}")
     return wanted or found
 
 
 def check_sms(sms: Sequence[int], device: DeviceSpec) -> None:
-    """Raises `ForetuneError` for a number of SMs that a device does not have."""
+    """Raise `ForetuneError` if a device does not have one of these numbers of SMs."""
     for number in sms:
         if not 1 <= number <= device.sm_count:
             raise ForetuneError(f"sms must be between 1 and {device.sm_count}, as {device.name} has, but got {number}")
@@ -103,15 +169,20 @@ def check_sms(sms: Sequence[int], device: DeviceSpec) -> None:
 class Campaign:
     """One run on some GPUs. `measure` may be called once.
 
-    In each of the `phases`, what starts the process of one GPU each. A phase that has measured all ends before the next
-    begins: they may be on the same cards.
+    Args:
+        state: The run's state.
+        phases: For each phase the functions that start the process of one GPU. A phase ends before the next one begins,
+            because they may use the same GPUs.
+        pool: Compiles for all GPUs.
+        watch: Watches all processes.
+        limits: When a process that sends nothing is killed.
     """
 
     def __init__(
         self,
         state: RunState,
         phases: Sequence[Sequence[Callable[[], Child]]],
-        pool: CompilePool,
+        pool: CompilePool | NoCompilePool,
         watch: Watch,
         limits: Limits = Limits(),  # noqa: B008 - frozen
     ) -> None:
@@ -119,12 +190,17 @@ class Campaign:
         self._supervisors: list[Supervisor] = []  # of this phase
         self._spent = Effort()  # in the phases before
         self._probes: dict[str, Probe | None] = {}  # by device name
-        self._next: dict[Supervisor, CaseTasks] = {}  # made ready while they are busy
+        self._next: dict[Supervisor, CaseTasks] = {}  # prepared while the supervisor is busy
         self._fatal: dict[str, Fatal] = {}  # by device name
         pool.on_finished = self._compiled
 
     def measure(self) -> Summary:
-        """Raises `DeviceLostError` where no GPU is left, and `ForetuneError` where the disk takes no more."""
+        """Run all phases, and return what was done.
+
+        Raises:
+            DeviceLostError: No GPU is left.
+            ForetuneError: The dataset cannot be written.
+        """
         with Interrupt() as interrupt:
             try:
                 for place, starts in enumerate(self._phases if self._state.cases else (), 1):
@@ -139,10 +215,11 @@ class Campaign:
         return Summary.of(self._state, self._spent, interrupted=interrupt.requested)
 
     def _run(self, starts: Sequence[Callable[[], Child]], interrupt: Interrupt) -> None:
-        """One phase."""
+        """Run one phase."""
         self._supervisors = [Supervisor(start, self._watch, self, self._limits) for start in starts]
-        self._pool.start()  # after them: dozens of processes that import Triton would delay what the GPUs wait for
-        prepare(self._state.families.values())  # while those open their GPUs
+        self._pool.start()  # after the supervisors: dozens of processes that import Triton would delay them
+        if self._state.recording is None:
+            prepare(self._state.families.values())  # while the GPUs are being opened
         next_check = 0.0
         while self._live() and not (self._state.time_is_over or interrupt.requested):
             self._watch.handle(CHECK_SECONDS)
@@ -151,23 +228,24 @@ class Campaign:
                 self._pool.check()
                 for supervisor in self._supervisors:
                     supervisor.check()
-            # What takes milliseconds is done here, when each GPU has had its next tasks.
+            # What takes milliseconds is done here, after each GPU got its next tasks.
             self._state.row_writer.flush_due()
             self._plan()
         self._spent += self._effort()
         if all(supervisor.retired for supervisor in self._supervisors):
             raise DeviceLostError(
                 f"no GPU is left to measure on: {self._supervisors[0].trouble}. What was measured is kept in "
-                f"{self._state.out}: run the same command again to go on"
+                f"{self._state.out}: run the same command again to continue"
             )
         for supervisor in self._supervisors:
             supervisor.close()
 
     def _live(self) -> bool:
-        """Whether a supervisor has work, or may yet ask for some."""
+        """Return whether a supervisor has work, or may still need some."""
         return any(not (supervisor.idle or supervisor.retired) for supervisor in self._supervisors)
 
     def _plan(self) -> None:
+        """Prepare the next case of each busy supervisor, and request binaries ahead of time."""
         for supervisor in self._supervisors:
             if supervisor.work and supervisor not in self._next and (work := self._work(supervisor)):
                 self._next[supervisor] = work
@@ -178,7 +256,7 @@ class Campaign:
                 self._compile_ahead(device)
 
     def _work(self, supervisor: Supervisor) -> CaseTasks | None:
-        """The next case for this GPU in which there is something to do."""
+        """Return the next case for a GPU in which something is left to measure; None if there is none."""
         state, device = self._state, supervisor.device
         assert device is not None
         while step := state.take(device, supervisor.met, len(self._supervisors)):
@@ -200,54 +278,59 @@ class Campaign:
         return None
 
     def _left(self, device: DeviceSpec) -> CaseTasks | None:
-        """What was made ready for another GPU of this kind: when there is nothing else left."""
+        """Return a case that was prepared for another GPU of the same name, if nothing else is left; else None."""
         owner = next((supervisor for supervisor, work in self._next.items() if work.device.name == device.name), None)
         return None if owner is None else self._next.pop(owner)
 
-    # What a supervisor tells its owner.
+    # The methods of `supervisor.Owner`.
 
     def idle(self, supervisor: Supervisor) -> None:
-        device = supervisor.device
+        """Give a supervisor its next case, if there is one."""
+        device, state = supervisor.device, self._state
         assert device is not None
         is_new = device.name not in self._probes
         if is_new:
-            self._probes[device.name] = choose_probe(self._state.families, self._state.cases, device)
-            for binary, error in self._state.uncompilable(device):
+            self._probes[device.name] = None if state.recording else choose_probe(state.families, state.cases, device)
+            for binary, error in state.uncompilable(device):
                 self._pool.know(binary, Compiled(0.0, error))
         work = self._next.pop(supervisor, None) or self._work(supervisor) or self._left(device)
         if work is not None:
-            self._state.report(work.case)
+            state.report(work.case)
             supervisor.give(work)
 
     def done(self, supervisor: Supervisor, work: CaseTasks) -> None:
+        """Note that a case is complete or given up."""
         if work.refused is None:
             self._state.done(work.case, work.device)
-            self._ask_again()  # it may have been the last of a batch
+            self._wake_idle()  # the last case of a batch may be over
         else:
             self._give_up(work, work.refused)
 
     def read(self, supervisor: Supervisor, case: Case, probe_us: float) -> None:
+        """Store a reading of the drift probe."""
         assert supervisor.device is not None
         gpu = str(self._supervisors.index(supervisor))
         self._state.row_writer.read(case, supervisor.device, gpu, probe_us)
 
     def retired(self, supervisor: Supervisor, work: CaseTasks | None) -> None:
+        """Note that a GPU was given up, with its unfinished case."""
         self._state.skipped.append(f"GPU {self._supervisors.index(supervisor)}: {supervisor.trouble}")
         if work is not None:
             self._give_up(work, supervisor.trouble)
-        self._ask_again()
+        self._wake_idle()
 
     def _give_up(self, work: CaseTasks, reason: str) -> None:
         self._state.given_up(work.case, work.device, reason, deadly=work.deaths > 0)
-        self._ask_again()
+        self._wake_idle()
 
-    def _ask_again(self) -> None:
-        """There may be something to do again."""
+    def _wake_idle(self) -> None:
+        """Give idle supervisors work, because there may be some again."""
         for supervisor in self._supervisors:
             if supervisor.idle:
                 self.idle(supervisor)
 
     def _compiled(self, binary: Binary, compiled: Compiled) -> None:
+        """Pass the result of a compilation on to the cases that wait for it."""
         for work in [*self._next.values(), *(supervisor.work for supervisor in self._supervisors)]:
             if work is not None:
                 work.compiled(binary, compiled)
@@ -255,8 +338,7 @@ class Campaign:
             supervisor.proceed()
 
     def _compile_ahead(self, device: DeviceSpec) -> None:
-        """Requests what one of the cases to come will need, behind all that a GPU waits for: it would else find no
-        binary."""
+        """Request the binaries of one later case, ranked behind those that a GPU waits for."""
         if step := self._state.ahead(device):
             family, problem = self._state.family(step.case), step.case.problem
             for rank, config in enumerate(step.configs):
@@ -264,7 +346,7 @@ class Campaign:
                     self._pool.request(binary, AHEAD + rank)
 
     def _effort(self) -> Effort:
-        """Of this phase."""
+        """Return what this phase took."""
         began = [supervisor.began for supervisor in self._supervisors if supervisor.began is not None]
         return Effort(
             gpus=len(self._supervisors),

@@ -11,31 +11,41 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..datasets import ForetuneError, KernelConfig, Measurable, Problem, Status
-from ..datasets.contents import other_sources
+from ..datasets.contents import REPLAY_OF, other_sources
 from ..datasets.store import MANIFEST, read
 from .row_writer import triton_version
 
 if TYPE_CHECKING:
     from ..datasets.dataset import Dataset
+    from .recording import Recording
 
+#: The numbers of the timing passes.
 SCAN, CONFIRMING = 1, (2, 3)
-#: Configs within this of the scan's best are confirmed, at least and at most so many.
+#: Configs whose time is at most this many times the scan's best are confirmed, with these limits on how many they are.
 LEADING_SLOWDOWN = 1.15
 LEADING_LEAST, LEADING_MOST = 20, 64
 
 
 @dataclass
 class CaseState:
-    """The measurements so far of one case's configs on one device."""
+    """The measurements so far of one case's configs on one device.
 
-    scanned_us: dict[KernelConfig, float | None] = field(default_factory=dict)  # None where it failed
-    best_us: float = float("inf")  # of the scan
+    Attributes:
+        scanned_us: The time of each scanned config in microseconds; None if it failed.
+        best_us: The best time in the scan; inf if there is none.
+        confirmed: The configs that were timed in a confirming pass.
+        unconfirmable: The configs that ran in the scan and failed in a confirming pass.
+    """
+
+    scanned_us: dict[KernelConfig, float | None] = field(default_factory=dict)
+    best_us: float = float("inf")
     confirmed: set[KernelConfig] = field(default_factory=set)
-    unconfirmable: set[KernelConfig] = field(default_factory=set)  # ran in the scan, failed afterwards
+    unconfirmable: set[KernelConfig] = field(default_factory=set)
 
     def add(self, config: KernelConfig, timing_pass: int, time_us: float | None) -> None:
+        """Add a measurement; `time_us` is None if the config failed."""
         if timing_pass == SCAN:
-            # As the store will give it back, or a resumed run would see other configs leading.
+            # Rounded as the store rounds it, or a resumed run would see other configs leading.
             self.scanned_us[config] = time_us = None if time_us is None else float(np.float32(time_us))
             self.best_us = min(self.best_us, time_us or self.best_us)
         elif time_us is None:
@@ -44,54 +54,88 @@ class CaseState:
             self.confirmed.add(config)
 
     def leading(self) -> list[KernelConfig]:
-        """The configs to confirm, fastest first. Depends on the times alone, not on the order they came in."""
+        """Return the configs to confirm, fastest first. They depend on the times, not on the order of the scan."""
         times = {config: time_us for config, time_us in self.scanned_us.items() if time_us is not None}
         near = sum(time_us <= LEADING_SLOWDOWN * self.best_us for time_us in times.values())
         ranked = sorted(times, key=lambda config: (times[config], str(config)))
         return ranked[: min(max(near, LEADING_LEAST), LEADING_MOST)]
 
     def unconfirmed(self) -> list[KernelConfig]:
-        """What is left to confirm: all, or what leads since more configs are known than an adaptive run tried."""
+        """Return the leading configs that have no result of a confirming pass yet.
+
+        After an adaptive run these may be some of them only: with more scanned configs, other configs lead.
+        """
         return [c for c in self.leading() if c not in self.confirmed and c not in self.unconfirmable]
 
 
 @dataclass(frozen=True)
 class Earlier:
-    """What earlier runs left in a dataset."""
+    """The results of earlier runs in a dataset.
 
-    states: dict[tuple[str, Problem], CaseState] = field(default_factory=dict)  # by device name and problem
-    #: What the Triton that is here could not compile: device name, problem, config and error.
+    Attributes:
+        states: By device name and problem.
+        uncompilable: What the installed Triton could not compile: device name, problem, config and error.
+    """
+
+    states: dict[tuple[str, Problem], CaseState] = field(default_factory=dict)
     uncompilable: tuple[tuple[str, Problem, KernelConfig, str], ...] = ()
 
 
-def earlier(out: Path | str, families: Mapping[str, Measurable]) -> Earlier:
-    """What the dataset in `out` holds already; nothing where there is none. Raises `ForetuneError` where a kernel
-    of these families was another one then: its times say nothing of today's."""
+def earlier(out: Path | str, families: Mapping[str, Measurable], recording: Recording | None = None) -> Earlier:
+    """Return what the dataset in `out` holds already; nothing if there is none.
+
+    Args:
+        out: The dataset's folder.
+        families: The families of the run that starts, by name.
+        recording: What the run replays; None if it measures.
+
+    Raises:
+        ForetuneError: The kernel of a family has changed since, so that old and new times cannot be compared; or the
+            dataset has replayed times and this run measures, or the other way round.
+    """
     if not (Path(out) / MANIFEST).exists():
         return Earlier()
     dataset = read(out)
-    _check_sources(dataset, families)
+    _check_replay(dataset, recording)
+    if recording is None:
+        _check_sources(dataset, families)
     states: dict[tuple[str, Problem], CaseState] = {}
     by_case: Any = dataset.measurements.groupby(["device", "problem"], observed=True, sort=False)
     for (device, problem), rows in by_case[["config", "timing_pass", "time_us"]]:
         entry = states.setdefault((device, dataset.cases[problem].problem), CaseState())
         for config, timing_pass, time_us in zip(*(rows[name].tolist() for name in rows), strict=True):
             entry.add(dataset.configs[config], timing_pass, None if math.isnan(time_us) else time_us)
-    return Earlier(states, _uncompilable(dataset))
+    return Earlier(states, () if recording else _uncompilable(dataset))
+
+
+def _check_replay(dataset: Dataset, recording: Recording | None) -> None:
+    """Raises `ForetuneError` where measured times would be added to replayed ones, or replayed times to others."""
+    for facts in dataset.provenance.get("runs", {}).values():
+        replay_of = facts.get(REPLAY_OF)
+        if recording is None and replay_of:
+            raise ForetuneError(
+                f"{dataset.name} has times that were replayed from {replay_of.get('dataset')}: measure into another "
+                "folder"
+            )
+        if recording is not None and not (replay_of and recording.is_of(replay_of)):
+            raise ForetuneError(
+                f"{dataset.name} has times that were not replayed from {recording.name}: replay into another folder"
+            )
 
 
 def _check_sources(dataset: Dataset, families: Mapping[str, Measurable]) -> None:
+    """Raises `ForetuneError` if the dataset was measured with another version of a family's kernel."""
     for family in families.values():
         sources = dataset.kernel_sources(family.name)
         if other_sources(sources, family.source_hash()):
             raise ForetuneError(
-                f"{dataset.name} was measured with other sources of {family.name} ({', '.join(sorted(sources))}; they "
-                f"are {family.source_hash()} now): collect into another folder"
+                f"{dataset.name} was measured with another version of {family.name}'s kernel (source hash "
+                f"{', '.join(sorted(sources))}; now {family.source_hash()}): collect into another folder"
             )
 
 
 def _uncompilable(dataset: Dataset) -> tuple[tuple[str, Problem, KernelConfig, str], ...]:
-    """Another Triton may compile what the one of an earlier run could not."""
+    """Return what did not compile in earlier runs with the installed Triton; another Triton may compile it."""
     same = [run for run, facts in dataset.provenance["runs"].items() if facts.get("triton") == triton_version()]
     rows = dataset.measurements
     rows = rows[(rows["status"] == Status.COMPILE_FAILED.value) & rows["run_id"].isin(same)]

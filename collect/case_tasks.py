@@ -1,11 +1,11 @@
-"""One case on one device: which tasks there are to do, in which order, and which rows their answers make.
+"""`CaseTasks`: the tasks of one case on one device, their order, and the rows that their answers make.
 
-Pass 1 scans the whole space. Passes 2 and 3 confirm the leading configs, several rounds each, the two passes and
-all configs interleaved and shuffled: a heavy kernel's clock depends on what ran just before it (on an H200 at its
-power limit the same config read 0-20 % slower one second later, 2026-11), and interleaving gives every config
-the same share of it. A config is then chosen on pass 2 and its time reported from pass 3.
+Pass 1 scans the space. Passes 2 and 3 confirm the leading configs in several rounds. The rounds of both passes are
+interleaved, and the configs of a round are shuffled, because the GPU's clock depends on what ran just before (on an
+H200 at its power limit the same config took 0-20 % longer one second later, 2026-11). In this way every config gets the
+same share of that effect. Later, a config is chosen on pass 2, and its time is reported from pass 3.
 
-Nothing here knows of processes or pipes: tasks go out through `take`, answers come in through `answered`.
+This module uses no processes or pipes: tasks are taken with `take`, and answers are passed to `answered`.
 """
 
 from __future__ import annotations
@@ -26,32 +26,46 @@ from .compiling import Binary, Compiled, signature_of
 from .runner import Trial
 from .worker import Confirm, Prepare, Probe, Scan, Task
 
-#: Rounds of each confirming pass, at least and at most, and what they are the quotient of: see `rounds_of`.
+#: The fewest and the most rounds of each confirming pass, and the microseconds whose quotient by the best time is their
+#: number in between: see `rounds_of`.
 ROUNDS, MOST_ROUNDS, _SURE_US = 4, 16, 40.0
-#: A process that was killed may have been the system's victim: its task is tried so often in all.
+#: How often a task is tried in all if its process was killed, which may be the system's fault.
 TRIES = 3
-#: A config that ended its process on this many cases is not run on others that give it the same binary.
+#: A config that ended its process on this many cases is not run on other cases with the same binary.
 FATAL_CASES = 2
-#: A case at which this many processes have died is given up.
+#: A case is given up after this many processes died at it.
 DEATHS = 20
 
 
-#: How configs ended their process, each with one of its binaries, a case each.
+#: The trials in which a config ended its process, one for each case, by config and binary.
 Fatal: TypeAlias = dict[tuple[KernelConfig, Binary], list[Trial]]
 
 
 class Pool(Protocol):
-    """Compiles: see `CompilePool`."""
+    """Compiles binaries: a `CompilePool`, or a stand-in."""
 
-    def request(self, binary: Binary, rank: float) -> Compiled | None: ...
+    def request(self, binary: Binary, rank: float) -> Compiled | None:
+        """Return the result of compiling a binary; None until it is compiled. See `CompilePool.request`."""
 
 
 class CaseTasks:
-    """The work that is left of a case. `space` are the configs in the order to scan them; with `confirm` the leading
-    ones are confirmed thereafter.
+    """The tasks that are left of a case.
 
-    `on_rows` takes rows as they come about, those of the confirming passes all at once. `fatal` is what is known,
-    and kept up to date, of the configs that end their process on the device.
+    Args:
+        family: The family of the case.
+        case: The case.
+        device: The device to measure on.
+        space: The configs to scan, in this order.
+        state: The measurements of the case so far, to which new ones are added.
+        pool: Compiles the configs.
+        on_rows: Called with new rows; with those of the confirming passes all at once.
+        probe: The drift probe.
+        fatal: The configs that ended their process on this device, to which new ones are added.
+        confirm: Whether to confirm the leading configs after the scan.
+
+    Attributes:
+        refused: Why the case was given up; None if it was not.
+        deaths: How many processes died at this case.
     """
 
     def __init__(
@@ -69,16 +83,16 @@ class CaseTasks:
         confirm: bool = True,
     ) -> None:
         self.family, self.case, self.device = family, case, device
-        self.refused: str | None = None  # why the case is given up
-        self.deaths = 0  # of processes, at this case
+        self.refused: str | None = None
+        self.deaths = 0
         self._state, self._pool, self._on_rows = state, pool, on_rows
         self._probe, self._confirming = probe, confirm
         self._fatal: Fatal = {} if fatal is None else fatal
-        self._waiting: dict[Binary, list[KernelConfig]] = {}  # for the compiler
+        self._waiting: dict[Binary, list[KernelConfig]] = {}  # until they are compiled
         self._ready: deque[Task] = deque()
-        self._out: deque[Task] = deque()  # sent, and not answered yet
+        self._out: deque[Task] = deque()  # taken and not answered yet
         self._prepared = self._through = False
-        self._tries: Counter[Task | None] = Counter()  # None: to prepare
+        self._tries: Counter[Task | None] = Counter()  # None stands for `Prepare`
         self._compile_ms: dict[KernelConfig, float] = {}
         self._leading: list[KernelConfig] | None = None  # None while the scan goes on
         self._samples: dict[tuple[int, KernelConfig], list[float]] = {}
@@ -87,21 +101,21 @@ class CaseTasks:
 
     @property
     def over(self) -> bool:
-        """Whether all is known now, or the case was given up."""
+        """Whether the case is complete or given up."""
         return not (self._out or self._ready or self._waiting)
 
     @property
     def out(self) -> int:
-        """How many tasks are out."""
+        """How many tasks were taken and not answered yet."""
         return len(self._out)
 
     @property
     def at_hand(self) -> Task | None:
-        """The task that the process is at."""
+        """The task that the process works on; None if no task is out."""
         return self._out[0] if self._out else None
 
     def take(self, most: int) -> list[Task]:
-        """The next tasks, at most so many; none while the compiler is waited for."""
+        """Take the next tasks, at most `most`. There are none while all configs wait for the compiler."""
         tasks: list[Task] = []
         if self._ready and not self._prepared:
             self._prepared = True
@@ -122,16 +136,16 @@ class CaseTasks:
         return signature_of(self.family, self.case.problem, self.device)
 
     def _doomed(self, config: KernelConfig) -> Trial | None:
-        """What a config gets that has ended its process often enough."""
+        """Return the trial of a config that is not run, because it ended its process on other cases; else None."""
         ends = self._fatal.get((config, self._binary(config)), []) if self._fatal else []
         if len(ends) < FATAL_CASES:
             return None
         return replace(
-            ends[-1], error=f"not run, as it ended its process on {len(ends)} other problems: {ends[-1].error}"
+            ends[-1], error=f"not run because it ended its process on {len(ends)} other problems: {ends[-1].error}"
         )
 
     def compiled(self, binary: Binary, compiled: Compiled) -> None:
-        """A binary, perhaps one that is waited for, is there."""
+        """Take the result of compiling a binary, for which configs of this case may wait."""
         configs = self._waiting.pop(binary, ())
         for config in configs:
             self._found(config, compiled)
@@ -149,17 +163,19 @@ class CaseTasks:
         self._advance()
 
     def died(self, trial: Trial, *, forgivable: bool) -> None:
-        """The process died at the first task that is out, and knows nothing of the others.
+        """Note that the process died at the first task that is out. The other tasks go out again.
 
-        The config gets this trial and is not met again, unless the process may have been a victim (`forgivable`)
-        and its task has tries left.
+        Args:
+            trial: What the config of that task gets as its result. It is then not run again on this case.
+            forgivable: Whether the system may have killed the process. The task is then tried again, at most `TRIES`
+                times in all.
         """
         self._prepared = False
         if not self._out:
             return
         task = self._out[0]
         if isinstance(task, Prepare):
-            self._probe = None  # perhaps it was that
+            self._probe = None  # the probe may be the cause
         self._ready.extendleft(task for task in reversed(self._out) if not isinstance(task, Prepare))
         self._out.clear()
         self.deaths += 1
@@ -175,18 +191,18 @@ class CaseTasks:
         if self.deaths == DEATHS:
             self._refuse(trial)
         if self._leading is not None and self.refused is None:
-            self._begin_confirming()  # anew: with a pause in their midst the passes would not be interleaved
+            self._begin_confirming()  # again from the start: an interruption would not affect all configs alike
         self._advance()
 
     def _valid(self, space: Iterable[KernelConfig]) -> list[KernelConfig]:
-        """The configs to scan; those that cannot run the problem get their rows here."""
+        """Return the configs that can run the problem. The others get their rows here."""
         valid, rows = [], []
         for config in space:
             if config in self._state.scanned_us:
                 continue
             try:
                 reason = self.family.supports(config, self.case.problem, self.device)
-            except ForetuneError as error:  # the family's fault, and this config's row
+            except ForetuneError as error:  # the family has a bug; the row says so
                 reason = abridged(str(error))
             if reason is None:
                 valid.append(config)
@@ -212,12 +228,12 @@ class CaseTasks:
                 self._found(config, compiled)
 
     def _found(self, config: KernelConfig, compiled: Compiled) -> None:
-        """What came of a config's compilation."""
+        """Take the result of compiling a config: scan it or add it to the leading ones, or make its row."""
         trial = Trial(Status.COMPILE_FAILED, error=compiled.error)
         if self._leading is not None:
             if compiled.error is None:
                 self._leading.append(config)
-            else:  # an earlier run could compile it
+            else:  # although an earlier run could compile it
                 self._record(self._row(config, timing_pass, trial) for timing_pass in CONFIRMING)
             return
         self._compile_ms[config] = compiled.compile_ms
@@ -227,7 +243,7 @@ class CaseTasks:
             self._settle(Scan(config), trial)
 
     def _settle(self, task: Scan | Confirm, trial: Trial) -> None:
-        """Make rows of a trial."""
+        """Make the rows of a trial, or keep its samples."""
         config = task.config
         if isinstance(task, Scan):
             self._record([self._row(config, SCAN, trial, self._compile_ms.pop(config, None))])
@@ -237,7 +253,7 @@ class CaseTasks:
             self._record([self._row(config, timing_pass, trial) for timing_pass in CONFIRMING])
 
     def _advance(self) -> None:
-        """From the scan to the confirming passes, and to their end."""
+        """Go on from the scan to the confirming passes, and to their end, once nothing is left to do."""
         if not self.over or self._through or self.refused is not None:
             return
         if not self._confirming:
@@ -253,6 +269,7 @@ class CaseTasks:
             self._through = True
 
     def _begin_confirming(self) -> None:
+        """Make the tasks of the confirming passes."""
         leading = [config for config in self._leading or () if config not in self._state.unconfirmable]
         self._samples = {(timing_pass, config): [] for timing_pass in CONFIRMING for config in leading}
         self._ready.clear()
@@ -262,7 +279,7 @@ class CaseTasks:
             self._ready += (Confirm(leading[i], timing_pass) for i in shuffle.permutation(len(leading)))
 
     def _confirm(self) -> None:
-        """Makes the rows of the confirming passes, all of them at once."""
+        """Make the rows of the confirming passes from their samples."""
         self._record(
             [
                 self._row(config, timing_pass, Trial(Status.OK, **vars(Timing.of(times_us))))
@@ -272,6 +289,7 @@ class CaseTasks:
         )
 
     def _refuse(self, trial: Trial) -> None:
+        """Give the case up for the reason in a failed trial."""
         assert trial.status is not None
         self.refused = trial.error or trial.status.value
         self._ready.clear()
@@ -298,11 +316,14 @@ class CaseTasks:
 
 
 def rounds_of(best_us: float) -> int:
-    """Rounds of each confirming pass of a case whose best config takes so long.
+    """Return how many rounds each confirming pass of a case has.
 
-    A sample is a few tenths of a microsecond off, whatever the kernel takes, and those of one round share a part of it.
-    So below 10 us there are more rounds: more samples in each of four did far less (H200, 2026-11; what that was worth
-    is in datasets/h200_rms_norm_rope/CARD.md).
+    A sample is wrong by a few tenths of a microsecond, however long the kernel takes, and samples of the same round
+    share a part of this error. Therefore, there are more rounds below 10 us; more samples in each of four rounds helped
+    far less (H200, 2026-11; datasets/h200_rms_norm_rope/CARD.md has the effect).
+
+    Args:
+        best_us: The time of the case's best config in microseconds.
 
     >>> [rounds_of(us) for us in (2.0, 5.0, 10.0, 1000.0)]
     [16, 8, 4, 4]

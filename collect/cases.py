@@ -1,4 +1,4 @@
-"""Which cases a run measures: those of a dataset, or those that a family draws; and checks of a run's arguments."""
+"""The cases of a run, from a dataset or drawn by a family, and checks of a run's arguments."""
 
 from __future__ import annotations
 
@@ -14,12 +14,17 @@ from ..datasets.errors import abridged, check_between, shown
 if TYPE_CHECKING:
     from ..datasets.dataset import Dataset
 
-#: The longest budget, in seconds: thirty years.
+#: The longest budget in seconds: thirty years.
 _LONGEST_BUDGET = 1e9
 
 
 def cases_like(dataset: Dataset, family: str, *, seed: int = 0) -> tuple[Case, ...]:
-    """The problems that a dataset has of one family, to compare cards; shuffled by `seed`.
+    """Return the cases of one family in a dataset, shuffled, for example to measure the same ones on another GPU.
+
+    Args:
+        dataset: The dataset.
+        family: The family's name.
+        seed: The random seed of the order.
 
     >>> from foretune.datasets import load
     >>> dataset = load("h200")
@@ -31,9 +36,14 @@ def cases_like(dataset: Dataset, family: str, *, seed: int = 0) -> tuple[Case, .
 
 
 def draw_cases(family: Measurable, **options: Any) -> tuple[Case, ...]:
-    """What the family draws with these options, see `Measurable.cases`; what is left out is up to the family.
+    """Return the cases that a family draws.
 
-    Raises `ForetuneError` naming the family where its `cases` fails, or draws what is not its own.
+    Args:
+        family: The family.
+        options: Arguments of `Measurable.cases`. None stands for the family's default.
+
+    Raises:
+        ForetuneError: The family's `cases` fails, or returns something else. The message names the family.
     """
     return tuple(family.cases(**{name: value for name, value in options.items() if value is not None}))
 
@@ -46,13 +56,21 @@ def first_cases(
     max_tflop: float | None = None,
     dtypes: Collection[str] = (),
 ) -> tuple[Case, ...]:
-    """The first `limit` of these cases, all if None: each problem once, of one of `dtypes` if there are any, and none
-    of more than `max_tflop` x 1e12 floating-point operations. Raises `ForetuneError` where the family says no such
-    number, and where it has none of the dtypes."""
+    """Return the first cases that meet some conditions, each problem only once.
+
+    Args:
+        family: The family of the cases.
+        cases: The cases.
+        limit: How many to return at most; all if None.
+        max_tflop: Leave out problems of more than this many TFLOP.
+        dtypes: Leave out problems of other dtypes; none if empty.
+
+    Raises:
+        ForetuneError: The family has none of the dtypes, or its `flops` fails.
+    """
     if dtypes and not set(dtypes) & set(family.dtypes):
-        raise ForetuneError(
-            f"{family.name} has no dtype {abridged(', '.join(dtypes), 60)}: one of {', '.join(family.dtypes)}"
-        )
+        wrong = abridged(", ".join(dtypes), 60)
+        raise ForetuneError(f"dtype must be one of {', '.join(family.dtypes)} for {family.name} but is {wrong}")
     once = {case.problem: case for case in cases if not dtypes or case.problem.dtype in dtypes}
 
     def small() -> Iterator[Case]:
@@ -67,12 +85,17 @@ def first_cases(
 def check_request(families: Mapping[str, Measurable], cases: Collection[Case], budget_s: float | None = None) -> None:
     """Check the arguments of a run.
 
+    Args:
+        families: The families by name.
+        cases: The cases.
+        budget_s: The budget in seconds; None without a budget.
+
     Raises:
-        ForetuneError: There is no family or it declares something wrong, a case is none of the families, or the budget
-            is no duration in seconds.
+        ForetuneError: There is no family, one declares something wrong, a case is of another family, or the budget is
+            no duration.
     """
     if not families:
-        raise ForetuneError("there must be a kernel family to collect but there is none")
+        raise ForetuneError("there must be at least one kernel family to collect")
     for family in families.values():
         check_attributes(family)
     if budget_s is not None:
@@ -83,5 +106,8 @@ def check_request(families: Mapping[str, Measurable], cases: Collection[Case], b
         if not isinstance(case, Case):
             raise ForetuneError(f"each of cases must be a Case but one is {shown(case)}")
         if case.problem.family not in families:
-            raise ForetuneError(f"a case is of {case.problem.family}, but collected is {', '.join(families)}: {case}")
+            raise ForetuneError(
+                f"each case must be of one of the families {', '.join(families)} but one is of {case.problem.family}: "
+                f"{case}"
+            )
         check_problem_of(families[case.problem.family], case.problem)

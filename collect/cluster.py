@@ -1,9 +1,9 @@
-"""A run on the GPUs of a cluster: dask.distributed carries the orders, and knows who is there and who died.
+"""A run on the GPUs of a cluster. dask.distributed transports orders, and reports workers that come, go or die.
 
-Its own futures, not joblib's backend: a task that always dies would hang there. Workers are started with
-`dask worker tcp://HOST:8786 --nthreads 16 --resources "GPU=1"`, one for each GPU; as many processes compile there as
-it has threads. What a case takes is done beside the GPU (see `remote_gpu`), so a dask worker dies with its host or when
-memory runs out, hardly ever with a kernel. What it was at is then measured elsewhere.
+It uses dask's futures and not joblib's dask backend, in which a task that always kills its worker would hang. Start one
+worker for each GPU with `dask worker tcp://HOST:8786 --nthreads 16 --resources "GPU=1"`; as many processes compile
+there as it has threads. A worker supervises the processes that use the GPU (see `remote_gpu`). Therefore, it dies with
+its host or when memory runs out, but hardly ever because of a kernel. Another worker then measures its orders.
 """
 
 from __future__ import annotations
@@ -34,35 +34,48 @@ if TYPE_CHECKING:
 
     from .run_state import RunOptions
 
-#: How often to look for workers that came or went, and how long to do without any.
+#: How often, in seconds, to look for workers that came or went, and after how many seconds without any to give up.
 LOOK_SECONDS, ALONE_SECONDS = 1.0, 60.0
 
 
 class DaskWorkers:
-    """The dask workers that have a GPU. `client` is dask's."""
+    """The dask workers that have a GPU.
+
+    Args:
+        client: dask's client.
+        settings: The settings of the run.
+
+    Attributes:
+        devices: The GPUs of the workers that are present, by worker address.
+        troubles: Why a worker cannot be used, by address.
+        most: The largest number of GPUs at a time.
+    """
 
     def __init__(self, client: Any, settings: RunSettings) -> None:
         self._client, self._settings = client, settings
         self._introductions: dict[str, Any] = {}  # futures, by worker address
-        self.devices: dict[str, DeviceSpec] = {}  # of the workers that are there, by address
-        self.troubles: dict[str, str] = {}  # why a worker is of no use, by address
-        self.most = 0  # GPUs at once
+        self.devices: dict[str, DeviceSpec] = {}
+        self.troubles: dict[str, str] = {}
+        self.most = 0
         self._next_look = 0.0
-        self._last_company = time.monotonic()
+        self._last_present = time.monotonic()  # when there was a usable worker
 
     @property
     def is_complete(self) -> bool:
-        """Whether all workers that are there have reported their device."""
+        """Whether all workers that are present have reported their device."""
         return bool(self.devices) and not self._introductions
 
     def lost(self, address: str, trouble: str) -> None:
-        """A worker is there, but its GPU is not."""
+        """Note that a worker cannot use its GPU."""
         self.devices.pop(address, None)
         self.troubles[address] = trouble
 
     def look(self) -> None:
-        """Now and then: greets workers that are new, and forgets those that are gone. Raises `ForetuneError` where
-        there has been none for a minute."""
+        """Introduce new workers and remove those that are gone. Call it regularly.
+
+        Raises:
+            ForetuneError: There was no worker with a GPU for a minute, or a worker fails for another reason.
+        """
         if (now := time.monotonic()) < self._next_look:
             return
         self._next_look = now + LOOK_SECONDS
@@ -76,18 +89,18 @@ class DaskWorkers:
             self._introductions[address] = self._client.submit(
                 introduce, self._settings, workers=[address], resources={"GPU": 1}, pure=False
             )
-        self._hear()
+        self._take_introductions()
         if present - self.troubles.keys():
-            self._last_company = now
-        elif now - self._last_company > ALONE_SECONDS:
-            why = "".join(f"; {address} is of no use: {trouble}" for address, trouble in self.troubles.items())
+            self._last_present = now
+        elif now - self._last_present > ALONE_SECONDS:
+            why = "".join(f"; {address} cannot be used: {trouble}" for address, trouble in self.troubles.items())
             raise ForetuneError(
-                f"there is no dask worker with a GPU. Start some: dask worker {self._client.scheduler.address} "
+                f"there is no dask worker with a GPU. Start one: dask worker {self._client.scheduler.address} "
                 f'--resources "GPU=1"{why}'
             )
 
-    def _hear(self) -> None:
-        """What the new ones say."""
+    def _take_introductions(self) -> None:
+        """Add the devices that new workers have reported."""
         for address, future in list(self._introductions.items()):
             if future.done():
                 del self._introductions[address]
@@ -100,13 +113,13 @@ class DaskWorkers:
         self.most = max(self.most, len(self.devices))
 
 
-#: Orders for each GPU: one to measure, and one so that it need not wait for the next.
+#: How many orders each GPU has: one that it measures, and one so that it does not wait for the next.
 ORDERS_PER_GPU = 2
-#: An order that kills every worker is cut into so many, until it is known which config does it.
+#: Into how many orders one that kills every worker is divided, repeatedly, until the config that does so is found.
 PIECES = 32
-#: How long to wait for the scheduler.
+#: How many seconds to wait for the scheduler.
 CONNECT_SECONDS = 10.0
-#: How long orders may take to come back when a run is stopped.
+#: How many seconds to wait for results when a run is stopped.
 STOP_SECONDS = 30.0
 
 
@@ -119,10 +132,21 @@ def collect_on_cluster(
     resume: bool = True,
     **options: Unpack[RunOptions],
 ) -> Summary:
-    """As `campaign.collect_on_gpus`, on the GPUs of the dask workers at `scheduler` (tcp://HOST:8786). Cards of one
-    name share the cases; each name measures all of them, into the one dataset in `out`, which lies here.
+    """Measure cases on the GPUs of a dask cluster, and append the results to the dataset in `out` on this machine.
 
-    Raises `ForetuneError` also where no scheduler answers, and where there is no worker with a GPU for a minute.
+    GPUs of one name share the cases; each name measures all cases.
+
+    Args:
+        families: The families to measure.
+        cases: Problems of these families.
+        out: The dataset's folder.
+        scheduler: The address of the scheduler, such as tcp://HOST:8786.
+        resume: Whether `out` may hold a dataset already.
+        options: See `RunOptions`.
+
+    Raises:
+        ForetuneError: As `campaign.collect_on_gpus` does, no scheduler answers, or there is no worker with a GPU for a
+            minute.
     """
     with started_run(families, cases, out, resume=resume, **options) as state, connected(scheduler) as client:
         run = ClusterCampaign(client, RunSettings(uuid.uuid4().hex, CudaGpu(0), state.families))
@@ -131,11 +155,11 @@ def collect_on_cluster(
 
 
 def connected(scheduler: str) -> Any:
-    """A dask client. Raises `ForetuneError` where dask is not installed, or no scheduler answers."""
+    """Return a dask client. Raises `ForetuneError` if dask is not installed or no scheduler answers."""
     try:
         from distributed import Client
     except ImportError:
-        raise ForetuneError('a scheduler needs dask: pip install "foretune[cluster]"') from None
+        raise ForetuneError('measuring on a cluster needs dask: pip install "foretune[cluster]"') from None
     try:
         return Client(scheduler, timeout=CONNECT_SECONDS)
     except (OSError, TimeoutError, ValueError) as error:
@@ -144,29 +168,38 @@ def connected(scheduler: str) -> Any:
 
 @dataclass
 class _Cut:
-    """What is left of a case that killed every worker, and that was cut into pieces to find out why."""
+    """The state of a case that killed every worker, and was divided to find out why."""
 
-    left: int = 0  # pieces that are not done yet
+    left: int = 0  # how many pieces are not done yet
     given_up: bool = False
 
 
 @dataclass(frozen=True)
 class _Job:
-    """An order for a kind of device, and where it is."""
+    """An order for GPUs of one name, and the worker that has it.
+
+    Attributes:
+        device: The GPU.
+        order: The order.
+        cut: The divided case that the order is a piece of; None if it is not.
+        deaths: How many workers died while they had it.
+        address: The address of the worker that has it.
+    """
 
     device: DeviceSpec
     order: Order
-    cut: _Cut | None = None  # of which it is a piece
-    deaths: int = 0  # of workers that had it
-    address: str = ""  # of the worker that has it
+    cut: _Cut | None = None
+    deaths: int = 0
+    address: str = ""
 
     @property
     def case(self) -> Case:
+        """The case of the order."""
         return self.order.case
 
     @property
     def is_suspect(self) -> bool:
-        """Whether it may kill workers: then it is given to one alone, so that no other order is suspected for it."""
+        """Whether the order may kill workers. Its worker then gets no other order, so that the cause is clear."""
         return self.deaths > 0 or self.cut is not None
 
 
@@ -179,18 +212,22 @@ class ClusterCampaign:
         self._probes: dict[str, Probe | None] = {}  # by device name
         self._met: defaultdict[str, set[Hashable]] = defaultdict(set)  # signatures of problems, by worker address
         self._jobs: dict[Any, _Job] = {}  # by future
-        self._waiting: deque[_Job] = deque()  # to go out before any new case
+        self._waiting: deque[_Job] = deque()  # to be sent before any new case
         self._began = float("inf")
         self._spent = dict.fromkeys(("busy", "lost", "compile"), 0.0)  # seconds
 
     def origin(self, family: Measurable, device: DeviceSpec) -> dict[str, Any]:
-        """Where measurements come from, as one of the workers that take them says it."""
+        """Return the provenance of measurements, as one of the workers with that device reports it."""
         address = next(address for address, spec in self._workers.devices.items() if spec.name == device.name)
         reported: dict[str, dict[str, Any]] = self._client.run(run_provenance, family, device, workers=[address])
         return reported[address]
 
     def measure(self, state: RunState) -> Summary:
-        """Raises `ForetuneError` as `collect_on_cluster` does, and where the disk takes no more."""
+        """Run until all cases are complete, and return what was done.
+
+        Raises:
+            ForetuneError: As `collect_on_cluster` does, or the dataset cannot be written.
+        """
         self._state = state
         with Interrupt() as interrupt:
             try:
@@ -216,9 +253,10 @@ class ClusterCampaign:
         while self._jobs and time.monotonic() < deadline:
             self._receive()
 
-    # What goes out.
+    # Sending orders.
 
     def _submit(self) -> None:
+        """Send orders to the workers that have too few."""
         for address, device in self._workers.devices.items():
             there = [job for job in self._jobs.values() if job.address == address]
             while len(there) < ORDERS_PER_GPU and not any(job.is_suspect for job in there):
@@ -235,6 +273,7 @@ class ClusterCampaign:
                 self._began = min(self._began, time.monotonic())
 
     def _next(self, address: str, device: DeviceSpec, *, alone: bool) -> _Job | None:
+        """Return the next order for a worker, or None; an order that may kill it only if it has no other (`alone`)."""
         for job in self._waiting:
             if job.device.name == device.name and (alone or not job.is_suspect):
                 self._waiting.remove(job)
@@ -253,10 +292,10 @@ class ClusterCampaign:
         known, seconds = self._state.case_state(case, device), self._state.seconds_left
         return Order(case, tuple(configs), known, self._probes[device.name], seconds)
 
-    # What comes back.
+    # Receiving reports.
 
     def _receive(self) -> None:
-        """Takes what is done; waits for the first of it, for a while at most."""
+        """Handle the orders that are done. Wait a while for the first."""
         from distributed import wait
 
         if not self._jobs:
@@ -270,13 +309,14 @@ class ClusterCampaign:
             self._ended(self._jobs.pop(future), future)
 
     def _recall(self) -> None:
-        """Takes back what workers had that are gone."""
+        """Take back the orders of workers that are gone."""
         gone = [future for future, job in self._jobs.items() if job.address not in self._workers.devices]
         for future in gone:
             future.cancel()
             self._died(self._jobs.pop(future))
 
     def _ended(self, job: _Job, future: Any) -> None:
+        """Handle the end of an order, successful or not."""
         from distributed import KilledWorker
 
         if future.status == "finished":
@@ -292,18 +332,19 @@ class ClusterCampaign:
             raise ForetuneError(f"the dask worker {job.address} cannot measure: {error!r}")
 
     def _died(self, job: _Job) -> None:
-        """A worker is gone, and the order with it: another one tries, until it is clear that the order is the cause."""
+        """Give the order of a dead worker to another one, until the order is clearly the cause."""
         if job.deaths + 1 < TRIES:
             self._waiting.append(replace(job, deaths=job.deaths + 1))
         else:
-            self._cut(job, f"{TRIES} dask workers or their GPUs were lost at it")
+            self._cut(job, f"{TRIES} dask workers or their GPUs were lost during it")
 
     def _reported(self, job: _Job, report: Report) -> None:
+        """Take the results of an order."""
         state, family = self._state, self._state.family(job.case)
         if report.source_hash != family.source_hash():
             raise ForetuneError(
-                f"the worker {report.gpu} has other sources of {family.name} ({report.source_hash}; they are "
-                f"{family.source_hash()} here): install the same Foretune there"
+                f"the worker {report.gpu} has another version of {family.name}'s kernel (source hash "
+                f"{report.source_hash}; here {family.source_hash()}): install the same Foretune there"
             )
         self._record(job, report.rows)
         for ago_s, time_us in report.readings:
@@ -316,6 +357,7 @@ class ClusterCampaign:
             self._done(job)
 
     def _record(self, job: _Job, rows: Sequence[Measurement]) -> None:
+        """Add rows to the case's state and to the dataset."""
         known = self._state.case_state(job.case, job.device)
         for row in rows:
             known.add(row.config, row.timing_pass, row.time_us)
@@ -323,23 +365,27 @@ class ClusterCampaign:
             self._state.row_writer.add(job.case, job.device, rows)
 
     def _done(self, job: _Job) -> None:
+        """Note that an order is complete; after the last piece of a divided case, confirm its leading configs."""
         if job.cut is None:
             self._state.done(job.case, job.device)
             return
         job.cut.left -= 1
-        if job.cut.left == 0 and not job.cut.given_up:  # all is scanned: what is left is to confirm
+        if (
+            job.cut.left == 0 and not job.cut.given_up
+        ):  # everything is scanned, and the leading configs are left to confirm
             self._waiting.append(_Job(job.device, self._order(job.case, (), job.device)))
 
     def _given_up(self, job: _Job, reason: str, *, deadly: bool) -> None:
+        """Give up the case of an order."""
         if job.cut is not None:
             if job.cut.given_up:
                 return
-            job.cut.given_up = True  # the pieces that are out keep what they find, the others stay here
+            job.cut.given_up = True  # rows of pieces that are out are kept; the other pieces are dropped
             self._waiting = deque(other for other in self._waiting if other.cut is not job.cut)
         self._state.given_up(job.case, job.device, reason, deadly=deadly)
 
     def _cut(self, job: _Job, reason: str) -> None:
-        """Finds the config that kills workers: in which part of the order is it?"""
+        """Divide an order that kills workers; if it has a single config, make that config's row."""
         configs = self._left(job)
         cut = job.cut or _Cut(left=1)
         job = replace(job, cut=cut)
@@ -364,7 +410,7 @@ class ClusterCampaign:
             self._waiting += (_Job(job.device, order, cut) for order in orders)
 
     def _left(self, job: _Job) -> tuple[KernelConfig, ...]:
-        """What an order was to scan that is not known yet, and may run."""
+        """Return the configs of an order that are not scanned yet and can run the problem."""
         family, known = self._state.family(job.case), self._state.case_state(job.case, job.device)
         return tuple(
             config
@@ -373,5 +419,6 @@ class ClusterCampaign:
         )
 
     def _effort(self) -> Effort:
+        """Return the time that the run took."""
         gpu_s = self._workers.most * max(time.monotonic() - self._began, 0.0)
         return Effort(self._workers.most, gpu_s, self._spent["busy"], self._spent["lost"], self._spent["compile"])

@@ -1,7 +1,7 @@
-"""Compiles configs in a pool of processes while the GPUs measure.
+"""`CompilePool`: compiles configs in a pool of processes while the GPUs measure.
 
-The processes never touch a GPU: a stub driver gives Triton the target, and the binaries land in Triton's disk
-cache under the key that the real driver looks up. One pool serves all GPUs of a run, so a binary is compiled once.
+The processes use no GPU. A stub driver tells Triton the target, and the binaries are written to Triton's disk cache
+under the key that the real driver looks up. One pool serves all GPUs of a run, so that each binary is compiled once.
 """
 
 from __future__ import annotations
@@ -21,37 +21,46 @@ from ..runtime.launching.ahead import cores
 from ..runtime.launching.stub_driver import gpu_target, use_stub_driver
 from .processes import Child, Watch
 
-#: A config is given up when it has killed this many processes: once may be the system's doing (no memory left).
+#: A config is given up after it ended this many processes. Once may be the system's fault, such as missing memory.
 TRIES = 2
-#: A compile that takes longer is given up.
+#: A compilation that takes longer than this many seconds is given up.
 COMPILE_SECONDS = 120.0
-#: A process that takes longer to begin is stuck: importing Triton from a slow disk takes a while.
+#: A process that takes more seconds to start is considered stuck. Importing Triton from a slow disk takes long.
 START_SECONDS = 300.0
 
 
 @dataclass(frozen=True)
 class Binary:
-    """What is compiled once: all calls that share a binary, on all devices of one arch."""
+    """A binary that is compiled once, for all calls that share it on all devices of one arch.
+
+    Attributes:
+        family: The family's name.
+        key: See `Measurable.binary_key`.
+        arch: The backend and arch.
+        config: A config that has this binary.
+        problem: A problem that has it.
+        device: A device of that arch.
+    """
 
     family: str
-    key: Hashable  # see `Measurable.binary_key`
+    key: Hashable
     arch: str
-    config: KernelConfig = field(compare=False)  # any that has this binary
-    problem: Problem = field(compare=False, repr=False)  # likewise
-    device: DeviceSpec = field(compare=False, repr=False)  # any of that arch
+    config: KernelConfig = field(compare=False)
+    problem: Problem = field(compare=False, repr=False)
+    device: DeviceSpec = field(compare=False, repr=False)
 
     @classmethod
     def of(cls, family: Measurable, config: KernelConfig, problem: Problem, device: DeviceSpec) -> Binary:
-        """The binary that `config` runs on this problem and device."""
-        like = problem.without_sizes()  # a message need not carry hundreds of sizes
+        """Return the binary that a config runs on a problem and device."""
+        like = problem.without_sizes()  # keeps messages small: there may be hundreds of sizes
         arch = f"{device.backend}:{device.arch}"
         return cls(family.name, family.binary_key(config, like), arch, config, like, device)
 
 
 def signature_of(family: Measurable, problem: Problem, device: DeviceSpec) -> Hashable:
-    """Return what is the same for problems that share their binaries: the key of the first config's binary.
+    """Return a value that is equal for problems that share their binaries.
 
-    All problems of a family that fails at it have one signature.
+    It is the key of the first config's binary. If the family's `binary_key` fails, all its problems have one signature.
     """
     with suppress(ForetuneError):
         if space := family.space(device):
@@ -60,7 +69,7 @@ def signature_of(family: Measurable, problem: Problem, device: DeviceSpec) -> Ha
 
 
 def binary_if_able(family: Measurable, config: KernelConfig, problem: Problem, device: DeviceSpec) -> Binary | None:
-    """Return the binary of a config that can run the problem; None where it cannot, or the family fails to say."""
+    """Return the binary of a config; None if the config cannot run the problem, or the family fails."""
     with suppress(ForetuneError):
         if family.supports(config, problem, device) is None:
             return Binary.of(family, config, problem, device)
@@ -69,17 +78,31 @@ def binary_if_able(family: Measurable, config: KernelConfig, problem: Problem, d
 
 @dataclass(frozen=True)
 class Compiled:
-    """What came of compiling one binary; `error` is None where it worked."""
+    """The result of compiling one binary.
+
+    Attributes:
+        compile_ms: How long it took in milliseconds.
+        error: Why it failed; None if it worked.
+    """
 
     compile_ms: float
     error: str | None = None
 
 
 class CompilePool:
-    """Compiles what is requested, the lowest rank first, and says so to `on_finished` (settable).
+    """Compiles requested binaries in processes, the lowest rank first.
 
-    A process that crashes, or takes longer than `timeout_s` (settable), costs the binary that it was at, and is
-    replaced.
+    If a process crashes or takes too long, its binary fails and the process is replaced.
+
+    Args:
+        families: The families by name.
+        watch: Watches the processes.
+        size: How many processes to use; one for each core if None.
+        timeout_s: How many seconds a compilation may take.
+
+    Attributes:
+        on_finished: Called with each binary and its result; may be set.
+        compile_s: Seconds of compilation in all processes together.
     """
 
     def __init__(
@@ -94,22 +117,28 @@ class CompilePool:
         self._size = size or cores()
         self._workers: list[_Compiler] = []
         self._done: dict[Binary, Compiled] = {}
-        self._ranks: dict[Binary, float] = {}  # of what is requested and not begun
+        self._ranks: dict[Binary, float] = {}  # of requested binaries that are not begun
         self._begun: set[Binary] = set()
         self._queue: list[tuple[float, int, Binary]] = []
         self._order = itertools.count()
         self.on_finished: Callable[[Binary, Compiled], None] = lambda binary, compiled: None
-        self.compile_s = 0.0  # of all processes together
+        self.compile_s = 0.0
 
     def start(self) -> None:
-        """Starts the processes that requests would start, ahead of them: they take seconds to import Triton."""
+        """Start all processes before the first request, because importing Triton takes seconds."""
         while len(self._workers) < self._size:
             self._workers.append(_Compiler(self._families, self._watch, self._finish))
 
     def request(self, binary: Binary, rank: float) -> Compiled | None:
-        """Return what came of compiling a binary; None until it is compiled. The lowest rank requested counts.
+        """Request a binary, and return its result if it is there already, else None.
 
-        Raises `ForetuneError` where there is no compiler for the device.
+        Args:
+            binary: The binary.
+            rank: Binaries of a lower rank are compiled first. If a binary is requested several times, its lowest rank
+                counts.
+
+        Raises:
+            ForetuneError: Triton has no compiler for the device.
         """
         if binary in self._done or binary in self._begun:
             return self._done.get(binary)
@@ -123,15 +152,15 @@ class CompilePool:
 
     @property
     def is_hungry(self) -> bool:
-        """Whether its processes will soon have nothing to do."""
+        """Whether fewer binaries wait than there are processes."""
         return len(self._ranks) < self._size
 
     def know(self, binary: Binary, compiled: Compiled) -> None:
-        """Record a binary's result from an earlier run, so that it is not compiled."""
+        """Add a binary's result from an earlier run, so that it is not compiled."""
         self._done[binary] = compiled
 
     def check(self) -> None:
-        """Kills the processes that have taken too long. To be called now and then."""
+        """Kill the processes that take too long. Call it regularly."""
         for worker in self._workers:
             worker.check(self.timeout_s)
 
@@ -144,7 +173,7 @@ class CompilePool:
             if worker is None:
                 return
             rank, _, binary = heapq.heappop(self._queue)
-            if self._ranks.get(binary) == rank:  # else it has begun, under a lower rank
+            if self._ranks.get(binary) == rank:  # else it was begun under a lower rank
                 del self._ranks[binary]
                 self._begun.add(binary)
                 worker.compile(binary)
@@ -158,25 +187,26 @@ class CompilePool:
 
 
 class _Compiler:
-    """One process of the pool, or its successors."""
+    """One process of the pool, which is replaced when it ends."""
 
     def __init__(
         self, families: Mapping[str, Measurable], watch: Watch, on_finished: Callable[[Binary, Compiled], None]
     ) -> None:
         self._families, self._watch, self._on_finished = families, watch, on_finished
-        self.binary: Binary | None = None  # at hand
+        self.binary: Binary | None = None  # that is being compiled
         self._tries = 0
         self._overdue = False
-        self._up, self._stillborn = False, 0
+        self._is_up, self._failed_starts = False, 0
         self._child: Child | None = self._started()
 
     def _started(self) -> Child:
-        self._up = False
+        self._is_up = False
         child = Child(serve, self._families)
         self._watch.add(child, self._answered, self._ended)
         return child
 
     def compile(self, binary: Binary) -> None:
+        """Start to compile a binary."""
         self.binary, self._tries = binary, 0
         self._send(binary)
 
@@ -186,14 +216,15 @@ class _Compiler:
         self._child.send(binary)
 
     def check(self, timeout_s: float) -> None:
-        limit_s = timeout_s if self._up else START_SECONDS
+        """Kill the process if it takes too long."""
+        limit_s = timeout_s if self._is_up else START_SECONDS
         if self._child and self.binary and not self._overdue and time.monotonic() - self._began > limit_s:
             self._overdue = True
             self._watch.kill(self._child)
 
     def _answered(self, compiled: Compiled | None) -> None:
         if compiled is None:
-            self._up, self._stillborn = True, 0
+            self._is_up, self._failed_starts = True, 0
             self._began = time.monotonic()
         elif self.binary is not None:
             binary, self.binary = self.binary, None
@@ -201,15 +232,15 @@ class _Compiler:
 
     def _ended(self, exitcode: int | None) -> None:
         self._child = None
-        if not self._up:
-            self._stillborn += 1
-            if self._stillborn == TRIES:  # else nothing would be compiled, and every config be blamed for it
-                raise ForetuneError(f"the compiling processes end with exit code {exitcode} before they begin")
+        if not self._is_up:
+            self._failed_starts += 1
+            if self._failed_starts == TRIES:  # else every config would fail although none is the cause
+                raise ForetuneError(f"the compiling processes end with exit code {exitcode} while they start")
         if self.binary is None:
             return
-        self._tries += self._up
+        self._tries += self._is_up
         spent_ms = (time.monotonic() - self._began) * 1e3
-        if self._overdue and self._up:
+        if self._overdue and self._is_up:
             self._answered(Compiled(spent_ms, f"the compiler was stopped after {spent_ms / 1e3:.0f} s"))
         elif self._tries >= TRIES:
             self._answered(Compiled(spent_ms, f"the compiler killed its process (exit code {exitcode})"))
@@ -223,10 +254,18 @@ def compile_ahead(
     device: DeviceSpec,
     size: int | None = None,
 ) -> None:
-    """Compiles what these calls will launch into Triton's disk cache, on all cores or `size` processes, each binary
-    once. What fails to compile fails again where it is launched.
+    """Compile the binaries of some calls into Triton's disk cache, each binary once.
 
-    Raises `ForetuneError` where there is no compiler for the device.
+    A compilation that fails is not reported here: it fails again when the config is launched.
+
+    Args:
+        family: The family.
+        calls: The configs and problems.
+        device: The device to compile for.
+        size: How many processes to use; one for each core if None.
+
+    Raises:
+        ForetuneError: Triton has no compiler for the device.
     """
     left = dict.fromkeys(Binary.of(family, config, problem, device) for config, problem in calls)
     with Watch() as watch:
@@ -240,13 +279,13 @@ def compile_ahead(
 
 
 def serve(connection: Connection, families: Mapping[str, Measurable]) -> None:
-    """A process of the pool: compiles one binary after the other."""
-    os.nice(10)  # the processes that measure, and the one that feeds them, come first
+    """Run a process of the pool: compile one binary after the other."""
+    os.nice(10)  # so that the processes that measure, and their parent, have priority
 
-    import torch  # noqa: F401 - takes seconds, which are not the first binary's
+    import torch  # noqa: F401 - takes seconds, which must not count for the first binary
     import triton  # noqa: F401
 
-    with open(os.devnull, "w") as nowhere:  # a compiler that fails prints the whole program; the row says enough
+    with open(os.devnull, "w") as nowhere:  # a compiler that fails prints the program; the row has the error
         os.dup2(nowhere.fileno(), 1)
         os.dup2(nowhere.fileno(), 2)
     connection.send(None)
@@ -262,6 +301,7 @@ def serve(connection: Connection, families: Mapping[str, Measurable]) -> None:
 
 
 def _compile(family: Measurable, binary: Binary) -> Compiled:
+    """Compile a binary in this process."""
     start = time.perf_counter()
     error = None
     try:

@@ -1,4 +1,4 @@
-"""Plans: which configs to measure on which problems. Pure logic: a campaign measures what a plan asks for."""
+"""Plans: which configs to measure on which problems. They only decide; a run measures."""
 
 from __future__ import annotations
 
@@ -25,8 +25,11 @@ if TYPE_CHECKING:
 
 
 class Prior(Ranker):
-    """The bundle (the shipped one if left out) where it has learned the family on the device's arch, else the family's
-    own estimate."""
+    """Ranks by a bundle if that was trained on the family and the device's arch, else by the family's estimate.
+
+    Args:
+        bundle: The bundle; the shipped one if None.
+    """
 
     learns = False
 
@@ -34,17 +37,18 @@ class Prior(Ranker):
         self.bundle = bundle
 
     def fit(self, grid: Grid, family: Family) -> Self:
-        """Nothing to learn."""
+        """Learn nothing."""
         return self
 
     def predict(
         self, family: Family, problem: Problem, device: DeviceSpec, configs: Sequence[KernelConfig]
     ) -> NDArray[np.float64]:
+        """Return a score for each config, (n_configs,); the smallest is predicted to be the fastest."""
         try:
             bundle = self.bundle or _shipped()
             if device.arch in {spec.arch for spec in bundle.trained_on(family.name)}:
                 return bundle.ranker(family.name).predict(family, problem, device, configs)
-        except ForetuneError:  # no such family in it, or the family has other features by now
+        except ForetuneError:  # it does not have the family, or the family has other features now
             pass
         return EstimateRanker().predict(family, problem, device, configs)
 
@@ -54,53 +58,68 @@ def _shipped() -> Bundle:
     return load_bundle()
 
 
-#: The least and the most of a space that a plan may try.
+#: The smallest and the largest share of a space that a plan may try.
 SHARES = (0.001, 1.0)
-#: How much less often what is predicted to be slower is drawn: by this power of the slowdown.
+#: A config is drawn with a probability proportional to its predicted time to minus this power: one that is predicted to
+#: take twice as long is drawn 16 times less often.
 _CAUTION = 4.0
 
 
 class Step:
-    """A problem to measure next, and the configs to try on it, as `choose` says."""
+    """A problem to measure next, with the configs to try on it.
+
+    Args:
+        case: The case of the problem.
+        choose: Returns the configs.
+    """
 
     def __init__(self, case: Case, choose: Callable[[], tuple[KernelConfig, ...]]) -> None:
         self.case, self._choose = case, choose
 
     @cached_property
     def configs(self) -> tuple[KernelConfig, ...]:
-        """The configs, best first. Chosen at the first access: for hundreds of problems that takes seconds."""
+        """The configs, best first. They are chosen at the first access: for hundreds of problems that takes seconds."""
         return self._choose()
 
 
 class Plan(Protocol):
-    """What to measure next. A campaign asks until there is nothing left:
+    """Decides what to measure next. A run calls it until nothing is left.
 
         while steps := plan.next(todo, measured):
-            ...  # measure the steps, in any order, and take their cases out of `todo`
+            ...  # measure the steps, in any order, and remove their cases from `todo`
 
-    An answer depends on the arguments alone, so a campaign that was killed goes on where it was.
+    The result depends only on the arguments, so that a run which was killed can be continued.
     """
 
-    #: Whether it looks at what is measured at all.
-    learns: ClassVar[bool]
+    @property
+    def learns(self) -> bool:
+        """Whether the plan uses the measurements so far."""
 
     def next(self, todo: Sequence[Case], measured: Grid | None) -> list[Step]:
-        """Some of the cases in `todo`, at least one if there are any, to measure before the next call.
+        """Return the steps to measure before the next call.
 
-        `measured` is what is known of other cases on this device, NaN where a config was not tried or failed; None
-        where nothing is.
+        Args:
+            todo: The cases that are left.
+            measured: The measurements of other cases on this device, NaN where a config was not tried or failed; None
+                if there are none.
+
+        Returns:
+            Steps for some of the cases in `todo`: at least one, unless `todo` is empty.
         """
 
 
 class MakePlan(Protocol):
-    """Makes the plan of a family on a device: see `PLANS`. The `prior` ranks while nothing is measured, `Prior` if
-    left out."""
+    """Makes the plan of a family on a device: see `PLANS`."""
 
-    def __call__(self, family: Family, device: DeviceSpec, /, *, prior: Ranker | None = None) -> Plan: ...
+    def __call__(self, family: Family, device: DeviceSpec, /, *, prior: Ranker | None = None) -> Plan:
+        """Return the plan. `prior` ranks the configs while nothing is measured; it is `Prior` by default."""
 
 
 class Exhaustive:
-    """The whole space on every problem, even what cannot run it: that costs nothing, and its row says why."""
+    """Tries the whole space on every problem.
+
+    This includes configs that cannot run it. They cost nothing, and their rows say why.
+    """
 
     learns: ClassVar = False
 
@@ -108,7 +127,7 @@ class Exhaustive:
         self._family, self._device, self._prior = family, device, prior or Prior()
 
     def next(self, todo: Sequence[Case], measured: Grid | None) -> list[Step]:
-        """Every case, at once; see `Plan.next`."""
+        """Return a step for every case; see `Plan.next`."""
         return [Step(case, partial(self._ordered, case.problem)) for case in todo]
 
     def _ordered(self, problem: Problem) -> tuple[KernelConfig, ...]:
@@ -121,16 +140,24 @@ class Exhaustive:
 
     @cached_property
     def _space(self) -> tuple[KernelConfig, ...]:
-        return self._family.space(self._device)  # one and the same: families remember what depends on it alone
+        return self._family.space(self._device)  # always the same object: families keep what depends only on it
 
 
 class Sparse:
-    """A `share` of the space on every problem, at least one config.
+    """Tries a share of the space on every problem, at least one config.
 
-    Most are what the `prior` ranks first. To find configs that it wrongly ranks as slow, a share `explored` of
-    them is drawn at random; one predicted to take twice as long is drawn 16 times less often. The plan trains nothing
-    (so it needs no LightGBM) and keeps the order of the cases: a thousand problems take as long as a hundred measured
-    exhaustively.
+    Some configs are those that the prior ranks first. The others are drawn at random, to find configs that the prior
+    wrongly ranks as slow; one that is predicted to take twice as long is drawn 16 times less often. The plan trains
+    nothing, so it needs no LightGBM, and it keeps the order of the cases. A thousand problems take about as long as a
+    hundred that are measured exhaustively.
+
+    Args:
+        family: The family.
+        device: The device.
+        share: The share of each problem's supported configs to try.
+        explored: The share of these that are drawn at random.
+        prior: Ranks the configs; `Prior` by default.
+        seed: The random seed.
 
     >>> [len(step.configs) for step in Sparse(family, device, share=0.05).next(cases, None)]  # doctest: +SKIP
     [47, 47, 39, ...]
@@ -155,23 +182,24 @@ class Sparse:
         self._share, self._explored, self._seed = share, explored, seed
 
     def next(self, todo: Sequence[Case], measured: Grid | None) -> list[Step]:
-        """Every case, at once; see `Plan.next`."""
+        """Return a step for every case; see `Plan.next`."""
         return [Step(case, partial(self._chosen, case.problem, self._prior)) for case in todo]
 
     def _chosen(self, problem: Problem, ranker: Ranker) -> tuple[KernelConfig, ...]:
-        """The share of the supported configs, best first."""
+        """Return the configs to try on a problem, best first."""
         family, device = self._family, self._device
         space = [config for config in family.space(device) if _may_run(family, config, problem, device)]
         if not space:
-            return family.space(device)  # their rows say why
+            return family.space(device)  # so that each has a row which says why it cannot run
         scores = ranker.predict(family, problem, device, space)
         tried = max(round(self._share * len(space)), 1)
         drawn = int(self._explored * tried)
         order = np.argsort(scores, kind="stable")
-        # Of the problem, not of a generator's state: a resumed campaign draws the same.
+        # Seeded by the problem, so that a continued run draws the same configs.
         random = np.random.default_rng([self._seed, zlib.crc32(json.dumps(problem.to_json()).encode())])
         others = order[tried - drawn :]
-        # Gumbel's trick: the largest of logarithms and such noise are a draw without replacement by those weights.
+        # The Gumbel top-k trick: the largest sums of log weights and Gumbel noise are a weighted draw without
+        # replacement.
         keys = -_CAUTION * np.log(scores[others]) + random.gumbel(size=len(others))
         others = others[np.argsort(-keys, kind="stable")[:drawn]]
         chosen = np.concatenate([order[: tried - drawn], others])
@@ -179,12 +207,21 @@ class Sparse:
 
 
 class Adaptive(Sparse):
-    """A share of the space on every problem as `Sparse` chooses it, ranked by a ranker of all that is measured so far.
+    """Tries a share of the space on every problem, like `Sparse`, ranked by a ranker that learns during the run.
 
-    The problems come in batches, each as large as all before it (the first has `first`, ranked by the `prior`), so that
-    the ranker is trained a few times and not once a problem.
+    The problems come in batches. Each batch is as large as all earlier ones together, so that the ranker is trained
+    only a few times. The configs of the first batch are ranked by the prior. The default values were chosen by
+    measurements: see README.md in this folder.
 
-    The README beside this file has the figures that decided on these numbers.
+    Args:
+        family: The family.
+        device: The device.
+        share: The share of each problem's supported configs to try.
+        explored: The share of these that are drawn at random.
+        first: How many problems the first batch has.
+        ranker: Makes the ranker that is trained.
+        prior: Ranks the configs of the first batch; `Prior` by default.
+        seed: The random seed.
 
     >>> [len(step.configs) for step in Adaptive(family, device, share=0.05).next(cases, None)]  # doctest: +SKIP
     [47, 47, 39, ...]
@@ -200,7 +237,7 @@ class Adaptive(Sparse):
         share: float = 0.09,
         explored: float = 0.5,
         first: int = 24,
-        ranker: Callable[[], Ranker] = partial(LightGBMRanker, epochs=0),  # noqa: B008 - GPUs wait: trees alone
+        ranker: Callable[[], Ranker] = partial(LightGBMRanker, epochs=0),  # noqa: B008 - only trees, because GPUs wait for it
         prior: Ranker | None = None,
         seed: int = 0,
     ) -> None:
@@ -209,7 +246,7 @@ class Adaptive(Sparse):
         self._first, self._ranker = first, ranker
 
     def next(self, todo: Sequence[Case], measured: Grid | None) -> list[Step]:
-        """A batch of the cases that are least like the measured ones; see `Plan.next`."""
+        """Return steps for the cases that are least similar to the measured ones; see `Plan.next`."""
         if not todo:
             return []
         known = () if measured is None else measured.cases
@@ -218,17 +255,26 @@ class Adaptive(Sparse):
             try:
                 ranker = self._ranker().fit(measured.tidy(), self._family)
             except FamilyError as error:
-                warn_once(str(error), ": the plan goes on with what it knew before")
-        batch = _unlike(todo, known, max(self._first, len(known)))
+                warn_once(str(error), ": the plan continues with the ranker that it had before")
+        batch = _dissimilar(todo, known, max(self._first, len(known)))
         return [Step(case, partial(self._chosen, case.problem, ranker)) for case in batch]
 
 
 class Missing:
-    """What a dataset, `known`, lacks: of each of its problems the supported configs that it has no row of, as where a
-    kernel got a knob since then, and so that the two can be compared, the `beside` fastest that it has. All configs of
-    a problem that it has not, and none of one of which it lacks none.
+    """Tries the configs that a dataset has no row of, for example because the kernel got a new knob.
 
-    Raises `ForetuneError` where it has nothing of the family on the device.
+    With them it tries the fastest configs that the dataset has, so that old and new times can be compared. It tries
+    all configs on a problem that the dataset does not have, and none on a problem for which no config is missing.
+
+    Args:
+        known: The dataset.
+        family: The family.
+        device: The device.
+        fastest: How many of the fastest known configs to measure again on each problem.
+        prior: Ranks the missing configs; `Prior` by default.
+
+    Raises:
+        ForetuneError: The dataset has nothing of the family on the device.
 
     >>> [len(step.configs) for step in Missing(load("mine"), family, device).next(cases, None)]  # doctest: +SKIP
     [12, 12, 0, ...]
@@ -237,10 +283,10 @@ class Missing:
     learns: ClassVar[bool] = False
 
     def __init__(
-        self, known: Dataset, family: Family, device: DeviceSpec, *, beside: int = 4, prior: Ranker | None = None
+        self, known: Dataset, family: Family, device: DeviceSpec, *, fastest: int = 4, prior: Ranker | None = None
     ) -> None:
-        check_integer("beside", beside, 0, 1000)
-        self._family, self._device, self._beside, self._prior = family, device, beside, prior or Prior()
+        check_integer("fastest", fastest, 0, 1000)
+        self._family, self._device, self._fastest, self._prior = family, device, fastest, prior or Prior()
         grid = known.grid(family)
         if device.name not in (there := sorted({spec.name for spec in grid.devices})):
             raise ForetuneError(
@@ -251,11 +297,11 @@ class Missing:
         self._configs, self._times_us, self._tried = grid.configs, grid.times_us, grid.measured
 
     def next(self, todo: Sequence[Case], measured: Grid | None) -> list[Step]:
-        """Every case, at once; see `Plan.next`."""
+        """Return a step for every case; see `Plan.next`."""
         return [Step(case, partial(self._chosen, case.problem)) for case in todo]
 
     def _chosen(self, problem: Problem) -> tuple[KernelConfig, ...]:
-        """The fastest of old, and the others as the prior ranks them."""
+        """Return the fastest known configs, then the missing ones as the prior ranks them."""
         family, device, row = self._family, self._device, self._row.get(problem)
         tried: set[KernelConfig] = set()
         fastest: list[KernelConfig] = []
@@ -263,14 +309,15 @@ class Missing:
             tried = {config for config, was in zip(self._configs, self._tried[row], strict=True) if was}
             times = self._times_us[row]
             known = [self._configs[place] for place in np.argsort(times) if np.isfinite(times[place])]
-            fastest = [config for config in known if _may_run(family, config, problem, device)][: self._beside]
+            fastest = [config for config in known if _may_run(family, config, problem, device)][: self._fastest]
         space = [config for config in family.space(device) if config not in tried]
-        lacking = [config for config in space if _may_run(family, config, problem, device)]
-        if not lacking:
+        missing = [config for config in space if _may_run(family, config, problem, device)]
+        if not missing:
             return ()
-        return *fastest, *_by_score(lacking, self._prior.predict(family, problem, device, lacking))
+        return *fastest, *_by_score(missing, self._prior.predict(family, problem, device, missing))
 
 
+#: The class of each plan, by the name in `foretune collect --plan`.
 PLANS: dict[str, Callable[..., Plan]] = {
     "exhaustive": Exhaustive,
     "adaptive": Adaptive,
@@ -280,48 +327,48 @@ PLANS: dict[str, Callable[..., Plan]] = {
 
 
 def named(name: str, known: Dataset | None = None, share: float | None = None) -> MakePlan:
-    """Return a function that makes a plan.
+    """Return a function that makes the plan of that name.
 
     Args:
         name: One of `PLANS`.
         known: The dataset that the missing plan adds to.
-        share: The part of a problem's configs that the adaptive or the thin plan tries; their own default if left out.
+        share: The share of each problem's configs that the adaptive or the thin plan tries; by default the plan's own.
 
     Raises:
-        ForetuneError: There is no such plan, it does not take an argument that is given, the missing plan has no
-            dataset, or LightGBM is not installed, which the adaptive plan trains.
+        ForetuneError: There is no such plan, the plan does not take an argument that is given, the missing plan has no
+            dataset, or LightGBM, which the adaptive plan needs, is not installed.
     """
     if not isinstance(name, str) or name not in PLANS:
         raise ForetuneError(f"plan must be one of {', '.join(PLANS)} but is {shown(name)}")
     if share is not None:
         if name not in ("adaptive", "thin"):
-            raise ForetuneError(f"share is for the adaptive and the thin plan, but plan is {name}")
+            raise ForetuneError(f"share is only for the plans adaptive and thin, but plan is {name}")
         check_between("share", share, *SHARES)
     if name == "missing":
         if known is None:
             raise ForetuneError("the missing plan needs the dataset that it adds to: --like DATA, or known=load(DATA)")
         return partial(Missing, checked_dataset(known))
     if known is not None:
-        raise ForetuneError(f"known is for the missing plan, but plan is {name}")
+        raise ForetuneError(f"known is only for the plan missing, but plan is {name}")
     if name == "adaptive":
         try:
             import lightgbm  # noqa: F401
-        except (ImportError, OSError) as error:  # OSError: without its own shared libraries
-            raise ForetuneError(f"the adaptive plan trains as it measures, and needs lightgbm: {error}") from None
+        except (ImportError, OSError) as error:  # OSError: a shared library that it needs is missing
+            raise ForetuneError(f"the adaptive plan trains a ranker, which needs lightgbm: {error}") from None
     return PLANS[name] if share is None else partial(PLANS[name], share=share)
 
 
 def checked_dataset(known: Dataset) -> Dataset:
-    """A dataset. Raises `ForetuneError` for what is none, as its name."""
+    """Return a dataset. Raises `ForetuneError` if the argument is something else, such as a dataset's name."""
     from ..datasets.dataset import Dataset
 
     if not isinstance(known, Dataset):
-        raise ForetuneError(f"known must be a dataset, as foretune.datasets.load gives it, but is {shown(known)}")
+        raise ForetuneError(f"known must be a Dataset, as foretune.datasets.load returns, but is {shown(known)}")
     return known
 
 
 def _may_run(family: Family, config: KernelConfig, problem: Problem, device: DeviceSpec) -> bool:
-    """Whether to try a config: the family supports it, or fails at it, which then is what its row says."""
+    """Return whether to try a config: the family supports it, or fails at it, which its row will then say."""
     try:
         return family.supports(config, problem, device) is None
     except FamilyError:
@@ -332,26 +379,29 @@ def _by_score(configs: Sequence[KernelConfig], scores: NDArray[np.float64]) -> t
     return tuple(configs[i] for i in np.argsort(scores, kind="stable"))
 
 
-def _unlike(todo: Sequence[Case], known: Sequence[Case], count: int) -> list[Case]:
-    """So many of `todo`, each the one whose dimensions are furthest, as ratios, from those known and chosen so far; of
-    equals the first. Where nothing is known, the one in the middle of all leads."""
+def _dissimilar(todo: Sequence[Case], known: Sequence[Case], count: int) -> list[Case]:
+    """Choose cases one after the other, each as far as possible from those known or chosen (farthest-point sampling).
+
+    The distance is that of the logarithms of the dimensions. Of equal cases the first is chosen. If nothing is known,
+    the case nearest to the median is chosen first.
+    """
     sizes = np.log2([[1 + size for _, size in case.problem.dims] for case in (*todo, *known)])
     points, others = sizes[: len(todo)], sizes[len(todo) :]
-    # Squared distances to the nearest one that is known or chosen.
-    nearest = -_apart(points, np.median(points, axis=0)) if not known else np.full(len(todo), np.inf)
+    # (n_todo,) squared distance to the nearest case that is known or chosen
+    nearest = -_squared_distances(points, np.median(points, axis=0)) if not known else np.full(len(todo), np.inf)
     for other in others:
-        nearest = np.minimum(nearest, _apart(points, other))
+        nearest = np.minimum(nearest, _squared_distances(points, other))
     chosen: list[int] = []
     while len(chosen) < min(count, len(todo)):
-        furthest = int(nearest.argmax())
+        farthest = int(nearest.argmax())
         if not known and not chosen:
             nearest = np.full(len(todo), np.inf)
-        chosen.append(furthest)
-        nearest = np.minimum(nearest, _apart(points, points[furthest]))
+        chosen.append(farthest)
+        nearest = np.minimum(nearest, _squared_distances(points, points[farthest]))
         nearest[chosen] = -1.0
     return [todo[i] for i in chosen]
 
 
-def _apart(points: NDArray[np.float64], point: NDArray[np.float64]) -> NDArray[np.float64]:
+def _squared_distances(points: NDArray[np.float64], point: NDArray[np.float64]) -> NDArray[np.float64]:
     squared: NDArray[np.float64] = np.square(points - point).sum(axis=1)
     return squared

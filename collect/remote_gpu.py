@@ -1,7 +1,7 @@
-"""A GPU of a cluster: what a dask worker does, and keeps between two tasks.
+"""`RemoteGpu`: a GPU of a cluster, as its dask worker uses it.
 
-The dask worker itself never touches the GPU. It supervises a process that measures and some that compile, as a
-campaign does for the GPUs of its own host, so that a kernel that faults costs its config and not the worker.
+The dask worker does not use the GPU itself. It supervises a process that measures and some that compile, as a campaign
+does for the GPUs of its own host. If a kernel faults, only its config fails, and the worker goes on.
 """
 
 from __future__ import annotations
@@ -25,9 +25,16 @@ from .worker import Gpu, Probe, serve
 
 @dataclass(frozen=True)
 class RunSettings:
-    """What all orders of a run have in common."""
+    """The settings that all orders of a run share.
 
-    run: str  # an id
+    Attributes:
+        run: The id of the run.
+        gpu: Opens the GPU in the measuring process.
+        families: The families by name.
+        limits: When a process is considered stuck.
+    """
+
+    run: str
     gpu: Gpu
     families: Mapping[str, Measurable]
     limits: Limits = Limits()  # noqa: RUF009 - frozen
@@ -35,32 +42,58 @@ class RunSettings:
 
 @dataclass(frozen=True)
 class Order:
-    """A case to measure, or a part of it."""
+    """A case to measure, or a part of it.
+
+    Attributes:
+        case: The case.
+        configs: The configs to scan, in this order.
+        known: The measurements of the case so far.
+        probe: The drift probe.
+        seconds: How many seconds it may take.
+        confirm: Whether to confirm the leading configs after the scan.
+    """
 
     case: Case
-    configs: tuple[KernelConfig, ...]  # to scan, in this order
-    known: CaseState  # on the device that it is for
+    configs: tuple[KernelConfig, ...]
+    known: CaseState
     probe: Probe | None
-    seconds: float  # to spend at most
-    confirm: bool = True  # the leading ones, after the scan
+    seconds: float
+    confirm: bool = True
 
 
 @dataclass(frozen=True)
 class Report:
-    """What came of an order."""
+    """The results of an order.
 
-    source_hash: str  # of the kernel that ran
+    Attributes:
+        source_hash: The source hash of the kernel that ran.
+        rows: The measurements.
+        readings: Readings of the drift probe: how many seconds ago, and the time in microseconds.
+        over: Whether the order is complete or given up.
+        refused: Why it was given up; None if it was not.
+        deadly: Whether processes died at it.
+        gpu: The address of the worker that measured.
+        spent: Seconds by "busy", "lost" and "compile", as in `summary.Effort`.
+    """
+
+    source_hash: str
     rows: tuple[Measurement, ...]
-    readings: tuple[tuple[float, float], ...]  # of the drift probe: how many seconds ago, and its time in us
-    over: bool  # whether all of the order is done, or was given up
-    refused: str | None  # why it was given up
-    deadly: bool  # processes died at it
-    gpu: str  # who measured it
-    spent: Mapping[str, float]  # seconds, as in `summary.Effort`: busy, lost and compile
+    readings: tuple[tuple[float, float], ...]
+    over: bool
+    refused: str | None
+    deadly: bool
+    gpu: str
+    spent: Mapping[str, float]
 
 
 class RemoteGpu:
-    """Measures the orders of one run on one GPU, one after the other."""
+    """Measures the orders of one run on one GPU, one after the other.
+
+    Args:
+        settings: The settings of the run.
+        name: A name for the GPU.
+        compilers: How many processes compile.
+    """
 
     def __init__(self, settings: RunSettings, name: str, compilers: int) -> None:
         self._settings, self._name = settings, name
@@ -68,21 +101,21 @@ class RemoteGpu:
         self._pool = CompilePool(settings.families, self._watch, compilers)
         self._pool.on_finished = self._compiled
         self._fatal: Fatal = {}
-        self._work: CaseTasks | None = None  # at hand, until it is over
-        self._readings: list[tuple[float, float]] = []  # when, and how long
+        self._work: CaseTasks | None = None  # of the current order, until it is over
+        self._readings: list[tuple[float, float]] = []  # (time, microseconds)
         self._stopped = threading.Event()
         self._supervisor = Supervisor(
             partial(Child, serve, settings.gpu, settings.families), self._watch, self, settings.limits
         )
 
     def device(self) -> DeviceSpec:
-        """The GPU, once it is open. Raises `DeviceLostError` where it cannot be opened."""
+        """Wait until the GPU is open, and return it. Raises `DeviceLostError` if it cannot be opened."""
         self._run(lambda: self._supervisor.device is not None, float("inf"))
         assert self._supervisor.device is not None
         return self._supervisor.device
 
     def measure(self, order: Order) -> Report:
-        """Measures a case, or as much of it as there is time for. Raises `DeviceLostError` where the GPU is lost."""
+        """Measure a case, or as much of it as there is time for. Raises `DeviceLostError` if the GPU is lost."""
         device, family = self.device(), self._settings.families[order.case.problem.family]
         rows: list[Measurement] = []
         work = CaseTasks(
@@ -116,17 +149,19 @@ class RemoteGpu:
         )
 
     def _spent(self) -> dict[str, float]:
+        """Return the seconds so far: see `Report.spent`."""
         return {"busy": self._supervisor.busy_s, "lost": self._supervisor.lost_s, "compile": self._pool.compile_s}
 
     def stop(self) -> None:
-        """Ends `measure` soon, from another thread."""
+        """Make `measure` return soon. It may be called in another thread."""
         self._stopped.set()
 
     def close(self) -> None:
-        """Ends the processes."""
+        """End the processes."""
         self._watch.close()
 
     def _run(self, done: Callable[[], bool], deadline: float) -> None:
+        """Handle messages until something is done, the deadline is over, or `stop` was called."""
         while not (done() or self._stopped.is_set() or time.monotonic() > deadline):
             if self._supervisor.retired:
                 raise DeviceLostError(self._supervisor.trouble)
@@ -135,66 +170,71 @@ class RemoteGpu:
             self._supervisor.check()
 
     def _compiled(self, binary: Binary, compiled: Compiled) -> None:
+        """Pass the result of a compilation on to the case."""
         if self._work is not None:
             self._work.compiled(binary, compiled)
             self._supervisor.proceed()
 
-    # What the supervisor tells its owner.
+    # The methods of `supervisor.Owner`.
 
     def idle(self, supervisor: Supervisor) -> None:
+        """Give the supervisor the case of the current order."""
         if self._work is not None:
             supervisor.give(self._work)
 
     def done(self, supervisor: Supervisor, work: CaseTasks) -> None:
+        """Note that the order is complete or given up."""
         if work is self._work:
             self._work = None
 
     def read(self, supervisor: Supervisor, case: Case, probe_us: float) -> None:
+        """Keep a reading of the drift probe for the report."""
         if self._work is not None and case == self._work.case:
             self._readings.append((time.monotonic(), probe_us))
 
     def retired(self, supervisor: Supervisor, work: CaseTasks | None) -> None:
-        pass  # `_run` sees it
+        """Do nothing: `_run` checks for it."""
 
 
-# What dask calls. A worker has one remote_gpu, for the run at hand.
+# The functions that dask calls. A worker has one `RemoteGpu`, for the current run.
 
 _lock = threading.Lock()
-_gpus: dict[str, RemoteGpu] = {}  # by run
-_stopped: set[str] = set()  # runs
+_gpus: dict[str, RemoteGpu] = {}  # by run id
+_stopped: set[str] = set()  # run ids
 
 
 def introduce(settings: RunSettings) -> DeviceSpec:
-    """Opens the GPU of the dask worker that this runs on. Raises `DeviceLostError` where there is none to be had."""
+    """Open the GPU of this dask worker, and return it. Raises `DeviceLostError` if it cannot be opened."""
     return _remote_gpu(settings).device()
 
 
 def measure(settings: RunSettings, order: Order) -> Report:
-    """Measures a case on the dask worker that this runs on. Raises `DeviceLostError` where the GPU is lost."""
+    """Measure a case on the GPU of this dask worker. Raises `DeviceLostError` if the GPU is lost."""
     return _remote_gpu(settings).measure(order)
 
 
 def stop(run: str) -> None:
-    """Ends the orders of a run soon: they return what is measured. Called in another thread."""
+    """Make the orders of a run return soon with what is measured. It is called in another thread."""
     _stopped.add(run)
     if run in _gpus:
         _gpus[run].stop()
 
 
 def close(run: str) -> None:
-    """Lets the GPU go."""
+    """Free the GPU."""
     with _lock:
         if run in _gpus:
             _gpus.pop(run).close()
 
 
 def _remote_gpu(settings: RunSettings) -> RemoteGpu:
+    """Return the GPU of this dask worker for a run, and free it for any other run."""
     from distributed import get_worker
 
     worker = get_worker()
     with _lock:
         if settings.run not in _gpus:
-            while _gpus:  # a run that was killed could not say goodbye
+            while _gpus:  # left by a run that was killed
                 _gpus.popitem()[1].close()
             _gpus[settings.run] = RemoteGpu(settings, worker.address, worker.state.nthreads)
         if settings.run in _stopped:

@@ -1,4 +1,4 @@
-"""What a plan is worth, without a GPU: an exhaustive dataset plays the card, and serves what the plan asks for."""
+"""`replay_plan`: evaluate a plan without a GPU, on a dataset that was measured exhaustively."""
 
 from __future__ import annotations
 
@@ -22,17 +22,24 @@ if TYPE_CHECKING:
 
     from ..datasets.dataset import Dataset
 
+#: The lengths of the shortlists whose regret is reported.
 KS = (1, 2, 4, 8)
 
 
 def chosen(
     grid: Grid, family: Family, make_plan: MakePlan, ranker: Callable[[], Ranker] = LightGBMRanker
 ) -> NDArray[np.bool_]:
-    """Which cells of a grid a plan measures where the grid's times are what it gets to see, (n_problems, n_configs).
+    """Return which cells of a grid a plan would measure, if it only saw the grid's times, (n_problems, n_configs).
 
-    One device after the other, the one with the most problems first. There the prior is the family's estimate, and not
-    the shipped bundle, which may know the grid; on the next a `ranker` of all before it, as a campaign on a further
-    card has a bundle.
+    The devices come one after the other, the one with the most problems first. On the first device the prior is the
+    family's estimate, and not the shipped bundle, which may have learned from the grid. On each later device it is a
+    ranker that was trained on the earlier ones, in the way that a run on a new GPU has a bundle.
+
+    Args:
+        grid: The exhaustive measurements of a family.
+        family: The family.
+        make_plan: Makes the plan.
+        ranker: Makes the prior of the later devices.
     """
     column_of = {config: column for column, config in enumerate(grid.configs)}
     cells = np.zeros((len(grid), len(grid.configs)), np.bool_)
@@ -43,7 +50,7 @@ def chosen(
         todo = {case: row for row, case in enumerate(grid.cases) if grid.devices[row] == device}
         done: list[int] = []
         while True:
-            with share_of(0.0):  # how far a plan's own training is says nothing of how many there will be
+            with share_of(0.0):  # not part of the progress: how often a plan trains is unknown
                 steps = plan.next(tuple(todo), only(grid, cells, done) if done else None)
             if not steps:
                 break
@@ -59,7 +66,13 @@ def chosen(
 
 
 def only(grid: Grid, cells: NDArray[np.bool_], rows: Sequence[int] | None = None) -> Grid:
-    """The grid with NaN in all other cells, and without problems of which nothing is left."""
+    """Return a grid with NaN in all cells but these, without problems that have no time left.
+
+    Args:
+        grid: The grid.
+        cells: The cells to keep, (n_problems, n_configs).
+        rows: The problems to keep, in this order; all if None.
+    """
     cut = replace(
         grid, first_us=np.where(cells, grid.first_us, np.nan), second_us=np.where(cells, grid.second_us, np.nan)
     )
@@ -68,10 +81,20 @@ def only(grid: Grid, cells: NDArray[np.bool_], rows: Sequence[int] | None = None
 
 
 class PlannedRanker(Ranker):
-    """A ranker that learns from what a plan would have measured of the grid it is given, and from nothing else."""
+    """A ranker that learns only from the cells of a grid that a plan would have measured.
 
-    grid_: Grid  # that it could learn from
-    cells_: NDArray[np.bool_]  # (n_problems, n_configs) what of the grid it did learn from
+    Args:
+        plan: Makes the plan.
+        ranker: Makes the ranker that learns.
+
+    Attributes:
+        grid_: The grid that it was given.
+        cells_: The cells that it learned from, (n_problems, n_configs).
+        ranker_: The ranker that learned.
+    """
+
+    grid_: Grid
+    cells_: NDArray[np.bool_]
     ranker_: Ranker
 
     def __init__(self, plan: MakePlan, ranker: Callable[[], Ranker] = LightGBMRanker) -> None:
@@ -79,6 +102,7 @@ class PlannedRanker(Ranker):
         self.ranker = ranker
 
     def fit(self, grid: Grid, family: Family) -> Self:
+        """Choose cells of the grid by the plan, and learn from these."""
         self.grid_ = grid
         with share_of(0.9):
             self.cells_ = chosen(grid, family, self.plan, self.ranker)
@@ -89,34 +113,46 @@ class PlannedRanker(Ranker):
     def predict(
         self, family: Family, problem: Problem, device: DeviceSpec, configs: Sequence[KernelConfig]
     ) -> NDArray[np.float64]:
+        """Return the learned ranker's score of each config, (n_configs,)."""
         self._check_fitted("ranker_")
         return self.ranker_.predict(family, problem, device, configs)
 
 
 @dataclass(frozen=True)
 class Replay:
-    """A ranker of all measurements, and one of those that a plan takes, on the same held-out problems."""
+    """The evaluations of two rankers on the same held-out problems.
+
+    Attributes:
+        everything: Of a ranker that learned from all measurements.
+        planned: Of a ranker that learned from those that a plan takes.
+        configs: The share of the (problem, config) pairs that the plan tries.
+        measurements: The share of the measurements that it takes, which include confirming passes.
+    """
 
     everything: Evaluation
     planned: Evaluation
-    configs: float  # the share of the (problem, config) pairs that the plan tries
-    measurements: float  # the share of the measurements, so with the confirming passes of what it tries
+    configs: float
+    measurements: float
 
     def to_json(self) -> dict[str, Any]:
-        """One family's entry of `foretune replay --json`; regrets 1.0 = the best config. `ratio` is the geometric mean
-        of the planned ranker's regret over the other's, with its interval: 1.0 = the plan loses nothing."""
-        wholes, plans = self.everything.to_json(), self.planned.to_json()
+        """Return one family's entry of `foretune replay --json`.
+
+        A regret of 1.0 is that of the best config. `ratio` is the geometric mean of the planned ranker's regret over
+        the other's, with its 95 % confidence interval; at 1.0 the plan loses nothing.
+        """
+        everything, planned = self.everything.to_json(), self.planned.to_json()
         kept = ("regret", "regret_sizes_unknown")
         return {
-            "problems": wholes["problems"],
-            "noise_floor": wholes["noise_floor"],
-            "everything": {"configs": 1.0, "measurements": 1.0} | {name: wholes[name] for name in kept},
+            "problems": everything["problems"],
+            "noise_floor": everything["noise_floor"],
+            "everything": {"configs": 1.0, "measurements": 1.0} | {name: everything[name] for name in kept},
             "planned": {"configs": round(self.configs, 4), "measurements": round(self.measurements, 4)}
-            | {name: plans[name] for name in kept},
+            | {name: planned[name] for name in kept},
             "ratio": {name: self._ratios(name) for name in kept},
         }
 
     def __rich__(self) -> Any:
+        """Return the table that `foretune replay` prints."""
         entry = self.to_json()
         ks = list(entry["everything"]["regret"])
         views = {"regret": ""}
@@ -126,9 +162,9 @@ class Replay:
         for label, key in (("everything", "everything"), ("the plan", "planned")):
             one = entry[key]
             configs, measurements = (f"{100 * one[share]:.1f} %" for share in ("configs", "measurements"))
-            whole = f"{label}: {configs} of the configs, {measurements} of the measurements"
+            full = f"{label}: {configs} of the configs, {measurements} of the measurements"
             for view, short in views.items():
-                rows.append([short or whole, *(percent(one[view][k]["geomean"]) for k in ks)])
+                rows.append([short or full, *(percent(one[view][k]["geomean"]) for k in ks)])
         for view, short in views.items():
             ratio = entry["ratio"][view]
             rows.append([short or "the plan loses", *(percent(ratio[k]["geomean"]) for k in ks)])
@@ -141,8 +177,9 @@ class Replay:
         )
 
     def _ratios(self, name: str) -> dict[str, Any]:
-        ours, theirs = getattr(self.planned, name), getattr(self.everything, name)
-        summaries = {k: summarise(ours[k] / theirs[k], self.planned.groups) for k in ours}
+        """Return the summary of the ratios of a regret, by k."""
+        planned, everything = getattr(self.planned, name), getattr(self.everything, name)
+        summaries = {k: summarise(planned[k] / everything[k], self.planned.groups) for k in planned}
         return {
             str(k): {"geomean": round(one.geomean, 4), "ci95": [round(edge, 4) for edge in one.ci95]}
             for k, one in summaries.items()
@@ -157,9 +194,20 @@ def replay_plan(
     ranker: Callable[[], Ranker] = LightGBMRanker,
     jobs: int = 2,
 ) -> Replay:
-    """Cross-validates, by model family, a ranker that has what a plan measures against one that has everything.
+    """Compare a ranker trained on what a plan measures with one trained on everything, by cross-validation.
 
-    For each fold the plan runs anew, on the training problems alone. The held-out problems are judged exhaustively.
+    Model families are held out. For each fold the plan runs again, on the training problems only. The held-out problems
+    are evaluated with all measurements.
+
+    Args:
+        dataset: A dataset that was measured exhaustively.
+        family: The family.
+        make_plan: Makes the plan.
+        ranker: Makes the rankers.
+        jobs: How many folds are trained at the same time.
+
+    Raises:
+        ForetuneError: The dataset cannot be split by model family, or as the plan does.
 
     >>> replay_plan(load("h200"), family, Adaptive).to_json()["planned"]["configs"]  # doctest: +SKIP
     0.1002
@@ -170,15 +218,16 @@ def replay_plan(
         made.append(PlannedRanker(make_plan, ranker))
         return made[-1]
 
-    with share_of(0.75):  # first: a plan may refuse its parameters
+    with share_of(0.75):  # first, because a plan may refuse its parameters
         evaluation = cross_validate(dataset, family, planned, ks=KS, jobs=jobs)
     with share_of(0.25):
         everything = cross_validate(dataset, family, ranker, ks=KS, jobs=jobs)
-    tried, there = np.zeros(2), np.zeros(2)  # configs and measurements, over all folds
+    tried, total = np.zeros(2), np.zeros(2)  # configs and measurements, over all folds
+    complete = dataset.of_family(family)  # with the configs as the grids name them
     for one in made:
         if hasattr(one, "cells_"):  # else it was not fitted
-            mine = dataset.counts(one.grid_)
-            tried += ((mine > 0) & one.cells_).sum(), mine[one.cells_].sum()
-            there += (mine > 0).sum(), mine.sum()
-    configs, measurements = (tried / there).tolist()
+            counts = complete.counts(one.grid_)
+            tried += ((counts > 0) & one.cells_).sum(), counts[one.cells_].sum()
+            total += (counts > 0).sum(), counts.sum()
+    configs, measurements = (tried / total).tolist()
     return Replay(everything, evaluation, configs, measurements)

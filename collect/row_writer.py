@@ -1,4 +1,4 @@
-"""Keeps a run's rows and readings, brings them to the disk in parts, and records where they come from."""
+"""`RowWriter`: writes a run's measurements and drift readings to the disk in parts, with their provenance."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 def run_provenance(family: Measurable, device: DeviceSpec) -> dict[str, Any]:
-    """Versions, driver, clocks, kernel source hash and date of a run that starts now."""
+    """Return the versions, driver, clocks, kernel source hash and date of a run that starts now on this machine."""
     import torch
 
     return {
@@ -40,8 +40,11 @@ def run_provenance(family: Measurable, device: DeviceSpec) -> dict[str, Any]:
 
 
 def prepare(families: Iterable[Measurable]) -> None:
-    """Does what makes the first `run_provenance` slow (it imports Triton and the families' kernels, and asks
-    nvidia-smi), while the GPUs are being opened: they would wait for it."""
+    """Do ahead of time what makes the first `run_provenance` slow.
+
+    It imports Triton and the families' kernels, and runs nvidia-smi. Call it while the GPUs are being opened, so that
+    they need not wait for it later.
+    """
     for family in families:
         family.source_hash()
     triton_version()
@@ -49,40 +52,49 @@ def prepare(families: Iterable[Measurable]) -> None:
 
 
 def triton_version() -> str:
-    """The Triton that compiles here."""
+    """Return the version of the installed Triton."""
     import triton
 
     return str(triton.__version__)
 
 
-#: What a dataset calls what nvidia-smi knows.
-_ASKED = {"driver": "driver_version", "clocks_sm_mhz": "clocks.sm", "clocks_max_sm_mhz": "clocks.max.sm"}
+#: Names in the provenance -> names of nvidia-smi's queries.
+_QUERIES = {"driver": "driver_version", "clocks_sm_mhz": "clocks.sm", "clocks_max_sm_mhz": "clocks.max.sm"}
 
 
-@cache  # the tool takes a second or more
+@cache  # nvidia-smi takes a second or more
 def _first_gpu() -> dict[str, str | None]:
-    """Driver and clocks of the first GPU, as the run begins; None where there is no nvidia-smi."""
-    command = ["nvidia-smi", f"--query-gpu={','.join(_ASKED.values())}", "--format=csv,noheader,nounits"]
+    """Return the driver version and clocks of the first GPU at the start of the run; None without nvidia-smi."""
+    command = ["nvidia-smi", f"--query-gpu={','.join(_QUERIES.values())}", "--format=csv,noheader,nounits"]
     try:
         printed = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True).stdout
     except (OSError, subprocess.SubprocessError):
         printed = ""
     values = printed.partition("\n")[0].split(", ") if printed.strip() else []
-    return dict(zip_longest(_ASKED, values))
+    return dict(zip_longest(_QUERIES, values))
 
 
-#: Rows reach the disk at least this often, and when their case is done; readings of the drift probe less often.
+#: The longest time in seconds before rows are written; they are also written when their case is done. Readings of the
+#: drift probe are written less often.
 FLUSH_SECONDS, FLUSH_DRIFT_SECONDS = 10.0, 60.0
-#: What a dataset notes of a run: see `run_provenance`.
+#: Returns the provenance of a run that measures a family on a device: see `run_provenance`.
 Origin: TypeAlias = Callable[[Measurable, DeviceSpec], dict[str, Any]]
 
 
 class RowWriter:
-    """Appends to the dataset in `out`, under a run id of its own for each family and device.
+    """Appends to a dataset, under a separate run id for each family and device.
 
-    `clock` gives seconds. The dataset's provenance has `noted`, which says how configs were chosen, and what `origin`
-    returns of a family and a device: where its measurements come from, which is here unless it is set to another
-    function. A method that writes raises `ForetuneError` if the disk is full; rows that were written are kept.
+    A method that writes raises `ForetuneError` if the disk is full; rows that were written are kept.
+
+    Args:
+        out: The dataset's folder.
+        families: The families by name.
+        clock: Returns the time in seconds.
+        noted: More facts for the provenance: how the configs were chosen.
+
+    Attributes:
+        origin: Returns the provenance of a family's measurements on a device; by default that of this machine.
+        statuses: How many rows of each status were added.
     """
 
     def __init__(
@@ -96,33 +108,41 @@ class RowWriter:
         self._clock, self._start = clock, clock()
         self._writers: dict[tuple[str, str], Writer] = {}  # by family and device name
         self._pending: dict[tuple[Case, str], list[Measurement]] = {}  # by case and device name
-        self._due: dict[tuple[Case, str], float] = {}  # when to write them, by the same
+        self._due: dict[tuple[Case, str], float] = {}  # when to write them, by the same keys
         self._readings: list[tuple[Writer, Reading]] = []
-        self._unwritten = 0  # of the readings, from the first of them
+        self._unwritten = 0  # the place of the first reading that is not written yet
         self._drift_due = self._start + FLUSH_DRIFT_SECONDS
-        self.origin: Origin = run_provenance  # settable
+        self.origin: Origin = run_provenance
         self.statuses: Counter[str] = Counter()
 
     def add(self, case: Case, device: DeviceSpec, rows: Sequence[Measurement]) -> None:
-        """Take rows of one case and device."""
+        """Add rows of one case and device, to be written later."""
         self._writer(case, device)
         self.statuses.update(row.status.value for row in rows)
         self._due.setdefault((case, device.name), self._clock() + FLUSH_SECONDS)
         self._pending.setdefault((case, device.name), []).extend(rows)
 
     def read(self, case: Case, device: DeviceSpec, gpu: str, time_us: float, ago_s: float = 0.0) -> None:
-        """Take the time of the drift probe on one GPU, while it measured the case."""
+        """Add a reading of the drift probe, to be written later.
+
+        Args:
+            case: The case that was being measured.
+            device: The device.
+            gpu: Which GPU of that name.
+            time_us: The probe's time in microseconds.
+            ago_s: How many seconds ago it was read.
+        """
         reading = Reading(case.problem, gpu, self._clock() - self._start - ago_s, time_us)
         self._readings.append((self._writer(case, device), reading))
 
     def done(self, case: Case) -> None:
-        """No more rows of this case are to come for now: they may be written."""
+        """Note that no more rows of a case will come for now, so that they are written next."""
         for key in self._due:
             if key[0] == case:
                 self._due[key] = self._start
 
     def flush_due(self) -> None:
-        """Writes what has waited for long enough."""
+        """Write the rows and readings that are due."""
         now = self._clock()
         for key in [key for key, due in self._due.items() if due <= now]:
             self._flush(key)
@@ -130,20 +150,20 @@ class RowWriter:
             self._flush_drift()
 
     def flush(self) -> None:
-        """Writes everything."""
+        """Write all rows and readings."""
         for key in list(self._due):
             self._flush(key)
         self._flush_drift()
 
     def drifted(self) -> dict[str, float]:
-        """The problems during which the drift probe was slower than usual, and how much."""
+        """Return the problems during which the drift probe was slower than usual, with the slowdown."""
         import pandas as pd
 
         rows = [(writer.run_id, one.gpu, str(one.problem), one.time_us) for writer, one in self._readings]
         return flagged_names(pd.DataFrame(rows, columns=["run_id", "gpu", "problem", "time_us"]))
 
     def _flush(self, key: tuple[Case, str]) -> None:
-        # Taken out first: rows that a failed write left behind are measured again, never written twice.
+        # Removed before the write: if that fails, the rows are measured again, and never written twice.
         rows = self._pending.pop(key)
         del self._due[key]
         with self._writing():
@@ -171,8 +191,8 @@ class RowWriter:
         try:
             yield
         except OSError as error:
-            room = "make room there, and " if error.errno in (errno.ENOSPC, errno.EDQUOT) else ""
+            room = "free some space, and " if error.errno in (errno.ENOSPC, errno.EDQUOT) else ""
             raise ForetuneError(
-                f"{self._out} takes no more: {error}. What was written before is kept: {room}run the same command "
-                "again to go on"
+                f"cannot write to {self._out}: {error}. What was written before is kept: {room}run the same command "
+                "again to continue"
             ) from error

@@ -1,4 +1,4 @@
-"""The state of a run: which case comes next, what is known of the cases, and the folder that the run writes to."""
+"""The state of a run: the queue of cases, the measurements so far, and the folder that the run writes to."""
 
 from __future__ import annotations
 
@@ -9,16 +9,18 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, TypedDict
+from typing import TYPE_CHECKING, Any, TypedDict
 
 from ..datasets import Case, DatasetError, DeviceSpec, ForetuneError, Measurable, Problem, roofline_us
 from ..datasets.errors import check_path
 from ..datasets.grid import Grid
 from ..datasets.store import MANIFEST, continued, read
+from ..model import EstimateRanker
 from .case_state import CaseState, earlier
 from .cases import check_request
 from .compiling import Binary, binary_if_able, signature_of
 from .plan import Plan, Step, named
+from .recording import RecordedPlan, Recording
 from .row_writer import RowWriter
 
 if TYPE_CHECKING:
@@ -26,26 +28,30 @@ if TYPE_CHECKING:
 
     from ..datasets.dataset import Dataset
 
-#: A case may be handed out ahead of so many others, to a GPU whose process has loaded and checked the binaries of its
-#: signature: that takes longer than to time them. The first case in the queue waits for no case outside of its window,
-#: so a run cut short has still measured all families, to within a few problems.
+#: How many cases from the front of the queue a GPU may choose from. It prefers a case whose signature it has met,
+#: because loading and checking binaries takes longer than timing them. The limit keeps the families in step, so that a
+#: run that is stopped early has measured about as many cases of each.
 WINDOW = 32
-#: So many cases for each of several GPUs are handed out by how long they are expected to take.
+#: With several GPUs, this many cases for each of them at the end of the queue are handed out longest first.
 LAST = 4
 
 
 class CaseQueue:
-    """The cases of one device, the families alternating, each as its plan has it.
+    """The queue of cases of one device, which takes them from each family's plan in turn.
 
-    A plan is called again when the last case of its batch is over, never earlier: it then knows the same whatever the
-    number of GPUs, and a run that goes on after a kill asks for the same. Meanwhile the GPUs that are free measure the
-    other families' batches; where there is no other family, they wait.
+    A plan is called again when the last case of its batch is over, and not earlier. It then sees the same measurements
+    for any number of GPUs, and in a run that was killed and continued. Meanwhile, free GPUs measure other families'
+    batches; if there is no other family, they wait.
 
-    Where GPUs share the cases, the last of them go out the longest first: else one begins with a long case when the
-    others have nothing left.
+    If several GPUs share the cases, the last cases are handed out longest first, so that no GPU starts a long case when
+    the others have nothing left to do.
 
-    `measured` says what is known of the cases of a family beside these, `cost` how long a case will take, in any unit,
-    and `signature` what is the same for cases that share their binaries.
+    Args:
+        cases: The cases of all families.
+        plans: The plan of each family, by name.
+        measured: Returns what is measured of a family, except for the given cases.
+        cost: Returns how long a case will take, in any unit.
+        signature: Returns what is equal for cases that share their binaries.
     """
 
     def __init__(
@@ -58,18 +64,20 @@ class CaseQueue:
     ) -> None:
         self._plans, self._measured, self._cost, self._signature = plans, measured, cost, signature
         self._todo = {name: [case for case in cases if case.problem.family == name] for name in plans}
-        self._queue: list[tuple[int, Step]] = []  # by place
+        self._queue: list[tuple[int, Step]] = []  # (place, step)
         self._signatures: dict[int, Hashable] = {}  # by place
-        self._again: deque[Step] = deque()  # what is to come after all others
-        self._out: dict[Case, Step] = {}  # handed out, and not over
+        self._again: deque[Step] = deque()  # to be handed out after all others
+        self._out: dict[Case, Step] = {}  # handed out and not over
         self._queued: Counter[str] = Counter()  # steps so far, by family
         self._open: Counter[str] = Counter()  # steps that are not over, by family
-        self._ahead: set[int] = set()  # places that were looked at
+        self._ahead: set[int] = set()  # places that `ahead` has returned
 
     def take(self, met: Collection[Hashable] = (), gpus: int = 1) -> Step | None:
-        """Return the next step for one of so many GPUs; None where there is none, or none yet.
+        """Return the next step, or None if there is none, or none yet.
 
-        Prefers steps of a signature in `met`, whose binaries the GPU's process has loaded.
+        Args:
+            met: Signatures whose binaries the GPU's process has loaded. Their steps are preferred.
+            gpus: How many GPUs share the cases.
         """
         self._refill()
         if self._queue:
@@ -91,17 +99,20 @@ class CaseQueue:
         return max(near, key=lambda entry: self._cost(entry[1].case))
 
     def over(self, case: Case) -> None:
-        """All that there will be of a case is known."""
+        """Note that a case is complete or given up."""
         del self._out[case]
         self._open[case.problem.family] -= 1
 
     def again(self, case: Case) -> None:
-        """A case is to be handed out once more, after all others that wait."""
+        """Put a case that was handed out back in the queue, behind all others."""
         self._again.append(self._out.pop(case))
 
     def ahead(self) -> Step | None:
-        """The first step that waits and was not looked at yet. Goes by place, not by case: it is called at every
-        message, and hundreds of cases with hundreds of ragged sizes take milliseconds to hash."""
+        """Return the first waiting step that this has not returned yet, or None.
+
+        It works on places and not on cases, because it is called for every message, and hundreds of cases with hundreds
+        of ragged sizes take milliseconds to hash.
+        """
         place, step = next((entry for entry in self._queue if entry[0] not in self._ahead), (None, None))
         if place is not None:
             self._ahead.add(place)
@@ -126,42 +137,63 @@ class CaseQueue:
 
 @dataclass(frozen=True)
 class Progress:
-    """Where a run stands; `eta_s` is None until there is a rate."""
+    """The progress of a run.
 
-    done: int  # cases
+    Attributes:
+        done: How many cases are over.
+        total: How many cases there are, on all devices.
+        case: The case that was started last.
+        measurements: How many rows this run has.
+        rate_per_s: Rows per second.
+        eta_s: How many seconds are left; None while no case is over.
+    """
+
+    done: int
     total: int
-    case: Case  # the one begun last
+    case: Case
     measurements: int
     rate_per_s: float
     eta_s: float | None
 
     def __str__(self) -> str:
-        """The current problem, the rate, and the time left."""
+        """Return the current problem, the rate and the time left."""
         eta = "?" if self.eta_s is None else f"{self.eta_s / 60:.0f} min"
         return f"{self.case.problem} · {self.rate_per_s:.0f} configs/s · {eta} left"
 
 
 @contextmanager
 def folder_of_run(out: Path | str, *, resume: bool = True) -> Iterator[None]:
-    """The folder in which a run writes its dataset, for it alone while its block goes on (see `store.continued`).
+    """Lock the folder of a run's dataset while the `with` block lasts: see `store.continued`.
 
-    Raises `ForetuneError` where `out` holds a dataset and `resume` is False, where another run has it, and where no
-    dataset can be written there.
+    Args:
+        out: The folder.
+        resume: Whether it may hold a dataset already.
+
+    Raises:
+        ForetuneError: It holds a dataset and `resume` is False, another run has locked it, or it cannot be written.
     """
     with continued(check_path("out", out)):
         if (Path(out) / MANIFEST).exists() and not resume:
-            raise ForetuneError(f"{out} already holds a dataset; resume it, or choose another folder")
+            raise ForetuneError(f"{out} already holds a dataset: continue it (resume), or choose another folder")
         yield
 
 
 class RunOptions(TypedDict, total=False):
-    """Options of a run over some cases."""
+    """Options of a run.
 
-    plan: str  # its name, see `plan.named`; "exhaustive" if left out
-    known: Dataset | None  # see `plan.named`
-    share: float | None  # see `plan.named`
-    budget_s: float | None  # seconds after which no case is begun
-    on_progress: Callable[[Progress], None]  # called at the beginning of each case
+    Attributes:
+        plan: The name of the plan; "exhaustive" by default. See `plan.named`, also for `known` and `share`.
+        known: The dataset that the missing plan adds to.
+        share: The share of each problem's configs that the plan tries.
+        budget_s: After this many seconds no case is started.
+        on_progress: Called at the start of each case.
+    """
+
+    plan: str
+    known: Dataset | None
+    share: float | None
+    budget_s: float | None
+    on_progress: Callable[[Progress], None]
 
 
 @contextmanager
@@ -171,26 +203,34 @@ def started_run(
     out: Path | str,
     *,
     resume: bool = True,
+    recording: Recording | None = None,
     **options: Unpack[RunOptions],
 ) -> Iterator[RunState]:
-    """Yield the state of a new run, which has the folder `out` for itself while the block goes on.
+    """Yield the state of a new run, and lock the folder `out` while the `with` block lasts.
 
     Raises:
         ForetuneError: As `folder_of_run` and `RunState` do.
     """
     with folder_of_run(out, resume=resume):
-        yield RunState({family.name: family for family in families}, cases, out, **options)
+        yield RunState({family.name: family for family in families}, cases, out, recording=recording, **options)
 
 
 class RunState:
-    """One run over some cases. Devices of one name share the cases; each name gets all of them.
+    """The state of one run. GPUs of one name share the cases; each name measures all cases.
 
-    Which configs to try on them is up to the `plan`, one for each family and device. What the dataset in `out` holds
-    already counts as known. `clock` gives seconds; after `budget_s` of them no case is handed out any more.
+    What the dataset in `out` holds already is not measured again.
+
+    Args:
+        families: The families by name.
+        cases: Problems of these families.
+        out: The dataset's folder.
+        recording: The measurements to replay; None to measure.
+        clock: Returns the time in seconds.
+        plan: See `RunOptions`, also for the other arguments.
 
     Raises:
-        ForetuneError: `out` was measured with other kernels, a plan cannot be made (see `plan.named`), or as
-            `check_request` does.
+        ForetuneError: `out` was measured with other kernels, or has replayed times and this run measures, or the other
+            way round; a plan cannot be made (see `plan.named`); or as `check_request` does.
     """
 
     def __init__(
@@ -204,48 +244,60 @@ class RunState:
         share: float | None = None,
         budget_s: float | None = None,
         on_progress: Callable[[Progress], None] = lambda progress: None,
+        recording: Recording | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         check_request(families, cases, budget_s)
         self.families, self.out, self.plan = families, Path(out), plan
         self._make_plan = named(plan, known, share)
         self.cases = list({case.problem: case for case in cases}.values())
+        self.recording = recording
         self.to_come = 0  # devices that are measured after those that took cases so far
-        self.finished = 0  # cases of which all is known
-        self.skipped: list[str] = []  # what was not measured, and why
+        self.finished = 0  # how many cases are complete
+        self.skipped: list[str] = []  # what was not measured, with the reason
         self._clock, self._on_progress = clock, on_progress
         self._start = clock()
         self._deadline = float("inf") if budget_s is None else self._start + budget_s
-        self._earlier = earlier(out, families)
-        self.row_writer = RowWriter(out, families, clock, {"plan": plan} | ({} if share is None else {"share": share}))
+        self._earlier = earlier(out, families, recording)
+        noted: dict[str, Any] = {"plan": plan if recording is None else f"{plan} (replay)"}
+        noted |= {} if share is None else {"share": share}
+        self.row_writer = RowWriter(out, families, clock, noted)
+        if recording is not None:
+            self.row_writer.origin = recording.provenance
         self._queues: dict[str, CaseQueue] = {}  # by device name
         self._retried: set[tuple[str, Problem]] = set()
-        self._idle = 0  # cases where nothing was left to do
+        self._idle = 0  # how many cases had nothing left to do
 
     @property
     def seconds(self) -> float:
-        """Since the run began."""
+        """How many seconds ago the run began."""
         return self._clock() - self._start
 
     @property
     def seconds_left(self) -> float:
-        """Of the budget; inf where there is none."""
+        """How many seconds of the budget are left; inf without a budget."""
         return self._deadline - self._clock()
 
     @property
     def time_is_over(self) -> bool:
+        """Whether the budget is spent."""
         return self._clock() > self._deadline
 
     @property
     def total(self) -> int:
-        """The cases of all devices together, as far as devices are known."""
+        """How many cases there are on all devices that are known so far."""
         return len(self.cases) * max(len(self._queues) + self.to_come, 1)
 
     def take(self, device: DeviceSpec, met: Collection[Hashable] = (), gpus: int = 1) -> Step | None:
-        """Return the next case for this device, one of so many `gpus`, with the configs to try.
+        """Return the next case for a device, with the configs to try.
 
-        Prefers cases of a signature in `met`. None where there is none, or no time; there may be one again when a case
-        is over.
+        Args:
+            device: The device.
+            met: Signatures whose binaries the GPU's process has loaded. Their cases are preferred.
+            gpus: How many GPUs share the device's cases.
+
+        Returns:
+            The step; None if there is none, none yet, or the budget is spent. There may be one when a case is over.
         """
         while not self.time_is_over and (step := self._queue(device).take(met, gpus)):
             if (reason := _trouble(step)) is None:
@@ -254,13 +306,13 @@ class RunState:
         return None
 
     def ahead(self, device: DeviceSpec) -> Step | None:
-        """One that will be handed out later, each once: there may be something to compile."""
+        """Return a step that will be handed out later, so that its configs are compiled; each only once."""
         step = self._queue(device).ahead()
         return None if step is None or _trouble(step) is not None else step
 
     def _queue(self, device: DeviceSpec) -> CaseQueue:
         if device.name not in self._queues:
-            plans = {name: self._make_plan(family, device) for name, family in self.families.items()}
+            plans = {name: self._plan(family, device) for name, family in self.families.items()}
             self._queues[device.name] = CaseQueue(
                 self.cases,
                 plans,
@@ -270,16 +322,27 @@ class RunState:
             )
         return self._queues[device.name]
 
+    def _plan(self, family: Measurable, device: DeviceSpec) -> Plan:
+        """Return the plan of a family on a device.
+
+        In a replay the prior is the family's estimate: the shipped bundle may have learned from the recorded times.
+        """
+        if self.recording is None:
+            return self._make_plan(family, device)
+        return RecordedPlan(self._make_plan(family, device, prior=EstimateRanker()), self.recording, device)
+
     def _roofline_us(self, case: Case, device: DeviceSpec) -> float:
-        """What a case costs at least; 0 where its family fails to say."""
+        """Return the roofline time of a case; 0 if its family fails to compute it."""
         try:
             return roofline_us(self.family(case), case.problem, device)
         except ForetuneError:
             return 0.0
 
     def _measured(self, device: DeviceSpec, family: str, todo: Collection[Case]) -> Grid | None:
-        """What the dataset has of this family on this device, but for the cases in `todo`. From the disk, because an
-        earlier run's rows are there too, and are so the same to the last bit."""
+        """Return the measurements of a family on a device, except those of the cases in `todo`; None if there are none.
+
+        They are read from the disk, so that rows of this run and of earlier ones are rounded in the same way.
+        """
         self.row_writer.flush()
         if not (self.out / MANIFEST).exists():
             return None
@@ -293,34 +356,38 @@ class RunState:
         return grid.select(rows) if rows else None
 
     def family(self, case: Case) -> Measurable:
+        """Return the family of a case."""
         return self.families[case.problem.family]
 
     def case_state(self, case: Case, device: DeviceSpec) -> CaseState:
-        """Return what is known of the case on this device. The caller that measures it keeps it up to date."""
+        """Return the measurements of a case on a device. The caller that measures the case adds to them."""
         return self._earlier.states.setdefault((device.name, case.problem), CaseState())
 
     def uncompilable(self, device: DeviceSpec) -> Iterator[tuple[Binary, str]]:
-        """The binaries for this device that an earlier run could not compile, and why."""
+        """Yield the binaries for a device that an earlier run could not compile, with the error."""
         for name, problem, config, error in self._earlier.uncompilable:
             family = self.families.get(problem.family)
             if name == device.name and family and (binary := binary_if_able(family, config, problem, device)):
                 yield binary, error
 
     def is_known(self, step: Step, device: DeviceSpec) -> bool:
-        """Whether nothing is left to do."""
+        """Return whether a step has nothing left to measure."""
         known = self.case_state(step.case, device)
         return all(config in known.scanned_us for config in step.configs) and not known.unconfirmed()
 
     def done(self, case: Case, device: DeviceSpec, *, was_idle: bool = False) -> None:
-        """All of a case is known."""
+        """Note that a case is complete; `was_idle` if nothing was left to measure."""
         self._queue(device).over(case)
         self.finished += 1
         self._idle += was_idle
         self.row_writer.done(case)
 
     def given_up(self, case: Case, device: DeviceSpec, reason: str, *, deadly: bool) -> None:
-        """A case was not measured to its end. A `deadly` one is handed out once more, after all others: was it the
-        case, or the GPU? The next one tells."""
+        """Note that a case was given up.
+
+        A `deadly` case, at which processes died, is handed out once more after all others, because the GPU and not the
+        case may have been the cause.
+        """
         self.row_writer.done(case)
         if deadly and (device.name, case.problem) not in self._retried:
             self._retried.add((device.name, case.problem))
@@ -330,20 +397,20 @@ class RunState:
             self.skipped.append(f"{case.problem}: {reason}")
 
     def report(self, case: Case) -> None:
-        """Says where the run stands, at the beginning of a case."""
+        """Report the progress at the start of a case."""
         measurements = self.row_writer.statuses.total()
         rate = measurements / self.seconds if self.seconds > 0 else 0.0
         done = self.finished + len(self.skipped)
-        # Cases that an earlier run measured take no time, so they say nothing of the rest.
+        # Cases that an earlier run measured take no time, so they are left out of the estimate.
         fresh = done - self._idle
         eta_s = self.seconds / fresh * (self.total - done) if fresh > 0 else None
         self._on_progress(Progress(done, self.total, case, measurements, rate, eta_s))
 
 
 def _trouble(step: Step) -> str | None:
-    """Why the configs of a step cannot be chosen; None where they can."""
+    """Return why the configs of a step cannot be chosen; None if they can."""
     try:
-        step.configs  # noqa: B018 - chosen when first asked for, and kept
+        step.configs  # noqa: B018 - chosen at the first access, and kept
     except ForetuneError as error:
         return str(error)
     return None

@@ -5,56 +5,59 @@ from __future__ import annotations
 import statistics
 from collections.abc import Hashable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 from ..datasets import DeviceSpec, FamilyError, ForetuneError, KernelConfig, Measurable, Problem, Status
 from ..datasets.errors import abridged, cause_of, shown
 from ..runtime.launching.kernel import poison
+from ..runtime.launching.results import why_wrong
+from ..runtime.timing.timer import resetting
 
 if TYPE_CHECKING:
     from ..runtime.timing.timer import Timer
 
-#: A config this much slower than the best so far is stopped early: one launch, whose time is kept. (With a limit of 4,
-#: an H200 computed for 838 s to get the shipped rows: 88 s on what is more than 4x slower, and 310 s on what is 2 to 4x
-#: slower, in three launches each, of which training keeps a tenth.)
+#: A config that is this many times slower than the best so far is stopped early: after one launch, whose time is kept.
+#: (With a limit of 4, an H200 computed for 838 s to get the shipped rows: 88 s on configs more than 4x slower, and
+#: 310 s on configs 2 to 4x slower, in three launches each. Training keeps a tenth of the latter.)
 EARLY_STOP_SLOWDOWN = 2.5
-#: One that is this much slower gets a few samples: it will never be a candidate.
+#: A config that is this many times slower gets only `ALSO_RAN_SAMPLES` samples, because no shortlist will contain it.
 ALSO_RAN_SLOWDOWN = 1.5
 ALSO_RAN_SAMPLES = 3
-#: Kernel microseconds to spend on a candidate's scan, and the most samples.
+#: The kernel time in microseconds that the scan of one config may take, and the most samples.
 SCAN_BUDGET_US, SCAN_SAMPLES = 3_000.0, 7
-#: The same for one round of a confirming pass, of which there are several.
+#: The same for one round of a confirming pass, with the fewest samples.
 CONFIRM_BUDGET_US, CONFIRM_SAMPLES, LEAST_CONFIRM_SAMPLES = 2_000.0, 10, 2
-#: Below 6 us, where a sample's error counts for more, as many as take so long together, and at most these.
+#: For kernels below 6 us, where a sample's error counts for more: as many samples as take this many microseconds
+#: together, and the most samples.
 SHORT_US, MOST_CONFIRM_SAMPLES = 60.0, 25
+#: Samples of one reading of the drift probe.
 PROBE_SAMPLES = 10
-#: Of so many check problems the inputs and the reference are kept, those used last: a family has one for each dtype and
-#: flags, say, and each size of a block.
+#: How many check problems keep their inputs and reference, the most recently used ones. A family may have one for each
+#: dtype, set of flags and block size.
 CHECKS_KEPT = 32
-#: What an error is relative to where the reference is all zeros.
-_LEAST_NORM = 1e-12
-#: A config and the key of its binary. Configs may share a binary, and be launched in ways of their own.
+#: A config and the key of its binary. Configs that share a binary may still be launched in different ways.
 _Launched: TypeAlias = tuple[KernelConfig, Hashable]
 
 
 class DeviceLostError(ForetuneError):
-    """The process cannot use the GPU any more (an illegal memory access, say); a new one can go on."""
+    """The process cannot use the GPU any more, for example after an illegal memory access; a new process can."""
 
 
 class LaunchFailedError(ForetuneError):
-    """One launch failed; the process and the device are fine."""
+    """One launch failed; the process and the GPU still work."""
 
 
 class OutOfMemoryError(ForetuneError):
-    """The prepared problem does not fit into what is left of the GPU's memory; another one may."""
+    """The prepared problem does not fit into the free memory of the GPU; another one may."""
 
 
 @dataclass(frozen=True)
 class Trial:
-    """One config being timed: what running it showed, which are the fields of a `Measurement` that the GPU decides.
+    """The result of running one config: the fields of a `Measurement` that the GPU decides.
 
-    It is also the answer of a worker to a task. One without a status makes no row: inputs were made, or a round of a
-    confirming pass gave `times_us`.
+    It is also a worker's answer to a task. A trial without a status makes no row: it says that inputs were made, or has
+    the `times_us` of one round of a confirming pass.
     """
 
     status: Status | None = None
@@ -66,8 +69,8 @@ class Trial:
     smem_bytes: int | None = None
     error: str | None = None
     times_us: tuple[float, ...] = ()
-    seconds: float = 0.0  # that the task took
-    probe_us: float | None = None  # the drift probe's time, if that was due thereafter
+    seconds: float = 0.0  # how long the task took
+    probe_us: float | None = None  # the drift probe's time, if it was read after the task
 
     def measured(self) -> dict[str, Any]:
         """Return the fields of a `Measurement`."""
@@ -75,27 +78,44 @@ class Trial:
 
 
 class Runner(Protocol):
-    """Runs configs on one device. `GpuRunner` is the real one; tests replay recorded times.
+    """Runs configs on one device: `GpuRunner` on a real one, `ReplayRunner` from recorded times.
 
-    Each call raises `DeviceLostError` where the GPU is gone with it.
+    Each method raises `DeviceLostError` if the GPU cannot be used any more.
     """
 
     def prepare(self, family: Measurable, problem: Problem) -> None:
-        """Makes the inputs of the problem that the following calls run. Raises `OutOfMemoryError` where they do
-        not fit, and `ForetuneError` where the problem is not one of the family."""
+        """Make the inputs of the problem that the following calls run.
+
+        Raises:
+            OutOfMemoryError: The inputs do not fit into the GPU's memory.
+            ForetuneError: The problem is not one of the family.
+        """
 
     def scan(self, config: KernelConfig, best_us: float) -> Trial:
-        """Runs one config on the prepared problem; `best_us` is the best time so far (inf if none)."""
+        """Run a config on the prepared problem for the first time.
+
+        Args:
+            config: The config to run.
+            best_us: The best time of a config on this problem so far; inf if there is none.
+        """
 
     def confirm(self, config: KernelConfig, best_us: float) -> list[float]:
-        """A few times of a config that the scan has run, in microseconds. Raises `LaunchFailedError`."""
+        """Return a few times, in microseconds, of a config that the scan has run.
+
+        Raises:
+            LaunchFailedError: The launch failed.
+        """
 
     def probe(self, family: Measurable, problem: Problem, config: KernelConfig) -> float:
-        """The time of the drift probe, in microseconds, next to the prepared problem. Raises `LaunchFailedError`."""
+        """Return the time of the drift probe in microseconds; the prepared problem stays prepared.
+
+        Raises:
+            LaunchFailedError: The probe cannot be launched.
+        """
 
 
 class GpuRunner:
-    """The current CUDA or HIP device."""
+    """Runs configs on the process's current CUDA or HIP device."""
 
     def __init__(self, device: DeviceSpec) -> None:
         from ..runtime.timing.timer import Timer
@@ -105,13 +125,14 @@ class GpuRunner:
         self._family: Measurable
         self._problem: Problem
         self._inputs: Any = None
-        self._probe: tuple[Problem, Any] | None = None  # and its inputs
+        self._probe: tuple[Problem, Any] | None = None  # with its inputs
         self._checked: dict[Problem, dict[_Launched, Trial]] = {}  # by check problem
-        self._check_inputs: dict[Problem, tuple[Any, Any]] = {}  # with the reference, the one used last at the end
+        self._check_inputs: dict[Problem, tuple[Any, Any]] = {}  # with the reference; the most recently used one last
 
     def prepare(self, family: Measurable, problem: Problem) -> None:
+        """Make the inputs of a problem: see `Runner`."""
         if self._inputs is not None:
-            # Free the last problem's memory first. What was checked on it no other problem asks for.
+            # Free the last problem's memory first. No other problem uses what was checked on it.
             for checks in (self._check_inputs, self._checked):
                 checks.pop(self._problem, None)
             self._inputs = None
@@ -125,6 +146,7 @@ class GpuRunner:
             self._inputs = self._made()
 
     def _made(self) -> Any:
+        """Return the inputs of the prepared problem. Raises `OutOfMemoryError` if they do not fit."""
         try:
             return self._family.inputs(self._problem, self._device)
         except Exception as error:
@@ -134,6 +156,7 @@ class GpuRunner:
             raise
 
     def scan(self, config: KernelConfig, best_us: float) -> Trial:
+        """Check a config's result, and time it: see `Runner`."""
         binary = self._check(config)
         if binary.status is not Status.OK:
             return binary
@@ -145,32 +168,43 @@ class GpuRunner:
                 return ALSO_RAN_SAMPLES
             return max(ALSO_RAN_SAMPLES, min(SCAN_SAMPLES, int(SCAN_BUDGET_US / first_us)))
 
+        family, inputs = self._family, self._inputs
         try:
-            timing = self._timer.time(lambda: self._family.launch(self._inputs, config), samples=samples)
+            timing = self._timer.time(
+                partial(family.launch, inputs, config), samples=samples, **resetting(family, inputs)
+            )
         except Exception as error:  # noqa: BLE001 - a launch can fail in any way; each is a row
             return _failure(error)
         status = Status.EARLY_STOPPED if timing.samples == 1 else Status.OK
         return replace(binary, status=status, **vars(timing))
 
     def confirm(self, config: KernelConfig, best_us: float) -> list[float]:
+        """Time a config once more: see `Runner`."""
+        family, inputs = self._family, self._inputs
         try:
-            return self._timer.sample(lambda: self._family.launch(self._inputs, config), samples_a_round(best_us))
+            return self._timer.sample(
+                partial(family.launch, inputs, config), samples_a_round(best_us), **resetting(family, inputs)
+            )
         except Exception as error:
             raise LaunchFailedError(_failure(error).error) from error
 
     def probe(self, family: Measurable, problem: Problem, config: KernelConfig) -> float:
+        """Time the drift probe: see `Runner`."""
         try:
             if self._probe is None or self._probe[0] != problem:
                 self._probe = (problem, family.inputs(problem, self._device))
             inputs = self._probe[1]
-            # The mean: a second process on the card alternates with this one, and a median would not see it.
-            return statistics.fmean(self._timer.sample(lambda: family.launch(inputs, config), PROBE_SAMPLES))
+            launch = partial(family.launch, inputs, config)
+            # The mean: a second process on the GPU alternates with this one, and a median would not show it.
+            return statistics.fmean(self._timer.sample(launch, PROBE_SAMPLES, **resetting(family, inputs)))
         except Exception as error:
             raise LaunchFailedError(_failure(error).error) from error
 
     def _check(self, config: KernelConfig) -> Trial:
-        """Loads the config's binary and compares its result with the reference: once for all problems that share the
-        binary and are checked on the same one."""
+        """Load a config's binary and compare its result with the reference.
+
+        This is done once for all problems that share the binary and have the same check problem.
+        """
         try:
             key = (config, self._binary_key(config, self._problem))
             problem = self._checked_on(config, key)
@@ -183,7 +217,7 @@ class GpuRunner:
             except Exception as error:  # noqa: BLE001 - as above
                 failure = _failure(error)
                 if failure.status is Status.OUT_OF_RESOURCES:
-                    return failure  # there may be memory next to another problem
+                    return failure  # not kept: there may be memory when another problem is prepared
                 trials[key] = failure
         return trials[key]
 
@@ -191,8 +225,11 @@ class GpuRunner:
         return self._family.binary_key(config, problem.without_sizes())
 
     def _checked_on(self, config: KernelConfig, key: _Launched) -> Problem:
-        """The family's check problem; the measured one where the config does not support that, or has another binary
-        for it: that would say nothing of the one to be timed."""
+        """Return the problem on which a config's result is checked.
+
+        It is the family's check problem. If the config does not support that, or has another binary for it, which would
+        prove nothing about the binary to be timed, it is the measured problem itself.
+        """
         problem = self._family.check_problem(config, self._problem)
         if problem == self._problem:
             return problem
@@ -200,6 +237,7 @@ class GpuRunner:
         return problem if is_same and self._family.supports(config, problem, self._device) is None else self._problem
 
     def _load_and_compare(self, config: KernelConfig, problem: Problem) -> Trial:
+        """Return a trial with the facts of the config's binary, and whether its result is correct."""
         import torch
 
         family = self._family
@@ -207,32 +245,35 @@ class GpuRunner:
         binary._init_handles()
         facts = {"registers": binary.n_regs, "spills": binary.n_spills, "smem_bytes": binary.metadata.shared}
         inputs, reference = self._check_of(problem)
+        family.reset(inputs)
         y = family.launch(inputs, config)
         if getattr(y, "shape", None) != reference.shape:  # which might be broadcast
             what = f"a tensor of shape {tuple(y.shape)}" if isinstance(y, torch.Tensor) else shown(y)
             wanted = f"a tensor of shape {tuple(reference.shape)}, as reference()"
             raise FamilyError(f"family {family.name}: launch() must return {wanted} but returned {what}")
-        error = float((y.float() - reference).norm() / reference.norm().clamp_min(_LEAST_NORM))
+        wrong = why_wrong(y, reference, family.tolerance(problem))
         poison(y)
-        if error <= family.tolerance(problem):  # never true of NaN
-            return Trial(Status.OK, **facts)
-        return Trial(Status.WRONG_RESULT, error=f"relative error {error:.2g}", **facts)
+        return Trial(Status.OK if wrong is None else Status.WRONG_RESULT, error=wrong, **facts)
 
     def _check_of(self, problem: Problem) -> tuple[Any, Any]:
-        """Inputs and reference to check on; of the prepared problem its own inputs."""
+        """Return the inputs of a check problem, and the reference. The prepared problem's inputs are made only once."""
         pair = self._check_inputs.pop(problem, None)
         if pair is None:
             while len(self._check_inputs) >= CHECKS_KEPT:
                 del self._check_inputs[next(iter(self._check_inputs))]
-            own = problem == self._problem
-            inputs = self._inputs if own else self._family.inputs(problem, self._device, seed=1)
+            is_prepared = problem == self._problem
+            inputs = self._inputs if is_prepared else self._family.inputs(problem, self._device, seed=1)
+            self._family.reset(inputs)
             pair = (inputs, self._family.reference(inputs))
         self._check_inputs[problem] = pair
         return pair
 
 
 def samples_a_round(best_us: float) -> int:
-    """Samples of each config in one round of a confirming pass of a case whose best config takes so long.
+    """Return how many samples each config gets in one round of a confirming pass.
+
+    Args:
+        best_us: The time of the case's best config in microseconds.
 
     >>> [samples_a_round(us) for us in (2.0, 5.0, 10.0, 500.0, 5000.0)]
     [25, 12, 10, 4, 2]
@@ -242,14 +283,18 @@ def samples_a_round(best_us: float) -> int:
 
 
 def _failure(error: BaseException) -> Trial:
-    """The status of an exception. Raises `DeviceLostError` where the CUDA context is gone with it."""
+    """Return an exception as a trial with the status that fits it.
+
+    Raises:
+        DeviceLostError: The CUDA context cannot be used any more.
+    """
     import torch
     from triton.runtime.errors import OutOfResources
 
     error = cause_of(error)
     text = abridged(f"{type(error).__name__}: {error}")
     if isinstance(error, torch.OutOfMemoryError):
-        torch.cuda.empty_cache()  # so that it costs this config alone
+        torch.cuda.empty_cache()  # so that only this config fails
     if isinstance(error, (OutOfResources, torch.OutOfMemoryError)):
         return Trial(Status.OUT_OF_RESOURCES, error=text)
     if "CompilationError" in type(error).__name__ or "PTXASError" in type(error).__name__:
@@ -260,6 +305,7 @@ def _failure(error: BaseException) -> Trial:
 
 
 def _device_answers() -> bool:
+    """Return whether the CUDA context still works."""
     import torch
 
     try:

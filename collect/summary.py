@@ -1,4 +1,4 @@
-"""What a run did, in figures."""
+"""`Summary`: what a run did, in figures."""
 
 from __future__ import annotations
 
@@ -12,16 +12,24 @@ from .run_state import RunState
 
 @dataclass(frozen=True)
 class Effort:
-    """What the processes of a run spent, in seconds, those of all GPUs together."""
+    """The time that the processes of a run took, in seconds, summed over GPUs or processes.
+
+    Attributes:
+        gpus: How many GPUs were used.
+        gpu_s: Since the first task was sent.
+        busy_s: The part of `gpu_s` in which a GPU worked on a task.
+        lost_s: The part of `busy_s` for configs that failed or ended their process.
+        compile_s: In compiling processes.
+    """
 
     gpus: int = 0
-    gpu_s: float = 0.0  # since the first task was there
-    busy_s: float = 0.0  # of which a GPU had a task at hand
-    lost_s: float = 0.0  # on configs that failed or were fatal to their process
+    gpu_s: float = 0.0
+    busy_s: float = 0.0
+    lost_s: float = 0.0
     compile_s: float = 0.0
 
     def __add__(self, later: Effort) -> Effort:
-        """Of two phases on the same GPUs."""
+        """Return the sum of two phases on the same GPUs."""
         return Effort(
             max(self.gpus, later.gpus),
             self.gpu_s + later.gpu_s,
@@ -33,25 +41,45 @@ class Effort:
 
 @dataclass(frozen=True)
 class Summary:
-    """What a run did."""
+    """What a run did.
 
-    plan: str  # its name: which configs were tried
-    cases: int  # of which all is known now, those of earlier runs included
-    measurements: int  # of this run
+    Attributes:
+        plan: The name of the plan, which decided which configs were tried.
+        cases: How many cases are complete now, including those of earlier runs.
+        measurements: How many rows this run has.
+        statuses: How many of them have each status.
+        seconds: How long the run took.
+        gpus: How many GPUs were used; in a replay, how many devices were replayed at once.
+        configs_per_s: Rows per second.
+        gpu_busy_share: The share of the time since the first config was compiled in which the GPUs worked.
+        compile_s: Seconds in all compiling processes together.
+        lost_s: Seconds for configs that failed or ended their process.
+        drifted: Problems during which the drift probe was slower than usual, with the slowdown.
+        skipped: What was not measured, with the reason.
+        complete: False if the budget was spent, the run was interrupted or a case was skipped; the same run continues.
+        interrupted: Whether Ctrl-C or SIGTERM ended the run.
+        replay_of: The name of the dataset whose times were replayed; None if a GPU measured.
+    """
+
+    plan: str
+    cases: int
+    measurements: int
     statuses: dict[str, int]
     seconds: float
     gpus: int
     configs_per_s: float
-    gpu_busy_share: float  # of the time since the first config was compiled
-    compile_s: float  # of all compiling processes together
-    lost_s: float  # to aborts: on configs that failed, or ended their process
-    drifted: dict[str, float]  # problems during which the drift probe was slower than usual, and how much
-    skipped: tuple[str, ...]  # what was not measured, and why
-    complete: bool  # False where the budget or a Ctrl-C came first, or a case was skipped: the same run again goes on
+    gpu_busy_share: float
+    compile_s: float
+    lost_s: float
+    drifted: dict[str, float]
+    skipped: tuple[str, ...]
+    complete: bool
     interrupted: bool
+    replay_of: str | None = None
 
     @classmethod
     def of(cls, state: RunState, effort: Effort, *, interrupted: bool) -> Summary:
+        """Return the summary of a run that has ended."""
         seconds, measurements = state.seconds, state.row_writer.statuses.total()
         return cls(
             plan=state.plan,
@@ -68,13 +96,15 @@ class Summary:
             skipped=tuple(state.skipped),
             complete=state.finished == state.total,
             interrupted=interrupted,
+            replay_of=None if state.recording is None else state.recording.name,
         )
 
     def to_json(self) -> dict[str, Any]:
-        """What `foretune collect --json` prints."""
+        """Return what `foretune collect --json` prints."""
         return asdict(self) | {"skipped": list(self.skipped)}
 
     def __rich__(self) -> Any:
+        """Return what `foretune collect` prints."""
         from rich.console import Group
         from rich.text import Text
 
@@ -83,14 +113,21 @@ class Summary:
     def _lines(self) -> Iterator[str]:
         statuses = ", ".join(f"{count} {status}" for status, count in self.statuses.items()) or "none"
         yield f"{self.cases} problems in {self.seconds:.0f} s, {self.plan} plan; measurements: {statuses}"
+        if self.replay_of is not None:
+            yield f"The times were replayed from {self.replay_of}: no GPU was used, and they are no new measurements."
+            yield from self._ends()
+            return
         yield (
             f"{self.configs_per_s:.0f} configs/s; GPUs: {self.gpus}, busy {100 * self.gpu_busy_share:.0f} % of the "
             f"time; {self.compile_s:.0f} s of compiling, {self.lost_s:.0f} s lost to aborts"
         )
+        yield from self._ends()
+
+    def _ends(self) -> Iterator[str]:
         yield from (f"Skipped {what}" for what in self.skipped)
         for problem, slowdown in self.drifted.items():
             yield f"The GPU was up to {percent(slowdown)} % slower than usual during {problem}"
         if self.interrupted:
             yield "Interrupted."
         if not self.complete:
-            yield "Some problems are not measured yet: run the same command again to go on."
+            yield "Some problems are not measured yet: run the same command again to continue."

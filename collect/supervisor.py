@@ -1,4 +1,4 @@
-"""One GPU under supervision: the process that measures on it, and its successors."""
+"""`Supervisor`: the parent's view of one GPU. It starts and restarts the process that measures there."""
 
 from __future__ import annotations
 
@@ -14,55 +14,79 @@ from .processes import Child, Watch
 from .runner import Trial
 from .worker import Lost, Message, Prepare
 
-#: Tasks that are out at most, and the number below which more are sent: a message need not wait for a GPU, nor a
-#: GPU for a message. 128 tasks are half a second of work and fit into a pipe, so that sending never blocks.
+#: The most tasks that are out, and the number below which more are sent, so that a GPU never waits for a message. 128
+#: tasks are half a second of work, and fit into a pipe, so that sending never blocks.
 WINDOW, LOW = 128, 64
-#: A GPU is given up when it was lost so many times without as much as a problem's inputs being made in between.
+#: A GPU is given up after it was lost this many times without one answered task in between.
 LOSSES = 5
 
 
 @dataclass(frozen=True)
 class Limits:
-    """Seconds before a process that says nothing is taken to be stuck."""
+    """After how many seconds without a message a process is considered stuck.
 
-    open_s: float = 300.0  # import torch from a slow disk, make a CUDA context
+    Attributes:
+        open_s: While it starts: it imports torch, perhaps from a slow disk, and makes a CUDA context.
+        prepare_s: While it makes the inputs of a problem.
+        task_s: While it works on another task.
+    """
+
+    open_s: float = 300.0
     prepare_s: float = 120.0
     task_s: float = 30.0
 
 
 class Owner(Protocol):
-    """Whom a supervisor tells what happens."""
+    """What a supervisor reports to."""
 
     def idle(self, supervisor: Supervisor) -> None:
-        """The supervisor is ready and has no work: give it some, or not."""
+        """Called when the supervisor is ready and has no work. It may be given some."""
 
     def done(self, supervisor: Supervisor, work: CaseTasks) -> None:
-        """All of the work is known, or it was given up."""
+        """Called when a case is complete or given up."""
 
     def read(self, supervisor: Supervisor, case: Case, probe_us: float) -> None:
-        """The drift probe took so long while the supervisor was at this case."""
+        """Called with the time of the drift probe, in microseconds, while a case was measured."""
 
     def retired(self, supervisor: Supervisor, work: CaseTasks | None) -> None:
-        """The supervisor will not work any more, because of its `trouble`; of this work it has not done all."""
+        """Called when the GPU is given up because of the supervisor's `trouble`, with its unfinished case."""
 
 
 class Supervisor:
-    """Gives a process on one GPU the tasks of one case after the other, and starts it again when it ends."""
+    """Gives a process on one GPU the tasks of one case after the other, and restarts it when it ends.
+
+    Args:
+        start: Starts the process.
+        watch: Watches the process.
+        owner: What is told about cases and readings.
+        limits: When a process is considered stuck.
+
+    Attributes:
+        device: The GPU; None until it was opened once.
+        work: The case that is being measured.
+        met: Signatures of problems whose binaries the process has, or is about to have.
+        trouble: What ended the last process.
+        busy_s: Seconds in which the GPU worked on tasks.
+        lost_s: The part of them for tasks that failed.
+        began: When the first task was sent, by `time.monotonic`.
+        retired: Whether the GPU was given up.
+    """
 
     def __init__(self, start: Callable[[], Child], watch: Watch, owner: Owner, limits: Limits) -> None:
         self._start_child, self._watch, self._owner, self._limits = start, watch, owner, limits
-        self.device: DeviceSpec | None = None  # known from the first opening on
+        self.device: DeviceSpec | None = None
         self.work: CaseTasks | None = None
-        self.met: set[Hashable] = set()  # signatures of problems whose binaries the process has, or is about to have
-        self._last: Case | None = None  # the one before, until the next one has begun
-        self.trouble = ""  # what ended the last process
-        self.busy_s = self.lost_s = 0.0  # at tasks, and at those that came to nothing
-        self.began: float | None = None  # when the first task was sent, as time.monotonic() says
+        self.met: set[Hashable] = set()
+        self._last: Case | None = None  # the previous case, until the next one has begun
+        self.trouble = ""
+        self.busy_s = self.lost_s = 0.0
+        self.began: float | None = None
         self.retired = False
         self._losses = 0
         self._start()
 
     def _start(self) -> None:
+        """Start a process."""
         self._ready = self._overdue = False
         self.met = {self.work.signature} if self.work else set()
         self._lost: str | None = None
@@ -72,17 +96,17 @@ class Supervisor:
 
     @property
     def idle(self) -> bool:
-        """Whether it could take work."""
+        """Whether it is ready and has no work."""
         return self._ready and self.work is None and not self.retired
 
     def give(self, work: CaseTasks) -> None:
-        """Begins with a case."""
+        """Start to measure a case."""
         self.work = work
         self.met.add(work.signature)
         self.proceed()
 
     def proceed(self) -> None:
-        """Sends the tasks that there are, and asks for other work when this is over."""
+        """Send the tasks that are ready; if the case is over, report that."""
         self._feed()
         work = self.work
         if work is not None and work.over:
@@ -92,7 +116,7 @@ class Supervisor:
                 self._owner.idle(self)
 
     def _feed(self) -> None:
-        """As far as the window goes."""
+        """Send tasks until the window is full."""
         work = self.work
         if work is None or not self._ready or work.out >= LOW:
             return
@@ -104,11 +128,11 @@ class Supervisor:
             self._child.send(tasks)
 
     def close(self) -> None:
-        """Ends the process, for good."""
+        """End the process, and do not restart it."""
         self._watch.dismiss(self._child)
 
     def check(self) -> None:
-        """Kill a process that has sent nothing for too long. To be called now and then."""
+        """Kill the process if it has sent nothing for too long. Call it regularly."""
         if (limit_s := self._limit_s()) is None or self._overdue:
             return
         if time.monotonic() - self._heard > limit_s:
@@ -116,6 +140,7 @@ class Supervisor:
             self._watch.kill(self._child)
 
     def _limit_s(self) -> float | None:
+        """Return how many seconds the process may send nothing; None if it has nothing to do."""
         if not self._ready:
             return self._limits.open_s
         task = self.work.at_hand if self.work else None
@@ -124,6 +149,7 @@ class Supervisor:
         return self._limits.prepare_s if isinstance(task, Prepare) else self._limits.task_s
 
     def _received(self, message: Message) -> None:
+        """Handle a message of the process."""
         self._heard = time.monotonic()
         if isinstance(message, DeviceSpec):
             self.device, self._ready = message, True
@@ -135,22 +161,24 @@ class Supervisor:
             self._count(message)
             if message.probe_us is not None:
                 self._owner.read(self, self.work.case, message.probe_us)
-                if self._last is not None:  # and it is the last reading of the case before
+                if self._last is not None:  # it is also the last reading of the previous case
                     self._owner.read(self, self._last, message.probe_us)
             self._last = None
             self.work.answered(message)
         self.proceed()
 
     def _count(self, trial: Trial) -> None:
+        """Add the time of a task."""
         self.busy_s += trial.seconds
         self._losses = 0
         if trial.status is not None and trial.status not in TIMED:
             self.lost_s += trial.seconds
 
     def _ended(self, exitcode: int | None) -> None:
+        """Handle the end of the process; the exit code is None if it cannot be killed."""
         seconds = time.monotonic() - self._heard
         self.lost_s += seconds
-        # A process that cannot be killed still holds the GPU: no other could use it.
+        # A process that cannot be killed still holds the GPU, so that no other process could use it.
         self._losses = self._losses + 1 if exitcode is not None else LOSSES
         forgivable = exitcode == -signal.SIGKILL and not self._overdue
         trial = self._last_trial(exitcode, seconds)
@@ -168,8 +196,9 @@ class Supervisor:
             self._owner.retired(self, work)
 
     def _last_trial(self, exitcode: int | None, seconds: float) -> Trial:
+        """Return the trial of the task at which the process ended."""
         if self._overdue:
-            return Trial(Status.TIMEOUT, error=f"not over after {seconds:.0f} s")
+            return Trial(Status.TIMEOUT, error=f"stopped after {seconds:.0f} s without a result")
         if self._lost is not None:
             return Trial(Status.LAUNCH_FAILED, error=self._lost)
         return Trial(Status.LAUNCH_FAILED, error=f"the measuring process ended with exit code {exitcode}")

@@ -1,7 +1,7 @@
-"""The process that measures on one GPU: it takes tasks, in batches, and answers them in that order.
+"""The process that measures on one GPU. It gets batches of tasks, and answers the tasks in order.
 
-Whoever asks counts the answers, so the first unanswered task is the one that this process is at. Batches keep the
-GPU busy while an answer is on its way; early stopping is decided here, not a round trip away.
+The parent counts the answers, so that it knows which task this process works on: the first unanswered one. Batches keep
+the GPU busy while an answer is on its way. Early stopping is decided in this process, without a round trip.
 """
 
 from __future__ import annotations
@@ -19,29 +19,35 @@ from ..datasets import Case, DeviceSpec, ForetuneError, KernelConfig, Measurable
 from ..datasets.errors import abridged
 from .runner import DeviceLostError, GpuRunner, LaunchFailedError, Runner, Trial
 
-#: The drift probe is timed this often, and at the beginning of each case: some milliseconds each time.
+#: The drift probe is timed every so many seconds, and at the start of each case. It takes some milliseconds.
 PROBE_SECONDS = 2.0
 
 
 class Gpu(Protocol):
-    """A device that a process of its own can open. `CudaGpu` is the real one; tests replay recorded times."""
+    """A device that the measuring process opens: a `CudaGpu`, or a `ReplayGpu` without a GPU."""
 
     def open(self) -> tuple[DeviceSpec, Runner]:
-        """Called once, in that process."""
+        """Open the device, and return a runner for it. This is called once, in the measuring process."""
 
 
-#: What this process has entered for the rest of its life.
+#: Context managers that this process stays in until it ends.
 _entered = ExitStack()
 
 
 @dataclass(frozen=True)
 class CudaGpu:
-    """The visible CUDA or HIP device of that index, or so many of its SMs as a device of their own."""
+    """A visible CUDA or HIP device.
+
+    Attributes:
+        index: Its index.
+        sms: How many of its SMs to use, as a device of their own; all if None.
+    """
 
     index: int
     sms: int | None = None
 
     def open(self) -> tuple[DeviceSpec, Runner]:
+        """Make the device the current one, and return a runner for it."""
         import torch
 
         from ..runtime import sm_partition
@@ -55,7 +61,7 @@ class CudaGpu:
 
 @dataclass(frozen=True)
 class Probe:
-    """A launch to repeat through the run, to see whether the device stays the same."""
+    """The drift probe: a launch that is repeated during a run, to see whether the GPU gets slower."""
 
     problem: Problem
     config: KernelConfig
@@ -63,23 +69,29 @@ class Probe:
 
 @dataclass(frozen=True)
 class Prepare:
-    """Make the inputs of the problem that the next tasks are about."""
+    """A task: make the inputs of the problem that the next tasks run.
+
+    Attributes:
+        problem: The problem.
+        best_us: The best time in the scan so far, in microseconds; inf if there is none.
+        probe: The drift probe; None for no probe.
+    """
 
     problem: Problem
-    best_us: float  # of what is known of it, in the scan; inf if nothing
+    best_us: float
     probe: Probe | None = None
 
 
 @dataclass(frozen=True)
 class Scan:
-    """Run one config for the first time."""
+    """A task: run a config for the first time."""
 
     config: KernelConfig
 
 
 @dataclass(frozen=True)
 class Confirm:
-    """Time one config that ran in the scan once more, for one of the confirming passes."""
+    """A task: time a config that ran in the scan again, for one round of a confirming pass."""
 
     config: KernelConfig
     timing_pass: int
@@ -90,20 +102,20 @@ Task: TypeAlias = "Prepare | Scan | Confirm"
 
 @dataclass(frozen=True)
 class Lost:
-    """The process can do no more: it lost the GPU at the task, or never had one."""
+    """The last message of a process that cannot use the GPU any more, or could not open it."""
 
     error: str
 
 
-#: A process sends its device once it is open, then a trial for each task, and at its end why it lost the device.
+#: A process sends its device when that is open, then a trial for each task, and `Lost` if it loses the GPU.
 Message: TypeAlias = "DeviceSpec | Trial | Lost"
 
 
 def serve(connection: Connection, gpu: Gpu, families: Mapping[str, Measurable]) -> None:
-    """The process: opens the GPU, then works until there is no parent or no GPU any more."""
+    """Run the process: open the GPU, then answer tasks until the parent ends or the GPU is lost."""
     try:
         device, runner = gpu.open()
-    except Exception as error:  # noqa: BLE001 - whatever it is, the parent must hear of it
+    except Exception as error:  # noqa: BLE001 - the parent reports any error
         connection.send(Lost(abridged(f"{type(error).__name__}: {error}")))
         return
     connection.send(device)
@@ -117,25 +129,25 @@ def serve(connection: Connection, gpu: Gpu, families: Mapping[str, Measurable]) 
 
 
 class _TaskRunner:
-    """Answers tasks, one after the other."""
+    """Answers tasks one after the other."""
 
     def __init__(self, runner: Runner, families: Mapping[str, Measurable]) -> None:
         self._runner, self._families = runner, families
-        self._refused: Trial | None = None  # why the problem at hand cannot be run at all
-        self._failed: dict[KernelConfig, Trial] = {}  # while confirming: they are not run again
+        self._refused: Trial | None = None  # why the prepared problem cannot be run
+        self._failed: dict[KernelConfig, Trial] = {}  # in a confirming pass: they are not run again
         self._best_us = float("inf")
         self._probe: Probe | None = None
-        self._due = 0.0  # when the probe is next
+        self._due = 0.0  # when to read the probe next
 
     def answer(self, task: Task) -> Trial:
         """Do a task.
 
         Returns:
             For a `Scan` the trial. For a `Confirm` the times of a round, or the trial that failed. For a `Prepare` an
-            empty trial, or the one that stands for all tasks of a problem that cannot be prepared.
+            empty trial; if the problem cannot be prepared, the trial that all its other tasks get.
 
         Raises:
-            DeviceLostError: The GPU is gone. Whatever else a task raises ends the process.
+            DeviceLostError: The GPU cannot be used any more. Any other exception also ends the process.
         """
         start = time.perf_counter()
         trial = self._do(task)
@@ -145,18 +157,20 @@ class _TaskRunner:
         return replace(trial, seconds=time.perf_counter() - start, probe_us=probe_us)
 
     def _time_probe(self) -> float | None:
+        """Return the drift probe's time in microseconds; None if there is no probe."""
         if self._probe is None:
             return None
         family, probe = self._families[self._probe.problem.family], self._probe
         try:
             time_us = self._runner.probe(family, probe.problem, probe.config)
-        except LaunchFailedError:  # then there is none: the run can do without
+        except LaunchFailedError:  # the run continues without a probe
             self._probe = None
             return None
         self._due = time.perf_counter() + PROBE_SECONDS
         return time_us
 
     def _do(self, task: Task) -> Trial:
+        """Do a task, without reading the probe."""
         if isinstance(task, Prepare):
             return self._prepare(task)
         if self._refused is not None:
@@ -164,7 +178,7 @@ class _TaskRunner:
         if isinstance(task, Scan):
             trial = self._runner.scan(task.config, self._best_us)
             if trial.time_us is not None:
-                # As the store will give it back, or a resumed run would stop other configs early.
+                # Rounded as the store rounds it, or a continued run would stop other configs early.
                 self._best_us = min(self._best_us, float(np.float32(trial.time_us)))
             return trial
         if task.config in self._failed:
@@ -176,29 +190,41 @@ class _TaskRunner:
             return self._failed[task.config]
 
     def _prepare(self, task: Prepare) -> Trial:
+        """Make the inputs of a problem."""
         self._refused, self._failed, self._best_us = None, {}, task.best_us
         try:
             self._runner.prepare(self._families[task.problem.family], task.problem)
         except DeviceLostError:
             raise
-        except Exception as error:  # noqa: BLE001 - a problem that cannot be made is passed over, not the end of a run
+        except Exception as error:  # noqa: BLE001 - a problem whose inputs cannot be made is skipped
             self._refused = Trial(Status.LAUNCH_FAILED, error=abridged(str(error)))
         return self._refused or Trial()
 
 
-#: About how long it takes: enough that the clocks count and not the launch, little enough to repeat it often.
+#: About how long, in microseconds, the drift probe takes: long enough to depend on the GPU's clock and not on the
+#: launch, and short enough to be repeated often.
 PROBE_US = 200.0
-#: It is chosen among so many cases: a GPU waits for it.
+#: From how many cases it is chosen. A GPU waits for this choice.
 CONSIDERED = 64
 
 
 def choose_probe(families: Mapping[str, Measurable], cases: Sequence[Case], device: DeviceSpec) -> Probe | None:
-    """The default config of the case that is the nearest to PROBE_US, by the roofline, of the first ones; the
-    same for the same cases, so that all GPUs of a device's name have one. None where there is no case."""
+    """Choose the drift probe: the default config of the case whose roofline time is nearest to `PROBE_US`.
+
+    The same cases give the same probe, so that all GPUs of one name have the same.
+
+    Args:
+        families: The families by name.
+        cases: The cases of the run. Only the first `CONSIDERED` are looked at.
+        device: The device.
+
+    Returns:
+        The probe; None if no config can run any of these cases.
+    """
     distances: list[tuple[float, str, Probe]] = []
     for case in cases[:CONSIDERED]:
         family, problem = families[case.problem.family], case.problem
-        with suppress(ForetuneError):  # no config can run it
+        with suppress(ForetuneError):  # if no config can run it
             config = family.default(problem, device)
             if family.supports(config, problem, device) is None:
                 distance = abs(roofline_us(family, problem, device) - PROBE_US)

@@ -33,6 +33,21 @@ def described(
     }
 
 
+#: The fact of a run that replayed recorded measurements (`foretune collect --replay`): the name of their dataset, and
+#: the ids of the runs that took them.
+REPLAY_OF = "replay_of"
+
+
+def replayed_from(provenance: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return the names of the datasets whose measurements a dataset's runs replayed.
+
+    >>> replayed_from({"runs": {"r1": {"replay_of": {"dataset": "h200", "runs": ["a"]}}, "r2": {}}})
+    ('h200',)
+    """
+    runs = provenance.get("runs", {}).values()
+    return tuple(sorted({str(facts[REPLAY_OF].get("dataset")) for facts in runs if facts.get(REPLAY_OF)}))
+
+
 def kernel_sources(provenance: Mapping[str, Any], family: str) -> set[str]:
     """Return the recorded hashes of the kernel sources that a family was measured with."""
     runs = provenance.get("runs", {}).values()

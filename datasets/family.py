@@ -215,6 +215,12 @@ class Measurable(Family):
         The output is filled with NaN. If the segment sizes of ragged work are unknown, typical ones are chosen.
         """
 
+    def reset(self, inputs: Any) -> None:
+        """Put inputs back as `inputs` made them, before each launch and outside of the time that is measured.
+
+        Does nothing by default: it is for kernels that update a tensor in place.
+        """
+
     @abstractmethod
     def launch(self, inputs: Any, config: KernelConfig) -> torch.Tensor:
         """Launch the kernel once, without waiting for it, and return its output tensor."""

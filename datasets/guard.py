@@ -266,6 +266,7 @@ CHECKS: dict[str, _Check] = {
     "flops": _number,
     "bytes": _number,
     "inputs": _anything,
+    "reset": _anything,
     "launch": _anything,  # what it returns matters only where it is compared
     "reference": _must_be("a tensor", _is_tensor),
     "tolerance": _number,

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from .contents import same_source
+from .contents import replayed_from, same_source
 from .dataset import Dataset
 from .device import DeviceSpec
 from .errors import DatasetError, warn
@@ -41,6 +41,7 @@ def merge_datasets(datasets: Sequence[Dataset], *, name: str, allow_other_source
     """
     if not datasets:
         raise DatasetError(f"{name}: there must be at least one dataset to merge but there is none")
+    _check_no_replays(datasets)
     if not allow_other_sources:
         datasets = _without_other_logs(datasets)
         _check_sources(datasets)
@@ -70,6 +71,13 @@ def merge_datasets(datasets: Sequence[Dataset], *, name: str, allow_other_source
         left_out=tuple(dict.fromkeys(part for one in datasets for part in one.left_out)),
         log_lines={of: line for one in reversed(datasets) for of, line in one.log_lines.items()},
     )
+
+
+def _check_no_replays(datasets: Sequence[Dataset]) -> None:
+    """Raises `DatasetError` where replayed times would be merged with others: they would count twice."""
+    for one in datasets if len(datasets) > 1 else ():
+        if names := replayed_from(one.provenance):
+            raise DatasetError(f"{one.name} has times that were replayed from {names[0]}: merge {names[0]} instead")
 
 
 def _together(frames: Sequence[pd.DataFrame]) -> pd.DataFrame:

@@ -40,6 +40,7 @@ def collect_dataset(
     gpus: int | None = None,
     resume: bool = True,
     progress: bool = True,
+    replay: Dataset | Path | str | None = None,
 ) -> Summary:
     """Measure the config spaces of one family or several on this machine's GPUs, as `foretune collect` does.
 
@@ -56,6 +57,8 @@ def collect_dataset(
         gpus: How many GPUs to use; all that are visible if None.
         resume: Whether to continue an earlier run in `out`; if not, `out` must not have one.
         progress: Whether to show progress on stderr.
+        replay: A dataset whose times are replayed instead of measured, which needs no GPU: see
+            `foretune.collect.collect_replayed`. The cases are then by default those of this dataset.
 
     Raises:
         ForetuneError: A family can only predict, or as for `foretune collect`.
@@ -63,7 +66,7 @@ def collect_dataset(
     >>> collect_dataset("grouped_gemm_fwd", out="measured", budget_s=1200)  # doctest: +SKIP
     Summary(plan='exhaustive', cases=74, ...)
     """
-    from ..collect.campaign import collect_on_gpus
+    from ..collect.campaign import collect_on_gpus, collect_replayed
     from ..collect.cases import cases_like, draw_cases
     from ..collect.plan import checked_dataset
     from ..datasets.errors import check_flag
@@ -72,12 +75,17 @@ def collect_dataset(
     for name, value in (("resume", resume), ("progress", progress)):
         check_flag(name, value)
     measurable = [find_measurable(one) for one in _several(family)]
+    options: dict[str, Any] = {"plan": plan, "known": known, "share": share, "budget_s": budget_s, "resume": resume}
+    if replay is not None:
+        if gpus is not None:
+            raise ForetuneError(f"a replay uses no GPU: leave gpus out (it is {gpus})")
+        with showing_steps(progress) as on_progress:
+            return collect_replayed(measurable, cases, out, dataset_of(replay), on_progress=on_progress, **options)
     if cases is None and known is not None:
         cases = [case for one in measurable for case in cases_like(checked_dataset(known), one.name)]
     drawn = [case for one in measurable for case in draw_cases(one)] if cases is None else cases
-    options: dict[str, Any] = {"gpus": gpus, "plan": plan, "known": known, "share": share, "budget_s": budget_s}
     with showing_steps(progress) as on_progress:
-        return collect_on_gpus(measurable, drawn, out, resume=resume, on_progress=on_progress, **options)
+        return collect_on_gpus(measurable, drawn, out, gpus=gpus, on_progress=on_progress, **options)
 
 
 def train(

@@ -37,6 +37,7 @@ from ..datasets import (
 from ..datasets.errors import cause_of
 from ..datasets.feature_groups import FeatureGroup, joined
 from ..runtime import TritonFamily, use_stub_driver
+from ..runtime.launching.results import why_wrong
 from . import find_family
 
 #: What each knob of a config is set to, one at a time.
@@ -301,11 +302,10 @@ class FamilyContract:
             pytest.skip("override `small_problem` to say what is launched")
         config = family.default(small, here)
         inputs = family.inputs(family.check_problem(config, small), here)
-        expected, out = family.reference(inputs), family.launch(inputs, config).float()
+        expected, out = family.reference(inputs), family.launch(inputs, config)
         assert out.shape == expected.shape, f"the reference has the shape {expected.shape}, a launch gives {out.shape}"
-        error = float((out - expected).norm() / max(float(expected.norm()), 1e-30))
-        most = family.tolerance(inputs.problem)
-        assert error <= most, f"{config} is off by {error:.2g} of the reference, more than the tolerance {most:.2g}"
+        wrong = why_wrong(out, expected, family.tolerance(inputs.problem))
+        assert wrong is None, f"the result of {config} is wrong: {wrong}"
 
     # What the checks share.
 

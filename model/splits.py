@@ -63,7 +63,10 @@ def split_folds(groups: NDArray[np.intp], folds: int) -> NDArray[np.intp]:
     if folds < 2:
         raise ForetuneError(f"folds must be >= 2 but got {folds}")
     if len(labels) < 2:
-        raise ForetuneError("cross-validation needs problems of at least two unrelated models, but there is one group")
+        raise ForetuneError(
+            "cross-validation needs problems of at least two unrelated models, but there is one group: --split size "
+            "(split='size') tests on larger sizes than it trains on"
+        )
     from sklearn.model_selection import GroupKFold
 
     result = np.empty(len(groups), np.intp)

@@ -1,3 +1,4 @@
+from . import testing as testing
 from .launching.stub_driver import gpu_target as gpu_target, stubbed as stubbed, use_stub_driver as use_stub_driver
 from .arguments import (
     ForetuneWarning as ForetuneWarning,

@@ -1,16 +1,15 @@
-"""`TritonFamily`: a family made from the kernel itself. What it cannot know is declared, in a few lines."""
+"""`TritonFamily`: a family made from a Triton kernel and a few declarations."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
-from dataclasses import dataclass
-from functools import lru_cache
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 
 from ..datasets import (
-    DTYPES,
     BinaryFacts,
     Case,
     DeviceSpec,
@@ -21,11 +20,19 @@ from ..datasets import (
     dtype_of_tensor,
     roofline_us,
 )
-from ..datasets.errors import abridged, check_between, check_integer, check_word, check_words, shown
 from ..datasets.feature_groups import FeatureGroup, joined, stacked
-from ..datasets.problem import MOST_SIZE
 from ..model.generic_features import GenericFeatures
 from .launching.kernel import Kernel, poison
+from .triton_declaration import (
+    REQUIRED,
+    Sizes,
+    check_names,
+    check_types,
+    checked_grid,
+    drawn_size,
+    space_of,
+    why_not_in_space,
+)
 
 if TYPE_CHECKING:
     import numpy as np
@@ -33,57 +40,96 @@ if TYPE_CHECKING:
     import triton
     from numpy.typing import NDArray
 
-#: Relative errors that count as right, by the dtype of the output: a few roundings of it. (Of fp32 a few of TF32, which
-#: `tl.dot` multiplies with unless it is told not to.)
+#: The largest relative error that counts as correct, by the dtype of the output: a few roundings of that dtype. For
+#: fp32 it is a few roundings of TF32, in which `tl.dot` multiplies by default.
 TOLERANCES = {"fp64": 1e-12, "fp32": 2e-3, "fp16": 2e-3, "bf16": 1e-2, "fp8e4m3": 8e-2, "fp8e5m2": 0.15}
-#: What a subclass must say, and what that is.
-_DECLARED = {
-    "name": "what the family is called",
-    "kernel": "the triton.jit function, with its decorators",
-    "dims_from": "each dimension with the kernel's parameter that has its size",
-    "output": "the parameter that the kernel writes its result to",
-    "arguments": "what a launch passes, by parameter name",
-    "grid": "the programs of a launch",
-    "eager": "the same by plain PyTorch",
-}
+#: The devices for which `cases` asks `supports`. They are fixed, so that the same arguments give the same cases on
+#: every machine.
+_DRAWN_FOR = ("h200", "h100")
+#: How many problems `cases` draws at most for each one that it is to return: small ranges have few, and `supports` may
+#: refuse many.
+_DRAWS_PER_CASE = 20
 
-#: Launch options that a config may have among its meta-parameters: those of AMD's compiler.
-_OPTIONS = ("waves_per_eu", "matrix_instr_nonkdim", "kpack", "schedule_hint")
-
-#: A parameter's name, or what to compute from a launch's arguments by parameter name.
+#: Where a dimension, a flag or the dtype comes from: a parameter's name, or a function of a launch's arguments by
+#: parameter name.
 Source: TypeAlias = "str | Callable[[Mapping[str, Any]], Any]"
 
 
 @dataclass(frozen=True)
 class TritonInputs:
-    """The arguments of one launch, by parameter name."""
+    """The arguments of one launch, by parameter name.
+
+    Attributes:
+        arguments: What the kernel gets, without the knobs.
+        problem: The problem that they are of.
+        fresh: Copies of the tensors that the kernel updates in place, as they were before the first launch.
+    """
 
     arguments: Mapping[str, Any]
     problem: Problem
+    fresh: Mapping[str, torch.Tensor] = field(default_factory=dict)
 
 
 class TritonFamily(Measurable):
     """A `triton.jit` kernel, under whatever decorators, as a family that can be predicted, pruned and collected.
 
-    A subclass at the top of a module (other processes import it by name) declares:
+    Declare a subclass at the top level of a module, because other processes import it by name. It must declare:
 
-    - `name`, `kernel`, and `configs`, unless the kernel is under a `triton.autotune` that has them;
-    - `dims_from`: each dimension with the kernel's parameter that has its size, or with a function of a launch's
-      arguments (`lambda call: call["x_ptr"].shape[0]`); `flags_from` likewise: a flag is on where that is neither None
-      nor false; `dtype_from`: the tensor parameter that says the dtype (the first parameter if left out);
-    - `arguments(problem, where)`: what a launch passes by parameter name, tensors random and on the torch device
-      `where`; `output`: which of them, of floats, the kernel writes and does not read; `grid(problem, config)`;
-      `eager(arguments)`: what it should have written, by plain PyTorch.
+    - `name`, and `kernel`, the `triton.jit` function with its decorators.
+    - `configs`, unless the kernel is under a `triton.autotune` that has them.
+    - `dims_from`: for each dimension the kernel's parameter that holds its size, or a function of a launch's arguments
+      (`lambda call: call["x_ptr"].shape[0]`).
+    - `arguments(problem, where)`: a launch's arguments by parameter name, random tensors on the torch device `where`.
+    - `output`: the parameter of the tensor of floats that the kernel writes its result to. It is filled with NaN before
+      a launch, so that elements that the kernel does not write are found.
+    - `grid(problem, config)`: the grid of a launch, a tuple of one to three integers.
+    - `eager(arguments)`: the same result, computed by plain PyTorch.
 
-    and may declare `tiles` (which knob divides which dimension: better features), `flops` and `bytes`, `dtypes`,
-    `ranges` (the sizes that `cases` draws each dimension from) and `most_bytes` (it draws no larger problems),
-    `bucketed`, and `supports`: what that passes must compile and compute the right result, so if a block must cover a
-    row, say so there, and ask `super().supports` first.
+    It may declare:
 
-    Kernels may specialise their integers: calls that specialise alike share a binary, and each binary is compiled once.
-    `foretune.kernels.testing.FamilyContract` tests a family; the README of kernels/ has an example.
+    - `in_place`: the parameters of tensors that the kernel reads and overwrites. Before each launch, and outside of the
+      time that is measured, they get their first contents again. An `output` among them is not filled with NaN.
+    - `flags_from`: for each flag a parameter or a function; the flag is on unless its value is None or false.
+    - `dtype_from`: the tensor parameter whose dtype is the problem's (by default the kernel's first parameter).
+    - `dtypes`: the dtypes that the kernel takes.
+    - `ranges`: the sizes from which `cases` draws each dimension, as a range `(1, 4096)` or as a set `{64, 128}`.
+    - `most_bytes`: the size of the largest problem that `cases` draws.
+    - `tiles`: which knob is the tile size along which dimension. It gives better features.
+    - `flops(problem)` and `bytes(problem)`: the work of one launch. They give better features too.
+    - `bucketed`: the dimensions that are rounded before a prediction.
+    - `supports(config, problem, device)`: None, or the reason why a config cannot run a problem. Every config that it
+      accepts must compile and compute the correct result. If a block must cover a row, say so here. Call
+      `super().supports` first.
 
-    Raises `ForetuneError` where the class is declared and something is missing or cannot be.
+    Problems whose integer arguments Triton specializes in the same way share a binary, which is compiled once.
+    `foretune.kernels.testing.FamilyContract` tests a family.
+
+    Raises:
+        ForetuneError: At the declaration of a subclass, where something is missing or wrong.
+
+    >>> import triton
+    >>> import triton.language as tl
+    >>> @triton.jit
+    ... def double(x_ptr, n, BLOCK: tl.constexpr):
+    ...     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    ...     tl.store(x_ptr + at, 2 * tl.load(x_ptr + at, mask=at < n), mask=at < n)
+    >>> class Double(TritonFamily):
+    ...     name, kernel, output, in_place = "double", double, "x_ptr", ("x_ptr",)
+    ...     configs = [triton.Config({"BLOCK": block}, num_warps=4) for block in (128, 256, 512)]
+    ...     dims_from, ranges = {"n": "n"}, {"n": (1024, 1 << 20)}
+    ...
+    ...     def arguments(self, problem, where):
+    ...         import torch
+    ...         dtype = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}[problem.dtype]
+    ...         return {"x_ptr": torch.randn(problem["n"], device=where, dtype=dtype), "n": problem["n"]}
+    ...
+    ...     def grid(self, problem, config):
+    ...         return (triton.cdiv(problem["n"], config["BLOCK"]),)
+    ...
+    ...     def eager(self, arguments):
+    ...         return 2 * arguments["x_ptr"]
+    >>> len(Double().cases(random=5)), Double().knobs
+    (5, ('BLOCK', 'num_warps', 'num_stages'))
     """
 
     kernel: ClassVar[Any]
@@ -93,71 +139,83 @@ class TritonFamily(Measurable):
     dtype_from: ClassVar[str | None] = None
     dtypes: ClassVar[tuple[str, ...]] = ("bf16", "fp16", "fp32")
     output: ClassVar[str]
+    in_place: ClassVar[Sequence[str]] = ()
     tiles: ClassVar[Mapping[str, str]] = {}
-    ranges: ClassVar[Mapping[str, tuple[int, int]]] = {}
+    ranges: ClassVar[Mapping[str, Sizes]] = {}
     most_bytes: ClassVar[float] = 2.0**31
     reads_binaries = True
 
     _kernel: ClassVar[Kernel]
     _space: ClassVar[tuple[KernelConfig, ...]]
-    _members: ClassVar[frozenset[str]]  # the space's configs
-    _values: ClassVar[Mapping[str, frozenset[Any]]]  # of each knob
+    _members: ClassVar[frozenset[str]]  # the `repr` of each config in the space
+    _values: ClassVar[Mapping[str, frozenset[Any]]]  # the values of each knob in the space
     _generic: ClassVar[GenericFeatures]
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
         if not hasattr(cls, "name") and not hasattr(cls, "kernel"):
-            return  # one more base class
-        for what, meaning in _DECLARED.items():
+            return  # a base class of several families
+        for what, meaning in REQUIRED.items():
             if getattr(cls, what, None) is getattr(TritonFamily, what, None):
                 raise ForetuneError(f"{cls.__name__} must declare `{what}`: {meaning}")
-        _check_declared(cls)
+        check_types(cls)
         cls._kernel = Kernel(cls.kernel)
-        cls._space = _space_of(cls)
+        cls._space = space_of(cls)
         cls._members = frozenset(map(repr, cls._space))
         knobs = [config.to_json() for config in cls._space]
         names = [knob for knob in dict.fromkeys(k for config in knobs for k in config) if knob != "num_ctas"]
         cls._values = {knob: frozenset(config.get(knob) for config in knobs) for knob in (*names, "num_ctas")}
         cls.knobs, cls.dims, cls.flags = tuple(names), tuple(cls.dims_from), tuple(cls.flags_from)
         cls.dtype_from = cls.dtype_from or cls._kernel.parameters[0]
-        _check(cls)
+        check_names(cls)
         cls._generic = GenericFeatures(cls.dims, tuple(cls.dtypes), cls.flags, cls.knobs, dict(cls.tiles))
         cls.feature_names = cls._generic.names
 
-    # What a subclass says.
+    # What a subclass defines.
 
     def arguments(self, problem: Problem, where: str) -> Mapping[str, Any]:
-        """All arguments of a launch but the knobs, by parameter name: tensors on the torch device `where`, random where
-        the kernel reads them, and numbers. The seed is set. On "meta", where only types are asked for, tensors have no
-        values to look at."""
+        """Return all arguments of a launch except the knobs, by parameter name.
+
+        Args:
+            problem: The problem to launch.
+            where: The torch device of the tensors. On "meta" only their types and shapes are needed.
+
+        Returns:
+            Tensors, which are random where the kernel reads them, and numbers. The random seed is already set.
+        """
         raise NotImplementedError
 
     def grid(self, problem: Problem, config: KernelConfig) -> tuple[int, ...]:
-        """The programs of a launch, along up to three axes."""
+        """Return the grid of a launch: the number of programs along one to three axes."""
         raise NotImplementedError
 
     def eager(self, arguments: Mapping[str, Any]) -> torch.Tensor:
-        """What a launch with these arguments should leave in the output, by plain PyTorch."""
+        """Compute with plain PyTorch what a launch with these arguments must leave in the output."""
         raise NotImplementedError
 
     def flops(self, problem: Problem) -> float:
-        """Floating-point operations of one launch; 0 = not said."""
+        """Return the floating-point operations of one launch; 0 if not declared."""
         return 0.0
 
     def bytes(self, problem: Problem) -> float:
-        """Bytes that one launch reads and writes at least; 0 = not said."""
+        """Return the fewest bytes that one launch can read and write; 0 if not declared."""
         return 0.0
 
     def supports(self, config: KernelConfig, problem: Problem, device: DeviceSpec) -> str | None:
+        """Return None if the config can run the problem on the device, else the reason why not.
+
+        By default every config of the space can run every problem of the declared dtypes and flags.
+        """
         if problem.dtype not in self.dtypes:
             return f"dtype {problem.dtype_name} is not one of {', '.join(self.dtypes)}"
         if unknown := [flag for flag in problem.flags if flag not in self.flags]:
             return f"flag {unknown[0]} is not one of {', '.join(self.flags) or 'none'}"
-        return _other_space(type(self), config)
+        return why_not_in_space(type(self), config)
 
-    # What follows from that: to predict and prune.
+    # What is derived from it to predict and prune: see `Family`.
 
     def space(self, device: DeviceSpec | None = None) -> tuple[KernelConfig, ...]:
+        """Return the declared configs, on every device."""
         return self._space
 
     def features(
@@ -167,6 +225,7 @@ class TritonFamily(Measurable):
         configs: Sequence[KernelConfig],
         binaries: Mapping[KernelConfig, BinaryFacts] | None = None,
     ) -> NDArray[np.float32]:
+        """Return the generic features of each config, (n_configs, n_features)."""
         return joined(self._groups(problem, device, configs, binaries))
 
     def feature_groups(
@@ -176,7 +235,8 @@ class TritonFamily(Measurable):
         configs: Sequence[KernelConfig],
         binaries: Mapping[KernelConfig, BinaryFacts] | None = None,
     ) -> Sequence[FeatureGroup]:
-        if type(self).features is not TritonFamily.features:  # a subclass has others
+        """Return the features of several problems, by what they depend on."""
+        if type(self).features is not TritonFamily.features:  # a subclass has features of its own
             return super().feature_groups(problems, device, configs, binaries)
         return stacked([self._groups(problem, device, configs, binaries) for problem in problems])
 
@@ -191,19 +251,32 @@ class TritonFamily(Measurable):
         return self._generic.groups(problem, device, configs, programs, binaries, flops=flops, touched_bytes=touched)
 
     def estimate_us(self, problem: Problem, device: DeviceSpec, configs: Sequence[KernelConfig]) -> NDArray[np.float64]:
-        """The roofline, where FLOPs or bytes are given, times how much the last wave of programs lacks."""
+        """Estimate each config's time in microseconds, (n_configs,).
+
+        It is the roofline time (1 us if neither `flops` nor `bytes` is declared), divided by the share of the GPU's SMs
+        that the programs use on average over all waves.
+        """
         import numpy as np
 
         waves = np.maximum(self._programs(problem, configs), 1.0) / device.sm_count
         return max(roofline_us(self, problem, device), 1.0) * np.ceil(waves) / waves
 
     def _programs(self, problem: Problem, configs: Sequence[KernelConfig]) -> NDArray[np.float64]:
-        """The size of each config's grid, (n_configs,)."""
+        """Return how many programs each config launches, (n_configs,)."""
         import numpy as np
 
-        return np.array([math.prod(self.grid(problem, config)) for config in configs], float)
+        return np.array([math.prod(self._grid(problem, config)) for config in configs], float)
+
+    def _grid(self, problem: Problem, config: KernelConfig) -> tuple[int, ...]:
+        """Return the grid after a check. Raises `FamilyError` if it is none."""
+        return checked_grid(self.name, self.grid(problem, config), config)
 
     def problem_from_call(self, arguments: Mapping[str, Any]) -> Problem:
+        """Return the problem of a launch with these arguments, by parameter name.
+
+        Raises:
+            ForetuneError: An argument that a dimension, a flag or the dtype is taken from is missing, or is wrong.
+        """
         sources = (*self.dims_from.values(), *self.flags_from.values(), self.dtype_from)
         wanted = [source for source in sources if isinstance(source, str)]
         if missing := [name for name in wanted if name not in arguments and name not in self._kernel.defaults]:
@@ -214,7 +287,7 @@ class TritonFamily(Measurable):
         flags = [flag for flag, source in self.flags_from.items() if _is_on(_found(source, given))]
         return Problem(self.name, tuple(sorted(dims.items())), dtype, tuple(sorted(flags)))
 
-    # And to collect.
+    # What is derived from it to collect: see `Measurable`.
 
     def cases(
         self,
@@ -226,7 +299,22 @@ class TritonFamily(Measurable):
         max_tflop: float | None = None,
         seed: int = 0,
     ) -> tuple[Case, ...]:
-        """Shapes drawn from `ranges`, evenly in their logs: a third are powers of two, a third multiples of 64."""
+        """Draw problems from `ranges` that at least one config supports on an H200 or H100.
+
+        Sizes within a range are drawn evenly on a logarithmic scale; a third of them are rounded to powers of two and a
+        third to multiples of 64. Sizes of a set are drawn evenly.
+
+        Args:
+            models: Not accepted: a kernel of this kind has no models.
+            tokens: Not accepted either.
+            per_layer: Has no effect.
+            random: How many problems to draw. There may be fewer if the ranges are small or `supports` refuses many.
+            max_tflop: Draw none of more than this many TFLOP.
+            seed: The random seed. The same arguments give the same cases.
+
+        Raises:
+            ForetuneError: A dimension has no range, `models` or `tokens` is given, or `supports` refuses everything.
+        """
         import numpy as np
 
         if models is not None or tokens is not None:
@@ -235,19 +323,47 @@ class TritonFamily(Measurable):
             raise ForetuneError(f"{self.name} has no range to draw {missing[0]} from: declare ranges, or give cases")
         limit = math.inf if max_tflop is None else max_tflop * 1e12
         drawn: dict[Problem, Case] = {}
+        refused: str | None = None
         source = np.random.default_rng(seed)
-        for _ in range(random * 20):  # small ranges may not have so many
+        for _ in range(random * _DRAWS_PER_CASE):
             if len(drawn) == random:
                 break
-            dims = [(dim, _drawn_size(source, *self.ranges[dim])) for dim in self.dims]
+            dims = [(dim, drawn_size(source, self.ranges[dim])) for dim in self.dims]
             flags = [flag for flag in self.flags if source.integers(2)]
             dtype = str(source.choice(self.dtypes))
             problem = Problem(self.name, tuple(sorted(dims)), dtype, tuple(sorted(flags)))
-            if self.flops(problem) <= limit and self.bytes(problem) <= self.most_bytes:
-                drawn.setdefault(problem, Case(problem, ("random",)))
+            if problem in drawn or self.flops(problem) > limit or self.bytes(problem) > self.most_bytes:
+                continue
+            if (reason := self._why_unsupported(problem)) is None:
+                drawn[problem] = Case(problem, ("random",))
+            else:
+                refused = reason
+        if refused is not None and not drawn:
+            raise ForetuneError(
+                f"{self.name}: its supports() refuses all configs for every problem drawn from ranges: {refused}"
+            )
         return tuple(drawn.values())
 
+    def _why_unsupported(self, problem: Problem) -> str | None:
+        """Return None if a config can run the problem on one of the known devices, else a reason why not."""
+        reason: str | None = None
+        for device in _known_devices():
+            for config in self._space:
+                if (reason := self.supports(config, problem, device)) is None:
+                    return None
+        return reason
+
     def inputs(self, problem: Problem, device: DeviceSpec, *, seed: int = 0) -> TritonInputs:
+        """Make the arguments of a launch, with the output filled with NaN unless it is updated in place.
+
+        Args:
+            problem: The problem to launch.
+            device: The live device; the tensors are on the CPU if its backend is "cpu".
+            seed: The random seed.
+
+        Raises:
+            ForetuneError: The output is no tensor of floats, or what is updated in place is no tensor.
+        """
         import torch
 
         where = "cpu" if device.backend == "cpu" else "cuda"
@@ -259,176 +375,69 @@ class TritonFamily(Measurable):
             raise ForetuneError(
                 f"{self.name}: the output {self.output} must be a tensor of floats but is {output.dtype}"
             )
-        poison(output)
-        return TritonInputs(arguments, problem)
+        if wrong := [name for name in self.in_place if not isinstance(arguments[name], torch.Tensor)]:
+            raise ForetuneError(f"{self.name}: {wrong[0]}, which is in in_place, must be a tensor")
+        if self.output not in self.in_place:
+            poison(output)
+        return TritonInputs(arguments, problem, {name: arguments[name].clone() for name in self.in_place})
+
+    def reset(self, inputs: TritonInputs) -> None:
+        """Give the tensors that the kernel updates in place their first contents again."""
+        for name, fresh in inputs.fresh.items():
+            inputs.arguments[name].copy_(fresh)
 
     def launch(self, inputs: TritonInputs, config: KernelConfig) -> torch.Tensor:
+        """Launch the kernel once, without waiting, and return its output.
+
+        A kernel that updates tensors in place reads what the launch before left there, unless `reset` is called.
+        """
         arguments = {**inputs.arguments, **config.to_json()}
-        self._kernel.launch(self.grid(inputs.problem, config), arguments)
+        self._kernel.launch(self._grid(inputs.problem, config), arguments)
         result: torch.Tensor = inputs.arguments[self.output]
         return result
 
     def reference(self, inputs: TritonInputs) -> torch.Tensor:
-        return self.eager(inputs.arguments).float()
+        """Return the result of `eager` in float32, computed from the inputs as they were before the first launch."""
+        fresh = {name: tensor.clone() for name, tensor in inputs.fresh.items()}  # `eager` may update them, too
+        return self.eager({**inputs.arguments, **fresh}).float()
 
     def tolerance(self, problem: Problem) -> float:
+        """Return the largest relative error that counts as correct, by the dtype of the output."""
         output = _without_memory(self, problem)[self.output]
         return TOLERANCES[dtype_of_tensor(self.output, output)]
 
     def compile(self, config: KernelConfig, problem: Problem) -> Any:
+        """Compile one config for the active Triton driver's target, and return the binary."""
         arguments = {**_without_memory(self, problem), **config.to_json()}
-        return self._kernel.compile(self.grid(problem, config), arguments)
+        return self._kernel.compile(self._grid(problem, config), arguments)
 
     def binary_key(self, config: KernelConfig, problem: Problem) -> Hashable:
+        """Return what decides the binary, apart from the device's arch."""
         arguments = {**_without_memory(self, problem), **config.to_json()}
         return config, self._kernel.specialisation(arguments)
 
     def source_hash(self) -> str:
+        """Return a hash of the kernel's source and of every function that it calls."""
         return self._kernel.source_hash()
-
-
-def _space_of(family: type[TritonFamily]) -> tuple[KernelConfig, ...]:
-    """The configs as values. Raises `ForetuneError` where there are none, and for those with code of their own."""
-    configs = family._kernel.configs if family.configs is None else family.configs
-    if not configs:
-        raise ForetuneError(f"{family.name}: declare `configs`, or give a kernel under a triton.autotune that has some")
-    if any(getattr(config, "pre_hook", None) for config in configs):
-        raise ForetuneError(f"{family.name}: a config with a pre_hook cannot be kept as values: declare `configs`")
-    values = (config if isinstance(config, KernelConfig) else KernelConfig.from_triton(config) for config in configs)
-    return tuple(dict.fromkeys(values))
-
-
-def _check(family: type[TritonFamily]) -> None:
-    """Raises `ForetuneError` for a declaration that names what there is not."""
-    parameters, dims = family._kernel.parameters, family.dims
-    named = [*family.dims_from.values(), *family.flags_from.values(), family.dtype_from, family.output]
-    meta = [name for config in family._space for name, _ in config.meta if name not in _OPTIONS]
-    wrong = [
-        *((name, "parameter", parameters) for name in [*named, *meta] if isinstance(name, str)),
-        *((dim, "dimension", dims) for dim in (*family.tiles.values(), *family.ranges, *family.bucketed)),
-        *((knob, "knob", family.knobs) for knob in family.tiles),
-        *((dtype, "dtype", DTYPES) for dtype in family.dtypes),
-    ]
-    for name, what, there in wrong:
-        if name not in there:
-            raise ForetuneError(
-                f"{family.name}: there is no {what} {abridged(name, 100)}; there are {', '.join(there)}"
-            )
-    for dim, (low, high) in family.ranges.items():
-        if not 1 <= low <= high:
-            raise ForetuneError(f"{family.name}: ranges must be 1 <= low <= high but {dim} has {low} to {high}")
-
-
-def _other_space(family: type[TritonFamily], config: KernelConfig) -> str | None:
-    """The reason why a config is none of the family's: nobody knows what another one does, or how long it compiles."""
-    if repr(config) in family._members:  # not equality: 64 equals 64.0, and compiles to something else
-        return None
-    knobs = config.to_json()
-    if unknown := [knob for knob in knobs if knob not in family._values]:
-        return f"{unknown[0]} is no knob of {family.name}; it has {', '.join(family.knobs)}"
-    for knob, allowed in family._values.items():
-        value = knobs.get(knob)
-        if not any(value == one and type(value) is type(one) for one in allowed):
-            values = ", ".join(sorted(map(str, allowed), key=lambda value: (len(value), value)))
-            return f"{knob} must be one of {values} but is {value!r}"
-    return f"no config of {family.name} has {config}"
 
 
 @lru_cache(maxsize=4096)
 def _without_memory(family: TritonFamily, problem: Problem) -> Mapping[str, Any]:
-    """The arguments of a launch, tensors without memory."""
+    """Return the arguments of a launch, with tensors that have no memory."""
     return family.arguments(problem.without_sizes(), "meta")
 
 
+@cache
+def _known_devices() -> tuple[DeviceSpec, ...]:
+    """Return the specs of `_DRAWN_FOR`."""
+    return tuple(map(DeviceSpec.named, _DRAWN_FOR))
+
+
 def _found(source: Source, arguments: Mapping[str, Any]) -> Any:
+    """Return the value that a source takes from a launch's arguments."""
     return arguments[source] if isinstance(source, str) else source(arguments)
 
 
 def _is_on(value: Any) -> bool:
+    """Return whether a flag with this value is on: a tensor, or what is neither None nor false."""
     return value is not None and (hasattr(value, "dtype") or bool(value))
-
-
-def _drawn_size(source: np.random.Generator, low: int, high: int) -> int:
-    size = math.exp(source.uniform(math.log(low), math.log(high)))
-    way = source.integers(3)
-    if way == 0:
-        size = 2 ** round(math.log2(size))
-    elif way == 1 and size >= 64:
-        size = round(size / 64) * 64
-    return min(max(int(size), low), high)
-
-
-# What a class declares, of the types that it must be; whether there is what it names, `_check` finds out.
-
-
-def _check_declared(family: type[Any]) -> None:
-    """Raises `ForetuneError` naming an attribute of a family's class that is not what it must be."""
-    name = family.name
-    if set(check_word("name", name)) & set(": ,"):
-        raise ForetuneError(f"name must be one word but is {shown(name)}")
-    for what, check in _CHECKS.items():
-        try:
-            check(what, getattr(family, what))
-        except ForetuneError as error:  # noqa: PERF203 - a dozen
-            raise ForetuneError(f"{name}: {error}") from None
-
-
-def _sources(what: str, value: Any) -> None:
-    for source in _mapping(what, value).values():
-        if not callable(source):
-            check_word(f"each parameter in {what}", source)
-
-
-def _dims(what: str, value: Any) -> None:
-    _sources(what, value)
-    if not value:
-        raise ForetuneError(f"{what} must name a dimension but is {shown(value)}")
-
-
-def _dtypes(what: str, value: Any) -> None:
-    if not check_words(what, value):
-        raise ForetuneError(f"{what} must name a dtype but is {shown(value)}")
-
-
-def _tiles(what: str, value: Any) -> None:
-    for dim in _mapping(what, value).values():
-        check_word(f"each dimension in {what}", dim)
-
-
-def _ranges(what: str, value: Any) -> None:
-    for dim, sizes in _mapping(what, value).items():
-        if not isinstance(sizes, (tuple, list)) or len(sizes) != 2:
-            raise ForetuneError(f"{what} must have two sizes of {dim} but has {shown(sizes)}")
-        for size in sizes:
-            check_integer(f"{what} of {dim}", size, 0, MOST_SIZE)
-
-
-def _configs(what: str, value: Any) -> None:
-    if value is not None and (isinstance(value, (str, bytes, Mapping)) or not isinstance(value, Collection)):
-        raise ForetuneError(f"{what} must be a list of configs but is {shown(value)}")
-
-
-def _parameter(what: str, value: Any) -> None:
-    if value is not None:
-        check_word(what, value)
-
-
-def _mapping(what: str, value: Any) -> Mapping[str, Any]:
-    if not isinstance(value, Mapping):
-        raise ForetuneError(f"{what} must be a mapping but is {shown(value)}")
-    check_words(f"what {what} names", value)
-    return value
-
-
-_CHECKS: dict[str, Callable[[str, Any], object]] = {
-    "dims_from": _dims,
-    "flags_from": _sources,
-    "dtype_from": _parameter,
-    "dtypes": _dtypes,
-    "output": check_word,
-    "configs": _configs,
-    "tiles": _tiles,
-    "ranges": _ranges,
-    "most_bytes": lambda what, value: check_between(what, value, 0.0, 1e18),
-    "bucketed": check_words,
-}

@@ -11,19 +11,17 @@ import os
 import signal
 import threading
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
-from multiprocessing import Pipe
 from pathlib import Path
-from threading import Thread
 
 from fakes import DEVICE, FakeFamily, fake_cases
-from foretune.collect import campaign, worker
+from foretune.collect import campaign, processes, worker
 from foretune.collect.case_state import LEADING_LEAST, LEADING_MOST, LEADING_SLOWDOWN
 from foretune.collect.case_tasks import rounds_of
 from foretune.collect.compiling import Compiled
 from foretune.collect.processes import Watch
+from foretune.collect.replay_runner import NoCompilePool
 from foretune.collect.run_state import RunState
 from foretune.datasets import KernelConfig, load
 from replay_runner import ReplayRunner
@@ -53,19 +51,16 @@ def meeting(barrier, then=lambda problem: None):
     return prepare
 
 
-class ReplayPool:
+class ReplayPool(NoCompilePool):
     """Every config is compiled, but for those in `errors`."""
 
-    compile_s = 0.0
     is_hungry = True
 
     def __init__(self, errors: Mapping[KernelConfig, str] = {}) -> None:
+        super().__init__()
         self.errors = errors
         self.asked: list[KernelConfig] = []  # for a case that is being measured
         self.known = {}
-
-    def start(self):
-        pass
 
     def know(self, binary, compiled):
         self.known[binary] = compiled
@@ -76,9 +71,6 @@ class ReplayPool:
         if rank < campaign.AHEAD:
             self.asked.append(binary.config)
         return Compiled(2.0, self.errors.get(binary.config))
-
-    def check(self):
-        pass
 
 
 @dataclass
@@ -92,33 +84,14 @@ class ReplayGpu:
         return self.device, self.runner or ReplayRunner()
 
 
-class ThreadChild:
-    """Stands in for `foretune.collect.processes.Child`: a thread that runs `serve`."""
+class ThreadChild(processes.ThreadChild):
+    """A thread that runs `serve`, and may end as a process does."""
 
-    def __init__(self, serve, *arguments):
-        self.connection, self._theirs = Pipe()
-        self.exitcode = None
-        Thread(target=self._run, args=(serve, *arguments), daemon=True).start()
-
-    def _run(self, serve, *arguments):
-        exitcode = 1
+    def _served(self, serve, *arguments):
         try:
-            serve(self._theirs, *arguments)
-            exitcode = 0
-        except (EOFError, OSError):  # killed
-            exitcode = -9
+            return super()._served(serve, *arguments)
         except EndOfProcess as end:
-            exitcode = end.args[0]
-        finally:
-            self.exitcode = exitcode
-            self._theirs.close()
-
-    def send(self, message):
-        with suppress(OSError):  # it has ended, as a process may have too
-            self.connection.send(message)
-
-    def kill(self):
-        self.connection.close()  # a thread cannot be killed: it ends when it next listens
+            return end.args[0]
 
 
 def print_nothing(progress):

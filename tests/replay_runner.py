@@ -1,11 +1,11 @@
-"""A runner that replays a fake family's times; without pandas, because processes that play a GPU import it."""
+"""A replay of a fake family's times, with faults; without pandas, because processes that play a GPU import it."""
 
 from __future__ import annotations
 
 import time
-from collections import Counter
 from collections.abc import Callable, Mapping
 
+from foretune.collect import replay_runner
 from foretune.collect.runner import EARLY_STOP_SLOWDOWN, LaunchFailedError, Trial
 from foretune.datasets import KernelConfig, Status
 
@@ -13,8 +13,29 @@ from foretune.datasets import KernelConfig, Status
 Faults = Mapping[KernelConfig, BaseException]
 
 
-class ReplayRunner:
-    """Serves `FakeFamily.time_us`; `calls` has what was asked of it, in order."""
+class FakeTimes:
+    """Serves `FakeFamily.time_us`: no two samples of a config are alike, and every campaign gets the same ones."""
+
+    def prepare(self, family, problem):
+        self.family, self.problem = family, problem
+
+    def scan(self, config, best_us):
+        time_us = self.family.time_us(self.problem, config, timing_pass=1)
+        if time_us is None:
+            return Trial(Status.LAUNCH_FAILED, error="invalid argument")
+        if time_us > EARLY_STOP_SLOWDOWN * best_us:
+            return Trial(Status.EARLY_STOPPED, time_us, 0.0, 1)
+        return Trial(Status.OK, time_us, 0.01, 7, registers=64)
+
+    def confirm(self, config, number):
+        us = self.family.time_us(self.problem, config, timing_pass=1001 + number)
+        if us is None:
+            raise LaunchFailedError("invalid argument")
+        return [us, us]
+
+
+class ReplayRunner(replay_runner.ReplayRunner):
+    """Replays `FakeTimes`, but for faults; `calls` has what was asked of it, in order."""
 
     def __init__(
         self,
@@ -25,6 +46,7 @@ class ReplayRunner:
         prepare: Callable[[object], None] = lambda problem: None,
         seconds: float = 0.0,
     ) -> None:
+        super().__init__(FakeTimes())
         self.scan_faults, self.confirm_faults, self.outcomes = scan_faults, confirm_faults, outcomes
         self.on_prepare, self.seconds = prepare, seconds
         self.calls: list[tuple[str, object]] = []
@@ -35,8 +57,7 @@ class ReplayRunner:
     def prepare(self, family, problem):
         self.calls.append(("prepare", problem))
         self.on_prepare(problem)
-        self.family, self.problem = family, problem
-        self.rounds = Counter()  # no two samples of a config are alike, and every campaign gets the same ones
+        super().prepare(family, problem)
 
     def scan(self, config, best_us):
         self.calls.append(("scan", config))
@@ -45,12 +66,7 @@ class ReplayRunner:
             raise self.scan_faults[config]
         if config in self.outcomes:
             return self.outcomes[config]
-        time_us = self.family.time_us(self.problem, config, timing_pass=1)
-        if time_us is None:
-            return Trial(Status.LAUNCH_FAILED, error="invalid argument")
-        if time_us > EARLY_STOP_SLOWDOWN * best_us:
-            return Trial(Status.EARLY_STOPPED, time_us, 0.0, 1)
-        return Trial(Status.OK, time_us, 0.01, 7, registers=64)
+        return super().scan(config, best_us)
 
     def probe(self, family, problem, config):
         return family.time_us(problem, config, timing_pass=1) or 100.0
@@ -60,8 +76,4 @@ class ReplayRunner:
         time.sleep(self.seconds / 10)
         if config in self.confirm_faults:
             raise self.confirm_faults[config]
-        self.rounds[config] += 1
-        us = self.family.time_us(self.problem, config, timing_pass=1000 + self.rounds[config])
-        if us is None:
-            raise LaunchFailedError("invalid argument")
-        return [us, us]
+        return super().confirm(config, best_us)

@@ -66,7 +66,7 @@ def test_what_a_dataset_lacks_is_collected_on_its_own_problems(monkeypatch, tmp_
     assert set(cases) == set(known.cases)
     assert (options["plan"], options["known"]) == ("missing", known)
     with pytest.raises(
-        foretune.ForetuneError, match=r"known must be a dataset, as foretune\.datasets\.load gives it, but is"
+        foretune.ForetuneError, match=r"known must be a Dataset, as foretune\.datasets\.load returns, but is"
     ):
         foretune.collect_dataset(FakeFamily(), out=tmp_path, plan="missing", known="h200")
 

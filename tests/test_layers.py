@@ -33,7 +33,7 @@ PARTS = (
     ("arguments", "node_copies"),
     ("launching",),
     ("timing",),
-    ("how_many", "shortlist", "prune", "triton_family"),
+    ("how_many", "shortlist", "prune", "triton_declaration", "triton_family"),
     ("covering", "timing/compare"),
     ("tuning/ranks",),
     ("tuning/cache", "tuning/launch_arguments"),
@@ -41,7 +41,7 @@ PARTS = (
         "tuning",
         *(f"tuning/cache/{name}" for name in ("cache_folder", "known", "exports")),
     ),
-    ("choice", "bench", "quickstart", "__init__"),
+    ("choice", "bench", "quickstart", "testing", "__init__"),
 )
 #: About fifteen files in a folder and 400 lines in a file.
 MOST_FILES, MOST_LINES = 21, 450

@@ -95,14 +95,23 @@ def collect(
         str | None,
         option("First the problems of this dataset (a folder or shipped name).", "none", dataset_names),
     ] = None,
+    replay: Annotated[
+        str | None,
+        option("Replay this dataset's times (a folder or shipped name) without a GPU.", "none", dataset_names),
+    ] = None,
     limit: Annotated[int | None, count("At most so many problems of each family.", 1, MOST, "all")] = None,
     resume: Annotated[bool, option("Continue an earlier run, or refuse a folder that has one.")] = True,
     as_json: AsJson = False,
 ) -> None:
     """Measure kernels' config spaces, on this machine's GPUs or a cluster's.
 
-    Killed or interrupted, it goes on when run again.
+    If it is killed or interrupted, run it again to continue.
     """
+    if replay is not None:
+        others = {"--gpus": gpus != "all", "--sms": sms, "--scheduler": scheduler, "--models": models}
+        others |= {"--tokens": tokens, "--invented": invented, "--suite": suite, "--like": like}
+        for other in (name for name, value in others.items() if value):
+            raise typer.BadParameter("a replay uses no GPU, and has the problems of its data", param_hint=other)
     gpu_count = None if gpus == "all" else given_as("--gpus (a number, or all)", whole_number, gpus, 1, _MOST_GPUS)
     token_counts = None if tokens is None else given_as("--tokens", whole_numbers, tokens)
     parts = given_as("--sms", whole_numbers, ",".join(sms), 1, MOST_SMS) if sms else ()
@@ -123,17 +132,19 @@ def collect(
     adds = plan == "missing"  # to what `known` has, and so to its problems alone
     drawing: dict[str, Any] = {"models": models, "tokens": token_counts, "per_layer": per_layer, "random": random}
     drawing |= {"invented": invented, "max_tflop": max_tflop, "seed": seed}
+    recorded = load(replay) if replay else None
+    source = known if recorded is None else recorded
     cases: list[Any] = []
     for kernel in kernels:
-        drawn = () if adds else draw_cases(kernel, **drawing)
+        drawn = () if adds or recorded is not None else draw_cases(kernel, **drawing)
         compared = comparison_of(kernel).suite(kernel).values() if suite else ()
-        shared = cases_like(known, kernel.name, seed=seed) if known else ()
+        shared = () if source is None else cases_like(source, kernel.name, seed=seed)
         cases += first_cases(kernel, (*compared, *shared, *drawn), limit, max_tflop=max_tflop, dtypes=dtype or ())
-    collected = (
-        partial(campaign.collect_on_gpus, gpus=gpu_count, sms=tuple(dict.fromkeys(parts)))
-        if scheduler is None
-        else partial(on_cluster.collect_on_cluster, scheduler=scheduler)
-    )
+    collected: Any = partial(campaign.collect_on_gpus, gpus=gpu_count, sms=tuple(dict.fromkeys(parts)))
+    if scheduler is not None:
+        collected = partial(on_cluster.collect_on_cluster, scheduler=scheduler)
+    if recorded is not None:
+        collected = partial(campaign.collect_replayed, recorded=recorded)
     running: dict[str, Any] = {"plan": plan, "known": known if adds else None, "share": share, "budget_s": budget}
     with showing_steps() as on_progress:
         summary = collected(kernels, cases, out, resume=resume, on_progress=on_progress, **running)

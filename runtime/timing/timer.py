@@ -96,6 +96,7 @@ class Timer:
         *,
         samples: int | Callable[[float], int] | None = None,
         budget_us: float = 5000.0,
+        before: Callable[[], Any] | None = None,
     ) -> Timing:
         """The time of `launch`, which must queue its work on the current stream and not wait for it.
 
@@ -105,25 +106,26 @@ class Timer:
 
         Raises `ForetuneError` for a launch that waits for the device, and whatever `launch` raises.
         """
-        first = self.sample(launch, 1)
+        first = self.sample(launch, 1, before)
         if samples is None:
             samples = _samples(budget_us, first[0] + self._flush_us)
         elif callable(samples):
             samples = samples(first[0])
         if samples < 1:
             raise ForetuneError(f"samples must be >= 1 but got {samples}")
-        return Timing.of(first + self.sample(launch, samples - 1) if samples > 1 else first)
+        return Timing.of(first + self.sample(launch, samples - 1, before) if samples > 1 else first)
 
-    def sample(self, launch: Callable[[], Any], samples: int) -> list[float]:
+    def sample(self, launch: Callable[[], Any], samples: int, before: Callable[[], Any] | None = None) -> list[float]:
         """The time of each of some launches, in microseconds, (samples,), queued together. Raises as `time` does.
 
+        `before` is called before each launch, and what it queues is not timed: it puts back what launches overwrite.
         A kernel's very first launch loads its binary, which outlasts the hold: it then counts as a rehearsal."""
         hold_us = _HOLD_US + 1.5 * self._host_us * samples
         for _ in range(_TRIES):
             self._device_queue.hold(hold_us)
             gate = self._device_queue.mark()
             began = time.perf_counter()
-            marks = [self._queue(launch) for _ in range(samples)]
+            marks = [self._queue(launch, before) for _ in range(samples)]
             host_us = (time.perf_counter() - began) * 1e6
             in_time = not self._device_queue.passed(gate)
             self._device_queue.wait()
@@ -139,7 +141,9 @@ class Timer:
             "does the launch wait for it? Time a function that only queues its work"
         )
 
-    def _queue(self, launch: Callable[[], Any]) -> tuple[Any, Any]:
+    def _queue(self, launch: Callable[[], Any], before: Callable[[], Any] | None) -> tuple[Any, Any]:
+        if before is not None:
+            before()
         self._device_queue.flush()
         start = self._device_queue.mark()
         launch()
@@ -295,6 +299,13 @@ def _allocated(count: int, device: Any, *, may_shrink: bool) -> tuple[Any, bool]
         return buffer, count == wanted
 
 
+def resetting(family: Measurable, inputs: Any) -> dict[str, Any]:
+    """Return the argument `before` of a timer that resets a family's inputs; empty if the family never has to."""
+    if type(family).reset is Measurable.reset:
+        return {}
+    return {"before": partial(family.reset, inputs)}
+
+
 def time_configs(
     timer: Timer, family: Measurable, problem: Problem, inputs: Any, configs: Sequence[KernelConfig]
 ) -> dict[KernelConfig, float]:
@@ -308,7 +319,7 @@ def time_configs(
         launch = partial(family.launch, inputs, config)
         try:
             launch()  # compiled, and loaded
-            times[config] = timer.time(launch).time_us
+            times[config] = timer.time(launch, **resetting(family, inputs)).time_us
         except Exception as error:  # noqa: BLE001 - one that does not compile or launch is none
             reason = reason_of(error)
     if not times:

@@ -144,7 +144,7 @@ def test_where_measurements_come_from_is_found_out_before_a_gpu_has_work(out, mo
 def test_an_existing_dataset_is_refused_without_resume(out):
     run([CASE], out)
     before = len(load(out).measurements)
-    with pytest.raises(ForetuneError, match="measured already holds a dataset; resume it, or choose another"):
+    with pytest.raises(ForetuneError, match=r"measured already holds a dataset: continue it \(resume\), or choose"):
         collect_on_gpus([FAMILY], [CASE], out, resume=False)
     assert len(load(out).measurements) == before
 

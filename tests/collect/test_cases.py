@@ -46,7 +46,7 @@ def test_those_of_some_dtypes_alone_are_taken():
     assert first_cases(two, mixed, dtypes=("fp32",)) == exact
     assert first_cases(two, mixed, 2, dtypes=["fp32", "fp16"]) == exact[:2]
     assert first_cases(two, mixed, dtypes=("bf16", "fp32")) == mixed
-    with pytest.raises(ForetuneError, match="fake has no dtype fp64, int8: one of bf16, fp32"):
+    with pytest.raises(ForetuneError, match="dtype must be one of bf16, fp32 for fake but is fp64, int8"):
         first_cases(two, mixed, dtypes=("fp64", "int8"))
 
 

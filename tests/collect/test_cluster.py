@@ -240,7 +240,7 @@ def test_a_config_that_kills_every_worker_is_a_row_and_the_rest_is_measured(dask
     assert summary.complete
     row = check_measured(out, CASES[:1], family)[CASES[0].problem, culprit][1]
     assert row.status == "launch_failed"
-    assert row.error == "2 dask workers or their GPUs were lost at it"
+    assert row.error == "2 dask workers or their GPUs were lost during it"
 
 
 def test_an_order_that_is_down_to_one_config_still_has_its_case_confirmed(dask, out, monkeypatch):
@@ -263,7 +263,7 @@ def test_an_order_that_is_down_to_one_config_still_has_its_case_confirmed(dask, 
     known.row_writer.flush()
     assert run(dask.address, out, CASES[:1], FaultyGpu({last: "kills its supervisor"}), family).complete
     found = check_measured(out, CASES[:1], family)
-    assert found[CASES[0].problem, last][1].error == "1 dask workers or their GPUs were lost at it"
+    assert found[CASES[0].problem, last][1].error == "1 dask workers or their GPUs were lost during it"
 
 
 def test_a_budget_brings_back_what_is_measured(dask, out, tmp_path):
@@ -343,7 +343,7 @@ def test_a_scheduler_that_is_not_there_is_named(monkeypatch):
 
 def test_a_cluster_without_gpus_is_told_how_to_have_some(dask, out, monkeypatch):
     monkeypatch.setattr(on_cluster, "ALONE_SECONDS", 0.5)
-    with pytest.raises(ForetuneError, match=r"no dask worker with a GPU. Start some: dask worker tcp://.* --res"):
+    with pytest.raises(ForetuneError, match=r"no dask worker with a GPU. Start one: dask worker tcp://.* --res"):
         run(dask.address, out, CASES, FaultyGpu())
 
 
@@ -356,5 +356,5 @@ def test_a_gpu_that_cannot_be_opened_is_said(dask, out, monkeypatch):
 
     monkeypatch.setattr(on_cluster.DaskWorkers, "lost", lose)
     start_workers(dask, "only")
-    with pytest.raises(ForetuneError, match="is of no use: RuntimeError: no CUDA today"):
+    with pytest.raises(ForetuneError, match="cannot be used: RuntimeError: no CUDA today"):
         run(dask.address, out, CASES, NoGpu())

@@ -91,7 +91,7 @@ def test_only_problems_of_the_named_dtypes_are_measured(collect):
     assert collect.cases == [case for case in drawn if case.problem.dtype in ("fp32", "int8")]
     result = call("matmul --out measured --dtype fp8")
     assert result.exit_code == 1
-    assert "matmul has no dtype fp8: one of bf16, fp16, fp32, int8" in result.stderr
+    assert "dtype must be one of bf16, fp16, fp32, int8 for matmul but is fp8" in result.stderr
 
 
 def test_several_families_may_be_named(collect):
@@ -205,7 +205,7 @@ def test_what_was_not_measured_is_said(collect):
     collect.summary = replace(SUMMARY, cases=2, measurements=60, statuses={"ok": 60}, skipped=skipped, complete=False)
     shown = call(f"{FAMILY} --out measured").stdout
     assert "Skipped fake n=8: OutOfMemoryError: 12 GiB" in shown
-    assert "not measured yet: run the same command again to go on" in shown
+    assert "not measured yet: run the same command again to continue" in shown
     told = json.loads(call(f"{FAMILY} --out measured --json").stdout)
     assert told == {
         "plan": "exhaustive",
@@ -222,6 +222,7 @@ def test_what_was_not_measured_is_said(collect):
         "skipped": ["fake n=8: OutOfMemoryError: 12 GiB"],
         "complete": False,
         "interrupted": False,
+        "replay_of": None,
         "out": "measured",
     }
 
@@ -236,11 +237,11 @@ def test_ctrl_c_is_said_and_is_exit_code_130(collect):
     result = call(f"{FAMILY} --out measured")
     assert result.exit_code == 130
     assert "Interrupted." in result.stdout
-    assert "run the same command again to go on" in result.stdout
+    assert "run the same command again to continue" in result.stdout
 
 
 def test_a_lost_gpu_is_one_line_and_exit_code_1(collect):
-    collect.raises = DeviceLostError("the GPU was lost (illegal memory access). Run the same command again to go on")
+    collect.raises = DeviceLostError("the GPU was lost (illegal memory access). Run the same command again to continue")
     result = call(f"{FAMILY} --out measured")
     assert result.exit_code == 1
     assert "Error: the GPU was lost (illegal memory access)" in result.stderr

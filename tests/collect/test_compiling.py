@@ -162,7 +162,7 @@ def test_a_process_that_is_killed_once_is_forgiven(log, pool):
 def test_processes_that_cannot_even_begin_are_said_and_no_config_is_blamed(pool, tmp_path, monkeypatch):
     (tmp_path / "triton.py").write_text("raise ImportError('a broken installation')")
     monkeypatch.syspath_prepend(tmp_path)
-    with pytest.raises(ForetuneError, match="compiling processes end with exit code 1 before they begin"):
+    with pytest.raises(ForetuneError, match="compiling processes end with exit code 1 while they start"):
         pool(NotingFamily()).errors([64])
 
 

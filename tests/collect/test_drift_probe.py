@@ -43,7 +43,7 @@ class HoggedRunner(ReplayRunner):
 
     def probe(self, family, problem, config):
         self.calls.append(("probe", (problem, config)))
-        return super().probe(family, problem, config) * (2 if self.problem == CASES[2].problem else 1)
+        return super().probe(family, problem, config) * (2 if self.times.problem == CASES[2].problem else 1)
 
 
 def test_a_gpu_that_something_else_uses_shows_in_the_drift_probe_and_flags_the_case(out, monkeypatch):

@@ -37,16 +37,16 @@ def supported(problem, configs):
     return {config for config in configs if FAMILY.supports(config, problem, DEVICE) is None}
 
 
-@pytest.mark.parametrize("beside", [0, 1, 4])
-def test_it_asks_for_what_a_dataset_lacks_and_for_the_fastest_that_it_has(beside):
+@pytest.mark.parametrize("fastest_of", [0, 1, 4])
+def test_it_asks_for_what_a_dataset_lacks_and_for_the_fastest_that_it_has(fastest_of):
     known = before()
     grid = known.grid("fake")
-    found = asked(known, beside=beside)
+    found = asked(known, fastest=fastest_of)
     for case, times in zip(grid.cases, grid.times_us, strict=True):
-        fastest = [grid.configs[place] for place in np.argsort(times)[:beside]]
+        fastest = [grid.configs[place] for place in np.argsort(times)[:fastest_of]]
         configs = found[case.problem]
-        assert list(configs[:beside]) == fastest
-        assert set(configs[beside:]) == supported(case.problem, LATER)
+        assert list(configs[:fastest_of]) == fastest
+        assert set(configs[fastest_of:]) == supported(case.problem, LATER)
         assert len(set(configs)) == len(configs)
 
 
@@ -105,12 +105,12 @@ def test_what_cannot_be_added_to_is_refused_and_said():
         Missing(WHOLE, FAMILY, other)
     with pytest.raises(DatasetError, match="no measurements of 'matmul'"):
         Missing(WHOLE, find_family("matmul"), DeviceSpec.named("h200"))
-    with pytest.raises(ForetuneError, match="beside must be an integer between 0 and 1000 but got -1"):
-        Missing(WHOLE, FAMILY, DEVICE, beside=-1)
+    with pytest.raises(ForetuneError, match="fastest must be an integer between 0 and 1000 but got -1"):
+        Missing(WHOLE, FAMILY, DEVICE, fastest=-1)
     with pytest.raises(
         ForetuneError, match="the missing plan needs the dataset that it adds to: --like DATA, or known"
     ):
         named("missing")
-    with pytest.raises(ForetuneError, match="known is for the missing plan, but plan is thin"):
+    with pytest.raises(ForetuneError, match="known is only for the plan missing, but plan is thin"):
         named("thin", WHOLE)
     assert isinstance(named("missing", WHOLE), partial)

@@ -22,7 +22,7 @@ FAMILIES = {"hurting": HurtingFamily()}
 TOLD = {
     "none": ("ok", None),
     "far": ("launch_failed", "illegal memory access"),
-    "endless": ("timeout", "not over after"),
+    "endless": ("timeout", "stopped after"),
     "wrong": ("wrong_result", "relative error"),
     "slow": ("hopeless", None),
     "ptxas": ("compile_failed", "PTXASError"),

@@ -9,7 +9,7 @@ from functools import partial
 import numpy as np
 import pytest
 from fakes import DEVICE, FakeFamily, fake_dataset
-from foretune.collect.plan import PLANS, Adaptive, Exhaustive, Sparse, _unlike, named
+from foretune.collect.plan import PLANS, Adaptive, Exhaustive, Sparse, _dissimilar, named
 from foretune.collect.replay import chosen
 from foretune.datasets import Case, ForetuneError, Problem
 from foretune.model import EstimateRanker, LightGBMRanker, Ranker
@@ -158,12 +158,12 @@ def test_the_problems_that_are_least_like_the_known_ones_come_first():
         return Case(Problem.of("f", m=8, n=n), ("random",), "uniform")
 
     cases = [case(n) for n in (1, 2, 60, 64, 70, 4000, 4096)]
-    sizes = [one.problem["n"] for one in _unlike(cases, [], 4)]
+    sizes = [one.problem["n"] for one in _dissimilar(cases, [], 4)]
     assert sizes == [64, 4096, 1, 2]  # the middle, the ends, and what is then furthest as a ratio
-    assert [one.problem["n"] for one in _unlike(cases, [case(1), case(4096)], 1)] == [70]
-    assert _unlike(cases, [], 99) != cases
-    assert sorted(one.problem["n"] for one in _unlike(cases, [], 99)) == [1, 2, 60, 64, 70, 4000, 4096]
-    assert len(_unlike([case(5)] * 3, [case(5)], 2)) == 2
+    assert [one.problem["n"] for one in _dissimilar(cases, [case(1), case(4096)], 1)] == [70]
+    assert _dissimilar(cases, [], 99) != cases
+    assert sorted(one.problem["n"] for one in _dissimilar(cases, [], 99)) == [1, 2, 60, 64, 70, 4000, 4096]
+    assert len(_dissimilar([case(5)] * 3, [case(5)], 2)) == 2
 
 
 @pytest.mark.parametrize(
@@ -192,12 +192,12 @@ def test_a_share_is_of_a_plan_that_tries_one():
         with pytest.raises(ForetuneError, match=r"share must be between 0\.001 and 1\.0 but got 1\.5"):
             named(name, share=1.5)
     for name in ("exhaustive", "missing"):
-        with pytest.raises(ForetuneError, match=f"share is for the adaptive and the thin plan, but plan is {name}$"):
+        with pytest.raises(ForetuneError, match=f"share is only for the plans adaptive and thin, but plan is {name}$"):
             named(name, share=0.4)
 
 
 def test_only_a_plan_that_trains_needs_lightgbm(monkeypatch):
     monkeypatch.setitem(sys.modules, "lightgbm", None)  # as where it is not installed
     assert named("exhaustive") is Exhaustive
-    with pytest.raises(ForetuneError, match="the adaptive plan trains as it measures, and needs lightgbm"):
+    with pytest.raises(ForetuneError, match="the adaptive plan trains a ranker, which needs lightgbm"):
         named("adaptive")

@@ -12,6 +12,7 @@ import pytest
 from fakes import DEVICE, FakeFamily, fake_dataset
 from foretune.collect.plan import Adaptive, Exhaustive
 from foretune.collect.replay import PlannedRanker, chosen, only, replay_plan
+from foretune.datasets import KernelConfig
 from foretune.model import EstimateRanker, LightGBMRanker, RandomRanker, Ranker
 from rich.console import Console
 
@@ -123,6 +124,22 @@ def test_a_plan_that_tries_everything_loses_nothing():
     assert all_of_it["everything"]["regret"] == all_of_it["planned"]["regret"]
     for regrets in all_of_it["ratio"].values():
         assert all(one == {"geomean": 1.0, "ci95": [1.0, 1.0]} for one in regrets.values())
+
+
+class Later(FakeFamily):
+    """The fake family after its kernel got one more knob."""
+
+    knobs = (*FakeFamily.knobs, "SPLIT")
+    default_knobs = {"SPLIT": 1}
+
+    def space(self, device=None):
+        return tuple(KernelConfig.of(**config.to_json(), SPLIT=1) for config in super().space(device))
+
+
+def test_the_shares_count_configs_that_lack_a_knob_which_was_added_later():
+    shares = [replay_plan(DATASET, family, Exhaustive, ranker=RandomRanker) for family in (FAMILY, Later())]
+    assert [one.configs for one in shares] == [pytest.approx(1.0, abs=0.02)] * 2
+    assert shares[0].measurements == shares[1].measurements > 0.9
 
 
 def test_a_grid_with_holes_trains_like_one_without_where_nothing_is_missing():

@@ -13,8 +13,8 @@ from foretune.datasets import ForetuneError, Measurement, Status, load
 from replay import CASE, CASES, FAMILY, VALID, run
 
 pytestmark = pytest.mark.usefixtures("triton")
-FULL = "What was written before is kept: make room there, and run the same command again to go on"
-OTHER = "What was written before is kept: run the same command again to go on"
+FULL = "What was written before is kept: free some space, and run the same command again to continue"
+OTHER = "What was written before is kept: run the same command again to continue"
 
 
 @pytest.mark.parametrize(
@@ -31,7 +31,7 @@ def test_a_disk_that_refuses_is_told_with_the_files_name(out, monkeypatch, error
     with pytest.raises(ForetuneError) as caught:
         run(CASES[:2], out)
     (told,) = str(caught.value).splitlines()
-    said = re.escape(f"{out} takes no more: [Errno {error}] {os.strerror(error)}: '{out}")
+    said = re.escape(f"cannot write to {out}: [Errno {error}] {os.strerror(error)}: '{out}")
     assert re.fullmatch(rf"{said}/(parts|drift)/[-\w]+\.parquet'\. {advice}", told)
     assert load(out).ignored == ()
 
@@ -41,7 +41,7 @@ def test_a_manifest_that_cannot_be_written_is_told_with_its_name(out, monkeypatc
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr("pathlib.Path.write_text", refuse)
-    with pytest.raises(ForetuneError, match=rf"{out} takes no more: .*: '{out}/dataset.json'. .* make room there"):
+    with pytest.raises(ForetuneError, match=rf"cannot write to {out}: .*: '{out}/dataset.json'. .* free some space"):
         run(CASES[:1], out)
     assert not list(out.iterdir())
 

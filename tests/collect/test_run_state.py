@@ -106,7 +106,7 @@ def test_an_interrupted_confirmation_is_done_again_as_a_whole(out):
 
 def test_problems_of_a_family_that_the_run_does_not_have_are_refused(out):
     other = replace(CASE, problem=replace(CASE.problem, family="another"))
-    with pytest.raises(ForetuneError, match="a case is of another, but collected is fake"):
+    with pytest.raises(ForetuneError, match="each case must be of one of the families fake but one is of another"):
         run([CASE, other], out)
 
 
@@ -135,7 +135,9 @@ def test_cases_that_were_measured_before_do_not_make_the_rest_look_quick(out):
 def test_going_on_with_another_kernel_is_refused(out, monkeypatch):
     run([CASE], out)
     monkeypatch.setattr(type(FAMILY), "source_hash", lambda self: "changed")
-    with pytest.raises(ForetuneError, match=r"other sources of fake \(fake-source; they are changed now\)"):
+    with pytest.raises(
+        ForetuneError, match=r"another version of fake's kernel \(source hash fake-source; now changed\)"
+    ):
         run([CASE], out)
 
 

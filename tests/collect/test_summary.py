@@ -32,7 +32,7 @@ def test_what_went_wrong_is_said_as_it_is():
         f"Skipped {skipped}",
         "The GPU was up to 52.3 % slower than usual during linear m=16",
         "Interrupted.",
-        "Some problems are not measured yet: run the same command again to go on.",
+        "Some problems are not measured yet: run the same command again to continue.",
     ]
 
 

@@ -59,7 +59,7 @@ def test_a_config_that_ends_its_process_on_several_cases_is_not_run_on_the_other
     assert run(CASES, out, runner).complete
     assert runner.asked("scan").count(config) == FATAL_CASES
     errors = [rows_of(out)[case.problem, config][1].error for case in CASES]
-    others = "not run, as it ended its process on 2 other problems: illegal memory access"
+    others = "not run because it ended its process on 2 other problems: illegal memory access"
     assert errors == ["illegal memory access"] * FATAL_CASES + [others] * (len(CASES) - FATAL_CASES)
     assert {rows_of(out)[case.problem, config][1].status for case in CASES} == {"launch_failed"}
     check_complete(out)

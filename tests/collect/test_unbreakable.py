@@ -31,7 +31,7 @@ from waiting import until
 TESTS = Path(__file__).parents[1]
 FAMILY = FakeFamily()
 VALID = [config for config in FAMILY.space() if FAMILY.supports(config, CASES[0].problem, DEVICE) is None]
-NOT_OVER = re.compile(r"not over after \d+ s")
+NOT_OVER = re.compile(r"stopped after \d+ s without a result")
 
 
 @pytest.fixture
@@ -56,7 +56,7 @@ def undisturbed(tmp_path_factory):
 
 
 def test_each_fault_costs_the_config_it_strikes_at_and_no_other(out, undisturbed, impatient):
-    over = "not over after 0 s"
+    over = "stopped after 0 s without a result"
     faults = {
         VALID[10]: ("never ends", "timeout", over),
         VALID[30]: ("segfault", "launch_failed", "the measuring process ended with exit code -11"),
@@ -95,7 +95,7 @@ def test_inputs_that_take_for_ever_cost_their_case(out, impatient):
 
 def test_a_gpu_that_takes_for_ever_to_open_is_given_up(out, monkeypatch):
     monkeypatch.setattr("foretune.collect.supervisor.LOSSES", 2)
-    with pytest.raises(ForetuneError, match=r"no GPU is left to measure on: not over after \d+ s"):
+    with pytest.raises(ForetuneError, match=r"no GPU is left to measure on: stopped after \d+ s without a result"):
         collect(out, [NeverOpen()], limits=Limits(open_s=1.5))
 
 
@@ -107,7 +107,7 @@ def test_a_gpu_whose_process_cannot_be_killed_is_given_up_and_the_others_measure
     summary = collect(out, [hung, LateGpu(log=impatient)], cases=CASES[:3])
     assert (summary.cases, summary.complete) == (3, True)
     (told,) = summary.skipped
-    assert re.fullmatch(r"GPU 0: not over after \d+ s; its process cannot be killed", told)
+    assert re.fullmatch(r"GPU 0: stopped after \d+ s without a result; its process cannot be killed", told)
 
 
 def start(out, *, endless=0):
@@ -234,7 +234,7 @@ def test_a_full_disk_is_a_clear_stop_and_the_next_run_goes_on(out, undisturbed):
     )  # fmt: skip
     assert run.returncode == 1
     told = run.stderr.splitlines()[-1]
-    assert re.search(r"ForetuneError: .*measured takes no more: .*File too large.* run the same command again", told)
+    assert re.search(r"ForetuneError: cannot write to .*measured: .*File too large.* run the same command again", told)
     assert not list(out.rglob("*.tmp"))
     assert load(out).ignored == ()
     assert rows_of(out).keys() == kept.keys()

@@ -10,9 +10,11 @@ import pytest
 import torch
 import triton
 import triton.language as tl
-from foretune.datasets import DeviceSpec, ForetuneError, KernelConfig, Problem
+from foretune.datasets import DeviceSpec, FamilyError, ForetuneError, KernelConfig, Problem
 from foretune.runtime import TritonFamily, use_stub_driver
 from foretune.runtime.launching.kernel import Kernel
+from foretune.runtime.launching.results import why_wrong
+from foretune.runtime.timing.timer import resetting
 from foretune.runtime.triton_family import TritonInputs
 
 H200 = DeviceSpec.named("h200")
@@ -268,6 +270,58 @@ def test_an_autotuner_brings_its_configs():
     assert family.knobs == ("BLOCK", "num_warps", "num_stages")
 
 
+@pytest.mark.parametrize(
+    ("declared", "message"),
+    [
+        ({"in_place": ("z_ptr",)}, "no parameter z_ptr;"),
+        ({"in_place": "y_ptr"}, "in_place must be a list"),
+        ({"ranges": {"n": set()}}, r"ranges of n must be a range, as \(1, 4096\), or a set of sizes, as \{64, 128\}"),
+        ({"ranges": {"n": (1, 2, 3)}}, "ranges of n must be a range"),
+        ({"ranges": {"n": {0, 64}}}, "ranges of n must be an integer between 1 and"),
+        ({"ranges": {"n": {64.0}}}, "ranges of n must be an integer"),
+        ({"grid": (1,)}, r"grid must be a method with the parameters \(self, problem, config\)"),
+        (
+            {"grid": lambda problem, config: (1,)},
+            r"grid must be a method with the parameters \(self, problem, config\)",
+        ),
+        ({"supports": lambda self, config, problem: None}, r"supports .* \(self, config, problem, device\)"),
+        ({"eager": lambda self, x, y: x}, r"eager .* \(self, arguments\)"),
+    ],
+)
+def test_a_wrong_type_is_refused_where_the_class_is_declared(declared, message):
+    with pytest.raises(ForetuneError, match=f"^scale: .*{message}"):
+        type("Broken", (Scale,), declared)
+
+
+def test_methods_may_be_static():
+    family = scale_under("plain", grid=staticmethod(lambda problem, config: [problem["n"]]))
+    assert family.estimate_us(problem(132), H200, family.space()).tolist() == [1.0] * 3
+
+
+@pytest.mark.parametrize("grid", [16, None, (), (1, 2, 3, 4), (1.0,), (True,), (-1,), "4", torch.Size([])])
+def test_a_grid_that_is_none_is_named_where_it_is_first_used(grid):
+    family = scale_under("plain", grid=lambda self, problem, config: grid)
+    message = r"^family scale: grid\(\) must return a tuple of 1 to 3 integers >= 0, such as \(128,\), but returned "
+    with pytest.raises(FamilyError, match=message):
+        family.features(problem(16), H200, family.space())
+    with pytest.raises(FamilyError, match=message):
+        family.compile(family.space()[0], problem(16))
+    with pytest.raises(FamilyError, match=message):
+        launched_without_memory(family, problem(16), family.space()[0])
+
+
+def test_a_grid_may_be_of_numpys_integers():
+    family = scale_under("plain", grid=lambda self, problem, config: [np.int64(problem["n"]), 2])
+    assert np.isfinite(family.features(problem(16), H200, family.space())).all()
+
+
+@pytest.mark.parametrize("answer", [True, False, "", 0])
+def test_what_supports_returns_is_checked(answer):
+    family = scale_under("plain", supports=lambda self, config, problem, device: answer)
+    with pytest.raises(FamilyError, match=r"supports\(\) must return None, or .* but returned"):
+        family.supports(family.space()[0], problem(16), H200)
+
+
 # Validity.
 
 
@@ -351,6 +405,135 @@ def test_problems_that_are_too_large_are_not_drawn():
     assert {case.problem["n"] <= 100 for case in heavy.cases(max_tflop=0.1)} == {True}
     few = scale_under("plain", ranges={"n": (1, 2)}, flags_from={})
     assert len(few.cases()) == 4  # two sizes, two dtypes
+
+
+def test_sizes_may_come_from_a_set():
+    family = scale_under("plain", ranges={"n": {64, 128, 96}})
+    assert {case.problem["n"] for case in family.cases()} == {64, 96, 128}
+    assert len(family.cases()) == 3 * 2 * 4  # sizes, dtypes, flags
+    fixed = scale_under("plain", ranges={"n": frozenset({64})}, flags_from={}, dtypes=("fp16",))
+    assert [case.problem["n"] for case in fixed.cases()] == [64]
+
+
+class Rows(Scale):
+    """Needs a block that covers the row."""
+
+    def supports(self, config, problem, device):
+        if config["BLOCK"] < problem["n"]:
+            return f"BLOCK must be at least n={problem['n']} but is {config['BLOCK']}"
+        return super().supports(config, problem, device)
+
+
+def test_only_problems_that_a_config_supports_are_drawn():
+    family = type("Rows", (Rows,), {"ranges": {"n": (1, 1 << 10)}})()
+    cases = family.cases(random=30)
+    assert len(cases) == 30
+    assert max(case.problem["n"] for case in cases) <= 64
+    assert cases == family.cases(random=30)
+    assert type("Scale", (Scale,), {"ranges": {"n": (1, 64)}})().cases(random=0) == ()
+
+
+def test_a_family_that_supports_nothing_of_its_ranges_says_why():
+    family = type("Rows", (Rows,), {"ranges": {"n": {100, 128}}})()
+    message = r"supports\(\) refuses all configs for every problem drawn from ranges: BLOCK must be at least n=1"
+    with pytest.raises(ForetuneError, match=message):
+        family.cases()
+
+
+# In place.
+
+
+def add_one(x_ptr, seen_ptr, n, BLOCK: tl.constexpr):
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(x_ptr + at, tl.load(x_ptr + at, mask=at < n) + 1, mask=at < n)
+    tl.store(seen_ptr + at, tl.load(seen_ptr + at, mask=at < n) + 1, mask=at < n)
+
+
+class AddOne(TritonFamily):
+    """Updates its output in place, and a second tensor too."""
+
+    name = "add_one"
+    kernel = triton.jit(add_one)
+    configs = CONFIGS
+    dims_from = {"n": "n"}
+    dtypes = ("fp32",)
+    output = "x_ptr"
+    in_place = ("x_ptr", "seen_ptr")
+    ranges = {"n": (1, 1 << 10)}
+
+    def arguments(self, problem, where):
+        n = problem["n"]
+        seen = torch.zeros(n, dtype=torch.int32, device=where)
+        return {"x_ptr": torch.randn(n, device=where), "seen_ptr": seen, "n": n}
+
+    def grid(self, problem, config):
+        return (triton.cdiv(problem["n"], config["BLOCK"]),)
+
+    def eager(self, arguments):
+        return arguments["x_ptr"].add_(1)  # in place as well
+
+
+def test_what_is_updated_in_place_is_not_poisoned_and_can_be_reset():
+    family, each = AddOne(), Problem.of("add_one", n=100, dtype="fp32")
+    inputs = family.inputs(each, CPU)
+    x, seen = inputs.arguments["x_ptr"], inputs.arguments["seen_ptr"]
+    first = x.clone()
+    assert x.isfinite().all()
+    expected = family.reference(inputs)
+    assert torch.equal(expected, first + 1)
+    assert torch.equal(x, first), "the reference must not change the inputs"
+    x.add_(5)
+    seen.add_(5)
+    assert torch.equal(family.reference(inputs), expected)
+    family.reset(inputs)
+    assert torch.equal(x, first)
+    assert seen.count_nonzero() == 0
+
+
+@pytest.mark.interpret
+def test_every_launch_of_a_kernel_that_works_in_place_starts_from_fresh_inputs():
+    family, each = AddOne(), Problem.of("add_one", n=100, dtype="fp32")
+    inputs = family.inputs(each, CPU)
+    expected = family.reference(inputs)
+    for config in family.space():
+        family.reset(inputs)
+        assert why_wrong(family.launch(inputs, config), expected, family.tolerance(each)) is None
+        assert inputs.arguments["seen_ptr"].eq(1).all()
+
+
+@pytest.mark.interpret
+def test_a_kernel_that_reads_its_poisoned_output_is_told_apart():
+    family = type("AddOne", (AddOne,), {"in_place": ()})()
+    inputs = family.inputs(Problem.of("add_one", n=100, dtype="fp32"), CPU)
+    inputs.arguments["x_ptr"].fill_(0.0)
+    expected = family.reference(inputs).clone()
+    inputs.arguments["x_ptr"].fill_(float("nan"))
+    wrong = why_wrong(family.launch(inputs, family.space()[0]), expected, 1e-2)
+    assert "100 of 100 elements are NaN" in wrong
+    assert "reads its output (list what it updates in TritonFamily.in_place)" in wrong
+
+
+def test_the_reference_of_a_kernel_that_reads_its_poisoned_output_is_nan():
+    family = type("AddOne", (AddOne,), {"in_place": ()})()
+    reference = family.reference(family.inputs(Problem.of("add_one", n=100, dtype="fp32"), CPU))
+    wrong = why_wrong(reference, reference, 1e-2)
+    assert wrong.startswith("100 of 100 elements of the reference are NaN: perhaps it is computed from the output")
+    assert len(wrong) <= 300, "a row stores no more"
+
+
+def test_what_is_no_tensor_cannot_be_updated_in_place():
+    family = type("AddOne", (AddOne,), {"in_place": ("x_ptr", "n")})()
+    with pytest.raises(ForetuneError, match="n, which is in in_place, must be a tensor"):
+        family.inputs(Problem.of("add_one", n=100, dtype="fp32"), CPU)
+
+
+def test_timers_reset_what_is_updated_in_place_before_each_launch():
+    family, each = AddOne(), Problem.of("add_one", n=4, dtype="fp32")
+    inputs = family.inputs(each, CPU)
+    (before,) = resetting(family, inputs).values()
+    inputs.arguments["x_ptr"].fill_(7.0)
+    before()
+    assert torch.equal(inputs.arguments["x_ptr"] + 1, family.reference(inputs))
 
 
 def test_what_cannot_be_drawn_is_refused():

@@ -1,0 +1,237 @@
+"""What a `TritonFamily` subclass declares: checks of it, the space of its configs, and sizes drawn from its ranges."""
+
+from __future__ import annotations
+
+import inspect
+import math
+import operator
+from collections.abc import Callable, Collection, Mapping, Set
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from ..datasets import DTYPES, FamilyError, ForetuneError, KernelConfig
+from ..datasets.errors import abridged, check_between, check_integer, check_word, check_words, shown
+from ..datasets.problem import MOST_SIZE
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from .triton_family import TritonFamily
+
+#: The sizes of a dimension: the smallest and the largest, or a set of all.
+Sizes: TypeAlias = "tuple[int, int] | Set[int]"
+#: What a subclass must declare, with the meaning that an error message states.
+REQUIRED = {
+    "name": "the name of the family",
+    "kernel": "the triton.jit function, with its decorators",
+    "dims_from": "a mapping of each dimension to the kernel's parameter that holds its size",
+    "output": "the parameter that the kernel writes its result to",
+    "arguments": "a method that returns a launch's arguments by parameter name",
+    "grid": "a method that returns the grid of a launch",
+    "eager": "a method that computes the same result with plain PyTorch",
+}
+#: Launch options that a config may have among its meta-parameters: those of AMD's compiler.
+OPTIONS = ("waves_per_eu", "matrix_instr_nonkdim", "kpack", "schedule_hint")
+#: The methods that a subclass may define, with the parameters that they are called with.
+_PARAMETERS = {
+    "arguments": ("problem", "where"),
+    "grid": ("problem", "config"),
+    "eager": ("arguments",),
+    "supports": ("config", "problem", "device"),
+    "flops": ("problem",),
+    "bytes": ("problem",),
+}
+
+
+def check_types(family: type[TritonFamily]) -> None:
+    """Check the type of each declared attribute, and the parameters of each method.
+
+    Raises:
+        ForetuneError: An attribute is not of its type. The message names the family and the attribute.
+    """
+    name = family.name
+    if set(check_word("name", name)) & set(": ,"):
+        raise ForetuneError(f"name must be one word, without colon or comma, but is {shown(name)}")
+    for attribute, check in _CHECKS.items():
+        try:
+            check(attribute, getattr(family, attribute))
+        except ForetuneError as error:  # noqa: PERF203 - a dozen
+            raise ForetuneError(f"{name}: {error}") from None
+    for method, parameters in _PARAMETERS.items():
+        is_bound = isinstance(inspect.getattr_static(family, method), (staticmethod, classmethod))
+        try:
+            inspect.signature(getattr(family, method)).bind(*(() if is_bound else (None,)), *parameters)
+        except (TypeError, ValueError):
+            wanted = ", ".join(("self", *parameters))
+            raise ForetuneError(f"{name}: {method} must be a method with the parameters ({wanted})") from None
+
+
+def check_names(family: type[TritonFamily]) -> None:
+    """Check that each name in a declaration exists: parameters of the kernel, dimensions, knobs and dtypes.
+
+    Raises:
+        ForetuneError: A name does not exist, or the two bounds of a range are in the wrong order.
+    """
+    parameters, dims = family._kernel.parameters, family.dims
+    sources = (*family.dims_from.values(), *family.flags_from.values(), family.dtype_from)
+    named = [*sources, family.output, *family.in_place]
+    meta = [name for config in family._space for name, _ in config.meta if name not in OPTIONS]
+    uses = [
+        *((name, "parameter", parameters) for name in [*named, *meta] if isinstance(name, str)),
+        *((dim, "dimension", dims) for dim in (*family.tiles.values(), *family.ranges, *family.bucketed)),
+        *((knob, "knob", family.knobs) for knob in family.tiles),
+        *((dtype, "dtype", DTYPES) for dtype in family.dtypes),
+    ]
+    for name, what, known in uses:
+        if name not in known:
+            raise ForetuneError(
+                f"{family.name}: there is no {what} {abridged(name, 100)}; there are {', '.join(known)}"
+            )
+    for dim, sizes in family.ranges.items():
+        if not isinstance(sizes, Set) and not 1 <= sizes[0] <= sizes[1]:
+            raise ForetuneError(
+                f"{family.name}: ranges must be 1 <= low <= high but {dim} has {sizes[0]} to {sizes[1]}"
+            )
+
+
+def space_of(family: type[TritonFamily]) -> tuple[KernelConfig, ...]:
+    """Return the declared configs as values.
+
+    Raises:
+        ForetuneError: There are none, or one has a `pre_hook`.
+    """
+    configs = family._kernel.configs if family.configs is None else family.configs
+    if not configs:
+        raise ForetuneError(f"{family.name}: declare `configs`, or give a kernel under a triton.autotune that has some")
+    if any(getattr(config, "pre_hook", None) for config in configs):
+        raise ForetuneError(f"{family.name}: a config with a pre_hook cannot be stored: declare `configs` without it")
+    values = (config if isinstance(config, KernelConfig) else KernelConfig.from_triton(config) for config in configs)
+    return tuple(dict.fromkeys(values))
+
+
+def why_not_in_space(family: type[TritonFamily], config: KernelConfig) -> str | None:
+    """Return None if a config is in the family's space, else the reason why not.
+
+    The result and the compile time of a config outside of the space are unknown.
+    """
+    if repr(config) in family._members:  # not equality: 64 equals 64.0, but compiles to another binary
+        return None
+    knobs = config.to_json()
+    if unknown := [knob for knob in knobs if knob not in family._values]:
+        return f"{unknown[0]} is no knob of {family.name}; it has {', '.join(family.knobs)}"
+    for knob, allowed in family._values.items():
+        value = knobs.get(knob)
+        if not any(value == one and type(value) is type(one) for one in allowed):
+            values = ", ".join(sorted(map(str, allowed), key=lambda value: (len(value), value)))
+            return f"{knob} must be one of {values} but is {value!r}"
+    return f"no config of {family.name} has {config}"
+
+
+def drawn_size(source: np.random.Generator, sizes: Sizes) -> int:
+    """Draw a size from a range or a set: see `TritonFamily.cases`."""
+    if isinstance(sizes, Set):
+        return int(source.choice(sorted(sizes)))
+    low, high = sizes
+    size = math.exp(source.uniform(math.log(low), math.log(high)))
+    way = source.integers(3)
+    if way == 0:
+        size = 2 ** round(math.log2(size))
+    elif way == 1 and size >= 64:
+        size = round(size / 64) * 64
+    return min(max(int(size), low), high)
+
+
+def checked_grid(name: str, grid: Any, config: KernelConfig) -> tuple[int, ...]:
+    """Return what a family's `grid` returned, as a tuple of Python integers.
+
+    Args:
+        name: The family's name, for the message.
+        grid: The returned value.
+        config: The config that it is the grid of, for the message.
+
+    Raises:
+        FamilyError: It is not a tuple or list of one to three integers that are 0 or more.
+
+    >>> checked_grid("softmax", (128,), KernelConfig.of(num_warps=4))
+    (128,)
+    >>> checked_grid("softmax", 128, KernelConfig.of(num_warps=4))
+    Traceback (most recent call last):
+    foretune.datasets.errors.FamilyError: family softmax: grid() must return a tuple of 1 to 3 integers >= 0, such as \
+(128,), but returned 128 for num_warps=4 num_stages=3
+    """
+    try:
+        if isinstance(grid, (tuple, list)) and 1 <= len(grid) <= 3 and not any(isinstance(n, bool) for n in grid):
+            sizes = tuple(map(operator.index, grid))
+            if min(sizes) >= 0:
+                return sizes
+    except TypeError:  # a float, say
+        pass
+    raise FamilyError(
+        f"family {name}: grid() must return a tuple of 1 to 3 integers >= 0, such as (128,), but returned "
+        f"{shown(grid)} for {config}"
+    )
+
+
+def _sources(what: str, value: Any) -> None:
+    for source in _mapping(what, value).values():
+        if not callable(source):
+            check_word(f"each parameter in {what}", source)
+
+
+def _dims(what: str, value: Any) -> None:
+    _sources(what, value)
+    if not value:
+        raise ForetuneError(f"{what} must name a dimension but is {shown(value)}")
+
+
+def _dtypes(what: str, value: Any) -> None:
+    if not check_words(what, value):
+        raise ForetuneError(f"{what} must name a dtype but is {shown(value)}")
+
+
+def _tiles(what: str, value: Any) -> None:
+    for dim in _mapping(what, value).values():
+        check_word(f"each dimension in {what}", dim)
+
+
+def _ranges(what: str, value: Any) -> None:
+    for dim, sizes in _mapping(what, value).items():
+        is_range = isinstance(sizes, (tuple, list)) and len(sizes) == 2
+        if not is_range and not (isinstance(sizes, Set) and sizes):
+            raise ForetuneError(
+                f"{what} of {dim} must be a range, as (1, 4096), or a set of sizes, as {{64, 128}}, but is "
+                f"{shown(sizes)}"
+            )
+        for size in sizes:
+            check_integer(f"{what} of {dim}", size, 0 if is_range else 1, MOST_SIZE)
+
+
+def _configs(what: str, value: Any) -> None:
+    if value is not None and (isinstance(value, (str, bytes, Mapping)) or not isinstance(value, Collection)):
+        raise ForetuneError(f"{what} must be a list of configs but is {shown(value)}")
+
+
+def _parameter(what: str, value: Any) -> None:
+    if value is not None:
+        check_word(what, value)
+
+
+def _mapping(what: str, value: Any) -> Mapping[str, Any]:
+    if not isinstance(value, Mapping):
+        raise ForetuneError(f"{what} must be a mapping but is {shown(value)}")
+    check_words(f"each key of {what}", value)
+    return value
+
+
+_CHECKS: dict[str, Callable[[str, Any], object]] = {
+    "dims_from": _dims,
+    "flags_from": _sources,
+    "dtype_from": _parameter,
+    "dtypes": _dtypes,
+    "output": check_word,
+    "in_place": check_words,
+    "configs": _configs,
+    "tiles": _tiles,
+    "ranges": _ranges,
+    "most_bytes": lambda what, value: check_between(what, value, 0.0, 1e18),
+    "bucketed": check_words,
+}
