@@ -20,6 +20,7 @@ from .kernels.api import (
     collect_dataset as collect_dataset,
     configs as configs,
     cover as cover,
+    explain as explain,
     prune as prune,
     shortlist as shortlist,
     tune as tune,

@@ -70,7 +70,7 @@ class HowMany:
         # One more, because the gap to the next config says how sure the choice among the first ones is.
         return UNCALIBRATED if calibration is None else most_tried(distance.growth) + 1
 
-    def is_by_level(self, calibration: Calibration | None) -> bool:
+    def is_calibrated(self, calibration: Calibration | None) -> bool:
         """Return whether the calibration's level decides on the length."""
         return self.k == "auto" and calibration is not None and self.expected_calls is None
 

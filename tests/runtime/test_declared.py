@@ -61,7 +61,7 @@ def test_a_problem_that_is_not_the_familys_is_refused_and_a_launch_goes_on(toy, 
 
 def test_what_is_made_of_a_launch_must_be_a_problem(toy):
     pruner = Pruner(toy.ToyFamily(), problem=lambda arguments: None, device=toy.H200, bundle=toy.ToyBundle())
-    with pytest.warns(ForetuneWarning, match="the launch must be made a Problem but was made None"):
+    with pytest.warns(ForetuneWarning, match="the launch's problem must be a Problem but is None"):
         assert len(pruner(toy.triton_configs(), CALL)) == 6
 
 
@@ -69,7 +69,7 @@ def test_what_is_made_of_a_launch_must_be_a_problem(toy):
     ("wrong", "said"),
     [
         ({"bundle": "nowhere"}, r"nowhere.*: no such file"),
-        ({"bundle": 5}, "bundle must be a Bundle, or the path of one's folder, but is 5"),
+        ({"bundle": 5}, "bundle must be a Bundle or the path of its folder, but is 5"),
         ({"device": {}}, "unknown device {}; known: .*h200"),
         ({"device": "h300"}, "unknown device 'h300'"),
         ({"device": Path("nowhere.json")}, "nowhere.json: cannot be read"),
@@ -107,7 +107,7 @@ def test_an_arch_that_no_bundle_knows_is_told_in_one_line_with_what_makes_it_kno
     assert answer.positions == (5, 4, 3, 1)
     assert answer.predicted
     assert "\n" not in answer.reason
-    assert answer.reason.startswith("no measurement of sm_80: from the analytic model")
+    assert answer.reason.startswith("no measurement of sm_80: predicted from the analytic model")
     assert "`foretune collect toy --plan adaptive --budget 5m --out small` on it" in answer.reason
     assert "`foretune adapt --data small --out my-bundle`" in answer.reason
 
