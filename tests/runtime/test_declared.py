@@ -25,7 +25,7 @@ def test_the_length_must_be_a_positive_integer(toy, k):
         lambda: Pruner(toy.ToyFamily(), k),
         lambda: make_shortlist(toy.ToyFamily(), PROBLEM, toy.H200, k=k, bundle=toy.ToyBundle()),
     ):
-        with pytest.raises(ForetuneError, match=r"length k must be (auto or )?an integer >= 1 but got "):
+        with pytest.raises(ForetuneError, match=r"length k must be ('auto' or )?an integer >= 1 but got "):
             declare()
 
 
@@ -179,11 +179,11 @@ def test_kernels_without_warps_of_one_job_each_are_pruned_as_they_are(family):
     [
         ({"knobs": {"BM": "BLOCK_X"}}, "'BLOCK_X' is no knob of toy; it has BLOCK_M, BLOCK_N"),
         ({"knobs": {"BM": 5}}, "each of knobs must be a word but is 5"),
-        ({"knobs": {"BM": "BLOCK_M", "BN": "BLOCK_M"}}, "BLOCK_M is said more than once"),
-        ({"knobs": {"BM": "BLOCK_M"}, "fixed": {"BLOCK_M": 8}}, "BLOCK_M is said more than once"),
+        ({"knobs": {"BM": "BLOCK_M", "BN": "BLOCK_M"}}, "BLOCK_M is given more than once"),
+        ({"knobs": {"BM": "BLOCK_M"}, "fixed": {"BLOCK_M": 8}}, "BLOCK_M is given more than once"),
         ({"fixed": {"FOO": 8}}, "'FOO' is no knob of toy"),
         ({"fixed": {"BLOCK_K": None}}, "config knob BLOCK_K must be a number or a string but got None"),
-        ({"knobs": "BM"}, "knobs must map knobs' names but is 'BM'"),
+        ({"knobs": "BM"}, "knobs must be a mapping of knob names but is 'BM'"),
     ],
 )
 def test_a_mapping_that_cannot_be_is_refused_at_once(toy, declared, said):
@@ -197,7 +197,7 @@ def test_a_mapping_that_cannot_be_is_refused_at_once(toy, declared, said):
         ({}, {}, "lacks BLOCK_M, BLOCK_N, BLOCK_K and has BM, BN"),
         ({"knobs": OWN}, {}, "a config lacks BLOCK_K"),
         ({"knobs": OWN, "fixed": {"BLOCK_K": 32}}, {"FOO": 1}, "a config has FOO"),
-        ({"knobs": OWN, "fixed": {"BLOCK_K": 32}}, {"BLOCK_K": 16}, "BLOCK_K is said more than once"),
+        ({"knobs": OWN, "fixed": {"BLOCK_K": 32}}, {"BLOCK_K": 16}, "BLOCK_K is given more than once"),
     ],
 )
 def test_configs_that_are_not_the_familys_are_refused_at_once_or_told_in_a_launch(toy, declared, more, said):
