@@ -18,6 +18,7 @@ from .kernels.api import (
     autotune as autotune,
     configs as configs,
     cover as cover,
+    explain as explain,
     prune as prune,
     shortlist as shortlist,
     tune as tune,

@@ -6,6 +6,7 @@ from .arguments import (
     resolve_mode as resolve_mode,
     warn_once as warn_once,
 )
+from .explanation import Explanation as Explanation, make_explanation as make_explanation
 from .prune import Pruner as Pruner
 from .shortlist import Shortlist as Shortlist, make_shortlist as make_shortlist
 from .timing.partition import sm_partition as sm_partition

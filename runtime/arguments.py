@@ -1,4 +1,4 @@
-"""What users hand to the run time, checked or refused where it is declared, not in a launch; and `warn_once`."""
+"""Checks of what users pass to runtime/, made at the declaration and not in a launch; `Mode` and `warn_once`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,10 @@ if TYPE_CHECKING:
 
 
 def family_of(family: Any) -> Family:
-    """A family. Raises `ForetuneError` for anything else: names are the registry's, in kernels/."""
+    """Return a checked family object. Raises `ForetuneError` for anything else.
+
+    Names of families are resolved by the registry in kernels/.
+    """
     if not isinstance(family, Family):
         raise ForetuneError(f"family must be a Family but is {shown(family)}")
     check_attributes(family)
@@ -25,8 +28,11 @@ def family_of(family: Any) -> Family:
 
 
 def configs_of(family: Family, device: DeviceSpec, configs: Any) -> tuple[KernelConfig, ...]:
-    """The configs to choose from: the given ones, or the family's space on the device, or where that can run none of
-    them, its whole space. Raises `ForetuneError` for what is no list of the family's configs, or none."""
+    """Return the configs to choose from.
+
+    These are the given ones, or else the family's space on the device, or its full space if the device can run none of
+    it. Raises `ForetuneError` for anything but a non-empty list of the family's configs.
+    """
     if configs is None:
         return tuple(family.space(device)) or tuple(family.space())
     if not isinstance(configs, Collection) or isinstance(configs, (str, bytes)):
@@ -37,43 +43,50 @@ def configs_of(family: Family, device: DeviceSpec, configs: Any) -> tuple[Kernel
         if (wrong := wrong_knobs(family, config)) is not None:
             raise ForetuneError(wrong)
     if not len(configs):
-        raise ForetuneError(f"{family.name}: there must be at least one config but none was given")
+        raise ForetuneError(f"{family.name}: configs must have at least one config but is empty")
     return tuple(configs)
 
 
+#: What to do about a config with other knobs than the family's.
 _REMEDY = (
-    "a kernel with other knobs than the family's needs prune(..., knobs={its own name: the family's}, "
-    "fixed={what it lacks: the value that it has there})"
+    "if the kernel names its knobs differently, pass prune(..., knobs={the kernel's name: the family's name}, "
+    "fixed={a knob that the kernel lacks: its value})"
 )
 
 
 class OwnKnobs:
-    """Turns a kernel's configs into its family's: `names` says what the family calls the kernel's knobs, and `fixed`
-    which value stands for a knob that the kernel lacks. (For those in `Family.default_knobs` the family knows.)
+    """Translates a kernel's configs into its family's.
 
-    Raises `ForetuneError` for a knob that the family has not, and for one that is said twice.
+    Args:
+        family: The kernel's family.
+        names: The kernel's name of a knob -> the family's name.
+        fixed: The values of the family's knobs that the kernel does not have. Knobs in `Family.default_knobs` need not
+            be listed.
+
+    Raises:
+        ForetuneError: A knob that the family does not have, or one that is given twice.
     """
 
     def __init__(self, family: Family, names: Mapping[str, str] | None, fixed: Mapping[str, Any] | None) -> None:
         self._family, self._names, self._fixed = family, _mapping("knobs", names), _mapping("fixed", fixed)
         for theirs in self._names.values():
             check_word("each of knobs", theirs)
-        said = [*self._names.values(), *self._fixed]
-        for knob in said:
+        given = [*self._names.values(), *self._fixed]
+        for knob in given:
             if knob not in family.knobs:
                 raise ForetuneError(f"{shown(knob)} is no knob of {family.name}; it has {', '.join(family.knobs)}")
-            if said.count(knob) > 1:
-                raise ForetuneError(f"{knob} is said more than once by knobs and fixed")
+            if given.count(knob) > 1:
+                raise ForetuneError(f"{knob} is given more than once in knobs and fixed")
         KernelConfig.of(**self._fixed)
 
     def config(self, config: triton.Config) -> KernelConfig:
-        """A config in the family's words. Raises `ForetuneError` where that is none of the family's."""
+        """Return a config with the family's knobs. Raises `ForetuneError` if it does not have exactly those."""
         found = KernelConfig.from_triton(config)
         if self._names or self._fixed:
             own = found.to_json()
             taken = [self._names.get(knob, knob) for knob in own] + [*self._fixed]
             if twice := [knob for knob in taken if taken.count(knob) > 1]:
-                raise ForetuneError(f"{twice[0]} is said more than once by the config {found}, knobs and fixed")
+                raise ForetuneError(f"{twice[0]} is given more than once in the config {found}, knobs and fixed")
             found = KernelConfig.of(**dict(zip(taken, [*own.values(), *self._fixed.values()], strict=True)))
         found = with_defaults(self._family, found)
         if (wrong := wrong_knobs(self._family, found)) is not None:
@@ -81,20 +94,23 @@ class OwnKnobs:
         return found
 
     def check(self, configs: Sequence[triton.Config]) -> None:
-        """Raises `ForetuneError` for configs of which one is none of the family's, and for none at all."""
+        """Raise `ForetuneError` unless this is a non-empty list of configs with the family's knobs."""
         if not isinstance(configs, Collection) or isinstance(configs, (str, bytes)) or not len(configs):
             raise ForetuneError(f"configs must be a list of triton.Configs, at least one, but is {shown(configs)}")
         for config in configs:
             self.config(config)
 
     def usable(self, configs: Sequence[triton.Config]) -> tuple[tuple[int, ...], tuple[KernelConfig, ...]]:
-        """The positions of those that are the family's, and what they are. Raises `ForetuneError` where none is."""
+        """Return the positions of the configs that have the family's knobs, and these configs translated.
+
+        Raises `ForetuneError` if there is no such config.
+        """
         found: dict[int, KernelConfig] = {}
         trouble = ForetuneError("the launch has no configs")
         for position, config in enumerate(configs):
             try:
                 found[position] = self.config(config)
-            except ForetuneError as error:  # noqa: PERF203 - as what `supports` refuses: the others are ranked without it
+            except ForetuneError as error:  # noqa: PERF203 - the other configs are ranked without this one
                 trouble = error
         if not found:
             raise trouble
@@ -102,43 +118,46 @@ class OwnKnobs:
 
 
 def _mapping(name: str, value: Any) -> dict[str, Any]:
+    """Return an argument that maps names of knobs; {} for None."""
     if value is not None and not isinstance(value, Mapping):
-        raise ForetuneError(f"{name} must map knobs' names but is {shown(value)}")
+        raise ForetuneError(f"{name} must be a mapping of knob names but is {shown(value)}")
     return {check_word(f"each name in {name}", key): one for key, one in (value or {}).items()}
 
 
+#: The environment variable with the mode.
 VARIABLE = "FORETUNE_MODE"
 
 
 class Mode(str, Enum):
-    """What is done with a prediction."""
+    """How predictions are used."""
 
-    OFF = "off"  # nothing: every supported config goes through, in order
-    SHORTLIST = "shortlist"  # the k best go through, to be measured
-    PREDICT = "predict"  # only the best goes through: nothing is left to measure
+    OFF = "off"  # not at all: all supported configs go through in the given order
+    SHORTLIST = "shortlist"  # the k best configs go through and are measured
+    PREDICT = "predict"  # only the best config goes through, so nothing is measured
 
 
-def resolve_mode(asked: str | None = None, default: Mode = Mode.SHORTLIST) -> Mode:
-    """The mode that the caller asks for, or else the environment does now, or else the default.
+def resolve_mode(requested: str | None = None, default: Mode = Mode.SHORTLIST) -> Mode:
+    """Return the requested mode, or else that of FORETUNE_MODE, or else the default.
 
-    Raises `ForetuneError` listing the valid values.
+    Raises `ForetuneError` with the valid values for any other value.
 
     >>> resolve_mode(), resolve_mode("predict")
     (<Mode.SHORTLIST: 'shortlist'>, <Mode.PREDICT: 'predict'>)
     """
-    name, value = ("mode", asked) if asked is not None else (VARIABLE, os.environ.get(VARIABLE) or default)
+    name, value = ("mode", requested) if requested is not None else (VARIABLE, os.environ.get(VARIABLE) or default)
     try:
         return Mode(value.lower())
-    except (ValueError, AttributeError):  # AttributeError: no text
+    except (ValueError, AttributeError):  # AttributeError: not a string
         valid = ", ".join(mode.value for mode in Mode)
         raise ForetuneError(f"{name} must be one of {valid} but got {shown(value)}") from None
 
 
+#: The reasons that this process has warned about.
 _said: set[str] = set()
 
 
 def warn_once(reason: str, consequence: str = "") -> None:
-    """Warns of a reason, and what follows from it, the first time that this process meets the reason.
+    """Warn with a reason and its consequence, once for each reason in this process.
 
     >>> import warnings
     >>> with warnings.catch_warnings(record=True) as caught:

@@ -1,6 +1,8 @@
-"""What `foretune bench predictions` and `foretune bench runtime` measure: predictions, and first calls from cold.
+"""The measurements of `foretune bench predictions` and `foretune bench runtime`.
 
-How long predictions take is CPU time of one thread: what others do on the machine counts for little."""
+Predictions are timed in CPU time of one thread, so that other processes on the machine matter little. First calls are
+timed from empty caches.
+"""
 
 from __future__ import annotations
 
@@ -27,9 +29,9 @@ from .timing.timer import Timer
 if TYPE_CHECKING:
     from ..model import Bundle
 
-#: How often a known problem is asked about at a time: one answer is as short as the clock's step.
-_ASKED = 1000
-#: A program that predicts, in a process of its own: it prints what it imported.
+#: How many predictions of a known problem are timed together: one is as short as the clock's resolution.
+_REPEATED = 1000
+#: A program for a process of its own that predicts and prints the modules that it imported.
 _PREDICTS = """
 import sys
 before = set(sys.modules)
@@ -38,7 +40,7 @@ problem = foretune.Problem.of("matmul", m=1024, n=4096, k=4096, batch=1)
 foretune.shortlist("matmul", problem, "h200", k=1)
 print(*(name for name in sys.modules if name not in before))
 """
-#: In another one, the CPU milliseconds of importing these.
+#: A program that prints the CPU milliseconds of importing the modules in its arguments.
 _IMPORTS = """
 import importlib, sys, time
 start = time.process_time()
@@ -50,32 +52,32 @@ print((time.process_time() - start) * 1e3)
 
 @dataclass(frozen=True)
 class PredictionTimes:
-    """CPU times of one family's predictions over its whole space: in milliseconds, the process's first one, which lays
-    out the space and makes the tables; the least and the median of many, the best config alone and k="auto" for new
-    problems; and in microseconds for one that was asked about before."""
+    """CPU times of one family's predictions over its full space; pairs are (least, median)."""
 
     family: str
     configs: int
-    first_ms: float
-    best_ms: tuple[float, float]
-    auto_ms: tuple[float, float]
-    repeat_us: tuple[float, float]
+    first_ms: float  # of the process's first prediction, which lays out the space and builds tables
+    best_ms: tuple[float, float]  # of the best config of a new problem
+    auto_ms: tuple[float, float]  # of a shortlist of a new problem with k="auto"
+    repeat_us: tuple[float, float]  # of the best config of a known problem
 
     @property
     def times(self) -> tuple[tuple[float, float], ...]:
+        """The pairs, in the order of the table's columns."""
         return self.best_ms, self.auto_ms, self.repeat_us
 
 
 @dataclass(frozen=True)
 class Predictions:
-    """What `foretune bench predictions` shows."""
+    """The results of `foretune bench predictions`."""
 
     device: str
-    import_ms: float  # of what predicting needs, NumPy with it; the least of a few processes
-    numpy_ms: float  # of NumPy alone
+    import_ms: float  # of importing what predictions need, including NumPy; the least of a few processes
+    numpy_ms: float  # of importing NumPy alone
     families: tuple[PredictionTimes, ...]
 
     def to_json(self) -> dict[str, Any]:
+        """Return JSON values, as `foretune bench predictions --json` prints them."""
         return {
             "device": self.device,
             "import_ms": round(self.import_ms, 1),
@@ -102,17 +104,17 @@ class Predictions:
             f"Predictions for {self.device}, in CPU time: least - median",
             ("family", "configs", "first, ms", "best config, ms", 'k="auto", ms', "known problem, us"),
             rows,
-            below=[f"What predicting imports takes {self.import_ms:.0f} ms, NumPy with its {self.numpy_ms:.0f}."],
+            below=[f"Imports take {self.import_ms:.0f} ms, {self.numpy_ms:.0f} of them for NumPy."],
         )
 
 
 def time_predictions(
     families: Sequence[Family], device: DeviceSpec, bundle: Bundle | None = None, *, repeats: int = 200
 ) -> Predictions:
-    """The times of predictions by a bundle (the shipped one if left out), which is open by then. The first one is that
-    only of a family that nothing was asked about in this process.
+    """Return the times of predictions by an open bundle, the shipped one if None.
 
-    Raises `BundleError` for a family that the bundle has not learned.
+    `first_ms` is meaningful only for families that this process has not predicted before. Raises `BundleError` for a
+    family that is not in the bundle.
 
     >>> time_predictions([family], DeviceSpec.named("h200"))  # doctest: +SKIP
     """
@@ -120,7 +122,7 @@ def time_predictions(
     imports, of_numpy = (min(float(_printed(_IMPORTS, *names)) for _ in range(5)) for names in (modules, ["numpy"]))
     opened = bundle_in_force(bundle)
     for family in families:
-        opened.ranker(family.name)  # raises where there is nothing to time
+        opened.ranker(family.name)  # raises if the bundle lacks it
     times = []
     for family in families:
         start = time.thread_time()
@@ -134,7 +136,7 @@ def time_predictions(
                 first_ms=first_ms,
                 best_ms=prediction_ms(family, device, bundle, repeats=repeats),
                 auto_ms=prediction_ms(family, device, bundle, k="auto", repeats=repeats),
-                repeat_us=_least_and_median([_spent_ms(choose, times=_ASKED) * 1e3 for _ in range(repeats // 10)]),
+                repeat_us=_least_and_median([_spent_ms(choose, times=_REPEATED) * 1e3 for _ in range(repeats // 10)]),
             )
         )
     return Predictions(device.name, imports, of_numpy, tuple(times))
@@ -143,9 +145,10 @@ def time_predictions(
 def prediction_ms(
     family: Family, device: DeviceSpec, bundle: Bundle | None = None, *, k: Length = 1, repeats: int = 200
 ) -> tuple[float, float]:
-    """The least and the median CPU milliseconds of a shortlist of the family's whole space, of `repeats`. Each is for a
-    problem of its own, so that nothing that is remembered of the last one helps; the first is a rehearsal, because it
-    makes the tables that all later ones use.
+    """Return the least and the median CPU milliseconds of `repeats` shortlists over the family's full space.
+
+    Each is for another problem, so that no remembered answer helps. One more, which builds the tables that all later
+    ones use, is not counted.
 
     >>> prediction_ms(family, DeviceSpec.named("h200"))  # doctest: +SKIP
     (1.8, 2.1)
@@ -156,22 +159,25 @@ def prediction_ms(
 
 
 def _problem(family: Family, bundle: Bundle | None, place: int) -> Problem:
-    """One of many problems amid what the bundle learned from: all differ at call time as well."""
+    """Return one of many problems in the middle of the training domain, which all have different buckets."""
     domain = bundle_in_force(bundle).trained[family.name].domain
     sizes = {dim: round(math.sqrt(low * high) / 16 + 1) * 16 for dim, (low, high) in domain.sizes.items()}
     free = (dim for dim in family.dims if dim not in family.bucketed)
-    varied = max(free, key=lambda dim: (family.largest.get(dim, math.inf), sizes[dim]))  # the one with the most room
+    varied = max(
+        free, key=lambda dim: (family.largest.get(dim, math.inf), sizes[dim])
+    )  # the dimension with the largest range
     sizes[varied] += 16 * place
     return Problem(family.name, tuple(sorted(sizes.items())), family.dtypes[0])
 
 
 def _printed(program: str, *arguments: str) -> str:
+    """Return what a Python program prints in a process of its own."""
     command = [sys.executable, "-c", program, *arguments]
     return subprocess.run(command, capture_output=True, text=True, check=True).stdout
 
 
 def _spent_ms(call: Callable[[], object], times: int = 1) -> float:
-    """CPU milliseconds of this thread in one call, of so many."""
+    """Return the CPU milliseconds of this thread for one call, from `times` calls."""
     start = time.thread_time()
     for _ in range(times):
         call()
@@ -179,39 +185,42 @@ def _spent_ms(call: Callable[[], object], times: int = 1) -> float:
 
 
 def _least_and_median(values: Iterable[float]) -> tuple[float, float]:
+    """Return the least and the median value."""
     known = sorted(values)
     return known[0], known[len(known) // 2]
 
 
-#: (configs, key) -> the decorator of a kernel.
+#: (configs, key) -> a decorator of kernels.
 Declare = Callable[..., Callable[[Any], Any]]
 #: (family, inputs, configs, declare) -> (autotuner, call).
 Autotuned = Callable[..., tuple[Any, Callable[[], Any]]]
+#: The label of tuning without predictions.
 WHOLE_SPACE = "triton.autotune, whole space"
 _VARIABLE = "FORETUNE_CACHE_DIR"
 
 
 @dataclass(frozen=True)
 class FirstCall:
-    """One way to choose a config, from an empty cache."""
+    """The first call with one way of choosing a config, from an empty cache."""
 
     label: str
     declared: int  # configs in the autotuner's list
     benchmarked: int  # configs that it compiled and timed
-    first_call_s: float  # from the call to the result on the device; the median where there were several
+    first_call_s: float  # from the call to the result on the device; the median of several
     chosen: KernelConfig
-    time_us: float  # the chosen config's kernel time afterwards, all ways interleaved
+    time_us: float  # the chosen config's kernel time, measured afterwards with all ways interleaved
 
 
 @dataclass(frozen=True)
 class FirstCalls:
-    """The first calls of one problem on one device, each way; the whole space last, if it was waited for."""
+    """The first calls of one problem on one device, one for each way; the full space last, if it was measured."""
 
     device: DeviceSpec
     problem: Problem
     ways: tuple[FirstCall, ...]
 
     def to_json(self) -> dict[str, Any]:
+        """Return JSON values, as `foretune bench runtime --json` prints them."""
         ways = [asdict(way) | {"chosen": way.chosen.to_json()} for way in self.ways]
         return {"device": self.device.name, "problem": self.problem.to_json(), "first_call": ways}
 
@@ -240,14 +249,24 @@ def compare_first_calls(
     rounds: int = 5,
     on_start: Callable[[str], None] = lambda label: None,
 ) -> FirstCalls:
-    """First-call seconds and the chosen kernel's time for each k, by Triton's autotuner with a prune callback and by
-    ours, `repeats` times in turn; and for the whole space, last and once, unless that is not to be waited for.
+    """Measure first calls and the chosen kernels' times, with shortlists and with the full space.
 
-    `autotuned(family, inputs, configs, declare)` gives a new autotuner, declared as `declare(configs, key)`, and a
-    function that calls it. `bundle` predicts (the shipped one if left out).
+    For each k, Triton's autotuner with a prune callback and `foretune.autotune` are measured in turn, `repeats` times;
+    the full space is measured last and once. Each first call starts from its own empty caches, in memory and on disk.
+    The kernel times are taken afterwards as medians over interleaved rounds, because clocks drift over minutes.
 
-    Each first call starts from empty caches of its own, in memory and on disk. The kernel times are taken
-    after that, in `rounds` interleaved rounds (the median), because clocks drift over minutes.
+    Args:
+        family: The kernel's family.
+        problem: The problem.
+        device: The current device.
+        bundle: The bundle that predicts; the shipped one if None.
+        autotuned: `autotuned(family, inputs, configs, declare)` returns a new autotuner, which it declares with
+            `declare(configs, key)`, and a function that calls it.
+        ks: The lengths of shortlists.
+        whole_space: Whether to measure the full space too, which takes minutes.
+        repeats: How often each shortlist is measured.
+        rounds: The number of interleaved rounds of kernel times.
+        on_start: Called with the label of each first call before it.
     """
     import triton
 
@@ -298,7 +317,7 @@ def compare_first_calls(
 def _first_call(
     autotuned: Autotuned, family: Measurable, inputs: Any, space: Sequence[KernelConfig], declare: Declare
 ) -> tuple[Any, float]:
-    """The autotuned kernel after its first call, and how long that call took."""
+    """Return the autotuned kernel after its first call, and the seconds that the call took."""
     import torch
     import triton
 
@@ -314,7 +333,7 @@ def _first_call(
 
 @contextmanager
 def _remembering_in(folder: str) -> Iterator[None]:
-    """Where our own autotuner keeps times, and finds none."""
+    """Point Foretune's cache to an empty folder for the block."""
     before = os.environ.get(_VARIABLE)
     os.environ[_VARIABLE] = folder
     try:

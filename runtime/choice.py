@@ -1,4 +1,4 @@
-"""`choose`: the config that a call runs. A prediction never makes it fail."""
+"""`choose`: the config that an op's call runs. A failed prediction never makes a call fail."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from .shortlist import chooser_of
 from .timing.timer import timer_of
 from .tuning.ranks.agreement import agreed_choice, may_tune, scope
 
-#: How many configs the mode `shortlist` benchmarks.
+#: The number of configs that the mode `shortlist` benchmarks.
 K = 8
 
 Launch = Callable[[KernelConfig], Any]
-# The winners of benchmarks, (family, bucket, configs, device, ranks): every process measures a bucket once. At its
-# edges it has other configs, so that what one of its problems was agreed on does not answer for them all.
+# The winners of benchmarks by (family, bucket, configs, device, ranks): each process measures a bucket once. The key
+# has the configs, because problems at a bucket's edge may support different ones.
 _measured: dict[tuple[str, Problem, tuple[KernelConfig, ...], DeviceSpec, int], KernelConfig] = {}
 
 
@@ -35,15 +35,22 @@ def choose(
     mode: Mode,
     launch: Launch,
 ) -> KernelConfig:
-    """The config to run a problem with; the family's default where nothing can be predicted.
+    """Return the config to run a problem with; the family's default if nothing can be predicted.
 
-    `launch` runs one config on the call's own tensors and is called in mode `shortlist` only: there the `K` best are
-    timed the first time that a problem of this bucket is met, though not while a CUDA graph is captured, when
-    the device cannot be waited for, and in a job of several ranks only where `agree` is in force.
+    In mode `shortlist`, the first call of a bucket times the `K` best configs. It does not while a CUDA graph is
+    captured, when nothing may wait for the device, nor in a job of several ranks without `agree`; then the config that
+    is predicted to be fastest runs.
+
+    Args:
+        family: The kernel's family.
+        problem: The call's problem.
+        device: The device that the call runs on.
+        mode: How predictions are used.
+        launch: Runs a config on the call's own tensors; used in mode `shortlist` only.
     """
     if mode is Mode.OFF:
         return family.default(problem, device)
-    # Predicted for the bucket, so that one more number of rows costs microseconds, and checked for the problem.
+    # Predict for the bucket, so that another number of rows costs microseconds; check support for the problem itself.
     near = family.at_call_time(not_empty(family, problem))
     ranked = _ranked(family, near, device, 1 if mode is Mode.PREDICT else K)
     configs = tuple(config for config in ranked if family.supports(config, problem, device) is None)
@@ -62,9 +69,9 @@ def choose(
 
 
 def given(config: KernelConfig, family: Measurable, problem: Problem, device: DeviceSpec) -> KernelConfig:
-    """The config that the caller gives, with the family's default for knobs that it does not name.
+    """Return the caller's config, completed with the family's default for knobs that it does not name.
 
-    Raises `ForetuneError`, with the reason, for a config that the family does not support there, or what is none.
+    Raises `ForetuneError` for anything but a config, and, with the reason, for one that the family does not support.
     """
     if not isinstance(config, KernelConfig):
         raise ForetuneError(f"config must be a KernelConfig but is {shown(config)}")
@@ -76,14 +83,14 @@ def given(config: KernelConfig, family: Measurable, problem: Problem, device: De
 
 
 def _ranked(family: Measurable, problem: Problem, device: DeviceSpec, k: int) -> tuple[KernelConfig, ...]:
-    """Return the `k` configs predicted to be fastest; none, with a warning, where nothing is predicted."""
+    """Return the `k` configs predicted to be fastest; (), with a warning, if nothing is predicted."""
     try:
-        with collecting_later():  # the first time a bundle is read
+        with collecting_later():  # the first call reads a bundle
             ranked = chooser_of(family, device).choose(problem, HowMany(k))
         if ranked.predicted:
             return ranked.configs
         reason = ranked.reason
-    except Exception as error:  # noqa: BLE001 - no trouble of ours stops a call
+    except Exception as error:  # noqa: BLE001 - a failed prediction never stops a call
         reason = f"{family.name}: no prediction ({type(error).__name__}: {error})"
     warn_once(reason, ": the family's default config runs")
     return ()
@@ -92,8 +99,8 @@ def _ranked(family: Measurable, problem: Problem, device: DeviceSpec, k: int) ->
 def _logged_times_us(
     family: Measurable, problem: Problem, device: DeviceSpec, configs: tuple[KernelConfig, ...], launch: Launch
 ) -> list[float | None]:
-    """Return `_times_us`, and log them as rows to learn from where FORETUNE_LOG asks for them."""
-    from .timing.flywheel import log_row  # which no prediction needs
+    """Return `_times_us`, and log the times as training data if FORETUNE_LOG is set."""
+    from .timing.flywheel import log_row  # imported late, because predictions do not need it
 
     times = _times_us(family, configs, launch)
     for config, time_us in zip(configs, times, strict=True) if measures() else ():
@@ -102,10 +109,10 @@ def _logged_times_us(
 
 
 def _times_us(family: Measurable, configs: tuple[KernelConfig, ...], launch: Launch) -> list[float | None]:
-    """Return what the launch of each config takes; None for one that cannot be timed."""
+    """Return the time of each config's launch in microseconds; None for one that cannot be timed."""
     times: dict[KernelConfig, float] = {}
     for config in configs:
-        with suppress(Exception):  # a config that fails is one config less
+        with suppress(Exception):  # a config that fails has no time
             launch(config)  # compiles and loads
             times[config] = timer_of(torch.cuda.current_device()).time(partial(launch, config)).time_us
     if len(times) < len(configs):
@@ -114,4 +121,5 @@ def _times_us(family: Measurable, configs: tuple[KernelConfig, ...], launch: Lau
 
 
 def _can_wait() -> bool:
+    """Return whether the host may wait for the device."""
     return torch.cuda.is_available() and not torch.cuda.is_current_stream_capturing()

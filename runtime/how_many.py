@@ -1,5 +1,4 @@
-"""How many configs a shortlist has: a number that somebody says, as many as the calibration wants, or as many as pay
-for themselves."""
+"""The length of a shortlist: an integer, as many as the calibration requires, or as many as pay for themselves."""
 
 from __future__ import annotations
 
@@ -15,46 +14,52 @@ if TYPE_CHECKING:
     from ..model.calibration.conformal import Calibration
     from ..model.calibration.training_domain import Distance
 
-#: A length, or what finds it.
+#: The length of a shortlist; "auto" derives it from the calibration or from `expected_calls`.
 Length: TypeAlias = int | Literal["auto"]
 
-#: Seconds that trying one config costs by itself: Triton 3.6 to 3.9 compile one in 0.2 to 0.6 s on one thread, and
-#: `triton.testing.do_bench` then takes 0.13 s.
+#: Seconds that it takes to try one config: Triton 3.6 to 3.9 compile one in 0.2 to 0.6 s on one thread, and
+#: `triton.testing.do_bench` takes 0.13 s.
 TRIAL_S = 0.5
 
 
 @dataclass(frozen=True)
 class HowMany:
-    """What decides on the length of shortlists: `k`, and for k="auto" perhaps how often a kernel is called, how long
-    one call takes (left out, what the family estimates), and what trying a config costs."""
+    """The rule that sets the length of shortlists. Made by `HowMany.of`, which checks the values."""
 
     k: Length = "auto"
-    expected_calls: float | None = None
-    call_us: float | None = None
-    trial_s: float = TRIAL_S
+    expected_calls: float | None = None  # how often the kernel is called; None = use the calibration
+    call_us: float | None = None  # microseconds of one call; None = the family's estimate
+    trial_s: float = TRIAL_S  # seconds to compile and time one config
 
     @classmethod
     def of(
         cls, family: Family, k: Any, expected_calls: Any = None, call_us: Any = None, trial_s: Any = TRIAL_S
     ) -> HowMany:
-        """Checked. Raises `ForetuneError` naming what is no length, number of calls or time, or is not needed."""
+        """Return the rule of these checked values.
+
+        Raises `ForetuneError` for an invalid length, number of calls or time, for `call_us` without `expected_calls`,
+        and for `expected_calls` together with an integer `k`, or without a known duration of a call.
+        """
         k = check_length(k)
         if expected_calls is None:
             if call_us is not None:
-                raise ForetuneError("call_us says how long a call takes, but expected_calls not how many there are")
+                raise ForetuneError("call_us needs expected_calls, the number of calls")
             return AUTO if k == "auto" else cls(k)
         if k != "auto":
-            raise ForetuneError(f"expected_calls finds the length of a shortlist: k must be 'auto' but is {k}")
+            raise ForetuneError(f"expected_calls sets the length of the shortlist, so k must be 'auto' but is {k}")
         check_between("expected_calls", expected_calls, 0, 1e18)
         check_between("trial_s", trial_s, 0, 1e6)
         if call_us is not None:
             check_between("call_us", call_us, 0, 1e12)
         elif type(family).estimate_us is Family.estimate_us:
-            raise ForetuneError(f"{family.name} has no estimate of its time: say how long a call takes, with call_us")
+            raise ForetuneError(f"{family.name} has no estimate of its time: pass the duration of a call as call_us")
         return cls("auto", float(expected_calls), None if call_us is None else float(call_us), float(trial_s))
 
     def times(self, factor: int, least: int, calibration: Calibration | None) -> HowMany:
-        """So many times as many, and at least so many, where it is a number: a calibration grows by itself."""
+        """Return the rule for a list `factor` times as long, of at least `least` configs.
+
+        A calibrated length stays as it is, because the calibration already grows it out of distribution.
+        """
         if self.k == "auto" and calibration is not None:
             return self
         from ..model.calibration.conformal import UNCALIBRATED
@@ -62,28 +67,34 @@ class HowMany:
         return HowMany(max(factor * (UNCALIBRATED if self.k == "auto" else self.k), least))
 
     def longest(self, calibration: Calibration | None, distance: Distance) -> int:
-        """How many configs have to be looked at to say how many are tried."""
+        """Return how many configs must be ranked to determine the length."""
         if self.k != "auto":
             return self.k
         from ..model.calibration.conformal import UNCALIBRATED, most_tried
 
-        # One more, because the gap to the next config says how sure the choice among the first ones is.
+        # One more than can be on the list: the gap to the next config shows how certain the choice is.
         return UNCALIBRATED if calibration is None else most_tried(distance.growth) + 1
 
-    def is_by_level(self, calibration: Calibration | None) -> bool:
-        """Return whether the calibration's level decides on the length."""
+    def is_calibrated(self, calibration: Calibration | None) -> bool:
+        """Return whether the calibration sets the length."""
         return self.k == "auto" and calibration is not None and self.expected_calls is None
 
     def length(
         self, logs: Sequence[float], calibration: Calibration | None, distance: Distance, call_us: float
     ) -> tuple[int, str]:
-        """The length, and why, from the logs of predicted slowdowns of the first `longest` configs, ascending;
-        `call_us` is only looked at where this one has none."""
+        """Return the length of a list and the reason for it; the reason is "" for an integer `k`.
+
+        Args:
+            logs: The logarithms of the predicted slowdowns of the first `longest` configs, ascending.
+            calibration: The calibration of the family's ranker; None if the bundle has none.
+            distance: The problem's distance from the training domain.
+            call_us: The estimated microseconds of a call, used if the rule has no `call_us` of its own.
+        """
         if self.k != "auto":
             return min(self.k, len(logs)), ""
         if calibration is None:
-            why = "what it learned last was too little for that, or an older Foretune made it"
-            return len(logs), f"k={len(logs)}, because it is not calibrated ({why})"
+            why = "its data were too few, or an older Foretune made it"
+            return len(logs), f"k={len(logs)}, because the bundle is not calibrated ({why})"
         from ..model.calibration.conformal import COVERAGE, GOOD, most_tried
 
         most = min(most_tried(distance.growth), len(logs))
@@ -94,10 +105,11 @@ class HowMany:
         length = min(wish, most)
         wanted = f"a config within {100 * (GOOD - 1):.0f} % of the best in {100 * COVERAGE:.0f} % of cases"
         if length < wish:
-            return length, f"k={length}, the most there is, for {wanted}"
+            return length, f"k={length}, the maximum, for {wanted}"
         return length, f"k={length} for {wanted}"
 
     def _that_pays(self, regret: Sequence[float], call_us: float) -> tuple[int, str]:
+        """Return the length with the least total cost of tuning and calls, from the expected regret at each length."""
         calls = self.expected_calls or 0.0
         costs = [(k * self.trial_s + calls * call_us * 1e-6 * float(lost), k) for k, lost in enumerate(regret, 1)]
         _, length = min(costs)
@@ -108,21 +120,21 @@ class HowMany:
         )
 
     def estimate_us(self, family: Family, problem: Problem, device: DeviceSpec, config: KernelConfig) -> float:
-        """How long a call takes, if anybody needs to know."""
+        """Return the family's estimate of a call in microseconds; 0.0 if `length` does not need it."""
         if self.expected_calls is None or self.call_us is not None:
             return 0.0
         estimate = float(family.estimate_us(problem, device, (config,))[0])
         return estimate if math.isfinite(estimate) and estimate > 0 else 0.0
 
 
-#: As many as the calibration wants.
+#: As many configs as the calibration requires.
 AUTO = HowMany()
 
 
 def check_length(k: Any) -> Length:
-    """A shortlist's length. Raises `ForetuneError` for what is none."""
+    """Return a checked length of a shortlist. Raises `ForetuneError` for anything but "auto" and integers from 1."""
     if isinstance(k, str):
         if k != "auto":
-            raise ForetuneError(f"the shortlist's length k must be auto or an integer >= 1 but got {shown(k)}")
+            raise ForetuneError(f"the shortlist's length k must be 'auto' or an integer >= 1 but got {shown(k)}")
         return "auto"
     return check_integer("the shortlist's length k", k, 1)

@@ -1,9 +1,9 @@
-"""`near_copy`: a small file on a shared file system, read once by each node of a job rather than once by each rank.
+"""`near_copy`: a small file on a shared file system, read once by each node of a job instead of once by each rank.
 
-A thousand ranks that start together would all open the same file in the same second. So one process of each node reads
-it, after a pause that differs from node to node, into a folder on the node's own disk, and the others of the node take
-that copy. Who reads is settled by a lock in that folder, which the system lets go of when a process dies: then the next
-one reads.
+A thousand ranks that start together would all open the same file in the same second. Instead, one process of each node
+copies it to a folder on the node's own disk, after a pause that differs from node to node, and the other processes of
+the node read the copy. A lock in that folder decides which process copies; the system releases it if that process dies,
+so that another one copies.
 """
 
 from __future__ import annotations
@@ -24,23 +24,23 @@ from typing import Any
 from ..datasets.files import open_regular, replacing
 from .arguments import warn_once
 
-#: Names a folder on the node's own disk, of one job alone, for the copies. Needed only where `torch.distributed` cannot
-#: tell that this is a job of several nodes.
+#: The environment variable with a folder on the node's own disk for the copies, which only one job uses. It is needed
+#: only if `torch.distributed` cannot tell that this is a job of several nodes.
 VARIABLE = "FORETUNE_NODE_DIR"
-#: So that a file server has about 500 readers a second, whatever their number, up to this many seconds.
+#: The longest pause before a copy, for each other node and in total: a file server sees about 500 readers a second.
 _PAUSE_S_PER_NODE, _LONGEST_PAUSE_S = 0.002, 10.0
 
 
 def near_copy(path: Path, *, writes: bool = False) -> Path:
-    """Return where this process reads a file: `path` itself, or in a job of several nodes its node's copy.
+    """Return the path from which this process reads a file: `path`, or in a job of several nodes the node's copy.
 
-    The copy is made once; of a file that is missing, the copy is missing, too. Never raises: where no copy can be
-    made, it warns, once, and returns `path`.
+    The copy is made once; if the file is missing, so is the copy. Never raises: if no copy can be made, it warns once
+    and returns `path`.
 
     Args:
         path: The file.
-        writes: Whether it is updated: then the job's first rank has the file itself, so that what it finds out is kept.
-            What the others write to their copies ends with the job.
+        writes: Whether this process also writes the file. Then the job's first rank gets `path` itself, so that its
+            results are kept; what other ranks write to their copies is lost when the job ends.
 
     >>> near_copy(Path("choices.json"))  # a process of its own
     PosixPath('choices.json')
@@ -64,26 +64,26 @@ def copied(
     read: Callable[[Path], bytes] = Path.read_bytes,
     sleep: Callable[[float], object] = time.sleep,
 ) -> Path:
-    """Return the copy of a file in a node's folder, made unless another process or thread of the node has made it.
+    """Return the copy of a file in a node's folder; the first process of the node makes it.
 
     Raises:
         OSError: The folder cannot be written to, or the file cannot be read.
-        ForetuneError: A link or a pipe lies in the folder.
+        ForetuneError: The folder has a link or a pipe in place of a file.
     """
-    import fcntl  # here, because predictions are also made where there is none
+    import fcntl  # imported here, because not every system that predicts has it
 
     copies = folder / hashlib.sha256(os.fsencode(path.parent)).hexdigest()[:16]
     copy, was_read = copies / path.name, copies / f".{path.name}.read"
     if not was_read.exists():
         copies.mkdir(mode=0o700, parents=True, exist_ok=True)
         with os.fdopen(open_regular(copies / f".{path.name}.lock", os.O_WRONLY | os.O_CREAT), "w") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)  # until it is closed
+            fcntl.flock(lock, fcntl.LOCK_EX)  # released when the file is closed
             if not was_read.exists():
                 sleep(_pause_s())
                 try:
                     content = read(path)
                 except FileNotFoundError:
-                    pass  # which the others need not find out for themselves
+                    pass  # the other processes then need not look for it
                 else:
                     with replacing(copy, is_cache=True) as temporary:
                         temporary.write_bytes(content)
@@ -92,7 +92,7 @@ def copied(
 
 
 def _pause_s() -> float:
-    """Return a random pause, of up to the time that the file server takes for all nodes.
+    """Return a random pause of up to the time that the file server takes for all nodes.
 
     Uses `secrets`, so that a seed the user set cannot synchronize the nodes.
     """
@@ -100,7 +100,7 @@ def _pause_s() -> float:
 
 
 def _folder() -> Path | None:
-    """Where this node has its copies; None for a process or a node of its own."""
+    """Return the folder of this node's copies; None for a single process or a single node."""
     if named := os.environ.get(VARIABLE):
         return Path(named)
     distributed = distributed_in_use()
@@ -108,13 +108,14 @@ def _folder() -> Path | None:
 
 
 def _nodes() -> int:
-    """How many nodes the job has, where torchrun or its like says how many ranks share one; else each rank is one."""
+    """Return the number of nodes of the job: one for each rank, unless LOCAL_WORLD_SIZE (torchrun) says otherwise."""
     distributed = distributed_in_use()
     ranks = distributed.get_world_size() if distributed is not None else _number("WORLD_SIZE", 1)
     return -(-ranks // max(_number("LOCAL_WORLD_SIZE", 1), 1))
 
 
 def _number(variable: str, default: int) -> int:
+    """Return an environment variable as an integer, or the default."""
     try:
         return int(os.environ[variable])
     except (KeyError, ValueError):
@@ -122,18 +123,18 @@ def _number(variable: str, default: int) -> int:
 
 
 def _job(distributed: Any) -> str:
-    """A name that this job alone has, the same in each of its ranks."""
+    """Return a random name that is the same in all ranks of this job."""
     store = distributed.PrefixStore("foretune", distributed.group.WORLD.get_group_store())
     return str(store.compare_set("job", "", secrets.token_hex(8)).decode())
 
 
 @lru_cache
 def _own_folder(job: str) -> Path:
-    """Return the job's folder among the node's temporary files; the process that makes it removes it at its end."""
+    """Return the job's folder below the system's temporary folder; the process that creates it removes it at exit."""
     mine = Path(tempfile.gettempdir()) / f"foretune-{os.getuid()}"
     mine.mkdir(mode=0o700, exist_ok=True)
     if mine.is_symlink() or mine.stat().st_uid != os.getuid() or mine.stat().st_mode & 0o077:
-        raise PermissionError(f"{mine} is not this user's alone")
+        raise PermissionError(f"{mine} must be a folder that only this user can access")
     folder = mine / job
     try:
         folder.mkdir(mode=0o700)
@@ -144,6 +145,6 @@ def _own_folder(job: str) -> Path:
 
 
 def distributed_in_use() -> Any:
-    """`torch.distributed` where a process group was made, else None. Imports nothing: without torch there is none."""
+    """Return `torch.distributed` if it has a process group, else None. Imports nothing."""
     distributed = sys.modules.get("torch.distributed")
     return distributed if distributed and distributed.is_available() and distributed.is_initialized() else None

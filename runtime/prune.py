@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import operator
 import re
 import sys
@@ -16,7 +17,7 @@ from ..datasets.errors import reason_of, shown
 from .arguments import Mode, OwnKnobs, family_of, resolve_mode, warn_once
 from .how_many import TRIAL_S, HowMany, Length
 from .launching.stub_driver import device_here
-from .shortlist import bundle_of, chooser_of, supported
+from .shortlist import Shortlist, bundle_of, chooser_of, supported
 from .timing.flywheel import expect
 
 if TYPE_CHECKING:
@@ -26,19 +27,22 @@ if TYPE_CHECKING:
 
     from ..model import Bundle
 
-# Where `torch.compile` traces a launch, Dynamo runs the prune callback, and makes of what it lets through an autotuner
-# of its own, which is tuned once for each graph (torch 2.13: `TritonHOPifier.call_triton_kernel`). That one has lost
-# the key (pytorch#164124), so that a graph of dynamic shapes would run one config for all of them; and, since configs
-# were pruned, `reset_to_zero` and `restore_value`, so that tuning a kernel that needs them would change its results.
+# When `torch.compile` traces a launch, Dynamo runs the prune callback and creates a new autotuner from the configs that
+# it returns; that one is tuned once for each graph (torch 2.13: `TritonHOPifier.call_triton_kernel`). It does not have
+# the `key` (pytorch#164124), so a graph of dynamic shapes would run one config for all of them. If configs were pruned,
+# it does not have `reset_to_zero` and `restore_value` either, so tuning a kernel that needs them would change its
+# results.
 
-#: The first torch known to take a `triton.Config` for a constant, as a prediction in a trace needs it; the Dynamo of
-#: 2.11 stops with an error.
+#: The first torch release whose Dynamo accepts a `triton.Config` as a constant, which a prediction in a trace needs;
+#: the Dynamo of 2.11 stops with an error.
 CAN_ASK_SINCE = (2, 13)
+
+_log = logging.getLogger(__name__)
 
 
 @cache
 def torch_release() -> tuple[int, ...]:
-    """The first two numbers of the installed torch's version, without importing it; none where there is none."""
+    """Return the first two numbers of the installed torch's version, without importing it; () without torch."""
     try:
         return tuple(map(int, re.findall(r"\d+", version("torch"))[:2]))
     except PackageNotFoundError:
@@ -46,40 +50,45 @@ def torch_release() -> tuple[int, ...]:
 
 
 def is_traced() -> bool:
-    """Return whether Dynamo traces the caller. (It takes the answer for a constant.)"""
+    """Return whether Dynamo traces the caller; Dynamo treats the answer as a constant."""
     torch: Any = sys.modules.get("torch")
     return torch is not None and bool(torch.compiler.is_compiling())
 
 
 def leave_launches_to_triton() -> None:
-    """Has Dynamo look into no launch that it has left outside of its graphs. To be called before a graph may break.
+    """Stop Dynamo from tracing into Triton at launches outside of its graphs. Call this before a graph may break.
 
-    Else it traces what Triton does there: 2.11 stops with an error ("Can't construct an AttrSource"), and 2.13 takes
-    seconds to trace the tuning, and traces it again for every shape.
+    Otherwise Dynamo traces Triton's own code there: 2.11 stops with an error ("Can't construct an AttrSource"), and
+    2.13 takes seconds to trace the tuning, again for every shape.
     """
-    with suppress(ImportError, AttributeError):  # all of it is private; 2.11 and 2.13 have it
+    with suppress(ImportError, AttributeError):  # private functions of torch, which 2.11 and 2.13 have
         from torch._C._dynamo.eval_frame import _FrameAction, _FrameExecStrategy, set_code_exec_strategy
         from triton.runtime.jit import KernelInterface
 
-        launch = KernelInterface.__getitem__(None, None)  # a function that runs whatever kernel it was asked of
+        launch = KernelInterface.__getitem__(None, None)  # the function that runs every launch
         set_code_exec_strategy(launch.__code__, _FrameExecStrategy(_FrameAction.SKIP, _FrameAction.SKIP))
 
 
-# For Dynamo to call it, and take its answer as a constant (see `TracedPositions`).
+# Makes Dynamo call the function instead of tracing it (see `TracedPositions`).
 leave_launches_to_triton.__dict__["_dynamo_marked_constant"] = True
 
 
 def break_graph() -> None:
-    """Ends Dynamo's graph before the launch that is traced: that runs outside of it, and is pruned and tuned as ever.
-    Outside of a trace it does nothing."""
+    """End Dynamo's graph before the traced launch, which then runs, is pruned and is tuned outside of the graph.
+
+    Does nothing outside of a trace.
+    """
     import torch._dynamo
 
     torch._dynamo.graph_break()
 
 
 def may_tune_what_is_traced() -> bool:
-    """Whether several configs may be let through: unless Dynamo makes an autotuner anew of one whose tensors are reset
-    or restored, or one that cannot be told. To be asked in what Dynamo does not trace but calls."""
+    """Return whether several configs may go through a traced launch.
+
+    They may not if Dynamo replaces an autotuner that resets or restores tensors, or one that cannot be found on the
+    stack. Only valid in functions that Dynamo calls instead of tracing them.
+    """
     guards: Any = sys.modules.get("torch._guards")
     if guards is None or guards.TracingContext.try_get() is None:
         return True
@@ -89,22 +98,22 @@ def may_tune_what_is_traced() -> bool:
         frame = frame.f_back
         name = frame.f_code.co_name
         if name == "prune_configs" and autotuner is None:
-            return True  # Triton's own, in a launch that is not traced: only our callback is
-        if name == "call_triton_kernel":  # the outermost, because it calls itself with what it has made
+            return True  # Triton's own pruning of an untraced launch; Dynamo traces only our callback
+        if name == "call_triton_kernel":  # the outermost: it calls itself with the new autotuner
             autotuner = getattr(frame.f_locals.get("variable"), "kernel", None)
     return autotuner is not None and not (autotuner.reset_to_zero or autotuner.restore_value)
 
 
 class TracedPositions:
-    """A prune callback's choice of positions, which Dynamo calls where it traces a launch, instead of tracing it.
+    """A prune callback's choice of positions, which Dynamo calls instead of tracing it.
 
-    It cannot trace a prediction, so it is told to take the answer as a constant. For that a problem is handed over as
-    plain values and the configs one by one. This is all that `torch.compiler.assume_constant_result` does, and torch
-    must not be imported for it.
+    Dynamo cannot trace a prediction, so the method is marked as one whose answer is a constant. Dynamo accepts only
+    plain values as arguments, so the problem is passed field by field and the configs one by one. This is what
+    `torch.compiler.assume_constant_result` does, without importing torch.
     """
 
     def positions_of(self, problem: Problem, configs: Sequence[triton.Config]) -> tuple[int, ...]:
-        """Return which configs go through; none where the launch must not be traced."""
+        """Return the positions of the configs that go through; () if the launch must not be traced."""
         return self._as_constant(problem.family, problem.dims, problem.dtype, problem.flags, *configs)
 
     def _as_constant(
@@ -115,34 +124,40 @@ class TracedPositions:
         flags: tuple[str, ...],
         *configs: triton.Config,
     ) -> tuple[int, ...]:
+        """Return what `positions_of` returns, from arguments that Dynamo accepts."""
         return self.let_through(Problem(family, dims, dtype, flags), configs)
 
     _as_constant.__dict__["_dynamo_marked_constant"] = True
 
     def let_through(self, problem: Problem, configs: tuple[triton.Config, ...]) -> tuple[int, ...]:
-        """Return what `positions_of` does. Never raises."""
+        """Return what `positions_of` returns. Never raises."""
         raise NotImplementedError
 
 
-#: Lists of configs whose values are kept: a pruner serves one kernel, or a few.
+#: The most lists of configs of which a pruner keeps the values. A pruner serves one kernel, or a few.
 _MOST_LISTS = 8
+#: The most prunes that a pruner remembers as logged. A full memo is emptied, and problems are logged again.
+_MOST_LOGGED = 4096
 
 
 class Pruner(TracedPositions):
     """Picks the configs worth measuring for a launch: `triton.autotune(prune_configs_by={"early_config_prune": ...})`.
 
-    The arguments are those of `foretune.prune`; `trial_s` is as for `make_shortlist`.
+    `foretune.prune` documents the arguments and returns such a pruner for a family that may also be given by name;
+    `trial_s` is as for `make_shortlist`.
 
-    Hands back the autotuner's own `Config` objects, fastest first; never none of them, never a changed one, and
-    never an exception: whatever is wrong, all supported configs go through with one warning that says why.
+    The callback returns the autotuner's own `Config` objects, best first. The list is never empty, no config is
+    changed, and no exception leaves the callback: if anything fails, all supported configs go through, with one warning
+    that says why. Each problem's first prune is logged at INFO level ("... 1254 -> 8 configs").
 
-    In a function under `torch.compile`, static shapes are traced whole (also with `fullgraph=True`), with the best
-    predicted config alone where the autotuner resets or restores tensors, which compiled code does not. The graph
-    breaks at the launch, which then runs and is pruned outside it, for dynamic shapes, where such a kernel has no
-    prediction, and before torch 2.13.
+    In a function under `torch.compile`, launches with static shapes stay in the graph (also with `fullgraph=True`). If
+    the autotuner resets or restores tensors, which compiled code does not, only the config predicted to be fastest goes
+    through. The graph breaks at the launch, which then runs and is pruned outside of it, for dynamic shapes, for a
+    kernel with reset or restored tensors that has no prediction, and before torch 2.13.
 
-    Raises `ForetuneError` for `k` < 1, for what is no device or bundle, for knobs that the family has not, for configs
-    that are not the family's, and for a FORETUNE_MODE that does not exist.
+    Raises:
+        ForetuneError: `k` < 1, an invalid device or bundle, knobs that the family does not have, configs that are not
+            the family's, or an invalid FORETUNE_MODE.
 
     >>> class Toy(Family):
     ...     name, dims, dtypes, knobs = "toy", ("rows",), ("bf16",), ("BLOCK", "num_warps", "num_stages")
@@ -169,18 +184,19 @@ class Pruner(TracedPositions):
         self.family, self.k = family_of(family), HowMany.of(family, k, expected_calls, call_us, trial_s)
         if problem is not None and not callable(problem):
             raise ForetuneError(f"problem must be a function of a launch's arguments but is {shown(problem)}")
-        resolve_mode()  # a value that does not exist is refused here, where the kernel is declared, not in a launch
+        resolve_mode()  # refuses an invalid FORETUNE_MODE where the kernel is declared, not in a launch
         self.problem = problem or family.problem_from_call
         self.device = None if device is None else DeviceSpec.find(device)
         self.bundle = bundle_of(bundle)
-        #: How what it leaves is timed, in the words of logs: by Triton, unless who made it knows better.
+        #: How the kept configs are timed, as logs call it: by Triton, unless the pruner's owner sets another value.
         self.timed = "autotuner"
         self.own_knobs = OwnKnobs(family, knobs, fixed)
         if configs is not None:
             self.own_knobs.check(configs)
         self._can_ask = torch_release() >= CAN_ASK_SINCE
-        # Configs, the positions of those that are the family's, and those as values.
+        # Configs, the positions of those that belong to the family, and these as values.
         self._lists: list[tuple[tuple[triton.Config, ...], tuple[int, ...], tuple[KernelConfig, ...]]] = []
+        self._logged: set[tuple[Problem, str, int, int]] = set()
 
     def __repr__(self) -> str:
         return f"<Pruner of {self.family.name}, k={self.k.k}>"
@@ -188,9 +204,11 @@ class Pruner(TracedPositions):
     def __call__(
         self, configs: Sequence[triton.Config], named_args: Mapping[str, Any], /, **kwargs: Any
     ) -> list[triton.Config]:
-        """The shortlist of a launch. Positional arguments come in `named_args` and keyword arguments in `kwargs`,
-        along with `grid` and `warmup`. (The two parameters are positional only, so that a kernel can have
-        arguments of these names.)"""
+        """Return the shortlist of a launch.
+
+        Triton passes the launch's positional arguments in `named_args`, and its keyword arguments, `grid` and `warmup`
+        in `kwargs`. `configs` and `named_args` are positional only, so that a kernel can have arguments of these names.
+        """
         if is_traced():
             leave_launches_to_triton()
             if not self._can_ask:
@@ -198,9 +216,9 @@ class Pruner(TracedPositions):
         try:
             problem = self.problem({**named_args, **kwargs})
             if not isinstance(problem, Problem):
-                raise ForetuneError(f"the launch must be made a Problem but was made {shown(problem)}")
-        except Exception as error:  # noqa: BLE001 - no trouble of ours stops a launch
-            self._say_no_prediction(error, len(configs))
+                raise ForetuneError(f"the launch's problem must be a Problem but is {shown(problem)}")
+        except Exception as error:  # noqa: BLE001 - a failed prediction never stops a launch
+            self._warn_no_prediction(error, len(configs))
             return list(configs)
         if positions := self.positions_of(problem, configs):
             return [configs[position] for position in positions]
@@ -208,7 +226,7 @@ class Pruner(TracedPositions):
         return list(configs)
 
     def let_through(self, problem: Problem, configs: tuple[triton.Config, ...]) -> tuple[int, ...]:
-        """Return the shortlist's positions, as what the launching autotuner will time is logged."""
+        """Return the shortlist's positions, and announce the configs that the autotuner will time to FORETUNE_LOG."""
         one_alone = not may_tune_what_is_traced()
         try:
             device, (usable, values) = self.device or device_here(), self._usable(configs)
@@ -216,18 +234,20 @@ class Pruner(TracedPositions):
             positions = tuple(usable[place] for place in kept)
             left = [configs[position] for position in positions]
             expect(self.family, problem, device, left, [values[place] for place in kept], timed=self.timed)
-        except Exception as error:  # noqa: BLE001 - no trouble of ours stops a launch
-            self._say_no_prediction(error, len(configs))
+        except Exception as error:  # noqa: BLE001 - a failed prediction never stops a launch
+            self._warn_no_prediction(error, len(configs))
             positions = tuple(range(len(configs)))
         return () if one_alone and len(positions) > 1 else positions
 
-    def _say_no_prediction(self, error: Exception, n_configs: int) -> None:
+    def _warn_no_prediction(self, error: Exception, n_configs: int) -> None:
+        """Warn, once for each reason, that nothing was predicted."""
         warn_once(f"{self.family.name}: no prediction ({reason_of(error)})", f": all {n_configs} configs go through")
 
     def positions(self, problem: Problem, configs: tuple[triton.Config, ...]) -> tuple[int, ...]:
-        """Return which configs go through for a problem, fastest first; the caller logs what it measures.
+        """Return the positions of the configs that go through for a problem, best first.
 
-        Raises `ForetuneError` where none of the configs is the family's, and whatever the family raises.
+        Unlike `let_through`, it does not announce them to FORETUNE_LOG: the caller logs what it measures. Raises
+        `ForetuneError` if none of the configs belongs to the family, and whatever the family raises.
         """
         usable, values = self._usable(configs)
         return tuple(usable[place] for place in self._kept(problem, self.device or device_here(), values))
@@ -235,17 +255,41 @@ class Pruner(TracedPositions):
     def _kept(
         self, problem: Problem, device: DeviceSpec, values: tuple[KernelConfig, ...], one_alone: bool = False
     ) -> tuple[int, ...]:
-        """Return the places of the values that go through, fastest first, or of the fastest alone."""
+        """Return the places of the values that go through, best first; with `one_alone`, only the fastest."""
         wanted = resolve_mode()
         if wanted is Mode.OFF:
             return supported(self.family, problem, device, values)
         chooser = chooser_of(self.family, device, values, self.bundle)
         k = HowMany(1) if one_alone or wanted is Mode.PREDICT else self.k
-        return chooser.choose_or_warn(not_empty(self.family, problem), k).positions
+        chosen = chooser.choose_or_warn(not_empty(self.family, problem), k)
+        if _log.isEnabledFor(logging.INFO):
+            self._log_prune(problem, device, len(values), chosen)
+        return chosen.positions
+
+    def _log_prune(self, problem: Problem, device: DeviceSpec, n_configs: int, chosen: Shortlist) -> None:
+        """Log a prune in one line, once for each problem and result."""
+        key = (problem.without_sizes(), device.name, n_configs, len(chosen.configs))
+        if key in self._logged:
+            return
+        if len(self._logged) >= _MOST_LOGGED:
+            self._logged.clear()
+        self._logged.add(key)
+        sizes = "x".join(str(problem[dim]) for dim in self.family.dims)
+        _log.info(
+            "foretune: %s on %s: %d -> %d configs%s",
+            " ".join((problem.family, sizes, problem.dtype_name, *problem.flags)),
+            device.name,
+            n_configs,
+            len(chosen.configs),
+            "" if chosen.predicted else " (no prediction)",
+        )
 
     def _usable(self, configs: tuple[triton.Config, ...]) -> tuple[tuple[int, ...], tuple[KernelConfig, ...]]:
-        """`OwnKnobs.usable`. An autotuner passes the same list at every call, and some share a pruner, so the last few
-        are remembered: converting a thousand configs takes 10 ms, comparing identities 14 us."""
+        """Return `OwnKnobs.usable` of the configs, remembering the last few lists.
+
+        An autotuner passes the same list at every call, and several autotuners may share a pruner. Converting a
+        thousand configs takes 10 ms, comparing their identities 14 us.
+        """
         for known, usable, values in self._lists:
             if len(known) == len(configs) and all(map(operator.is_, known, configs)):
                 return usable, values

@@ -1,4 +1,4 @@
-"""`foretune quickstart`: train on shipped measurements, see what the ranker is worth, and tune one problem with it."""
+"""`foretune quickstart`: train on shipped measurements, evaluate the ranker, and tune one problem with it."""
 
 from __future__ import annotations
 
@@ -26,17 +26,18 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Quickstart:
-    """What a quickstart found."""
+    """The results of `foretune quickstart`."""
 
     family: str
     evaluation: Evaluation
     problem: Problem
     shortlist: Shortlist
-    prediction_ms: float  # of one prediction over the whole space, in CPU time
+    prediction_ms: float  # CPU milliseconds of one prediction over the full space
     first_calls: FirstCalls | None  # None without a GPU
-    bundle: Path | None  # None where it could not be saved
+    bundle: Path | None  # None if it could not be saved
 
     def to_json(self) -> dict[str, Any]:
+        """Return JSON values, as `foretune quickstart --json` prints them."""
         return {
             "evaluation": {"families": {self.family: self.evaluation.to_json()}},
             "prediction": {"problem": self.problem.to_json(), **self.shortlist.to_json()},
@@ -53,13 +54,14 @@ class Quickstart:
             self.evaluation,
             Text(f"\nAn example: {self.problem}"),
             self.shortlist,
-            f"One prediction over the whole space takes {self.prediction_ms:.2f} ms on one core.",
+            f"One prediction over the full space takes {self.prediction_ms:.2f} ms on one core.",
             *([] if self.first_calls is None else [self.first_calls]),
-            *([] if self.bundle is None else [Text(printable(f"The bundle lies in {self.bundle}"))]),
+            *([] if self.bundle is None else [Text(printable(f"The bundle is in {self.bundle}"))]),
         )
 
 
 def _half_of_the_task(call: Callable[[], Any]) -> Any:
+    """Call a function whose progress counts as half of the task."""
     with share_of(0.5):
         return call()
 
@@ -75,23 +77,33 @@ def run_quickstart(
     autotuned: Autotuned | None = None,
     say: Callable[[str], None] = lambda text: None,
 ) -> Quickstart:
-    """Trains a bundle of the family, of trees alone, on the dataset into `out`, judges one such on a fifth of the
-    models that it never saw, and predicts the problem on the device; where there is a `gpu`, tunes it there (see
-    `compare_first_calls`).
+    """Train and evaluate a family's ranker, predict one problem, and tune it if there is a GPU.
 
-    Where the bundle cannot be saved there is a `ForetuneWarning`, and the rest is shown (`check_bundle_folder` tells
-    beforehand)."""
-    say("training on all problems, and without some models' to rank those")
-    ranker = partial(LightGBMRanker, epochs=0)  # the network would take as long again
+    The ranker has trees only, without the network, which would double the time. It is evaluated on a fifth of the
+    models, which it is not trained on. If the bundle cannot be saved, the function warns with a `ForetuneWarning`;
+    `check_bundle_folder` can check this beforehand.
+
+    Args:
+        family: The family.
+        problem: The problem to predict and to tune.
+        dataset: The measurements.
+        device: The device to predict for.
+        out: The folder of the bundle.
+        gpu: The GPU to tune on; None without one.
+        autotuned: As for `compare_first_calls`.
+        say: Called with a line about each step.
+    """
+    say("training on all problems, and again without some models, to rank those")
+    ranker = partial(LightGBMRanker, epochs=0)
     halves = (
         partial(train_bundle, dataset, {family.name: family}, ranker),
         partial(cross_validate, dataset, family, ranker, tested=1),
     )
-    # A training keeps one core busy, and a second one at times.
+    # Training keeps one core busy, and sometimes a second one.
     bundle, judged = side_by_side([partial(_half_of_the_task, half) for half in halves], jobs=2)
     is_saved = _saved(bundle, out)
     chosen = make_shortlist(family, problem, device, k=4, bundle=bundle)
-    say("timing one prediction over the whole space")
+    say("timing one prediction over the full space")
     decision_ms, _ = prediction_ms(family, device, bundle, repeats=50)
     first_calls = None
     if gpu is not None and autotuned is not None:
@@ -100,7 +112,7 @@ def run_quickstart(
 
 
 def _saved(bundle: Bundle, out: Path) -> bool:
-    """Whether a bundle lies in a folder now. What it is worth can be shown all the same."""
+    """Save a bundle, and return whether that worked; if not, warn, because the results are shown anyway."""
     try:
         bundle.save(out)
     except (ForetuneError, OSError) as error:

@@ -1,7 +1,7 @@
 """`Shortlist`: the configs worth trying on a problem, best first.
 
-A prediction never makes a kernel fail. Without one (no bundle, a device it does not know, an odd problem) every
-supported config goes through, in its order, with one warning that says why.
+A prediction never makes a kernel fail. Where nothing can be predicted (no bundle, a device that the bundle does not
+know, an invalid problem), every supported config goes through in the given order, with one warning that says why.
 """
 
 from __future__ import annotations
@@ -18,48 +18,55 @@ from ..datasets.console import table
 from ..datasets.errors import check_path, reason_of, shown
 from .arguments import configs_of, family_of, warn_once
 from .how_many import TRIAL_S, HowMany, Length
+from .notebook import html_table
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     import numpy as np
     from numpy.typing import NDArray
 
     from ..model import Bundle, Ranker
 
-    #: Positions of the first configs, fastest first, (n,), and their predicted slowdowns, (n,).
+    #: Positions of the configs predicted to be fastest, fastest first, (n,), and their predicted slowdowns, (n,).
     Ranking: TypeAlias = tuple[NDArray[np.intp], NDArray[np.float64]]
 
-#: The shortest ranking that is asked for, and how many times as many where too few of its configs can run the problem.
+#: The shortest ranking requested from a ranker, and the factor by which the next one is longer if too few of its
+#: configs can run the problem.
 _LEAST_RANKED, _MORE = 8, 4
-#: Entries of each memo. A full one is emptied: predicting again costs milliseconds and changes no answer.
+#: The most entries of each memo. A full memo is emptied: predicting again costs milliseconds and changes no answer.
 _MEMO_SIZE = 4096
-#: On an arch without a measurement the shortlist is so many times as long, and has so many configs at least. What that
-#: is worth, with a known card held out, `pytest -m slow tests/runtime/test_unmeasured.py` tells.
+#: On an arch without measurements, a shortlist is this many times as long, and has at least this many configs.
+#: `pytest -m slow tests/runtime/test_unmeasured.py` measures the benefit with a known card held out.
 _GROWTH, _LEAST_UNMEASURED = 4, 32
-#: Choosers that are remembered, each with its configs and answers: more than a program has kernels.
+#: The most choosers kept, each with its configs and answers. Programs have fewer kernels than this.
 _MOST_CHOOSERS = 256
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Shortlist:
-    """Configs in the order in which to try them; never empty. The first is the one that is predicted fastest; the
-    others need not be in the order of their slowdowns, see `make_shortlist`.
+    """The configs to try on a problem, in that order. It is never empty.
 
-    Where nothing was predicted, `predicted` is False, `reason` says why, the configs are all that are supported,
-    in the order given, and each slowdown is 1.0: none is known to be slower than another. Where it was, `reason` names
-    the bundle, says how far the problem is from what that learned, and why there are so many configs.
+    The first config has the lowest predicted time. The list is diversified, so the others need not be in the order of
+    their predicted slowdowns (see `make_shortlist`).
+
+    With a prediction, `reason` names the bundle, how far the problem is from the training domain, and how the length
+    was chosen. Without one, `predicted` is False, `reason` says why, and the list has all supported configs in the
+    given order, each with a slowdown of 1.0.
     """
 
     configs: tuple[KernelConfig, ...]  # (n,)
-    predicted_slowdown: tuple[float, ...]  # (n,) time over that of the first: 1.0 = as fast
-    positions: tuple[int, ...]  # (n,) where each stands in the configs that were given
+    predicted_slowdown: tuple[float, ...]  # (n,) predicted time over that of the first config: 1.0 = equally fast
+    positions: tuple[int, ...]  # (n,) the index of each config in the list to choose from
     reason: str
     predicted: bool = True
-    device: str = ""  # the name of the one that it is for
+    device: str = ""  # the name of the device that the list is for
+
+    def __repr__(self) -> str:
+        count = f"{len(self.configs)} config{'s' if len(self.configs) > 1 else ''}"
+        first = f"first {self.configs[0]}" if self.predicted else "not predicted"
+        return f"<Shortlist of {count} for {self.device or 'an unnamed device'}, {first}>"
 
     def to_json(self) -> dict[str, Any]:
-        """As `foretune predict --json` prints it."""
+        """Return JSON values, as `foretune predict --json` prints them."""
         ranked = zip(self.configs, self.predicted_slowdown, strict=True)
         return {
             "shortlist": [
@@ -77,7 +84,7 @@ class Shortlist:
             [f"{slowdown:.3f}x", *(config.get(knob, "") for knob in knobs)]
             for slowdown, config in zip(self.predicted_slowdown, listed, strict=True)
         ]
-        what = "Predicted fastest" if self.predicted else "All that are supported"
+        what = "Predicted fastest" if self.predicted else "All supported configs"
         return table(
             f"{what} on {self.device}",
             ("slowdown", *knobs),
@@ -85,6 +92,9 @@ class Shortlist:
             below=[self.reason] if self.reason else [],
             once=knobs,
         )
+
+    def _repr_html_(self) -> str:
+        return html_table(self.__rich__())
 
 
 def make_shortlist(
@@ -99,30 +109,39 @@ def make_shortlist(
     configs: Sequence[KernelConfig] | None = None,
     bundle: Bundle | Path | str | None = None,
 ) -> Shortlist:
-    """The `k` configs to try, of those that the family supports, and that computed a right result with the problem's
-    dtype and flags when the bundle's data were measured: first the one with the lowest predicted time, then others with
-    low ones; of a k that is a number, such as are not all alike, since like configs are misjudged alike.
+    """Return the `k` configs to try on a problem, best first.
 
-    With k="auto" there are as many as hold one within 1 % of the best in 95 % of cases, by the bundle's calibration:
-    few where the ranker is sure, more outside of what it learned, at most 64 within that, and 8 where the bundle has
-    none.
-    With `expected_calls` there are instead as many as pay for themselves: the k with the least `trial_s` seconds for
-    each (to compile and to time it) plus `expected_calls` times what a call of `call_us` microseconds is expected to
-    lose (left out: what the family estimates).
+    `foretune.shortlist` is this function for a family that may also be given by name.
 
-    `device` is a spec, the name of a shipped one, or a spec's JSON file. `configs` are the ones to choose from (the
-    family's whole space if left out) and `bundle` what predicts, or its folder (the shipped one if left out). The
-    answer is that of `Family.at_call_time`: it depends on what the host knows then, and not on which of the problems
-    near it was asked about first; the sizes of ragged work are unknown. Ties go to the config that
-    was given first: the answer is the same in every process.
+    Only configs that the family supports are listed, and only those whose results were right when the bundle's data
+    were measured with the problem's dtype and flags. The first config has the lowest predicted time. For an integer
+    `k`, the list is diversified: similar configs share prediction errors, so a config that resembles those before it
+    moves down. Ties go to the config that was given first, so the answer is the same in every process.
 
-    An answer is remembered for the problem if the configs are left out or are a tuple that the caller keeps: then
-    asking again takes a few microseconds. The `reason` of one for a card that nothing was learned on says so. On an
-    arch without a measurement the list is longer than `k`, as its `reason` says, and no less the analytic model's.
+    The prediction is made for `Family.at_call_time(problem)`, which uses only what the host knows when a kernel is
+    launched: the sizes of ragged work count as unknown, and all problems of a bucket get the same answer.
 
-    Raises `ForetuneError` for `k` < 1, `expected_calls` with a k or where nobody knows how long a call takes, no
-    configs, a config or a problem that is not the family's, and for what is no device or bundle. Where there is no
-    prediction for other reasons, it warns and has all configs.
+    An answer is remembered if `configs` is None or a tuple that the caller keeps; asking again takes microseconds.
+
+    Args:
+        family: The kernel's family.
+        problem: The problem, of that family.
+        device: A spec, the name of a shipped one, or a spec's JSON file.
+        k: The number of configs. "auto": as many as needed to hold one within 1 % of the best in 95 % of cases, by the
+            bundle's calibration; at most 64 within the training domain, more outside of it, and 8 if the bundle has no
+            calibration. On an arch without measurements the list is longer than `k`, which its `reason` says.
+        expected_calls: Instead of `k`: how often the kernel will be called. The list then has the length with the least
+            total cost, which is `trial_s` seconds for each config plus, for each call, the expected loss against the
+            best config.
+        call_us: The duration of one call in microseconds, for `expected_calls`; the family's estimate if None.
+        trial_s: The seconds it takes to compile and time one config, for `expected_calls`.
+        configs: The configs to choose from; the family's space on the device if None.
+        bundle: The bundle that predicts, or its folder; the shipped one if None.
+
+    Raises:
+        ForetuneError: `k` < 1, `expected_calls` together with an integer `k` or without a known duration of a call, an
+            empty `configs`, a config or a problem of another family, or an invalid device or bundle. If nothing can be
+            predicted for any other reason, the function warns and returns all supported configs.
 
     >>> import numpy as np
     >>> from foretune.model import Bundle, Ranker
@@ -150,21 +169,21 @@ def make_shortlist(
 
 
 class Chooser:
-    """One family's configs on one device, ranked by one bundle, and the answers given: what `make_shortlist` keeps."""
+    """Ranks one family's configs on one device by one bundle, and remembers the answers."""
 
     def __init__(
         self, family: Family, device: DeviceSpec, configs: Sequence[KernelConfig] | None, bundle: Bundle | None
     ) -> None:
         self.family, self.device, self.bundle = family_of(family), device, bundle
-        self.given = configs  # kept alive, because the memo knows it by its id
+        self.given = configs  # kept alive, because `chooser_of` knows the list by its id
         self.configs = configs_of(family, device, configs)
-        # A known problem takes 0.6 us by the first memo and 0.3-0.4 ms by the second, which serves all problems of a
-        # bucket at call time; a new one 2-3 ms (k=8).
+        # A known problem takes 0.6 us by the first memo, and 0.3-0.4 ms by the second, which serves all problems of a
+        # bucket at call time. A new problem takes 2-3 ms (k=8).
         self._answers: dict[tuple[Problem, HowMany], Shortlist] = {}
         self._rankings: dict[Problem, Ranking] = {}
 
     def choose_or_warn(self, problem: Problem, k: HowMany) -> Shortlist:
-        """Return what `choose` does, with a warning, once for each reason, where nothing was predicted."""
+        """Return what `choose` returns, and warn, once for each reason, if nothing was predicted."""
         answer = self.choose(problem, k)
         if not answer.predicted:
             which = "" if len(answer.configs) == len(self.configs) else "supported "
@@ -172,12 +191,12 @@ class Chooser:
         return answer
 
     def choose(self, problem: Problem, k: HowMany) -> Shortlist:
-        """Return the first supported configs of the ranking, or without one all that are supported, and why.
+        """Return the shortlist of a problem; without a prediction, all supported configs and the reason.
 
-        The sizes of ragged work count as unknown. Raises `ForetuneError` for a problem that is not the family's.
+        The sizes of ragged work count as unknown. Raises `ForetuneError` for a problem of another family.
         """
         if isinstance(problem, Problem):
-            if problem.ragged is not None:  # else the answer may be remembered of one that is the family's
+            if problem.ragged is not None:  # check before the sizes are dropped: a remembered answer skips the check
                 check_problem_of(self.family, problem)
             problem = problem.without_sizes()
             answer = self._answers.get((problem, k))
@@ -186,14 +205,23 @@ class Chooser:
         check_problem_of(self.family, problem)
         try:
             answer = self._predicted(problem, k)
-        except Exception as error:  # noqa: BLE001 - no trouble of ours stops a launch
+        except Exception as error:  # noqa: BLE001 - a failed prediction never stops a launch
             answer = self._not_predicted(problem, error)
         _remember(self._answers, (problem, k), answer, _MEMO_SIZE)
         return answer
 
+    def candidates(self, problem: Problem) -> tuple[int, ...]:
+        """Return the positions of the configs that may be on a problem's shortlist, in the given order.
+
+        These are the supported configs without those that computed a wrong result when they were measured. If each
+        supported config did, all of them are returned.
+        """
+        positions, wrong = supported(self.family, problem, self.device, self.configs), self._wrong(problem)
+        return tuple(position for position in positions if self.configs[position] not in wrong) or positions
+
     def _predicted(self, problem: Problem, k: HowMany) -> Shortlist:
-        """Return the shortlist by the bundle. Raises whatever the bundle or the family does."""
-        import numpy as np  # takes as long to import as the rest of Foretune: not before it is needed
+        """Return the shortlist by the bundle. Raises whatever the bundle or the family raises."""
+        import numpy as np  # imported late, because it takes as long as the rest of Foretune
 
         from ..model.calibration.diversify import AMONG, diversified_order, knob_table
 
@@ -204,10 +232,11 @@ class Chooser:
         if self.device.arch not in archs:
             k = k.times(_GROWTH, _LEAST_UNMEASURED, calibration)
         longest = min(k.longest(calibration, distance), len(self.configs))
-        # By its level, a list has all configs up to there. Of any other, more are looked at, and not all alike taken.
-        is_diverse = longest > 1 and not k.is_by_level(calibration)
+        # A calibrated length counts configs in the order of the ranking, so that order is kept. Any other list is
+        # diversified: it is chosen from more configs than it will have.
+        is_diverse = longest > 1 and not k.is_calibrated(calibration)
         among = min(max(longest, AMONG), len(self.configs)) if is_diverse else longest
-        positions, slowdowns = self._first_able(problem, among)
+        positions, slowdowns = self._first_supported(problem, among)
         chosen = slowdowns / slowdowns[0]
         logs = np.log(chosen)
         call_us = k.estimate_us(self.family, problem, self.device, self.configs[positions[0]])
@@ -219,10 +248,10 @@ class Chooser:
         why = f"predicted by bundle {bundle.digest[:12]}"
         if self.device.arch not in archs:
             why = (
-                f"no measurement of {self.device.arch}: from the analytic model and what bundle {bundle.digest[:12]} "
-                f"learned on {', '.join(archs)}, k grown to {length}; `foretune collect {name} --plan adaptive "
-                "--budget 5m --out small` on it, then `foretune adapt --data small --out my-bundle`, makes one that "
-                "knows it"
+                f"no measurement of {self.device.arch}: predicted from the analytic model and what bundle "
+                f"{bundle.digest[:12]} learned on {', '.join(archs)}, k grown to {length}; `foretune collect {name} "
+                "--plan adaptive --budget 5m --out small` on it, then `foretune adapt --data small --out my-bundle`, "
+                "makes a bundle that knows it"
             )
         elif all(spec.card != self.device.card for spec in learned_on):
             cards = sorted({spec.card for spec in learned_on})
@@ -235,11 +264,11 @@ class Chooser:
             device=self.device.name,
         )
 
-    def _first_able(self, problem: Problem, most: int) -> Ranking:
+    def _first_supported(self, problem: Problem, most: int) -> Ranking:
         """Return the first `most` configs that can run the problem, fastest first.
 
-        `Family.supports` is asked about the problem itself, and only until enough configs can run it. Raises
-        `ForetuneError` where each of them computed a wrong result.
+        `Family.supports` is called with the problem itself, not with its bucket, and only until enough configs are
+        found. Raises `ForetuneError` if each supported config computed a wrong result.
         """
         wrong, count = self._wrong(problem), max(most, _LEAST_RANKED)
         while True:
@@ -247,20 +276,22 @@ class Chooser:
             places: list[int] = []
             for place, position in enumerate(order.tolist()):
                 config = self.configs[position]
-                is_right = not wrong or config not in wrong  # to hash a config takes a while
+                is_right = not wrong or config not in wrong  # hashing a config is slow
                 if is_right and self.family.supports(config, problem, self.device) is None:
                     places.append(place)
                     if len(places) == most:
                         break
             if len(places) == most or len(order) < count or count >= len(self.configs):
                 if not places:
-                    raise ForetuneError("of the configs that can run this problem none computed a right result")
+                    raise ForetuneError("of the configs that can run this problem, none computed a right result")
                 return order[places], slowdowns[places]
             count *= _MORE
 
     def _ranking(self, problem: Problem, count: int) -> Ranking:
-        """Return at least `count` configs, fastest first, as predicted for what stands for the problem at call time:
-        of all configs, or where these cannot be predicted, of the supported ones."""
+        """Return at least `count` configs, fastest first, as predicted for the problem's bucket.
+
+        All configs are ranked, or only the supported ones if the prediction fails for the full list.
+        """
         import numpy as np
 
         near, count = self.family.at_call_time(problem), min(count, len(self.configs))
@@ -268,7 +299,7 @@ class Chooser:
         if ranking is not None and len(ranking[0]) >= count:
             return ranking
         ranker = _ranker_of(self.family, self.device, self.bundle)
-        with np.errstate(all="ignore"):  # what is not finite is refused
+        with np.errstate(all="ignore"):  # values that are not finite are refused later
             try:
                 ranking = ranker.fastest(self.family, near, self.device, self.configs, count)
             except Exception as error:
@@ -276,7 +307,7 @@ class Chooser:
                 some = tuple(self.configs[position] for position in able)
                 if len(some) == len(self.configs):
                     raise
-                try:  # a config that no kernel takes may have no features
+                try:  # an unsupported config may have no features
                     order, slowdowns = ranker.fastest(self.family, near, self.device, some, min(count, len(some)))
                 except Exception:  # noqa: BLE001
                     raise error from None
@@ -285,14 +316,13 @@ class Chooser:
         return ranking
 
     def _not_predicted(self, problem: Problem, error: Exception) -> Shortlist:
-        """Return all supported configs, and why: what went wrong, or that no config can run the problem."""
+        """Return all supported configs, with the error or, if no config can run the problem, the first refusal."""
         why = reason_of(error)
-        with suppress(Exception):  # the judgement is then the error's
+        with suppress(Exception):  # if `supports` fails too, `error` is the reason
             reasons = [self.family.supports(config, problem, self.device) for config in self.configs]
             if None not in reasons:
                 why = f"none of the configs can run this problem: {reasons[0]}"
-        positions, wrong = supported(self.family, problem, self.device, self.configs), self._wrong(problem)
-        positions = tuple(position for position in positions if self.configs[position] not in wrong) or positions
+        positions = self.candidates(problem)
         return Shortlist(
             configs=tuple(self.configs[position] for position in positions),
             predicted_slowdown=(1.0,) * len(positions),
@@ -303,29 +333,34 @@ class Chooser:
         )
 
     def _wrong(self, problem: Problem) -> Collection[KernelConfig]:
-        """Return what computed a wrong result when the bundle's data were measured; nothing without such a bundle."""
+        """Return the configs that computed a wrong result when the bundle's data were measured; () without a bundle."""
         try:
             return bundle_in_force(self.bundle).wrong_results(self.family.name, problem)
-        except Exception:  # noqa: BLE001 - a prediction that the caller wanted has already told why there is none
+        except Exception:  # noqa: BLE001 - the prediction itself has already reported why there is no bundle
             return ()
 
 
 def supported(family: Family, problem: Problem, device: DeviceSpec, configs: Sequence[KernelConfig]) -> tuple[int, ...]:
-    """Positions of the configs that the family supports; of all where it supports none or cannot tell."""
+    """Return the positions of the configs that the family supports.
+
+    Returns all positions if the family supports none of the configs, or if `supports` raises: then the launch decides.
+    """
     everything = tuple(range(len(configs)))
     try:
         return tuple(i for i in everything if family.supports(configs[i], problem, device) is None) or everything
-    except Exception:  # noqa: BLE001 - the judgement is then left to the launch
+    except Exception:  # noqa: BLE001 - the launch then reports what is wrong
         return everything
 
 
 def _remember(memo: dict, key: object, value: object, most: int) -> None:  # type: ignore[type-arg]
+    """Add an entry to a memo, which is emptied first if it has `most` entries."""
     if len(memo) >= most:
         memo.clear()
     memo[key] = value
 
 
-#: Keeps the memos of choosers from call to call; and where a space is laid out anew each time, 2.3 ms.
+#: The choosers by family, device, configs and bundle. They keep their memos from call to call, and save the 2.3 ms that
+#: laying out a family's space takes.
 _choosers: dict[tuple[object, ...], Chooser] = {}
 
 
@@ -335,10 +370,13 @@ def chooser_of(
     configs: Sequence[KernelConfig] | None = None,
     bundle: Bundle | Path | str | None = None,
 ) -> Chooser:
-    """The one that answers for these, made if need be. Raises `ForetuneError` for what they cannot be."""
+    """Return the chooser of these arguments, which is created by the first call and kept.
+
+    Raises `ForetuneError` for arguments that `make_shortlist` refuses as well.
+    """
     device, bundle = DeviceSpec.find(device), bundle_of(bundle)
-    # By identity: hashing a thousand configs would take longer than the prediction. A list can change behind its
-    # id, so only tuples are remembered; the chooser keeps them alive, so that no id is used twice.
+    # The key has the list's id: hashing a thousand configs would take longer than the prediction. A list can change
+    # under its id, so only tuples are remembered; the chooser keeps them alive, so that no id is used twice.
     key = (id(family), device, id(configs), None if bundle is None else bundle.digest)
     chooser = _choosers.get(key)
     if chooser is None:
@@ -351,19 +389,21 @@ def chooser_of(
 def predicted_slowdowns(
     family: Family, problem: Problem, device: DeviceSpec, configs: tuple[KernelConfig, ...], bundle: Bundle | None
 ) -> NDArray[np.float64]:
-    """What the bundle predicts for each config, (n_configs,), which compares within this problem. Raises
-    `ForetuneError` where it has nothing to say, or nothing that can be."""
+    """Return the predicted slowdown of each config, (n_configs,), which compare within this problem only.
+
+    Raises `ForetuneError` if the bundle cannot predict, or predicts anything but positive finite numbers.
+    """
     import numpy as np
 
     from ..model.ranker import checked_slowdowns
 
-    with np.errstate(all="ignore"):  # what is not finite is refused
+    with np.errstate(all="ignore"):  # values that are not finite are refused
         predicted = _ranker_of(family, device, bundle).predict(family, problem, device, configs)
     return checked_slowdowns(predicted, len(configs))
 
 
 def _ranker_of(family: Family, device: DeviceSpec, bundle: Bundle | None) -> Ranker:
-    """What ranks a family's configs on a device."""
+    """Return the ranker of a family's configs on a device."""
     from ..model import ranker_on
 
     bundle = bundle_in_force(bundle)
@@ -371,8 +411,10 @@ def _ranker_of(family: Family, device: DeviceSpec, bundle: Bundle | None) -> Ran
 
 
 def bundle_of(bundle: Bundle | Path | str | None) -> Bundle | None:
-    """A bundle as it is, or the one in a folder; None stands for the shipped one. Raises `ForetuneError` for what is
-    none of these, and `BundleError` as `load_bundle` does."""
+    """Return a given bundle, or load it from a folder; None, which stands for the shipped bundle, stays None.
+
+    Raises `ForetuneError` for anything else, and `BundleError` as `load_bundle` does.
+    """
     if bundle is None:
         return None
     from ..model import Bundle, load_bundle
@@ -383,17 +425,18 @@ def bundle_of(bundle: Bundle | Path | str | None) -> Bundle | None:
         file = near_copy(check_path("bundle", bundle) / FILE)
         return load_bundle(file.parent if file.is_file() else bundle)
     if not isinstance(bundle, Bundle):
-        raise ForetuneError(f"bundle must be a Bundle, or the path of one's folder, but is {shown(bundle)}")
+        raise ForetuneError(f"bundle must be a Bundle or the path of its folder, but is {shown(bundle)}")
     return bundle
 
 
 def bundle_in_force(bundle: Bundle | None) -> Bundle:
-    """The bundle that was given, or else the shipped one. Raises `BundleError` where that cannot be read."""
+    """Return the given bundle, or the shipped one for None. Raises `BundleError` if that cannot be read."""
     return _shipped() if bundle is None else bundle
 
 
 @lru_cache(maxsize=1)
 def _shipped() -> Bundle:
+    """Return the shipped bundle, which is read once."""
     from ..model import open_bundle
 
     return open_bundle()

@@ -27,6 +27,7 @@ FACE = (
     "contextual_autotune",
     "cover",
     "elementwise_work",
+    "explain",
     "families",
     "gated_mlp",
     "gemm_work",

@@ -72,6 +72,9 @@ def predict(
     ] = None,
     dtype: Dtype = None,
     bundle: Predictor = None,
+    explain: Annotated[
+        bool, typer.Option("--explain", help="Also print why each config is on the list, and what was never measured.")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Print the configs predicted to be fastest for one shape. Needs no GPU.
@@ -80,27 +83,21 @@ def predict(
     flags, without a value: `foretune predict FAMILY --help` lists them.
     """
     from ...model import load_bundle
-    from ...runtime import make_shortlist
+    from ...runtime import make_explanation, make_shortlist
 
     kernel = find_family(family)
     problem = problem_of(context.args, kernel, dtype)
     spec = device_or_this_gpu(device)
+    asked: dict[str, Any] = {"k": top, "expected_calls": expected_calls, "call_us": call_us}
+    asked["bundle"] = load_bundle(bundle)
     with warnings.catch_warnings():  # what a launch is only warned of is the answer here
         warnings.simplefilter("ignore", ForetuneWarning)
-        chosen = make_shortlist(
-            kernel,
-            problem,
-            spec,
-            k=top,  # type: ignore[arg-type]  # the parser made it a number, or left it "auto"
-            expected_calls=expected_calls,
-            call_us=call_us,
-            bundle=load_bundle(bundle),
-        )
+        chosen = make_shortlist(kernel, problem, spec, **asked)
     if not chosen.predicted:  # then it holds every config, in no order that means anything
         can_run = any(kernel.supports(config, problem, spec) is None for config in chosen.configs)
         instead = f"; a launch there has {len(chosen.configs)} configs go through" if can_run else ""
         raise ForetuneError(chosen.reason + instead)
-    emit(chosen, as_json)
+    emit(make_explanation(kernel, problem, spec, **asked) if explain else chosen, as_json)
 
 
 @command(

@@ -22,6 +22,7 @@ from ...datasets.errors import check_between, check_integer, shown
 from ...datasets.problem import MOST_SIZE, POINTS_PER_OCTAVE
 from ..arguments import configs_of, family_of
 from ..launching.stub_driver import device_here
+from ..notebook import html_table
 from ..shortlist import bundle_of
 from .dispatch import Dispatch, best_dispatch, fewest_dispatch
 from .losses import SizeLosses, at_size, measured_losses, predicted_losses
@@ -50,7 +51,7 @@ _MOST_CHECKED = 8192
 Choose = Callable[[np.ndarray, np.ndarray], Dispatch]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Cover:
     """A dispatch table over the sizes of one dimension: `config_for(size)` runs in each call.
 
@@ -77,6 +78,11 @@ class Cover:
     losses: tuple[float, ...]  # (n_sizes,) what is lost there against the best config of that size: 0.02 = 2 %
     device: str
     reason: str  # where the losses come from
+
+    def __repr__(self) -> str:
+        count = f"{len(self.configs)} config{'s' if len(self.configs) > 1 else ''}"
+        sizes = f"{self.dynamic} {self.sizes[0]}-{self.sizes[-1]}"
+        return f"<Cover of {self.problem.family}: {count} for {sizes} on {self.device}, worst loss {100 * self.worst_loss:.1f} %>"
 
     def index_for(self, size: int) -> int:
         """Return which of `configs` runs at a size. Raises `ForetuneError` for anything but an integer."""
@@ -136,6 +142,9 @@ class Cover:
             ],
             once=knobs,
         )
+
+    def _repr_html_(self) -> str:
+        return html_table(self.__rich__())
 
 
 def make_cover(

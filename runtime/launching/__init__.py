@@ -1,1 +1,1 @@
-"""Launching kernels: quickly, with scratch memory, and without a GPU; and what their sources say."""
+"""Launching kernels: fast, with scratch memory, and without a GPU; and hashes of their sources."""

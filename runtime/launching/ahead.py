@@ -1,9 +1,8 @@
-"""Compilation ahead of time: of what launches will need (`only_compiling`), and of a list of jobs (`compile_ahead`).
+"""Compilation ahead of time: of the binaries that launches will need (`only_compiling`), or of jobs (`compile_ahead`).
 
-Most of a compile is spent outside of Python's lock, so threads of this process do it: making the first IR is Python's
-and one at a time, the rest is MLIR's and ptxas' and is not (1.8-1.9x on two quiet cores). Nothing that runs differs: a
-binary is the one that the launch would have compiled, and where compiling ahead fails, the launch compiles again and
-says what is wrong.
+Threads compile in parallel, because most of a compile runs outside of Python's lock: only the first IR is built by
+Python, the rest by MLIR and ptxas (1.8-1.9 times as fast on two quiet cores). What runs does not change: each binary is
+the one that the launch would have compiled, and if compiling ahead fails, the launch compiles again and raises.
 """
 
 from __future__ import annotations
@@ -22,13 +21,13 @@ from ...datasets.errors import check_integer
 from ...datasets.forking import renew_in_children
 
 _active: ContextVar[bool] = ContextVar("only_compiling", default=False)
-#: Return whether this thread is in a block of `only_compiling`; asked at every launch.
+#: Return whether this thread is in a block of `only_compiling`; called at every launch.
 is_only_compiling = _active.get
 
 
 @contextmanager
 def only_compiling() -> Iterator[None]:
-    """Have launches in this block, of this thread, only compile. Tensors may be on torch's "meta" device."""
+    """Compile instead of launching in this block and thread. Tensors may be on torch's "meta" device."""
     token = _active.set(True)
     try:
         yield
@@ -37,13 +36,13 @@ def only_compiling() -> Iterator[None]:
 
 
 class _Jobs:
-    """The compiles that are under way, by key."""
+    """The compiles in progress, by key."""
 
     def __init__(self) -> None:
         renew_in_children(self)
 
     def renew(self) -> None:
-        """Forget them: in a forked process no thread goes on, so nobody may wait for one."""
+        """Forget the compiles: in a forked process their threads do not exist, so waiting for one would not end."""
         self.lock = Lock()
         self.underway: dict[Hashable, Future[Any]] = {}
         self.pool: ThreadPoolExecutor | None = None
@@ -53,7 +52,7 @@ _jobs = _Jobs()
 
 
 def compile_ahead_of(key: Hashable, job: Callable[[], object]) -> None:
-    """Run the job in a thread, once for each key that nobody has asked `wait_for` since."""
+    """Run a job in a thread, unless one with this key has been started and `wait_for` has not been called since."""
     with _jobs.lock:
         if key not in _jobs.underway:
             _jobs.pool = _jobs.pool or ThreadPoolExecutor(min(16, cores()), "foretune-ahead")
@@ -61,7 +60,7 @@ def compile_ahead_of(key: Hashable, job: Callable[[], object]) -> None:
 
 
 def wait_for(key: Hashable) -> None:
-    """Return when the job of that key has ended, if there is one, however it ended."""
+    """Wait until the job of a key has ended, with or without an error. Returns at once if there is none."""
     future = _jobs.underway.get(key)
     if future is not None:
         wait([future])
@@ -69,21 +68,27 @@ def wait_for(key: Hashable) -> None:
 
 
 def cores() -> int:
-    """Return how many processes, or threads without Python's lock, can run at once here."""
-    if hasattr(os, "sched_getaffinity"):  # a container's share of the machine
+    """Return how many cores this process may use."""
+    if hasattr(os, "sched_getaffinity"):  # respects a container's share of the machine
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
 
 
 def compile_ahead(jobs: Sequence[Callable[[], object]], workers: int | None = None) -> list[BaseException | None]:
-    """Run jobs that each warm one config up, and compile in parallel what they ask for.
+    """Run jobs that each warm up one config, and compile their binaries in parallel.
 
-    A job is like `lambda: kernel.warmup(..., grid=grid, **config.all_kwargs())`. There are `workers` threads, if left
-    out as many as this process may use cores.
+    A job is like `lambda: kernel.warmup(..., grid=grid, **config.all_kwargs())`. If the wait is interrupted (Ctrl-C),
+    compiles that have not started are cancelled, and the interrupt is raised.
 
-    Returns, for each job, what went wrong with it, or None: an exception of the job or of a compile that it was the
-    first to ask for. Where the waiting is interrupted (Ctrl-C), compiles that have not begun are given up, and the
-    interrupt goes on. Raises `ForetuneError` for fewer than one worker.
+    Args:
+        jobs: The jobs, which run one after the other; only their compiles run in parallel.
+        workers: The number of threads; the number of cores of this process if None.
+
+    Returns:
+        For each job, its exception or that of a compile that it started; None if there was none.
+
+    Raises:
+        ForetuneError: `workers` < 1.
 
     >>> compile_ahead([lambda: None, lambda: 1 / 0])
     [None, ZeroDivisionError('division by zero')]
@@ -116,26 +121,27 @@ def compile_ahead(jobs: Sequence[Callable[[], object]], workers: int | None = No
         error or next(filter(None, (future.exception() for future in found)), None)
         for error, found in zip(errors, compiles, strict=True)
     ]
-    # Threads that parse at one time can end Python 3.11's parser with a SystemError ("AST constructor recursion depth
-    # mismatch"): that says nothing of the job, which is run again alone.
+    # Python 3.11's parser can raise a SystemError if several threads parse at once ("AST constructor recursion depth
+    # mismatch"). That is not the job's fault, so the job runs again alone.
     return [
         _error_of(job) if isinstance(result, SystemError) else result for job, result in zip(jobs, results, strict=True)
     ]
 
 
 def _error_of(job: Callable[[], object]) -> BaseException | None:
+    """Run a job; return its exception, or None."""
     try:
         job()
-    except Exception as error:  # noqa: BLE001 - the result of this job, whatever it is
+    except Exception as error:  # noqa: BLE001 - any exception is the result of this job
         return error
     return None
 
 
 def _async_mode() -> Callable[[ThreadPoolExecutor], Any] | None:
-    """Return what makes Triton's mode for parallel compiles, unless it has none, or the caller's own is active already.
+    """Return a function that makes Triton's mode for parallel compiles; None if there is none or one is active already.
 
     The mode is private (`triton.runtime._async_compile`, in 3.5.1 to 3.9): while it is active in a thread, a kernel's
-    `warmup` there hands the compile to an executor. Where a later Triton has none, jobs run one after the other.
+    `warmup` in that thread passes the compile to an executor. With a Triton that lacks it, jobs compile one by one.
     """
     try:
         from triton.runtime._async_compile import AsyncCompileMode, active_mode
@@ -146,12 +152,12 @@ def _async_mode() -> Callable[[ThreadPoolExecutor], Any] | None:
     return lambda pool: AsyncCompileMode(pool, ignore_errors=True)
 
 
-# The function that launches a kernel's binaries, made while the first one is compiled. Triton 3.6 writes that function
-# in C for each signature and has a C compiler make it, 0.2 s, but only when it has a binary to launch. It depends on
-# nothing of the binary, so here a thread makes it meanwhile, and Triton finds it in its cache folder. Later Tritons
-# have one function for all, and nothing is to be done.
+# The function that launches a kernel's binaries, built while the first binary is compiled. Triton 3.6 generates C code
+# for each signature and compiles it in 0.2 s, but only when it has a binary to launch. The code does not depend on the
+# binary, so a thread builds it meanwhile, and Triton finds it in its cache folder. Later releases have one function for
+# all kernels, so there is nothing to build.
 
-#: What Triton looks up of a binary when it makes its launcher, besides what the C code is written from.
+#: The attributes of a binary that Triton reads when it builds a launcher, with the values of no binary in particular.
 _NO_BINARY = SimpleNamespace(
     num_ctas=1,
     tensordesc_meta=None,
@@ -165,16 +171,23 @@ _NO_BINARY = SimpleNamespace(
 
 
 def make_launch_function_ahead(kernel: Any, args: Sequence[Any], arguments: Mapping[str, Any]) -> None:
-    """Begins, in a thread, the launch function of a `triton.jit` kernel for such arguments, with constants and launch
-    options among them, unless that was begun before. Whatever goes wrong, Triton makes it as ever."""
-    with suppress(Exception):  # nothing of this is public
+    """Start to build the launch function of a `triton.jit` kernel in a thread, once for each signature.
+
+    If anything fails, Triton builds the function itself at the launch.
+
+    Args:
+        kernel: The kernel.
+        args: The positional arguments of the launch.
+        arguments: The keyword arguments, including constants and launch options.
+    """
+    with suppress(Exception):  # all of these functions are private
         from triton import knobs
         from triton.runtime import driver
 
         active = driver.active
         if not hasattr(sys.modules[type(active).__module__], "make_launcher"):
             return
-        # Looked up here: of two threads that ask first, each would make one.
+        # Looked up in this thread: two threads that look it up first would create one each.
         *_, backend, bind = kernel.device_caches[active.get_current_device()]
 
         def make() -> None:

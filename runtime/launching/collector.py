@@ -1,8 +1,8 @@
-"""`collecting_later`: a block without Python's garbage collector, for what a process does once and keeps.
+"""`collecting_later`: a block without Python's garbage collector, for work that a process does once.
 
-Importing, reading a bundle and compiling make tens of thousands of objects that stay. The collector runs every few
-hundred, and sooner or later looks at all that the process has: of what torch imports alone that takes 0.1 s, in the
-middle of a first call that takes 0.3. This module imports little, because it is imported before the rest.
+Importing, reading a bundle and compiling create tens of thousands of objects that stay alive. The collector runs every
+few hundred objects, and sooner or later visits every object of the process: for torch's alone that takes 0.1 s, in the
+middle of a first call of 0.3 s. This module imports little, because it is imported before the others.
 """
 
 from __future__ import annotations
@@ -17,16 +17,18 @@ from ...datasets.forking import renew_in_children
 
 
 class _Inside:
-    """The blocks of `collecting_later` that threads are in. The collector is the process's, so that it is off while any
-    thread is in one."""
+    """The threads that are in a block of `collecting_later`.
+
+    There is one collector for the process, so it is off while any thread is in a block.
+    """
 
     def __init__(self) -> None:
-        self.blocks: Counter[int] = Counter()  # by thread
-        self.was_on = False
+        self.blocks: Counter[int] = Counter()  # the depth of nested blocks by thread
+        self.was_on = False  # whether the collector was on before the first block
         renew_in_children(self)
 
     def renew(self) -> None:
-        """Forget the other threads: in a forked process they do not go on, so none will leave its block."""
+        """Forget the other threads, which do not exist in a forked process and so never leave their blocks."""
         self.lock = Lock()
         mine, had = self.blocks[get_ident()], bool(self.blocks)
         self.blocks.clear()
@@ -36,6 +38,7 @@ class _Inside:
             gc.enable()
 
     def leave(self, thread: int) -> None:
+        """Leave one block of a thread, and turn the collector on again after the last one."""
         self.blocks[thread] -= 1
         if not self.blocks[thread]:
             del self.blocks[thread]
@@ -48,7 +51,7 @@ _inside = _Inside()
 
 @contextmanager
 def collecting_later() -> Iterator[None]:
-    """Collect no garbage in this block but by reference counts; afterwards all is as it was. Blocks may be nested.
+    """Turn Python's cyclic garbage collector off in this block. Blocks may be nested.
 
     >>> with collecting_later():
     ...     gc.isenabled()

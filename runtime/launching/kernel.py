@@ -1,4 +1,4 @@
-"""`Kernel`: a Triton kernel as somebody declared it, with what its decorators add, for one config at a time."""
+"""`Kernel`: a declared Triton kernel with its decorators, launched or compiled with one config at a time."""
 
 from __future__ import annotations
 
@@ -18,15 +18,18 @@ if TYPE_CHECKING:
 
 
 class Kernel:
-    """A `triton.jit` function, compiled or interpreted, perhaps under `triton.autotune` and `triton.heuristics` in any
-    order. An autotuner is taken for its configs and left out of launches; heuristics are asked at each of them.
+    """A `triton.jit` function, compiled or interpreted, optionally under `triton.autotune` and `triton.heuristics`.
 
-    Raises `ForetuneError` for what is no Triton kernel.
+    The decorators may be in any order. Launches skip the autotuner, of which only the configs are used, and run the
+    heuristics.
+
+    Raises:
+        ForetuneError: `declared` is not a Triton kernel.
     """
 
     def __init__(self, declared: Any) -> None:
         self.configs: Sequence[triton.Config] = ()  # the autotuner's
-        self._heuristics: list[Mapping[str, Callable[[Mapping[str, Any]], Any]]] = []  # the outermost first
+        self._heuristics: list[Mapping[str, Callable[[Mapping[str, Any]], Any]]] = []  # outermost first
         jit = declared
         while hasattr(jit, "fn") and not inspect.isfunction(jit.fn):
             self.configs = self.configs or getattr(jit, "configs", ())
@@ -42,35 +45,40 @@ class Kernel:
 
     @property
     def is_interpreted(self) -> bool:
-        """Whether Triton's interpreter runs it: then there are no binaries."""
+        """Whether Triton's interpreter runs the kernel, so that it has no binaries."""
         return not hasattr(self.jit, "params")
 
     @property
     def constants(self) -> frozenset[str]:
-        """The parameters that are constants of a binary, compiled or interpreted."""
+        """The names of the parameters annotated as `constexpr`."""
         parameters = inspect.signature(self.jit.fn).parameters.values()
         return frozenset(p.name for p in parameters if "constexpr" in str(p.annotation))
 
     @property
     def computed(self) -> frozenset[str]:
-        """The parameters that heuristics give."""
+        """The names of the parameters that heuristics compute."""
         return frozenset(name for values in self._heuristics for name in values)
 
     def launch(self, grid: tuple[int, ...], arguments: Mapping[str, Any]) -> Any:
-        """Launches once with these arguments, a config's knobs among them."""
+        """Launch once with these arguments, which include a config's knobs."""
         self._settle()
         return self.jit[grid](**self._given(arguments))
 
     def compile(self, grid: tuple[int, ...], arguments: Mapping[str, Any]) -> Any:
-        """The binary that `launch` runs with such arguments, compiled for the active driver's target unless Triton's
-        cache has it; None for an interpreted kernel. Tensors may be on torch's "meta" device, without memory."""
+        """Return the binary that `launch` runs with these arguments; None for an interpreted kernel.
+
+        It is compiled for the active driver's target unless Triton's cache has it. Tensors may be on torch's "meta"
+        device, without memory.
+        """
         self._settle()
         return self.jit.warmup(grid=grid, **self._given(arguments))
 
     def specialisation(self, arguments: Mapping[str, Any]) -> Hashable:
-        """What decides on the binary beside the source, the launch options and the target: of each constant its value,
-        and of every other parameter what Triton makes of it: its type, and for integers and addresses that it
-        specialises whether they are 1 or multiples of 16."""
+        """Return what determines the binary besides the source, the launch options and the target.
+
+        That is the value of each constant, and how Triton specializes each other parameter: its type, and for integers
+        and addresses whether they are 1 or multiples of 16. Returns () for an interpreted kernel.
+        """
         if self.is_interpreted:
             return ()
         from triton.backends.compiler import BaseBackend
@@ -88,15 +96,15 @@ class Kernel:
         return tuple(made)
 
     def source_hash(self) -> str:
-        """See `hash_of_kernel`."""
+        """Return `hash_of_kernel` of the kernel."""
         return hash_of_kernel(self.jit)
 
     def tuned_hash(self) -> str:
-        """See `hash_of_tuned`."""
+        """Return `hash_of_tuned` of the kernel and its configs."""
         return hash_of_tuned(self.jit, self.configs)
 
     def _given(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
-        """The arguments with what heuristics add to them."""
+        """Return the arguments together with those that heuristics compute."""
         given = dict(arguments)
         for values in self._heuristics:
             for name, heuristic in values.items():
@@ -104,6 +112,7 @@ class Kernel:
         return given
 
     def _settle(self) -> None:
+        """Compute cache keys in the order that Triton 3.6 needs; see `launcher.settle`."""
         if not self.is_interpreted:
             from .launcher import settle
 
@@ -111,15 +120,15 @@ class Kernel:
 
 
 def _is_large(value: Any) -> bool:
-    """Whether a tensor has 2 GiB or more, which AMD's binaries depend on."""
+    """Return whether a tensor has 2 GiB or more, which AMD's binaries depend on."""
     return hasattr(value, "untyped_storage") and value.untyped_storage().nbytes() >= 2**31
 
 
 def hash_of_tuned(kernel: Any, configs: Sequence[triton.Config]) -> str:
-    """Return a hash of what an autotuner of a `triton.jit` kernel times: the kernel, and the `pre_hook` of each config.
+    """Return a hash of what an autotuner times: a `triton.jit` kernel, and the `pre_hook` of each config.
 
-    It is `hash_of_kernel` where no config has a hook. Where all configs share one, the hash does not depend on how many
-    configs there are.
+    It equals `hash_of_kernel` if no config has a hook. If all configs share one hook, the hash does not depend on the
+    number of configs.
     """
     source = hash_of_kernel(kernel)
     hooks = [_hook_text(getattr(config, "pre_hook", None)) for config in configs]
@@ -131,13 +140,13 @@ def hash_of_tuned(kernel: Any, configs: Sequence[triton.Config]) -> str:
 
 
 def _hook_text(hook: Any) -> str:
-    """Return a hook's code, and the plain values that it captured, as text."""
+    """Return a hook's code, and the plain values that it captured, as text; "" for None."""
     if hook is None:
         return ""
     if isinstance(hook, partial):
         return f"{_hook_text(hook.func)} {_plain_text(hook.args)} {_plain_text(sorted(hook.keywords.items()))}"
     function = getattr(hook, "__func__", hook)
-    if not hasattr(function, "__code__"):  # an object that can be called
+    if not hasattr(function, "__code__"):  # a callable object
         function = type(hook).__call__
     code, cells = getattr(function, "__code__", None), getattr(function, "__closure__", None) or ()
     captured = [cell.cell_contents for cell in cells] + [getattr(function, "__defaults__", None)]
@@ -146,7 +155,7 @@ def _hook_text(hook: Any) -> str:
 
 
 def _plain_text(value: Any) -> str:
-    """Return the `repr` of plain values, and the type of all else, whose `repr` has an address."""
+    """Return the `repr` of plain values, and the type of other values, whose `repr` may have an address."""
     if isinstance(value, CodeType):
         return f"{value.co_code.hex()} {value.co_names} {_plain_text(value.co_consts)}"
     if isinstance(value, (tuple, list)):
@@ -156,9 +165,9 @@ def _plain_text(value: Any) -> str:
 
 
 def poison(output: torch.Tensor) -> torch.Tensor:
-    """Fill an output that no kernel has written yet with NaN, or where its dtype has none with the least integer.
+    """Fill an output with NaN, or with the least integer of its dtype, before a kernel writes it; return the tensor.
 
-    A kernel that writes too little is then found out. Returns the tensor.
+    A kernel that does not write all of its output then fails the check of its result.
 
     >>> import torch
     >>> poison(torch.zeros(2)).tolist(), poison(torch.zeros(1, dtype=torch.int8)).tolist()

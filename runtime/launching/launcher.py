@@ -1,9 +1,9 @@
-"""`Launcher`: launches a kernel without Triton's own look at every argument, from the second time on.
+"""`Launcher`: launches a kernel without Triton's inspection of the arguments, from the second launch on.
 
-`kernel[grid](...)` takes 10-14 us of Python for the kernels here, nearly all of it to find out which binary the
-arguments need; a launch through this takes 3 (one 2026 core, Triton 3.6 and 3.9). It is legal because so little can
-differ: no integer is specialised, so the binary depends on the constants, the tensors' dtypes, which of them are
-absent, and that all of them start at a multiple of 16 bytes.
+`kernel[grid](...)` takes 10-14 us of Python for the kernels here, nearly all of it to find the binary for the
+arguments; a launch through this class takes 3 us (one core of 2026, Triton 3.6 and 3.9). This is correct because few
+facts determine the binary: no integer is specialized, so it depends on the constants, the tensors' dtypes, which
+tensors are None, and on all of them starting at a multiple of 16 bytes.
 """
 
 from __future__ import annotations
@@ -33,18 +33,21 @@ _ALIGNMENT = 16  # bytes; what Triton specialises pointers on
 class Launcher:
     """Launches one `triton.jit` function, whose parameters are tensors first, then integers, then constants.
 
-    Raises `ForetuneError` for a kernel with an integer that Triton would specialise.
+    Raises:
+        ForetuneError: The kernel has an integer that Triton would specialize.
     """
 
     def __init__(self, kernel: Any) -> None:
-        self.kernel, self.is_compiled = kernel, isinstance(kernel, JITFunction)  # not so in the interpreter
+        self.kernel, self.is_compiled = kernel, isinstance(kernel, JITFunction)  # False in the interpreter
         if self.is_compiled:
             pointers = [name for name in kernel.arg_names if name.endswith("_ptr")]
             free = {p.name for p in kernel.params if not p.is_constexpr and not p.do_not_specialize} - set(pointers)
             if free:
-                raise ForetuneError(f"{kernel.__name__} must not specialise its integers, but does {sorted(free)}")
+                raise ForetuneError(
+                    f"{kernel.__name__} must list its integers in do_not_specialize but lacks {sorted(free)}"
+                )
             settle(kernel)
-        # By config and constants, and then by device and dtypes: the binary, and the values of the parameters after the
+        # By config and constants, then by device and dtypes: the binary, and the values of the parameters that follow the
         # integers.
         self._known: dict[tuple[Any, ...], dict[tuple[Any, ...], tuple[Any, tuple[Any, ...]]]] = {}
 
@@ -56,38 +59,45 @@ class Launcher:
         config: KernelConfig | None = None,
         **constants: Any,
     ) -> None:
-        """Launches on the current device and stream. `constants` and the knobs of `config` are all that the kernel
-        needs besides, launch options included."""
+        """Launch on the current device and stream.
+
+        Args:
+            grid: The grid, which must not be empty.
+            tensors: The kernel's tensors, None for those that are absent.
+            integers: The kernel's integers.
+            config: The config; its knobs are constants and launch options.
+            constants: The other constants of the kernel, and launch options.
+        """
         self.prepare(grid, integers, config, **constants)(tensors)
 
     def prepare(
         self, grid: tuple[int, int, int], integers: Sequence[int], config: KernelConfig | None = None, **constants: Any
     ) -> PreparedLaunch:
-        """A launch as above, for who launches the same on other tensors again and again."""
+        """Return a launch with fixed arguments, to be called repeatedly with different tensors."""
         known = self._known.setdefault((config, *constants.values()), {})
         return PreparedLaunch(self, known, grid, tuple(integers), config, constants)
 
     @property
     def is_known(self) -> bool:
-        """Whether a binary of the kernel is at hand, of some config."""
-        return any(list(self._known.values()))  # a list, since other threads may add to it
+        """Whether the launcher has a binary of the kernel, with any config."""
+        return any(list(self._known.values()))  # a copy, because other threads may add to it
 
     @property
     def has_dependent_launch(self) -> bool:
-        """Whether a launch on the current device can begin while the one before it ends, with `launch_pdl`."""
+        """Whether the current device supports programmatic dependent launch (`launch_pdl`)."""
         if not self.is_compiled:
             return False
         target = driver.active.get_current_target()
         return target.backend == "cuda" and int(target.arch) >= 90
 
     def forget(self) -> None:
-        """Goes through Triton's JIT again, as when nothing was launched yet."""
+        """Forget all binaries, so that the next launch goes through Triton's JIT."""
         for known in self._known.values():
             known.clear()
 
 
 class PreparedLaunch:
-    """A launch of which all but the tensors is known."""
+    """A launch with everything fixed except the tensors. Made by `Launcher.prepare`."""
 
     __slots__ = ("_config", "_constants", "_grid", "_integers", "_known", "_launcher")
 
@@ -104,7 +114,7 @@ class PreparedLaunch:
         self._config, self._constants = config, constants
 
     def __call__(self, tensors: Sequence[torch.Tensor | None]) -> None:
-        """Launches on the current device and stream."""
+        """Launch on the current device and stream."""
         if not self._launcher.is_compiled:
             self._through_jit(tensors)
             return
@@ -132,7 +142,7 @@ class PreparedLaunch:
         if known is not None and aligned:
             binary, rest = known
             if knobs.runtime.launch_enter_hook.calls or knobs.runtime.launch_exit_hook.calls:
-                binary[self._grid](*addresses, *self._integers, *rest)  # a profiler listens
+                binary[self._grid](*addresses, *self._integers, *rest)  # for a profiler's hooks
                 return
             stream, metadata = active.get_current_stream(device), binary.packed_metadata
             binary.run(
@@ -144,45 +154,50 @@ class PreparedLaunch:
             make_launch_function_ahead(self._launcher.kernel, (*tensors, *self._integers), self._values())
             wait_for(self._job(key))
         binary = self._through_jit(tensors)
-        # (AMD's binaries depend on more: on which tensors have less than 2 GiB.)
+        # AMD's binaries also depend on which tensors have less than 2 GiB, so they are not remembered.
         if aligned and binary is not None and binary.metadata.target.backend == "cuda":
             given = len(tensors) + len(self._integers)
             values = self._values()
             self._known[key] = binary, tuple(values[name] for name in self._launcher.kernel.arg_names[given:])
 
     def _through_jit(self, tensors: Sequence[torch.Tensor | None]) -> Any:
+        """Launch through Triton's JIT; return the binary, or None in the interpreter."""
         return self._launcher.kernel[self._grid](*tensors, *self._integers, **self._values())
 
     def _compile_ahead(self, key: tuple[Any, ...], tensors: Sequence[torch.Tensor | None]) -> None:
+        """Start to compile the binary in a thread."""
         kernel, device, given = self._launcher.kernel, key[0], (*tensors, *self._integers)
-        kernel.device_caches[device]  # made here, or two threads would make one each and use one of them
+        kernel.device_caches[device]  # created here: two threads would create one each
 
         def compile_there() -> None:
             driver.active.set_current_device(device)
             begin_compiling()
             make_launch_function_ahead(kernel, given, self._values())
             binary = kernel.warmup(*given, grid=self._grid, **self._values())
-            # Nothing is loaded into the GPU yet, which may just capture a graph: only what launches it, into Triton.
+            # Loads nothing into the GPU, which may be capturing a graph: this only builds Triton's launch function.
             driver.active.launcher_cls(binary.src, binary.metadata)
 
         compile_ahead_of(self._job(key), compile_there)
 
     def _job(self, key: tuple[Any, ...]) -> tuple[Any, ...]:
+        """Return the key of the compile job, as for `compile_ahead_of`."""
         return self._launcher, self._config, *self._constants.values(), *key
 
     def _values(self) -> dict[str, Any]:
-        """Of the config's knobs and the constants."""
+        """Return the config's knobs and the constants."""
         return self._constants if self._config is None else self._constants | self._config.to_json()
 
 
 def launch_nothing(tensors: Sequence[torch.Tensor | None]) -> None:
-    """What stands for a `PreparedLaunch` where there is nothing to do: a grid must not be empty."""
+    """Do nothing; replaces a `PreparedLaunch` whose grid would be empty, which CUDA refuses."""
 
 
 def begin_compiling() -> None:
-    """Waits for Triton's hash, and does meanwhile what else the first compile in a process begins with: Triton imports
-    Gluon when it looks at its first argument, 50 ms, and asks the assembler for its version, 10 ms."""
-    with suppress(Exception):  # not public: where it moved, or fails, that is left to the compile
+    """Wait for Triton's hash, and meanwhile do the other work that the first compile of a process starts with.
+
+    Triton imports Gluon when it specializes its first argument (50 ms), and asks the assembler for its version (10 ms).
+    """
+    with suppress(Exception):  # private functions: if they have moved or fail, the compile does this itself
         from triton.backends.compiler import BaseBackend
         from triton.compiler.compiler import make_backend
         from triton.runtime.jit import native_specialize_impl
@@ -193,31 +208,31 @@ def begin_compiling() -> None:
 
 
 def settle(kernel: JITFunction[Any]) -> None:
-    """Gives the functions that a kernel calls their cache keys before the kernel gets its own.
+    """Compute the cache keys of the functions that a kernel calls before the kernel's own key.
 
-    A key of Triton 3.6 has the constants that the called functions use, but only if those have their keys already
-    (`_update_hash` merges the constants first and asks for the key then). So the key of one source would depend on
-    which kernel a process compiled first, and a binary that another process compiled would not be found on the disk.
+    In Triton 3.6, a kernel's key has the constants that the called functions use, but only if these functions have
+    their keys already (`_update_hash` merges the constants before it computes the key). Otherwise the key would depend
+    on which kernel the process compiled first, and a binary of another process would not be found on disk.
     """
     for name in kernel.fn.__code__.co_names:
         called = kernel.fn.__globals__.get(name)
-        if isinstance(called, JITFunction) and called is not kernel:  # which may call itself, with other constants
+        if isinstance(called, JITFunction) and called is not kernel:  # a kernel may call itself
             settle(called)
     kernel.cache_key  # noqa: B018 - a property that computes it
 
 
-# Device memory for the tensor descriptors that a kernel with TMA loads makes for itself.
+# Device memory for the tensor descriptors that kernels with TMA loads create.
 
 
 def _scratch(size: int, alignment: int, stream: int | None) -> torch.Tensor:
+    """Allocate scratch memory with PyTorch: stream-ordered, and from the pool while a CUDA graph is captured."""
     import torch
 
-    # From PyTorch's caching allocator: stream-ordered, and part of the pool while a CUDA graph is captured.
     return torch.empty(size, dtype=torch.int8, device="cuda")
 
 
 def ensure_allocator() -> None:
-    """Gives Triton an allocator in this context (it keeps one a thread) unless the caller has set one."""
+    """Set Triton's allocator in this context (Triton keeps one for each thread), unless the caller has set one."""
     if isinstance(_allocation._allocator.get(), _allocation.NullAllocator):
         triton.set_allocator(_scratch)
 
@@ -225,7 +240,7 @@ def ensure_allocator() -> None:
 def with_scratch(
     prepared: Callable[[Sequence[torch.Tensor | None]], None],
 ) -> Callable[[Sequence[torch.Tensor | None]], None]:
-    """The same launches, with an allocator in the context that each of them finds."""
+    """Return a launch that makes sure of an allocator before each call of `prepared`."""
 
     def launch(tensors: Sequence[torch.Tensor | None]) -> None:
         ensure_allocator()

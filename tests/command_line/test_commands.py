@@ -150,6 +150,14 @@ def test_cover_shows_a_row_a_range_and_as_json_its_table() -> None:
     assert (said["dynamic"], said["choices"], said["crossovers"], said["sizes"]) == ("rows", [0], [], [64, 65, 66])
 
 
+def test_predict_explains_the_list_that_it_prints() -> None:
+    plain, explained = (json.loads(call(f"{PREDICT} --json{more}").stdout) for more in ("", " --explain"))
+    assert [one["config"] for one in explained["configs"]] == [one["config"] for one in plain["shortlist"]]
+    assert explained["configs"][0]["why"] == "predicted fastest"
+    assert explained["reason"] == plain["reason"]
+    assert "main contributions" in call(f"{PREDICT} --explain").stdout
+
+
 def test_the_example_of_predict_runs() -> None:
     assert call(example_of("predict")).exit_code == 0
 

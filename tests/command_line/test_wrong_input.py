@@ -260,7 +260,7 @@ def test_a_gpu_of_an_arch_that_no_bundle_knows_gets_a_longer_list_that_says_why(
     assert (result.exit_code, result.stderr) == (0, "")
     told = json.loads(result.stdout)
     assert len(told["shortlist"]) == 32
-    assert told["reason"].startswith("no measurement of sm_80: from the analytic model")
+    assert told["reason"].startswith("no measurement of sm_80: predicted from the analytic model")
 
 
 SPEC = json.dumps(DeviceSpec.named("h200").to_json())

@@ -513,7 +513,7 @@ def test_ranks_time_only_what_they_agree_on(filler, bench, tuned, monkeypatch):
     ("wrong", "said"),
     [
         ({"k": 0}, "k must be an integer >= 1 but got 0"),
-        ({"k": "all"}, "k must be auto or an integer >= 1 but got 'all'"),
+        ({"k": "all"}, "k must be 'auto' or an integer >= 1 but got 'all'"),
         ({"budget_s": -1}, "budget_s must be between 0.0 and inf but got -1"),
         ({"isolate": 1}, "isolate must be true or false but is 1"),
         ({"workers": 0}, "workers must be an integer >= 1 but got 0"),

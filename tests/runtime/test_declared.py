@@ -25,7 +25,7 @@ def test_the_length_must_be_a_positive_integer(toy, k):
         lambda: Pruner(toy.ToyFamily(), k),
         lambda: make_shortlist(toy.ToyFamily(), PROBLEM, toy.H200, k=k, bundle=toy.ToyBundle()),
     ):
-        with pytest.raises(ForetuneError, match=r"length k must be (auto or )?an integer >= 1 but got "):
+        with pytest.raises(ForetuneError, match=r"length k must be ('auto' or )?an integer >= 1 but got "):
             declare()
 
 
@@ -61,7 +61,7 @@ def test_a_problem_that_is_not_the_familys_is_refused_and_a_launch_goes_on(toy, 
 
 def test_what_is_made_of_a_launch_must_be_a_problem(toy):
     pruner = Pruner(toy.ToyFamily(), problem=lambda arguments: None, device=toy.H200, bundle=toy.ToyBundle())
-    with pytest.warns(ForetuneWarning, match="the launch must be made a Problem but was made None"):
+    with pytest.warns(ForetuneWarning, match="the launch's problem must be a Problem but is None"):
         assert len(pruner(toy.triton_configs(), CALL)) == 6
 
 
@@ -69,7 +69,7 @@ def test_what_is_made_of_a_launch_must_be_a_problem(toy):
     ("wrong", "said"),
     [
         ({"bundle": "nowhere"}, r"nowhere.*: no such file"),
-        ({"bundle": 5}, "bundle must be a Bundle, or the path of one's folder, but is 5"),
+        ({"bundle": 5}, "bundle must be a Bundle or the path of its folder, but is 5"),
         ({"device": {}}, "unknown device {}; known: .*h200"),
         ({"device": "h300"}, "unknown device 'h300'"),
         ({"device": Path("nowhere.json")}, "nowhere.json: cannot be read"),
@@ -107,7 +107,7 @@ def test_an_arch_that_no_bundle_knows_is_told_in_one_line_with_what_makes_it_kno
     assert answer.positions == (5, 4, 3, 1)
     assert answer.predicted
     assert "\n" not in answer.reason
-    assert answer.reason.startswith("no measurement of sm_80: from the analytic model")
+    assert answer.reason.startswith("no measurement of sm_80: predicted from the analytic model")
     assert "`foretune collect toy --plan adaptive --budget 5m --out small` on it" in answer.reason
     assert "`foretune adapt --data small --out my-bundle`" in answer.reason
 
@@ -179,11 +179,11 @@ def test_kernels_without_warps_of_one_job_each_are_pruned_as_they_are(family):
     [
         ({"knobs": {"BM": "BLOCK_X"}}, "'BLOCK_X' is no knob of toy; it has BLOCK_M, BLOCK_N"),
         ({"knobs": {"BM": 5}}, "each of knobs must be a non-empty string of printable characters but is 5"),
-        ({"knobs": {"BM": "BLOCK_M", "BN": "BLOCK_M"}}, "BLOCK_M is said more than once"),
-        ({"knobs": {"BM": "BLOCK_M"}, "fixed": {"BLOCK_M": 8}}, "BLOCK_M is said more than once"),
+        ({"knobs": {"BM": "BLOCK_M", "BN": "BLOCK_M"}}, "BLOCK_M is given more than once"),
+        ({"knobs": {"BM": "BLOCK_M"}, "fixed": {"BLOCK_M": 8}}, "BLOCK_M is given more than once"),
         ({"fixed": {"FOO": 8}}, "'FOO' is no knob of toy"),
         ({"fixed": {"BLOCK_K": None}}, "config knob BLOCK_K must be a number or a string but got None"),
-        ({"knobs": "BM"}, "knobs must map knobs' names but is 'BM'"),
+        ({"knobs": "BM"}, "knobs must be a mapping of knob names but is 'BM'"),
     ],
 )
 def test_a_mapping_that_cannot_be_is_refused_at_once(toy, declared, said):
@@ -197,7 +197,7 @@ def test_a_mapping_that_cannot_be_is_refused_at_once(toy, declared, said):
         ({}, {}, "lacks BLOCK_M, BLOCK_N, BLOCK_K and has BM, BN"),
         ({"knobs": OWN}, {}, "a config lacks BLOCK_K"),
         ({"knobs": OWN, "fixed": {"BLOCK_K": 32}}, {"FOO": 1}, "a config has FOO"),
-        ({"knobs": OWN, "fixed": {"BLOCK_K": 32}}, {"BLOCK_K": 16}, "BLOCK_K is said more than once"),
+        ({"knobs": OWN, "fixed": {"BLOCK_K": 32}}, {"BLOCK_K": 16}, "BLOCK_K is given more than once"),
     ],
 )
 def test_configs_that_are_not_the_familys_are_refused_at_once_or_told_in_a_launch(toy, declared, more, said):

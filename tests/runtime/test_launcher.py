@@ -191,7 +191,7 @@ def test_a_profiler_that_listens_is_told_of_every_launch(call, recorded):
 def test_a_kernel_whose_integers_are_specialised_is_refused():
     import triton
 
-    with pytest.raises(ForetuneError, match=r"must not specialise its integers, but does \['width8'\]"):
+    with pytest.raises(ForetuneError, match=r"must list its integers in do_not_specialize but lacks \['width8'\]"):
         Launcher(triton.jit(do_not_specialize=["rows", "topk"])(rowwise.sum_rows_kernel.fn))
 
 

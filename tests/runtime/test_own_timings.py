@@ -154,5 +154,5 @@ def test_what_is_wrong_is_named():
         own.learn(3, {})
     with pytest.raises(ForetuneError, match="at least one config"):
         own.advise(problem(), ())
-    with pytest.raises(ForetuneError, match="k must be auto or an integer >= 1 but got 'all'"):
+    with pytest.raises(ForetuneError, match="k must be 'auto' or an integer >= 1 but got 'all'"):
         own.advise(problem(), CONFIGS, "all")

@@ -100,3 +100,26 @@ def test_a_mode_that_does_not_exist_is_refused_where_the_kernel_is_declared(toy,
 def test_k_must_be_positive(toy):
     with pytest.raises(ForetuneError, match="k must be an integer >= 1 but got 0"):
         Pruner(toy.ToyFamily(), 0)
+
+
+def test_each_problem_is_logged_in_one_line_once(toy, caplog):
+    """At INFO level, so invisible by default; a second launch of a problem adds nothing."""
+    prune = Pruner(toy.ToyFamily(), k=2, device=toy.H200, bundle=toy.ToyBundle())
+    configs = toy.triton_configs()
+    with caplog.at_level("INFO", logger="foretune"):
+        for rows in (64, 64, 128, 64):
+            prune(configs, {"M": rows, "N": 16, "K": 32, "a_ptr": None})
+    assert [record.getMessage() for record in caplog.records] == [
+        "foretune: toy 64x16x32 fp16 on NVIDIA H200: 6 -> 2 configs",
+        "foretune: toy 128x16x32 fp16 on NVIDIA H200: 6 -> 2 configs",
+    ]
+    assert {record.levelname for record in caplog.records} == {"INFO"}
+    assert all(record.name.startswith("foretune") for record in caplog.records)
+
+
+@pytest.mark.filterwarnings("ignore::foretune.ForetuneWarning")
+def test_a_prune_without_a_prediction_is_logged_as_one(toy, caplog):
+    prune = Pruner(toy.ToyFamily(), k=2, device=toy.H200, bundle=toy.ToyBundle([float("nan")] * 6))
+    with caplog.at_level("INFO", logger="foretune"):
+        prune(toy.triton_configs(), {"M": 64, "N": 16, "K": 32, "a_ptr": None})
+    assert caplog.messages == ["foretune: toy 64x16x32 fp16 on NVIDIA H200: 6 -> 6 configs (no prediction)"]

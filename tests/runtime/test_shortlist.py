@@ -258,7 +258,7 @@ def test_it_is_as_long_as_the_calibration_wants(toy):
     assert (len(sure.configs), len(unsure.configs)) == (1, 4)
     assert sure.reason.endswith("; k=1 for a config within 1 % of the best in 95 % of cases")
     assert len(auto(toy, [1.0] * 6, calibration=None).configs) == 6  # of the 8 that there would be
-    assert "k=6, because it is not calibrated" in auto(toy, [1.0] * 6, calibration=None).reason
+    assert "k=6, because the bundle is not calibrated" in auto(toy, [1.0] * 6, calibration=None).reason
 
 
 def test_far_from_the_data_it_grows_and_says_so(toy):
@@ -291,12 +291,12 @@ def test_as_many_as_pay_for_themselves(toy):
 
 def test_what_does_not_say_how_many(toy):
     for message, wrong in (
-        ("toy has no estimate of its time: say how long a call takes", {"expected_calls": 10}),
+        ("toy has no estimate of its time: pass the duration of a call", {"expected_calls": 10}),
         ("k must be 'auto' but is 3", {"expected_calls": 10, "call_us": 1.0, "k": 3}),
-        ("but expected_calls not how many", {"call_us": 1.0}),
+        ("call_us needs expected_calls", {"call_us": 1.0}),
         ("expected_calls must be between 0 and", {"expected_calls": float("nan"), "call_us": 1.0}),
         ("trial_s must be between 0 and", {"expected_calls": 1, "call_us": 1.0, "trial_s": -1}),
-        ("length k must be auto or an integer >= 1 but got 'many'", {"k": "many"}),
+        ("length k must be 'auto' or an integer >= 1 but got 'many'", {"k": "many"}),
         ("length k must be an integer >= 1 but got 0", {"k": 0}),
     ):
         with pytest.raises(ForetuneError, match=message):

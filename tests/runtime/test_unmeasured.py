@@ -34,7 +34,7 @@ def test_on_an_unmeasured_arch_the_list_is_longer_and_says_why(family, device):
     assert (len(one.configs), len(sixteen.configs)) == (32, min(64, len(able)))
     assert one.configs == sixteen.configs[:32]
     assert one.predicted
-    assert one.reason.startswith(f"no measurement of {device.arch}: from the analytic model and what bundle ")
+    assert one.reason.startswith(f"no measurement of {device.arch}: predicted from the analytic model and what bundle ")
     assert "learned on sm_90, k grown to 32; " in one.reason
     assert set(sixteen.configs) <= set(able)
 

@@ -194,7 +194,9 @@ def test_a_folder_that_others_can_write_to_is_not_trusted(shared, temporary, mon
     Distributed(monkeypatch, 16, 8)
     (temporary / f"foretune-{os.getuid()}").mkdir()
     (temporary / f"foretune-{os.getuid()}").chmod(0o777)
-    with pytest.warns(ForetuneWarning, match="is not this user's alone.*each process reads its own"):
+    with pytest.warns(
+        ForetuneWarning, match="must be a folder that only this user can access.*each process reads its own"
+    ):
         assert near_copy(shared) is shared
 
 

@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 import torch
 from fakes import DEVICE, FakeFamily, fake_dataset
-from foretune.datasets import Case, ForetuneError, Problem
+from foretune.datasets import Case, ForetuneError, KernelConfig, Problem
 from foretune.kernels import find_family
 from foretune.model import Bundle
-from foretune.runtime.covering import make_cover, make_hint_matrix, measured_cover
+from foretune.runtime.covering import Cover, make_cover, make_hint_matrix, measured_cover
 
 SIZES = (64, 128, 256, 512, 1024, 2048)
 PROBLEM = Problem.of("fake", groups=4, n=1024, k=512, rows=64)
@@ -277,3 +277,12 @@ def test_a_compiled_graph_stays_dynamic_and_is_compiled_once_a_range():
     for rows in range(9, 128, 7):
         assert rows_of_tiles(torch.ones(rows))[0] == found.config_for(rows)["BLOCK_M"]
     assert len(compiled) == len(found.choices)
+
+
+def test_has_a_short_repr_and_html():
+    small, large = (KernelConfig.of(BLOCK_M=block) for block in (16, 128))
+    problem = Problem.of("linear", m=8, n=4096, k=4096)
+    found = Cover(problem, "m", (small, large), (65,), (0, 1), (8, 512), (0.0, 0.0123), "NVIDIA H200", "a <test>")
+    assert repr(found) == "<Cover of linear: 2 configs for m 8-512 on NVIDIA H200, worst loss 1.2 %>"
+    assert "<td>8-64</td>" in found._repr_html_()
+    assert "a &lt;test&gt;" in found._repr_html_()

@@ -1,0 +1,303 @@
+"""`Explanation`: why each config is on a shortlist, and how far the problem is from the training domain."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from ..datasets import DeviceSpec, Family, ForetuneError, KernelConfig, Problem
+from ..datasets.console import table
+from .how_many import HowMany, Length
+from .launching.stub_driver import device_here
+from .notebook import html_table
+from .shortlist import bundle_in_force, chooser_of, predicted_slowdowns
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from ..model import Bundle
+
+#: The features of a config that a table shows, and the contributions that are kept.
+_SHOWN, _KEPT = 3, 10
+#: Contributions that change the predicted time by less than this factor minus 1 are left out.
+_LEAST_EFFECT = 1e-3
+#: How contributions are computed, for a bundle's own rankers.
+METHOD = (
+    "path-dependent TreeSHAP of the trees, with all candidates of the problem as the background; the network as a whole"
+)
+
+
+@dataclass(frozen=True)
+class Contribution:
+    """One feature's effect on a config's predicted time, compared with the average candidate."""
+
+    feature: str  # a feature of the family, "network" or "analytic estimate"
+    value: float | None  # of the feature; None for the network and the estimate
+    factor: float  # by which it multiplies the predicted time: 0.9 = 10 % faster than the average candidate
+
+    def __str__(self) -> str:
+        value = "" if self.value is None else f"={self.value:.0f}" if self.value % 1 == 0 else f"={self.value:.3g}"
+        return f"{self.feature}{value} {100 * (self.factor - 1):+.1f} %"
+
+
+@dataclass(frozen=True)
+class ExplainedConfig:
+    """One config of a shortlist, and why it is there."""
+
+    config: KernelConfig
+    rank: int  # its place on the shortlist: 1 is tried first
+    predicted_rank: int  # its place among all candidates by predicted time: 1 is the fastest
+    predicted_slowdown: float  # predicted time over that of the first config
+    over_average: float  # predicted time over the geometric mean of all candidates
+    contributions: tuple[Contribution, ...]  # the largest effects first; () for a bundle with rankers of its own
+    why: str  # one sentence on its place in the list
+    unmeasured: tuple[str, ...]  # knob values that were not measured, such as "BLOCK_M=1024 was never measured"
+
+    @property
+    def main_contributions(self) -> str:
+        """The features with the largest effects, and the effect of what is no single feature."""
+        features = [one for one in self.contributions if one.value is not None][:_SHOWN]
+        return ", ".join(map(str, [*features, *(one for one in self.contributions if one.value is None)]))
+
+    def to_json(self) -> dict[str, Any]:
+        """Return JSON values."""
+        return {
+            "rank": self.rank,
+            "config": self.config.to_json(),
+            "predicted_rank": self.predicted_rank,
+            "predicted_slowdown": round(self.predicted_slowdown, 4),
+            "over_average": round(self.over_average, 4),
+            "why": self.why,
+            "contributions": [
+                {
+                    "feature": one.feature,
+                    "value": None if one.value is None else float(f"{one.value:.6g}"),
+                    "factor": round(one.factor, 4),
+                }
+                for one in self.contributions
+            ],
+            "unmeasured": list(self.unmeasured),
+        }
+
+
+@dataclass(frozen=True, repr=False)
+class Explanation:
+    """A shortlist with the reasons for each of its configs. Made by `foretune.explain`."""
+
+    problem: Problem
+    device: str
+    candidates: int  # the configs that the shortlist was chosen from: supported, and right when measured
+    octaves: float  # log2 of the factor by which the problem is outside the training domain; 0.0 = within
+    outside: str  # what is outside the training domain; "" = nothing
+    configs: tuple[ExplainedConfig, ...]  # (n,) in the order in which to try them
+    reason: str  # of the shortlist: which bundle predicted, and how the length was chosen
+    method: str  # how the contributions were computed; "" without contributions
+
+    def __repr__(self) -> str:
+        return f"<Explanation of {len(self.configs)} of {self.candidates} configs, {self.problem} on {self.device}>"
+
+    def __str__(self) -> str:
+        lines = [f"{self.problem} on {self.device}: {self.candidates} -> {len(self.configs)} configs"]
+        for one in self.configs:
+            lines.append(f"{one.rank}. {one.config}: {one.why}")
+            if one.contributions:
+                lines.append(f"   {one.main_contributions}")
+            lines += [f"   {text}" for text in one.unmeasured]
+        return "\n".join([*lines, *self._below])
+
+    @property
+    def domain(self) -> str:
+        """One sentence on the distance from the training domain."""
+        if not self.octaves:
+            return "The problem is within the training domain"
+        return f"The problem is outside the training domain: {self.outside}"
+
+    @property
+    def _below(self) -> list[str]:
+        lines = [self.domain, self.reason]
+        if self.method:
+            lines.append(f"Contributions to the predicted time, against the average candidate: {self.method}")
+        return lines
+
+    def to_json(self) -> dict[str, Any]:
+        """Return JSON values, as `foretune predict --explain --json` prints them."""
+        return {
+            "problem": self.problem.to_json(),
+            "device": self.device,
+            "candidates": self.candidates,
+            "training_domain": {"octaves": round(self.octaves, 4), "outside": self.outside},
+            "configs": [one.to_json() for one in self.configs],
+            "reason": self.reason,
+            "method": self.method,
+        }
+
+    def __rich__(self) -> Any:
+        listed = [one.config.to_json() for one in self.configs]
+        knobs = [knob for knob in dict.fromkeys(knob for config in listed for knob in config) if knob != "num_ctas"]
+        rows = [
+            (
+                one.rank,
+                f"{one.predicted_slowdown:.3f}x",
+                one.predicted_rank,
+                *(config.get(knob, "") for knob in knobs),
+                one.main_contributions,
+            )
+            for one, config in zip(self.configs, listed, strict=True)
+        ]
+        return table(
+            f"{self.problem} on {self.device}: {len(self.configs)} of {self.candidates} configs",
+            ("rank", "slowdown", "place", *knobs, "main contributions"),
+            rows,
+            below=[
+                "rank: the order in which to try them; place: by predicted time alone",
+                *(f"Config {one.rank}: {text}" for one in self.configs for text in one.unmeasured),
+                *self._below,
+            ],
+            once=knobs,
+        )
+
+    def _repr_html_(self) -> str:
+        return html_table(self.__rich__())
+
+
+def make_explanation(
+    family: Family,
+    problem: Problem,
+    device: DeviceSpec | Path | str | None = None,
+    *,
+    k: Length = "auto",
+    expected_calls: float | None = None,
+    call_us: float | None = None,
+    configs: Sequence[KernelConfig] | None = None,
+    bundle: Bundle | Path | str | None = None,
+) -> Explanation:
+    """Return a problem's shortlist with the reasons for each config.
+
+    `foretune.explain` is this function for a family that may also be given by name. It takes about a second, so it is
+    not for launches.
+
+    Args:
+        family: The kernel's family.
+        problem: The problem, of that family.
+        device: A spec, the name of a shipped one, or a spec's JSON file; the current device if None.
+        k: The number of configs, as for `make_shortlist`.
+        expected_calls: How often the kernel will be called, as for `make_shortlist`.
+        call_us: The duration of one call in microseconds, as for `make_shortlist`.
+        configs: The configs to choose from; the family's space on the device if None.
+        bundle: The bundle that predicts, or its folder; the shipped one if None.
+
+    Raises:
+        ForetuneError: As `make_shortlist` does; also if nothing can be predicted.
+    """
+    import numpy as np
+
+    spec = device_here() if device is None else DeviceSpec.find(device)
+    chooser = chooser_of(family, spec, configs, bundle)
+    chosen = chooser.choose(problem, HowMany.of(family, k, expected_calls, call_us))
+    if not chosen.predicted:
+        raise ForetuneError(f"there is no shortlist to explain: {chosen.reason}")
+    problem = problem.without_sizes()
+    near, known = family.at_call_time(problem), bundle_in_force(chooser.bundle)
+    positions = chooser.candidates(problem)
+    candidates = tuple(chooser.configs[position] for position in positions)
+    places = [positions.index(position) for position in chosen.positions]
+    slowdowns = predicted_slowdowns(family, near, spec, candidates, chooser.bundle)
+    is_diverse = list(chosen.predicted_slowdown) != sorted(chosen.predicted_slowdown)
+    ranks = [1 + int((slowdowns < slowdowns[place]).sum()) for place in places]
+    average = math.exp(float(np.log(slowdowns).mean()))
+    parts = _contributions(family, near, spec, candidates, places, known)
+    unmeasured = _unmeasured(family, near, spec, candidates, places, known)
+    distance = known.distance(family.name, problem, spec)
+    return Explanation(
+        problem=problem,
+        device=spec.name,
+        candidates=len(candidates),
+        octaves=distance.octaves,
+        outside=distance.reason,
+        configs=tuple(
+            ExplainedConfig(
+                config=config,
+                rank=row + 1,
+                predicted_rank=ranks[row],
+                predicted_slowdown=chosen.predicted_slowdown[row],
+                over_average=float(slowdowns[place]) / average,
+                contributions=parts[row] if parts else (),
+                why=_why(row + 1, ranks[row], chosen.predicted_slowdown[row], is_diverse),
+                unmeasured=unmeasured[row],
+            )
+            for row, (config, place) in enumerate(zip(chosen.configs, places, strict=True))
+        ),
+        reason=chosen.reason,
+        method=METHOD if parts else "",
+    )
+
+
+def _why(rank: int, predicted_rank: int, slowdown: float, is_diverse: bool) -> str:
+    """Return one sentence on a config's place in a list, which may be diversified."""
+    if predicted_rank == 1:
+        return "predicted fastest"
+    text = f"predicted {100 * (slowdown - 1):.1f} % slower than the first"
+    if not is_diverse or predicted_rank == rank:
+        return text
+    if predicted_rank < rank:
+        return f"{text}; moved down from place {predicted_rank} because it resembles configs above it"
+    return f"{text}; moved up from place {predicted_rank} because it differs from the configs above it"
+
+
+def _contributions(
+    family: Family,
+    problem: Problem,
+    device: DeviceSpec,
+    candidates: tuple[KernelConfig, ...],
+    places: Sequence[int],
+    bundle: Bundle,
+) -> list[tuple[Contribution, ...]]:
+    """Return the largest contributions to each config's prediction; [] for a ranker that is not of Foretune's own."""
+    from ..model.contributions import feature_contributions
+    from ..model.gbdt import LightGBMRanker
+
+    ranker = bundle.ranker(family.name)
+    if not isinstance(ranker, LightGBMRanker):
+        return []
+    unseen = all(spec.card != device.card for spec in bundle.trained_on(family.name))
+    found = feature_contributions(ranker, family, problem, device, candidates, places, unseen_card=unseen)
+    result = []
+    for logs, values in zip(found.logs.tolist(), found.values.tolist(), strict=True):
+        order = sorted(range(len(logs)), key=lambda part: -abs(logs[part]))
+        kept = [part for part in order if abs(math.expm1(logs[part])) >= _LEAST_EFFECT][:_KEPT]
+        named = ((part, values[part] if part < len(values) else None) for part in kept)
+        result.append(tuple(Contribution(found.names[part], value, math.exp(logs[part])) for part, value in named))
+    return result
+
+
+def _unmeasured(
+    family: Family,
+    problem: Problem,
+    device: DeviceSpec,
+    candidates: tuple[KernelConfig, ...],
+    places: Sequence[int],
+    bundle: Bundle,
+) -> list[tuple[str, ...]]:
+    """Return a sentence for each knob value that was not measured, or that the family's own space does not have."""
+    from ..model.contributions import unmeasured_knobs
+    from ..model.gbdt import LightGBMRanker
+
+    ranker = bundle.ranker(family.name)
+    missing: list[tuple[str, ...]] = [()] * len(places)
+    if isinstance(ranker, LightGBMRanker):
+        missing = unmeasured_knobs(ranker, family, problem, device, candidates, places)
+    space = [config.to_json() for config in family.space()]
+    in_space = {knob: {str(one.get(knob)) for one in space} for knob in family.knobs}
+    result = []
+    for place, never in zip(places, missing, strict=True):
+        config = candidates[place].to_json()
+        texts = [f"{knob}={config.get(knob)} was never measured" for knob in never]
+        texts += [
+            f"{knob}={config[knob]} is not in the space of {family.name}"
+            for knob in family.knobs
+            if knob in config and knob not in never and str(config[knob]) not in in_space[knob]
+        ]
+        result.append(tuple(texts))
+    return result
