@@ -119,9 +119,9 @@ def did_you_mean(word: str, known: Iterable[str], prefix: str = "") -> str:
 
     `prefix` stands before the known word: "--" for options.
 
-    >>> did_you_mean("grouped_gem_fwd", ["matmul", "grouped_gemm_fwd"])
-    " (did you mean 'grouped_gemm_fwd'?)"
-    >>> did_you_mean("attention", ["matmul", "grouped_gemm_fwd"])
+    >>> did_you_mean("sofmax", ["layer_norm", "softmax"])
+    " (did you mean 'softmax'?)"
+    >>> did_you_mean("attention", ["layer_norm", "softmax"])
     ''
     """
     from difflib import get_close_matches

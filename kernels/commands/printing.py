@@ -48,6 +48,7 @@ class ByFamily:
 
     families: Mapping[str, Any]
     more: Mapping[str, Any] = field(default_factory=dict)
+    caption: str = ""  # printed once below all tables: what their rows and columns are
 
     def to_json(self) -> dict[str, Any]:
         """Return the value that --json prints."""
@@ -55,8 +56,9 @@ class ByFamily:
 
     def __rich__(self) -> Any:
         from rich.console import Group
+        from rich.text import Text
 
-        return Group(*self.families.values())
+        return Group(*self.families.values(), *([Text(self.caption)] if self.caption else []))
 
 
 def emit(result: Result, as_json: bool, **places: Path) -> None:

@@ -257,6 +257,7 @@ def test_the_bundle_of_quickstart_predicts_and_is_judged(
     check_evaluation(json.loads(call("evaluate --json --bundle", out).stdout))
     table = call("evaluate --bundle", out).stdout
     assert all(name in table for name in ("foretune", "95 % interval", "p95", "max", "random", "nearest"))
+    assert "A value can rise with k:" in words(table)
 
 
 def test_a_dimension_that_has_a_default_may_be_left_out() -> None:
