@@ -1,4 +1,4 @@
-"""The console script and `python -m foretune`: all commands. Each parses, calls a floor and prints."""
+"""Entry point of the `foretune` script and of `python -m foretune`, with all commands."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ def main() -> None:
     try:
         app(prog_name="foretune")
     except SystemExit as ended:
-        if ended.code == INTERRUPTED:  # at once: a thread may be in the middle of what nobody waits for any more
+        if ended.code == INTERRUPTED:  # exit at once, without waiting for threads that still work
             sys.stdout.flush()
             sys.stderr.flush()
             os._exit(INTERRUPTED)
         raise
     finally:
         if "--json" in sys.argv:
-            leave_to_stderr()  # what a module prints when the program ends
+            leave_to_stderr()  # exit handlers of other modules may print
 
 
 if __name__ == "__main__":

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 #: Characters that the frame of a table adds to a line: for each column, and once.
 _FRAME, _EDGE = 3, 1
+#: The width at which the layout of a table is decided: the same layout serves every wider terminal.
+_NARROW = 80
 
 
 def table(
@@ -29,15 +31,20 @@ def table(
     *,
     below: Sequence[str] = (),
     once: Sequence[str] = (),
+    lead: int = 1,
+    rest: str = "values",
 ) -> Table:
-    """Return a table that `rich.print` and notebooks show.
+    """Return a table that `rich.print` and a notebook show.
 
     Args:
-        title: The line above the table.
-        columns: The column names.
-        rows: The cells of each row.
-        below: Lines below the table.
-        once: Columns that are replaced by one line below the table if all rows have the same value.
+        title: The title above the table.
+        columns: The names of the columns.
+        rows: The cells of each row; they are converted to text.
+        below: Lines of text below the table.
+        once: Columns to report in one line below the table if all rows have the same value there.
+        lead: Number of columns that stay columns if the table is wider than 80 characters: the others are then shown as
+            name=value in a last column.
+        rest: The name of that last column.
 
     >>> from rich.console import Console
     >>> sizes = table("Sizes", ("name", "bytes", "device"), [("a", 1, "cpu"), ("b", 22, "cpu")], once=("device",))
@@ -67,21 +74,26 @@ def table(
         columns=tuple(printable(columns[at]) for at in left),
         rows=tuple(tuple(row[at] for at in left) for row in cells),
         below="\n".join([*(["All with " + " ".join(common)] if common else []), *map(printable, below)]),
+        lead=lead,
+        rest=rest,
     )
 
 
 @dataclass(frozen=True)
 class Table:
-    """A table made by `table`.
+    """A table made by `table`. No cell is ever cut off.
 
-    If the columns do not fit into the width without breaking words, each row is printed as lines of name=value, so that
-    nothing is cut off.
+    The layout is the same at every width of at least 80 characters: a frame with a column each, or if that is wider
+    than 80, with the `lead` columns and one for the rest. In narrower terminals, a table that does not fit has no
+    frame, and each row is shown as a few lines of name=value.
     """
 
     title: str
     columns: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
     below: str
+    lead: int = 1
+    rest: str = "values"
 
     def _repr_html_(self) -> str:
         """Return the table as HTML, for notebooks.
@@ -97,38 +109,48 @@ class Table:
 
     def __rich_console__(self, console: Any, options: Any) -> Iterator[Any]:
         """Yield the parts that rich renders: the title, the framed columns or the rows as lines, and `below`."""
-        from rich.table import Table as Framed
         from rich.text import Text
 
         yield Text(self.title, style="table.title")
-        widths = self._widths(options.max_width)
-        if widths is None:
+        room, narrow = options.max_width, min(options.max_width, _NARROW)
+        if _widths(self.columns, self.rows, narrow) is not None:
+            yield _framed(self.columns, self.rows, room)
+        elif room >= _NARROW and self._folded(narrow) is not None:
+            yield _framed(*(self._folded(room) or (self.columns, self.rows)), room)
+        else:
             yield Text(self.columns[0], style="table.header")
             for row in self.rows:
-                yield from self._lines(row, options.max_width)
-        else:
-            framed = Framed()
-            for name, width in zip(self.columns, widths, strict=True):
-                framed.add_column(Text(name), width=width)
-            for row in self.rows:
-                framed.add_row(*map(Text, row))
-            yield framed
+                yield from self._lines(row, room)
         if self.below:
             yield Text(self.below)
 
-    def _widths(self, room: int) -> list[int] | None:
-        """Return the column widths, the widest ones narrowed to fit into `room`; None if a word would break."""
-        from rich.cells import cell_len
+    def _folded(self, room: int) -> tuple[tuple[str, ...], tuple[tuple[str, ...], ...]] | None:
+        """Return columns and rows with all columns after `lead` as one, aligned; None if they do not fit either."""
+        from rich.cells import cell_len, set_cell_size
 
-        columns = list(zip(self.columns, *self.rows, strict=True))
-        widths = [max(cell_len(line) for cell in column for line in [*cell.splitlines(), ""]) for column in columns]
-        least = [max(cell_len(word) for cell in column for word in [*cell.split(), ""]) for column in columns]
-        room -= _EDGE + _FRAME * len(columns)
-        while sum(widths) > room:
-            if not (wider := [at for at in range(len(widths)) if widths[at] > least[at]]):
-                return None
-            widths[max(wider, key=widths.__getitem__)] -= 1
-        return widths
+        columns = (*self.columns[: self.lead], self.rest)
+        items = [
+            [f"{name}={row[at]}" if row[at] else "" for row in self.rows]
+            for at, name in enumerate(self.columns[self.lead :], self.lead)
+        ]
+        sizes = [max(map(cell_len, column)) for column in items]
+        lead = [max(map(cell_len, column)) for column in zip(columns, *self.rows, strict=False)][: self.lead]
+        left = room - _EDGE - _FRAME * len(columns) - sum(lead)
+        if max(sizes, default=0) > left:
+            return None
+        breaks, used = [], 0  # the items that begin a line
+        for at, size in enumerate(sizes):
+            used += size + 2
+            if used - 2 > left or at == 0:
+                breaks.append(at)
+                used = size + 2
+        spans = list(zip(breaks, [*breaks[1:], len(items)], strict=True))
+
+        def cell(number: int) -> str:
+            lines = (" ".join(set_cell_size(items[at][number], sizes[at] + 1) for at in range(*span)) for span in spans)
+            return "\n".join(line.rstrip() for line in lines)
+
+        return columns, tuple((*row[: self.lead], cell(number)) for number, row in enumerate(self.rows))
 
     def _lines(self, row: Sequence[str], room: int) -> Iterator[Text]:
         """Yield a row as lines of name=value, each at most `room` wide if an item fits."""
@@ -145,6 +167,34 @@ class Table:
                 line = ""
             line += item
         yield Text(line)
+
+
+def _framed(columns: Sequence[str], rows: Sequence[Sequence[str]], room: int) -> Any:
+    """Return a framed table of rich's, at most `room` wide."""
+    from rich.table import Table as Framed
+    from rich.text import Text
+
+    framed = Framed()
+    for name, width in zip(columns, _widths(columns, rows, room) or [None] * len(columns), strict=True):
+        framed.add_column(Text(name), width=width)
+    for row in rows:
+        framed.add_row(*map(Text, row))
+    return framed
+
+
+def _widths(columns: Sequence[str], rows: Sequence[Sequence[str]], room: int) -> list[int] | None:
+    """Return the columns' widths, the widest narrowed as far as needed; None if that would break a word."""
+    from rich.cells import cell_len
+
+    cells = list(zip(columns, *rows, strict=True))
+    widths = [max(cell_len(line) for cell in column for line in [*cell.splitlines(), ""]) for column in cells]
+    least = [max(cell_len(word) for cell in column for word in [*cell.split(), ""]) for column in cells]
+    room -= _EDGE + _FRAME * len(cells)
+    while sum(widths) > room:
+        if not (wider := [at for at in range(len(widths)) if widths[at] > least[at]]):
+            return None
+        widths[max(wider, key=widths.__getitem__)] -= 1
+    return widths
 
 
 def percent(ratio: float) -> str:

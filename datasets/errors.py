@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sys
 import warnings
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from numbers import Integral, Real
 from pathlib import Path
 from typing import Any
@@ -116,6 +116,23 @@ def shown(value: object, most: int = 100) -> str:
     except Exception:  # noqa: BLE001 - of 5,000 digits, or of a foreign class
         return f"an {type(value).__name__} that cannot be shown"
     return abridged(text, most)
+
+
+def did_you_mean(word: str, known: Iterable[str], prefix: str = "") -> str:
+    """Return " (did you mean 'x'?)" for the known word most similar to a misspelt one, or "" if none is similar.
+
+    `prefix` stands before the known word: "--" for options.
+
+    >>> did_you_mean("sofmax", ["layer_norm", "softmax"])
+    " (did you mean 'softmax'?)"
+    >>> did_you_mean("attention", ["layer_norm", "softmax"])
+    ''
+    """
+    from difflib import get_close_matches
+
+    by_lower = {name.lower(): name for name in known}
+    close = get_close_matches(word[:LONGEST_WORD].lower(), by_lower, n=1, cutoff=0.55)
+    return f" (did you mean {prefix + by_lower[close[0]]!r}?)" if close else ""
 
 
 def check_integer(name: str, value: Any, low: int, high: int | None = None) -> int:

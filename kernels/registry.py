@@ -12,13 +12,15 @@ import os
 import sys
 from functools import cache
 from importlib import import_module
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..datasets import Family, ForetuneError, Measurable, check_attributes
-from ..datasets.errors import printable, reason_of, shown, warn
+from ..datasets.errors import did_you_mean, printable, reason_of, shown, warn
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
+    from types import ModuleType
 
 #: The entry points that name families of other packages.
 GROUP = "foretune.families"
@@ -97,16 +99,18 @@ def find_family(family: str | Family | type[Family]) -> Family:
     if family in _OURS:
         module, _, attribute = _OURS[family].partition(":")
         return _registered.setdefault(family, _family_of(getattr(import_module(module, __package__), attribute)))
-    if ":" in family:
+    if ":" in family or family.endswith(".py"):
         found = _family_at(family)
         _registered.setdefault(found.name, found)  # from now on by its name too, unless that is taken
         return found
     for entry in _entry_points():
         if entry.name == family:
             return _registered.setdefault(family, _family_of_entry(entry))
+    names = _names()
     raise ForetuneError(
-        f"unknown kernel family {shown(family)}; known: {', '.join(_names())}. To add one: foretune.register(family), "
-        f'an entry point in the group "{GROUP}", or name it as package.module:attribute'
+        f"unknown kernel family {shown(family)}{did_you_mean(family, names)}; known: {', '.join(names)}. To add one: "
+        f'foretune.register(family), an entry point in the group "{GROUP}", or name it as package.module:attribute or '
+        "path/to/file.py:attribute"
     )
 
 
@@ -140,17 +144,45 @@ def _family_of_entry(entry: EntryPoint) -> Family:
 
 
 def _family_at(place: str) -> Family:
-    """The family at package.module:attribute, of a module that is installed or lies in the working directory."""
-    module, _, attribute = place.partition(":")
-    if (here := os.getcwd()) not in sys.path:
-        sys.path.append(here)  # a console script does not have it
+    """Return the family at package.module:attribute or path/to/file.py:attribute.
+
+    A module is installed or in the working directory. A file is imported as a module of its name from its folder, which
+    is appended to `sys.path`, so that child processes find it too.
+    """
+    module, _, attribute = place.rpartition(":") if ":" in place else (place, "", "")
     try:
-        found: Any = import_module(module)
+        if not attribute:
+            raise ForetuneError(f"give the class or object in the file too, as {shown(f'{module}:YourFamily')}")
+        is_file = module.endswith(".py") or "/" in module
+        found: Any = _module_in(Path(module)) if is_file else _module_named(module)
         for name in attribute.split("."):
             found = getattr(found, name)
         return _family_of(found)
     except (Exception, SystemExit) as error:  # as above
         raise ForetuneError(f"no kernel family at {shown(place)}: {printable(reason_of(error))}") from error
+
+
+def _module_named(name: str) -> ModuleType:
+    """Import a module that is installed or in the working directory."""
+    if (here := os.getcwd()) not in sys.path:
+        sys.path.append(here)  # missing in the sys.path of a console script
+    return import_module(name)
+
+
+def _module_in(path: Path) -> ModuleType:
+    """Import a Python file by its name, from its folder."""
+    path = path.resolve()
+    if path.suffix != ".py" or not path.is_file():
+        raise ForetuneError(f"there is no Python file {path}")
+    if str(path.parent) not in sys.path:
+        sys.path.append(str(path.parent))
+    module = import_module(path.stem)
+    origin = getattr(module, "__file__", None)
+    if origin is None or Path(origin).resolve() != path:
+        raise ForetuneError(
+            f"importing {path.stem!r} finds {origin or 'a built-in module'} instead of {path}: rename the file"
+        )
+    return module
 
 
 def _family_of(value: Any) -> Family:

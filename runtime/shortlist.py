@@ -37,6 +37,11 @@ _MEMO_SIZE = 4096
 #: On an arch without measurements, a shortlist is this many times as long, and has at least this many configs.
 #: `pytest -m slow tests/runtime/test_unmeasured.py` measures the benefit with a known card held out.
 _GROWTH, _LEAST_UNMEASURED = 4, 32
+#: Defines the columns of a shortlist's table.
+_CAPTION = (
+    "rank: the order in which to try the configs. slowdown: predicted time over that of rank 1. The list is "
+    "diversified, because similar configs share prediction errors, so it need not be sorted by slowdown."
+)
 #: The most choosers kept, each with its configs and answers. Programs have fewer kernels than this.
 _MOST_CHOOSERS = 256
 
@@ -81,16 +86,18 @@ class Shortlist:
         listed = [config.to_json() for config in self.configs]
         knobs = [knob for knob in dict.fromkeys(knob for config in listed for knob in config) if knob != "num_ctas"]
         rows = [
-            [f"{slowdown:.3f}x", *(config.get(knob, "") for knob in knobs)]
-            for slowdown, config in zip(self.predicted_slowdown, listed, strict=True)
+            [rank, f"{slowdown:.3f}x", *(config.get(knob, "") for knob in knobs)]
+            for rank, (slowdown, config) in enumerate(zip(self.predicted_slowdown, listed, strict=True), 1)
         ]
         what = "Predicted fastest" if self.predicted else "All supported configs"
         return table(
             f"{what} on {self.device}",
-            ("slowdown", *knobs),
+            ("rank", "slowdown", *knobs),
             rows,
-            below=[self.reason] if self.reason else [],
+            below=[*([_CAPTION] if self.predicted else []), *([self.reason] if self.reason else [])],
             once=knobs,
+            lead=2,
+            rest="config",
         )
 
     def _repr_html_(self) -> str:

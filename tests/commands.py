@@ -1,4 +1,4 @@
-"""Commands, run in this process as a person types them."""
+"""Run command lines in this process, as a user types them."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from foretune.__main__ import app
 from typer.testing import CliRunner, Result
 
 COMMANDS = (
-    "quickstart", "collect", "train", "adapt", "evaluate", "report", "replay", "predict", "cover", "warmup", "device",
-    "export"
+    "quickstart", "predict", "cover", "collect", "train", "evaluate", "report", "adapt", "warmup", "export", "device",
+    "replay",
 )  # fmt: skip
 SUBCOMMANDS = ("bench kernels", "bench runtime", "bench predictions")
 SUBCOMMANDS += ("datasets show", "datasets merge", "datasets seal")
@@ -23,9 +23,10 @@ PREDICT = f"predict {FAMILY} --device h200 {LAYER}"
 
 
 def call(line: str, *more: object, columns: int | None = 200) -> Result:
+    """Run a command line, plus further words, at a terminal's width."""
     return CliRunner().invoke(app, [*shlex.split(line), *map(str, more)], env={"COLUMNS": columns and str(columns)})
 
 
 def words(text: str) -> str:
-    """Without the frames and line breaks that the terminal's width puts in."""
-    return " ".join(text.replace("│", " ").split())
+    """Return text without frames, line breaks and the backslashes that continue a line."""
+    return " ".join(text.replace("│", " ").replace(" \\\n", " ").split())

@@ -89,7 +89,9 @@ def test_imports_point_only_down() -> None:
                 wrong.append(f"{where}: import what is ours relatively")
             if module.startswith(".") and module.split(".")[1] not in allowed:
                 wrong.append(f"{where}: {floor} must not import {module[1:]}")
-            if not is_above and (module.replace(".", "/")[1:] + "/").startswith(("kernels/api/", "kernels/learning/", ABOVE[2])):
+            if not is_above and (module.replace(".", "/")[1:] + "/").startswith(
+                ("kernels/api/", "kernels/learning/", ABOVE[2])
+            ):
                 wrong.append(f"{where}: nothing below may import {module[1:]}")
     assert not wrong, "\n".join(wrong)
 

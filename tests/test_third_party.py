@@ -144,7 +144,7 @@ def test_what_a_card_measured_of_it_is_learned_better_than_any_list(installed):
 @cache
 def predicted(installed, bundle, family, rows, columns, dtype):
     """The four configs that the command line names, best first."""
-    shape = ("--rows", rows, "--columns", columns, "--dtype", dtype, "--top", 4)
+    shape = ("--rows", rows, "--columns", columns, "--dtype", dtype, "--configs", 4)
     printed = installed.foretune("predict", family, "--device", "h200", "--bundle", bundle, "--json", *shape)
     return [each["config"] for each in json.loads(printed)["shortlist"]]
 

@@ -1,3 +1,5 @@
-"""The commands, one module for each group of them. A module adds its commands to `app.app`; `foretune.__main__` imports
-them all. Commands may import every floor; nothing imports commands.
+"""The commands of the `foretune` script, one module for each group.
+
+A module registers its commands with `app.command`; `foretune.__main__` imports all modules. Commands may import
+every floor, and no other module imports commands.
 """

@@ -1,13 +1,17 @@
-"""The command line as a whole: its groups, how a command is added to it, how one ends, and what may reach stdout.
+"""The command line itself: its groups, how commands are registered, show help, fail, and print results.
 
-Exit codes: 0 done; 1 bad input or a failed run, with one line that names it, or nobody reads what is printed; 2 wrong
-usage; 130 ended by Ctrl-C. With --json, stdout has {"error": ...} for all of them but 0.
+Exit codes: 0 success; 1 bad input, a failed run, or a closed output; 2 wrong usage; 130 interrupted by Ctrl-C. With
+--json, a command that fails prints {"error": ...} to stdout.
+
+Help and errors are plain text, without rich: rich would read "[report]" as markup, break paragraphs where the source
+breaks its lines, and truncate options on narrow terminals.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import shlex
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -15,38 +19,124 @@ from contextlib import contextmanager, nullcontext, redirect_stdout, suppress
 from typing import Annotated, Any, ParamSpec, TextIO
 
 import typer
-from typer.core import TyperGroup
+from typer.core import TyperCommand, TyperGroup
 
 from ... import __version__
 from ...datasets import ForetuneError
 from ...datasets.errors import printable
 
 P = ParamSpec("P")
-#: What typer raises for wrong usage: its own copy of click's UsageError, or click's, by its version.
+#: The exception that typer raises for wrong usage: its own copy of click's UsageError or click's, by version.
 WrongUsage: type[Exception] = typer.BadParameter.__mro__[1]
-#: The exit code after Ctrl-C, as shells have it.
+#: The exit code after Ctrl-C, as in shells.
 INTERRUPTED = 130
-#: Where a context keeps the words of the command line.
+#: Key of the command line's words in a context's `meta`.
 GIVEN = "foretune.given"
-#: The order of commands in `--help`: the one in which users need them.
+#: The order of commands in `--help`: the order in which users need them.
 ORDER = (
-    "quickstart", "collect", "train", "adapt", "evaluate", "report", "replay", "predict", "cover", "warmup", "device",
-    "export", "bench", "datasets", "cache",
+    "quickstart", "predict", "cover", "collect", "train", "evaluate", "report", "adapt", "warmup", "export", "device",
+    "replay", "bench", "datasets", "cache",
 )  # fmt: skip
-_result: TextIO | None = None  # where a result is printed under --json
+#: Where a result is printed under --json; None for stdout.
+_result: TextIO | None = None
+#: Longer than any first paragraph: click cuts a command's short help at this length.
+_UNCUT = 1000
 
 
-class Commands(TyperGroup):
-    """The whole command line: what happens when a command does not simply end."""
+def _write_example(epilog: str | None, formatter: Any) -> None:
+    """Write a command's example, broken before options, so that the lines can be pasted into a shell."""
+    if not epilog:
+        return
+    before, after = "Example: ", "    "
+    width = max(formatter.width - formatter.current_indent - 4, 40)
+    line, lines = "", []
+    for part in epilog.removeprefix(before).replace(" --", "\n--").splitlines():
+        if line and len(before if not lines else after) + len(line) + len(part) + 3 > width:
+            lines.append(f"{line} \\")
+            line = part
+        else:
+            line = f"{line} {part}".strip()
+    text = f"\n{after}".join([*lines, line])
+    formatter.write_paragraph()
+    with formatter.indentation():
+        indent = " " * formatter.current_indent
+        formatter.write("".join(f"{indent}{one}\n" for one in f"{before}{text}".split("\n")))
+
+
+#: Stands for a hyphen while click wraps text, so that no option name is broken at one.
+_NO_BREAK = "\u2011"
+
+
+class _Formatter(typer.Context.formatter_class):  # type: ignore[name-defined,misc]
+    """A formatter of help texts that breaks lines only at spaces."""
+
+    def write(self, string: str) -> None:
+        """Append formatted text."""
+        super().write(string.replace(_NO_BREAK, "-"))
+
+    def write_text(self, text: str) -> None:
+        """Append paragraphs, wrapped and indented."""
+        super().write_text(text.replace("-", _NO_BREAK))
+
+    def write_dl(self, rows: Sequence[tuple[str, str]], *settings: Any, **more: Any) -> None:
+        """Append a list of terms and their descriptions."""
+        super().write_dl([(term, text.replace("-", _NO_BREAK)) for term, text in rows], *settings, **more)
+
+
+class _Helpful:
+    """What commands and groups share: unbroken options, and the example directly below the usage line."""
+
+    epilog: str | None
+
+    def get_help(self, ctx: Any) -> str:
+        """Return the help as text."""
+        formatter = _Formatter(width=ctx.terminal_width, max_width=ctx.max_content_width)
+        self.format_help(ctx, formatter)  # type: ignore[attr-defined]
+        return formatter.getvalue().rstrip("\n")
+
+    def format_help_text(self, ctx: Any, formatter: Any) -> None:
+        """Write the example and the help text."""
+        self.write_dimensions(ctx, formatter)
+        _write_example(self.epilog, formatter)
+        super().format_help_text(ctx, formatter)  # type: ignore[misc]
+
+    def write_dimensions(self, ctx: Any, formatter: Any) -> None:
+        """Write the options of a family; only `DimensionsCommand` has such."""
+
+    def format_epilog(self, ctx: Any, formatter: Any) -> None:
+        """Write nothing: the example stands at the top."""
+
+
+class Command(_Helpful, TyperCommand):
+    """A command whose help shows the example directly below the usage line."""
+
+
+class Group(_Helpful, TyperGroup):
+    """A group of commands whose help shows each command's whole summary."""
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        """Write each command with its summary, which click would cut to one line."""
+        commands = [(name, self.get_command(ctx, name)) for name in self.list_commands(ctx)]
+        rows = [(name, one.get_short_help_str(_UNCUT)) for name, one in commands if one is not None and not one.hidden]
+        if rows:
+            with formatter.section("Commands"):
+                formatter.write_dl(rows)
+
+
+class Commands(Group):
+    """The whole command line: reports errors and interruptions of any command."""
 
     def list_commands(self, ctx: Any) -> list[str]:
+        """Return the commands' names in the order of `ORDER`."""
         return sorted(super().list_commands(ctx), key=ORDER.index)
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Remember the words of the command line before typer consumes them."""
         ctx.meta[GIVEN] = tuple(args)
         return super().parse_args(ctx, args)
 
     def invoke(self, ctx: Any) -> Any:
+        """Run the command; turn errors into one line on stderr, JSON with --json, and an exit code."""
         given = ctx.meta[GIVEN]
         try:
             _refuse_empty(given)
@@ -56,7 +146,7 @@ class Commands(TyperGroup):
         except WrongUsage as error:  # typer prints it, and ends with 2
             _print_error(error.format_message() if hasattr(error, "format_message") else str(error), given)
             raise
-        except BrokenPipeError:  # as `| head` does: typer ends with 1, and prints nothing
+        except BrokenPipeError:  # for example `| head`: typer ends with 1, and prints nothing
             raise
         except (ForetuneError, OSError) as error:
             _print_error(str(error), given)
@@ -68,12 +158,17 @@ class Commands(TyperGroup):
             raise typer.Exit(INTERRUPTED) from None
 
 
-app = typer.Typer(cls=Commands, help="Know the fast configs of a Triton kernel before you tune.", no_args_is_help=True)
-bench = typer.Typer(help="Measure kernels next to what people have.", no_args_is_help=True)
+def _group(help: str, **settings: Any) -> typer.Typer:
+    return typer.Typer(cls=Group, help=help, rich_markup_mode=None, **settings)
+
+
+SUMMARY = "Predict the fast configs of a Triton kernel before you tune."
+app = typer.Typer(cls=Commands, help=SUMMARY, no_args_is_help=True, rich_markup_mode=None)
+bench = _group("Measure how fast kernels, tuning and predictions are on this machine.", no_args_is_help=True)
 app.add_typer(bench, name="bench")
-datasets = typer.Typer(help="List, describe, merge and seal datasets.", invoke_without_command=True)
+datasets = _group("List, describe, merge and seal datasets.", invoke_without_command=True)
 app.add_typer(datasets, name="datasets")
-cache = typer.Typer(help="Show, clear, carry and freeze what tuning remembers.", no_args_is_help=True)
+cache = _group("Show, clear, export, import and freeze the tuning results in the choice cache.", no_args_is_help=True)
 app.add_typer(cache, name="cache")
 
 
@@ -83,29 +178,45 @@ def _print_version(wanted: bool) -> None:
         raise typer.Exit
 
 
-@app.callback()
+@app.callback(epilog="Example: foretune quickstart", help=SUMMARY)
 def command_line(
     version: Annotated[
         bool, typer.Option("--version", help="Print the version.", callback=_print_version, is_eager=True)
     ] = False,
 ) -> None:
-    """Know the fast configs of a Triton kernel before you tune."""
+    """Declare the options of `foretune` itself."""
 
 
 def command(
     name: str, example: str, into: typer.Typer = app, **settings: Any
 ) -> Callable[[Callable[P, None]], Callable[P, None]]:
-    """Register a command."""
-    return into.command(name, epilog=f"Example: {example}", **settings)
+    """Register a command.
+
+    Args:
+        name: The command's name in its group.
+        example: A complete command line, shown in the help.
+        into: The group.
+        settings: More settings of typer's `command`.
+    """
+    return into.command(name, epilog=f"Example: {example}", **{"cls": Command, **settings})
+
+
+def command_text(given: Sequence[str]) -> str:
+    """Return a command line as a shell accepts it.
+
+    >>> command_text(("report", "--out", "my report.html"))
+    "foretune report --out 'my report.html'"
+    """
+    return shlex.join(("foretune", *given))
 
 
 def result_file() -> TextIO | None:
-    """Return where a result is printed; None for stdout."""
+    """Return the file that a result is printed to; None for stdout."""
     return _result
 
 
 def leave_to_stderr() -> None:
-    """Send all that is printed from now on to stderr."""
+    """Redirect everything that is printed from now on to stderr."""
     if _are_descriptors():
         with suppress(OSError):
             sys.stdout.flush()
@@ -114,8 +225,10 @@ def leave_to_stderr() -> None:
 
 @contextmanager
 def _result_alone() -> Iterator[None]:
-    """Send what is printed in the block to stderr, except what is written to `result_file`: a family's module, a
-    compiler or a child process may print too."""
+    """Redirect stdout to stderr in the block, except what is written to `result_file`.
+
+    Under --json, stdout must hold nothing but JSON, while a family's module, a compiler or a child process may print.
+    """
     global _result
     own: int | None = None
     if _are_descriptors():
@@ -134,7 +247,10 @@ def _result_alone() -> Iterator[None]:
 
 
 def _are_descriptors() -> bool:
-    """Return whether stdout and stderr are the descriptors 1 and 2: not in a test, or where one of them is closed."""
+    """Return whether stdout and stderr are the descriptors 1 and 2.
+
+    They are not in a test, or if one of them is closed.
+    """
     try:
         return (sys.stdout.fileno(), sys.stderr.fileno()) == (1, 2)
     except (OSError, ValueError, AttributeError):
@@ -142,7 +258,7 @@ def _are_descriptors() -> bool:
 
 
 def _refuse_empty(given: Sequence[str]) -> None:
-    """Refuse empty words, which an unset shell variable leaves and no command has a use for."""
+    """Refuse empty words: an unset shell variable leaves one, and no command has a use for it."""
     for before, word in zip(("", *given), given, strict=False):
         option, equals, value = word.partition("=") if word.startswith("--") else (before, "=", word)
         if equals and not value.strip():
@@ -152,10 +268,10 @@ def _refuse_empty(given: Sequence[str]) -> None:
 
 def _print_error(text: str, given: Sequence[str]) -> None:
     if "--json" in given:
-        with suppress(OSError):  # it may be stdout that cannot be written
+        with suppress(OSError):  # stdout itself may be what failed
             typer.echo(json.dumps({"error": text}))
 
 
 def _show_warning(message: Warning | str, *where: object, **more: object) -> None:
-    """Print one line, without the place in the code, which a person at a terminal cannot do anything about."""
+    """Print a warning in one line, without the line of code, which does not help a user at a terminal."""
     typer.echo(f"Warning: {printable(str(message))}", err=True)

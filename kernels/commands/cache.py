@@ -1,4 +1,4 @@
-"""Commands on what tuning remembers."""
+"""Commands on the choice cache: the tuning results that are kept on disk."""
 
 from __future__ import annotations
 
@@ -10,18 +10,39 @@ from ...datasets.errors import abridged
 from ...datasets.progress import showing
 from .. import families, find_measurable
 from .app import cache, command
-from .options import FAMILY, AsJson, Predictor, argument, count, device_names, family_names, option
+from .options import (
+    FAMILY,
+    FAMILY_FORMS,
+    AsJson,
+    Predictor,
+    argument,
+    count,
+    device_names,
+    family_names,
+    option,
+    remembered_names,
+    words,
+)
 from .printing import emit
+
+#: Formats of `cache export`, the default first.
+EXPORTS = ("foretune", "fla")
+
+
+def kernel_names(incomplete: str) -> list[str]:
+    """Complete the name of a tuned kernel or of a kernel family."""
+    return [*remembered_names(incomplete), *family_names(incomplete)]
+
 
 OneKernel = Annotated[
     str | None,
-    argument("[KERNEL]", "Only this kernel or function, as `cache show` calls it.", unset="all that are remembered"),
+    argument("[KERNEL]", "Only this kernel or function, by its name in `cache show`.", remembered_names, "all"),
 ]
 
 
 @command("show", "foretune cache show", into=cache)
 def show_cache(kernel: OneKernel = None, as_json: AsJson = False) -> None:
-    """Show what tuning remembers: of each kernel and function, or of one of them each problem."""
+    """List the tuned kernels and functions, or the tuned problems of one of them."""
     from ...runtime.tuning.cache.cache_folder import cache_contents
 
     emit(cache_contents(kernel), as_json)
@@ -29,9 +50,9 @@ def show_cache(kernel: OneKernel = None, as_json: AsJson = False) -> None:
 
 @command("clear", "foretune cache clear package.module.kernel", into=cache)
 def clear(kernel: OneKernel = None, as_json: AsJson = False) -> None:
-    """Forget everything, or one kernel or function.
+    """Delete the tuning results of all kernels and functions, or of one.
 
-    Only the cache's own files are removed, and nothing behind a symbolic link; it says what was left.
+    Only files that the cache has written are deleted, and no symbolic link is followed. The output names what was left.
     """
     from ...runtime.tuning.cache.cache_folder import clear_cache
 
@@ -41,33 +62,39 @@ def clear(kernel: OneKernel = None, as_json: AsJson = False) -> None:
 @command("export", "foretune cache export --out choices.json", into=cache)
 def export_cache(
     out: Annotated[
-        Path, option("The file to write, new or an earlier export; of other projects' formats, the folder.")
+        Path,
+        option("File to write: a new one or an earlier export. With --format fla, the folder.", metavar="PATH"),
     ],
     kernel: OneKernel = None,
     format: Annotated[
         str,
-        option("foretune, for `cache import` elsewhere; or fla, what FLA's autotuner reads (FLA_CONFIG_DIR)."),
+        option(
+            "foretune: for `foretune cache import`; fla: for the autotuner of FLA (FLA_CONFIG_DIR).",
+            names=words(*EXPORTS),
+            metavar="|".join(EXPORTS),
+        ),
     ] = "foretune",
     as_json: AsJson = False,
 ) -> None:
-    """Write what tuning remembers to a file, for another machine or another project's autotuner."""
+    """Write tuning results to a file, for another machine or another project's autotuner."""
     from ...runtime.tuning.cache.cache_folder import export_choices
     from ...runtime.tuning.cache.exports import export_fla_tables
 
-    if format not in ("foretune", "fla"):
-        raise ForetuneError(f"format must be foretune or fla but is {abridged(repr(format), 60)}")
-    exported = export_choices(out, kernel) if format == "foretune" else export_fla_tables(out, kernel)
+    if format not in EXPORTS:
+        raise ForetuneError(f"format must be {' or '.join(EXPORTS)} but is {abridged(repr(format), 60)}")
+    exported = export_choices(out, kernel) if format == EXPORTS[0] else export_fla_tables(out, kernel)
     emit(exported, as_json, out=out)
 
 
 @command("import", "foretune cache import choices.json", into=cache)
 def import_cache(
-    file: Annotated[Path, argument("FILE", "What `foretune cache export` wrote.")],
+    file: Annotated[Path, argument("FILE", "File that `foretune cache export` wrote.")],
     as_json: AsJson = False,
 ) -> None:
-    """Add another machine's times and choices to what is remembered here; what both have stays as it is here.
+    """Add the tuning results of another machine to the cache. Results that are already here are kept.
 
-    It counts what was kept, and says what was left out: malformed records, and what a cache's file has no room for.
+    The output counts what was added, and names what was left out: malformed records, and those beyond the size limit of
+    a cache file.
     """
     from ...runtime.tuning.cache.cache_folder import import_choices
 
@@ -80,26 +107,28 @@ def freeze(
         str,
         argument(
             "KERNEL",
-            "As `cache show` calls it; with --device a kernel family, or package.module:attribute.",
-            family_names,
+            f"Kernel, by its name in `cache show`. With --device, a kernel family: {FAMILY_FORMS}.",
+            kernel_names,
         ),
     ],
-    out: Annotated[Path, option("The Python file to write, new or an earlier frozen one.")],
+    out: Annotated[Path, option("Python file to write: a new one, or one that this command wrote.", metavar="FILE")],
     device: Annotated[
         str | None,
         option(
-            "Freeze what is predicted for the family's workload on this device: a shipped one, or a spec's file.",
-            "what the cache knows",
+            "Freeze predictions for the family's workload on this GPU (a shipped device or its JSON file) instead of "
+            "tuning results.",
+            "tuning results",
             device_names,
+            metavar="DEVICE",
         ),
     ] = None,
-    rules: Annotated[int, count("At most so many.", 1, 1000)] = 32,
+    rules: Annotated[int, count("Largest number of rules.", 1, 1000)] = 32,
     bundle: Predictor = None,
     as_json: AsJson = False,
 ) -> None:
-    """Write a kernel's configs as one plain Python file that needs nothing: rules over dimensions and device.
+    """Write a kernel's configs as a Python file without dependencies: rules over dimensions and device.
 
-    Kernel hubs, which allow no dependency, can ship it. It says what it loses against the best configs known.
+    For kernel hubs, which allow no dependencies. The file states how much slower its configs are than the best known.
     """
     from ...runtime.tuning.cache.exports import check_frozen_file, freeze_choices, freeze_predictions
 

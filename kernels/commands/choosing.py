@@ -1,4 +1,4 @@
-"""Commands that choose configs, and compile what was chosen."""
+"""Commands that choose configs without measuring, and compile the chosen ones."""
 
 from __future__ import annotations
 
@@ -12,15 +12,17 @@ from typing import Annotated, Any
 import typer
 
 from ...datasets import ForetuneError, ForetuneWarning
-from ...datasets.console import span, whole_numbers
-from ...datasets.errors import MOST, abridged
+from ...datasets.console import span, whole_number, whole_numbers
+from ...datasets.errors import MOST, abridged, did_you_mean
 from ...datasets.progress import showing
 from .. import families, find_family, find_measurable
 from ..learning import datasets_merged
 from .app import command
 from .inputs import TAKES_DIMENSIONS, device_or_this_gpu, problem_of
 from .options import (
+    CONFIGS,
     FAMILY,
+    FAMILY_FORMS,
     AsJson,
     Device,
     Dtype,
@@ -28,12 +30,16 @@ from .options import (
     Predictor,
     amount,
     argument,
+    completes,
     count,
     dataset_names,
+    dimension_names,
     family_names,
     given_as,
+    old_name,
     option,
     read_by,
+    renamed,
     shortlist_length,
 )
 from .printing import Result, emit
@@ -41,32 +47,40 @@ from .printing import Result, emit
 
 @command(
     "predict",
-    f"foretune predict {FAMILY} --device h200 --groups 64 --rows 8192 --n 2048 --k 1024 --top 4",
+    f"foretune predict {FAMILY} --device h200 --groups 64 --rows 8192 --n 2048 --k 1024 --configs 4",
     **TAKES_DIMENSIONS,
 )
 def predict(
     context: typer.Context,
     family: FamilyName,
     device: Device = None,
-    top: Annotated[
-        str,
+    configs: Annotated[
+        str | None,
         option(
-            "Length of the shortlist; auto: as many as hold one within 1 % of the best in 95 % of cases.",
+            "Number of configs, k. auto: as many as needed to include one within 1 % of the best in 95 % of cases.",
+            "auto",
+            completes(lambda: ("auto",)),
+            CONFIGS,
             parser=shortlist_length,
-            metavar=f"auto or 1..{MOST}",
+            metavar="auto|N",
         ),
-    ] = "auto",
+    ] = None,
     expected_calls: Annotated[
         float | None,
-        amount("As many configs as pay for themselves over so many calls.", 0.0, 1e18, metavar="CALLS"),
+        amount(
+            "Instead of --configs: as many configs as pay for their tuning over this many calls.",
+            0.0,
+            1e18,
+            metavar="CALLS",
+        ),
     ] = None,
     call_us: Annotated[
         float | None,
         amount(
-            "How long one call takes, in microseconds, for --expected-calls.",
+            "Duration of one call in microseconds, for --expected-calls.",
             0.0,
             1e12,
-            "what the family estimates",
+            "the family's estimate",
             "US",
         ),
     ] = None,
@@ -76,28 +90,30 @@ def predict(
         bool, typer.Option("--explain", help="Also print why each config is on the list, and what was never measured.")
     ] = False,
     as_json: AsJson = False,
+    top: Annotated[str | None, old_name("--top", shortlist_length)] = None,
 ) -> None:
     """Print the configs predicted to be fastest for one shape. Needs no GPU.
 
-    The family's dimensions are options of their own (a grouped GEMM has --groups, --rows, --n and --k), and so are its
-    flags, without a value: `foretune predict FAMILY --help` lists them.
+    The dimensions and flags of the family are further options: a grouped GEMM takes --groups, --rows, --n and --k.
+    `foretune predict FAMILY --help` lists them. Dimensions take a number; flags take no value.
     """
     from ...model import load_bundle
     from ...runtime import make_explanation, make_shortlist
 
+    length = renamed("--top", top, CONFIGS, configs)
     kernel = find_family(family)
-    problem = problem_of(context.args, kernel, dtype)
+    problem = problem_of(context, kernel, dtype)
     spec = device_or_this_gpu(device)
-    asked: dict[str, Any] = {"k": top, "expected_calls": expected_calls, "call_us": call_us}
-    asked["bundle"] = load_bundle(bundle)
-    with warnings.catch_warnings():  # what a launch is only warned of is the answer here
+    requested: dict[str, Any] = {"k": "auto" if length is None else length, "expected_calls": expected_calls}
+    requested |= {"call_us": call_us, "bundle": load_bundle(bundle)}
+    with warnings.catch_warnings():  # the command reports the same reason as an error
         warnings.simplefilter("ignore", ForetuneWarning)
-        chosen = make_shortlist(kernel, problem, spec, **asked)
-    if not chosen.predicted:  # then it holds every config, in no order that means anything
+        chosen = make_shortlist(kernel, problem, spec, **requested)
+    if not chosen.predicted:  # the list is then all configs, unsorted
         can_run = any(kernel.supports(config, problem, spec) is None for config in chosen.configs)
-        instead = f"; a launch there has {len(chosen.configs)} configs go through" if can_run else ""
+        instead = f"; a launch would try all {len(chosen.configs)} supported configs" if can_run else ""
         raise ForetuneError(chosen.reason + instead)
-    emit(make_explanation(kernel, problem, spec, **asked) if explain else chosen, as_json)
+    emit(make_explanation(kernel, problem, spec, **requested) if explain else chosen, as_json)
 
 
 @command(
@@ -108,71 +124,94 @@ def predict(
 def cover(
     context: typer.Context,
     family: FamilyName,
-    dynamic: Annotated[str, option("The dimension whose size is only known at run time.")],
+    dynamic: Annotated[
+        str, option("Dimension whose size is known only at run time.", names=dimension_names, metavar="DIM")
+    ],
     sizes: Annotated[
         Any,
-        option("Its smallest and largest size.", True, None, "--range", parser=read_by(span), metavar="LOW:HIGH"),
+        option(
+            "Smallest and largest size of that dimension.",
+            True,
+            None,
+            "--range",
+            parser=read_by(span),
+            metavar="LOW:HIGH",
+        ),
     ],
-    configs: Annotated[int | None, count("How many configs.", 1, 16, "3")] = None,
+    configs: Annotated[int | None, count("Number of configs, k.", 1, 16, "3")] = None,
     within: Annotated[
         float | None,
-        amount("Instead, as few as lose no more than this at any size, as 0.02 for 2 %.", 0.0, 100.0, "none"),
+        amount(
+            "Instead of --configs: the fewest configs that are at most this much slower than the best at every size; "
+            "0.02 is 2 %.",
+            0.0,
+            100.0,
+            "none",
+            "LOSS",
+        ),
     ] = None,
     ranges: Annotated[
         int | None,
         count(
-            "Ranges of sizes at most: so often is a dynamic graph compiled.",
+            "Largest number of size ranges: torch.compile compiles a dynamic graph once for each.",
             1,
             256,
-            "8; with --within as many as it takes",
+            "8; no limit with --within",
         ),
     ] = None,
     device: Device = None,
     data: Annotated[
         str | None,
-        option("Choose by the times in this dataset (a folder or shipped name).", "by predicted times", dataset_names),
+        option(
+            "Choose by the times in this dataset: a folder, or the name of a shipped one.",
+            "predicted times",
+            dataset_names,
+            metavar="DATA",
+        ),
     ] = None,
     measure: Annotated[
         bool,
         typer.Option(
-            "--measure", help="Time those predicted to be best at each size on this machine's GPU, and choose by that."
+            "--measure", help="Time the configs predicted fastest for each size on this machine's GPU; choose by that."
         ),
     ] = False,
     hints: Annotated[
         str | None,
         option(
-            "With --data: what the config that is best at each of these sizes, as 64,256,4096, loses at all "
-            "others, beside the covers predicted and measured.",
+            "With --data, compare: the loss over the whole range of the config that is best at each of these sizes, "
+            "for example 64,256,4096, next to the predicted and the measured cover.",
             "none",
+            metavar="SIZES",
         ),
     ] = None,
     dtype: Dtype = None,
     bundle: Predictor = None,
     as_json: AsJson = False,
 ) -> None:
-    """Print the few configs that together lose least over a range of a dynamic dimension, and which runs when.
+    """Choose a few configs that together serve a whole range of sizes, and print which one runs at which size.
 
-    The family's other dimensions and its flags are options of their own, as for predict. Needs no GPU but with
-    --measure.
+    For a dimension that is known only at run time. The family's other dimensions and its flags are further options, as
+    for predict. Only --measure needs a GPU.
     """
     from ...datasets import load
     from ...runtime.covering import make_hint_matrix
     from ..api import cover as covered
 
     if configs is not None and within is not None:
-        raise typer.BadParameter("say how many configs, or how much they may lose", param_hint="--within")
+        raise typer.BadParameter("give --configs or --within, not both", param_hint="--within")
     if measure and data is not None:
-        raise typer.BadParameter("the times are those of --data", param_hint="--measure")
+        raise typer.BadParameter("give --measure or --data, not both", param_hint="--measure")
     if hints is not None and data is None:
-        raise typer.BadParameter("what a hint loses is measured: give --data", param_hint="--hints")
+        raise typer.BadParameter("needs measured times: give --data", param_hint="--hints")
     kernel = find_family(family)
     if dynamic not in kernel.dims:
         raise typer.BadParameter(
-            f"{abridged(dynamic, 60)!r} is not one of {', '.join(kernel.dims)}", param_hint="--dynamic"
+            f"{abridged(dynamic, 60)!r} is not one of {', '.join(kernel.dims)}{did_you_mean(dynamic, kernel.dims)}",
+            param_hint="--dynamic",
         )
     if any(argument.partition("=")[0] == f"--{dynamic}" for argument in context.args):
-        raise typer.BadParameter("it is dynamic, so --range says its sizes", param_hint=f"--{dynamic}")
-    problem = problem_of([*context.args, f"--{dynamic}", str(sizes[0])], kernel, dtype)
+        raise typer.BadParameter("is the dynamic dimension: --range gives its sizes", param_hint=f"--{dynamic}")
+    problem = problem_of(context, kernel, dtype, f"--{dynamic}", str(sizes[0]))
     spec = device_or_this_gpu(device)
     limits: dict[str, Any] = {"within": within, "ranges": ranges, "bundle": bundle}
     with showing(f"covering {dynamic} from {sizes[0]} to {sizes[1]}"):
@@ -191,58 +230,66 @@ def warmup(
     family: Annotated[
         str,
         argument(
-            "FAMILY",
-            "A kernel family's name, its package.module:attribute; or a package, or one package.module.kernel, "
-            "of which kernels were tuned.",
+            "FAMILY|KERNEL",
+            f"Kernel family: {FAMILY_FORMS}. Or a tuned kernel, package.module.kernel, or a package of tuned kernels.",
             family_names,
         ),
     ],
     shapes: Annotated[
         Path | None,
         option(
-            "CSV file of problems: a column for each dimension, dtype and flags if need be; of a "
-            "package.module.kernel, for each argument that changes."
+            "CSV file with one problem a row and one column for each dimension, optionally dtype and flags; for a "
+            "tuned kernel, one column for each argument that varies.",
+            metavar="FILE",
         ),
     ] = None,
     data: Annotated[
         list[str] | None,
-        option("Dataset folder, for example a FORETUNE_LOG, whose problems to take; may be repeated."),
+        option(
+            "Compile for the problems of this dataset, for example a FORETUNE_LOG folder. May be repeated.",
+            names=dataset_names,
+            metavar="DATA",
+        ),
     ] = None,
     device: Device = None,
-    top: Annotated[int, count("Configs to compile for each problem, the fastest by prediction.", 1, MOST)] = 1,
+    configs: Annotated[
+        int | None, count("Number of configs, k, to compile for each problem: those predicted fastest.", 1, MOST, "1")
+    ] = None,
     as_json: AsJson = False,
+    top: Annotated[int | None, old_name("--top", read_by(whole_number, 1, MOST))] = None,
 ) -> None:
-    """Compile what a run will ask for, into Triton's cache (TRITON_CACHE_DIR), before it does. Launches nothing: with
-    --device it needs no GPU.
+    """Compile the kernels of a later run into Triton's cache (TRITON_CACHE_DIR). Launches nothing.
 
-    Of a family, the predicted configs of these problems. Of a package or package.module.kernel, what `attach` and
-    `foretune.autotune` have tuned there (see `cache show`): the launches that were seen, or with --shapes or --data
-    launches like them, with the configs that the kernel's own timings predict.
+    For a family: the configs predicted fastest for the problems of --shapes and --data. For a tuned kernel or a package
+    of them: what `attach` and `foretune.autotune` have tuned (see `foretune cache show`), with the configs that the
+    kernel's own timings predict; --shapes and --data add more launches. With --device, no GPU is needed.
     """
     from ...runtime import use_stub_driver
     from ...runtime.tuning.warmup import problems_from_csv, warm_up, warm_up_seen
 
+    k = renamed("--top", top, CONFIGS, configs) or 1
     logged = [case.problem for case in datasets_merged(data).cases] if data else []
     if family in families() or ":" in family or not ("." in family or _is_module(family)):
         kernel = find_measurable(family)
         if shapes is None and not data:
-            raise typer.BadParameter("say which problems, with --shapes or --data", param_hint="--shapes")
+            raise typer.BadParameter("give problems with --shapes or --data", param_hint="--shapes")
         problems = [] if shapes is None else problems_from_csv(shapes, kernel)
         problems += [one for one in logged if one.family == kernel.name and one not in problems]
-        what, compiled = f"for {len(problems)} problems", partial(warm_up, kernel, problems, k=top)
+        what, compiled = f"for {len(problems)} problems", partial(warm_up, kernel, problems, k=k)
     else:
-        what = f"what was tuned of {abridged(family, 60)}"
-        compiled = partial(warm_up_seen, family, shapes=shapes, logged=logged, k=top)
+        what = f"the tuned kernels of {abridged(family, 60)}"
+        compiled = partial(warm_up_seen, family, shapes=shapes, logged=logged, k=k)
     spec = device_or_this_gpu(device)
     with showing(f"compiling {what}"), use_stub_driver(spec) if device else nullcontext():
         warmed = compiled(device=spec)
     emit(warmed, as_json)
     if warmed.failed and not warmed.binaries:
-        raise ForetuneError(f"nothing could be compiled: {warmed.failed[0]}")
+        raise ForetuneError(f"no config could be compiled: {warmed.failed[0]}")
 
 
 def _is_module(name: str) -> bool:
+    """Return whether a top-level module of this name is installed."""
     try:
         return find_spec(name) is not None
-    except ValueError:  # no name at all
+    except ValueError:  # not a valid module name
         return False

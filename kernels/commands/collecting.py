@@ -1,7 +1,8 @@
-"""Commands that measure, or show what measuring is worth."""
+"""Commands that measure configs on GPUs, or evaluate a measuring plan on existing data."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -17,6 +18,7 @@ from .app import INTERRUPTED, command
 from .inputs import for_each_family
 from .options import (
     FAMILY,
+    FAMILY_FORMS,
     MOST_SMS,
     AsJson,
     Budget,
@@ -24,88 +26,138 @@ from .options import (
     OnlyFamilies,
     amount,
     argument,
+    completes,
     count,
     dataset_names,
+    dtype_names,
     family_names,
     given_as,
     option,
+    words,
 )
 from .printing import ByFamily, emit
 
 if TYPE_CHECKING:
     from ...collect.replay import Replay
 
-#: More than any machine has.
+#: Upper bound for a number of GPUs; no machine has more.
 _MOST_GPUS = 1024
-#: Seconds that a replay takes for each measurement, on two cores of 2026: what is printed beforehand.
+#: Defines the rows and columns of the tables of `replay`.
+_CAPTION = (
+    "Columns: the fastest of the first k configs, in % over the best measured one, for each k. Rows: geometric "
+    "means for rankers trained on all configs (everything) and on those that the plan would have measured (the "
+    "plan), then how much slower the second ranker's choices are (the plan loses), with its 95 % interval."
+)
+#: Seconds per measurement that a replay takes on two cores of 2026, for the estimate printed at the start.
 _REPLAYING_S = 8e-4
+
+
+@completes
+def plan_names() -> Iterable[str]:
+    """Complete the name of a measuring plan."""
+    from ...collect.plan import PLANS
+
+    return PLANS
 
 
 @command("collect", f"foretune collect {FAMILY} --models models.csv --out measured --budget 20m")
 def collect(
     family: Annotated[
         list[str],
-        argument("FAMILY...", f"Kernel families, as {FAMILY}, or package.module:attribute.", family_names, False),
+        argument("FAMILY...", f"Kernel families, each {FAMILY_FORMS}.", family_names, False),
     ],
-    out: Annotated[Path, option("Dataset folder; an earlier run's is continued.")],
-    gpus: Annotated[str, option("How many of the visible GPUs to measure on.")] = "all",
+    out: Annotated[Path, option("Dataset folder; an interrupted run in it is continued.", metavar="FOLDER")],
+    gpus: Annotated[
+        str,
+        option("Number of visible GPUs to measure on.", names=words("all"), metavar="all|N"),
+    ] = "all",
     sms: Annotated[
         list[str] | None,
-        option("Measure on so many SMs of each GPU, as a device of its own; 32,64,96 for one after the other.", "all"),
+        option(
+            "Measure on this number of SMs of each GPU, as a separate device; 32,64,96 measures one after the other.",
+            "all",
+            metavar="N[,N...]",
+        ),
     ] = None,
     scheduler: Annotated[
-        str | None, option("Measure on the dask workers there instead, as in tcp://HOST:8786.", "none")
+        str | None,
+        option(
+            "Address of a dask scheduler, tcp://HOST:8786, whose workers measure instead of this machine's GPUs.",
+            "none",
+            metavar="ADDRESS",
+        ),
     ] = None,
     models: Annotated[
         Path | None,
         option(
-            "Models whose layers are measured, in the family's format (MoE: a CSV of model, num_experts, ...).",
-            "the family's own",
+            "File of models whose layers to measure, in the family's format (MoE: a CSV file with columns model, "
+            "num_experts, ...).",
+            "the family's own models",
+            metavar="FILE",
         ),
     ] = None,
     budget: Budget = None,
-    tokens: Annotated[str | None, option("Token counts, as in 16,256,4096.", "16 ... 65536")] = None,
-    per_layer: Annotated[int, count("Problems of each distinct layer shape.", 0, 100)] = 2,
-    random: Annotated[int, count("Random shapes besides the models' layers.", 0, 10_000)] = 40,
-    invented: Annotated[
-        int | None, count("Layers of models that nobody has made, if the family can.", 0, 10_000, "none")
+    tokens: Annotated[
+        str | None, option("Token counts, for example 16,256,4096.", "16 to 65536", metavar="N[,N...]")
     ] = None,
-    seed: Annotated[int, count("Draws other problems.", 0, MOST)] = 0,
+    per_layer: Annotated[int, count("Number of problems for each distinct layer shape.", 0, 100)] = 2,
+    random: Annotated[int, count("Number of random shapes, in addition to the models' layers.", 0, 10_000)] = 40,
+    invented: Annotated[
+        int | None, count("Number of synthetic layers, if the family supports them.", 0, 10_000, "none")
+    ] = None,
+    seed: Annotated[int, count("Random seed for sampling problems.", 0, MOST)] = 0,
     plan: Annotated[
         str,
         option(
-            "exhaustive: all configs of each problem; adaptive: a tenth, which a model learns to choose; thin: an "
-            "eighth, which a bundle chooses; missing: what --like has no row of, "
-            "beside its fastest."
+            "Which configs of each problem to measure. exhaustive: all; adaptive: a tenth, chosen by a model that "
+            "learns during the run; thin: an eighth, chosen by a bundle; missing: those that the --like dataset lacks, "
+            "plus its fastest.",
+            names=plan_names,
+            metavar="PLAN",
         ),
     ] = "exhaustive",
     share: Annotated[
         float | None,
         amount(
-            "Share of each problem's configs that the adaptive or the thin plan tries.", 0.001, 1.0, "the plan's own"
+            "Share of each problem's configs that the adaptive or thin plan measures.", 0.001, 1.0, "the plan's own"
         ),
     ] = None,
-    dtype: Annotated[list[str] | None, option("Only problems of this element type; may be repeated.", "all")] = None,
+    dtype: Annotated[
+        list[str] | None,
+        option("Only problems of this element type. May be repeated.", "all", dtype_names, metavar="DTYPE"),
+    ] = None,
     max_tflop: Annotated[
         float | None,
-        amount("Only problems of so many TFLOP: fewer for a small GPU.", 0.0, 1e6, "the family's", "NUMBER"),
+        amount(
+            "Only problems of at most this many TFLOP; lower it for a small GPU.", 0.0, 1e6, "the family's", "TFLOP"
+        ),
     ] = None,
-    suite: Annotated[bool, option("First the problems that kernels are compared on.")] = False,
+    suite: Annotated[bool, option("Begin with the problems of `foretune bench kernels`.")] = False,
     like: Annotated[
         str | None,
-        option("First the problems of this dataset (a folder or shipped name).", "none", dataset_names),
+        option(
+            "Begin with the problems of this dataset: a folder, or the name of a shipped one.",
+            "none",
+            dataset_names,
+            metavar="DATA",
+        ),
     ] = None,
     replay: Annotated[
         str | None,
-        option("Replay this dataset's times (a folder or shipped name) without a GPU.", "none", dataset_names),
+        option(
+            "Replay the times of this dataset without a GPU: a folder, or the name of a shipped one.",
+            "none",
+            dataset_names,
+            metavar="DATA",
+        ),
     ] = None,
-    limit: Annotated[int | None, count("At most so many problems of each family.", 1, MOST, "all")] = None,
-    resume: Annotated[bool, option("Continue an earlier run, or refuse a folder that has one.")] = True,
+    limit: Annotated[int | None, count("Largest number of problems of each family.", 1, MOST, "all")] = None,
+    resume: Annotated[bool, option("Continue an interrupted run in the folder, or refuse such a folder.")] = True,
     as_json: AsJson = False,
 ) -> None:
-    """Measure kernels' config spaces, on this machine's GPUs or a cluster's.
+    """Measure the configs of kernels on the GPUs of this machine or a cluster, and write a dataset.
 
-    If it is killed or interrupted, run it again to continue.
+    After an interruption, run the same command again to continue.
     """
     if replay is not None:
         others = {"--gpus": gpus != "all", "--sms": sms, "--scheduler": scheduler, "--models": models}
@@ -116,9 +168,13 @@ def collect(
     token_counts = None if tokens is None else given_as("--tokens", whole_numbers, tokens)
     parts = given_as("--sms", whole_numbers, ",".join(sms), 1, MOST_SMS) if sms else ()
     if scheduler is not None and gpu_count is not None:
-        raise typer.BadParameter("a cluster's GPUs are its workers: start as many as you want", param_hint="--gpus")
+        raise typer.BadParameter(
+            "a cluster has one worker for each GPU: start as many workers as you need", param_hint="--gpus"
+        )
     if scheduler is not None and parts:
-        raise typer.BadParameter("only this machine's GPUs can be parted, not a scheduler's", param_hint="--sms")
+        raise typer.BadParameter(
+            "only the GPUs of this machine can be partitioned, not those of a cluster", param_hint="--sms"
+        )
 
     from ...collect import campaign
     from ...collect import cluster as on_cluster
@@ -129,7 +185,7 @@ def collect(
 
     kernels = [find_measurable(name) for name in dict.fromkeys(family)]
     known = load(like) if like else None
-    adds = plan == "missing"  # to what `known` has, and so to its problems alone
+    adds = plan == "missing"  # only the problems of `known` are measured
     drawing: dict[str, Any] = {"models": models, "tokens": token_counts, "per_layer": per_layer, "random": random}
     drawing |= {"invented": invented, "max_tflop": max_tflop, "seed": seed}
     recorded = load(replay) if replay else None
@@ -156,13 +212,14 @@ def collect(
 @command("replay", "foretune replay --data h200 --share 0.1")
 def replay(
     data: Data = None,
-    share: Annotated[float, amount("Share of the configs that the plan tries on each problem.", 0.001, 1.0)] = 0.09,
+    share: Annotated[float, amount("Share of each problem's configs that the plan measures.", 0.001, 1.0)] = 0.09,
     family: OnlyFamilies = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show what measuring by the adaptive plan is worth, on data that were measured exhaustively. Needs no GPU.
+    """Estimate the accuracy lost by measuring with `collect --plan adaptive`, on exhaustive data. Needs no GPU.
 
-    Cross-validates a ranker that learns from what the plan would have measured beside one that learns from everything.
+    Compares, by cross-validation, a ranker trained on the configs that the plan would have measured with a ranker
+    trained on all configs.
     """
     from ...collect.plan import Adaptive
     from ...collect.replay import replay_plan
@@ -173,4 +230,5 @@ def replay(
         return replay_plan(dataset, kernel, adaptive)
 
     what = "measuring by the plan, training and judging"
-    emit(ByFamily(for_each_family(replayed, dataset, families_in(dataset, family), what, _REPLAYING_S)), as_json)
+    found = for_each_family(replayed, dataset, families_in(dataset, family), what, _REPLAYING_S)
+    emit(ByFamily(found, caption=_CAPTION), as_json)

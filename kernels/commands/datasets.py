@@ -1,4 +1,4 @@
-"""Commands on datasets."""
+"""Commands that list, describe, merge and seal datasets."""
 
 from __future__ import annotations
 
@@ -16,14 +16,17 @@ from .printing import counted, emit, listed
 
 OneDataset = Annotated[
     str,
-    argument("DATA", "Dataset folder, or the name of a shipped one.", dataset_names),
+    argument("DATA", "Dataset: a folder, or the name of a shipped one.", dataset_names),
 ]
-NewName = Annotated[str | None, option("What it is called.", "the folder's name")]
+NewName = Annotated[str | None, option("Name of the new dataset.", "the folder's name", metavar="NAME")]
 
 
 @datasets.callback(epilog="Example: foretune datasets --json")
 def list_datasets(context: typer.Context, as_json: AsJson = False) -> None:
-    """List the measurements that are shipped. `foretune datasets show DATA` describes one dataset."""
+    """List the shipped datasets.
+
+    `foretune datasets show DATA` describes one dataset.
+    """
     if context.invoked_subcommand is None:
         from ...datasets import describe, names
 
@@ -32,7 +35,7 @@ def list_datasets(context: typer.Context, as_json: AsJson = False) -> None:
 
 @command("show", "foretune datasets show measured --json", into=datasets)
 def show_dataset(data: OneDataset, as_json: AsJson = False) -> None:
-    """Describe one dataset."""
+    """Describe a dataset: its devices, families and numbers of problems, configs and measurements."""
     from ...datasets import describe
     from ...model import check_sources
 
@@ -47,16 +50,19 @@ def show_dataset(data: OneDataset, as_json: AsJson = False) -> None:
 def merge(
     data: Annotated[
         list[str],
-        argument("DATA...", "Dataset folders, or names of shipped ones.", dataset_names),
+        argument("DATA...", "Datasets: folders, or names of shipped ones.", dataset_names),
     ],
-    out: Annotated[Path, option("Folder for the new dataset, sealed.")],
+    out: Annotated[Path, option("Folder for the new dataset.", metavar="FOLDER")],
     name: NewName = None,
     other_sources: Annotated[
-        bool, typer.Option("--other-sources", help="Also merge what was measured with other sources of a kernel.")
+        bool, typer.Option("--other-sources", help="Also merge measurements of other versions of a kernel's source.")
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Write the measurements of several datasets as one. Exact repeats are dropped; each run keeps its provenance."""
+    """Write the measurements of several datasets as one.
+
+    Exact duplicates are dropped. Each run keeps its provenance.
+    """
     from ...datasets import load
     from ...datasets.merge import merge_datasets
     from ...datasets.store import check_target, seal_dataset
@@ -74,12 +80,12 @@ def merge(
 
 @command("seal", "foretune datasets seal measured --out shipped", into=datasets)
 def seal(
-    data: Annotated[str, argument("DATA", "Dataset folder.")],
-    out: Annotated[Path, option("Folder for the sealed dataset.")],
+    data: Annotated[str, argument("DATA", "Dataset: a folder, or the name of a shipped one.", dataset_names)],
+    out: Annotated[Path, option("Folder for the sealed dataset.", metavar="FOLDER")],
     name: NewName = None,
     as_json: AsJson = False,
 ) -> None:
-    """Write a dataset's parts as a few small tables with checksums, for shipping."""
+    """Write a dataset as a few small tables with checksums, for distribution."""
     from ...datasets import load
     from ...datasets.store import seal_dataset
     from ...model.bundle_file import check_dataset_folder
@@ -87,5 +93,5 @@ def seal(
     check_dataset_folder(out)
     with showing(f"sealing into {out}"):
         left_out = seal_dataset(data if Path(data).is_dir() else load(data), out, name=name or out.name).left_out
-        dataset = load(out)  # what was written, read as anybody will
+        dataset = load(out)  # check that it can be read
     emit(counted(replace(dataset, left_out=left_out)), as_json, out=out)

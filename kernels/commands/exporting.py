@@ -1,7 +1,8 @@
-"""The command that writes what other tools and serving engines read."""
+"""The command that writes files for other tools and for serving engines."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated
 
@@ -11,11 +12,47 @@ from ...datasets.errors import MOST, abridged
 from ...datasets.progress import showing
 from .app import command
 from .inputs import bundle_at, device_or_this_gpu, live_gpu
-from .options import AsJson, Predictor, argument, count, dataset_names, device_names, family_names, option
+from .options import (
+    AsJson,
+    Predictor,
+    argument,
+    completes,
+    count,
+    dataset_names,
+    device_names,
+    family_names,
+    option,
+    words,
+)
 from .printing import Printed, emit, left_out_of
 
-#: Seconds that a format takes for each measurement, on two cores of 2026: what is printed beforehand.
+#: Seconds per measurement that a format takes on two cores of 2026, for the estimate printed at the start.
 _EXPORTING_S = {"csv": 4e-6, "t4": 6e-5}
+
+
+#: Element types of a layer that engines have tuned files for.
+DTYPES = ("bf16", "fp16", "fp8e4m3")
+
+
+@completes
+def engine_names() -> Iterable[str]:
+    """Complete the name of a serving engine."""
+    from ..fused_moe.engines import ENGINES
+
+    return ENGINES
+
+
+def source_names(incomplete: str) -> list[str]:
+    """Complete the name of a shipped dataset or of a serving engine."""
+    return [*dataset_names(incomplete), *engine_names(incomplete)]
+
+
+@completes
+def model_names() -> Iterable[str]:
+    """Complete the name of a model whose MoE layers are known."""
+    from ..fused_moe.workload import load_models
+
+    return [one.model for one in load_models() if one.is_gated]
 
 
 @command("export", "foretune export sglang --model Qwen3-30B-A3B --tp 2 --device h200 --out tuned")
@@ -23,42 +60,63 @@ def export(
     data: Annotated[
         str,
         argument(
-            "DATA|vllm|sglang", "Dataset folder, or the name of a shipped one; or a serving engine.", dataset_names
+            "DATA|vllm|sglang", "Dataset (a folder, or the name of a shipped one), or a serving engine.", source_names
         ),
     ],
-    out: Annotated[Path, option("The file to write; an engine's files, the folder.")],
+    out: Annotated[Path, option("File to write; for an engine, the folder.", metavar="PATH")],
     format: Annotated[
-        str | None, option("Of a dataset: t4, the autotuning community's JSON (schema 1.0.0), or csv.")
+        str | None,
+        option(
+            "Format of a dataset. t4: the autotuning community's JSON (schema 1.0.0); csv: a table.",
+            names=words("t4", "csv"),
+            metavar="t4|csv",
+        ),
     ] = None,
-    family: Annotated[str | None, option("Of a dataset only this family.", "all", family_names)] = None,
+    family: Annotated[
+        str | None, option("Only this family of a dataset.", "all", family_names, metavar="FAMILY")
+    ] = None,
     problem: Annotated[
-        int | None, count("Of a dataset only this one, counted from 0. T4 tools expect one.", 0, MOST, "all")
+        int | None, count("Only this problem of a dataset, by its number from 0. T4 tools expect one.", 0, MOST, "all")
     ] = None,
-    model: Annotated[str | None, option("The model, of our table, whose MoE layer an engine's files are for.")] = None,
-    experts: Annotated[int | None, count("Of another model: its experts.", 1, MOST)] = None,
-    topk: Annotated[int | None, count("... the experts that each token chooses.", 1, MOST)] = None,
-    hidden: Annotated[int | None, count("... its hidden size.", 1, MOST)] = None,
-    inter: Annotated[int | None, count("... the intermediate size of an expert.", 1, MOST)] = None,
-    tp: Annotated[int, count("Ranks that share each expert.", 1, 1024)] = 1,
-    dtype: Annotated[str, option("bf16, fp16, or fp8e4m3 with scales of 128x128 blocks.")] = "bf16",
+    model: Annotated[
+        str | None,
+        option("Model whose MoE layer an engine's files are for.", names=model_names, metavar="MODEL"),
+    ] = None,
+    experts: Annotated[int | None, count("Number of experts, for a model that --model does not know.", 1, MOST)] = None,
+    topk: Annotated[int | None, count("Number of experts per token, for such a model.", 1, MOST)] = None,
+    hidden: Annotated[int | None, count("Hidden size, for such a model.", 1, MOST)] = None,
+    inter: Annotated[int | None, count("Intermediate size of an expert, for such a model.", 1, MOST)] = None,
+    tp: Annotated[int, count("Number of tensor-parallel ranks that share each expert.", 1, 1024)] = 1,
+    dtype: Annotated[
+        str,
+        option(
+            "Element type of the layer; fp8e4m3 has scales of 128x128 blocks.",
+            names=words(*DTYPES),
+            metavar="|".join(DTYPES),
+        ),
+    ] = "bf16",
     device: Annotated[
         str | None,
         option(
-            "The GPU that an engine's files are for: a shipped device, or a spec's JSON file.", "this GPU", device_names
+            "GPU that an engine's files are for: the name of a shipped device, or its JSON file.",
+            "this GPU",
+            device_names,
+            metavar="DEVICE",
         ),
     ] = None,
     measure: Annotated[
         bool | None,
-        option("Time the best of what is predicted, with the engine's own kernel.", "where GPU and engine are here"),
+        option("Time the predicted configs with the engine's own kernel.", "if the GPU and the engine are available"),
     ] = None,
-    force: Annotated[bool | None, option("Replace the engine's files there.", False)] = None,
+    force: Annotated[bool | None, option("Replace existing files of the engine.", False)] = None,
     bundle: Predictor = None,
     as_json: AsJson = False,
 ) -> None:
-    """Write measurements in a format that other tools read, or a serving engine's tuned files of a MoE layer.
+    """Write measurements for other tools, or a serving engine's tuned config files for a MoE layer.
 
-    An engine's files are compared with what the engine runs now: the layer's file in the folder, in the one that its
-    environment variable names, or in the engine; else its default. Rows that gain nothing say what runs anyway.
+    An engine's new configs are compared with what it uses today: the layer's file in --out, in the folder that the
+    engine's environment variable names, or in the engine's package, or its default config without such a file. A row
+    that is no faster keeps today's config.
     """
     from ...collect.compiling import compile_ahead
     from ...datasets.files import check_folder
@@ -70,8 +128,8 @@ def export(
     is_engine = data in engines.ENGINES
     for name, value in (of_dataset if is_engine else of_engine_only).items():
         if value is not None:
-            what = "an engine" if is_engine else f"no engine, which are {' and '.join(engines.ENGINES)}"
-            raise typer.BadParameter(f"not taken: {abridged(data, 60)} is {what}", param_hint=name)
+            what = "an engine" if is_engine else f"a dataset, not an engine ({', '.join(engines.ENGINES)})"
+            raise typer.BadParameter(f"does not apply: {abridged(data, 60)} is {what}", param_hint=name)
     if not is_engine:
         _export_dataset(data, out, format, family, problem, as_json)
         return
@@ -80,7 +138,7 @@ def export(
     spec = gpu if device is None and gpu is not None else device_or_this_gpu(device)
     is_here = gpu is not None and gpu.name == spec.name
     if measure and not is_here:
-        raise typer.BadParameter(f"{spec.name} is not here to be measured on", param_hint="--measure")
+        raise typer.BadParameter(f"this machine has no {spec.name}", param_hint="--measure")
     check_folder(out)
     if not force:
         tuned_files.check_none_there(data, layer, spec, tuning.triton_version(), out)
@@ -102,12 +160,13 @@ def export(
 def _export_dataset(
     data: str, out: Path, format: str | None, family: str | None, problem: int | None, as_json: bool
 ) -> None:
+    """Write a dataset, one of its families or one of its problems as a file."""
     from ...datasets import load
     from ...datasets.files import check_file
     from ...datasets.store.export import export_dataset
 
     if format is None:
-        raise typer.BadParameter("of a dataset it must be given: t4 or csv", param_hint="--format")
+        raise typer.BadParameter("a dataset needs a format: t4 or csv", param_hint="--format")
     check_file(out)
     dataset = load(data)
     rows = len(dataset.measurements if family is None or problem is not None else dataset.rows(family))

@@ -1,4 +1,4 @@
-"""What the words of a command line stand for: problems, devices, families, datasets, bundles."""
+"""Turn the words of a command line into problems, devices, families, datasets and bundles."""
 
 from __future__ import annotations
 
@@ -8,14 +8,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import typer
-from typer.core import TyperCommand
 
 from ...datasets import DeviceSpec, Family, ForetuneError, Problem
 from ...datasets.console import whole_number
-from ...datasets.errors import abridged
+from ...datasets.errors import abridged, did_you_mean
 from ...datasets.progress import share_of, showing
 from .. import find_family
-from .app import GIVEN
+from .app import GIVEN, Command
 from .options import given_as
 
 if TYPE_CHECKING:
@@ -26,23 +25,31 @@ T = TypeVar("T")
 
 
 def taken_by(family: Family) -> str:
-    """Return what `predict` takes for a family."""
+    """Return one line that lists the options of `predict` for a family."""
     needed = [f"--{dim} N" for dim in family.dims if dim not in family.default_dims]
     usual = [f"[--{dim} {size}]" for dim, size in family.default_dims.items()]
     flags = [f"[--{flag}]" for flag in family.flags]
     return f"{family.name} takes {' '.join(needed + usual + flags)} [--dtype {'|'.join(family.dtypes)}]"
 
 
-def _dimensions(arguments: Sequence[str], family: Family) -> tuple[dict[str, int], tuple[str, ...]]:
-    """Return the numbers and flags of `--rows 8192 --n=2048 --permute_x`, if they are the family's, each once."""
+def _dimensions(
+    arguments: Sequence[str], family: Family, options: Iterable[str]
+) -> tuple[dict[str, int], tuple[str, ...]]:
+    """Parse words such as `--rows 8192 --n=2048 --permute_x` into sizes and flags of the family, each given once.
+
+    `options` are the names of the command's own options, without dashes, which an error may suggest.
+    """
     parts = [part for argument in arguments for part in argument.split("=", 1)]
     dims: dict[str, int] = {}
     flags: list[str] = []
     while parts:
         option = parts.pop(0)
         name = option.removeprefix("--")
-        if name == option or name in dims or name in flags or name not in (*family.dims, *family.flags):
-            raise typer.BadParameter(f"{abridged(option, 60)!r} is unknown or given twice; {taken_by(family)}")
+        if name == option or name not in (*family.dims, *family.flags):
+            hint = did_you_mean(name, (*family.dims, *family.flags, *options), prefix="--")
+            raise typer.BadParameter(f"{abridged(option, 60)!r} is not an option{hint}; {taken_by(family)}")
+        if name in dims or name in flags:
+            raise typer.BadParameter(f"{option!r} is given twice; {taken_by(family)}")
         if name in family.flags:
             flags.append(name)
         else:
@@ -53,19 +60,26 @@ def _dimensions(arguments: Sequence[str], family: Family) -> tuple[dict[str, int
     return dims, tuple(flags)
 
 
-def problem_of(arguments: Sequence[str], family: Family, dtype: str | None) -> Problem:
-    """Return the problem that these words name, of a dtype of the family."""
-    dims, flags = _dimensions(arguments, family)
+def problem_of(context: typer.Context, family: Family, dtype: str | None, *more: str) -> Problem:
+    """Return the problem that the words of a command line describe, plus those in `more`.
+
+    Raises:
+        typer.BadParameter: A dimension is missing, unknown or given twice, or the family lacks the dtype.
+    """
+    shown = (one for one in context.command.params if not getattr(one, "hidden", False))
+    options = [name.removeprefix("--") for one in shown for name in one.opts if name.startswith("--")]
+    dims, flags = _dimensions([*context.args, *more], family, options)
     dtype = dtype or family.dtypes[0]
     if dtype not in family.dtypes:
         raise typer.BadParameter(
-            f"{abridged(dtype, 60)!r} is not one of {', '.join(family.dtypes)}", param_hint="--dtype"
+            f"{abridged(dtype, 60)!r} is not one of {', '.join(family.dtypes)}{did_you_mean(dtype, family.dtypes)}",
+            param_hint="--dtype",
         )
     return Problem(family.name, tuple(sorted(dims.items())), dtype, tuple(sorted(flags)))
 
 
 def live_gpu() -> DeviceSpec | None:
-    """Return this machine's GPU, or None."""
+    """Return this machine's GPU, or None if there is none."""
     try:
         return DeviceSpec.live()
     except ForetuneError:
@@ -73,26 +87,31 @@ def live_gpu() -> DeviceSpec | None:
 
 
 def gpu_needed(what: str) -> DeviceSpec:
-    """Return this machine's GPU. Raises `ForetuneError` that says what cannot be done without one."""
+    """Return this machine's GPU.
+
+    Raises:
+        ForetuneError: There is none; the message says that `what` needs one.
+    """
     if (gpu := live_gpu()) is None:
-        raise ForetuneError(f"no GPU is visible here: there is nothing to {what} on")
+        raise ForetuneError(f"no GPU is visible here, and {what} needs one")
     return gpu
 
 
 def device_or_this_gpu(device: str | None) -> DeviceSpec:
-    """Return the device that --device names, else this machine's GPU."""
+    """Return the device that --device names, or this machine's GPU without --device."""
     if device is not None:
         return DeviceSpec.find(device)
     try:
         return DeviceSpec.live()
     except ForetuneError as error:
         raise ForetuneError(
-            f"{error}. Give one with --device, or the file that `foretune device --out FILE` writes where the GPU is"
+            f"{error}. Name a device with --device, or give the file that `foretune device --out FILE` writes where "
+            "the GPU is"
         ) from None
 
 
 def bundle_at(path: Path | None) -> Bundle | None:
-    """Return the bundle that --bundle names, or None."""
+    """Return the bundle that --bundle names, or None without --bundle."""
     from ...model import load_bundle
 
     return None if path is None else load_bundle(path)
@@ -101,7 +120,15 @@ def bundle_at(path: Path | None) -> Bundle | None:
 def for_each_family(
     call: Callable[[Family], T], dataset: Dataset, families: Mapping[str, Family], what: str, row_s: float
 ) -> dict[str, T]:
-    """Call a function for each family, and show the progress."""
+    """Return what a function returns for each family, and show the progress.
+
+    Args:
+        call: The function.
+        dataset: The dataset; each family's share of the progress is its share of the rows.
+        families: The families, by name.
+        what: What is done, for the progress line.
+        row_s: Expected seconds per measurement.
+    """
     rows, found = rows_of(dataset, families), dict[str, T]()
     with showing(what, row_s * rows) as say:
         for name, family in families.items():
@@ -112,21 +139,25 @@ def for_each_family(
 
 
 def rows_of(dataset: Dataset, families: Iterable[str]) -> int:
+    """Return the number of measurements of these families in a dataset."""
     return sum(len(dataset.rows(name)) for name in families)
 
 
-class DimensionsCommand(TyperCommand):
-    """A command that takes a family's dimensions. Its help, asked for with a family, says which these are."""
+class DimensionsCommand(Command):
+    """A command that takes a family's dimensions as options; its help for a family begins with these options."""
 
-    def format_help(self, ctx: Any, formatter: Any) -> None:
-        super().format_help(ctx, formatter)
+    def write_dimensions(self, ctx: Any, formatter: Any) -> None:
+        """Write the options of the family that the command line names, if any."""
         for word in ctx.meta[GIVEN]:
             if word != self.name and not word.startswith("-"):
                 with suppress(ForetuneError):
-                    typer.echo(f" {taken_by(find_family(word))}\n")
+                    formatter.write_paragraph()
+                    with formatter.indentation():
+                        formatter.write_text(taken_by(find_family(word)))
+                    break
 
 
-#: The settings of a command that takes a family's dimensions as options of their own.
+#: Settings of a command that takes a family's dimensions as further options.
 TAKES_DIMENSIONS: dict[str, Any] = {
     "cls": DimensionsCommand,
     "context_settings": {"allow_extra_args": True, "ignore_unknown_options": True},

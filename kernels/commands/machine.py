@@ -1,4 +1,4 @@
-"""Commands about this machine: its GPU, how fast kernels are on it, and what choosing a config costs."""
+"""Commands about this machine: its GPU, the speed of kernels on it, and the cost of choosing a config."""
 
 from __future__ import annotations
 
@@ -38,15 +38,18 @@ _GROUPED_GEMMS = (FAMILY, "grouped_gemm_dx", "grouped_gemm_dw")
 def device(
     spec: Annotated[
         str | None,
-        argument("[DEVICE]", "A shipped device or a spec's JSON file, to show as it is.", device_names, "this GPU"),
+        argument(
+            "[DEVICE]", "Show this device: the name of a shipped one, or its JSON file.", device_names, "this GPU"
+        ),
     ] = None,
-    sms: Annotated[int | None, count("Only so many of its SMs, as a device.", 1, MOST_SMS, "all")] = None,
-    out: Annotated[Path | None, option("JSON file to save the spec in, for --device elsewhere.")] = None,
+    sms: Annotated[int | None, count("Describe a partition with this number of SMs.", 1, MOST_SMS, "all")] = None,
+    out: Annotated[Path | None, option("JSON file to write, for --device on other machines.", metavar="FILE")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Print what this machine's GPU is to a kernel: its limits, and the rates that it reaches, measured now.
+    """Print the properties of this machine's GPU that decide how fast kernels are: limits, and rates measured now.
 
-    A device that is named is shown as it is; with --sms, by the rule that partitions of it go by.
+    For a named device, the stored values are printed and nothing is measured; with --sms, its rates are scaled to the
+    partition.
     """
     from ...datasets.files import check_file
     from ...runtime import sm_partition
@@ -63,28 +66,34 @@ def device(
         found = found.with_sms(sms) if sms else found
     if out is not None:
         found.save(out)
-        typer.echo(f"The spec lies in {printable(str(out))}", err=True)
-    emit(found, as_json)  # nothing but the spec: the JSON is what --out saves
+        typer.echo(f"Written to {printable(str(out))}", err=True)
+    emit(found, as_json)  # the same JSON as in the file of --out
 
 
 @command("runtime", "foretune bench runtime --skip-whole-space", into=bench)
 def bench_runtime(
     bundle: Predictor = None,
-    repeats: Annotated[int, typer.Option(min=1, help="First calls each way, in turn; their median counts.")] = 3,
+    repeats: Annotated[
+        int,
+        typer.Option(min=1, metavar="N", help="Number of first calls of each method, in turn; the median is reported."),
+    ] = 3,
     whole_space: Annotated[
-        bool, typer.Option("--whole-space/--skip-whole-space", help="Also tune over all configs, which takes minutes.")
+        bool,
+        typer.Option(
+            "--whole-space/--skip-whole-space", help="Also tune over all configs, which takes minutes, or not."
+        ),
     ] = True,
     as_json: AsJson = False,
 ) -> None:
-    """Time the first call of a kernel on this machine's GPU, from empty caches, each way to choose its config.
+    """Time the first call of a kernel on this machine's GPU, with empty caches, for several ways to tune it.
 
-    triton.autotune with a predicted shortlist and foretune.autotune, next to triton.autotune over the whole space; and
-    how fast the config is that each of them chose.
+    Compares triton.autotune over the whole space, triton.autotune with a predicted shortlist, and foretune.autotune:
+    the duration of the first call, and the speed of the chosen config.
     """
     from ...runtime.bench import compare_first_calls
     from ..grouped_gemm.contenders import autotuned
 
-    gpu = gpu_needed("tune")
+    gpu = gpu_needed("tuning")
     with showing("first calls") as say:
         compared = compare_first_calls(
             find_measurable(FAMILY),
@@ -103,13 +112,19 @@ def bench_runtime(
 def bench_predictions(
     family: Annotated[
         str | None,
-        option("Only this family.", "the bundle's", family_names),
+        option("Only this kernel family.", "all of the bundle", family_names, metavar="FAMILY"),
     ] = None,
-    device: Annotated[str, option("The GPU to predict for, which need not be here.", names=device_names)] = "h200",
+    device: Annotated[
+        str,
+        option("GPU to predict for; this machine need not have it.", names=device_names, metavar="DEVICE"),
+    ] = "h200",
     bundle: Predictor = None,
     as_json: AsJson = False,
 ) -> None:
-    """Time predictions over the whole space on this machine's CPU: new problems, and one asked about before."""
+    """Time predictions on this machine's CPU.
+
+    Each prediction ranks a family's whole config space, for new problems and for a problem whose answer is cached.
+    """
     from ...model import load_bundle
     from ...runtime.bench import time_predictions
 
@@ -121,30 +136,38 @@ def bench_predictions(
 @command("kernels", "foretune bench kernels --json", into=bench)
 def bench_kernels(
     family: Annotated[
-        list[str] | None, option("Only this family; may be repeated.", "the grouped GEMMs", family_names)
+        list[str] | None,
+        option("Only this kernel family. May be repeated.", "the grouped GEMMs", family_names, metavar="FAMILY"),
     ] = None,
-    only: Annotated[str, option("Only problems whose name contains this, as in 'training'.")] = "",
+    only: Annotated[
+        str, option("Only problems whose name contains this text, for example training.", "all", metavar="TEXT")
+    ] = "",
     against: Annotated[
         list[str] | None,
-        option("Only next to this contender, as in 'cublas'; may be repeated.", "all: some compile long"),
+        option(
+            "Compare only with this implementation, for example cublas. May be repeated.",
+            "all; some take long to compile",
+            metavar="NAME",
+        ),
     ] = None,
     budget: Budget = None,
     data: Annotated[
         list[str] | None,
         option(
-            "Dataset folder or shipped name: who knows the best configs; may be repeated.",
-            "those shipped that have the families",
+            "Dataset with the best known configs: a folder, or the name of a shipped one. May be repeated.",
+            "shipped datasets with the families",
             dataset_names,
+            metavar="DATA",
         ),
     ] = None,
     bundle: Predictor = None,
     as_json: AsJson = False,
 ) -> None:
-    """Time kernels on this machine's GPU next to what people have and to the card's limits.
+    """Time kernels on this machine's GPU, next to other implementations and the GPU's limits.
 
-    Grouped GEMMs: next to torch._grouped_mm and cuBLAS, over a suite of real layers from decode to training, each at
-    its best known config and at the predicted one. Every family of Foretune's has such a suite, and contenders. Each
-    problem is told on stderr when it is measured.
+    Grouped GEMMs are compared with torch._grouped_mm and cuBLAS on a suite of real layers from decode to training, each
+    with its best known config and with the predicted one. Every family of Foretune has such a suite. Results are
+    printed to stderr as they are measured.
     """
     from ...collect.compiling import compile_ahead
     from ...datasets import describe, names
@@ -156,12 +179,14 @@ def bench_kernels(
     comparisons = {kernel: comparison_of(kernel) for kernel in map(find_measurable, family or _GROUPED_GEMMS)}
     suite = [name for kernel, comparison in comparisons.items() for name in comparison.suite(kernel)]
     if not any(only in name for name in suite):
-        raise ForetuneError(f"no problem of the suite has {only!r} in its name; there are {abridged(', '.join(suite))}")
-    with showing("measuring the card") as say:
+        raise ForetuneError(
+            f"no problem of the suite has {only!r} in its name; its problems: {abridged(', '.join(suite))}"
+        )
+    with showing("measuring the GPU") as say:
 
         def print_row(row: Row) -> None:
             say(f"{row.family} {row.name}")
-            typer.echo(str(row), err=True)  # a run that is cut has printed what it measured
+            typer.echo(str(row), err=True)  # an interrupted run has printed its results
 
         wanted = {kernel.name for kernel in comparisons}
         known = data or [name for name in names() if wanted & describe(name)["families"].keys()]

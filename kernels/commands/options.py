@@ -1,8 +1,8 @@
-"""Options and arguments that several commands take, and how each kind of option is declared."""
+"""Options and arguments that several commands share, and helpers that declare, parse and complete them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
@@ -10,24 +10,27 @@ import typer
 
 from ...datasets import DeviceSpec, ForetuneError, Problem
 from ...datasets.console import duration_s, number, whole_number
-from ...datasets.errors import MOST
+from ...datasets.errors import MOST, warn
 from .. import families
+from .app import GIVEN
 
 T = TypeVar("T")
 
-#: The family that examples are about, and its layer.
+#: The family and the layer that examples use.
 FAMILY = "grouped_gemm_fwd"
 EXAMPLE = Problem.of(FAMILY, groups=64, rows=8192, n=2048, k=1024)
-#: The dataset that quickstart and evaluate take where none is named.
+#: The dataset that quickstart, evaluate, report and replay read by default.
 SHIPPED = "h200"
-#: More than any machine has.
+#: Name of the shipped bundle in `train --keep`.
+SHIPPED_BUNDLE = "shipped"
+#: Upper bound for a number of SMs; no GPU has more.
 MOST_SMS = 10_000
 
 
 def read_by(read: Callable[..., T], *bounds: float) -> Callable[[Any], T]:
-    """Return a parser of an option's text, whose errors say what would be right."""
+    """Return a parser of an option's text that reports errors as wrong usage."""
 
-    def parse(text: Any) -> T:  # a default is a number already
+    def parse(text: Any) -> T:  # typer also passes defaults, which are numbers
         try:
             return read(str(text), *bounds)
         except ForetuneError as error:
@@ -37,73 +40,171 @@ def read_by(read: Callable[..., T], *bounds: float) -> Callable[[Any], T]:
 
 
 def given_as(option: str, read: Callable[..., T], text: str, *bounds: float) -> T:
-    """Return an option's value from its text. Errors name the option."""
+    """Parse the text of an option; errors name the option."""
     try:
         return read(text, *bounds)
     except ForetuneError as error:
         raise typer.BadParameter(str(error), param_hint=option) from None
 
 
-def family_names(incomplete: str) -> list[str]:
-    return [name for name in families() if name.startswith(incomplete)]
+def renamed(old: str, old_value: T | None, new: str, new_value: T | None) -> T | None:
+    """Return the value of a renamed option, with a warning if the user gave it by its old name."""
+    if old_value is None:
+        return new_value
+    if new_value is not None:
+        raise typer.BadParameter(f"is the old name of {new}: give only {new}", param_hint=old)
+    warn(f"{old} is deprecated: use {new}")
+    return old_value
 
 
-def dataset_names(incomplete: str) -> list[str]:
+def completes(names: Callable[[], Iterable[str]]) -> Callable[[str], list[str]]:
+    """Return a completion function for a fixed set of values, which is computed when the shell asks."""
+
+    def complete(incomplete: str) -> list[str]:
+        try:
+            return [name for name in names() if name.startswith(incomplete)]
+        except ForetuneError:  # completion has no place for an error
+            return []
+
+    return complete
+
+
+def words(*values: str) -> Callable[[str], list[str]]:
+    """Return a completion function for these values."""
+    return completes(lambda: values)
+
+
+@completes
+def family_names() -> Iterable[str]:
+    """Complete the name of a kernel family."""
+    return families()
+
+
+@completes
+def dataset_names() -> Iterable[str]:
+    """Complete the name of a shipped dataset."""
     from ...datasets import names
 
-    return [name for name in names() if name.startswith(incomplete)]
+    return names()
 
 
-def device_names(incomplete: str) -> list[str]:
-    return [name for name in DeviceSpec.names() if name.startswith(incomplete)]
+@completes
+def device_names() -> Iterable[str]:
+    """Complete the name of a shipped device."""
+    return DeviceSpec.names()
+
+
+@completes
+def remembered_names() -> Iterable[str]:
+    """Complete the name of a kernel or function in the choice cache."""
+    from ...runtime.tuning.cache.cache_folder import cache_contents
+
+    contents = cache_contents()
+    return dict.fromkeys([*(one.kernel for one in contents.kernels), *(one.name for one in contents.functions)])
+
+
+def dtype_names(context: typer.Context, incomplete: str) -> list[str]:
+    """Complete an element type: of the family on the command line, or of any family."""
+    return _of_families(context, incomplete, "dtypes")
+
+
+def dimension_names(context: typer.Context, incomplete: str) -> list[str]:
+    """Complete a dimension: of the family on the command line, or of any family."""
+    return _of_families(context, incomplete, "dims")
+
+
+def _of_families(context: typer.Context, incomplete: str, attribute: str) -> list[str]:
+    known = families()
+    chosen = [known[word] for word in context.meta.get(GIVEN, ()) if word in known]
+    values = dict.fromkeys(value for one in chosen or known.values() for value in getattr(one, attribute))
+    return [value for value in values if value.startswith(incomplete)]
 
 
 def option(
-    help: str, unset: bool | str = True, names: Callable[[str], list[str]] | None = None, *flags: str, **settings: Any
+    help: str, unset: bool | str = True, names: Callable[..., list[str]] | None = None, *flags: str, **settings: Any
 ) -> Any:
-    """Declare an option: its help, what its default means to people, and what completes its value."""
+    """Declare an option.
+
+    Args:
+        help: The help text.
+        unset: What the help shows as the default; True for the default value itself.
+        names: A completion function for the value.
+        flags: The option's names, if they are not the parameter's name.
+        settings: More settings of `typer.Option`.
+    """
     return typer.Option(*flags, help=help, show_default=unset, autocompletion=names, **settings)
 
 
-def argument(metavar: str, help: str, names: Callable[[str], list[str]] | None = None, unset: bool | str = True) -> Any:
-    """Declare an argument, as `option` does an option."""
+def argument(metavar: str, help: str, names: Callable[..., list[str]] | None = None, unset: bool | str = True) -> Any:
+    """Declare an argument, with parameters as for `option`."""
     return typer.Argument(metavar=metavar, help=help, show_default=unset, autocompletion=names)
 
 
-def count(help: str, low: int, high: int, unset: bool | str = True) -> Any:
-    """Declare an option that is a whole number."""
-    return option(help, unset, parser=read_by(whole_number, low, high), metavar=f"{low}..{high}")
+def count(help: str, low: int, high: int, unset: bool | str = True, *flags: str, metavar: str | None = None) -> Any:
+    """Declare an option whose value is a whole number from `low` to `high`."""
+    shown = metavar or ("N" if high == MOST else f"{low}..{high}")
+    return option(help, unset, None, *flags, parser=read_by(whole_number, low, high), metavar=shown)
 
 
 def amount(help: str, low: float, high: float, unset: bool | str = True, metavar: str | None = None) -> Any:
-    """Declare an option that is a number."""
+    """Declare an option whose value is a number from `low` to `high`."""
     return option(help, unset, parser=read_by(number, low, high), metavar=metavar or f"{low:g}..{high:g}")
 
 
 def shortlist_length(text: Any) -> Any:
-    """Return a shortlist's length from an option's text."""
+    """Parse the length of a shortlist: "auto" or a whole number."""
     return "auto" if text == "auto" else read_by(whole_number, 1, MOST)(text)
 
 
+def old_name(flag: str, parser: Callable[[Any], Any]) -> Any:
+    """Declare the old name of a renamed option: it works, but `--help` does not show it."""
+    return typer.Option(flag, hidden=True, parser=parser)
+
+
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON to stdout instead of tables.")]
-FamilyName = Annotated[
-    str,
-    argument("FAMILY", f"A kernel family, as {FAMILY}, or package.module:attribute.", family_names),
-]
+#: The forms that name a kernel family, for help texts.
+FAMILY_FORMS = "its name, package.module:attribute, or path/to/file.py:attribute"
+FamilyName = Annotated[str, argument("FAMILY", f"Kernel family: {FAMILY_FORMS}.", family_names)]
 OnlyFamilies = Annotated[
-    list[str] | None, option("Only this family, as for collect; may be repeated.", "all in the data", family_names)
+    list[str] | None,
+    option("Only this kernel family. May be repeated.", "all in the data", family_names, metavar="FAMILY"),
 ]
-Data = Annotated[list[str] | None, option("Dataset folder or shipped name; may be repeated.", SHIPPED, dataset_names)]
+Data = Annotated[
+    list[str] | None,
+    option("Dataset: a folder, or the name of a shipped one. May be repeated.", SHIPPED, dataset_names, metavar="DATA"),
+]
 Device = Annotated[
-    str | None, option("A shipped device, for example h200, or a spec's JSON file.", "this GPU", device_names)
+    str | None,
+    option("GPU: the name of a shipped device, or its JSON file.", "this GPU", device_names, metavar="DEVICE"),
 ]
-Dtype = Annotated[str | None, option("Element type, one of the family's.", "the family's first")]
+Dtype = Annotated[
+    str | None, option("Element type, one that the family has.", "the family's first", dtype_names, metavar="DTYPE")
+]
 Budget = Annotated[
     float | None,
-    option("Stop in time, for example 90s, 20m or 1h.", "none", parser=read_by(duration_s), metavar="DURATION"),
+    option("Stop after this time, for example 90s, 20m or 1h.", "none", parser=read_by(duration_s), metavar="DURATION"),
 ]
-#: The bundle that predicts; `ToJudge` is one that is judged.
+#: The bundle that predicts; `ToJudge` is one that is evaluated.
 Predictor = Annotated[
-    Path | None, option("Who predicts: a bundle of `foretune train`.", "the shipped bundle", None, "--bundle")
+    Path | None,
+    option(
+        "Folder of the bundle that predicts, from `foretune train`.",
+        "the shipped bundle",
+        None,
+        "--bundle",
+        metavar="FOLDER",
+    ),
 ]
-ToJudge = Annotated[Path | None, option("Judge this bundle as it is.", "cross-validate", None, "--bundle")]
+ToJudge = Annotated[
+    Path | None,
+    option(
+        "Evaluate this bundle instead of cross-validating.",
+        "none",
+        None,
+        "--bundle",
+        metavar="FOLDER",
+    ),
+]
+#: How many configs a command lists, compiles or chooses: the k of `foretune.prune` and `foretune.shortlist`. The option
+#: is not called --k, because most families have a dimension of that name.
+CONFIGS = "--configs"

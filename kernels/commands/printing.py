@@ -1,4 +1,4 @@
-"""How results are printed: a table, or JSON."""
+"""Print a command's result as a table or as JSON."""
 
 from __future__ import annotations
 
@@ -19,19 +19,21 @@ if TYPE_CHECKING:
 
 
 class Result(Protocol):
-    """What a command prints: a JSON value, and something that rich can print."""
+    """A result of a command: it has a JSON value, and rich can print it."""
 
-    def to_json(self) -> Any: ...
+    def to_json(self) -> Any:
+        """Return the value that --json prints."""
 
 
 @dataclass(frozen=True)
 class Printed:
-    """A result of which the two are given: a JSON value, and something that rich can print, or a line of text."""
+    """A result made of a JSON value, and a line of text or an object that rich can print."""
 
     value: Any
     shown: Any
 
     def to_json(self) -> Any:
+        """Return the value that --json prints."""
         return self.value
 
     def __rich__(self) -> Any:
@@ -42,22 +44,31 @@ class Printed:
 
 @dataclass(frozen=True)
 class ByFamily:
-    """A result for each family, and what else the JSON has."""
+    """The results of several families by name, and further fields of the JSON value."""
 
     families: Mapping[str, Any]
     more: Mapping[str, Any] = field(default_factory=dict)
+    caption: str = ""  # printed once below all tables: what their rows and columns are
 
     def to_json(self) -> dict[str, Any]:
+        """Return the value that --json prints."""
         return {"families": {name: one.to_json() for name, one in self.families.items()}, **self.more}
 
     def __rich__(self) -> Any:
         from rich.console import Group
+        from rich.text import Text
 
-        return Group(*self.families.values())
+        return Group(*self.families.values(), *([Text(self.caption)] if self.caption else []))
 
 
 def emit(result: Result, as_json: bool, **places: Path) -> None:
-    """Print a result, and where on the disk things are now."""
+    """Print a result as a table, or as JSON.
+
+    Args:
+        result: The result.
+        as_json: Whether to print JSON.
+        places: Files and folders that the command wrote, by the field of the JSON that names them.
+    """
     if as_json:
         value = result.to_json()
         added = {what: str(path) for what, path in places.items()}
@@ -67,27 +78,27 @@ def emit(result: Result, as_json: bool, **places: Path) -> None:
 
     console = Console()
     if not console.is_terminal and "COLUMNS" not in os.environ:
-        console.width = 200  # a file has no edge to wrap at
+        console.width = 200  # a file or pipe has no width
     console.print(result)
     for path in places.values():
-        typer.echo(f"It lies in {printable(str(path))}")
+        typer.echo(f"Written to {printable(str(path))}")
 
 
 def listed(described: list[Mapping[str, Any]]) -> Printed:
-    """Return descriptions of datasets as one table."""
+    """Return descriptions of datasets as a result that prints one table."""
     from ...datasets.contents import contents_table
 
     return Printed(described, contents_table(described))
 
 
 def counted(dataset: Dataset, *, dropped: int = 0) -> Printed:
-    """Return what was written, and what was not: rows that were `dropped`, and those that cannot be read."""
+    """Return a result that counts the rows of a written dataset, those dropped, and those that could not be read."""
     rows = len(dataset.measurements)
     line = f"{dataset.name}: {rows} measurements."
-    line += f" {dropped} more are left out: exact repeats, or named in a warning." * bool(dropped)
+    line += f" {dropped} more were left out: exact duplicates, or rows that a warning names." * bool(dropped)
     return Printed({"measurements": rows, "dropped": dropped} | left_out_of(dataset), line)
 
 
 def left_out_of(dataset: Dataset) -> dict[str, Any]:
-    """Return the rows of a dataset's files that cannot be read, for `--json`; a warning has told people."""
+    """Return the rows of a dataset's files that cannot be read, for --json; a warning names them too."""
     return {"left_out": [one.to_json() for one in dataset.left_out]}

@@ -1,8 +1,9 @@
-"""Commands that train on measurements and evaluate what was learned."""
+"""Commands that train bundles on measurements and evaluate them."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -15,27 +16,68 @@ from .. import find_measurable
 from ..learning import datasets_merged, families_in, judged_families
 from .app import command
 from .inputs import bundle_at, for_each_family, live_gpu, rows_of
-from .options import EXAMPLE, FAMILY, SHIPPED, AsJson, Data, OnlyFamilies, ToJudge, amount, count, dataset_names, option
+from .options import (
+    EXAMPLE,
+    FAMILY,
+    SHIPPED,
+    SHIPPED_BUNDLE,
+    AsJson,
+    Data,
+    OnlyFamilies,
+    ToJudge,
+    amount,
+    completes,
+    count,
+    dataset_names,
+    option,
+    words,
+)
 from .printing import ByFamily, Printed, emit, left_out_of
 
 if TYPE_CHECKING:
     from ...model.evaluation import Evaluation
 
-#: What `train --keep` calls the shipped bundle.
-SHIPPED_BUNDLE = "shipped"
-#: Seconds that a command takes for each measurement, on two cores of 2026: what is printed beforehand.
+#: Defines the rows and columns of the tables of `evaluate`.
+_CAPTION = (
+    "Columns: the fastest of the first k configs, in % over the best measured one, for each k. Rows: the "
+    "geometric mean over all problems, its 95 % interval, the 95th percentile (p95) and the maximum; then the "
+    "mean over parts of the problems, and of baselines: random configs, static (one list for all problems), "
+    "regimes (a list for each arithmetic intensity), nearest (the configs of the nearest measured problem), "
+    "estimate (the analytic model). A value can rise with k: one timing pass chooses among the k configs, and "
+    "another one, with its own noise, gives the time of the chosen config."
+)
+#: Seconds per measurement that a command takes on two cores of 2026, for the estimate printed at the start.
 _QUICKSTART_S, _TRAINING_S, _EVALUATING_S, _JUDGING_S, _CURVE_S = 1e-4, 5e-5, 2.5e-4, 5e-5, 6e-5
+
+
+@completes
+def split_names() -> Iterable[str]:
+    """Complete the name of a cross-validation split."""
+    from ...model.cross_validation import SPLITS
+
+    return SPLITS
+
+
+@completes
+def baseline_names() -> Iterable[str]:
+    """Complete the name of a baseline, or of a group of them."""
+    from ...model.baselines import ALL, BASELINES, FAST
+
+    return (FAST, ALL, *BASELINES)
 
 
 @command("quickstart", "foretune quickstart")
 def quickstart(
-    out: Annotated[Path | None, option("Folder for the bundle.", "~/.cache/foretune/quickstart")] = None,
+    out: Annotated[
+        Path | None, option("Folder for the bundle.", "~/.cache/foretune/quickstart", metavar="FOLDER")
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Train on the shipped H200 measurements and see what the ranker is worth, without a GPU.
+    """Train on shipped H200 measurements and show how good the predicted configs are. Needs no GPU.
 
-    Prints how far off its choices are on models it never saw, next to simpler choices, and the shortlist of
-    an example layer. With a GPU and torch it also tunes that layer there, with and without the shortlist.
+    Prints how much slower than the best config the predictions are, on models that were held out, next to simple
+    baselines, and the shortlist for an example layer. With a GPU and torch, it also tunes that layer with and without
+    the shortlist.
     """
     from ...datasets import load
     from ...model.bundle_file import check_bundle_folder
@@ -55,17 +97,25 @@ def quickstart(
 @command("train", "foretune train --data measured --data h200 --out my-bundle")
 def train(
     data: Annotated[
-        list[str], option("Dataset folder, or the name of a shipped one; may be repeated.", names=dataset_names)
+        list[str],
+        option(
+            "Dataset: a folder, or the name of a shipped one. May be repeated.", names=dataset_names, metavar="DATA"
+        ),
     ],
-    out: Annotated[Path, option("Folder for the bundle.")],
+    out: Annotated[Path, option("Folder for the bundle.", metavar="FOLDER")],
     family: OnlyFamilies = None,
     keep: Annotated[
         str | None,
-        option(f"A bundle, or {SHIPPED_BUNDLE!r}: the families that are not trained now are taken from it."),
+        option(
+            f"Bundle folder, or {SHIPPED_BUNDLE!r}, from which to copy the families that are not trained now.",
+            "none",
+            words(SHIPPED_BUNDLE),
+            metavar=f"{SHIPPED_BUNDLE}|FOLDER",
+        ),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Train a bundle on measurements."""
+    """Train a bundle, which predicts configs, on measurements."""
     from ...model import load_bundle
     from ...model.bundle_file import check_bundle_folder
     from ...model.train import train_bundle
@@ -88,16 +138,18 @@ def train(
 def adapt(
     data: Annotated[
         list[str],
-        option("What was measured on the new card: a dataset folder; may be repeated.", names=dataset_names),
+        option("Dataset measured on the new GPU. May be repeated.", names=dataset_names, metavar="DATA"),
     ],
-    out: Annotated[Path, option("Folder for the new bundle.")],
-    bundle: Annotated[Path | None, option("The bundle to begin with.", "the shipped bundle")] = None,
+    out: Annotated[Path, option("Folder for the new bundle.", metavar="FOLDER")],
+    bundle: Annotated[
+        Path | None, option("Folder of the bundle to adapt.", "the shipped bundle", metavar="FOLDER")
+    ] = None,
     family: OnlyFamilies = None,
     as_json: AsJson = False,
 ) -> None:
-    """Teach a bundle a card that it never saw, from a few measurements there and without its old ones.
+    """Adapt a bundle to a new GPU with a few measurements there. Its own training data are not needed.
 
-    Five minutes are enough: `foretune collect FAMILY... --plan adaptive --budget 5m --out small`.
+    Five minutes of measuring are enough: `foretune collect FAMILY... --plan adaptive --budget 5m --out small`.
     """
     from ...model import load_bundle
     from ...model.bundle_file import check_bundle_folder
@@ -111,7 +163,9 @@ def adapt(
     adapted.save(out)
     known = sorted({spec.name for name in adapted.families for spec in adapted.trained_on(name)})
     value = {"families": sorted(set(families)), "devices": known}
-    emit(Printed(value, f"Adapted {', '.join(value['families'])}: knows {', '.join(known)}."), as_json, bundle=out)
+    emit(
+        Printed(value, f"Adapted {', '.join(value['families'])}. Trained on: {', '.join(known)}."), as_json, bundle=out
+    )
 
 
 @command("evaluate", "foretune evaluate --data measured --bundle my-bundle --json")
@@ -119,24 +173,31 @@ def evaluate(
     data: Data = None,
     bundle: ToJudge = None,
     split: Annotated[
-        str, option("What cross-validation holds out: model families, each device, or the largest sizes.")
+        str,
+        option(
+            "What cross-validation holds out. model: each model family; device: each device; size: the largest sizes.",
+            names=split_names,
+            metavar="model|device|size",
+        ),
     ] = "model",
     baselines: Annotated[
         list[str] | None,
         option(
-            "What to compare with: fast, all, or a name: random, static, regimes (a static list for each), "
-            "nearest, estimate, or what a family has of its own. May be repeated.",
+            "Baselines to compare with: fast, all, or a name: random, static (one list for all problems), regimes (a "
+            "list for each of three arithmetic intensities), nearest (the configs of the nearest problem), estimate "
+            "(the analytic model), or one that a family declares. May be repeated.",
             "fast",
+            baseline_names,
             metavar="fast|all|NAME",
         ),
     ] = None,
-    jobs: Annotated[int, count("Folds that are trained and judged side by side.", 1, 256)] = 2,
+    jobs: Annotated[int, count("Number of folds to train and evaluate in parallel.", 1, 256)] = 2,
     family: OnlyFamilies = None,
     max_regret1: Annotated[
         float | None,
         amount(
-            "End with exit code 1 where a family's first choices are slower, as 0.02 for 2 %: geometric mean, "
-            "ragged sizes known.",
+            "Exit with 1 if the first choice of a family is slower than this, in geometric mean with ragged sizes "
+            "known; 0.02 is 2 %.",
             0.0,
             1000.0,
             "none",
@@ -144,15 +205,18 @@ def evaluate(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Print regret@k: how much slower the best of the first k choices runs than the best config there is.
+    """Print regret@k: how much slower the best of the first k predicted configs is than the best measured config.
 
-    With a bundle, that bundle is judged as it is, and a warning says where it was trained on the data. Without one, new
-    ones are trained and judged, each on the layers of models it never saw; with --split device, on a device it never
-    saw; with --split size, on sizes above those it saw. Below the table: how often a shortlist of k="auto" holds a good
-    config, and how long it is.
+    With --bundle, that bundle is evaluated; the output says if it was trained on the data. Without it, rankers are
+    trained and evaluated by cross-validation, each on model families that it was not trained on; with --split device,
+    on a device, or with --split size, on larger sizes that it was not trained on.
+
+    Below the table stand the coverage and the mean length of shortlists with k="auto".
     """
     if bundle is not None and split != "model":
-        raise typer.BadParameter("a bundle is judged as it is: nothing is split", param_hint="--split")
+        raise typer.BadParameter(
+            "does not apply with --bundle: nothing is trained, so nothing is held out", param_hint="--split"
+        )
 
     from ...model.baselines import choose_rivals
     from ...model.cross_validation import cross_validate, evaluate_bundle
@@ -164,7 +228,7 @@ def evaluate(
         dataset = datasets_merged(data or [SHIPPED])
         kernels = judged_families(dataset, family, given)
         rivals = {name: choose_rivals(names, baselines_of(kernel)) for name, kernel in kernels.items()}
-    what, row_s = ("judging the bundle", _JUDGING_S) if given else (f"training and judging, by {split}", _EVALUATING_S)
+    what, row_s = ("evaluating the bundle", _JUDGING_S) if given else (f"cross-validating by {split}", _EVALUATING_S)
     row_s += _EVALUATING_S * max(chosen.cost for chosen in rivals.values())
 
     def judge(kernel: Family) -> Evaluation:
@@ -175,12 +239,13 @@ def evaluate(
 
     judged = for_each_family(judge, dataset, kernels, what, row_s)
     if max_regret1 is None:
-        emit(ByFamily(judged), as_json)
+        emit(ByFamily(judged, caption=_CAPTION), as_json)
         return
     regrets1 = {name: one.to_json()["regret"]["1"]["geomean"] - 1 for name, one in judged.items()}
     over = [f"{name} {100 * regret1:.2f} %" for name, regret1 in regrets1.items() if regret1 > max_regret1]
     error = f"regret@1 must be at most {100 * max_regret1:g} % but is: {', '.join(over)}"
-    emit(ByFamily(judged, {"max_regret1": max_regret1} | ({"error": error} if over else {})), as_json)
+    more = {"max_regret1": max_regret1} | ({"error": error} if over else {})
+    emit(ByFamily(judged, more, _CAPTION), as_json)
     if over:
         typer.echo(f"Error: {printable(error)}", err=True)
         raise typer.Exit(1)
@@ -188,20 +253,24 @@ def evaluate(
 
 @command("report", "foretune report --data measured --bundle my-bundle --out report.html")
 def report(
-    out: Annotated[Path, option("The HTML file to write.")],
+    out: Annotated[Path, option("HTML file to write.", metavar="FILE")],
     data: Data = None,
     bundle: ToJudge = None,
-    plots: Annotated[Path | None, option("Folder for each figure as an SVG file.", "none")] = None,
+    plots: Annotated[
+        Path | None, option("Folder to write each figure to, as an SVG file.", "none", metavar="FOLDER")
+    ] = None,
     quick: Annotated[
-        bool, typer.Option("--quick", help="Without the learning curve, for which more is trained.")
+        bool, typer.Option("--quick", help="Leave out the learning curve, which takes more training.")
     ] = False,
     family: OnlyFamilies = None,
     as_json: AsJson = False,
 ) -> None:
-    """Write one HTML file on how good the shortlists are, for people to look at: what `evaluate` prints, drawn.
+    """Write an HTML report on how good the predicted configs are: the results of `foretune evaluate`, with figures.
 
-    Regret beside the baselines and by shape and device, the learning curve, what the trees look at, calibration, the
-    slowest first choices. The file needs no network. Takes `foretune[report]`.
+    It shows regret next to the baselines and by shape and device, the learning curve, feature contributions,
+    calibration, and the slowest first choices. The file loads nothing from the network.
+
+    Needs matplotlib and jinja2: pip install 'foretune[report]'.
     """
     from ...datasets.files import check_file
     from ...model.bundle_file import check_plots_folder
@@ -215,7 +284,7 @@ def report(
     dataset = datasets_merged(data or [SHIPPED])
     kernels = judged_families(dataset, family, given)
     row_s = (_JUDGING_S if given else _EVALUATING_S) + (0.0 if quick else _CURVE_S)
-    with showing("training and judging" if given is None else "judging the bundle", row_s * rows_of(dataset, kernels)):
+    with showing("cross-validating" if given is None else "evaluating the bundle", row_s * rows_of(dataset, kernels)):
         made = make_report(dataset, kernels, given, quick=quick)
     made.save(out)
     places = {"out": out}

@@ -22,9 +22,11 @@ from typer.main import get_command
 
 
 def example_of(command: str) -> str:
-    text = words(call(f"{command} --help").stdout)
-    assert "Example: foretune " in text
-    return text.split("Example: foretune ")[1]
+    """Return the example in a command's help, without `foretune`: the first paragraph below the usage line."""
+    usage, example, *_ = call(f"{command} --help").stdout.split("\n\n")
+    assert usage.startswith("Usage: ")
+    assert words(example).startswith("Example: foretune ")
+    return words(example).removeprefix("Example: foretune ")
 
 
 def test_the_commands_are_these_in_this_order() -> None:
@@ -112,7 +114,7 @@ def test_data_of_another_kernel_are_named_in_one_line_beside_the_result(monkeypa
 
 
 def test_predict_as_json_is_the_contract() -> None:
-    result = json.loads(call(f"{PREDICT} --top 4 --json").stdout)
+    result = json.loads(call(f"{PREDICT} --configs 4 --json").stdout)
     assert result["device"] == "NVIDIA H200"
     assert isinstance(result["reason"], str)
     slowdowns = [entry["predicted_slowdown"] for entry in result["shortlist"]]
@@ -123,7 +125,7 @@ def test_predict_as_json_is_the_contract() -> None:
 
 
 def test_predict_shows_a_row_a_config() -> None:
-    table = call(f"{PREDICT} --top 3").stdout
+    table = call(f"{PREDICT} --configs 3").stdout
     assert table.count("x ") == 3
     (same,) = (line for line in table.splitlines() if line.startswith("All with "))
     assert not [knob.split("=")[0] for knob in same.split()[2:] if f" {knob.split('=')[0]} " in table]  # said once
@@ -258,15 +260,16 @@ def test_the_bundle_of_quickstart_predicts_and_is_judged(
         return judged[0]
 
     monkeypatch.setattr(cross_validation, "evaluate_bundle", once)
-    shortlist = json.loads(call(f"{PREDICT} --top 4 --json --bundle", out).stdout)["shortlist"]
+    shortlist = json.loads(call(f"{PREDICT} --configs 4 --json --bundle", out).stdout)["shortlist"]
     assert shortlist == result["prediction"]["shortlist"]
     check_evaluation(json.loads(call("evaluate --json --bundle", out).stdout))
     table = call("evaluate --bundle", out).stdout
     assert all(name in table for name in ("foretune", "95 % interval", "p95", "max", "random", "nearest"))
+    assert "A value can rise with k:" in words(table)
 
 
 def test_a_dimension_that_has_a_default_may_be_left_out() -> None:
-    line = "predict matmul --device h200 --m 512 --n 1024 --k 2048 --top 1 --json"
+    line = "predict matmul --device h200 --m 512 --n 1024 --k 2048 --configs 1 --json"
     left_out, given, batched = (call(f"{line} {more}") for more in ("", "--batch 1", "--batch 2"))
     assert left_out.stdout == given.stdout != batched.stdout
     assert "matmul takes --m N --n N --k N [--batch 1]" in words(call("predict matmul --help").stdout)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 from dataclasses import replace
@@ -10,8 +11,9 @@ from typing import Any
 
 import pytest
 from collecting import SUMMARY
-from commands import FAMILY, LAYER, MEASURED, PREDICT, call, words
+from commands import COMMANDS, FAMILY, LAYER, MEASURED, PREDICT, SUBCOMMANDS, call, words
 from fakes import DEVICE, FakeFamily, fake_cases, fake_dataset
+from foretune.__main__ import app
 from foretune.collect.replay import Replay
 from foretune.collect.run_state import Progress
 from foretune.datasets import DeviceSpec, KernelConfig
@@ -20,6 +22,7 @@ from foretune.model.evaluation import Evaluation
 from foretune.runtime.bench import WHOLE_SPACE, FirstCall, FirstCalls, Predictions, PredictionTimes
 from foretune.runtime.timing.compare import Compared, LaunchPath, Row, judge_least
 from rich.console import Console
+from typer.testing import CliRunner
 
 WIDTHS = (60, 80, 200)
 #: What rich would take for markup or an emoji, or fail at.
@@ -83,7 +86,7 @@ def test_what_takes_long_is_shown_whole(result: Any, width: int) -> None:
 @pytest.mark.parametrize("width", WIDTHS)
 @pytest.mark.parametrize(
     "line",
-    [PREDICT, f"{PREDICT} --top 1", f"{PREDICT} --top 200", "device h200", f"datasets show {MEASURED}"],
+    [PREDICT, f"{PREDICT} --configs 1", f"{PREDICT} --configs 200", "device h200", f"datasets show {MEASURED}"],
 )
 def test_what_is_quick_is_shown_whole(line: str, width: int) -> None:
     shown = call(line, columns=width)
@@ -92,13 +95,14 @@ def test_what_is_quick_is_shown_whole(line: str, width: int) -> None:
 
 
 def test_a_shortlist_names_every_knob_once_and_has_every_config_at_any_width() -> None:
-    ranked = json.loads(call(f"{PREDICT} --top 8 --json").stdout)["shortlist"]
+    ranked = json.loads(call(f"{PREDICT} --configs 8 --json").stdout)["shortlist"]
     knobs = [knob for knob in ranked[0]["config"] if knob != "num_ctas"]
-    wide, narrow = (words(call(f"{PREDICT} --top 8", columns=width).stdout.replace("┃", " ")) for width in (200, 60))
+    wide, narrow = (
+        words(call(f"{PREDICT} --configs 8", columns=width).stdout.replace("┃", " ")) for width in (200, 60)
+    )
     for knob in knobs:
         values = {entry["config"][knob] for entry in ranked}
-        assert wide.split().count(knob) + wide.count(f"{knob}=") == 1
-        assert narrow.count(f"{knob}=") == (1 if len(values) == 1 else 8)
+        assert wide.count(f"{knob}=") == narrow.count(f"{knob}=") == (1 if len(values) == 1 else 8)
     slowdowns = [re.findall(r"\d\.\d{3}x", shown) for shown in (wide, narrow)]
     assert slowdowns[0] == slowdowns[1]
     assert len(slowdowns[0]) == 8
@@ -106,8 +110,36 @@ def test_a_shortlist_names_every_knob_once_and_has_every_config_at_any_width() -
 
 def test_a_pipe_has_no_edge_unless_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("COLUMNS", raising=False)
-    lines = call(f"{PREDICT} --top 8", columns=None).stdout.splitlines()
-    assert any(line.startswith("┃ slowdown") and line.endswith("num_stages ┃") for line in lines)
+    lines = call(f"{PREDICT} --configs 8", columns=None).stdout.splitlines()
+    assert any(line.startswith("│ 8    │ ") and "BLOCK_K=" in line and "num_stages=" in line for line in lines)
+
+
+@pytest.mark.parametrize("line", [PREDICT, f"{PREDICT} --configs 8", "datasets", "device h200"])
+def test_the_layout_is_the_same_at_every_width_from_80(line: str) -> None:
+    """The same columns; only the lines of a cell are longer."""
+    shown = [call(line, columns=width).stdout for width in (80, 100, 120, 200)]
+    assert len({re.sub(r"\s+", " ", one[one.index("┃") : one.index("┡")]) for one in shown}) == 1
+
+
+def test_a_shortlist_has_ranks_and_says_what_its_columns_are() -> None:
+    shown = call(f"{PREDICT} --configs 8", columns=80).stdout
+    assert re.findall(r"│ (\d+) +│ \d\.\d{3}x", shown) == [str(rank) for rank in range(1, 9)]
+    assert "slowdown: predicted time over that of rank 1" in words(shown)
+
+
+@pytest.mark.parametrize("command", ["", *COMMANDS, *SUBCOMMANDS, "datasets", "bench", "cache"])
+def test_help_has_the_same_words_at_every_width_and_no_line_ends_early(command: str) -> None:
+    def shown(width: int) -> str:
+        return CliRunner().invoke(app, [*command.split(), "--help"], terminal_width=width).stdout
+
+    for width in (58, 78):  # click leaves two columns of 60 and 80
+        assert words(shown(width)) == words(shown(198))
+        assert max(map(len, shown(width).splitlines())) <= width
+        for paragraph in shown(width).split("\n\n"):
+            lines = paragraph.splitlines()
+            if all(re.match("  [^ -]", line) for line in lines) and "Example: " not in paragraph:  # prose
+                pairs = itertools.pairwise(lines)
+                assert all(len(line) + 1 + len(following.split()[0]) > width for line, following in pairs)
 
 
 @pytest.fixture
@@ -128,7 +160,7 @@ def test_a_device_of_an_odd_name_is_shown_by_it(odd_device: Path, width: int) ->
 def test_a_dataset_of_an_odd_name_is_shown_by_it(tmp_path: Path) -> None:
     sealed = call(f"datasets seal {MEASURED} --name '{ODD}' --out", tmp_path / "[red]sealed[/red]")
     assert f"{ODD}: " in sealed.stdout
-    assert "It lies in " in sealed.stdout
+    assert "Written to " in sealed.stdout
     assert "[red]sealed[/red]" in sealed.stdout
     assert ODD in call("datasets show", tmp_path / "[red]sealed[/red]").stdout
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import typer
 from commands import FAMILY, LAYER, MEASURED, PREDICT, call, words
 from foretune.__main__ import app
 from foretune.datasets import DeviceSpec
+from foretune.kernels import registry
 
 DIGITS = "9" * 5000
 COLLECT = f"collect {FAMILY} --out o"
@@ -71,21 +73,30 @@ def test_an_error_is_one_line_whatever_it_names() -> None:
         (f"{PREDICT} --dtype [/foo]", "--dtype: '[/foo]' is not one of bf16, fp16"),
         (
             f"{PREDICT} --m 4",
-            "'--m' is unknown or given twice; grouped_gemm_fwd takes --groups N --rows N --n N --k N "
+            "'--m' is not an option; grouped_gemm_fwd takes --groups N --rows N --n N --k N "
             "[--permute_x] [--permute_y] [--dtype bf16|fp16|fp32]",
         ),
-        (f"{PREDICT} --n 8", "'--n' is unknown or given twice"),
-        (f"{PREDICT} --permute_x --permute_x", "'--permute_x' is unknown or given twice"),
+        (f"{PREDICT} --row 8", "'--row' is not an option (did you mean '--rows'?); grouped_gemm_fwd takes"),
+        (f"{PREDICT} --bundel b", "'--bundel' is not an option (did you mean '--bundle'?)"),
+        (f"{PREDICT} --dtype bfloat16", "is not one of bf16, fp16, fp32 (did you mean 'bf16'?)"),
+        (f"{COVER} --dynamic row", "--dynamic: 'row' is not one of groups, rows, n, k (did you mean 'rows'?)"),
+        (f"{PREDICT} --configs 2 --top 2", "--top: is the old name of --configs: give only --configs"),
+        ("evaluate --splitt model", "--split"),
+        (f"{PREDICT} --n 8", "'--n' is given twice"),
+        (f"{PREDICT} --permute_x --permute_x", "'--permute_x' is given twice"),
         (f"predict {FAMILY} --device h200 --groups 64 --rows 8192", "--n --k missing; grouped_gemm_fwd takes --groups"),
         (f"predict {FAMILY} --device h200 --groups 64 --n 8 --k 8 --rows", "--rows: must be a whole number"),
         (f"{COVER} --dynamic m", "--dynamic: 'm' is not one of groups, rows, n, k"),
-        (f"{COVER} --rows 8", "--rows: it is dynamic, so --range says its sizes"),
-        (f"{COVER} --rows=8", "--rows: it is dynamic, so --range says its sizes"),
-        ("export sglang --model Grok-1 --out o --format csv", "--format: not taken: sglang is an engine"),
-        ("export h200 --format csv --out o --tp 2 --topk 2", "--topk: not taken: h200 is no engine, which are sglang"),
-        (f"{COVER} --hints 64", "--hints: what a hint loses is measured: give --data"),
-        (f"{COVER} --configs 3 --within 0.1", "--within: say how many configs, or how much they may lose"),
-        (f"{COVER} --data h200 --measure", "--measure: the times are those of --data"),
+        (f"{COVER} --rows 8", "--rows: is the dynamic dimension: --range gives its sizes"),
+        (f"{COVER} --rows=8", "--rows: is the dynamic dimension: --range gives its sizes"),
+        ("export sglang --model Grok-1 --out o --format csv", "--format: does not apply: sglang is an engine"),
+        (
+            "export h200 --format csv --out o --tp 2 --topk 2",
+            "--topk: does not apply: h200 is a dataset, not an engine (sglang",
+        ),
+        (f"{COVER} --hints 64", "--hints: needs measured times: give --data"),
+        (f"{COVER} --configs 3 --within 0.1", "--within: give --configs or --within, not both"),
+        (f"{COVER} --data h200 --measure", "--measure: give --measure or --data, not both"),
     ],
 )
 def test_a_dimension_or_dtype_that_a_family_lacks_exits_with_2_and_lists_them(line: str, named: str) -> None:
@@ -99,7 +110,7 @@ def test_a_dimension_or_dtype_that_a_family_lacks_exits_with_2_and_lists_them(li
     [
         (f"predict {FAMILY} --device h200 --rows 8 --n 8 --k 8", "--groups", "from 0 to 2147483647", ("2147483648",)),
         (f"predict {FAMILY} --device h200 --groups 8 --n 8 --k 8", "--rows", "from 0 to 2147483647", ("many", "1.5")),
-        (PREDICT, "--top", "from 1 to 2147483647", ("0", str(10**30), "\u0664")),
+        (PREDICT, "--configs", "from 1 to 2147483647", ("0", str(10**30), "\u0664")),
         (COVER, "--range", "a smallest and a largest size, as in 64:4096", ("64", "96:64", "0:8", "64:many", "64-96")),
         (COVER, "--configs", "from 1 to 16", ("0", "17")),
         ("device h200", "--sms", "from 1 to 10000", ("0", "10001")),
@@ -190,6 +201,15 @@ def test_an_empty_argument_is_refused(line: str) -> None:
         ("evaluate --bundle no/such/bundle", "no/such/bundle"),
         ("replay --data no/such/folder", "no/such/folder"),
         (f"predict gemm --device h200 {LAYER}", "unknown kernel family 'gemm'; known: "),
+        (
+            f"predict grouped_gem_fwd --device h200 {LAYER}",
+            "'grouped_gem_fwd' (did you mean 'grouped_gemm_fwd'?); known: ",
+        ),
+        (
+            f"predict ./missing.py:X --device h200 {LAYER}",
+            "no kernel family at './missing.py:X': there is no Python file",
+        ),
+        (f"predict ./missing.py --device h200 {LAYER}", "as './missing.py:YourFamily'"),
         (f"predict {FAMILY} --device h300 {LAYER}", "unknown device 'h300'; known: "),
         (f"{PREDICT} --bundle no/such/bundle", "no/such/bundle"),
         ("bench predictions --device h200 --family fakes:FakeFamily", "the bundle has no family 'fake'"),
@@ -231,11 +251,32 @@ def test_bad_input_exits_with_1_and_is_named(
     assert named in json.loads(as_json.stdout)["error"]
 
 
+def test_a_family_in_a_file_is_found_by_its_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.setattr(registry, "_registered", dict(registry._registered))
+    (tmp_path / "in_a_file.py").write_text("from fakes import FakeFamily\nclass Mine(FakeFamily):\n    name = 'mine'\n")
+    monkeypatch.chdir(tmp_path)
+    for place in ("./in_a_file.py:Mine", "in_a_file.py:Mine", str(tmp_path / "in_a_file.py:Mine")):
+        assert "mine takes --groups N" in words(call(f"predict {place} --help").stdout)
+    (tmp_path / "json.py").write_text("class Mine: pass")
+    shadowed = call(f"predict ./json.py:Mine --device h200 {LAYER}")
+    assert shadowed.exit_code == 1
+    assert "importing 'json' finds " in shadowed.stderr
+    assert "rename the file" in shadowed.stderr
+
+
+def test_the_old_name_of_an_option_works_with_a_warning_and_is_not_in_the_help() -> None:
+    old, new = call(f"{PREDICT} --top 2 --json"), call(f"{PREDICT} --configs 2 --json")
+    assert old.stdout == new.stdout
+    assert (old.stderr, new.stderr) == ("Warning: --top is deprecated: use --configs\n", "")
+    assert all("--top" not in call(f"{command} --help").stdout for command in ("predict", "warmup"))
+
+
 def test_a_problem_that_no_config_of_the_space_runs_is_not_said_to_have_configs() -> None:
     result = call("predict gated_mlp --device h200 --m 8 --n 32 --k 64 --dtype fp32")
     assert result.exit_code == 1
     assert "none of the configs can run this problem" in words(result.stderr)
-    assert "go through" not in result.stderr
+    assert "would try" not in result.stderr
 
 
 @pytest.mark.parametrize("line", ["device", f"predict {FAMILY} {LAYER}", "bench kernels", "bench runtime"])
@@ -248,15 +289,15 @@ def test_no_gpu_is_told_in_a_line_that_says_what_to_give(line: str, monkeypatch:
     assert result.stderr.count("\n") == 1
     assert "no GPU is visible here" in result.stderr
     names = ", ".join(DeviceSpec.names())
-    assert line.startswith("bench") or f"Devices that can be named instead: {names}" in result.stderr
-    assert ("Give one with --device" in result.stderr) is line.startswith("predict")
+    assert line.startswith("bench") or f"devices that can be named instead: {names}" in result.stderr
+    assert ("Name a device with --device" in result.stderr) is line.startswith("predict")
 
 
 def test_a_gpu_of_an_arch_that_no_bundle_knows_gets_a_longer_list_that_says_why(tmp_path: Path) -> None:
     spec = DeviceSpec.named("h200").to_json() | {"name": "NVIDIA A100", "arch": "sm_80"}
     path = tmp_path / "a100.json"
     path.write_text(json.dumps(spec))
-    result = call(f"predict {FAMILY} {LAYER} --top 4 --json --device {path}")
+    result = call(f"predict {FAMILY} {LAYER} --configs 4 --json --device {path}")
     assert (result.exit_code, result.stderr) == (0, "")
     told = json.loads(result.stdout)
     assert len(told["shortlist"]) == 32

@@ -216,8 +216,8 @@ def _check_answer(words: list[str], result: Result) -> None:
             same("device: --json", spec, DeviceSpec.from_json(value) if value else spec)
             same("device: --out", spec, DeviceSpec.find(out) if out else spec)
         case "predict" if value is not None:
-            if isinstance(given["top"], int):  # else as many as the bundle is sure of
-                same("predict: --top", True, len(value["shortlist"]) <= given["top"])
+            if isinstance(k := given["top"] or given["configs"], int):  # with "auto", the bundle's calibration decides
+                same("predict: --configs", True, len(value["shortlist"]) <= k)
             same("predict: --device", DeviceSpec.find(given["device"]).name, value["device"])
         case "evaluate" | "replay" if given["data"] is None:
             raise TroubleError("silent change", f"{name}: judged what nobody named")

@@ -125,7 +125,7 @@ def test_a_place_does_not_take_a_name_that_has_an_owner(module):
     [
         ("nowhere.at_all:Softmax", "ModuleNotFoundError: No module named 'nowhere'"),
         ("{module}:Softmax", "AttributeError: module .* has no attribute 'Softmax'"),
-        ("{module}:", "AttributeError"),
+        ("{module}:", "give the class or object in the file too"),
         (":Softmax", "ValueError"),
         ("{module}:MODULE", "AttributeError"),
         ("os:path", "a kernel family must be a Family, a class of one, or its name, but is <module"),
