@@ -123,7 +123,7 @@ def collect_replayed(
     >>> with tempfile.TemporaryDirectory() as out:
     ...     summary = collect_replayed([family], cases, out, recorded)
     ...     load(out)  # doctest: +ELLIPSIS
-    <Dataset ...: ... measurements of rms_norm_rope_bwd on NVIDIA H200>
+    <Dataset ...: 1 device (NVIDIA H200), 1 family (rms_norm_rope_bwd), 2 problems, 598 rows>
     >>> summary.cases, summary.complete, summary.replay_of
     (2, True, 'h200_rms_norm_rope')
     """

@@ -49,7 +49,7 @@ class Dataset:
 
     >>> from foretune.datasets import load
     >>> load("h200_cover")
-    <Dataset h200_cover: 1 device (NVIDIA H200), 2 families (grouped_gemm_fwd, matmul), 128 problems, 154,067 rows>
+    <Dataset h200_cover: 1 device (NVIDIA H200), 2 families (...), 128 problems, 154,067 rows>
     """
 
     name: str

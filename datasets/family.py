@@ -406,7 +406,7 @@ def _check_ragged(family: Family, problem: Problem, ragged: Ragged) -> None:
 def not_empty(family: Family, problem: Problem) -> Problem:
     """Return the problem with sizes of 0 raised to the family's `smallest`.
 
-    A launch may have no work, e.g. if no token was routed to a rank. It must not fail or warn, and any config is valid
+    A launch may have no work, for example an empty batch. It must not fail or warn, and any config is valid
     for it.
     """
     if all(size or not family.smallest.get(dim, 1) for dim, size in problem.dims):

@@ -123,7 +123,7 @@ _THEIR_NAMES = {theirs: ours for ours, (_, theirs) in _DTYPES.items() if theirs}
 
 @dataclass(frozen=True)
 class Ragged:
-    """The segment sizes of a ragged dimension, e.g. the number of tokens of each expert.
+    """The segment sizes of a ragged dimension, for example the number of tokens of each group.
 
     Attributes:
         dim: The dimension's name.

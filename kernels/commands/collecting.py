@@ -20,6 +20,7 @@ from .options import (
     FAMILY,
     FAMILY_FORMS,
     MOST_SMS,
+    SHIPPED,
     AsJson,
     Budget,
     Data,
@@ -224,7 +225,7 @@ def replay(
     from ...collect.plan import Adaptive
     from ...collect.replay import replay_plan
 
-    dataset, adaptive = datasets_merged(data), partial(Adaptive, share=share)
+    dataset, adaptive = datasets_merged(data or [SHIPPED]), partial(Adaptive, share=share)
 
     def replayed(kernel: Family) -> Replay:
         return replay_plan(dataset, kernel, adaptive)

@@ -82,7 +82,8 @@ class Cover:
     def __repr__(self) -> str:
         count = f"{len(self.configs)} config{'s' if len(self.configs) > 1 else ''}"
         sizes = f"{self.dynamic} {self.sizes[0]}-{self.sizes[-1]}"
-        return f"<Cover of {self.problem.family}: {count} for {sizes} on {self.device}, worst loss {100 * self.worst_loss:.1f} %>"
+        worst = f"worst loss {100 * self.worst_loss:.1f} %"
+        return f"<Cover of {self.problem.family}: {count} for {sizes} on {self.device}, {worst}>"
 
     def index_for(self, size: int) -> int:
         """Return which of `configs` runs at a size. Raises `ForetuneError` for anything but an integer."""

@@ -289,7 +289,7 @@ def test_no_gpu_is_told_in_a_line_that_says_what_to_give(line: str, monkeypatch:
     assert result.stderr.count("\n") == 1
     assert "no GPU is visible here" in result.stderr
     names = ", ".join(DeviceSpec.names())
-    assert line.startswith("bench") or f"devices that can be named instead: {names}" in result.stderr
+    assert line.startswith("bench") or f"Devices that can be named instead: {names}" in result.stderr
     assert ("Name a device with --device" in result.stderr) is line.startswith("predict")
 
 
