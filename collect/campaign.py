@@ -256,7 +256,7 @@ class Campaign:
                 self._compile_ahead(device)
 
     def _work(self, supervisor: Supervisor) -> CaseTasks | None:
-        """Return the next case for a GPU in which something is left to measure; None if there is none."""
+        """Return the next case for a GPU that is not complete yet; None if there is none."""
         state, device = self._state, supervisor.device
         assert device is not None
         while step := state.take(device, supervisor.met, len(self._supervisors)):

@@ -37,7 +37,7 @@ FATAL_CASES = 2
 DEATHS = 20
 
 
-#: The trials in which a config ended its process, one for each case, by config and binary.
+#: The trials that ended their process, one for each case, by config and binary.
 Fatal: TypeAlias = dict[tuple[KernelConfig, Binary], list[Trial]]
 
 
@@ -56,11 +56,11 @@ class CaseTasks:
         case: The case.
         device: The device to measure on.
         space: The configs to scan, in this order.
-        state: The measurements of the case so far, to which new ones are added.
+        state: The measurements of the case so far; new ones are added.
         pool: Compiles the configs.
         on_rows: Called with new rows; with those of the confirming passes all at once.
         probe: The drift probe.
-        fatal: The configs that ended their process on this device, to which new ones are added.
+        fatal: The configs that ended their process on this device; new ones are added.
         confirm: Whether to confirm the leading configs after the scan.
 
     Attributes:
@@ -106,7 +106,7 @@ class CaseTasks:
 
     @property
     def out(self) -> int:
-        """How many tasks were taken and not answered yet."""
+        """The number of tasks that were taken and not answered yet."""
         return len(self._out)
 
     @property
