@@ -271,6 +271,7 @@ class Campaign:
                 partial(state.row_writer.add, case, device),
                 self._probes[device.name],
                 self._fatal.setdefault(device.name, {}),
+                is_replay=state.recording is not None,
             )
             if not work.over:
                 return work
