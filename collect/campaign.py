@@ -256,7 +256,7 @@ class Campaign:
                 self._compile_ahead(device)
 
     def _work(self, supervisor: Supervisor) -> CaseTasks | None:
-        """Return the next case for a GPU in which something is left to measure; None if there is none."""
+        """Return the next case for a GPU that is not complete yet; None if there is none."""
         state, device = self._state, supervisor.device
         assert device is not None
         while step := state.take(device, supervisor.met, len(self._supervisors)):
@@ -271,6 +271,7 @@ class Campaign:
                 partial(state.row_writer.add, case, device),
                 self._probes[device.name],
                 self._fatal.setdefault(device.name, {}),
+                is_replay=state.recording is not None,
             )
             if not work.over:
                 return work

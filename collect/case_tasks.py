@@ -37,7 +37,7 @@ FATAL_CASES = 2
 DEATHS = 20
 
 
-#: The trials in which a config ended its process, one for each case, by config and binary.
+#: The trials that ended their process, one for each case, by config and binary.
 Fatal: TypeAlias = dict[tuple[KernelConfig, Binary], list[Trial]]
 
 
@@ -56,12 +56,14 @@ class CaseTasks:
         case: The case.
         device: The device to measure on.
         space: The configs to scan, in this order.
-        state: The measurements of the case so far, to which new ones are added.
+        state: The measurements of the case so far; new ones are added.
         pool: Compiles the configs.
         on_rows: Called with new rows; with those of the confirming passes all at once.
         probe: The drift probe.
-        fatal: The configs that ended their process on this device, to which new ones are added.
+        fatal: The configs that ended their process on this device; new ones are added.
         confirm: Whether to confirm the leading configs after the scan.
+        is_replay: Whether the results are recorded ones. They say which configs are invalid or do not compile, so that
+            neither the family nor the compiler is asked.
 
     Attributes:
         refused: Why the case was given up; None if it was not.
@@ -81,12 +83,13 @@ class CaseTasks:
         fatal: Fatal | None = None,
         *,
         confirm: bool = True,
+        is_replay: bool = False,
     ) -> None:
         self.family, self.case, self.device = family, case, device
         self.refused: str | None = None
         self.deaths = 0
         self._state, self._pool, self._on_rows = state, pool, on_rows
-        self._probe, self._confirming = probe, confirm
+        self._probe, self._confirming, self._is_replay = probe, confirm, is_replay
         self._fatal: Fatal = {} if fatal is None else fatal
         self._waiting: dict[Binary, list[KernelConfig]] = {}  # until they are compiled
         self._ready: deque[Task] = deque()
@@ -106,7 +109,7 @@ class CaseTasks:
 
     @property
     def out(self) -> int:
-        """How many tasks were taken and not answered yet."""
+        """The number of tasks that were taken and not answered yet."""
         return len(self._out)
 
     @property
@@ -200,6 +203,9 @@ class CaseTasks:
         for config in space:
             if config in self._state.scanned_us:
                 continue
+            if self._is_replay:
+                valid.append(config)
+                continue
             try:
                 reason = self.family.supports(config, self.case.problem, self.device)
             except ForetuneError as error:  # the family has a bug; the row says so
@@ -216,6 +222,9 @@ class CaseTasks:
 
     def _request(self, configs: Iterable[KernelConfig]) -> None:
         for rank, config in enumerate(configs):
+            if self._is_replay:
+                self._found(config, Compiled(0.0))
+                continue
             try:
                 binary = self._binary(config)
             except ForetuneError as error:  # as above

@@ -1,6 +1,6 @@
 """A run on the GPUs of a cluster. dask.distributed transports orders, and reports workers that come, go or die.
 
-It uses dask's futures and not joblib's dask backend, in which a task that always kills its worker would hang. Start one
+It uses dask's futures, because a task that always kills its worker would hang in joblib's dask backend. Start one
 worker for each GPU with `dask worker tcp://HOST:8786 --nthreads 16 --resources "GPU=1"`; as many processes compile
 there as it has threads. A worker supervises the processes that use the GPU (see `remote_gpu`). Therefore, it dies with
 its host or when memory runs out, but hardly ever because of a kernel. Another worker then measures its orders.

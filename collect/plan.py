@@ -332,7 +332,7 @@ def named(name: str, known: Dataset | None = None, share: float | None = None) -
     Args:
         name: One of `PLANS`.
         known: The dataset that the missing plan adds to.
-        share: The share of each problem's configs that the adaptive or the thin plan tries; by default the plan's own.
+        share: The share of each problem's configs that "adaptive" or "thin" tries; by default the plan's own.
 
     Raises:
         ForetuneError: There is no such plan, the plan does not take an argument that is given, the missing plan has no

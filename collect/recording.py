@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from ..datasets.dataset import Dataset
     from ..datasets.grid import Grid
 
-#: The columns of a measurement that a `Trial` has, besides its status: numbers, counts and texts.
+#: The columns of a measurement that a `Trial` has in addition to its status: numbers, counts and texts.
 _NUMBERS, _COUNTS, _TEXTS = ("time_us", "spread"), ("samples", "registers", "spills", "smem_bytes"), ("error",)
 #: Facts of a run that a replay has of its own.
 _OWN_FACTS = ("plan", "share", REPLAY_OF)

@@ -16,7 +16,7 @@ from .runner import LaunchFailedError, Trial
 
 
 class Times(Protocol):
-    """Where a `ReplayRunner` takes its answers from: `recording.RecordedTimes` takes them from a dataset."""
+    """The answers of a `ReplayRunner`: `recording.RecordedTimes` takes them from a dataset."""
 
     def prepare(self, family: Measurable, problem: Problem) -> None:
         """Get ready for a problem. Raises `ForetuneError` if no times of it are known."""

@@ -136,7 +136,7 @@ class RowWriter:
         self._readings.append((self._writer(case, device), reading))
 
     def done(self, case: Case) -> None:
-        """Note that no more rows of a case will come for now, so that they are written next."""
+        """Note that a case is over for now, so that its rows are written next."""
         for key in self._due:
             if key[0] == case:
                 self._due[key] = self._start

@@ -270,12 +270,12 @@ class RunState:
 
     @property
     def seconds(self) -> float:
-        """How many seconds ago the run began."""
+        """Seconds since the run began."""
         return self._clock() - self._start
 
     @property
     def seconds_left(self) -> float:
-        """How many seconds of the budget are left; inf without a budget."""
+        """Seconds of the budget that are left; inf without a budget."""
         return self._deadline - self._clock()
 
     @property
@@ -285,7 +285,7 @@ class RunState:
 
     @property
     def total(self) -> int:
-        """How many cases there are on all devices that are known so far."""
+        """The number of cases on all devices that are known so far."""
         return len(self.cases) * max(len(self._queues) + self.to_come, 1)
 
     def take(self, device: DeviceSpec, met: Collection[Hashable] = (), gpus: int = 1) -> Step | None:

@@ -17,7 +17,7 @@ class Effort:
     Attributes:
         gpus: How many GPUs were used.
         gpu_s: Since the first task was sent.
-        busy_s: The part of `gpu_s` in which a GPU worked on a task.
+        busy_s: The part of `gpu_s` that a GPU spent on tasks.
         lost_s: The part of `busy_s` for configs that failed or ended their process.
         compile_s: In compiling processes.
     """
@@ -41,7 +41,7 @@ class Effort:
 
 @dataclass(frozen=True)
 class Summary:
-    """What a run did.
+    """The result of a run, in figures.
 
     Attributes:
         plan: The name of the plan, which decided which configs were tried.
@@ -51,7 +51,7 @@ class Summary:
         seconds: How long the run took.
         gpus: How many GPUs were used; in a replay, how many devices were replayed at once.
         configs_per_s: Rows per second.
-        gpu_busy_share: The share of the time since the first config was compiled in which the GPUs worked.
+        gpu_busy_share: The share of time that the GPUs worked, since the first config was compiled.
         compile_s: Seconds in all compiling processes together.
         lost_s: Seconds for configs that failed or ended their process.
         drifted: Problems during which the drift probe was slower than usual, with the slowdown.

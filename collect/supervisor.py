@@ -37,7 +37,7 @@ class Limits:
 
 
 class Owner(Protocol):
-    """What a supervisor reports to."""
+    """The object that a supervisor reports to."""
 
     def idle(self, supervisor: Supervisor) -> None:
         """Called when the supervisor is ready and has no work. It may be given some."""
@@ -58,7 +58,7 @@ class Supervisor:
     Args:
         start: Starts the process.
         watch: Watches the process.
-        owner: What is told about cases and readings.
+        owner: Gets reports about cases and readings.
         limits: When a process is considered stuck.
 
     Attributes:
@@ -66,7 +66,7 @@ class Supervisor:
         work: The case that is being measured.
         met: Signatures of problems whose binaries the process has, or is about to have.
         trouble: What ended the last process.
-        busy_s: Seconds in which the GPU worked on tasks.
+        busy_s: Seconds that the GPU spent on tasks.
         lost_s: The part of them for tasks that failed.
         began: When the first task was sent, by `time.monotonic`.
         retired: Whether the GPU was given up.

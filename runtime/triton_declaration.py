@@ -1,4 +1,4 @@
-"""What a `TritonFamily` subclass declares: checks of it, the space of its configs, and sizes drawn from its ranges."""
+"""Checks of what a `TritonFamily` subclass declares, the space of its configs, and sizes drawn from its ranges."""
 
 from __future__ import annotations
 

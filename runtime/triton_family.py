@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 #: The largest relative error that counts as correct, by the dtype of the output: a few roundings of that dtype. For
-#: fp32 it is a few roundings of TF32, in which `tl.dot` multiplies by default.
+#: fp32 it is a few roundings of TF32, the default precision of `tl.dot`.
 TOLERANCES = {"fp64": 1e-12, "fp32": 2e-3, "fp16": 2e-3, "bf16": 1e-2, "fp8e4m3": 8e-2, "fp8e5m2": 0.15}
 #: The devices for which `cases` asks `supports`. They are fixed, so that the same arguments give the same cases on
 #: every machine.
@@ -92,7 +92,7 @@ class TritonFamily(Measurable):
     - `flags_from`: for each flag a parameter or a function; the flag is on unless its value is None or false.
     - `dtype_from`: the tensor parameter whose dtype is the problem's (by default the kernel's first parameter).
     - `dtypes`: the dtypes that the kernel takes.
-    - `ranges`: the sizes from which `cases` draws each dimension, as a range `(1, 4096)` or as a set `{64, 128}`.
+    - `ranges`: the sizes of each dimension that `cases` draws, as a range `(1, 4096)` or as a set `{64, 128}`.
     - `most_bytes`: the size of the largest problem that `cases` draws.
     - `tiles`: which knob is the tile size along which dimension. It gives better features.
     - `flops(problem)` and `bytes(problem)`: the work of one launch. They give better features too.

@@ -28,7 +28,7 @@ def why_wrong(result: torch.Tensor, reference: torch.Tensor, tolerance: float) -
     >>> why_wrong(torch.tensor([1.0, 2.0]), torch.tensor([1.0, 4.0]), 1e-2)
     'relative error 0.49, more than the tolerance 0.01'
     >>> why_wrong(torch.tensor([1.0, float("nan")]), torch.tensor([1.0, 4.0]), 1e-2)  # doctest: +ELLIPSIS
-    '1 of 2 elements are NaN, with which the output is filled before a launch: the kernel does not write them, or ...
+    '1 of 2 elements are NaN, as the output is before a launch: the kernel does not write them, or ...
     """
     result = result.float()
     error = float((result - reference).norm() / reference.norm().clamp_min(_LEAST_NORM))
@@ -41,7 +41,7 @@ def why_wrong(result: torch.Tensor, reference: torch.Tensor, tolerance: float) -
         )
     if in_result := int(result.isnan().sum()):
         return (
-            f"{in_result} of {result.numel()} elements are NaN, with which the output is filled before a launch: the "
-            "kernel does not write them, or it reads its output (list what it updates in TritonFamily.in_place)"
+            f"{in_result} of {result.numel()} elements are NaN, as the output is before a launch: the kernel does "
+            "not write them, or it reads its output (list what it updates in TritonFamily.in_place)"
         )
     return f"relative error {error:.2g}, more than the tolerance {tolerance:.2g}"

@@ -149,6 +149,25 @@ def test_a_config_without_a_recorded_result_gets_no_row(recorded, tmp_path):
     assert len({config for problem, config in found if problem == some.cases[1].problem}) == len(some.configs)
 
 
+def test_neither_the_family_nor_the_compiler_is_asked(recorded, tmp_path):
+    class Changed(FakeFamily):
+        """Today it supports nothing, and fails to say what decides its binaries."""
+
+        def supports(self, config, problem, device):
+            return "not any more"
+
+        def binary_key(self, config, problem):
+            raise ForetuneError("there is no torch here")
+
+    collect_replayed([Changed()], CASES[:1], tmp_path / "again", recorded)
+    statuses = load(tmp_path / "again").measurements["status"].value_counts()
+    first = recorded.measurements[recorded.measurements["problem"] == 0]
+    scanned = first[first["timing_pass"] == SCAN]["status"].value_counts()
+    assert statuses["invalid"] == scanned["invalid"]
+    assert statuses["launch_failed"] == scanned["launch_failed"]
+    assert "compile_failed" not in statuses[statuses > 0]
+
+
 def test_each_device_is_replayed_with_its_own_problems(recorded, tmp_path):
     small = DEVICE.with_sms(64)
     frame = recorded.measurements

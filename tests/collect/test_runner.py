@@ -162,6 +162,55 @@ def test_a_wrong_result_is_a_status_and_is_not_timed(runner, result):
     assert runner._family.launches == 1
 
 
+def test_a_result_that_is_nan_says_what_it_may_be(runner):
+    runner._family.result = float("nan")
+    assert runner.scan(CONFIG, INFINITY).error.startswith("16 of 16 elements are NaN, as the output is before a launch")
+
+
+class InPlace(TensorFamily):
+    """Its kernel doubles a tensor, and is right only where that holds ones."""
+
+    def inputs(self, problem, device, *, seed=0):
+        return torch.ones(4, 4)
+
+    def reset(self, inputs):
+        inputs.fill_(1.0)
+
+    def launch(self, inputs, config):
+        self.launches += 1
+        assert inputs.eq(1).all(), "a launch must start from fresh inputs"
+        return inputs.mul_(2)
+
+    def reference(self, inputs):
+        return 2 * inputs
+
+
+class ResettingTimer:
+    """Launches twice for each time."""
+
+    def sample(self, launch, samples, before):
+        for _ in range(2):
+            before()
+            launch()
+        return [100.0] * samples
+
+    def time(self, launch, *, samples, before):
+        self.sample(launch, 1, before)
+        return Timing(100.0, 0.01, samples(100.0))
+
+
+def test_every_launch_of_a_kernel_that_works_in_place_starts_from_fresh_inputs(device, monkeypatch):
+    monkeypatch.setattr(timer, "Timer", ResettingTimer)
+    runner, family = GpuRunner(DEVICE), InPlace()
+    for problem in (PROBLEM, replace(PROBLEM, dtype="fp16")):
+        runner.prepare(family, problem)
+        for config in (CONFIG, replace(CONFIG, num_warps=8)):
+            assert runner.scan(config, INFINITY).status is Status.OK
+            assert runner.confirm(config, 100.0)
+            assert runner.probe(family, problem, config) == 100.0
+    assert family.launches == 2 * 2 * (1 + 2 + 2 + 2)
+
+
 def test_a_result_is_checked_once_for_all_problems_of_a_dtype_and_flags(runner):
     family = runner._family
     measured = Problem.of("fake", groups=2, rows=32, n=64, k=64, ragged={"rows": (8, 24)})

@@ -70,7 +70,7 @@ def test_labels_need_not_be_without_gaps():
 
 def test_too_few_groups_or_folds():
     assert sorted(split_folds(np.array([0, 1, 2]), 5)) == [0, 1, 2]
-    with pytest.raises(ForetuneError, match="at least two unrelated models"):
+    with pytest.raises(ForetuneError, match="at least two unrelated models, but there is one group: --split size"):
         split_folds(np.array([0, 0]), 5)
     with pytest.raises(ForetuneError, match="folds must be >= 2 but got 1"):
         split_folds(np.array([0, 1]), 1)

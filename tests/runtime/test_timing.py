@@ -74,6 +74,17 @@ def test_a_queue_whose_events_read_less_than_an_empty_kernel_takes_is_not_correc
     assert Timer(queue=queue).overhead_us == 0.0
 
 
+def test_what_comes_before_a_launch_is_not_timed_and_precedes_the_flush(timer, queue):
+    def before():
+        queue.log.append("before")
+        queue.now += 1000.0
+
+    timing = timer.time(lambda: queue.work(10.0), samples=3, before=before)
+    assert timing == Timing(pytest.approx(10.0), pytest.approx(0.0, abs=1e-6), 3)
+    launches = [event for event in queue.log if event in ("before", "flush", "work")]
+    assert launches == ["before", "flush", "work"] * 3
+
+
 def test_reports_median_spread_and_count(timer, queue):
     work = itertools.cycle([10.0, 12.0, 11.0, 13.0, 14.0])
     timing = timer.time(lambda: queue.work(next(work)), samples=5)
