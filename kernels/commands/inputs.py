@@ -129,7 +129,8 @@ def families_of(dataset: Dataset, only: Iterable[str] | None = None) -> dict[str
         )
     if undeclared:
         warn(
-            f"{dataset.name}: the logged times of {_few(undeclared)} are left out, because no family is registered for them"
+            f"{dataset.name}: the logged times of {_few(undeclared)} are left out, because no family is registered for "
+            "them"
         )
     unknown = [] if only else [name for name in names if name not in undeclared and name not in families()]
     if unknown:

@@ -37,7 +37,10 @@ def test_numpys_integers_are_integers(toy):
 OTHERS = {
     "family": (replace(PROBLEM, family="fake"), "the problem must be one of toy but is one of fake"),
     "missing": (Problem.of("toy", rows=64, n=64), "must have the dimensions rows, n, k but this one has n, rows"),
-    "unknown": (Problem.of("toy", rows=64, n=64, k=64, m=1), "must have the dimensions rows, n, k but this one has k, m, n,"),
+    "unknown": (
+        Problem.of("toy", rows=64, n=64, k=64, m=1),
+        "must have the dimensions rows, n, k but this one has k, m, n,",
+    ),
     "dtype": (replace(PROBLEM, dtype="int8"), "dtype of toy must be one of bf16, fp16 but is int8"),
     "flag": (replace(PROBLEM, flags=("fused",)), "fused is not a flag of toy, whose flags are: none"),
     "size": (
