@@ -1,4 +1,4 @@
-"""Files of any content: open them safely, replace them in one step, and check beforehand if they can be written."""
+"""Opening files safely, replacing them atomically, and checking beforehand whether they can be written."""
 
 from __future__ import annotations
 
@@ -15,35 +15,36 @@ from pathlib import Path
 
 from .errors import ForetuneError, abridged
 
-_KINDS = {
+#: File types -> their name in messages.
+_FILE_TYPES = {
     stat.S_IFLNK: "a symbolic link",
     stat.S_IFIFO: "a pipe",
     stat.S_IFSOCK: "a socket",
     stat.S_IFCHR: "a device",
     stat.S_IFBLK: "a device",
 }
-#: More than any file that `check_replaceable` has to recognize.
+#: The largest file that `check_replaceable` reads: larger than any file that it must recognize.
 _MOST_COMPARED_BYTES = 1 << 28
 
 
 def open_regular(path: Path | str, flags: int = os.O_RDONLY, *, follow: bool = False, dir_fd: int | None = None) -> int:
-    """Open a regular file and return its descriptor; never wait for a pipe or touch a device.
+    """Open a regular file and return its descriptor; never wait for a pipe or open a device.
 
     Args:
-        path: The file, below `dir_fd` where that is given.
-        flags: As `os.open` takes them. With `O_CREAT` a missing file is made.
-        follow: Whether the path may be a symbolic link, as one that the user named may.
+        path: The file, relative to `dir_fd` if that is given.
+        flags: The flags of `os.open`. With `O_CREAT` a missing file is created.
+        follow: Whether the path may be a symbolic link, which is right for paths that the user named.
         dir_fd: The descriptor of an open folder.
 
     Raises:
-        ForetuneError: It is a link, a pipe, a socket or a device; the message says which, but not where.
+        ForetuneError: It is a link, a pipe, a socket or a device. The message says which, but has no path.
         OSError: It is a folder, or cannot be opened.
 
     >>> open_regular("/dev/null")
     Traceback (most recent call last):
     foretune.datasets.errors.ForetuneError: it is a device, not a regular file
     """
-    try:  # before it is opened: opening alone does something to some devices
+    try:  # checked before opening, because opening alone has effects on some devices
         _check_regular(os.stat(path, dir_fd=dir_fd, follow_symlinks=follow), path)
     except FileNotFoundError:
         if not flags & os.O_CREAT:
@@ -62,7 +63,7 @@ def read_regular(path: Path | str, most_bytes: int, *, follow: bool = False) -> 
     """Return the bytes of a regular file.
 
     Raises:
-        ForetuneError: It is no regular file, or has more than `most_bytes`.
+        ForetuneError: It is not a regular file, or has more than `most_bytes`.
         OSError: It cannot be read.
     """
     with os.fdopen(open_regular(path, follow=follow), "rb") as file:
@@ -74,15 +75,15 @@ def read_regular(path: Path | str, most_bytes: int, *, follow: bool = False) -> 
 
 
 def check_replaceable(path: Path | str, is_ours: Callable[[bytes], bool], what: str) -> None:
-    """Raise unless writing to `path` loses nothing but an earlier result of the same kind.
+    """Raise if writing to `path` would replace anything but an earlier result of the same command.
 
-    A file that is missing or empty may be written, and so may one whose content `is_ours` recognizes. What is no
-    regular file (`/dev/stdout`, a pipe) has no content to lose.
+    A missing or empty file may be written, and so may one whose content `is_ours` recognizes, and anything that is not
+    a regular file (`/dev/stdout`, a pipe).
 
     Args:
-        path: The file that is to be written.
-        is_ours: Whether a file with this content was written by the same command.
-        what: What that command writes, for the message.
+        path: The file to write.
+        is_ours: Returns whether a file with this content was written by the same command.
+        what: What the message calls a file of that command.
 
     Raises:
         ForetuneError: The file has other content, or cannot be read.
@@ -98,18 +99,18 @@ def check_replaceable(path: Path | str, is_ours: Callable[[bytes], bool], what: 
     except ForetuneError as error:
         raise ForetuneError(f"{abridged(str(path))} is not replaced: {error}") from None
     if content and not is_ours(content):
-        raise ForetuneError(f"{abridged(str(path))} is not {what}, so it is not replaced: name another file")
+        raise ForetuneError(f"{abridged(str(path))} is not {what}, so it is not replaced: choose another file")
 
 
 def inside(folder: Path | str, name: str) -> Path:
-    """Return the path of a file in a folder.
+    """Return the path of a file in a folder; raise if it would be outside.
 
     Raises:
-        ForetuneError: The name, or a symbolic link in the folder, leads out of it.
+        ForetuneError: The name, or a symbolic link in the folder, leads out of the folder.
 
     >>> inside("tables", "../x")
     Traceback (most recent call last):
-    foretune.datasets.errors.ForetuneError: '../x' lies outside of tables: nothing is written there
+    foretune.datasets.errors.ForetuneError: '../x' is outside of tables, so it is not written
     """
     path = Path(folder, name)
     try:
@@ -117,19 +118,19 @@ def inside(folder: Path | str, name: str) -> Path:
     except (OSError, RuntimeError):  # a loop of links
         is_inside = False
     if not is_inside:
-        raise ForetuneError(f"{abridged(repr(name))} lies outside of {folder}: nothing is written there")
+        raise ForetuneError(f"{abridged(repr(name))} is outside of {folder}, so it is not written")
     return path
 
 
 def file_word(text: str, keep: str = "0-9A-Za-z", most: int = 80) -> str:
-    """Return a text from data as a part of a file name: runs of other characters become one underscore.
+    """Return a text as a part of a file name: runs of other characters become one underscore.
 
-    A text with nothing to keep, or with too much, gets a digest, so that different ones stay different.
+    If nothing or too much remains, a digest of the text is added, so that different texts stay different.
 
     Args:
-        text: Anything, such as the name of a device in an imported file.
-        keep: The characters that stay, as a regular expression has them between brackets.
-        most: How many characters stay.
+        text: Any text, such as the name of a device in an imported file.
+        keep: The characters to keep, as in the brackets of a regular expression.
+        most: The most characters to keep.
 
     >>> file_word("NVIDIA H100 80GB HBM3"), file_word("../../x"), file_word("..")
     ('NVIDIA_H100_80GB_HBM3', 'x', '5ec1f7e700f3')
@@ -142,38 +143,45 @@ def file_word(text: str, keep: str = "0-9A-Za-z", most: int = 80) -> str:
 
 
 def refusal(error: Exception, path: Path | str) -> OSError:
-    """Return a `ForetuneError` of `open_regular` as an `OSError`, for callers that go on without a disk."""
+    """Return a `ForetuneError` of `open_regular` as an `OSError`, for callers that tolerate a missing disk."""
     return OSError(errno.EEXIST, str(error), str(path))
 
 
 def why_irregular(error: Exception) -> str:
-    """Return what lies in a file's place, of an error that `open_regular` raised."""
+    """Return the reason why a file is not a regular one, from an error of `open_regular`."""
     return "it is a folder, not a regular file" if isinstance(error, IsADirectoryError) else str(error)
 
 
 def _check_regular(status: os.stat_result, path: Path | str) -> None:
+    """Raise `IsADirectoryError` for a folder, and `ForetuneError` for anything else but a regular file."""
     if stat.S_ISDIR(status.st_mode):
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
     if not stat.S_ISREG(status.st_mode):
-        kind = _KINDS.get(stat.S_IFMT(status.st_mode), "something else")
-        raise ForetuneError(f"it is {kind}, not a regular file")
+        file_type = _FILE_TYPES.get(stat.S_IFMT(status.st_mode), "something else")
+        raise ForetuneError(f"it is {file_type}, not a regular file")
 
 
-#: As the names that `replacing` makes.
+#: The names of the temporary files of `replacing`.
 _TEMPORARY = re.compile(r"\..+\.[0-9a-f]{16}\.tmp", re.DOTALL)
 
 
 @contextmanager
 def replacing(path: Path | str, *, is_cache: bool = False) -> Iterator[Path]:
-    """A name beside `path` to write to: when the block ends it takes the place of `path`, flushed to the disk in one
-    step, and when anything goes wrong it is removed and `path` stays as it was. Two writers at once do not meet: the
-    last to end wins. What is no ordinary file (/dev/stdout, a pipe) is written as it is.
+    """Yield a temporary file in the same folder that atomically replaces `path` when the block ends.
 
-    A cache's file is its owner's alone (0600), whatever mode it had before, and is not flushed to the disk: a kill
-    leaves it whole, a power cut may lose it. It takes the place of a link or a pipe, which is neither followed nor
-    written to.
+    The file is flushed to the disk first. If the block fails, the temporary file is removed and `path` does not change.
+    Two writers do not interfere; the last one to end wins. Anything that is not a regular file (/dev/stdout, a pipe) is
+    yielded itself.
 
-    Raises `OSError` naming `path`, also where the disk is full, which itself names no file.
+    Args:
+        path: The file to replace.
+        is_cache: Write the file of a cache: only the owner may read it (mode 0600, whatever it was before), and it is
+        not
+            flushed, so a killed process leaves it intact but a power cut may lose it. A link or a pipe at `path` is
+            replaced, and neither followed nor written to.
+
+    Raises:
+        OSError: The file cannot be written. The error names `path`, also if the disk is full.
 
     >>> import tempfile
     >>> folder = Path(tempfile.mkdtemp())
@@ -190,8 +198,8 @@ def replacing(path: Path | str, *, is_cache: bool = False) -> Iterator[Path]:
             yield path
         return
     try:
-        target = path.absolute() if is_cache else path.resolve()  # a link stays one
-    except RuntimeError:  # that leads to itself
+        target = path.absolute() if is_cache else path.resolve()  # a symbolic link stays a link
+    except RuntimeError:  # a link that leads to itself
         raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), str(path)) from None
     temporary = target.with_name(f".{target.name[:100]}.{os.urandom(8).hex()}.tmp")
     with blaming(path, temporary):
@@ -211,18 +219,28 @@ def replacing(path: Path | str, *, is_cache: bool = False) -> Iterator[Path]:
 
 
 def remove_leftovers(folder: Path, of: str = "") -> None:
-    """Removes what `replacing` left of processes that were killed: all, or what was to be the files whose names begin
-    so. Only where no other process writes to the folder, or to those files."""
+    """Remove temporary files of `replacing` that killed processes left; no other process may be writing these files.
+
+    Args:
+        folder: The folder.
+        of: Only remove those for files whose names start with this.
+    """
     for path in folder.glob(f".{glob.escape(of[:100])}*.tmp"):
-        with suppress(FileNotFoundError):  # its writer was faster
+        with suppress(FileNotFoundError):  # its writer finished meanwhile
             if _TEMPORARY.fullmatch(path.name) and stat.S_ISREG(path.lstat().st_mode):
                 path.unlink()
 
 
 @contextmanager
 def blaming(path: Path, temporary: Path | None = None) -> Iterator[None]:
-    """An `OSError` of its block names `path` where it names no file, as that of a full disk does, and where it names
-    one that nobody knows of: `temporary`, or what is in that."""
+    """Make each `OSError` of the block name `path` if it names no file, or only the temporary one.
+
+    The error of a full disk names no file, and users do not know the names of temporary files.
+
+    Args:
+        path: The file that the user named.
+        temporary: A temporary file or folder.
+    """
     try:
         yield
     except OSError as error:
@@ -233,7 +251,7 @@ def blaming(path: Path, temporary: Path | None = None) -> Iterator[None]:
 
 
 def flush(path: Path) -> None:
-    """Waits until a file, or what a folder lists, is on the disk."""
+    """Wait until a file's content, or a folder's list of entries, is on the disk."""
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)
@@ -241,13 +259,14 @@ def flush(path: Path) -> None:
         os.close(handle)
 
 
-#: The files that datasets and bundles are known by.
+#: The files that identify the folder of a dataset and of a bundle.
 _MANIFEST, BUNDLE = "dataset.json", "bundle.npz"
 
 
 def check_file(path: Path | str) -> None:
-    """Raises `ForetuneError`, naming the path, where no file can be written there as `replacing` does it: a folder lies
-    there, the folder that it would be in is missing, or may not be written to.
+    """Raise `ForetuneError`, naming the path, unless `replacing` can write a file there.
+
+    Refused are folders, files of a dataset or bundle, and files whose folder is missing or not writable.
 
     >>> check_file("/nowhere/measured.csv")
     Traceback (most recent call last):
@@ -256,24 +275,24 @@ def check_file(path: Path | str) -> None:
     path = Path(path)
     try:
         if path.is_dir():
-            raise ForetuneError(f"{path} is a folder: name a file, in it or elsewhere")
+            raise ForetuneError(f"{path} is a folder: name a file")
         if path.is_socket():
             raise ForetuneError(f"{path} is a socket: name a file")
-        if path.exists() and not path.is_file():  # /dev/stdout, a pipe: written as it is
+        if path.exists() and not path.is_file():  # /dev/stdout, a pipe: written directly
             return
-        parent = path.resolve().parent  # of what a link points to
+        parent = path.resolve().parent  # follows a symbolic link
         if not parent.is_dir():
             raise ForetuneError(f"{path} cannot be written: make the folder {parent} first")
         check_not_stored(path)
         _try(parent)
     except OSError as error:
         raise ForetuneError(f"{path} cannot be written: {error.strerror}") from None
-    except RuntimeError:  # of `resolve`
+    except RuntimeError:  # raised by `resolve`
         raise ForetuneError(f"{path} cannot be written: it is a symbolic link that leads to itself") from None
 
 
 def check_folder(path: Path | str) -> None:
-    """Raises `ForetuneError`, naming the path, where no folder is or can be made, or nothing can be written in it.
+    """Raise `ForetuneError`, naming the path, unless it is or can become a folder that can be written.
 
     >>> check_folder("/dev/null/measured")
     Traceback (most recent call last):
@@ -292,16 +311,12 @@ def check_folder(path: Path | str) -> None:
 
 
 def visible_in(folder: Path) -> list[str]:
-    """Return the names of a folder's entries, sorted, without the hidden ones; none where there is no folder."""
+    """Return the names of a folder's entries, sorted and without hidden ones; [] if there is no folder."""
     return sorted(path.name for path in folder.glob("[!.]*"))
 
 
 def check_not_stored(path: Path) -> None:
-    """Refuse to replace a file that a dataset or a bundle consists of.
-
-    Raises:
-        ForetuneError: `path` is there, and is such a file.
-    """
+    """Raise `ForetuneError` if a path is an existing file of a dataset or a bundle, which must not be replaced."""
     path = path.resolve()
     folder = path.parent.parent if path.parent.name in ("parts", "drift") else path.parent
     is_stored = path.suffix == ".parquet" or folder != path.parent
@@ -310,7 +325,7 @@ def check_not_stored(path: Path) -> None:
 
 
 def few(names: Sequence[str]) -> str:
-    """Return at most three of the names, as an error lists them.
+    """Return the first three names as text, for a message.
 
     >>> few(["a", "b", "c", "d"])
     'a, b, c, ...'
@@ -319,6 +334,6 @@ def few(names: Sequence[str]) -> str:
 
 
 def _try(folder: Path) -> None:
-    """Writes to a folder, and leaves nothing: its rights alone do not say whether a disk is mounted to be read only."""
+    """Write a temporary file to a folder; its permissions do not tell whether the disk is mounted read-only."""
     with tempfile.TemporaryFile(dir=folder):
         pass

@@ -1,4 +1,4 @@
-"""`renew_in_children`: replace in a forked process what must not be shared with its parent, such as held locks."""
+"""`renew_in_children`: replace locks and similar state in forked processes, which must not share them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ class Renewing(Protocol):
     """An object with locks or other state that a forked process must not inherit."""
 
     def renew(self) -> None:
-        """Create the locks anew and drop the state of the parent's threads."""
+        """Create new locks and drop the state of the parent's threads."""
 
 
 _all: weakref.WeakSet[Renewing] = weakref.WeakSet()
@@ -24,9 +24,10 @@ def renew_in_children(owner: Renewing) -> None:
 
 
 def _renew() -> None:
+    """Renew all registered objects in a process that was just forked."""
     for owner in list(_all):
         owner.renew()
 
 
-if hasattr(os, "register_at_fork"):  # not on Windows, where datasets can be read
+if hasattr(os, "register_at_fork"):  # missing on Windows, where datasets can still be read
     os.register_at_fork(after_in_child=_renew)

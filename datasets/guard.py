@@ -1,7 +1,7 @@
-"""The guard around a kernel family's own code: what it raises, or returns that it must not, becomes a `FamilyError`.
+"""Guards around the methods of kernel families: exceptions and wrong return values become a `FamilyError`.
 
-`Family.__init_subclass__` puts it around every method of the contract that a class defines, so that no caller of a
-method needs a guard of its own.
+`Family.__init_subclass__` wraps every method of the interface that a class defines, so callers need no checks of their
+own.
 """
 
 from __future__ import annotations
@@ -21,21 +21,22 @@ from .feature_groups import FeatureGroup
 from .measurement import Case
 from .problem import Problem
 
-#: Positional and keyword arguments.
+#: (positional arguments, keyword arguments) of a call.
 _Given: TypeAlias = tuple[tuple[Any, ...], Mapping[str, Any]]
-#: Checks what a family's method returned for some arguments: None, or what it must return and the part that is not so.
+#: Takes a family, the value that its method returned, and the arguments. Returns None if the value is right, else a
+#: description of what it must be, and the wrong part.
 _Check: TypeAlias = Callable[[Any, Any, _Given], tuple[str, Any] | None]
 
-#: What differs between processes in how an object shows itself: a warning is given once for each text.
+#: Addresses in the repr of objects. They are removed, so that equal messages are equal and shown only once.
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
-#: How far the shares of likely problems may be from 1 in all.
-_SHARES_OFF = 1e-3
-#: How many checked objects are remembered.
+#: How far the sum of the weights of `Family.likely` may be from 1.
+_WEIGHTS_OFF = 1e-3
+#: The number of objects whose check is remembered.
 _MOST_KNOWN = 128
 
 
 def guard_methods(family: type, base: type) -> None:
-    """Guard every method of the contract that a new class defines, or inherits from a class that is no `base`."""
+    """Wrap the methods of `CHECKS` that a new class defines, or inherits from a class that is not a `base`."""
     for name in CHECKS:
         owner = next((one for one in family.__mro__ if name in vars(one)), None)
         if owner is None or (owner is not family and issubclass(owner, base)):
@@ -46,10 +47,10 @@ def guard_methods(family: type, base: type) -> None:
 
 
 def _guarded(name: str, member: Any) -> Callable[..., Any]:
-    """Return a method with the guard around it.
+    """Return a guarded version of a method.
 
-    It gets copies of the arguments that it might change: lists, and a launch's arguments. (Not the mapping of what is
-    known of binaries, which families recognize by its identity.)
+    It passes copies of arguments that the method might change: lists, and a launch's arguments. The mapping `binaries`
+    is not copied, because families cache by its identity.
     """
     member = getattr(member, "_unguarded", member)  # as in `launch = compile`
     method: Callable[..., Any] = member if isinstance(member, FunctionType) else _as_function(member)
@@ -57,7 +58,9 @@ def _guarded(name: str, member: Any) -> Callable[..., Any]:
 
     @wraps(method)
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if getattr(type(self), name) is not call:  # `super().features(...)`: the answer of the subclass is checked
+        if (
+            getattr(type(self), name) is not call
+        ):  # called by a subclass as `super().features(...)`: only the outer result is checked
             return method(self, *args, **kwargs)
         if takes_lists:
             args, kwargs = tuple(map(_own, args)), {key: _own(value) for key, value in kwargs.items()}
@@ -93,11 +96,12 @@ def _as_function(member: Any) -> Callable[..., Any]:
 
 
 def _own(value: Any) -> Any:
+    """Return a list as a tuple, and any other value itself."""
     return tuple(value) if type(value) is list else value
 
 
 def name_of(family: Any) -> str:
-    """Return a family's name for a message; its class's where it has none that can be read."""
+    """Return a family's name for a message, or its class's name if it has none."""
     try:
         name = family.name
     except (Exception, SystemExit):  # noqa: BLE001 - a property may raise anything
@@ -105,18 +109,20 @@ def name_of(family: Any) -> str:
     return printable(abridged(name)) if isinstance(name, str) and name else type(family).__name__
 
 
-# What each method must return.
+# The checks of return values.
 
-_known: dict[int, tuple[Any, int]] = {}  # checked spaces and kinds, by id; kept alive, so that no id is used twice
+#: Objects that passed a check, by id, with a count. They are kept alive, so that their ids are not reused.
+_known: dict[int, tuple[Any, int]] = {}
 
 
 def _known_count(value: Any) -> int | None:
-    """Return what was noted of an object: families return the same ones again and again."""
+    """Return the count stored for an object that was checked before (families return the same objects often)."""
     known = _known.get(id(value))
     return known[1] if known is not None and known[0] is value else None
 
 
 def _note(value: Any, count: int) -> int:
+    """Store and return the count of a checked object."""
     if len(_known) >= _MOST_KNOWN:
         _known.clear()
     _known[id(value)] = value, count
@@ -124,15 +130,18 @@ def _note(value: Any, count: int) -> int:
 
 
 def _argument(given: _Given, place: int, name: str) -> Any:
+    """Return an argument of a call by position or by name."""
     args, kwargs = given
     return args[place] if len(args) > place else kwargs[name]
 
 
 def _must_be(wanted: str, is_right: Callable[[Any], bool]) -> _Check:
+    """Return a check by a predicate of the value; `wanted` describes the right values."""
     return lambda family, answer, given: None if is_right(answer) else (wanted, answer)
 
 
 def _space(family: Any, answer: Any, given: _Given) -> tuple[str, Any] | None:
+    """Check the configs of `space`; without a device there must be at least one."""
     if _known_count(answer):
         return None
     if not isinstance(answer, (tuple, list)):
@@ -140,14 +149,14 @@ def _space(family: Any, answer: Any, given: _Given) -> tuple[str, Any] | None:
     if odd := [config for config in answer if not isinstance(config, KernelConfig)]:
         return "a tuple of KernelConfigs", odd[0]
     if not answer and given == ((), {}):
-        return "at least one KernelConfig where no device is given", answer
+        return "at least one KernelConfig if no device is given", answer
     if type(answer) is tuple:
         _note(answer, len(answer))
     return None
 
 
 def _is_value(answer: Any) -> bool:
-    """Whether it can be hashed, and can equal another object."""
+    """Return whether a value can be a key: hashable, and not an iterator, which equals only itself."""
     try:
         hash(answer)
     except Exception:  # noqa: BLE001 - a __hash__ may raise anything
@@ -156,6 +165,7 @@ def _is_value(answer: Any) -> bool:
 
 
 def _features(family: Any, answer: Any, given: _Given) -> tuple[str, Any] | None:
+    """Check the shape and the element type of `features`."""
     shape = len(_argument(given, 2, "configs")), len(family.feature_names)
     if getattr(answer, "shape", None) == shape and getattr(getattr(answer, "dtype", None), "kind", "") in [*"fiub"]:
         return None
@@ -163,6 +173,7 @@ def _features(family: Any, answer: Any, given: _Given) -> tuple[str, Any] | None
 
 
 def _groups(family: Any, answer: Any, given: _Given) -> tuple[str, Any] | None:
+    """Check the shapes of feature groups, and that they have each column once."""
     n_problems, n_configs = len(_argument(given, 0, "problems")), len(_argument(given, 2, "configs"))
 
     def is_right(group: Any) -> bool:
@@ -178,11 +189,11 @@ def _groups(family: Any, answer: Any, given: _Given) -> tuple[str, Any] | None:
     is_right_each = isinstance(answer, (tuple, list)) and all(map(is_right, answer))
     if is_right_each and sorted(at for one in answer for at in one.columns) == [*range(len(family.feature_names))]:
         return None
-    return f"FeatureGroups of {n_problems} problems, {n_configs} configs and each of feature_names once", answer
+    return f"FeatureGroups of {n_problems} problems and {n_configs} configs with each of feature_names once", answer
 
 
 def _count_of(kind: Any) -> float:
-    """Return how many kinds the numbers in an array can be of; infinity where they are none."""
+    """Return 1 + the largest index in an array of kinds; infinity if they are not indices."""
     if (known := _known_count(kind)) is not None:
         return known
     if kind.dtype.kind != "i" or (len(kind) and kind.min() < 0):
@@ -191,19 +202,20 @@ def _count_of(kind: Any) -> float:
 
 
 def _estimates(family: Any, answer: Any, given: _Given) -> tuple[str, Any] | None:
+    """Check that `estimate_us` has a positive time for each config."""
     import numpy as np
 
     n_configs = len(_argument(given, 2, "configs"))
     try:
         times = np.asarray(answer, np.float64)
-        is_right = times.shape == (n_configs,) and bool((times > 0).all())  # infinity is what does not run
+        is_right = times.shape == (n_configs,) and bool((times > 0).all())  # infinity means that a config cannot run
     except Exception:  # noqa: BLE001 - anything may be in there
         is_right = False
     return None if is_right else (f"a time above 0 for each of {n_configs} configs", answer)
 
 
 def _stands_for(place: int) -> _Check:
-    """A `Problem` of the signature of the problem among the arguments, for which it stands."""
+    """Return a check that a value is a `Problem` with the signature of the argument `problem`."""
 
     def check(family: Any, answer: Any, given: _Given) -> tuple[str, Any] | None:
         if not isinstance(answer, Problem):
@@ -215,33 +227,39 @@ def _stands_for(place: int) -> _Check:
     return check
 
 
-def _are_shares(answer: Any) -> bool:
+def _are_weighted(answer: Any) -> bool:
+    """Return whether a value is (weight, problem) pairs whose weights sum to 1."""
+
     def is_right(pair: Any) -> bool:
         is_pair = isinstance(pair, tuple) and len(pair) == 2 and isinstance(pair[1], Problem)
         return is_pair and isinstance(pair[0], Real) and bool(pair[0] >= 0)  # type: ignore[operator]
 
     if not isinstance(answer, (tuple, list)) or not answer or not all(map(is_right, answer)):
         return False
-    return abs(sum(float(share) for share, _ in answer) - 1) <= _SHARES_OFF
+    return abs(sum(float(weight) for weight, _ in answer) - 1) <= _WEIGHTS_OFF
 
 
 def _cases(family: Any, answer: Any, given: _Given) -> tuple[str, Any] | None:
+    """Check that `cases` has cases of the family's problems."""
     if isinstance(answer, str) or not isinstance(answer, Sequence):
         return "a list of Cases", answer
     odd = [case for case in answer if not isinstance(case, Case) or case.problem.family != family.name]
-    return ("Cases of its own problems", odd[0]) if odd else None
+    return ("Cases whose problems are of this family", odd[0]) if odd else None
 
 
 def _is_count(answer: Any) -> bool:
+    """Return whether a value is a finite number >= 0."""
     return isinstance(answer, Real) and not isinstance(answer, bool) and bool(0 <= answer < math.inf)  # type: ignore[operator]
 
 
 def _is_tensor(answer: Any) -> bool:
+    """Return whether a value is a torch tensor; True if torch was not imported."""
     torch = sys.modules.get("torch")
     return torch is None or isinstance(answer, torch.Tensor)
 
 
 def _is_word(answer: Any) -> bool:
+    """Return whether a value is a non-empty string of printable characters."""
     try:
         return bool(check_word("it", answer))
     except ForetuneError:
@@ -250,30 +268,31 @@ def _is_word(answer: Any) -> bool:
 
 _anything = _must_be("anything", lambda answer: True)
 _number = _must_be("a finite number >= 0", _is_count)
-_hashable = _must_be("what can be hashed", _is_value)
-#: The methods of `Family` and `Measurable`, and what checks their answers.
+_hashable = _must_be("a hashable value", _is_value)
+#: The methods of `Family` and `Measurable` -> the checks of their return values.
 CHECKS: dict[str, _Check] = {
     "space": _space,
-    "supports": _must_be("None, or the reason why not", lambda a: a is None or (isinstance(a, str) and a != "")),
+    "supports": _must_be("None or a non-empty reason", lambda a: a is None or (isinstance(a, str) and a != "")),
     "supports_by": _hashable,
     "features": _features,
     "feature_groups": _groups,
     "problem_from_call": _must_be("a Problem", lambda answer: isinstance(answer, Problem)),
     "at_call_time": _stands_for(0),
-    "likely": _must_be("pairs of a share and a Problem, whose shares are 1 in all", _are_shares),
+    "likely": _must_be("pairs (weight, Problem) whose weights sum to 1", _are_weighted),
     "estimate_us": _estimates,
     "cases": _cases,
     "flops": _number,
     "bytes": _number,
     "inputs": _anything,
     "reset": _anything,
-    "launch": _anything,  # what it returns matters only where it is compared
+    "launch": _anything,  # the result is checked only where it is compared
     "reference": _must_be("a tensor", _is_tensor),
     "tolerance": _number,
     "compile": _anything,
-    "source_hash": _must_be("a word", _is_word),
+    "source_hash": _must_be("a non-empty string", _is_word),
     "check_problem": _stands_for(1),
     "binary_key": _hashable,
     "default": _must_be("a KernelConfig", lambda answer: isinstance(answer, KernelConfig)),
 }
+#: Methods whose list arguments are passed as tuples.
 _TAKES_LISTS = ("features", "feature_groups", "estimate_us")

@@ -1,11 +1,12 @@
-"""Who may write to a dataset's folder: one collection at a time, and one process at a time its files; and `locked`, for
-one file that many update.
+"""Locks of a dataset's folder: one collection at a time, and one process at a time that writes a file.
 
-The system's own locks (flock), on hidden files that their holder removes: a process that dies lets go of its lock,
-whatever it died of, so a file that it left means nothing.
+`locked` is a lock with a timeout for any other file that several processes update.
 
-A forked process inherits open files, and with them locks. It closes them at once (`_LockFiles`). Otherwise it would
-hold locks that its parent has released, and wait for itself.
+The locks are the operating system's (flock), on hidden files that their holder removes. A process that dies releases
+its locks, so a lock file that it left has no effect.
+
+A forked process inherits open files and thus locks. It closes them at once (`_LockFiles`); otherwise it would hold
+locks that its parent has released, and could wait for itself.
 """
 
 from __future__ import annotations
@@ -26,16 +27,19 @@ from .errors import ForetuneError, abridged, warn
 from .files import blaming, open_regular, refusal
 from .forking import renew_in_children
 
-#: Lock files: of the process that has the folder for itself while it collects, and of one that is writing a file.
+#: The lock files of a collection that uses the folder, and of a process that is writing a file.
 TAKEN, WRITING = ".collecting", ".writing"
-#: What a lock file that is not empty begins with.
+#: The first characters of a lock file that is not empty.
 _HOLDER = "process "
 
 
 @contextmanager
 def taken(directory: Path) -> Iterator[None]:
-    """Has a folder for itself while its block runs, as a collection does. Another process is refused with a
-    `ForetuneError` that names the holder."""
+    """Lock a folder for one collection while the block runs.
+
+    Raises:
+        ForetuneError: Another process holds the lock. The message names it.
+    """
     with _locked(directory / TAKEN, partial(_lock, wait=False)) as (file, _):
         with blaming(directory / TAKEN):
             file.truncate(0)
@@ -47,34 +51,44 @@ def taken(directory: Path) -> Iterator[None]:
 
 @contextmanager
 def writing(directory: Path) -> Iterator[bool]:
-    """Waits until no other process, nor thread, writes a file of the dataset, and lets none while its block runs; False
-    where the file system has no locks, so that one may. It is not to be entered twice."""
+    """Wait for and hold the lock for writing files of the dataset; it excludes other processes and threads.
+
+    It is not reentrant.
+
+    Yields:
+        Whether the lock is held; False if the file system has no locks.
+    """
     with _locked(directory / WRITING, partial(_lock, wait=True)) as (_, is_locked):
         yield is_locked
 
 
 @contextmanager
 def alone(directory: Path) -> Iterator[None]:
-    """Both: for what writes all files of a dataset anew."""
+    """Hold both locks of a folder, to rewrite all files of a dataset."""
     with taken(directory), writing(directory):
         yield
 
 
 def check_free(directory: Path) -> None:
-    """Raises `ForetuneError` as `taken` does, but takes nothing: the folder may be one that is only read."""
+    """Raise `ForetuneError` if a collection holds the folder, without locking it: the folder may be read-only."""
     try:
         with _opened(directory / TAKEN, os.O_RDONLY) as file:
             _lock(file, directory / TAKEN, wait=False, shared=True)
-    except (FileNotFoundError, NotADirectoryError, FileExistsError):  # the last: it is no lock file
+    except (FileNotFoundError, NotADirectoryError, FileExistsError):  # the last one: it is not a lock file
         pass
 
 
 @contextmanager
 def locked(path: Path, within_s: float) -> Iterator[None]:
-    """Has the lock file at `path` while its block runs: for short work that must not wait for ever, as in a launch.
+    """Hold the lock file at `path` while the block runs, for short work that must not wait forever, as in a launch.
 
-    Raises `TimeoutError` where another process, or thread, does not let go of it in time, and another `OSError` where
-    the file system has no locks or nothing can be written.
+    Args:
+        path: The lock file.
+        within_s: The most seconds to wait.
+
+    Raises:
+        TimeoutError: Another process or thread did not release it in time.
+        OSError: The file system has no locks, or cannot be written.
 
     >>> import tempfile
     >>> path = Path(tempfile.mkdtemp()) / ".lock"
@@ -88,29 +102,30 @@ def locked(path: Path, within_s: float) -> Iterator[None]:
 
 @contextmanager
 def _locked(path: Path, lock: Callable[[TextIO, Path], bool]) -> Iterator[tuple[TextIO, bool]]:
+    """Hold a lock file while the block runs, and remove it afterwards; yield it and whether `lock` succeeded."""
     while True:
         with _opened(path, os.O_RDWR | os.O_CREAT | os.O_APPEND) as file:
             is_locked = lock(file, path)
             if not _lies_at(path, file):
-                continue  # who had it has removed it by now, so another process may lock a new one
+                continue  # its holder has removed it, so another process may lock a new file
             holder = os.getpid()
             try:
                 yield file, is_locked
             finally:
-                if os.getpid() == holder:  # else this is a process that was forked meanwhile: the lock is not its own
+                if os.getpid() == holder:  # else this process was forked in the block and does not own the lock
                     path.unlink(missing_ok=True)
                     _unlock(file)
             return
 
 
 class _LockFiles:
-    """The descriptors of lock files that are open in this process."""
+    """The descriptors of the lock files that this process has open."""
 
     def __init__(self) -> None:
         self.handles: set[int] = set()
 
     def renew(self) -> None:
-        """Replace the parent's lock files with /dev/null: threads of this process may still close the descriptors."""
+        """Replace the parent's lock files with /dev/null: descriptors stay valid for `with` blocks that close them."""
         while self.handles:
             nothing = os.open(os.devnull, os.O_RDWR)
             os.dup2(nothing, self.handles.pop(), inheritable=False)
@@ -122,7 +137,7 @@ renew_in_children(_lock_files)
 
 
 def _unlock(file: TextIO) -> None:
-    """Let go of a lock, which closing alone does not while a forked process has the file as well."""
+    """Release a lock explicitly, because closing the file does not while a forked process has it open as well."""
     import fcntl
 
     with suppress(OSError):  # a file system without locks
@@ -131,10 +146,10 @@ def _unlock(file: TextIO) -> None:
 
 @contextmanager
 def _opened(path: Path, flags: int) -> Iterator[TextIO]:
-    """Yield a lock file, which no forked process keeps open.
+    """Open a lock file, and register it to be closed in forked processes.
 
     Raises:
-        FileExistsError: Something else lies there, which is neither followed, locked nor removed.
+        FileExistsError: There is something other than a lock file, which is neither followed, locked nor removed.
         OSError: It cannot be opened.
     """
     try:
@@ -152,6 +167,7 @@ def _opened(path: Path, flags: int) -> Iterator[TextIO]:
 
 
 def _lock_in_time(file: TextIO, path: Path, end: float) -> bool:
+    """Lock a file, and raise `TimeoutError` if that takes until `end` (of `time.monotonic`)."""
     import fcntl
 
     wait_s = 0.0005
@@ -161,13 +177,17 @@ def _lock_in_time(file: TextIO, path: Path, end: float) -> bool:
             return True
         except BlockingIOError:
             if time.monotonic() > end:
-                raise TimeoutError(errno.ETIMEDOUT, "another process does not let go of its lock", str(path)) from None
-        time.sleep(wait_s * random.random())  # so that those who wait do not come back together
+                raise TimeoutError(errno.ETIMEDOUT, "another process does not release its lock", str(path)) from None
+        time.sleep(wait_s * random.random())  # random, so that waiting processes do not retry at the same time
         wait_s = min(2 * wait_s, 0.02)
 
 
 def _lock(file: TextIO, path: Path, *, wait: bool, shared: bool = False) -> bool:
-    import fcntl  # here, because datasets are also read where there is none
+    """Lock a file; return False, with a warning, if the file system has no locks.
+
+    Raises `ForetuneError` naming the holder if the lock is held and `wait` is False.
+    """
+    import fcntl  # imported here, because datasets can be read on systems without it
 
     how = (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | (0 if wait else fcntl.LOCK_NB)
     try:
@@ -176,18 +196,19 @@ def _lock(file: TextIO, path: Path, *, wait: bool, shared: bool = False) -> bool
         file.seek(0)
         who = abridged(file.read(1000)) or "another process"
         raise ForetuneError(
-            f"{path.parent} is being written by {who}: wait for its end, or choose another folder"
+            f"{path.parent} is being written by {who}: wait until it ends, or choose another folder"
         ) from None
     except OSError as error:  # some network file systems
         warn(
-            f"{path.parent}: nothing can be locked on its file system ({error.strerror}): let no other process write "
-            "there meanwhile"
+            f"{path.parent}: its file system does not support locks ({error.strerror}). Make sure that no other "
+            "process writes there at the same time"
         )
         return False
     return True
 
 
 def _lies_at(path: Path, file: TextIO) -> bool:
+    """Return whether an open file is still the one at a path."""
     try:
         return os.path.samestat(path.lstat(), os.fstat(file.fileno()))
     except FileNotFoundError:

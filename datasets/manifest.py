@@ -1,4 +1,4 @@
-"""`dataset.json`: what a dataset's folder is, readable without what reads its tables."""
+"""`dataset.json`, the manifest of a dataset's folder. Reading it needs neither pandas nor pyarrow."""
 
 from __future__ import annotations
 
@@ -13,25 +13,26 @@ from .device import DeviceSpec
 from .errors import DatasetError, ForetuneError, abridged, shown
 from .files import BUNDLE, few, open_regular, replacing, visible_in
 
+#: The manifest's file name.
 MANIFEST = "dataset.json"
-#: Of the store: raised by one whenever a column, or a key of the manifest, changes meaning, type or name.
+#: The current version. It increases whenever a column or a key of the manifest changes its meaning, type or name.
 SCHEMA_VERSION = 2  # 2: scenarios, ragged sizes with their dimension, a dtype for each operand
-#: Versions that are read as well: see tables.py.
+#: Older versions that can be read; see tables.py.
 OLDER_VERSIONS = (1,)
-_KINDS: dict[str, tuple[type, str]] = {
-    "name": (str, "a text"),
+#: Required keys -> (type, the type in messages).
+_TYPES: dict[str, tuple[type, str]] = {
+    "name": (str, "a string"),
     "devices": (list, "a list of device specs"),
     "provenance": (dict, "an object"),
     "sealed": (dict, "an object of SHA-256 by file name"),
 }
-#: What a family's entry has, and what is counted of it for each device.
+#: The fields of a family in "contents" that are needed to describe it, and the counts that each of its devices has.
 _COUNTS_OF = {"problems": int, "configs": int, "measurements": int, "plans": list, "devices": dict, "statuses": dict}
 _COUNTED = ("problems", "measurements")
 
 
 def read_manifest(directory: Path) -> dict[str, Any]:
-    """The manifest in a directory. Raises `DatasetError` naming the file where it is none, or of a version that is not
-    read here."""
+    """Read the manifest in a folder; raise `DatasetError` if it is missing, damaged or of an unknown version."""
     path = directory / MANIFEST
     try:
         with os.fdopen(open_regular(path, follow=True), "rb") as file:
@@ -48,10 +49,10 @@ def read_manifest(directory: Path) -> dict[str, Any]:
             f"{path}: schema_version is {abridged(repr(version))} but this Foretune reads {SCHEMA_VERSION} and before"
             + ("; a newer Foretune wrote it" if isinstance(version, int) and version > SCHEMA_VERSION else "")
         )
-    if missing := [key for key in _KINDS if key not in manifest]:
+    if missing := [key for key in _TYPES if key not in manifest]:
         raise DatasetError(f"{path}: keys missing: {', '.join(missing)}")
-    for key, (kind, what) in _KINDS.items():
-        _check(path, key, manifest[key], kind, what)
+    for key, (expected, what) in _TYPES.items():
+        _check(path, key, manifest[key], expected, what)
     runs = manifest["provenance"].get("runs", {})
     _check(path, "provenance.runs", runs, dict, "an object")
     for run, facts in runs.items():
@@ -64,18 +65,14 @@ def read_manifest(directory: Path) -> dict[str, Any]:
 
 
 def check_facts(facts: Mapping[str, Any]) -> None:
-    """Refuse facts of a run that are looked up and are no texts.
-
-    Raises:
-        ForetuneError: Names the fact and its value.
-    """
+    """Raise `ForetuneError` if one of a run's facts that Foretune uses is not a string; the message names it."""
     for name in ("family", "kernel_source", "plan", "timed"):
         if facts.get(name) is not None and not isinstance(facts[name], str):
-            raise ForetuneError(f"{name} must be a text but is {shown(facts[name])}")
+            raise ForetuneError(f"{name} must be a string but is {shown(facts[name])}")
 
 
 def check_ours(directory: Path) -> None:
-    """Refuse a folder that holds something other than a dataset. Hidden files do not count.
+    """Raise unless a folder is empty, missing, or holds a dataset. Hidden files are ignored.
 
     Raises:
         DatasetError: The folder has files but no manifest, or one that this version cannot read.
@@ -85,25 +82,30 @@ def check_ours(directory: Path) -> None:
     elif (directory / BUNDLE).is_file():
         raise DatasetError(f"{directory} is the folder of a bundle: name one for the dataset alone")
     elif others := visible_in(directory):
-        raise DatasetError(f"{directory} holds files but no dataset ({few(others)}): name a new or an empty folder")
+        raise DatasetError(
+            f"{directory} holds files that are not a dataset ({few(others)}): choose a new or an empty folder"
+        )
 
 
 def write_manifest(directory: Path, content: Mapping[str, Any]) -> None:
-    """Writes a manifest of today's version."""
+    """Write a manifest atomically, with the current schema version."""
     version = {"schema_version": SCHEMA_VERSION}
-    text = json.dumps(version | dict(content) | version, indent=1) + "\n"  # the version first, whatever it was
+    text = json.dumps(version | dict(content) | version, indent=1) + "\n"  # the current version, as the first key
     with replacing(directory / MANIFEST) as temporary:
         temporary.write_text(text, encoding="utf-8")
 
 
-def _check(path: Path, key: str, value: object, kind: type, what: str) -> None:
-    if not isinstance(value, kind):
+def _check(path: Path, key: str, value: object, expected: type, what: str) -> None:
+    """Raise `DatasetError` unless a manifest's value has the expected type, which the message calls `what`."""
+    if not isinstance(value, expected):
         raise DatasetError(f"{path}: {abridged(key)} must be {what} but is {abridged(repr(value))}")
 
 
 def description_in(directory: Path) -> dict[str, Any] | None:
-    """What the manifest of a sealed dataset says of it; None where that says nothing, or where there are parts, of
-    which it does not know. Raises `DatasetError` for a manifest that is none."""
+    """Return the description of a sealed dataset that its manifest has; see `Dataset.describe`.
+
+    None if the manifest has none, or if there are parts, which it does not describe. Raises as `read_manifest` does.
+    """
     manifest = read_manifest(directory)
     contents: Any = manifest.get("contents")
     if not _is_known(contents) or any((directory / folder).exists() for folder in ("parts", "drift")):
@@ -113,10 +115,10 @@ def description_in(directory: Path) -> dict[str, Any] | None:
 
 
 def _is_known(contents: Any) -> bool:
-    """Whether it has what `Dataset.contents` returns, as far as `described` uses it; otherwise the rows are read."""
+    """Return whether a manifest's "contents" has all fields of `Dataset.contents` that `described` uses."""
     try:
         return isinstance(contents["drifted"], dict) and all(
-            all(type(family[key]) is kind for key, kind in _COUNTS_OF.items())
+            all(type(family[key]) is expected for key, expected in _COUNTS_OF.items())
             and all(isinstance(plan, str) for plan in family["plans"])
             and all(type(there[key]) is int for there in family["devices"].values() for key in _COUNTED)
             for family in contents["families"].values()

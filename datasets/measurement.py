@@ -57,7 +57,7 @@ class Case:
 
 
 class Status(str, Enum):
-    """How a measurement ended. Only OK and EARLY_STOPPED carry a time."""
+    """The result of a measurement. Only OK and EARLY_STOPPED have a time."""
 
     OK = "ok"
     INVALID = "invalid"  # refused by `Family.supports`, neither compiled nor measured
@@ -80,7 +80,7 @@ _LONGEST_ERROR = 10_000
 
 
 class BinaryFacts(NamedTuple):
-    """What the compiler reports about a config's binary."""
+    """Facts that the compiler reports about a config's binary."""
 
     registers: int  # of a thread
     spills: int  # spilled registers as Triton counts them

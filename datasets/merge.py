@@ -1,4 +1,4 @@
-"""`merge_datasets`: what several runs, machines or people measured, as one dataset."""
+"""`merge_datasets`: one dataset from several, e.g. of different machines or people."""
 
 from __future__ import annotations
 
@@ -22,25 +22,31 @@ from .problem import Problem
 
 
 def merge_datasets(datasets: Sequence[Dataset], *, name: str, allow_other_sources: bool = False) -> Dataset:
-    """One dataset with the measurements of all, in memory: `store.seal_dataset` writes it to the disk.
+    """Merge datasets in memory; `store.seal_dataset` writes the result to the disk.
 
-    A problem that several have is one case, of all their sources, and exact repeats of a row are dropped: merged with
-    itself, a dataset is itself. Of a cell that was measured differently all rows stay, in the order of their runs' ids,
-    which begin with the date: `Dataset.grid` takes the last, so the latest run wins whatever the order of the datasets,
-    and brings a problem's runs to one clock.
+    A problem that several datasets have becomes one case with all of its sources. Exact repeats of a row are dropped,
+    so a dataset merged with itself does not change. If a cell was measured several times, all rows stay, in the order
+    of their run ids, which start with the date. `Dataset.grid` uses the last row, so the latest run wins whatever the
+    order of the datasets is, and makes times of different runs comparable.
 
-    Of a family that was collected, what a log of production (FORETUNE_LOG) has of other sources of its kernel, as
-    somebody's own kernel with the family's knobs, is left out with a `ForetuneWarning`: what is fast may differ.
+    Logged rows (FORETUNE_LOG) of a family that was also collected are left out, with a `ForetuneWarning`, if their
+    kernel has other sources than the collected one, e.g. because it is a user's kernel with the family's knobs.
 
-    Raises `DatasetError` for two specs of one device name, a run id that stands for two runs, and for datasets of which
-    a family was collected with different sources of its kernel. With `allow_other_sources` both are merged.
+    Args:
+        datasets: The datasets, at least one.
+        name: The name of the result.
+        allow_other_sources: Merge even if a family's kernel sources differ.
+
+    Raises:
+        DatasetError: Two devices have one name, two runs have one id, or a family was collected with different kernel
+            sources.
 
     >>> from foretune.datasets import load
     >>> merge_datasets([load("h200"), load("my-h100")], name="both").name  # doctest: +SKIP
     'both'
     """
     if not datasets:
-        raise DatasetError(f"{name}: there must be at least one dataset to merge but there is none")
+        raise DatasetError(f"{name}: merging needs at least one dataset but got none")
     _check_no_replays(datasets)
     if not allow_other_sources:
         datasets = _without_other_logs(datasets)
@@ -65,8 +71,8 @@ def merge_datasets(datasets: Sequence[Dataset], *, name: str, allow_other_source
         | ({"runs": runs} if runs else {}),
         cases=cases,
         configs=configs,
-        measurements=_together(rows).sort_values("run_id", kind="stable", ignore_index=True),
-        drift=_together(drift),
+        measurements=_concatenated(rows).sort_values("run_id", kind="stable", ignore_index=True),
+        drift=_concatenated(drift),
         ignored=tuple(dict.fromkeys(part for one in datasets for part in one.ignored)),
         left_out=tuple(dict.fromkeys(part for one in datasets for part in one.left_out)),
         log_lines={of: line for one in reversed(datasets) for of, line in one.log_lines.items()},
@@ -74,24 +80,26 @@ def merge_datasets(datasets: Sequence[Dataset], *, name: str, allow_other_source
 
 
 def _check_no_replays(datasets: Sequence[Dataset]) -> None:
-    """Raises `DatasetError` where replayed times would be merged with others: they would count twice."""
+    """Raise `DatasetError` if replayed times would be merged with others: they would count twice."""
     for one in datasets if len(datasets) > 1 else ():
         if names := replayed_from(one.provenance):
             raise DatasetError(f"{one.name} has times that were replayed from {names[0]}: merge {names[0]} instead")
 
 
-def _together(frames: Sequence[pd.DataFrame]) -> pd.DataFrame:
-    # Texts stay categories, in alphabetical order, only if all frames have the same ones.
+def _concatenated(frames: Sequence[pd.DataFrame]) -> pd.DataFrame:
+    """Return the rows of several frames, without exact repeats."""
+    # pandas keeps texts as categories only if all frames have the same ones.
     for name in frames[0].columns[frames[0].dtypes == "category"]:
         texts = sorted({text for frame in frames for text in frame[name].astype("category").cat.categories})
         frames = [frame.assign(**{name: frame[name].astype(pd.CategoricalDtype(texts))}) for frame in frames]
     joined: pd.DataFrame = pd.concat(list(frames), ignore_index=True)
-    # To look for repeats takes longer than all else, and only what several have of one run can be one.
+    # Only rows of a run that several frames have can be repeats, and looking for these takes longest.
     runs = Counter(run for frame in frames for run in frame["run_id"].unique())
     return joined.drop_duplicates(ignore_index=True) if max(runs.values(), default=0) > 1 else joined
 
 
 def _cases(datasets: Sequence[Dataset]) -> tuple[Case, ...]:
+    """Return one case for each problem, with the sources of all datasets."""
     merged: dict[Problem, Case] = {}
     for case in (case for one in datasets for case in one.cases):
         known = merged.setdefault(case.problem, case)
@@ -101,6 +109,7 @@ def _cases(datasets: Sequence[Dataset]) -> tuple[Case, ...]:
 
 
 def _devices(datasets: Sequence[Dataset]) -> tuple[DeviceSpec, ...]:
+    """Return the devices of all datasets; raise `DatasetError` if one name stands for two specs."""
     found: dict[str, tuple[DeviceSpec, str]] = {}
     for one in datasets:
         for spec in one.devices:
@@ -109,7 +118,7 @@ def _devices(datasets: Sequence[Dataset]) -> tuple[DeviceSpec, ...]:
                 mine, theirs = known.to_json(), spec.to_json()
                 fields = [key for key in mine | theirs if mine.get(key) != theirs.get(key)]
                 raise DatasetError(
-                    f"{spec.name} is another device in {one.name} than in {where} (differing: "
+                    f"{spec.name} has different specs in {one.name} and in {where} (differing: "
                     + ", ".join(f"{key} {theirs.get(key)} and {mine.get(key)}" for key in fields)
                     + "): give one of them another name"
                 )
@@ -117,18 +126,18 @@ def _devices(datasets: Sequence[Dataset]) -> tuple[DeviceSpec, ...]:
 
 
 def _runs(datasets: Sequence[Dataset]) -> dict[str, Any]:
+    """Return the facts of all runs by id; raise `DatasetError` if one id stands for two runs."""
     found: dict[str, tuple[Any, str]] = {}
     for one in datasets:
         for run, facts in one.provenance.get("runs", {}).items():
             known, where = found.setdefault(run, (facts, one.name))
             if known != facts:
-                raise DatasetError(f"run {run} of {one.name} is another than that of {where}: rename one of them")
+                raise DatasetError(f"{one.name} and {where} have different runs with the id {run}: rename one of them")
     return {run: facts for run, (facts, _) in found.items()}
 
 
 def _without_other_logs(datasets: Sequence[Dataset]) -> list[Dataset]:
-    """The datasets without what was logged of other sources of a kernel than those that its family was collected
-    with."""
+    """Return the datasets without logged rows whose kernel sources differ from those that were collected."""
     collected: dict[str, set[str]] = {}
     for facts in (facts for one in datasets for facts in one.provenance.get("runs", {}).values()):
         if facts.get("plan") != LOGGED and "kernel_source" in facts:
@@ -144,24 +153,26 @@ def _without_other_logs(datasets: Sequence[Dataset]) -> list[Dataset]:
         kept.append(one.without_runs(others) if others else one)
         if others:
             warn(
-                f"{one.name}: {len(one.measurements) - len(kept[-1].measurements)} logged times are left out, of other "
-                f"kernels than were collected: {', '.join(sorted(set(others.values())))}. The log alone can be learned "
-                "from"
+                f"{one.name}: {len(one.measurements) - len(kept[-1].measurements)} logged times are left out, because "
+                f"their kernels differ from those collected: {', '.join(sorted(set(others.values())))}. To learn from "
+                "them, use the log alone"
             )
     return kept
 
 
 def _all_in(sources: set[str], others: set[str]) -> bool:
+    """Return whether each of the sources can be one of the others."""
     return all(any(same_source(one, other) for other in others) for one in sources)
 
 
 def _check_sources(datasets: Sequence[Dataset]) -> None:
+    """Raise `DatasetError` if a family was measured with different kernel sources in two datasets."""
     for one, other in combinations(datasets, 2):
         for family in sorted({*one.families} & {*other.families}):
             mine, theirs = one.kernel_sources(family), other.kernel_sources(family)
             if mine and theirs and not (_all_in(mine, theirs) and _all_in(theirs, mine)):
                 raise DatasetError(
-                    f"{family} was measured with other sources of its kernel in {one.name} ({', '.join(sorted(mine))}) "
-                    f"than in {other.name} ({', '.join(sorted(theirs))}): their times do not compare. Merge them only "
-                    "where you know that they do (allow_other_sources)"
+                    f"{family} was measured with different kernel sources in {one.name} ({', '.join(sorted(mine))}) "
+                    f"and in {other.name} ({', '.join(sorted(theirs))}), so their times may not be comparable. If you "
+                    "know that they are, merge with allow_other_sources"
                 )

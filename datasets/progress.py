@@ -1,6 +1,6 @@
-"""Progress of long computations: how far one is, how it is shown, and how it ends when its result is not needed.
+"""Progress of long computations: reporting it, showing it, and ending computations whose result is not needed.
 
-A computation reports shares of the task that it is part of with `advance`, and need not know of what task:
+A computation calls `advance` with the share of the current task that it has done, and need not know the task:
 
 >>> reported = []
 >>> with reporting(reported.append):
@@ -10,7 +10,7 @@ A computation reports shares of the task that it is part of with `advance`, and 
 >>> [round(share, 2) for share in reported]
 [0.4, 0.8, 1.0]
 
-`showing` and `showing_steps` show progress on stderr: as a bar on a terminal or in a notebook, else as lines of a log.
+`showing` and `showing_steps` show progress on stderr: as a bar on a terminal or in a notebook, as log lines otherwise.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ class AbandonedError(Exception):
 
 @dataclass(frozen=True)
 class _Task:
-    """The task that `advance` is part of in this thread."""
+    """The task that `advance` contributes to in this thread."""
 
-    add: Callable[[float], None]  # takes a further share of the task
-    abandoned: tuple[threading.Event, ...] = ()
+    add: Callable[[float], None]  # adds a share of the task
+    abandoned: tuple[threading.Event, ...] = ()  # set if the task's result is no longer needed
 
 
 _task: ContextVar[_Task] = ContextVar("_task", default=_Task(lambda share: None))  # noqa: B039 - it is frozen
@@ -45,11 +45,11 @@ _adding = threading.Lock()  # several threads advance one task
 
 
 def advance(share: float) -> None:
-    """Report that a further share of the current task is done, 0 to 1.
+    """Report that a further share of the current task, from 0 to 1, is done.
 
     Raises:
-        AbandonedError: This is a thread of `side_by_side` whose result is not needed. A computation that calls this
-            often therefore ends soon.
+        AbandonedError: This thread was started by `side_by_side` and its result is not needed. A computation that calls
+            `advance` often therefore ends soon.
     """
     task = _task.get()
     if any(event.is_set() for event in task.abandoned):
@@ -60,7 +60,7 @@ def advance(share: float) -> None:
 
 @contextmanager
 def share_of(share: float) -> Iterator[None]:
-    """Count the progress of the block as this share of the current task, and as all of it when the block ends."""
+    """Count the block's progress as a share of the current task; all of that share is done when the block ends."""
     outer, spent = _task.get(), 0.0
 
     def add(part: float) -> None:
@@ -98,9 +98,10 @@ def reporting(on_progress: Callable[[float], None]) -> Iterator[None]:
 
 
 def side_by_side(calls: Sequence[Callable[[], _Result]], jobs: int) -> list[_Result]:
-    """Return the results of several calls, at most `jobs` at a time, in threads that advance the current task.
+    """Run several calls in threads, at most `jobs` at a time, and return their results.
 
-    If one of them fails, or Ctrl-C ends the waiting, the others end at their next `advance`, and are not waited for.
+    The threads advance the current task. If one of them fails, or Ctrl-C is pressed, the others end at their next
+    `advance`, without being waited for.
 
     >>> side_by_side([lambda: 1, lambda: 2], jobs=2)
     [1, 2]
@@ -126,31 +127,31 @@ def side_by_side(calls: Sequence[Callable[[], _Result]], jobs: int) -> list[_Res
     return results
 
 
-#: Seconds between two lines in a log.
+#: Seconds between two log lines.
 _EVERY_S = 30.0
-#: A computation that takes less is not announced.
+#: Computations that are expected to take fewer seconds are not announced in the log.
 _SOON_S = 2.0
 
 
 class Steps(Protocol):
-    """How far a computation is whose steps are counted; its `str` says what it is at."""
+    """The state of a computation with a known number of steps; its `str` describes the current step."""
 
     @property
     def done(self) -> int:
-        """How many steps are done."""
+        """The number of completed steps."""
 
     @property
     def total(self) -> int:
-        """How many steps there are."""
+        """The number of all steps."""
 
 
 @contextmanager
 def showing(text: str, about_s: float = 0.0, *, shown: bool = True) -> Iterator[Callable[[str], None]]:
-    """Show on stderr how far the block is (see `advance`) and how long it will still take.
+    """Show the block's progress (see `advance`) and its remaining time on stderr.
 
     Args:
-        text: What is computed.
-        about_s: The expected seconds; from two on, the log begins with them.
+        text: A description of the computation.
+        about_s: The expected seconds; the log announces them if they are at least two.
         shown: Whether to show anything.
 
     Yields:
@@ -182,10 +183,10 @@ def showing(text: str, about_s: float = 0.0, *, shown: bool = True) -> Iterator[
 
 @contextmanager
 def showing_steps(shown: bool = True) -> Iterator[Callable[[Steps], None]]:
-    """Show on stderr each step of a computation that reports them.
+    """Show each step of a computation on stderr.
 
     Yields:
-        A function that takes where the computation is.
+        A function to call with the computation's current state.
     """
     with _display(shown, transient=False) as (update, log):
 
@@ -202,7 +203,7 @@ def showing_steps(shown: bool = True) -> Iterator[Callable[[Steps], None]]:
 def _display(
     shown: bool, *, transient: bool
 ) -> Iterator[tuple[Callable[[str, float, float | None], None], Callable[[str], None]]]:
-    """Yield a function that updates a bar, and one that prints a line where there is no bar."""
+    """Yield a function that updates the bar, and one that prints a log line if there is no bar."""
     from rich import progress as rich
     from rich.console import Console
 
@@ -224,12 +225,12 @@ def _display(
 
 
 def time_left(share: float, spent_s: float, about_s: float) -> float | None:
-    """Return the seconds that a computation still takes; None while that is unknown.
+    """Estimate the remaining seconds of a computation; None if nothing is known.
 
     Args:
-        share: The share that is done: from 10 % on, it alone decides.
-        spent_s: The seconds that it took.
-        about_s: The seconds that were expected for all; 0.0 = unknown.
+        share: The share that is done. From 10 % on, the estimate is extrapolated from it alone.
+        spent_s: The seconds spent so far.
+        about_s: The expected total in seconds; 0.0 = unknown.
 
     >>> time_left(0.0, 10.0, 60.0), time_left(0.05, 10.0, 60.0), time_left(0.5, 10.0, 60.0), time_left(0.0, 10.0, 0.0)
     (50.0, 123.5, 10.0, None)
@@ -241,7 +242,7 @@ def time_left(share: float, spent_s: float, about_s: float) -> float | None:
 
 
 def in_words(seconds: float) -> str:
-    """Return a duration in a readable unit.
+    """Return a duration as text in a readable unit.
 
     >>> in_words(0.2), in_words(89), in_words(170), in_words(7000)
     ('1 s', '89 s', '3 min', '1.9 h')

@@ -79,8 +79,14 @@ def test_a_family_draws_its_cases_with_the_options_that_are_given():
     [
         (KeyError("hidden_size"), r"family fake: cases\(\) raised KeyError: 'hidden_size'"),
         (ForetuneError("no such model"), "no such model"),
-        (OTHERS, r"family fake: cases\(\) must return Cases of its own problems but returned Case.*other"),
-        ([CASES[0].problem], r"family fake: cases\(\) must return Cases of its own problems but returned Problem"),
+        (
+            OTHERS,
+            r"family fake: cases\(\) must return Cases whose problems are of this family but returned Case.*other",
+        ),
+        (
+            [CASES[0].problem],
+            r"family fake: cases\(\) must return Cases whose problems are of this family but returned Problem",
+        ),
     ],
 )
 def test_cases_that_cannot_be_drawn_or_are_none_are_told_in_one_line(drawn, told):

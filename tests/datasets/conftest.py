@@ -1,4 +1,4 @@
-"""A store on the disk, as parts and sealed."""
+"""Fixtures: a dataset on the disk, as parts and sealed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A file that is written is there whole or not at all."""
+"""Files are written atomically."""
 
 from __future__ import annotations
 
@@ -128,7 +128,7 @@ def test_a_caches_file_takes_the_place_of_a_link_or_a_pipe(tmp_path):
 
 
 def test_a_temporary_is_made_and_not_opened_through_a_link(tmp_path, monkeypatch):
-    """As if somebody guessed its name."""
+    """An attacker could guess the name of a temporary file and place a link there."""
     monkeypatch.setattr(os, "urandom", lambda count: b"\0" * count)
     (tmp_path / "elsewhere").write_text("old")
     (tmp_path / f".a.txt.{'00' * 8}.tmp").symlink_to(tmp_path / "elsewhere")

@@ -1,4 +1,4 @@
-"""Numbers from outside have bounds, which the error names: nothing of a size that no GPU has is computed with."""
+"""Numbers from outside have bounds, and errors name them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Data of before a knob came are what they would be today: the knob has its default."""
+"""Data that is older than a knob is read with the knob's default."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ def today():
 
 
 def without(config, names):
-    """A config as it was before these knobs came."""
+    """Return a config without these knobs."""
     return KernelConfig.of(**{knob: value for knob, value in config.to_json().items() if knob not in names})
 
 
 def aged(dataset, names):
-    """The dataset as it was before: matmul's configs that would be named the same today do not name these knobs."""
+    """Return the dataset with these knobs removed from matmul's configs that have the defaults."""
     used = set(dataset.rows("matmul")["config"])
     configs = [
         without(config, names)
@@ -38,7 +38,7 @@ def aged(dataset, names):
 
 
 def cells(grid):
-    """By problem and config, both passes."""
+    """Return the times of both passes by problem and config."""
     return {
         (case.problem, config): (first, second)
         for case, firsts, seconds in zip(grid.cases, grid.first_us, grid.second_us, strict=True)
@@ -65,7 +65,7 @@ def test_older_data_are_learned_from_as_if_measured_today(today, names):
 
 
 def test_of_older_and_newer_times_of_one_config_the_latest_count(today):
-    """A merged dataset has both ways to name it."""
+    """A merged dataset has the config with and without the knob."""
     rows = today.rows("matmul")
     later = rows.assign(time_us=rows["time_us"] * 2, run_id="99991231-000000-0000").astype({"run_id": "category"})
     newer = replace(

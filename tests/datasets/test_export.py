@@ -1,4 +1,4 @@
-"""Exports: what a T4 file must have by the published schema, and that nothing measured is lost or made up."""
+"""Exports: T4 files follow the published schema, and all measurements are exported unchanged."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from foretune.datasets.store import Writer, read
 from foretune.datasets.store.export import FORMATS, export_dataset
 
 H200 = DeviceSpec.named("h200")
-#: A config for each way in which a measurement ends.
+#: A config for each status.
 CONFIGS = {status: KernelConfig.of(BLOCK=16 << place, num_warps=4) for place, status in enumerate(Status)}
 OK = CONFIGS[Status.OK]
 ERROR = 'no,\n"no"'
@@ -24,7 +24,7 @@ OTHER = Problem.of("other", m=8, flags=("a", "b"))
 
 
 def outcomes(problem: Problem) -> list[Measurement]:
-    """Every status once in the scan; the config that ran is confirmed in two passes, one that ran once then fails."""
+    """Return a scan with each status once, and confirming passes of two configs, of which one fails."""
     rows = []
     for status, config in CONFIGS.items():
         time_us = 1234.5678 if status in (Status.OK, Status.EARLY_STOPPED) else None
@@ -47,7 +47,7 @@ def dataset(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
 
 
 def check_t4_results(content: Any) -> None:
-    """The T4 results schema 1.0.0, said in our own words: its types, its enum and its required fields."""
+    """Check the T4 results schema 1.0.0: its types, its enum and its required fields."""
     assert isinstance(content, dict)
     assert re.fullmatch(r"\d+\.\d+\.\d+", content["schema_version"])
     assert isinstance(content["results"], list)
@@ -69,7 +69,7 @@ def check_t4_results(content: Any) -> None:
 
 
 def check_t4_metadata(content: Any) -> None:
-    """The T4 metadata schema 1.0.0, of which nothing is required."""
+    """Check the T4 metadata schema 1.0.0, which has no required fields."""
     metadata = content["metadata"]
     assert isinstance(metadata["hardware"]["hardware_description"], list)
     assert isinstance(metadata["environment"]["device_query"], dict)
@@ -133,7 +133,7 @@ def test_t4_says_how_each_ended(t4: dict[str, Any]) -> None:
     assert ended == {
         Status.OK: "correct", Status.INVALID: "constraints", Status.COMPILE_FAILED: "compile",
         Status.OUT_OF_RESOURCES: "runtime", Status.LAUNCH_FAILED: "runtime", Status.WRONG_RESULT: "correctness",
-        Status.TIMEOUT: "timeout", Status.EARLY_STOPPED: "runtime",  # which failed when it was to be confirmed
+        Status.TIMEOUT: "timeout", Status.EARLY_STOPPED: "runtime",  # its confirming pass failed
     }  # fmt: skip
 
 
@@ -201,7 +201,7 @@ def test_what_there_is_not_is_refused_and_nothing_written(
 
 
 def test_facts_that_a_dataset_does_not_have_are_left_out(tmp_path: Path) -> None:
-    """No run id, no registers, no provenance."""
+    """The dataset has no run id, no registers and no provenance."""
     from fakes import fake_cases, fake_dataset
 
     bare = fake_dataset(fake_cases(models=1, tokens=(64,), randoms=0))

@@ -1,4 +1,4 @@
-"""The guard around a family's own code: each fault is an error that names the family and the method."""
+"""The guards around a family's methods: each fault is an error that names the family and the method."""
 
 from __future__ import annotations
 
@@ -55,25 +55,30 @@ def test_a_refusal_of_the_family_is_left_as_it_is():
         ("space", None, (), "must return a tuple of KernelConfigs but returned None"),
         ("space", iter(SPACE), (), "must return a tuple of KernelConfigs but returned <tuple_iterator object>"),
         ("space", (SPACE[0], 1), (), "must return a tuple of KernelConfigs but returned 1"),
-        ("space", (), (), r"must return at least one KernelConfig where no device is given but returned \(\)"),
-        ("supports", True, (SPACE[0], PROBLEM, DEVICE), "must return None, or the reason why not but returned True"),
-        ("supports", "", (SPACE[0], PROBLEM, DEVICE), "must return None, or the reason why not but returned ''"),
-        ("supports_by", [], (PROBLEM,), r"must return what can be hashed but returned \[\]"),
+        ("space", (), (), r"must return at least one KernelConfig if no device is given but returned \(\)"),
+        ("supports", True, (SPACE[0], PROBLEM, DEVICE), "must return None or a non-empty reason but returned True"),
+        ("supports", "", (SPACE[0], PROBLEM, DEVICE), "must return None or a non-empty reason but returned ''"),
+        ("supports_by", [], (PROBLEM,), r"must return a hashable value but returned \[\]"),
         ("features", np.zeros((2, 3)), (PROBLEM, DEVICE, SPACE[:2]), r"array of 2 x 18 numbers .* of shape \(2, 3\)"),
-        ("feature_groups", [1], ([PROBLEM], DEVICE, SPACE[:2]), "must return FeatureGroups of 1 problems, 2 configs"),
+        (
+            "feature_groups",
+            [1],
+            ([PROBLEM], DEVICE, SPACE[:2]),
+            "must return FeatureGroups of 1 problems and 2 configs",
+        ),
         ("estimate_us", [1.0], (PROBLEM, DEVICE, SPACE[:2]), "must return a time above 0 for each of 2 configs"),
         ("estimate_us", [1.0, np.nan], (PROBLEM, DEVICE, SPACE[:2]), "must return a time above 0 for each of 2"),
         ("problem_from_call", {}, ({},), "must return a Problem but returned {}"),
         ("at_call_time", None, (PROBLEM,), "must return a Problem but returned None"),
         ("at_call_time", fake_cases()[0].problem, (PROBLEM,), None),
-        ("likely", [(0.5, PROBLEM)], (PROBLEM,), "must return pairs of a share and a Problem, whose shares are 1"),
+        ("likely", [(0.5, PROBLEM)], (PROBLEM,), "must return pairs \\(weight, Problem\\) whose weights sum to 1"),
         ("cases", (one for one in ()), (), "must return a list of Cases but returned <generator object"),
         ("bytes", float("nan"), (PROBLEM,), "must return a finite number >= 0 but returned nan"),
         ("flops", True, (PROBLEM,), "must return a finite number >= 0 but returned True"),
         ("tolerance", -1, (PROBLEM,), "must return a finite number >= 0 but returned -1"),
-        ("source_hash", "", (), "must return a word but returned ''"),
+        ("source_hash", "", (), "must return a non-empty string but returned ''"),
         ("check_problem", None, (SPACE[0], PROBLEM), "must return a Problem but returned None"),
-        ("binary_key", {}, (SPACE[0], PROBLEM), "must return what can be hashed but returned {}"),
+        ("binary_key", {}, (SPACE[0], PROBLEM), "must return a hashable value but returned {}"),
         ("default", {}, (PROBLEM, DEVICE), "must return a KernelConfig but returned {}"),
     ],
 )

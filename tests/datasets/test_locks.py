@@ -1,4 +1,4 @@
-"""A dataset's folder is one collection's at a time, its files one writer's, and a kill frees both."""
+"""One collection at a time uses a dataset's folder, one writer at a time its files, and a kill releases both."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from foretune.datasets.locks import TAKEN, WRITING, check_free, taken, writing
 from foretune.datasets.store import continued, read, seal_dataset, upgrade_dataset
 from writers import append
 
-# Has a folder for itself, and a process of its own that lives until the pipe is closed.
+# Locks a folder, and starts a child process that lives until the pipe is closed.
 HOLDS = """
 import subprocess, sys
 from pathlib import Path
@@ -47,9 +47,9 @@ def holder(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
 def test_who_comes_second_is_told_who_has_the_folder(tmp_path: Path, holder: subprocess.Popen[str]) -> None:
     who = rf"process {holder.pid} on {re.escape(platform.node())}"
     said = rf"^{tmp_path} is being written by {who}, since 20\d\d-\d\d-\d\d "
-    for _ in range(2):  # having asked frees nothing
+    for _ in range(2):  # checking does not release it
         with (
-            pytest.raises(ForetuneError, match=said + r"\d\d:\d\d:\d\d UTC: wait for its end, or choose another"),
+            pytest.raises(ForetuneError, match=said + r"\d\d:\d\d:\d\d UTC: wait until it ends, or choose another"),
             taken(tmp_path),
         ):
             pass
@@ -64,7 +64,7 @@ def test_who_comes_second_is_told_who_has_the_folder(tmp_path: Path, holder: sub
 
 def test_a_kill_frees_the_folder_whatever_the_dead_one_started(tmp_path: Path, holder: subprocess.Popen[str]) -> None:
     holder.kill()
-    holder.wait()  # what it started lives on
+    holder.wait()  # its child lives on
     assert (tmp_path / TAKEN).read_text().startswith(f"process {holder.pid} on ")
     check_free(tmp_path)
     with taken(tmp_path), pytest.raises(ForetuneError, match=f"process {os.getpid()} on"), taken(tmp_path):
@@ -75,7 +75,7 @@ def test_a_kill_frees_the_folder_whatever_the_dead_one_started(tmp_path: Path, h
 def test_a_lock_that_was_removed_while_it_was_waited_for_is_none(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As when its holder ends between the opening and the locking of a second one, and a third one comes."""
+    """A holder ends after a second process opened the lock file and before it locks it, and a third process comes."""
     opened: list[int] = []
 
     def lock(file: object, how: int) -> None:
@@ -118,7 +118,7 @@ def test_a_file_system_that_cannot_lock_is_told_and_all_goes_on(
         raise OSError(error, os.strerror(error))
 
     reason = os.strerror(error)
-    said = rf"^{tmp_path / 'mine'}: nothing can be locked on its file system \({reason}\): let no other process write"
+    said = rf"^{tmp_path / 'mine'}: its file system does not support locks \({reason}\). Make sure that no other"
     append(tmp_path / "mine", "mine")
     half_written = tmp_path / "mine" / f".x.{'0a' * 8}.tmp"
     half_written.write_text("")
@@ -126,7 +126,7 @@ def test_a_file_system_that_cannot_lock_is_told_and_all_goes_on(
     with pytest.warns(ForetuneWarning, match=said), continued(tmp_path / "mine"):
         append(tmp_path / "mine", "another")
     assert len(read(tmp_path / "mine").devices) == 2
-    assert half_written.exists()  # it may be of a process that lives
+    assert half_written.exists()  # it may belong to a running process
 
 
 def test_locks_are_no_part_of_a_dataset(tmp_path: Path) -> None:
@@ -174,7 +174,7 @@ def test_a_full_disk_is_told_with_the_locks_name(tmp_path: Path, monkeypatch: py
 
 
 def in_a_fork(does: Callable[[], object]) -> int:
-    """Start a process that ends with 0 when this is done, and of a signal where it would wait for ever."""
+    """Fork a process that exits with 0 if the call returns, and is killed by a signal if it blocks; return its id."""
     if child := os.fork():
         return child
     signal.alarm(30)
@@ -191,7 +191,7 @@ def exit_code(child: int) -> int:
 
 @contextmanager
 def held_by_a_thread(folder: Path) -> Iterator[Callable[[], None]]:
-    """The lock of writers, held by another thread until what this returns is called."""
+    """Hold the writers' lock in another thread, and return a function that releases it."""
     is_held, may_end = threading.Event(), threading.Event()
 
     def hold() -> None:
@@ -224,7 +224,7 @@ def tell_before_waiting(monkeypatch: pytest.MonkeyPatch, tell: Callable[[], obje
 
 
 def test_a_forked_process_does_not_wait_for_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It has the lock file open that a thread of its parent held when it was forked."""
+    """It has a lock file open that a thread of its parent held when it was forked."""
     waits, told = os.pipe()
     with held_by_a_thread(tmp_path) as let_go:
         tell_before_waiting(monkeypatch, lambda: os.write(told, b"x"))
@@ -298,4 +298,4 @@ def test_what_is_no_lock_file_is_neither_followed_nor_removed(name: str, what: s
     assert path.lstat() == before
     assert {one.name for one in tmp_path.iterdir()} == {name, "outside"}
     if name == TAKEN and what != "folder":
-        check_free(tmp_path)  # nobody has the folder
+        check_free(tmp_path)  # the folder is not locked

@@ -1,4 +1,4 @@
-"""What of a log is no row is left out, and reported once: how many rows, why, in which file and on which line."""
+"""Log lines that cannot be read are left out, with one warning: how many, why, in which file and on which line."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def problem(**changed: Any) -> bytes:
     return text(problem=ROW["problem"] | changed)
 
 
-#: A line that is no row, and why it is left out.
+#: Lines that cannot be read, and the reasons.
 DAMAGED: dict[str, tuple[bytes, str]] = {
     "torn": (text()[:50], "not JSON"),
     "binary": (b"\x00\xff\x80PAR1", "not JSON"),
@@ -129,7 +129,7 @@ def good(block: int) -> bytes:
 
 @pytest.fixture
 def ends() -> Iterator[None]:
-    """What waits for ever fails."""
+    """Fail a test that blocks for a minute."""
 
     def stuck(*_: object) -> None:
         raise TimeoutError("it waits for ever")
@@ -164,8 +164,8 @@ def test_a_damaged_row_is_reported_with_its_line_and_costs_no_other(kind: str, t
         ({"run_id": 7}, "not valid: run_id must be a non-empty string of printable characters but is 7"),
         ({"device": {"name": "NVIDIA H200"}}, "not valid: not a device spec"),
         ({"facts": FACTS | {"timed": "quickly"}}, "not valid: timed must be one of"),
-        ({"facts": FACTS | {"family": ["toy"]}}, r"not valid: family must be a text but is \['toy'\]"),
-        ({"facts": FACTS | {"kernel_source": {}}}, "not valid: kernel_source must be a text but is {}"),
+        ({"facts": FACTS | {"family": ["toy"]}}, r"not valid: family must be a string but is \['toy'\]"),
+        ({"facts": FACTS | {"kernel_source": {}}}, "not valid: kernel_source must be a string but is {}"),
     ],
 )
 def test_a_run_that_cannot_be_read_is_reported_with_all_of_its_rows(changed: Any, why: str, tmp_path: Path) -> None:
@@ -294,5 +294,7 @@ def test_a_collection_on_another_card_of_the_same_name_is_refused(tmp_path: Path
 def test_a_manifest_whose_facts_are_no_texts_is_an_error(name: str, tmp_path: Path) -> None:
     facts = {"runs": {"r1": FACTS | {name: []}}}
     write_manifest(tmp_path, {"name": "mine", "devices": [], "provenance": facts, "sealed": {}})
-    with pytest.raises(DatasetError, match=rf"dataset\.json: provenance\.runs\.r1: {name} must be a text but is \[\]"):
+    with pytest.raises(
+        DatasetError, match=rf"dataset\.json: provenance\.runs\.r1: {name} must be a string but is \[\]"
+    ):
         load(tmp_path)

@@ -1,4 +1,4 @@
-"""Merging: nothing measured is lost, counted twice or told of another kernel or card; and the result can be shipped."""
+"""Merging: no measurement is lost, duplicated or given to another kernel or card; the result can be shipped."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def write(
     kernel: str | None = "k1",
     **more: Any,
 ) -> Dataset:
-    """A run that scans the configs of each case, at these times, and confirms the first; config by config."""
+    """Write a run that scans the configs of each case with these times and confirms the first config."""
     origin = {"family": family, **({"kernel_source": kernel} if kernel else {})}
     writer = Writer(folder, folder.name, [device], origin | more, run_id=run_id)
     for one, times_us in times.items():
@@ -75,7 +75,7 @@ def a(tmp_path: Path) -> Dataset:
 
 @pytest.fixture
 def b(tmp_path: Path) -> Dataset:
-    """Knows one of a's problems from another model, and on it one config of a's is slower by now, another unknown."""
+    """A dataset that shares a problem with `a`, from another model: one config is slower, another one is missing."""
     return write(tmp_path / "b", "20261102-b", {case(HUGE): (30.0, 31.0), case(SMALL, "B/y"): (15.0, 16.0)})
 
 
@@ -85,7 +85,7 @@ def sealed_files(dataset: Dataset, folder: Path) -> dict[str, bytes]:
 
 
 def learned(dataset: Dataset) -> dict[str, Any]:
-    """What a ranker learns from: see `Grid.tidy`."""
+    """Return the data that a ranker learns from; see `Grid.tidy`."""
     grid = dataset.grid("toy").tidy()
     problems = [one.problem for one in grid.cases]
     return {
@@ -173,22 +173,22 @@ def test_a_run_that_two_have_in_part_is_one_run(a: Dataset) -> None:
 
 def test_two_runs_of_one_id_are_refused(a: Dataset, tmp_path: Path) -> None:
     other = write(tmp_path / "other", "20261101-a", {case(LARGE): (5.0,)}, date="another day")
-    with pytest.raises(DatasetError, match="run 20261101-a of other is another than that of a"):
+    with pytest.raises(DatasetError, match="other and a have different runs with the id 20261101-a"):
         merge_datasets([a, other], name="both")
 
 
 def test_two_devices_of_one_name_are_refused_with_what_differs(a: Dataset, tmp_path: Path) -> None:
     larger = replace(H200, sm_count=144, clock_mhz=1000.0)
     other = write(tmp_path / "other", "20261105-x", {case(LARGE): (5.0,)}, device=larger)
-    named = r"NVIDIA H200 is another device in other than in a \(differing: sm_count 144 and 132, clock_mhz 1000.0 and"
+    named = r"NVIDIA H200 has different specs in other and in a \(differing: sm_count 144 and 132, clock_mhz 1000.0 and"
     with pytest.raises(DatasetError, match=named):
         merge_datasets([a, other], name="both")
 
 
 def test_another_kernel_is_refused_unless_told(a: Dataset, tmp_path: Path) -> None:
     other = write(tmp_path / "other", "20261105-x", {case(LARGE): (5.0,)}, kernel="k2")
-    for pair, named in (((a, other), r"in a \(k1\) than in other \(k2\)"), ((other, a), r"in other \(k2\) than in a")):
-        with pytest.raises(DatasetError, match=f"toy was measured with other sources of its kernel {named}"):
+    for pair, named in (((a, other), r"in a \(k1\) and in other \(k2\)"), ((other, a), r"in other \(k2\) and in a")):
+        with pytest.raises(DatasetError, match=f"toy was measured with different kernel sources {named}"):
             merge_datasets(pair, name="both")
     both = merge_datasets([a, other], name="both", allow_other_sources=True)
     assert both.kernel_sources("toy") == {"k1", "k2"}
@@ -204,14 +204,14 @@ def test_hashes_of_one_kernel_from_before_and_after_they_had_a_second_part_merge
     }
     both = merge_datasets([by_kernel[first], by_kernel[second]], name="both")
     assert both.kernel_sources("toy") == {first, second}
-    with pytest.raises(DatasetError, match="other sources of its kernel"):
+    with pytest.raises(DatasetError, match="different kernel sources"):
         merge_datasets([by_kernel[second], by_kernel[other]], name="both")
     log = write(tmp_path / "log", "20261105-x", {case(SMALL): (5.0,)}, kernel=first, plan=LOGGED)
     assert merge_datasets([by_kernel[second], log], name="both").kernel_sources("toy") == {first, second}
 
 
 def test_what_was_logged_of_another_kernel_is_left_out_unless_told(a: Dataset, tmp_path: Path) -> None:
-    """As by somebody's own kernel with the family's knobs, beside what was logged of the kernel that was collected."""
+    """The log has times of a user's kernel with the family's knobs, and of the collected kernel."""
     folder = tmp_path / "log"
     write(folder, "20261105-x", {case(LARGE): (5.0,)}, kernel="k1", plan=LOGGED)
     log = write(folder, "20261105-y", {case(LARGE): (9.0,), case(HUGE): (9.0, 7.0)}, kernel="k2", plan=LOGGED)
@@ -242,7 +242,7 @@ def test_where_no_sources_were_recorded_or_families_differ_there_is_nothing_to_r
 
 
 def test_there_must_be_something_to_merge() -> None:
-    with pytest.raises(DatasetError, match="mine: there must be at least one dataset"):
+    with pytest.raises(DatasetError, match="mine: merging needs at least one dataset"):
         merge_datasets([], name="mine")
 
 
@@ -296,7 +296,7 @@ def test_sealing_into_a_folder_of_something_else_is_refused(a: Dataset, tmp_path
 @pytest.mark.parametrize("folder", ["parts", "drift"])
 def test_a_target_with_rows_of_its_own_is_refused(a: Dataset, tmp_path: Path, folder: str) -> None:
     shutil.copytree(tmp_path / "a" / folder, tmp_path / "target" / folder)
-    with pytest.raises(DatasetError, match=f"target: has {folder} of its own"):
+    with pytest.raises(DatasetError, match=f"target has unsealed {folder}: seal into another folder"):
         seal_dataset(a, tmp_path / "target", name="mine")
 
 

@@ -1,4 +1,4 @@
-"""What two runs timed of one problem, on two days or cards of one name, is compared on one clock."""
+"""Times of one problem from two runs, on two days or cards of one name, are scaled to be comparable."""
 
 from __future__ import annotations
 
@@ -16,15 +16,18 @@ SLOWER = 1.25
 
 
 def scanned(dataset: Dataset, problem: int) -> pd.DataFrame:
-    """The rows of its scan that have a time."""
+    """Return the rows of the scan that have a time."""
     rows = dataset.measurements
     chosen: pd.DataFrame = rows[(rows["problem"] == problem) & (rows["timing_pass"] == 1) & rows["time_us"].notna()]
     return chosen
 
 
 def in_two_runs(shared: int, slower: float = SLOWER) -> tuple[Dataset, Dataset, list[int]]:
-    """The fake dataset, and one of which the scanned configs of problem 0 from the fifth on were measured in a later
-    run, whose card was slower, beside so many of the first ones; and the later ones' numbers."""
+    """Return the fake dataset, a variant of it, and the numbers of the configs of the variant's second run.
+
+    In the variant, the scanned configs of problem 0 from the fifth on were measured in a later run on a slower card,
+    together with `shared` of the first ones.
+    """
     whole = fake_dataset(CASES)
     rows = whole.measurements
     configs = scanned(whole, 0)["config"].tolist()
@@ -61,7 +64,7 @@ def test_where_two_runs_share_too_little_nothing_is_scaled(shared: int) -> None:
 
 
 def test_one_config_that_changed_does_not_set_the_scale() -> None:
-    """The median of five: what one of them took is its own."""
+    """The scale is the median of five configs, so one outlier does not matter."""
     whole, split, _ = in_two_runs(5, slower=1.0)
     rows = split.measurements
     odd = scanned(split, 0)["config"].iloc[0]
@@ -78,7 +81,7 @@ def test_one_run_is_left_as_it_is() -> None:
 
 
 def test_a_scan_at_another_clock_than_its_confirming_passes_is_no_slower_config() -> None:
-    """The clock of the wider run's scan was half of its confirming passes', from which the later run's is not off."""
+    """In the larger run, the clock of the scan was half of that of the confirming passes and of the later run."""
     whole, split, later = in_two_runs(5, slower=1.0)
     rows = split.measurements
     throttled = (rows["problem"] == 0) & (rows["run_id"] != "later") & (rows["timing_pass"] == 1)

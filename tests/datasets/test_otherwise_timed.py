@@ -1,4 +1,4 @@
-"""Times that production logged count for what they are: another clock's, and less than those that were collected."""
+"""Times logged in production are rescaled, and have a smaller weight than collected ones."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ CASES = fake_cases(models=2, randoms=0)[:4]
 
 
 def with_production(times: dict[tuple[int, int], float], dropped: tuple[tuple[int, int], ...] = ()) -> Dataset:
-    """The fake dataset without the cells that are dropped, and with these, (problem, config), from a log."""
+    """Return the fake dataset without some cells, and with logged times of these (problem, config)."""
     dataset = fake_dataset(CASES)
     rows = dataset.measurements
     kept = rows[[cell not in dropped for cell in zip(rows["problem"], rows["config"], strict=True)]]
@@ -47,7 +47,7 @@ def test_a_time_that_was_collected_is_not_replaced() -> None:
 
 
 def test_a_gap_is_filled_on_the_scale_of_what_both_timed() -> None:
-    """The other clock read 3 times too much where both were asked, so it did in the gap."""
+    """Logged times are 3 times too long where both exist, so they are in the gap."""
     before = fake_dataset(CASES)
     plain = before.grid("fake")
     (gap, *others) = (at for at in range(60) if np.isfinite(plain.times_us[0, at]))
@@ -97,7 +97,7 @@ def test_rows_are_learned_from_with_their_weights() -> None:
 
 @pytest.mark.parametrize("objective", ["regression", "lambdarank"])
 def test_both_halves_of_the_ranker_weigh_them(objective: str) -> None:
-    """Half the configs are slow by a clock that is not ours: what they count for decides on what is learned."""
+    """Half of the configs look slow in logged times, so their weight decides what is learned."""
     grid, family = fake_dataset(CASES).grid("fake"), FakeFamily()
     fooled = grid.times_us * np.where(np.arange(len(grid.configs)) % 2, 1.0, 1.3)
     views = [replace(grid, first_us=fooled, second_us=fooled, weights=weights)

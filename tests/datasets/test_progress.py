@@ -1,4 +1,4 @@
-"""How far a long computation is, and its end when nobody waits for it."""
+"""Progress of long computations, and ending those whose result is not needed."""
 
 from __future__ import annotations
 

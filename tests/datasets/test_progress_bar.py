@@ -1,4 +1,4 @@
-"""How far a long computation is, as a log and a terminal show it."""
+"""Progress of long computations in a log and on a terminal."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from waiting import until
 
 @pytest.fixture
 def log(monkeypatch):
-    """What a console writes that is no terminal."""
+    """Return what is written to a console that is not a terminal."""
     console = pytest.importorskip("rich.console")
     text = io.StringIO()
     made = console.Console

@@ -1,4 +1,4 @@
-"""What is no dataset, or a damaged one, is an error that names the file and what is wrong."""
+"""A folder that is not a dataset, or a damaged one, is an error that names the file and the reason."""
 
 from __future__ import annotations
 
@@ -59,11 +59,11 @@ def test_a_foreign_table_is_an_error_that_names_what_is_missing(sealed: Path, na
 
 @pytest.mark.parametrize(("column", "text"), [("time_us", "fast"), ("compile_ms", "12.5")])
 def test_a_column_of_text_where_numbers_are_due_is_an_error(sealed: Path, column: str, text: str) -> None:
-    """Also of one that a cast would read."""
+    """Also if a cast could parse the text."""
     rows = pq.read_table(sealed / "measurements.parquet").num_rows
     rewrite(sealed / "measurements.parquet", **{column: pa.array([text] * rows)})
     vouch(sealed)
-    with pytest.raises(DatasetError, match=rf"measurements\.parquet.*{column} is text, such as '{text}'"):
+    with pytest.raises(DatasetError, match=rf"measurements\.parquet.*{column} is text, e.g. '{text}'"):
         read(sealed)
 
 
@@ -96,7 +96,7 @@ def test_readings_that_point_past_the_problems_are_an_error(sealed: Path, positi
     rows = pq.read_table(sealed / "drift.parquet").num_rows
     rewrite(sealed / "drift.parquet", problem=pa.array([position] * rows, pa.int32()))
     vouch(sealed)
-    with pytest.raises(DatasetError, match=r"drift\.parquet.*past the end of problems\.parquet"):
+    with pytest.raises(DatasetError, match=r"drift\.parquet.*outside of problems\.parquet"):
         read(sealed)
 
 
@@ -106,7 +106,7 @@ def test_rows_that_point_past_their_table_are_an_error(sealed: Path, column: str
     rows = pq.read_table(sealed / "measurements.parquet").num_rows
     rewrite(sealed / "measurements.parquet", **{column: pa.array([position] * rows, pa.int32())})
     vouch(sealed)
-    with pytest.raises(DatasetError, match=rf"measurements\.parquet.*past the end of {table}\.parquet"):
+    with pytest.raises(DatasetError, match=rf"measurements\.parquet.*outside of {table}\.parquet"):
         read(sealed)
 
 
@@ -177,7 +177,7 @@ def test_numbers_that_no_measurement_gives_are_an_error(request, folder, column,
 
 
 def _contradict(victim: Path) -> float:
-    """Adds a row that says something else than the first; returns the time that it says."""
+    """Add a row that contradicts the first one, and return its time."""
     table = pq.read_table(victim, partitioning=None)
     again = table.slice(0, 1)
     time_us = pa.array([again.column("time_us")[0].as_py() + 1], pa.float32())
@@ -239,7 +239,7 @@ def test_a_row_that_is_there_twice_contradicts_nothing(sealed: Path) -> None:
         ({"provenance": None}, "provenance must be an object but is None"),
         ({"provenance": {"runs": None}}, "provenance.runs must be an object but is None"),
         ({"provenance": {"runs": {"r1": None}}}, "provenance.runs.r1 must be an object but is None"),
-        ({"name": 5}, "name must be a text but is 5"),
+        ({"name": 5}, "name must be a string but is 5"),
         ({"sealed": [1]}, r"sealed must be an object of SHA-256 by file name but is \[1\]"),
         ({"devices": {}}, "devices must be a list of device specs but is {}"),
         ({"schema_version": True}, "schema_version is True"),
@@ -260,7 +260,7 @@ def test_a_manifest_that_is_nested_without_end_is_an_error(parts: Path) -> None:
 
 
 def test_a_text_that_is_none_is_an_error_or_a_torn_part(parts: Path, sealed: Path) -> None:
-    """Which is no UTF-8, under checksums that hold."""
+    """The text is not UTF-8, and the checksums are right."""
     for store, victim in ((parts, parts / "parts" / "r1-000001.parquet"), (sealed, sealed / "configs.parquet")):
         table = pq.read_table(victim)
         index = table.schema.get_field_index("config")

@@ -1,4 +1,4 @@
-"""The store: what goes in comes out, and what is damaged is named."""
+"""The store: reading returns what was written, and damaged files are named."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_the_grid_takes_confirmed_times_and_rescales_the_scan_elsewhere(parts: P
 def test_a_problem_of_which_nothing_was_confirmed_keeps_its_scan(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """And no median is taken of nothing: numpy warns of that, which pandas silences, but not where threads do, too."""
+    """No median of nothing is computed: NumPy would warn, and pandas does not silence that in threads."""
     asked, median = [], np.nanmedian
 
     def counted(values, axis=None, **options):

@@ -1,4 +1,4 @@
-"""What a person sees of a dataset and of a device."""
+"""Tables of datasets and devices."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from foretune.datasets.contents import contents_table
 from foretune.datasets.store import seal_dataset
 from stores import edit_manifest, write
 
-#: What rich would take for markup or an emoji, or fail at, and what a terminal would obey.
+#: Text that rich would interpret as markup or an emoji, or fail at.
 ODD = "[/foo] [red]hot[/red] :smile: \\ [link=x]"
 
 
 def printed(what: Any, width: int = 300) -> str:
-    """As on a wide terminal without colours."""
+    """Return the output on a wide terminal without colors."""
     rich = pytest.importorskip("rich.console")
     console = rich.Console(width=width, no_color=True)
     with console.capture() as captured:

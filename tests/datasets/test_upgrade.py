@@ -1,4 +1,4 @@
-"""Datasets of schema version 1: read as they are, gone on with, and upgraded without touching a measurement."""
+"""Datasets of schema version 1 can be read, continued, and upgraded without changing a measurement."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ KEPT = {
     "measurements.parquet": "5d6ca43caf55978ba7f0e15153886127dde3a72ff2c280486fc1f2def2746fcd",
     "drift.parquet": "6c2c2df369053e22c87d2bd0ed7da66006b1c3cfc7331ce70f8aee5fd2d4fc41",
 }
-#: SHA-256 of the shipped problems in the words of version 1, one a line: see `in_old_words`.
+#: SHA-256 of the shipped problems as JSON lines of version 1: see `in_version_1`.
 OLD_PROBLEMS = "5f1b4f21915eaffd8e7efbe52d067a5fd601ee38453c261073709effbb78069f"
 #: And of its configs, as they were before they had CONSUMERS and PINGPONG, which are 0 in all of them.
 OLD_CONFIGS = "9bf2c44cacd857554dab6939a92a9cdef852a0a94c670a891ebcb5f246d8f3d2"
@@ -40,7 +40,7 @@ def old(tmp_path: Path) -> Path:
 
 
 def contents(dataset: Dataset) -> dict[str, Any]:
-    """All that a dataset says, but for the version of its files."""
+    """Return a dataset's content without its schema version."""
     return {
         "name": dataset.name,
         "devices": dataset.devices,
@@ -155,7 +155,7 @@ def test_an_unknown_version_is_not_upgraded(old: Path, version: object) -> None:
 
 
 class _Toy:
-    """As much of a family as `earlier` asks for."""
+    """The attributes of a family that `earlier` needs."""
 
     name = "toy"
 
@@ -164,7 +164,7 @@ class _Toy:
 
 
 def resume(folder: Path) -> Iterator[tuple[Problem, KernelConfig, float]]:
-    """A run of today that goes on in a folder: a problem of the old runs again, and one more."""
+    """Append a run of the current version: a problem of the old runs again, and one more."""
     old, config = read(folder), KernelConfig.of(BLOCK_M=16, num_warps=4)
     origin = {"family": "toy", "kernel_source": "toy-1", "triton": "3.6.0", "plan": "exhaustive"}
     writer = Writer(folder, "mine", [H200], origin, run_id="20261122-044037-cccc")
@@ -203,8 +203,8 @@ def test_what_earlier_runs_measured_is_known_whatever_their_version(old: Path) -
     assert earlier(old, {"toy": _Toy()}) == known  # type: ignore[dict-item]
 
 
-def in_old_words(path: Path) -> Iterator[str]:
-    """A table of problems, row by row, as JSON of what version 1 said of each."""
+def in_version_1(path: Path) -> Iterator[str]:
+    """Return the rows of a table of problems as JSON of version 1."""
     for row in pq.read_table(path).to_pylist():
         problem = json.loads(row["problem"])
         ragged = problem.pop("ragged")
@@ -221,7 +221,7 @@ def test_the_shipped_dataset_is_migrated_and_its_measurements_are_not_touched() 
 
 
 def test_the_shipped_problems_are_the_same_position_by_position() -> None:
-    lines = "\n".join(in_old_words(SHIPPED / "problems.parquet"))
+    lines = "\n".join(in_version_1(SHIPPED / "problems.parquet"))
     assert sha256(lines.encode()).hexdigest() == OLD_PROBLEMS
     assert load("h200").schema_version == SCHEMA_VERSION
 

@@ -1,4 +1,4 @@
-"""The vocabulary: values that survive JSON and Triton unchanged, and refuse what makes no sense."""
+"""Values survive JSON and Triton unchanged, and refuse impossible attributes."""
 
 from __future__ import annotations
 
@@ -141,7 +141,7 @@ def test_an_unknown_device_is_refused_with_the_known_ones() -> None:
         DeviceSpec.named("h300")
 
 
-#: As it lay in files before rates of other kinds were measured.
+#: A spec in a file from before further rates were measured.
 OLD = DeviceSpec.named("h200").to_json()
 MEASURED = replace(
     DeviceSpec.named("h200"),

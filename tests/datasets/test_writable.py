@@ -1,4 +1,4 @@
-"""Where nothing can be written, that is said before the work, and nothing is left by asking."""
+"""A path that cannot be written is refused before the work, and the check leaves no files."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from foretune.datasets.files import check_file, check_folder, replacing
 
 @pytest.fixture
 def closed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A disk that is mounted to be read only."""
+    """Simulate a disk that is mounted read-only."""
 
     def refuse(dir: Path) -> None:
         raise OSError(30, "Read-only file system", str(dir / "tmp1234"))

@@ -1,4 +1,4 @@
-"""Several writers on one dataset, and readers beside them: nothing is lost, and all is readable at any moment."""
+"""Several writers and readers of one dataset at the same time: nothing is lost, and it is always readable."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_writers_of_one_run_at_once_lose_nothing_either(tmp_path):
 
 @pytest.mark.parametrize("is_read_before", [True, False])
 def test_a_run_that_begins_while_a_dataset_is_read_is_no_error(tmp_path, monkeypatch, is_read_before):
-    """With a device of its own, of which a manifest that was read before knows nothing."""
+    """The run has a new device, which is missing in a manifest that was read earlier."""
     begun = ["old"]
     append(tmp_path, "old")
 

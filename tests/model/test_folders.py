@@ -55,7 +55,10 @@ def test_a_dataset_may_go_on_in_its_folder_beside_a_card(tmp_path):
 @pytest.mark.parametrize(
     ("names", "said"),
     [
-        (("models.csv", "log"), r"made holds files but no dataset \(log, models.csv\): name a new or an empty folder"),
+        (
+            ("models.csv", "log"),
+            r"made holds files that are not a dataset \(log, models.csv\): choose a new or an empty folder",
+        ),
         (("dataset.json",), "dataset.json: cannot be read as JSON"),  # somebody else's, of the same name
     ],
 )
