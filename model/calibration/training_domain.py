@@ -113,7 +113,7 @@ class TrainingDomain:
         return {
             "sizes": {name: list(bounds) for name, bounds in self.sizes.items()},
             "ratios": {name: list(bounds) for name, bounds in self.ratios.items()},
-            "kinds": [{"dtype": dtype_to_json(dtype), "flags": list(flags)} for dtype, flags in signatures],
+            "kinds": list(map(signature_to_json, signatures)),
         }
 
     @classmethod
@@ -127,8 +127,18 @@ class TrainingDomain:
         if not isinstance(signatures, list) or not 0 < len(signatures) <= _MOST_SIGNATURES:
             most, given = _MOST_SIGNATURES, shown(signatures)
             raise BundleError(f"kinds must be a list of 1 to {most} dtypes and flags but is {given}")
-        read = ((dtype_from_json(one["dtype"]), tuple(map(str, one["flags"]))) for one in signatures)
-        return cls(sizes, ratios, frozenset(read))
+        return cls(sizes, ratios, frozenset(map(signature_from_json, signatures)))
+
+
+def signature_to_json(signature: BinarySignature) -> dict[str, Any]:
+    """Return a signature as JSON values."""
+    dtype, flags = signature
+    return {"dtype": dtype_to_json(dtype), "flags": list(flags)}
+
+
+def signature_from_json(value: Mapping[str, Any]) -> BinarySignature:
+    """Return the signature of `signature_to_json`."""
+    return dtype_from_json(value["dtype"]), tuple(map(str, value["flags"]))
 
 
 def distance_of(
@@ -186,14 +196,17 @@ def _difference(one: DeviceSpec, other: DeviceSpec) -> tuple[float, str]:
 
 
 def _sizes_of(problem: Problem) -> dict[str, int]:
+    """Return the sizes of a problem by dimension, at least 1, so that their logs and ratios are finite."""
     return {name: max(size, 1) for name, size in problem.dims}
 
 
 def _range(values: Sequence[float]) -> Range:
+    """Return the smallest and the largest value."""
     return float(min(values)), float(max(values))
 
 
 def _widened(one: Mapping[str, Range], other: Mapping[str, Range]) -> dict[str, Range]:
+    """Return the ranges that contain those of both mappings, by name."""
     return {name: _range([*bounds, *other[name]]) for name, bounds in one.items()}
 
 
