@@ -19,13 +19,13 @@ Range: TypeAlias = tuple[float, float]
 
 #: A value outside by at most this factor counts as within, because call-time rounding changes sizes by up to 4.5 %.
 _WITHIN = 1.1
-#: The factor by which shortlists grow for each octave outside, and the largest growth. NOTES.md has figures.
+#: The growth factor of shortlists for each octave outside, and the largest one. model/NOTES.md has figures.
 _GROWTH_AN_OCTAVE, _MOST_GROWTH = 2**0.5, 4.0
 #: The octaves of a signature (dtype and flags) that is not in the training data, and the fewest of such a card.
 _NEW = 1.0
 #: Bounds for the values in a file: pairs of dimensions (see `datasets.errors.MOST_NAMES`) and signatures.
 _MOST_RANGES, _MOST_SIGNATURES = 64 * 65 // 2, 4096
-#: The rates and limits by which devices are compared, with their names in messages.
+#: The rates and limits that are compared between devices, with their names in messages.
 _DEVICE_FIGURES = {
     "sm_count": "SMs",
     "copy_bandwidth_gbs": "bandwidth",
@@ -43,7 +43,7 @@ class Distance:
     (2.0, 1.0)
     """
 
-    octaves: float  # base-2 log of the largest factor by which a value is outside; 0.0 = within
+    octaves: float  # base-2 log of the factor between the farthest value and its range; 0.0 = within
     reason: str = ""  # the values that are outside, the farthest first; "" if none
 
     @property
