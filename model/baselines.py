@@ -60,6 +60,7 @@ class RandomRanker(Ranker):
 
 @lru_cache(maxsize=1 << 16)
 def _config_hash(config: KernelConfig) -> int:
+    """Return a hash of a config that is equal in every process."""
     return zlib.crc32(str(config.to_json()).encode())
 
 
@@ -212,14 +213,17 @@ class NearestRanker(Ranker):
         return np.array([nearest.get(config, _UNKNOWN) for config in configs], np.float64)
 
     def _sizes(self, problem: Problem) -> NDArray[np.float64]:
+        """Return a problem's sizes, (n_dims,)."""
         return np.array([problem[name] for name in self.dims_], np.float64)
 
 
 def _skew(problem: Problem) -> float:
+    """Return the skew of a problem's ragged sizes, NaN if they are unknown."""
     return np.nan if problem.ragged is None else problem.ragged.skew
 
 
 def _signature_on(problem: Problem, device: DeviceSpec) -> Hashable:
+    """Return a key for the dtype, flags and device."""
     return problem.dtype, problem.flags, device
 
 

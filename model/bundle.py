@@ -17,7 +17,6 @@ from ..datasets.errors import abridged, check_between, check_path, reason_of
 from ..datasets.files import few, remove_leftovers, replacing
 from ..datasets.grid import BinarySignature
 from ..datasets.locks import writing
-from ..datasets.problem import dtype_from_json, dtype_to_json
 from .bundle_file import (
     DAMAGE,
     FILE,
@@ -32,7 +31,7 @@ from .bundle_file import (
     read,
 )
 from .calibration.conformal import Calibration
-from .calibration.training_domain import Distance, TrainingDomain, distance_of
+from .calibration.training_domain import Distance, TrainingDomain, distance_of, signature_from_json, signature_to_json
 from .gbdt import MAX_LOG_SLOWDOWN, LightGBMRanker
 from .scoring.network import Network
 from .scoring.trees import Forest
@@ -82,6 +81,7 @@ class TrainedFamily:
 
     @cached_property
     def _signatures(self) -> list[BinarySignature]:
+        """The signatures with known binaries, sorted."""
         return sorted(self.ranker.binaries_, key=str)
 
     @cached_property
@@ -100,11 +100,11 @@ class TrainedFamily:
             "devices": [device.to_json() for device in self.devices],
             "origin": dict(self.origin),
             "wrong_results": [
-                _signature_to_json(signature) | {"configs": [config.to_json() for config in sorted(configs, key=str)]}
+                signature_to_json(signature) | {"configs": [config.to_json() for config in sorted(configs, key=str)]}
                 for signature, configs in sorted(self.wrong_results.items(), key=str)
             ],
             "binaries": {
-                "kinds": list(map(_signature_to_json, self._signatures)),
+                "kinds": list(map(signature_to_json, self._signatures)),
                 "configs": [config.to_json() for config in self._binary_configs],
             },
             "calibration": None if self.calibration is None else self.calibration.to_json(),
@@ -115,9 +115,7 @@ class TrainedFamily:
     def from_json(cls, value: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) -> TrainedFamily:
         """Return the trained family described by the values of `to_json` and `arrays`.
 
-        Raises:
-            ForetuneError: A value is invalid. `KeyError`, `TypeError`, `AttributeError` and `ValueError` are raised for
-                some invalid values too.
+        Raises `ForetuneError`, `KeyError`, `TypeError`, `AttributeError` or `ValueError` for invalid values.
         """
         ranker = LightGBMRanker(**value["params"])
         ranker.forest_ = Forest(**{name: arrays[name] for name in _FOREST})
@@ -139,7 +137,7 @@ class TrainedFamily:
         if not devices:
             raise BundleError("devices must name at least one device")
         wrong_results = {
-            _signature_from_json(wrong): frozenset(map(KernelConfig.from_json, wrong["configs"]))
+            signature_from_json(wrong): frozenset(map(KernelConfig.from_json, wrong["configs"]))
             for wrong in value["wrong_results"]
         }
         if not isinstance(value["origin"], dict):
@@ -155,20 +153,11 @@ class TrainedFamily:
         )
 
 
-def _signature_to_json(signature: BinarySignature) -> dict[str, Any]:
-    dtype, flags = signature
-    return {"dtype": dtype_to_json(dtype), "flags": list(flags)}
-
-
-def _signature_from_json(value: Mapping[str, Any]) -> BinarySignature:
-    return dtype_from_json(value["dtype"]), tuple(map(str, value["flags"]))
-
-
 def _binaries(
     value: Mapping[str, Any], facts: NDArray[np.int32] | None
 ) -> dict[BinarySignature, dict[KernelConfig, BinaryFacts]]:
     """Return the facts about binaries from their JSON values and the array `_BINARIES`."""
-    signatures, configs = map(_signature_from_json, value["kinds"]), list(map(KernelConfig.from_json, value["configs"]))
+    signatures, configs = map(signature_from_json, value["kinds"]), list(map(KernelConfig.from_json, value["configs"]))
     if facts is None:
         return {}
     if facts.dtype != np.int32:
@@ -186,7 +175,11 @@ class Bundle:
 
     `train_bundle` creates a bundle, and `load_bundle` reads a saved one.
 
-    >>> bundle = load_bundle("my-bundle")  # doctest: +SKIP
+    >>> bundle = open_bundle()  # the shipped one
+    >>> bundle
+    Bundle(12 families: fused_moe, fused_moe_down, gated_mlp, ...; digest ...)
+    >>> sorted(device.name for device in bundle.trained_on("gated_mlp"))
+    ['NVIDIA H100 80GB HBM3', 'NVIDIA H200']
     >>> bundle.ranker("row_softmax").predict(family, problem, device, configs)  # doctest: +SKIP
     array([1.24, 1.02, 3.4])
     """
@@ -206,14 +199,12 @@ class Bundle:
 
         rows = []
         for name in self.families:
-            trained = self.trained[name]
-            cards = ", ".join(sorted({device.card for device in trained.devices}))
-            network = "no" if trained.ranker.network_ is None else "yes"
-            calibrated = "no" if trained.calibration is None else f"on {trained.calibration.problems} problems"
-            rows.append(
-                (name, cards, trained.origin.get("problems", ""), len(trained.ranker.forest_), network, calibrated)
-            )
-        columns = ("family", "measured on", "problems", "trees", "network", "calibrated")
+            one = self.trained[name]
+            cards = ", ".join(sorted({device.card for device in one.devices}))
+            parts = f"{len(one.ranker.forest_)} trees" + ", a network" * (one.ranker.network_ is not None)
+            calibrated = "no" if one.calibration is None else f"on {one.calibration.problems} problems"
+            rows.append((name, cards, one.origin.get("problems", ""), parts, calibrated))
+        columns = ("family", "measured on", "problems", "ranker", "calibrated")
         return html_table(table(f"Bundle {self.digest[:12]}", columns, rows))
 
     @property
@@ -321,10 +312,12 @@ class Bundle:
 
     @property
     def _content(self) -> bytes:
+        """The bytes of the bundle's file."""
         return dumps(self._arrays, {MANIFEST: (json.dumps(self.manifest, separators=(",", ":")) + "\n").encode()})
 
     @property
     def _arrays(self) -> dict[str, NDArray[Any]]:
+        """The arrays of all families, each named `family/array`."""
         return {
             f"{name}/{array}": values
             for name, trained in self.trained.items()
@@ -332,6 +325,7 @@ class Bundle:
         }
 
     def _trained(self, family: str) -> TrainedFamily:
+        """Return a family by name. Raises `BundleError` that lists the families if the bundle has no such one."""
         if family not in self.trained:
             raise BundleError(f"the bundle has no family {family!r}; it has {', '.join(self.families) or 'none'}")
         return self.trained[family]

@@ -50,6 +50,7 @@ _JUDGING_COST = 0.05
 
 
 def _sizes_known(problem: Problem) -> Problem:
+    """Return the problem unchanged, with its ragged sizes."""
     return problem
 
 
@@ -113,11 +114,11 @@ def evaluate_bundle(
     jobs: int = 2,
     rivals: Rivals | None = None,
 ) -> Evaluation:
-    """Evaluate a bundle's ranker, without training, on all problems of a dataset that were measured exhaustively.
+    """Evaluate a bundle's ranker, without training it, on the measurements of one family.
 
-    The baselines are cross-validated on the dataset; those that learn are left out if all problems are of one model
-    family. A `ForetuneWarning` reports measurements that the bundle was trained on, because they make its regret too
-    low.
+    Problems that were measured sparsely are not evaluated unless all are sparse. The baselines are cross-validated on
+    the dataset; those that learn are left out if all problems are of one model family. A `ForetuneWarning` reports
+    measurements that the bundle was trained on, because they make its regret too low.
 
     Args:
         dataset: The measurements.

@@ -281,6 +281,7 @@ class LightGBMRanker(Ranker):
         return result
 
     def _check_features(self, family: Family) -> None:
+        """Check that the family has the features that the ranker was trained on. Raises `BundleError`."""
         self._check_fitted("forest_")
         if family.feature_names != self.feature_names_:
             changed = sorted(set(family.feature_names) ^ set(self.feature_names_)) or ["their order"]
@@ -290,6 +291,7 @@ class LightGBMRanker(Ranker):
             )
 
     def _training(self, rows: TrainingRows) -> TreeTraining:
+        """Return a tree training of these rows with this ranker's parameters."""
         target = np.minimum(rows.log_slowdown, np.log(self.clip))
         parameters = {
             "num_leaves": self.leaves,

@@ -89,6 +89,7 @@ class Ranker(ABC):
         return {name: value for name, value in vars(self).items() if not name.endswith("_")}
 
     def _check_fitted(self, attribute: str) -> None:
+        """Check that `fit` has set an attribute. Raises `ForetuneError`."""
         if not hasattr(self, attribute):
             raise ForetuneError(f"this {type(self).__name__} is not fitted: call fit first")
 

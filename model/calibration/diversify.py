@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from numpy.typing import ArrayLike, NDArray
 
 #: The penalty, in log slowdown, for an equal config earlier in the list. It is halved for each knob that differs
-#: between the two configs. NOTES.md has the figures behind it.
+#: between the two configs. model/NOTES.md has the figures behind it.
 _LIKENESS = 0.08
 #: The number of configs that are chosen so, and the number of first configs in the ranking that they are chosen from.
 #: The others follow in predicted order, because a long list needs near-equal configs to contain the very best one.

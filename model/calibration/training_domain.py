@@ -19,13 +19,13 @@ Range: TypeAlias = tuple[float, float]
 
 #: A value outside by at most this factor counts as within, because call-time rounding changes sizes by up to 4.5 %.
 _WITHIN = 1.1
-#: The factor by which shortlists grow for each octave outside, and the largest growth. NOTES.md has figures.
+#: The growth factor of shortlists for each octave outside, and the largest one. model/NOTES.md has figures.
 _GROWTH_AN_OCTAVE, _MOST_GROWTH = 2**0.5, 4.0
 #: The octaves of a signature (dtype and flags) that is not in the training data, and the fewest of such a card.
 _NEW = 1.0
 #: Bounds for the values in a file: pairs of dimensions (see `datasets.errors.MOST_NAMES`) and signatures.
 _MOST_RANGES, _MOST_SIGNATURES = 64 * 65 // 2, 4096
-#: The rates and limits by which devices are compared, with their names in messages.
+#: The rates and limits that are compared between devices, with their names in messages.
 _DEVICE_FIGURES = {
     "sm_count": "SMs",
     "copy_bandwidth_gbs": "bandwidth",
@@ -43,7 +43,7 @@ class Distance:
     (2.0, 1.0)
     """
 
-    octaves: float  # base-2 log of the largest factor by which a value is outside; 0.0 = within
+    octaves: float  # base-2 log of the factor between the farthest value and its range; 0.0 = within
     reason: str = ""  # the values that are outside, the farthest first; "" if none
 
     @property
@@ -113,7 +113,7 @@ class TrainingDomain:
         return {
             "sizes": {name: list(bounds) for name, bounds in self.sizes.items()},
             "ratios": {name: list(bounds) for name, bounds in self.ratios.items()},
-            "kinds": [{"dtype": dtype_to_json(dtype), "flags": list(flags)} for dtype, flags in signatures],
+            "kinds": list(map(signature_to_json, signatures)),
         }
 
     @classmethod
@@ -127,8 +127,18 @@ class TrainingDomain:
         if not isinstance(signatures, list) or not 0 < len(signatures) <= _MOST_SIGNATURES:
             most, given = _MOST_SIGNATURES, shown(signatures)
             raise BundleError(f"kinds must be a list of 1 to {most} dtypes and flags but is {given}")
-        read = ((dtype_from_json(one["dtype"]), tuple(map(str, one["flags"]))) for one in signatures)
-        return cls(sizes, ratios, frozenset(read))
+        return cls(sizes, ratios, frozenset(map(signature_from_json, signatures)))
+
+
+def signature_to_json(signature: BinarySignature) -> dict[str, Any]:
+    """Return a signature as JSON values."""
+    dtype, flags = signature
+    return {"dtype": dtype_to_json(dtype), "flags": list(flags)}
+
+
+def signature_from_json(value: Mapping[str, Any]) -> BinarySignature:
+    """Return the signature of `signature_to_json`."""
+    return dtype_from_json(value["dtype"]), tuple(map(str, value["flags"]))
 
 
 def distance_of(
@@ -186,14 +196,17 @@ def _difference(one: DeviceSpec, other: DeviceSpec) -> tuple[float, str]:
 
 
 def _sizes_of(problem: Problem) -> dict[str, int]:
+    """Return the sizes of a problem by dimension, at least 1, so that their logs and ratios are finite."""
     return {name: max(size, 1) for name, size in problem.dims}
 
 
 def _range(values: Sequence[float]) -> Range:
+    """Return the smallest and the largest value."""
     return float(min(values)), float(max(values))
 
 
 def _widened(one: Mapping[str, Range], other: Mapping[str, Range]) -> dict[str, Range]:
+    """Return the ranges that contain those of both mappings, by name."""
     return {name: _range([*bounds, *other[name]]) for name, bounds in one.items()}
 
 

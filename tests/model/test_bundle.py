@@ -267,6 +267,6 @@ def test_a_bundle_shows_its_families_in_one_line_and_as_a_table(bundle):
     assert f"<caption>Bundle {bundle.digest[:12]}</caption>" in shown
     cells = [cell.removesuffix("</td>") for cell in shown.split("<tr>")[2].partition("</tr>")[0].split("<td>")[1:]]
     trained = bundle.trained["fake"]
-    assert cells[:4] == ["fake", "NVIDIA H200", str(trained.origin["problems"]), str(len(trained.ranker.forest_))]
+    assert cells[:4] == ["fake", "NVIDIA H200", str(trained.origin["problems"]), f"{len(trained.ranker.forest_)} trees"]
     hostile = replace(trained, origin={"problems": "<script>"})
     assert "<script>" not in Bundle({"fake": hostile}, "4")._repr_html_()
