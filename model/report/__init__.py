@@ -193,7 +193,7 @@ class Section:
 
     @property
     def is_ragged(self) -> bool:
-        """Whether any problem has ragged sizes."""
+        """True if any problem has ragged sizes."""
         return any(case.problem.ragged for case in self.found.evaluation.cases)
 
     @property

@@ -158,7 +158,7 @@ class Findings:
 
 @dataclass(frozen=True)
 class Headline:
-    """What a shortlist is worth, in one line.
+    """The benefit of a shortlist in one line.
 
     >>> str(Headline("matmul", 8, 948, 1.0042, 40.3))
     '8 of 948 configs: 0.4 % off the best, tuning 40 times shorter'
@@ -251,7 +251,7 @@ class _RankerFactory:
         return self.made[-1]
 
     def one_fitted(self) -> LightGBMRanker:
-        """Return a fitted ranker; always the same one, whatever the order in which threads fitted them."""
+        """Return a fitted ranker; always the same one, although threads fit them in any order."""
         fitted = [ranker for ranker in self.made if hasattr(ranker, "forest_")]
         return min(fitted, key=lambda ranker: ranker.forest_.leaf_value.tobytes())
 

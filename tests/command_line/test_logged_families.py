@@ -1,4 +1,4 @@
-"""A log of production has kernels that nobody declared a family for: they stop nobody from learning of the others."""
+"""Test that logged kernels without a declared family do not prevent training on the other families of a log."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def test_they_are_left_out_with_a_warning_where_there_are_others(log: Path) -> N
     with pytest.warns(ForetuneWarning, match=f"log: the logged times of {KERNEL} are left out"):
         assert list(families_of(dataset)) == [FAMILY]
     with pytest.raises(ForetuneError, match=f"unknown kernel family '{KERNEL}'"):
-        families_of(dataset, [FAMILY, KERNEL])  # it was asked for
+        families_of(dataset, [FAMILY, KERNEL])  # it is named explicitly
 
 
 def test_where_there_are_no_others_it_is_said_what_to_do(log: Path, tmp_path: Path) -> None:
